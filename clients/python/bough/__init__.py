@@ -1,0 +1,1 @@
+"""Bough's client: stubs under `bough.v1`."""

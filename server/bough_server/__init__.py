@@ -1,0 +1,1 @@
+"""Agents, tools and metrics for Bough."""
