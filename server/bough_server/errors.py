@@ -1,0 +1,190 @@
+"""The errors of the project, each of which knows its gRPC code and its reason; no transport is imported here.
+
+BoughError
+├── CallError                 what is wrong with a call: a gRPC status
+│   ├── InvalidRequest        INVALID_ARGUMENT, with the fields
+│   ├── NotFound              NOT_FOUND, also for another tenant's
+│   ├── RequestIdReused       ALREADY_EXISTS
+│   ├── SessionBusy           ABORTED
+│   ├── SequenceOutOfRange    OUT_OF_RANGE
+│   ├── ServerStopping        UNAVAILABLE
+│   └── StorageFailed         UNAVAILABLE: the disk, the lock or the database
+├── RunError                  what goes wrong in a run: an AgentError in an event
+│   ├── ModelError            a provider's failure, with how it may be tried again
+│   └── NonDeterministic      a replay that asks for something else than the log holds
+├── ConfigurationError        what the operator has to change; the CLI's exit code 2
+└── Fenced                    another owner writes this run's log now
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import ClassVar, TypeAlias
+
+from bough.v1 import error_pb2, event_pb2, message_pb2
+from google.rpc import code_pb2
+
+Reason: TypeAlias = error_pb2.ErrorReason.ValueType
+
+
+class BoughError(Exception):
+    """Every error that the project raises on purpose. `message` is a sentence for the person who meets it."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message)
+        self.message = message
+
+
+class CallError(BoughError):
+    """A call that cannot be served; translated to a gRPC status in one interceptor."""
+
+    code: ClassVar[int] = code_pb2.INTERNAL
+    reason: Reason = error_pb2.ERROR_REASON_INTERNAL
+    retry_delay: ClassVar[float | None] = None
+
+    def __init__(self, message: str, *, details: Mapping[str, str] | None = None) -> None:
+        super().__init__(message)
+        self.details: dict[str, str] = dict(details or {})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FieldViolation:
+    """A field of a request and what is wrong with it; `rule` is the rule's id."""
+
+    field: str
+    description: str
+    rule: str = ""
+
+
+class InvalidRequest(CallError):
+    """A request that breaks a rule; carries every field that does."""
+
+    code = code_pb2.INVALID_ARGUMENT
+    reason = error_pb2.ERROR_REASON_INVALID_REQUEST
+
+    def __init__(self, violations: Sequence[FieldViolation], *, reason: Reason | None = None) -> None:
+        super().__init__("; ".join(f"{v.field}: {v.description}" if v.field else v.description for v in violations))
+        self.violations = tuple(violations)
+        if reason is not None:
+            self.reason = reason
+
+
+class NotFound(CallError):
+    """Something that does not exist or is not the caller's to see; `kind` is "run", "session" or "agent"."""
+
+    code = code_pb2.NOT_FOUND
+    reason = error_pb2.ERROR_REASON_NOT_FOUND
+
+    def __init__(self, kind: str, name: str, *, reason: Reason | None = None, hint: str = "") -> None:
+        super().__init__(f"There is no {kind} {name!r}." + (f" {hint}" if hint else ""))
+        self.kind, self.name = kind, name
+        if reason is not None:
+            self.reason = reason
+
+
+class RequestIdReused(CallError):
+    """A request id that came before with another content."""
+
+    code = code_pb2.ALREADY_EXISTS
+    reason = error_pb2.ERROR_REASON_REQUEST_ID_REUSED
+
+
+class SessionBusy(CallError):
+    """A session that another run holds."""
+
+    code = code_pb2.ABORTED
+    reason = error_pb2.ERROR_REASON_SESSION_BUSY
+
+
+class SequenceOutOfRange(CallError):
+    """A sequence beyond the end of a log."""
+
+    code = code_pb2.OUT_OF_RANGE
+    reason = error_pb2.ERROR_REASON_SEQUENCE_OUT_OF_RANGE
+
+
+class ServerStopping(CallError):
+    """A server that drains: the same call succeeds at another one, or at this one later."""
+
+    code = code_pb2.UNAVAILABLE
+    reason = error_pb2.ERROR_REASON_SERVER_STOPPED
+    retry_delay = 1.0
+
+
+class StorageFailed(CallError):
+    """A store that cannot read or write. The driver's own words go to the server's log only."""
+
+    code = code_pb2.UNAVAILABLE
+    reason = error_pb2.ERROR_REASON_STORAGE_FAILED
+    retry_delay = 1.0
+
+
+class RunError(BoughError):
+    """A failure inside a run: becomes the AgentError of an event."""
+
+    def __init__(self, message: str, *, reason: Reason, retryable: bool = False, details_json: str = "") -> None:
+        super().__init__(message)
+        self.reason = reason
+        self.retryable = retryable
+        self.details_json = details_json
+
+    def to_agent_error(self, *, agent: str = "", invocation_id: str = "") -> error_pb2.AgentError:
+        """The error as an event carries it, with who it happened to."""
+        return error_pb2.AgentError(
+            reason=self.reason,
+            message=self.message,
+            agent=agent,
+            invocation_id=invocation_id,
+            retryable=self.retryable,
+            details_json=self.details_json,
+        )
+
+
+class ModelError(RunError):
+    """A model's provider failed.
+
+    `retry` says why another attempt may succeed, and is None where it may not; `retry_after` is the provider's own wish
+    in seconds; `lost_usage` is what the attempt used as far as the provider said.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        reason: Reason,
+        retry: event_pb2.RetryReason.ValueType | None = None,
+        retry_after: float | None = None,
+        lost_usage: message_pb2.Usage | None = None,
+    ) -> None:
+        super().__init__(message, reason=reason, retryable=retry is not None)
+        self.retry = retry
+        self.retry_after = retry_after
+        self.lost_usage = lost_usage
+
+
+class NonDeterministic(RunError):
+    """A replay asked for something else than the log holds."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message, reason=error_pb2.ERROR_REASON_NON_DETERMINISTIC)
+
+
+class ConfigurationError(BoughError):
+    """Something the operator has to change; the message names the file, line and field where there is one."""
+
+
+class Fenced(BoughError):
+    """An append was refused because the log has moved on: another owner writes it, or it has ended."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Problem:
+    """One mistake in a file: where it is and what to do."""
+
+    path: str
+    line: int
+    field: str
+    description: str
+
+    def __str__(self) -> str:
+        where = f"{self.path}:{self.line}" if self.line else self.path
+        return f"{where}: {self.field}: {self.description}" if self.field else f"{where}: {self.description}"

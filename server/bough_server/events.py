@@ -1,0 +1,79 @@
+"""AgentEvent: its names, its kinds, and the bytes that the log keeps; pure."""
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Final
+
+from bough.v1 import event_pb2, options_pb2
+
+AgentEvent = event_pb2.AgentEvent
+
+_PAYLOADS = AgentEvent.DESCRIPTOR.oneofs_by_name["payload"].fields
+
+NAME_OF_KIND: Final[Mapping[int, str]] = MappingProxyType(
+    {field.number: field.GetOptions().Extensions[options_pb2.event].name for field in _PAYLOADS}
+)
+"""Payload tag to dotted name, such as 40 to "agent.llm.started"."""
+
+KIND_OF_FIELD: Final[Mapping[str, int]] = MappingProxyType({field.name: field.number for field in _PAYLOADS})
+"""Payload field name to tag: what WhichOneof("payload") gives, as the number that the log stores as `kind`."""
+
+FIELD_OF_KIND: Final[Mapping[int, str]] = MappingProxyType({field.number: field.name for field in _PAYLOADS})
+"""Payload tag to field name."""
+
+RUN_STARTED: Final = KIND_OF_FIELD["run_started"]
+RUN_COMPLETED: Final = KIND_OF_FIELD["run_completed"]
+RUN_FAILED: Final = KIND_OF_FIELD["run_failed"]
+RUN_CANCELLED: Final = KIND_OF_FIELD["run_cancelled"]
+SUB_AGENT_STARTED: Final = KIND_OF_FIELD["sub_agent_started"]
+SUB_AGENT_PARTIAL: Final = KIND_OF_FIELD["sub_agent_partial"]
+SUB_AGENT_COMPLETED: Final = KIND_OF_FIELD["sub_agent_completed"]
+SUB_AGENT_FAILED: Final = KIND_OF_FIELD["sub_agent_failed"]
+LLM_STARTED: Final = KIND_OF_FIELD["llm_started"]
+LLM_OUTPUT_DELTA: Final = KIND_OF_FIELD["llm_output_delta"]
+LLM_REASONING_DELTA: Final = KIND_OF_FIELD["llm_reasoning_delta"]
+LLM_TOOL_CALL_DELTA: Final = KIND_OF_FIELD["llm_tool_call_delta"]
+LLM_RETRYING: Final = KIND_OF_FIELD["llm_retrying"]
+LLM_COMPLETED: Final = KIND_OF_FIELD["llm_completed"]
+LLM_FAILED: Final = KIND_OF_FIELD["llm_failed"]
+TOOL_STARTED: Final = KIND_OF_FIELD["tool_started"]
+TOOL_OUTPUT: Final = KIND_OF_FIELD["tool_output"]
+TOOL_COMPLETED: Final = KIND_OF_FIELD["tool_completed"]
+TOOL_FAILED: Final = KIND_OF_FIELD["tool_failed"]
+STEP_COMPLETED: Final = KIND_OF_FIELD["step_completed"]
+STEP_FAILED: Final = KIND_OF_FIELD["step_failed"]
+VALUE_RECORDED: Final = KIND_OF_FIELD["value_recorded"]
+CANCEL_REQUESTED: Final = KIND_OF_FIELD["cancel_requested"]
+
+DELTA_KINDS: Final = frozenset({LLM_OUTPUT_DELTA, LLM_REASONING_DELTA, LLM_TOOL_CALL_DELTA, TOOL_OUTPUT})
+"""Pieces of something that a later event has whole."""
+
+TERMINAL_KINDS: Final = frozenset({RUN_COMPLETED, RUN_FAILED, RUN_CANCELLED})
+"""The last event of a log."""
+
+
+def kind_of(event: AgentEvent) -> int:
+    """The payload's tag; 0 for a payload that this reader does not know."""
+    name = event.WhichOneof("payload")
+    return KIND_OF_FIELD[name] if name else 0
+
+
+def name_of(event: AgentEvent) -> str:
+    """The payload's dotted name; empty for a payload that this reader does not know."""
+    return NAME_OF_KIND.get(kind_of(event), "")
+
+
+def _text_field(number: int, text: str) -> bytes:
+    data = text.encode()
+    assert len(data) < 128, "an id is shorter than 128 bytes"
+    return bytes((number << 3 | 2, len(data))) + data
+
+
+def stamp(run_id: str, session_id: str) -> bytes:
+    """What stands before an event's stored bytes when it is read: serialized fields need no order, so no parsing."""
+    return _text_field(1, run_id) + _text_field(9, session_id)
+
+
+def parse(stamped: bytes) -> AgentEvent:
+    """An event from its stamp and stored bytes."""
+    return AgentEvent.FromString(stamped)

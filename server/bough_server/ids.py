@@ -1,0 +1,36 @@
+"""Ids: new ones for runs and sessions, and those derived from a run's key root; none is ever random inside a run."""
+
+import os
+import re
+import uuid
+
+AGENT_NAME = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,58}")
+"""What an agent's name looks like: `call_<name>` fits a provider's 64 characters."""
+
+
+def new_uuid7(now_ns: int) -> str:
+    """A UUIDv7 (RFC 9562, 5.7) as text: ids made later sort later, to the millisecond."""
+    value = (now_ns // 1_000_000) << 80 | int.from_bytes(os.urandom(10), "big")
+    value = (value & ~(0xF << 76)) | 0x7 << 76
+    value = (value & ~(0x3 << 62)) | 0x2 << 62
+    return str(uuid.UUID(int=value))
+
+
+def derived_id(key_root: str, name: str) -> str:
+    """UUIDv5 of a name under a run's key root; both sides of a replay get the same."""
+    return str(uuid.uuid5(uuid.UUID(key_root), name))
+
+
+def invocation_id(key_root: str, scope: str) -> str:
+    """The id of the invocation whose effects have this scope; the root's scope is empty and its id is the key root."""
+    return derived_id(key_root, scope) if scope else key_root
+
+
+def step_id(invocation: str, index: int) -> str:
+    """The id of an invocation's step."""
+    return derived_id(invocation, str(index))
+
+
+def message_id(key_root: str, effect_key: str, kind: str) -> str:
+    """The id of a stored message: one for each effect and message kind, such as "USER"."""
+    return derived_id(key_root, f"{effect_key}/{kind}")

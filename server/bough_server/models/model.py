@@ -1,0 +1,123 @@
+"""What the runtime asks of a model; providers are siblings of this module."""
+
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from bough.v1 import agent_pb2, message_pb2, step_pb2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ToolSpec:
+    """A tool as a model is told of it; the schema is JSON text."""
+
+    name: str
+    description: str
+    input_schema_json: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelRequest:
+    """What a model is asked. Messages have roles USER, ASSISTANT and TOOL; every call in them has its result."""
+
+    messages: Sequence[message_pb2.Message]
+    instruction: str = ""
+    tools: Sequence[ToolSpec] = ()
+    settings: agent_pb2.ModelSettings = field(default_factory=agent_pb2.ModelSettings)
+    agent: str = ""
+    """Who asks; providers do not send it, the scripted model chooses by it."""
+
+
+@dataclass(frozen=True, slots=True)
+class TextDelta:
+    """A piece of the answer's text."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class ReasoningDelta:
+    """A piece of the model's reasoning."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCallDelta:
+    """A piece of a tool call. `index` is the call's place in the answer; id and name are on its first piece."""
+
+    index: int
+    arguments: str
+    provider_call_id: str = ""
+    name: str = ""
+
+
+Delta = TextDelta | ReasoningDelta | ToolCallDelta
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RetryPolicy:
+    """How often a failed attempt is tried again, and how long to wait: base * 2^n, at most `longest`, with jitter."""
+
+    retries: int = 2
+    base: float = 0.5
+    longest: float = 8.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Price:
+    """Prices of a million tokens in millionths of the currency; cached tokens cost `cached_input` where given."""
+
+    input: float
+    output: float
+    cached_input: float | None = None
+
+
+class Model(Protocol):
+    """One configured model of one provider."""
+
+    @property
+    def name(self) -> str:
+        """The name in the configuration."""
+        ...
+
+    @property
+    def provider(self) -> str:
+        """ "openai", "scripted" or "local"."""
+        ...
+
+    @property
+    def model(self) -> str:
+        """The provider's own name for it."""
+        ...
+
+    @property
+    def retry(self) -> RetryPolicy:
+        """How failed attempts are tried again; the runtime does it, not the model."""
+        ...
+
+    @property
+    def price(self) -> Price | None:
+        """Its price, where it has one."""
+        ...
+
+    @property
+    def config_digest(self) -> str:
+        """SHA-256 hex of the configuration without secrets."""
+        ...
+
+    def stream(self, request: ModelRequest) -> AsyncIterator[Delta | step_pb2.LlmResponse]:
+        """One attempt: the deltas as they come, then exactly one LlmResponse as the last item.
+
+        The text of the response's message is the concatenation of the TextDeltas; its tool calls have
+        `provider_call_id` set and `call_id` empty. `provider`, `model`, `finish_reason`, `usage` (cost left out) and
+        `raw_json` are filled in. Waits for a place where the model's concurrency is limited. Closing the iterator, or
+        cancelling the task, closes the connection.
+
+        Raises ModelError, and nothing else on purpose.
+        """
+        ...
+
+    async def close(self) -> None:
+        """Ends connections and child processes."""
+        ...

@@ -1,0 +1,73 @@
+"""What the runtime asks of an agent and of whoever finds agents, tools and models by name."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+from bough.v1 import agent_pb2, event_pb2, message_pb2
+
+from bough_server.models.model import Model
+from bough_server.tools.tool import Tool
+
+if TYPE_CHECKING:
+    from bough_server.runtime.context import Context
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """How an agent ended well: its answer and why it ended."""
+
+    output: message_pb2.Message
+    end_reason: event_pb2.EndReason.ValueType = event_pb2.END_REASON_ANSWERED
+
+
+class Agent(Protocol):
+    """A coroutine over a context, and what is known of it. It fails by raising and touches the world by effects."""
+
+    @property
+    def definition(self) -> agent_pb2.AgentDefinition:
+        """Name, description, links, limits and policies; an agent in code has no `kind` and its version as revision."""
+        ...
+
+    @property
+    def kind(self) -> event_pb2.AgentKind.ValueType:
+        """What runs it."""
+        ...
+
+    async def run(self, ctx: "Context", input: message_pb2.Message) -> Outcome:
+        """Answers an input. Raises RunError, or anything, to fail."""
+        ...
+
+
+class Resolver(Protocol):
+    """Finds what definitions name, as it was when the run began: a run keeps its resolver to its end."""
+
+    def agent(self, name: str) -> Agent:
+        """Raises KeyError where there is none."""
+        ...
+
+    def tool(self, name: str) -> Tool:
+        """Raises KeyError where there is none."""
+        ...
+
+    def model(self, name: str) -> Model:
+        """Aliases are followed; empty is the default model. Raises KeyError where there is none."""
+        ...
+
+    def reachable(self, root: str) -> Sequence[agent_pb2.AgentDefinition]:
+        """The definitions that a run of `root` can reach by links, sorted by name, the root's among them."""
+        ...
+
+    def versions(self, root: str) -> "RunVersions":
+        """Hashes of what those definitions name."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunVersions:
+    """Name to content hash, of tools and models; name to declared version, of agents in code; the price list's hash."""
+
+    tools: Mapping[str, str]
+    models: Mapping[str, str]
+    agents: Mapping[str, str]
+    prices: str

@@ -1,0 +1,244 @@
+"""What the server asks of a store; the implementations are siblings of this module and nobody else knows them."""
+
+from collections.abc import AsyncIterator, Awaitable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from bough.v1 import agent_pb2, agent_service_pb2, event_pb2, message_pb2, session_service_pb2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Principal:
+    """Who calls: the tenant that owns what is made, and its user. Both come from the token, never from a request."""
+
+    tenant_id: str
+    user_id: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Record:
+    """An event on its way into a log. `data` is its serialized form without run_id and session_id."""
+
+    sequence: int
+    kind: int
+    data: bytes
+    event: event_pb2.AgentEvent
+
+
+@dataclass(frozen=True, slots=True)
+class StoredEvent:
+    """A committed event: what the log keeps. `data` leaves out run_id and session_id (see events.stamp)."""
+
+    sequence: int
+    kind: int
+    data: bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NewRun:
+    """A run to be accepted, with everything that is written in the one transaction of its run_started."""
+
+    run_id: str
+    principal: Principal
+    session_id: str
+    new_session: bool
+    session_cut: int
+    """The session's last position that run_started names; refused with SessionMoved where it is another by now."""
+    request_id: str
+    request_digest: str
+    create_time_ns: int
+    first: Record
+    definitions: Sequence[agent_pb2.AgentDefinition] = ()
+    """The definitions that run_started names, each with its revision; kept once by revision."""
+
+
+class SessionMoved(Exception):
+    """The session has other messages than `NewRun.session_cut` says: read it again and try again."""
+
+
+class RequestIdTaken(Exception):
+    """The tenant used this request id before; says for which run and with which content."""
+
+    def __init__(self, run_id: str, request_digest: str) -> None:
+        super().__init__(run_id)
+        self.run_id, self.request_digest = run_id, request_digest
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunRecord:
+    """A run's row: its address, its owner and the resource as a client sees it."""
+
+    run: agent_service_pb2.Run
+    principal: Principal
+    epoch: int
+    request_digest: str
+
+
+class EventLog(Protocol):
+    """The logs of runs: append-only, numbered from 1 without gaps, read by any number of readers."""
+
+    async def create(self, new_run: NewRun) -> None:
+        """Accepts a run at epoch 1: its row, its session (made or held), its request id and its first event, or nothing.
+
+        Raises SessionBusy (the session has a run that has not ended), SessionMoved, RequestIdTaken, NotFound (the
+        session is not the tenant's) and StorageFailed.
+        """
+        ...
+
+    def append(self, run_id: str, *, epoch: int, records: Sequence[Record]) -> Awaitable[None]:
+        """Appends to a run's log if its last sequence is the one before the first record's and the epoch is the run's.
+
+        Returns at once; the awaitable is done when the records are on disk with all that is derived from them. Appends
+        of one run are committed in the order of the calls, one atomically each; many runs share a transaction. After a
+        failed append every later one of that run fails too. Raises Fenced, or StorageFailed after bounded retries.
+        """
+        ...
+
+    async def take_over(self, run_id: str) -> tuple[int, int]:
+        """Raises the run's epoch, so that another owner's append is refused; gives the epoch and the last sequence."""
+        ...
+
+    async def read(
+        self, run_id: str, *, after: int = 0, through: int | None = None, deltas: bool = True
+    ) -> Sequence[StoredEvent]:
+        """A page of committed events after a sequence: up to 256 events or 1 MiB, at least one where there is one.
+
+        Without deltas, events of events.DELTA_KINDS are left out.
+        """
+        ...
+
+    def tail(self, run_id: str, *, after: int = 0) -> AsyncIterator[Sequence[StoredEvent]]:
+        """Committed events after a sequence, page by page, as they come, until the run's terminal event was given.
+
+        Any number of readers, on live and on ended runs; a slow one costs nothing: it reads the disk behind a bounded
+        window. A page never waits for more events than there are.
+        """
+        ...
+
+    async def last_sequence(self, run_id: str) -> int:
+        """The last committed sequence."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunFilter:
+    """Which runs to list; what is empty filters nothing. Times are nanoseconds since the epoch, the end exclusive."""
+
+    session_id: str = ""
+    agent: str = ""
+    states: Sequence[event_pb2.State.ValueType] = ()
+    labels: Mapping[str, str] = field(default_factory=dict)
+    start_create_time_ns: int | None = None
+    end_create_time_ns: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Page:
+    """Which page of a list: its size (already bounded) and the opaque token of the page before, empty for the first."""
+
+    size: int
+    token: str = ""
+
+
+class RunIndex(Protocol):
+    """Runs as rows: written in the transactions of their events, by the log."""
+
+    async def get(self, principal: Principal, run_id: str) -> RunRecord:
+        """One run of the principal's tenant. Raises NotFound."""
+        ...
+
+    async def find_request(self, principal: Principal, request_id: str) -> RunRecord | None:
+        """The run that a request id started, or None."""
+        ...
+
+    async def list(
+        self, principal: Principal, run_filter: RunFilter, page: Page
+    ) -> tuple[Sequence[agent_service_pb2.Run], str]:
+        """A page of runs, the newest first, and the next page's token. Raises InvalidRequest for a foreign token."""
+        ...
+
+    async def open_runs(self) -> Sequence[RunRecord]:
+        """Every run of every tenant that has not ended, the oldest first."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoredMessage:
+    """A session's message, with whose invocation it is of."""
+
+    message: message_pb2.Message
+    run_id: str
+    agent: str
+    """The agent whose invocation the message is of: of a SUB_AGENT_USER message, the sub-agent that was told."""
+    chain: str
+    """Hash of the names from the root to that agent; see history."""
+
+
+class Sessions(Protocol):
+    """Conversations and their messages."""
+
+    async def create(
+        self, principal: Principal, *, session_id: str, labels: Mapping[str, str], now_ns: int
+    ) -> session_service_pb2.Session:
+        """Makes an empty session."""
+        ...
+
+    async def get(self, principal: Principal, session_id: str) -> session_service_pb2.Session:
+        """One session of the principal's tenant. Raises NotFound."""
+        ...
+
+    async def list(
+        self, principal: Principal, *, labels: Mapping[str, str], page: Page
+    ) -> tuple[Sequence[session_service_pb2.Session], str]:
+        """A page of sessions, the newest first."""
+        ...
+
+    async def delete(self, principal: Principal, session_id: str) -> None:
+        """Deletes a session with its runs, logs and messages; usage entries stay. Raises NotFound, SessionBusy."""
+        ...
+
+    async def last_position(self, principal: Principal, session_id: str) -> int:
+        """The position of the session's last message; 0 for none. Raises NotFound."""
+        ...
+
+    async def messages(self, session_id: str, *, through: int) -> Sequence[StoredMessage]:
+        """All messages up to a position, in order."""
+        ...
+
+    async def list_messages(
+        self, principal: Principal, session_id: str, page: Page
+    ) -> tuple[Sequence[message_pb2.Message], str]:
+        """A page of messages, the newest first."""
+        ...
+
+
+class Catalog(Protocol):
+    """Definitions by revision, as long as a run names them."""
+
+    async def get(self, revision: str) -> agent_pb2.AgentDefinition | None:
+        """The definition of a revision, or None."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UsageEntry:
+    """One line of the ledger: what one attempt of a model call used."""
+
+    run_id: str
+    sequence: int
+    tenant_id: str
+    user_id: str
+    session_id: str
+    agent: str
+    invocation_id: str
+    model: str
+    time_ns: int
+    usage: message_pb2.Usage
+
+
+class UsageLedger(Protocol):
+    """Usage entries: one for each attempt of a model call that reported usage, keyed by the event that carries it."""
+
+    async def of_run(self, run_id: str) -> Sequence[UsageEntry]:
+        """A run's entries, by sequence."""
+        ...
