@@ -78,7 +78,7 @@ class EventLog(Protocol):
     """The logs of runs: append-only, numbered from 1 without gaps, read by any number of readers."""
 
     async def create(self, new_run: NewRun) -> None:
-        """Accepts a run at epoch 1: its row, its session (made or held), its request id and its first event, or nothing.
+        """Accepts a run at epoch 1: its row, its session (made or held), its request id, its first event; or nothing.
 
         Raises SessionBusy (the session has a run that has not ended), SessionMoved, RequestIdTaken, NotFound (the
         session is not the tenant's) and StorageFailed.
