@@ -1,1 +1,237 @@
-"""Spans of agents, model calls and tools by OpenTelemetry's GenAI conventions; no content unless the operator asks."""
+"""Spans of agents, model calls and tools by OpenTelemetry's GenAI conventions; no content unless the operator asks.
+
+The conventions are in development (semantic-conventions-genai), so their names stand here and nowhere else.
+"""
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Final, TypeAlias
+
+from bough.v1 import agent_pb2, error_pb2, message_pb2, step_pb2
+from opentelemetry import baggage, context, trace
+from opentelemetry.context import Context
+from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter
+from opentelemetry.sdk.resources import OTELResourceDetector, Resource
+from opentelemetry.sdk.trace import SpanProcessor, TracerProvider
+from opentelemetry.sdk.trace.export import BatchSpanProcessor
+from opentelemetry.sdk.trace.id_generator import RandomIdGenerator
+from opentelemetry.sdk.trace.sampling import ALWAYS_OFF
+from opentelemetry.trace import NonRecordingSpan, Span, SpanContext, SpanKind, Status, StatusCode
+
+Content: TypeAlias = str | Sequence[message_pb2.Message]
+"""What went into an operation or came out: messages, or a tool's arguments or result as text."""
+
+Attributes: TypeAlias = Mapping[str, str | int | float]
+
+_NEW_IDS: Final = RandomIdGenerator()
+_INPUT: Final = {"execute_tool": "gen_ai.tool.call.arguments"}
+_OUTPUT: Final = {"execute_tool": "gen_ai.tool.call.result"}
+
+
+@dataclass(frozen=True, slots=True)
+class Parent:
+    """Where a span begins: the trace, the span above, and the baggage that goes down with it."""
+
+    context: Context
+
+    @classmethod
+    def current(cls) -> "Parent":
+        """What is current in this task: inside a handler the call's span, with the caller's baggage."""
+        return cls(context.get_current())
+
+    def for_run(self, *, run_id: str, session_id: str, user_id: str) -> "Parent":
+        """The same, with the run's baggage."""
+        below = self.context
+        for name, value in (("run_id", run_id), ("session_id", session_id), ("user_id", user_id)):
+            below = baggage.set_baggage(name, value, below)
+        return Parent(below)
+
+
+class Traced:
+    """A span that is open, as its maker holds it: its ids, what goes below it, and its end."""
+
+    __slots__ = ("_capture", "_ended", "_operation", "_span", "below", "span_id", "trace_id")
+
+    def __init__(self, span: Span, parent: Parent, *, operation: str, capture: bool) -> None:
+        ids = span.get_span_context()
+        self.trace_id = trace.format_trace_id(ids.trace_id)
+        self.span_id = trace.format_span_id(ids.span_id)
+        self.below = Parent(trace.set_span_in_context(span, parent.context))
+        self._span, self._operation, self._capture, self._ended = span, operation, capture, False
+
+    @contextmanager
+    def attached(self) -> Iterator[None]:
+        """Makes the span current, for code of the user's; to be entered and left in one task."""
+        token = context.attach(self.below.context)
+        try:
+            yield
+        finally:
+            context.detach(token)
+
+    def end(
+        self,
+        *,
+        error: error_pb2.AgentError | None = None,
+        response: step_pb2.LlmResponse | None = None,
+        input: Content | None = None,
+        output: Content | None = None,
+    ) -> None:
+        """Ends the span with what is known of the outcome; a second time does nothing."""
+        if self._ended:
+            return
+        self._ended = True
+        span = self._span
+        if span.is_recording():
+            if error is not None:
+                reason = error_pb2.ErrorReason.Name(error.reason).removeprefix("ERROR_REASON_")
+                span.set_attribute("error.type", reason)
+                span.set_status(Status(StatusCode.ERROR, error.message))
+            if response is not None:
+                _describe_response(span, response)
+            if self._capture and input is not None:
+                span.set_attribute(_INPUT.get(self._operation, "gen_ai.input.messages"), _content_text(input))
+            if self._capture and output is not None:
+                span.set_attribute(_OUTPUT.get(self._operation, "gen_ai.output.messages"), _content_text(output))
+        span.end()
+
+
+class Tracing:
+    """Opens spans; `provider` says whether they go anywhere."""
+
+    def __init__(self, provider: TracerProvider, *, capture_content: bool = False) -> None:
+        self.provider = provider
+        self._capture = capture_content
+        self._tracer = provider.get_tracer("bough")
+
+    def invoke_agent(
+        self,
+        *,
+        agent: str,
+        description: str,
+        invocation_id: str,
+        run_id: str,
+        session_id: str,
+        branch: str,
+        depth: int,
+        parent: Parent,
+    ) -> Traced:
+        """One agent's execution."""
+        attributes: dict[str, str | int | float] = {
+            "gen_ai.agent.name": agent,
+            "gen_ai.agent.id": agent,
+            "gen_ai.agent.description": description,
+            "gen_ai.conversation.id": session_id,
+            "bough.run": run_id,
+            "bough.agent_invocation": invocation_id,
+            "bough.branch": branch,
+            "bough.depth": depth,
+        }
+        return self._start("invoke_agent", agent, attributes, parent, SpanKind.INTERNAL)
+
+    def chat(
+        self, *, model: str, provider: str, parent: Parent, settings: agent_pb2.ModelSettings | None = None
+    ) -> Traced:
+        """One model call, with all its attempts."""
+        attributes: dict[str, str | int | float] = {"gen_ai.provider.name": provider, "gen_ai.request.model": model}
+        if settings is not None:
+            if settings.HasField("temperature"):
+                attributes["gen_ai.request.temperature"] = settings.temperature
+            if settings.HasField("top_p"):
+                attributes["gen_ai.request.top_p"] = settings.top_p
+            if settings.HasField("max_output_tokens"):
+                attributes["gen_ai.request.max_tokens"] = settings.max_output_tokens
+        return self._start("chat", model, attributes, parent, SpanKind.CLIENT)
+
+    def execute_tool(self, *, tool: str, call_id: str, parent: Parent, description: str = "") -> Traced:
+        """One tool call."""
+        attributes: dict[str, str | int | float] = {
+            "gen_ai.tool.name": tool,
+            "gen_ai.tool.call.id": call_id,
+            "gen_ai.tool.type": "function",
+            "gen_ai.tool.description": description,
+        }
+        return self._start("execute_tool", tool, attributes, parent, SpanKind.INTERNAL)
+
+    def close(self) -> None:
+        """Exports what is left, for at most some seconds; blocks, so call it off the loop."""
+        self.provider.force_flush(5_000)
+        self.provider.shutdown()
+
+    def _start(self, operation: str, name: str, attributes: Attributes, parent: Parent, kind: SpanKind) -> Traced:
+        given: Attributes = {"gen_ai.operation.name": operation, **{k: v for k, v in attributes.items() if v != ""}}
+        span = self._tracer.start_span(f"{operation} {name}", parent.context, kind, given)
+        return Traced(_with_own_id(span, parent), parent, operation=operation, capture=self._capture)
+
+
+def make_provider(*, export: bool, processor: SpanProcessor | None = None) -> TracerProvider:
+    """A provider that exports by OTLP/gRPC in batches, to where OTEL_EXPORTER_OTLP_* says; or records nothing.
+
+    Without export spans are not recorded, which makes them cheap, and still have ids. Another processor takes the
+    exporter's place.
+    """
+    resource = Resource({"service.name": "bough"}).merge(OTELResourceDetector().detect())
+    if not export and processor is None:
+        return TracerProvider(sampler=ALWAYS_OFF, resource=resource, shutdown_on_exit=False)
+    provider = TracerProvider(resource=resource, shutdown_on_exit=False)
+    provider.add_span_processor(processor or BatchSpanProcessor(OTLPSpanExporter()))
+    return provider
+
+
+def _with_own_id(span: Span, parent: Parent) -> Span:
+    """The span; or, where the SDK is switched off and hands back the parent or nothing, ids without a span."""
+    ids, above = span.get_span_context(), trace.get_current_span(parent.context).get_span_context()
+    if ids.is_valid and ids.span_id != above.span_id:
+        return span
+    trace_id = above.trace_id if above.is_valid else _NEW_IDS.generate_trace_id()
+    return NonRecordingSpan(SpanContext(trace_id, _NEW_IDS.generate_span_id(), is_remote=False))
+
+
+def _describe_response(span: Span, response: step_pb2.LlmResponse) -> None:
+    for name, text in (("gen_ai.response.id", response.response_id), ("gen_ai.response.model", response.model)):
+        if text:
+            span.set_attribute(name, text)
+    if response.finish_reason:
+        span.set_attribute("gen_ai.response.finish_reasons", (response.finish_reason,))
+    usage = response.usage
+    if usage.HasField("input_tokens"):
+        span.set_attribute("gen_ai.usage.input_tokens", usage.input_tokens)
+    if usage.HasField("output_tokens"):
+        span.set_attribute("gen_ai.usage.output_tokens", usage.output_tokens)
+    if usage.HasField("cached_input_tokens"):
+        span.set_attribute("gen_ai.usage.cache_read.input_tokens", usage.cached_input_tokens)
+    if usage.HasField("reasoning_tokens"):
+        span.set_attribute("gen_ai.usage.reasoning.output_tokens", usage.reasoning_tokens)
+
+
+def _content_text(content: Content) -> str:
+    if isinstance(content, str):
+        return content
+    return json.dumps([_message_content(message) for message in content], ensure_ascii=False)
+
+
+def _message_content(message: message_pb2.Message) -> dict[str, object]:
+    role = message_pb2.Role.Name(message.role).removeprefix("ROLE_").lower()
+    return {"role": role, "parts": [_part_content(part) for part in message.parts]}
+
+
+def _part_content(part: message_pb2.Part) -> dict[str, object]:
+    match part.WhichOneof("content"):
+        case "text":
+            return {"type": "text", "content": part.text}
+        case "data_json":
+            return {"type": "text", "content": part.data_json}
+        case "reasoning":
+            return {"type": "reasoning", "content": part.reasoning.text}
+        case "tool_call":
+            call = part.tool_call
+            return {"type": "tool_call", "id": call.call_id, "name": call.name, "arguments": call.arguments_json}
+        case "tool_result":
+            result = part.tool_result
+            text = "".join(inner.text or inner.data_json for inner in result.parts)
+            return {"type": "tool_call_response", "id": result.call.call_id, "response": text}
+        case "blob":
+            return {"type": "blob", "mime_type": part.blob.media_type}
+        case None:
+            return {"type": "unknown"}
