@@ -1,0 +1,65 @@
+"""Closing response streams in the task that serves them, and passing serialized messages through.
+
+grpc.aio closes a generator handler that was blocked at `yield` from another task, which breaks every span and context
+variable held there (grpc/grpc#28728). So the outermost interceptor pulls the generator and writes its messages itself.
+A generator inside one that does not close it, as OpenTelemetry's does not, is closed here too: `StreamOwner` stands
+right inside that one. Errors and spans are the business of others.
+"""
+
+from collections.abc import AsyncGenerator
+from contextlib import AsyncExitStack
+from contextvars import ContextVar
+from typing import Any
+
+import grpc
+from google.protobuf.message import Message
+from grpc import aio
+
+from bough_server.interceptors.handler import Context, Continuation, Handler, is_ours, rebuilt, streaming_behavior
+
+_streams: ContextVar[AsyncExitStack] = ContextVar("streams")
+
+
+class StreamWriter(aio.ServerInterceptor):
+    """Outermost: writes what the generators below yield; bytes are taken for messages already serialized."""
+
+    async def intercept_service(
+        self, continuation: Continuation, handler_call_details: grpc.HandlerCallDetails
+    ) -> Handler | None:
+        handler = await continuation(handler_call_details)
+        if handler is None or not handler.response_streaming or not is_ours(handler_call_details):
+            return handler
+        inner = streaming_behavior(handler)
+
+        async def write_all(request: Any, context: Context) -> None:
+            async with AsyncExitStack() as streams:
+                _streams.set(streams)
+                stream = inner(request, context)
+                streams.push_async_callback(stream.aclose)
+                async for message in stream:
+                    await context.write(message)
+
+        return rebuilt(handler, write_all, serializer=_serialized)
+
+
+class StreamOwner(aio.ServerInterceptor):
+    """Has the generator that begins here closed before those around it, whoever abandons it."""
+
+    async def intercept_service(
+        self, continuation: Continuation, handler_call_details: grpc.HandlerCallDetails
+    ) -> Handler | None:
+        handler = await continuation(handler_call_details)
+        if handler is None or not handler.response_streaming or not is_ours(handler_call_details):
+            return handler
+        inner = streaming_behavior(handler)
+
+        def owned(request: Any, context: Context) -> AsyncGenerator[Any, None]:
+            stream = inner(request, context)
+            _streams.get().push_async_callback(stream.aclose)
+            return stream
+
+        return rebuilt(handler, owned)
+
+
+def _serialized(message: Message | bytes) -> bytes:
+    return message if isinstance(message, bytes) else message.SerializeToString()
