@@ -1,0 +1,45 @@
+"""What there is to run: agents, tools and models, shown and checked; nothing is changed here."""
+
+from collections.abc import AsyncIterator, Iterable, Sequence
+from typing import TYPE_CHECKING
+
+from bough.calls import PAGE_SIZE, Calls
+from bough.v1 import agent_pb2, catalog_service_pb2
+
+if TYPE_CHECKING:
+    # Only stub files have it.
+    from bough.v1.catalog_service_pb2_grpc import CatalogServiceAsyncStub
+
+
+class Catalog:
+    """The CatalogService of a server."""
+
+    def __init__(self, stub: "CatalogServiceAsyncStub", calls: Calls) -> None:
+        self._stub, self._calls = stub, calls
+
+    def agents(self, *, page_size: int = PAGE_SIZE) -> AsyncIterator[agent_pb2.AgentDefinition]:
+        """The agents in force, by name."""
+        request = catalog_service_pb2.ListAgentsRequest(page_size=page_size)
+        return self._calls.pages(self._stub.ListAgents, request, lambda response: response.agents)
+
+    async def agent(self, name: str) -> agent_pb2.AgentDefinition:
+        """One agent's definition in force. Raises NotFound."""
+        response = await self._calls.one(self._stub.GetAgent, catalog_service_pb2.GetAgentRequest(name=name))
+        return response.agent
+
+    def tools(self, *, page_size: int = PAGE_SIZE) -> AsyncIterator[catalog_service_pb2.ToolInfo]:
+        """The tools that definitions may name, by name."""
+        request = catalog_service_pb2.ListToolsRequest(page_size=page_size)
+        return self._calls.pages(self._stub.ListTools, request, lambda response: response.tools)
+
+    def models(self, *, page_size: int = PAGE_SIZE) -> AsyncIterator[catalog_service_pb2.ModelInfo]:
+        """The models that definitions may name, by name."""
+        request = catalog_service_pb2.ListModelsRequest(page_size=page_size)
+        return self._calls.pages(self._stub.ListModels, request, lambda response: response.models)
+
+    async def validate(
+        self, definitions: Iterable[agent_pb2.AgentDefinition]
+    ) -> Sequence[catalog_service_pb2.Violation]:
+        """Everything that is wrong with definitions, checked against each other and the catalog; empty if nothing."""
+        request = catalog_service_pb2.ValidateAgentRequest(definitions=definitions)
+        return tuple((await self._calls.one(self._stub.ValidateAgent, request)).violations)

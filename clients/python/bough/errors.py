@@ -1,0 +1,198 @@
+"""What can go wrong for a caller, as one tree of exceptions; it decides nothing about trying again.
+
+BoughError
+├── CallFailed             the server refused the call, or it never arrived: a gRPC status
+│   ├── InvalidRequest     INVALID_ARGUMENT, with the fields
+│   ├── NotFound           NOT_FOUND, also for somebody else's
+│   ├── AlreadyExists      ALREADY_EXISTS: the request id was used with another content
+│   ├── SessionBusy        ABORTED: another run holds the session
+│   ├── OutOfRange         OUT_OF_RANGE: the sequence lies beyond the log
+│   ├── Unavailable        UNAVAILABLE: nobody answers, or the server stops
+│   ├── DeadlineExceeded   DEADLINE_EXCEEDED: the caller's own time is over
+│   └── CallCancelled      CANCELLED
+└── RunNotAnswered         the call was served and its run has no answer
+    ├── RunFailed          with its AgentError
+    └── RunCancelled       with its AgentError
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+import grpc
+from google.rpc import error_details_pb2, status_pb2
+
+from bough.v1 import error_pb2
+
+_DETAILS_KEY = "grpc-status-details-bin"
+
+
+class BoughError(Exception):
+    """Everything that this package raises on purpose. `message` is a sentence for people."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message)
+        self.message = message
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FieldViolation:
+    """A field of a request and what is wrong with it."""
+
+    field: str
+    description: str
+    rule: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Status:
+    """A failed call as the server described it.
+
+    `reason` is the name of an ErrorReason without its prefix, empty where the server gave none; `details` are the
+    metadata of its ErrorInfo, such as `run_id`; `retry_delay` is the server's wish in seconds.
+    """
+
+    code: grpc.StatusCode
+    message: str
+    reason: str = ""
+    details: Mapping[str, str] = field(default_factory=dict)
+    violations: tuple[FieldViolation, ...] = ()
+    retry_delay: float | None = None
+
+
+class CallFailed(BoughError):
+    """A call that was not served."""
+
+    def __init__(self, status: Status) -> None:
+        super().__init__(status.message)
+        self.status = status
+
+    @property
+    def code(self) -> grpc.StatusCode:
+        """The gRPC status code."""
+        return self.status.code
+
+    @property
+    def reason(self) -> str:
+        """The name of an ErrorReason without its prefix; empty where the server gave none."""
+        return self.status.reason
+
+    @property
+    def run_id(self) -> str:
+        """The run that the server names as the cause; empty where it names none."""
+        return self.status.details.get("run_id", "")
+
+
+class InvalidRequest(CallFailed):
+    """The request breaks a rule; `violations` names each field."""
+
+    @property
+    def violations(self) -> tuple[FieldViolation, ...]:
+        """Every field that breaks a rule."""
+        return self.status.violations
+
+
+class NotFound(CallFailed):
+    """What the request names does not exist, or is not the caller's to see."""
+
+
+class AlreadyExists(CallFailed):
+    """The request id was used before with another content; `run_id` is the run that it started."""
+
+
+class SessionBusy(CallFailed):
+    """The session has a run that has not ended: `run_id`."""
+
+
+class OutOfRange(CallFailed):
+    """The sequence lies beyond the end of the log."""
+
+
+class Unavailable(CallFailed):
+    """Nobody answers at the address, or the server is stopping."""
+
+
+class DeadlineExceeded(CallFailed):
+    """The caller's own time is over."""
+
+
+class CallCancelled(CallFailed):
+    """The call was cancelled."""
+
+
+class RunNotAnswered(BoughError):
+    """A run that ended without an answer."""
+
+    def __init__(self, run_id: str, error: error_pb2.AgentError) -> None:
+        super().__init__(error.message or "The run ended without an answer.")
+        self.run_id = run_id
+        self.error = error
+
+
+class RunFailed(RunNotAnswered):
+    """A run that ended with an error."""
+
+
+class RunCancelled(RunNotAnswered):
+    """A run that was cancelled."""
+
+
+_BY_CODE: Mapping[grpc.StatusCode, type[CallFailed]] = {
+    grpc.StatusCode.INVALID_ARGUMENT: InvalidRequest,
+    grpc.StatusCode.NOT_FOUND: NotFound,
+    grpc.StatusCode.ALREADY_EXISTS: AlreadyExists,
+    grpc.StatusCode.OUT_OF_RANGE: OutOfRange,
+    grpc.StatusCode.UNAVAILABLE: Unavailable,
+    grpc.StatusCode.DEADLINE_EXCEEDED: DeadlineExceeded,
+    grpc.StatusCode.CANCELLED: CallCancelled,
+}
+
+
+def from_status(status: Status) -> CallFailed:
+    """The exception for a failed call."""
+    if status.code is grpc.StatusCode.ABORTED and status.reason == "SESSION_BUSY":
+        return SessionBusy(status)
+    return _BY_CODE.get(status.code, CallFailed)(status)
+
+
+def from_rpc_error(error: grpc.RpcError) -> CallFailed:
+    """The exception for what a call of gRPC raised, with the google.rpc details of its trailing metadata.
+
+    Takes the errors of both kinds of channel: grpc.aio.AioRpcError, and grpc.RpcError of a synchronous one.
+    """
+    code = error.code()
+    message = error.details() or f"The call failed with {code.name}."
+    # Each kind of channel has a class of its own for metadata; both are pairs.
+    metadata: Iterable[tuple[str, str | bytes]] = error.trailing_metadata() or ()  # type: ignore[assignment]
+    return from_status(_described(Status(code=code, message=message), metadata))
+
+
+def deadline_exceeded(message: str) -> DeadlineExceeded:
+    """The exception for a deadline that passed on this side, between two calls."""
+    return DeadlineExceeded(Status(code=grpc.StatusCode.DEADLINE_EXCEEDED, message=message, reason="DEADLINE_EXCEEDED"))
+
+
+def _described(status: Status, metadata: Iterable[tuple[str, str | bytes]]) -> Status:
+    encoded = next((value for key, value in metadata if key == _DETAILS_KEY), None)
+    if not isinstance(encoded, bytes):
+        return status
+    reason, retry_delay = "", None
+    details: dict[str, str] = {}
+    violations: tuple[FieldViolation, ...] = ()
+    for detail in status_pb2.Status.FromString(encoded).details:
+        info, bad, retry = error_details_pb2.ErrorInfo(), error_details_pb2.BadRequest(), error_details_pb2.RetryInfo()
+        if detail.Unpack(info):
+            reason, details = info.reason, dict(info.metadata)
+        elif detail.Unpack(bad):
+            violations = tuple(
+                FieldViolation(field=v.field, description=v.description, rule=v.reason) for v in bad.field_violations
+            )
+        elif detail.Unpack(retry):
+            retry_delay = retry.retry_delay.ToTimedelta().total_seconds()
+    return Status(
+        code=status.code,
+        message=status.message,
+        reason=reason,
+        details=details,
+        violations=violations,
+        retry_delay=retry_delay,
+    )

@@ -1,0 +1,45 @@
+"""Conversations: made, read and deleted; running a turn in one is the client's `run`."""
+
+from collections.abc import AsyncIterator, Mapping
+from typing import TYPE_CHECKING
+
+from bough.calls import PAGE_SIZE, Calls
+from bough.v1 import message_pb2, session_service_pb2
+
+if TYPE_CHECKING:
+    # Only stub files have it.
+    from bough.v1.session_service_pb2_grpc import SessionServiceAsyncStub
+
+
+class Sessions:
+    """The SessionService of a server."""
+
+    def __init__(self, stub: "SessionServiceAsyncStub", calls: Calls) -> None:
+        self._stub, self._calls = stub, calls
+
+    async def create(self, *, labels: Mapping[str, str] | None = None) -> session_service_pb2.Session:
+        """Makes an empty session."""
+        request = session_service_pb2.CreateSessionRequest(labels=labels)
+        return (await self._calls.one(self._stub.CreateSession, request)).session
+
+    async def get(self, session_id: str) -> session_service_pb2.Session:
+        """One session. Raises NotFound."""
+        request = session_service_pb2.GetSessionRequest(session_id=session_id)
+        return (await self._calls.one(self._stub.GetSession, request)).session
+
+    def all(
+        self, *, labels: Mapping[str, str] | None = None, page_size: int = PAGE_SIZE
+    ) -> AsyncIterator[session_service_pb2.Session]:
+        """Sessions with all these labels, the newest first."""
+        request = session_service_pb2.ListSessionsRequest(labels=labels, page_size=page_size)
+        return self._calls.pages(self._stub.ListSessions, request, lambda response: response.sessions)
+
+    async def delete(self, session_id: str) -> None:
+        """Deletes a session with its runs, their logs and its messages. Raises NotFound, or SessionBusy."""
+        request = session_service_pb2.DeleteSessionRequest(session_id=session_id)
+        await self._calls.one(self._stub.DeleteSession, request)
+
+    def messages(self, session_id: str, *, page_size: int = PAGE_SIZE) -> AsyncIterator[message_pb2.Message]:
+        """A session's messages, main and sub-agents' in one order, the newest first."""
+        request = session_service_pb2.ListMessagesRequest(session_id=session_id, page_size=page_size)
+        return self._calls.pages(self._stub.ListMessages, request, lambda response: response.messages)
