@@ -48,6 +48,11 @@ class Parent:
             below = baggage.set_baggage(name, value, below)
         return Parent(below)
 
+    def baggage(self, name: str) -> str | None:
+        """What the baggage has under a name, such as "run_id"; None for nothing."""
+        value = baggage.get_baggage(name, self.context)
+        return None if value is None else str(value)
+
 
 class Traced:
     """A span that is open, as its maker holds it: its ids, what goes below it, and its end."""

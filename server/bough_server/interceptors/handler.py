@@ -1,7 +1,7 @@
 """Method handlers: taking the behavior out of one and putting another in; what the behavior does is not known here."""
 
 from collections.abc import AsyncGenerator, Awaitable, Callable
-from typing import Any, TypeAlias, cast
+from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
 import grpc
 from grpc import aio
@@ -9,7 +9,11 @@ from grpc import aio
 Context: TypeAlias = aio.ServicerContext[Any, Any]
 """A call's context; what an interceptor passes on has messages that it does not know."""
 
-Handler: TypeAlias = "grpc.RpcMethodHandler[Any, Any]"
+if TYPE_CHECKING:
+    Handler: TypeAlias = grpc.RpcMethodHandler[Any, Any]
+else:
+    Handler = grpc.RpcMethodHandler  # generic for type checkers alone
+
 Continuation: TypeAlias = Callable[[grpc.HandlerCallDetails], Awaitable[Handler | None]]
 Unary: TypeAlias = Callable[[Any, Context], Awaitable[Any]]
 Streaming: TypeAlias = Callable[[Any, Context], AsyncGenerator[Any, None]]

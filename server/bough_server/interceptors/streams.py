@@ -6,6 +6,7 @@ A generator inside one that does not close it, as OpenTelemetry's does not, is c
 right inside that one. Errors and spans are the business of others.
 """
 
+import asyncio
 from collections.abc import AsyncGenerator
 from contextlib import AsyncExitStack
 from contextvars import ContextVar
@@ -37,7 +38,7 @@ class StreamWriter(aio.ServerInterceptor):
                 stream = inner(request, context)
                 streams.push_async_callback(stream.aclose)
                 async for message in stream:
-                    await context.write(message)
+                    await _write(message, context)
 
         return rebuilt(handler, write_all, serializer=_serialized)
 
@@ -59,6 +60,14 @@ class StreamOwner(aio.ServerInterceptor):
             return stream
 
         return rebuilt(handler, owned)
+
+
+async def _write(message: Any, context: Context) -> None:
+    try:
+        await context.write(message)
+    except aio.InternalError as error:
+        # A write that waits for a reader fails, rather than being cancelled, when the caller goes away.
+        raise asyncio.CancelledError from error
 
 
 def _serialized(message: Message | bytes) -> bytes:

@@ -1,0 +1,31 @@
+"""What a call's code and the tasks it starts know of the call."""
+
+import asyncio
+from typing import Any
+
+from bough.v1 import agent_service_pb2 as pb
+from bough.v1.agent_service_pb2_grpc import AgentServiceStub, add_AgentServiceServicer_to_server
+from bough_server.interceptors.auth import LOCAL, current_principal
+from structlog.contextvars import get_contextvars
+
+from tests.rpc.servers import behaving
+
+
+async def test_a_call_and_its_tasks_know_their_caller_and_log_its_names_for_the_call() -> None:
+    seen: list[Any] = []
+
+    async def look() -> None:
+        seen.append((current_principal(), get_contextvars()))
+
+    async def get_run(request: pb.GetRunRequest, context: Any) -> pb.GetRunResponse:
+        await look()
+        await asyncio.create_task(look())
+        return pb.GetRunResponse()
+
+    metadata = (("x-request-id", "7"), ("bough-client", "cli"), ("authorization", "Bearer secret"))
+    async with behaving(add_AgentServiceServicer_to_server, GetRun=get_run) as channel:
+        await AgentServiceStub(channel).GetRun(pb.GetRunRequest(run_id="r"), metadata=metadata)
+        await AgentServiceStub(channel).GetRun(pb.GetRunRequest(run_id="r"))
+    method = "/bough.v1.AgentService/GetRun"
+    named = {"method": method, "x_request_id": "7", "bough_client": "cli"}
+    assert seen == [(LOCAL, named)] * 2 + [(LOCAL, {"method": method})] * 2

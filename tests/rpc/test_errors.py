@@ -1,0 +1,137 @@
+"""How a failed call looks to its caller."""
+
+from collections.abc import AsyncGenerator
+from typing import Any
+
+import grpc
+import pytest
+from bough.v1 import agent_service_pb2 as pb
+from bough.v1 import error_pb2
+from bough.v1.agent_service_pb2_grpc import AgentServiceStub, add_AgentServiceServicer_to_server
+from bough_server import errors
+from google.protobuf.duration_pb2 import Duration
+from google.rpc.error_details_pb2 import BadRequest, ErrorInfo, ResourceInfo, RetryInfo
+from grpc import aio
+
+from tests.rpc.servers import behaving, outcome, status_details
+
+_REQUEST = pb.GetRunRequest(run_id="r")
+
+
+async def _failed_call(error: Exception) -> aio.AioRpcError:
+    async def get_run(request: pb.GetRunRequest, context: Any) -> pb.GetRunResponse:
+        raise error
+
+    async with behaving(add_AgentServiceServicer_to_server, GetRun=get_run) as channel:
+        with pytest.raises(aio.AioRpcError) as caught:
+            await AgentServiceStub(channel).GetRun(_REQUEST)
+        return caught.value
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "details"),
+    [
+        (
+            errors.NotFound("run", "r"),
+            grpc.StatusCode.NOT_FOUND,
+            (ErrorInfo(reason="NOT_FOUND", domain="bough"), ResourceInfo(resource_type="run", resource_name="r")),
+        ),
+        (
+            errors.NotFound("agent", "nobody", reason=error_pb2.ERROR_REASON_UNKNOWN_AGENT),
+            grpc.StatusCode.NOT_FOUND,
+            (
+                ErrorInfo(reason="UNKNOWN_AGENT", domain="bough"),
+                ResourceInfo(resource_type="agent", resource_name="nobody"),
+            ),
+        ),
+        (
+            errors.InvalidRequest(
+                [errors.FieldViolation(field="input.parts", description="is too large", rule="size")]
+            ),
+            grpc.StatusCode.INVALID_ARGUMENT,
+            (
+                ErrorInfo(reason="INVALID_REQUEST", domain="bough"),
+                BadRequest(
+                    field_violations=[
+                        BadRequest.FieldViolation(field="input.parts", description="is too large", reason="size")
+                    ]
+                ),
+            ),
+        ),
+        (
+            errors.RequestIdReused("The request id was used before.", details={"run_id": "r"}),
+            grpc.StatusCode.ALREADY_EXISTS,
+            (ErrorInfo(reason="REQUEST_ID_REUSED", domain="bough", metadata={"run_id": "r"}),),
+        ),
+        (
+            errors.SessionBusy("The session has a run.", details={"run_id": "r"}),
+            grpc.StatusCode.ABORTED,
+            (ErrorInfo(reason="SESSION_BUSY", domain="bough", metadata={"run_id": "r"}),),
+        ),
+        (
+            errors.SequenceOutOfRange("The log ends at 3.", details={"last_sequence": "3"}),
+            grpc.StatusCode.OUT_OF_RANGE,
+            (ErrorInfo(reason="SEQUENCE_OUT_OF_RANGE", domain="bough", metadata={"last_sequence": "3"}),),
+        ),
+        (
+            errors.ServerStopping("The server stops."),
+            grpc.StatusCode.UNAVAILABLE,
+            (ErrorInfo(reason="SERVER_STOPPED", domain="bough"), RetryInfo(retry_delay=Duration(seconds=1))),
+        ),
+        (
+            errors.StorageFailed("The storage failed."),
+            grpc.StatusCode.UNAVAILABLE,
+            (ErrorInfo(reason="STORAGE_FAILED", domain="bough"), RetryInfo(retry_delay=Duration(seconds=1))),
+        ),
+    ],
+)
+async def test_a_call_error_arrives_with_its_code_its_sentence_and_its_details(
+    error: errors.CallError, code: grpc.StatusCode, details: tuple[Any, ...]
+) -> None:
+    failed = await _failed_call(error)
+    assert (failed.code(), failed.details(), status_details(failed)) == (code, error.message, details)
+
+
+async def test_a_defect_arrives_as_one_generic_sentence_and_is_logged_whole(capsys: pytest.CaptureFixture[str]) -> None:
+    failed = await _failed_call(ZeroDivisionError("the secret of the driver"))
+    assert (failed.code(), failed.details(), status_details(failed)) == (
+        grpc.StatusCode.INTERNAL,
+        "The server has a defect; its log has the details.",
+        (ErrorInfo(reason="INTERNAL", domain="bough"),),
+    )
+    written = capsys.readouterr()
+    assert "the secret of the driver" in written.out + written.err
+
+
+async def test_many_violations_are_cut_to_what_metadata_can_carry_and_counted() -> None:
+    violations = [
+        errors.FieldViolation(field=f"definitions[{i}].name", description="is wrong in some way", rule="name")
+        for i in range(1_000)
+    ]
+    failed = await _failed_call(errors.InvalidRequest(violations))
+    info, bad_request = status_details(failed)
+    shown = [violation.field for violation in bad_request.field_violations]
+    assert info == ErrorInfo(reason="INVALID_REQUEST", domain="bough", metadata={"violations": "1000"})
+    assert 10 < len(shown) < 1_000
+    assert shown == [f"definitions[{i}].name" for i in range(len(shown))]
+
+
+async def test_a_stream_that_fails_after_messages_keeps_them_and_its_trailing_metadata() -> None:
+    async def watch(request: pb.WatchRunRequest, context: Any) -> AsyncGenerator[pb.WatchRunResponse, None]:
+        yield pb.WatchRunResponse(through_sequence=1)
+        context.set_trailing_metadata((("bough-last-sequence", "1"),))
+        raise errors.ServerStopping("The server stops.")
+
+    async with behaving(add_AgentServiceServicer_to_server, WatchRun=watch) as channel:
+        received, error = await outcome(AgentServiceStub(channel).WatchRun(pb.WatchRunRequest(run_id="r")))
+    assert received == [pb.WatchRunResponse(through_sequence=1)]
+    assert error is not None
+    assert error.code() == grpc.StatusCode.UNAVAILABLE
+    assert dict(error.trailing_metadata())["bough-last-sequence"] == "1"
+
+
+async def test_an_unknown_method_is_unimplemented() -> None:
+    async with behaving(add_AgentServiceServicer_to_server) as channel:
+        with pytest.raises(aio.AioRpcError) as caught:
+            await channel.unary_unary("/bough.v1.AgentService/Fly")(b"")  # type: ignore[arg-type] # no serializer
+    assert caught.value.code() == grpc.StatusCode.UNIMPLEMENTED

@@ -1,0 +1,58 @@
+"""Streams: cancelled in their own task, and passed through where they are bytes already."""
+
+import asyncio
+from collections.abc import AsyncGenerator
+from typing import Any
+
+import pytest
+from bough.v1 import agent_service_pb2 as pb
+from bough.v1.agent_service_pb2_grpc import AgentServiceStub, add_AgentServiceServicer_to_server
+from opentelemetry import trace
+
+from tests.rpc.servers import behaving
+
+_REQUEST = pb.WatchRunRequest(run_id="r")
+
+
+async def test_a_generator_may_yield_messages_and_serialized_messages() -> None:
+    async def watch(request: pb.WatchRunRequest, context: Any) -> AsyncGenerator[Any, None]:
+        yield pb.WatchRunResponse(through_sequence=1)
+        yield pb.WatchRunResponse(through_sequence=2).SerializeToString()
+
+    async with behaving(add_AgentServiceServicer_to_server, WatchRun=watch) as channel:
+        received = [response async for response in AgentServiceStub(channel).WatchRun(_REQUEST)]
+    assert received == [pb.WatchRunResponse(through_sequence=1), pb.WatchRunResponse(through_sequence=2)]
+
+
+@pytest.mark.parametrize("blocked", ["waiting", "writing"])
+async def test_a_cancelled_stream_is_closed_in_the_task_that_served_it(
+    blocked: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    began: list[Any] = []
+    ended: asyncio.Future[tuple[Any, Any, type[BaseException]]] = asyncio.get_running_loop().create_future()
+    is_full = asyncio.Event()
+
+    async def watch(request: pb.WatchRunRequest, context: Any) -> AsyncGenerator[bytes, None]:
+        began.extend((asyncio.current_task(), trace.get_current_span()))
+        filler = pb.WatchRunResponse(through_sequence=1).SerializeToString() + bytes((0x7A, 0x80, 0x80, 0x40))
+        try:
+            yield filler + bytes(1 << 20)
+            while blocked == "writing":
+                asyncio.get_running_loop().call_later(0.2, is_full.set)
+                yield filler + bytes(1 << 20)
+                is_full.clear()
+            is_full.set()
+            await asyncio.get_running_loop().create_future()
+        except BaseException as error:
+            ended.set_result((asyncio.current_task(), trace.get_current_span(), type(error)))
+            raise
+
+    async with behaving(add_AgentServiceServicer_to_server, WatchRun=watch) as channel:
+        call = AgentServiceStub(channel).WatchRun(_REQUEST)
+        await anext(aiter(call))
+        await is_full.wait()
+        call.cancel()
+        task, span, error = await ended
+    assert [task, span] == began
+    assert error is (GeneratorExit if blocked == "writing" else asyncio.CancelledError)
+    assert [record.getMessage() for record in caplog.records if record.levelname == "ERROR"] == []
