@@ -1,0 +1,59 @@
+"""What list requests ask for, and pages of lists that are in memory; a store makes the pages of its own lists."""
+
+import base64
+import binascii
+from collections.abc import Callable, Sequence
+from typing import Final, TypeVar
+
+from bough.v1 import agent_service_pb2, error_pb2, eval_service_pb2
+
+from bough_server.errors import FieldViolation, InvalidRequest
+from bough_server.store.ports import Page, RunFilter
+
+DEFAULT_SIZE: Final = 50
+MAX_SIZE: Final = 1_000
+
+T = TypeVar("T")
+
+
+def page_of(page_size: int, page_token: str) -> Page:
+    """What a request asks for, bounded: 50 where it names no size, 1,000 at most (AIP-158)."""
+    return Page(size=min(page_size or DEFAULT_SIZE, MAX_SIZE), token=page_token)
+
+
+def run_filter(request: agent_service_pb2.ListRunsRequest | eval_service_pb2.ListInvocationsRequest) -> RunFilter:
+    """Which runs a request asks for."""
+    start, end = request.start_create_time, request.end_create_time
+    return RunFilter(
+        session_id=request.session_id,
+        agent=request.agent,
+        states=tuple(request.states),
+        labels=dict(request.labels),
+        start_create_time_ns=start.ToNanoseconds() if request.HasField("start_create_time") else None,
+        end_create_time_ns=end.ToNanoseconds() if request.HasField("end_create_time") else None,
+    )
+
+
+def page_by_name(items: Sequence[T], page: Page, *, listing: str, name: Callable[[T], str]) -> tuple[list[T], str]:
+    """A page of items, by name, and the next page's token. Raises InvalidRequest for another listing's token."""
+    after = _name_in(page.token, listing) if page.token else ""
+    rest = sorted((item for item in items if name(item) > after), key=name)
+    shown = rest[: page.size]
+    return shown, _token(listing, name(shown[-1])) if len(rest) > len(shown) else ""
+
+
+def _token(listing: str, name: str) -> str:
+    return base64.urlsafe_b64encode(f"{listing}:{name}".encode()).decode()
+
+
+def _name_in(token: str, listing: str) -> str:
+    try:
+        kind, separator, name = base64.b64decode(token, altchars=b"-_", validate=True).decode().partition(":")
+    except (binascii.Error, ValueError):
+        kind, separator, name = "", "", ""
+    if kind != listing or not separator:
+        raise InvalidRequest(
+            [FieldViolation(field="page_token", description="is not a token of this listing; begin without one")],
+            reason=error_pb2.ERROR_REASON_INVALID_PAGE_TOKEN,
+        )
+    return name

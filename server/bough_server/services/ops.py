@@ -1,0 +1,45 @@
+"""What operators' tools ask of any gRPC server: health for each service and for all, and reflection."""
+
+from collections.abc import Sequence
+from typing import Final
+
+from bough.v1 import agent_service_pb2, catalog_service_pb2, eval_service_pb2, session_service_pb2
+from grpc import aio
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection
+
+SERVICES: Final[Sequence[str]] = tuple(
+    service.full_name
+    for module in (agent_service_pb2, catalog_service_pb2, eval_service_pb2, session_service_pb2)
+    for service in module.DESCRIPTOR.services_by_name.values()
+)
+"""The services of the schema."""
+
+
+class Health:
+    """The state of the server, for every service and for "", which is all of them."""
+
+    def __init__(self) -> None:
+        self._servicer = health.aio.HealthServicer()
+
+    async def start(self, server: aio.Server) -> None:
+        """Adds the service; nothing is SERVING yet."""
+        health_pb2_grpc.add_HealthServicer_to_server(self._servicer, server)
+        await self._set_all(health_pb2.HealthCheckResponse.NOT_SERVING)
+
+    async def serving(self) -> None:
+        """Everything is up."""
+        await self._set_all(health_pb2.HealthCheckResponse.SERVING)
+
+    async def stopping(self) -> None:
+        """From now on NOT_SERVING, for good."""
+        await self._servicer.enter_graceful_shutdown()
+
+    async def _set_all(self, status: health_pb2.HealthCheckResponse.ServingStatus) -> None:
+        for service in ("", *SERVICES):
+            await self._servicer.set(service, status)
+
+
+def add_reflection(server: aio.Server) -> None:
+    """Lets tools list the services and read their schema."""
+    reflection.enable_server_reflection((*SERVICES, health.SERVICE_NAME, reflection.SERVICE_NAME), server)

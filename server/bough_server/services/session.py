@@ -1,0 +1,66 @@
+"""SessionService: conversations and their messages, as the store keeps them."""
+
+from collections.abc import Callable
+
+from bough.v1 import session_service_pb2 as pb
+from bough.v1 import session_service_pb2_grpc
+from grpc import aio
+
+from bough_server.clock import Clock
+from bough_server.ids import new_uuid7
+from bough_server.services.listing import page_of
+from bough_server.store.ports import Principal, Sessions
+
+
+class SessionService(session_service_pb2_grpc.SessionServiceServicer):
+    """Keeps conversations."""
+
+    def __init__(self, *, sessions: Sessions, principal: Callable[[], Principal], clock: Clock) -> None:
+        self._sessions, self._principal, self._clock = sessions, principal, clock
+
+    async def CreateSession(
+        self,
+        request: pb.CreateSessionRequest,
+        context: aio.ServicerContext[pb.CreateSessionRequest, pb.CreateSessionResponse],
+    ) -> pb.CreateSessionResponse:
+        """Makes an empty session of the caller's."""
+        now_ns = self._clock.now_ns()
+        session = await self._sessions.create(
+            self._principal(), session_id=new_uuid7(now_ns), labels=dict(request.labels), now_ns=now_ns
+        )
+        return pb.CreateSessionResponse(session=session)
+
+    async def GetSession(
+        self, request: pb.GetSessionRequest, context: aio.ServicerContext[pb.GetSessionRequest, pb.GetSessionResponse]
+    ) -> pb.GetSessionResponse:
+        """Gives one session."""
+        return pb.GetSessionResponse(session=await self._sessions.get(self._principal(), request.session_id))
+
+    async def ListSessions(
+        self,
+        request: pb.ListSessionsRequest,
+        context: aio.ServicerContext[pb.ListSessionsRequest, pb.ListSessionsResponse],
+    ) -> pb.ListSessionsResponse:
+        """Lists sessions, the newest first."""
+        page = page_of(request.page_size, request.page_token)
+        sessions, token = await self._sessions.list(self._principal(), labels=dict(request.labels), page=page)
+        return pb.ListSessionsResponse(sessions=sessions, next_page_token=token)
+
+    async def DeleteSession(
+        self,
+        request: pb.DeleteSessionRequest,
+        context: aio.ServicerContext[pb.DeleteSessionRequest, pb.DeleteSessionResponse],
+    ) -> pb.DeleteSessionResponse:
+        """Deletes a session with its runs, their logs and its messages."""
+        await self._sessions.delete(self._principal(), request.session_id)
+        return pb.DeleteSessionResponse()
+
+    async def ListMessages(
+        self,
+        request: pb.ListMessagesRequest,
+        context: aio.ServicerContext[pb.ListMessagesRequest, pb.ListMessagesResponse],
+    ) -> pb.ListMessagesResponse:
+        """Lists the messages of a session, the newest first."""
+        page = page_of(request.page_size, request.page_token)
+        messages, token = await self._sessions.list_messages(self._principal(), request.session_id, page)
+        return pb.ListMessagesResponse(messages=messages, next_page_token=token)

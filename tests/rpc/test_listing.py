@@ -1,0 +1,54 @@
+"""Pages of lists that are in memory."""
+
+import pytest
+from bough.v1 import agent_service_pb2 as pb
+from bough.v1 import error_pb2, event_pb2
+from bough_server.errors import InvalidRequest
+from bough_server.services.listing import page_by_name, page_of, run_filter
+from bough_server.store.ports import Page, RunFilter
+from google.protobuf.timestamp_pb2 import Timestamp
+from hypothesis import given
+from hypothesis import strategies as st
+
+_NAMES = st.lists(st.from_regex(r"[A-Za-z][A-Za-z0-9_-]{0,58}", fullmatch=True), unique=True, max_size=30)
+
+
+@given(_NAMES, st.integers(1, 40))
+def test_the_pages_of_a_list_are_the_list_by_name(names: list[str], size: int) -> None:
+    pages, token = [], ""
+    while True:
+        page, token = page_by_name(names, Page(size=size, token=token), listing="agents", name=str)
+        pages.append(page)
+        if not token:
+            break
+    assert [name for page in pages for name in page] == sorted(names)
+    assert [len(page) for page in pages[:-1]] == [size] * (len(pages) - 1)
+
+
+@pytest.mark.parametrize("token", ["?", "YQ==", "dG9vbHM6YQ==", "_w=="])
+def test_a_token_of_another_listing_is_refused(token: str) -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        page_by_name(["a", "b"], Page(size=1, token=token), listing="agents", name=str)
+    assert caught.value.reason == error_pb2.ERROR_REASON_INVALID_PAGE_TOKEN
+
+
+def test_a_page_is_50_where_nothing_is_said_and_1000_at_most() -> None:
+    assert [page_of(size, "t") for size in (0, 7, 5_000)] == [Page(size=n, token="t") for n in (50, 7, 1_000)]
+
+
+def test_a_filter_tells_absent_times_from_the_epoch() -> None:
+    request = pb.ListRunsRequest(
+        session_id="s",
+        agent="a",
+        states=[event_pb2.STATE_PENDING],
+        labels={"k": "v"},
+        start_create_time=Timestamp(nanos=5),
+    )
+    assert run_filter(request) == RunFilter(
+        session_id="s",
+        agent="a",
+        states=(event_pb2.STATE_PENDING,),
+        labels={"k": "v"},
+        start_create_time_ns=5,
+        end_create_time_ns=None,
+    )
