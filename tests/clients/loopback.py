@@ -1,0 +1,123 @@
+"""A server on loopback that streams given events and drops calls as told: the wire is real, the runs are not."""
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+
+import grpc
+from bough import AsyncClient, Rejoining
+from bough.v1 import agent_service_pb2, agent_service_pb2_grpc, event_pb2
+from google.protobuf import any_pb2
+from google.rpc import status_pb2
+from grpc import aio
+
+from tests.clients.turns import RUN_ID
+
+AT_ONCE = Rejoining(first_delay=0.0, longest_delay=0.0, patience=20.0)
+NO_TRANSPARENT_RETRIES = (("grpc.enable_retries", 0),)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Call:
+    """How one call goes: how many events it gives before it drops, None for all; `silent` drops before metadata."""
+
+    events: int | None = None
+    silent: bool = False
+    code: grpc.StatusCode = grpc.StatusCode.UNAVAILABLE
+    batch: int = 1
+    overlap: int = 0
+    """Events before the place that was asked for, given again."""
+    hold: bool = False
+    """Then it stays open until it is cancelled."""
+
+
+class LoopbackService(agent_service_pb2_grpc.AgentServiceServicer):
+    """Gives one run's events; the n-th stream goes as the n-th call says, further ones give everything."""
+
+    def __init__(self, events: Sequence[event_pb2.AgentEvent], calls: Sequence[Call] = ()) -> None:
+        self.events, self.calls = list(events), list(calls)
+        self.asked: list[agent_service_pb2.RunRequest | agent_service_pb2.WatchRunRequest] = []
+        self.cancelled_runs: list[str] = []
+        self.held, self.left = asyncio.Event(), asyncio.Event()
+
+    async def Run(self, request, context):
+        async for response in self._stream(request, 0, context):
+            yield agent_service_pb2.RunResponse(events=response, through_sequence=response[-1].sequence)
+
+    async def WatchRun(self, request, context):
+        async for response in self._stream(request, request.after_sequence, context):
+            yield agent_service_pb2.WatchRunResponse(events=response, through_sequence=response[-1].sequence)
+
+    async def _stream(self, request, after, context):
+        call = self.calls[len(self.asked)] if len(self.asked) < len(self.calls) else Call(batch=4)
+        self.asked.append(request)
+        if call.silent:
+            await context.abort(call.code, "silent")
+        await context.send_initial_metadata((("bough-run-id", RUN_ID),))
+        given = [event for event in self.events if event.sequence > after - call.overlap]
+        given = given if call.events is None else given[: call.events]
+        for start in range(0, len(given), call.batch):
+            yield given[start : start + call.batch]
+        if call.hold:
+            try:
+                self.held.set()
+                await asyncio.Event().wait()
+            finally:
+                self.left.set()
+        if call.events is not None:
+            await context.abort(call.code, "dropped")
+
+    async def CancelRun(self, request, context):
+        self.cancelled_runs.append(request.run_id)
+        run = agent_service_pb2.Run(run_id=request.run_id, state=event_pb2.STATE_RUNNING)
+        return agent_service_pb2.CancelRunResponse(run=run)
+
+    async def GetRun(self, request, context):
+        return agent_service_pb2.GetRunResponse(run=agent_service_pb2.Run(run_id=request.run_id))
+
+    async def ListRuns(self, request, context):
+        ids = [f"run-{number}" for number in range(5)]
+        start = int(request.page_token or "0")
+        end = min(start + request.page_size, len(ids))
+        return agent_service_pb2.ListRunsResponse(
+            runs=[agent_service_pb2.Run(run_id=run_id) for run_id in ids[start:end]],
+            next_page_token=str(end) if end < len(ids) else "",
+        )
+
+
+@asynccontextmanager
+async def listening(service: LoopbackService, *, port: int = 0) -> AsyncIterator[int]:
+    """A server on loopback with that service; gives its port."""
+    server = aio.server(options=(("grpc.so_reuseport", 0),))
+    agent_service_pb2_grpc.add_AgentServiceServicer_to_server(service, server)
+    port = server.add_insecure_port(f"127.0.0.1:{port}")
+    await server.start()
+    try:
+        yield port
+    finally:
+        await server.stop(0)
+
+
+@asynccontextmanager
+async def connected(service: LoopbackService, rejoining: Rejoining = AT_ONCE) -> AsyncIterator[AsyncClient]:
+    """A client of a server on loopback with that service."""
+    async with listening(service) as port, client_of(port, rejoining) as client:
+        yield client
+
+
+def client_of(port: int, rejoining: Rejoining = AT_ONCE) -> AsyncClient:
+    """A client that rejoins at once and leaves it to us to try again."""
+    return AsyncClient(
+        f"127.0.0.1:{port}", timeout=20, call_timeout=10, rejoining=rejoining, options=NO_TRANSPARENT_RETRIES
+    )
+
+
+def rich_status(code: grpc.StatusCode, message: str, *details: object) -> bytes:
+    """What a server puts under grpc-status-details-bin."""
+    status = status_pb2.Status(code=code.value[0], message=message)
+    for detail in details:
+        packed = any_pb2.Any()
+        packed.Pack(detail)
+        status.details.append(packed)
+    return status.SerializeToString()

@@ -1,0 +1,110 @@
+"""A run collected from its stream: equal to what was streamed, with the deltas of lost attempts voided."""
+
+from collections.abc import AsyncIterator, Iterable
+
+import pytest
+from bough import CollectedRun, RunCancelled, RunFailed, StepText, answer_of, collect, collected
+from bough.v1 import error_pb2, event_pb2
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.clients.turns import RUN_ID, SESSION_ID, USED, Turn, desk, words
+
+
+async def streamed(events: Iterable[event_pb2.AgentEvent]) -> AsyncIterator[event_pb2.AgentEvent]:
+    for event in events:
+        yield event
+
+
+async def test_a_collected_run_equals_its_stream() -> None:
+    events = tuple(desk())
+    lead, researcher = "id-of-lead", "id-of-lead/researcher"
+    assert await collect(streamed(events)) == CollectedRun(
+        run_id=RUN_ID,
+        session_id=SESSION_ID,
+        events=events,
+        state=event_pb2.STATE_SUCCEEDED,
+        message=words("Owls hunt at night."),
+        error=None,
+        steps=tuple(e.step_completed.step for e in events if e.HasField("step_completed")),
+        texts=(
+            StepText(invocation_id=lead, agent="lead", step_index=0, attempt=1, text="Let me ask."),
+            StepText(invocation_id=researcher, agent="researcher", step_index=0, attempt=1, text="Searching."),
+            StepText(invocation_id=researcher, agent="researcher", step_index=1, attempt=1, text="Owls are birds."),
+            StepText(invocation_id=lead, agent="lead", step_index=1, attempt=1, text="Owls hunt at night."),
+        ),
+        usage=USED,
+        last_sequence=len(events),
+    )
+
+
+def test_the_answer_is_the_text_of_the_final_message() -> None:
+    run = collected(desk())
+    assert (run.answer, answer_of(run)) == ("Owls hunt at night.", "Owls hunt at night.")
+
+
+def test_turns_are_the_roots_steps() -> None:
+    assert [step.step_id for step in collected(desk()).turns] == ["step-0-of-lead", "step-1-of-lead"]
+
+
+def test_a_run_that_goes_on_has_no_answer_yet() -> None:
+    run = collected(desk()[:5])
+    assert (run.state, run.message, run.answer, run.last_sequence) == (event_pb2.STATE_RUNNING, None, "", 5)
+
+
+def test_nothing_collected_is_no_run() -> None:
+    run = collected([])
+    assert (run.run_id, run.state, run.last_sequence) == ("", event_pb2.STATE_UNSPECIFIED, 0)
+
+
+def test_a_failed_run_raises_its_error() -> None:
+    turn = Turn()
+    turn.start()
+    error = error_pb2.AgentError(reason=error_pb2.ERROR_REASON_MODEL_UNAVAILABLE, message="The model is away.")
+    turn.add("lead", run_failed=event_pb2.RunFailed(error=error))
+    run = collected(turn.events)
+    assert (run.state, run.error) == (event_pb2.STATE_FAILED, error)
+    with pytest.raises(RunFailed, match="The model is away") as raised:
+        answer_of(run)
+    assert (raised.value.run_id, raised.value.error) == (RUN_ID, error)
+
+
+def test_a_cancelled_run_raises_that() -> None:
+    turn = Turn()
+    turn.start()
+    turn.add("lead", run_cancelled=event_pb2.RunCancelled(error=error_pb2.AgentError(message="It was cancelled.")))
+    with pytest.raises(RunCancelled, match="It was cancelled"):
+        answer_of(collected(turn.events))
+
+
+def test_partials_of_a_summary_are_text_as_well() -> None:
+    turn = Turn()
+    turn.start()
+    for piece in ("Owls ", "fly."):
+        turn.add("lead/writer", sub_agent_partial=event_pb2.SubAgentPartial(text=piece))
+    assert [text.text for text in collected(turn.events).texts] == ["Owls fly."]
+
+
+PIECES = st.lists(
+    st.tuples(st.sampled_from(["lead", "lead/a", "lead/b"]), st.integers(0, 2), st.integers(1, 3), st.text())
+)
+
+
+@given(PIECES)
+def test_only_the_last_attempt_of_a_step_counts(pieces: list[tuple[str, int, int, str]]) -> None:
+    turn = Turn()
+    for chain, step, attempt, text in pieces:
+        turn.add(chain, step=step, attempt=attempt, llm_output_delta=event_pb2.LlmOutputDelta(text=text))
+    last = {(chain, step): max(a for c, s, a, _ in pieces if (c, s) == (chain, step)) for chain, step, _, _ in pieces}
+    expected = {
+        (f"id-of-{chain}", step): "".join(t for c, s, a, t in pieces if (c, s, a) == (chain, step, attempt))
+        for (chain, step), attempt in last.items()
+    }
+    assert {(t.invocation_id, t.step_index): t.text for t in collected(turn.events).texts} == expected
+
+
+def test_a_retry_voids_what_was_said_even_if_the_next_attempt_says_nothing() -> None:
+    turn = Turn()
+    turn.add("lead", attempt=1, llm_output_delta=event_pb2.LlmOutputDelta(text="Ow"))
+    turn.add("lead", attempt=2, llm_retrying=event_pb2.LlmRetrying(reason=event_pb2.RETRY_REASON_TRANSPORT))
+    assert collected(turn.events).texts == ()

@@ -1,0 +1,71 @@
+"""Failed calls as exceptions: the right class, with what the server said."""
+
+import grpc
+import pytest
+from bough import errors
+from google.protobuf import duration_pb2
+from google.rpc import error_details_pb2
+from grpc import aio
+
+from tests.clients.loopback import rich_status
+
+
+def failed(code: grpc.StatusCode, message: str, *details: object) -> aio.AioRpcError:
+    status = rich_status(code, message, *details)
+    metadata = aio.Metadata(("bough-last-sequence", "7"), ("grpc-status-details-bin", status))
+    return aio.AioRpcError(code, trailing_metadata=metadata, details=message)
+
+
+@pytest.mark.parametrize(
+    ("code", "kind"),
+    [
+        (grpc.StatusCode.INVALID_ARGUMENT, errors.InvalidRequest),
+        (grpc.StatusCode.NOT_FOUND, errors.NotFound),
+        (grpc.StatusCode.ALREADY_EXISTS, errors.AlreadyExists),
+        (grpc.StatusCode.OUT_OF_RANGE, errors.OutOfRange),
+        (grpc.StatusCode.UNAVAILABLE, errors.Unavailable),
+        (grpc.StatusCode.DEADLINE_EXCEEDED, errors.DeadlineExceeded),
+        (grpc.StatusCode.CANCELLED, errors.CallCancelled),
+        (grpc.StatusCode.ABORTED, errors.CallFailed),
+        (grpc.StatusCode.INTERNAL, errors.CallFailed),
+    ],
+)
+def test_each_code_has_its_class(code: grpc.StatusCode, kind: type[errors.CallFailed]) -> None:
+    error = errors.from_rpc_error(aio.AioRpcError(code, details="Why."))
+    assert (type(error), error.code, error.message, error.reason) == (kind, code, "Why.", "")
+
+
+def test_a_busy_session_names_the_run_that_holds_it() -> None:
+    info = error_details_pb2.ErrorInfo(reason="SESSION_BUSY", domain="bough", metadata={"run_id": "r1"})
+    error = errors.from_rpc_error(failed(grpc.StatusCode.ABORTED, "Busy.", info))
+    assert isinstance(error, errors.SessionBusy)
+    assert (error.run_id, error.reason) == ("r1", "SESSION_BUSY")
+
+
+def test_an_invalid_request_names_every_field() -> None:
+    bad = error_details_pb2.BadRequest()
+    bad.field_violations.add(field="agent", description="must not be empty", reason="string.min_len")
+    bad.field_violations.add(field="input", description="is required", reason="required")
+    info = error_details_pb2.ErrorInfo(reason="INVALID_REQUEST", domain="bough")
+    error = errors.from_rpc_error(failed(grpc.StatusCode.INVALID_ARGUMENT, "Two mistakes.", info, bad))
+    assert isinstance(error, errors.InvalidRequest)
+    assert error.violations == (
+        errors.FieldViolation(field="agent", description="must not be empty", rule="string.min_len"),
+        errors.FieldViolation(field="input", description="is required", rule="required"),
+    )
+
+
+def test_a_server_says_when_to_come_back() -> None:
+    retry = error_details_pb2.RetryInfo(retry_delay=duration_pb2.Duration(seconds=1, nanos=500_000_000))
+    error = errors.from_rpc_error(failed(grpc.StatusCode.UNAVAILABLE, "Stopping.", retry))
+    assert error.status.retry_delay == 1.5
+
+
+def test_details_of_another_kind_are_passed_over() -> None:
+    resource = error_details_pb2.ResourceInfo(resource_type="run", resource_name="x")
+    error = errors.from_rpc_error(failed(grpc.StatusCode.NOT_FOUND, "There is no run 'x'.", resource))
+    assert error.status == errors.Status(code=grpc.StatusCode.NOT_FOUND, message="There is no run 'x'.")
+
+
+def test_a_status_without_a_message_still_says_something() -> None:
+    assert errors.from_rpc_error(aio.AioRpcError(grpc.StatusCode.UNKNOWN)).message == "The call failed with UNKNOWN."

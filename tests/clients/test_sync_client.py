@@ -1,0 +1,107 @@
+"""The synchronous client against a channel that the test plays, with time held still."""
+
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+
+import grpc
+import grpc_testing
+import pytest
+from bough import Client, NotFound, Unavailable
+from bough.v1 import agent_service_pb2, eval_service_pb2, invocation_pb2
+from google.rpc import error_details_pb2
+
+from tests.clients.loopback import rich_status
+from tests.clients.turns import RUN_ID, desk
+
+AGENTS = agent_service_pb2.DESCRIPTOR.services_by_name["AgentService"]
+EVAL = eval_service_pb2.DESCRIPTOR.services_by_name["EvalService"]
+
+
+@pytest.fixture
+def channel() -> grpc_testing.Channel:
+    return grpc_testing.channel([AGENTS, EVAL], grpc_testing.strict_fake_time(0))
+
+
+@pytest.fixture
+def client(channel: grpc_testing.Channel) -> Client:
+    return Client(channel=channel)
+
+
+@pytest.fixture
+def other_thread() -> Iterator[ThreadPoolExecutor]:
+    with ThreadPoolExecutor(1) as pool:
+        yield pool
+
+
+def method(name: str) -> object:
+    return AGENTS.methods_by_name[name]
+
+
+def test_a_run_streams_its_events(channel: grpc_testing.Channel, client: Client) -> None:
+    stream = client.run("lead", "Write about owls.", request_id="mine")
+    _, request, rpc = channel.take_unary_stream(method("Run"))
+    rpc.send_initial_metadata(())
+    events = desk()
+    rpc.send_response(agent_service_pb2.RunResponse(events=events[:4], through_sequence=4))
+    rpc.send_response(agent_service_pb2.RunResponse(through_sequence=4))
+    rpc.send_response(agent_service_pb2.RunResponse(events=events[4:], through_sequence=len(events)))
+    rpc.terminate((), grpc.StatusCode.OK, "")
+    assert (request.agent, request.request_id, request.input.parts[0].text) == ("lead", "mine", "Write about owls.")
+    given = [next(stream), next(stream)]
+    assert stream.through_sequence == 2
+    assert [*given, *stream] == events
+    assert (stream.run_id, stream.through_sequence) == (RUN_ID, len(events))
+
+
+def test_a_drop_says_where_to_go_on(channel: grpc_testing.Channel, client: Client) -> None:
+    stream = client.run("lead", "hi")
+    _, _, rpc = channel.take_unary_stream(method("Run"))
+    rpc.send_initial_metadata(())
+    rpc.send_response(agent_service_pb2.RunResponse(events=desk()[:3], through_sequence=3))
+    assert [next(stream) for _ in range(3)] == desk()[:3]
+    rpc.terminate((), grpc.StatusCode.UNAVAILABLE, "gone")
+    with pytest.raises(Unavailable, match="gone"):
+        next(stream)
+    again = client.watch(stream.run_id, after=stream.through_sequence)
+    _, request, rpc = channel.take_unary_stream(method("WatchRun"))
+    assert (request.run_id, request.after_sequence) == (RUN_ID, 3)
+    rpc.send_initial_metadata(())
+    rpc.send_response(agent_service_pb2.WatchRunResponse(events=desk()[3:], through_sequence=len(desk())))
+    rpc.terminate((), grpc.StatusCode.OK, "")
+    assert list(again) == desk()[3:]
+
+
+def test_closing_ends_the_call(channel: grpc_testing.Channel, client: Client) -> None:
+    with client.run("lead", "hi"):
+        _, _, rpc = channel.take_unary_stream(method("Run"))
+    rpc.cancelled()
+
+
+def test_unary_calls_give_the_resource(
+    channel: grpc_testing.Channel, client: Client, other_thread: ThreadPoolExecutor
+) -> None:
+    tree: Future[invocation_pb2.Invocation] = other_thread.submit(client.tree, RUN_ID, as_of_sequence=4)
+    _, request, rpc = channel.take_unary_unary(EVAL.methods_by_name["GetInvocation"])
+    assert request == eval_service_pb2.GetInvocationRequest(run_id=RUN_ID, as_of_sequence=4)
+    record = invocation_pb2.Invocation(run_id=RUN_ID, agent="lead")
+    rpc.terminate(eval_service_pb2.GetInvocationResponse(invocation=record), (), grpc.StatusCode.OK, "")
+    assert tree.result() == record
+    for call, name in ((client.get_run, "GetRun"), (client.cancel, "CancelRun")):
+        given = other_thread.submit(call, RUN_ID)
+        _, request, rpc = channel.take_unary_unary(method(name))
+        response = agent_service_pb2.GetRunResponse if name == "GetRun" else agent_service_pb2.CancelRunResponse
+        rpc.terminate(response(run=agent_service_pb2.Run(run_id=request.run_id)), (), grpc.StatusCode.OK, "")
+        assert given.result().run_id == RUN_ID
+
+
+def test_a_failed_call_has_the_details_of_the_server(
+    channel: grpc_testing.Channel, client: Client, other_thread: ThreadPoolExecutor
+) -> None:
+    given = other_thread.submit(client.get_run, "nope")
+    _, _, rpc = channel.take_unary_unary(method("GetRun"))
+    info = error_details_pb2.ErrorInfo(reason="NOT_FOUND", domain="bough")
+    status = rich_status(grpc.StatusCode.NOT_FOUND, "There is no run 'nope'.", info)
+    rpc.terminate(None, (("grpc-status-details-bin", status),), grpc.StatusCode.NOT_FOUND, "There is no run 'nope'.")
+    with pytest.raises(NotFound, match="There is no run 'nope'") as raised:
+        given.result()
+    assert raised.value.reason == "NOT_FOUND"
