@@ -34,6 +34,11 @@ class Agent(Protocol):
         """What runs it."""
         ...
 
+    @property
+    def tool_links(self) -> Sequence[agent_pb2.ToolLink]:
+        """The tools it may call, besides the agents that its definition links."""
+        ...
+
     async def run(self, ctx: "Context", input: message_pb2.Message) -> Outcome:
         """Answers an input. Raises RunError, or anything, to fail."""
         ...

@@ -1,0 +1,147 @@
+"""What a run begins with: a checked request becomes run_started; it starts nothing."""
+
+import hashlib
+from dataclasses import dataclass, field
+from typing import Final
+
+from bough.v1 import agent_service_pb2, error_pb2, event_pb2, message_pb2, policy_pb2
+
+from bough_server import ids
+from bough_server.errors import FieldViolation, InvalidRequest, NotFound
+from bough_server.runtime.agent import Agent, Resolver
+
+MAX_INPUT_BYTES: Final = 256 * 1024
+"""The most bytes of an input, all its parts together."""
+
+REPLAY_VERSION: Final = 1
+"""The version of the replay rules that new runs are recorded by."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunDefaults:
+    """The operator's policy: what a run gets where its request says nothing, and the most that it may ask for."""
+
+    limits: policy_pb2.Limits = field(default_factory=lambda: policy_pb2.Limits(model_calls=500))
+    maximum: policy_pb2.Limits = field(default_factory=policy_pb2.Limits)
+    delta: policy_pb2.DeltaPolicy = field(default_factory=policy_pb2.DeltaPolicy)
+    on_disconnect: policy_pb2.OnDisconnect.ValueType = policy_pb2.ON_DISCONNECT_CANCEL
+    disconnect_grace: float = 30.0
+
+
+def find_agent(resolver: Resolver, name: str) -> Agent:
+    """The root agent of a request. Raises NotFound."""
+    try:
+        return resolver.agent(name)
+    except KeyError:
+        raise NotFound(
+            "agent",
+            name,
+            reason=error_pb2.ERROR_REASON_UNKNOWN_AGENT,
+            hint="CatalogService.ListAgents lists those there are.",
+        ) from None
+
+
+def check_input(message: message_pb2.Message) -> None:
+    """Refuses an input that no log should hold. Raises InvalidRequest."""
+    size = sum(part.ByteSize() for part in message.parts)
+    if size > MAX_INPUT_BYTES:
+        said = f"is {size} bytes; an input may have {MAX_INPUT_BYTES}. Give large content by reference (a blob's uri)."
+        raise InvalidRequest([FieldViolation(field="input.parts", description=said, rule="input.size")])
+
+
+def request_digest(request: agent_service_pb2.RunRequest) -> str:
+    """SHA-256 hex of a request without what only concerns following: equal content, equal digest."""
+    content = agent_service_pb2.RunRequest()
+    content.CopyFrom(request)
+    content.ClearField("follow")
+    content.DiscardUnknownFields()
+    return hashlib.sha256(content.SerializeToString(deterministic=True)).hexdigest()
+
+
+def effective_policy(asked: policy_pb2.RunPolicy, defaults: RunDefaults) -> policy_pb2.RunPolicy:
+    """The request's policy with the server's defaults where it says nothing, under the server's maxima."""
+    policy = policy_pb2.RunPolicy()
+    policy.CopyFrom(asked)
+    for name in ("model_calls", "tool_calls", "depth"):
+        if not policy.limits.HasField(name) and defaults.limits.HasField(name):
+            setattr(policy.limits, name, getattr(defaults.limits, name))
+        if defaults.maximum.HasField(name):
+            most = getattr(defaults.maximum, name)
+            if not policy.limits.HasField(name) or getattr(policy.limits, name) > most:
+                setattr(policy.limits, name, most)
+    if not policy.limits.HasField("wall_duration") and defaults.limits.HasField("wall_duration"):
+        policy.limits.wall_duration.CopyFrom(defaults.limits.wall_duration)
+    if defaults.maximum.HasField("wall_duration"):
+        longest = defaults.maximum.wall_duration
+        if not policy.limits.HasField("wall_duration") or policy.limits.wall_duration.ToNanoseconds() > (
+            longest.ToNanoseconds()
+        ):
+            policy.limits.wall_duration.CopyFrom(longest)
+    if not policy.on_disconnect:
+        policy.on_disconnect = policy_pb2.ON_DISCONNECT_CONTINUE if policy.background else defaults.on_disconnect
+    if not policy.HasField("disconnect_grace"):
+        policy.disconnect_grace.FromNanoseconds(int(defaults.disconnect_grace * 1e9))
+    if not policy.on_sub_agent_failure:
+        policy.on_sub_agent_failure = policy_pb2.ON_SUB_AGENT_FAILURE_CONTINUE
+    return policy
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Admission:
+    """Everything about a run that is decided when it is accepted."""
+
+    request: agent_service_pb2.RunRequest
+    digest: str
+    run_id: str
+    agent: Agent
+    policy: policy_pb2.RunPolicy
+    deadline_time_ns: int | None
+    now_ns: int
+
+
+def run_started(
+    admission: Admission, resolver: Resolver, *, session_cut: int, trace_id: str, span_id: str
+) -> event_pb2.AgentEvent:
+    """The first event of a run."""
+    request, definition = admission.request, admission.agent.definition
+    event = event_pb2.AgentEvent(
+        sequence=1,
+        invocation_id=admission.run_id,
+        agent=definition.name,
+        branch=definition.name,
+        trace_id=trace_id,
+        span_id=span_id,
+    )
+    event.time.FromNanoseconds(admission.now_ns)
+    begun = event.run_started
+    begun.invocation_id = begun.key_root = admission.run_id
+    begun.agent, begun.kind = definition.name, admission.agent.kind
+    begun.run_path.append(definition.name)
+    begun.input.CopyFrom(_input(admission))
+    begun.policy.CopyFrom(admission.policy)
+    if admission.deadline_time_ns is not None:
+        begun.deadline_time.FromNanoseconds(admission.deadline_time_ns)
+    begun.labels.update(request.labels)
+    for reached in resolver.reachable(definition.name):
+        begun.definitions.add(name=reached.name, revision=reached.revision)
+    begun.session_cut = session_cut
+    versions = resolver.versions(definition.name)
+    begun.versions.replay, begun.versions.prices = REPLAY_VERSION, versions.prices
+    begun.versions.tools.update(versions.tools)
+    begun.versions.models.update(versions.models)
+    begun.versions.agents.update(versions.agents)
+    begun.request_id = request.request_id
+    begun.request_digest = admission.digest if request.request_id else ""
+    return event
+
+
+def _input(admission: Admission) -> message_pb2.Message:
+    message = message_pb2.Message()
+    message.CopyFrom(admission.request.input)
+    message.role, message.kind = message_pb2.ROLE_USER, message_pb2.MESSAGE_KIND_USER
+    message.author = "user"
+    message.invocation_id = admission.run_id
+    message.message_id = ids.message_id(admission.run_id, "", "USER")
+    message.create_time.FromNanoseconds(admission.now_ns)
+    message.ClearField("position")
+    return message

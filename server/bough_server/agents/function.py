@@ -1,0 +1,94 @@
+"""Agents that are Python coroutines over a context; registering them is the registry's."""
+
+import inspect
+import re
+from collections.abc import Awaitable, Callable, Sequence
+from typing import overload
+
+from bough.v1 import agent_pb2, error_pb2, event_pb2, message_pb2
+
+from bough_server import ids
+from bough_server.errors import RunError
+from bough_server.runtime.agent import Outcome
+from bough_server.runtime.context import Context
+
+Answer = Outcome | message_pb2.Message | str
+Code = Callable[[Context, message_pb2.Message], Awaitable[Answer]]
+
+
+class FunctionAgent:
+    """A coroutine under a name. Its answer is an Outcome, a Message or a text."""
+
+    kind = event_pb2.AGENT_KIND_FUNCTION
+
+    def __init__(
+        self, code: Code, definition: agent_pb2.AgentDefinition, tool_links: Sequence[agent_pb2.ToolLink]
+    ) -> None:
+        self._code = code
+        self.definition = definition
+        self.tool_links = tool_links
+
+    async def run(self, ctx: Context, input: message_pb2.Message) -> Outcome:
+        """Runs the code. Raises what it raises, and RunError INVALID_OUTPUT for an answer of another type."""
+        answer = await self._code(ctx, input)
+        if isinstance(answer, str):
+            answer = message_pb2.Message(parts=[message_pb2.Part(text=answer)])
+        if isinstance(answer, message_pb2.Message):
+            return Outcome(output=answer)
+        if isinstance(answer, Outcome):
+            return answer
+        raise RunError(
+            f"The agent {self.definition.name!r} answered with {type(answer).__name__}; "
+            "give a text, a Message or an Outcome.",
+            reason=error_pb2.ERROR_REASON_INVALID_OUTPUT,
+        )
+
+
+@overload
+def agent(code: Code, /) -> FunctionAgent: ...
+
+
+@overload
+def agent(
+    *,
+    name: str = "",
+    description: str = "",
+    version: str = "1",
+    agents: Sequence[str | agent_pb2.AgentLink] = (),
+    tools: Sequence[str | agent_pb2.ToolLink] = (),
+) -> Callable[[Code], FunctionAgent]: ...
+
+
+def agent(
+    code: Code | None = None,
+    /,
+    *,
+    name: str = "",
+    description: str = "",
+    version: str = "1",
+    agents: Sequence[str | agent_pb2.AgentLink] = (),
+    tools: Sequence[str | agent_pb2.ToolLink] = (),
+) -> FunctionAgent | Callable[[Code], FunctionAgent]:
+    """Makes a coroutine `async def name(ctx, input)` an agent that runs, definitions and models can name.
+
+    The description is its docstring's first paragraph where none is given. `agents` and `tools` are what it may call.
+    `version` changes when its effects do. Raises TypeError.
+    """
+
+    def make(code: Code) -> FunctionAgent:
+        said = description or (inspect.getdoc(code) or "").split("\n\n")[0].replace("\n", " ")
+        own_name = name or code.__name__
+        if not inspect.iscoroutinefunction(code) or len(inspect.signature(code).parameters) != 2:
+            raise TypeError(f"The agent {own_name!r} must be `async def {own_name}(ctx, input)`.")
+        if not re.fullmatch(ids.AGENT_NAME, own_name):
+            raise TypeError(f"{own_name!r} is no agent's name: a letter, then up to 58 letters, digits, '_' or '-'.")
+        if not said:
+            raise TypeError(f"The agent {own_name!r} needs a description or a docstring: models choose by it.")
+        definition = agent_pb2.AgentDefinition(name=own_name, description=said, revision=version)
+        definition.sub_agents.extend(
+            agent_pb2.AgentLink(agent=link) if isinstance(link, str) else link for link in agents
+        )
+        links = [agent_pb2.ToolLink(name=link) if isinstance(link, str) else link for link in tools]
+        return FunctionAgent(code, definition, links)
+
+    return make if code is None else make(code)

@@ -1,0 +1,86 @@
+"""The LLM agent: a model in a loop with tools, until it answers; everything it does is an effect of its context."""
+
+from collections.abc import Sequence
+from typing import Final
+
+from bough.v1 import agent_pb2, error_pb2, event_pb2, message_pb2
+
+from bough_server.errors import RunError
+from bough_server.models.model import ModelRequest
+from bough_server.runtime.agent import Outcome
+from bough_server.runtime.context import Context
+from bough_server.runtime.toolset import FINAL_ANSWER
+
+MAX_STEPS: Final = 20
+"""How many model calls an invocation may make where its definition does not say."""
+
+_EMPTY: Final = "Your last answer was empty. Answer now, in words."
+
+
+class LlmAgent:
+    """An agent that its definition describes whole."""
+
+    kind = event_pb2.AGENT_KIND_LLM
+
+    def __init__(self, definition: agent_pb2.AgentDefinition) -> None:
+        self.definition = definition
+
+    @property
+    def tool_links(self) -> Sequence[agent_pb2.ToolLink]:
+        """The tools of the definition."""
+        return self.definition.llm.tools
+
+    async def run(self, ctx: Context, input: message_pb2.Message) -> Outcome:
+        """Asks the model, runs what it calls, and asks again, until it answers without calls.
+
+        An empty answer is asked for once more. Raises RunError: LIMIT_EXCEEDED after `max_steps` model calls,
+        INVALID_OUTPUT after two empty answers, or what a model call or an aborting sub-agent raised.
+        """
+        llm = self.definition.llm
+        most = llm.max_steps if llm.HasField("max_steps") else MAX_STEPS
+        was_empty = False
+        for _ in range(most):
+            response = await ctx.model(self._request(ctx, was_empty))
+            calls = [part.tool_call for part in response.message.parts if part.HasField("tool_call")]
+            if calls:
+                was_empty = False
+                answers = await ctx.tools(calls, parallel=not llm.HasField("parallel_tools") or llm.parallel_tools)
+                final = final_answer([answer.result for answer in answers]) if llm.final_answer_tool else None
+                if final is not None:
+                    return Outcome(output=final)
+            elif answer := _said(response.message):
+                return Outcome(output=answer)
+            elif was_empty:
+                raise RunError(
+                    f"The model of {self.definition.name!r} gave an empty answer twice.",
+                    reason=error_pb2.ERROR_REASON_INVALID_OUTPUT,
+                )
+            else:
+                was_empty = True
+        raise RunError(
+            f"The agent {self.definition.name!r} made {most} model calls without an answer: max_steps is reached.",
+            reason=error_pb2.ERROR_REASON_LIMIT_EXCEEDED,
+        )
+
+    def _request(self, ctx: Context, was_empty: bool) -> ModelRequest:
+        llm = self.definition.llm
+        messages = ctx.history()
+        if was_empty:
+            messages.append(message_pb2.Message(role=message_pb2.ROLE_USER, parts=[message_pb2.Part(text=_EMPTY)]))
+        return ModelRequest(messages=messages, instruction=llm.instruction, tools=ctx.offers(), settings=llm.settings)
+
+
+def final_answer(results: Sequence[message_pb2.ToolResult]) -> message_pb2.Message | None:
+    """The answer that a call of `final_answer` gave, if one did."""
+    for result in results:
+        if result.call.name == FINAL_ANSWER and not result.HasField("error"):
+            return message_pb2.Message(parts=result.parts)
+    return None
+
+
+def _said(message: message_pb2.Message) -> message_pb2.Message | None:
+    """The answer in a model's message: its text and files, reasoning left out; None where there is nothing."""
+    parts = [part for part in message.parts if part.WhichOneof("content") in ("text", "data_json", "blob")]
+    if not any(part.text.strip() or part.data_json or part.HasField("blob") for part in parts):
+        return None
+    return message_pb2.Message(parts=parts)

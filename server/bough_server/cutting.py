@@ -1,0 +1,53 @@
+"""Bounds of texts inside events: what is longer is cut in the middle and marked; nothing is dropped unsaid."""
+
+from typing import Final
+
+from bough.v1 import message_pb2
+
+MAX_TEXT_BYTES: Final = 512 * 1024
+"""The most bytes of one text in an event."""
+
+MAX_STEP_RESULT_BYTES: Final = 64 * 1024
+"""The most bytes of a tool's result in a step's end, and of what a model is shown of it."""
+
+_MARK = "\n[...]\n"
+
+
+def cut_text(text: str, limit: int) -> str:
+    """The head and the tail of a text whose UTF-8 form is longer than `limit` bytes, cut between characters."""
+    data = text.encode()
+    if len(data) <= limit:
+        return text
+    half = max(0, (limit - len(_MARK)) // 2)
+    head = data[:half].decode(errors="ignore")
+    tail = data[len(data) - half :].decode(errors="ignore") if half else ""
+    return head + _MARK + tail
+
+
+def cut_result(result: message_pb2.ToolResult, limit: int = MAX_STEP_RESULT_BYTES) -> message_pb2.ToolResult:
+    """The result itself where it is small, else a copy whose texts are cut and that says so."""
+    size = result.ByteSize()
+    if size <= limit:
+        return result
+    cut = message_pb2.ToolResult()
+    cut.CopyFrom(result)
+    share = limit // max(1, len(cut.parts))
+    for part in cut.parts:
+        _cut_part(part, share)
+    cut.truncated = True
+    cut.original_bytes = result.original_bytes or size
+    return cut
+
+
+def _cut_part(part: message_pb2.Part, limit: int) -> None:
+    content = part.WhichOneof("content")
+    if content in ("text", "data_json"):
+        text = part.text if content == "text" else part.data_json
+        size = len(text.encode())
+        if size > limit:
+            # Cut JSON is no longer JSON, so it is given as text.
+            part.text = cut_text(text, limit)
+            part.truncated, part.original_bytes = True, part.original_bytes or size
+    elif content == "blob" and len(part.blob.data) > limit:
+        part.original_bytes = part.original_bytes or len(part.blob.data)
+        part.blob.data, part.truncated = b"", True

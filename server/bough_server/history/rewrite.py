@@ -1,0 +1,53 @@
+"""How an agent is shown what other agents said: as user messages that begin with "For context:"; pure."""
+
+from collections.abc import Callable
+
+from bough.v1 import message_pb2
+
+Rewriter = Callable[[message_pb2.Message], list[message_pb2.Message]]
+"""Another agent's message as the messages that a reader is shown of it."""
+
+
+def for_context(message: message_pb2.Message) -> list[message_pb2.Message]:
+    """One user message: what was said, then each call; a tool's result by itself. Nothing where nothing is left.
+
+    Reasoning is dropped; images, audio and files stay as they are.
+    """
+    author = message.author
+    said = "".join(part.text for part in message.parts if part.HasField("text"))
+    sentences = [f"[{author}] said: {said}."] if said.strip() else []
+    blobs: list[message_pb2.Part] = []
+    for part in message.parts:
+        content = part.WhichOneof("content")
+        if content == "tool_call":
+            call = part.tool_call
+            sentences.append(f"[{author}] called tool: `{call.name}` with arguments: {call.arguments_json}.")
+        elif content == "tool_result":
+            result = part.tool_result
+            sentences.append(f"[{author}] `{result.call.name}` tool returned result: {result_text(result)}.")
+            blobs.extend(piece for piece in result.parts if piece.HasField("blob"))
+        elif content == "data_json":
+            sentences.append(f"[{author}] said: {part.data_json}.")
+        elif content == "blob":
+            blobs.append(part)
+    if not sentences and not blobs:
+        return []
+    shown = message_pb2.Message(role=message_pb2.ROLE_USER, author=author, invocation_id=message.invocation_id)
+    if sentences:
+        shown.parts.add(text="For context: " + " ".join(sentences))
+    shown.parts.extend(blobs)
+    return [shown]
+
+
+def result_text(result: message_pb2.ToolResult) -> str:
+    """A tool's result as a model reads it: its texts and JSON, or its error."""
+    if result.HasField("error"):
+        return f"Error: {result.error.message}"
+    texts = []
+    for part in result.parts:
+        content = part.WhichOneof("content")
+        if content == "text":
+            texts.append(part.text)
+        elif content == "data_json":
+            texts.append(part.data_json)
+    return "\n".join(texts)

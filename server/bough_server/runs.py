@@ -1,0 +1,463 @@
+"""Runs: starts, follows, cancels and drains them; owns one task for each live run. What a run does is the runtime's."""
+
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass, field
+from typing import Any, Final, cast
+
+import structlog
+from bough.v1 import agent_service_pb2, error_pb2, event_pb2, policy_pb2
+
+from bough_server import events, ids
+from bough_server.admission import (
+    Admission,
+    RunDefaults,
+    check_input,
+    effective_policy,
+    find_agent,
+    request_digest,
+    run_started,
+)
+from bough_server.clock import Clock
+from bough_server.errors import (
+    RequestIdReused,
+    RunError,
+    SequenceOutOfRange,
+    ServerStopping,
+    SessionBusy,
+    StorageFailed,
+)
+from bough_server.recovery import close_open_run
+from bough_server.runtime.agent import Resolver
+from bough_server.runtime.dispatcher import dispatch_root
+from bough_server.runtime.execution import Execution, RunFacts
+from bough_server.runtime.journal import Journal
+from bough_server.runtime.recorder import Recorder
+from bough_server.store.ports import (
+    EventLog,
+    NewRun,
+    Page,
+    Principal,
+    Record,
+    RequestIdTaken,
+    RunFilter,
+    RunIndex,
+    RunRecord,
+    SessionMoved,
+    Sessions,
+    StoredEvent,
+    StoredMessage,
+)
+from bough_server.telemetry import Parent, Tracing
+
+_log = structlog.get_logger(__name__)
+
+FIRST_FOLLOWER_SECONDS: Final = 30.0
+"""How long a new run waits for its first follower, whatever its disconnect grace."""
+
+_START_TRIES: Final = 5
+
+
+@dataclass(slots=True, kw_only=True)
+class LiveRun:
+    """A run that this process executes."""
+
+    record: RunRecord
+    execution: Execution
+    policy: policy_pb2.RunPolicy
+    task: asyncio.Task[None] | None = None
+    ending: asyncio.Task[None] | None = None
+    followers: int = 0
+    timers: list[asyncio.TimerHandle] = field(default_factory=list)
+    grace: asyncio.TimerHandle | None = None
+    stopped: "asyncio.Future[None]" = field(default_factory=lambda: asyncio.get_running_loop().create_future())
+    """Done when the run goes no further here; with an exception where it stopped unrecorded."""
+
+
+class Runs:
+    """Every run that this process executes, and the way to all others."""
+
+    def __init__(
+        self,
+        *,
+        log: EventLog,
+        index: RunIndex,
+        sessions: Sessions,
+        resolver: Resolver,
+        tracing: Tracing,
+        clock: Clock,
+        defaults: RunDefaults,
+    ) -> None:
+        self._event_log = log
+        self._index = index
+        self._sessions = sessions
+        self._resolver = resolver
+        self._tracing = tracing
+        self._clock = clock
+        self._defaults = defaults
+        self._live: dict[str, LiveRun] = {}
+        self._failed: dict[str, BaseException] = {}
+        self._draining: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    # Starting
+
+    async def start(
+        self,
+        principal: Principal,
+        request: agent_service_pb2.RunRequest,
+        *,
+        deadline_time_ns: int | None,
+        trace: Parent,
+    ) -> RunRecord:
+        """Accepts a run and starts it, or finds the one that the same request started before.
+
+        Raises InvalidRequest, NotFound (agent, session), RequestIdReused, SessionBusy, ServerStopping, StorageFailed.
+        """
+        if self._draining.done():
+            raise ServerStopping("The server is stopping and takes no new runs. Try again at another one.")
+        check_input(request.input)
+        digest = request_digest(request)
+        if request.request_id:
+            earlier = await self._index.find_request(principal, request.request_id)
+            if earlier is not None:
+                return _same_request(earlier, digest, request.request_id)
+        now = self._clock.now_ns()
+        admission = Admission(
+            request=request,
+            digest=digest,
+            run_id=ids.new_uuid7(now),
+            agent=find_agent(self._resolver, request.agent),
+            policy=effective_policy(request.policy, self._defaults),
+            deadline_time_ns=None if request.policy.background else deadline_time_ns,
+            now_ns=now,
+        )
+        try:
+            return await self._admit(principal, admission, trace)
+        except RequestIdTaken as taken:
+            earlier = await self._index.get(principal, taken.run_id)
+            return _same_request(earlier, digest, request.request_id)
+
+    async def _admit(self, principal: Principal, admission: Admission, trace: Parent) -> RunRecord:
+        request = admission.request
+        session_id = request.session_id or ids.new_uuid7(admission.now_ns)
+        definition = admission.agent.definition
+        traced = self._tracing.invoke_agent(
+            agent=definition.name,
+            description=definition.description,
+            invocation_id=admission.run_id,
+            run_id=admission.run_id,
+            session_id=session_id,
+            branch=definition.name,
+            depth=0,
+            parent=trace.for_run(run_id=admission.run_id, session_id=session_id, user_id=principal.user_id),
+        )
+        try:
+            started, session = await self._create(principal, admission, session_id, traced.trace_id, traced.span_id)
+        except BaseException:
+            traced.end()
+            raise
+        record = _record_of(admission, principal, session_id)
+        facts = RunFacts(
+            run_id=admission.run_id,
+            session_id=session_id,
+            user_id=principal.user_id,
+            started=started,
+            session=session,
+        )
+        recorder = Recorder(self._event_log, admission.run_id, epoch=1, last_sequence=1, clock=self._clock)
+        execution = Execution(
+            facts,
+            resolver=self._resolver,
+            tracing=self._tracing,
+            clock=self._clock,
+            journal=Journal([started]),
+            recorder=recorder,
+            default_delta=self._defaults.delta,
+        )
+        execution.spans[""] = traced
+        self._launch(LiveRun(record=record, execution=execution, policy=admission.policy), admission)
+        return record
+
+    async def _create(
+        self, principal: Principal, admission: Admission, session_id: str, trace_id: str, span_id: str
+    ) -> tuple[event_pb2.AgentEvent, Sequence[StoredMessage]]:
+        is_new = not admission.request.session_id
+        for _ in range(_START_TRIES):
+            cut = 0 if is_new else await self._sessions.last_position(principal, session_id)
+            event = run_started(admission, self._resolver, session_cut=cut, trace_id=trace_id, span_id=span_id)
+            first = Record(sequence=1, kind=events.RUN_STARTED, data=event.SerializeToString(), event=event)
+            new_run = NewRun(
+                run_id=admission.run_id,
+                principal=principal,
+                session_id=session_id,
+                new_session=is_new,
+                session_cut=cut,
+                request_id=admission.request.request_id,
+                request_digest=admission.digest,
+                create_time_ns=admission.now_ns,
+                first=first,
+                definitions=self._resolver.reachable(admission.agent.definition.name),
+            )
+            try:
+                await self._event_log.create(new_run)
+            except SessionMoved:
+                continue
+            return event, await self._sessions.messages(session_id, through=cut) if cut else ()
+        raise SessionBusy("Other runs of this session begin and end at this moment. Try again.")
+
+    def _launch(self, live: LiveRun, admission: Admission) -> None:
+        loop = asyncio.get_running_loop()
+        run_id = admission.run_id
+        self._live[run_id] = live
+        live.task = loop.create_task(self._supervise(live), name=f"run:{run_id}")
+        for seconds, reason in _bounds(admission, self._clock.now_ns()):
+            live.timers.append(loop.call_later(max(0.0, seconds), self._end_soon, live, reason))
+        grace = live.policy.disconnect_grace.ToTimedelta().total_seconds()
+        self._await_follower(live, max(grace, FIRST_FOLLOWER_SECONDS))
+
+    async def _supervise(self, live: LiveRun) -> None:
+        """Runs a run to its end, whatever it is, and lets go of it."""
+        failure: BaseException | None = None
+        try:
+            await live.execution.finish(dispatch_root(live.execution))
+            if live.ending is not None:
+                await live.ending
+        except Exception as error:
+            failure = error
+            _log.error("run stopped unrecorded", run_id=live.record.run.run_id, exc_info=error)
+        finally:
+            self._let_go(live, failure)
+
+    def _let_go(self, live: LiveRun, failure: BaseException | None) -> None:
+        for timer in (*live.timers, live.grace):
+            if timer is not None:
+                timer.cancel()
+        live.execution.end_spans()
+        run_id = live.record.run.run_id
+        self._live.pop(run_id, None)
+        if failure is not None:
+            self._failed[run_id] = failure
+        if not live.stopped.done():
+            live.stopped.set_result(None)
+
+    # Following
+
+    async def follow(
+        self, principal: Principal, run_id: str, *, after: int, until_current: bool = False
+    ) -> AsyncGenerator[Sequence[StoredEvent], None]:
+        """The committed events of a run after a sequence, page by page, to its terminal event or to what there is now.
+
+        Counts as a follower while it is open. Raises NotFound and SequenceOutOfRange at once, ServerStopping when the
+        server drains, StorageFailed where the run stopped unrecorded.
+        """
+        await self._index.get(principal, run_id)
+        last = await self._event_log.last_sequence(run_id)
+        if after > last:
+            raise SequenceOutOfRange(
+                f"The log of this run ends at sequence {last}; there is nothing after {after}.",
+                details={"last_sequence": str(last)},
+            )
+        if until_current:
+            async with aclosing(self._current(run_id, after, last)) as current:
+                async for page in current:
+                    yield page
+            return
+        live = self._live.get(run_id)
+        if live is not None:
+            self._join_run(live)
+        try:
+            async with aclosing(cast(AsyncGenerator[Sequence[StoredEvent], None], self._tail(run_id, after))) as pages:
+                async for page in pages:
+                    yield page
+        finally:
+            if live is not None:
+                self._leave_run(live)
+
+    async def _current(self, run_id: str, after: int, last: int) -> AsyncGenerator[Sequence[StoredEvent], None]:
+        while after < last:
+            page = await self._event_log.read(run_id, after=after, through=last)
+            yield page
+            after = page[-1].sequence
+
+    async def _tail(self, run_id: str, after: int) -> AsyncIterator[Sequence[StoredEvent]]:
+        tail = cast(AsyncGenerator[Sequence[StoredEvent], None], self._event_log.tail(run_id, after=after))
+        async with aclosing(tail):
+            while True:
+                page = await self._next_page(run_id, tail)
+                if page is None:
+                    return
+                yield page
+
+    async def _next_page(self, run_id: str, tail: AsyncIterator[Sequence[StoredEvent]]) -> Sequence[StoredEvent] | None:
+        """The next page of a tail; None after the last. Raises what keeps it from ever coming."""
+        pull = asyncio.ensure_future(_pulled(tail))
+        live = self._live.get(run_id)
+        watched: set[asyncio.Future[Any]] = {pull, self._draining}
+        if live is not None:
+            watched.add(live.stopped)
+        try:
+            await asyncio.wait(watched, return_when=asyncio.FIRST_COMPLETED)
+            if not pull.done():
+                await self._settle(run_id, pull)
+            return pull.result()
+        finally:
+            if not pull.done():
+                pull.cancel()
+                await asyncio.wait({pull})
+
+    async def _settle(self, run_id: str, pull: "asyncio.Future[Sequence[StoredEvent] | None]") -> None:
+        """The run or the server stops: waits for the page that its last event makes, or raises why none will come."""
+        live = self._live.get(run_id)
+        if live is not None:
+            watched: set[asyncio.Future[Any]] = {pull, live.stopped}
+            await asyncio.wait(watched, return_when=asyncio.FIRST_COMPLETED)
+        if run_id in self._failed and not pull.done():
+            raise StorageFailed(
+                "The run stopped because its log could not be written. What was sent is stored; the server ends the "
+                "run when it starts again."
+            ) from None
+        if not pull.done() and live is None and self._draining.done():
+            raise ServerStopping("The server is stopping. Rejoin with the last through_sequence.")
+        await asyncio.wait({pull})
+
+    def _join_run(self, live: LiveRun) -> None:
+        live.followers += 1
+        if live.grace is not None:
+            live.grace.cancel()
+            live.grace = None
+
+    def _leave_run(self, live: LiveRun) -> None:
+        live.followers -= 1
+        if live.followers == 0:
+            self._await_follower(live, live.policy.disconnect_grace.ToTimedelta().total_seconds())
+
+    def _await_follower(self, live: LiveRun, seconds: float) -> None:
+        """Cancels a run that nobody follows for a while, where its policy says so."""
+        if live.policy.on_disconnect != policy_pb2.ON_DISCONNECT_CANCEL or self._draining.done():
+            return
+        loop = asyncio.get_running_loop()
+        live.grace = loop.call_later(seconds, self._end_soon, live, event_pb2.CANCEL_REASON_DISCONNECTED)
+
+    # Reading
+
+    async def get(self, principal: Principal, run_id: str) -> RunRecord:
+        """One run of the principal's tenant. Raises NotFound."""
+        return await self._index.get(principal, run_id)
+
+    async def list(
+        self, principal: Principal, run_filter: RunFilter, page: Page
+    ) -> tuple[Sequence[agent_service_pb2.Run], str]:
+        """A page of runs, the newest first."""
+        return await self._index.list(principal, run_filter, page)
+
+    # Ending
+
+    async def cancel(self, principal: Principal, run_id: str) -> RunRecord:
+        """Asks a run to stop; the wish is durable when this returns. On a run that has ended it changes nothing."""
+        await self._index.get(principal, run_id)
+        live = self._live.get(run_id)
+        if live is not None:
+            self._end_soon(live, event_pb2.CANCEL_REASON_CALLER)
+            await live.execution.committed()
+        return await self._index.get(principal, run_id)
+
+    def _end_soon(self, live: LiveRun, reason: event_pb2.CancelReason.ValueType) -> None:
+        """Records the wish now and leaves the rest to a task of the run's."""
+        execution = live.execution
+        root = execution.facts.started.invocation_id
+        if live.ending is None and execution.wish("", caller=root, reason=reason):
+            error, below = why_ended(reason)
+            live.ending = asyncio.get_running_loop().create_task(execution.end("", error, below))
+
+    async def recover(self) -> int:
+        """Ends the runs that a dead server left open; gives how many there were."""
+        open_runs = await self._index.open_runs()
+        for record in open_runs:
+            await close_open_run(self._event_log, record, self._clock, *why_ended(event_pb2.CANCEL_REASON_SERVER))
+        return len(open_runs)
+
+    async def drain(self, grace: float) -> None:
+        """Takes no new runs, lets live ones end within `grace` seconds, then ends the rest: the server stops."""
+        if not self._draining.done():
+            self._draining.set_result(None)
+        await self._wait_for_ends(grace)
+        for live in list(self._live.values()):
+            self._end_soon(live, event_pb2.CANCEL_REASON_SERVER)
+        await self._wait_for_ends(None)
+
+    async def _wait_for_ends(self, seconds: float | None) -> None:
+        tasks = {live.task for live in self._live.values() if live.task is not None}
+        if tasks:
+            await asyncio.wait(tasks, timeout=seconds)
+
+    async def close(self) -> None:
+        """Ends everything at once."""
+        await self.drain(0)
+
+
+async def _pulled(tail: AsyncIterator[Sequence[StoredEvent]]) -> Sequence[StoredEvent] | None:
+    return await anext(tail, None)
+
+
+def _same_request(earlier: RunRecord, digest: str, request_id: str) -> RunRecord:
+    if earlier.request_digest != digest:
+        raise RequestIdReused(
+            f"The request id {request_id!r} started another run with another content. Use a new one.",
+            details={"run_id": earlier.run.run_id},
+        )
+    return earlier
+
+
+def _bounds(admission: Admission, now_ns: int) -> list[tuple[float, event_pb2.CancelReason.ValueType]]:
+    """When a run is to end by itself: seconds from now, and why."""
+    bounds: list[tuple[float, event_pb2.CancelReason.ValueType]] = []
+    if admission.deadline_time_ns is not None:
+        bounds.append(((admission.deadline_time_ns - now_ns) / 1e9, event_pb2.CANCEL_REASON_DEADLINE))
+    bounds.extend(
+        (limits.wall_duration.ToTimedelta().total_seconds(), event_pb2.CANCEL_REASON_LIMIT)
+        for limits in (admission.policy.limits, admission.agent.definition.limits)
+        if limits.HasField("wall_duration")
+    )
+    return bounds
+
+
+def why_ended(reason: event_pb2.CancelReason.ValueType) -> tuple[error_pb2.AgentError, error_pb2.AgentError]:
+    """The error of a run that is ended from outside, and that of everything below its root."""
+    said = {
+        event_pb2.CANCEL_REASON_CALLER: ("The run was cancelled.", error_pb2.ERROR_REASON_CANCELLED),
+        event_pb2.CANCEL_REASON_DISCONNECTED: (
+            "The run was cancelled because nobody followed it any more.",
+            error_pb2.ERROR_REASON_CANCELLED,
+        ),
+        event_pb2.CANCEL_REASON_DEADLINE: (
+            "The caller's deadline passed before the run ended.",
+            error_pb2.ERROR_REASON_DEADLINE_EXCEEDED,
+        ),
+        event_pb2.CANCEL_REASON_LIMIT: (
+            "The run took longer than its wall_duration.",
+            error_pb2.ERROR_REASON_LIMIT_EXCEEDED,
+        ),
+        event_pb2.CANCEL_REASON_SERVER: (
+            "The server stopped while the run was going.",
+            error_pb2.ERROR_REASON_SERVER_STOPPED,
+        ),
+    }
+    message, why = said[reason]
+    retryable = why == error_pb2.ERROR_REASON_SERVER_STOPPED
+    below = RunError(message, reason=error_pb2.ERROR_REASON_CANCELLED)
+    return RunError(message, reason=why, retryable=retryable).to_agent_error(), below.to_agent_error()
+
+
+def _record_of(admission: Admission, principal: Principal, session_id: str) -> RunRecord:
+    run = agent_service_pb2.Run(
+        run_id=admission.run_id,
+        session_id=session_id,
+        agent=admission.agent.definition.name,
+        state=event_pb2.STATE_RUNNING,
+        labels=admission.request.labels,
+        last_sequence=1,
+    )
+    run.create_time.FromNanoseconds(admission.now_ns)
+    run.start_time.FromNanoseconds(admission.now_ns)
+    return RunRecord(run=run, principal=principal, epoch=1, request_digest=admission.digest)

@@ -1,0 +1,164 @@
+"""A model call that goes to the world: its attempts, deltas and whole answer; the effect around it is not here."""
+
+import random
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from typing import Final, cast
+
+from bough.v1 import error_pb2, event_pb2, message_pb2, step_pb2
+from google.protobuf import duration_pb2
+
+from bough_server import events, ids, usage
+from bough_server.cutting import MAX_TEXT_BYTES
+from bough_server.errors import ModelError
+from bough_server.models import price
+from bough_server.models.model import Delta, Model, ModelRequest, ReasoningDelta, TextDelta
+from bough_server.runtime.execution import Execution
+from bough_server.runtime.frame import Frame
+from bough_server.runtime.recorder import Piece
+from bough_server.telemetry import Traced
+
+_MAX_RAW_BYTES: Final = 512 * 1024
+
+
+class ModelCall:
+    """One model call of an invocation: `key` is its effect, `index` its step."""
+
+    def __init__(
+        self, execution: Execution, frame: Frame, *, key: str, index: int, model: Model, traced: Traced
+    ) -> None:
+        self._execution = execution
+        self._frame = frame
+        self._key = key
+        self._index = index
+        self._model = model
+        self._traced = traced
+        self._attempt = 1
+        self._call_ids: dict[int, str] = {}
+
+    async def answer(self, request: ModelRequest) -> step_pb2.LlmResponse:
+        """Streams attempts until one answers. Raises the last one's ModelError."""
+        policy = self._model.retry
+        jitter = random.Random(ids.derived_id(self._execution.facts.key_root, self._key))
+        while True:
+            try:
+                return await self._try(request)
+            except ModelError as error:
+                if error.lost_usage is not None:
+                    self._price(error.lost_usage)
+                if error.retry is None or self._attempt > policy.retries:
+                    raise
+                delay = min(policy.longest, policy.base * 2 ** (self._attempt - 1)) * (0.5 + jitter.random() / 2)
+                await self._retry(error, max(delay, error.retry_after or 0.0))
+
+    @property
+    def attempt(self) -> int:
+        """The attempt in force, from 1."""
+        return self._attempt
+
+    async def _retry(self, error: ModelError, delay: float) -> None:
+        self._attempt += 1
+        event = self._event()
+        retrying = event.llm_retrying
+        retrying.reason = error.retry or event_pb2.RETRY_REASON_PROVIDER_ERROR
+        retrying.error.CopyFrom(error.to_agent_error(agent=self._frame.name, invocation_id=self._frame.invocation_id))
+        wait = duration_pb2.Duration()
+        wait.FromNanoseconds(int(delay * 1e9))
+        retrying.delay.CopyFrom(wait)
+        retrying.next_model = self._model.name
+        if error.lost_usage is not None:
+            retrying.lost_usage.CopyFrom(error.lost_usage)
+        self._execution.invocations.lost.pop(self._key, None)
+        self._execution.emit(event)
+        await self._execution.clock.sleep(delay)
+
+    async def _try(self, request: ModelRequest) -> step_pb2.LlmResponse:
+        self._call_ids = {}
+        response: step_pb2.LlmResponse | None = None
+        size = 0
+        stream = cast(AsyncGenerator[Delta | step_pb2.LlmResponse, None], self._model.stream(request))
+        async with aclosing(stream):
+            async for item in stream:
+                if isinstance(item, step_pb2.LlmResponse):
+                    response = item
+                    continue
+                size += len(item.text) if isinstance(item, TextDelta | ReasoningDelta) else len(item.arguments)
+                if size > MAX_TEXT_BYTES:
+                    raise _too_large()
+                if self._delta(item):
+                    await self._execution.room()
+        if response is None:
+            raise ModelError(
+                f"The model {self._model.name!r} ended its stream without an answer.",
+                reason=error_pb2.ERROR_REASON_MODEL_BAD_RESPONSE,
+                retry=event_pb2.RETRY_REASON_BAD_RESPONSE,
+            )
+        return self._whole(response)
+
+    def _delta(self, item: Delta) -> bool:
+        if isinstance(item, TextDelta):
+            return self._piece(events.LLM_OUTPUT_DELTA, "", item.text, "")
+        if isinstance(item, ReasoningDelta):
+            return self._piece(events.LLM_REASONING_DELTA, "", item.text, "")
+        call_id = self._call_id(item.index, item.provider_call_id)
+        return self._piece(events.LLM_TOOL_CALL_DELTA, call_id, item.arguments, item.name)
+
+    def _piece(self, kind: int, subject: str, text: str, name: str) -> bool:
+        if not text and not name:
+            return False
+
+        def make() -> event_pb2.AgentEvent:
+            event = self._event()
+            event.ClearField("effect_key")
+            event.ClearField("trace_id")
+            event.ClearField("span_id")
+            if kind == events.LLM_TOOL_CALL_DELTA:
+                event.llm_tool_call_delta.call_id = subject
+                event.llm_tool_call_delta.name = name
+            return event
+
+        return self._execution.delta(Piece(self._key, kind, subject, text), self._frame.joining, make)
+
+    def _call_id(self, position: int, provider_call_id: str) -> str:
+        """The provider's id if this invocation has not used it, else one made of the step and the position."""
+        if position not in self._call_ids:
+            used = self._frame.call_ids | set(self._call_ids.values())
+            own = f"{self._index}.{position}"
+            self._call_ids[position] = provider_call_id if provider_call_id and provider_call_id not in used else own
+        return self._call_ids[position]
+
+    def _event(self) -> event_pb2.AgentEvent:
+        event = self._frame.opened.in_step(self._frame.event(self._key, traced=self._traced), self._index)
+        event.attempt = self._attempt
+        return event
+
+    def _whole(self, response: step_pb2.LlmResponse) -> step_pb2.LlmResponse:
+        position = 0
+        for part in response.message.parts:
+            if part.HasField("tool_call"):
+                call = part.tool_call
+                provider_id = call.provider_call_id
+                call.call_id = self._call_id(position, provider_id)
+                call.provider_call_id = "" if provider_id == call.call_id else provider_id
+                position += 1
+        if response.HasField("usage"):
+            self._price(response.usage)
+        if len(response.raw_json) > _MAX_RAW_BYTES:
+            response.ClearField("raw_json")
+        if response.message.ByteSize() > MAX_TEXT_BYTES * 2:
+            raise _too_large(response.usage)
+        return response
+
+    def _price(self, used: message_pb2.Usage) -> None:
+        if self._model.price is not None and usage.is_reported(used):
+            cost = price.cost(used, self._model.price)
+            if cost is not None:
+                used.cost_micros = cost
+
+
+def _too_large(used: message_pb2.Usage | None = None) -> ModelError:
+    return ModelError(
+        f"The model's answer is longer than {MAX_TEXT_BYTES // 1024} KiB. Lower max_output_tokens in its settings.",
+        reason=error_pb2.ERROR_REASON_OUTPUT_TOO_LARGE,
+        lost_usage=used,
+    )

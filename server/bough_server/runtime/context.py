@@ -1,0 +1,425 @@
+"""What an agent's code has of the world: its effects, each recorded and answered from the log when it is replayed.
+
+Effects of one lane are sequential; concurrency goes through `gather` and `tools`. Agents build no events.
+"""
+
+import json
+import random
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from datetime import UTC, datetime
+from typing import Any, TypeVar
+
+from bough.v1 import agent_pb2, error_pb2, event_pb2, message_pb2, step_pb2
+
+from bough_server import ids
+from bough_server.errors import RunError
+from bough_server.history.build import build
+from bough_server.history.transcript import Said, Transcript
+from bough_server.models.model import Model, ModelRequest, ToolSpec
+from bough_server.runtime import keys
+from bough_server.runtime.attempts import ModelCall
+from bough_server.runtime.calls import Answered, StepCalls
+from bough_server.runtime.dispatcher import Dispatch, dispatch
+from bough_server.runtime.execution import Execution, as_run_error
+from bough_server.runtime.frame import Frame
+
+T = TypeVar("T")
+
+
+class StepNumbers:
+    """Numbers of steps: of a lane every `stride`-th, so that parallel lanes never share one, in whatever order."""
+
+    def __init__(self, first: int = 0, stride: int = 1) -> None:
+        self._next = first
+        self._stride = stride
+
+    def take(self) -> int:
+        """The next number."""
+        taken, self._next = self._next, self._next + self._stride
+        return taken
+
+    def split(self, lanes: int) -> "list[StepNumbers]":
+        """Numbers for lanes that run at once."""
+        return [StepNumbers(self._next + lane * self._stride, self._stride * lanes) for lane in range(lanes)]
+
+    def pass_over(self, lanes: "Sequence[StepNumbers]") -> None:
+        """Goes on after lanes: beyond every number that any of them took."""
+        self._next = max((lane._next for lane in lanes), default=self._next)
+
+
+class Context:
+    """The effects of one lane of an invocation; the lane of its own code, or one that `gather` made."""
+
+    def __init__(
+        self,
+        execution: Execution,
+        frame: Frame,
+        *,
+        scope: str | None = None,
+        steps: StepNumbers | None = None,
+        transcript: Transcript | None = None,
+    ) -> None:
+        self.execution = execution
+        self.frame = frame
+        self.scope = frame.scope if scope is None else scope
+        self.transcript = transcript or frame.transcript
+        self._steps = steps or StepNumbers()
+        self._effects = 0
+        self._step = -1
+        self._in_flight = ""
+        self._keys: set[str] = set()
+
+    # What an agent may know
+
+    @property
+    def run_id(self) -> str:
+        """The run."""
+        return self.execution.facts.run_id
+
+    @property
+    def session_id(self) -> str:
+        """The session."""
+        return self.execution.facts.session_id
+
+    @property
+    def user_id(self) -> str:
+        """The session's user."""
+        return self.execution.facts.user_id
+
+    @property
+    def invocation_id(self) -> str:
+        """This execution of this agent."""
+        return self.frame.invocation_id
+
+    @property
+    def definition(self) -> agent_pb2.AgentDefinition:
+        """The agent's definition."""
+        return self.frame.agent.definition
+
+    def history(self) -> list[message_pb2.Message]:
+        """What this agent sees of the session and the run so far, its own input and steps included."""
+        session = (Said(one.message, one.agent, one.chain) for one in self.execution.facts.session)
+        return build(self.transcript, session, scope=self.frame.history)
+
+    def offers(self) -> list[ToolSpec]:
+        """The tools and linked agents that may still be called."""
+        made, name = self.execution.calls_made, self.frame.name
+        return [
+            offer.spec
+            for offer in self.frame.toolset.offers.values()
+            if offer.max_calls is None or made[name, offer.spec.name] < offer.max_calls
+        ]
+
+    # Effects
+
+    async def model(self, request: ModelRequest, *, model: str = "") -> step_pb2.LlmResponse:
+        """Asks a model; the answer's calls, if any, are for `tools`. An empty `model` is the agent's own.
+
+        Raises RunError: the limit of model calls is reached, or the model's retries are used up.
+        """
+        self._complete_steps()
+        index = self._step = self._steps.take()
+        key = keys.below(self.scope, f"s{index}.m")
+        with self._effect(key):
+            response = await self._model(key, index, request, model or self.frame.model_name)
+        calls = [part.tool_call for part in response.message.parts if part.HasField("tool_call")]
+        self.frame.call_ids.update(call.call_id for call in calls)
+        if calls:
+            self.transcript.say(response.message)
+        return response
+
+    async def tools(self, calls: Sequence[message_pb2.ToolCall], *, parallel: bool = True) -> list[Answered]:
+        """Runs the calls of the last model answer, linked agents among them; results in call order.
+
+        Nothing that goes wrong in a call raises: the model is to see it. Raises RunError only where a sub-agent's
+        failure aborts this agent.
+        """
+        if not calls:
+            return []
+        with self._effect(keys.below(self.scope, f"s{self._step}.t")):
+            answers = await StepCalls(self, index=self._step, calls=calls).run(parallel=parallel)
+        for position, answer in enumerate(answers):
+            if answer.child is not None:
+                self.transcript.join(answer.child, by_call=True)
+            self.transcript.say(self._tool_message(position, answer.result))
+        self._complete_steps()
+        return answers
+
+    async def dispatch(self, agent: str, input: str | message_pb2.Message, *, key: str = "") -> message_pb2.Message:
+        """Runs a linked agent and gives its answer.
+
+        Raises RunError: it is not linked (NOT_LINKED), a limit is reached, it failed (SUB_AGENT_FAILED).
+        """
+        told = message_pb2.Message(parts=[message_pb2.Part(text=input)]) if isinstance(input, str) else input
+        link = next((one for one in self.definition.sub_agents if one.agent == agent), agent_pb2.AgentLink(agent=agent))
+        effect = self._key(key)
+        with self._effect(effect):
+            ended = await dispatch(self, Dispatch(key=effect, agent=agent, link=link, input=told))
+        if ended.transcript is not None:
+            self.transcript.join(ended.transcript, by_call=False)
+        if ended.output is None:
+            error = ended.result.error
+            raise RunError(error.message, reason=error.reason, retryable=error.retryable)
+        return ended.output
+
+    async def gather(self, *lanes: "Callable[[Context], Awaitable[T]]") -> list[T]:
+        """Runs lanes at once, each with a context of its own, and waits for all; results in lane order.
+
+        Raises what the first lane in order raised, after all have ended.
+        """
+        if not lanes:
+            return []
+        group = self._key("")
+        with self._effect(group):
+            numbers = self._steps.split(len(lanes))
+            contexts = [
+                Context(
+                    self.execution,
+                    self.frame,
+                    scope=f"{group}.{lane}",
+                    steps=numbers[lane],
+                    transcript=Transcript(agent=self.frame.name, chain=self.transcript.chain, above=self.transcript),
+                )
+                for lane in range(len(lanes))
+            ]
+            self.execution.pump.fork(len(lanes))
+            left = len(lanes)
+
+            async def run(ctx: Context, lane: "Callable[[Context], Awaitable[T]]") -> T:
+                nonlocal left
+                try:
+                    return await lane(ctx)
+                finally:
+                    left -= 1
+                    if left:
+                        self.execution.pump.park()
+
+            tasks = [self.execution.spawn(ctx.scope, run(ctx, lane)) for ctx, lane in zip(contexts, lanes, strict=True)]
+            await self.execution.join(*tasks)
+            self._steps.pass_over(numbers)
+            for ctx in contexts:
+                self.transcript.entries.extend(ctx.transcript.entries)
+        return [task.result() for task in tasks]
+
+    async def now(self) -> datetime:
+        """The time, the same on a replay."""
+
+        async def read() -> str:
+            return json.dumps(str(self.execution.clock.now_ns()))
+
+        value = await self._value(self._key(""), event_pb2.VALUE_KIND_NOW, "now", read)
+        return datetime.fromtimestamp(int(json.loads(value)) / 1e9, UTC)
+
+    async def step(self, name: str, work: Callable[[], Awaitable[Any]], *, key: str = "") -> Any:
+        """Does any other work on the world once, and gives its value: something that JSON can hold.
+
+        Until its value is recorded it may run again. Raises RunError TOOL_FAILED where the work raises.
+        """
+
+        async def do() -> str:
+            return json.dumps(await work())
+
+        return json.loads(await self._value(self._key(key), event_pb2.VALUE_KIND_STEP, name, do))
+
+    def new_id(self) -> str:
+        """A new UUID, the same on a replay."""
+        return ids.derived_id(self.execution.facts.key_root, self._key(""))
+
+    @property
+    def random(self) -> random.Random:
+        """Random numbers that are the same on a replay; each reading begins a new row of them."""
+        return random.Random(ids.derived_id(self.execution.facts.key_root, self._key("")))
+
+    # Their common rules
+
+    def _key(self, explicit: str) -> str:
+        """The key of the next effect of code: its number in the lane, or a name that the code gives it."""
+        name = explicit
+        if not name:
+            name = f"e{self._effects}"
+            self._effects += 1
+        key = keys.below(self.scope, name)
+        if key in self._keys:
+            raise RunError(
+                f"The key {name!r} was used before in this scope. Keys of effects must be unique.",
+                reason=error_pb2.ERROR_REASON_INTERNAL,
+            )
+        self._keys.add(key)
+        return key
+
+    @contextmanager
+    def _effect(self, key: str) -> Iterator[None]:
+        self.execution.refuse_sealed(key)
+        if self._in_flight:
+            raise RunError(
+                f"The effect {key} began while {self._in_flight} was in flight. Run effects one after another, or at "
+                "once with ctx.gather(lambda lane: lane.dispatch(...), ...), using each lane's own context.",
+                reason=error_pb2.ERROR_REASON_CONCURRENT_EFFECTS,
+            )
+        self._in_flight = key
+        try:
+            yield
+        finally:
+            self._in_flight = ""
+
+    def _complete_steps(self) -> None:
+        """Ends the step that the lane's last model call began: it has all its results, or nobody asked for them."""
+        key = keys.below(self.scope, f"s{self._step}.m")
+        opened = self.frame.opened
+        if key in opened.steps:
+            only = opened.steps[key]
+            made = self.execution.invocations.completing_steps(opened, self.execution.clock.now_ns())
+            self.execution.emit(*[event for event in made if event.effect_key == only.key])
+
+    def _tool_message(self, position: int, result: message_pb2.ToolResult) -> message_pb2.Message:
+        key = keys.below(self.scope, f"s{self._step}.t{position}")
+        return message_pb2.Message(
+            message_id=ids.message_id(self.execution.facts.key_root, key, "TOOL"),
+            role=message_pb2.ROLE_TOOL,
+            kind=message_pb2.MESSAGE_KIND_TOOL,
+            author=self.frame.name,
+            invocation_id=self.frame.invocation_id,
+            parts=[message_pb2.Part(tool_result=result)],
+        )
+
+    async def _model(self, key: str, index: int, request: ModelRequest, name: str) -> step_pb2.LlmResponse:
+        execution, frame = self.execution, self.frame
+        digest = keys.digest("model")
+        execution.journal.check(key, digest)
+        if key in execution.journal.results:
+            recorded = await execution.pump.result(key)
+            execution.observe_recorded(key)
+            if key in execution.journal.started:
+                frame.budget.count_model_call()
+            return self._answered(recorded)
+        await execution.pump.until_live(key)
+        execution.refuse_sealed(key)
+        try:
+            model = self._admitted(name)
+        except RunError as refusal:
+            event = frame.opened.in_step(frame.event(key), index)
+            event.effect_digest = digest
+            event.llm_failed.error.CopyFrom(self._error(refusal))
+            execution.emit(event)
+            await execution.committed()
+            raise
+        return await self._ask(key, index, digest, replace(request, agent=frame.name), model)
+
+    def _admitted(self, name: str) -> Model:
+        try:
+            model = self.execution.resolver.model(name)
+        except KeyError:
+            raise RunError(
+                f"There is no model {name!r} in the server's configuration.",
+                reason=error_pb2.ERROR_REASON_MODEL_UNAVAILABLE,
+            ) from None
+        self.frame.budget.reserve_model_call()
+        return model
+
+    async def _ask(
+        self, key: str, index: int, digest: str, request: ModelRequest, model: Model
+    ) -> step_pb2.LlmResponse:
+        execution, frame = self.execution, self.frame
+        traced = execution.tracing.chat(
+            model=model.model or model.name, provider=model.provider, parent=frame.traced.below
+        )
+        execution.spans[key] = traced
+        started = frame.opened.in_step(frame.event(key, traced=traced), index)
+        started.effect_digest, started.attempt = digest, 1
+        begun = started.llm_started
+        begun.model, begun.provider = model.name, model.provider
+        begun.message_count = len(request.messages) + bool(request.instruction)
+        begun.tool_names.extend(tool.name for tool in request.tools)
+        execution.emit(started)
+        await execution.committed()
+        call = ModelCall(execution, frame, key=key, index=index, model=model, traced=traced)
+        ended = frame.opened.in_step(frame.event(key, traced=traced), index)
+        try:
+            response = await call.answer(request)
+        except Exception as raised:
+            error = as_run_error(raised)
+            ended.attempt = call.attempt
+            ended.llm_failed.error.CopyFrom(self._error(error))
+            lost = getattr(raised, "lost_usage", None)
+            if lost is not None:
+                ended.llm_failed.lost_usage.CopyFrom(lost)
+            execution.emit(ended)
+            execution.spans.pop(key).end(error=ended.llm_failed.error)
+            await execution.committed()
+            raise error from raised
+        self._place(key, response.message)
+        ended.attempt = call.attempt
+        ended.llm_completed.response.CopyFrom(response)
+        execution.emit(ended)
+        execution.spans.pop(key).end(response=response)
+        if not any(part.HasField("tool_call") for part in response.message.parts):
+            self._complete_steps()
+        await execution.committed()
+        return response
+
+    def _place(self, key: str, message: message_pb2.Message) -> None:
+        """Says whose a model's message is and, where it asks for calls, what it is in the session."""
+        message.role, message.author = message_pb2.ROLE_ASSISTANT, self.frame.name
+        message.invocation_id = self.frame.invocation_id
+        if not _is_for_the_session(message, self.frame):
+            return
+        kind = "ASSISTANT" if self.frame.parent is None else "SUB_AGENT_ASSISTANT"
+        message.kind = message_pb2.MessageKind.Value(f"MESSAGE_KIND_{kind}")
+        message.message_id = ids.message_id(self.execution.facts.key_root, key, kind)
+
+    def _answered(self, recorded: event_pb2.AgentEvent) -> step_pb2.LlmResponse:
+        if recorded.HasField("llm_failed"):
+            error = recorded.llm_failed.error
+            raise RunError(
+                error.message, reason=error.reason, retryable=error.retryable, details_json=error.details_json
+            )
+        response = step_pb2.LlmResponse()
+        response.CopyFrom(recorded.llm_completed.response)
+        if not any(part.HasField("tool_call") for part in response.message.parts):
+            self._complete_steps()
+        return response
+
+    def _error(self, error: RunError) -> error_pb2.AgentError:
+        return error.to_agent_error(agent=self.frame.name, invocation_id=self.frame.invocation_id)
+
+    async def _value(
+        self, key: str, kind: event_pb2.ValueKind.ValueType, name: str, work: Callable[[], Awaitable[str]]
+    ) -> str:
+        execution = self.execution
+        digest = keys.digest("value", str(kind), name)
+        with self._effect(key):
+            execution.journal.check(key, digest)
+            if key in execution.journal.results:
+                recorded = await execution.pump.result(key)
+                execution.observe_recorded(key)
+            else:
+                await execution.pump.until_live(key)
+                execution.refuse_sealed(key)
+                recorded = self.frame.event(key)
+                recorded.effect_digest, recorded.value_recorded.kind = digest, kind
+                try:
+                    recorded.value_recorded.value_json = await work()
+                except Exception as raised:
+                    error = as_run_error(raised)
+                    failed = RunError(
+                        f"The step {name!r} failed: {error.message}", reason=error_pb2.ERROR_REASON_TOOL_FAILED
+                    )
+                    recorded.value_recorded.error.CopyFrom(self._error(failed))
+                execution.emit(recorded)
+                await execution.committed()
+        value = recorded.value_recorded
+        if value.HasField("error"):
+            raise RunError(value.error.message, reason=value.error.reason)
+        return value.value_json
+
+
+def _is_for_the_session(message: message_pb2.Message, frame: Frame) -> bool:
+    """Whether a message with calls says something that its children's messages do not say: text, or ordinary calls."""
+    calls = [part.tool_call for part in message.parts if part.HasField("tool_call")]
+    if not calls:
+        return False
+    linked = {name for name, offer in frame.toolset.offers.items() if offer.link is not None}
+    said = any(part.text.strip() for part in message.parts)
+    return said or any(call.name not in linked for call in calls)

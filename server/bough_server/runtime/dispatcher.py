@@ -1,0 +1,351 @@
+"""The one way to run an agent: the root of a run, a linked agent that a model calls, a child that code dispatches.
+
+It resolves against the caller's linked list, checks limits, derives ids, opens the span, records the start, runs the
+agent in a task of its own, and records exactly one end, whatever happened.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from bough.v1 import agent_pb2, error_pb2, event_pb2, message_pb2, policy_pb2
+from google.protobuf import duration_pb2
+
+from bough_server import ids
+from bough_server.errors import RunError
+from bough_server.history.transcript import Transcript
+from bough_server.runtime import keys
+from bough_server.runtime.agent import Agent, Outcome
+from bough_server.runtime.ends import close_span, finish, outcome_of
+from bough_server.runtime.execution import Execution
+from bough_server.runtime.frame import Frame, Place, branch_below, child_frame, root_frame, run_path_below
+from bough_server.tools.arguments import parse_arguments
+
+if TYPE_CHECKING:
+    from bough_server.runtime.context import Context
+
+
+class Abort(RunError):
+    """A sub-agent failed whose failure fails its caller."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Dispatch:
+    """A child to be run: `call` and `step_index` where a model called it, `input` where code did."""
+
+    key: str
+    agent: str
+    link: agent_pb2.AgentLink
+    call: message_pb2.ToolCall | None = None
+    step_index: int = 0
+    input: message_pb2.Message | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ended:
+    """How a child ended: its output or its error, the result of the call that made it run, and what it said."""
+
+    result: message_pb2.ToolResult
+    output: message_pb2.Message | None = None
+    error: RunError | None = None
+    transcript: Transcript | None = None
+
+
+OnAbort = Callable[[Abort], Awaitable[None]]
+
+
+async def _no_siblings(_: Abort) -> None:
+    return None
+
+
+def server_input(work: Dispatch, caller: Frame, key_root: str) -> message_pb2.Message:
+    """What a child is told, as it is stored in the session. Raises RunError BAD_ARGUMENTS."""
+    told = message_pb2.Message()
+    if work.input is not None:
+        told.CopyFrom(work.input)
+    elif work.call is not None:
+        told.parts.add(text=_told(work.call, caller))
+    told.role, told.kind = message_pb2.ROLE_USER, message_pb2.MESSAGE_KIND_SUB_AGENT_USER
+    told.author = caller.name
+    told.invocation_id = ids.invocation_id(key_root, work.key)
+    told.message_id = ids.message_id(key_root, work.key, "SUB_AGENT_USER")
+    return told
+
+
+def _told(call: message_pb2.ToolCall, caller: Frame) -> str:
+    offer = caller.toolset.offers[call.name]
+    arguments = parse_arguments(call.arguments_json, offer.spec.input_schema_json)
+    message = arguments.get("message")
+    if set(arguments) == {"message"} and isinstance(message, str):
+        if not message.strip():
+            raise RunError("`message` must not be empty.", reason=error_pb2.ERROR_REASON_BAD_ARGUMENTS)
+        return message
+    return call.arguments_json
+
+
+async def dispatch(ctx: "Context", work: Dispatch, *, on_abort: OnAbort = _no_siblings) -> Ended:
+    """Runs a child of an invocation to its end. Raises Abort where its failure fails the caller."""
+    execution, caller = ctx.execution, ctx.frame
+    asked = work.call.arguments_json if work.call else _text_of(work.input)
+    digest = keys.digest("dispatch", work.agent, asked)
+    execution.journal.check(work.key, digest)
+    if work.key in execution.journal.results and work.key not in execution.journal.dispatched:
+        recorded = await execution.pump.result(work.key)
+        execution.observe_recorded(work.key)
+        return _refusal(recorded)
+    if work.key not in execution.journal.started:
+        await execution.pump.until_live(work.key)
+        execution.refuse_sealed(work.key)
+    try:
+        child, told = _admit(execution, caller, work)
+    except RunError as refusal:
+        return await _refuse(execution, caller, work, digest, refusal)
+    return await _run(ctx, work, child, told, digest, on_abort)
+
+
+def _admit(execution: Execution, caller: Frame, work: Dispatch) -> tuple[Agent, message_pb2.Message]:
+    if all(link.agent != work.agent for link in caller.agent.definition.sub_agents):
+        raise RunError(
+            f"The agent {work.agent!r} is not linked to {caller.name!r}.", reason=error_pb2.ERROR_REASON_NOT_LINKED
+        )
+    told = server_input(work, caller, execution.facts.key_root)
+    caller.budget.check_depth(caller.depth + 1)
+    if work.call is not None:
+        caller.budget.reserve_tool_call()
+    return execution.resolver.agent(work.agent), told
+
+
+async def _refuse(execution: Execution, caller: Frame, work: Dispatch, digest: str, refusal: RunError) -> Ended:
+    result = message_pb2.ToolResult(agent=caller.name, invocation_id=caller.invocation_id)
+    result.error.CopyFrom(refusal.to_agent_error(agent=caller.name, invocation_id=caller.invocation_id))
+    if work.call is None:
+        return Ended(result=result, error=refusal)
+    result.call.CopyFrom(work.call)
+    event = caller.opened.in_step(caller.event(work.key), work.step_index)
+    event.effect_digest = digest
+    event.tool_failed.result.CopyFrom(result)
+    execution.emit(event)
+    await execution.committed()
+    return Ended(result=result, error=refusal)
+
+
+def _refusal(recorded: event_pb2.AgentEvent) -> Ended:
+    result = recorded.tool_failed.result
+    return Ended(result=result, error=RunError(result.error.message, reason=result.error.reason))
+
+
+async def _run(
+    ctx: "Context",
+    work: Dispatch,
+    agent: Agent,
+    told: message_pb2.Message,
+    digest: str,
+    on_abort: OnAbort,
+) -> Ended:
+    execution, caller = ctx.execution, ctx.frame
+    frame = _start(ctx, work, agent, told, digest)
+    await execution.committed()
+    frame.transcript.say(told)
+    task = execution.spawn(work.key, _body(execution, frame, told))
+    cut = await _joined(execution, frame, work, task)
+    if cut:
+        error: RunError | None = RunError(
+            f"The agent {work.agent!r} took longer than its wall_duration.",
+            reason=error_pb2.ERROR_REASON_LIMIT_EXCEEDED,
+        )
+        result = _result(work, caller, frame, None, error)
+        return Ended(result=result, error=error, transcript=frame.transcript)
+    outcome, error = outcome_of(task)
+    output = outcome.output if outcome is not None else None
+    abort = _abort_of(work, caller, error)
+    if abort is not None:
+        await on_abort(abort)
+    result = _result(work, caller, frame, output, error)
+    _end(execution, caller, frame, work, outcome, error, result)
+    await execution.committed()
+    if abort is not None:
+        raise abort
+    return Ended(result=result, output=output, error=error, transcript=frame.transcript)
+
+
+def _start(ctx: "Context", work: Dispatch, agent: Agent, told: message_pb2.Message, digest: str) -> Frame:
+    """Records the start of a child, with the call that made it run in the same append, and gives its frame."""
+    execution, caller = ctx.execution, ctx.frame
+    facts = execution.facts
+    child_id = ids.invocation_id(facts.key_root, work.key)
+    branch = branch_below(caller.branch, work.agent)
+    traced = execution.tracing.invoke_agent(
+        agent=work.agent,
+        description=agent.definition.description,
+        invocation_id=child_id,
+        run_id=facts.run_id,
+        session_id=facts.session_id,
+        branch=branch,
+        depth=caller.depth + 1,
+        parent=caller.traced.below,
+    )
+    execution.spans[work.key] = traced
+    batch: list[event_pb2.AgentEvent] = []
+    if work.call is not None:
+        called = caller.opened.in_step(caller.event(work.key, traced=traced), work.step_index)
+        called.effect_digest, called.attempt = digest, 1
+        called.tool_started.call.CopyFrom(work.call)
+        called.tool_started.idempotency_key = ids.derived_id(facts.run_id, work.key)
+        batch.append(called)
+    started = event_pb2.AgentEvent(
+        invocation_id=child_id,
+        parent_invocation_id=caller.invocation_id,
+        agent=work.agent,
+        branch=branch,
+        depth=caller.depth + 1,
+        effect_key=work.key,
+        effect_digest=digest,
+        trace_id=traced.trace_id,
+        span_id=traced.span_id,
+    )
+    begun = started.sub_agent_started
+    begun.kind, begun.description = agent.kind, agent.definition.description
+    begun.trigger = event_pb2.TRIGGER_TOOL if work.call is not None else event_pb2.TRIGGER_WORKFLOW
+    begun.call_id = work.call.call_id if work.call is not None else ""
+    begun.run_path.extend(run_path_below(caller.run_path, work.agent))
+    begun.input.CopyFrom(told)
+    batch.append(started)
+    execution.emit(*batch)
+    return child_frame(
+        execution,
+        caller,
+        Place(agent=agent, link=work.link, scope=work.key, above=ctx.transcript),
+        opened=execution.invocations[child_id],
+        traced=traced,
+    )
+
+
+async def dispatch_root(execution: Execution) -> None:
+    """Runs the root of a run, whose start is recorded, and records its end."""
+    facts = execution.facts
+    begun = facts.started.run_started
+    agent = execution.resolver.agent(begun.agent)
+    execution.observe_start()
+    traced = execution.spans[""]
+    frame = root_frame(execution, agent, traced)
+    frame.transcript.say(begun.input)
+    task = execution.spawn("", _body(execution, frame, begun.input))
+    await execution.join(task)
+    if execution.is_sealed(""):
+        return  # whoever sealed the run records its end
+    outcome, error = outcome_of(task)
+    execution.emit(*finish(execution, frame, outcome, error))
+    close_span(execution, frame, error)
+    await execution.committed()
+
+
+async def _body(execution: Execution, frame: Frame, told: message_pb2.Message) -> Outcome:
+    from bough_server.runtime.context import Context
+
+    ctx = Context(execution, frame)
+    with frame.traced.attached():
+        outcome = await frame.agent.run(ctx, told)
+    if not isinstance(outcome, Outcome):
+        raise RunError(
+            f"The agent {frame.name!r} gave back {type(outcome).__name__}; it must give an Outcome.",
+            reason=error_pb2.ERROR_REASON_INTERNAL,
+        )
+    return outcome
+
+
+async def _joined(execution: Execution, frame: Frame, work: Dispatch, task: "asyncio.Task[Outcome]") -> bool:
+    """Waits for a child; gives whether it was cut short because its own time was up."""
+    bounds = [work.link.limits, frame.agent.definition.limits]
+    seconds = [bound.wall_duration.ToTimedelta().total_seconds() for bound in bounds if bound.HasField("wall_duration")]
+    if not seconds:
+        await execution.join(task)
+        return False
+    cut = execution.cut(work.key)
+    watched: set[asyncio.Future[Any]] = {task, cut}
+    timer = None
+    if execution.pump.live:
+        timer = execution.spawn(keys.below(work.key, "timer"), _cut_after(execution, frame, work, min(seconds), cut))
+    await asyncio.wait(watched, return_when=asyncio.FIRST_COMPLETED)
+    if not task.done() or task.cancelled():
+        await asyncio.shield(cut)
+        return True
+    if timer is not None:
+        timer.cancel()
+    return False
+
+
+async def _cut_after(
+    execution: Execution, frame: Frame, work: Dispatch, seconds: float, cut: "asyncio.Future[None]"
+) -> None:
+    await execution.clock.sleep(seconds)
+    mine = RunError(
+        f"The agent {work.agent!r} took longer than its wall_duration.", reason=error_pb2.ERROR_REASON_LIMIT_EXCEEDED
+    )
+    below = RunError("The time of an agent above was up.", reason=error_pb2.ERROR_REASON_CANCELLED)
+    await execution.cancel(
+        work.key,
+        caller=frame.parent.invocation_id if frame.parent else frame.invocation_id,
+        reason=event_pb2.CANCEL_REASON_LIMIT,
+        error=mine.to_agent_error(),
+        below=below.to_agent_error(),
+    )
+    if not cut.done():
+        cut.set_result(None)
+
+
+def _abort_of(work: Dispatch, caller: Frame, error: RunError | None) -> Abort | None:
+    policy = work.link.on_failure or caller.on_failure
+    if error is None or policy != policy_pb2.ON_SUB_AGENT_FAILURE_ABORT:
+        return None
+    return Abort(
+        f"The agent {work.agent!r} failed and its failure aborts {caller.name!r}: {error.message}",
+        reason=error_pb2.ERROR_REASON_SUB_AGENT_FAILED,
+        details_json=error.details_json,
+    )
+
+
+def _result(
+    work: Dispatch, caller: Frame, frame: Frame, output: message_pb2.Message | None, error: RunError | None
+) -> message_pb2.ToolResult:
+    result = message_pb2.ToolResult(
+        agent=caller.name, invocation_id=caller.invocation_id, child_invocation_id=frame.invocation_id
+    )
+    if work.call is not None:
+        result.call.CopyFrom(work.call)
+    result.start_time.FromNanoseconds(frame.opened.start_ns)
+    if output is not None:
+        result.parts.extend(output.parts)
+    if error is not None:
+        failed = RunError(
+            f"The agent {work.agent!r} failed: {error.message}", reason=error_pb2.ERROR_REASON_SUB_AGENT_FAILED
+        )
+        result.error.CopyFrom(failed.to_agent_error(agent=work.agent, invocation_id=frame.invocation_id))
+    return result
+
+
+def _end(
+    execution: Execution,
+    caller: Frame,
+    frame: Frame,
+    work: Dispatch,
+    outcome: Outcome | None,
+    error: RunError | None,
+    result: message_pb2.ToolResult,
+) -> None:
+    """Records the end of a child, with that of the call that made it run in the same append."""
+    batch = finish(execution, frame, outcome, error)
+    if work.call is not None:
+        latency = duration_pb2.Duration()
+        latency.FromNanoseconds(max(0, execution.clock.now_ns() - frame.opened.start_ns))
+        result.latency.CopyFrom(latency)
+        ended = caller.opened.in_step(caller.event(work.key, traced=frame.traced), work.step_index)
+        ended.attempt = 1
+        (ended.tool_failed if error else ended.tool_completed).result.CopyFrom(result)
+        batch.append(ended)
+    execution.emit(*batch)
+    close_span(execution, frame, error)
+
+
+def _text_of(message: message_pb2.Message | None) -> str:
+    return "".join(part.text or part.data_json for part in message.parts) if message is not None else ""

@@ -1,0 +1,58 @@
+"""How an invocation ends: its outcome or its error, its open steps, its own end; who waits for it is not here."""
+
+import asyncio
+
+from bough.v1 import error_pb2, event_pb2, message_pb2
+
+from bough_server import ids
+from bough_server.errors import RunError
+from bough_server.runtime.agent import Outcome
+from bough_server.runtime.execution import Execution, as_run_error
+from bough_server.runtime.frame import Frame
+from bough_server.runtime.invocations import OpenInvocation
+
+
+def outcome_of(task: "asyncio.Task[Outcome]") -> tuple[Outcome | None, RunError | None]:
+    """An agent's outcome or error, whatever its code raised."""
+    if task.cancelled():
+        return None, RunError("The agent's code cancelled itself.", reason=error_pb2.ERROR_REASON_CANCELLED)
+    raised = task.exception()
+    if raised is not None:
+        return None, as_run_error(raised)
+    return task.result(), None
+
+
+def finish(
+    execution: Execution, frame: Frame, outcome: Outcome | None, error: RunError | None
+) -> list[event_pb2.AgentEvent]:
+    """What ends an invocation: its open steps, then itself. Its answer is said and given its place in the session."""
+    now, opened = execution.clock.now_ns(), frame.opened
+    if error is not None:
+        failure = error.to_agent_error(agent=frame.name, invocation_id=frame.invocation_id)
+        steps = list(execution.invocations.failing_step(opened, failure, now))
+        _last_step(opened, steps)
+        return [*steps, execution.invocations.failed(opened, failure, now)]
+    assert outcome is not None, "an invocation without an error has an answer"
+    output = message_pb2.Message()
+    output.CopyFrom(outcome.output)
+    steps = list(execution.invocations.completing_steps(opened, now))
+    _last_step(opened, steps)
+    is_root = frame.parent is None
+    kind = "ASSISTANT" if is_root else "SUB_AGENT_ASSISTANT"
+    output.role, output.author, output.invocation_id = message_pb2.ROLE_ASSISTANT, frame.name, frame.invocation_id
+    output.kind = message_pb2.MessageKind.Value(f"MESSAGE_KIND_{kind}")
+    output.message_id = ids.message_id(execution.facts.key_root, frame.scope, kind)
+    frame.transcript.say(output)
+    return [*steps, execution.invocations.succeeded(opened, output, outcome.end_reason, now)]
+
+
+def _last_step(opened: OpenInvocation, steps: list[event_pb2.AgentEvent]) -> None:
+    if steps:
+        opened.last_step_id = steps[-1].step_id
+
+
+def close_span(execution: Execution, frame: Frame, error: RunError | None) -> None:
+    """Ends an invocation's span."""
+    traced = execution.spans.pop(frame.scope, None)
+    if traced is not None:
+        traced.end(error=error.to_agent_error() if error else None)

@@ -1,0 +1,160 @@
+"""One agent invocation while it runs: who it is, what bounds it, what it may call and what it has said."""
+
+from dataclasses import dataclass, field
+from typing import Final
+
+from bough.v1 import agent_pb2, event_pb2, policy_pb2
+
+from bough_server.history.transcript import Transcript
+from bough_server.runtime import keys
+from bough_server.runtime.agent import Agent
+from bough_server.runtime.execution import Execution
+from bough_server.runtime.invocations import OpenInvocation
+from bough_server.runtime.limits import Budget, is_bounded
+from bough_server.runtime.recorder import Joining
+from bough_server.runtime.toolset import Toolset, toolset
+from bough_server.telemetry import Traced
+
+MAX_BRANCH_BYTES: Final = 256
+MAX_RUN_PATH: Final = 32
+
+
+@dataclass(slots=True, kw_only=True)
+class Frame:
+    """One agent invocation while it runs; `scope` is the key below which all its effects lie."""
+
+    agent: Agent
+    invocation_id: str
+    parent: "Frame | None"
+    scope: str
+    depth: int
+    branch: str
+    run_path: tuple[str, ...]
+    budget: Budget
+    toolset: Toolset
+    model_name: str
+    """The model's name in force: its own, else its caller's."""
+    on_failure: policy_pb2.OnSubAgentFailure.ValueType
+    history: agent_pb2.HistoryScope.ValueType
+    joining: Joining
+    transcript: Transcript
+    opened: OpenInvocation
+    traced: Traced
+    call_ids: set[str] = field(default_factory=set)
+
+    @property
+    def name(self) -> str:
+        """The agent's name."""
+        return self.agent.definition.name
+
+    def event(self, key: str, *, traced: Traced | None = None) -> event_pb2.AgentEvent:
+        """A new event of this invocation."""
+        event = self.opened.event(key)
+        if traced is not None:
+            event.trace_id, event.span_id = traced.trace_id, traced.span_id
+        return event
+
+
+def branch_below(branch: str, name: str) -> str:
+    """The branch of a child: over 256 bytes its middle is left out, the root and the last name kept."""
+    whole = f"{branch}/{name}" if branch else name
+    if len(whole.encode()) <= MAX_BRANCH_BYTES:
+        return whole
+    head = whole.partition("/")[0]
+    room = MAX_BRANCH_BYTES - len(f"{head}/…/{name}".encode())
+    middle: list[str] = []
+    for part in whole.split("/")[1:-1]:
+        if part == "…" or len(part) + 1 > room:
+            break
+        room -= len(part) + 1
+        middle.append(part)
+    return "/".join([head, *middle, "…", name])
+
+
+def run_path_below(path: tuple[str, ...], name: str) -> tuple[str, ...]:
+    """Who has spoken on the way, with one more name; the last 32."""
+    return (*path, name)[-MAX_RUN_PATH:]
+
+
+def joining(policies: "list[policy_pb2.DeltaPolicy]") -> Joining:
+    """The first policy that says anything: the request's, the agent's, the server's; else 50 ms or 256 characters."""
+    for policy in policies:
+        if policy.HasField("passthrough"):
+            return Joining(max_interval=0, max_chars=0)
+        if policy.HasField("aggregated"):
+            said = policy.aggregated
+            default = Joining()
+            return Joining(
+                max_interval=said.max_interval.ToTimedelta().total_seconds()
+                if said.HasField("max_interval")
+                else default.max_interval,
+                max_chars=said.max_chars if said.HasField("max_chars") else default.max_chars,
+            )
+    return Joining()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """Where a child is called: by which link, below which effect, after what its caller saw and said."""
+
+    agent: Agent
+    link: agent_pb2.AgentLink
+    scope: str
+    above: Transcript
+
+
+def child_frame(execution: Execution, caller: Frame, place: Place, *, opened: OpenInvocation, traced: Traced) -> Frame:
+    """The frame of a child whose start is recorded."""
+    definition, link = place.agent.definition, place.link
+    depth, budget = caller.depth + 1, caller.budget
+    for limits in (definition.limits, link.limits):
+        if is_bounded(limits):
+            budget = Budget(limits, owner=f"each call of the agent {definition.name!r}", depth=depth, above=budget)
+    policy = execution.facts.started.run_started.policy
+    return Frame(
+        agent=place.agent,
+        invocation_id=opened.template.invocation_id,
+        parent=caller,
+        scope=place.scope,
+        depth=depth,
+        branch=opened.template.branch,
+        run_path=run_path_below(caller.run_path, definition.name),
+        budget=budget,
+        toolset=toolset(definition, place.agent.tool_links, execution.resolver, caller.toolset),
+        model_name=definition.llm.model or caller.model_name,
+        on_failure=definition.on_sub_agent_failure or policy.on_sub_agent_failure,
+        history=link.history.scope or definition.history.scope or agent_pb2.HISTORY_SCOPE_SESSION,
+        joining=joining([policy.delta, definition.delta, execution.default_delta]),
+        transcript=Transcript(
+            agent=definition.name, chain=keys.chain(caller.transcript.chain, definition.name), above=place.above
+        ),
+        opened=opened,
+        traced=traced,
+    )
+
+
+def root_frame(execution: Execution, agent: Agent, traced: Traced) -> Frame:
+    """The frame of a run's root, whose start is recorded."""
+    started, definition = execution.facts.started, agent.definition
+    policy = started.run_started.policy
+    budget = Budget(policy.limits, owner="the run", depth=0)
+    if is_bounded(definition.limits):
+        budget = Budget(definition.limits, owner=f"the agent {definition.name!r}", depth=0, above=budget)
+    return Frame(
+        agent=agent,
+        invocation_id=started.invocation_id,
+        parent=None,
+        scope="",
+        depth=0,
+        branch=definition.name,
+        run_path=(definition.name,),
+        budget=budget,
+        toolset=toolset(definition, agent.tool_links, execution.resolver, None),
+        model_name=definition.llm.model,
+        on_failure=definition.on_sub_agent_failure or policy.on_sub_agent_failure,
+        history=definition.history.scope or agent_pb2.HISTORY_SCOPE_SESSION,
+        joining=joining([policy.delta, definition.delta, execution.default_delta]),
+        transcript=Transcript(agent=definition.name, chain=keys.chain("", definition.name)),
+        opened=execution.invocations[started.invocation_id],
+        traced=traced,
+    )

@@ -1,0 +1,347 @@
+"""The run's list of invocations: what each has open, has used and has done; a fold of the events as they are made.
+
+Ends are built from it, whoever builds them: the dispatcher of a live run, the one that cancels a part of it, or the
+one that closes what a dead server left open. It writes nothing.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from bough.v1 import error_pb2, event_pb2, message_pb2, step_pb2
+from google.protobuf import duration_pb2
+
+from bough_server import events, ids, usage
+from bough_server.cutting import cut_result
+from bough_server.runtime import keys
+
+_END_OF_ROOT = {events.RUN_COMPLETED, events.RUN_FAILED, events.RUN_CANCELLED}
+
+
+@dataclass(slots=True)
+class OpenStep:
+    """A step that has begun and not ended."""
+
+    key: str
+    step_id: str
+    index: int
+    start_ns: int
+    attempt: int = 1
+    response: step_pb2.LlmResponse | None = None
+    results: dict[str, message_pb2.ToolResult] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class OpenInvocation:
+    """An invocation that has begun and not ended; `key` is the scope of its effects."""
+
+    key: str
+    template: event_pb2.AgentEvent
+    start_ns: int
+    is_root: bool
+    own: message_pb2.Usage = field(default_factory=message_pb2.Usage)
+    below: message_pb2.Usage = field(default_factory=message_pb2.Usage)
+    steps: dict[str, OpenStep] = field(default_factory=dict)
+    effects: dict[str, event_pb2.AgentEvent] = field(default_factory=dict)
+    attempts: dict[str, int] = field(default_factory=dict)
+    last_step_id: str = ""
+
+    def event(self, key: str, *, traced: event_pb2.AgentEvent | None = None) -> event_pb2.AgentEvent:
+        """A new event of this invocation; ids of the trace are those of `traced`, else of the invocation's start."""
+        event = event_pb2.AgentEvent()
+        event.CopyFrom(self.template)
+        event.effect_key = key
+        if traced is not None:
+            event.trace_id, event.span_id = traced.trace_id, traced.span_id
+        return event
+
+    def in_step(self, event: event_pb2.AgentEvent, index: int) -> event_pb2.AgentEvent:
+        """The same event, placed in a step."""
+        event.step_id = ids.step_id(event.invocation_id, index)
+        event.step_index = index
+        return event
+
+    def tree_usage(self) -> message_pb2.Usage:
+        """What it and everything below it has used so far."""
+        return usage.summed((self.own, self.below))
+
+    def step(self, opened: OpenStep, now_ns: int) -> step_pb2.AgentStep:
+        """A step as it is now, its results in call order, each cut where it is large."""
+        step = step_pb2.AgentStep(
+            step_id=opened.step_id,
+            invocation_id=self.template.invocation_id,
+            index=opened.index,
+            attempt=opened.attempt,
+            latency=_duration(now_ns - opened.start_ns),
+        )
+        step.start_time.FromNanoseconds(opened.start_ns)
+        if opened.response is not None:
+            step.llm_response.CopyFrom(opened.response)
+        ordered = sorted(opened.results, key=lambda key: int(key.rpartition(".t")[2]))
+        step.tool_results.extend(cut_result(opened.results[key]) for key in ordered)
+        return step
+
+
+def _duration(nanoseconds: int) -> duration_pb2.Duration:
+    duration = duration_pb2.Duration()
+    duration.FromNanoseconds(max(0, nanoseconds))
+    return duration
+
+
+class Invocations:
+    """Every open invocation of a run, in the order of their starts."""
+
+    def __init__(self) -> None:
+        self._open: dict[str, OpenInvocation] = {}
+        self.lost: dict[str, message_pb2.Usage] = {}
+        """Effect key to what an attempt has been told that it used, should it be cancelled now."""
+
+    def __contains__(self, invocation_id: str) -> bool:
+        return invocation_id in self._open
+
+    def __getitem__(self, invocation_id: str) -> OpenInvocation:
+        return self._open[invocation_id]
+
+    def root(self) -> OpenInvocation:
+        """The run's root, while it is open."""
+        return next(one for one in self._open.values() if one.is_root)
+
+    def observe(self, event: event_pb2.AgentEvent) -> None:
+        """Takes in an event that is recorded, or was."""
+        kind = events.kind_of(event)
+        if kind in (events.RUN_STARTED, events.SUB_AGENT_STARTED):
+            self._begin(event, is_root=kind == events.RUN_STARTED)
+            return
+        opened = self._open.get(event.invocation_id)
+        if opened is None:
+            return
+        if kind in _END_OF_ROOT or kind in (events.SUB_AGENT_COMPLETED, events.SUB_AGENT_FAILED):
+            self._end(opened)
+        elif kind in (events.STEP_COMPLETED, events.STEP_FAILED):
+            opened.steps.pop(event.effect_key, None)
+            opened.last_step_id = event.step_id
+        else:
+            _take_effect(opened, event, kind)
+
+    def _begin(self, event: event_pb2.AgentEvent, *, is_root: bool) -> None:
+        template = event_pb2.AgentEvent(
+            invocation_id=event.invocation_id,
+            parent_invocation_id=event.parent_invocation_id,
+            agent=event.agent,
+            branch=event.branch,
+            depth=event.depth,
+            trace_id=event.trace_id,
+            span_id=event.span_id,
+        )
+        start_ns = event.time.ToNanoseconds()
+        self._open[event.invocation_id] = OpenInvocation(event.effect_key, template, start_ns, is_root)
+
+    def _end(self, opened: OpenInvocation) -> None:
+        del self._open[opened.template.invocation_id]
+        parent = self._open.get(opened.template.parent_invocation_id)
+        if parent is not None:
+            usage.add(parent.below, opened.own)
+            usage.add(parent.below, opened.below)
+
+    def failing_step(
+        self, opened: OpenInvocation, error: error_pb2.AgentError, now_ns: int
+    ) -> Sequence[event_pb2.AgentEvent]:
+        """What ends the open steps of an invocation that fails."""
+        made = []
+        for step in list(opened.steps.values()):
+            event = opened.in_step(opened.event(step.key), step.index)
+            event.attempt = step.attempt
+            event.step_failed.step.CopyFrom(opened.step(step, now_ns))
+            event.step_failed.error.CopyFrom(error)
+            made.append(event)
+        return made
+
+    def completing_steps(self, opened: OpenInvocation, now_ns: int) -> Sequence[event_pb2.AgentEvent]:
+        """What ends the open steps of an invocation that goes on, or ends well."""
+        made = []
+        for step in list(opened.steps.values()):
+            event = opened.in_step(opened.event(step.key), step.index)
+            event.attempt = step.attempt
+            event.step_completed.step.CopyFrom(opened.step(step, now_ns))
+            made.append(event)
+        return made
+
+    def succeeded(
+        self,
+        opened: OpenInvocation,
+        output: message_pb2.Message,
+        end_reason: event_pb2.EndReason.ValueType,
+        now_ns: int,
+    ) -> event_pb2.AgentEvent:
+        """The end of an invocation that answered."""
+        event = opened.event(opened.key)
+        end: event_pb2.RunCompleted | event_pb2.SubAgentCompleted
+        if opened.is_root:
+            end = event.run_completed
+            end.final_answer.CopyFrom(output)
+        else:
+            end = event.sub_agent_completed
+            end.output.CopyFrom(output)
+        _fill(end, opened, end_reason, now_ns)
+        return event
+
+    def failed(self, opened: OpenInvocation, error: error_pb2.AgentError, now_ns: int) -> event_pb2.AgentEvent:
+        """The end of an invocation that did not answer: failed, or cancelled where the error says so."""
+        event = opened.event(opened.key)
+        end: event_pb2.RunFailed | event_pb2.RunCancelled | event_pb2.SubAgentFailed
+        if not opened.is_root:
+            end = event.sub_agent_failed
+        elif error.reason == error_pb2.ERROR_REASON_CANCELLED:
+            end = event.run_cancelled
+        else:
+            end = event.run_failed
+        end.error.CopyFrom(error)
+        end.error.agent, end.error.invocation_id = event.agent, event.invocation_id
+        _fill(end, opened, _END_REASONS.get(error.reason, event_pb2.END_REASON_FAILED), now_ns)
+        return event
+
+    def closing(
+        self, scope: str, error: error_pb2.AgentError, below: error_pb2.AgentError, now_ns: int
+    ) -> list[event_pb2.AgentEvent]:
+        """What ends everything that is open in a scope, leaf first; observes nothing.
+
+        `error` is that of the invocation whose scope it is (the run, for the empty scope), `below` that of everything
+        under it.
+        """
+        made: list[event_pb2.AgentEvent] = []
+        copy = _copied(self)
+        for opened in sorted(copy._open.values(), key=lambda one: one.template.depth, reverse=True):
+            whole = keys.covers(scope, opened.key)
+            mine = error if opened.key == scope else below
+            batch: list[event_pb2.AgentEvent] = []
+            for key, started in list(opened.effects.items()):
+                if keys.covers(scope, key):
+                    why = error if key == scope else below
+                    batch.append(self._closing_effect(opened, key, started, why, now_ns))
+                    copy.observe(batch[-1])
+            if whole:
+                batch.extend(copy.failing_step(opened, mine, now_ns))
+                batch.append(copy.failed(opened, mine, now_ns))
+                copy.observe(batch[-1])
+            made.extend(batch)
+        return made
+
+    def _closing_effect(
+        self,
+        opened: OpenInvocation,
+        key: str,
+        started: event_pb2.AgentEvent,
+        error: error_pb2.AgentError,
+        now_ns: int,
+    ) -> event_pb2.AgentEvent:
+        event = opened.event(key, traced=started)
+        event.step_id, event.step_index = started.step_id, started.step_index
+        event.attempt = opened.attempts.get(key, started.attempt)
+        if events.kind_of(started) == events.TOOL_STARTED:
+            result = event.tool_failed.result
+            result.call.CopyFrom(started.tool_started.call)
+            result.error.CopyFrom(error)
+            result.start_time.CopyFrom(started.time)
+            result.latency.CopyFrom(_duration(now_ns - started.time.ToNanoseconds()))
+            result.agent, result.invocation_id = opened.template.agent, opened.template.invocation_id
+            result.error.agent, result.error.invocation_id = result.agent, result.invocation_id
+            result.child_invocation_id = self._child_of(key)
+        else:
+            event.llm_failed.error.CopyFrom(error)
+            event.llm_failed.error.agent = opened.template.agent
+            event.llm_failed.error.invocation_id = opened.template.invocation_id
+            if key in self.lost:
+                event.llm_failed.lost_usage.CopyFrom(self.lost[key])
+        return event
+
+    def _child_of(self, key: str) -> str:
+        return next((one.template.invocation_id for one in self._open.values() if one.key == key), "")
+
+
+_END_REASONS = {
+    error_pb2.ERROR_REASON_CANCELLED: event_pb2.END_REASON_CANCELLED,
+    error_pb2.ERROR_REASON_LIMIT_EXCEEDED: event_pb2.END_REASON_LIMIT,
+    error_pb2.ERROR_REASON_DEADLINE_EXCEEDED: event_pb2.END_REASON_LIMIT,
+}
+
+
+def _fill(
+    end: event_pb2.RunCompleted
+    | event_pb2.RunFailed
+    | event_pb2.RunCancelled
+    | event_pb2.SubAgentCompleted
+    | event_pb2.SubAgentFailed,
+    opened: OpenInvocation,
+    end_reason: event_pb2.EndReason.ValueType,
+    now_ns: int,
+) -> None:
+    end.usage.CopyFrom(opened.own)
+    end.tree_usage.CopyFrom(opened.tree_usage())
+    end.duration.CopyFrom(_duration(now_ns - opened.start_ns))
+    end.step_id = opened.last_step_id
+    end.end_reason = end_reason
+
+
+def _take_effect(opened: OpenInvocation, event: event_pb2.AgentEvent, kind: int) -> None:
+    key = event.effect_key
+    if kind == events.LLM_STARTED:
+        opened.effects[key] = event
+        opened.steps[key] = OpenStep(key, event.step_id, event.step_index, event.time.ToNanoseconds())
+    elif kind == events.LLM_RETRYING:
+        _count_attempt(opened, event.llm_retrying.lost_usage)
+        if (step := opened.steps.get(key)) is not None:
+            step.attempt = event.attempt
+        opened.attempts[key] = event.attempt
+    elif kind == events.LLM_COMPLETED:
+        opened.effects.pop(key, None)
+        _count_attempt(opened, event.llm_completed.response.usage)
+        step = opened.steps[key]
+        step.attempt = event.attempt
+        step.response = step_pb2.LlmResponse()
+        step.response.CopyFrom(event.llm_completed.response)
+        step.response.ClearField("raw_json")
+    elif kind == events.LLM_FAILED:
+        if opened.effects.pop(key, None) is not None:
+            _count_attempt(opened, event.llm_failed.lost_usage)
+    elif kind == events.TOOL_STARTED:
+        opened.effects[key] = event
+        opened.own.tool_calls += 1
+    elif kind in (events.TOOL_COMPLETED, events.TOOL_FAILED):
+        opened.effects.pop(key, None)
+        done = event.tool_completed.result if kind == events.TOOL_COMPLETED else event.tool_failed.result
+        step_key = key.rpartition(".t")[0] + ".m"
+        if step_key in opened.steps:
+            opened.steps[step_key].results[key] = done
+
+
+def _count_attempt(opened: OpenInvocation, used: message_pb2.Usage) -> None:
+    usage.add(opened.own, used)
+    opened.own.model_calls += 1
+    if not usage.is_reported(used):
+        opened.own.model_calls_without_usage += 1
+
+
+def _copied(source: Invocations) -> Invocations:
+    """A copy to try an end on: what is read there and changed by it."""
+    copy = Invocations()
+    copy.lost = source.lost
+    for key, one in source._open.items():
+        own, below = message_pb2.Usage(), message_pb2.Usage()
+        own.CopyFrom(one.own)
+        below.CopyFrom(one.below)
+        steps = {
+            name: OpenStep(s.key, s.step_id, s.index, s.start_ns, s.attempt, s.response, dict(s.results))
+            for name, s in one.steps.items()
+        }
+        copy._open[key] = OpenInvocation(
+            key=one.key,
+            template=one.template,
+            start_ns=one.start_ns,
+            is_root=one.is_root,
+            own=own,
+            below=below,
+            steps=steps,
+            effects=dict(one.effects),
+            attempts=dict(one.attempts),
+            last_step_id=one.last_step_id,
+        )
+    return copy

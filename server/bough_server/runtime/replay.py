@@ -1,0 +1,70 @@
+"""Re-executing a run from its log alone: the same agents, models and tools that are never touched, no event added."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from bough.v1 import event_pb2
+
+from bough_server import events
+from bough_server.clock import Clock
+from bough_server.errors import NonDeterministic
+from bough_server.runtime.agent import Resolver
+from bough_server.runtime.dispatcher import dispatch_root
+from bough_server.runtime.execution import Execution, RunFacts
+from bough_server.runtime.journal import Journal
+from bough_server.store.ports import StoredMessage
+from bough_server.telemetry import Parent, Tracing
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Replayed:
+    """What a replay gave: how many recorded results were handed back, and where it diverged; empty for nowhere."""
+
+    results: int
+    divergence: str
+
+
+async def replay(
+    log: Sequence[event_pb2.AgentEvent],
+    *,
+    resolver: Resolver,
+    tracing: Tracing,
+    clock: Clock,
+    session: Sequence[StoredMessage] = (),
+) -> Replayed:
+    """Runs the agents of a finished run again, answered from its log.
+
+    Every effect gets its recorded result; every end is computed again and compared with the recorded one. Anything that
+    the log does not hold is a divergence: nothing is appended and no model or tool is called.
+    """
+    facts = RunFacts(
+        run_id=log[0].run_id or log[0].invocation_id,
+        session_id=log[0].session_id,
+        user_id="",
+        started=log[0],
+        session=session,
+    )
+    journal = Journal(log)
+    results = len(journal.todo)
+    execution = Execution(facts, resolver=resolver, tracing=tracing, clock=clock, journal=journal, recorder=None)
+    definition = resolver.agent(log[0].run_started.agent).definition
+    execution.spans[""] = tracing.invoke_agent(
+        agent=definition.name,
+        description=definition.description,
+        invocation_id=facts.started.invocation_id,
+        run_id=facts.run_id,
+        session_id=facts.session_id,
+        branch=definition.name,
+        depth=0,
+        parent=Parent.current(),
+    )
+    divergence = ""
+    try:
+        await execution.finish(dispatch_root(execution))
+        if events.kind_of(log[-1]) not in events.TERMINAL_KINDS:
+            divergence = "The log has no end."
+    except NonDeterministic as error:
+        divergence = error.message
+    finally:
+        execution.end_spans()
+    return Replayed(results=results, divergence=divergence)

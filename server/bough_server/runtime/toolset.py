@@ -1,0 +1,91 @@
+"""What an invocation may call: tools, linked agents and the final answer; calling them is calls.py's."""
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from bough.v1 import agent_pb2
+
+from bough_server.models.model import ToolSpec
+from bough_server.runtime.agent import Resolver
+from bough_server.tools.tool import Tool, spec
+
+FINAL_ANSWER: Final = "final_answer"
+"""The name of the tool whose argument is the answer."""
+
+_MESSAGE_SCHEMA = json.dumps(
+    {
+        "type": "object",
+        "properties": {"message": {"type": "string", "description": "What to tell the agent."}},
+        "required": ["message"],
+        "additionalProperties": False,
+    }
+)
+_ANSWER_SCHEMA = json.dumps(
+    {
+        "type": "object",
+        "properties": {"answer": {"type": "string", "minLength": 1, "description": "The whole answer."}},
+        "required": ["answer"],
+        "additionalProperties": False,
+    }
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Offer:
+    """Something that a model may call. Exactly one of `tool` and `link` is set, or neither for the final answer."""
+
+    spec: ToolSpec
+    tool: Tool | None = None
+    link: agent_pb2.AgentLink | None = None
+    max_calls: int | None = None
+    timeout: float | None = None
+
+
+class Toolset:
+    """The offers of one invocation by name, in the order in which models are told of them."""
+
+    def __init__(self, offers: Iterable[Offer]) -> None:
+        self.offers: Mapping[str, Offer] = {offer.spec.name: offer for offer in offers}
+
+    def tool_offers(self) -> list[Offer]:
+        """The ordinary tools: what an agent with `inherit_tools` gets of its caller's."""
+        return [offer for offer in self.offers.values() if offer.tool is not None]
+
+
+def toolset(
+    definition: agent_pb2.AgentDefinition,
+    links: Iterable[agent_pb2.ToolLink],
+    resolver: Resolver,
+    inherited: "Toolset | None",
+) -> Toolset:
+    """The toolset of an invocation: its own tools, its caller's where it inherits them, its linked agents."""
+    offers = [_tool_offer(link, resolver.tool(link.name)) for link in links]
+    if definition.llm.inherit_tools and inherited is not None:
+        own = {offer.spec.name for offer in offers}
+        offers.extend(offer for offer in inherited.tool_offers() if offer.spec.name not in own)
+    offers.extend(_agent_offer(link, resolver) for link in definition.sub_agents)
+    if definition.llm.final_answer_tool:
+        description = "Ends the work with the final answer."
+        offers.append(
+            Offer(spec=ToolSpec(name=FINAL_ANSWER, description=description, input_schema_json=_ANSWER_SCHEMA))
+        )
+    return Toolset(offers)
+
+
+def _tool_offer(link: agent_pb2.ToolLink, tool: Tool) -> Offer:
+    return Offer(
+        spec=spec(tool),
+        tool=tool,
+        max_calls=link.max_calls_per_run if link.HasField("max_calls_per_run") else None,
+        timeout=link.timeout.ToTimedelta().total_seconds() if link.HasField("timeout") else tool.timeout,
+    )
+
+
+def _agent_offer(link: agent_pb2.AgentLink, resolver: Resolver) -> Offer:
+    child = resolver.agent(link.agent).definition
+    schema = child.input_schema_json or _MESSAGE_SCHEMA
+    return Offer(
+        spec=ToolSpec(name=f"call_{link.agent}", description=child.description, input_schema_json=schema), link=link
+    )
