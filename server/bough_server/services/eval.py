@@ -1,0 +1,114 @@
+"""EvalService: runs and anybody's events as trees; what a tree is belongs to tree.py."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Iterable
+from typing import Final, ParamSpec, TypeVar
+
+from bough.v1 import agent_service_pb2, eval_service_pb2_grpc, event_pb2, invocation_pb2
+from bough.v1 import eval_service_pb2 as pb
+from grpc import aio
+
+from bough_server.errors import SequenceOutOfRange
+from bough_server.runs import Runs
+from bough_server.services.listing import page_of, run_filter
+from bough_server.store.ports import EventLog, Principal
+from bough_server.tree import Tree
+
+_TERMINAL: Final = frozenset({event_pb2.STATE_SUCCEEDED, event_pb2.STATE_FAILED, event_pb2.STATE_CANCELLED})
+
+_LONG: Final = 2_000
+"""From this many events on a fold is made in a thread, so that streams go on beside it."""
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+class EvalService(eval_service_pb2_grpc.EvalServiceServicer):
+    """Gives the aggregated agent tree of runs."""
+
+    def __init__(self, *, runs: Runs, log: EventLog, principal: Callable[[], Principal]) -> None:
+        self._runs, self._log, self._principal = runs, log, principal
+
+    async def GetInvocation(
+        self,
+        request: pb.GetInvocationRequest,
+        context: aio.ServicerContext[pb.GetInvocationRequest, pb.GetInvocationResponse],
+    ) -> pb.GetInvocationResponse:
+        """Gives the record of a run, as far as its log goes or as was asked."""
+        run = (await self._runs.get(self._principal(), request.run_id)).run
+        if request.as_of_sequence > run.last_sequence:
+            raise SequenceOutOfRange(
+                f"The log of run {run.run_id!r} ends at {run.last_sequence} so far.",
+                details={"last_sequence": str(run.last_sequence)},
+            )
+        through = request.as_of_sequence or run.last_sequence
+        return pb.GetInvocationResponse(invocation=await self._read_tree(run, through, request.options))
+
+    async def ListInvocations(
+        self,
+        request: pb.ListInvocationsRequest,
+        context: aio.ServicerContext[pb.ListInvocationsRequest, pb.ListInvocationsResponse],
+    ) -> pb.ListInvocationsResponse:
+        """Lists records, the newest first, by what the rows of their runs know."""
+        runs, token = await self._runs.list(
+            self._principal(), run_filter(request), page_of(request.page_size, request.page_token)
+        )
+        return pb.ListInvocationsResponse(invocations=[_outline(run) for run in runs], next_page_token=token)
+
+    async def AggregateEvents(
+        self,
+        request_iterator: AsyncIterator[pb.AggregateEventsRequest],
+        context: aio.ServicerContext[pb.AggregateEventsRequest, pb.AggregateEventsResponse],
+    ) -> pb.AggregateEventsResponse:
+        """Makes the record of the events that are sent, in the order of arrival."""
+        tree: Tree | None = None
+        count = 0
+        async for request in request_iterator:
+            tree = tree or Tree(request.options)
+            count += len(request.events)
+            await _at_length(len(request.events), _add_all, tree.add, request.events)
+        invocation = await _at_length(count, (tree or Tree()).invocation)
+        return pb.AggregateEventsResponse(invocation=invocation)
+
+    async def _read_tree(
+        self, run: agent_service_pb2.Run, through: int, options: invocation_pb2.InvocationOptions
+    ) -> invocation_pb2.Invocation:
+        """Folds a log page by page, so that no more than a page of it is in memory. Deltas tell a tree nothing."""
+        tree = Tree(options, run_id=run.run_id, session_id=run.session_id)
+        after = 0
+        while page := await self._log.read(run.run_id, after=after, through=through, deltas=False):
+            await _at_length(through, _add_all, tree.add_stored, page)
+            after = page[-1].sequence
+        invocation = await _at_length(through, tree.invocation)
+        invocation.as_of_sequence = through
+        return invocation
+
+
+async def _at_length(length: int, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+    """Does work on that many events: here, or where there are many in a thread."""
+    if length < _LONG:
+        return work(*args, **kwargs)
+    return await asyncio.to_thread(work, *args, **kwargs)
+
+
+def _add_all(add: Callable[[T], None], items: Iterable[T]) -> None:
+    for item in items:
+        add(item)
+
+
+def _outline(run: agent_service_pb2.Run) -> invocation_pb2.Invocation:
+    """A record as far as the run's row goes. The root's invocation id is the run's, which its keys begin with."""
+    outline = invocation_pb2.Invocation(
+        invocation_id=run.run_id,
+        run_id=run.run_id,
+        session_id=run.session_id,
+        agent=run.agent,
+        labels=run.labels,
+        state=run.state,
+        as_of_sequence=run.last_sequence,
+        complete=run.state in _TERMINAL,
+    )
+    for name in ("error", "tree_usage", "start_time", "end_time"):
+        if run.HasField(name):
+            getattr(outline, name).CopyFrom(getattr(run, name))
+    return outline
