@@ -1,8 +1,17 @@
 """Tools: a Python function, its name and its JSON Schema; running one is execution.py's."""
 
+import hashlib
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Final, Protocol, overload
+
+from bough_server.models.model import ToolSpec
+from bough_server.tools.docstring import parse_docstring
+from bough_server.tools.signature import Arguments, read_signature
+
+TOOL_NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_-]{0,63}")
+"""What a tool's name looks like: what every provider takes."""
 
 
 class ToolContext(Protocol):
@@ -53,3 +62,70 @@ class Tool:
     """The parameter that takes the ToolContext; empty for none."""
     digest: str = ""
     """SHA-256 hex of name, description and schema."""
+    arguments: Arguments | None = None
+    """What turns checked JSON into the function's own types; None where the function takes the JSON values."""
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self.function(*args, **kwargs)
+
+
+def spec(tool: Tool) -> ToolSpec:
+    """A tool as a model is told of it."""
+    return ToolSpec(name=tool.name, description=tool.description, input_schema_json=tool.input_schema_json)
+
+
+@overload
+def tool(function: Callable[..., Any], /) -> Tool: ...
+@overload
+def tool(
+    *, name: str | None = None, description: str | None = None, timeout: float | None = None
+) -> Callable[[Callable[..., Any]], Tool]: ...
+def tool(
+    function: Callable[..., Any] | None = None,
+    /,
+    *,
+    name: str | None = None,
+    description: str | None = None,
+    timeout: float | None = None,
+) -> Tool | Callable[[Callable[..., Any]], Tool]:
+    """Makes a tool of a function; usable bare or with arguments.
+
+    The JSON Schema comes from the type hints, the description from the docstring, and those of the parameters from its
+    "Args:" section. The function may be sync (it runs in a thread), async, or a generator of either kind, which streams
+    text by yielding it. A parameter annotated `ToolContext` is filled in and not in the schema. `timeout` is seconds.
+
+    Raises TypeError where the function cannot be a tool; the message says what to change.
+    """
+
+    def decorate(decorated: Callable[..., Any]) -> Tool:
+        return _make(decorated, name=name, description=description, timeout=timeout)
+
+    return decorate if function is None else decorate(function)
+
+
+def _make(function: Callable[..., Any], *, name: str | None, description: str | None, timeout: float | None) -> Tool:
+    if isinstance(function, Tool) or not callable(function):
+        raise TypeError(f"@tool takes a function, not a {type(function).__name__}.")
+    name = name if name is not None else getattr(function, "__name__", "")
+    if not TOOL_NAME.fullmatch(name):
+        raise TypeError(
+            f"A tool cannot be called {name!r}: use a letter, then up to 63 letters, digits, _ or -, or pass name=."
+        )
+    if timeout is not None and not timeout > 0:
+        raise TypeError(f"The timeout of tool {name!r} must be a positive number of seconds.")
+    documentation = parse_docstring(getattr(function, "__doc__", None) or "")
+    description = documentation.summary if description is None else description.strip()
+    if not description:
+        raise TypeError(f"Tool {name!r} says nothing about itself: give it a docstring or description=.")
+    signature = read_signature(function, name, documentation.parameters, context_type=ToolContext)
+    digest = hashlib.sha256("\0".join((name, description, signature.schema_json)).encode()).hexdigest()
+    return Tool(
+        name=name,
+        description=description,
+        input_schema_json=signature.schema_json,
+        function=function,
+        timeout=timeout,
+        context_parameter=signature.context_parameter,
+        digest=digest,
+        arguments=signature.arguments,
+    )

@@ -1,0 +1,142 @@
+"""Runs one tool once: arguments in, parts or a RunError out; what is recorded of it is the runtime's business."""
+
+import asyncio
+import inspect
+from collections.abc import AsyncGenerator, Awaitable, Callable, Generator
+from contextlib import aclosing
+from typing import Any, Final, TypeAlias
+
+import structlog
+from bough.v1 import error_pb2, message_pb2
+from pydantic import ValidationError
+
+from bough_server.errors import RunError
+from bough_server.tools.arguments import bad_arguments, parse_arguments, value_path
+from bough_server.tools.output import Excerpt, result_parts
+from bough_server.tools.pulling import pull
+from bough_server.tools.threads import ThreadLimit
+from bough_server.tools.tool import Tool, ToolContext
+
+Emit: TypeAlias = Callable[[str], Awaitable[None]]
+"""Takes a piece of text that a tool streams; the tool goes on when it returns."""
+
+THREADS: Final = ThreadLimit(64)
+"""The threads of a process for its tools; none is started before the first plain function runs."""
+
+_LONGEST_MESSAGE: Final = 2_000
+_log = structlog.get_logger(__name__)
+
+
+class _EmitFailed(Exception):
+    """Carries what `emit` raised past the handling of the tool's own errors."""
+
+    def __init__(self, error: Exception) -> None:
+        super().__init__()
+        self.error = error
+
+
+async def execute(
+    tool: Tool, *, arguments_json: str, context: ToolContext, emit: Emit, timeout: float | None = None
+) -> list[message_pb2.Part]:
+    """Runs a tool and gives its result as parts.
+
+    `timeout` is in seconds and wins over the tool's own. At the timeout, and at a cancellation, an async tool is
+    cancelled and a generator closed; a plain function's thread cannot be killed: it goes on, and its late result is
+    dropped. A generator's text goes to `emit` piece by piece, and an async one goes on only when `emit` returns; a
+    plain one is at most a few pieces ahead.
+
+    Raises RunError: BAD_ARGUMENTS before the tool runs, TOOL_TIMEOUT, TOOL_FAILED with "Type: message" in one line, or
+    OUTPUT_TOO_LARGE. What `emit` raises is raised unchanged.
+    """
+    arguments = _arguments(tool, arguments_json, context)
+    seconds = tool.timeout if timeout is None else timeout
+    try:
+        async with asyncio.timeout(seconds):
+            return await _run(tool, arguments, emit)
+    except TimeoutError:
+        raise RunError(
+            f"The tool {tool.name} did not end within {seconds:g} s.", reason=error_pb2.ERROR_REASON_TOOL_TIMEOUT
+        ) from None
+    except _EmitFailed as failed:
+        raise failed.error from failed.error.__cause__
+
+
+def _arguments(tool: Tool, arguments_json: str, context: ToolContext) -> dict[str, Any]:
+    arguments = parse_arguments(arguments_json, tool.input_schema_json)
+    if tool.arguments is not None:
+        try:
+            arguments = tool.arguments.convert(arguments)
+        except ValidationError as error:
+            raise bad_arguments([f"{value_path(each['loc'])}: {each['msg']}" for each in error.errors()]) from None
+    if tool.context_parameter:
+        arguments[tool.context_parameter] = context
+    return arguments
+
+
+async def _run(tool: Tool, arguments: dict[str, Any], emit: Emit) -> list[message_pb2.Part]:
+    """Runs the tool, and makes one kind of error of whatever it raises. A TimeoutError leaves only where it is ours."""
+    task = asyncio.current_task()
+    cancels = task.cancelling() if task else 0
+    try:
+        parts = await _result(await _started(tool.function, arguments), _guarded(emit))
+    except (_EmitFailed, RunError):
+        raise
+    except (Exception, SystemExit, asyncio.CancelledError) as error:
+        if task and task.cancelling() > cancels:
+            raise asyncio.CancelledError from error
+        # A CancelledError here is the tool's own: something that it awaited was cancelled.
+        raise _failure(tool, error) from None
+    if task and task.cancelling() > cancels:
+        raise asyncio.CancelledError  # a tool cannot refuse: what it made of being cancelled is dropped
+    return parts
+
+
+async def _started(function: Callable[..., Any], arguments: dict[str, Any]) -> object:
+    """Calls the function: in a thread, unless calling it runs none of its code."""
+    kinds = (inspect.iscoroutinefunction, inspect.isasyncgenfunction, inspect.isgeneratorfunction)
+    if any(is_kind(function) for is_kind in kinds):
+        return function(**arguments)
+    return await THREADS.run(lambda: function(**arguments))
+
+
+async def _result(value: object, emit: Emit) -> list[message_pb2.Part]:
+    if isinstance(value, AsyncGenerator):
+        return [(await _streamed(value, emit)).part()]
+    if isinstance(value, Generator):
+        streamed, returned = await pull(value, emit, THREADS)
+        return result_parts(returned) if returned is not None else [streamed.part()]
+    return result_parts(await value if inspect.isawaitable(value) else value)
+
+
+async def _streamed(generator: AsyncGenerator[object, None], emit: Emit) -> Excerpt:
+    streamed = Excerpt()
+    async with aclosing(generator):
+        async for piece in generator:
+            if not isinstance(piece, str):
+                raise TypeError(f"a tool streams text, and this one yielded a {type(piece).__name__}")
+            streamed.add(piece)
+            await emit(piece)
+    return streamed
+
+
+def _guarded(emit: Emit) -> Emit:
+    async def guarded(text: str) -> None:
+        if not text:
+            return
+        try:
+            await emit(text.encode("utf-8", "replace").decode())
+        except Exception as error:
+            raise _EmitFailed(error) from error
+
+    return guarded
+
+
+def _failure(tool: Tool, error: BaseException) -> RunError:
+    """The error that a model sees: one line, no stack. The stack goes to the server's log."""
+    _log.warning("tool failed", tool=tool.name, exc_info=error)
+    try:
+        words = " ".join(str(error).split())
+    except Exception:  # a broken __str__ must not hide the failure
+        words = ""
+    message = f"{type(error).__name__}: {words}" if words else type(error).__name__
+    return RunError(message[:_LONGEST_MESSAGE], reason=error_pb2.ERROR_REASON_TOOL_FAILED)

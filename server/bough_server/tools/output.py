@@ -1,0 +1,104 @@
+"""What a tool gave back as parts of a message that fit an event; what is too long keeps its head and its tail.
+
+Contract, law 7: a text is at most 512 KiB, what was cut says so with `truncated` and `original_bytes`.
+"""
+
+from collections.abc import Sequence
+from enum import Enum
+from typing import Final
+
+from bough.v1 import error_pb2, message_pb2
+from pydantic_core import PydanticSerializationError, to_json
+
+from bough_server.cutting import MAX_TEXT_BYTES, cut_text
+from bough_server.errors import RunError
+
+_PARTS_LIMIT: Final = 1024 * 1024
+"""The most bytes of parts, so that an event with them, and a step's, stay under 2 MiB."""
+_LEAST_BYTES: Final = 64
+_WITHOUT_CALLS: Final = ("text", "reasoning", "blob", "data_json")
+
+
+class Excerpt:
+    """A text that grows, of which head and tail are kept: memory stays bounded however much is added."""
+
+    def __init__(self, limit: int = MAX_TEXT_BYTES) -> None:
+        self._limit = limit
+        self._head = bytearray()
+        self._tail = bytearray()
+        self.original_bytes = 0
+
+    def add(self, text: str) -> None:
+        """Adds to the end. Half a surrogate pair, which no message may hold, becomes a question mark."""
+        data = text.encode("utf-8", "replace")
+        self.original_bytes += len(data)
+        room = self._limit - len(self._head)
+        self._head += data[:room]
+        self._tail += data[room:]
+        if len(self._tail) > 2 * self._limit:
+            del self._tail[: -self._limit]
+
+    def part(self) -> message_pb2.Part:
+        """The text as a part; its head and tail, marked, where it is longer than the limit."""
+        if self.original_bytes <= self._limit:
+            return message_pb2.Part(text=self._head.decode())
+        # Where the tail was shortened, and between head and tail, a character may be cut: its rest is ignored.
+        kept = (self._head + self._tail).decode(errors="ignore")
+        return message_pb2.Part(text=cut_text(kept, self._limit), truncated=True, original_bytes=self.original_bytes)
+
+
+def text_part(text: str, limit: int = MAX_TEXT_BYTES) -> message_pb2.Part:
+    """A text as a part that is no longer than a limit in bytes."""
+    excerpt = Excerpt(limit)
+    excerpt.add(text)
+    return excerpt.part()
+
+
+def result_parts(value: object) -> list[message_pb2.Part]:
+    """What a tool returned, as parts.
+
+    Text is a text, None an empty one; parts are taken as they are; anything else is JSON, or, where that is too long,
+    its text cut. Raises TypeError for what is no JSON either, RunError OUTPUT_TOO_LARGE for blobs that do not fit.
+    """
+    if isinstance(value, message_pb2.Part):
+        return _fitted([value])
+    if isinstance(value, list) and value and all(isinstance(each, message_pb2.Part) for each in value):
+        return _fitted(value)
+    if isinstance(value, Enum):
+        value = value.value
+    if value is None:
+        return [message_pb2.Part(text="")]
+    if isinstance(value, str):
+        return [text_part(value)]
+    try:
+        data_json = to_json(value).decode()
+    except (PydanticSerializationError, ValueError) as error:
+        raise TypeError(f"a {type(value).__name__} is neither text nor JSON ({error})") from error
+    if len(data_json) <= MAX_TEXT_BYTES and len(data_json.encode()) <= MAX_TEXT_BYTES:
+        return [message_pb2.Part(data_json=data_json)]
+    return [text_part(data_json)]
+
+
+def _fitted(parts: Sequence[message_pb2.Part]) -> list[message_pb2.Part]:
+    fitted: list[message_pb2.Part] = []
+    room = MAX_TEXT_BYTES
+    for part in parts:
+        content = part.WhichOneof("content")
+        if content not in _WITHOUT_CALLS:
+            raise TypeError(f"a part of a result holds text, data or a blob, not {content or 'nothing'}")
+        if content in ("text", "data_json"):
+            text = part.text if content == "text" else part.data_json
+            size = len(text.encode())
+            if size > room:
+                cut = text_part(text, max(room, _LEAST_BYTES))
+                cut.metadata.MergeFrom(part.metadata)
+                part, size = cut, len(cut.text.encode())
+            room = max(room - size, 0)
+        fitted.append(part)
+    total = sum(part.ByteSize() for part in fitted)
+    if total > _PARTS_LIMIT:
+        raise RunError(
+            f"The tool gave {total} bytes of parts, and {_PARTS_LIMIT} fit. It should give a blob's uri instead.",
+            reason=error_pb2.ERROR_REASON_OUTPUT_TOO_LARGE,
+        )
+    return fitted

@@ -1,0 +1,117 @@
+"""A function's parameters as JSON Schema and as pydantic sees them; what cannot be called by name is refused."""
+
+import inspect
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Annotated, Any, Final, get_type_hints
+
+from pydantic import BaseModel, ConfigDict, Field, create_model
+from pydantic.errors import PydanticInvalidForJsonSchema, PydanticUserError
+from pydantic.fields import FieldInfo
+from pydantic.json_schema import GenerateJsonSchema
+
+_CONFIG: Final = ConfigDict(extra="forbid", arbitrary_types_allowed=False, hide_input_in_errors=True)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Arguments:
+    """Turns JSON values into a function's own types."""
+
+    model: type[BaseModel]
+    fields: Mapping[str, str]
+    """The model's field of each parameter: named apart, so that no parameter's name can be in pydantic's way."""
+
+    def convert(self, values: Mapping[str, Any]) -> dict[str, Any]:
+        """The keyword arguments that were given; the function has its own defaults. Raises ValidationError."""
+        checked = self.model.model_validate(dict(values))
+        return {
+            name: getattr(checked, field_name)
+            for name, field_name in self.fields.items()
+            if field_name in checked.model_fields_set
+        }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Signature:
+    """What a tool takes."""
+
+    schema_json: str
+    context_parameter: str
+    arguments: Arguments
+
+
+class _Schema(GenerateJsonSchema):
+    """pydantic's JSON Schema without the titles that only repeat names."""
+
+    def field_title_should_be_set(self, schema: Any) -> bool:
+        return False
+
+    def emit_warning(self, kind: Any, detail: str) -> None:
+        """A default that is no JSON is left out of the schema, which is no reason to speak."""
+
+
+def read_signature(
+    function: Callable[..., Any], name: str, descriptions: Mapping[str, str], *, context_type: type
+) -> Signature:
+    """Reads a function's hints. Raises TypeError with what to change, where named JSON values cannot call it."""
+    hints = _hints(function, name)
+    context_parameter = ""
+    fields: dict[str, Any] = {}
+    names: dict[str, str] = {}
+    for parameter in inspect.signature(function).parameters.values():
+        _check_parameter(parameter, name, hints)
+        hint = hints[parameter.name]
+        if hint is context_type:
+            if context_parameter:
+                raise TypeError(f"Tool {name!r} asks for its {context_type.__name__} twice; once is enough.")
+            context_parameter = parameter.name
+            continue
+        field_name = f"parameter_{len(names)}"
+        names[parameter.name] = field_name
+        fields[field_name] = _field(parameter, hint, descriptions.get(parameter.name, ""))
+    try:
+        model = create_model(name, __config__=_CONFIG, **fields)
+        schema = model.model_json_schema(by_alias=True, schema_generator=_Schema)
+    except (PydanticUserError, PydanticInvalidForJsonSchema) as error:
+        reason = str(error).splitlines()[0].partition(" Set `")[0]
+        raise TypeError(f"Tool {name!r} has a parameter that JSON cannot hold: {reason}") from error
+    schema.pop("title", None)
+    schema = {"type": "object", "properties": {}, **schema}
+    return Signature(
+        schema_json=json.dumps(schema, ensure_ascii=False, separators=(",", ":")),
+        context_parameter=context_parameter,
+        arguments=Arguments(model=model, fields=names),
+    )
+
+
+def _hints(function: Callable[..., Any], name: str) -> dict[str, Any]:
+    try:
+        return get_type_hints(function, include_extras=True)
+    except (NameError, AttributeError, TypeError) as error:
+        raise TypeError(
+            f"The type hints of tool {name!r} cannot be read: {error}. Hints must name what its module imports."
+        ) from error
+
+
+def _check_parameter(parameter: inspect.Parameter, name: str, hints: Mapping[str, Any]) -> None:
+    if parameter.kind in (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD):
+        stars = "*" if parameter.kind is inspect.Parameter.VAR_POSITIONAL else "**"
+        raise TypeError(
+            f"Tool {name!r} takes {stars}{parameter.name}: name every parameter, a model must know them all."
+        )
+    if parameter.kind is inspect.Parameter.POSITIONAL_ONLY:
+        raise TypeError(f"Parameter {parameter.name!r} of tool {name!r} must be usable by name: take the / away.")
+    if parameter.name not in hints:
+        raise TypeError(
+            f"Parameter {parameter.name!r} of tool {name!r} needs a type hint, such as `{parameter.name}: str`."
+        )
+
+
+def _field(parameter: inspect.Parameter, hint: Any, description: str) -> tuple[Any, FieldInfo]:
+    default = ... if parameter.default is inspect.Parameter.empty else parameter.default
+    own = getattr(hint, "__metadata__", ())
+    if description and not any(isinstance(each, FieldInfo) and each.description for each in own):
+        hint = Annotated[hint, Field(description=description)]
+    info: FieldInfo = Field(default, alias=parameter.name)
+    return hint, info
