@@ -1,0 +1,196 @@
+"""YAML and JSON files as plain values that know their lines; what the values mean is their readers' business.
+
+Plain scalars are read by YAML 1.2's core schema: `no`, `on` and `2026-01-01` are text.
+"""
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Final, TypeAlias
+
+import yaml
+
+from bough_server.errors import ConfigurationError, Problem
+
+Value: TypeAlias = "bool | int | float | str | list[Value] | dict[str, Value] | None"
+FieldPath: TypeAlias = tuple[str | int, ...]
+
+_LARGEST_FILE: Final = 1024 * 1024
+_MOST_VALUES: Final = 100_000
+_DEEPEST: Final = 100
+
+_NULL, _BOOL, _INT, _FLOAT = (f"tag:yaml.org,2002:{kind}" for kind in ("null", "bool", "int", "float"))
+_STR: Final = "tag:yaml.org,2002:str"
+_MAP: Final = "tag:yaml.org,2002:map"
+_SEQ: Final = "tag:yaml.org,2002:seq"
+
+FLOAT_PATTERN: Final = re.compile(r"[-+]?(?:[0-9]+\.[0-9]*|\.[0-9]+|[0-9]+(?=[eE]))(?:[eE][-+]?[0-9]+)?$")
+"""Plain scalars that are read as numbers with a fraction or an exponent."""
+
+
+class _Loader(yaml.SafeLoader):
+    """PyYAML's parser with the core schema's plain scalars alone."""
+
+
+_Loader.yaml_implicit_resolvers = {}
+_Loader.add_implicit_resolver(_NULL, re.compile(r"(?:~|null|Null|NULL|)$"), ["~", "n", "N", ""])
+_Loader.add_implicit_resolver(_BOOL, re.compile(r"(?:true|True|TRUE|false|False|FALSE)$"), list("tTfF"))
+_Loader.add_implicit_resolver(_INT, re.compile(r"[-+]?(?:0|[1-9][0-9]{0,4000})$"), list("-+0123456789"))
+_Loader.add_implicit_resolver(_FLOAT, FLOAT_PATTERN, list("-+.0123456789"))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Document:
+    """One document of a file: its value, and the line of every value in it, from 1."""
+
+    path: str
+    value: Value
+    lines: Mapping[FieldPath, int]
+
+    def line(self, path: FieldPath) -> int:
+        """The line of a field, or of the nearest thing around it."""
+        while path not in self.lines and path:
+            path = path[:-1]
+        return self.lines.get(path, 0)
+
+    def problem(self, path: FieldPath, description: str) -> Problem:
+        """A mistake at a field of this document."""
+        return Problem(path=self.path, line=self.line(path), field=field_text(path), description=description)
+
+
+def field_text(path: FieldPath) -> str:
+    """A field's path as people read it, such as `llm.tools[1].name`."""
+    text = ""
+    for step in path:
+        text += f"[{step}]" if isinstance(step, int) else f".{step}" if text else step
+    return text
+
+
+def suggestion(name: str, known: Iterable[str]) -> str:
+    """ " Did you mean 'x'?" where a known name is close, else what there is."""
+    names = sorted(known)
+    close = get_close_matches(name, names, n=1, cutoff=0.6)
+    if close:
+        return f" Did you mean {close[0]!r}?"
+    return f" There is {', '.join(names[:20])}." if names else ""
+
+
+def read_documents(path: Path) -> list[Document]:
+    """The documents of a file. Raises ConfigurationError with every mistake."""
+    try:
+        if path.stat().st_size > _LARGEST_FILE:
+            raise ConfigurationError(f"{path}: The file is larger than 1 MiB.")
+        text = path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise ConfigurationError(f"{path}: The file cannot be read: {error.strerror}.") from error
+    except UnicodeDecodeError as error:
+        raise ConfigurationError(f"{path}: The file is not UTF-8 text.") from error
+    if path.suffix == ".json":
+        text = text.replace("\t", " ")  # JSON may be indented by tabs, YAML may not
+    return parse_documents(text, path=str(path))
+
+
+def parse_documents(text: str, *, path: str) -> list[Document]:
+    """The documents of a text; empty ones are left out. Raises ConfigurationError with every mistake."""
+    problems: list[Problem] = []
+    documents: list[Document] = []
+    try:
+        for node in yaml.compose_all(text, Loader=_Loader):
+            reader = _Reader(path)
+            value = reader.read(node, ())
+            problems += reader.problems
+            if value is not None:
+                documents.append(Document(path=path, value=value, lines=reader.lines))
+    except yaml.YAMLError as error:
+        problems.append(_syntax_problem(path, error))
+    except RecursionError:
+        problems.append(Problem(path=path, line=0, field="", description=f"is nested deeper than {_DEEPEST} levels"))
+    raise_problems(problems)
+    return documents
+
+
+def raise_problems(problems: Sequence[Problem]) -> None:
+    """Raises one ConfigurationError with a line for each mistake, where there are any."""
+    if problems:
+        raise ConfigurationError("\n".join(dict.fromkeys(str(problem) for problem in problems)))
+
+
+class _Reader:
+    """Turns nodes into values, keeping lines and collecting mistakes."""
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+        self.lines: dict[FieldPath, int] = {}
+        self.problems: list[Problem] = []
+        self._count = 0
+
+    def read(self, node: yaml.Node, path: FieldPath) -> Value:
+        self.lines.setdefault(path, node.start_mark.line + 1)
+        self._count += 1
+        # Aliases may repeat a node, and even hold themselves: both end here.
+        if self._count > _MOST_VALUES or len(path) > _DEEPEST:
+            if self._count <= _MOST_VALUES + 1:
+                self._report(node, path[:4], f"is nested deeper than {_DEEPEST} levels or repeats too much")
+                self._count = _MOST_VALUES + 1
+            return None
+        if isinstance(node, yaml.MappingNode) and node.tag == _MAP:
+            return self._mapping(node, path)
+        if isinstance(node, yaml.SequenceNode) and node.tag == _SEQ:
+            return [self.read(child, (*path, index)) for index, child in enumerate(node.value)]
+        if isinstance(node, yaml.ScalarNode):
+            return self._scalar(node, path)
+        self._report(node, path, f"has a tag that is not known here: {node.tag}")
+        return None
+
+    def _mapping(self, node: yaml.MappingNode, path: FieldPath) -> Value:
+        mapping: dict[str, Value] = {}
+        for key_node, value_node in node.value:
+            if not isinstance(key_node, yaml.ScalarNode):
+                self._report(key_node, path, "has a key that is not text")
+                continue
+            key = _whole_text(key_node.value) or ""
+            inner = (*path, key)
+            if key in mapping:
+                self._report(key_node, inner, "is given twice")
+                continue
+            self.lines[inner] = key_node.start_mark.line + 1
+            mapping[key] = self.read(value_node, inner)
+        return mapping
+
+    def _scalar(self, node: yaml.ScalarNode, path: FieldPath) -> Value:
+        match node.tag:
+            case tag if tag == _STR:
+                text = _whole_text(node.value)
+                if text is None:
+                    self._report(node, path, "holds half of a surrogate pair, which is no character")
+                return text
+            case tag if tag == _NULL:
+                return None
+            case tag if tag == _BOOL:
+                return bool(node.value.lower() == "true")
+            case tag if tag == _INT:
+                return int(node.value)
+            case tag if tag == _FLOAT:
+                return float(node.value)
+        self._report(node, path, f"has a tag that is not known here: {node.tag}")
+        return None
+
+    def _report(self, node: yaml.Node, path: FieldPath, description: str) -> None:
+        line = node.start_mark.line + 1
+        self.problems.append(Problem(path=self.path, line=line, field=field_text(path), description=description))
+
+
+def _whole_text(text: str) -> str | None:
+    """Text with escaped surrogate pairs joined, as JSON writes them; None where half a pair is left."""
+    try:
+        return text.encode("utf-16", "surrogatepass").decode("utf-16")
+    except UnicodeDecodeError:
+        return None
+
+
+def _syntax_problem(path: str, error: yaml.YAMLError) -> Problem:
+    mark = getattr(error, "problem_mark", None) or getattr(error, "context_mark", None)
+    words = getattr(error, "problem", None) or getattr(error, "reason", None) or "cannot be read"
+    return Problem(path=path, line=mark.line + 1 if mark else 0, field="", description=f"This is not YAML: {words}.")

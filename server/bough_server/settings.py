@@ -1,0 +1,235 @@
+"""The one frozen Settings: flags over environment over bough.yaml over defaults; nothing else reads the environment.
+
+What a model's key is stays out of it: `Settings.secrets` hands on the variables that models name, and shows none.
+"""
+
+import os
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Final, TypedDict, Unpack
+
+from pydantic import Field, PrivateAttr, ValidationError
+from pydantic_settings import BaseSettings, SettingsConfigDict
+
+from bough_server.documents import Document, FieldPath, Value, raise_problems, read_documents
+from bough_server.errors import ConfigurationError, Problem
+from bough_server.settings_sections import (
+    LimitsSection,
+    LogLevel,
+    ModelSection,
+    RunsSection,
+    Section,
+    ServerSection,
+    StorageSection,
+    TelemetrySection,
+    database_url,
+    known_keys,
+    model_problems,
+)
+
+DEFAULT_FILE: Final = "bough.yaml"
+DEFAULT_DATABASE: Final = "var/bough.db"
+
+
+class Flags(TypedDict, total=False):
+    """What the command line may say; None, and a switch that is off, is not said."""
+
+    host: str | None
+    port: int | None
+    allow_insecure: bool | None
+    database: str | None
+    default_model: str | None
+    log_level: str | None
+    address: str | None
+
+
+_PLACES: Final[Mapping[str, FieldPath]] = {
+    "host": ("server", "host"),
+    "port": ("server", "port"),
+    "allow_insecure": ("server", "allow_insecure"),
+    "reflection": ("server", "reflection"),
+    "database": ("storage", "url"),
+    "default_model": ("models", "default"),
+    "log_level": ("log_level",),
+    "address": ("address",),
+}
+"""Where in the settings a flag or a variable belongs."""
+
+
+class _Environment(BaseSettings):
+    """What the environment may say; an empty variable says nothing."""
+
+    model_config = SettingsConfigDict(env_prefix="BOUGH_", env_ignore_empty=True, extra="ignore", frozen=True)
+
+    config: Path | None = None
+    address: str | None = None
+    database: str | None = None
+    default_model: str | None = None
+    reflection: bool | None = None
+    log_level: str | None = None
+
+
+class Secrets(Mapping[str, str]):
+    """Environment variables by name; printing it shows the names alone."""
+
+    __slots__ = ("_values",)
+
+    def __init__(self, values: Mapping[str, str]) -> None:
+        self._values = dict(values)
+
+    def __getitem__(self, name: str) -> str:
+        return self._values[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._values)
+
+    def __len__(self) -> int:
+        return len(self._values)
+
+    def __repr__(self) -> str:
+        return f"Secrets({sorted(self._values)})"
+
+
+class Settings(Section):
+    """Everything that an operator may set, checked. Durations are in seconds, paths absolute."""
+
+    server: ServerSection = ServerSection()
+    storage: StorageSection = Field(
+        default_factory=lambda: StorageSection(url=database_url(DEFAULT_DATABASE, Path.cwd()))
+    )
+    agents: tuple[str, ...] = ()
+    """Glob patterns of files with definitions, relative to `folder`."""
+    python: tuple[str, ...] = ()
+    """Modules with tools and agents, importable from `folder`."""
+    models: Mapping[str, ModelSection] = {}
+    limits: LimitsSection = LimitsSection()
+    runs: RunsSection = RunsSection()
+    telemetry: TelemetrySection = TelemetrySection()
+    log_level: LogLevel = "info"
+    address: str | None = None
+    """The server that commands talk to; None where none was named."""
+
+    _folder: Path = PrivateAttr(default_factory=Path.cwd)
+    _secrets: Secrets = PrivateAttr(default_factory=lambda: Secrets({}))
+
+    @property
+    def folder(self) -> Path:
+        """What relative names in it are relative to: the configuration's folder, else the working directory."""
+        return self._folder
+
+    @property
+    def secrets(self) -> Secrets:
+        """The variables that models name as their keys, as far as they are set; nothing else of the environment."""
+        return self._secrets
+
+    @classmethod
+    def load(cls, config: Path | None = None, **flags: Unpack[Flags]) -> "Settings":
+        """Reads flags, environment and file, in this precedence.
+
+        Without `config` the file is BOUGH_CONFIG, else ./bough.yaml where there is one. Raises ConfigurationError with
+        every mistake, each with its file and line, its variable or its flag.
+        """
+        environment = _environment()
+        document = _document(config or environment.config)
+        folder = Path(document.path).resolve().parent if document.lines else Path.cwd()
+        values, origins = _merged(document, environment, flags)
+        _resolve_database(values, origins, folder)
+        try:
+            settings = cls.model_validate(values, context={"folder": folder})
+        except ValidationError as error:
+            raise ConfigurationError(
+                "\n".join(
+                    str(_problem(each["loc"], each["type"], each["msg"], document, origins)) for each in error.errors()
+                )
+            ) from None
+        raise_problems([_located(path, words, document, origins) for path, words in model_problems(settings.models)])
+        settings._folder = folder
+        names = {model.api_key_env for model in settings.models.values()} - {""}
+        settings._secrets = Secrets({name: os.environ[name] for name in sorted(names) if os.environ.get(name)})
+        return settings
+
+
+def _environment() -> _Environment:
+    try:
+        return _Environment()
+    except ValidationError as error:
+        lines = [f"BOUGH_{str(each['loc'][0]).upper()}: {each['msg']}" for each in error.errors()]
+        raise ConfigurationError("\n".join(lines)) from None
+
+
+def _document(config: Path | None) -> Document:
+    """The configuration; an empty one where no file is named and none is there."""
+    path = config or Path(DEFAULT_FILE)
+    if config is None and not path.exists():
+        return Document(path=DEFAULT_FILE, value={}, lines={})
+    documents = read_documents(path)
+    if len(documents) > 1:
+        raise ConfigurationError(f"{path}:{documents[1].line(())}: There must be one document in it, not several.")
+    document = documents[0] if documents else Document(path=str(path), value={}, lines={(): 1})
+    if not isinstance(document.value, dict):
+        raise_problems([document.problem((), "must be a mapping, such as `server: {port: 50051}`")])
+    return document
+
+
+def _merged(
+    document: Document, environment: _Environment, flags: Flags
+) -> tuple[dict[str, Value], dict[FieldPath, str]]:
+    """The values of all three, and where those came from that are not the file's."""
+    values: dict[str, Value] = _copied(document.value)
+    origins: dict[FieldPath, str] = {}
+    said: dict[str, tuple[Value, str]] = {}
+    for name, value in environment.model_dump(exclude_none=True, exclude={"config"}).items():
+        said[name] = (value, f"BOUGH_{name.upper()}")
+    for name, value in flags.items():
+        if value is not None and value is not False:
+            said[name] = (value, "--" + name.replace("_", "-"))  # type: ignore[assignment]
+    for name, (value, origin) in said.items():
+        if name == "default_model":
+            if value == "default":
+                continue
+            value = {"alias": value}
+        place = _PLACES[name]
+        _put(values, place, value)
+        origins[place] = origin
+    return values, origins
+
+
+def _copied(value: Value) -> dict[str, Value]:
+    """The file's sections, which are changed here; a section left empty is as good as none."""
+    sections = value if isinstance(value, dict) else {}
+    return {key: dict(each) if isinstance(each, dict) else each for key, each in sections.items() if each is not None}
+
+
+def _put(values: dict[str, Value], place: FieldPath, value: Value) -> None:
+    *outer, last = (str(step) for step in place)
+    section = values
+    for step in outer:
+        inner = section.setdefault(step, {})
+        if not isinstance(inner, dict):
+            return  # the file's mistake is reported as such
+        section = inner
+    section[last] = value
+
+
+def _resolve_database(values: dict[str, Value], origins: Mapping[FieldPath, str], folder: Path) -> None:
+    """Makes a URL of the database: a file's path is relative to it, any other to the working directory."""
+    storage = values.setdefault("storage", {})
+    if not isinstance(storage, dict):
+        return
+    is_the_files = "url" in storage and ("storage", "url") not in origins
+    given = storage.get("url", DEFAULT_DATABASE)
+    if isinstance(given, str) and given:
+        storage["url"] = database_url(given, folder if is_the_files else Path.cwd())
+
+
+def _problem(path: FieldPath, kind: str, message: str, document: Document, origins: Mapping[FieldPath, str]) -> Problem:
+    if kind == "extra_forbidden":
+        message = f"There is no such setting.{known_keys(Settings, path)}"
+    return _located(path, message.removeprefix("Value error, "), document, origins)
+
+
+def _located(path: FieldPath, message: str, document: Document, origins: Mapping[FieldPath, str]) -> Problem:
+    for place, origin in origins.items():
+        if path[: len(place)] == place:
+            return Problem(path=origin, line=0, field="", description=message)
+    return document.problem(path, message)

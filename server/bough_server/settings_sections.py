@@ -1,0 +1,242 @@
+"""The sections of Settings, each a frozen model that takes no unknown key; where values come from is settings.py's."""
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any, Final, Literal, TypeAlias, get_args
+
+from bough.v1 import policy_pb2
+from google.protobuf.duration_pb2 import Duration
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationInfo, model_validator
+
+from bough_server.documents import FieldPath, suggestion
+from bough_server.durations import parse_duration
+
+LogLevel: TypeAlias = Literal["debug", "info", "warning", "error"]
+
+_LARGEST_INT32: Final = 2**31 - 1
+
+
+def _seconds(value: object) -> object:
+    if isinstance(value, str):
+        return parse_duration(value) / 1_000_000_000
+    return value
+
+
+def _absolute(path: Path, info: ValidationInfo) -> Path:
+    folder: Path = (info.context or {}).get("folder", Path.cwd())
+    return folder / path
+
+
+def _variable(name: str) -> str:
+    if not re.fullmatch(r"([A-Za-z_][A-Za-z0-9_]{0,127})?", name):
+        raise ValueError("must be the name of an environment variable that holds the key, not the key")
+    return name
+
+
+Seconds = Annotated[float, BeforeValidator(_seconds), Field(ge=0, strict=True, allow_inf_nan=False)]
+"""A duration in seconds; written as a number or as 10m, 50ms, 1h30m."""
+Count = Annotated[int, Field(ge=0, le=_LARGEST_INT32, strict=True)]
+Flag = Annotated[bool, Field(strict=True)]
+
+
+class Section(BaseModel):
+    """What every section is: frozen, strict about its keys, silent about its input in errors."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True, use_attribute_docstrings=True)
+
+
+class ServerSection(Section):
+    """Where and how the server listens."""
+
+    host: str = "127.0.0.1"
+    port: Annotated[int, Field(ge=0, le=65535, strict=True)] = 50051
+    """0 for any that is free."""
+    reflection: Flag = True
+    allow_insecure: Flag = False
+    """Whether it may listen beyond loopback without TLS."""
+    drain_grace: Seconds = 10.0
+    """How long runs may go on when the server is told to stop."""
+
+
+class StorageSection(Section):
+    """Where the log is kept."""
+
+    url: Annotated[str, Field(min_length=1)]
+    durability: Literal["disk", "process"] = "disk"
+    """disk survives a power cut, process only a killed process."""
+
+
+class Timeouts(Section):
+    """How long a model may be silent."""
+
+    start: Annotated[Seconds, Field(gt=0)] = 60.0
+    idle: Annotated[Seconds, Field(gt=0)] = 60.0
+
+
+class PriceSection(Section):
+    """Prices of a million tokens, in millionths of the currency."""
+
+    input: Annotated[float, Field(ge=0, allow_inf_nan=False)]
+    output: Annotated[float, Field(ge=0, allow_inf_nan=False)]
+    cached_input: Annotated[float, Field(ge=0, allow_inf_nan=False)] | None = None
+
+
+class ModelSection(Section):
+    """One model, or another name for one."""
+
+    alias: str = ""
+    """Another model's name; then nothing else is set."""
+    provider: Literal["openai", "scripted", "local"] | None = None
+    api: Literal["chat"] = "chat"
+    model: str = ""
+    """The provider's name for it."""
+    base_url: Annotated[str, Field(pattern=r"^(https?://.+)?$")] = ""
+    api_key_env: Annotated[str, AfterValidator(_variable)] = ""
+    """The name of the environment variable that holds the key; never the key."""
+    script: Annotated[Path, AfterValidator(_absolute)] | None = None
+    timeouts: Timeouts = Timeouts()
+    retries: Annotated[Count, Field(le=10)] = 2
+    max_concurrency: Annotated[Count, Field(ge=1)] | None = None
+    price: PriceSection | None = None
+
+    @model_validator(mode="after")
+    def _is_whole(self) -> "ModelSection":
+        if self.alias:
+            others = self.model_fields_set - {"alias"}
+            if others:
+                raise ValueError(f"is an alias and so has nothing else; leave out {', '.join(sorted(others))}")
+        elif self.provider is None:
+            raise ValueError("needs a provider (openai, scripted or local) or an alias")
+        elif self.provider == "openai" and not self.model:
+            raise ValueError("needs `model`, the provider's name for it")
+        elif self.provider == "scripted" and self.script is None:
+            raise ValueError("needs `script`, the file that it answers from")
+        return self
+
+
+class LimitSet(Section):
+    """Bounds of a run; None is no bound."""
+
+    model_calls: Count | None = None
+    tool_calls: Count | None = None
+    depth: Count | None = None
+    wall_duration: Annotated[Seconds, Field(gt=0)] | None = None
+
+    def message(self) -> policy_pb2.Limits:
+        """The same in the schema's words."""
+        return policy_pb2.Limits(
+            model_calls=self.model_calls,
+            tool_calls=self.tool_calls,
+            depth=self.depth,
+            wall_duration=None if self.wall_duration is None else _duration(self.wall_duration),
+        )
+
+
+class LimitsSection(Section):
+    """What a run gets where its request does not say, and the most that a request may ask for."""
+
+    default: LimitSet = LimitSet(model_calls=500)
+    maximum: LimitSet = LimitSet()
+
+    @model_validator(mode="before")
+    @classmethod
+    def _keep_defaults(cls, values: Any) -> Any:
+        """A `default` that names some bounds keeps the others' defaults."""
+        if isinstance(values, dict) and isinstance(values.get("default"), dict):
+            return {**values, "default": {"model_calls": 500, **values["default"]}}
+        return values
+
+
+class DeltaSection(Section):
+    """How streamed text is recorded where neither the request nor the agent says."""
+
+    mode: Literal["aggregated", "passthrough"] = "aggregated"
+    max_interval: Annotated[Seconds, Field(le=10)] = 0.05
+    max_chars: Annotated[Count, Field(ge=1)] = 256
+
+    def message(self) -> policy_pb2.DeltaPolicy:
+        """The same in the schema's words."""
+        if self.mode == "passthrough":
+            return policy_pb2.DeltaPolicy(passthrough=policy_pb2.PassthroughDeltas())
+        return policy_pb2.DeltaPolicy(
+            aggregated=policy_pb2.AggregatedDeltas(max_interval=_duration(self.max_interval), max_chars=self.max_chars)
+        )
+
+
+class RunsSection(Section):
+    """How runs behave where their requests do not say."""
+
+    delta: DeltaSection = DeltaSection()
+    on_disconnect: Literal["cancel", "continue"] = "cancel"
+    disconnect_grace: Seconds = 30.0
+
+    def message(self, limits: LimitSet) -> policy_pb2.RunPolicy:
+        """The policy of a run whose request says nothing."""
+        is_cancel = self.on_disconnect == "cancel"
+        return policy_pb2.RunPolicy(
+            limits=limits.message(),
+            delta=self.delta.message(),
+            on_disconnect=policy_pb2.ON_DISCONNECT_CANCEL if is_cancel else policy_pb2.ON_DISCONNECT_CONTINUE,
+            disconnect_grace=_duration(self.disconnect_grace),
+        )
+
+
+class TelemetrySection(Section):
+    """What spans carry; where they go is said by the OTEL_ variables."""
+
+    capture_content: Flag = False
+
+
+def database_url(text: str, folder: Path) -> str:
+    """The URL of a database given as a URL or as a path; a path is relative to a folder."""
+    scheme, separator, rest = text.partition("://")
+    if not separator:
+        return f"sqlite:///{(folder / text).resolve()}"
+    if scheme.partition("+")[0] == "sqlite" and rest.startswith("/") and not rest.startswith("//"):
+        path = rest[1:]
+        return f"{scheme}:///{(folder / path).resolve()}" if path and path != ":memory:" else text
+    return text
+
+
+def model_problems(models: Mapping[str, ModelSection]) -> list[tuple[FieldPath, str]]:
+    """Aliases that lead nowhere or in a circle."""
+    problems: list[tuple[FieldPath, str]] = []
+    for name, model in models.items():
+        seen = [name]
+        while model.alias:
+            if model.alias not in models:
+                if len(seen) == 1:
+                    words = f"There is no model {model.alias!r}.{suggestion(model.alias, models)}"
+                    problems.append((("models", name, "alias"), words))
+                break
+            if model.alias in seen:
+                if model.alias == name:
+                    problems.append((("models", name, "alias"), f"leads in a circle: {' > '.join([*seen, name])}"))
+                break
+            seen.append(model.alias)
+            model = models[model.alias]
+    return problems
+
+
+def known_keys(root: type[BaseModel], path: FieldPath) -> str:
+    """What may stand where an unknown key stands, as a suggestion."""
+    section = root
+    for step in path[:-1]:
+        # In a mapping of sections the step is a name, and the section is the same for all.
+        if str(step) in section.model_fields:
+            section = _section_in(section.model_fields[str(step)].annotation) or section
+    return suggestion(str(path[-1]), section.model_fields)
+
+
+def _section_in(annotation: object) -> type[BaseModel] | None:
+    """The section that a field holds, alone, optional or by name."""
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return annotation
+    return next((found for each in get_args(annotation) if (found := _section_in(each))), None)
+
+
+def _duration(seconds: float) -> Duration:
+    duration = Duration()
+    duration.FromNanoseconds(round(seconds * 1_000_000_000))
+    return duration
