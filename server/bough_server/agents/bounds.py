@@ -1,0 +1,95 @@
+"""The bounds of every number, size and duration in an agent definition; what its names mean is validation.py's."""
+
+import json
+import math
+from collections.abc import Iterator
+from typing import Final, TypeAlias
+
+from bough.v1 import agent_pb2, policy_pb2
+from google.protobuf.duration_pb2 import Duration
+from google.protobuf.message import Message
+
+FieldMistake: TypeAlias = tuple[str, str]
+"""A field's path, and what is wrong with it."""
+
+_MOST_BYTES: Final = 256 * 1024
+_MOST_DESCRIPTION: Final = 4 * 1024
+_MOST_ITEMS: Final = 128
+_LONGEST_INTERVAL_NS: Final = 10_000_000_000
+_COUNTS: Final = ("model_calls", "tool_calls", "depth")
+
+
+def bound_mistakes(definition: agent_pb2.AgentDefinition) -> Iterator[FieldMistake]:
+    """Everything of a definition that is out of its bounds."""
+    if definition.ByteSize() > _MOST_BYTES:
+        yield "", f"is larger than {_MOST_BYTES // 1024} KiB."
+    if len(definition.description.encode()) > _MOST_DESCRIPTION:
+        yield "description", f"must be at most {_MOST_DESCRIPTION // 1024} KiB; models read it with every call."
+    for name, items in (("llm.tools", definition.llm.tools), ("sub_agents", definition.sub_agents)):
+        if len(items) > _MOST_ITEMS:
+            yield name, f"must be at most {_MOST_ITEMS}."
+    yield from _enum_mistakes(definition, "")
+    yield from _limits_mistakes(definition.limits, "limits")
+    for index, link in enumerate(definition.sub_agents):
+        yield from _limits_mistakes(link.limits, f"sub_agents[{index}].limits")
+    yield from _delta_mistakes(definition.delta.aggregated)
+    yield from _llm_mistakes(definition.llm)
+
+
+def json_object_mistake(text: str) -> str:
+    """What keeps a text from being one JSON object; empty where it is one, or where there is no text."""
+    try:
+        return "" if not text or isinstance(json.loads(text), dict) else "must be one JSON object."
+    except (ValueError, RecursionError) as error:
+        return f"must be JSON text: {error}."
+
+
+def _llm_mistakes(llm: agent_pb2.LlmAgent) -> Iterator[FieldMistake]:
+    if llm.HasField("max_steps") and llm.max_steps < 1:
+        yield "llm.max_steps", "must be at least 1."
+    for index, link in enumerate(llm.tools):
+        if link.max_calls_per_run < 0:
+            yield f"llm.tools[{index}].max_calls_per_run", "must not be negative."
+        if link.HasField("timeout") and _nanoseconds(link.timeout) <= 0:
+            yield f"llm.tools[{index}].timeout", "must be longer than 0 s."
+    settings = llm.settings
+    if not (math.isfinite(settings.temperature) and settings.temperature >= 0):
+        yield "llm.settings.temperature", "must be 0 or more."
+    if settings.HasField("top_p") and not 0 < settings.top_p <= 1:
+        yield "llm.settings.top_p", "must be more than 0 and at most 1."
+    if settings.HasField("max_output_tokens") and settings.max_output_tokens < 1:
+        yield "llm.settings.max_output_tokens", "must be at least 1."
+
+
+def _limits_mistakes(limits: policy_pb2.Limits, place: str) -> Iterator[FieldMistake]:
+    for name in _COUNTS:
+        if getattr(limits, name) < 0:
+            yield f"{place}.{name}", "must not be negative."
+    if limits.HasField("wall_duration") and _nanoseconds(limits.wall_duration) <= 0:
+        yield f"{place}.wall_duration", "must be longer than 0 s."
+
+
+def _delta_mistakes(aggregated: policy_pb2.AggregatedDeltas) -> Iterator[FieldMistake]:
+    if aggregated.HasField("max_chars") and aggregated.max_chars < 1:
+        yield "delta.aggregated.max_chars", "must be at least 1."
+    if not 0 <= _nanoseconds(aggregated.max_interval) <= _LONGEST_INTERVAL_NS:
+        yield "delta.aggregated.max_interval", "must be between 0 s and 10 s."
+
+
+def _enum_mistakes(message: Message, place: str) -> Iterator[FieldMistake]:
+    """Enum values that this server does not know; only the wire can bring them."""
+    for descriptor, value in message.ListFields():
+        inner = f"{place}.{descriptor.name}" if place else descriptor.name
+        items = (
+            [(f"{inner}[{i}]", each) for i, each in enumerate(value)] if descriptor.is_repeated else [(inner, value)]
+        )
+        for path, item in items:
+            if descriptor.enum_type is not None and item not in descriptor.enum_type.values_by_number:
+                yield path, f"has a value that is not known here: {item}."
+            elif descriptor.message_type is not None:
+                yield from _enum_mistakes(item, path)
+
+
+def _nanoseconds(duration: Duration) -> int:
+    # Not ToNanoseconds: what comes by the wire may be out of the range that it checks.
+    return duration.seconds * 1_000_000_000 + duration.nanos

@@ -1,0 +1,243 @@
+"""Agent definitions as documents: protobuf's JSON mapping, a little kinder; whether a definition makes sense is not
+asked here but in validation.py.
+
+Kinder means: enum values also without their prefix, durations also as `10m`, and every `*_json` field also as plain
+values under its name without the suffix.
+"""
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Final, cast
+
+from bough.v1 import agent_pb2
+from google.protobuf import duration_pb2, timestamp_pb2
+from google.protobuf.descriptor import Descriptor, EnumDescriptor, FieldDescriptor
+from google.protobuf.message import Message
+
+from bough_server.documents import Document, FieldPath, Value, suggestion
+from bough_server.durations import parse_duration
+from bough_server.errors import Problem
+
+_INT_BITS: Final = {FieldDescriptor.CPPTYPE_INT32: 31, FieldDescriptor.CPPTYPE_INT64: 63}
+_FLOATS: Final = (FieldDescriptor.CPPTYPE_DOUBLE, FieldDescriptor.CPPTYPE_FLOAT)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Source:
+    """A definition, and where each of its fields is written."""
+
+    definition: agent_pb2.AgentDefinition
+    path: str
+    lines: Mapping[str, int] = field(default_factory=dict)
+    """Field path, as the schema names it, to line."""
+
+    def problem(self, field_path: str, description: str) -> Problem:
+        """A mistake at a field, or at the nearest thing around it that is written down."""
+        place = field_path
+        while place and place not in self.lines:
+            place = place[: max(place.rfind("."), place.rfind("["), 0)]
+        return Problem(path=self.path, line=self.lines.get(place, 0), field=field_path, description=description)
+
+
+def parse_definition(document: Document) -> tuple[Source, list[Problem]]:
+    """A document's definition, as far as it can be read, and everything that is wrong with how it is written."""
+    reader = _Reader(document)
+    definition = agent_pb2.AgentDefinition()
+    if isinstance(document.value, dict):
+        reader.message(document.value, definition, (), "")
+    else:
+        reader.report((), "must be a mapping with `name`, `description` and `llm`")
+    definition.ClearField("create_time")
+    definition.revision = revision(definition)
+    return Source(definition=definition, path=document.path, lines=reader.lines), reader.problems
+
+
+def revision(definition: agent_pb2.AgentDefinition) -> str:
+    """The hash of a definition's content: 16 hex digits of SHA-256 over its bytes without what is output only."""
+    content = agent_pb2.AgentDefinition()
+    content.CopyFrom(definition)
+    content.ClearField("revision")
+    content.ClearField("create_time")
+    return hashlib.sha256(content.SerializeToString(deterministic=True)).hexdigest()[:16]
+
+
+def with_revision(definition: agent_pb2.AgentDefinition) -> agent_pb2.AgentDefinition:
+    """A copy that carries its own revision."""
+    copy = agent_pb2.AgentDefinition()
+    copy.CopyFrom(definition)
+    copy.revision = revision(definition)
+    return copy
+
+
+def short_enum_name(enum: EnumDescriptor, name: str) -> str:
+    """An enum value's name without the enum's name before it: HISTORY_SCOPE_NONE is NONE."""
+    prefix = "".join(f"_{letter}" if letter.isupper() else letter.upper() for letter in enum.name).lstrip("_") + "_"
+    return name.removeprefix(prefix)
+
+
+class _Wrong(ValueError):
+    """A value that does not fit its field; the sentence is for the problem."""
+
+
+class _Reader:
+    """Fills messages from values, collecting mistakes and the lines of what is there."""
+
+    def __init__(self, document: Document) -> None:
+        self.document = document
+        self.problems: list[Problem] = []
+        self.lines: dict[str, int] = {"": document.line(())}
+
+    def report(self, path: FieldPath, description: str) -> None:
+        self.problems.append(self.document.problem(path, description))
+
+    def message(self, values: Mapping[str, Value], message: Message, path: FieldPath, schema_path: str) -> None:
+        """Fills a message; `path` is where the document has it, `schema_path` what the schema calls that place."""
+        schema = cast(Descriptor, message.DESCRIPTOR)
+        names = _names(schema)
+        given: dict[str, str] = {}
+        chosen: dict[str, str] = {}
+        for key, value in values.items():
+            inner = (*path, key)
+            if key not in names:
+                self.report(inner, f"There is no such field.{suggestion(key, _shown_names(schema))}")
+                continue
+            if value is None:
+                continue
+            name, is_plain_json = names[key]
+            descriptor = schema.fields_by_name[name]
+            if name in given:
+                self.report(inner, f"is the same field as {given[name]!r}; leave one of the two out")
+                continue
+            given[name] = key
+            oneof = descriptor.containing_oneof
+            if oneof is not None and oneof.name in chosen and not oneof.name.startswith("_"):
+                self.report(inner, f"excludes {chosen[oneof.name]!r}: there can be only one {oneof.name}")
+                continue
+            if oneof is not None:
+                chosen[oneof.name] = key
+            place = f"{schema_path}.{name}" if schema_path else name
+            self.lines[place] = self.document.line(inner)
+            self._field(_json_text(value) if is_plain_json else value, message, descriptor, (inner, place))
+
+    def _field(
+        self, value: Value, message: Message, descriptor: FieldDescriptor, places: tuple[FieldPath, str]
+    ) -> None:
+        path, schema_path = places
+        try:
+            if not descriptor.is_repeated:
+                self._single(value, message, descriptor, places)
+                return
+            if not isinstance(value, list):
+                raise _Wrong("must be a list")
+        except _Wrong as error:
+            self.report(path, str(error))
+            return
+        items = getattr(message, descriptor.name)
+        for index, item in enumerate(value):
+            inner, place = (*path, index), f"{schema_path}[{index}]"
+            self.lines[place] = self.document.line(inner)
+            try:
+                if descriptor.message_type is None:
+                    items.append(_scalar(item, descriptor))
+                else:
+                    self._into(item, items.add(), (inner, place))
+            except _Wrong as error:
+                self.report(inner, str(error))
+
+    def _single(
+        self, value: Value, message: Message, descriptor: FieldDescriptor, places: tuple[FieldPath, str]
+    ) -> None:
+        if descriptor.message_type is None:
+            setattr(message, descriptor.name, _scalar(value, descriptor))
+            return
+        inner = getattr(message, descriptor.name)
+        inner.SetInParent()
+        self._into(value, inner, places)
+
+    def _into(self, value: Value, message: Message, places: tuple[FieldPath, str]) -> None:
+        if isinstance(message, duration_pb2.Duration):
+            if not isinstance(value, str):
+                raise _Wrong("must be a duration such as 10m, 50ms or 1h30m")
+            try:
+                message.FromNanoseconds(parse_duration(value))
+            except ValueError as error:
+                raise _Wrong(str(error)) from None
+        elif isinstance(message, timestamp_pb2.Timestamp):
+            try:
+                message.FromJsonString(value if isinstance(value, str) else "")
+            except ValueError:
+                raise _Wrong("must be a time such as 2026-01-31T12:00:00Z") from None
+        elif isinstance(value, dict):
+            self.message(value, message, *places)
+        else:
+            raise _Wrong(
+                f"must be a mapping of {', '.join(_shown_names(cast(Descriptor, message.DESCRIPTOR))) or 'nothing: {}'}"
+            )
+
+
+def _names(descriptor: Descriptor) -> dict[str, tuple[str, bool]]:
+    """What a document may call each field, to the field's name and whether its value is plain JSON."""
+    names: dict[str, tuple[str, bool]] = {}
+    for each in descriptor.fields:
+        names[each.name] = names[each.json_name] = (each.name, False)
+    for each in descriptor.fields:
+        if each.name.endswith("_json"):
+            names.setdefault(each.name.removesuffix("_json"), (each.name, True))
+            names.setdefault(each.json_name.removesuffix("Json"), (each.name, True))
+    return names
+
+
+def _shown_names(descriptor: Descriptor) -> list[str]:
+    """The names to suggest: the schema's, without suffix where that is shorter."""
+    hidden = {"revision", "create_time"}
+    return [each.name.removesuffix("_json") for each in descriptor.fields if each.name not in hidden]
+
+
+def _json_text(value: Value) -> str:
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+
+
+def _scalar(value: Value, descriptor: FieldDescriptor) -> str | bool | int | float:
+    kind = descriptor.cpp_type
+    if kind == FieldDescriptor.CPPTYPE_STRING:
+        if not isinstance(value, str):
+            raise _Wrong("must be text" + ("" if isinstance(value, list | dict) else "; put it in quotes"))
+        return value
+    if kind == FieldDescriptor.CPPTYPE_BOOL:
+        if not isinstance(value, bool):
+            raise _Wrong("must be true or false")
+        return value
+    if descriptor.enum_type is not None:
+        return _enum(value, descriptor.enum_type)
+    if kind in _FLOATS:
+        return _number(value)
+    return _integer(value, _INT_BITS[kind])
+
+
+def _enum(value: Value, enum: EnumDescriptor) -> int:
+    for each in enum.values:
+        if value in (each.name, short_enum_name(enum, each.name)):
+            return each.number
+    shown = [short_enum_name(enum, each.name) for each in enum.values if each.number]
+    raise _Wrong(f"must be {' or '.join(shown)}.{suggestion(str(value), shown) if isinstance(value, str) else ''}")
+
+
+def _number(value: Value) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise _Wrong("must be a number")
+    try:
+        return float(value)
+    except OverflowError:
+        raise _Wrong("must be a number that is not that large") from None
+
+
+def _integer(value: Value, bits: int) -> int:
+    if isinstance(value, float) and value.is_integer():
+        value = int(value)
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise _Wrong("must be a whole number")
+    if not -(1 << bits) <= value < 1 << bits:
+        raise _Wrong(f"must be a whole number of {bits + 1} bits")
+    return value

@@ -1,0 +1,163 @@
+"""Finds agents, tools and models by name, as definitions, modules and configuration have them; it never changes."""
+
+import hashlib
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict
+from typing import Protocol, TypeVar
+
+from bough.v1 import agent_pb2, catalog_service_pb2
+
+from bough_server.agents.definition import Source, with_revision
+from bough_server.agents.llm import LlmAgent
+from bough_server.agents.sources import source_problems
+from bough_server.agents.validation import Known, judge_code_agent, violations
+from bough_server.documents import raise_problems
+from bough_server.errors import ConfigurationError, Problem
+from bough_server.models.model import Model
+from bough_server.runtime.agent import Agent, RunVersions
+from bough_server.tools.tool import Tool
+
+T = TypeVar("T")
+
+
+class Models(Protocol):
+    """The configured models."""
+
+    def get(self, name: str) -> Model:
+        """Aliases are followed; empty is the default model. Raises KeyError where there is none."""
+        ...
+
+    def list(self) -> Sequence[catalog_service_pb2.ModelInfo]:
+        """Every name that a definition may give, aliases among them."""
+        ...
+
+
+class Registry:
+    """A catalog in force: implements runtime.agent.Resolver, and what the CatalogService shows."""
+
+    def __init__(
+        self,
+        definitions: Iterable[agent_pb2.AgentDefinition | Source],
+        *,
+        models: Models,
+        code_agents: Iterable[Agent] = (),
+        tools: Iterable[Tool] = (),
+    ) -> None:
+        """Judges everything together. Raises ConfigurationError with all that is wrong, by file, line and field."""
+        sources = [each if isinstance(each, Source) else Source(definition=each, path="agents") for each in definitions]
+        self._models = models
+        self._agents: dict[str, Agent] = {}
+        self._tools = _unique("tools", ((each.name, each) for each in tools))
+        self._code_agents = _unique("agents", ((each.definition.name, each) for each in code_agents))
+        bare = [source.definition for source in sources]
+        known = self._known(bare)
+        raise_problems([*source_problems(sources, known), *self._code_problems(bare, known)])
+        made = {each.name: LlmAgent(with_revision(each)) for each in bare}
+        self._agents = dict(sorted([*made.items(), *self._code_agents.items()]))
+        self._versions: dict[str, RunVersions] = {}
+
+    def agent(self, name: str) -> Agent:
+        """The agent of a name. Raises KeyError."""
+        return self._agents[name]
+
+    def tool(self, name: str) -> Tool:
+        """The tool of a name. Raises KeyError."""
+        return self._tools[name]
+
+    def model(self, name: str) -> Model:
+        """The model of a name; aliases are followed, empty is the default. Raises KeyError."""
+        return self._models.get(name)
+
+    def reachable(self, root: str) -> Sequence[agent_pb2.AgentDefinition]:
+        """The definitions that a run of `root` can reach by links, sorted by name, the root's among them."""
+        found = {root}
+        pending = [root]
+        while pending:
+            for link in self._agents[pending.pop()].definition.sub_agents:
+                if link.agent not in found:
+                    found.add(link.agent)
+                    pending.append(link.agent)
+        return [self._agents[name].definition for name in sorted(found)]
+
+    def versions(self, root: str) -> RunVersions:
+        """Hashes of the tools and models that those definitions name, of their prices, and agents' code versions."""
+        if root not in self._versions:
+            self._versions[root] = self._versions_of(root)
+        return self._versions[root]
+
+    def list_agents(self) -> Sequence[agent_pb2.AgentDefinition]:
+        """Every definition in force, by name."""
+        return [agent.definition for agent in self._agents.values()]
+
+    def list_tools(self) -> Sequence[catalog_service_pb2.ToolInfo]:
+        """Every tool, by name."""
+        return [
+            catalog_service_pb2.ToolInfo(
+                name=tool.name, description=tool.description, input_schema_json=tool.input_schema_json
+            )
+            for _, tool in sorted(self._tools.items())
+        ]
+
+    def list_models(self) -> Sequence[catalog_service_pb2.ModelInfo]:
+        """Every model, by name."""
+        return sorted(self._models.list(), key=lambda info: info.name)
+
+    def validate(self, definitions: Sequence[agent_pb2.AgentDefinition]) -> list[catalog_service_pb2.Violation]:
+        """What would be wrong with definitions in this catalog, where they replace those of their names."""
+        return violations(definitions, self._known(definitions))
+
+    def problems(self, sources: Sequence[Source]) -> list[str]:
+        """The same for definitions in files, each as "file:line: field: message"."""
+        known = self._known(source.definition for source in sources)
+        return [str(problem) for problem in source_problems(sources, known)]
+
+    def _known(self, definitions: Iterable[agent_pb2.AgentDefinition]) -> Known:
+        named = {definition.llm.model for definition in definitions} - {""}
+        listed = {info.name for info in self._models.list()}
+        return Known(
+            tools=self._tools.keys(),
+            models=listed | {name for name in named if self._has_model(name)},
+            has_default_model=self._has_model(""),
+            definitions=[agent.definition for agent in self._agents.values()],
+            code_agents=[agent.definition for agent in self._code_agents.values()],
+        )
+
+    def _code_problems(self, definitions: Sequence[agent_pb2.AgentDefinition], known: Known) -> list[Problem]:
+        return [
+            Problem(path=f"agent {name}", line=0, field=mistake.field, description=mistake.description)
+            for name, agent in self._code_agents.items()
+            for mistake in judge_code_agent(agent.definition, agent.tool_links, definitions, known)
+        ]
+
+    def _versions_of(self, root: str) -> RunVersions:
+        agents = [self._agents[definition.name] for definition in self.reachable(root)]
+        tools = {link.name: self._tools[link.name].digest for agent in agents for link in agent.tool_links}
+        models = {}
+        for name in {agent.definition.llm.model for agent in agents}:
+            if self._has_model(name):
+                model = self._models.get(name)
+                models[model.name] = model
+        code = {agent.definition.name for agent in agents} & self._code_agents.keys()
+        prices = [(name, asdict(model.price)) for name, model in sorted(models.items()) if model.price]
+        return RunVersions(
+            tools=dict(sorted(tools.items())),
+            models={name: model.config_digest for name, model in sorted(models.items())},
+            agents={name: self._code_agents[name].definition.revision for name in sorted(code)},
+            prices=hashlib.sha256(json.dumps(prices).encode()).hexdigest(),
+        )
+
+    def _has_model(self, name: str) -> bool:
+        try:
+            self._models.get(name)
+        except KeyError:
+            return False
+        return True
+
+
+def _unique(kind: str, items: Iterable[tuple[str, T]]) -> dict[str, T]:
+    found: dict[str, T] = {}
+    for name, item in items:
+        if found.setdefault(name, item) is not item:
+            raise ConfigurationError(f"There are two {kind} named {name!r}; names are unique.")
+    return found

@@ -1,0 +1,168 @@
+"""What makes agent definitions sensible, judged together and all at once; how they are written is definition.py's.
+
+The same list of violations answers ValidateAgent, `bough agents validate` and a server's start.
+"""
+
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+from bough.v1 import agent_pb2, catalog_service_pb2, error_pb2
+
+from bough_server.agents.bounds import bound_mistakes, json_object_mistake
+from bough_server.documents import suggestion
+from bough_server.errors import Reason
+from bough_server.ids import AGENT_NAME
+from bough_server.runtime.toolset import FINAL_ANSWER
+from bough_server.tools.arguments import schema_problem
+
+_INVALID: Final = error_pb2.ERROR_REASON_INVALID_REQUEST
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Known:
+    """What definitions may name."""
+
+    tools: Collection[str] = ()
+    models: Collection[str] = ()
+    has_default_model: bool = True
+    definitions: Sequence[agent_pb2.AgentDefinition] = ()
+    """Those of the catalog, which the judged ones replace by name."""
+    code_agents: Sequence[agent_pb2.AgentDefinition] = ()
+    """Those of agents in code, whose names are taken."""
+
+
+@dataclass(frozen=True, slots=True)
+class Mistake:
+    """Something wrong with one field of one definition."""
+
+    field: str
+    description: str
+    reason: Reason = _INVALID
+
+
+def violations(definitions: Sequence[agent_pb2.AgentDefinition], known: Known) -> list[catalog_service_pb2.Violation]:
+    """Everything that is wrong with definitions, in their order; empty where all is well."""
+    return [
+        catalog_service_pb2.Violation(
+            agent=definition.name, field=mistake.field, description=mistake.description, reason=mistake.reason
+        )
+        for definition, mistakes in zip(definitions, judge(definitions, known), strict=True)
+        for mistake in mistakes
+    ]
+
+
+def judge(definitions: Sequence[agent_pb2.AgentDefinition], known: Known) -> list[list[Mistake]]:
+    """The mistakes of each definition."""
+    world = _world(definitions, known)
+    seen: set[str] = set()
+    judged: list[list[Mistake]] = []
+    for definition in definitions:
+        mistakes = [*_identity(definition, world, seen), *_llm(definition, world), *_links(definition, world)]
+        mistakes += [Mistake(*each) for each in bound_mistakes(definition)]
+        if definition.input_schema_json and (problem := schema_problem(definition.input_schema_json)):
+            mistakes.append(Mistake("input_schema_json", problem))
+        seen.add(definition.name)
+        judged.append(mistakes)
+    return judged
+
+
+def judge_code_agent(
+    agent: agent_pb2.AgentDefinition,
+    tool_links: Sequence[agent_pb2.ToolLink],
+    definitions: Sequence[agent_pb2.AgentDefinition],
+    known: Known,
+) -> list[Mistake]:
+    """The mistakes of an agent in code, whose tools stand beside its definition."""
+    tools = agent_pb2.AgentDefinition(llm=agent_pb2.LlmAgent(tools=tool_links), sub_agents=agent.sub_agents)
+    mistakes = [*_tools(tools, known.tools), *_links(agent, _world(definitions, known))]
+    return [Mistake(mistake.field.removeprefix("llm."), mistake.description, mistake.reason) for mistake in mistakes]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _World:
+    """What there is once the definitions are in force."""
+
+    known: Known
+    agents: Collection[str]
+    taken: Collection[str]
+    with_model: Collection[str] = field(default_factory=set)
+    """Agents that have a model in some run: their own, or a caller's."""
+
+
+def _world(definitions: Sequence[agent_pb2.AgentDefinition], known: Known) -> _World:
+    by_name = {each.name: each for each in (*known.definitions, *known.code_agents, *definitions)}
+    with_model = {name for name, each in by_name.items() if each.llm.model}
+    pending = list(with_model)
+    while pending:
+        for link in by_name[pending.pop()].sub_agents:
+            if link.agent in by_name and link.agent not in with_model:
+                with_model.add(link.agent)
+                pending.append(link.agent)
+    return _World(
+        known=known, agents=by_name.keys(), taken={each.name for each in known.code_agents}, with_model=with_model
+    )
+
+
+def _identity(definition: agent_pb2.AgentDefinition, world: _World, seen: Collection[str]) -> Iterator[Mistake]:
+    name = definition.name
+    if not name:
+        yield Mistake("name", "is required.")
+    elif not AGENT_NAME.fullmatch(name):
+        yield Mistake("name", "must be a letter, then up to 58 letters, digits, _ or -.")
+    elif name in seen:
+        yield Mistake("name", f"{name!r} is defined twice; names are unique in a catalog.")
+    elif name in world.taken:
+        yield Mistake("name", f"{name!r} is the name of an agent in code; choose another.")
+    if not definition.description.strip():
+        yield Mistake("description", "is required: it is what a model chooses the agent by.")
+    if definition.WhichOneof("kind") is None:
+        yield Mistake("llm", "is required: it says what runs the agent.")
+
+
+def _llm(definition: agent_pb2.AgentDefinition, world: _World) -> Iterator[Mistake]:
+    if not definition.HasField("llm"):
+        return
+    llm, known = definition.llm, world.known
+    if llm.model and llm.model not in known.models:
+        yield Mistake("llm.model", f"There is no model {llm.model!r}.{suggestion(llm.model, known.models)}")
+    if not llm.model and not known.has_default_model and definition.name not in world.with_model:
+        yield Mistake("llm.model", "is required: there is no model named default, and no caller has one to inherit.")
+    yield from _tools(definition, known.tools)
+    if problem := json_object_mistake(llm.settings.extra_json):
+        yield Mistake("llm.settings.extra_json", problem)
+
+
+def _tools(definition: agent_pb2.AgentDefinition, known: Collection[str]) -> Iterator[Mistake]:
+    others = {f"call_{link.agent}": f"the linked agent {link.agent!r}" for link in definition.sub_agents}
+    if definition.llm.final_answer_tool:
+        others[FINAL_ANSWER] = "the final answer"
+    seen: set[str] = set()
+    for index, link in enumerate(definition.llm.tools):
+        place = f"llm.tools[{index}].name"
+        if not link.name:
+            yield Mistake(place, "is required.")
+        elif link.name not in known:
+            reason = error_pb2.ERROR_REASON_UNKNOWN_TOOL
+            yield Mistake(place, f"There is no tool {link.name!r}.{suggestion(link.name, known)}", reason)
+        if link.name in seen:
+            yield Mistake(place, f"{link.name!r} is there twice.")
+        elif link.name in others:
+            yield Mistake(place, f"{link.name!r} is also the tool of {others[link.name]}; one of the two must go.")
+        seen.add(link.name)
+
+
+def _links(definition: agent_pb2.AgentDefinition, world: _World) -> Iterator[Mistake]:
+    seen: set[str] = set()
+    for index, link in enumerate(definition.sub_agents):
+        place = f"sub_agents[{index}].agent"
+        if not link.agent:
+            yield Mistake(place, "is required.")
+        elif link.agent == definition.name:
+            yield Mistake(place, "An agent cannot link to itself.")
+        elif link.agent not in world.agents:
+            reason = error_pb2.ERROR_REASON_UNKNOWN_AGENT
+            yield Mistake(place, f"There is no agent {link.agent!r}.{suggestion(link.agent, world.agents)}", reason)
+        elif link.agent in seen:
+            yield Mistake(place, f"{link.agent!r} is linked twice.")
+        seen.add(link.agent)
