@@ -94,6 +94,10 @@ class EventLog(Protocol):
         """
         ...
 
+    def pending_bytes(self) -> int:
+        """Bytes of events of all runs that wait for their commit; producers of deltas wait while it is high."""
+        ...
+
     async def take_over(self, run_id: str) -> tuple[int, int]:
         """Raises the run's epoch, so that another owner's append is refused; gives the epoch and the last sequence."""
         ...

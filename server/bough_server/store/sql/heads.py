@@ -1,0 +1,97 @@
+"""Where each log that is being written stands, with its fold; kept by the writer thread, made again from the log."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from sqlalchemy import Connection, bindparam, select
+
+from bough_server import events
+from bough_server.errors import Fenced
+from bough_server.store.ports import Record
+from bough_server.store.projection import LogAddress, RunFold
+from bough_server.store.sql import tables
+from bough_server.store.sql.jobs import Append
+
+_ROW = select(
+    tables.runs.c.tenant_id,
+    tables.runs.c.user_id,
+    tables.runs.c.session_id,
+    tables.runs.c.epoch,
+    tables.runs.c.last_sequence,
+    tables.runs.c.ended,
+).where(tables.runs.c.run_id == bindparam("run"))
+
+_LOG = (
+    select(tables.events.c.sequence, tables.events.c.kind, tables.events.c.data)
+    .where(tables.events.c.run_id == bindparam("run"), tables.events.c.kind.not_in(sorted(events.DELTA_KINDS)))
+    .order_by(tables.events.c.sequence)
+)
+
+
+@dataclass(slots=True, kw_only=True)
+class Head:
+    """A log's end: what the next append has to match."""
+
+    address: LogAddress
+    epoch: int
+    last_sequence: int
+    is_ended: bool
+    fold: RunFold
+
+
+def stored_records(connection: Connection, run_id: str) -> Iterator[Record]:
+    """A log's events but its deltas, parsed, in order."""
+    for sequence, kind, data in connection.execute(_LOG, {"run": run_id}):
+        yield Record(sequence=sequence, kind=kind, data=data, event=events.parse(data))
+
+
+class Heads:
+    """The heads of the logs that this process writes; a refusal forgets a head, so that the next is read again."""
+
+    def __init__(self) -> None:
+        self._heads: dict[str, Head] = {}
+
+    def put(self, head: Head) -> None:
+        """Begins a new log."""
+        self._heads[head.address.run_id] = head
+
+    def forget(self, run_id: str) -> None:
+        """Lets the next append read the log's end from the disk."""
+        self._heads.pop(run_id, None)
+
+    def prepare(self, connection: Connection, append: Append) -> None:
+        """Checks an append against its log's end and derives what goes with it, once. Raises Fenced."""
+        if append.projected is not None:
+            return
+        head = self._heads.get(append.run_id) or self._load(connection, append.run_id)
+        if head.epoch != append.epoch or head.last_sequence != append.records[0].sequence - 1 or head.is_ended:
+            raise refusal(append.run_id)
+        append.tenant_id, append.session_id = head.address.tenant_id, head.address.session_id
+        projected = head.fold.project(append.records)
+        head.last_sequence = append.records[-1].sequence
+        if projected.end is not None:
+            head.is_ended = True
+        append.projected = projected
+
+    def committed(self, append: Append) -> None:
+        """Forgets the head of a log that has ended."""
+        if append.projected is not None and append.projected.end is not None:
+            self._heads.pop(append.run_id, None)
+
+    def _load(self, connection: Connection, run_id: str) -> Head:
+        row = connection.execute(_ROW, {"run": run_id}).one_or_none()
+        if row is None:
+            raise refusal(run_id)
+        tenant_id, user_id, session_id, epoch, last_sequence, ended = row
+        address = LogAddress(run_id=run_id, tenant_id=tenant_id, user_id=user_id, session_id=session_id)
+        fold = RunFold(address)
+        if not ended:
+            fold.project(stored_records(connection, run_id))
+        head = Head(address=address, epoch=epoch, last_sequence=last_sequence, is_ended=ended, fold=fold)
+        self._heads[run_id] = head
+        return head
+
+
+def refusal(run_id: str) -> Fenced:
+    """The error of an append that does not continue its log."""
+    return Fenced(f"The log of run {run_id} has moved on: it has ended, or another owner writes it now.")

@@ -1,0 +1,54 @@
+"""What the writer thread is given: appends, which share statements, and commands, which bring their own."""
+
+import asyncio
+from collections.abc import Callable, Sequence
+from typing import Generic, TypeVar
+
+from sqlalchemy import Connection
+
+from bough_server.store.ports import Record
+from bough_server.store.projection import Projected
+
+T = TypeVar("T")
+
+
+class Append:
+    """Records for one log, all or nothing. `projected` is made once, so that a second attempt writes the same."""
+
+    __slots__ = ("epoch", "future", "is_uncertain", "projected", "records", "run_id", "session_id", "size", "tenant_id")
+
+    def __init__(self, run_id: str, epoch: int, records: Sequence[Record], future: asyncio.Future[None]) -> None:
+        self.run_id, self.epoch, self.records, self.future = run_id, epoch, records, future
+        self.size = sum(len(record.data) for record in records)
+        self.projected: Projected | None = None
+        self.tenant_id = self.session_id = ""
+        self.is_uncertain = False
+        """Whether a commit of it failed in a way that leaves open whether it happened."""
+
+
+class Command(Generic[T]):
+    """A transaction of its own, as far as anybody can tell. It checks before it writes, and may be run again."""
+
+    __slots__ = ("future", "run")
+
+    def __init__(self, run: Callable[[Connection], T], future: asyncio.Future[T]) -> None:
+        self.run, self.future = run, future
+
+
+class Settled:
+    """How a job ended, on its way back to the event loop."""
+
+    __slots__ = ("error", "job", "result")
+
+    def __init__(self, job: "Append | Command[object]", result: object = None, error: Exception | None = None) -> None:
+        self.job, self.result, self.error = job, result, error
+
+    def resolve(self) -> None:
+        """Tells whoever waits; on the event loop."""
+        future: asyncio.Future[object] = self.job.future  # type: ignore[assignment]  # None is an object
+        if future.done():
+            return
+        if self.error is not None:
+            future.set_exception(self.error)
+        else:
+            future.set_result(self.result)

@@ -1,0 +1,6 @@
+"""The schema's history: one Alembic revision a change, run by bough_server.store.sql.schema and by nothing else."""
+
+from typing import Final
+
+HEAD: Final = "0001"
+"""The revision that this version of the code reads and writes."""

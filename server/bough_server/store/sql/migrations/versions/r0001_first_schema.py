@@ -1,0 +1,103 @@
+"""The first schema: the log, and what is derived from it."""
+
+import sqlalchemy as sa
+from alembic import op
+
+revision = "0001"
+down_revision = None
+
+
+def upgrade() -> None:
+    """Makes all tables."""
+    _make_log()
+    _make_sessions()
+    op.create_table(
+        "usage_entries",
+        sa.Column("run_id", sa.String(), primary_key=True, nullable=False),
+        sa.Column("sequence", sa.Integer(), primary_key=True, nullable=False),
+        sa.Column("tenant_id", sa.String(), nullable=False),
+        sa.Column("user_id", sa.String(), nullable=False),
+        sa.Column("session_id", sa.String(), nullable=False),
+        sa.Column("agent", sa.String(), nullable=False),
+        sa.Column("invocation_id", sa.String(), nullable=False),
+        sa.Column("model", sa.String(), nullable=False),
+        sa.Column("time_ns", sa.Integer(), nullable=False),
+        sa.Column("usage", sa.LargeBinary(), nullable=False),
+        sqlite_with_rowid=False,
+    )
+    op.create_table(
+        "definitions",
+        sa.Column("revision", sa.String(), primary_key=True, nullable=False),
+        sa.Column("name", sa.String(), nullable=False),
+        sa.Column("data", sa.LargeBinary(), nullable=False),
+    )
+    op.create_table(
+        "run_definitions",
+        sa.Column("run_id", sa.String(), primary_key=True, nullable=False),
+        sa.Column("revision", sa.String(), primary_key=True, nullable=False),
+        sqlite_with_rowid=False,
+    )
+    op.create_index("runs_of_definition", "run_definitions", ["revision"])
+
+
+def _make_log() -> None:
+    op.create_table(
+        "events",
+        sa.Column("run_id", sa.String(), primary_key=True, nullable=False),
+        sa.Column("sequence", sa.Integer(), primary_key=True, nullable=False),
+        sa.Column("kind", sa.Integer(), nullable=False),
+        sa.Column("data", sa.LargeBinary(), nullable=False),
+        sqlite_with_rowid=False,
+    )
+    op.create_table(
+        "runs",
+        sa.Column("run_id", sa.String(), primary_key=True, nullable=False),
+        sa.Column("tenant_id", sa.String(), nullable=False),
+        sa.Column("user_id", sa.String(), nullable=False),
+        sa.Column("session_id", sa.String(), nullable=False),
+        sa.Column("create_time_ns", sa.Integer(), nullable=False),
+        sa.Column("epoch", sa.Integer(), nullable=False),
+        sa.Column("last_sequence", sa.Integer(), nullable=False),
+        sa.Column("ended", sa.Boolean(), nullable=False),
+        sa.Column("agent", sa.String(), nullable=False),
+        sa.Column("state", sa.Integer(), nullable=False),
+        sa.Column("labels", sa.String(), nullable=False),
+        sa.Column("start_time_ns", sa.Integer(), nullable=False),
+        sa.Column("end_time_ns", sa.Integer(), nullable=True),
+        sa.Column("error", sa.LargeBinary(), nullable=True),
+        sa.Column("tree_usage", sa.LargeBinary(), nullable=True),
+        sa.Column("request_id", sa.String(), nullable=False),
+        sa.Column("request_digest", sa.String(), nullable=False),
+    )
+    op.create_index("runs_newest_first", "runs", ["tenant_id", "create_time_ns", "run_id"])
+    op.create_index("runs_of_session", "runs", ["session_id", "create_time_ns"])
+    op.create_index("runs_open", "runs", ["create_time_ns"], sqlite_where=sa.text("NOT ended"))
+    op.create_index(
+        "runs_by_request", "runs", ["tenant_id", "request_id"], unique=True, sqlite_where=sa.text("request_id != ''")
+    )
+
+
+def _make_sessions() -> None:
+    op.create_table(
+        "sessions",
+        sa.Column("session_id", sa.String(), primary_key=True, nullable=False),
+        sa.Column("tenant_id", sa.String(), nullable=False),
+        sa.Column("user_id", sa.String(), nullable=False),
+        sa.Column("labels", sa.String(), nullable=False),
+        sa.Column("create_time_ns", sa.Integer(), nullable=False),
+        sa.Column("update_time_ns", sa.Integer(), nullable=False),
+        sa.Column("current_run_id", sa.String(), nullable=False),
+        sa.Column("last_position", sa.Integer(), nullable=False),
+    )
+    op.create_index("sessions_newest_first", "sessions", ["tenant_id", "create_time_ns", "session_id"])
+    op.create_table(
+        "messages",
+        sa.Column("session_id", sa.String(), primary_key=True, nullable=False),
+        sa.Column("position", sa.Integer(), primary_key=True, nullable=False),
+        sa.Column("tenant_id", sa.String(), nullable=False),
+        sa.Column("run_id", sa.String(), nullable=False),
+        sa.Column("agent", sa.String(), nullable=False),
+        sa.Column("chain", sa.String(), nullable=False),
+        sa.Column("data", sa.LargeBinary(), nullable=False),
+        sqlite_with_rowid=False,
+    )

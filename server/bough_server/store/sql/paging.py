@@ -1,0 +1,44 @@
+"""Page tokens of the store's lists: the last key that was given, bound to the filters; opaque to clients."""
+
+import base64
+import binascii
+import hashlib
+import json
+from collections.abc import Sequence
+
+from bough.v1 import error_pb2
+
+from bough_server.errors import FieldViolation, InvalidRequest
+
+Key = tuple[int, str]
+"""What lists are ordered by: a number, such as a time, and an id."""
+
+
+def token_of(key: Key, filters: Sequence[object]) -> str:
+    """The token of the page after a key."""
+    return base64.urlsafe_b64encode(json.dumps([*key, _digest(filters)]).encode()).decode()
+
+
+def key_of(token: str, filters: Sequence[object]) -> Key | None:
+    """The key that a token continues after; None for the first page. Raises InvalidRequest for a foreign token."""
+    if not token:
+        return None
+    try:
+        number, name, digest = json.loads(base64.b64decode(token, altchars=b"-_", validate=True))
+    except (binascii.Error, ValueError, TypeError):
+        raise _foreign() from None
+    if type(number) is not int or not isinstance(name, str) or digest != _digest(filters):
+        raise _foreign()
+    return number, name
+
+
+def _digest(filters: Sequence[object]) -> str:
+    return hashlib.sha256(json.dumps(filters, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def _foreign() -> InvalidRequest:
+    description = "is not a token of this list with these filters: begin without one"
+    return InvalidRequest(
+        [FieldViolation(field="page_token", description=description)],
+        reason=error_pb2.ERROR_REASON_INVALID_PAGE_TOKEN,
+    )

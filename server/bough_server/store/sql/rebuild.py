@@ -1,0 +1,83 @@
+"""Everything that is derived from the logs, made again from them; the logs themselves are only read."""
+
+from typing import Final
+
+from sqlalchemy import Connection, Row, bindparam, delete, func, insert, select, update
+
+from bough_server.store.projection import LogAddress, Projected, RunFold
+from bough_server.store.sql import tables
+from bough_server.store.sql.acceptance import start_values
+from bough_server.store.sql.heads import stored_records
+from bough_server.store.sql.schema import exclusive_engine, migrate, opening
+from bough_server.store.sql.statements import (
+    END_RUN,
+    INSERT_MESSAGES,
+    INSERT_USAGE,
+    end_row,
+    message_rows,
+    usage_rows,
+)
+
+_runs, _sessions, _messages = tables.runs.c, tables.sessions.c, tables.messages.c
+
+_ADDRESSES: Final = select(_runs.run_id, _runs.tenant_id, _runs.user_id, _runs.session_id)
+_LAST: Final = select(func.max(tables.events.c.sequence)).where(tables.events.c.run_id == bindparam("run"))
+_START_RUN: Final = update(tables.runs).where(_runs.run_id == bindparam("run"))
+_NEWEST_MESSAGE: Final = (
+    select(func.coalesce(func.max(_messages.position), 0))
+    .where(_messages.session_id == _sessions.session_id)
+    .scalar_subquery()
+)
+_HOLDER: Final = (
+    select(func.coalesce(func.max(_runs.run_id), ""))
+    .where(_runs.session_id == _sessions.session_id, ~_runs.ended)
+    .scalar_subquery()
+)
+_REFRESH_SESSIONS: Final = update(tables.sessions).values(last_position=_NEWEST_MESSAGE, current_run_id=_HOLDER)
+
+
+def rebuild_projections(url: str) -> int:
+    """Makes messages, usage entries, run rows and request ids again from the logs, in one transaction; counts the runs.
+
+    Usage entries of runs whose logs are gone stay as they are. Raises ConfigurationError while a server has the file.
+    """
+    with exclusive_engine(url) as (engine, path):
+        migrate(engine, path)
+        with opening(path), engine.begin() as connection:
+            return _rebuild(connection)
+
+
+def _rebuild(connection: Connection) -> int:
+    addresses = connection.execute(_ADDRESSES).all()
+    connection.execute(delete(tables.messages))
+    connection.execute(delete(tables.run_definitions))
+    known = select(_runs.run_id)
+    connection.execute(delete(tables.usage_entries).where(tables.usage_entries.c.run_id.in_(known)))
+    connection.execute(update(tables.runs).values(request_id=""))  # so that no two are the same on the way
+    for row in addresses:
+        _rebuild_run(connection, row)
+    connection.execute(_REFRESH_SESSIONS)
+    return len(addresses)
+
+
+def _rebuild_run(connection: Connection, row: "Row[tuple[str, str, str, str]]") -> None:
+    run_id, tenant_id, user_id, session_id = row
+    address = LogAddress(run_id=run_id, tenant_id=tenant_id, user_id=user_id, session_id=session_id)
+    projected = RunFold(address).project(stored_records(connection, run_id))
+    _restore_row(connection, address, projected)
+    if rows := message_rows(session_id, tenant_id, projected):
+        connection.execute(INSERT_MESSAGES, rows)
+    if rows := usage_rows(projected):
+        connection.execute(INSERT_USAGE, rows)
+
+
+def _restore_row(connection: Connection, address: LogAddress, projected: Projected) -> None:
+    assert projected.start is not None, "a log begins with run_started"
+    last_sequence = connection.execute(_LAST, {"run": address.run_id}).scalar_one()
+    values = {**start_values(projected.start), "last_sequence": last_sequence, "ended": projected.end is not None}
+    connection.execute(_START_RUN.values(**values), {"run": address.run_id})
+    if projected.end is not None:
+        connection.execute(END_RUN, end_row(address.run_id, projected.end))
+    named = [{"run_id": address.run_id, "revision": revision} for revision in projected.start.revisions]
+    if named:
+        connection.execute(insert(tables.run_definitions), named)

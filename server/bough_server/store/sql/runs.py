@@ -1,0 +1,138 @@
+"""Runs as rows: read here, written in the transactions of their events."""
+
+import json
+from collections.abc import Sequence
+from functools import partial
+from typing import Any, Final
+
+from bough.v1 import agent_service_pb2, error_pb2, message_pb2
+from sqlalchemy import ColumnElement, Connection, Row, bindparam, exists, func, literal, select, tuple_
+from sqlalchemy.sql.selectable import Select
+
+from bough_server.errors import NotFound
+from bough_server.store.ports import Page, Principal, RunFilter, RunRecord
+from bough_server.store.sql import tables
+from bough_server.store.sql.paging import Key, key_of, token_of
+from bough_server.store.sql.readers import Readers
+
+_runs = tables.runs.c
+
+_ONE: Final = select(tables.runs).where(_runs.run_id == bindparam("run"), _runs.tenant_id == bindparam("tenant"))
+_BY_REQUEST: Final = select(tables.runs).where(
+    _runs.tenant_id == bindparam("tenant"), _runs.request_id == bindparam("request"), _runs.request_id != ""
+)
+_OPEN: Final = select(tables.runs).where(~_runs.ended).order_by(_runs.create_time_ns, _runs.run_id)
+
+
+class SqlRunIndex:
+    """RunIndex on one SQLite file."""
+
+    def __init__(self, readers: Readers) -> None:
+        self._readers = readers
+
+    async def get(self, principal: Principal, run_id: str) -> RunRecord:
+        """See RunIndex."""
+        rows = await self._rows(_ONE, {"run": run_id, "tenant": principal.tenant_id})
+        if not rows:
+            raise NotFound("run", run_id)
+        return _record(rows[0])
+
+    async def find_request(self, principal: Principal, request_id: str) -> RunRecord | None:
+        """See RunIndex."""
+        rows = await self._rows(_BY_REQUEST, {"request": request_id, "tenant": principal.tenant_id})
+        return _record(rows[0]) if rows else None
+
+    async def list(
+        self, principal: Principal, run_filter: RunFilter, page: Page
+    ) -> tuple[Sequence[agent_service_pb2.Run], str]:
+        """See RunIndex."""
+        filters = ["runs", principal.tenant_id, *_filter_values(run_filter)]
+        statement = select(tables.runs).where(_runs.tenant_id == principal.tenant_id, *_conditions(run_filter))
+        if (after := key_of(page.token, filters)) is not None:
+            statement = statement.where(is_before(_runs.create_time_ns, _runs.run_id, after))
+        statement = statement.order_by(_runs.create_time_ns.desc(), _runs.run_id.desc()).limit(page.size + 1)
+        rows = await self._rows(statement, {})
+        shown = rows[: page.size]
+        more = len(rows) > len(shown)
+        token = token_of((shown[-1].create_time_ns, shown[-1].run_id), filters) if more else ""
+        return [_run(row) for row in shown], token
+
+    async def open_runs(self) -> Sequence[RunRecord]:
+        """See RunIndex."""
+        return [_record(row) for row in await self._rows(_OPEN, {})]
+
+    async def _rows(self, statement: Select[Any], parameters: dict[str, object]) -> Sequence[Row[Any]]:
+        return await self._readers.run(partial(_all, statement=statement, parameters=parameters))
+
+
+def is_before(number: ColumnElement[int], name: ColumnElement[str], key: Key) -> ColumnElement[bool]:
+    """The condition that a row comes after a key in a list of the newest first."""
+    return tuple_(number, name) < tuple_(literal(key[0]), literal(key[1]))
+
+
+def has_labels(column: ColumnElement[str], labels: dict[str, str]) -> list[ColumnElement[bool]]:
+    """Conditions that a column's JSON object has these members; any text may be a key."""
+    conditions: list[ColumnElement[bool]] = []
+    for key, value in labels.items():
+        member = func.json_each(column).table_valued("key", "value", name=f"member_{len(conditions)}")
+        conditions.append(exists(select(member.c.key).where(member.c.key == key, member.c.value == value)))
+    return conditions
+
+
+def _all(connection: Connection, *, statement: Select[Any], parameters: dict[str, object]) -> Sequence[Row[Any]]:
+    return connection.execute(statement, parameters).all()
+
+
+def _filter_values(run_filter: RunFilter) -> list[object]:
+    return [
+        run_filter.session_id,
+        run_filter.agent,
+        sorted(run_filter.states),
+        dict(run_filter.labels),
+        run_filter.start_create_time_ns,
+        run_filter.end_create_time_ns,
+    ]
+
+
+def _conditions(run_filter: RunFilter) -> list[ColumnElement[bool]]:
+    conditions = has_labels(_runs.labels, dict(run_filter.labels))
+    if run_filter.session_id:
+        conditions.append(_runs.session_id == run_filter.session_id)
+    if run_filter.agent:
+        conditions.append(_runs.agent == run_filter.agent)
+    if run_filter.states:
+        conditions.append(_runs.state.in_(run_filter.states))
+    if run_filter.start_create_time_ns is not None:
+        conditions.append(_runs.create_time_ns >= run_filter.start_create_time_ns)
+    if run_filter.end_create_time_ns is not None:
+        conditions.append(_runs.create_time_ns < run_filter.end_create_time_ns)
+    return conditions
+
+
+def _record(row: Row[Any]) -> RunRecord:
+    return RunRecord(
+        run=_run(row),
+        principal=Principal(tenant_id=row.tenant_id, user_id=row.user_id),
+        epoch=row.epoch,
+        request_digest=row.request_digest,
+    )
+
+
+def _run(row: Row[Any]) -> agent_service_pb2.Run:
+    run = agent_service_pb2.Run(
+        run_id=row.run_id,
+        session_id=row.session_id,
+        agent=row.agent,
+        state=row.state,
+        labels=json.loads(row.labels),
+        last_sequence=row.last_sequence,
+    )
+    run.create_time.FromNanoseconds(row.create_time_ns)
+    run.start_time.FromNanoseconds(row.start_time_ns)
+    if row.end_time_ns is not None:
+        run.end_time.FromNanoseconds(row.end_time_ns)
+    if row.error is not None:
+        run.error.CopyFrom(error_pb2.AgentError.FromString(row.error))
+    if row.tree_usage is not None:
+        run.tree_usage.CopyFrom(message_pb2.Usage.FromString(row.tree_usage))
+    return run

@@ -1,0 +1,182 @@
+"""The statements of an append: the compare-and-set, the events, and what is derived from them."""
+
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+from sqlalchemy import Connection, Insert, Update, bindparam, insert, select, update
+from sqlalchemy.dialects import sqlite
+from sqlalchemy.sql.compiler import SQLCompiler
+
+from bough_server import events
+from bough_server.store.projection import NOTHING, Projected, RunEnd
+from bough_server.store.sql import tables
+from bough_server.store.sql.jobs import Append
+
+Row = Mapping[str, object]
+
+
+def _text(statement: Update | Insert, *order: str) -> str:
+    """A statement as the driver takes it, for rows in this order.
+
+    The two statements of every append go past SQLAlchemy's execution, which costs as much as SQLite itself.
+    """
+    compiled = statement.compile(dialect=sqlite.dialect())
+    assert isinstance(compiled, SQLCompiler)
+    assert tuple(compiled.positiontup or ()) == order, f"the parameters are {compiled.positiontup}"
+    return str(compiled)
+
+
+_runs = tables.runs.c
+
+_COMPARE_AND_SET: Final = _text(
+    update(tables.runs)
+    .where(
+        _runs.run_id == bindparam("run"),
+        _runs.epoch == bindparam("own_epoch"),
+        _runs.last_sequence == bindparam("expected"),
+        ~_runs.ended,
+    )
+    .values(last_sequence=bindparam("last"), ended=bindparam("is_end")),
+    *("last", "is_end", "run", "own_epoch", "expected"),
+)
+_INSERT_EVENTS: Final = _text(insert(tables.events), "run_id", "sequence", "kind", "data")
+INSERT_MESSAGES: Final = insert(tables.messages)
+INSERT_USAGE: Final = insert(tables.usage_entries)
+END_RUN: Final = (
+    update(tables.runs)
+    .where(_runs.run_id == bindparam("run"))
+    .values(
+        state=bindparam("end_state"),
+        end_time_ns=bindparam("end_time"),
+        error=bindparam("end_error"),
+        tree_usage=bindparam("end_usage"),
+    )
+)
+_RELEASE_SESSION: Final = (
+    update(tables.sessions)
+    .where(tables.sessions.c.session_id == bindparam("session"), tables.sessions.c.current_run_id == bindparam("run"))
+    .values(current_run_id="", update_time_ns=bindparam("end_time"))
+)
+_EXTEND_SESSION: Final = (
+    update(tables.sessions)
+    .where(tables.sessions.c.session_id == bindparam("session"))
+    .values(last_position=bindparam("position"), update_time_ns=bindparam("said"))
+)
+_STORED: Final = (
+    select(tables.runs.c.epoch, tables.events.c.sequence, tables.events.c.data)
+    .join_from(tables.runs, tables.events, tables.events.c.run_id == tables.runs.c.run_id)
+    .where(tables.runs.c.run_id == bindparam("run"), tables.events.c.sequence.between(bindparam("a"), bindparam("b")))
+    .order_by(tables.events.c.sequence)
+)
+
+
+class Refused(Exception):
+    """Some log of a batch does not end where its append begins; nothing of the batch may stay."""
+
+
+def write_appends(connection: Connection, appends: Sequence[Append]) -> None:
+    """Writes prepared appends of any logs, each with what is derived from it. Raises Refused."""
+    ends: dict[str, tuple[int, bool, str, int, int]] = {}
+    rows: list[tuple[str, int, int, bytes]] = []
+    derived: list[Append] = []
+    for append in appends:
+        run_id, last = append.run_id, append.records[-1]
+        before = ends.get(run_id)
+        expected = append.records[0].sequence - 1 if before is None else before[-1]
+        ends[run_id] = (last.sequence, last.kind in events.TERMINAL_KINDS, run_id, append.epoch, expected)
+        rows += [(run_id, record.sequence, record.kind, record.data) for record in append.records]
+        if append.projected is not NOTHING:
+            derived.append(append)
+    cursor = connection.connection.cursor()
+    try:
+        cursor.executemany(_COMPARE_AND_SET, tuple(ends.values()))
+        if cursor.rowcount != len(ends):
+            raise Refused
+        cursor.executemany(_INSERT_EVENTS, rows)
+    finally:
+        cursor.close()
+    if derived:
+        write_derived(connection, derived)
+
+
+def write_derived(connection: Connection, appends: Sequence[Append]) -> None:
+    """Writes the messages, the usage entries and the ends of runs that go with appends."""
+    said: list[Row] = []
+    charged: list[Row] = []
+    extended: list[Row] = []
+    ended: list[Row] = []
+    released: list[Row] = []
+    for append in appends:
+        projected = append.projected
+        assert projected is not None, "an append is prepared before it is written"
+        said += message_rows(append.session_id, append.tenant_id, projected)
+        charged += usage_rows(projected)
+        if projected.messages:
+            newest = projected.messages[-1].message
+            time_ns = append.records[-1].event.time.ToNanoseconds()
+            extended.append({"session": append.session_id, "position": newest.position, "said": time_ns})
+        if (end := projected.end) is not None:
+            ended.append(end_row(append.run_id, end))
+            released.append({"session": append.session_id, "run": append.run_id, "end_time": end.end_time_ns})
+    for statement, rows in (
+        (INSERT_MESSAGES, said),
+        (INSERT_USAGE, charged),
+        (_EXTEND_SESSION, extended),
+        (END_RUN, ended),
+        (_RELEASE_SESSION, released),
+    ):
+        if rows:
+            connection.execute(statement, rows)
+
+
+def message_rows(session_id: str, tenant_id: str, projected: Projected) -> list[Row]:
+    """Rows of the messages table."""
+    return [
+        {
+            "session_id": session_id,
+            "position": stored.message.position,
+            "tenant_id": tenant_id,
+            "run_id": stored.run_id,
+            "agent": stored.agent,
+            "chain": stored.chain,
+            "data": stored.message.SerializeToString(deterministic=True),
+        }
+        for stored in projected.messages
+    ]
+
+
+def usage_rows(projected: Projected) -> list[Row]:
+    """Rows of the usage table."""
+    return [
+        {
+            "run_id": entry.run_id,
+            "sequence": entry.sequence,
+            "tenant_id": entry.tenant_id,
+            "user_id": entry.user_id,
+            "session_id": entry.session_id,
+            "agent": entry.agent,
+            "invocation_id": entry.invocation_id,
+            "model": entry.model,
+            "time_ns": entry.time_ns,
+            "usage": entry.usage.SerializeToString(deterministic=True),
+        }
+        for entry in projected.usage
+    ]
+
+
+def end_row(run_id: str, end: RunEnd) -> Row:
+    """What END_RUN takes."""
+    return {
+        "run": run_id,
+        "end_state": end.state,
+        "end_time": end.end_time_ns,
+        "end_error": end.error,
+        "end_usage": end.tree_usage,
+    }
+
+
+def is_stored(connection: Connection, append: Append) -> bool:
+    """Whether the log holds exactly this append, under the append's own epoch."""
+    first, last = append.records[0].sequence, append.records[-1].sequence
+    stored = connection.execute(_STORED, {"run": append.run_id, "a": first, "b": last}).all()
+    return [tuple(row) for row in stored] == [(append.epoch, record.sequence, record.data) for record in append.records]

@@ -1,0 +1,86 @@
+"""A SQLite file as the server's store: opened, migrated and locked here, and closed in order."""
+
+from collections.abc import Sequence
+from typing import Final
+
+from sqlalchemy import Connection
+
+from bough_server.store.sql.catalog import SqlCatalog
+from bough_server.store.sql.engine import Durability, database_path, writer_engine
+from bough_server.store.sql.ledger import SqlUsageLedger
+from bough_server.store.sql.lock import FileLock
+from bough_server.store.sql.log import SqlEventLog
+from bough_server.store.sql.readers import Readers
+from bough_server.store.sql.runs import SqlRunIndex
+from bough_server.store.sql.schema import make_folder, migrate
+from bough_server.store.sql.sessions import SqlSessions
+from bough_server.store.sql.write_queue import WriteQueue
+from bough_server.store.sql.writer import CommitHooks
+from bough_server.store.window import Windows
+
+WINDOW_BYTES: Final = 16 * 1024 * 1024
+"""How much of the live runs' logs is kept in memory for their readers, over all runs."""
+
+READER_THREADS: Final = 4
+BUSY_TIMEOUT: Final = 2.0
+RETRY_DELAYS: Final = (0.05, 0.2, 0.5)
+
+
+class Store:
+    """Every port of the store, on one file that this process alone writes."""
+
+    def __init__(self, lock: FileLock, queue: WriteQueue, readers: Readers, windows: Windows) -> None:
+        self.log = SqlEventLog(queue, readers, windows)
+        self.runs = SqlRunIndex(readers)
+        self.sessions = SqlSessions(queue, readers)
+        self.catalog = SqlCatalog(readers)
+        self.usage = SqlUsageLedger(readers)
+        self._lock, self._queue, self._readers = lock, queue, readers
+
+    async def synchronous(self) -> int:
+        """SQLite's `synchronous` of the connection that writes: 2 survives a power cut, 1 a killed process."""
+        return await self._queue.execute(_synchronous)
+
+    async def close(self) -> None:
+        """Writes what is queued, ends readers with ServerStopping, and gives the file back."""
+        await self._queue.close()
+        await self._readers.close()
+        self._lock.release()
+
+
+def open_store(
+    url: str,
+    *,
+    durability: Durability = "disk",
+    window_bytes: int = WINDOW_BYTES,
+    busy_timeout: float = BUSY_TIMEOUT,
+    retry_delays: Sequence[float] = RETRY_DELAYS,
+    hooks: CommitHooks | None = None,
+) -> Store:
+    """Opens a database file, made or migrated where it has to be.
+
+    `busy_timeout` and `retry_delays` (seconds) bound how long a commit that fails is tried again. Raises
+    ConfigurationError, with what to do, where the file cannot be used: another process has it, it is newer than this
+    version, no database, or not writable.
+    """
+    path = database_path(url)
+    make_folder(path)
+    lock = FileLock(path)
+    try:
+        engine = writer_engine(path, durability=durability, busy_timeout=busy_timeout)
+        try:
+            migrate(engine, path)
+        except BaseException:
+            engine.dispose()
+            raise
+    except BaseException:
+        lock.release()
+        raise
+    windows = Windows(window_bytes)
+    queue = WriteQueue(engine, windows, retry_delays=retry_delays, hooks=hooks or CommitHooks())
+    readers = Readers(path, threads=READER_THREADS, busy_timeout=busy_timeout)
+    return Store(lock, queue, readers, windows)
+
+
+def _synchronous(connection: Connection) -> int:
+    return int(connection.exec_driver_sql("PRAGMA synchronous").scalar_one())

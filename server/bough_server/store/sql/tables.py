@@ -1,0 +1,136 @@
+"""The tables, as SQLModel: the log, and what is derived from it; they hold no logic and are written by core statements.
+
+Times are nanoseconds since the Unix epoch. Messages, usage and errors are serialized protobuf; what is queried of them
+stands in columns beside. Whatever a tenant can reach has its tenant.
+"""
+
+from typing import Final
+
+from sqlalchemy import Column, Index, LargeBinary, MetaData, Table, text
+from sqlmodel import Field, SQLModel
+
+metadata: Final = MetaData()
+
+
+class _Row(SQLModel):
+    metadata = metadata
+
+
+class EventRow(_Row, table=True):
+    """An event: the log itself. `data` leaves out run_id and session_id."""
+
+    __tablename__ = "events"
+    __table_args__ = ({"sqlite_with_rowid": False},)
+
+    run_id: str = Field(primary_key=True)
+    sequence: int = Field(primary_key=True)
+    kind: int
+    data: bytes = Field(sa_column=Column(LargeBinary, nullable=False))
+
+
+class RunRow(_Row, table=True):
+    """A run. The first six columns are what its log is of; the rest is derived from the log and can be made again."""
+
+    __tablename__ = "runs"
+    __table_args__ = (
+        Index("runs_newest_first", "tenant_id", "create_time_ns", "run_id"),
+        Index("runs_of_session", "session_id", "create_time_ns"),
+        Index("runs_open", "create_time_ns", sqlite_where=text("NOT ended")),
+        Index("runs_by_request", "tenant_id", "request_id", unique=True, sqlite_where=text("request_id != ''")),
+    )
+
+    run_id: str = Field(primary_key=True)
+    tenant_id: str
+    user_id: str
+    session_id: str
+    create_time_ns: int
+    epoch: int
+    last_sequence: int
+    ended: bool
+    agent: str
+    state: int
+    labels: str
+    start_time_ns: int
+    end_time_ns: int | None
+    error: bytes | None = Field(sa_column=Column(LargeBinary, nullable=True))
+    tree_usage: bytes | None = Field(sa_column=Column(LargeBinary, nullable=True))
+    request_id: str
+    request_digest: str
+
+
+class SessionRow(_Row, table=True):
+    """A session; `current_run_id` is the run that holds it, empty for none."""
+
+    __tablename__ = "sessions"
+    __table_args__ = (Index("sessions_newest_first", "tenant_id", "create_time_ns", "session_id"),)
+
+    session_id: str = Field(primary_key=True)
+    tenant_id: str
+    user_id: str
+    labels: str
+    create_time_ns: int
+    update_time_ns: int
+    current_run_id: str
+    last_position: int
+
+
+class MessageRow(_Row, table=True):
+    """A message of a session; `agent` and `chain` say whose invocation it is of."""
+
+    __tablename__ = "messages"
+    __table_args__ = ({"sqlite_with_rowid": False},)
+
+    session_id: str = Field(primary_key=True)
+    position: int = Field(primary_key=True)
+    tenant_id: str
+    run_id: str
+    agent: str
+    chain: str
+    data: bytes = Field(sa_column=Column(LargeBinary, nullable=False))
+
+
+class UsageRow(_Row, table=True):
+    """A line of the ledger; it outlives its run."""
+
+    __tablename__ = "usage_entries"
+    __table_args__ = ({"sqlite_with_rowid": False},)
+
+    run_id: str = Field(primary_key=True)
+    sequence: int = Field(primary_key=True)
+    tenant_id: str
+    user_id: str
+    session_id: str
+    agent: str
+    invocation_id: str
+    model: str
+    time_ns: int
+    usage: bytes = Field(sa_column=Column(LargeBinary, nullable=False))
+
+
+class DefinitionRow(_Row, table=True):
+    """A revision of an agent's definition, by content."""
+
+    __tablename__ = "definitions"
+
+    revision: str = Field(primary_key=True)
+    name: str
+    data: bytes = Field(sa_column=Column(LargeBinary, nullable=False))
+
+
+class RunDefinitionRow(_Row, table=True):
+    """Which revisions a run names: they stay as long as it does."""
+
+    __tablename__ = "run_definitions"
+    __table_args__ = (Index("runs_of_definition", "revision"), {"sqlite_with_rowid": False})
+
+    run_id: str = Field(primary_key=True)
+    revision: str = Field(primary_key=True)
+
+
+events: Final[Table] = metadata.tables["events"]
+runs: Final[Table] = metadata.tables["runs"]
+sessions: Final[Table] = metadata.tables["sessions"]
+messages: Final[Table] = metadata.tables["messages"]
+usage_entries: Final[Table] = metadata.tables["usage_entries"]
+definitions: Final[Table] = metadata.tables["definitions"]
+run_definitions: Final[Table] = metadata.tables["run_definitions"]
