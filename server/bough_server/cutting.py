@@ -1,11 +1,18 @@
 """Bounds of texts inside events: what is longer is cut in the middle and marked; nothing is dropped unsaid."""
 
+from collections.abc import Sequence
 from typing import Final
 
 from bough.v1 import message_pb2
 
 MAX_TEXT_BYTES: Final = 512 * 1024
 """The most bytes of one text in an event."""
+
+MAX_STEP_BYTES: Final = 896 * 1024
+"""The most bytes of all results in a step's end: with the model's answer they stay below what an event may be."""
+
+MAX_RESULT_BYTES: Final = 1024 * 1024
+"""The most bytes of one tool's result in its own end."""
 
 MAX_STEP_RESULT_BYTES: Final = 64 * 1024
 """The most bytes of a tool's result in a step's end, and of what a model is shown of it."""
@@ -34,9 +41,18 @@ def cut_result(result: message_pb2.ToolResult, limit: int = MAX_STEP_RESULT_BYTE
     share = limit // max(1, len(cut.parts))
     for part in cut.parts:
         _cut_part(part, share)
+    if len(cut.call.arguments_json.encode()) > share:
+        cut.call.arguments_json = cut_text(cut.call.arguments_json, share)
     cut.truncated = True
     cut.original_bytes = result.original_bytes or size
     return cut
+
+
+def cut_results(results: Sequence[message_pb2.ToolResult]) -> list[message_pb2.ToolResult]:
+    """The results of a step, each cut where it is large, and more where they are many."""
+    if sum(min(result.ByteSize(), MAX_STEP_RESULT_BYTES) for result in results) <= MAX_STEP_BYTES:
+        return [cut_result(result) for result in results]
+    return [cut_result(result, MAX_STEP_BYTES // len(results) // 2) for result in results]
 
 
 def _cut_part(part: message_pb2.Part, limit: int) -> None:

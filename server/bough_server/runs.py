@@ -194,7 +194,7 @@ class Runs:
                 new_session=is_new,
                 session_cut=cut,
                 request_id=admission.request.request_id,
-                request_digest=admission.digest,
+                request_digest=event.run_started.request_digest,
                 create_time_ns=admission.now_ns,
                 first=first,
                 definitions=self._resolver.reachable(admission.agent.definition.name),
@@ -248,8 +248,8 @@ class Runs:
     ) -> AsyncGenerator[Sequence[StoredEvent], None]:
         """The committed events of a run after a sequence, page by page, to its terminal event or to what there is now.
 
-        Counts as a follower while it is open. Raises NotFound and SequenceOutOfRange at once, ServerStopping when the
-        server drains, StorageFailed where the run stopped unrecorded.
+        Counts as a follower while it is open. Raises NotFound and SequenceOutOfRange at once, StorageFailed where the
+        run stopped unrecorded.
         """
         await self._index.get(principal, run_id)
         last = await self._event_log.last_sequence(run_id)
@@ -283,43 +283,31 @@ class Runs:
     async def _tail(self, run_id: str, after: int) -> AsyncIterator[Sequence[StoredEvent]]:
         tail = cast(AsyncGenerator[Sequence[StoredEvent], None], self._event_log.tail(run_id, after=after))
         async with aclosing(tail):
-            while True:
-                page = await self._next_page(run_id, tail)
-                if page is None:
-                    return
+            while (page := await self._next_page(run_id, tail, after)) is not None:
                 yield page
+                after = page[-1].sequence
 
-    async def _next_page(self, run_id: str, tail: AsyncIterator[Sequence[StoredEvent]]) -> Sequence[StoredEvent] | None:
-        """The next page of a tail; None after the last. Raises what keeps it from ever coming."""
+    async def _next_page(
+        self, run_id: str, tail: AsyncIterator[Sequence[StoredEvent]], after: int
+    ) -> Sequence[StoredEvent] | None:
+        """The next page of a tail; None after the last. Raises StorageFailed where none will ever come."""
         pull = asyncio.ensure_future(_pulled(tail))
         live = self._live.get(run_id)
-        watched: set[asyncio.Future[Any]] = {pull, self._draining}
-        if live is not None:
-            watched.add(live.stopped)
         try:
-            await asyncio.wait(watched, return_when=asyncio.FIRST_COMPLETED)
-            if not pull.done():
-                await self._settle(run_id, pull)
+            if live is not None:
+                watched: set[asyncio.Future[Any]] = {pull, live.stopped}
+                await asyncio.wait(watched, return_when=asyncio.FIRST_COMPLETED)
+            if not pull.done() and run_id in self._failed and after >= await self._event_log.last_sequence(run_id):
+                raise StorageFailed(
+                    "The run stopped because its log could not be written. What was sent is stored; the server ends "
+                    "the run when it starts again."
+                )
+            await asyncio.wait({pull})
             return pull.result()
         finally:
             if not pull.done():
                 pull.cancel()
                 await asyncio.wait({pull})
-
-    async def _settle(self, run_id: str, pull: "asyncio.Future[Sequence[StoredEvent] | None]") -> None:
-        """The run or the server stops: waits for the page that its last event makes, or raises why none will come."""
-        live = self._live.get(run_id)
-        if live is not None:
-            watched: set[asyncio.Future[Any]] = {pull, live.stopped}
-            await asyncio.wait(watched, return_when=asyncio.FIRST_COMPLETED)
-        if run_id in self._failed and not pull.done():
-            raise StorageFailed(
-                "The run stopped because its log could not be written. What was sent is stored; the server ends the "
-                "run when it starts again."
-            ) from None
-        if not pull.done() and live is None and self._draining.done():
-            raise ServerStopping("The server is stopping. Rejoin with the last through_sequence.")
-        await asyncio.wait({pull})
 
     def _join_run(self, live: LiveRun) -> None:
         live.followers += 1

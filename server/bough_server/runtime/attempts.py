@@ -145,7 +145,7 @@ class ModelCall:
             self._price(response.usage)
         if len(response.raw_json) > _MAX_RAW_BYTES:
             response.ClearField("raw_json")
-        if response.message.ByteSize() > MAX_TEXT_BYTES * 2:
+        if any(part.ByteSize() > MAX_TEXT_BYTES for part in response.message.parts):
             raise _too_large(response.usage)
         return response
 

@@ -10,6 +10,7 @@ from bough.v1 import error_pb2, event_pb2, message_pb2
 from google.protobuf import duration_pb2
 
 from bough_server import events, ids
+from bough_server.cutting import MAX_RESULT_BYTES, cut_result
 from bough_server.errors import RunError
 from bough_server.runtime import keys
 from bough_server.runtime.dispatcher import Abort, Dispatch, dispatch
@@ -198,6 +199,7 @@ class StepCalls:
                 result.parts.extend(await self._execute(key, started, offer))
         except Exception as raised:
             error = as_run_error(raised)
+        result = cut_result(result, MAX_RESULT_BYTES)
         self._fill(result, error)
         _measure(result, execution.clock.now_ns())
         ended = frame.opened.in_step(frame.event(key, traced=traced), self._index)

@@ -11,7 +11,7 @@ from bough.v1 import error_pb2, event_pb2, message_pb2, step_pb2
 from google.protobuf import duration_pb2
 
 from bough_server import events, ids, usage
-from bough_server.cutting import cut_result
+from bough_server.cutting import cut_results
 from bough_server.runtime import keys
 
 _END_OF_ROOT = {events.RUN_COMPLETED, events.RUN_FAILED, events.RUN_CANCELLED}
@@ -77,7 +77,7 @@ class OpenInvocation:
         if opened.response is not None:
             step.llm_response.CopyFrom(opened.response)
         ordered = sorted(opened.results, key=lambda key: int(key.rpartition(".t")[2]))
-        step.tool_results.extend(cut_result(opened.results[key]) for key in ordered)
+        step.tool_results.extend(cut_results([opened.results[key] for key in ordered]))
         return step
 
 
