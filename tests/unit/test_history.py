@@ -1,0 +1,242 @@
+"""What an agent is shown: scopes, cuts, and other agents' messages as context."""
+
+import pytest
+
+from bough.v1 import agent_pb2, message_pb2
+from bough_server.history.build import build
+from bough_server.history.rewrite import for_context
+from bough_server.history.transcript import Said, Transcript
+
+SESSION = agent_pb2.HISTORY_SCOPE_SESSION
+BRANCH = agent_pb2.HISTORY_SCOPE_BRANCH
+NONE = agent_pb2.HISTORY_SCOPE_NONE
+
+
+def user(text: str, *, invocation: str = "i0") -> message_pb2.Message:
+    return message_pb2.Message(
+        role=message_pb2.ROLE_USER,
+        kind=message_pb2.MESSAGE_KIND_USER,
+        author="user",
+        invocation_id=invocation,
+        parts=[message_pb2.Part(text=text)],
+    )
+
+
+def told(caller: str, text: str, *, invocation: str) -> message_pb2.Message:
+    return message_pb2.Message(
+        role=message_pb2.ROLE_USER,
+        kind=message_pb2.MESSAGE_KIND_SUB_AGENT_USER,
+        author=caller,
+        invocation_id=invocation,
+        parts=[message_pb2.Part(text=text)],
+    )
+
+
+def said(author: str, text: str = "", *calls: tuple[str, str, str], invocation: str = "i0") -> message_pb2.Message:
+    message = message_pb2.Message(role=message_pb2.ROLE_ASSISTANT, author=author, invocation_id=invocation)
+    if text:
+        message.parts.add(text=text)
+    for call_id, name, arguments in calls:
+        message.parts.add(tool_call=message_pb2.ToolCall(call_id=call_id, name=name, arguments_json=arguments))
+    return message
+
+
+def result(
+    author: str, call_id: str, name: str, text: str, *, child: str = "", invocation: str = "i0"
+) -> message_pb2.Message:
+    answer = message_pb2.ToolResult(
+        call=message_pb2.ToolCall(call_id=call_id, name=name),
+        parts=[message_pb2.Part(text=text)],
+        child_invocation_id=child,
+    )
+    return message_pb2.Message(
+        role=message_pb2.ROLE_TOOL,
+        author=author,
+        invocation_id=invocation,
+        parts=[message_pb2.Part(tool_result=answer)],
+    )
+
+
+def texts(messages: list[message_pb2.Message]) -> list[str]:
+    return ["".join(part.text for part in message.parts) for message in messages]
+
+
+def test_a_tool_call_of_another_agent_and_its_result_are_two_user_messages() -> None:
+    call = said("MyAgent", "", ("c", "tool1", "arguments1"))
+    answer = result("MyAgent", "c", "tool1", "tool result 1")
+    shown = [*for_context(call), *for_context(answer)]
+    assert texts(shown) == [
+        "For context: [MyAgent] called tool: `tool1` with arguments: arguments1.",
+        "For context: [MyAgent] `tool1` tool returned result: tool result 1.",
+    ]
+    assert {message.role for message in shown} == {message_pb2.ROLE_USER}
+
+
+def test_text_and_two_calls_of_another_agent_are_one_user_message() -> None:
+    message = said("A", "hi", ("1", "x", "{}"), ("2", "y", "{}"))
+    assert texts(for_context(message)) == [
+        "For context: [A] said: hi. [A] called tool: `x` with arguments: {}. [A] called tool: `y` with arguments: {}."
+    ]
+
+
+def test_reasoning_is_dropped_and_files_stay() -> None:
+    blob = message_pb2.Blob(uri="file:///picture.png", media_type="image/png")
+    message = message_pb2.Message(
+        author="A",
+        parts=[
+            message_pb2.Part(reasoning=message_pb2.Reasoning(text="secret thought")),
+            message_pb2.Part(blob=blob),
+        ],
+    )
+    assert for_context(message) == [
+        message_pb2.Message(role=message_pb2.ROLE_USER, author="A", parts=[message_pb2.Part(blob=blob)])
+    ]
+
+
+def test_an_empty_message_of_another_agent_is_left_out() -> None:
+    assert for_context(said("A", "  ")) == []
+
+
+def test_a_child_never_sees_the_open_call_that_made_it_run() -> None:
+    parent = Transcript(agent="lead", chain="l")
+    parent.say(user("write"))
+    parent.say(said("lead", "I ask.", ("c1", "call_writer", '{"message":"go"}')))
+    child = Transcript(agent="writer", chain="lw", above=parent)
+    child.say(told("lead", "go", invocation="i1"))
+    assert texts(build(child, [], scope=SESSION)) == ["write", "For context: [lead] said: I ask..", "go"]
+    assert not any(part.HasField("tool_call") for m in build(child, [], scope=SESSION) for part in m.parts)
+
+
+def test_children_of_one_step_do_not_see_each_other_and_later_ones_see_both() -> None:
+    parent = Transcript(agent="lead", chain="l")
+    parent.say(user("go"))
+    parent.say(said("lead", "", ("c1", "call_a", "{}"), ("c2", "call_b", "{}")))
+    first = Transcript(agent="a", chain="la", above=parent)
+    first.say(told("lead", "for a", invocation="ia"))
+    first.say(said("a", "a answers", invocation="ia"))
+    second = Transcript(agent="b", chain="lb", above=parent)
+    second.say(told("lead", "for b", invocation="ib"))
+    assert texts(build(second, [], scope=SESSION)) == ["go", "for b"]
+    second.say(said("b", "b answers", invocation="ib"))
+    parent.join(first, by_call=True)
+    parent.say(result("lead", "c1", "call_a", "a answers", child="ia"))
+    parent.join(second, by_call=True)
+    parent.say(result("lead", "c2", "call_b", "b answers", child="ib"))
+    third = Transcript(agent="c", chain="lc", above=parent)
+    third.say(told("lead", "for c", invocation="ic"))
+    assert texts(build(third, [], scope=SESSION)) == [
+        "go",
+        "For context: [lead] said: for a.",
+        "For context: [a] said: a answers.",
+        "For context: [lead] said: for b.",
+        "For context: [b] said: b answers.",
+        "for c",
+    ]
+
+
+def test_the_caller_sees_its_calls_and_their_results_in_native_roles_and_nothing_twice() -> None:
+    parent = Transcript(agent="lead", chain="l")
+    parent.say(user("go"))
+    call = said("lead", "", ("c1", "call_a", "{}"))
+    parent.say(call)
+    child = Transcript(agent="a", chain="la", above=parent)
+    child.say(told("lead", "for a", invocation="ia"))
+    parent.join(child, by_call=True)
+    answer = result("lead", "c1", "call_a", "a answers", child="ia")
+    parent.say(answer)
+    assert build(parent, [], scope=SESSION) == [user("go"), call, answer]
+
+
+def test_results_follow_their_calls_in_call_order_whatever_came_between() -> None:
+    own = Transcript(agent="lead", chain="l")
+    call = said("lead", "", ("c1", "x", "{}"), ("c2", "y", "{}"))
+    first, second = result("lead", "c1", "x", "1"), result("lead", "c2", "y", "2")
+    session = [
+        Said(call, "lead", "l"),
+        Said(user("later"), "lead", "l"),
+        Said(second, "lead", "l"),
+        Said(first, "lead", "l"),
+    ]
+    assert build(own, session, scope=SESSION) == [call, first, second, user("later")]
+
+
+def test_a_dangling_call_of_the_session_is_left_out() -> None:
+    own = Transcript(agent="lead", chain="l")
+    session = [Said(said("lead", "", ("c1", "x", "{}")), "lead", "l"), Said(user("next"), "lead", "l")]
+    assert build(own, session, scope=SESSION) == [user("next")]
+
+
+@pytest.mark.parametrize(
+    ("scope", "expected"),
+    [
+        (SESSION, ["old", "For context: [other] said: noise.", "For context: [lead] said: mine.", "now", "go"]),
+        (BRANCH, ["old", "For context: [lead] said: mine.", "now", "go"]),
+        (NONE, ["go"]),
+    ],
+)
+def test_a_scope_bounds_what_is_seen_of_session_and_ancestors(
+    scope: agent_pb2.HistoryScope.ValueType, expected: list[str]
+) -> None:
+    session = [
+        Said(user("old"), "lead", "l"),
+        Said(said("other", "noise", invocation="x"), "other", "lo"),
+        Said(said("lead", "mine"), "lead", "l"),
+    ]
+    parent = Transcript(agent="lead", chain="l")
+    parent.say(user("now"))
+    child = Transcript(agent="a", chain="la", above=parent)
+    child.say(told("lead", "go", invocation="ia"))
+    assert texts(build(child, session, scope=scope)) == expected
+
+
+def test_what_a_sub_agent_was_told_never_reads_as_the_main_users() -> None:
+    session = [
+        Said(user("first"), "lead", "l"),
+        Said(told("lead", "do it", invocation="ia"), "a", "la"),
+        Said(said("a", "done", invocation="ia"), "a", "la"),
+        Said(said("lead", "answer"), "lead", "l"),
+    ]
+    lead = Transcript(agent="lead", chain="l")
+    lead.say(user("second"))
+    shown = build(lead, session, scope=SESSION)
+    assert texts(shown) == [
+        "first",
+        "For context: [lead] said: do it.",
+        "For context: [a] said: done.",
+        "answer",
+        "second",
+    ]
+    assert shown[3].role == message_pb2.ROLE_ASSISTANT
+
+
+def test_a_sub_agent_reads_its_own_earlier_turn_in_native_roles() -> None:
+    session = [
+        Said(told("lead", "do it", invocation="ia"), "a", "la"),
+        Said(said("a", "done", invocation="ia"), "a", "la"),
+    ]
+    again = Transcript(agent="a", chain="la")
+    assert [message.role for message in build(again, session, scope=SESSION)] == [
+        message_pb2.ROLE_USER,
+        message_pb2.ROLE_ASSISTANT,
+    ]
+
+
+def test_a_very_long_result_is_shown_with_head_and_tail() -> None:
+    own = Transcript(agent="lead", chain="l")
+    own.say(said("lead", "", ("c1", "x", "{}")))
+    own.say(result("lead", "c1", "x", "a" * 100_000 + "the end"))
+    shown = build(own, [], scope=SESSION)[1].parts[0].tool_result
+    assert shown.truncated
+    assert len(shown.parts[0].text) < 65_536
+    assert shown.parts[0].text.endswith("the end")
+
+
+def test_a_tree_of_joined_children_two_thousand_deep_is_read_without_recursion() -> None:
+    root = Transcript(agent="a", chain="0")
+    deepest = root
+    for depth in range(2_000):
+        child = Transcript(agent=f"n{depth}", chain=str(depth), above=deepest)
+        child.say(said(f"n{depth}", f"at {depth}", invocation=str(depth)))
+        deepest.join(child, by_call=False)
+        deepest = child
+    assert len(build(root, [], scope=SESSION)) == 2_000
