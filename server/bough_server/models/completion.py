@@ -1,0 +1,214 @@
+"""A streamed chat completion put together: chunks in, deltas out, the answer at the end; no connection is here."""
+
+import json
+from dataclasses import dataclass, field
+from typing import Final, TypeGuard
+
+from pydantic_core import from_json
+
+from bough.v1 import message_pb2, step_pb2
+from bough_server.models.model import Delta, ReasoningDelta, TextDelta, ToolCallDelta
+
+DONE: Final = b"[DONE]"
+_REASONING_FIELDS: Final = ("reasoning_content", "reasoning")
+
+
+class BadChunk(ValueError):
+    """What came is not a chunk of a chat completion."""
+
+
+class ReportedError(Exception):
+    """The provider put an error into its stream; `value` is what it said."""
+
+    def __init__(self, value: object) -> None:
+        super().__init__("The stream carries an error.")
+        self.value = value
+
+
+@dataclass(slots=True)
+class _Call:
+    """A tool call as far as it has come."""
+
+    id: str
+    name: str
+    arguments: list[str] = field(default_factory=list)
+
+
+class Completion:
+    """One answer that is being streamed. Only the first choice counts."""
+
+    def __init__(self) -> None:
+        self.usage: message_pb2.Usage | None = None
+        """What the provider reported so far; None where it said nothing."""
+        self._done = False
+        self._finish_reason = ""
+        self._id = ""
+        self._model = ""
+        self._created = 0
+        self._text: list[str] = []
+        self._reasoning: list[str] = []
+        self._refusal: list[str] = []
+        self._calls: list[_Call] = []
+        self._latest: dict[int, int] = {}
+        self._usage_said: dict[str, object] | None = None
+
+    @property
+    def is_done(self) -> bool:
+        """Whether the provider said that nothing more comes."""
+        return self._done
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether the answer has its end; a stream that stops before was cut."""
+        return self._done or bool(self._finish_reason)
+
+    def take(self, data: bytes) -> list[Delta]:
+        """The deltas in the data of one event. Raises BadChunk or ReportedError."""
+        if data == DONE:
+            self._done = True
+            return []
+        try:
+            chunk: object = from_json(data)
+        except ValueError as error:
+            raise BadChunk("not JSON") from error
+        if not _is_object(chunk):
+            raise BadChunk("not a JSON object")
+        if chunk.get("error"):
+            raise ReportedError(chunk["error"])
+        if not self._id:
+            self._head(chunk)
+        usage = chunk.get("usage")
+        if _is_object(usage):
+            self._usage_said = usage
+            self.usage = usage_of(usage)
+        choices = chunk.get("choices")
+        if not choices:
+            return []
+        if not isinstance(choices, list) or not _is_object(choices[0]):
+            raise BadChunk("without a list of choices")
+        return self._choice(choices[0])
+
+    def response(self, *, provider: str, model: str) -> step_pb2.LlmResponse:
+        """The whole answer; `model` stands in where the provider names none. Reasoning, then text, then calls."""
+        message = message_pb2.Message(role=message_pb2.ROLE_ASSISTANT)
+        if self._reasoning:
+            message.parts.add().reasoning.text = "".join(self._reasoning)
+        if self._text:
+            message.parts.add(text="".join(self._text))
+        for call in self._calls:
+            message.parts.add().tool_call.CopyFrom(
+                message_pb2.ToolCall(name=call.name, arguments_json="".join(call.arguments), provider_call_id=call.id)
+            )
+        return step_pb2.LlmResponse(
+            response_id=self._id,
+            provider=provider,
+            model=self._model or model,
+            message=message,
+            finish_reason=self._finish_reason,
+            usage=self.usage,
+            raw_json=self._raw(model),
+        )
+
+    def _head(self, chunk: dict[str, object]) -> None:
+        self._id = _text(chunk.get("id"))
+        self._model = _text(chunk.get("model")) or self._model
+        created = chunk.get("created")
+        if isinstance(created, int):
+            self._created = created
+
+    def _choice(self, choice: dict[str, object]) -> list[Delta]:
+        if choice.get("index"):
+            return []
+        if finish := choice.get("finish_reason"):
+            self._finish_reason = _text(finish)
+        delta = choice.get("delta")
+        deltas: list[Delta] = []
+        if not _is_object(delta):
+            return deltas
+        for name in _REASONING_FIELDS:
+            if thought := _text(delta.get(name)):
+                self._reasoning.append(thought)
+                deltas.append(ReasoningDelta(thought))
+                break
+        if text := _text(delta.get("content")):
+            self._text.append(text)
+            deltas.append(TextDelta(text))
+        if refusal := _text(delta.get("refusal")):
+            self._text.append(refusal)
+            self._refusal.append(refusal)
+            deltas.append(TextDelta(refusal))
+        calls = delta.get("tool_calls")
+        if isinstance(calls, list):
+            deltas.extend(self._call(call) for call in calls if _is_object(call))
+        return deltas
+
+    def _call(self, piece: dict[str, object]) -> ToolCallDelta:
+        """A piece of a call. Some servers give no index, or the same to all: then another id is another call."""
+        function = piece.get("function")
+        said = function if _is_object(function) else {}
+        name, arguments, call_id = _text(said.get("name")), _text(said.get("arguments")), _text(piece.get("id"))
+        index = piece.get("index")
+        place = index if isinstance(index, int) else 0
+        position = self._latest.get(place)
+        if position is None or (call_id and name and self._calls[position].id != call_id):
+            position = self._latest[place] = len(self._calls)
+            self._calls.append(_Call(call_id, name, [arguments]))
+            return ToolCallDelta(position, arguments, call_id, name)
+        call = self._calls[position]
+        call.arguments.append(arguments)
+        late = name if not call.name else ""
+        call.name = call.name or name
+        return ToolCallDelta(position, arguments, name=late)
+
+    def _raw(self, model: str) -> str:
+        text = "".join(self._text)
+        message: dict[str, object] = {"role": "assistant", "content": text if text and not self._refusal else None}
+        if self._refusal:
+            message["refusal"] = "".join(self._refusal)
+        if self._reasoning:
+            message["reasoning_content"] = "".join(self._reasoning)
+        if self._calls:
+            message["tool_calls"] = [
+                {
+                    "id": call.id,
+                    "type": "function",
+                    "function": {"name": call.name, "arguments": "".join(call.arguments)},
+                }
+                for call in self._calls
+            ]
+        whole: dict[str, object] = {
+            "id": self._id,
+            "object": "chat.completion",
+            "created": self._created,
+            "model": self._model or model,
+            "choices": [{"index": 0, "message": message, "finish_reason": self._finish_reason or None}],
+        }
+        if self._usage_said is not None:
+            whole["usage"] = self._usage_said
+        return json.dumps(whole, ensure_ascii=False, separators=(",", ":"))
+
+
+def usage_of(said: dict[str, object]) -> message_pb2.Usage:
+    """A provider's usage in our words; what it leaves out, or says in another type, stays absent."""
+    prompt, completion = said.get("prompt_tokens_details"), said.get("completion_tokens_details")
+    return message_pb2.Usage(
+        input_tokens=_count(said.get("prompt_tokens")),
+        output_tokens=_count(said.get("completion_tokens")),
+        total_tokens=_count(said.get("total_tokens")),
+        cached_input_tokens=_count(prompt.get("cached_tokens")) if _is_object(prompt) else None,
+        reasoning_tokens=_count(completion.get("reasoning_tokens")) if _is_object(completion) else None,
+    )
+
+
+def _is_object(value: object) -> TypeGuard[dict[str, object]]:
+    return isinstance(value, dict)
+
+
+def _text(value: object) -> str:
+    return value if isinstance(value, str) else ""
+
+
+def _count(value: object) -> int | None:
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < 2**63:
+        return None
+    return value

@@ -1,0 +1,232 @@
+"""Models behind the Chat Completions API at any address; the only importer of `openai`, which is loaded on first use.
+
+Requests go out through the `openai` client and its aiohttp transport, but answers are read as bytes: building a typed
+object for every chunk costs several times the rest of a call. It does not try again: the runtime does.
+"""
+
+import asyncio
+import json
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final, cast
+from urllib.parse import urlsplit
+
+from bough.v1 import step_pb2
+from bough_server.errors import ModelError
+from bough_server.models.chat_request import BadSettings, chat_body
+from bough_server.models.completion import BadChunk, Completion, ReportedError
+from bough_server.models.failures import Failures
+from bough_server.models.model import Delta, ModelRequest, Price, RetryPolicy
+from bough_server.models.sse import EventDecoder, EventTooLarge
+
+if TYPE_CHECKING:
+    import httpx2
+    import openai
+
+OPENAI_BASE_URL: Final = "https://api.openai.com/v1"
+OPENAI_KEY_VARIABLE: Final = "OPENAI_API_KEY"
+_DRAIN_SECONDS: Final = 0.1
+_HEADERS: Final = {"Content-Type": "application/json", "Accept": "text/event-stream"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Timeouts:
+    """Seconds until an answer begins, and between two pieces of it. They run only while bytes are waited for."""
+
+    start: float = 120.0
+    idle: float = 60.0
+
+
+class ChatEndpoint:
+    """One address with its connections. An empty key sends none."""
+
+    def __init__(self, *, name: str, base_url: str, key: str = "", timeouts: Timeouts) -> None:
+        self._failures = Failures(name=name, secret=key)
+        self._base_url = base_url
+        self._timeouts = timeouts
+        self._client: openai.AsyncOpenAI | None = None
+        self._opening = asyncio.Lock()
+        self._broken: tuple[type[Exception], ...] = (OSError,)
+
+    async def stream(
+        self, body: Mapping[str, object], *, provider: str, model: str
+    ) -> AsyncGenerator[Delta | step_pb2.LlmResponse, None]:
+        """One attempt: deltas, then the whole answer. Raises ModelError."""
+        client = await self._open()
+        completion = Completion()
+        response = await self._send(client, json.dumps(body, ensure_ascii=False).encode())
+        try:
+            pieces = response.aiter_bytes()
+            decoder = EventDecoder()
+            seconds = self._timeouts.start
+            while not completion.is_done:
+                piece = await self._read(pieces, completion, seconds)
+                seconds = self._timeouts.idle
+                for data in decoder.feed(piece) if piece else decoder.finish():
+                    for delta in completion.take(data):
+                        yield delta
+                if not piece:
+                    break
+            if not completion.is_whole:
+                raise self._failures.bad_response("ended its stream before its answer was whole.")
+            await self._drain(pieces)
+            yield completion.response(provider=provider, model=model)
+        except ModelError as error:
+            error.lost_usage = completion.usage
+            raise
+        except (BadChunk, EventTooLarge, ReportedError) as error:
+            raise self._unusable(error, completion) from error
+        finally:
+            await response.aclose()
+
+    async def close(self) -> None:
+        """Ends the connections."""
+        client, self._client = self._client, None
+        if client is not None:
+            await client.close()
+
+    def _unusable(self, error: Exception, completion: Completion) -> ModelError:
+        if isinstance(error, ReportedError):
+            failure = self._failures.reported(error.value)
+        else:
+            failure = self._failures.bad_response(f"sent something that is not an answer: {error}.")
+        failure.lost_usage = completion.usage
+        return failure
+
+    async def _open(self) -> "openai.AsyncOpenAI":
+        async with self._opening:
+            if self._client is None:
+                self._broken = await asyncio.to_thread(_transport_errors)
+                try:
+                    self._client = await asyncio.to_thread(self._connect)
+                except self._broken as error:
+                    said = self._failures.sentence(error)
+                    raise self._failures.unavailable(f"cannot be reached at its base_url: {said}") from error
+            return self._client
+
+    def _connect(self) -> "openai.AsyncOpenAI":
+        """The client. Loading the package and the certificates takes a second or two: not on the event loop."""
+        import openai
+
+        host = urlsplit(self._base_url).hostname or ""
+        on_loopback = host in ("localhost", "::1") or host.startswith("127.")
+        return openai.AsyncOpenAI(
+            # Without a key of its own the client would take one from the environment; "none" is never sent.
+            api_key=self._failures.secret or "none",
+            base_url=self._base_url,
+            max_retries=0,
+            timeout=None,
+            http_client=openai.DefaultAioHttpClient(timeout=None, trust_env=not on_loopback),
+        )
+
+    async def _send(self, client: "openai.AsyncOpenAI", content: bytes) -> "httpx2.Response":
+        import httpx2
+        import openai
+
+        headers: dict[str, str | openai.Omit] = dict(_HEADERS)
+        if not self._failures.secret:
+            headers["Authorization"] = openai.Omit()
+        try:
+            async with asyncio.timeout(self._timeouts.start):
+                # The client's own `create` would rebuild and check the whole request once more.
+                response: object = await client.post(
+                    "/chat/completions",
+                    cast_to=httpx2.Response,
+                    content=content,
+                    options={"headers": headers},
+                    stream=True,
+                    stream_cls=openai.AsyncStream[object],
+                )
+                return cast(httpx2.Response, response)
+        except TimeoutError as error:
+            raise self._failures.timeout("did not begin to answer", self._timeouts.start) from error
+        except openai.APIStatusError as error:
+            body = error.body if error.body is not None else error.response.text
+            raise self._failures.status(error.status_code, body, error.response.headers) from None
+        except self._broken as error:
+            raise self._failures.transport(error) from error
+
+    async def _read(self, pieces: AsyncIterator[bytes], completion: Completion, seconds: float) -> bytes:
+        """The next bytes; none at the end, or where the connection broke after the whole answer."""
+        try:
+            async with asyncio.timeout(seconds):
+                return await anext(pieces, b"")
+        except TimeoutError as error:
+            raise self._failures.timeout("sent nothing", seconds) from error
+        except self._broken as error:
+            if completion.is_whole:
+                return b""
+            raise self._failures.transport(error) from error
+
+    async def _drain(self, pieces: AsyncIterator[bytes]) -> None:
+        """Reads to the end of the body, if it is near: only then the connection serves the next call."""
+        with suppress(TimeoutError, *self._broken):
+            async with asyncio.timeout(_DRAIN_SECONDS):
+                while await anext(pieces, b""):
+                    pass
+
+
+class OpenAIModel:
+    """A model at one address."""
+
+    def __init__(
+        self,
+        *,
+        name: str,
+        model: str,
+        base_url: str = OPENAI_BASE_URL,
+        key: str = "",
+        missing_key_variable: str = "",
+        timeouts: Timeouts | None = None,
+        retry: RetryPolicy | None = None,
+        price: Price | None = None,
+        max_concurrency: int = 0,
+        config_digest: str = "",
+    ) -> None:
+        """`missing_key_variable` names the variable that should hold the key and is not set; 0 calls at once is any."""
+        self.name = name
+        self.provider = "openai"
+        self.model = model
+        self.retry = retry or RetryPolicy()
+        self.price = price
+        self.config_digest = config_digest
+        self._failures = Failures(name=name)
+        self._missing_key_variable = missing_key_variable
+        self._endpoint = ChatEndpoint(name=name, base_url=base_url, key=key, timeouts=timeouts or Timeouts())
+        self._places = asyncio.Semaphore(max_concurrency) if max_concurrency else None
+
+    async def stream(self, request: ModelRequest) -> AsyncGenerator[Delta | step_pb2.LlmResponse, None]:
+        """One attempt, by the rules of the Model protocol."""
+        if self._missing_key_variable:
+            raise self._failures.unavailable(
+                f"has no key: the environment variable {self._missing_key_variable} is not set. "
+                "Set it and start the server again."
+            )
+        try:
+            body = chat_body(request, model=self.model)
+        except BadSettings as error:
+            raise self._failures.unavailable(f"cannot be asked: {error}") from error
+        if self._places is not None:
+            await self._places.acquire()
+        items = self._endpoint.stream(body, provider=self.provider, model=self.model)
+        try:
+            async for item in items:
+                yield item
+        finally:
+            await items.aclose()
+            if self._places is not None:
+                self._places.release()
+
+    async def close(self) -> None:
+        """Ends the connections."""
+        await self._endpoint.close()
+
+
+def _transport_errors() -> tuple[type[Exception], ...]:
+    """What the client, its HTTP layer and its transport raise when a connection fails."""
+    import aiohttp
+    import httpx2
+    import openai
+
+    return (openai.OpenAIError, httpx2.HTTPError, httpx2.InvalidURL, httpx2.StreamError, aiohttp.ClientError, OSError)
