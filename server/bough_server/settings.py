@@ -69,6 +69,25 @@ class _Environment(BaseSettings):
     log_level: str | None = None
 
 
+class _OpenTelemetry(BaseSettings):
+    """Of what OpenTelemetry's own variables say, whether spans are to go anywhere; the exporter reads the rest."""
+
+    model_config = SettingsConfigDict(env_prefix="OTEL_", env_ignore_empty=True, extra="ignore", frozen=True)
+
+    sdk_disabled: str = "false"
+    traces_exporter: str = ""
+    exporter_otlp_endpoint: str = ""
+    exporter_otlp_traces_endpoint: str = ""
+
+    @property
+    def exports_traces(self) -> bool:
+        if self.sdk_disabled.strip().lower() == "true":
+            return False
+        if self.traces_exporter:
+            return "otlp" in self.traces_exporter
+        return bool(self.exporter_otlp_endpoint or self.exporter_otlp_traces_endpoint)
+
+
 class Secrets(Mapping[str, str]):
     """Environment variables by name; printing it shows the names alone."""
 
@@ -112,6 +131,13 @@ class Settings(Section):
     _folder: Path = PrivateAttr(default_factory=Path.cwd)
     _secrets: Secrets = PrivateAttr(default_factory=lambda: Secrets({}))
 
+    _exports_traces: bool = PrivateAttr(default=False)
+
+    @property
+    def exports_traces(self) -> bool:
+        """Whether OpenTelemetry's variables ask for spans by OTLP, and so name where to."""
+        return self._exports_traces
+
     @property
     def folder(self) -> Path:
         """What relative names in it are relative to: the configuration's folder, else the working directory."""
@@ -146,6 +172,7 @@ class Settings(Section):
         settings._folder = folder
         names = {model.api_key_env for model in settings.models.values()} - {""}
         settings._secrets = Secrets({name: os.environ[name] for name in sorted(names) if os.environ.get(name)})
+        settings._exports_traces = _OpenTelemetry().exports_traces
         return settings
 
 
