@@ -5,11 +5,12 @@ from contextlib import asynccontextmanager
 from typing import Any, TypeVar
 
 import grpc
-from bough_server.interceptors.chain import interceptors
-from bough_server.telemetry import make_provider
 from google.rpc import error_details_pb2, status_pb2
 from grpc import aio
 from opentelemetry.sdk.trace import TracerProvider
+
+from bough_server.interceptors.chain import interceptors
+from bough_server.telemetry import make_provider
 
 Received = TypeVar("Received")
 Method = Callable[[Any, Any], Awaitable[Any]] | Callable[[Any, Any], AsyncGenerator[Any, None]]

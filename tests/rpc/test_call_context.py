@@ -3,11 +3,11 @@
 import asyncio
 from typing import Any
 
+from structlog.contextvars import get_contextvars
+
 from bough.v1 import agent_service_pb2 as pb
 from bough.v1.agent_service_pb2_grpc import AgentServiceStub, add_AgentServiceServicer_to_server
 from bough_server.interceptors.auth import LOCAL, current_principal
-from structlog.contextvars import get_contextvars
-
 from tests.rpc.servers import behaving
 
 

@@ -6,10 +6,6 @@ from typing import Any
 
 import grpc
 import pytest
-from bough.v1 import agent_service_pb2 as pb
-from bough.v1.agent_service_pb2_grpc import AgentServiceStub, add_AgentServiceServicer_to_server
-from bough_server import errors
-from bough_server.telemetry import Parent, Tracing, make_provider
 from google.rpc import code_pb2
 from grpc import aio
 from opentelemetry.sdk.trace import ReadableSpan
@@ -17,6 +13,10 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.trace import StatusCode
 
+from bough.v1 import agent_service_pb2 as pb
+from bough.v1.agent_service_pb2_grpc import AgentServiceStub, add_AgentServiceServicer_to_server
+from bough_server import errors
+from bough_server.telemetry import Parent, Tracing, make_provider
 from tests.rpc.servers import Method, behaving
 
 _CALLERS_TRACE = "0af7651916cd43dd8448eb211c80319c"

@@ -5,14 +5,14 @@ from typing import Any
 
 import grpc
 import pytest
-from bough.v1 import agent_service_pb2 as pb
-from bough.v1 import error_pb2
-from bough.v1.agent_service_pb2_grpc import AgentServiceStub, add_AgentServiceServicer_to_server
-from bough_server import errors
 from google.protobuf.duration_pb2 import Duration
 from google.rpc.error_details_pb2 import BadRequest, ErrorInfo, ResourceInfo, RetryInfo
 from grpc import aio
 
+from bough.v1 import agent_service_pb2 as pb
+from bough.v1 import error_pb2
+from bough.v1.agent_service_pb2_grpc import AgentServiceStub, add_AgentServiceServicer_to_server
+from bough_server import errors
 from tests.rpc.servers import behaving, outcome, status_details
 
 _REQUEST = pb.GetRunRequest(run_id="r")

@@ -5,6 +5,9 @@ from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
 from bough.v1 import agent_service_pb2 as pb
 from bough.v1 import event_pb2
 from bough_server.clock import SystemClock
@@ -13,8 +16,6 @@ from bough_server.services import following
 from bough_server.services.following import Following, responses
 from bough_server.store.ports import StoredEvent
 from bough_server.views import Selection
-from hypothesis import given
-from hypothesis import strategies as st
 
 _RUN, _SESSION = "run", "session"
 _CLOCK = SystemClock()

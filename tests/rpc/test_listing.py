@@ -1,14 +1,15 @@
 """Pages of lists that are in memory."""
 
 import pytest
+from google.protobuf.timestamp_pb2 import Timestamp
+from hypothesis import given
+from hypothesis import strategies as st
+
 from bough.v1 import agent_service_pb2 as pb
 from bough.v1 import error_pb2, event_pb2
 from bough_server.errors import InvalidRequest
 from bough_server.services.listing import page_by_name, page_of, run_filter
 from bough_server.store.ports import Page, RunFilter
-from google.protobuf.timestamp_pb2 import Timestamp
-from hypothesis import given
-from hypothesis import strategies as st
 
 _NAMES = st.lists(st.from_regex(r"[A-Za-z][A-Za-z0-9_-]{0,58}", fullmatch=True), unique=True, max_size=30)
 

@@ -5,10 +5,6 @@ from contextlib import asynccontextmanager
 
 import grpc
 import pytest
-from bough.v1 import agent_service_pb2
-from bough_server.interceptors.chain import interceptors
-from bough_server.services.ops import SERVICES, Health, add_reflection
-from bough_server.telemetry import make_provider
 from google.protobuf.descriptor_pb2 import FileDescriptorProto
 from grpc import aio
 from grpc_health.v1.health_pb2 import HealthCheckRequest, HealthCheckResponse
@@ -16,6 +12,10 @@ from grpc_health.v1.health_pb2_grpc import HealthStub
 from grpc_reflection.v1alpha.reflection_pb2 import ServerReflectionRequest
 from grpc_reflection.v1alpha.reflection_pb2_grpc import ServerReflectionStub
 
+from bough.v1 import agent_service_pb2
+from bough_server.interceptors.chain import interceptors
+from bough_server.services.ops import SERVICES, Health, add_reflection
+from bough_server.telemetry import make_provider
 from tests.rpc.servers import outcome
 
 _SERVING, _NOT_SERVING = HealthCheckResponse.SERVING, HealthCheckResponse.NOT_SERVING

@@ -5,10 +5,10 @@ from collections.abc import AsyncGenerator
 from typing import Any
 
 import pytest
-from bough.v1 import agent_service_pb2 as pb
-from bough.v1.agent_service_pb2_grpc import AgentServiceStub, add_AgentServiceServicer_to_server
 from opentelemetry import trace
 
+from bough.v1 import agent_service_pb2 as pb
+from bough.v1.agent_service_pb2_grpc import AgentServiceStub, add_AgentServiceServicer_to_server
 from tests.rpc.servers import behaving
 
 _REQUEST = pb.WatchRunRequest(run_id="r")

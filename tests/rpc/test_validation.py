@@ -5,13 +5,13 @@ from typing import Any
 
 import grpc
 import pytest
+from google.rpc.error_details_pb2 import BadRequest, ErrorInfo
+from grpc import aio
+
 from bough.v1 import agent_service_pb2 as pb
 from bough.v1 import eval_service_pb2, invocation_pb2, message_pb2
 from bough.v1.agent_service_pb2_grpc import AgentServiceStub, add_AgentServiceServicer_to_server
 from bough.v1.eval_service_pb2_grpc import EvalServiceStub, add_EvalServiceServicer_to_server
-from google.rpc.error_details_pb2 import BadRequest, ErrorInfo
-from grpc import aio
-
 from tests.rpc.servers import behaving, outcome, status_details
 
 

@@ -1,0 +1,15 @@
+"""A server for the tests of this folder that need a whole one."""
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from tests.rpc.turns import Served, served, settings
+
+
+@pytest.fixture
+async def server(tmp_path: Path) -> AsyncIterator[Served]:
+    """A server with the team of code and a database of its own."""
+    async with served(settings(tmp_path)) as serving:
+        yield serving

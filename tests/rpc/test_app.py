@@ -1,0 +1,140 @@
+"""A server's life: where it listens, how it stops, and what it exports."""
+
+import asyncio
+import signal
+from pathlib import Path
+
+import grpc
+import pytest
+from google.protobuf.duration_pb2 import Duration
+from google.rpc.error_details_pb2 import ErrorInfo, RetryInfo
+from grpc import aio
+from grpc_health.v1.health_pb2 import HealthCheckRequest, HealthCheckResponse
+from grpc_health.v1.health_pb2_grpc import HealthStub
+
+from bough.v1 import agent_service_pb2 as pb
+from bough.v1 import error_pb2, event_pb2
+from bough_server.app import App, serving
+from bough_server.errors import ConfigurationError
+from tests.rpc.servers import outcome, status_details
+from tests.rpc.team import GATES
+from tests.rpc.turns import begin, served, settings, watch
+from tests.support.otlp_sink import SentSpan, serving_sink
+
+
+async def test_a_server_is_healthy_as_soon_as_it_has_an_address(tmp_path: Path) -> None:
+    async with serving(settings(tmp_path)) as address, aio.insecure_channel(address) as channel:
+        answer = await HealthStub(channel).Check(HealthCheckRequest(service="bough.v1.EvalService"))
+    assert address.startswith("127.0.0.1:")
+    assert answer.status == HealthCheckResponse.SERVING
+
+
+async def test_a_port_in_use_is_refused_with_what_to_do(tmp_path: Path) -> None:
+    (tmp_path / "other").mkdir()
+    async with serving(settings(tmp_path)) as address:
+        port = int(address.rpartition(":")[2])
+        with pytest.raises(ConfigurationError, match=rf"^Port {port} of 127\.0\.0\.1 .* in use"):
+            async with serving(settings(tmp_path / "other", server={"port": port})):
+                pass
+
+
+async def test_a_server_listens_beyond_loopback_only_when_told(tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match="is not a loopback address"):
+        async with serving(settings(tmp_path, server={"host": "0.0.0.0"})):
+            pass
+    async with serving(settings(tmp_path, server={"host": "0.0.0.0", "allow_insecure": True})) as address:
+        assert address.startswith("0.0.0.0:")
+
+
+async def test_a_draining_server_lets_live_runs_end_and_refuses_new_ones(tmp_path: Path) -> None:
+    async with served(settings(tmp_path)) as server:
+        turn = await begin(server, "waiter", "draining").until("run_started")
+        stopping = asyncio.create_task(server.app.stop(grace=60))
+        health = aiter(HealthStub(server.channel).Watch(HealthCheckRequest(service="")))
+        while (await anext(health)).status == HealthCheckResponse.SERVING:
+            pass
+        received, error = await outcome(begin(server, "echo", "hi").call)
+        GATES["draining"].set()
+        await turn.to_the_end()
+        await stopping
+    assert received == []
+    assert error is not None
+    assert error.code() == grpc.StatusCode.UNAVAILABLE
+    assert status_details(error) == (
+        ErrorInfo(reason="SERVER_STOPPED", domain="bough"),
+        RetryInfo(retry_delay=Duration(seconds=1)),
+    )
+    assert turn.kinds[-1] == "run_completed"
+    assert await turn.call.code() == grpc.StatusCode.OK
+
+
+async def test_a_run_that_outlives_the_grace_is_ended_and_its_record_stays(tmp_path: Path) -> None:
+    async with served(settings(tmp_path)) as server:
+        turn = await begin(server, "waiter", "never opened").until("run_started")
+        await server.app.stop(grace=0)
+        await turn.to_the_end()
+    run_id = await turn.run_id()
+    async with served(settings(tmp_path)) as server:
+        watched = await watch(server, run_id).to_the_end()
+        run = (await server.agents.GetRun(pb.GetRunRequest(run_id=run_id))).run
+    assert watched.events == turn.events
+    assert turn.kinds[-1] == "run_failed"
+    assert (run.state, run.error.reason) == (event_pb2.STATE_FAILED, error_pb2.ERROR_REASON_SERVER_STOPPED)
+
+
+async def test_a_served_app_writes_its_ready_file_and_stops_on_a_signal(tmp_path: Path) -> None:
+    ready = tmp_path / "ready"
+    async with App.open(settings(tmp_path)) as app:
+        async with aio.insecure_channel(app.address) as channel:
+            health = aiter(HealthStub(channel).Watch(HealthCheckRequest(service="")))
+            assert (await anext(health)).status == HealthCheckResponse.SERVING
+            serving_now = asyncio.create_task(app.serve(ready_file=ready))
+            await asyncio.sleep(0)
+            assert ready.read_text() == f"{app.address}\n"
+            signal.raise_signal(signal.SIGTERM)
+            assert (await anext(health)).status == HealthCheckResponse.NOT_SERVING
+        await serving_now
+
+
+async def test_a_second_signal_ends_the_runs_that_the_first_lets_go_on(tmp_path: Path) -> None:
+    async with served(settings(tmp_path, server={"drain_grace": 3600})) as server:
+        turn = await begin(server, "waiter", "hurried").until("run_started")
+        ready = tmp_path / "ready"
+        serving_now = asyncio.create_task(server.app.serve(ready_file=ready))
+        await asyncio.sleep(0)
+        assert ready.exists()
+        for _ in range(2):
+            signal.raise_signal(signal.SIGINT)
+        await turn.to_the_end()
+        await serving_now
+    assert turn.kinds == ["run_started", "cancel_requested", "run_failed"]
+
+
+async def test_a_turn_is_one_trace_with_the_callers_and_its_parents_are_right(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spans: list[SentSpan] = []
+    with serving_sink(spans.append) as endpoint:
+        monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", f"http://{endpoint}")
+        made = settings(tmp_path)
+        made._exports_traces = True
+        trace_id = "0af7651916cd43dd8448eb211c80319c"
+        async with served(made) as server:
+            request = pb.RunRequest(agent="lead")
+            request.input.parts.add(text="hi")
+            metadata = (("traceparent", f"00-{trace_id}-b7ad6b7169203331-01"),)
+            events = [
+                event async for response in server.agents.Run(request, metadata=metadata) for event in response.events
+            ]
+    by_id = {span.span_id: span for span in spans}
+    parents = sorted((span.name, getattr(by_id.get(span.parent_span_id), "name", "")) for span in spans)
+    assert parents == [
+        ("/bough.v1.AgentService/Run", ""),
+        ("invoke_agent echo", "invoke_agent lead"),
+        ("invoke_agent echo", "invoke_agent lead"),
+        ("invoke_agent echo", "invoke_agent nester"),
+        ("invoke_agent lead", "/bough.v1.AgentService/Run"),
+        ("invoke_agent nester", "invoke_agent lead"),
+    ]
+    assert {span.trace_id for span in spans} == {event.trace_id for event in events} == {trace_id}
+    assert {event.span_id for event in events} == {s.span_id for s in spans if s.name.startswith("invoke_agent")}

@@ -1,0 +1,47 @@
+"""What there is to run, over gRPC."""
+
+import grpc
+import pytest
+from google.rpc.error_details_pb2 import ErrorInfo, ResourceInfo
+from grpc import aio
+
+from bough.v1 import agent_pb2
+from bough.v1 import catalog_service_pb2 as pb
+from tests.rpc.servers import status_details
+from tests.rpc.turns import Served
+
+
+async def test_agents_are_listed_by_name_in_pages(server: Served) -> None:
+    first = await server.catalog.ListAgents(pb.ListAgentsRequest(page_size=3))
+    rest = await server.catalog.ListAgents(pb.ListAgentsRequest(page_token=first.next_page_token))
+    names = [[agent.name for agent in page.agents] for page in (first, rest)]
+    assert names == [["echo", "failing", "lead"], ["nester", "waiter"]]
+    assert rest.next_page_token == ""
+    echo = (await server.catalog.GetAgent(pb.GetAgentRequest(name="echo"))).agent
+    assert echo == first.agents[0]
+    assert (echo.description, echo.WhichOneof("kind")) == ("Says what it is told.", None)
+
+
+async def test_an_unknown_agent_is_not_found(server: Served) -> None:
+    with pytest.raises(aio.AioRpcError) as caught:
+        await server.catalog.GetAgent(pb.GetAgentRequest(name="nobody"))
+    assert caught.value.code() == grpc.StatusCode.NOT_FOUND
+    assert status_details(caught.value) == (
+        ErrorInfo(reason="UNKNOWN_AGENT", domain="bough"),
+        ResourceInfo(resource_type="agent", resource_name="nobody"),
+    )
+
+
+async def test_validating_answers_well_with_everything_that_is_wrong(server: Served) -> None:
+    wrong = agent_pb2.AgentDefinition(
+        name="selfish", description="", sub_agents=[agent_pb2.AgentLink(agent="ghost")], llm=agent_pb2.LlmAgent()
+    )
+    response = await server.catalog.ValidateAgent(pb.ValidateAgentRequest(definitions=[wrong]))
+    fields = {violation.field for violation in response.violations}
+    assert {violation.agent for violation in response.violations} == {"selfish"}
+    assert {"description", "sub_agents[0].agent"} <= fields
+
+
+async def test_a_server_without_models_and_tools_lists_none(server: Served) -> None:
+    assert await server.catalog.ListTools(pb.ListToolsRequest()) == pb.ListToolsResponse()
+    assert await server.catalog.ListModels(pb.ListModelsRequest()) == pb.ListModelsResponse()

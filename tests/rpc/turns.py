@@ -1,0 +1,118 @@
+"""A whole server on loopback with the team of code, and calls that take a turn."""
+
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from grpc import aio
+
+from bough.v1 import agent_service_pb2 as pb
+from bough.v1 import event_pb2, message_pb2
+from bough.v1.agent_service_pb2_grpc import AgentServiceStub
+from bough.v1.catalog_service_pb2_grpc import CatalogServiceStub
+from bough.v1.eval_service_pb2_grpc import EvalServiceStub
+from bough.v1.session_service_pb2_grpc import SessionServiceStub
+from bough_server.app import App
+from bough_server.settings import Settings
+
+_ROOT = Path(__file__).resolve().parents[2]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Served:
+    """A server and its services, as a client has them."""
+
+    app: App
+    channel: aio.Channel
+    agents: Any
+    trees: Any
+    catalog: Any
+    sessions: Any
+
+
+@dataclass(slots=True, kw_only=True)
+class Turn:
+    """What one stream gave."""
+
+    call: Any
+    events: list[event_pb2.AgentEvent] = field(default_factory=list)
+    through: int = 0
+
+    @property
+    def kinds(self) -> list[str]:
+        """The payloads, in order."""
+        return [str(event.WhichOneof("payload")) for event in self.events]
+
+    async def run_id(self) -> str:
+        """The run, as the initial metadata names it."""
+        return str(dict(await self.call.initial_metadata())["bough-run-id"])
+
+    async def until(self, kind: str) -> "Turn":
+        """Reads on until an event of this kind has come."""
+        while kind not in self.kinds:
+            response = await self.call.read()
+            assert response is not aio.EOF, f"the stream ended before {kind}: {self.kinds}"
+            self._take(response)
+        return self
+
+    async def to_the_end(self) -> "Turn":
+        """Reads on to the end of the stream. Raises AioRpcError where it does not end well."""
+        while (response := await self.call.read()) is not aio.EOF:
+            self._take(response)
+        return self
+
+    def _take(self, response: pb.RunResponse) -> None:
+        self.events.extend(response.events)
+        self.through = response.through_sequence
+
+
+def settings(folder: Path, **changes: Any) -> Settings:
+    """Settings of a server with the team, a database in a folder, and any port."""
+    server = {"port": 0, **changes.pop("server", {})}
+    made = Settings.model_validate(
+        {
+            "server": server,
+            "storage": {"url": f"sqlite:///{folder / 'bough.db'}", "durability": "process"},
+            "python": ["tests.rpc.team"],
+            **changes,
+        }
+    )
+    made._folder = _ROOT
+    return made
+
+
+@asynccontextmanager
+async def served(made: Settings) -> AsyncIterator[Served]:
+    """Serves these settings, and connects."""
+    async with App.open(made) as app, aio.insecure_channel(app.address) as channel:
+        yield Served(
+            app=app,
+            channel=channel,
+            agents=AgentServiceStub(channel),
+            trees=EvalServiceStub(channel),
+            catalog=CatalogServiceStub(channel),
+            sessions=SessionServiceStub(channel),
+        )
+
+
+def said(text: str) -> message_pb2.Message:
+    """A message of one text."""
+    return message_pb2.Message(parts=[message_pb2.Part(text=text)])
+
+
+def begin(server: Served, agent: str, text: str, *, timeout: float | None = None, **fields: Any) -> Turn:
+    """Starts a turn."""
+    request = pb.RunRequest(agent=agent, input=said(text), **fields)
+    return Turn(call=server.agents.Run(request, timeout=timeout))
+
+
+def watch(server: Served, run_id: str, **fields: Any) -> Turn:
+    """Follows a run."""
+    return Turn(call=server.agents.WatchRun(pb.WatchRunRequest(run_id=run_id, **fields)))
+
+
+def sequences(events: Sequence[event_pb2.AgentEvent]) -> list[int]:
+    """The places of events in their log."""
+    return [event.sequence for event in events]
