@@ -1,7 +1,7 @@
 """A SQLite file as the server's store: opened, migrated and locked here, and closed in order."""
 
 from collections.abc import Sequence
-from typing import Final
+from typing import Final, Self
 
 from sqlalchemy import Connection
 
@@ -27,7 +27,7 @@ RETRY_DELAYS: Final = (0.05, 0.2, 0.5)
 
 
 class Store:
-    """Every port of the store, on one file that this process alone writes."""
+    """Every port of the store, on one file that this process alone writes; closed at the end of `async with`."""
 
     def __init__(self, lock: FileLock, queue: WriteQueue, readers: Readers, windows: Windows) -> None:
         self.log = SqlEventLog(queue, readers, windows)
@@ -36,6 +36,12 @@ class Store:
         self.catalog = SqlCatalog(readers)
         self.usage = SqlUsageLedger(readers)
         self._lock, self._queue, self._readers = lock, queue, readers
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
 
     async def synchronous(self) -> int:
         """SQLite's `synchronous` of the connection that writes: 2 survives a power cut, 1 a killed process."""
