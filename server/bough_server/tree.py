@@ -1,0 +1,88 @@
+"""The fold from events to the record of a run: who called whom, what was said, what it cost.
+
+It takes anybody's events, in order of arrival, and refuses none: what does not add up becomes an anomaly of the record.
+"""
+
+from collections.abc import Iterable
+from typing import Protocol
+
+from bough.v1 import event_pb2, invocation_pb2
+from bough_server import events
+from bough_server.tree_facts import Facts
+from bough_server.tree_limits import Bounds
+from bough_server.tree_record import record
+
+
+class Stored(Protocol):
+    """An event as a log keeps it: its bytes need no parsing where its kind says enough."""
+
+    @property
+    def sequence(self) -> int:
+        """The place in the log."""
+        ...
+
+    @property
+    def kind(self) -> int:
+        """The payload's tag."""
+        ...
+
+    @property
+    def data(self) -> bytes:
+        """The serialized event; run_id and session_id may be left out."""
+        ...
+
+
+def fold(
+    stream: Iterable[event_pb2.AgentEvent], options: invocation_pb2.InvocationOptions | None = None
+) -> invocation_pb2.Invocation:
+    """The record of anybody's events, in their order."""
+    tree = Tree(options)
+    for event in stream:
+        tree.add(event)
+    return tree.invocation()
+
+
+def fold_stored(
+    stored: Iterable[Stored],
+    *,
+    run_id: str,
+    session_id: str,
+    options: invocation_pb2.InvocationOptions | None = None,
+) -> invocation_pb2.Invocation:
+    """The record of a log of our own, or of its beginning."""
+    tree = Tree(options, run_id=run_id, session_id=session_id)
+    for one in stored:
+        tree.add_stored(one)
+    return tree.invocation()
+
+
+class Tree:
+    """A fold in progress: takes events one by one and gives the record so far at any time.
+
+    The ids are those of the events where they are not given. Texts beyond the bounds of `options` are cut as they come.
+    """
+
+    def __init__(
+        self, options: invocation_pb2.InvocationOptions | None = None, *, run_id: str = "", session_id: str = ""
+    ) -> None:
+        self._bounds = Bounds.of(options)
+        self._facts = Facts(self._bounds, run_id=run_id, session_id=session_id)
+        silent = {*events.DELTA_KINDS, events.VALUE_RECORDED, events.CANCEL_REQUESTED}
+        if not self._bounds.include_steps:
+            silent.add(events.STEP_COMPLETED)
+        self._silent = frozenset(silent)
+
+    def add(self, event: event_pb2.AgentEvent) -> None:
+        """Takes in an event, whoever's it is; it may be kept and must not be changed afterwards."""
+        self._facts.take_envelope(event)
+        self._facts.take(events.kind_of(event), event, event.sequence)
+
+    def add_stored(self, stored: Stored) -> None:
+        """Takes in an event of a log of our own. What tells the tree nothing, deltas above all, is not parsed."""
+        self._facts.sequence = stored.sequence
+        if stored.kind not in self._silent:
+            self._facts.take(stored.kind, events.parse(stored.data), stored.sequence)
+
+    def invocation(self) -> invocation_pb2.Invocation:
+        """The record of what it has taken in so far."""
+        return record(self._facts, self._bounds)

@@ -1,0 +1,128 @@
+"""The record of a run made of its facts: the forest in preorder with its sums, within bounds; it reads no events."""
+
+from collections.abc import Iterator, Mapping
+
+from bough.v1 import event_pb2, invocation_pb2, step_pb2
+from bough_server import tree_usage
+from bough_server.tree_facts import Facts
+from bough_server.tree_limits import Bounds, fit
+from bough_server.tree_order import Forest, arrange
+from bough_server.tree_usage import Sums
+
+
+def record(facts: Facts, bounds: Bounds) -> invocation_pb2.Invocation:
+    """The record of the facts so far, which stay as they are."""
+    forest = arrange({one: node.parent for one, node in facts.nodes.items()}, first=facts.main_root)
+    main = facts.main_root or (forest.order[0] if forest.order else "")
+    made = _described_run(facts, main)
+    sums = _sums_below(facts, forest)
+    whole: Sums = {}
+    for one in forest.order:
+        if one not in forest.parents:
+            tree_usage.add(whole, sums[one])
+    made.tree_usage.CopyFrom(tree_usage.usage_of(whole))
+    made.agents_total, made.tools_total = len(forest.order), facts.tools.total
+    made.agents_truncated = len(forest.order) > bounds.max_agents
+    made.agents.extend(_agents(facts, forest, sums, bounds.max_agents))
+    _add_tools(made, facts)
+    made.steps.extend(_steps(facts))
+    made.anomalies.extend(_anomalies(facts, forest, made))
+    fit(made, bounds.max_bytes)
+    return made
+
+
+def _described_run(facts: Facts, main: str) -> invocation_pb2.Invocation:
+    start, end = facts.start, facts.end
+    root = facts.nodes.get(main)
+    made = invocation_pb2.Invocation(
+        invocation_id=main,
+        run_id=facts.run_id,
+        session_id=facts.session_id,
+        agent=root.name if root is not None else "",
+        intermediate_responses=root.said if root is not None else (),
+        start_time=facts.start_time or facts.first_time,
+        as_of_sequence=facts.sequence,
+        complete=end is not None,
+    )
+    if start is not None:
+        made.labels.update(start.labels)
+        if start.HasField("input"):
+            made.user_content.CopyFrom(start.input)
+    if end is not None:
+        made.MergeFrom(
+            invocation_pb2.Invocation(state=end.state, error=end.error, final_response=end.output, end_time=end.time)
+        )
+    elif facts.sequence or facts.nodes:
+        made.state = event_pb2.STATE_RUNNING
+    return made
+
+
+def _sums_below(facts: Facts, forest: Forest) -> Mapping[str, Sums]:
+    """What each invocation and everything below it used, from the leaves up: each is counted once in each ancestor."""
+    sums = {one: dict(facts.nodes[one].usage) for one in forest.order}
+    for one in reversed(forest.order):
+        if one in forest.parents:
+            tree_usage.add(sums[forest.parents[one]], sums[one])
+    return sums
+
+
+def _agents(
+    facts: Facts, forest: Forest, sums: Mapping[str, Sums], limit: int
+) -> Iterator[invocation_pb2.AgentInvocation]:
+    counts = forest.child_counts()
+    revisions = {} if facts.start is None else {one.name: one.revision for one in facts.start.definitions}
+    for one in forest.order[:limit]:
+        agent = facts.nodes[one].describe(run_has_ended=facts.end is not None)
+        agent.depth = forest.depths[one]
+        agent.child_count = counts.get(one, 0)
+        agent.revision = revisions.get(agent.name, "")
+        agent.tree_usage.CopyFrom(tree_usage.usage_of(sums[one]))
+        if one == facts.main_root and not agent.trigger:
+            agent.trigger = event_pb2.TRIGGER_ROOT
+        if one in forest.missing:
+            agent.anomalies.append("Its parent is not among the events.")
+        if one in forest.cyclic:
+            agent.anomalies.append("Its chain of parents leads back to itself.")
+        yield agent
+
+
+def _add_tools(made: invocation_pb2.Invocation, facts: Facts) -> None:
+    called = {(node.parent, node.call_id): node.invocation_id for node in facts.nodes.values() if node.call_id}
+    names: dict[str, str] = {}
+    made.tools.extend(facts.tools.in_order())
+    for tool in made.tools:
+        if tool.invocation_id not in names:
+            names[tool.invocation_id] = facts.nodes[tool.invocation_id].name
+        tool.agent = names[tool.invocation_id]
+        if not tool.child_invocation_id:
+            tool.child_invocation_id = called.get((tool.invocation_id, tool.call_id), "")
+        if facts.end is not None and tool.state == event_pb2.STATE_RUNNING:
+            tool.state = event_pb2.STATE_UNSPECIFIED
+
+
+def _steps(facts: Facts) -> Iterator[step_pb2.AgentStep]:
+    """The steps, with the tools' own results where a step has only a part of them."""
+    for invocation_id, recorded in facts.steps:
+        step = step_pb2.AgentStep()
+        step.CopyFrom(recorded)
+        step.invocation_id = step.invocation_id or invocation_id
+        if step.llm_response.raw_json:
+            step.llm_response.ClearField("raw_json")
+        for result in step.tool_results:
+            whole = facts.tools.whole(invocation_id, result.call.call_id) if result.truncated else None
+            if whole is not None:
+                result.CopyFrom(whole)
+        yield step
+
+
+def _anomalies(facts: Facts, forest: Forest, made: invocation_pb2.Invocation) -> Iterator[str]:
+    yield from facts.anomalies
+    if facts.not_rising:
+        yield f"Sequences that do not rise: {facts.not_rising}."
+    if forest.cyclic:
+        yield f"Invocations whose chain of parents leads back to themselves: {len(forest.cyclic)}."
+    if forest.missing:
+        yield f"Invocations whose parent is not among the events: {len(forest.missing)}."
+    open_tools = sum(1 for tool in made.tools if not tool.state)
+    if open_tools:
+        yield f"Tool calls without an end in a run that has ended: {open_tools}."
