@@ -1,0 +1,75 @@
+"""What a stream shows of a log: FULL, SUMMARY and event masks, one event at a time; it never changes the record."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+from bough.v1 import agent_service_pb2, event_pb2
+from bough_server import events
+from bough_server.events import AgentEvent
+
+_SUB_AGENT_KINDS: Final = frozenset(
+    kind for kind, name in events.NAME_OF_KIND.items() if name.startswith("agent.sub_agent.")
+)
+_RUN_KINDS: Final = frozenset(kind for kind, name in events.NAME_OF_KIND.items() if name.startswith("agent.run."))
+
+
+@dataclass(frozen=True, slots=True)
+class Selection:
+    """A view and a mask: pure functions of one event.
+
+    `event_names` are dotted names, "agent.llm.*" for a group; none stands for all. They are names as the view shows
+    them, so in SUMMARY a sub-agent's text is "agent.sub_agent.partial". Run events are always shown.
+    """
+
+    view: agent_service_pb2.View.ValueType = agent_service_pb2.VIEW_UNSPECIFIED
+    event_names: Sequence[str] = ()
+    _shown: frozenset[int] | None = field(init=False, repr=False, compare=False)
+    """The kinds that the mask lets pass; None for all, those included that this reader does not know."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "event_names", tuple(self.event_names))
+        object.__setattr__(self, "_shown", _kinds(self.event_names) if self.event_names else None)
+
+    @property
+    def takes_all(self) -> bool:
+        """Whether every event passes as it is, so that stored bytes need no parsing."""
+        return self._shown is None and not self._is_summary
+
+    @property
+    def _is_summary(self) -> bool:
+        return self.view == agent_service_pb2.VIEW_SUMMARY
+
+    def takes_kind(self, kind: int) -> bool:
+        """Whether an event of this kind may be shown; where it may not, it need not be parsed."""
+        if self._shown is None or kind in self._shown:
+            return True
+        return self._is_summary and kind == events.LLM_OUTPUT_DELTA and events.SUB_AGENT_PARTIAL in self._shown
+
+    def apply(self, event: AgentEvent) -> AgentEvent | None:
+        """The event as the view shows it, at the same sequence, or None. The event given stays as it is."""
+        kind = events.kind_of(event)
+        if self._is_summary and event.parent_invocation_id:
+            if kind == events.LLM_OUTPUT_DELTA:
+                return self._masked(events.SUB_AGENT_PARTIAL, lambda: _partial(event))
+            if kind not in _SUB_AGENT_KINDS:
+                return None
+        return self._masked(kind, lambda: event)
+
+    def _masked(self, kind: int, shown: Callable[[], AgentEvent]) -> AgentEvent | None:
+        return shown() if self._shown is None or kind in self._shown else None
+
+
+def _partial(event: AgentEvent) -> AgentEvent:
+    """A sub-agent's delta as a piece of its text; the rest of the envelope is kept."""
+    partial = AgentEvent()
+    partial.CopyFrom(event)
+    partial.sub_agent_partial.CopyFrom(event_pb2.SubAgentPartial(text=event.llm_output_delta.text))
+    return partial
+
+
+def _kinds(event_names: Sequence[str]) -> frozenset[int]:
+    exact = frozenset(event_names)
+    groups = tuple(name.removesuffix("*") for name in event_names if name.endswith(".*"))
+    matching = {kind for kind, name in events.NAME_OF_KIND.items() if name in exact or name.startswith(groups)}
+    return frozenset(matching | _RUN_KINDS)
