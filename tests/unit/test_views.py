@@ -1,0 +1,138 @@
+"""What the views and masks show of a log."""
+
+import pytest
+
+from bough.v1 import agent_service_pb2, event_pb2
+from bough_server import events
+from bough_server.views import Selection
+from tests.support.logs import AgentEvent, desk, stamped
+
+FULL = Selection(agent_service_pb2.VIEW_FULL)
+SUMMARY = Selection(agent_service_pb2.VIEW_SUMMARY)
+ALL = list(events.NAME_OF_KIND)
+
+
+def shown(selection: Selection, log: list[AgentEvent]) -> list[AgentEvent]:
+    return [event for one in log if (event := selection.apply(one)) is not None]
+
+
+def names(selection: Selection, log: list[AgentEvent]) -> list[str]:
+    return [f"{event.agent} {events.name_of(event)}" for event in shown(selection, log)]
+
+
+def masked(*event_names: str, view: agent_service_pb2.View.ValueType = agent_service_pb2.VIEW_FULL) -> Selection:
+    return Selection(view, event_names)
+
+
+@pytest.mark.parametrize("selection", [FULL, Selection(), Selection(agent_service_pb2.VIEW_FULL, [])])
+def test_full_shows_every_event_as_it_is(selection: Selection) -> None:
+    assert selection.takes_all
+    assert shown(selection, desk()) == desk()
+    assert all(selection.takes_kind(kind) for kind in [0, *ALL])
+
+
+def test_summary_shows_the_root_s_events_and_of_each_sub_agent_its_start_text_and_end() -> None:
+    assert not SUMMARY.takes_all
+    assert names(SUMMARY, desk()) == [
+        "lead agent.run.started",
+        "lead agent.llm.started",
+        "lead agent.llm.output_delta",
+        "lead agent.llm.completed",
+        "lead agent.tool.started",
+        "researcher agent.sub_agent.started",
+        "researcher agent.sub_agent.partial",
+        "researcher agent.sub_agent.partial",
+        "researcher agent.sub_agent.completed",
+        "lead agent.tool.completed",
+        "lead agent.step.completed",
+        "lead agent.llm.started",
+        "lead agent.llm.output_delta",
+        "lead agent.llm.completed",
+        "lead agent.step.completed",
+        "lead agent.run.completed",
+    ]
+
+
+def test_a_partial_has_the_delta_s_envelope_and_its_text() -> None:
+    (delta,) = stamped([desk()[12]])
+    before = delta.SerializeToString()
+    expected = AgentEvent()
+    expected.CopyFrom(delta)
+    expected.ClearField("payload")
+    expected.sub_agent_partial.text = "It is "
+    assert SUMMARY.apply(delta) == expected
+    assert (expected.sequence, expected.step_id, expected.attempt, expected.run_id) == (13, "C-1", 1, "run-1")
+    assert delta.SerializeToString() == before
+
+
+def test_an_empty_delta_of_a_sub_agent_is_an_empty_partial() -> None:
+    delta = AgentEvent(invocation_id="C", parent_invocation_id="L", llm_output_delta=event_pb2.LlmOutputDelta())
+    partial = SUMMARY.apply(delta)
+    assert partial is not None
+    assert partial.WhichOneof("payload") == "sub_agent_partial"
+
+
+def test_summary_shows_sub_agents_at_any_depth() -> None:
+    deep = AgentEvent(invocation_id="G", parent_invocation_id="C", depth=7)
+    deep.sub_agent_failed.step_id = "last"
+    assert SUMMARY.apply(deep) == deep
+
+
+def test_a_summary_of_a_summary_is_the_summary() -> None:
+    once = shown(SUMMARY, desk())
+    assert shown(SUMMARY, once) == once
+
+
+def test_summary_shows_an_unknown_payload_of_the_root_alone() -> None:
+    assert SUMMARY.takes_kind(999)
+    assert SUMMARY.apply(AgentEvent(invocation_id="L")) is not None
+    assert SUMMARY.apply(AgentEvent(invocation_id="C", parent_invocation_id="L")) is None
+
+
+def test_a_mask_shows_the_events_it_names_and_run_events_always() -> None:
+    mask = masked("agent.tool.started", "agent.step.*")
+    assert not mask.takes_all
+    assert names(mask, desk()) == [
+        "lead agent.run.started",
+        "lead agent.tool.started",
+        "researcher agent.tool.started",
+        "researcher agent.step.completed",
+        "researcher agent.step.completed",
+        "lead agent.step.completed",
+        "lead agent.step.completed",
+        "lead agent.run.completed",
+    ]
+
+
+def test_a_mask_is_of_the_names_that_the_view_shows() -> None:
+    partials = masked("agent.sub_agent.partial", view=agent_service_pb2.VIEW_SUMMARY)
+    assert names(partials, desk())[1:-1] == ["researcher agent.sub_agent.partial"] * 2
+    deltas = masked("agent.llm.output_delta", view=agent_service_pb2.VIEW_SUMMARY)
+    assert names(deltas, desk())[1:-1] == ["lead agent.llm.output_delta"] * 2
+    everywhere = masked("agent.llm.output_delta")
+    assert len(names(everywhere, desk())[1:-1]) == 4
+
+
+def test_a_star_behind_the_root_of_all_names_shows_every_known_event() -> None:
+    assert shown(masked("agent.*"), desk()) == desk()
+    assert masked("agent.*").apply(AgentEvent(invocation_id="L")) is None
+
+
+@pytest.mark.parametrize("name", ["agent.tool", "agent", "agent.to.*", "agent.nothing.*", "agent.tool.start"])
+def test_a_name_that_is_nobody_s_shows_only_run_events(name: str) -> None:
+    assert names(masked(name), desk()) == ["lead agent.run.started", "lead agent.run.completed"]
+
+
+@pytest.mark.parametrize("view", [agent_service_pb2.VIEW_FULL, agent_service_pb2.VIEW_SUMMARY])
+@pytest.mark.parametrize("mask", [(), ("agent.llm.*",), ("agent.sub_agent.partial",), ("agent.step.failed",)])
+def test_a_kind_that_is_not_taken_is_never_shown(view: agent_service_pb2.View.ValueType, mask: tuple[str, ...]) -> None:
+    selection = Selection(view, mask)
+    taken = {events.kind_of(event) for event in desk() if selection.apply(event) is not None}
+    assert taken <= {kind for kind in ALL if selection.takes_kind(kind)}
+    refused = [event for event in desk() if not selection.takes_kind(events.kind_of(event))]
+    assert shown(selection, refused) == []
+
+
+def test_selections_of_one_view_and_mask_are_equal() -> None:
+    assert masked("agent.llm.*") == Selection(agent_service_pb2.VIEW_FULL, ["agent.llm.*"])
+    assert hash(masked("agent.llm.*")) == hash(Selection(agent_service_pb2.VIEW_FULL, ["agent.llm.*"]))
