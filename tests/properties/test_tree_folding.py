@@ -1,0 +1,264 @@
+"""Laws of the fold: whatever is told and in whatever order, nobody is lost and everything is counted once."""
+
+from collections.abc import Mapping, Sequence
+
+from google.protobuf import json_format
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from bough.v1 import event_pb2, invocation_pb2, message_pb2, step_pb2
+from bough_server import usage
+from bough_server.tree import fold, fold_stored
+from tests.support.logs import AgentEvent, desk, numbered, says, stored
+
+IDS = ("R", "a", "b", "c", "d", "e")
+PAYLOADS = tuple(field.name for field in AgentEvent.DESCRIPTOR.oneofs_by_name["payload"].fields)
+EVERYTHING = invocation_pb2.InvocationOptions(max_agents=10_000, max_tools=10_000, include_steps=True)
+
+Story = Mapping[str, Sequence[AgentEvent]]
+
+
+def named(payload: str) -> AgentEvent:
+    event = AgentEvent()
+    getattr(event, payload).SetInParent()
+    return event
+
+
+def used(tokens: int | None) -> AgentEvent:
+    reported = message_pb2.Usage(input_tokens=tokens)
+    return AgentEvent(llm_completed=event_pb2.LlmCompleted(response=step_pb2.LlmResponse(usage=reported)))
+
+
+def ended(tokens: int | None) -> AgentEvent:
+    spent = message_pb2.Usage(output_tokens=tokens, model_calls=2)
+    return AgentEvent(sub_agent_completed=event_pb2.SubAgentCompleted(usage=spent, output=says("done")))
+
+
+def called(call_id: str) -> AgentEvent:
+    return AgentEvent(tool_started=event_pb2.ToolStarted(call=message_pb2.ToolCall(call_id=call_id, name="t")))
+
+
+TOKENS = st.none() | st.integers(0, 50)
+TOLD = st.one_of(
+    st.sampled_from(("", *PAYLOADS)).map(lambda payload: named(payload) if payload else AgentEvent()),
+    TOKENS.map(used),
+    TOKENS.map(ended),
+    st.sampled_from("12").map(called),
+)
+
+
+@st.composite
+def events_of(draw: st.DrawFn, invocation_id: str, parents: Sequence[str]) -> list[AgentEvent]:
+    """What one invocation says, in its own order; any of its events may name a parent, and not always the same."""
+    told = []
+    for payload in draw(st.lists(TOLD, min_size=1, max_size=5)):
+        event = AgentEvent(
+            invocation_id=invocation_id,
+            parent_invocation_id=draw(st.sampled_from(("", *parents))),
+            branch=draw(st.sampled_from(("", f"r/{invocation_id}"))),
+            agent=draw(st.sampled_from(("", "user", invocation_id))),
+        )
+        event.MergeFrom(payload)
+        told.append(event)
+    return told
+
+
+@st.composite
+def stories(draw: st.DrawFn) -> Story:
+    """Invocations with links of any kind: to nobody, to themselves, around in a ring."""
+    parents = (*IDS, "nobody")
+    return {one: draw(events_of(one, parents)) for one in draw(st.permutations(IDS))[: draw(st.integers(1, len(IDS)))]}
+
+
+@st.composite
+def interleavings(draw: st.DrawFn, story: Story) -> list[AgentEvent]:
+    """The events of a story in an order that keeps each invocation's own."""
+    turns = draw(st.permutations([one for one, told in story.items() for _ in told]))
+    ahead = {one: iter(told) for one, told in story.items()}
+    return [next(ahead[one]) for one in turns]
+
+
+@st.composite
+def told_logs(draw: st.DrawFn) -> list[AgentEvent]:
+    """Events of invocations and of none, in any order."""
+    log = draw(interleavings(draw(stories())))
+    for payload in draw(st.lists(st.sampled_from(PAYLOADS), max_size=3)):
+        log.insert(draw(st.integers(0, len(log))), named(payload))
+    return numbered(log)
+
+
+def links(record: invocation_pb2.Invocation) -> dict[str, str]:
+    return {agent.invocation_id: agent.parent_invocation_id for agent in record.agents}
+
+
+def first_appearances(log: Sequence[AgentEvent]) -> list[str]:
+    return list(dict.fromkeys(event.invocation_id for event in log if event.invocation_id))
+
+
+def says_nothing_of_the_run(story: Story) -> bool:
+    """Whether no event says where the run begins or ends, which the first to come would decide."""
+    return not any(
+        event.HasField(payload)
+        for told in story.values()
+        for event in told
+        for payload in ("run_started", "run_completed", "run_failed", "run_cancelled")
+    )
+
+
+@given(st.data())
+def test_any_interleaving_makes_the_same_nodes_and_edges(data: st.DataObject) -> None:
+    story = data.draw(stories())
+    one, other = (fold(data.draw(interleavings(story)), EVERYTHING) for _ in range(2))
+    assert links(one) == links(other)
+    mine, theirs = ({agent.invocation_id: agent for agent in record.agents} for record in (one, other))
+    for invocation_id, agent in mine.items():
+        twin = theirs[invocation_id]
+        assert (agent.name, agent.branch, agent.usage) == (twin.name, twin.branch, twin.usage)
+        assert (agent.step_count, agent.child_count) == (twin.step_count, twin.child_count)
+
+
+@given(st.data())
+def test_the_order_is_the_same_where_first_appearances_are(data: st.DataObject) -> None:
+    story = data.draw(stories().filter(says_nothing_of_the_run))
+    log = data.draw(interleavings(story))
+    rest = {one: told[1:] for one, told in story.items() if told[1:]}
+    firsts = [story[one][0] for one in first_appearances(log)]
+    other = fold([*firsts, *data.draw(interleavings(rest))], EVERYTHING)
+    expected = fold(log, EVERYTHING)
+    assert [(agent.invocation_id, agent.depth) for agent in other.agents] == [
+        (agent.invocation_id, agent.depth) for agent in expected.agents
+    ]
+
+
+@given(told_logs(), st.data())
+def test_the_fold_of_a_prefix_is_the_tree_so_far(log: list[AgentEvent], data: st.DataObject) -> None:
+    cut = data.draw(st.integers(0, len(log)))
+    before, after = links(fold(log[:cut], EVERYTHING)), links(fold(log, EVERYTHING))
+    named_later = {event.invocation_id for event in log[cut:] if event.parent_invocation_id or starts(event)}
+    assert before.keys() <= after.keys()
+    assert all(after[one] == parent for one, parent in before.items() if one not in named_later)
+
+
+def starts(event: AgentEvent) -> bool:
+    """Whether the event is an authority on the parent."""
+    return event.HasField("run_started") or event.HasField("sub_agent_started")
+
+
+@given(told_logs())
+def test_nobody_is_lost_and_nobody_is_twice(log: list[AgentEvent]) -> None:
+    record = fold(log, EVERYTHING)
+    ids = [agent.invocation_id for agent in record.agents]
+    assert sorted(ids) == sorted(first_appearances(log))
+    assert record.agents_total == len(ids)
+    assert record.as_of_sequence == len(log)
+
+
+@given(told_logs())
+def test_agents_are_in_preorder_below_the_parent_they_name(log: list[AgentEvent]) -> None:
+    record = fold(log, EVERYTHING)
+    chain: list[str] = []
+    children = dict.fromkeys(links(record), 0)
+    for agent in record.agents:
+        assert agent.depth <= len(chain)
+        del chain[agent.depth :]
+        if chain:
+            assert agent.parent_invocation_id == chain[-1]
+            children[chain[-1]] += 1
+        chain.append(agent.invocation_id)
+    assert {agent.invocation_id: agent.child_count for agent in record.agents} == children
+
+
+@given(told_logs())
+def test_the_usage_of_the_tree_is_the_sum_of_what_each_used(log: list[AgentEvent]) -> None:
+    record = fold(log, EVERYTHING)
+    assert record.tree_usage == usage.summed(agent.usage for agent in record.agents)
+    for place, agent in enumerate(record.agents):
+        below = [agent.usage]
+        for later in record.agents[place + 1 :]:
+            if later.depth <= agent.depth:
+                break
+            below.append(later.usage)
+        assert agent.tree_usage == usage.summed(below)
+
+
+@given(told_logs(), st.integers(0, 4), st.integers(0, 4))
+def test_bounds_of_counts_keep_the_first_ones(log: list[AgentEvent], max_agents: int, max_tools: int) -> None:
+    whole = fold(log, EVERYTHING)
+    options = invocation_pb2.InvocationOptions(max_agents=max_agents, max_tools=max_tools)
+    record = fold(log, options)
+    assert list(record.agents) == list(whole.agents)[:max_agents]
+    assert list(record.tools) == list(whole.tools)[:max_tools]
+    assert (record.agents_total, record.tools_total) == (whole.agents_total, whole.tools_total)
+    assert record.agents_truncated == (max_agents < whole.agents_total)
+
+
+LONG = st.integers(0, 3_000).flatmap(lambda size: st.sampled_from(("x" * size, "é" * size, "😀" * size)))
+
+
+@st.composite
+def heavy_events(draw: st.DrawFn) -> AgentEvent:
+    """An event with long texts wherever a foreign stream may have them."""
+    event = draw(TOLD)
+    text = draw(LONG)
+    envelope = AgentEvent(invocation_id=draw(st.sampled_from(IDS)) + draw(st.sampled_from(("", "i" * 900))))
+    if event.HasField("run_started"):
+        event.run_started.labels["k" * len(text)] = text
+        event.run_started.input.parts.add(text=text, metadata={"note": text})
+    if event.HasField("llm_completed"):
+        event.llm_completed.response.message.parts.add(text=text)
+        event.llm_completed.response.message.parts.add().tool_call.arguments_json = text
+    if event.HasField("run_failed"):
+        event.run_failed.error.message, event.run_failed.error.details_json = text, text
+    if event.HasField("sub_agent_completed"):
+        event.sub_agent_completed.output.parts.add(blob=message_pb2.Blob(data=text.encode()))
+    if event.HasField("step_completed"):
+        event.step_completed.step.tool_results.add().parts.add(reasoning=message_pb2.Reasoning(text=text))
+    event.MergeFrom(envelope)
+    event.agent, event.run_id = draw(st.sampled_from(("", text))), draw(st.sampled_from(("", text)))
+    return event
+
+
+@settings(deadline=None)
+@given(st.lists(heavy_events(), max_size=12), st.integers(1_024, 20_000), st.booleans())
+def test_a_record_is_never_larger_than_its_bound(log: list[AgentEvent], max_bytes: int, include_steps: bool) -> None:
+    options = invocation_pb2.InvocationOptions(max_bytes=max_bytes, include_steps=include_steps)
+    record = fold(log, options)
+    assert record.ByteSize() <= max_bytes
+    assert record.agents_total == len(first_appearances(log))
+    assert record.agents_truncated == (len(record.agents) < record.agents_total)
+
+
+@given(told_logs())
+def test_a_record_survives_bytes_and_json(log: list[AgentEvent]) -> None:
+    record = fold(log, EVERYTHING)
+    assert invocation_pb2.Invocation.FromString(record.SerializeToString()) == record
+    assert json_format.Parse(json_format.MessageToJson(record), invocation_pb2.Invocation()) == record
+
+
+@given(st.data())
+def test_deltas_change_nothing_but_the_sequence_that_is_covered(data: st.DataObject) -> None:
+    log = [event for event in desk() if not event.HasField("llm_output_delta")]
+    with_deltas = list(log)
+    for _ in range(data.draw(st.integers(0, 20))):
+        place = data.draw(st.integers(1, len(with_deltas) - 1))
+        delta = AgentEvent(invocation_id=data.draw(st.sampled_from("LC")), agent="?", branch="?")
+        delta.llm_output_delta.text = "..."
+        with_deltas.insert(place, delta)
+    record, expected = (fold_stored(stored(one), run_id="r", session_id="s") for one in (renumbered(with_deltas), log))
+    assert record.as_of_sequence == len(with_deltas)
+    for one in (record, expected):
+        one.ClearField("as_of_sequence")
+        for tool in one.tools:
+            tool.ClearField("sequence")
+    assert record == expected
+
+
+def renumbered(log: Sequence[AgentEvent]) -> list[AgentEvent]:
+    """The events with sequences from 1; their times stay."""
+    copies = []
+    for sequence, event in enumerate(log, start=1):
+        copy = AgentEvent()
+        copy.CopyFrom(event)
+        copy.sequence = sequence
+        copies.append(copy)
+    return copies

@@ -1,0 +1,180 @@
+"""The record of our own runs: whole, still going, failed and cancelled."""
+
+from bough.v1 import error_pb2, event_pb2, invocation_pb2, message_pb2
+from bough_server.tree import fold, fold_stored
+from tests.support.logs import (
+    QUESTION,
+    RUN_ID,
+    SESSION_ID,
+    AgentEvent,
+    at,
+    desk,
+    failure,
+    numbered,
+    says,
+    stamped,
+    stored,
+    tokens,
+)
+
+
+def tree_of(*told: AgentEvent) -> invocation_pb2.Invocation:
+    return fold(numbered(told))
+
+
+def test_a_whole_turn_is_a_record_with_everything_in_it() -> None:
+    record = fold(stamped(desk()))
+    assert record == invocation_pb2.Invocation(
+        invocation_id="L",
+        run_id=RUN_ID,
+        session_id=SESSION_ID,
+        agent="lead",
+        labels={"team": "desk"},
+        user_content=QUESTION,
+        final_response=says("One."),
+        intermediate_responses=[says("Let me ask.")],
+        tools=[
+            invocation_pb2.ToolInvocation(
+                call_id="ask",
+                name="call_researcher",
+                arguments_json='{"message": "Find it."}',
+                result_json='"It is one."',
+                state=event_pb2.STATE_SUCCEEDED,
+                agent="lead",
+                invocation_id="L",
+                child_invocation_id="C",
+                sequence=5,
+                start_time=at(5),
+                end_time=at(18),
+            ),
+            invocation_pb2.ToolInvocation(
+                call_id="look",
+                name="search",
+                arguments_json='{"q": "it"}',
+                result_json='{"it": 1}',
+                state=event_pb2.STATE_SUCCEEDED,
+                agent="researcher",
+                invocation_id="C",
+                sequence=9,
+                start_time=at(9),
+                end_time=at(10),
+            ),
+        ],
+        agents=_desk_agents(),
+        state=event_pb2.STATE_SUCCEEDED,
+        tree_usage=tokens(55, 8, model_calls=4, tool_calls=2),
+        start_time=at(1),
+        end_time=at(24),
+        as_of_sequence=24,
+        complete=True,
+        agents_total=2,
+        tools_total=2,
+    )
+
+
+def _desk_agents() -> list[invocation_pb2.AgentInvocation]:
+    lead = invocation_pb2.AgentInvocation(
+        invocation_id="L",
+        name="lead",
+        branch="lead",
+        run_path=["lead"],
+        kind=event_pb2.AGENT_KIND_LLM,
+        trigger=event_pb2.TRIGGER_ROOT,
+        revision="r1",
+        child_count=1,
+        state=event_pb2.STATE_SUCCEEDED,
+        end_reason=event_pb2.END_REASON_ANSWERED,
+        start_time=at(1),
+        end_time=at(24),
+        usage=tokens(25, 3, model_calls=2, tool_calls=1),
+        tree_usage=tokens(55, 8, model_calls=4, tool_calls=2),
+        step_count=2,
+        input=QUESTION,
+        output=says("One."),
+        trace_id="a" * 32,
+        span_id="b" * 16,
+    )
+    researcher = invocation_pb2.AgentInvocation(
+        invocation_id="C",
+        parent_invocation_id="L",
+        name="researcher",
+        branch="lead/researcher",
+        run_path=["lead", "researcher"],
+        kind=event_pb2.AGENT_KIND_LLM,
+        trigger=event_pb2.TRIGGER_TOOL,
+        call_id="ask",
+        revision="r2",
+        depth=1,
+        state=event_pb2.STATE_SUCCEEDED,
+        end_reason=event_pb2.END_REASON_ANSWERED,
+        start_time=at(6),
+        end_time=at(17),
+        usage=tokens(30, 5, model_calls=2, tool_calls=1),
+        tree_usage=tokens(30, 5, model_calls=2, tool_calls=1),
+        step_count=2,
+        input=says("Find it."),
+        output=says("It is one."),
+        trace_id="a" * 32,
+        span_id="c" * 16,
+    )
+    return [lead, researcher]
+
+
+def test_stored_bytes_and_parsed_events_make_the_same_record() -> None:
+    for include_steps in (False, True):
+        options = invocation_pb2.InvocationOptions(include_steps=include_steps)
+        for end in range(len(desk()) + 1):
+            log = desk()[:end]
+            from_bytes = fold_stored(stored(log), run_id=RUN_ID, session_id=SESSION_ID, options=options)
+            if log:
+                assert from_bytes == fold(stamped(log), options)
+            else:
+                assert from_bytes == invocation_pb2.Invocation(
+                    run_id=RUN_ID, session_id=SESSION_ID, tree_usage=message_pb2.Usage()
+                )
+
+
+def test_a_delta_of_a_stored_log_is_counted_and_not_parsed() -> None:
+    log = stored(desk()[:3])
+    unreadable = type(log[2])(3, log[2].kind, b"\xff")
+    assert fold_stored([*log[:2], unreadable], run_id="r", session_id="s").as_of_sequence == 3
+
+
+def test_a_running_run_has_a_tree() -> None:
+    record = fold(desk()[:8])
+    assert (record.state, record.complete) == (event_pb2.STATE_RUNNING, False)
+    assert [agent.state for agent in record.agents] == [event_pb2.STATE_RUNNING] * 2
+    assert not record.HasField("end_time")
+    assert [agent.anomalies[:] for agent in record.agents] == [[], []]
+    assert record.tools[0].child_invocation_id == "C"
+
+
+def test_a_failed_run_and_a_cancelled_child_say_so() -> None:
+    cancelled = failure(error_pb2.ERROR_REASON_CANCELLED)
+    failed = failure(error_pb2.ERROR_REASON_DEADLINE_EXCEEDED)
+    record = tree_of(
+        *desk()[:8],
+        AgentEvent(invocation_id="C", sub_agent_failed=event_pb2.SubAgentFailed(error=cancelled)),
+        AgentEvent(invocation_id="L", run_failed=event_pb2.RunFailed(error=failed)),
+    )
+    assert [(agent.state, agent.error) for agent in record.agents] == [
+        (event_pb2.STATE_FAILED, failed),
+        (event_pb2.STATE_CANCELLED, cancelled),
+    ]
+    assert (record.state, record.error, record.complete) == (event_pb2.STATE_FAILED, failed, True)
+    assert not record.HasField("final_response")
+
+
+def test_an_invocation_without_an_end_in_a_run_that_ended_is_an_anomaly() -> None:
+    record = tree_of(*desk()[:8], AgentEvent(invocation_id="L", run_cancelled=event_pb2.RunCancelled()))
+    assert record.state == record.agents[0].state == event_pb2.STATE_CANCELLED
+    assert record.agents[0].anomalies == []
+    assert record.agents[1].state == event_pb2.STATE_UNSPECIFIED
+    assert record.agents[1].anomalies == ["It has no end, although the run has ended."]
+    assert record.anomalies == ["Tool calls without an end in a run that has ended: 1."]
+
+
+def test_the_end_of_a_run_that_names_no_invocation_is_the_root_s() -> None:
+    record = tree_of(desk()[0], AgentEvent(run_completed=event_pb2.RunCompleted(final_answer=says("Done."))))
+    assert record.agents[0].state == event_pb2.STATE_SUCCEEDED
+    assert record.agents[0].output == record.final_response == says("Done.")

@@ -1,0 +1,167 @@
+"""Tool calls in a record: whose they are, their state and what is shown of their arguments and results."""
+
+import pytest
+
+from bough.v1 import error_pb2, event_pb2, invocation_pb2, message_pb2, step_pb2
+from bough_server.tree import fold
+from tests.support.logs import AgentEvent, at, desk, failure, numbered, result_of
+
+CALL = message_pb2.ToolCall(call_id="1", name="search", arguments_json='{"q": "é"}')
+
+
+def started(invocation_id: str = "R", call: message_pb2.ToolCall = CALL, attempt: int = 1) -> AgentEvent:
+    return AgentEvent(
+        invocation_id=invocation_id,
+        agent=invocation_id.lower(),
+        attempt=attempt,
+        step_index=3,
+        tool_started=event_pb2.ToolStarted(call=call),
+    )
+
+
+def completed(*parts: message_pb2.Part, invocation_id: str = "R", call: message_pb2.ToolCall = CALL) -> AgentEvent:
+    return AgentEvent(
+        invocation_id=invocation_id, tool_completed=event_pb2.ToolCompleted(result=result_of(call, *parts))
+    )
+
+
+def failed(error: error_pb2.AgentError, invocation_id: str = "R") -> AgentEvent:
+    result = result_of(CALL, error=error)
+    return AgentEvent(invocation_id=invocation_id, agent="r", tool_failed=event_pb2.ToolFailed(result=result))
+
+
+def tools_of(*log: AgentEvent, **options: int) -> list[invocation_pb2.ToolInvocation]:
+    return list(fold(numbered(log), invocation_pb2.InvocationOptions(**options)).tools)  # type: ignore[arg-type]
+
+
+def text(value: str) -> message_pb2.Part:
+    return message_pb2.Part(text=value)
+
+
+@pytest.mark.parametrize(
+    ("parts", "expected"),
+    [
+        ([message_pb2.Part(data_json='{"a": [1, 2]}')], '{"a": [1, 2]}'),
+        ([text('He said "é"')], '"He said \\"é\\""'),
+        ([text("one"), text(" two"), message_pb2.Part(data_json="3")], '"one two3"'),
+        ([message_pb2.Part(blob=message_pb2.Blob(uri="s3://x", media_type="image/png"))], '"s3://x"'),
+        ([message_pb2.Part(blob=message_pb2.Blob(data=b"1", media_type="image/png"))], '"image/png"'),
+        ([], '""'),
+    ],
+)
+def test_a_result_is_its_json_or_its_text_as_a_json_string(parts: list[message_pb2.Part], expected: str) -> None:
+    assert tools_of(started(), completed(*parts))[0].result_json == expected
+
+
+def test_the_same_call_id_in_two_invocations_is_two_calls() -> None:
+    tools = tools_of(started("A"), started("B"), completed(text("b"), invocation_id="B"))
+    assert [(tool.invocation_id, tool.agent, tool.state, tool.step_index) for tool in tools] == [
+        ("A", "a", event_pb2.STATE_RUNNING, 3),
+        ("B", "b", event_pb2.STATE_SUCCEEDED, 3),
+    ]
+
+
+def test_a_call_that_was_refused_never_began() -> None:
+    refused = failure(error_pb2.ERROR_REASON_NOT_LINKED)
+    assert tools_of(failed(refused)) == [
+        invocation_pb2.ToolInvocation(
+            call_id="1",
+            name="search",
+            arguments_json='{"q": "é"}',
+            state=event_pb2.STATE_FAILED,
+            error=refused,
+            agent="r",
+            invocation_id="R",
+            sequence=1,
+            end_time=at(1),
+        )
+    ]
+
+
+def test_a_call_that_was_cancelled_says_so() -> None:
+    tools = tools_of(started(), failed(failure(error_pb2.ERROR_REASON_CANCELLED)))
+    assert [tool.state for tool in tools] == [event_pb2.STATE_CANCELLED]
+
+
+def test_a_failed_call_does_not_fail_its_agent() -> None:
+    record = fold(
+        [
+            started(),
+            failed(failure(error_pb2.ERROR_REASON_TOOL_FAILED)),
+            AgentEvent(invocation_id="R", run_completed=event_pb2.RunCompleted()),
+        ]
+    )
+    assert record.agents[0].state == event_pb2.STATE_SUCCEEDED
+
+
+def test_a_second_attempt_is_the_same_call() -> None:
+    tools = tools_of(started(), started(attempt=2), completed(text("done")))
+    assert [(tool.sequence, tool.start_time, tool.end_time) for tool in tools] == [(1, at(1), at(3))]
+
+
+def test_a_call_id_that_is_used_again_loses_no_call() -> None:
+    again = message_pb2.ToolCall(call_id="1", name="write")
+    record = fold(numbered([started(), completed(text("a")), started(call=again), completed(text("b"), call=again)]))
+    assert [(tool.name, tool.result_json) for tool in record.tools] == [("search", '"a"'), ("write", '"b"')]
+    assert record.agents[0].anomalies == ["One of its call ids stands for more than one call."]
+    assert record.tools_total == 2
+
+
+def test_the_first_end_of_a_call_counts() -> None:
+    tools = tools_of(started(), completed(text("first")), completed(text("second")))
+    assert [tool.result_json for tool in tools] == ['"first"']
+
+
+def test_a_call_first_heard_of_by_its_output_is_named_by_its_end() -> None:
+    output = AgentEvent(invocation_id="R", tool_output=event_pb2.ToolOutput(call_id="1", text="..."))
+    tools = tools_of(output, completed(text("done")))
+    assert [(tool.name, tool.arguments_json, tool.sequence) for tool in tools] == [("search", '{"q": "é"}', 1)]
+
+
+def test_arguments_and_results_are_cut_between_characters_and_marked() -> None:
+    cut = tools_of(started(), completed(text("ééé")), max_tool_args_bytes=8, max_tool_result_bytes=4)[0]
+    assert (cut.arguments_json, cut.arguments_truncated) == ('{"q": "', True)
+    assert (cut.result_json, cut.result_truncated) == ('"é', True)
+    whole = tools_of(started(), completed(text("ééé")), max_tool_args_bytes=11, max_tool_result_bytes=8)[0]
+    assert (whole.arguments_json, whole.arguments_truncated) == ('{"q": "é"}', False)
+    assert (whole.result_json, whole.result_truncated) == ('"ééé"', False)
+
+
+def test_a_result_that_the_log_cut_is_marked() -> None:
+    event = completed(text("head"))
+    event.tool_completed.result.truncated = True
+    assert tools_of(started(), event)[0].result_truncated
+
+
+def test_calls_beyond_the_bound_are_counted() -> None:
+    calls = [message_pb2.ToolCall(call_id=str(number)) for number in range(5)]
+    log = [event for call in calls for event in (started(call=call), completed(text("x"), call=call))]
+    record = fold(log, invocation_pb2.InvocationOptions(max_tools=2))
+    assert [(tool.call_id, tool.state) for tool in record.tools] == [
+        ("0", event_pb2.STATE_SUCCEEDED),
+        ("1", event_pb2.STATE_SUCCEEDED),
+    ]
+    assert record.tools_total == 5
+
+
+def test_steps_come_only_where_they_are_asked_for() -> None:
+    assert list(fold(desk()).steps) == []
+    steps = fold(desk(), invocation_pb2.InvocationOptions(include_steps=True)).steps
+    assert [(step.invocation_id, step.index) for step in steps] == [("C", 0), ("C", 1), ("L", 0), ("L", 1)]
+    assert steps[2] == desk()[18].step_completed.step
+
+
+def test_a_step_s_result_that_was_cut_is_filled_in_from_the_tool_s_own_end() -> None:
+    whole = result_of(CALL, text("x" * 70_000))
+    cut = result_of(CALL, text("x" * 100))
+    cut.truncated, cut.original_bytes = True, whole.ByteSize()
+    other = result_of(message_pb2.ToolCall(call_id="2"), text("short"))
+    step = step_pb2.AgentStep(step_id="s", tool_results=[cut, other])
+    log = [
+        started(),
+        AgentEvent(invocation_id="R", tool_completed=event_pb2.ToolCompleted(result=whole)),
+        AgentEvent(invocation_id="R", step_failed=event_pb2.StepFailed(step=step)),
+    ]
+    record = fold(log, invocation_pb2.InvocationOptions(include_steps=True))
+    assert list(record.steps) == [step_pb2.AgentStep(step_id="s", invocation_id="R", tool_results=[whole, other])]
+    assert log[2].step_failed.step == step
