@@ -1,8 +1,10 @@
 """Ids: new ones for runs and sessions, and those derived from a run's key root; none is ever random inside a run."""
 
+import hashlib
 import os
 import re
 import uuid
+from functools import lru_cache
 
 AGENT_NAME = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,58}")
 """What an agent's name looks like: `call_<name>` fits a provider's 64 characters."""
@@ -17,8 +19,17 @@ def new_uuid7(now_ns: int) -> str:
 
 
 def derived_id(key_root: str, name: str) -> str:
-    """UUIDv5 of a name under a run's key root; both sides of a replay get the same."""
-    return str(uuid.uuid5(uuid.UUID(key_root), name))
+    """UUIDv5 of a name under a run's key root (RFC 9562, 5.5); both sides of a replay get the same."""
+    # uuid.uuid5 takes seven times as long, and a turn of four agents derives fifty ids.
+    hashed = hashlib.sha1(_namespace(key_root) + name.encode(), usedforsecurity=False).digest()[:16]
+    value = (int.from_bytes(hashed) & ~(0xF000 << 64) | 0x5000 << 64) & ~(0xC << 60) | 0x8 << 60
+    text = f"{value:032x}"
+    return f"{text[:8]}-{text[8:12]}-{text[12:16]}-{text[16:20]}-{text[20:]}"
+
+
+@lru_cache(maxsize=1024)
+def _namespace(key_root: str) -> bytes:
+    return uuid.UUID(key_root).bytes
 
 
 def invocation_id(key_root: str, scope: str) -> str:

@@ -1,5 +1,7 @@
 """Keys, budgets, branches and joined deltas: the small rules that the runtime stands on."""
 
+import uuid
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -39,6 +41,11 @@ def test_ids_of_a_run_derive_from_its_key_root_alone() -> None:
     assert ids.invocation_id(root, "") == root
     assert ids.invocation_id(root, "s0.t1") == ids.invocation_id(root, "s0.t1")
     assert ids.invocation_id(root, "s0.t1") != ids.invocation_id(root, "s0.t2")
+
+
+@given(st.uuids(), st.text(max_size=80))
+def test_a_derived_id_is_a_uuid_of_version_five(root: uuid.UUID, name: str) -> None:
+    assert ids.derived_id(str(root), name) == str(uuid.uuid5(root, name))
 
 
 @given(st.lists(st.integers(min_value=0, max_value=2**42), min_size=2, max_size=8, unique=True))

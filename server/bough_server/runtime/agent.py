@@ -5,7 +5,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 from bough.v1 import agent_pb2, event_pb2, message_pb2
-
 from bough_server.models.model import Model
 from bough_server.tools.tool import Tool
 

@@ -5,9 +5,9 @@ from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from typing import Final, cast
 
-from bough.v1 import error_pb2, event_pb2, message_pb2, step_pb2
 from google.protobuf import duration_pb2
 
+from bough.v1 import error_pb2, event_pb2, message_pb2, step_pb2
 from bough_server import events, ids, usage
 from bough_server.cutting import MAX_TEXT_BYTES
 from bough_server.errors import ModelError

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from bough.v1 import error_pb2, event_pb2, message_pb2
 from google.protobuf import duration_pb2
 
+from bough.v1 import error_pb2, event_pb2, message_pb2
 from bough_server import events, ids
 from bough_server.cutting import MAX_RESULT_BYTES, cut_result
 from bough_server.errors import RunError
@@ -129,7 +129,7 @@ class StepCalls:
     async def _tool(self, key: str, call: message_pb2.ToolCall, offer: Offer | None) -> message_pb2.ToolResult:
         execution, frame = self._execution, self._frame
         digest = keys.digest("tool", call.name, call.arguments_json)
-        execution.journal.check(key, digest)
+        execution.check(key, digest)
         if key in execution.journal.results:
             recorded = await execution.pump.result(key)
             execution.observe_recorded(key)

@@ -12,7 +12,6 @@ from datetime import UTC, datetime
 from typing import Any, TypeVar
 
 from bough.v1 import agent_pb2, error_pb2, event_pb2, message_pb2, step_pb2
-
 from bough_server import ids
 from bough_server.errors import RunError
 from bough_server.history.build import build
@@ -287,7 +286,7 @@ class Context:
     async def _model(self, key: str, index: int, request: ModelRequest, name: str) -> step_pb2.LlmResponse:
         execution, frame = self.execution, self.frame
         digest = keys.digest("model")
-        execution.journal.check(key, digest)
+        execution.check(key, digest)
         if key in execution.journal.results:
             recorded = await execution.pump.result(key)
             execution.observe_recorded(key)
@@ -390,7 +389,7 @@ class Context:
         execution = self.execution
         digest = keys.digest("value", str(kind), name)
         with self._effect(key):
-            execution.journal.check(key, digest)
+            execution.check(key, digest)
             if key in execution.journal.results:
                 recorded = await execution.pump.result(key)
                 execution.observe_recorded(key)

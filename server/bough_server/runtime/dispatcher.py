@@ -9,15 +9,15 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from bough.v1 import agent_pb2, error_pb2, event_pb2, message_pb2, policy_pb2
 from google.protobuf import duration_pb2
 
+from bough.v1 import agent_pb2, error_pb2, event_pb2, message_pb2, policy_pb2
 from bough_server import ids
 from bough_server.errors import RunError
 from bough_server.history.transcript import Transcript
 from bough_server.runtime import keys
 from bough_server.runtime.agent import Agent, Outcome
-from bough_server.runtime.ends import close_span, finish, outcome_of
+from bough_server.runtime.ends import close_span, end_leftovers, finish, outcome_of
 from bough_server.runtime.execution import Execution
 from bough_server.runtime.frame import Frame, Place, branch_below, child_frame, root_frame, run_path_below
 from bough_server.tools.arguments import parse_arguments
@@ -89,7 +89,7 @@ async def dispatch(ctx: "Context", work: Dispatch, *, on_abort: OnAbort = _no_si
     execution, caller = ctx.execution, ctx.frame
     asked = work.call.arguments_json if work.call else _text_of(work.input)
     digest = keys.digest("dispatch", work.agent, asked)
-    execution.journal.check(work.key, digest)
+    execution.check(work.key, digest)
     if work.key in execution.journal.results and work.key not in execution.journal.dispatched:
         recorded = await execution.pump.result(work.key)
         execution.observe_recorded(work.key)
@@ -156,6 +156,8 @@ async def _run(
         )
         result = _result(work, caller, frame, None, error)
         return Ended(result=result, error=error, transcript=frame.transcript)
+    execution.refuse_sealed(work.key)
+    await end_leftovers(execution, frame)
     outcome, error = outcome_of(task)
     output = outcome.output if outcome is not None else None
     abort = _abort_of(work, caller, error)
@@ -234,6 +236,7 @@ async def dispatch_root(execution: Execution) -> None:
     await execution.join(task)
     if execution.is_sealed(""):
         return  # whoever sealed the run records its end
+    await end_leftovers(execution, frame)
     outcome, error = outcome_of(task)
     execution.emit(*finish(execution, frame, outcome, error))
     close_span(execution, frame, error)

@@ -3,7 +3,6 @@
 import asyncio
 
 from bough.v1 import error_pb2, event_pb2, message_pb2
-
 from bough_server import ids
 from bough_server.errors import RunError
 from bough_server.runtime.agent import Outcome
@@ -56,3 +55,13 @@ def close_span(execution: Execution, frame: Frame, error: RunError | None) -> No
     traced = execution.spans.pop(frame.scope, None)
     if traced is not None:
         traced.end(error=error.to_agent_error() if error else None)
+
+
+async def end_leftovers(execution: Execution, frame: Frame) -> None:
+    """Ends what an agent's code left running when it ended itself, so that no child outlives its caller."""
+    left = [*execution.invocations.children_of(frame.invocation_id), *frame.opened.effects]
+    error = RunError("Its caller ended before it did.", reason=error_pb2.ERROR_REASON_CANCELLED).to_agent_error()
+    for key in dict.fromkeys(left):
+        await execution.cancel(
+            key, caller=frame.invocation_id, reason=event_pb2.CANCEL_REASON_ABORT, error=error, below=error
+        )

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from typing import Any, Final, TypeVar
 
 import structlog
-from bough.v1 import error_pb2, event_pb2, policy_pb2
 
+from bough.v1 import error_pb2, event_pb2, policy_pb2
 from bough_server import events
 from bough_server.clock import Clock
 from bough_server.errors import NonDeterministic, RunError
@@ -93,8 +93,7 @@ class Execution:
                     f"The replay made {events.name_of(fresh[0])} of the effect {fresh[0].effect_key!r}, "
                     "which the log does not hold."
                 )
-                self.stop(error)
-                raise error
+                raise self.diverged(error)
             self._recorder.record(fresh)
         for event in batch:
             self._observe(event)
@@ -117,11 +116,22 @@ class Execution:
                 f"The replay's {events.name_of(event)} of the effect {event.effect_key!r} differs from the one at "
                 f"sequence {recorded.sequence}."
             )
-            self.stop(error)
-            raise error
+            raise self.diverged(error)
         event.time.CopyFrom(recorded.time)
         event.sequence = recorded.sequence
         return True
+
+    def diverged(self, error: NonDeterministic) -> asyncio.CancelledError:
+        """Stops a replay that cannot go on, and gives what its agents' code is ended with."""
+        self.stop(error)
+        return asyncio.CancelledError()
+
+    def check(self, key: str, digest: str) -> None:
+        """Stops the run where an effect asks for something else than the log holds under its key."""
+        try:
+            self.journal.check(key, digest)
+        except NonDeterministic as error:
+            raise self.diverged(error) from None
 
     def observe_recorded(self, key: str) -> None:
         """Takes in what the log holds of an effect, as if it were made now."""

@@ -4,7 +4,6 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from bough.v1 import agent_pb2, event_pb2, policy_pb2
-
 from bough_server.history.transcript import Transcript
 from bough_server.runtime import keys
 from bough_server.runtime.agent import Agent

@@ -7,9 +7,9 @@ one that closes what a dead server left open. It writes nothing.
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from bough.v1 import error_pb2, event_pb2, message_pb2, step_pb2
 from google.protobuf import duration_pb2
 
+from bough.v1 import error_pb2, event_pb2, message_pb2, step_pb2
 from bough_server import events, ids, usage
 from bough_server.cutting import cut_results
 from bough_server.runtime import keys
@@ -104,6 +104,10 @@ class Invocations:
     def root(self) -> OpenInvocation:
         """The run's root, while it is open."""
         return next(one for one in self._open.values() if one.is_root)
+
+    def children_of(self, invocation_id: str) -> list[str]:
+        """The scopes of the open invocations that an invocation called."""
+        return [one.key for one in self._open.values() if one.template.parent_invocation_id == invocation_id]
 
     def observe(self, event: event_pb2.AgentEvent) -> None:
         """Takes in an event that is recorded, or was."""

@@ -10,7 +10,6 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 
 from bough.v1 import event_pb2
-
 from bough_server import events
 from bough_server.errors import NonDeterministic
 from bough_server.runtime import keys

@@ -1,7 +1,6 @@
 """What is left of the bounds of a subtree of invocations; counters come from the log, so replay adds nothing twice."""
 
 from bough.v1 import error_pb2, policy_pb2
-
 from bough_server.errors import RunError
 
 

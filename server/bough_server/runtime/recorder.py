@@ -11,7 +11,6 @@ from functools import partial
 from typing import Final
 
 from bough.v1 import event_pb2
-
 from bough_server import events
 from bough_server.clock import Clock
 from bough_server.store.ports import EventLog, Record

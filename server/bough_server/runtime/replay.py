@@ -4,7 +4,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from bough.v1 import event_pb2
-
 from bough_server import events
 from bough_server.clock import Clock
 from bough_server.errors import NonDeterministic

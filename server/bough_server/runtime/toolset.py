@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from typing import Final
 
 from bough.v1 import agent_pb2
-
 from bough_server.models.model import ToolSpec
 from bough_server.runtime.agent import Resolver
 from bough_server.tools.tool import Tool, spec

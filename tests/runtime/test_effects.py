@@ -1,0 +1,282 @@
+"""The effects of agents in code: recorded once, answered from the log, one at a time in a lane."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from contextlib import AbstractAsyncContextManager, suppress
+from pathlib import Path
+
+import pytest
+
+from bough.v1 import error_pb2, event_pb2, message_pb2
+from bough_server import events
+from bough_server.agents.function import FunctionAgent, agent
+from bough_server.errors import RunError
+from bough_server.runtime.context import Context
+from tests.support.house import ME, House, names, open_house
+
+
+class NoModels:
+    """A configuration without any model."""
+
+    def get(self, name: str) -> None:
+        raise KeyError(name)
+
+    def list(self) -> list[None]:
+        return []
+
+
+def house(folder: Path, *agents: object) -> AbstractAsyncContextManager[House]:
+    return open_house(folder, models=NoModels(), code_agents=agents)
+
+
+@agent(description="Says what it is told.")
+async def echo(ctx: Context, input: message_pb2.Message) -> str:
+    return f"echo {input.parts[0].text}"
+
+
+@agent(description="Always fails.")
+async def broken(ctx: Context, input: message_pb2.Message) -> str:
+    raise ValueError("no luck")
+
+
+async def test_values_are_recorded_and_a_replay_gets_the_same(tmp_path: Path) -> None:
+    seen: list[tuple[str, str, float, object]] = []
+
+    @agent(description="Reads the world.")
+    async def reader(ctx: Context, input: message_pb2.Message) -> str:
+        async def count() -> object:
+            counted.append(1)
+            return {"rows": [1, 2, len(counted)]}
+
+        now = await ctx.now()
+        value = await ctx.step("count", count)
+        seen.append((now.isoformat(), ctx.new_id(), ctx.random.random(), value))
+        return "done"
+
+    counted: list[int] = []
+    async with house(tmp_path, reader) as it:
+        log = await it.turn("reader")
+        replayed = await it.replay(log)
+    assert names(log) == [
+        "reader: run.started",
+        "reader: control.value_recorded",
+        "reader: control.value_recorded",
+        "reader: run.completed",
+    ]
+    assert (replayed.results, replayed.divergence) == (2, "")
+    assert seen[0] == seen[1]
+    assert len(counted) == 1
+
+
+async def test_a_failed_step_raises_the_same_error_on_a_replay(tmp_path: Path) -> None:
+    caught: list[str] = []
+
+    @agent(description="Tries.")
+    async def trier(ctx: Context, input: message_pb2.Message) -> str:
+        async def fail() -> None:
+            raise OSError("the disk is gone")
+
+        try:
+            await ctx.step("read", fail)
+        except RunError as error:
+            caught.append(f"{error.reason} {error.message}")
+        return "survived"
+
+    async with house(tmp_path, trier) as it:
+        replayed = await it.replay(await it.turn("trier"))
+    assert replayed.divergence == ""
+    assert caught == [f"{error_pb2.ERROR_REASON_TOOL_FAILED} The step 'read' failed: OSError: the disk is gone"] * 2
+
+
+async def test_a_dispatched_child_is_a_node_with_one_start_and_one_end(tmp_path: Path) -> None:
+    @agent(description="Calls.", agents=["echo"])
+    async def caller(ctx: Context, input: message_pb2.Message) -> str:
+        answer = await ctx.dispatch("echo", "first")
+        return f"{answer.parts[0].text}!"
+
+    async with house(tmp_path, caller, echo) as it:
+        log = await it.turn("caller")
+        replayed = await it.replay(log)
+    assert names(log) == [
+        "caller: run.started",
+        "echo: sub_agent.started",
+        "echo: sub_agent.completed",
+        "caller: run.completed",
+    ]
+    assert log[-1].run_completed.final_answer.parts[0].text == "echo first!"
+    assert log[1].sub_agent_started.trigger == event_pb2.TRIGGER_WORKFLOW
+    assert replayed.divergence == ""
+
+
+async def test_an_agent_that_is_not_linked_cannot_be_dispatched(tmp_path: Path) -> None:
+    @agent(description="Calls.")
+    async def caller(ctx: Context, input: message_pb2.Message) -> str:
+        await ctx.dispatch("echo", "first")
+        return "never"
+
+    async with house(tmp_path, caller, echo) as it:
+        log = await it.turn("caller")
+    assert names(log) == ["caller: run.started", "caller: run.failed"]
+    assert log[-1].run_failed.error.reason == error_pb2.ERROR_REASON_NOT_LINKED
+
+
+async def test_lanes_run_at_once_and_give_results_in_lane_order(tmp_path: Path) -> None:
+    @agent(description="Fans out.", agents=["echo"])
+    async def fan(ctx: Context, input: message_pb2.Message) -> str:
+        both = asyncio.Barrier(2)
+
+        async def lane(ctx: Context, name: str, wait: bool) -> str:
+            async def meet() -> str:
+                await both.wait()
+                return name
+
+            value = await ctx.step("meet", meet) if wait else name
+            answer = await ctx.dispatch("echo", str(value))
+            return answer.parts[0].text
+
+        said = await ctx.gather(
+            lambda ctx: lane(ctx, "a", True), lambda ctx: lane(ctx, "b", True), lambda ctx: lane(ctx, "c", False)
+        )
+        return ", ".join(said)
+
+    async with house(tmp_path, fan, echo) as it:
+        log = await it.turn("fan")
+        assert log[-1].run_completed.final_answer.parts[0].text == "echo a, echo b, echo c"
+        assert sorted(event.effect_key for event in log if event.HasField("sub_agent_started")) == [
+            "e0.0/e1",
+            "e0.1/e1",
+            "e0.2/e0",
+        ]
+
+
+async def test_two_effects_at_once_in_one_lane_are_refused_with_what_to_do(tmp_path: Path) -> None:
+    @agent(description="Fights.", agents=["echo"])
+    async def fighter(ctx: Context, input: message_pb2.Message) -> str:
+        await asyncio.gather(ctx.dispatch("echo", "a"), ctx.dispatch("echo", "b"))
+        return "never"
+
+    async with house(tmp_path, fighter, echo) as it:
+        log = await it.turn("fighter")
+    error = log[-1].run_failed.error
+    assert error.reason == error_pb2.ERROR_REASON_CONCURRENT_EFFECTS
+    assert "ctx.gather" in error.message
+    starts = [event.invocation_id for event in log if event.HasField("sub_agent_started")]
+    ends = [event.invocation_id for event in log if event.HasField("sub_agent_failed")]
+    assert len(starts) == len(set(starts)) <= 1
+    assert starts == ends or not starts
+
+
+async def test_a_childs_exception_becomes_an_error_without_a_stack(tmp_path: Path) -> None:
+    @agent(description="Calls.", agents=["broken"])
+    async def caller(ctx: Context, input: message_pb2.Message) -> str:
+        try:
+            await ctx.dispatch("broken", "x")
+        except RunError as error:
+            return f"caught {error.message}"
+        return "never"
+
+    async with house(tmp_path, caller, broken) as it:
+        log = await it.turn("caller")
+        replayed = await it.replay(log)
+    assert log[-1].run_completed.final_answer.parts[0].text == ("caught The agent 'broken' failed: ValueError: no luck")
+    assert "Traceback" not in str(log)
+    assert replayed.divergence == ""
+
+
+async def test_a_changed_agent_body_is_named_by_a_replay(tmp_path: Path) -> None:
+    version = ["first"]
+
+    @agent(description="Changes.", agents=["echo"])
+    async def changing(ctx: Context, input: message_pb2.Message) -> str:
+        await ctx.dispatch("echo", version[0])
+        return "done"
+
+    async with house(tmp_path, changing, echo) as it:
+        log = await it.turn("changing")
+        version[0] = "second"
+        replayed = await it.replay(log)
+    assert "The effect e0 asked for something else" in replayed.divergence
+
+
+async def test_code_that_does_more_than_the_log_holds_diverges_and_touches_nothing(tmp_path: Path) -> None:
+    extra = [False]
+
+    @agent(description="Grows.", agents=["echo"])
+    async def growing(ctx: Context, input: message_pb2.Message) -> str:
+        await ctx.now()
+        if extra[0]:
+            await ctx.now()
+        return "done"
+
+    async with house(tmp_path, growing, echo) as it:
+        log = await it.turn("growing")
+        extra[0] = True
+        replayed = await it.replay(log)
+    assert replayed.divergence == "The log ends, but the agents asked for e1."
+
+
+def ping_and_pong(bottom: Callable[[], Awaitable[str]]) -> list[FunctionAgent]:
+    """Two agents that call each other as often as they are told, and then do what is at the bottom."""
+
+    def one(name: str, other: str) -> FunctionAgent:
+        @agent(name=name, description="Calls the other.", agents=[other])
+        async def call(ctx: Context, input: message_pb2.Message) -> str:
+            left = int(input.parts[0].text)
+            return (await ctx.dispatch(other, str(left - 1))).parts[0].text if left else await bottom()
+
+        return call
+
+    return [one("ping", "pong"), one("pong", "ping")]
+
+
+@pytest.mark.parametrize("depth", [200, 2_000])
+async def test_recursion_does_not_limit_depth(tmp_path: Path, depth: int) -> None:
+    async def bottom() -> str:
+        return "the bottom"
+
+    async with house(tmp_path, *ping_and_pong(bottom)) as it:
+        run = await it.start("ping", str(depth))
+        log = await it.log(run)
+    assert log[-1].run_completed.final_answer.parts[0].text == "the bottom"
+    assert max(event.depth for event in log) == depth
+    assert sum(event.HasField("sub_agent_completed") for event in log) == depth
+
+
+async def test_cancelling_a_run_two_thousand_deep_ends_every_invocation_once_leaf_first(tmp_path: Path) -> None:
+    there = asyncio.Event()
+
+    async def bottom() -> str:
+        there.set()
+        await asyncio.Event().wait()
+        return "never"
+
+    async with house(tmp_path, *ping_and_pong(bottom)) as it:
+        run = await it.start("ping", "2000")
+        await there.wait()
+        await it.runs.cancel(ME, run.run_id)
+        log = await it.log(run)
+    ends = [event.depth for event in log if event.HasField("sub_agent_failed")]
+    assert ends == list(range(2_000, 0, -1))
+    assert events.name_of(log[-1]) == "agent.run.cancelled"
+
+
+async def test_code_that_swallows_its_cancellation_writes_nothing(tmp_path: Path) -> None:
+    waiting = asyncio.Event()
+
+    @agent(description="Will not go.", agents=["echo"])
+    async def stubborn(ctx: Context, input: message_pb2.Message) -> str:
+        try:
+            waiting.set()
+            await asyncio.Event().wait()
+        except BaseException:
+            with suppress(Exception):
+                await ctx.dispatch("echo", "from the grave")
+            raise
+        return "never"
+
+    async with house(tmp_path, stubborn, echo) as it:
+        run = await it.start("stubborn")
+        await waiting.wait()
+        await it.runs.cancel(ME, run.run_id)
+        log = await it.log(run)
+    assert names(log) == ["stubborn: run.started", "stubborn: control.cancel_requested", "stubborn: run.cancelled"]

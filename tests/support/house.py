@@ -1,0 +1,151 @@
+"""A house for tests of runs: a real store on a file, a registry, and Runs, without a server around them."""
+
+from collections.abc import AsyncIterator, Iterable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from bough.v1 import agent_pb2, agent_service_pb2, event_pb2, message_pb2, policy_pb2
+from bough_server import events
+from bough_server.admission import RunDefaults
+from bough_server.agents.registry import Models, Registry
+from bough_server.clock import Clock, SystemClock
+from bough_server.runs import Runs
+from bough_server.runtime.agent import Agent
+from bough_server.runtime.replay import Replayed, replay
+from bough_server.store.ports import Principal, StoredMessage
+from bough_server.store.sql.store import Store, open_store
+from bough_server.store.sql.writer import CommitHooks
+from bough_server.telemetry import Parent, Tracing, make_provider
+from bough_server.tools.tool import Tool
+
+ME = Principal(tenant_id="local", user_id="local")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class House:
+    """What a test of runs needs."""
+
+    store: Store
+    registry: Registry
+    runs: Runs
+    tracing: Tracing
+    clock: Clock
+
+    async def start(
+        self,
+        agent: str,
+        text: str = "hello",
+        *,
+        session_id: str = "",
+        request_id: str = "",
+        policy: policy_pb2.RunPolicy | None = None,
+        deadline_time_ns: int | None = None,
+        principal: Principal = ME,
+    ) -> agent_service_pb2.Run:
+        """Starts a run."""
+        request = agent_service_pb2.RunRequest(
+            agent=agent,
+            session_id=session_id,
+            request_id=request_id,
+            policy=policy,
+            input=message_pb2.Message(parts=[message_pb2.Part(text=text)]),
+        )
+        record = await self.runs.start(principal, request, deadline_time_ns=deadline_time_ns, trace=Parent.current())
+        return record.run
+
+    async def follow(self, run: agent_service_pb2.Run, *, after: int = 0) -> AsyncIterator[event_pb2.AgentEvent]:
+        """The events of a run as they are committed, to its end."""
+        stamp = events.stamp(run.run_id, run.session_id)
+        async for page in self.runs.follow(ME, run.run_id, after=after):
+            for stored in page:
+                yield events.parse(stamp + stored.data)
+
+    async def log(self, run: agent_service_pb2.Run) -> list[event_pb2.AgentEvent]:
+        """A run's events, once it has ended."""
+        return [event async for event in self.follow(run)]
+
+    async def turn(
+        self, agent: str, text: str = "hello", *, session_id: str = "", policy: policy_pb2.RunPolicy | None = None
+    ) -> list[event_pb2.AgentEvent]:
+        """The events of a whole run."""
+        return await self.log(await self.start(agent, text, session_id=session_id, policy=policy))
+
+    async def messages(self, session_id: str) -> Sequence[StoredMessage]:
+        """A session's messages."""
+        return await self.store.sessions.messages(session_id, through=2**31)
+
+    async def replay(self, log: Sequence[event_pb2.AgentEvent]) -> Replayed:
+        """Re-executes a run from its log with models and tools that raise when touched."""
+        cut = log[0].run_started.session_cut
+        session = await self.store.sessions.messages(log[0].session_id, through=cut) if cut else ()
+        untouchable = Untouchable(self.registry)
+        return await replay(log, resolver=untouchable, tracing=self.tracing, clock=self.clock, session=session)
+
+
+class Untouchable:
+    """A registry whose models and tools must not be used."""
+
+    def __init__(self, registry: Registry) -> None:
+        self._registry = registry
+        self.agent = registry.agent
+        self.reachable = registry.reachable
+        self.versions = registry.versions
+
+    def model(self, name: str) -> "None":
+        """Raises: a replay asked for a model."""
+        raise AssertionError(f"a replay touched the model {name!r}")
+
+    def tool(self, name: str) -> Tool:
+        """The tool with a function that raises: a replay knows its schema and never runs it."""
+        real = self._registry.tool(name)
+
+        def touched(*_: object, **__: object) -> None:
+            raise AssertionError(f"a replay touched the tool {name!r}")
+
+        return Tool(
+            name=real.name,
+            description=real.description,
+            input_schema_json=real.input_schema_json,
+            function=touched,
+            timeout=real.timeout,
+            digest=real.digest,
+        )
+
+
+@asynccontextmanager
+async def open_house(
+    folder: Path,
+    *,
+    models: Models,
+    definitions: Iterable[agent_pb2.AgentDefinition] = (),
+    code_agents: Iterable[Agent] = (),
+    tools: Iterable[Tool] = (),
+    defaults: RunDefaults | None = None,
+    hooks: CommitHooks | None = None,
+    clock: Clock | None = None,
+) -> AsyncIterator[House]:
+    """A house on a database file in a folder; it lets go of everything at the end."""
+    clock = clock or SystemClock()
+    store = open_store(f"sqlite:///{folder / 'bough.db'}", hooks=hooks)
+    tracing = Tracing(make_provider(export=False))
+    registry = Registry(definitions, models=models, code_agents=code_agents, tools=tools)
+    runs = Runs(
+        log=store.log,
+        index=store.runs,
+        sessions=store.sessions,
+        resolver=registry,
+        tracing=tracing,
+        clock=clock,
+        defaults=defaults or RunDefaults(),
+    )
+    try:
+        yield House(store=store, registry=registry, runs=runs, tracing=tracing, clock=clock)
+    finally:
+        await runs.close()
+        await store.close()
+
+
+def names(log: Iterable[event_pb2.AgentEvent]) -> list[str]:
+    """A log as "agent: event" lines, the leading "agent." of the event's name left out."""
+    return [f"{event.agent}: {events.name_of(event).removeprefix('agent.')}" for event in log]
