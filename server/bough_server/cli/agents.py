@@ -1,0 +1,106 @@
+"""`bough agents`: what there is to run, and whether files with definitions are right; nothing is stored."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from bough_server.cli.choices import JsonOption, Target, target_of
+from bough_server.cli.outcome import ExitCode, finish, say
+
+agents = typer.Typer(help="List, show and check agents.", no_args_is_help=True)
+
+
+@agents.command("list")
+def list_agents(context: typer.Context, json: JsonOption = False) -> None:
+    """List the agents that a server runs."""
+    finish(_list(target_of(context), json=json))
+
+
+@agents.command("show")
+def show(
+    context: typer.Context,
+    name: Annotated[str, typer.Argument(metavar="NAME", help="The agent's name.")],
+    json: JsonOption = False,
+) -> None:
+    """Show an agent's definition in force, as YAML."""
+    finish(_show(target_of(context), name, json=json))
+
+
+@agents.command("validate")
+def validate(
+    context: typer.Context,
+    paths: Annotated[
+        list[Path], typer.Argument(metavar="PATH...", help="Files with definitions, or folders of *.yaml files.")
+    ],
+) -> None:
+    """Check files against each other and the configuration: 0 all is well, 1 "file:line: field: message"."""
+    finish(_validate(target_of(context), paths))
+
+
+async def _list(target: Target, *, json: bool) -> ExitCode:
+    from bough_server.cli.connection import connected
+    from bough_server.cli.printing import json_line, print_line, print_lines, terminal
+    from bough_server.cli.render.tables import agents_table
+
+    async with connected(target) as connection:
+        if connection.note:
+            say(connection.note)
+        found = [agent async for agent in connection.client.catalog.agents()]
+    if json:
+        for agent in found:
+            print_line(json_line(agent))
+    else:
+        print_lines(agents_table(found, width=terminal().width))
+    return ExitCode.YES
+
+
+async def _show(target: Target, name: str, *, json: bool) -> ExitCode:
+    import yaml
+    from google.protobuf import json_format
+
+    from bough_server.cli.connection import connected
+    from bough_server.cli.printing import json_text, print_line
+
+    async with connected(target) as connection:
+        if connection.note:
+            say(connection.note)
+        agent = await connection.client.catalog.agent(name)
+    if json:
+        print_line(json_text(agent))
+    else:
+        fields = json_format.MessageToDict(agent, preserving_proto_field_name=True)
+        print_line(yaml.safe_dump(fields, sort_keys=False, allow_unicode=True, width=100).rstrip())
+    return ExitCode.YES
+
+
+async def _validate(target: Target, paths: list[Path]) -> ExitCode:
+    from bough_server.agents.sources import read_sources, source_problems
+    from bough_server.cli.catalog import known_to
+    from bough_server.cli.printing import print_line
+    from bough_server.cli.render.amounts import counted
+    from bough_server.settings import Settings
+
+    files = _files(paths)
+    sources, problems = read_sources(files)
+    known = known_to(Settings.load(target.config), without=files)
+    found = list(dict.fromkeys(str(problem) for problem in [*problems, *source_problems(sources, known)]))
+    for problem in found:
+        print_line(problem)
+    if found:
+        say(f"{counted(len(found), 'mistake')} in {counted(len(files), 'file')}.")
+        return ExitCode.FAILED
+    say(f"{counted(len(sources), 'agent')} in {counted(len(files), 'file')}: all is well.")
+    return ExitCode.YES
+
+
+def _files(paths: list[Path]) -> list[Path]:
+    from bough_server.errors import ConfigurationError
+
+    files: list[Path] = []
+    for path in paths:
+        inside = sorted([*path.glob("*.yaml"), *path.glob("*.yml"), *path.glob("*.json")]) if path.is_dir() else [path]
+        if not inside:
+            raise ConfigurationError(f"{path}: No *.yaml file is in this folder.")
+        files += inside
+    return list(dict.fromkeys(files))

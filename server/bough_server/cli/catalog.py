@@ -1,0 +1,27 @@
+"""What definitions may name, as a configuration says without a server; which of them are right is judged elsewhere."""
+
+from collections.abc import Collection
+from pathlib import Path
+
+from bough_server.agents.python_modules import load_python
+from bough_server.agents.sources import definition_files, read_sources
+from bough_server.agents.validation import Known
+from bough_server.settings import Settings
+
+
+def known_to(settings: Settings, *, without: Collection[Path] = ()) -> Known:
+    """The tools, models and agents of a configuration, but for the definitions in some files.
+
+    Raises ConfigurationError where a Python module or a file cannot be read.
+    """
+    python = load_python(settings.python, settings.folder)
+    left_out = {path.resolve() for path in without}
+    files = [path for path in definition_files(settings.agents, settings.folder) if path.resolve() not in left_out]
+    sources, _ = read_sources(files)
+    return Known(
+        tools=[tool.name for tool in python.tools],
+        models=list(settings.models),
+        has_default_model="default" in settings.models,
+        definitions=[source.definition for source in sources],
+        code_agents=[agent.definition for agent in python.agents],
+    )

@@ -1,0 +1,89 @@
+"""The arguments and options that several commands share; what they mean is the commands' own."""
+
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from bough_server.durations import parse_duration
+
+
+class View(StrEnum):
+    """What a stream shows."""
+
+    FULL = "full"
+    SUMMARY = "summary"
+
+
+class Output(StrEnum):
+    """How events are shown."""
+
+    LIVE = "live"
+    PLAIN = "plain"
+    JSON = "json"
+    ANSWER = "answer"
+
+
+class Delta(StrEnum):
+    """How streamed text is recorded."""
+
+    AGGREGATED = "aggregated"
+    PASSTHROUGH = "passthrough"
+
+
+class OnDisconnect(StrEnum):
+    """What happens to a run that nobody follows."""
+
+    CANCEL = "cancel"
+    CONTINUE = "continue"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Target:
+    """Which server the commands speak to, as the global flags say."""
+
+    config: Path | None = None
+    address: str | None = None
+    embedded: bool = False
+
+
+def target_of(context: typer.Context) -> Target:
+    """The global flags of a command."""
+    target = context.find_object(Target)
+    return target if target is not None else Target()
+
+
+def seconds(text: str) -> float:
+    """Seconds of a duration such as 10m, for an option's parser."""
+    try:
+        nanoseconds = parse_duration(text)
+    except ValueError as error:
+        raise typer.BadParameter(f"{error}.") from None
+    if nanoseconds <= 0:
+        raise typer.BadParameter("must be longer than nothing.")
+    return nanoseconds / 1e9
+
+
+RunArgument = Annotated[
+    str, typer.Argument(metavar="RUN", help="A run: its full id, `last`, or a unique suffix of 6 or more characters.")
+]
+SessionArgument = Annotated[str, typer.Argument(metavar="ID", help="The session's id.")]
+ViewOption = Annotated[
+    View, typer.Option("--view", help="full shows every event; summary, of sub-agents, only start, text and end.")
+]
+OutputOption = Annotated[
+    Output,
+    typer.Option(
+        "--output",
+        help="live for people; plain, a line for each event; json, an AgentEvent for each line; answer alone.",
+    ),
+]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print protobuf JSON.")]
+AfterOption = Annotated[int, typer.Option("--after", min=0, metavar="N", help="Only events after this sequence.")]
+DefaultModelOption = Annotated[
+    str | None,
+    typer.Option("--default-model", metavar="NAME", help="The configured model that `default` stands for."),
+]
+LimitOption = Annotated[int, typer.Option("--limit", min=1, metavar="N", help="The most to list, newest first.")]

@@ -1,0 +1,91 @@
+"""Which server a command speaks to: the one that is named, the local one, or one inside this process."""
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+
+import grpc
+from bough import AsyncClient
+from bough.channel import DEFAULT_ADDRESS
+from grpc import aio
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from bough_server.cli.choices import Target
+from bough_server.errors import ConfigurationError
+from bough_server.settings import Settings
+
+_SERVICE = "bough.v1.AgentService"
+_EXPLICIT_PATIENCE = 5.0
+_LOCAL_PATIENCE = 1.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Connection:
+    """A server to speak to. `note` is what the user should hear of it, empty for nothing."""
+
+    client: AsyncClient
+    note: str = ""
+
+
+@asynccontextmanager
+async def connected(target: Target, *, default_model: str | None = None) -> AsyncIterator[Connection]:
+    """A client of the server that the flags mean.
+
+    An address that is named is never replaced. Where none is, the server on 127.0.0.1:50051 is taken if it answers,
+    else one is opened in this process for as long as the command lasts. Raises ConfigurationError.
+    """
+    if target.embedded and target.address is not None:
+        raise ConfigurationError("--embedded and --address exclude each other: leave one out.")
+    address = None if target.embedded else await _running_server(target)
+    if address is None:
+        async with _embedded(target, default_model) as connection:
+            yield connection
+        return
+    if default_model is not None:
+        raise ConfigurationError(
+            f"--default-model is for a server that this command opens itself, and one runs at {address}: "
+            "add --embedded, or give it to `bough serve`."
+        )
+    async with AsyncClient(address, timeout=None) as client:
+        yield Connection(client=client)
+
+
+async def _running_server(target: Target) -> str | None:
+    # A named address needs no configuration, which may be broken or somebody else's.
+    address = target.address if target.address is not None else Settings.load(target.config).address
+    if address is None:
+        return DEFAULT_ADDRESS if await _is_ours(DEFAULT_ADDRESS) else None
+    if not await answers(address, patience=_EXPLICIT_PATIENCE):
+        raise ConfigurationError(f"No server answers at {address}: start one there, or leave the address out.")
+    return address
+
+
+async def answers(address: str, *, patience: float) -> bool:
+    """Whether a gRPC server answers there within that many seconds."""
+    return await _health(address, patience) not in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED)
+
+
+async def _is_ours(address: str) -> bool:
+    return await _health(address, _LOCAL_PATIENCE) is grpc.StatusCode.OK
+
+
+async def _health(address: str, patience: float) -> grpc.StatusCode:
+    async with aio.insecure_channel(address) as channel:
+        check = health_pb2_grpc.HealthStub(channel).Check
+        try:
+            await check(health_pb2.HealthCheckRequest(service=_SERVICE), timeout=patience)
+        except aio.AioRpcError as error:
+            return error.code()
+    return grpc.StatusCode.OK
+
+
+@asynccontextmanager
+async def _embedded(target: Target, default_model: str | None) -> AsyncIterator[Connection]:
+    from bough_server.app import configure_logging, serving
+
+    settings = Settings.load(target.config, host="127.0.0.1", port=0, default_model=default_model)
+    # Its log would stand between the lines of the command, so it says less unless it was asked to say more.
+    configure_logging(settings.log_level if "log_level" in settings.model_fields_set else "warning")
+    note = "" if target.embedded else f"No server answers at {DEFAULT_ADDRESS}: using one inside this command."
+    async with serving(settings) as address, AsyncClient(address, timeout=None) as client:
+        yield Connection(client=client, note=note)

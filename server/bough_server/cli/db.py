@@ -1,0 +1,74 @@
+"""`bough db`: the operator's view of the database file; the store does the work."""
+
+from typing import TYPE_CHECKING
+
+import typer
+
+from bough_server.cli.choices import JsonOption, Target, target_of
+from bough_server.cli.outcome import ExitCode, finish
+
+if TYPE_CHECKING:
+    from bough_server.store.sql.schema import DatabaseStatus
+
+db = typer.Typer(help="Look after the database, without a server.", no_args_is_help=True)
+
+
+@db.command("status")
+def status(context: typer.Context, json: JsonOption = False) -> None:
+    """Say which schema the database has: 0 the one that this version needs, 1 another."""
+    finish(_status(target_of(context), json=json))
+
+
+@db.command("upgrade")
+def upgrade(context: typer.Context) -> None:
+    """Make the database, or bring its schema up to this version."""
+    finish(_upgrade(target_of(context)))
+
+
+@db.command("rebuild")
+def rebuild(context: typer.Context) -> None:
+    """Make messages, usage and the lists of runs again from the logs; the logs themselves are only read."""
+    finish(_rebuild(target_of(context)))
+
+
+async def _status(target: Target, *, json: bool) -> ExitCode:
+    import json as json_module
+
+    from bough_server.cli.printing import print_line
+    from bough_server.settings import Settings
+    from bough_server.store.sql.schema import database_status
+
+    found = database_status(Settings.load(target.config).storage.url)
+    if json:
+        known = {"path": str(found.path), "revision": found.revision, "head": found.head, "bytes": found.size_bytes}
+        print_line(json_module.dumps(known))
+    else:
+        print_line(_sentence(found))
+    return ExitCode.YES if found.is_current else ExitCode.FAILED
+
+
+async def _upgrade(target: Target) -> ExitCode:
+    from bough_server.cli.printing import print_line
+    from bough_server.settings import Settings
+    from bough_server.store.sql.schema import upgrade_database
+
+    print_line(_sentence(upgrade_database(Settings.load(target.config).storage.url)))
+    return ExitCode.YES
+
+
+async def _rebuild(target: Target) -> ExitCode:
+    from bough_server.cli.printing import print_line
+    from bough_server.cli.render.amounts import counted
+    from bough_server.settings import Settings
+    from bough_server.store.sql.rebuild import rebuild_projections
+
+    number = rebuild_projections(Settings.load(target.config).storage.url)
+    print_line(f"{counted(number, 'run')} read again")
+    return ExitCode.YES
+
+
+def _sentence(status: "DatabaseStatus") -> str:
+    if status.revision is None:
+        return f"{status.path}: not there yet; `bough serve` and `bough db upgrade` make it"
+    state = "current" if status.is_current else f"needs {status.head}: run `bough db upgrade`"
+    return f"{status.path}: revision {status.revision}, {state}, {status.size_bytes:,} bytes"

@@ -1,0 +1,157 @@
+"""`bough doctor`: what of this installation works, and what to do about the rest; it changes nothing."""
+
+import platform
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from importlib.metadata import version
+from typing import TYPE_CHECKING
+
+import typer
+
+from bough_server.cli.choices import JsonOption, Target, target_of
+from bough_server.cli.outcome import ExitCode, finish
+
+if TYPE_CHECKING:
+    from bough_server.settings import Settings
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finding:
+    """One thing looked at. What is not right and still `is_optional` does not make the doctor unhappy."""
+
+    name: str
+    is_right: bool
+    words: str
+    is_optional: bool = False
+
+
+def doctor(context: typer.Context, json: JsonOption = False) -> None:
+    """Say what of this installation works.
+
+    Looks at the configuration, the agents, the database, the models and the server. The exit code is 1 where something
+    has to be done; each line says what.
+    """
+    finish(_doctor(target_of(context), json=json))
+
+
+async def _doctor(target: Target, *, json: bool) -> ExitCode:
+    import json as json_module
+
+    from bough_server.cli.printing import print_line
+
+    findings = await examine(target)
+    for finding in findings:
+        if json:
+            print_line(json_module.dumps(asdict(finding), ensure_ascii=False))
+        else:
+            mark = "ok" if finding.is_right else "--" if finding.is_optional else "!!"
+            print_line(f"{mark}  {finding.name}: {finding.words}")
+    return ExitCode.YES if all(each.is_right or each.is_optional for each in findings) else ExitCode.FAILED
+
+
+async def examine(target: Target) -> list[Finding]:
+    """Everything that the doctor looks at; what depends on a broken configuration is left out."""
+    from bough_server.errors import ConfigurationError
+    from bough_server.settings import Settings
+
+    findings = [
+        Finding(name="bough", is_right=True, words=f"{version('bough')} on Python {platform.python_version()}"),
+    ]
+    try:
+        settings = Settings.load(target.config)
+    except ConfigurationError as error:
+        return [*findings, Finding(name="configuration", is_right=False, words=str(error))]
+    findings.append(_configuration(settings))
+    findings.append(_checked("agents", lambda: _agents(settings)))
+    findings.append(_checked("database", lambda: _database(settings)))
+    findings += [_model(settings, name) for name in settings.models]
+    findings.append(await _server(target, settings))
+    return findings
+
+
+def _checked(name: str, look: Callable[[], Finding]) -> Finding:
+    from bough_server.errors import ConfigurationError
+
+    try:
+        return look()
+    except ConfigurationError as error:
+        return Finding(name=name, is_right=False, words=str(error))
+
+
+def _configuration(settings: "Settings") -> Finding:
+    where = f"read in {settings.folder}"
+    if not settings.agents and not settings.python:
+        return Finding(
+            name="configuration",
+            is_right=False,
+            is_optional=True,
+            words=f"{where}, and it names no agents: set `agents` in bough.yaml, or point --config at one",
+        )
+    return Finding(name="configuration", is_right=True, words=where)
+
+
+def _agents(settings: "Settings") -> Finding:
+    from bough_server.agents.sources import definition_files, load_sources, source_problems
+    from bough_server.cli.catalog import known_to
+    from bough_server.documents import raise_problems
+
+    files = definition_files(settings.agents, settings.folder)
+    sources = load_sources(files)
+    known = known_to(settings, without=files)
+    raise_problems(source_problems(sources, known))
+    names = [source.definition.name for source in sources] + [agent.name for agent in known.code_agents]
+    return Finding(name="agents", is_right=True, words=", ".join(names) or "none")
+
+
+def _database(settings: "Settings") -> Finding:
+    from bough_server.store.sql.schema import database_status
+
+    status = database_status(settings.storage.url)
+    if status.revision is None:
+        return Finding(name="database", is_right=True, words=f"{status.path} is made when it is first needed")
+    words = f"{status.path}, revision {status.revision}, {status.size_bytes:,} bytes"
+    if status.is_current:
+        return Finding(name="database", is_right=True, words=words)
+    return Finding(name="database", is_right=False, words=f"{words}; run `bough db upgrade`")
+
+
+def _model(settings: "Settings", name: str) -> Finding:
+    """A model that cannot be used matters only if it is the default: the others may be somebody else's."""
+    problem = _model_problem(settings, name)
+    model = settings.models[name]
+    words = f"alias of {model.alias}" if model.alias else str(model.provider)
+    return Finding(
+        name=f"model {name}",
+        is_right=not problem,
+        is_optional=name != "default",
+        words=f"{words}; {problem}" if problem else words,
+    )
+
+
+def _model_problem(settings: "Settings", name: str) -> str:
+    model = settings.models[name]
+    if model.alias:
+        return _model_problem(settings, model.alias)
+    if model.provider == "local":
+        from bough_server.models.local import available
+
+        return available() or ""
+    if model.provider == "scripted" and model.script is not None and not model.script.is_file():
+        return f"its script {model.script} is not there"
+    if model.api_key_env and model.api_key_env not in settings.secrets:
+        return f"set the environment variable {model.api_key_env} to its key"
+    return ""
+
+
+async def _server(target: Target, settings: "Settings") -> Finding:
+    from bough.channel import DEFAULT_ADDRESS
+
+    from bough_server.cli.connection import answers
+
+    address = target.address or settings.address
+    if await answers(address or DEFAULT_ADDRESS, patience=2.0):
+        return Finding(name="server", is_right=True, words=f"{address or DEFAULT_ADDRESS} answers")
+    words = f"nobody answers at {address or DEFAULT_ADDRESS}"
+    if address is None:
+        words += "; commands open one of their own"
+    return Finding(name="server", is_right=False, is_optional=address is None, words=words)

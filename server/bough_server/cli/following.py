@@ -1,0 +1,148 @@
+"""A run followed to its end on standard output, and what its end means for the exit code; it starts no run."""
+
+import asyncio
+import signal
+import sys
+from collections.abc import AsyncIterator
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
+from typing import Final, Protocol
+
+from bough import AsyncClient, CallFailed, CollectedRun, RunStream, collected, text_of
+from bough.v1 import event_pb2
+
+from bough_server.cli.choices import Output
+from bough_server.cli.outcome import ExitCode, say
+from bough_server.cli.printing import forgive_encoding, json_line, print_line, print_lines, terminal
+from bough_server.cli.render.amounts import error_text, printable
+from bough_server.cli.render.plain import plain_line
+from bough_server.cli.render.tree import tree_lines
+from bough_server.cli.screen import Screen
+
+_CODES: Final = {
+    event_pb2.STATE_SUCCEEDED: ExitCode.YES,
+    event_pb2.STATE_FAILED: ExitCode.FAILED,
+    event_pb2.STATE_CANCELLED: ExitCode.CANCELLED,
+    event_pb2.STATE_INPUT_REQUIRED: ExitCode.INPUT_REQUIRED,
+}
+_ENDS: Final = frozenset({"run_completed", "run_failed", "run_cancelled"})
+
+
+class Sink(Protocol):
+    """Where events are shown."""
+
+    def show(self, event: event_pb2.AgentEvent) -> None:
+        """Shows an event."""
+        ...
+
+
+class PlainLines:
+    """A line for each event."""
+
+    def show(self, event: event_pb2.AgentEvent) -> None:
+        """Prints the event's line."""
+        print_line(plain_line(event))
+
+
+class JsonLines:
+    """A message of JSON for each event, a line each."""
+
+    def show(self, event: event_pb2.AgentEvent) -> None:
+        """Prints the event."""
+        print_line(json_line(event))
+
+
+class Nothing:
+    """No events: only the answer is wanted."""
+
+    def show(self, event: event_pb2.AgentEvent) -> None:
+        """Prints nothing."""
+
+
+def sink_of(output: Output) -> AbstractAsyncContextManager[Sink]:
+    """Where events go for a kind of output, open while they come."""
+    forgive_encoding()
+    match output:
+        case Output.LIVE:
+            return Screen()
+        case Output.PLAIN:
+            return nullcontext(PlainLines())
+        case Output.JSON:
+            return nullcontext(JsonLines())
+        case Output.ANSWER:
+            return nullcontext(Nothing())
+
+
+async def follow(stream: RunStream, sink: Sink) -> CollectedRun:
+    """Shows a stream's events to its end; gives what they tell of the run's end."""
+    last: list[event_pb2.AgentEvent] = []
+    async for event in stream:
+        sink.show(event)
+        if event.WhichOneof("payload") in _ENDS:
+            last = [event]
+    return collected(last)
+
+
+async def conclude(client: AsyncClient, run_id: str, run: CollectedRun, output: Output, *, tree: bool) -> ExitCode:
+    """Prints what comes after the events: the answer, the tree, or on standard error why there is no answer."""
+    if run.message is not None and output in (Output.LIVE, Output.ANSWER):
+        _print_answer(text_of(run.message), apart=output is Output.LIVE)
+    if run.state == event_pb2.STATE_FAILED and run.error is not None:
+        say(f"The run failed: {error_text(run.error)}")
+    if run.state == event_pb2.STATE_CANCELLED:
+        say("The run was cancelled.")
+    if tree and output is Output.LIVE:
+        await _print_tree(client, run_id)
+    return _CODES.get(run.state, ExitCode.YES)
+
+
+def _print_answer(text: str, *, apart: bool) -> None:
+    # A file or another program gets the answer as it is; a terminal must not be steered by it.
+    answer = printable(text) if sys.stdout.isatty() else text
+    print_line(f"\n{answer}\n" if apart else answer)
+
+
+async def _print_tree(client: AsyncClient, run_id: str) -> None:
+    try:
+        invocation = await client.tree(run_id)
+    except CallFailed as error:
+        say(f"The tree could not be read: {error.message}")
+        return
+    print_lines(tree_lines(invocation, width=terminal().width))
+
+
+@asynccontextmanager
+async def interruptible(stream: RunStream) -> AsyncIterator[asyncio.Event]:
+    """Makes the first Ctrl-C cancel the stream's run and the second one leave; gives whether there was one."""
+    loop, main = asyncio.get_running_loop(), asyncio.current_task()
+    assert main is not None, "a command runs in a task"
+    interrupted = asyncio.Event()
+    cancelling: list[asyncio.Task[None]] = []
+
+    def on_interrupt() -> None:
+        if interrupted.is_set() or not stream.run_id:
+            interrupted.set()
+            main.cancel()
+            return
+        interrupted.set()
+        say("Cancelling the run; Ctrl-C again to leave at once.")
+        cancelling.append(asyncio.create_task(_cancel(stream)))
+
+    loop.add_signal_handler(signal.SIGINT, on_interrupt)
+    try:
+        yield interrupted
+    except asyncio.CancelledError:
+        if not interrupted.is_set():
+            raise
+        raise KeyboardInterrupt from None
+    finally:
+        loop.remove_signal_handler(signal.SIGINT)
+        for task in cancelling:
+            task.cancel()
+            await asyncio.wait({task})
+
+
+async def _cancel(stream: RunStream) -> None:
+    try:
+        await stream.cancel()
+    except CallFailed as error:
+        say(f"The run could not be cancelled: {error.message}")

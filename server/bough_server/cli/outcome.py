@@ -1,0 +1,64 @@
+"""Exit codes, and errors as the sentences that go with them; it prints to standard error alone."""
+
+import asyncio
+import os
+import sys
+from collections.abc import Coroutine, Iterator
+from enum import IntEnum
+from typing import NoReturn
+
+import typer
+
+from bough_server.errors import BoughError
+
+
+class ExitCode(IntEnum):
+    """What a command's exit code says."""
+
+    YES = 0
+    FAILED = 1
+    IMPOSSIBLE = 2
+    INPUT_REQUIRED = 3
+    CANCELLED = 4
+    INTERRUPTED = 130
+
+
+def say(text: str) -> None:
+    """Writes a line to standard error."""
+    print(text, file=sys.stderr, flush=True)
+
+
+def finish(work: Coroutine[None, None, ExitCode]) -> NoReturn:
+    """Does a command's work and exits with its code; what is wrong with a call is a sentence and code 2."""
+    from bough import BoughError as ClientError
+
+    try:
+        code = asyncio.run(work)
+    except (ClientError, BoughError) as error:
+        for line in sentences(error):
+            say(line)
+        code = ExitCode.IMPOSSIBLE
+    except BrokenPipeError:
+        # The reader has left; the interpreter must not stumble over it again when it flushes.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        code = ExitCode.IMPOSSIBLE
+    except KeyboardInterrupt:
+        code = ExitCode.INTERRUPTED
+    raise typer.Exit(code)
+
+
+def sentences(error: Exception) -> Iterator[str]:
+    """An error in words: its message, then the fields it names, each on a line."""
+    from bough import CallFailed, InvalidRequest
+
+    if not isinstance(error, CallFailed):
+        yield str(error)
+        return
+    if isinstance(error, InvalidRequest) and error.violations:
+        yield "The request was refused:" if len(error.violations) > 1 else "The request was refused."
+        for violation in error.violations:
+            yield f"  {violation.field}: {violation.description}" if violation.field else f"  {violation.description}"
+        return
+    yield error.message
+    if error.run_id and error.run_id not in error.message:
+        yield f"  run: {error.run_id}"

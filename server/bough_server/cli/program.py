@@ -1,0 +1,72 @@
+"""The command line as a whole: its global flags and its commands; each command lives in a module of its own."""
+
+import sys
+from importlib.metadata import version
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from bough_server.cli.agents import agents
+from bough_server.cli.choices import Target
+from bough_server.cli.db import db
+from bough_server.cli.doctor import doctor
+from bough_server.cli.run import run
+from bough_server.cli.runs import cancel, runs, tree
+from bough_server.cli.serve import serve
+from bough_server.cli.sessions import sessions
+from bough_server.cli.watch import events, watch
+
+program = typer.Typer(
+    name="bough",
+    help="Run agents, follow them, and read the tree of who called whom.",
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode=None,
+    # Its tracebacks print local variables, which may be secret.
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+for command in (serve, run, watch, tree, events, runs, cancel, doctor):
+    program.command()(command)
+for group, name in ((agents, "agents"), (sessions, "sessions"), (db, "db")):
+    program.add_typer(group, name=name)
+
+
+def _print_version(is_wanted: bool) -> None:
+    if is_wanted:
+        print(f"bough {version('bough')}")
+        raise typer.Exit
+
+
+@program.callback()
+def flags(
+    context: typer.Context,
+    config: Annotated[
+        Path | None,
+        typer.Option("--config", metavar="PATH", help="The configuration.  [default: BOUGH_CONFIG, else ./bough.yaml]"),
+    ] = None,
+    address: Annotated[
+        str | None,
+        typer.Option(
+            "--address",
+            metavar="HOST:PORT",
+            help="The server to speak to.  [default: BOUGH_ADDRESS; 127.0.0.1:50051 if it answers; --embedded]",
+        ),
+    ] = None,
+    embedded: Annotated[
+        bool, typer.Option("--embedded", help="Speak to a server inside this command, on the configured database.")
+    ] = False,
+    _: Annotated[
+        bool, typer.Option("--version", help="Print the version.", callback=_print_version, is_eager=True)
+    ] = False,
+) -> None:
+    """Keep the global flags for the command that follows."""
+    context.obj = Target(config=config, address=address, embedded=embedded)
+
+
+def run_program() -> None:
+    """Runs the command that the arguments name and exits with its code."""
+    if hasattr(sys.stderr, "reconfigure"):
+        sys.stderr.reconfigure(errors="replace")
+    program()

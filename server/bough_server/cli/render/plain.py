@@ -1,0 +1,72 @@
+"""An event as one line, for pipes and logs; it keeps no state from one event to the next."""
+
+from collections.abc import Callable, Mapping
+from typing import Final
+
+from bough import text_of
+from bough.v1 import event_pb2, message_pb2
+
+from bough_server.cli.render.amounts import clip, duration_text, error_text, one_line, seconds_text
+from bough_server.events import name_of
+
+AgentEvent = event_pb2.AgentEvent
+_WIDTH: Final = 160
+
+
+def plain_line(event: AgentEvent) -> str:
+    """Sequence, UTC time, branch, dotted name and the gist, on one line."""
+    describe = _GISTS.get(event.WhichOneof("payload") or "")
+    gist = describe(event) if describe is not None else ""
+    attempt = f" (attempt {event.attempt})" if event.attempt > 1 else ""
+    name = name_of(event).removeprefix("agent.") or "unknown"
+    moment = event.time.ToDatetime().strftime("%H:%M:%S.%f")[:-3]
+    line = f"{event.sequence:>5} {moment} {event.branch or '-'} {name}{attempt}"
+    return f"{line} {clip(one_line(gist), _WIDTH)}".rstrip()
+
+
+def result_text(result: message_pb2.ToolResult) -> str:
+    """What a tool gave, in words: its error, or its parts."""
+    if result.HasField("error"):
+        return error_text(result.error)
+    return text_of(message_pb2.Message(parts=result.parts))
+
+
+def _retrying(event: AgentEvent) -> str:
+    retrying = event.llm_retrying
+    why = event_pb2.RetryReason.Name(retrying.reason).removeprefix("RETRY_REASON_").lower().replace("_", " ")
+    delay = seconds_text(retrying.delay.ToTimedelta().total_seconds())
+    return f"{why}: {retrying.error.message} (again in {delay})"
+
+
+def _cancel(event: AgentEvent) -> str:
+    return event_pb2.CancelReason.Name(event.cancel_requested.reason).removeprefix("CANCEL_REASON_").lower()
+
+
+def _tool_end(result: message_pb2.ToolResult) -> str:
+    return f"{result.call.name} {duration_text(result.latency)} {result_text(result)}"
+
+
+_GISTS: Final[Mapping[str, Callable[[AgentEvent], str]]] = {
+    "run_started": lambda e: text_of(e.run_started.input),
+    "run_completed": lambda e: text_of(e.run_completed.final_answer),
+    "run_failed": lambda e: error_text(e.run_failed.error),
+    "run_cancelled": lambda e: error_text(e.run_cancelled.error),
+    "sub_agent_started": lambda e: text_of(e.sub_agent_started.input),
+    "sub_agent_partial": lambda e: e.sub_agent_partial.text,
+    "sub_agent_completed": lambda e: text_of(e.sub_agent_completed.output),
+    "sub_agent_failed": lambda e: error_text(e.sub_agent_failed.error),
+    "llm_started": lambda e: f"{e.llm_started.provider}/{e.llm_started.model}",
+    "llm_output_delta": lambda e: e.llm_output_delta.text,
+    "llm_reasoning_delta": lambda e: e.llm_reasoning_delta.text,
+    "llm_tool_call_delta": lambda e: f"{e.llm_tool_call_delta.name} {e.llm_tool_call_delta.arguments_delta}",
+    "llm_retrying": _retrying,
+    "llm_completed": lambda e: text_of(e.llm_completed.response.message),
+    "llm_failed": lambda e: error_text(e.llm_failed.error),
+    "tool_started": lambda e: f"{e.tool_started.call.name} {e.tool_started.call.arguments_json}",
+    "tool_output": lambda e: e.tool_output.text,
+    "tool_completed": lambda e: _tool_end(e.tool_completed.result),
+    "tool_failed": lambda e: _tool_end(e.tool_failed.result),
+    "step_failed": lambda e: error_text(e.step_failed.error),
+    "value_recorded": lambda e: e.value_recorded.value_json or error_text(e.value_recorded.error),
+    "cancel_requested": _cancel,
+}

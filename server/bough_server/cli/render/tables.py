@@ -1,0 +1,91 @@
+"""Runs, sessions, agents and messages as aligned lines; it sorts and filters nothing."""
+
+from collections.abc import Iterable, Sequence
+
+from bough import text_of
+from bough.v1 import agent_pb2, agent_service_pb2, message_pb2, session_service_pb2
+from google.protobuf import timestamp_pb2
+from rich.text import Text
+
+from bough_server.cli.render.amounts import clip, one_line, printable, state_style, state_text, tokens_text
+
+
+def runs_table(runs: Iterable[agent_service_pb2.Run], *, width: int) -> list[Text]:
+    """A row for each run: its id, state, beginning, tokens and agent."""
+    lines = [Text(f"{'run':36}  {'state':14}  {'created':16}  {'tokens':>8}  agent"[:width], style="dim")]
+    for run in runs:
+        state = state_text(run.state)
+        line = Text(f"{run.run_id:36}  ")
+        line.append(f"{state:14}", style=state_style(run.state))
+        line.append(f"  {moment(run.create_time)}  {tokens_text(run.tree_usage):>8}  {run.agent}")
+        lines.append(_fitted(line, width))
+    return lines
+
+
+def sessions_table(sessions: Iterable[session_service_pb2.Session], *, width: int) -> list[Text]:
+    """A row for each session: its id, its last use and the run that holds it."""
+    lines = [Text(f"{'session':36}  {'last used':16}  held by"[:width], style="dim")]
+    for session in sessions:
+        used = session.update_time if session.HasField("update_time") else session.create_time
+        line = Text(f"{session.session_id:36}  {moment(used)}  {session.current_run_id or '-'}")
+        lines.append(_fitted(line, width))
+    return lines
+
+
+def session_lines(session: session_service_pb2.Session, *, width: int) -> list[Text]:
+    """A session, a field on each line."""
+    fields = [
+        ("session", session.session_id),
+        ("user", session.user_id),
+        ("created", moment(session.create_time)),
+        ("held by", session.current_run_id or "-"),
+        *(("label", f"{key}={value}") for key, value in sorted(session.labels.items())),
+    ]
+    return [_fitted(Text(f"{name:8}  {one_line(value)}"), width) for name, value in fields]
+
+
+def agents_table(agents: Sequence[agent_pb2.AgentDefinition], *, width: int) -> list[Text]:
+    """A row for each agent: its name, its model and what it does."""
+    name_width = max([5, *(len(agent.name) for agent in agents)])
+    model_width = max([5, *(len(_model(agent)) for agent in agents)])
+    lines = [Text(f"{'agent':{name_width}}  {'model':{model_width}}  what it does"[:width], style="dim")]
+    for agent in agents:
+        line = Text(f"{agent.name:{name_width}}", style="bold")
+        rest = f"  {_model(agent):{model_width}}  {one_line(agent.description)}"
+        line.append(clip(rest, max(8, width - name_width)), style="not bold")
+        lines.append(line)
+    return lines
+
+
+def message_lines(message: message_pb2.Message, *, width: int) -> list[Text]:
+    """A message: who said it, then its text, indented; calls and results by name."""
+    kind = message_pb2.MessageKind.Name(message.kind).removeprefix("MESSAGE_KIND_").lower().replace("_", " ")
+    head = Text(f"{message.position:>4}  ", style="dim")
+    head.append(message.author or "?", style="bold").append(f"  {kind}", style="dim")
+    lines = [_fitted(head, width)]
+    lines += [Text(f"      {line}") for line in printable(text_of(message)).splitlines()]
+    for part in message.parts:
+        if part.HasField("tool_call"):
+            call = f"→ {part.tool_call.name} {one_line(part.tool_call.arguments_json)}"
+            lines.append(Text("      " + clip(call, max(8, width - 6)), style="blue"))
+        elif part.HasField("tool_result"):
+            said = text_of(message_pb2.Message(parts=part.tool_result.parts)) or part.tool_result.error.message
+            result = f"← {part.tool_result.call.name}  {one_line(said)}"
+            lines.append(Text("      " + clip(result, max(8, width - 6)), style="blue"))
+    return lines
+
+
+def moment(time: timestamp_pb2.Timestamp) -> str:
+    """A time in UTC, to the minute."""
+    return time.ToDatetime().strftime("%Y-%m-%d %H:%M")
+
+
+def _model(agent: agent_pb2.AgentDefinition) -> str:
+    if agent.WhichOneof("kind") is None:
+        return "(code)"
+    return agent.llm.model or "(caller's)"
+
+
+def _fitted(line: Text, width: int) -> Text:
+    line.truncate(width, overflow="ellipsis")
+    return line

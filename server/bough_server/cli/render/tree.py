@@ -1,0 +1,163 @@
+"""The record of a run as an indented tree with a row for each agent; it folds no events and prints nothing."""
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from typing import Final
+
+from bough.v1 import event_pb2, invocation_pb2
+from rich.cells import cell_len
+from rich.text import Text
+
+from bough_server.cli.render.amounts import (
+    UNKNOWN,
+    between,
+    clip,
+    clip_middle,
+    cost_text,
+    counted,
+    error_text,
+    one_line,
+    seconds_text,
+    state_style,
+    state_text,
+    tokens,
+    tokens_text,
+)
+
+_DEEPEST: Final = 8
+"""Levels that are drawn; what lies deeper says its depth as a number."""
+_GAP: Final = 2
+_COLUMNS: Final[Sequence[tuple[str, int]]] = (
+    ("state", 9),
+    ("time", 8),
+    ("steps", 5),
+    ("tools", 5),
+    ("tokens", 9),
+    ("cost", 8),
+)
+_SHORT_STATES: Final = {event_pb2.STATE_INPUT_REQUIRED: "waiting", event_pb2.STATE_AUTH_REQUIRED: "waiting"}
+
+
+def tree_lines(invocation: invocation_pb2.Invocation, *, width: int = 80) -> list[Text]:
+    """The tree, its totals and what does not add up, in lines of at most that many cells."""
+    columns = [column for column in _COLUMNS if column[0] != "cost" or _has_prices(invocation)]
+    name_width = max(12, width - sum(size + _GAP for _, size in columns))
+    lines = [_row("agent", [name for name, _ in columns], columns, name_width, style="dim")]
+    tools = _tools_by_agent(invocation)
+    for agent, (head, below) in zip(invocation.agents, _connectors(invocation.agents), strict=True):
+        lines.append(_agent_row(agent, head, columns, name_width))
+        if agent.invocation_id in tools:
+            lines.append(_note(below, f"· {tools[agent.invocation_id]}", "dim", width))
+        if agent.HasField("error"):
+            lines.append(_note(below, f"✗ {error_text(agent.error)}", state_style(agent.state), width))
+    if invocation.agents_truncated:
+        more = invocation.agents_total - len(invocation.agents)
+        lines.append(Text(f"… and {counted(more, 'more agent')}", style="dim"))
+    lines.append(Text(clip(_totals(invocation), width), style="bold"))
+    if not invocation.agents and invocation.HasField("error"):
+        lines.append(Text(clip(f"✗ {error_text(invocation.error)}", width), style="red"))
+    anomalies = [*invocation.anomalies, *(text for agent in invocation.agents for text in agent.anomalies)]
+    return lines + [Text(clip(f"! {one_line(anomaly)}", width), style="yellow") for anomaly in anomalies]
+
+
+def _has_prices(invocation: invocation_pb2.Invocation) -> bool:
+    return invocation.tree_usage.HasField("cost_micros")
+
+
+def _row(
+    name: str, cells: Sequence[str], columns: Sequence[tuple[str, int]], name_width: int, *, style: str = ""
+) -> Text:
+    text = name + " " * max(0, name_width - cell_len(name))
+    for cell, (column, size) in zip(cells, columns, strict=True):
+        text += " " * _GAP + (f"{cell:<{size}}" if column == "state" else f"{cell:>{size}}")
+    return Text(text.rstrip(), style=style)
+
+
+def _agent_row(
+    agent: invocation_pb2.AgentInvocation, head: str, columns: Sequence[tuple[str, int]], name_width: int
+) -> Text:
+    known = {
+        "state": _SHORT_STATES.get(agent.state, state_text(agent.state)),
+        "time": _time_text(agent),
+        "steps": str(agent.step_count),
+        "tools": str(agent.usage.tool_calls),
+        "tokens": tokens_text(agent.usage),
+        "cost": cost_text(agent.usage),
+    }
+    name = head + clip_middle(agent.name or "?", max(4, name_width - len(head)))
+    row = _row(name, [known[column] for column, _ in columns], columns, name_width)
+    row.stylize("dim", 0, len(head))
+    row.stylize("bold", len(head), len(name))
+    row.stylize(state_style(agent.state), name_width + _GAP, name_width + _GAP + len(known["state"]))
+    return row
+
+
+def _time_text(agent: invocation_pb2.AgentInvocation) -> str:
+    if not (agent.HasField("start_time") and agent.HasField("end_time")):
+        return UNKNOWN
+    return seconds_text(between(agent.start_time, agent.end_time))
+
+
+def _note(below: str, text: str, style: str, width: int) -> Text:
+    line = Text(below, style="dim")
+    return line.append(clip(text, max(8, width - len(below))), style=style)
+
+
+def _tools_by_agent(invocation: invocation_pb2.Invocation) -> dict[str, str]:
+    """Each agent's tools with how often they were called; agents called as tools have rows of their own."""
+    counts: dict[str, Counter[str]] = {}
+    failures: Counter[tuple[str, str]] = Counter()
+    for tool in invocation.tools:
+        if tool.child_invocation_id:
+            continue
+        counts.setdefault(tool.invocation_id, Counter())[tool.name] += 1
+        failures[tool.invocation_id, tool.name] += tool.state == event_pb2.STATE_FAILED
+    return {
+        caller: ", ".join(_tool_text(name, number, failures[caller, name]) for name, number in names.items())
+        for caller, names in counts.items()
+    }
+
+
+def _tool_text(name: str, number: int, failed: int) -> str:
+    times = f"{name} x{number}" if number > 1 else name
+    return times + (f" ({failed} failed)" if failed and number > 1 else " (failed)" if failed else "")
+
+
+def _connectors(agents: Sequence[invocation_pb2.AgentInvocation]) -> Iterator[tuple[str, str]]:
+    """For each agent of a preorder what stands before its name, and before the notes below it.
+
+    Read from the end: whether a level goes on below is known when its later siblings have been seen.
+    """
+    found: list[tuple[str, str]] = []
+    goes_on: list[bool] = []
+    for agent in reversed(agents):
+        depth = max(0, agent.depth)
+        has_children = len(goes_on) > depth + 1 and goes_on[depth + 1]
+        goes_on = (goes_on + [False] * (depth + 1))[: depth + 1]
+        bars = "".join("│  " if level else "   " for level in goes_on[1 : min(depth, _DEEPEST)])
+        if depth > _DEEPEST:
+            bars += f"⋯{depth} "
+        head = bars + ("" if depth == 0 else "├─ " if goes_on[depth] else "└─ ")
+        continued = bars + ("" if depth == 0 else "│  " if goes_on[depth] else "   ")
+        found.append((head, continued + ("│  " if has_children else "   ")))
+        goes_on[depth] = True
+    return reversed(found)
+
+
+def _totals(invocation: invocation_pb2.Invocation) -> str:
+    usage = invocation.tree_usage
+    parts = [
+        state_text(invocation.state),
+        counted(invocation.agents_total, "agent"),
+        counted(usage.model_calls, "model call"),
+        counted(usage.tool_calls, "tool call"),
+    ]
+    if tokens(usage) is not None:
+        parts.append(f"{tokens_text(usage)} tokens")
+    if usage.HasField("cost_micros"):
+        parts.append(f"cost {cost_text(usage)}")
+    if invocation.HasField("start_time") and invocation.HasField("end_time"):
+        parts.append(seconds_text(between(invocation.start_time, invocation.end_time)))
+    if not invocation.complete:
+        parts.append(f"so far, to event {invocation.as_of_sequence}")
+    return " · ".join(parts)

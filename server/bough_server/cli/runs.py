@@ -1,0 +1,108 @@
+"""`bough runs`, `bough tree` and `bough cancel`: runs as resources and records; following them is watch.py's."""
+
+from typing import Annotated
+
+import typer
+
+from bough_server.cli.choices import JsonOption, LimitOption, RunArgument, Target, target_of
+from bough_server.cli.outcome import ExitCode, finish, say
+
+
+def runs(
+    context: typer.Context,
+    session: Annotated[str, typer.Option("--session", metavar="ID", help="Only runs of this session.")] = "",
+    state: Annotated[
+        str, typer.Option("--state", metavar="S", help="Only runs in this state, such as running or failed.")
+    ] = "",
+    limit: LimitOption = 20,
+    json: JsonOption = False,
+) -> None:
+    """List runs, the newest first."""
+    finish(_runs(target_of(context), session=session, state=state, limit=limit, json=json))
+
+
+def tree(
+    context: typer.Context,
+    run: RunArgument,
+    json: JsonOption = False,
+    max_agents: Annotated[
+        int | None,
+        typer.Option(
+            "--max-agents", min=0, metavar="N", help="The most agents, the first of the tree.  [default: 1000]"
+        ),
+    ] = None,
+) -> None:
+    """Show a run's agent tree.
+
+    Who called whom, how each ended, and what each used itself; the last line is the whole tree's.
+    """
+    finish(_tree(target_of(context), run, json=json, max_agents=max_agents))
+
+
+def cancel(context: typer.Context, run: RunArgument) -> None:
+    """Ask a run to stop.
+
+    The wish is durable when this returns. A run that has ended is left as it is.
+    """
+    finish(_cancel(target_of(context), run))
+
+
+async def _runs(target: Target, *, session: str, state: str, limit: int, json: bool) -> ExitCode:
+    from bough import RunQuery
+
+    from bough_server.cli.connection import connected
+    from bough_server.cli.printing import json_line, print_line, print_lines, terminal
+    from bough_server.cli.render.tables import runs_table
+    from bough_server.cli.requests import state_of
+
+    query = RunQuery(session_id=session, states=(state_of(state),) if state else ())
+    found = []
+    async with connected(target) as connection:
+        if connection.note:
+            say(connection.note)
+        async for run in connection.client.list_runs(query, page_size=min(limit, 1000)):
+            found.append(run)
+            if len(found) == limit:
+                break
+    if json:
+        for run in found:
+            print_line(json_line(run))
+    else:
+        print_lines(runs_table(found, width=terminal().width))
+    return ExitCode.YES
+
+
+async def _tree(target: Target, text: str, *, json: bool, max_agents: int | None) -> ExitCode:
+    from bough.v1 import invocation_pb2
+
+    from bough_server.cli.addressing import resolve_run
+    from bough_server.cli.connection import connected
+    from bough_server.cli.printing import json_text, print_line, print_lines, terminal
+    from bough_server.cli.render.tree import tree_lines
+
+    async with connected(target) as connection:
+        if connection.note:
+            say(connection.note)
+        run_id = await resolve_run(connection.client, text)
+        options = invocation_pb2.InvocationOptions(max_agents=max_agents)
+        invocation = await connection.client.tree(run_id, options=options)
+    if json:
+        print_line(json_text(invocation))
+    else:
+        print_lines(tree_lines(invocation, width=terminal().width))
+    return ExitCode.YES
+
+
+async def _cancel(target: Target, text: str) -> ExitCode:
+    from bough_server.cli.addressing import resolve_run
+    from bough_server.cli.connection import connected
+    from bough_server.cli.printing import print_line
+    from bough_server.cli.render.amounts import state_text
+
+    async with connected(target) as connection:
+        run = await connection.client.cancel(await resolve_run(connection.client, text))
+    if run.HasField("end_time"):
+        print_line(f"{run.run_id} has ended before: {state_text(run.state)}")
+    else:
+        print_line(f"{run.run_id} is being cancelled")
+    return ExitCode.YES

@@ -1,0 +1,66 @@
+"""`bough serve`: a server until it is told to stop; what it is made of is app.py's."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from bough_server.cli.choices import DefaultModelOption, Target, target_of
+from bough_server.cli.outcome import ExitCode, finish
+
+
+def serve(
+    context: typer.Context,
+    host: Annotated[
+        str | None, typer.Option("--host", metavar="HOST", help="The address to listen on.  [default: 127.0.0.1]")
+    ] = None,
+    port: Annotated[
+        int | None,
+        typer.Option("--port", min=0, max=65535, metavar="PORT", help="The port; 0 for any.  [default: 50051]"),
+    ] = None,
+    ready_file: Annotated[
+        Path | None,
+        typer.Option("--ready-file", metavar="F", help="A file that is written with HOST:PORT once it serves."),
+    ] = None,
+    default_model: DefaultModelOption = None,
+    allow_insecure: Annotated[
+        bool, typer.Option("--allow-insecure", help="Listen beyond loopback although nothing is encrypted.")
+    ] = False,
+) -> None:
+    """Serve agents over gRPC until SIGINT or SIGTERM.
+
+    Prints "serving HOST:PORT" on standard output once it does.
+    """
+    finish(
+        _serve(
+            target_of(context),
+            ready_file,
+            host=host,
+            port=port,
+            default_model=default_model,
+            allow_insecure=allow_insecure,
+        )
+    )
+
+
+async def _serve(
+    target: Target,
+    ready_file: Path | None,
+    *,
+    host: str | None,
+    port: int | None,
+    default_model: str | None,
+    allow_insecure: bool,
+) -> ExitCode:
+    from bough_server.app import App, configure_logging
+    from bough_server.cli.printing import print_line
+    from bough_server.settings import Settings
+
+    settings = Settings.load(
+        target.config, host=host, port=port, default_model=default_model, allow_insecure=allow_insecure
+    )
+    configure_logging(settings.log_level)
+    async with App.open(settings) as app:
+        print_line(f"serving {app.address}")
+        await app.serve(ready_file=ready_file)
+    return ExitCode.YES

@@ -1,0 +1,102 @@
+"""`bough watch` and `bough events`: runs that are followed or read again; neither changes a run."""
+
+from typing import Annotated
+
+import typer
+
+from bough_server.cli.choices import (
+    AfterOption,
+    JsonOption,
+    Output,
+    OutputOption,
+    RunArgument,
+    Target,
+    View,
+    ViewOption,
+    target_of,
+)
+from bough_server.cli.outcome import ExitCode, finish, say
+
+
+def watch(
+    context: typer.Context,
+    run: RunArgument,
+    after: AfterOption = 0,
+    view: ViewOption = View.FULL,
+    output: OutputOption = Output.LIVE,
+    no_follow: Annotated[
+        bool, typer.Option("--no-follow", help="Show what there is, and do not wait for more.")
+    ] = False,
+) -> None:
+    """Follow a run, live or past, to its end.
+
+    The exit code is the run's, as with `bough run`. Ctrl-C leaves the run alone.
+    """
+    finish(_watch(target_of(context), run, after=after, view=view, output=output, is_following=not no_follow))
+
+
+def events(
+    context: typer.Context,
+    run: RunArgument,
+    json: JsonOption = False,
+    after: AfterOption = 0,
+    view: ViewOption = View.FULL,
+    types: Annotated[
+        str, typer.Option("--types", metavar="A.B,C.D", help="Only events of these names, such as tool.started,llm.*")
+    ] = "",
+) -> None:
+    """Print the events that a run has so far."""
+    finish(_events(target_of(context), run, json=json, after=after, view=view, types=types))
+
+
+async def _watch(target: Target, text: str, *, after: int, view: View, output: Output, is_following: bool) -> ExitCode:
+    from bough.v1 import agent_service_pb2
+
+    from bough_server.cli.addressing import resolve_run
+    from bough_server.cli.connection import connected
+    from bough_server.cli.following import conclude, follow, sink_of
+    from bough_server.cli.requests import view_of
+
+    until = agent_service_pb2.WATCH_UNTIL_TERMINAL if is_following else agent_service_pb2.WATCH_UNTIL_CURRENT
+    async with connected(target) as connection:
+        client = connection.client
+        if connection.note:
+            say(connection.note)
+        run_id = await resolve_run(client, text)
+        async with (
+            client.watch(run_id, after=after, until=until, view=view_of(view)) as stream,
+            sink_of(output) as sink,
+        ):
+            ended = await follow(stream, sink)
+        return await conclude(client, run_id, ended, output, tree=True)
+
+
+async def _events(target: Target, text: str, *, json: bool, after: int, view: View, types: str) -> ExitCode:
+    from bough.v1 import agent_service_pb2
+
+    from bough_server.cli.addressing import resolve_run
+    from bough_server.cli.connection import connected
+    from bough_server.cli.following import JsonLines, PlainLines
+    from bough_server.cli.printing import forgive_encoding
+    from bough_server.cli.requests import event_names_of, is_named, view_of
+    from bough_server.events import name_of
+
+    forgive_encoding()
+    names = event_names_of(types)
+    sink = JsonLines() if json else PlainLines()
+    async with connected(target) as connection:
+        if connection.note:
+            say(connection.note)
+        stream = connection.client.watch(
+            await resolve_run(connection.client, text),
+            after=after,
+            until=agent_service_pb2.WATCH_UNTIL_CURRENT,
+            view=view_of(view),
+            event_names=names,
+        )
+        async with stream:
+            async for event in stream:
+                # A stream always has the run's own events, also where they were not asked for.
+                if is_named(name_of(event), names):
+                    sink.show(event)
+    return ExitCode.YES
