@@ -5,7 +5,6 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from bough.v1 import agent_pb2, event_pb2, message_pb2
-
 from bough_server import events, ids
 from bough_server.store.ports import EventLog, NewRun, Principal, Record, StoredEvent
 

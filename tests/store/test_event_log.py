@@ -5,7 +5,6 @@ import asyncio
 import pytest
 
 from bough.v1 import event_pb2
-
 from bough_server import events
 from bough_server.errors import Fenced, NotFound, SessionBusy
 from bough_server.store.ports import RequestIdTaken, SessionMoved, StoredEvent

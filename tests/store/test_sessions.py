@@ -3,7 +3,6 @@
 import pytest
 
 from bough.v1 import error_pb2, event_pb2, message_pb2, session_service_pb2
-
 from bough_server.errors import InvalidRequest, NotFound, SessionBusy
 from bough_server.store.ports import Page, RunFilter
 from bough_server.store.sql.store import Store

@@ -1,0 +1,232 @@
+"""The fold of a log into messages, usage entries and the run's row."""
+
+import hashlib
+
+import pytest
+
+from bough.v1 import error_pb2, event_pb2, message_pb2
+from bough_server import ids
+from bough_server.store.ports import StoredMessage, UsageEntry
+from bough_server.store.projection import (
+    NOTHING,
+    LogAddress,
+    Projected,
+    RunEnd,
+    RunFold,
+    RunStart,
+    agent_chain,
+)
+from tests.store.logs import SECOND, START_NS, Made, completed, definition, delta, of_invocation, record, text
+
+CHILD = "s0.t0"
+
+
+def _fold(run: Made, *batch: event_pb2.AgentEvent) -> Projected:
+    fold = RunFold(LogAddress(run_id=run.run_id, tenant_id="acme", user_id="anne", session_id=run.session_id))
+    return fold.project([run.new().first, *run.next(*batch)])
+
+
+def _said(projected: Projected) -> list[tuple[int, str, str, str]]:
+    kinds = message_pb2.MessageKind
+    return [
+        (one.message.position, kinds.Name(one.message.kind).removeprefix("MESSAGE_KIND_"), one.agent, one.chain)
+        for one in projected.messages
+    ]
+
+
+def _calling(*call_ids: str, kind: str) -> message_pb2.Message:
+    message = text("Let me see.", kind)
+    message.parts.extend(message_pb2.Part(tool_call=message_pb2.ToolCall(call_id=call_id)) for call_id in call_ids)
+    return message
+
+
+def _answered(message: message_pb2.Message) -> event_pb2.AgentEvent:
+    event = event_pb2.AgentEvent(llm_completed=event_pb2.LlmCompleted())
+    event.llm_completed.response.message.CopyFrom(message)
+    return event
+
+
+def _result(call_id: str, *, child: str = "") -> message_pb2.ToolResult:
+    return message_pb2.ToolResult(
+        call=message_pb2.ToolCall(call_id=call_id, name="look"), agent="lead", child_invocation_id=child
+    )
+
+
+def test_a_turn_with_a_sub_agent_is_stored_in_order_with_whose_it_is() -> None:
+    run = Made(question=text("Why?", "USER"), session_cut=4)
+    told = event_pb2.AgentEvent(
+        agent="writer", sub_agent_started=event_pb2.SubAgentStarted(input=text("Write.", "SUB_AGENT_USER"))
+    )
+    told.parent_invocation_id = run.run_id
+    wrote = event_pb2.AgentEvent(
+        agent="writer",
+        sub_agent_completed=event_pb2.SubAgentCompleted(output=text("Done.", "SUB_AGENT_ASSISTANT")),
+    )
+    projected = _fold(
+        run,
+        _answered(_calling("c1", kind="UNSPECIFIED")),
+        of_invocation(told, run, effect=CHILD, scope=CHILD),
+        of_invocation(wrote, run, effect=CHILD, scope=CHILD),
+        completed(text("Because.", "ASSISTANT")),
+    )
+    lead = hashlib.sha256(b"lead").hexdigest()
+    writer = hashlib.sha256(f"{lead}/writer".encode()).hexdigest()
+    assert _said(projected) == [
+        (5, "USER", "lead", lead),
+        (6, "SUB_AGENT_USER", "writer", writer),
+        (7, "SUB_AGENT_ASSISTANT", "writer", writer),
+        (8, "ASSISTANT", "lead", lead),
+    ]
+    assert (agent_chain("", "lead"), agent_chain(lead, "writer")) == (lead, writer)
+
+
+def test_a_stored_message_is_the_events_own_at_its_position() -> None:
+    question = text("Why?", "USER")
+    question.author, question.message_id, question.role = "user", "m1", message_pb2.ROLE_USER
+    question.create_time.FromNanoseconds(5)
+    run = Made(question=question)
+    expected = message_pb2.Message()
+    expected.CopyFrom(question)
+    expected.position = 1
+    stored = StoredMessage(message=expected, run_id=run.run_id, agent="lead", chain=agent_chain("", "lead"))
+    assert _fold(run).messages == [stored]
+
+
+def test_a_result_is_stored_where_the_message_that_called_for_it_is() -> None:
+    run = Made()
+    done = event_pb2.AgentEvent(tool_completed=event_pb2.ToolCompleted(result=_result("c1")))
+    failed = event_pb2.AgentEvent(tool_failed=event_pb2.ToolFailed(result=_result("c2")))
+    unasked = event_pb2.AgentEvent(tool_completed=event_pb2.ToolCompleted(result=_result("c9")))
+    projected = _fold(
+        run,
+        _answered(_calling("c1", "c2", kind="ASSISTANT")),
+        of_invocation(failed, run, effect="s0.t1"),
+        of_invocation(done, run, effect="s0.t0"),
+        of_invocation(unasked, run, effect="s0.t2"),
+    )
+    assert [kind for _, kind, _, _ in _said(projected)] == ["ASSISTANT", "TOOL", "TOOL"]
+    expected = message_pb2.Message(
+        message_id=ids.message_id(run.run_id, "s0.t1", "TOOL"),
+        role=message_pb2.ROLE_TOOL,
+        kind=message_pb2.MESSAGE_KIND_TOOL,
+        author="lead",
+        parts=[message_pb2.Part(tool_result=_result("c2"))],
+        invocation_id=run.run_id,
+        position=2,
+    )
+    expected.create_time.FromNanoseconds(START_NS + 3 * SECOND)
+    assert projected.messages[1].message == expected
+
+
+def test_a_linked_agents_result_and_one_of_an_unstored_call_are_not_stored() -> None:
+    run = Made()
+    projected = _fold(
+        run,
+        _answered(_calling("c1", kind="ASSISTANT")),
+        event_pb2.AgentEvent(
+            effect_key="s0.t0", tool_completed=event_pb2.ToolCompleted(result=_result("c1", child="the child"))
+        ),
+        _answered(_calling("c2", kind="UNSPECIFIED")),
+        event_pb2.AgentEvent(effect_key="s1.t0", tool_completed=event_pb2.ToolCompleted(result=_result("c2"))),
+    )
+    assert [kind for _, kind, _, _ in _said(projected)] == ["ASSISTANT"]
+
+
+def test_every_attempt_that_reports_usage_is_charged_to_its_own_model() -> None:
+    run = Made()
+    used = message_pb2.Usage(input_tokens=7, output_tokens=0)
+    none = message_pb2.Usage(model_calls_without_usage=1)
+    started = event_pb2.AgentEvent(effect_key="s0.m", llm_started=event_pb2.LlmStarted(model="first"))
+    retrying = event_pb2.LlmRetrying(next_model="second", lost_usage=used)
+    retrying_alike = event_pb2.LlmRetrying(lost_usage=used)
+    answered = event_pb2.AgentEvent(effect_key="s0.m", llm_completed=event_pb2.LlmCompleted())
+    answered.llm_completed.response.usage.CopyFrom(used)
+    again = event_pb2.AgentEvent(effect_key="s1.m", llm_started=event_pb2.LlmStarted(model="third"))
+    failed = event_pb2.AgentEvent(effect_key="s1.m", llm_failed=event_pb2.LlmFailed(lost_usage=used))
+    silent = event_pb2.AgentEvent(effect_key="s2.m", llm_failed=event_pb2.LlmFailed(lost_usage=none))
+    projected = _fold(
+        run,
+        started,
+        event_pb2.AgentEvent(effect_key="s0.m", llm_retrying=retrying),
+        event_pb2.AgentEvent(effect_key="s0.m", llm_retrying=retrying_alike),
+        answered,
+        again,
+        failed,
+        silent,
+    )
+    charged = [(3, "first"), (4, "second"), (5, "second"), (7, "third")]
+    assert projected.usage == [
+        UsageEntry(
+            run_id=run.run_id,
+            sequence=sequence,
+            tenant_id="acme",
+            user_id="anne",
+            session_id=run.session_id,
+            agent="lead",
+            invocation_id=run.run_id,
+            model=model,
+            time_ns=START_NS + sequence * SECOND,
+            usage=used,
+        )
+        for sequence, model in charged
+    ]
+
+
+def test_the_first_event_makes_the_row() -> None:
+    run = Made(labels={"a": "b"}, request_id="ask", request_digest="d")
+    run.definitions = [definition("lead", "r1"), definition("writer", "r2"), definition("copy", "r1")]
+    assert _fold(run) == Projected(
+        start=RunStart(
+            agent="lead",
+            labels={"a": "b"},
+            start_time_ns=START_NS + SECOND,
+            request_id="ask",
+            request_digest="d",
+            revisions=("r1", "r2"),
+        ),
+        messages=[],
+        usage=[],
+        end=None,
+    )
+
+
+_ERROR = error_pb2.AgentError(reason=error_pb2.ERROR_REASON_INTERNAL, message="No.")
+
+
+@pytest.mark.parametrize(
+    ("last", "end"),
+    [
+        (event_pb2.AgentEvent(run_completed=event_pb2.RunCompleted()), (event_pb2.STATE_SUCCEEDED, None)),
+        (event_pb2.AgentEvent(run_failed=event_pb2.RunFailed(error=_ERROR)), (event_pb2.STATE_FAILED, _ERROR)),
+        (event_pb2.AgentEvent(run_cancelled=event_pb2.RunCancelled(error=_ERROR)), (event_pb2.STATE_CANCELLED, _ERROR)),
+    ],
+)
+def test_the_last_event_ends_the_row(last: event_pb2.AgentEvent, end: tuple[int, error_pb2.AgentError | None]) -> None:
+    state, error = end
+    assert _fold(Made(), last).end == RunEnd(
+        state=state,
+        end_time_ns=START_NS + 2 * SECOND,
+        error=None if error is None else error.SerializeToString(),
+        tree_usage=None,
+    )
+
+
+def test_deltas_add_nothing() -> None:
+    fold = RunFold(LogAddress(run_id="r", tenant_id="t", user_id="u", session_id="s"))
+    assert fold.project([record(delta(), 1)]) is NOTHING
+
+
+def test_folding_event_by_event_is_folding_at_once() -> None:
+    batch = [
+        _answered(_calling("c1", kind="ASSISTANT")),
+        event_pb2.AgentEvent(effect_key="s0.t0", tool_completed=event_pb2.ToolCompleted(result=_result("c1"))),
+        completed(text("So.", "ASSISTANT")),
+    ]
+    run = Made(question=text("?", "USER"))
+    records = [run.new().first, *run.next(*batch)]
+    address = LogAddress(run_id=run.run_id, tenant_id="t", user_id="u", session_id=run.session_id)
+    at_once = RunFold(address).project(records)
+    fold = RunFold(address)
+    steps = [fold.project([one]) for one in records]
+    assert [said for step in steps for said in step.messages] == at_once.messages
+    assert (steps[0].start, steps[-1].end) == (at_once.start, at_once.end)

@@ -1,0 +1,107 @@
+"""The schema of a database file: made, migrated, refused."""
+
+import sqlite3
+from pathlib import Path
+
+import pytest
+from alembic.autogenerate import compare_metadata
+from alembic.config import Config
+from alembic.migration import MigrationContext
+from alembic.script import ScriptDirectory
+
+from bough_server.errors import ConfigurationError
+from bough_server.store.sql import migrations
+from bough_server.store.sql.engine import database_path
+from bough_server.store.sql.schema import DatabaseStatus, database_status, exclusive_engine, upgrade_database
+from bough_server.store.sql.store import open_store
+from bough_server.store.sql.tables import metadata
+
+
+def _execute(url: str, statement: str) -> None:
+    connection = sqlite3.connect(database_path(url))
+    with connection:
+        connection.execute(statement)
+    connection.close()
+
+
+def test_migrating_an_empty_database_gives_the_tables_that_the_code_names(url: str) -> None:
+    upgrade_database(url)
+    with exclusive_engine(url) as (engine, _), engine.connect() as connection:
+        assert compare_metadata(MigrationContext.configure(connection), metadata) == []
+
+
+def test_the_code_names_the_newest_revision() -> None:
+    config = Config()
+    config.set_main_option("script_location", str(Path(migrations.__file__).parent))
+    config.set_main_option("path_separator", "os")
+    assert ScriptDirectory.from_config(config).get_heads() == [migrations.HEAD]
+
+
+def test_the_status_says_what_there_is_and_changes_nothing(url: str) -> None:
+    path = database_path(url)
+    assert database_status(url) == DatabaseStatus(path=path, revision=None, head=migrations.HEAD, size_bytes=0)
+    assert not path.exists()
+    made = upgrade_database(url)
+    assert (made.revision, made.is_current, made.size_bytes > 0) == (migrations.HEAD, True, True)
+    assert database_status(str(path)) == made
+
+
+async def test_the_status_is_told_while_a_server_runs(url: str) -> None:
+    async with open_store(url):
+        assert database_status(url).is_current
+        with pytest.raises(ConfigurationError, match="in use by process"):
+            upgrade_database(url)
+
+
+async def test_opening_makes_the_folder_and_the_tables(url: str) -> None:
+    assert not database_path(url).parent.exists()
+    async with open_store(url):
+        assert database_status(url).is_current
+
+
+async def test_an_empty_file_is_an_older_database(url: str) -> None:
+    database_path(url).parent.mkdir()
+    database_path(url).touch()
+    async with open_store(url):
+        assert database_status(url).is_current
+
+
+def test_a_newer_database_is_refused_in_a_sentence_with_both_revisions(url: str) -> None:
+    upgrade_database(url)
+    _execute(url, "UPDATE alembic_version SET version_num = '9999'")
+    for opening in (open_store, upgrade_database):
+        with pytest.raises(ConfigurationError) as refused:
+            opening(url)
+        assert refused.value.message == (
+            f"The database {str(database_path(url))!r} has revision 9999, which is newer than {migrations.HEAD}, the "
+            "newest that this version of bough knows: use the newer version, or name another database."
+        )
+    assert database_status(url).revision == "9999"
+
+
+def test_another_programs_database_is_refused_and_left_alone(url: str) -> None:
+    database_path(url).parent.mkdir()
+    _execute(url, "CREATE TABLE recipes (name TEXT)")
+    with pytest.raises(ConfigurationError, match=r"another program \(it has the table 'recipes'\)"):
+        open_store(url)
+    connection = sqlite3.connect(database_path(url))
+    assert connection.execute("SELECT name FROM sqlite_master").fetchall() == [("recipes",)]
+    connection.close()
+
+
+@pytest.mark.parametrize("url", ["postgresql://host/bough", "sqlite://", "sqlite:///:memory:", "", "sqlite://host/x"])
+def test_a_url_that_names_no_file_is_refused(url: str) -> None:
+    with pytest.raises(ConfigurationError, match="storage URL"):
+        database_path(url)
+
+
+@pytest.mark.parametrize(
+    ("url", "path"),
+    [
+        ("var/bough.db", "var/bough.db"),
+        ("sqlite:///var/bough.db", "var/bough.db"),
+        ("sqlite:////var/bough.db", "/var/bough.db"),
+    ],
+)
+def test_a_url_is_a_path_or_sqlite_and_a_path(url: str, path: str) -> None:
+    assert database_path(url) == Path(path)
