@@ -1,14 +1,14 @@
 """Runs: starts, follows, cancels and drains them; owns one task for each live run. What a run does is the runtime's."""
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
-from typing import Any, Final, cast
+from typing import Final, cast
 
 import structlog
-from bough.v1 import agent_service_pb2, error_pb2, event_pb2, policy_pb2
 
+from bough.v1 import agent_service_pb2, error_pb2, event_pb2, policy_pb2
 from bough_server import events, ids
 from bough_server.admission import (
     Admission,
@@ -71,8 +71,6 @@ class LiveRun:
     followers: int = 0
     timers: list[asyncio.TimerHandle] = field(default_factory=list)
     grace: asyncio.TimerHandle | None = None
-    stopped: "asyncio.Future[None]" = field(default_factory=lambda: asyncio.get_running_loop().create_future())
-    """Done when the run goes no further here; with an exception where it stopped unrecorded."""
 
 
 class Runs:
@@ -97,8 +95,7 @@ class Runs:
         self._clock = clock
         self._defaults = defaults
         self._live: dict[str, LiveRun] = {}
-        self._failed: dict[str, BaseException] = {}
-        self._draining: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._is_draining = False
 
     # Starting
 
@@ -114,7 +111,7 @@ class Runs:
 
         Raises InvalidRequest, NotFound (agent, session), RequestIdReused, SessionBusy, ServerStopping, StorageFailed.
         """
-        if self._draining.done():
+        if self._is_draining:
             raise ServerStopping("The server is stopping and takes no new runs. Try again at another one.")
         check_input(request.input)
         digest = request_digest(request)
@@ -218,28 +215,36 @@ class Runs:
 
     async def _supervise(self, live: LiveRun) -> None:
         """Runs a run to its end, whatever it is, and lets go of it."""
-        failure: BaseException | None = None
+        run_id = live.record.run.run_id
         try:
             await live.execution.finish(dispatch_root(live.execution))
             if live.ending is not None:
                 await live.ending
+        except (StorageFailed, Fenced, ServerStopping) as error:
+            _log.error("run stopped unrecorded", run_id=run_id, error=error.message)
         except Exception as error:
-            failure = error
-            _log.error("run stopped unrecorded", run_id=live.record.run.run_id, exc_info=error)
+            _log.error("run ended by a defect", run_id=run_id, exc_info=error)
+            await self._end_broken(live)
         finally:
-            self._let_go(live, failure)
+            self._let_go(live)
 
-    def _let_go(self, live: LiveRun, failure: BaseException | None) -> None:
+    async def _end_broken(self, live: LiveRun) -> None:
+        """Ends a run that a defect of the server's stopped, so that its log is whole."""
+        error = RunError(
+            "The server failed at this run; its own log says how.", reason=error_pb2.ERROR_REASON_INTERNAL
+        ).to_agent_error()
+        try:
+            live.execution.close("", error, error)
+            await live.execution.committed()
+        except Exception as failed:
+            _log.error("run stopped unrecorded", run_id=live.record.run.run_id, exc_info=failed)
+
+    def _let_go(self, live: LiveRun) -> None:
         for timer in (*live.timers, live.grace):
             if timer is not None:
                 timer.cancel()
         live.execution.end_spans()
-        run_id = live.record.run.run_id
-        self._live.pop(run_id, None)
-        if failure is not None:
-            self._failed[run_id] = failure
-        if not live.stopped.done():
-            live.stopped.set_result(None)
+        self._live.pop(live.record.run.run_id, None)
 
     # Following
 
@@ -267,8 +272,9 @@ class Runs:
         if live is not None:
             self._join_run(live)
         try:
-            async with aclosing(cast(AsyncGenerator[Sequence[StoredEvent], None], self._tail(run_id, after))) as pages:
-                async for page in pages:
+            tail = cast(AsyncGenerator[Sequence[StoredEvent], None], self._event_log.tail(run_id, after=after))
+            async with aclosing(tail):
+                async for page in tail:
                     yield page
         finally:
             if live is not None:
@@ -279,35 +285,6 @@ class Runs:
             page = await self._event_log.read(run_id, after=after, through=last)
             yield page
             after = page[-1].sequence
-
-    async def _tail(self, run_id: str, after: int) -> AsyncIterator[Sequence[StoredEvent]]:
-        tail = cast(AsyncGenerator[Sequence[StoredEvent], None], self._event_log.tail(run_id, after=after))
-        async with aclosing(tail):
-            while (page := await self._next_page(run_id, tail, after)) is not None:
-                yield page
-                after = page[-1].sequence
-
-    async def _next_page(
-        self, run_id: str, tail: AsyncIterator[Sequence[StoredEvent]], after: int
-    ) -> Sequence[StoredEvent] | None:
-        """The next page of a tail; None after the last. Raises StorageFailed where none will ever come."""
-        pull = asyncio.ensure_future(_pulled(tail))
-        live = self._live.get(run_id)
-        try:
-            if live is not None:
-                watched: set[asyncio.Future[Any]] = {pull, live.stopped}
-                await asyncio.wait(watched, return_when=asyncio.FIRST_COMPLETED)
-            if not pull.done() and run_id in self._failed and after >= await self._event_log.last_sequence(run_id):
-                raise StorageFailed(
-                    "The run stopped because its log could not be written. What was sent is stored; the server ends "
-                    "the run when it starts again."
-                )
-            await asyncio.wait({pull})
-            return pull.result()
-        finally:
-            if not pull.done():
-                pull.cancel()
-                await asyncio.wait({pull})
 
     def _join_run(self, live: LiveRun) -> None:
         live.followers += 1
@@ -322,7 +299,7 @@ class Runs:
 
     def _await_follower(self, live: LiveRun, seconds: float) -> None:
         """Cancels a run that nobody follows for a while, where its policy says so."""
-        if live.policy.on_disconnect != policy_pb2.ON_DISCONNECT_CANCEL or self._draining.done():
+        if live.policy.on_disconnect != policy_pb2.ON_DISCONNECT_CANCEL or self._is_draining:
             return
         loop = asyncio.get_running_loop()
         live.grace = loop.call_later(seconds, self._end_soon, live, event_pb2.CANCEL_REASON_DISCONNECTED)
@@ -367,8 +344,7 @@ class Runs:
 
     async def drain(self, grace: float) -> None:
         """Takes no new runs, lets live ones end within `grace` seconds, then ends the rest: the server stops."""
-        if not self._draining.done():
-            self._draining.set_result(None)
+        self._is_draining = True
         await self._wait_for_ends(grace)
         for live in list(self._live.values()):
             self._end_soon(live, event_pb2.CANCEL_REASON_SERVER)
@@ -382,10 +358,6 @@ class Runs:
     async def close(self) -> None:
         """Ends everything at once."""
         await self.drain(0)
-
-
-async def _pulled(tail: AsyncIterator[Sequence[StoredEvent]]) -> Sequence[StoredEvent] | None:
-    return await anext(tail, None)
 
 
 def _same_request(earlier: RunRecord, digest: str, request_id: str) -> RunRecord:
