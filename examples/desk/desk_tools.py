@@ -21,5 +21,6 @@ def search_notes(topic: str) -> str:
         topic: One or two words, such as "leaves".
     """
     words = {word.strip(".,?!").casefold() for word in topic.split()}
-    found = [f"{title}: {note}" for title, note in NOTES.items() if words & {title, *note.casefold().split()}]
+    telling = {word for word in words if len(word) > 3}
+    found = [f"{title}: {note}" for title, note in NOTES.items() if telling & {title, *note.casefold().split()}]
     return "\n".join(found) or f"No note on {topic!r}. There are notes on {', '.join(NOTES)}."

@@ -20,7 +20,9 @@ class _Dumper(yaml.SafeDumper):
 
 
 def _represent_text(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
-    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style="|" if "\n" in text else None)
+    # YAML folds these as line breaks unless they are escaped, which only double quotes can.
+    folds = any(character in text for character in "\r\x85\u2028\u2029")
+    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style='"' if folds else "|" if "\n" in text else None)
 
 
 _Dumper.add_representer(str, _represent_text)
