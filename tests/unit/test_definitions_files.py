@@ -1,0 +1,54 @@
+"""Definitions in files: patterns, reading, problems with file, line and field."""
+
+from pathlib import Path
+
+import pytest
+from bough_server.agents.sources import definition_files, load_sources, read_sources, source_problems
+from bough_server.agents.validation import Known
+from bough_server.errors import ConfigurationError
+
+
+@pytest.fixture
+def desk(tmp_path: Path) -> Path:
+    folder = tmp_path / "agents"
+    folder.mkdir()
+    (folder / "a.yaml").write_text(
+        "name: lead\ndescription: Leads.\nllm: {model: default}\nsub_agents:\n- agent: writer\n- agent: nobody\n"
+    )
+    (folder / "b.yaml").write_text("name: writer\ndescription: Writes.\nllm: {}\n---\nname: editor\nllm: {}\n")
+    return tmp_path
+
+
+def test_patterns_find_files_once_and_in_order(desk: Path) -> None:
+    a, b = desk / "agents" / "a.yaml", desk / "agents" / "b.yaml"
+    assert definition_files(["agents/b.yaml", "agents/*.yaml"], desk) == [b, a]
+    assert definition_files([f"{desk}/agents/*.yaml"], Path("/")) == [a, b]
+
+
+def test_a_pattern_that_finds_nothing_is_named(desk: Path) -> None:
+    with pytest.raises(ConfigurationError) as refused:
+        definition_files(["agents/*.yml"], desk)
+    assert refused.value.message == f"agents/*.yml: No file of agents is there; looked in {desk}."
+
+
+def test_what_definitions_mean_is_judged_over_all_files_with_their_lines(desk: Path) -> None:
+    sources = load_sources(definition_files(["agents/*.yaml"], desk))
+    assert [source.definition.name for source in sources] == ["lead", "writer", "editor"]
+    assert [str(problem) for problem in source_problems(sources, Known(models=["default"]))] == [
+        f"{desk}/agents/a.yaml:6: sub_agents[1].agent: There is no agent 'nobody'. There is editor, lead, writer.",
+        f"{desk}/agents/b.yaml:5: description: is required: it is what a model chooses the agent by.",
+    ]
+
+
+def test_how_they_are_written_is_judged_over_all_files(desk: Path) -> None:
+    (desk / "agents" / "a.yaml").write_text("nam: lead\n")
+    (desk / "agents" / "c.yaml").write_text("# nothing yet\n")
+    files = definition_files(["agents/*.yaml"], desk)
+    _, problems = read_sources(files)
+    assert [str(problem) for problem in problems] == [
+        f"{desk}/agents/a.yaml:1: nam: There is no such field. Did you mean 'name'?",
+        f"{desk}/agents/c.yaml:1: The file defines no agent.",
+    ]
+    with pytest.raises(ConfigurationError) as refused:
+        load_sources(files)
+    assert refused.value.message.splitlines() == [str(problem) for problem in problems]

@@ -1,0 +1,222 @@
+"""What makes agent definitions sensible."""
+
+import json
+
+import pytest
+from bough.v1 import agent_pb2, catalog_service_pb2, error_pb2, policy_pb2
+from bough_server.agents.validation import Known, judge_code_agent, violations
+from google.protobuf.duration_pb2 import Duration
+
+KNOWN = Known(tools=["search", "call_writer", "final_answer"], models=["default", "large"])
+
+
+def agent(name: str = "lead", **fields: object) -> agent_pb2.AgentDefinition:
+    definition = agent_pb2.AgentDefinition(name=name, description="Leads.", llm=agent_pb2.LlmAgent(model="default"))
+    definition.MergeFrom(agent_pb2.AgentDefinition(**fields))  # type: ignore[arg-type]
+    return definition
+
+
+def llm(**fields: object) -> agent_pb2.LlmAgent:
+    return agent_pb2.LlmAgent(**fields)  # type: ignore[arg-type]
+
+
+def tools(*names: str) -> agent_pb2.LlmAgent:
+    return llm(tools=[agent_pb2.ToolLink(name=name) for name in names])
+
+
+def links(*names: str) -> list[agent_pb2.AgentLink]:
+    return [agent_pb2.AgentLink(agent=name) for name in names]
+
+
+def limits(**fields: object) -> policy_pb2.Limits:
+    return policy_pb2.Limits(**fields)  # type: ignore[arg-type]
+
+
+def mistakes(*definitions: agent_pb2.AgentDefinition, known: Known = KNOWN) -> list[tuple[str, str]]:
+    return [(violation.field, violation.description) for violation in violations(definitions, known)]
+
+
+def test_sensible_definitions_have_no_violations() -> None:
+    lead = agent(
+        llm=llm(model="large", tools=[agent_pb2.ToolLink(name="search", timeout=Duration(seconds=1))], max_steps=1),
+        sub_agents=links("writer", "researcher"),
+        limits=limits(model_calls=0, depth=0, wall_duration=Duration(nanos=1)),
+        input_schema_json='{"type": "object"}',
+    )
+    assert mistakes(lead, agent("writer", sub_agents=links("lead")), agent("researcher")) == []
+
+
+@pytest.mark.parametrize(
+    ("definition", "field", "description"),
+    [
+        (agent(""), "name", "is required."),
+        (agent("9lives"), "name", "must be a letter, then up to 58 letters, digits, _ or -."),
+        (agent("a" * 60), "name", "must be a letter, then up to 58 letters, digits, _ or -."),
+        (
+            agent_pb2.AgentDefinition(name="a", description=" ", llm=llm(model="default")),
+            "description",
+            "is required: it is what a model chooses the agent by.",
+        ),
+        (
+            agent_pb2.AgentDefinition(name="a", description="A."),
+            "llm",
+            "is required: it says what runs the agent.",
+        ),
+        (agent(llm=llm(model="lage")), "llm.model", "There is no model 'lage'. Did you mean 'large'?"),
+        (agent(llm=tools("")), "llm.tools[0].name", "is required."),
+        (agent(llm=tools("serch")), "llm.tools[0].name", "There is no tool 'serch'. Did you mean 'search'?"),
+        (agent(llm=tools("search", "search")), "llm.tools[1].name", "'search' is there twice."),
+        (
+            agent(llm=llm(tools=tools("final_answer").tools, final_answer_tool=True)),
+            "llm.tools[0].name",
+            "'final_answer' is also the tool of the final answer; one of the two must go.",
+        ),
+        (agent(sub_agents=links("")), "sub_agents[0].agent", "is required."),
+        (agent(sub_agents=links("lead")), "sub_agents[0].agent", "An agent cannot link to itself."),
+        (
+            agent(sub_agents=links("nobody")),
+            "sub_agents[0].agent",
+            "There is no agent 'nobody'. There is lead.",
+        ),
+        (agent(llm=llm(max_steps=0)), "llm.max_steps", "must be at least 1."),
+        (
+            agent(llm=llm(tools=[agent_pb2.ToolLink(name="search", max_calls_per_run=-1)])),
+            "llm.tools[0].max_calls_per_run",
+            "must not be negative.",
+        ),
+        (
+            agent(llm=llm(tools=[agent_pb2.ToolLink(name="search", timeout=Duration())])),
+            "llm.tools[0].timeout",
+            "must be longer than 0 s.",
+        ),
+        (agent(limits=limits(tool_calls=-1)), "limits.tool_calls", "must not be negative."),
+        (agent(limits=limits(wall_duration=Duration())), "limits.wall_duration", "must be longer than 0 s."),
+        (
+            agent(delta=policy_pb2.DeltaPolicy(aggregated=policy_pb2.AggregatedDeltas(max_chars=0))),
+            "delta.aggregated.max_chars",
+            "must be at least 1.",
+        ),
+        (
+            agent(
+                delta=policy_pb2.DeltaPolicy(aggregated=policy_pb2.AggregatedDeltas(max_interval=Duration(seconds=11)))
+            ),
+            "delta.aggregated.max_interval",
+            "must be between 0 s and 10 s.",
+        ),
+        (
+            agent(llm=llm(settings=agent_pb2.ModelSettings(temperature=float("nan")))),
+            "llm.settings.temperature",
+            "must be 0 or more.",
+        ),
+        (
+            agent(llm=llm(settings=agent_pb2.ModelSettings(top_p=0))),
+            "llm.settings.top_p",
+            "must be more than 0 and at most 1.",
+        ),
+        (
+            agent(llm=llm(settings=agent_pb2.ModelSettings(max_output_tokens=0))),
+            "llm.settings.max_output_tokens",
+            "must be at least 1.",
+        ),
+        (
+            agent(llm=llm(settings=agent_pb2.ModelSettings(extra_json="[]"))),
+            "llm.settings.extra_json",
+            "must be one JSON object.",
+        ),
+        (
+            agent(input_schema_json='{"type": "string"}'),
+            "input_schema_json",
+            'must be a JSON Schema of "type": "object": arguments have names.',
+        ),
+        (agent(description="x" * 5_000), "description", "must be at most 4 KiB; models read it with every call."),
+        (agent(llm=llm(instruction="x" * 300_000)), "", "is larger than 256 KiB."),
+        (
+            agent(history=agent_pb2.HistoryPolicy(scope=9)),  # type: ignore[arg-type]
+            "history.scope",
+            "has a value that is not known here: 9.",
+        ),
+    ],
+)
+def test_a_mistake_names_its_field_and_what_to_do(
+    definition: agent_pb2.AgentDefinition, field: str, description: str
+) -> None:
+    assert mistakes(definition) == [(field, description)]
+
+
+def test_all_mistakes_are_told_at_once_with_their_agents_and_reasons() -> None:
+    lead = agent(
+        llm=llm(model="none", tools=[agent_pb2.ToolLink(name="hammer")], max_steps=-1),
+        sub_agents=[*links("nobody"), agent_pb2.AgentLink(agent="writer", limits=limits(depth=-1))],
+    )
+    found = violations([lead, agent("writer", llm=tools("hammer"))], KNOWN)
+    assert [(each.agent, each.field, each.reason) for each in found] == [
+        ("lead", "llm.model", error_pb2.ERROR_REASON_INVALID_REQUEST),
+        ("lead", "llm.tools[0].name", error_pb2.ERROR_REASON_UNKNOWN_TOOL),
+        ("lead", "sub_agents[0].agent", error_pb2.ERROR_REASON_UNKNOWN_AGENT),
+        ("lead", "sub_agents[1].limits.depth", error_pb2.ERROR_REASON_INVALID_REQUEST),
+        ("lead", "llm.max_steps", error_pb2.ERROR_REASON_INVALID_REQUEST),
+        ("writer", "llm.tools[0].name", error_pb2.ERROR_REASON_UNKNOWN_TOOL),
+    ]
+
+
+def test_a_tool_that_is_named_like_a_linked_agent_is_refused() -> None:
+    lead = agent(llm=tools("call_writer"), sub_agents=links("writer"))
+    assert mistakes(lead, agent("writer")) == [
+        ("llm.tools[0].name", "'call_writer' is also the tool of the linked agent 'writer'; one of the two must go.")
+    ]
+
+
+def test_a_link_is_there_once() -> None:
+    assert mistakes(agent(sub_agents=links("writer", "writer")), agent("writer")) == [
+        ("sub_agents[1].agent", "'writer' is linked twice.")
+    ]
+
+
+def test_a_name_is_there_once_and_not_that_of_an_agent_in_code() -> None:
+    known = Known(models=["default"], code_agents=[agent_pb2.AgentDefinition(name="coded", description="Codes.")])
+    assert mistakes(agent(), agent(), agent("coded"), known=known) == [
+        ("name", "'lead' is defined twice; names are unique in a catalog."),
+        ("name", "'coded' is the name of an agent in code; choose another."),
+    ]
+
+
+def test_definitions_may_link_to_the_catalogs_and_to_agents_in_code() -> None:
+    known = Known(
+        models=["default"],
+        definitions=[agent("writer"), agent("lead")],
+        code_agents=[agent_pb2.AgentDefinition(name="coded", description="Codes.")],
+    )
+    assert mistakes(agent(sub_agents=links("writer", "coded")), known=known) == []
+
+
+def test_no_model_is_fine_where_there_is_a_default_or_a_caller_has_one() -> None:
+    known = Known(models=["large"], has_default_model=False)
+    writer = agent_pb2.AgentDefinition(name="writer", description="Writes.", llm=llm())
+    editor = agent_pb2.AgentDefinition(name="editor", description="Edits.", llm=llm(), sub_agents=links("writer"))
+    lead = agent(llm=llm(model="large"), sub_agents=links("editor"))
+    missing = ("llm.model", "is required: there is no model named default, and no caller has one to inherit.")
+    assert mistakes(lead, editor, writer, known=known) == []
+    assert mistakes(editor, writer, known=known) == [missing, missing]
+    assert mistakes(editor, writer, known=Known(models=["large"])) == []
+
+
+def test_an_agent_in_code_is_judged_by_what_it_calls() -> None:
+    coded = agent_pb2.AgentDefinition(name="coded", description="Codes.", sub_agents=links("nobody"))
+    found = judge_code_agent(coded, [agent_pb2.ToolLink(name="hammer")], [agent()], KNOWN)
+    assert [(mistake.field, mistake.description) for mistake in found] == [
+        ("tools[0].name", "There is no tool 'hammer'. There is call_writer, final_answer, search."),
+        ("sub_agents[0].agent", "There is no agent 'nobody'. There is lead."),
+    ]
+
+
+def test_anything_that_came_by_the_wire_is_judged_without_failing() -> None:
+    deep: object = 1
+    for _ in range(500):
+        deep = [deep]
+    definition = agent(
+        limits=limits(wall_duration=Duration(seconds=2**62, nanos=-5)),
+        input_schema_json=json.dumps({"type": "object", "enum": [deep]}),
+    )
+    assert violations([definition], KNOWN) == [] or isinstance(
+        violations([definition], KNOWN)[0], catalog_service_pb2.Violation
+    )

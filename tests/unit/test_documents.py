@@ -1,0 +1,108 @@
+"""YAML and JSON as plain values with lines."""
+
+import json
+from pathlib import Path
+
+import pytest
+from bough_server.documents import parse_documents, read_documents
+from bough_server.errors import ConfigurationError
+from hypothesis import given
+from hypothesis import strategies as st
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(), inner, max_size=4),
+    max_leaves=12,
+)
+
+
+def mistakes(text: str) -> list[str]:
+    with pytest.raises(ConfigurationError) as refused:
+        parse_documents(text, path="f.yaml")
+    return refused.value.message.splitlines()
+
+
+def test_values_know_their_lines() -> None:
+    [document] = parse_documents("a: 1\nb:\n  - x\n  - c: y\n", path="f.yaml")
+    assert document.value == {"a": 1, "b": ["x", {"c": "y"}]}
+    assert [document.line(path) for path in [("a",), ("b",), ("b", 1), ("b", 1, "c"), ("b", 9), ("z",)]] == [
+        1,
+        2,
+        4,
+        4,
+        2,
+        1,
+    ]
+    assert str(document.problem(("b", 1, "c"), "is wrong")) == "f.yaml:4: b[1].c: is wrong"
+
+
+def test_plain_scalars_are_read_by_the_core_schema() -> None:
+    text = "[no, on, 2026-01-31, 0777, 1:30, true, 12, -1.5, 1e5, ~, 1_000]"
+    [document] = parse_documents(text, path="f.yaml")
+    assert document.value == ["no", "on", "2026-01-31", "0777", "1:30", True, 12, -1.5, 1e5, None, "1_000"]
+
+
+def test_a_file_may_hold_several_documents_and_empty_ones_are_left_out() -> None:
+    documents = parse_documents("a: 1\n---\n---\nb: 2\n", path="f.yaml")
+    assert [document.value for document in documents] == [{"a": 1}, {"b": 2}]
+
+
+def test_all_mistakes_are_told_at_once() -> None:
+    assert mistakes("a: 1\na: 2\nb: !!python/object x\n? [k]\n: 1\n") == [
+        "f.yaml:2: a: is given twice",
+        "f.yaml:3: b: has a tag that is not known here: tag:yaml.org,2002:python/object",
+        "f.yaml:4: has a key that is not text",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("a: [1\n", "f.yaml:2: This is not YAML: "),
+        ("a: b: c\n", "f.yaml:1: This is not YAML: mapping values are not allowed here."),
+        ("a: *b\n", "f.yaml:1: This is not YAML: found undefined alias 'b'."),
+        ("a: \x01\n", "f.yaml: This is not YAML: special characters are not allowed."),
+        ('a: "\\ud83d"\n', "f.yaml:1: a: holds half of a surrogate pair, which is no character"),
+        ("&a [*a]\n", "f.yaml:1: [0][0][0][0]: is nested deeper than 100 levels or repeats too much"),
+        ("[" * 3_000 + "\n", "f.yaml: is nested deeper than 100 levels"),
+    ],
+)
+def test_what_cannot_be_read_is_said_with_its_line(text: str, words: str) -> None:
+    [line] = mistakes(text)
+    assert line.startswith(words)
+
+
+def test_a_few_aliases_cannot_make_a_large_value() -> None:
+    rows = ["a0: &a0 [x, x, x, x, x, x, x, x, x, x]"]
+    rows += [f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 10)}]" for n in range(1, 9)]
+    [line] = mistakes("\n".join(rows))
+    assert line.endswith("is nested deeper than 100 levels or repeats too much")
+
+
+@given(JSON)
+def test_any_json_is_read_as_json(value: object) -> None:
+    documents = parse_documents(json.dumps(value), path="f.json")
+    assert [document.value for document in documents] == ([] if value is None else [value])
+
+
+def test_json_may_be_indented_by_tabs(tmp_path: Path) -> None:
+    path = tmp_path / "a.json"
+    path.write_text('{\n\t"a":\t[1,\n\t\t"\\t"]\n}\n')
+    assert [document.value for document in read_documents(path)] == [{"a": [1, "\t"]}]
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [(b"a: \xff", "is not UTF-8 text"), (b"a" * (1024 * 1024 + 1), "is larger than 1 MiB")],
+)
+def test_a_file_that_is_no_text_or_too_large_is_refused(tmp_path: Path, content: bytes, words: str) -> None:
+    path = tmp_path / "a.yaml"
+    path.write_bytes(content)
+    with pytest.raises(ConfigurationError, match=words):
+        read_documents(path)
+
+
+def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError) as refused:
+        read_documents(tmp_path / "a.yaml")
+    assert refused.value.message == f"{tmp_path / 'a.yaml'}: The file cannot be read: No such file or directory."

@@ -1,0 +1,24 @@
+"""What authors of agents and tools import."""
+
+import subprocess
+import sys
+
+import bough_server
+import pytest
+
+
+def test_importing_the_package_loads_nothing_of_it() -> None:
+    code = "import sys, bough_server; print([name for name in sys.modules if name.startswith('bough_server.')])"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"
+
+
+def test_authors_find_what_they_need_and_nothing_else() -> None:
+    from bough_server.agents.function import agent
+    from bough_server.runtime.context import Context
+    from bough_server.tools.tool import tool
+
+    assert (bough_server.agent, bough_server.tool, bough_server.Context) == (agent, tool, Context)
+    assert bough_server.__all__ == ["Context", "agent", "serve", "tool"]
+    assert set(bough_server.__all__) <= set(dir(bough_server))
+    with pytest.raises(AttributeError, match="has no attribute 'metric'"):
+        bough_server.metric  # noqa: B018

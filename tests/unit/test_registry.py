@@ -1,0 +1,166 @@
+"""The catalog in force: what it finds, lists, hashes and refuses."""
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import pytest
+from bough.v1 import agent_pb2, catalog_service_pb2, error_pb2, message_pb2
+from bough_server.agents.definition import Source, revision
+from bough_server.agents.function import FunctionAgent, agent
+from bough_server.agents.llm import LlmAgent
+from bough_server.agents.registry import Registry
+from bough_server.errors import ConfigurationError
+from bough_server.models.model import Model, Price
+from bough_server.runtime.agent import Resolver
+from bough_server.runtime.context import Context
+from bough_server.tools.tool import Tool, tool
+
+
+@dataclass(frozen=True)
+class Configured:
+    """As much of a model as a catalog asks for."""
+
+    name: str
+    config_digest: str
+    price: Price | None = None
+
+
+class Models:
+    """Two models, and `default` for the first."""
+
+    def __init__(self, *models: Configured, default: str = "") -> None:
+        self._models = {model.name: model for model in models}
+        self._default = default
+
+    def get(self, name: str) -> Model:
+        return self._models[self._default if name in ("", "default") else name]  # type: ignore[return-value]
+
+    def list(self) -> Sequence[catalog_service_pb2.ModelInfo]:
+        return [catalog_service_pb2.ModelInfo(name=name, provider="scripted") for name in self._models]
+
+
+MODELS = Models(Configured("small", "d1", Price(input=1, output=2)), Configured("large", "d2"), default="small")
+
+
+@tool
+def search(topic: str) -> str:
+    """Searches."""
+    return topic
+
+
+@tool
+def forget(topic: str) -> str:
+    """Forgets."""
+    return topic
+
+
+@agent(version="7", tools=["forget"], agents=["writer"])
+async def coder(ctx: Context, input: message_pb2.Message) -> str:
+    """Codes."""
+    return "done"
+
+
+def define(
+    name: str, *, model: str = "", tools: Sequence[str] = (), links: Sequence[str] = ()
+) -> agent_pb2.AgentDefinition:
+    return agent_pb2.AgentDefinition(
+        name=name,
+        description=f"Is {name}.",
+        llm=agent_pb2.LlmAgent(model=model, tools=[agent_pb2.ToolLink(name=each) for each in tools]),
+        sub_agents=[agent_pb2.AgentLink(agent=each) for each in links],
+    )
+
+
+TEAM = [
+    define("lead", model="large", links=["researcher", "coder"]),
+    define("researcher", tools=["search"], links=["lead"]),
+    define("writer"),
+    define("alone", model="large", tools=["search"]),
+]
+
+
+@pytest.fixture
+def registry() -> Registry:
+    return Registry(TEAM, models=MODELS, tools=[search, forget], code_agents=[coder])
+
+
+def test_names_lead_to_agents_tools_and_models(registry: Registry) -> None:
+    resolver: Resolver = registry
+    assert isinstance(resolver.agent("lead"), LlmAgent)
+    assert isinstance(resolver.agent("coder"), FunctionAgent)
+    assert resolver.tool("search") is search
+    assert [resolver.model(name).name for name in ("", "default", "large")] == ["small", "small", "large"]
+
+
+@pytest.mark.parametrize("find", ["agent", "tool", "model"])
+def test_an_unknown_name_is_a_key_error(registry: Registry, find: str) -> None:
+    with pytest.raises(KeyError):
+        getattr(registry, find)("nobody")
+
+
+def test_definitions_carry_their_revisions(registry: Registry) -> None:
+    assert registry.agent("writer").definition.revision == revision(TEAM[2])
+    assert TEAM[2].revision == ""
+
+
+def test_what_a_run_can_reach_is_sorted_and_survives_circles(registry: Registry) -> None:
+    assert [each.name for each in registry.reachable("lead")] == ["coder", "lead", "researcher", "writer"]
+    assert [each.name for each in registry.reachable("alone")] == ["alone"]
+
+
+def test_versions_are_of_what_a_run_can_reach(registry: Registry) -> None:
+    versions = registry.versions("lead")
+    assert versions.tools == {"forget": forget.digest, "search": search.digest}
+    assert versions.models == {"large": "d2", "small": "d1"}
+    assert versions.agents == {"coder": "7"}
+    assert registry.versions("alone").tools == {"search": search.digest}
+    no_prices = hashlib.sha256(b"[]").hexdigest()
+    assert (registry.versions("alone").prices, versions.prices == no_prices) == (no_prices, False)
+
+
+def test_everything_is_listed_by_name(registry: Registry) -> None:
+    assert [each.name for each in registry.list_agents()] == ["alone", "coder", "lead", "researcher", "writer"]
+    assert list(registry.list_tools()) == [
+        catalog_service_pb2.ToolInfo(
+            name=each.name, description=each.description, input_schema_json=each.input_schema_json
+        )
+        for each in (forget, search)
+    ]
+    assert [each.name for each in registry.list_models()] == ["large", "small"]
+
+
+def test_definitions_are_judged_against_the_catalog(registry: Registry) -> None:
+    good = define("lead", model="default", tools=["search"], links=["writer", "coder"])
+    bad = define("coder", model="huge", links=["nobody"])
+    assert registry.validate([good]) == []
+    assert [(each.agent, each.field, each.reason) for each in registry.validate([good, bad])] == [
+        ("coder", "name", error_pb2.ERROR_REASON_INVALID_REQUEST),
+        ("coder", "llm.model", error_pb2.ERROR_REASON_INVALID_REQUEST),
+        ("coder", "sub_agents[0].agent", error_pb2.ERROR_REASON_UNKNOWN_AGENT),
+    ]
+
+
+def test_a_catalog_with_mistakes_is_refused_with_all_of_them() -> None:
+    lead = Source(definition=define("lead", links=["nobody"]), path="lead.yaml", lines={"": 1, "sub_agents[0]": 7})
+    with pytest.raises(ConfigurationError) as refused:
+        Registry([lead, define("writer", tools=["serch"])], models=MODELS, tools=[search], code_agents=[coder])
+    assert refused.value.message.splitlines() == [
+        "lead.yaml:7: sub_agents[0].agent: There is no agent 'nobody'. There is coder, lead, writer.",
+        "agents: llm.tools[0].name: There is no tool 'serch'. Did you mean 'search'?",
+        "agent coder: tools[0].name: There is no tool 'forget'. There is search.",
+    ]
+
+
+def test_a_definition_without_a_model_needs_a_default_or_a_caller_with_one() -> None:
+    models = Models(Configured("large", "d2"))
+    assert Registry([define("lead", model="large", links=["writer"]), define("writer")], models=models)
+    with pytest.raises(ConfigurationError, match=r"agents: llm\.model: is required"):
+        Registry([define("writer")], models=models)
+
+
+def test_two_tools_of_one_name_are_refused() -> None:
+    other = Tool(name="search", description="", input_schema_json="{}", function=str)
+    assert Registry([], models=MODELS, tools=[search, search]).list_tools()
+    with pytest.raises(ConfigurationError, match="There are two tools named 'search'"):
+        Registry([], models=MODELS, tools=[search, other])

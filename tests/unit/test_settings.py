@@ -1,0 +1,227 @@
+"""Settings: precedence, strictness, paths and secrets."""
+
+from pathlib import Path
+
+import pytest
+from bough.v1 import policy_pb2
+from bough_server.errors import ConfigurationError
+from bough_server.settings import Settings
+from google.protobuf.duration_pb2 import Duration
+
+FILE = """
+server: {port: 1111, host: 0.0.0.0, allow_insecure: true}
+storage: {url: data/runs.db, durability: process}
+agents: [agents/*.yaml]
+python: [desk_tools]
+models:
+  default: {alias: scripted}
+  scripted: {provider: scripted, script: scripts/desk.yaml}
+  openai: {provider: openai, model: m, api_key_env: DESK_KEY, timeouts: {start: 10s}, price: {input: 1, output: 2.5}}
+limits: {default: {wall_duration: 10m}, maximum: {model_calls: 900}}
+runs: {delta: {max_interval: 100ms}, on_disconnect: continue}
+log_level: debug
+"""
+
+
+@pytest.fixture(autouse=True)
+def in_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("CONFIG", "ADDRESS", "DATABASE", "DEFAULT_MODEL", "REFLECTION", "LOG_LEVEL"):
+        monkeypatch.delenv(f"BOUGH_{name}", raising=False)
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Path:
+    folder = tmp_path / "desk"
+    folder.mkdir()
+    path = folder / "bough.yaml"
+    path.write_text(FILE)
+    return path
+
+
+def refusal(config: Path | None = None, **flags: object) -> list[str]:
+    with pytest.raises(ConfigurationError) as refused:
+        Settings.load(config, **flags)  # type: ignore[misc]
+    return refused.value.message.splitlines()
+
+
+def test_without_a_file_the_defaults_apply(tmp_path: Path) -> None:
+    settings = Settings.load()
+    assert (settings.server.host, settings.server.port, settings.server.reflection) == ("127.0.0.1", 50051, True)
+    assert (settings.storage.url, settings.storage.durability) == (f"sqlite:///{tmp_path}/var/bough.db", "disk")
+    assert (settings.agents, settings.python, settings.models, settings.address) == ((), (), {}, None)
+    assert settings.folder == tmp_path
+    assert settings.limits.default.message() == policy_pb2.Limits(model_calls=500)
+    assert settings.limits.maximum.message() == policy_pb2.Limits()
+
+
+def test_the_files_names_are_relative_to_it(config: Path) -> None:
+    settings = Settings.load(config)
+    assert settings.folder == config.parent
+    assert settings.storage.url == f"sqlite:///{config.parent}/data/runs.db"
+    assert settings.models["scripted"].script == config.parent / "scripts/desk.yaml"
+
+
+def test_the_file_in_the_working_directory_is_read_unless_another_is_named(
+    config: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "bough.yaml").write_text("server: {port: 2222}\n")
+    assert Settings.load().server.port == 2222
+    monkeypatch.setenv("BOUGH_CONFIG", str(config))
+    assert Settings.load().server.port == 1111
+    assert Settings.load(tmp_path / "bough.yaml").server.port == 2222
+
+
+def test_a_flag_wins_over_the_environment_and_that_over_the_file(
+    config: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert Settings.load(config).models["default"].alias == "scripted"
+    assert Settings.load(config).log_level == "debug"
+    monkeypatch.setenv("BOUGH_DATABASE", "other.db")
+    monkeypatch.setenv("BOUGH_DEFAULT_MODEL", "openai")
+    monkeypatch.setenv("BOUGH_REFLECTION", "0")
+    monkeypatch.setenv("BOUGH_LOG_LEVEL", "error")
+    monkeypatch.setenv("BOUGH_ADDRESS", "127.0.0.1:9")
+    settings = Settings.load(config)
+    assert settings.models["default"].alias == "openai"
+    assert (settings.server.reflection, settings.log_level, settings.address) == (False, "error", "127.0.0.1:9")
+    assert settings.storage.url == f"sqlite:///{tmp_path}/other.db"
+    settings = Settings.load(config, default_model="scripted", database="third.db", port=0, allow_insecure=False)
+    assert settings.models["default"].alias == "scripted"
+    assert settings.storage.url == f"sqlite:///{tmp_path}/third.db"
+    assert (settings.server.port, settings.server.allow_insecure) == (0, True)
+
+
+def test_an_empty_variable_and_a_flag_that_is_none_say_nothing(config: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("BOUGH_LOG_LEVEL", "")
+    assert Settings.load(config, log_level=None).log_level == "debug"
+
+
+def test_a_default_model_of_the_name_default_keeps_the_files(config: Path) -> None:
+    assert Settings.load(config, default_model="default").models["default"].alias == "scripted"
+
+
+@pytest.mark.parametrize(
+    ("text", "url"),
+    [
+        ("a.db", "sqlite:///{folder}/a.db"),
+        ("/data/a.db", "sqlite:////data/a.db"),
+        ("sqlite:///a.db", "sqlite:///{folder}/a.db"),
+        ("sqlite:////data/a.db", "sqlite:////data/a.db"),
+        ("postgresql://host/name", "postgresql://host/name"),
+    ],
+)
+def test_a_database_is_a_path_or_a_url(text: str, url: str, tmp_path: Path) -> None:
+    assert Settings.load(database=text).storage.url == url.format(folder=tmp_path)
+
+
+def test_limits_and_policies_are_given_in_the_schemas_words(config: Path) -> None:
+    settings = Settings.load(config)
+    assert settings.limits.maximum.message() == policy_pb2.Limits(model_calls=900)
+    assert settings.runs.message(settings.limits.default) == policy_pb2.RunPolicy(
+        limits=policy_pb2.Limits(model_calls=500, wall_duration=Duration(seconds=600)),
+        delta=policy_pb2.DeltaPolicy(
+            aggregated=policy_pb2.AggregatedDeltas(max_interval=Duration(nanos=100_000_000), max_chars=256)
+        ),
+        on_disconnect=policy_pb2.ON_DISCONNECT_CONTINUE,
+        disconnect_grace=Duration(seconds=30),
+    )
+
+
+def test_passthrough_is_a_delta_policy(tmp_path: Path) -> None:
+    (tmp_path / "bough.yaml").write_text("runs: {delta: {mode: passthrough}}\n")
+    expected = policy_pb2.DeltaPolicy(passthrough=policy_pb2.PassthroughDeltas())
+    assert Settings.load().runs.delta.message() == expected
+
+
+def test_only_the_variables_that_models_name_are_handed_on_and_none_is_shown(
+    config: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DESK_KEY", "sk-very-secret")
+    monkeypatch.setenv("OTHER_KEY", "sk-other")
+    settings = Settings.load(config)
+    assert dict(settings.secrets) == {"DESK_KEY": "sk-very-secret"}
+    shown = f"{settings!r} {settings} {settings.secrets!r} {settings.model_dump()} {settings.model_dump_json()}"
+    assert "sk-" not in shown
+
+
+def test_settings_are_frozen(config: Path) -> None:
+    settings = Settings.load(config)
+    with pytest.raises(ValueError, match="frozen"):
+        settings.server.port = 1  # type: ignore[misc]
+
+
+def test_every_mistake_of_the_file_is_told_with_its_line(tmp_path: Path) -> None:
+    path = tmp_path / "bad.yaml"
+    path.write_text("""server:
+  prot: 1
+  reflection: 3
+models:
+  a: {provider: opnai, mdel: x, api_key_env: sk-key, timeouts: {start: 10 s}}
+  b: {alias: c, model: y}
+  d: {}
+  e: {provider: openai}
+  f: {provider: scripted}
+lmits: {}
+limits: {maximum: {model_calls: -1}}
+storage: 3
+""")
+    assert sorted(refusal(path)) == [
+        f"{path}:10: lmits: There is no such setting. Did you mean 'limits'?",
+        f"{path}:11: limits.maximum.model_calls: Input should be greater than or equal to 0",
+        f"{path}:12: storage: Input should be a valid dictionary or instance of StorageSection",
+        f"{path}:2: server.prot: There is no such setting. Did you mean 'port'?",
+        f"{path}:3: server.reflection: Input should be a valid boolean",
+        f"{path}:5: models.a.api_key_env: must be the name of an environment variable that holds the key, not the key",
+        f"{path}:5: models.a.mdel: There is no such setting. Did you mean 'model'?",
+        f"{path}:5: models.a.provider: Input should be 'openai', 'scripted' or 'local'",
+        f"{path}:5: models.a.timeouts.start: must be a duration such as 10m, 50ms or 1h30m, not '10 s'",
+        f"{path}:6: models.b: is an alias and so has nothing else; leave out model",
+        f"{path}:7: models.d: needs a provider (openai, scripted or local) or an alias",
+        f"{path}:8: models.e: needs `model`, the provider's name for it",
+        f"{path}:9: models.f: needs `script`, the file that it answers from",
+    ]
+
+
+def test_aliases_lead_somewhere(tmp_path: Path) -> None:
+    path = tmp_path / "bough.yaml"
+    path.write_text("models:\n  a: {alias: b}\n  b: {alias: a}\n  c: {alias: locl}\n  local: {provider: local}\n")
+    assert refusal() == [
+        "bough.yaml:2: models.a.alias: leads in a circle: a > b > a",
+        "bough.yaml:3: models.b.alias: leads in a circle: b > a > b",
+        "bough.yaml:4: models.c.alias: There is no model 'locl'. Did you mean 'local'?",
+    ]
+
+
+def test_a_mistake_of_a_flag_or_a_variable_names_it(config: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert refusal(config, port=70_000) == ["--port: Input should be less than or equal to 65535"]
+    monkeypatch.setenv("BOUGH_DEFAULT_MODEL", "opanai")
+    assert refusal(config) == ["BOUGH_DEFAULT_MODEL: There is no model 'opanai'. Did you mean 'openai'?"]
+    monkeypatch.setenv("BOUGH_REFLECTION", "perhaps")
+    assert refusal(config) == ["BOUGH_REFLECTION: Input should be a valid boolean, unable to interpret input"]
+
+
+def test_a_file_that_was_named_must_be_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    words = [f"{tmp_path / 'none.yaml'}: The file cannot be read: No such file or directory."]
+    assert refusal(tmp_path / "none.yaml") == words
+    monkeypatch.setenv("BOUGH_CONFIG", str(tmp_path / "none.yaml"))
+    assert refusal() == words
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("- a\n", "bough.yaml:1: must be a mapping, such as `server: {port: 50051}`"),
+        ("a: 1\n---\nb: 1\n", "bough.yaml:3: There must be one document in it, not several."),
+        ("a: [\n", "bough.yaml:2: This is not YAML: expected the node content, but found '<stream end>'."),
+    ],
+)
+def test_a_file_is_one_mapping(tmp_path: Path, text: str, words: str) -> None:
+    (tmp_path / "bough.yaml").write_text(text)
+    assert refusal() == [words]
+
+
+def test_an_empty_file_and_empty_sections_are_the_defaults(tmp_path: Path) -> None:
+    for text in ("", "server:\nmodels:\nstorage:\n"):
+        (tmp_path / "bough.yaml").write_text(text)
+        assert Settings.load() == Settings()
