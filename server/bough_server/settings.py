@@ -171,7 +171,8 @@ class Settings(Section):
         raise_problems([_located(path, words, document, origins) for path, words in model_problems(settings.models)])
         settings._folder = folder
         names = {model.api_key_env for model in settings.models.values()} - {""}
-        settings._secrets = Secrets({name: os.environ[name] for name in sorted(names) if os.environ.get(name)})
+        variables = os.environ
+        settings._secrets = Secrets({name: variables[name] for name in sorted(names) if variables.get(name)})
         settings._exports_traces = _OpenTelemetry().exports_traces
         return settings
 

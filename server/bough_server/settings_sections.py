@@ -5,10 +5,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal, TypeAlias, get_args
 
-from bough.v1 import policy_pb2
 from google.protobuf.duration_pb2 import Duration
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationInfo, model_validator
 
+from bough.v1 import policy_pb2
 from bough_server.documents import FieldPath, suggestion
 from bough_server.durations import parse_duration
 

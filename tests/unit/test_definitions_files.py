@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import pytest
+
 from bough_server.agents.sources import definition_files, load_sources, read_sources, source_problems
 from bough_server.agents.validation import Known
 from bough_server.errors import ConfigurationError

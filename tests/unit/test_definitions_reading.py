@@ -3,15 +3,16 @@
 import json
 
 import pytest
-from bough.v1 import agent_pb2, policy_pb2
-from bough_server.agents.definition import Source, parse_definition, revision
-from bough_server.agents.definition_text import definition_yaml
-from bough_server.documents import parse_documents
 from google.protobuf import json_format
 from google.protobuf.duration_pb2 import Duration
 from google.protobuf.timestamp_pb2 import Timestamp
 from hypothesis import given
 from hypothesis import strategies as st
+
+from bough.v1 import agent_pb2, policy_pb2
+from bough_server.agents.definition import Source, parse_definition, revision
+from bough_server.agents.definition_text import definition_yaml
+from bough_server.documents import parse_documents
 
 LEAD = """
 name: lead

@@ -3,9 +3,10 @@
 import json
 
 import pytest
+from google.protobuf.duration_pb2 import Duration
+
 from bough.v1 import agent_pb2, catalog_service_pb2, error_pb2, policy_pb2
 from bough_server.agents.validation import Known, judge_code_agent, violations
-from google.protobuf.duration_pb2 import Duration
 
 KNOWN = Known(tools=["search", "call_writer", "final_answer"], models=["default", "large"])
 

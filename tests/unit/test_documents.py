@@ -4,10 +4,11 @@ import json
 from pathlib import Path
 
 import pytest
-from bough_server.documents import parse_documents, read_documents
-from bough_server.errors import ConfigurationError
 from hypothesis import given
 from hypothesis import strategies as st
+
+from bough_server.documents import parse_documents, read_documents
+from bough_server.errors import ConfigurationError
 
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),

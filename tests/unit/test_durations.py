@@ -1,9 +1,10 @@
 """Durations as people write them."""
 
 import pytest
-from bough_server.durations import parse_duration
 from hypothesis import given
 from hypothesis import strategies as st
+
+from bough_server.durations import parse_duration
 
 
 @pytest.mark.parametrize(

@@ -3,8 +3,9 @@
 import subprocess
 import sys
 
-import bough_server
 import pytest
+
+import bough_server
 
 
 def test_importing_the_package_loads_nothing_of_it() -> None:

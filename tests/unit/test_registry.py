@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import pytest
+
 from bough.v1 import agent_pb2, catalog_service_pb2, error_pb2, message_pb2
 from bough_server.agents.definition import Source, revision
 from bough_server.agents.function import FunctionAgent, agent

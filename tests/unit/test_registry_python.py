@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
 from bough_server.agents.python_modules import load_python
 from bough_server.errors import ConfigurationError
 

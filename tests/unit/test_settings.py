@@ -3,10 +3,11 @@
 from pathlib import Path
 
 import pytest
+from google.protobuf.duration_pb2 import Duration
+
 from bough.v1 import policy_pb2
 from bough_server.errors import ConfigurationError
 from bough_server.settings import Settings
-from google.protobuf.duration_pb2 import Duration
 
 FILE = """
 server: {port: 1111, host: 0.0.0.0, allow_insecure: true}

@@ -4,11 +4,12 @@ import json
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
 from bough.v1 import error_pb2
 from bough_server.errors import RunError
 from bough_server.tools.arguments import parse_arguments, schema_problem
-from hypothesis import given
-from hypothesis import strategies as st
 
 SCHEMA = json.dumps(
     {

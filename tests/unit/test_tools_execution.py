@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass
 
 import pytest
+
 from bough.v1 import error_pb2, message_pb2
 from bough_server.errors import RunError
 from bough_server.tools.execution import execute

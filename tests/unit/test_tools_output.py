@@ -7,13 +7,14 @@ from datetime import date
 from enum import Enum
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import BaseModel
+
 from bough.v1 import error_pb2, message_pb2
 from bough_server.cutting import MAX_TEXT_BYTES
 from bough_server.errors import RunError
 from bough_server.tools.output import Excerpt, result_parts
-from hypothesis import given
-from hypothesis import strategies as st
-from pydantic import BaseModel
 
 Part = message_pb2.Part
 

@@ -6,9 +6,10 @@ from enum import Enum
 from typing import Annotated, Any, Literal
 
 import pytest
+from pydantic import BaseModel, Field
+
 from bough_server.models.model import ToolSpec
 from bough_server.tools.tool import Tool, ToolContext, spec, tool
-from pydantic import BaseModel, Field
 
 
 class Kind(Enum):

@@ -5,9 +5,10 @@ import math
 from collections.abc import Iterator
 from typing import Final, TypeAlias
 
-from bough.v1 import agent_pb2, policy_pb2
 from google.protobuf.duration_pb2 import Duration
 from google.protobuf.message import Message
+
+from bough.v1 import agent_pb2, policy_pb2
 
 FieldMistake: TypeAlias = tuple[str, str]
 """A field's path, and what is wrong with it."""

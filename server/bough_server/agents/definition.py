@@ -11,11 +11,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final, cast
 
-from bough.v1 import agent_pb2
 from google.protobuf import duration_pb2, timestamp_pb2
 from google.protobuf.descriptor import Descriptor, EnumDescriptor, FieldDescriptor
 from google.protobuf.message import Message
 
+from bough.v1 import agent_pb2
 from bough_server.documents import Document, FieldPath, Value, suggestion
 from bough_server.durations import parse_duration
 from bough_server.errors import Problem

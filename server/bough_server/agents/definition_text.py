@@ -4,11 +4,11 @@ import json
 from typing import TypeAlias
 
 import yaml
-from bough.v1 import agent_pb2
 from google.protobuf import json_format
 from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.message import Message
 
+from bough.v1 import agent_pb2
 from bough_server.agents.definition import short_enum_name
 from bough_server.documents import FLOAT_PATTERN
 

@@ -11,7 +11,6 @@ from types import ModuleType
 from typing import TypeVar
 
 from bough.v1 import agent_pb2
-
 from bough_server.errors import ConfigurationError, Problem
 from bough_server.runtime.agent import Agent
 from bough_server.tools.tool import Tool

@@ -7,7 +7,6 @@ from dataclasses import asdict
 from typing import Protocol, TypeVar
 
 from bough.v1 import agent_pb2, catalog_service_pb2
-
 from bough_server.agents.definition import Source, with_revision
 from bough_server.agents.llm import LlmAgent
 from bough_server.agents.sources import source_problems

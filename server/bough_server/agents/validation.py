@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from bough.v1 import agent_pb2, catalog_service_pb2, error_pb2
-
 from bough_server.agents.bounds import bound_mistakes, json_object_mistake
 from bough_server.documents import suggestion
 from bough_server.errors import Reason

@@ -6,12 +6,12 @@ from functools import lru_cache
 from typing import Any, Final
 
 import referencing.exceptions
-from bough.v1 import error_pb2
 from jsonschema import Draft202012Validator
 from jsonschema.exceptions import ValidationError
 from referencing import Registry
 from referencing.jsonschema import DRAFT202012
 
+from bough.v1 import error_pb2
 from bough_server.errors import RunError
 
 _MOST_MISTAKES: Final = 5

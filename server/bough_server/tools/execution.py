@@ -7,9 +7,9 @@ from contextlib import aclosing
 from typing import Any, Final, TypeAlias
 
 import structlog
-from bough.v1 import error_pb2, message_pb2
 from pydantic import ValidationError
 
+from bough.v1 import error_pb2, message_pb2
 from bough_server.errors import RunError
 from bough_server.tools.arguments import bad_arguments, parse_arguments, value_path
 from bough_server.tools.output import Excerpt, result_parts

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from enum import Enum
 from typing import Final
 
-from bough.v1 import error_pb2, message_pb2
 from pydantic_core import PydanticSerializationError, to_json
 
+from bough.v1 import error_pb2, message_pb2
 from bough_server.cutting import MAX_TEXT_BYTES, cut_text
 from bough_server.errors import RunError
 
