@@ -21,6 +21,7 @@ from bough_server.admission import (
 )
 from bough_server.clock import Clock
 from bough_server.errors import (
+    Fenced,
     RequestIdReused,
     RunError,
     SequenceOutOfRange,
