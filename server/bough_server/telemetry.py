@@ -9,7 +9,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Final, TypeAlias
 
-from bough.v1 import agent_pb2, error_pb2, message_pb2, step_pb2
 from opentelemetry import baggage, context, trace
 from opentelemetry.context import Context
 from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter
@@ -19,6 +18,8 @@ from opentelemetry.sdk.trace.export import BatchSpanProcessor
 from opentelemetry.sdk.trace.id_generator import RandomIdGenerator
 from opentelemetry.sdk.trace.sampling import ALWAYS_OFF
 from opentelemetry.trace import NonRecordingSpan, Span, SpanContext, SpanKind, Status, StatusCode
+
+from bough.v1 import agent_pb2, error_pb2, message_pb2, step_pb2
 
 Content: TypeAlias = str | Sequence[message_pb2.Message]
 """What went into an operation or came out: messages, or a tool's arguments or result as text."""

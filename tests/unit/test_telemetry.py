@@ -3,8 +3,6 @@
 import json
 
 import pytest
-from bough.v1 import agent_pb2, error_pb2, message_pb2, step_pb2
-from bough_server.telemetry import Parent, Traced, Tracing, make_provider
 from opentelemetry import trace
 from opentelemetry.context import Context
 from opentelemetry.sdk.trace import ReadableSpan
@@ -12,6 +10,8 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.trace import SpanKind, StatusCode
 
+from bough.v1 import agent_pb2, error_pb2, message_pb2, step_pb2
+from bough_server.telemetry import Parent, Traced, Tracing, make_provider
 from tests.support.otlp_sink import SentSpan, serving_sink
 
 _NOWHERE = Parent(Context())

@@ -2,12 +2,12 @@
 
 from typing import Final
 
-from bough.v1 import error_pb2
 from google.protobuf.any_pb2 import Any
 from google.protobuf.duration_pb2 import Duration
 from google.protobuf.message import Message
 from google.rpc import error_details_pb2, status_pb2
 
+from bough.v1 import error_pb2
 from bough_server.errors import CallError, InvalidRequest, NotFound
 
 DETAILS_KEY: Final = "grpc-status-details-bin"

@@ -3,10 +3,10 @@
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 
-from bough.v1 import agent_service_pb2 as pb
-from bough.v1 import agent_service_pb2_grpc
 from grpc import aio
 
+from bough.v1 import agent_service_pb2 as pb
+from bough.v1 import agent_service_pb2_grpc
 from bough_server.clock import Clock
 from bough_server.events import stamp
 from bough_server.runs import Runs

@@ -4,10 +4,10 @@ from collections.abc import Callable, Sequence
 from operator import attrgetter
 from typing import Final, TypeVar
 
-from bough.v1 import agent_pb2, catalog_service_pb2_grpc, error_pb2
-from bough.v1 import catalog_service_pb2 as pb
 from grpc import aio
 
+from bough.v1 import agent_pb2, catalog_service_pb2_grpc, error_pb2
+from bough.v1 import catalog_service_pb2 as pb
 from bough_server.agents.registry import Registry
 from bough_server.errors import NotFound
 from bough_server.services.listing import page_by_name, page_of

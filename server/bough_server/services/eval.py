@@ -4,10 +4,10 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Iterable
 from typing import Final, ParamSpec, TypeVar
 
-from bough.v1 import agent_service_pb2, eval_service_pb2_grpc, event_pb2, invocation_pb2
-from bough.v1 import eval_service_pb2 as pb
 from grpc import aio
 
+from bough.v1 import agent_service_pb2, eval_service_pb2_grpc, event_pb2, invocation_pb2
+from bough.v1 import eval_service_pb2 as pb
 from bough_server.errors import SequenceOutOfRange
 from bough_server.runs import Runs
 from bough_server.services.listing import page_of, run_filter

@@ -6,7 +6,6 @@ from collections.abc import Callable, Sequence
 from typing import Final, TypeVar
 
 from bough.v1 import agent_service_pb2, error_pb2, eval_service_pb2
-
 from bough_server.errors import FieldViolation, InvalidRequest
 from bough_server.store.ports import Page, RunFilter
 

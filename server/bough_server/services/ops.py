@@ -3,10 +3,11 @@
 from collections.abc import Sequence
 from typing import Final
 
-from bough.v1 import agent_service_pb2, catalog_service_pb2, eval_service_pb2, session_service_pb2
 from grpc import aio
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
+
+from bough.v1 import agent_service_pb2, catalog_service_pb2, eval_service_pb2, session_service_pb2
 
 SERVICES: Final[Sequence[str]] = tuple(
     service.full_name

@@ -2,10 +2,10 @@
 
 from collections.abc import Callable
 
-from bough.v1 import session_service_pb2 as pb
-from bough.v1 import session_service_pb2_grpc
 from grpc import aio
 
+from bough.v1 import session_service_pb2 as pb
+from bough.v1 import session_service_pb2_grpc
 from bough_server.clock import Clock
 from bough_server.ids import new_uuid7
 from bough_server.services.listing import page_of
