@@ -5,7 +5,7 @@ import json
 import pytest
 from google.protobuf.duration_pb2 import Duration
 
-from bough.v1 import agent_pb2, catalog_service_pb2, error_pb2, policy_pb2
+from bough.v1 import agent_pb2, error_pb2, policy_pb2
 from bough_server.agents.validation import Known, judge_code_agent, violations
 
 KNOWN = Known(tools=["search", "call_writer", "final_answer"], models=["default", "large"])
@@ -210,14 +210,18 @@ def test_an_agent_in_code_is_judged_by_what_it_calls() -> None:
     ]
 
 
-def test_anything_that_came_by_the_wire_is_judged_without_failing() -> None:
+def test_a_deep_schema_and_a_duration_out_of_range_are_judged_without_failing() -> None:
     deep: object = 1
     for _ in range(500):
         deep = [deep]
-    definition = agent(
-        limits=limits(wall_duration=Duration(seconds=2**62, nanos=-5)),
-        input_schema_json=json.dumps({"type": "object", "enum": [deep]}),
-    )
-    assert violations([definition], KNOWN) == [] or isinstance(
-        violations([definition], KNOWN)[0], catalog_service_pb2.Violation
-    )
+    far = limits(wall_duration=Duration(seconds=-(2**62), nanos=-5))
+    schema = json.dumps({"type": "object", "enum": [deep]})
+    assert mistakes(agent(limits=far, input_schema_json=schema)) == [
+        ("limits.wall_duration", "must be longer than 0 s.")
+    ]
+
+
+def test_a_schema_deeper_than_can_be_read_is_refused() -> None:
+    schema = '{"type": "object", "enum": ' + "[" * 50_000 + "]" * 50_000 + "}"
+    [(field, description)] = mistakes(agent(input_schema_json=schema))
+    assert (field, description[:18]) == ("input_schema_json", "must be JSON text:")
