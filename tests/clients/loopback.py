@@ -6,12 +6,12 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
 import grpc
-from bough import AsyncClient, Rejoining
-from bough.v1 import agent_service_pb2, agent_service_pb2_grpc, event_pb2
 from google.protobuf import any_pb2
 from google.rpc import status_pb2
 from grpc import aio
 
+from bough import AsyncClient, Rejoining
+from bough.v1 import agent_service_pb2, agent_service_pb2_grpc, event_pb2
 from tests.clients.turns import RUN_ID
 
 AT_ONCE = Rejoining(first_delay=0.0, longest_delay=0.0, patience=20.0)
@@ -35,8 +35,14 @@ class Call:
 class LoopbackService(agent_service_pb2_grpc.AgentServiceServicer):
     """Gives one run's events; the n-th stream goes as the n-th call says, further ones give everything."""
 
-    def __init__(self, events: Sequence[event_pb2.AgentEvent], calls: Sequence[Call] = ()) -> None:
-        self.events, self.calls = list(events), list(calls)
+    def __init__(
+        self,
+        events: Sequence[event_pb2.AgentEvent],
+        calls: Sequence[Call] = (),
+        *,
+        runs: Sequence[str] = tuple(f"run-{number}" for number in range(5)),
+    ) -> None:
+        self.events, self.calls, self.runs = list(events), list(calls), list(runs)
         self.asked: list[agent_service_pb2.RunRequest | agent_service_pb2.WatchRunRequest] = []
         self.cancelled_runs: list[str] = []
         self.held, self.left = asyncio.Event(), asyncio.Event()
@@ -77,12 +83,11 @@ class LoopbackService(agent_service_pb2_grpc.AgentServiceServicer):
         return agent_service_pb2.GetRunResponse(run=agent_service_pb2.Run(run_id=request.run_id))
 
     async def ListRuns(self, request, context):
-        ids = [f"run-{number}" for number in range(5)]
         start = int(request.page_token or "0")
-        end = min(start + request.page_size, len(ids))
+        end = min(start + request.page_size, len(self.runs))
         return agent_service_pb2.ListRunsResponse(
-            runs=[agent_service_pb2.Run(run_id=run_id) for run_id in ids[start:end]],
-            next_page_token=str(end) if end < len(ids) else "",
+            runs=[agent_service_pb2.Run(run_id=run_id) for run_id in self.runs[start:end]],
+            next_page_token=str(end) if end < len(self.runs) else "",
         )
 
 

@@ -2,6 +2,9 @@
 
 from datetime import UTC, datetime
 
+from google.protobuf import timestamp_pb2
+from grpc import aio
+
 from bough import AsyncClient, RunQuery
 from bough.requests import list_runs_request
 from bough.v1 import (
@@ -14,9 +17,6 @@ from bough.v1 import (
     event_pb2,
     invocation_pb2,
 )
-from google.protobuf import timestamp_pb2
-from grpc import aio
-
 from tests.clients.loopback import LoopbackService, connected
 from tests.clients.turns import RUN_ID, desk
 

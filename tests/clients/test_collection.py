@@ -3,11 +3,11 @@
 from collections.abc import AsyncIterator, Iterable
 
 import pytest
-from bough import CollectedRun, RunCancelled, RunFailed, StepText, answer_of, collect, collected
-from bough.v1 import error_pb2, event_pb2
 from hypothesis import given
 from hypothesis import strategies as st
 
+from bough import CollectedRun, RunCancelled, RunFailed, StepText, answer_of, collect, collected
+from bough.v1 import error_pb2, event_pb2
 from tests.clients.turns import RUN_ID, SESSION_ID, USED, Turn, desk, words
 
 

@@ -2,11 +2,11 @@
 
 import grpc
 import pytest
-from bough import errors
 from google.protobuf import duration_pb2
 from google.rpc import error_details_pb2
 from grpc import aio
 
+from bough import errors
 from tests.clients.loopback import rich_status
 
 

@@ -4,11 +4,11 @@ import asyncio
 
 import grpc
 import pytest
-from bough import DeadlineExceeded, NotFound, Rejoining, Unavailable, collect
-from bough.v1 import agent_service_pb2
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from bough import DeadlineExceeded, NotFound, Rejoining, Unavailable, collect
+from bough.v1 import agent_service_pb2
 from tests.clients.loopback import AT_ONCE, Call, LoopbackService, client_of, connected, listening
 from tests.clients.turns import RUN_ID, SESSION_ID, desk
 

@@ -6,10 +6,10 @@ from concurrent.futures import Future, ThreadPoolExecutor
 import grpc
 import grpc_testing
 import pytest
-from bough import Client, NotFound, Unavailable
-from bough.v1 import agent_service_pb2, eval_service_pb2, invocation_pb2
 from google.rpc import error_details_pb2
 
+from bough import Client, NotFound, Unavailable
+from bough.v1 import agent_service_pb2, eval_service_pb2, invocation_pb2
 from tests.clients.loopback import rich_status
 from tests.clients.turns import RUN_ID, desk
 

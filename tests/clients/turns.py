@@ -2,8 +2,9 @@
 
 from collections.abc import Callable, Sequence
 
-from bough.v1 import error_pb2, event_pb2, message_pb2, policy_pb2, step_pb2
 from google.protobuf import duration_pb2, timestamp_pb2
+
+from bough.v1 import error_pb2, event_pb2, message_pb2, policy_pb2, step_pb2
 
 RUN_ID = "0193d6b4-0000-7000-8000-00000000abcd"
 SESSION_ID = "0193d6b4-0000-7000-8000-00000000beef"

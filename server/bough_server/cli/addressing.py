@@ -4,7 +4,6 @@ import re
 from typing import Final
 
 from bough import AsyncClient
-
 from bough_server.errors import ConfigurationError
 
 _FULL: Final = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}", re.IGNORECASE)

@@ -5,11 +5,11 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
 import grpc
-from bough import AsyncClient
-from bough.channel import DEFAULT_ADDRESS
 from grpc import aio
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from bough import AsyncClient
+from bough.channel import DEFAULT_ADDRESS
 from bough_server.cli.choices import Target
 from bough_server.errors import ConfigurationError
 from bough_server.settings import Settings

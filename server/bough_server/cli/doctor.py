@@ -145,7 +145,6 @@ def _model_problem(settings: "Settings", name: str) -> str:
 
 async def _server(target: Target, settings: "Settings") -> Finding:
     from bough.channel import DEFAULT_ADDRESS
-
     from bough_server.cli.connection import answers
 
     address = target.address or settings.address

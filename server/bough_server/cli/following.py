@@ -9,7 +9,6 @@ from typing import Final, Protocol
 
 from bough import AsyncClient, CallFailed, CollectedRun, RunStream, collected, text_of
 from bough.v1 import event_pb2
-
 from bough_server.cli.choices import Output
 from bough_server.cli.outcome import ExitCode, say
 from bough_server.cli.printing import forgive_encoding, json_line, print_line, print_lines, terminal

@@ -1,7 +1,6 @@
 """The words of the command line in the words of the schema; it asks nobody."""
 
 from bough.v1 import agent_service_pb2, event_pb2, policy_pb2
-
 from bough_server.cli.choices import Delta, OnDisconnect, View
 from bough_server.errors import ConfigurationError
 

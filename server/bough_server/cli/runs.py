@@ -49,7 +49,6 @@ def cancel(context: typer.Context, run: RunArgument) -> None:
 
 async def _runs(target: Target, *, session: str, state: str, limit: int, json: bool) -> ExitCode:
     from bough import RunQuery
-
     from bough_server.cli.connection import connected
     from bough_server.cli.printing import json_line, print_line, print_lines, terminal
     from bough_server.cli.render.tables import runs_table
@@ -74,7 +73,6 @@ async def _runs(target: Target, *, session: str, state: str, limit: int, json: b
 
 async def _tree(target: Target, text: str, *, json: bool, max_agents: int | None) -> ExitCode:
     from bough.v1 import invocation_pb2
-
     from bough_server.cli.addressing import resolve_run
     from bough_server.cli.connection import connected
     from bough_server.cli.printing import json_text, print_line, print_lines, terminal

@@ -5,10 +5,10 @@ import time
 from types import TracebackType
 from typing import Self
 
-from bough.v1 import event_pb2
 from rich.console import Group
 from rich.live import Live
 
+from bough.v1 import event_pb2
 from bough_server.cli.printing import terminal
 from bough_server.cli.render.live import LiveView
 

@@ -54,7 +54,6 @@ async def _list(target: Target, *, limit: int, json: bool) -> ExitCode:
 
 async def _show(target: Target, session_id: str, *, json: bool) -> ExitCode:
     from bough import RunQuery
-
     from bough_server.cli.connection import connected
     from bough_server.cli.printing import json_text, print_line, print_lines, terminal
     from bough_server.cli.render.tables import runs_table, session_lines

@@ -51,7 +51,6 @@ def events(
 
 async def _watch(target: Target, text: str, *, after: int, view: View, output: Output, is_following: bool) -> ExitCode:
     from bough.v1 import agent_service_pb2
-
     from bough_server.cli.addressing import resolve_run
     from bough_server.cli.connection import connected
     from bough_server.cli.following import conclude, follow, sink_of
@@ -73,7 +72,6 @@ async def _watch(target: Target, text: str, *, after: int, view: View, output: O
 
 async def _events(target: Target, text: str, *, json: bool, after: int, view: View, types: str) -> ExitCode:
     from bough.v1 import agent_service_pb2
-
     from bough_server.cli.addressing import resolve_run
     from bough_server.cli.connection import connected
     from bough_server.cli.following import JsonLines, PlainLines

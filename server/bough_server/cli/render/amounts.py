@@ -3,9 +3,10 @@
 import re
 from typing import Final
 
-from bough.v1 import error_pb2, event_pb2, message_pb2
 from google.protobuf import duration_pb2, timestamp_pb2
 from rich.cells import cell_len, set_cell_size
+
+from bough.v1 import error_pb2, event_pb2, message_pb2
 
 UNKNOWN: Final = "-"
 _CONTROL: Final = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")

@@ -4,11 +4,11 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import Final
 
-from bough import text_of
-from bough.v1 import event_pb2, message_pb2
 from google.protobuf import duration_pb2
 from rich.text import Text
 
+from bough import text_of
+from bough.v1 import event_pb2, message_pb2
 from bough_server.cli.render.amounts import (
     clip,
     depth_style,
@@ -74,22 +74,25 @@ class LiveView:
         self._lines.append(line)
 
     def _flush(self, speaker: Speaker) -> None:
-        for line in speaker.speech.finish():
+        self._print(speaker, speaker.speech.finish())
+
+    def _print(self, speaker: Speaker, lines: list[str]) -> None:
+        for line in lines:
             self._say(speaker, line, _STYLES[speaker.mode])
+        speaker.has_shown = speaker.has_shown or (bool(lines) and speaker.mode == "text")
 
     def _speak(self, event: AgentEvent, speaker: Speaker, mode: Mode, text: str) -> None:
         attempt = (event.step_index, event.attempt)
         if attempt < speaker.attempt:
             return
         if attempt > speaker.attempt:
-            speaker.attempt, speaker.has_spoken = attempt, False
+            speaker.attempt, speaker.has_spoken, speaker.has_shown = attempt, False, False
         if mode != speaker.mode:
             self._flush(speaker)
             speaker.mode = mode
         speaker.activity = ""
         speaker.has_spoken = speaker.has_spoken or mode == "text"
-        for line in speaker.speech.add(text):
-            self._say(speaker, line, _STYLES[mode])
+        self._print(speaker, speaker.speech.add(text))
 
     def _open(self, speaker: Speaker, now: float) -> None:
         header = bars(speaker.depth)
@@ -137,9 +140,10 @@ class LiveView:
         why = event_pb2.RetryReason.Name(retrying.reason).removeprefix("RETRY_REASON_").lower().replace("_", " ")
         text = f"↻ trying again, attempt {event.attempt}: {why}: {one_line(retrying.error.message)}"
         self._say(speaker, text.rstrip(": "), "yellow")
-        if speaker.has_spoken:
+        if speaker.has_shown:
             self._say(speaker, "  what it said in this step does not count", "dim yellow")
-        speaker.attempt, speaker.has_spoken = (event.step_index, event.attempt), False
+        speaker.attempt = (event.step_index, event.attempt)
+        speaker.has_spoken = speaker.has_shown = False
         speaker.wait_for("waiting to try again", now)
 
     def _model_completed(self, event: AgentEvent, speaker: Speaker, now: float) -> None:

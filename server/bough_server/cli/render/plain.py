@@ -5,7 +5,6 @@ from typing import Final
 
 from bough import text_of
 from bough.v1 import event_pb2, message_pb2
-
 from bough_server.cli.render.amounts import clip, duration_text, error_text, one_line, seconds_text
 from bough_server.events import name_of
 

@@ -3,9 +3,9 @@
 from dataclasses import dataclass, field
 from typing import Final, Literal
 
-from bough.v1 import event_pb2
 from rich.text import Text
 
+from bough.v1 import event_pb2
 from bough_server.cli.render.amounts import depth_style
 from bough_server.cli.render.speech import Speech
 
@@ -29,6 +29,9 @@ class Speaker:
     since: float = 0.0
     attempt: tuple[int, int] = (0, 0)
     has_spoken: bool = False
+    """Whether text came in this attempt."""
+    has_shown: bool = False
+    """Whether lines of this attempt's text stand on the screen."""
     has_ended: bool = False
     tools: dict[str, "Running"] = field(default_factory=dict)
 

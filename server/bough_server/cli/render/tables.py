@@ -2,11 +2,11 @@
 
 from collections.abc import Iterable, Sequence
 
-from bough import text_of
-from bough.v1 import agent_pb2, agent_service_pb2, message_pb2, session_service_pb2
 from google.protobuf import timestamp_pb2
 from rich.text import Text
 
+from bough import text_of
+from bough.v1 import agent_pb2, agent_service_pb2, message_pb2, session_service_pb2
 from bough_server.cli.render.amounts import clip, one_line, printable, state_style, state_text, tokens_text
 
 

@@ -4,10 +4,10 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Final
 
-from bough.v1 import event_pb2, invocation_pb2
 from rich.cells import cell_len
 from rich.text import Text
 
+from bough.v1 import event_pb2, invocation_pb2
 from bough_server.cli.render.amounts import (
     UNKNOWN,
     between,
@@ -53,7 +53,7 @@ def tree_lines(invocation: invocation_pb2.Invocation, *, width: int = 80) -> lis
     if invocation.agents_truncated:
         more = invocation.agents_total - len(invocation.agents)
         lines.append(Text(f"… and {counted(more, 'more agent')}", style="dim"))
-    lines.append(Text(clip(_totals(invocation), width), style="bold"))
+    lines += [Text(line, style="bold") for line in _joined(_totals(invocation), width)]
     if not invocation.agents and invocation.HasField("error"):
         lines.append(Text(clip(f"✗ {error_text(invocation.error)}", width), style="red"))
     anomalies = [*invocation.anomalies, *(text for agent in invocation.agents for text in agent.anomalies)]
@@ -144,7 +144,16 @@ def _connectors(agents: Sequence[invocation_pb2.AgentInvocation]) -> Iterator[tu
     return reversed(found)
 
 
-def _totals(invocation: invocation_pb2.Invocation) -> str:
+def _joined(parts: Sequence[str], width: int) -> list[str]:
+    """Parts with dots between them, on as many lines as they need."""
+    lines = [parts[0]]
+    for part in parts[1:]:
+        longer = f"{lines[-1]} · {part}"
+        lines = [*lines[:-1], longer] if len(longer) <= width else [*lines, part]
+    return lines
+
+
+def _totals(invocation: invocation_pb2.Invocation) -> list[str]:
     usage = invocation.tree_usage
     parts = [
         state_text(invocation.state),
@@ -160,4 +169,4 @@ def _totals(invocation: invocation_pb2.Invocation) -> str:
         parts.append(seconds_text(between(invocation.start_time, invocation.end_time)))
     if not invocation.complete:
         parts.append(f"so far, to event {invocation.as_of_sequence}")
-    return " · ".join(parts)
+    return parts

@@ -1,0 +1,267 @@
+"""The live view: agents as they speak, in whole lines that nobody else's words get into."""
+
+from collections.abc import Iterable
+
+from google.protobuf import duration_pb2
+from hypothesis import given
+from hypothesis import strategies as st
+from rich.cells import cell_len
+
+from bough.v1 import error_pb2, event_pb2, message_pb2
+from bough_server.cli.render.live import LiveView
+from tests.clients.turns import AgentEvent, Turn, desk
+
+
+def shown(events: Iterable[AgentEvent], *, width: int = 80) -> list[str]:
+    view = LiveView(width)
+    return [line.plain for event in events for line in view.feed(event)]
+
+
+def status(events: Iterable[AgentEvent], *, now: float = 0.0) -> list[str]:
+    view = LiveView()
+    for event in events:
+        view.feed(event, 0.0)
+    return [line.plain for line in view.status(now)]
+
+
+def delta(text: str) -> event_pb2.LlmOutputDelta:
+    return event_pb2.LlmOutputDelta(text=text)
+
+
+def test_a_turn_reads_as_nested_blocks() -> None:
+    assert shown(desk()) == [
+        "● lead",
+        "│ The researcher knows.",
+        "│ Let me ask.",
+        '│ → call_researcher {"message": "Facts about owls"}',
+        "│ ● researcher",
+        "│ │ Searching.",
+        '│ │ → search {"query": "owls"}',
+        "│ │ ← search  Owls are birds.  0.4 s",
+        "│ │ Owls are birds.",
+        "│ ✓ researcher  2.0 s, 1,204 tokens",
+        "│ ← call_researcher  0.4 s",
+        "│ Owls hunt at night.",
+        "✓ lead  9.0 s, 1,204 tokens",
+    ]
+
+
+def test_parallel_agents_speak_in_whole_lines_under_their_names() -> None:
+    turn = Turn()
+    turn.start()
+    turn.child_start("lead/a", "")
+    turn.child_start("lead/b", "")
+    for a, b in (("one ", "uno "), ("two\n", "dos\n"), ("three", "tres")):
+        turn.add("lead/a", llm_output_delta=delta(a))
+        turn.add("lead/b", llm_output_delta=delta(b))
+    turn.child_end("lead/b", "")
+    turn.child_end("lead/a", "")
+    assert shown(turn.events) == [
+        "● lead",
+        "│ ● a",
+        "│ ● b",
+        "│ ▸ lead/a",
+        "│ │ one two",
+        "│ ▸ lead/b",
+        "│ │ uno dos",
+        "│ │ tres",
+        "│ ✓ b  2.0 s, 1,204 tokens",
+        "│ ▸ lead/a",
+        "│ │ three",
+        "│ ✓ a  2.0 s, 1,204 tokens",
+    ]
+
+
+def test_two_executions_of_one_agent_are_told_apart() -> None:
+    turn = Turn()
+    turn.start()
+    turn.child_start("lead/writer", "")
+    turn.child_start("lead/writer#2", "")
+    turn.model("lead/writer", "First.")
+    turn.model("lead/writer#2", "Second.")
+    assert shown(turn.events)[1:] == [
+        "│ ● writer",
+        "│ ● writer #2",
+        "│ ▸ lead/writer",
+        "│ │ First.",
+        "│ ▸ lead/writer #2",
+        "│ │ Second.",
+    ]
+
+
+def test_a_retry_is_said_and_drops_the_unfinished_line() -> None:
+    turn = Turn()
+    turn.start()
+    turn.add("lead", llm_output_delta=delta("Owls are fi"))
+    turn.add("lead", attempt=2, llm_retrying=event_pb2.LlmRetrying(reason=event_pb2.RETRY_REASON_TIMEOUT))
+    turn.model("lead", "Owls are birds.", attempt=2)
+    assert shown(turn.events) == ["● lead", "│ ↻ trying again, attempt 2: timeout", "│ Owls are birds."]
+
+
+def test_a_retry_says_that_lines_on_the_screen_do_not_count() -> None:
+    turn = Turn()
+    turn.start()
+    turn.add("lead", llm_output_delta=delta("Owls are fish.\nAnd"))
+    error = error_pb2.AgentError(message="The connection was cut.")
+    retrying = event_pb2.LlmRetrying(reason=event_pb2.RETRY_REASON_TRANSPORT, error=error)
+    turn.add("lead", attempt=2, llm_retrying=retrying)
+    turn.add("lead", attempt=1, llm_output_delta=delta("late"))
+    turn.model("lead", "Owls are birds.", attempt=2)
+    assert shown(turn.events) == [
+        "● lead",
+        "│ Owls are fish.",
+        "│ ↻ trying again, attempt 2: transport: The connection was cut.",
+        "│   what it said in this step does not count",
+        "│ Owls are birds.",
+    ]
+
+
+def test_an_answer_without_deltas_is_shown_when_it_is_whole() -> None:
+    turn = Turn()
+    turn.start()
+    turn.model("lead", "Owls.")
+    events = [event for event in turn.events if not event.HasField("llm_output_delta")]
+    assert shown(events) == ["● lead", "│ Owls."]
+
+
+def test_a_summary_shows_the_text_of_sub_agents() -> None:
+    turn = Turn()
+    turn.start()
+    turn.child_start("lead/writer", "")
+    turn.add("lead/writer", sub_agent_partial=event_pb2.SubAgentPartial(text="Owls "))
+    turn.add("lead/writer", sub_agent_partial=event_pb2.SubAgentPartial(text="fly."))
+    turn.child_end("lead/writer", "Owls fly.")
+    assert shown(turn.events)[1:] == ["│ ● writer", "│ │ Owls fly.", "│ ✓ writer  2.0 s, 1,204 tokens"]
+
+
+def test_failures_say_why() -> None:
+    turn = Turn()
+    turn.start()
+    turn.tool_start("lead", "search", call="c1")
+    turn.tool_end("lead", "search", call="c1", error="No\nnetwork.")
+    error = error_pb2.AgentError(reason=error_pb2.ERROR_REASON_MODEL_TIMEOUT, message="It was silent for 60 s.")
+    turn.add("lead", llm_failed=event_pb2.LlmFailed(error=error))
+    turn.add("lead", run_failed=event_pb2.RunFailed(error=error, end_reason=event_pb2.END_REASON_FAILED))
+    assert shown(turn.events) == [
+        "● lead",
+        "│ → search",
+        "│ ✗ search  TOOL_FAILED: No network.  0.4 s",
+        "│ ✗ model: MODEL_TIMEOUT: It was silent for 60 s.",
+        "✗ lead  MODEL_TIMEOUT: It was silent for 60 s.",
+    ]
+
+
+def test_a_cancelled_run_ends_every_block() -> None:
+    turn = Turn()
+    turn.start()
+    turn.child_start("lead/a", "")
+    turn.add("lead", cancel_requested=event_pb2.CancelRequested(reason=event_pb2.CANCEL_REASON_CALLER))
+    turn.add("lead/a", sub_agent_failed=event_pb2.SubAgentFailed(end_reason=event_pb2.END_REASON_CANCELLED))
+    turn.add("lead", run_cancelled=event_pb2.RunCancelled())
+    assert shown(turn.events) == [
+        "● lead",
+        "│ ● a",
+        "▸ lead",
+        "│ ■ stopping: caller",
+        "│ ■ a  cancelled",
+        "■ lead  cancelled",
+    ]
+
+
+def test_what_a_tool_says_meanwhile_stands_in_its_callers_block() -> None:
+    turn = Turn()
+    turn.start()
+    turn.tool_start("lead", "build", call="c1")
+    for piece in ("compiling\nlink", "ing"):
+        turn.add("lead", tool_output=event_pb2.ToolOutput(call_id="c1", text=piece))
+    turn.tool_end("lead", "build", "done", call="c1")
+    assert shown(turn.events)[1:] == ["│ → build", "│ ┊ compiling", "│ ┊ linking", "│ ← build  done  0.4 s"]
+
+
+def test_a_run_joined_in_the_middle_names_its_speakers() -> None:
+    assert shown(desk()[8:11]) == ["│ ▸ lead/researcher", "│ │ Searching."]
+
+
+def test_a_model_cannot_steer_the_terminal() -> None:
+    turn = Turn()
+    turn.start()
+    turn.model("lead", "\x1b[2Jgone\x07 [bold]kept[/bold]\r\nnext")
+    assert shown(turn.events)[1:] == ["│ [2Jgone [bold]kept[/bold]", "│ next"]
+
+
+def test_waiting_for_a_model_is_said_until_it_speaks() -> None:
+    turn = Turn()
+    turn.start()
+    assert status(turn.events, now=2.0) == ["│ … lead: starting 2.0 s"]
+    turn.add("lead", llm_started=event_pb2.LlmStarted(model="default", provider="local"))
+    assert status(turn.events, now=3.0) == ["│ … lead: waiting for local/default 3.0 s"]
+    turn.add("lead", llm_output_delta=delta("Ow"))
+    assert status(turn.events) == ["│ Ow"]
+    turn.tool_start("lead", "search", call="c1")
+    assert status(turn.events, now=4.0) == ["│ … lead: search 4.0 s"]
+    turn.tool_end("lead", "search", "x", call="c1")
+    turn.end("Owls.")
+    assert status(turn.events) == []
+
+
+def test_the_status_of_many_agents_is_cut_short() -> None:
+    turn = Turn()
+    turn.start()
+    for number in range(12):
+        turn.child_start(f"lead/a{number}", "")
+    assert status(turn.events)[-1] == "… and 5 more"
+    assert len(status(turn.events)) == 9
+
+
+def test_payloads_that_are_not_known_are_passed_over() -> None:
+    assert shown([AgentEvent(sequence=1, invocation_id="x", agent="lead")]) == []
+
+
+CHAINS = st.sampled_from(["lead", "lead/a", "lead/b", "lead/b/c"])
+
+
+@given(st.lists(st.tuples(CHAINS, st.text(alphabet="ab 猫\n", max_size=30)), max_size=30), st.integers(30, 100))
+def test_every_word_is_shown_once_in_its_speakers_order(pieces: list[tuple[str, str]], width: int) -> None:
+    turn = Turn()
+    for chain, text in pieces:
+        turn.add(chain, llm_output_delta=delta(text))
+    for chain in dict.fromkeys(chain for chain, _ in pieces):
+        turn.add(chain, llm_completed=event_pb2.LlmCompleted())
+    said: dict[str, str] = {}
+    speaker = ""
+    for line in shown(turn.events, width=width):
+        bare = line.lstrip("│ ")
+        speaker = bare.removeprefix("▸ ") if bare.startswith("▸ ") else speaker
+        said[speaker] = said.get(speaker, "") + ("" if bare.startswith("▸ ") else bare)
+    expected = {chain: "".join(text for c, text in pieces if c == chain) for chain, _ in pieces}
+    squeezed = {chain: "".join(text.split()) for chain, text in expected.items()}
+    assert {chain: "".join(text.split()) for chain, text in said.items() if "".join(text.split())} == {
+        chain: text for chain, text in squeezed.items() if text
+    }
+
+
+@given(st.text(max_size=200), st.integers(0, 40), st.integers(30, 100))
+def test_no_line_is_wider_than_the_terminal(text: str, depth: int, width: int) -> None:
+    turn = Turn()
+    chain = "/".join(["lead", *(f"agent{number}" for number in range(depth))])
+    turn.child_start(chain, "")
+    turn.model(chain, text)
+    turn.tool_start(chain, "search", text, call="c1")
+    turn.tool_end(chain, "search", text, call="c1")
+    turn.child_end(chain, text)
+    widest = max(cell_len(line) for line in shown(turn.events, width=width))
+    # Below a depth where nothing is left, a line keeps the room of a few words.
+    assert widest <= max(width, 52)
+
+
+def test_a_long_result_leaves_room_for_its_duration() -> None:
+    turn = Turn()
+    turn.start()
+    result = message_pb2.ToolResult(
+        call=message_pb2.ToolCall(call_id="c1", name="search"),
+        parts=[message_pb2.Part(text="owl " * 100)],
+        latency=duration_pb2.Duration(seconds=75),
+    )
+    turn.add("lead", tool_completed=event_pb2.ToolCompleted(result=result))
+    line = shown(turn.events)[-1]
+    assert (line.startswith("│ ← search  owl owl"), line.endswith("…  1 m 15 s"), len(line) <= 80) == (True, True, True)

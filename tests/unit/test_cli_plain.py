@@ -1,0 +1,105 @@
+"""Events as lines of their own, and the amounts in them."""
+
+import pytest
+from google.protobuf import duration_pb2
+from hypothesis import given
+from hypothesis import strategies as st
+from rich.cells import cell_len
+
+from bough.v1 import error_pb2, event_pb2, message_pb2
+from bough_server.cli.render.amounts import (
+    clip,
+    clip_middle,
+    cost_text,
+    counted,
+    error_text,
+    seconds_text,
+    state_text,
+    tokens_text,
+)
+from bough_server.cli.render.plain import plain_line
+from tests.clients.turns import AgentEvent, Turn, desk
+
+
+def test_each_event_is_one_line() -> None:
+    assert [plain_line(event) for event in desk()[:8]] == [
+        "    1 22:13:20.000 lead run.started Write about owls.",
+        "    2 22:13:21.000 lead llm.started test/default",
+        "    3 22:13:22.000 lead llm.reasoning_delta The researcher knows.",
+        "    4 22:13:23.000 lead llm.output_delta Let me",
+        "    5 22:13:24.000 lead llm.output_delta ask.",
+        "    6 22:13:25.000 lead llm.completed Let me ask.",
+        '    7 22:13:26.000 lead tool.started call_researcher {"message": "Facts about owls"}',
+        "    8 22:13:27.000 lead/researcher sub_agent.started Facts about owls",
+    ]
+
+
+def test_a_retry_names_its_attempt_its_reason_and_its_delay() -> None:
+    turn = Turn()
+    retrying = event_pb2.LlmRetrying(
+        reason=event_pb2.RETRY_REASON_RATE_LIMITED,
+        error=error_pb2.AgentError(message="Too many calls."),
+        delay=duration_pb2.Duration(seconds=2),
+    )
+    event = turn.add("lead", attempt=2, llm_retrying=retrying)
+    line = "    1 22:13:20.000 lead llm.retrying (attempt 2) rate limited: Too many calls. (again in 2.0 s)"
+    assert plain_line(event) == line
+
+
+@pytest.mark.parametrize("payload", [field.name for field in AgentEvent.DESCRIPTOR.oneofs_by_name["payload"].fields])
+def test_every_kind_of_event_has_a_line(payload: str) -> None:
+    event = AgentEvent(sequence=9, branch="lead")
+    getattr(event, payload).SetInParent()
+    line = plain_line(event)
+    assert line.startswith("    9 00:00:00.000 lead ")
+    assert "\n" not in line
+    assert "unknown" not in line
+
+
+def test_a_payload_that_is_not_known_keeps_its_sequence() -> None:
+    assert plain_line(AgentEvent(sequence=9)) == "    9 00:00:00.000 - unknown"
+
+
+@given(st.text())
+def test_no_text_breaks_the_line(text: str) -> None:
+    line = plain_line(AgentEvent(sequence=1, llm_output_delta=event_pb2.LlmOutputDelta(text=text)))
+    assert line.isprintable() or not any(ord(character) < 32 or 127 <= ord(character) < 160 for character in line)
+    assert len(line.splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [
+        (0.0, "0 ms"),
+        (0.04, "40 ms"),
+        (0.0994, "99 ms"),
+        (0.4, "0.4 s"),
+        (59.94, "59.9 s"),
+        (59.96, "1 m 00 s"),
+        (185, "3 m 05 s"),
+        (3599.9, "1 h 00 m"),
+        (7800, "2 h 10 m"),
+    ],
+)
+def test_durations_are_short(seconds: float, text: str) -> None:
+    assert seconds_text(seconds) == text
+
+
+def test_amounts_tell_unknown_from_nothing() -> None:
+    nothing = message_pb2.Usage(total_tokens=0, cost_micros=0)
+    assert (tokens_text(nothing), cost_text(nothing)) == ("0", "0.0000")
+    assert (tokens_text(message_pb2.Usage()), cost_text(message_pb2.Usage())) == ("-", "-")
+    assert tokens_text(message_pb2.Usage(input_tokens=1_200, output_tokens=4)) == "1,204"
+    assert (counted(1, "agent"), counted(1_200, "agent")) == ("1 agent", "1,200 agents")
+
+
+def test_states_and_errors_are_words() -> None:
+    assert state_text(event_pb2.STATE_INPUT_REQUIRED) == "input required"
+    assert error_text(error_pb2.AgentError()) == "no reason given"
+    assert error_text(error_pb2.AgentError(message="It\nbroke.")) == "It broke."
+
+
+@given(st.text(), st.integers(1, 50))
+def test_clipped_text_fits(text: str, width: int) -> None:
+    assert cell_len(clip(text, width)) <= max(width, 1)
+    assert len(clip_middle(text, width)) <= width

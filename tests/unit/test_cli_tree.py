@@ -1,0 +1,104 @@
+"""The tree of a record as rows: who is below whom, what each used, what went wrong."""
+
+from google.protobuf import timestamp_pb2
+from hypothesis import given
+from hypothesis import strategies as st
+
+from bough.v1 import error_pb2, event_pb2, invocation_pb2, message_pb2
+from bough_server.cli.render.tree import tree_lines
+from bough_server.tree import fold
+from tests.clients.turns import desk
+
+
+def agent(name: str, depth: int, **fields: object) -> invocation_pb2.AgentInvocation:
+    known = {"state": event_pb2.STATE_SUCCEEDED, "step_count": 1, **fields}
+    return invocation_pb2.AgentInvocation(invocation_id=f"id-{name}", name=name, depth=depth, **known)
+
+
+def record(*agents: invocation_pb2.AgentInvocation, **fields: object) -> invocation_pb2.Invocation:
+    known = {"state": event_pb2.STATE_SUCCEEDED, "complete": True, "agents_total": len(agents), **fields}
+    return invocation_pb2.Invocation(agents=agents, **known)
+
+
+def lines(invocation: invocation_pb2.Invocation, width: int = 80) -> list[str]:
+    return [line.plain for line in tree_lines(invocation, width=width)]
+
+
+def names(invocation: invocation_pb2.Invocation) -> list[str]:
+    return [line.split("  succeeded")[0].rstrip() for line in lines(invocation)[1:-1]]
+
+
+def test_a_folded_turn_is_a_tree() -> None:
+    assert lines(fold(desk())) == [
+        "agent                               state          time  steps  tools     tokens",
+        "lead                                succeeded    27.0 s      2      1          -",
+        "└─ researcher                       succeeded    12.0 s      2      1          -",
+        "      · search",
+        "succeeded · 2 agents · 4 model calls · 2 tool calls · 27.0 s",
+    ]
+
+
+def test_branches_are_drawn_to_their_last_child() -> None:
+    tree = record(
+        agent("a", 0), agent("b", 1), agent("c", 2), agent("d", 2), agent("e", 1), agent("f", 2), agent("g", 0)
+    )
+    assert names(tree) == ["a", "├─ b", "│  ├─ c", "│  └─ d", "└─ e", "   └─ f", "g"]
+
+
+def test_notes_hang_below_their_agent() -> None:
+    error = error_pb2.AgentError(reason=error_pb2.ERROR_REASON_TOOL_FAILED, message="No network.")
+    tools = [
+        invocation_pb2.ToolInvocation(name="search", invocation_id="id-a", state=event_pb2.STATE_SUCCEEDED),
+        invocation_pb2.ToolInvocation(name="search", invocation_id="id-a", state=event_pb2.STATE_FAILED),
+        invocation_pb2.ToolInvocation(name="save", invocation_id="id-b", state=event_pb2.STATE_FAILED),
+        invocation_pb2.ToolInvocation(name="call_b", invocation_id="id-a", child_invocation_id="id-b"),
+    ]
+    tree = record(agent("a", 0), agent("b", 1, state=event_pb2.STATE_FAILED, error=error), agent("c", 1), tools=tools)
+    below = [line for line in lines(tree) if "·" in line or "✗" in line]
+    assert below[:-1] == ["│  · search x2 (1 failed)", "│     · save (failed)", "│     ✗ TOOL_FAILED: No network."]
+
+
+def test_own_usage_stands_in_the_rows_and_the_trees_below() -> None:
+    own = message_pb2.Usage(input_tokens=1_000, output_tokens=204, tool_calls=3, cost_micros=1_250)
+    whole = message_pb2.Usage(total_tokens=5_000, model_calls=1, tool_calls=3, cost_micros=9_000)
+    start, end = timestamp_pb2.Timestamp(seconds=100), timestamp_pb2.Timestamp(seconds=102, nanos=500_000_000)
+    lead = agent("lead", 0, usage=own, start_time=start, end_time=end)
+    assert lines(record(lead, tree_usage=whole, start_time=start, end_time=end)) == [
+        "agent                     state          time  steps  tools     tokens      cost",
+        "lead                      succeeded     2.5 s      1      3      1,204    0.0013",
+        "succeeded · 1 agent · 1 model call · 3 tool calls · 5,000 tokens · cost 0.0090",
+        "2.5 s",
+    ]
+
+
+def test_a_run_that_goes_on_says_how_far_it_is() -> None:
+    going = record(agent("lead", 0), state=event_pb2.STATE_RUNNING, complete=False, as_of_sequence=7)
+    assert lines(going)[-1] == "running · 1 agent · 0 model calls · 0 tool calls · so far, to event 7"
+
+
+def test_what_is_left_out_and_what_does_not_add_up_is_said() -> None:
+    tree = record(agent("lead", 0, anomalies=["It ended twice."]), agents_truncated=True, agents_total=12)
+    assert lines(tree)[2:] == [
+        "… and 11 more agents",
+        "succeeded · 12 agents · 0 model calls · 0 tool calls",
+        "! It ended twice.",
+    ]
+
+
+def test_deep_agents_say_their_depth() -> None:
+    tree = record(*(agent(f"a{depth}", depth) for depth in range(200)))
+    assert names(tree)[199] == " " * 21 + "⋯199 └─ a199"
+
+
+DEPTHS = st.lists(st.integers(0, 15), max_size=40)
+
+
+@given(DEPTHS, st.text(max_size=60), st.integers(60, 120))
+def test_every_agent_has_one_row_and_no_row_is_too_wide(depths: list[int], name: str, width: int) -> None:
+    preorder: list[int] = []
+    for depth in depths:
+        preorder.append(min(depth, preorder[-1] + 1) if preorder else 0)
+    tree = record(*(agent("agent", depth) for depth in preorder))
+    rows = lines(tree, width)
+    assert len(rows) == len(preorder) + 2
+    assert max(len(row) for row in rows) <= max(width, 90)

@@ -1,0 +1,140 @@
+"""The words of the command line: runs by a part of their id, states, names of events, tables."""
+
+import pytest
+import typer
+from google.protobuf import timestamp_pb2
+
+from bough.v1 import agent_pb2, agent_service_pb2, event_pb2, message_pb2, policy_pb2, session_service_pb2
+from bough_server.cli.addressing import resolve_run
+from bough_server.cli.choices import Delta, OnDisconnect, View, seconds
+from bough_server.cli.render.tables import agents_table, message_lines, runs_table, session_lines, sessions_table
+from bough_server.cli.requests import event_names_of, is_named, policy_of, state_of, view_of
+from bough_server.errors import ConfigurationError
+from tests.clients.loopback import LoopbackService, connected
+
+NOON = timestamp_pb2.Timestamp(seconds=1_700_000_000)
+
+
+async def test_last_is_the_newest_run() -> None:
+    async with connected(LoopbackService([])) as client:
+        assert await resolve_run(client, "last") == "run-0"
+
+
+async def test_a_full_id_is_asked_of_nobody() -> None:
+    async with connected(LoopbackService([])) as client:
+        await client.close()
+        full = "0193D6B4-0000-7000-8000-00000000ABCD"
+        assert await resolve_run(client, full) == full.lower()
+
+
+async def test_a_run_is_meant_by_the_end_of_its_id() -> None:
+    service = LoopbackService([], runs=["0193d6b4-aaaaaa", "0193d6b4-bbaaaa", "0193d6b4-cccccc"])
+    async with connected(service) as client:
+        assert await resolve_run(client, "bbAAAA") == "0193d6b4-bbaaaa"
+        for text, words in (("cccc", "too short"), ("dddddd", "no run that ends in"), ("193d6b4", "no run that ends")):
+            with pytest.raises(ConfigurationError, match=words):
+                await resolve_run(client, text)
+
+
+async def test_an_end_that_several_runs_share_is_refused() -> None:
+    async with connected(LoopbackService([], runs=["1-abcdef", "2-abcdef"])) as client:
+        with pytest.raises(ConfigurationError, match="2 runs end in 'abcdef', such as 1-abcdef and 2-abcdef"):
+            await resolve_run(client, "abcdef")
+
+
+async def test_the_last_of_no_runs_is_refused() -> None:
+    async with connected(LoopbackService([], runs=[])) as client:
+        with pytest.raises(ConfigurationError, match="no run yet"):
+            await resolve_run(client, "last")
+
+
+def test_durations_are_seconds() -> None:
+    assert (seconds("10m"), seconds("1500ms")) == (600.0, 1.5)
+    for text in ("soon", "-1s", "0s"):
+        with pytest.raises(typer.BadParameter):
+            seconds(text)
+
+
+def test_flags_become_the_schema_words() -> None:
+    assert view_of(View.SUMMARY) == agent_service_pb2.VIEW_SUMMARY
+    assert policy_of(None, None) == policy_pb2.RunPolicy()
+    assert policy_of(Delta.PASSTHROUGH, OnDisconnect.CONTINUE) == policy_pb2.RunPolicy(
+        delta=policy_pb2.DeltaPolicy(passthrough=policy_pb2.PassthroughDeltas()),
+        on_disconnect=policy_pb2.ON_DISCONNECT_CONTINUE,
+    )
+    assert policy_of(Delta.AGGREGATED, OnDisconnect.CANCEL) == policy_pb2.RunPolicy(
+        delta=policy_pb2.DeltaPolicy(aggregated=policy_pb2.AggregatedDeltas()),
+        on_disconnect=policy_pb2.ON_DISCONNECT_CANCEL,
+    )
+
+
+def test_states_are_named_in_small_letters() -> None:
+    assert state_of("input-required") == event_pb2.STATE_INPUT_REQUIRED
+    with pytest.raises(ConfigurationError, match="no state 'done'; there is pending, running"):
+        state_of("done")
+
+
+def test_names_of_events_may_leave_out_their_root() -> None:
+    names = event_names_of("tool.started, agent.llm.*")
+    assert names == ("agent.tool.started", "agent.llm.*")
+    asked = ["agent.tool.started", "agent.tool.completed", "agent.llm.started", "agent.llms"]
+    assert [is_named(name, names) for name in asked] == [True, False, True, False]
+    assert is_named("agent.run.started", ()) is True
+
+
+def test_runs_are_rows() -> None:
+    run_id = "0193d6b4-0000-7000-8000-00000000abcd"
+    usage = message_pb2.Usage(total_tokens=1_204)
+    run = agent_service_pb2.Run(
+        run_id=run_id, agent="lead", state=event_pb2.STATE_FAILED, create_time=NOON, tree_usage=usage
+    )
+    assert [line.plain for line in runs_table([run], width=100)] == [
+        "run                                   state           created             tokens  agent",
+        f"{run_id}  failed          2023-11-14 22:13     1,204  lead",
+    ]
+    assert max(len(line.plain) for line in runs_table([run], width=60)) <= 60
+
+
+def test_sessions_are_rows_and_fields() -> None:
+    session = session_service_pb2.Session(session_id="s1", user_id="local", create_time=NOON, labels={"pr": "7"})
+    assert [line.plain for line in sessions_table([session], width=80)] == [
+        "session                               last used         held by",
+        "s1                                    2023-11-14 22:13  -",
+    ]
+    assert [line.plain for line in session_lines(session, width=80)] == [
+        "session   s1",
+        "user      local",
+        "created   2023-11-14 22:13",
+        "held by   -",
+        "label     pr=7",
+    ]
+
+
+def test_agents_say_their_model_and_what_they_do() -> None:
+    agents = [
+        agent_pb2.AgentDefinition(name="lead", description="Leads.", llm=agent_pb2.LlmAgent(model="default")),
+        agent_pb2.AgentDefinition(name="writer", description="Writes\ntexts.", llm=agent_pb2.LlmAgent()),
+        agent_pb2.AgentDefinition(name="coded", description="Counts."),
+    ]
+    assert [line.plain for line in agents_table(agents, width=80)] == [
+        "agent   model       what it does",
+        "lead    default     Leads.",
+        "writer  (caller's)  Writes texts.",
+        "coded   (code)      Counts.",
+    ]
+
+
+def test_messages_show_their_author_text_and_calls() -> None:
+    call = message_pb2.ToolCall(name="search", arguments_json='{"query": "owls"}')
+    message = message_pb2.Message(
+        position=3,
+        author="lead",
+        kind=message_pb2.MESSAGE_KIND_SUB_AGENT_ASSISTANT,
+        parts=[message_pb2.Part(text="Let me look.\nNow."), message_pb2.Part(tool_call=call)],
+    )
+    assert [line.plain for line in message_lines(message, width=80)] == [
+        "   3  lead  sub agent assistant",
+        "      Let me look.",
+        "      Now.",
+        '      → search {"query": "owls"}',
+    ]
