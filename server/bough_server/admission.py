@@ -1,11 +1,11 @@
 """What a run begins with: a checked request becomes run_started; it starts nothing."""
 
 import hashlib
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from bough.v1 import agent_service_pb2, error_pb2, event_pb2, message_pb2, policy_pb2
-
+from bough.v1 import agent_pb2, agent_service_pb2, error_pb2, event_pb2, message_pb2, policy_pb2
 from bough_server import ids
 from bough_server.errors import FieldViolation, InvalidRequest, NotFound
 from bough_server.runtime.agent import Agent, Resolver
@@ -39,6 +39,11 @@ def find_agent(resolver: Resolver, name: str) -> Agent:
             reason=error_pb2.ERROR_REASON_UNKNOWN_AGENT,
             hint="CatalogService.ListAgents lists those there are.",
         ) from None
+
+
+def stored_definitions(resolver: Resolver, root: str) -> Sequence[agent_pb2.AgentDefinition]:
+    """The definitions that a run of `root` can reach and that are data; agents in code have a declared version."""
+    return [one for one in resolver.reachable(root) if one.WhichOneof("kind")]
 
 
 def check_input(message: message_pb2.Message) -> None:
@@ -122,7 +127,7 @@ def run_started(
     if admission.deadline_time_ns is not None:
         begun.deadline_time.FromNanoseconds(admission.deadline_time_ns)
     begun.labels.update(request.labels)
-    for reached in resolver.reachable(definition.name):
+    for reached in stored_definitions(resolver, definition.name):
         begun.definitions.add(name=reached.name, revision=reached.revision)
     begun.session_cut = session_cut
     versions = resolver.versions(definition.name)

@@ -18,6 +18,7 @@ from bough_server.admission import (
     find_agent,
     request_digest,
     run_started,
+    stored_definitions,
 )
 from bough_server.clock import Clock
 from bough_server.errors import (
@@ -195,7 +196,7 @@ class Runs:
                 request_digest=event.run_started.request_digest,
                 create_time_ns=admission.now_ns,
                 first=first,
-                definitions=self._resolver.reachable(admission.agent.definition.name),
+                definitions=stored_definitions(self._resolver, admission.agent.definition.name),
             )
             try:
                 await self._event_log.create(new_run)
