@@ -266,12 +266,12 @@ async def test_s8_a_cancelled_run_ends_every_open_thing_once_leaf_first(tmp_path
         "p: run.cancelled",
     ]
     errors = [
-        log[10].llm_failed.error,
-        log[11].step_failed.error,
-        log[12].sub_agent_failed.error,
-        log[13].tool_failed.result.error,
-        log[14].step_failed.error,
-        log[15].run_cancelled.error,
+        log[-6].llm_failed.error,
+        log[-5].step_failed.error,
+        log[-4].sub_agent_failed.error,
+        log[-3].tool_failed.result.error,
+        log[-2].step_failed.error,
+        log[-1].run_cancelled.error,
     ]
     assert {error.reason for error in errors} == {error_pb2.ERROR_REASON_CANCELLED}
     assert [entry.agent for entry in entries] == ["p"]
