@@ -1,0 +1,1 @@
+"""`make bench`: what the server costs, each figure beside the floor that was measured in the same run."""

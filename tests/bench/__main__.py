@@ -1,0 +1,79 @@
+"""python -m tests.bench [desk] [catch-up] [append] [fold]: runs cases, prints a table, writes var/bench.json.
+
+Exits 0 unless a turn failed. `--profile` runs the desk's server under cProfile and writes var/bench.prof; `--docs`
+measures nothing and puts the last report into docs/benchmarks.md.
+"""
+
+import argparse
+import asyncio
+import json
+import sys
+import tempfile
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from datetime import UTC, datetime
+from functools import partial
+from importlib import import_module
+from pathlib import Path
+from typing import Final
+
+from rich.console import Console
+
+from tests.bench import table
+from tests.bench.figures import CaseResult, Report
+from tests.bench.machine import machine, versions
+
+CASES: Final = {"desk": "desk", "catch-up": "catch_up", "append": "append", "fold": "fold"}
+REPORT: Final = Path("var/bench.json")
+PROFILE: Final = Path("var/bench.prof")
+PAGE: Final = Path("docs/benchmarks.md")
+
+Measure = Callable[[Path], Awaitable[CaseResult]]
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs what the command line names, everything where it names nothing; gives the exit code."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("cases", nargs="*", metavar="CASE", help=f"of {', '.join(CASES)}; all where none is named")
+    parser.add_argument("--profile", action="store_true")
+    parser.add_argument("--docs", action="store_true")
+    arguments = parser.parse_args(argv)
+    if unknown := set(arguments.cases) - CASES.keys():
+        parser.error(f"there is no case {', '.join(sorted(unknown))}; there are {', '.join(CASES)}")
+    if arguments.docs:
+        report: Report = json.loads(REPORT.read_text(encoding="utf-8"))
+        PAGE.write_text(table.rewritten(PAGE.read_text(encoding="utf-8"), report), encoding="utf-8")
+        return 0
+    REPORT.parent.mkdir(exist_ok=True)
+    report = asyncio.run(_measured(arguments.cases or list(CASES), profile=arguments.profile))
+    REPORT.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
+    table.show(report, Console(width=None if sys.stdout.isatty() else 160))
+    return 1 if report["failures"] else 0
+
+
+async def _measured(cases: Sequence[str], *, profile: bool) -> Report:
+    report = Report(
+        date=datetime.now(UTC).date().isoformat(),
+        machine=machine(),
+        versions=versions(),
+        figures=[],
+        failures=[],
+        seconds={},
+    )
+    for case in cases:
+        print(f"{case} ...", file=sys.stderr, flush=True)
+        measure: Measure = import_module(f"tests.bench.{CASES[case]}").measure
+        if case == "desk" and profile:
+            measure = partial(import_module("tests.bench.desk").measure, profile=PROFILE.absolute())
+        start = time.monotonic()
+        # Beside the report, on a disk: where temporary files are kept in memory, a durable commit costs nothing.
+        with tempfile.TemporaryDirectory(prefix="bench-", dir=REPORT.parent.absolute()) as folder:
+            result = await measure(Path(folder))
+        report["seconds"][case] = round(time.monotonic() - start, 1)
+        report["figures"] += [figure.written() for figure in result.figures]
+        report["failures"] += result.failures
+    return report
+
+
+if __name__ == "__main__":
+    sys.exit(main())

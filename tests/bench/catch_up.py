@@ -1,0 +1,80 @@
+"""The catch-up case: events a second of a long finished run, beside a bare stream of the same bytes, prepared."""
+
+from pathlib import Path
+from typing import Final
+
+from grpc import aio
+
+from bough.v1 import agent_service_pb2
+from bough_server import ids
+from bough_server.store.sql.store import open_store
+from tests.bench.desk_team import write_project
+from tests.bench.figures import Aim, CaseResult, Figure
+from tests.bench.long_logs import NOW_NS, deltas, end, new_run
+from tests.bench.programs import Program, asked, serving
+from tests.bench.servers import bough_server
+from tests.bench.stream_floor import METHOD, SERVICE, write_messages
+
+EVENTS: Final = 100_000
+ROUNDS: Final = 7
+_NO_MODEL: Final = "http://127.0.0.1:9/v1"
+_SECONDS: Final = 120.0
+
+
+async def measure(folder: Path) -> CaseResult:
+    """Runs the case in an empty folder."""
+    run_id = await _written(folder / "bench.db")
+    config = write_project(folder, base_url=_NO_MODEL)
+    messages = folder / "messages"
+    rounds: dict[str, list[float]] = {"ours": [], "floor": []}
+    async with bough_server(folder, config) as ours:
+        await _recorded(ours.address, run_id, messages)
+        arguments = ("-m", "tests.bench.stream_floor", str(messages))
+        async with serving(folder, "floor", arguments) as floor, asked(folder, "watcher") as watcher:
+            for number in range(ROUNDS + 1):
+                entrants = [("ours", ours), ("floor", floor)]
+                for name, server in entrants if number % 2 else reversed(entrants):
+                    speed = await _speed(watcher, server, run_id)
+                    if number:
+                        rounds[name].append(speed)
+    figure = Figure(
+        case="catch-up",
+        what=f"WatchRun of {EVENTS:,} events",
+        unit="events/s",
+        rounds=rounds["ours"],
+        floor="bare grpc.aio stream",
+        floor_rounds=rounds["floor"],
+        aim=Aim("more than", 0.5),
+    )
+    return CaseResult(figures=[figure])
+
+
+async def _written(path: Path) -> str:
+    """Writes a finished run of so many events; gives its id."""
+    run_id = ids.new_uuid7(NOW_NS)
+    store = open_store(str(path), durability="process")
+    try:
+        await store.log.create(new_run(run_id))
+        records = [*deltas(run_id, EVENTS - 2), end(run_id, EVENTS)]
+        for start in range(0, len(records), 1000):
+            await store.log.append(run_id, epoch=1, records=records[start : start + 1000])
+    finally:
+        await store.close()
+    return run_id
+
+
+async def _recorded(address: str, run_id: str, path: Path) -> None:
+    """Keeps the messages that the server sends, so that its floor sends the same."""
+    async with aio.insecure_channel(address) as channel:
+        watch: aio.UnaryStreamMultiCallable[agent_service_pb2.WatchRunRequest, bytes] = channel.unary_stream(
+            f"/{SERVICE}/{METHOD}", request_serializer=agent_service_pb2.WatchRunRequest.SerializeToString
+        )
+        request = agent_service_pb2.WatchRunRequest(run_id=run_id)
+        write_messages(path, [message async for message in watch(request, timeout=_SECONDS)])
+
+
+async def _speed(watcher: Program, server: Program, run_id: str) -> float:
+    told = await watcher.ask(server.address, run_id)
+    if told["events"] != EVENTS:
+        raise ValueError(f"{told['events']:.0f} events came instead of {EVENTS}")
+    return told["events"] / told["seconds"]

@@ -1,0 +1,36 @@
+"""The machine and the versions that figures were measured with; nothing that names a host or a user."""
+
+import os
+import platform
+import sqlite3
+from importlib.metadata import version
+from pathlib import Path
+
+_PACKAGES = ("grpcio", "protobuf", "openai", "aiohttp", "sqlalchemy", "pydantic")
+
+
+def machine() -> dict[str, str]:
+    """What the figures depend on: processor, cores, memory, system, and how busy it was at the start."""
+    return {
+        "cpu": _field("/proc/cpuinfo", "model name") or platform.processor() or "unknown",
+        "cores": str(os.cpu_count() or 0),
+        "memory": f"{int((_field('/proc/meminfo', 'MemTotal') or '0 kB').split()[0]) / 1024**2:.0f} GiB",
+        "system": f"{platform.system()} {platform.release().split('-')[0]}",
+        "load at the start": f"{os.getloadavg()[0]:.1f}",
+    }
+
+
+def versions() -> dict[str, str]:
+    """Python, SQLite and the packages whose speed counts."""
+    return {
+        "python": platform.python_version(),
+        "sqlite": sqlite3.sqlite_version,
+        **{name: version(name) for name in _PACKAGES},
+    }
+
+
+def _field(path: str, name: str) -> str:
+    """The first value of a name in a file of `name: value` lines; empty where there is none."""
+    file = Path(path)
+    lines = file.read_text(encoding="utf-8").splitlines() if file.exists() else []
+    return next((value.strip() for key, _, value in (line.partition(":") for line in lines) if key.strip() == name), "")

@@ -1,0 +1,118 @@
+"""Programs that a case starts: their address or their lines, the CPU and memory they used, their end; Linux only."""
+
+import asyncio
+import json
+import signal
+import sys
+import time
+from asyncio.subprocess import DEVNULL, PIPE, Process
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+START_SECONDS = 60.0
+STOP_SECONDS = 20.0
+ANSWER_SECONDS = 300.0
+
+
+class ProgramFailed(Exception):
+    """A program ended, or did not do in time what it was asked; says what it wrote to its standard error."""
+
+
+class Program:
+    """A running child process."""
+
+    def __init__(self, process: Process, errors: Path) -> None:
+        self._process, self._errors = process, errors
+        self.address = ""
+        """HOST:PORT, of a program that serves."""
+
+    def cpu_seconds(self) -> float:
+        """User and system time of all its threads so far, those that ended included."""
+        # Linux's number of the CPU clock of another process: see clock_getcpuclockid(3) and posix-timers.h.
+        return time.clock_gettime(~self._process.pid << 3 | 2)
+
+    def peak_megabytes(self) -> float:
+        """The most memory that it had resident (VmHWM), in MB of 1,000,000 bytes."""
+        status = Path(f"/proc/{self._process.pid}/status").read_text(encoding="ascii")
+        line = next(line for line in status.splitlines() if line.startswith("VmHWM:"))
+        return int(line.split()[1]) * 1024 / 1e6
+
+    async def ask(self, *words: str | int) -> dict[str, float]:
+        """Sends a line to a program of `lines.py` and gives its answer. Raises ProgramFailed."""
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._process.stdin.write(" ".join(map(str, words)).encode() + b"\n")
+        async with asyncio.timeout(ANSWER_SECONDS):
+            line = await self._process.stdout.readline()
+        if not line:
+            raise self.failed("ended without an answer")
+        answer: dict[str, float] = json.loads(line)
+        return answer
+
+    def failed(self, what: str) -> ProgramFailed:
+        """The error that says what happened to it."""
+        return ProgramFailed(f"A program {what}: {self._errors.read_text(errors='replace')[-2000:]}")
+
+    async def wait_for(self, ready_file: Path) -> None:
+        """Waits until its ready file is there, which has its address. Raises ProgramFailed."""
+        async with asyncio.timeout(START_SECONDS):
+            while not (address := _text_of(ready_file)):
+                if self._process.returncode is not None:
+                    raise self.failed("ended before it served")
+                await asyncio.sleep(0.02)
+        self.address = address
+
+    async def stop(self) -> None:
+        """Ends it by SIGTERM, or by SIGKILL where it does not listen."""
+        if self._process.returncode is not None:
+            return
+        self._process.send_signal(signal.SIGTERM)
+        if self._process.stdin is not None:
+            self._process.stdin.close()
+        try:
+            async with asyncio.timeout(STOP_SECONDS):
+                await self._process.wait()
+        except TimeoutError:
+            self._process.kill()
+            await self._process.wait()
+
+
+def _text_of(file: Path) -> str:
+    return file.read_text(encoding="utf-8").strip() if file.exists() else ""
+
+
+@asynccontextmanager
+async def asked(folder: Path, name: str, *arguments: str) -> AsyncIterator[Program]:
+    """A module of this package that answers lines; see `lines.py`."""
+    program = await _start(folder, name, ("-m", f"tests.bench.{name}", *arguments), takes_lines=True)
+    try:
+        yield program
+    finally:
+        await program.stop()
+
+
+@asynccontextmanager
+async def serving(folder: Path, name: str, arguments: Sequence[str]) -> AsyncIterator[Program]:
+    """A program that serves: the interpreter's arguments, to which a ready file is added."""
+    ready_file = folder / f"{name}.ready"
+    ready_file.unlink(missing_ok=True)
+    program = await _start(folder, name, (*arguments, "--ready-file", str(ready_file)), takes_lines=False)
+    try:
+        await program.wait_for(ready_file)
+        yield program
+    finally:
+        await program.stop()
+
+
+async def _start(folder: Path, name: str, arguments: Sequence[str], *, takes_lines: bool) -> Program:
+    errors = folder / f"{name}.stderr"
+    with errors.open("wb") as file:
+        process = await asyncio.create_subprocess_exec(
+            sys.executable,
+            *arguments,
+            stdin=PIPE if takes_lines else DEVNULL,
+            stdout=PIPE if takes_lines else DEVNULL,
+            stderr=file,
+        )
+    return Program(process, errors)
