@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from typing import Final
 
 from bough.v1 import event_pb2, message_pb2
-
 from bough_server import events, ids
 from bough_server.store.ports import Record, StoredMessage, UsageEntry
 from bough_server.usage import is_reported

@@ -157,8 +157,7 @@ class Windows:
         if window is None:
             window = self._live[run_id] = self.of(run_id)
             window.clear()
-            window.failure = None
-            self._failures.pop(run_id, None)
+            self.resume(run_id)
         before = window.size
         window.add(records)
         self._size += window.size - before
@@ -178,6 +177,11 @@ class Windows:
             window.failure = error
             self._release(run_id)
             window.wake()
+
+    def resume(self, run_id: str) -> None:
+        """Takes back a failure: the run has a new owner."""
+        if self._failures.pop(run_id, None) is not None and (window := self._known.get(run_id)) is not None:
+            window.failure = None
 
     def fail_all(self, error: Exception) -> None:
         """Tells every reader that nothing more comes."""

@@ -3,10 +3,10 @@
 import json
 from typing import Final
 
-from bough.v1 import event_pb2
 from sqlalchemy import Connection, bindparam, insert, select, update
 from sqlalchemy.dialects.sqlite import insert as upsert
 
+from bough.v1 import event_pb2
 from bough_server import events
 from bough_server.errors import NotFound, SessionBusy
 from bough_server.store.ports import NewRun, RequestIdTaken, SessionMoved

@@ -2,9 +2,9 @@
 
 from typing import Final
 
-from bough.v1 import agent_pb2
 from sqlalchemy import bindparam, select
 
+from bough.v1 import agent_pb2
 from bough_server.store.sql import tables
 from bough_server.store.sql.readers import Readers
 

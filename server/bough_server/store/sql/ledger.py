@@ -3,9 +3,9 @@
 from collections.abc import Sequence
 from typing import Any, Final
 
-from bough.v1 import message_pb2
 from sqlalchemy import Row, bindparam, select
 
+from bough.v1 import message_pb2
 from bough_server.store.ports import UsageEntry
 from bough_server.store.sql import tables
 from bough_server.store.sql.readers import Readers

@@ -62,7 +62,9 @@ class SqlEventLog:
 
     async def take_over(self, run_id: str) -> tuple[int, int]:
         """See EventLog."""
-        return await self._queue.execute(partial(_take_over, heads=self._queue.heads, run_id=run_id))
+        taken = await self._queue.execute(partial(_take_over, heads=self._queue.heads, run_id=run_id))
+        self._windows.resume(run_id)
+        return taken
 
     async def read(
         self, run_id: str, *, after: int = 0, through: int | None = None, deltas: bool = True

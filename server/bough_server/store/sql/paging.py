@@ -7,7 +7,6 @@ import json
 from collections.abc import Sequence
 
 from bough.v1 import error_pb2
-
 from bough_server.errors import FieldViolation, InvalidRequest
 
 Key = tuple[int, str]

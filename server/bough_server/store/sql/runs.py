@@ -5,10 +5,10 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any, Final
 
-from bough.v1 import agent_service_pb2, error_pb2, message_pb2
 from sqlalchemy import ColumnElement, Connection, Row, bindparam, exists, func, literal, select, tuple_
 from sqlalchemy.sql.selectable import Select
 
+from bough.v1 import agent_service_pb2, error_pb2, message_pb2
 from bough_server.errors import NotFound
 from bough_server.store.ports import Page, Principal, RunFilter, RunRecord
 from bough_server.store.sql import tables

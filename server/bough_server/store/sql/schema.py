@@ -67,6 +67,8 @@ def migrate(engine: Engine, path: Path) -> None:
         found = _revision(connection, path)
         if found != HEAD:
             _upgrade(connection, path, found)
+        else:  # a file that cannot be written is found out now, not by the first run
+            connection.execute(text("UPDATE alembic_version SET version_num = version_num"))
 
 
 def database_status(url: str) -> DatabaseStatus:

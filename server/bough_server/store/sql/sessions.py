@@ -5,9 +5,9 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any, Final
 
-from bough.v1 import message_pb2, session_service_pb2
 from sqlalchemy import Connection, Row, Select, bindparam, delete, insert, select
 
+from bough.v1 import message_pb2, session_service_pb2
 from bough_server.errors import NotFound
 from bough_server.store.ports import Page, Principal, StoredMessage
 from bough_server.store.sql import tables

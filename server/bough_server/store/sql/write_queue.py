@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import TypeVar
 
 from sqlalchemy import Connection, Engine
@@ -59,7 +60,7 @@ class WriteQueue:
 
     def _settle(self, settled: Sequence[Settled]) -> None:
         loop = settled[0].job.future.get_loop()
-        if not loop.is_closed():
+        with suppress(RuntimeError):  # the loop is closed: nobody waits any more
             loop.call_soon_threadsafe(self._resolve, settled)
 
     def _resolve(self, settled: Sequence[Settled]) -> None:

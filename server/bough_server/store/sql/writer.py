@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 import structlog
-from sqlalchemy import Engine, RootTransaction
+from sqlalchemy import Engine
 from sqlalchemy.exc import DBAPIError
 
 from bough_server.errors import BoughError, StorageFailed
@@ -145,7 +145,7 @@ class WriterThread:
             if self._hooks.before is not None:
                 self._hooks.before()
         except BaseException:
-            self._roll_back(transaction)
+            self._roll_back()
             raise
         try:
             transaction.commit()
@@ -155,21 +155,21 @@ class WriterThread:
             for job in group:
                 if isinstance(job, Append):
                     job.is_uncertain = True
-            self._roll_back(transaction)
+            self._roll_back()
             raise
         for job in group:
             if isinstance(job, Append):
                 self._heads.committed(job)
         return settled
 
-    def _roll_back(self, transaction: RootTransaction) -> None:
-        """Ends a transaction that failed; a connection that cannot even do that is replaced by its next use."""
+    def _roll_back(self) -> None:
+        """Ends a transaction that failed, if it is open; a connection that cannot is replaced at its next use."""
         try:
-            transaction.rollback()
+            self._connection.rollback()
         except Exception as error:
             _log.warning("rollback failed", error=str(error))
             self._connection.invalidate()
-            transaction.rollback()
+            self._connection.rollback()
 
     def _run(self, command: Command[Any]) -> Settled:
         try:
