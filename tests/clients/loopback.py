@@ -11,7 +11,15 @@ from google.rpc import status_pb2
 from grpc import aio
 
 from bough import AsyncClient, Rejoining
-from bough.v1 import agent_service_pb2, agent_service_pb2_grpc, event_pb2
+from bough.v1 import (
+    agent_service_pb2,
+    agent_service_pb2_grpc,
+    error_pb2,
+    eval_service_pb2,
+    eval_service_pb2_grpc,
+    event_pb2,
+)
+from bough_server.tree import fold
 from tests.clients.turns import RUN_ID
 
 AT_ONCE = Rejoining(first_delay=0.0, longest_delay=0.0, patience=20.0)
@@ -29,7 +37,7 @@ class Call:
     overlap: int = 0
     """Events before the place that was asked for, given again."""
     hold: bool = False
-    """Then it stays open until it is cancelled."""
+    """Then it stays open until the call or its run is cancelled."""
 
 
 class LoopbackService(agent_service_pb2_grpc.AgentServiceServicer):
@@ -45,7 +53,7 @@ class LoopbackService(agent_service_pb2_grpc.AgentServiceServicer):
         self.events, self.calls, self.runs = list(events), list(calls), list(runs)
         self.asked: list[agent_service_pb2.RunRequest | agent_service_pb2.WatchRunRequest] = []
         self.cancelled_runs: list[str] = []
-        self.held, self.left = asyncio.Event(), asyncio.Event()
+        self.held, self.left, self.stopped = asyncio.Event(), asyncio.Event(), asyncio.Event()
 
     async def Run(self, request, context):
         async for response in self._stream(request, 0, context):
@@ -68,14 +76,20 @@ class LoopbackService(agent_service_pb2_grpc.AgentServiceServicer):
         if call.hold:
             try:
                 self.held.set()
-                await asyncio.Event().wait()
+                await self.stopped.wait()
             finally:
                 self.left.set()
+            yield self.events[-1:]
+            return
         if call.events is not None:
             await context.abort(call.code, "dropped")
 
     async def CancelRun(self, request, context):
         self.cancelled_runs.append(request.run_id)
+        cancelled = event_pb2.RunCancelled(error=error_pb2.AgentError(message="It was cancelled."))
+        last = event_pb2.AgentEvent(sequence=len(self.events) + 1, invocation_id="id-of-lead", run_cancelled=cancelled)
+        self.events.append(last)
+        self.stopped.set()
         run = agent_service_pb2.Run(run_id=request.run_id, state=event_pb2.STATE_RUNNING)
         return agent_service_pb2.CancelRunResponse(run=run)
 
@@ -91,11 +105,28 @@ class LoopbackService(agent_service_pb2_grpc.AgentServiceServicer):
         )
 
 
+class LoopbackTrees(eval_service_pb2_grpc.EvalServiceServicer):
+    """Folds that run's events."""
+
+    def __init__(self, service: LoopbackService) -> None:
+        self._service = service
+
+    async def GetInvocation(self, request, context):
+        return eval_service_pb2.GetInvocationResponse(invocation=fold(self._service.events, request.options))
+
+    async def ListInvocations(self, request, context):
+        return eval_service_pb2.ListInvocationsResponse()
+
+    async def AggregateEvents(self, request_iterator, context):
+        return eval_service_pb2.AggregateEventsResponse()
+
+
 @asynccontextmanager
 async def listening(service: LoopbackService, *, port: int = 0) -> AsyncIterator[int]:
     """A server on loopback with that service; gives its port."""
     server = aio.server(options=(("grpc.so_reuseport", 0),))
     agent_service_pb2_grpc.add_AgentServiceServicer_to_server(service, server)
+    eval_service_pb2_grpc.add_EvalServiceServicer_to_server(LoopbackTrees(service), server)
     port = server.add_insecure_port(f"127.0.0.1:{port}")
     await server.start()
     try:

@@ -7,14 +7,15 @@ from collections.abc import AsyncIterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
 from typing import Final, Protocol
 
-from bough import AsyncClient, CallFailed, CollectedRun, RunStream, collected, text_of
+from bough import AsyncClient, CallFailed, CollectedRun, DeadlineExceeded, RunStream, collected, text_of
 from bough.v1 import event_pb2
-from bough_server.cli.choices import Output
+from bough_server.cli.choices import Output, View
 from bough_server.cli.outcome import ExitCode, say
 from bough_server.cli.printing import forgive_encoding, json_line, print_line, print_lines, terminal
 from bough_server.cli.render.amounts import error_text, printable
 from bough_server.cli.render.plain import plain_line
 from bough_server.cli.render.tree import tree_lines
+from bough_server.cli.requests import view_of
 from bough_server.cli.screen import Screen
 
 _CODES: Final = {
@@ -23,6 +24,7 @@ _CODES: Final = {
     event_pb2.STATE_CANCELLED: ExitCode.CANCELLED,
     event_pb2.STATE_INPUT_REQUIRED: ExitCode.INPUT_REQUIRED,
 }
+_LAST_WORDS_SECONDS: Final = 10.0
 _ENDS: Final = frozenset({"run_completed", "run_failed", "run_cancelled"})
 
 
@@ -79,6 +81,18 @@ async def follow(stream: RunStream, sink: Sink) -> CollectedRun:
         if event.WhichOneof("payload") in _ENDS:
             last = [event]
     return collected(last)
+
+
+async def follow_to_the_end(client: AsyncClient, stream: RunStream, sink: Sink, view: View) -> CollectedRun:
+    """The same for a run whose deadline is the stream's: its end comes a moment after the stream was cut."""
+    try:
+        return await follow(stream, sink)
+    except DeadlineExceeded:
+        rest = client.watch(
+            stream.run_id, after=stream.through_sequence, view=view_of(view), timeout=_LAST_WORDS_SECONDS
+        )
+        async with rest:
+            return await follow(rest, sink)
 
 
 async def conclude(client: AsyncClient, run_id: str, run: CollectedRun, output: Output, *, tree: bool) -> ExitCode:

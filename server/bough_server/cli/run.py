@@ -88,7 +88,7 @@ async def _run(
     tree: bool,
 ) -> ExitCode:
     from bough_server.cli.connection import connected
-    from bough_server.cli.following import conclude, follow, interruptible, sink_of
+    from bough_server.cli.following import conclude, follow_to_the_end, interruptible, sink_of
     from bough_server.cli.requests import policy_of, view_of
 
     async with connected(target, default_model=default_model) as connection:
@@ -107,6 +107,6 @@ async def _run(
             if connection.note:
                 say(connection.note)
             async with sink_of(output) as sink:
-                ended = await follow(stream, sink)
+                ended = await follow_to_the_end(client, stream, sink, view)
             code = await conclude(client, stream.run_id, ended, output, tree=tree)
         return ExitCode.INTERRUPTED if interrupted.is_set() else code
