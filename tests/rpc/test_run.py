@@ -226,3 +226,17 @@ async def _failed_unary(call: object) -> tuple[grpc.StatusCode, tuple[object, ..
     with pytest.raises(aio.AioRpcError) as caught:
         await call  # type: ignore[misc]
     return caught.value.code(), status_details(caught.value)
+
+
+async def test_a_caller_that_leaves_while_its_run_is_accepted_leaves_no_run_behind(server: Served) -> None:
+    for patience in range(0, 600, 4):
+        turn = begin(server, "echo", "hi")
+        for _ in range(patience):
+            await asyncio.sleep(0)
+        turn.call.cancel()
+    for _ in range(100):
+        await begin(server, "echo", "later").to_the_end()
+        listed = await server.agents.ListRuns(pb.ListRunsRequest(states=[event_pb2.STATE_RUNNING]))
+        if not listed.runs:
+            break
+    assert list(listed.runs) == []

@@ -46,9 +46,9 @@ def _unary(handler: Handler) -> Handler:
     async def answer(request: Any, context: Context) -> Any:
         try:
             return await inner(request, context)
-        except asyncio.CancelledError:
+        except (asyncio.CancelledError, aio.InternalError) as gone:
             _mark_cancelled(context)
-            raise
+            raise asyncio.CancelledError from gone
         except Exception as error:
             await _abort(error, context)
 
@@ -63,9 +63,13 @@ def _streaming(handler: Handler) -> Handler:
             async with aclosing(inner(request, context)) as messages:
                 async for message in messages:
                     yield message
-        except (asyncio.CancelledError, GeneratorExit):
+        except GeneratorExit:
             _mark_cancelled(context)
             raise
+        except (asyncio.CancelledError, aio.InternalError) as gone:
+            # What is sent to a caller who went away fails where it is not cancelled.
+            _mark_cancelled(context)
+            raise asyncio.CancelledError from gone
         except Exception as error:
             await _abort(error, context)
 

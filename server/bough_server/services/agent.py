@@ -1,7 +1,9 @@
 """AgentService: starting, following and stopping runs; everything that a run is belongs to runs.py."""
 
-from collections.abc import AsyncGenerator, Callable
+import asyncio
+from collections.abc import AsyncGenerator, Callable, Coroutine
 from contextlib import aclosing
+from typing import Any, TypeVar
 
 from grpc import aio
 
@@ -23,6 +25,9 @@ LAST_SEQUENCE_KEY = "bough-last-sequence"
 """Trailing metadata of both streams: the through_sequence of the last response."""
 
 
+T = TypeVar("T")
+
+
 class AgentService(agent_service_pb2_grpc.AgentServiceServicer):
     """Runs agents and lets anybody follow."""
 
@@ -34,12 +39,13 @@ class AgentService(agent_service_pb2_grpc.AgentServiceServicer):
     ) -> AsyncGenerator[bytes, None]:
         """Starts a turn and follows it to its end."""
         principal = self._principal()
-        record = await self._runs.start(
+        starting = self._runs.start(
             principal,
             request,
             deadline_time_ns=None if request.policy.background else self._deadline(context.time_remaining()),
             trace=Parent.current(),
         )
+        record = await _whole(starting)
         async with aclosing(self._follow(principal, record.run, request.follow, context)) as messages:
             async for message in messages:
                 yield message
@@ -109,3 +115,13 @@ class AgentService(agent_service_pb2_grpc.AgentServiceServicer):
 
     def _deadline(self, remaining: float | None) -> int | None:
         return None if remaining is None else self._clock.now_ns() + int(remaining * 1e9)
+
+
+async def _whole(work: Coroutine[Any, Any, T]) -> T:
+    """Does work to its end even where the caller leaves: a run that is accepted and not begun would be nobody's."""
+    task = asyncio.create_task(work)
+    try:
+        return await asyncio.shield(task)
+    except asyncio.CancelledError:
+        await asyncio.gather(task, return_exceptions=True)
+        raise
