@@ -1,11 +1,11 @@
 """The only writer of a run's events: numbers them, joins deltas, hands them to the log; it decides nothing.
 
-Sequences are given in the order of the calls and appends of one run are committed in that order, so waiting for the
-newest append is waiting for everything recorded so far.
+Sequences are given in the order of the calls. What is recorded in one turn of the event loop is one append, atomic, and
+appends of one run are committed in order: waiting for the newest is waiting for everything recorded so far.
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Final
@@ -62,8 +62,9 @@ class Recorder:
         self._sequence = last_sequence
         self._clock = clock
         self._pending: dict[str, _Pending] = {}
-        self._last: Awaitable[None] | None = None
-        self._unwritten: set[asyncio.Future[None]] = set()
+        self._batch: list[Record] = []
+        self._batch_bytes = 0
+        self._last: asyncio.Future[None] | None = None
         self._waiting_bytes = 0
         self.failure: BaseException | None = None
         self.on_failure: Callable[[BaseException], None] = lambda _: None
@@ -136,40 +137,47 @@ class Recorder:
         """Waits until everything recorded so far is on disk. Raises what the append raised."""
         if self.failure is not None:
             raise self.failure
-        if self._last is not None:
-            await asyncio.shield(asyncio.ensure_future(self._last))
+        if self._last is not None and not self._last.done():
+            await asyncio.shield(self._last)
 
     async def room(self) -> None:
         """Waits until producers of deltas may go on."""
         await self.committed()
 
     def _append(self, batch: Sequence[event_pb2.AgentEvent]) -> None:
+        """Takes events into the append that goes out at the end of this turn of the event loop."""
         if self.failure is not None:
             return
+        if not self._batch:
+            loop = asyncio.get_running_loop()
+            self._last = loop.create_future()
+            loop.call_soon(self._submit, self._last)
         now = self._clock.now_ns()
-        records: list[Record] = []
-        size = 0
         for event in batch:
             self._sequence += 1
             event.sequence = self._sequence
             event.time.seconds, event.time.nanos = divmod(now, 1_000_000_000)
             data = event.SerializeToString()
-            size += len(data)
+            self._batch_bytes += len(data)
             kind = events.kind_of(event)
-            records.append(Record(sequence=self._sequence, kind=kind, data=data, event=event))
-        future = asyncio.ensure_future(self._log.append(self._run_id, epoch=self._epoch, records=records))
-        self._waiting_bytes += size
-        self._last = future
-        self._unwritten.add(future)
-        future.add_done_callback(partial(self._settled, size))
+            self._batch.append(Record(sequence=self._sequence, kind=kind, data=data, event=event))
 
-    def _settled(self, size: int, future: "asyncio.Future[None]") -> None:
+    def _submit(self, done: "asyncio.Future[None]") -> None:
+        records, size = self._batch, self._batch_bytes
+        self._batch, self._batch_bytes = [], 0
+        self._waiting_bytes += size
+        appended = asyncio.ensure_future(self._log.append(self._run_id, epoch=self._epoch, records=records))
+        appended.add_done_callback(partial(self._settled, size, done))
+
+    def _settled(self, size: int, done: "asyncio.Future[None]", appended: "asyncio.Future[None]") -> None:
         self._waiting_bytes -= size
-        self._unwritten.discard(future)
-        if future.cancelled():
+        error = None if appended.cancelled() else appended.exception()
+        if error is None:
+            done.set_result(None)
             return
-        error = future.exception()
-        if error is not None and self.failure is None:
+        done.set_exception(error)
+        done.exception()  # whoever waits gets it; nobody has to
+        if self.failure is None:
             self.failure = error
             self.drop_deltas()
             self.on_failure(error)
