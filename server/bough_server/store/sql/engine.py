@@ -16,6 +16,9 @@ Durability = Literal["disk", "process"]
 
 _SYNCHRONOUS: Final = {"disk": "FULL", "process": "NORMAL"}
 
+_CHECKPOINT_PAGES: Final = 4_000
+"""How long the write-ahead log gets, in pages of 4 KiB, before it is copied into the database: two flushes."""
+
 
 def database_path(url: str) -> Path:
     """The file of a storage URL: a path, or `sqlite:///` and a path. Raises ConfigurationError for anything else."""
@@ -47,6 +50,7 @@ def writer_engine(path: Path, *, durability: Durability, busy_timeout: float) ->
         connection.isolation_level = None  # the driver begins nothing by itself
         connection.execute("PRAGMA journal_mode = WAL")
         connection.execute(f"PRAGMA synchronous = {_SYNCHRONOUS[durability]}")
+        connection.execute(f"PRAGMA wal_autocheckpoint = {_CHECKPOINT_PAGES}")
 
     @event.listens_for(engine, "begin")
     def _begin(connection: Connection) -> None:

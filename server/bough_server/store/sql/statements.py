@@ -7,7 +7,6 @@ from sqlalchemy import Connection, Insert, Update, bindparam, insert, select, up
 from sqlalchemy.dialects import sqlite
 from sqlalchemy.sql.compiler import SQLCompiler
 
-from bough_server import events
 from bough_server.store.projection import NOTHING, Projected, RunEnd
 from bough_server.store.sql import tables
 from bough_server.store.sql.jobs import Append
@@ -36,8 +35,8 @@ _COMPARE_AND_SET: Final = _text(
         _runs.last_sequence == bindparam("expected"),
         ~_runs.ended,
     )
-    .values(last_sequence=bindparam("last"), ended=bindparam("is_end")),
-    *("last", "is_end", "run", "own_epoch", "expected"),
+    .values(last_sequence=bindparam("last")),
+    *("last", "run", "own_epoch", "expected"),
 )
 _INSERT_EVENTS: Final = _text(insert(tables.events), "run_id", "sequence", "kind", "data")
 INSERT_MESSAGES: Final = insert(tables.messages)
@@ -46,6 +45,7 @@ END_RUN: Final = (
     update(tables.runs)
     .where(_runs.run_id == bindparam("run"))
     .values(
+        ended=True,
         state=bindparam("end_state"),
         end_time_ns=bindparam("end_time"),
         error=bindparam("end_error"),
@@ -76,14 +76,14 @@ class Refused(Exception):
 
 def write_appends(connection: Connection, appends: Sequence[Append]) -> None:
     """Writes prepared appends of any logs, each with what is derived from it. Raises Refused."""
-    ends: dict[str, tuple[int, bool, str, int, int]] = {}
+    ends: dict[str, tuple[int, str, int, int]] = {}
     rows: list[tuple[str, int, int, bytes]] = []
     derived: list[Append] = []
     for append in appends:
-        run_id, last = append.run_id, append.records[-1]
+        run_id = append.run_id
         before = ends.get(run_id)
         expected = append.records[0].sequence - 1 if before is None else before[-1]
-        ends[run_id] = (last.sequence, last.kind in events.TERMINAL_KINDS, run_id, append.epoch, expected)
+        ends[run_id] = (append.records[-1].sequence, run_id, append.epoch, expected)
         rows += [(run_id, record.sequence, record.kind, record.data) for record in append.records]
         if append.projected is not NOTHING:
             derived.append(append)
