@@ -1,0 +1,121 @@
+"""What `make run` does: serves the desk, runs one turn of it, shows its tree, and serves on until it is told to stop.
+
+It speaks to Bough by its commands alone, as anybody may; it decides nothing that they could.
+"""
+
+import argparse
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import NoReturn, TypeAlias
+
+HERE = Path(__file__).resolve().parent
+BOUGH = [sys.executable, "-m", "bough_server.cli"]
+QUESTION = "Why do leaves turn red?"
+INTERRUPTED = 130
+OWN_END_SECONDS = 2
+DRAIN_SECONDS = 20
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+NOTES = {
+    "asked": "note: the scripted model answers, from examples/desk/scripts/desk.yaml. MODEL=local asks a real one.",
+    "fallback": "note: the embedded model could not be installed here, so the scripted model answers instead.",
+}
+
+
+Child: TypeAlias = "subprocess.Popen[bytes]"
+
+
+class Stopped(Exception):
+    """Somebody asked for the end: Ctrl-C, or a signal to stop."""
+
+
+def main() -> int:
+    """Serves, runs one turn, and gives the exit code."""
+    flags = _flags()
+    for number in SIGNALS:
+        signal.signal(number, _stop)
+    if flags.model == "scripted":
+        print(NOTES["fallback" if flags.fallback else "asked"], flush=True)
+    desk = {"BOUGH_CONFIG": str(HERE / "desk" / "bough.yaml"), "BOUGH_DEFAULT_MODEL": flags.model}
+    environment = os.environ | desk
+    environment.setdefault("BOUGH_DATABASE", "var/bough.db")
+    environment.setdefault("BOUGH_LOG_LEVEL", "warning")
+    code = INTERRUPTED
+    try:
+        with _server(flags, environment) as (server, address):
+            if not address:
+                return server.wait()
+            with _child([*BOUGH, "--address", address, "run", "lead", QUESTION], environment) as turn:
+                code = turn.wait()
+            if not flags.once:
+                print(f"\nserving {address}\nCtrl-C stops it.", flush=True)
+                code = server.wait()
+    except Stopped:
+        return 0 if code != INTERRUPTED and not flags.once else code
+    return code
+
+
+def _flags() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--host", default="127.0.0.1")
+    parser.add_argument("--port", default="50051")
+    parser.add_argument("--model", choices=("local", "scripted", "openai"), default="local")
+    parser.add_argument("--fallback", action="store_true", help="say that the scripted model stands in")
+    parser.add_argument("--once", action="store_true", help="stop after the turn, with its exit code")
+    return parser.parse_args()
+
+
+def _stop(*_: object) -> NoReturn:
+    raise Stopped
+
+
+@contextmanager
+def _server(flags: argparse.Namespace, environment: dict[str, str]) -> Iterator[tuple[Child, str]]:
+    """A server and its address, empty where it ended before it served."""
+    with tempfile.TemporaryDirectory() as folder:
+        ready = Path(folder) / "ready"
+        command = [*BOUGH, "serve", "--host", flags.host, "--port", flags.port, "--ready-file", str(ready)]
+        # Its own line on stdout would come before the turn; here it is the last word.
+        with _child(command, environment, stdout=subprocess.DEVNULL) as server:
+            while not ready.exists() and server.poll() is None:
+                time.sleep(0.05)
+            yield server, ready.read_text(encoding="utf-8").strip() if ready.exists() else ""
+
+
+@contextmanager
+def _child(command: list[str], environment: dict[str, str], *, stdout: int | None = None) -> Iterator[Child]:
+    """A process that has ended when the context is left, whatever happened.
+
+    It is in this process's group, so a Ctrl-C reaches it as well; it gets time to end by itself before it is told to.
+    """
+    child = subprocess.Popen(command, env=environment, stdout=stdout)
+    try:
+        yield child
+    except Stopped:
+        for number in SIGNALS:
+            signal.signal(number, signal.SIG_IGN)
+        _waited(child, OWN_END_SECONDS)
+        raise
+    finally:
+        child.terminate()
+        if not _waited(child, DRAIN_SECONDS):
+            child.kill()
+            child.wait()
+
+
+def _waited(child: Child, seconds: float) -> bool:
+    try:
+        child.wait(seconds)
+    except subprocess.TimeoutExpired:
+        return False
+    return True
+
+
+if __name__ == "__main__":
+    sys.exit(main())
