@@ -21,6 +21,7 @@ from bough_server.admission import (
     stored_definitions,
 )
 from bough_server.clock import Clock
+from bough_server.endings import bounds, why_ended
 from bough_server.errors import (
     Fenced,
     RequestIdReused,
@@ -210,7 +211,7 @@ class Runs:
         run_id = admission.run_id
         self._live[run_id] = live
         live.task = loop.create_task(self._supervise(live), name=f"run:{run_id}")
-        for seconds, reason in _bounds(admission, self._clock.now_ns()):
+        for seconds, reason in bounds(admission, self._clock.now_ns()):
             live.timers.append(loop.call_later(max(0.0, seconds), self._end_soon, live, reason))
         grace = live.policy.disconnect_grace.ToTimedelta().total_seconds()
         self._await_follower(live, max(grace, FIRST_FOLLOWER_SECONDS))
@@ -369,46 +370,6 @@ def _same_request(earlier: RunRecord, digest: str, request_id: str) -> RunRecord
             details={"run_id": earlier.run.run_id},
         )
     return earlier
-
-
-def _bounds(admission: Admission, now_ns: int) -> list[tuple[float, event_pb2.CancelReason.ValueType]]:
-    """When a run is to end by itself: seconds from now, and why."""
-    bounds: list[tuple[float, event_pb2.CancelReason.ValueType]] = []
-    if admission.deadline_time_ns is not None:
-        bounds.append(((admission.deadline_time_ns - now_ns) / 1e9, event_pb2.CANCEL_REASON_DEADLINE))
-    bounds.extend(
-        (limits.wall_duration.ToTimedelta().total_seconds(), event_pb2.CANCEL_REASON_LIMIT)
-        for limits in (admission.policy.limits, admission.agent.definition.limits)
-        if limits.HasField("wall_duration")
-    )
-    return bounds
-
-
-def why_ended(reason: event_pb2.CancelReason.ValueType) -> tuple[error_pb2.AgentError, error_pb2.AgentError]:
-    """The error of a run that is ended from outside, and that of everything below its root."""
-    said = {
-        event_pb2.CANCEL_REASON_CALLER: ("The run was cancelled.", error_pb2.ERROR_REASON_CANCELLED),
-        event_pb2.CANCEL_REASON_DISCONNECTED: (
-            "The run was cancelled because nobody followed it any more.",
-            error_pb2.ERROR_REASON_CANCELLED,
-        ),
-        event_pb2.CANCEL_REASON_DEADLINE: (
-            "The caller's deadline passed before the run ended.",
-            error_pb2.ERROR_REASON_DEADLINE_EXCEEDED,
-        ),
-        event_pb2.CANCEL_REASON_LIMIT: (
-            "The run took longer than its wall_duration.",
-            error_pb2.ERROR_REASON_LIMIT_EXCEEDED,
-        ),
-        event_pb2.CANCEL_REASON_SERVER: (
-            "The server stopped while the run was going.",
-            error_pb2.ERROR_REASON_SERVER_STOPPED,
-        ),
-    }
-    message, why = said[reason]
-    retryable = why == error_pb2.ERROR_REASON_SERVER_STOPPED
-    below = RunError(message, reason=error_pb2.ERROR_REASON_CANCELLED)
-    return RunError(message, reason=why, retryable=retryable).to_agent_error(), below.to_agent_error()
 
 
 def _record_of(admission: Admission, principal: Principal, session_id: str) -> RunRecord:
