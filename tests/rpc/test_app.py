@@ -19,7 +19,6 @@ from bough_server.errors import ConfigurationError
 from tests.rpc.servers import outcome, status_details
 from tests.rpc.team import GATES
 from tests.rpc.turns import begin, served, settings, watch
-from tests.support.otlp_sink import SentSpan, serving_sink
 
 
 async def test_a_server_is_healthy_as_soon_as_it_has_an_address(tmp_path: Path) -> None:
@@ -108,33 +107,3 @@ async def test_a_second_signal_ends_the_runs_that_the_first_lets_go_on(tmp_path:
         await turn.to_the_end()
         await serving_now
     assert turn.kinds == ["run_started", "cancel_requested", "run_failed"]
-
-
-async def test_a_turn_is_one_trace_with_the_callers_and_its_parents_are_right(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    spans: list[SentSpan] = []
-    with serving_sink(spans.append) as endpoint:
-        monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", f"http://{endpoint}")
-        made = settings(tmp_path)
-        made._exports_traces = True
-        trace_id = "0af7651916cd43dd8448eb211c80319c"
-        async with served(made) as server:
-            request = pb.RunRequest(agent="lead")
-            request.input.parts.add(text="hi")
-            metadata = (("traceparent", f"00-{trace_id}-b7ad6b7169203331-01"),)
-            events = [
-                event async for response in server.agents.Run(request, metadata=metadata) for event in response.events
-            ]
-    by_id = {span.span_id: span for span in spans}
-    parents = sorted((span.name, getattr(by_id.get(span.parent_span_id), "name", "")) for span in spans)
-    assert parents == [
-        ("/bough.v1.AgentService/Run", ""),
-        ("invoke_agent echo", "invoke_agent lead"),
-        ("invoke_agent echo", "invoke_agent lead"),
-        ("invoke_agent echo", "invoke_agent nester"),
-        ("invoke_agent lead", "/bough.v1.AgentService/Run"),
-        ("invoke_agent nester", "invoke_agent lead"),
-    ]
-    assert {span.trace_id for span in spans} == {event.trace_id for event in events} == {trace_id}
-    assert {event.span_id for event in events} == {s.span_id for s in spans if s.name.startswith("invoke_agent")}

@@ -68,7 +68,7 @@ class Turn:
         self.through = response.through_sequence
 
 
-def settings(folder: Path, **changes: Any) -> Settings:
+def settings(folder: Path, *, exports_traces: bool = False, **changes: Any) -> Settings:
     """Settings of a server with the team, a database in a folder, and any port."""
     server = {"port": 0, **changes.pop("server", {})}
     made = Settings.model_validate(
@@ -79,7 +79,7 @@ def settings(folder: Path, **changes: Any) -> Settings:
             **changes,
         }
     )
-    made._folder = _ROOT
+    made._folder, made._exports_traces = _ROOT, exports_traces
     return made
 
 
