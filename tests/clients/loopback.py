@@ -53,6 +53,7 @@ class LoopbackService(agent_service_pb2_grpc.AgentServiceServicer):
         self.events, self.calls, self.runs = list(events), list(calls), list(runs)
         self.asked: list[agent_service_pb2.RunRequest | agent_service_pb2.WatchRunRequest] = []
         self.cancelled_runs: list[str] = []
+        self.ignores_cancel, self.cancel_asked = False, asyncio.Event()
         self.held, self.left, self.stopped = asyncio.Event(), asyncio.Event(), asyncio.Event()
 
     async def Run(self, request, context):
@@ -86,6 +87,9 @@ class LoopbackService(agent_service_pb2_grpc.AgentServiceServicer):
 
     async def CancelRun(self, request, context):
         self.cancelled_runs.append(request.run_id)
+        self.cancel_asked.set()
+        if self.ignores_cancel:
+            return agent_service_pb2.CancelRunResponse(run=agent_service_pb2.Run(run_id=request.run_id))
         cancelled = event_pb2.RunCancelled(error=error_pb2.AgentError(message="It was cancelled."))
         last = event_pb2.AgentEvent(sequence=len(self.events) + 1, invocation_id="id-of-lead", run_cancelled=cancelled)
         self.events.append(last)
@@ -94,7 +98,9 @@ class LoopbackService(agent_service_pb2_grpc.AgentServiceServicer):
         return agent_service_pb2.CancelRunResponse(run=run)
 
     async def GetRun(self, request, context):
-        return agent_service_pb2.GetRunResponse(run=agent_service_pb2.Run(run_id=request.run_id))
+        return agent_service_pb2.GetRunResponse(
+            run=agent_service_pb2.Run(run_id=request.run_id, state=event_pb2.STATE_FAILED)
+        )
 
     async def ListRuns(self, request, context):
         start = int(request.page_token or "0")

@@ -6,54 +6,15 @@ import os
 import pty
 import re
 import signal
-import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
-from pathlib import Path
 
 import grpc
 from google.protobuf import json_format
 
 from bough.v1 import error_pb2, event_pb2
+from tests.clients.commands import Finished, bough, started
 from tests.clients.loopback import Call, LoopbackService, listening
 from tests.clients.turns import RUN_ID, Turn, desk
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Finished:
-    """What a command left behind."""
-
-    code: int | None
-    out: str
-    err: str
-
-
-async def started(
-    *arguments: str, port: int | None = None, environment: Mapping[str, str] | None = None, stdout: int | None = None
-) -> asyncio.subprocess.Process:
-    """A command that runs; with a port it speaks to the server there."""
-    address = () if port is None else ("--address", f"127.0.0.1:{port}")
-    known = {key: value for key, value in os.environ.items() if not key.startswith("BOUGH_")}
-    return await asyncio.create_subprocess_exec(
-        sys.executable,
-        "-m",
-        "bough_server.cli",
-        *address,
-        *arguments,
-        stdin=asyncio.subprocess.PIPE,
-        stdout=asyncio.subprocess.PIPE if stdout is None else stdout,
-        stderr=asyncio.subprocess.PIPE,
-        env={**known, "COLUMNS": "80", **(environment or {})},
-    )
-
-
-async def bough(
-    *arguments: str, port: int | None = None, said: str = "", environment: Mapping[str, str] | None = None
-) -> Finished:
-    """Runs a command to its end."""
-    process = await started(*arguments, port=port, environment=environment)
-    out, err = await process.communicate(said.encode())
-    return Finished(code=process.returncode, out=out.decode(), err=err.decode())
 
 
 async def served(service: LoopbackService, *arguments: str, said: str = "") -> Finished:
@@ -135,7 +96,7 @@ async def test_a_named_address_where_nobody_answers_is_never_replaced() -> None:
     assert ended == Finished(code=2, out="", err=sentence)
 
 
-async def test_the_address_may_come_from_the_environment(tmp_path: Path) -> None:
+async def test_the_address_may_come_from_the_environment() -> None:
     async with listening(LoopbackService(desk())) as port:
         environment = {"BOUGH_ADDRESS": f"127.0.0.1:{port}"}
         ended = await bough("run", "lead", "hi", "--output", "answer", environment=environment)
@@ -160,6 +121,28 @@ async def test_ctrl_c_cancels_the_run_and_exits_130() -> None:
         "Cancelling the run; Ctrl-C again to leave at once.",
         "The run was cancelled.",
     ]
+
+
+async def test_a_second_ctrl_c_leaves_at_once() -> None:
+    service = LoopbackService(desk(), [Call(events=3, hold=True)])
+    service.ignores_cancel = True
+    async with listening(service) as port:
+        process = await started("run", "lead", "hi", "--output", "plain", port=port)
+        assert process.stdout is not None
+        await service.held.wait()
+        await process.stdout.readline()
+        process.send_signal(signal.SIGINT)
+        await service.cancel_asked.wait()
+        process.send_signal(signal.SIGINT)
+        _, err = await process.communicate()
+        await service.left.wait()
+    assert process.returncode == 130
+    assert err.decode() == f"run {RUN_ID}\nCancelling the run; Ctrl-C again to leave at once.\n"
+
+
+async def test_a_run_watched_after_its_end_still_says_how_it_ended() -> None:
+    ended = await served(LoopbackService(desk()), "watch", RUN_ID, "--after", "999", "--output", "plain")
+    assert (ended.code, ended.out) == (1, "")
 
 
 async def test_watch_shows_a_run_again_after_a_sequence() -> None:
@@ -207,7 +190,7 @@ async def test_a_run_is_cancelled_by_the_end_of_its_id() -> None:
 
 
 async def test_a_reader_that_leaves_is_no_traceback() -> None:
-    service = LoopbackService(desk() * 1, [Call(batch=1)])
+    service = LoopbackService(desk(), [Call(batch=1)])
     async with listening(service) as port:
         read, write = os.pipe()
         process = await started("events", RUN_ID, port=port, stdout=write)

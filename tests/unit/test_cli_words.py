@@ -5,10 +5,13 @@ import typer
 from google.protobuf import timestamp_pb2
 
 from bough.v1 import agent_pb2, agent_service_pb2, event_pb2, message_pb2, policy_pb2, session_service_pb2
+from bough_server.agents.definition import parse_definition, with_revision
 from bough_server.cli.addressing import resolve_run
 from bough_server.cli.choices import Delta, OnDisconnect, View, seconds
+from bough_server.cli.render.definition import definition_yaml
 from bough_server.cli.render.tables import agents_table, message_lines, runs_table, session_lines, sessions_table
 from bough_server.cli.requests import event_names_of, is_named, policy_of, state_of, view_of
+from bough_server.documents import parse_documents
 from bough_server.errors import ConfigurationError
 from tests.clients.loopback import LoopbackService, connected
 
@@ -84,13 +87,10 @@ def test_names_of_events_may_leave_out_their_root() -> None:
 
 def test_runs_are_rows() -> None:
     run_id = "0193d6b4-0000-7000-8000-00000000abcd"
-    usage = message_pb2.Usage(total_tokens=1_204)
-    run = agent_service_pb2.Run(
-        run_id=run_id, agent="lead", state=event_pb2.STATE_FAILED, create_time=NOON, tree_usage=usage
-    )
+    run = agent_service_pb2.Run(run_id=run_id, agent="lead", state=event_pb2.STATE_FAILED, create_time=NOON)
     assert [line.plain for line in runs_table([run], width=100)] == [
-        "run                                   state           created             tokens  agent",
-        f"{run_id}  failed          2023-11-14 22:13     1,204  lead",
+        "run                                   state      created           agent",
+        f"{run_id}  failed     2023-11-14 22:13  lead",
     ]
     assert max(len(line.plain) for line in runs_table([run], width=60)) <= 60
 
@@ -122,6 +122,24 @@ def test_agents_say_their_model_and_what_they_do() -> None:
         "writer  (caller's)  Writes texts.",
         "coded   (code)      Counts.",
     ]
+
+
+def test_a_definition_is_shown_as_a_file_would_hold_it() -> None:
+    llm = agent_pb2.LlmAgent(model="default", instruction="You lead.\nAsk first.\n")
+    links = [agent_pb2.AgentLink(agent="writer", on_failure=policy_pb2.ON_SUB_AGENT_FAILURE_ABORT)]
+    definition = agent_pb2.AgentDefinition(name="lead", description="Leads: all.", llm=llm, sub_agents=links)
+    text = definition_yaml(definition)
+    assert text.splitlines()[:6] == [
+        "name: lead",
+        "description: 'Leads: all.'",
+        "llm:",
+        "  model: default",
+        "  instruction: |",
+        "    You lead.",
+    ]
+    (document,) = parse_documents(text, path="shown.yaml")
+    source, problems = parse_definition(document)
+    assert (with_revision(definition), problems) == (source.definition, [])
 
 
 def test_messages_show_their_author_text_and_calls() -> None:

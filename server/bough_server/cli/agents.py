@@ -44,8 +44,6 @@ async def _list(target: Target, *, json: bool) -> ExitCode:
     from bough_server.cli.render.tables import agents_table
 
     async with connected(target) as connection:
-        if connection.note:
-            say(connection.note)
         found = [agent async for agent in connection.client.catalog.agents()]
     if json:
         for agent in found:
@@ -56,21 +54,16 @@ async def _list(target: Target, *, json: bool) -> ExitCode:
 
 
 async def _show(target: Target, name: str, *, json: bool) -> ExitCode:
-    import yaml
-    from google.protobuf import json_format
-
     from bough_server.cli.connection import connected
     from bough_server.cli.printing import json_text, print_line
+    from bough_server.cli.render.definition import definition_yaml
 
     async with connected(target) as connection:
-        if connection.note:
-            say(connection.note)
         agent = await connection.client.catalog.agent(name)
     if json:
         print_line(json_text(agent))
     else:
-        fields = json_format.MessageToDict(agent, preserving_proto_field_name=True)
-        print_line(yaml.safe_dump(fields, sort_keys=False, allow_unicode=True, width=100).rstrip())
+        print_line(definition_yaml(agent))
     return ExitCode.YES
 
 

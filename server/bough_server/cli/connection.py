@@ -11,6 +11,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from bough import AsyncClient
 from bough.channel import DEFAULT_ADDRESS
 from bough_server.cli.choices import Target
+from bough_server.cli.outcome import say
 from bough_server.errors import ConfigurationError
 from bough_server.settings import Settings
 
@@ -21,24 +22,29 @@ _LOCAL_PATIENCE = 1.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Connection:
-    """A server to speak to. `note` is what the user should hear of it, empty for nothing."""
+    """A server to speak to. `note` is what the user has yet to hear of it, empty for nothing."""
 
     client: AsyncClient
     note: str = ""
 
 
 @asynccontextmanager
-async def connected(target: Target, *, default_model: str | None = None) -> AsyncIterator[Connection]:
+async def connected(
+    target: Target, *, default_model: str | None = None, is_silent: bool = False
+) -> AsyncIterator[Connection]:
     """A client of the server that the flags mean.
 
     An address that is named is never replaced. Where none is, the server on 127.0.0.1:50051 is taken if it answers,
-    else one is opened in this process for as long as the command lasts. Raises ConfigurationError.
+    else one is opened in this process for as long as the command lasts; that is said on standard error, unless it
+    `is_silent` and leaves the note to its caller. Raises ConfigurationError.
     """
     if target.embedded and target.address is not None:
         raise ConfigurationError("--embedded and --address exclude each other: leave one out.")
     address = None if target.embedded else await _running_server(target)
     if address is None:
         async with _embedded(target, default_model) as connection:
+            if connection.note and not is_silent:
+                say(connection.note)
             yield connection
         return
     if default_model is not None:

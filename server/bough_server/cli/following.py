@@ -7,6 +7,8 @@ from collections.abc import AsyncIterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
 from typing import Final, Protocol
 
+from rich.text import Text
+
 from bough import AsyncClient, CallFailed, CollectedRun, DeadlineExceeded, RunStream, collected, text_of
 from bough.v1 import event_pb2
 from bough_server.cli.choices import Output, View
@@ -105,13 +107,24 @@ async def conclude(client: AsyncClient, run_id: str, run: CollectedRun, output: 
         say("The run was cancelled.")
     if tree and output is Output.LIVE:
         await _print_tree(client, run_id)
-    return _CODES.get(run.state, ExitCode.YES)
+    return code_of(run.state)
+
+
+def code_of(state: event_pb2.State.ValueType) -> ExitCode:
+    """The exit code that a run's state means; a run that still goes on is no failure."""
+    return _CODES.get(state, ExitCode.YES)
 
 
 def _print_answer(text: str, *, apart: bool) -> None:
-    # A file or another program gets the answer as it is; a terminal must not be steered by it.
-    answer = printable(text) if sys.stdout.isatty() else text
-    print_line(f"\n{answer}\n" if apart else answer)
+    if apart:
+        print_line("")
+    if sys.stdout.isatty():
+        terminal().print(Text(printable(text)))
+    else:
+        # A file or another program gets the answer as it is.
+        print_line(text)
+    if apart:
+        print_line("")
 
 
 async def _print_tree(client: AsyncClient, run_id: str) -> None:

@@ -42,6 +42,9 @@ def finish(work: Coroutine[None, None, ExitCode]) -> NoReturn:
         # The reader has left; the interpreter must not stumble over it again when it flushes.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         code = ExitCode.IMPOSSIBLE
+    except OSError as error:
+        say(f"{error.filename or 'The operating system'}: {error.strerror or error}.")
+        code = ExitCode.IMPOSSIBLE
     except KeyboardInterrupt:
         code = ExitCode.INTERRUPTED
     raise typer.Exit(code)

@@ -53,12 +53,11 @@ def run(
     The first line on standard error is "run RUN_ID". Ctrl-C cancels the run, a second one leaves at once. The exit code
     is 0 when it answered, 1 when it failed, 4 when it was cancelled, and 130 after Ctrl-C.
     """
-    said = sys.stdin.read() if text == "-" else text
     finish(
         _run(
             target_of(context),
             agent,
-            said,
+            text,
             session=session,
             request_id=request_id,
             view=view,
@@ -70,6 +69,15 @@ def run(
             tree=not no_tree,
         )
     )
+
+
+def _read_input() -> str:
+    from bough_server.errors import ConfigurationError
+
+    try:
+        return sys.stdin.buffer.read().decode()
+    except UnicodeDecodeError:
+        raise ConfigurationError("Standard input is not UTF-8 text.") from None
 
 
 async def _run(
@@ -91,11 +99,12 @@ async def _run(
     from bough_server.cli.following import conclude, follow_to_the_end, interruptible, sink_of
     from bough_server.cli.requests import policy_of, view_of
 
-    async with connected(target, default_model=default_model) as connection:
+    said = _read_input() if text == "-" else text
+    async with connected(target, default_model=default_model, is_silent=True) as connection:
         client = connection.client
         stream = client.run(
             agent,
-            text,
+            said,
             session_id=session,
             request_id=request_id,
             policy=policy_of(delta, on_disconnect),

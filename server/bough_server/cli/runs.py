@@ -5,7 +5,7 @@ from typing import Annotated
 import typer
 
 from bough_server.cli.choices import JsonOption, LimitOption, RunArgument, Target, target_of
-from bough_server.cli.outcome import ExitCode, finish, say
+from bough_server.cli.outcome import ExitCode, finish
 
 
 def runs(
@@ -57,8 +57,6 @@ async def _runs(target: Target, *, session: str, state: str, limit: int, json: b
     query = RunQuery(session_id=session, states=(state_of(state),) if state else ())
     found = []
     async with connected(target) as connection:
-        if connection.note:
-            say(connection.note)
         async for run in connection.client.list_runs(query, page_size=min(limit, 1000)):
             found.append(run)
             if len(found) == limit:
@@ -79,8 +77,6 @@ async def _tree(target: Target, text: str, *, json: bool, max_agents: int | None
     from bough_server.cli.render.tree import tree_lines
 
     async with connected(target) as connection:
-        if connection.note:
-            say(connection.note)
         run_id = await resolve_run(connection.client, text)
         options = invocation_pb2.InvocationOptions(max_agents=max_agents)
         invocation = await connection.client.tree(run_id, options=options)

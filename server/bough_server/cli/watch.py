@@ -15,7 +15,7 @@ from bough_server.cli.choices import (
     ViewOption,
     target_of,
 )
-from bough_server.cli.outcome import ExitCode, finish, say
+from bough_server.cli.outcome import ExitCode, finish
 
 
 def watch(
@@ -53,21 +53,21 @@ async def _watch(target: Target, text: str, *, after: int, view: View, output: O
     from bough.v1 import agent_service_pb2
     from bough_server.cli.addressing import resolve_run
     from bough_server.cli.connection import connected
-    from bough_server.cli.following import conclude, follow, sink_of
+    from bough_server.cli.following import code_of, conclude, follow, sink_of
     from bough_server.cli.requests import view_of
 
     until = agent_service_pb2.WATCH_UNTIL_TERMINAL if is_following else agent_service_pb2.WATCH_UNTIL_CURRENT
     async with connected(target) as connection:
         client = connection.client
-        if connection.note:
-            say(connection.note)
         run_id = await resolve_run(client, text)
         async with (
             client.watch(run_id, after=after, until=until, view=view_of(view)) as stream,
             sink_of(output) as sink,
         ):
             ended = await follow(stream, sink)
-        return await conclude(client, run_id, ended, output, tree=True)
+        code = await conclude(client, run_id, ended, output, tree=True)
+        # Its end may lie before the events that were asked for.
+        return code if ended.events else code_of((await client.get_run(run_id)).state)
 
 
 async def _events(target: Target, text: str, *, json: bool, after: int, view: View, types: str) -> ExitCode:
@@ -83,8 +83,6 @@ async def _events(target: Target, text: str, *, json: bool, after: int, view: Vi
     names = event_names_of(types)
     sink = JsonLines() if json else PlainLines()
     async with connected(target) as connection:
-        if connection.note:
-            say(connection.note)
         stream = connection.client.watch(
             await resolve_run(connection.client, text),
             after=after,

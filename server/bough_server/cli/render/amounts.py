@@ -12,6 +12,7 @@ UNKNOWN: Final = "-"
 _CONTROL: Final = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 _SPACE: Final = re.compile(r"\s+")
 
+_SHORT_STATES: Final = {event_pb2.STATE_INPUT_REQUIRED: "waiting", event_pb2.STATE_AUTH_REQUIRED: "waiting"}
 STATE_STYLES: Final = {
     event_pb2.STATE_PENDING: "dim",
     event_pb2.STATE_RUNNING: "cyan",
@@ -105,6 +106,11 @@ def state_text(state: event_pb2.State.ValueType) -> str:
     """A state in words, such as "input required"."""
     name = event_pb2.State.Name(state) if state in event_pb2.State.values() else f"STATE_{state}"
     return name.removeprefix("STATE_").replace("_", " ").lower()
+
+
+def short_state_text(state: event_pb2.State.ValueType) -> str:
+    """A state in at most nine letters."""
+    return _SHORT_STATES.get(state) or state_text(state)
 
 
 def state_style(state: event_pb2.State.ValueType) -> str:

@@ -7,17 +7,16 @@ from rich.text import Text
 
 from bough import text_of
 from bough.v1 import agent_pb2, agent_service_pb2, message_pb2, session_service_pb2
-from bough_server.cli.render.amounts import clip, one_line, printable, state_style, state_text, tokens_text
+from bough_server.cli.render.amounts import clip, one_line, printable, short_state_text, state_style
 
 
 def runs_table(runs: Iterable[agent_service_pb2.Run], *, width: int) -> list[Text]:
-    """A row for each run: its id, state, beginning, tokens and agent."""
-    lines = [Text(f"{'run':36}  {'state':14}  {'created':16}  {'tokens':>8}  agent"[:width], style="dim")]
+    """A row for each run: its id, state, beginning and agent."""
+    lines = [Text(f"{'run':36}  {'state':9}  {'created':16}  agent"[:width], style="dim")]
     for run in runs:
-        state = state_text(run.state)
         line = Text(f"{run.run_id:36}  ")
-        line.append(f"{state:14}", style=state_style(run.state))
-        line.append(f"  {moment(run.create_time)}  {tokens_text(run.tree_usage):>8}  {run.agent}")
+        line.append(f"{short_state_text(run.state):9}", style=state_style(run.state))
+        line.append(f"  {moment(run.create_time)}  {run.agent}")
         lines.append(_fitted(line, width))
     return lines
 

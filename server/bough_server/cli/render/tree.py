@@ -18,6 +18,7 @@ from bough_server.cli.render.amounts import (
     error_text,
     one_line,
     seconds_text,
+    short_state_text,
     state_style,
     state_text,
     tokens,
@@ -35,7 +36,6 @@ _COLUMNS: Final[Sequence[tuple[str, int]]] = (
     ("tokens", 9),
     ("cost", 8),
 )
-_SHORT_STATES: Final = {event_pb2.STATE_INPUT_REQUIRED: "waiting", event_pb2.STATE_AUTH_REQUIRED: "waiting"}
 
 
 def tree_lines(invocation: invocation_pb2.Invocation, *, width: int = 80) -> list[Text]:
@@ -77,7 +77,7 @@ def _agent_row(
     agent: invocation_pb2.AgentInvocation, head: str, columns: Sequence[tuple[str, int]], name_width: int
 ) -> Text:
     known = {
-        "state": _SHORT_STATES.get(agent.state, state_text(agent.state)),
+        "state": short_state_text(agent.state),
         "time": _time_text(agent),
         "steps": str(agent.step_count),
         "tools": str(agent.usage.tool_calls),
