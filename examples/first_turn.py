@@ -19,7 +19,7 @@ HERE = Path(__file__).resolve().parent
 BOUGH = [sys.executable, "-m", "bough_server.cli"]
 QUESTION = "Why do leaves turn red?"
 INTERRUPTED = 130
-OWN_END_SECONDS = 2
+CANCEL_SECONDS = 5
 DRAIN_SECONDS = 20
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 NOTES = {
@@ -51,7 +51,8 @@ def main() -> int:
         with _server(flags, environment) as (server, address):
             if not address:
                 return server.wait()
-            with _child([*BOUGH, "--address", address, "run", "lead", QUESTION], environment) as turn:
+            command = [*BOUGH, "--address", address, "run", "lead", QUESTION]
+            with _child(command, environment, patience=CANCEL_SECONDS) as turn:
                 code = turn.wait()
             if not flags.once:
                 print(f"\nserving {address}\nCtrl-C stops it.", flush=True)
@@ -81,26 +82,34 @@ def _server(flags: argparse.Namespace, environment: dict[str, str]) -> Iterator[
     with tempfile.TemporaryDirectory() as folder:
         ready = Path(folder) / "ready"
         command = [*BOUGH, "serve", "--host", flags.host, "--port", flags.port, "--ready-file", str(ready)]
-        # Its own line on stdout would come before the turn; here it is the last word.
-        with _child(command, environment, stdout=subprocess.DEVNULL) as server:
+        # Its own line on stdout would come before the turn; here it is the last word. In a group of its own it hears no
+        # Ctrl-C, and so lives until the turn that this cancels has ended and shown its tree.
+        with _child(command, environment, stdout=subprocess.DEVNULL, process_group=0) as server:
             while not ready.exists() and server.poll() is None:
                 time.sleep(0.05)
             yield server, ready.read_text(encoding="utf-8").strip() if ready.exists() else ""
 
 
 @contextmanager
-def _child(command: list[str], environment: dict[str, str], *, stdout: int | None = None) -> Iterator[Child]:
+def _child(
+    command: list[str],
+    environment: dict[str, str],
+    *,
+    stdout: int | None = None,
+    process_group: int | None = None,
+    patience: float = 0,
+) -> Iterator[Child]:
     """A process that has ended when the context is left, whatever happened.
 
-    It is in this process's group, so a Ctrl-C reaches it as well; it gets time to end by itself before it is told to.
+    `patience` is how many seconds it may take to end by itself after a Ctrl-C, where that reaches it as well.
     """
-    child = subprocess.Popen(command, env=environment, stdout=stdout)
+    child = subprocess.Popen(command, env=environment, stdout=stdout, process_group=process_group)
     try:
         yield child
     except Stopped:
         for number in SIGNALS:
             signal.signal(number, signal.SIG_IGN)
-        _waited(child, OWN_END_SECONDS)
+        _waited(child, patience)
         raise
     finally:
         child.terminate()
