@@ -1,9 +1,9 @@
 """What happens to runs that a dead server left open: each is ended, whole; continuing them is not here."""
 
 from bough.v1 import error_pb2, event_pb2
-
 from bough_server import events
 from bough_server.clock import Clock
+from bough_server.runtime.closing import closing
 from bough_server.runtime.invocations import Invocations
 from bough_server.runtime.recorder import Recorder
 from bough_server.store.ports import EventLog, RunRecord
@@ -20,7 +20,7 @@ async def close_open_run(
     root = invocations.root()
     wish = root.event("")
     wish.cancel_requested.reason = event_pb2.CANCEL_REASON_SERVER
-    recorder.record([wish, *invocations.closing("", error, below, clock.now_ns())])
+    recorder.record([wish, *closing(invocations, "", error, below, clock.now_ns())])
     await recorder.committed()
 
 

@@ -98,6 +98,7 @@ class Runs:
         self._clock = clock
         self._defaults = defaults
         self._live: dict[str, LiveRun] = {}
+        self._admitting: set[asyncio.Task[RunRecord]] = set()
         self._is_draining = False
 
     # Starting
@@ -132,8 +133,12 @@ class Runs:
             deadline_time_ns=None if request.policy.background else deadline_time_ns,
             now_ns=now,
         )
+        # A caller that goes away meanwhile must not leave an accepted run that nobody executes.
+        admitting = asyncio.get_running_loop().create_task(self._admit(principal, admission, trace))
+        self._admitting.add(admitting)
+        admitting.add_done_callback(self._admitting.discard)
         try:
-            return await self._admit(principal, admission, trace)
+            return await asyncio.shield(admitting)
         except RequestIdTaken as taken:
             earlier = await self._index.get(principal, taken.run_id)
             return _same_request(earlier, digest, request.request_id)
@@ -348,6 +353,8 @@ class Runs:
     async def drain(self, grace: float) -> None:
         """Takes no new runs, lets live ones end within `grace` seconds, then ends the rest: the server stops."""
         self._is_draining = True
+        if self._admitting:
+            await asyncio.wait(self._admitting)
         await self._wait_for_ends(grace)
         for live in list(self._live.values()):
             self._end_soon(live, event_pb2.CANCEL_REASON_SERVER)

@@ -13,7 +13,8 @@ from bough_server import events, ids
 from bough_server.cutting import MAX_RESULT_BYTES, cut_result
 from bough_server.errors import RunError
 from bough_server.runtime import keys
-from bough_server.runtime.dispatcher import Abort, Dispatch, dispatch
+from bough_server.runtime.dispatcher import dispatch
+from bough_server.runtime.dispatches import Abort, Dispatch
 from bough_server.runtime.execution import as_run_error
 from bough_server.runtime.recorder import Piece
 from bough_server.runtime.toolset import Offer

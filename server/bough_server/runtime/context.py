@@ -7,7 +7,6 @@ import json
 import random
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any, TypeVar
 
@@ -16,13 +15,15 @@ from bough_server import ids
 from bough_server.errors import RunError
 from bough_server.history.build import build
 from bough_server.history.transcript import Said, Transcript
-from bough_server.models.model import Model, ModelRequest, ToolSpec
+from bough_server.models.model import ModelRequest, ToolSpec
 from bough_server.runtime import keys
-from bough_server.runtime.attempts import ModelCall
+from bough_server.runtime.asking import ask
 from bough_server.runtime.calls import Answered, StepCalls
-from bough_server.runtime.dispatcher import Dispatch, dispatch
-from bough_server.runtime.execution import Execution, as_run_error
+from bough_server.runtime.dispatcher import dispatch
+from bough_server.runtime.dispatches import Dispatch
+from bough_server.runtime.execution import Execution
 from bough_server.runtime.frame import Frame
+from bough_server.runtime.values import Value, record_value
 
 T = TypeVar("T")
 
@@ -118,11 +119,11 @@ class Context:
 
         Raises RunError: the limit of model calls is reached, or the model's retries are used up.
         """
-        self._complete_steps()
+        self.complete_steps()
         index = self._step = self._steps.take()
         key = keys.below(self.scope, f"s{index}.m")
         with self._effect(key):
-            response = await self._model(key, index, request, model or self.frame.model_name)
+            response = await ask(self, key, index, request, model or self.frame.model_name)
         calls = [part.tool_call for part in response.message.parts if part.HasField("tool_call")]
         self.frame.call_ids.update(call.call_id for call in calls)
         if calls:
@@ -143,7 +144,7 @@ class Context:
             if answer.child is not None:
                 self.transcript.join(answer.child, by_call=True)
             self.transcript.say(self._tool_message(position, answer.result))
-        self._complete_steps()
+        self.complete_steps()
         return answers
 
     async def dispatch(self, agent: str, input: str | message_pb2.Message, *, key: str = "") -> message_pb2.Message:
@@ -208,7 +209,7 @@ class Context:
         async def read() -> str:
             return json.dumps(str(self.execution.clock.now_ns()))
 
-        value = await self._value(self._key(""), event_pb2.VALUE_KIND_NOW, "now", read)
+        value = await self._value(Value(self._key(""), event_pb2.VALUE_KIND_NOW, "now"), read)
         return datetime.fromtimestamp(int(json.loads(value)) / 1e9, UTC)
 
     async def step(self, name: str, work: Callable[[], Awaitable[Any]], *, key: str = "") -> Any:
@@ -220,7 +221,7 @@ class Context:
         async def do() -> str:
             return json.dumps(await work())
 
-        return json.loads(await self._value(self._key(key), event_pb2.VALUE_KIND_STEP, name, do))
+        return json.loads(await self._value(Value(self._key(key), event_pb2.VALUE_KIND_STEP, name), do))
 
     def new_id(self) -> str:
         """A new UUID, the same on a replay."""
@@ -232,6 +233,10 @@ class Context:
         return random.Random(ids.derived_id(self.execution.facts.key_root, self._key("")))
 
     # Their common rules
+
+    async def _value(self, value: Value, work: Callable[[], Awaitable[str]]) -> str:
+        with self._effect(value.key):
+            return await record_value(self.execution, self.frame, value, work)
 
     def _key(self, explicit: str) -> str:
         """The key of the next effect of code: its number in the lane, or a name that the code gives it."""
@@ -263,7 +268,7 @@ class Context:
         finally:
             self._in_flight = ""
 
-    def _complete_steps(self) -> None:
+    def complete_steps(self) -> None:
         """Ends the step that the lane's last model call began: it has all its results, or nobody asked for them."""
         key = keys.below(self.scope, f"s{self._step}.m")
         opened = self.frame.opened
@@ -282,143 +287,3 @@ class Context:
             invocation_id=self.frame.invocation_id,
             parts=[message_pb2.Part(tool_result=result)],
         )
-
-    async def _model(self, key: str, index: int, request: ModelRequest, name: str) -> step_pb2.LlmResponse:
-        execution, frame = self.execution, self.frame
-        digest = keys.digest("model")
-        execution.check(key, digest)
-        if key in execution.journal.results:
-            recorded = await execution.pump.result(key)
-            execution.observe_recorded(key)
-            if key in execution.journal.started:
-                frame.budget.count_model_call()
-            return self._answered(recorded)
-        await execution.pump.until_live(key)
-        execution.refuse_sealed(key)
-        try:
-            model = self._admitted(name)
-        except RunError as refusal:
-            event = frame.opened.in_step(frame.event(key), index)
-            event.effect_digest = digest
-            event.llm_failed.error.CopyFrom(self._error(refusal))
-            execution.emit(event)
-            await execution.committed()
-            raise
-        return await self._ask(key, index, digest, replace(request, agent=frame.name), model)
-
-    def _admitted(self, name: str) -> Model:
-        try:
-            model = self.execution.resolver.model(name)
-        except KeyError:
-            raise RunError(
-                f"There is no model {name!r} in the server's configuration.",
-                reason=error_pb2.ERROR_REASON_MODEL_UNAVAILABLE,
-            ) from None
-        self.frame.budget.reserve_model_call()
-        return model
-
-    async def _ask(
-        self, key: str, index: int, digest: str, request: ModelRequest, model: Model
-    ) -> step_pb2.LlmResponse:
-        execution, frame = self.execution, self.frame
-        traced = execution.tracing.chat(
-            model=model.model or model.name, provider=model.provider, parent=frame.traced.below
-        )
-        execution.spans[key] = traced
-        started = frame.opened.in_step(frame.event(key, traced=traced), index)
-        started.effect_digest, started.attempt = digest, 1
-        begun = started.llm_started
-        begun.model, begun.provider = model.name, model.provider
-        begun.message_count = len(request.messages) + bool(request.instruction)
-        begun.tool_names.extend(tool.name for tool in request.tools)
-        execution.emit(started)
-        await execution.committed()
-        call = ModelCall(execution, frame, key=key, index=index, model=model, traced=traced)
-        ended = frame.opened.in_step(frame.event(key, traced=traced), index)
-        try:
-            response = await call.answer(request)
-        except Exception as raised:
-            error = as_run_error(raised)
-            ended.attempt = call.attempt
-            ended.llm_failed.error.CopyFrom(self._error(error))
-            lost = getattr(raised, "lost_usage", None)
-            if lost is not None:
-                ended.llm_failed.lost_usage.CopyFrom(lost)
-            execution.emit(ended)
-            execution.spans.pop(key).end(error=ended.llm_failed.error)
-            await execution.committed()
-            raise error from raised
-        self._place(key, response.message)
-        ended.attempt = call.attempt
-        ended.llm_completed.response.CopyFrom(response)
-        execution.emit(ended)
-        execution.spans.pop(key).end(response=response)
-        if not any(part.HasField("tool_call") for part in response.message.parts):
-            self._complete_steps()
-        await execution.committed()
-        return response
-
-    def _place(self, key: str, message: message_pb2.Message) -> None:
-        """Says whose a model's message is and, where it asks for calls, what it is in the session."""
-        message.role, message.author = message_pb2.ROLE_ASSISTANT, self.frame.name
-        message.invocation_id = self.frame.invocation_id
-        if not _is_for_the_session(message, self.frame):
-            return
-        kind = "ASSISTANT" if self.frame.parent is None else "SUB_AGENT_ASSISTANT"
-        message.kind = message_pb2.MessageKind.Value(f"MESSAGE_KIND_{kind}")
-        message.message_id = ids.message_id(self.execution.facts.key_root, key, kind)
-
-    def _answered(self, recorded: event_pb2.AgentEvent) -> step_pb2.LlmResponse:
-        if recorded.HasField("llm_failed"):
-            error = recorded.llm_failed.error
-            raise RunError(
-                error.message, reason=error.reason, retryable=error.retryable, details_json=error.details_json
-            )
-        response = step_pb2.LlmResponse()
-        response.CopyFrom(recorded.llm_completed.response)
-        if not any(part.HasField("tool_call") for part in response.message.parts):
-            self._complete_steps()
-        return response
-
-    def _error(self, error: RunError) -> error_pb2.AgentError:
-        return error.to_agent_error(agent=self.frame.name, invocation_id=self.frame.invocation_id)
-
-    async def _value(
-        self, key: str, kind: event_pb2.ValueKind.ValueType, name: str, work: Callable[[], Awaitable[str]]
-    ) -> str:
-        execution = self.execution
-        digest = keys.digest("value", str(kind), name)
-        with self._effect(key):
-            execution.check(key, digest)
-            if key in execution.journal.results:
-                recorded = await execution.pump.result(key)
-                execution.observe_recorded(key)
-            else:
-                await execution.pump.until_live(key)
-                execution.refuse_sealed(key)
-                recorded = self.frame.event(key)
-                recorded.effect_digest, recorded.value_recorded.kind = digest, kind
-                try:
-                    recorded.value_recorded.value_json = await work()
-                except Exception as raised:
-                    error = as_run_error(raised)
-                    failed = RunError(
-                        f"The step {name!r} failed: {error.message}", reason=error_pb2.ERROR_REASON_TOOL_FAILED
-                    )
-                    recorded.value_recorded.error.CopyFrom(self._error(failed))
-                execution.emit(recorded)
-                await execution.committed()
-        value = recorded.value_recorded
-        if value.HasField("error"):
-            raise RunError(value.error.message, reason=value.error.reason)
-        return value.value_json
-
-
-def _is_for_the_session(message: message_pb2.Message, frame: Frame) -> bool:
-    """Whether a message with calls says something that its children's messages do not say: text, or ordinary calls."""
-    calls = [part.tool_call for part in message.parts if part.HasField("tool_call")]
-    if not calls:
-        return False
-    linked = {name for name, offer in frame.toolset.offers.items() if offer.link is not None}
-    said = any(part.text.strip() for part in message.parts)
-    return said or any(call.name not in linked for call in calls)

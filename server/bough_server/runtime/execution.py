@@ -18,9 +18,11 @@ from bough_server.clock import Clock
 from bough_server.errors import NonDeterministic, RunError
 from bough_server.runtime import keys
 from bough_server.runtime.agent import Resolver
+from bough_server.runtime.closing import closing
 from bough_server.runtime.invocations import Invocations
 from bough_server.runtime.journal import Identity, Journal, Pump, identity_of
 from bough_server.runtime.recorder import Joining, Piece, Recorder
+from bough_server.runtime.sameness import same_fact
 from bough_server.store.ports import StoredMessage
 from bough_server.telemetry import Traced, Tracing
 
@@ -262,7 +264,7 @@ class Execution:
 
     def close(self, scope: str, error: error_pb2.AgentError, below: error_pb2.AgentError) -> None:
         """Records the end of everything that is open in a scope, leaf first, in one append."""
-        ends = self.invocations.closing(scope, error, below, self.clock.now_ns())
+        ends = closing(self.invocations, scope, error, below, self.clock.now_ns())
         if ends:
             self.emit(*ends)
         for key in [key for key in self.spans if keys.covers(scope, key)]:
@@ -305,34 +307,6 @@ class Execution:
             _, late = await asyncio.wait(doomed, timeout=STOP_SECONDS)
             for task in late:
                 _log.warning("task ignores its cancellation", run_id=self.facts.run_id, task=task.get_name())
-
-
-_MEASURED = ("duration", "latency", "start_time", "create_time")
-
-
-def same_fact(made: event_pb2.AgentEvent, recorded: event_pb2.AgentEvent) -> bool:
-    """Whether two events say the same, times, durations and trace ids apart."""
-    return _without_measures(made) == _without_measures(recorded)
-
-
-def _without_measures(event: event_pb2.AgentEvent) -> event_pb2.AgentEvent:
-    plain = event_pb2.AgentEvent()
-    plain.CopyFrom(event)
-    for name in ("run_id", "session_id", "sequence", "time", "trace_id", "span_id"):
-        plain.ClearField(name)
-    _clear_measures(plain)
-    return plain
-
-
-def _clear_measures(message: Any) -> None:
-    for field, value in message.ListFields():
-        if field.name in _MEASURED:
-            message.ClearField(field.name)
-        elif field.type == field.TYPE_MESSAGE and not (
-            field.message_type.GetOptions().map_entry or field.message_type.full_name.startswith("google.")
-        ):
-            for item in value if field.is_repeated else (value,):
-                _clear_measures(item)
 
 
 def as_run_error(error: BaseException) -> RunError:

@@ -5,14 +5,13 @@ one that closes what a dead server left open. It writes nothing.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from google.protobuf import duration_pb2
 
 from bough.v1 import error_pb2, event_pb2, message_pb2, step_pb2
 from bough_server import events, ids, usage
 from bough_server.cutting import cut_results
-from bough_server.runtime import keys
 
 _END_OF_ROOT = {events.RUN_COMPLETED, events.RUN_FAILED, events.RUN_CANCELLED}
 
@@ -71,7 +70,7 @@ class OpenInvocation:
             invocation_id=self.template.invocation_id,
             index=opened.index,
             attempt=opened.attempt,
-            latency=_duration(now_ns - opened.start_ns),
+            latency=duration(now_ns - opened.start_ns),
         )
         step.start_time.FromNanoseconds(opened.start_ns)
         if opened.response is not None:
@@ -81,10 +80,11 @@ class OpenInvocation:
         return step
 
 
-def _duration(nanoseconds: int) -> duration_pb2.Duration:
-    duration = duration_pb2.Duration()
-    duration.FromNanoseconds(max(0, nanoseconds))
-    return duration
+def duration(nanoseconds: int) -> duration_pb2.Duration:
+    """A duration; never a negative one, whatever a clock did."""
+    lasted = duration_pb2.Duration()
+    lasted.FromNanoseconds(max(0, nanoseconds))
+    return lasted
 
 
 class Invocations:
@@ -146,6 +146,21 @@ class Invocations:
             usage.add(parent.below, opened.own)
             usage.add(parent.below, opened.below)
 
+    def by_depth(self) -> list[OpenInvocation]:
+        """The open invocations, the deepest first."""
+        return sorted(self._open.values(), key=lambda one: one.template.depth, reverse=True)
+
+    def child_at(self, key: str) -> str:
+        """The open invocation that an effect dispatched; empty for none."""
+        return next((one.template.invocation_id for one in self._open.values() if one.key == key), "")
+
+    def copy(self) -> "Invocations":
+        """A copy to try an end on: what is read there and changed by it."""
+        made = Invocations()
+        made.lost = self.lost
+        made._open = {key: _copied(one) for key, one in self._open.items()}
+        return made
+
     def failing_step(
         self, opened: OpenInvocation, error: error_pb2.AgentError, now_ns: int
     ) -> Sequence[event_pb2.AgentEvent]:
@@ -203,63 +218,6 @@ class Invocations:
         _fill(end, opened, _END_REASONS.get(error.reason, event_pb2.END_REASON_FAILED), now_ns)
         return event
 
-    def closing(
-        self, scope: str, error: error_pb2.AgentError, below: error_pb2.AgentError, now_ns: int
-    ) -> list[event_pb2.AgentEvent]:
-        """What ends everything that is open in a scope, leaf first; observes nothing.
-
-        `error` is that of the invocation whose scope it is (the run, for the empty scope), `below` that of everything
-        under it.
-        """
-        made: list[event_pb2.AgentEvent] = []
-        copy = _copied(self)
-        for opened in sorted(copy._open.values(), key=lambda one: one.template.depth, reverse=True):
-            whole = keys.covers(scope, opened.key)
-            mine = error if opened.key == scope else below
-            batch: list[event_pb2.AgentEvent] = []
-            for key, started in list(opened.effects.items()):
-                if keys.covers(scope, key):
-                    why = error if key == scope else below
-                    batch.append(self._closing_effect(opened, key, started, why, now_ns))
-                    copy.observe(batch[-1])
-            if whole:
-                batch.extend(copy.failing_step(opened, mine, now_ns))
-                batch.append(copy.failed(opened, mine, now_ns))
-                copy.observe(batch[-1])
-            made.extend(batch)
-        return made
-
-    def _closing_effect(
-        self,
-        opened: OpenInvocation,
-        key: str,
-        started: event_pb2.AgentEvent,
-        error: error_pb2.AgentError,
-        now_ns: int,
-    ) -> event_pb2.AgentEvent:
-        event = opened.event(key, traced=started)
-        event.step_id, event.step_index = started.step_id, started.step_index
-        event.attempt = opened.attempts.get(key, started.attempt)
-        if events.kind_of(started) == events.TOOL_STARTED:
-            result = event.tool_failed.result
-            result.call.CopyFrom(started.tool_started.call)
-            result.error.CopyFrom(error)
-            result.start_time.CopyFrom(started.time)
-            result.latency.CopyFrom(_duration(now_ns - started.time.ToNanoseconds()))
-            result.agent, result.invocation_id = opened.template.agent, opened.template.invocation_id
-            result.error.agent, result.error.invocation_id = result.agent, result.invocation_id
-            result.child_invocation_id = self._child_of(key)
-        else:
-            event.llm_failed.error.CopyFrom(error)
-            event.llm_failed.error.agent = opened.template.agent
-            event.llm_failed.error.invocation_id = opened.template.invocation_id
-            if key in self.lost:
-                event.llm_failed.lost_usage.CopyFrom(self.lost[key])
-        return event
-
-    def _child_of(self, key: str) -> str:
-        return next((one.template.invocation_id for one in self._open.values() if one.key == key), "")
-
 
 _END_REASONS = {
     error_pb2.ERROR_REASON_CANCELLED: event_pb2.END_REASON_CANCELLED,
@@ -280,7 +238,7 @@ def _fill(
 ) -> None:
     end.usage.CopyFrom(opened.own)
     end.tree_usage.CopyFrom(opened.tree_usage())
-    end.duration.CopyFrom(_duration(now_ns - opened.start_ns))
+    end.duration.CopyFrom(duration(now_ns - opened.start_ns))
     end.step_id = opened.last_step_id
     end.end_reason = end_reason
 
@@ -324,28 +282,15 @@ def _count_attempt(opened: OpenInvocation, used: message_pb2.Usage) -> None:
         opened.own.model_calls_without_usage += 1
 
 
-def _copied(source: Invocations) -> Invocations:
-    """A copy to try an end on: what is read there and changed by it."""
-    copy = Invocations()
-    copy.lost = source.lost
-    for key, one in source._open.items():
-        own, below = message_pb2.Usage(), message_pb2.Usage()
-        own.CopyFrom(one.own)
-        below.CopyFrom(one.below)
-        steps = {
-            name: OpenStep(s.key, s.step_id, s.index, s.start_ns, s.attempt, s.response, dict(s.results))
-            for name, s in one.steps.items()
-        }
-        copy._open[key] = OpenInvocation(
-            key=one.key,
-            template=one.template,
-            start_ns=one.start_ns,
-            is_root=one.is_root,
-            own=own,
-            below=below,
-            steps=steps,
-            effects=dict(one.effects),
-            attempts=dict(one.attempts),
-            last_step_id=one.last_step_id,
-        )
-    return copy
+def _copied(one: OpenInvocation) -> OpenInvocation:
+    own, below = message_pb2.Usage(), message_pb2.Usage()
+    own.CopyFrom(one.own)
+    below.CopyFrom(one.below)
+    return replace(
+        one,
+        own=own,
+        below=below,
+        steps={name: replace(step, results=dict(step.results)) for name, step in one.steps.items()},
+        effects=dict(one.effects),
+        attempts=dict(one.attempts),
+    )

@@ -1,0 +1,128 @@
+"""The effect that asks a model: answered from the log, refused, or made; its attempts are attempts.py's."""
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from bough.v1 import error_pb2, event_pb2, message_pb2, step_pb2
+from bough_server import ids
+from bough_server.errors import RunError
+from bough_server.models.model import Model, ModelRequest
+from bough_server.runtime import keys
+from bough_server.runtime.attempts import ModelCall
+from bough_server.runtime.execution import Execution, as_run_error
+from bough_server.runtime.frame import Frame
+
+if TYPE_CHECKING:
+    from bough_server.runtime.context import Context
+
+
+async def ask(ctx: "Context", key: str, index: int, request: ModelRequest, name: str) -> step_pb2.LlmResponse:
+    execution, frame = ctx.execution, ctx.frame
+    digest = keys.digest("model")
+    execution.check(key, digest)
+    if key in execution.journal.results:
+        recorded = await execution.pump.result(key)
+        execution.observe_recorded(key)
+        if key in execution.journal.started:
+            frame.budget.count_model_call()
+        return _answered(ctx, recorded)
+    await execution.pump.until_live(key)
+    execution.refuse_sealed(key)
+    try:
+        model = _admitted(ctx, name)
+    except RunError as refusal:
+        event = frame.opened.in_step(frame.event(key), index)
+        event.effect_digest = digest
+        event.llm_failed.error.CopyFrom(_error(frame, refusal))
+        execution.emit(event)
+        await execution.committed()
+        raise
+    return await _ask(ctx, key, index, digest, replace(request, agent=frame.name), model)
+
+
+def _admitted(ctx: "Context", name: str) -> Model:
+    try:
+        model = ctx.execution.resolver.model(name)
+    except KeyError:
+        raise RunError(
+            f"There is no model {name!r} in the server's configuration.",
+            reason=error_pb2.ERROR_REASON_MODEL_UNAVAILABLE,
+        ) from None
+    ctx.frame.budget.reserve_model_call()
+    return model
+
+
+async def _ask(
+    ctx: "Context", key: str, index: int, digest: str, request: ModelRequest, model: Model
+) -> step_pb2.LlmResponse:
+    execution, frame = ctx.execution, ctx.frame
+    traced = execution.tracing.chat(model=model.model or model.name, provider=model.provider, parent=frame.traced.below)
+    execution.spans[key] = traced
+    started = frame.opened.in_step(frame.event(key, traced=traced), index)
+    started.effect_digest, started.attempt = digest, 1
+    begun = started.llm_started
+    begun.model, begun.provider = model.name, model.provider
+    begun.message_count = len(request.messages) + bool(request.instruction)
+    begun.tool_names.extend(tool.name for tool in request.tools)
+    execution.emit(started)
+    await execution.committed()
+    call = ModelCall(execution, frame, key=key, index=index, model=model, traced=traced)
+    ended = frame.opened.in_step(frame.event(key, traced=traced), index)
+    try:
+        response = await call.answer(request)
+    except Exception as raised:
+        error = as_run_error(raised)
+        ended.attempt = call.attempt
+        ended.llm_failed.error.CopyFrom(_error(frame, error))
+        lost = getattr(raised, "lost_usage", None)
+        if lost is not None:
+            ended.llm_failed.lost_usage.CopyFrom(lost)
+        execution.emit(ended)
+        execution.spans.pop(key).end(error=ended.llm_failed.error)
+        await execution.committed()
+        raise error from raised
+    _place(execution, frame, key, response.message)
+    ended.attempt = call.attempt
+    ended.llm_completed.response.CopyFrom(response)
+    execution.emit(ended)
+    execution.spans.pop(key).end(response=response)
+    if not any(part.HasField("tool_call") for part in response.message.parts):
+        ctx.complete_steps()
+    await execution.committed()
+    return response
+
+
+def _place(execution: Execution, frame: Frame, key: str, message: message_pb2.Message) -> None:
+    """Says whose a model's message is and, where it asks for calls, what it is in the session."""
+    message.role, message.author = message_pb2.ROLE_ASSISTANT, frame.name
+    message.invocation_id = frame.invocation_id
+    if not _is_for_the_session(message, frame):
+        return
+    kind = "ASSISTANT" if frame.parent is None else "SUB_AGENT_ASSISTANT"
+    message.kind = message_pb2.MessageKind.Value(f"MESSAGE_KIND_{kind}")
+    message.message_id = ids.message_id(execution.facts.key_root, key, kind)
+
+
+def _answered(ctx: "Context", recorded: event_pb2.AgentEvent) -> step_pb2.LlmResponse:
+    if recorded.HasField("llm_failed"):
+        error = recorded.llm_failed.error
+        raise RunError(error.message, reason=error.reason, retryable=error.retryable, details_json=error.details_json)
+    response = step_pb2.LlmResponse()
+    response.CopyFrom(recorded.llm_completed.response)
+    if not any(part.HasField("tool_call") for part in response.message.parts):
+        ctx.complete_steps()
+    return response
+
+
+def _error(frame: Frame, error: RunError) -> error_pb2.AgentError:
+    return error.to_agent_error(agent=frame.name, invocation_id=frame.invocation_id)
+
+
+def _is_for_the_session(message: message_pb2.Message, frame: Frame) -> bool:
+    """Whether a message with calls says something that its children's messages do not say: text, or ordinary calls."""
+    calls = [part.tool_call for part in message.parts if part.HasField("tool_call")]
+    if not calls:
+        return False
+    linked = {name for name, offer in frame.toolset.offers.items() if offer.link is not None}
+    said = any(part.text.strip() for part in message.parts)
+    return said or any(call.name not in linked for call in calls)

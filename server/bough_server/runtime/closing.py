@@ -1,0 +1,58 @@
+"""What ends everything that is open in a part of a run, leaf first; a fold of what is open, which records nothing."""
+
+from bough.v1 import error_pb2, event_pb2
+from bough_server import events
+from bough_server.runtime import keys
+from bough_server.runtime.invocations import Invocations, OpenInvocation, duration
+
+
+def closing(
+    invocations: Invocations, scope: str, error: error_pb2.AgentError, below: error_pb2.AgentError, now_ns: int
+) -> list[event_pb2.AgentEvent]:
+    """The ends of everything that is open in a scope, leaf first; the invocations stay as they are.
+
+    `error` is that of the invocation whose scope it is (the run, for the empty scope), `below` that of everything under
+    it.
+    """
+    made: list[event_pb2.AgentEvent] = []
+    left = invocations.copy()
+    for opened in left.by_depth():
+        for key, started in list(opened.effects.items()):
+            if keys.covers(scope, key):
+                child = invocations.child_at(key)
+                made.append(_effect_end(left, opened, started, error if key == scope else below, child, now_ns))
+                left.observe(made[-1])
+        if keys.covers(scope, opened.key):
+            mine = error if opened.key == scope else below
+            made.extend(left.failing_step(opened, mine, now_ns))
+            made.append(left.failed(opened, mine, now_ns))
+            left.observe(made[-1])
+    return made
+
+
+def _effect_end(
+    invocations: Invocations,
+    opened: OpenInvocation,
+    started: event_pb2.AgentEvent,
+    error: error_pb2.AgentError,
+    child: str,
+    now_ns: int,
+) -> event_pb2.AgentEvent:
+    key, speaker = started.effect_key, opened.template
+    event = opened.event(key, traced=started)
+    event.step_id, event.step_index = started.step_id, started.step_index
+    event.attempt = opened.attempts.get(key, started.attempt)
+    if events.kind_of(started) == events.TOOL_STARTED:
+        result = event.tool_failed.result
+        result.call.CopyFrom(started.tool_started.call)
+        result.start_time.CopyFrom(started.time)
+        result.latency.CopyFrom(duration(now_ns - started.time.ToNanoseconds()))
+        result.agent, result.invocation_id, result.child_invocation_id = speaker.agent, speaker.invocation_id, child
+        failure = result.error
+    else:
+        failure = event.llm_failed.error
+        if key in invocations.lost:
+            event.llm_failed.lost_usage.CopyFrom(invocations.lost[key])
+    failure.CopyFrom(error)
+    failure.agent, failure.invocation_id = speaker.agent, speaker.invocation_id
+    return event

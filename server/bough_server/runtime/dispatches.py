@@ -1,0 +1,106 @@
+"""A child to be run, what it is told, how it ended, and how long it may take; running it is the dispatcher's."""
+
+import asyncio
+from dataclasses import dataclass
+from typing import Any
+
+from bough.v1 import agent_pb2, error_pb2, event_pb2, message_pb2
+from bough_server import ids
+from bough_server.errors import RunError
+from bough_server.history.transcript import Transcript
+from bough_server.runtime import keys
+from bough_server.runtime.agent import Outcome
+from bough_server.runtime.execution import Execution
+from bough_server.runtime.frame import Frame
+from bough_server.tools.arguments import parse_arguments
+
+
+class Abort(RunError):
+    """A sub-agent failed whose failure fails its caller."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Dispatch:
+    """A child to be run: `call` and `step_index` where a model called it, `input` where code did."""
+
+    key: str
+    agent: str
+    link: agent_pb2.AgentLink
+    call: message_pb2.ToolCall | None = None
+    step_index: int = 0
+    input: message_pb2.Message | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ended:
+    """How a child ended: its output or its error, the result of the call that made it run, and what it said."""
+
+    result: message_pb2.ToolResult
+    output: message_pb2.Message | None = None
+    error: RunError | None = None
+    transcript: Transcript | None = None
+
+
+def told_to(work: Dispatch, caller: Frame, key_root: str) -> message_pb2.Message:
+    """What a child is told, as it is stored in the session. Raises RunError BAD_ARGUMENTS."""
+    told = message_pb2.Message()
+    if work.input is not None:
+        told.CopyFrom(work.input)
+    elif work.call is not None:
+        told.parts.add(text=_told(work.call, caller))
+    told.role, told.kind = message_pb2.ROLE_USER, message_pb2.MESSAGE_KIND_SUB_AGENT_USER
+    told.author = caller.name
+    told.invocation_id = ids.invocation_id(key_root, work.key)
+    told.message_id = ids.message_id(key_root, work.key, "SUB_AGENT_USER")
+    return told
+
+
+def _told(call: message_pb2.ToolCall, caller: Frame) -> str:
+    offer = caller.toolset.offers[call.name]
+    arguments = parse_arguments(call.arguments_json, offer.spec.input_schema_json)
+    message = arguments.get("message")
+    if set(arguments) == {"message"} and isinstance(message, str):
+        if not message.strip():
+            raise RunError("`message` must not be empty.", reason=error_pb2.ERROR_REASON_BAD_ARGUMENTS)
+        return message
+    return call.arguments_json
+
+
+async def joined(execution: Execution, frame: Frame, work: Dispatch, task: "asyncio.Task[Outcome]") -> bool:
+    """Waits for a child; gives whether it was cut short because its own time was up."""
+    bounds = [work.link.limits, frame.agent.definition.limits]
+    seconds = [bound.wall_duration.ToTimedelta().total_seconds() for bound in bounds if bound.HasField("wall_duration")]
+    if not seconds:
+        await execution.join(task)
+        return False
+    cut = execution.cut(work.key)
+    watched: set[asyncio.Future[Any]] = {task, cut}
+    timer = None
+    if execution.pump.live:
+        timer = execution.spawn(keys.below(work.key, "timer"), _cut_after(execution, frame, work, min(seconds), cut))
+    await asyncio.wait(watched, return_when=asyncio.FIRST_COMPLETED)
+    if not task.done() or task.cancelled():
+        await asyncio.shield(cut)
+        return True
+    if timer is not None:
+        timer.cancel()
+    return False
+
+
+async def _cut_after(
+    execution: Execution, frame: Frame, work: Dispatch, seconds: float, cut: "asyncio.Future[None]"
+) -> None:
+    await execution.clock.sleep(seconds)
+    mine = RunError(
+        f"The agent {work.agent!r} took longer than its wall_duration.", reason=error_pb2.ERROR_REASON_LIMIT_EXCEEDED
+    )
+    below = RunError("The time of an agent above was up.", reason=error_pb2.ERROR_REASON_CANCELLED)
+    await execution.cancel(
+        work.key,
+        caller=frame.parent.invocation_id if frame.parent else frame.invocation_id,
+        reason=event_pb2.CANCEL_REASON_LIMIT,
+        error=mine.to_agent_error(),
+        below=below.to_agent_error(),
+    )
+    if not cut.done():
+        cut.set_result(None)

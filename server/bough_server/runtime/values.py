@@ -1,0 +1,55 @@
+"""The effect that records what cannot be derived: a reading of the clock, the result of a step of an agent's code."""
+
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+
+from bough.v1 import error_pb2, event_pb2
+from bough_server.errors import RunError
+from bough_server.runtime import keys
+from bough_server.runtime.execution import Execution, as_run_error
+from bough_server.runtime.frame import Frame
+
+
+@dataclass(frozen=True, slots=True)
+class Value:
+    """What is to be recorded: under which key, of which kind, and what people call it."""
+
+    key: str
+    kind: event_pb2.ValueKind.ValueType
+    name: str
+
+
+async def record_value(execution: Execution, frame: Frame, value: Value, work: Callable[[], Awaitable[str]]) -> str:
+    """The value as JSON text, made by `work` or read from the log. Raises RunError where the work raised."""
+    recorded = await _recorded(execution, frame, value, work)
+    if recorded.value_recorded.HasField("error"):
+        error = recorded.value_recorded.error
+        raise RunError(error.message, reason=error.reason)
+    return recorded.value_recorded.value_json
+
+
+async def _recorded(
+    execution: Execution, frame: Frame, value: Value, work: Callable[[], Awaitable[str]]
+) -> event_pb2.AgentEvent:
+    digest = keys.digest("value", str(value.kind), value.name)
+    execution.check(value.key, digest)
+    if value.key in execution.journal.results:
+        recorded = await execution.pump.result(value.key)
+        execution.observe_recorded(value.key)
+        return recorded
+    await execution.pump.until_live(value.key)
+    execution.refuse_sealed(value.key)
+    recorded = frame.event(value.key)
+    recorded.effect_digest, recorded.value_recorded.kind = digest, value.kind
+    try:
+        recorded.value_recorded.value_json = await work()
+    except Exception as raised:
+        failed = RunError(
+            f"The step {value.name!r} failed: {as_run_error(raised).message}", reason=error_pb2.ERROR_REASON_TOOL_FAILED
+        )
+        recorded.value_recorded.error.CopyFrom(
+            failed.to_agent_error(agent=frame.name, invocation_id=frame.invocation_id)
+        )
+    execution.emit(recorded)
+    await execution.committed()
+    return recorded
