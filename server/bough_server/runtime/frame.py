@@ -5,13 +5,13 @@ from typing import Final
 
 from bough.v1 import agent_pb2, event_pb2, policy_pb2
 from bough_server.history.transcript import Transcript
-from bough_server.runtime import keys
 from bough_server.runtime.agent import Agent
 from bough_server.runtime.execution import Execution
 from bough_server.runtime.invocations import OpenInvocation
 from bough_server.runtime.limits import Budget, is_bounded
 from bough_server.runtime.recorder import Joining
 from bough_server.runtime.toolset import Toolset, toolset
+from bough_server.store.projection import agent_chain
 from bough_server.telemetry import Traced
 
 MAX_BRANCH_BYTES: Final = 256
@@ -125,7 +125,7 @@ def child_frame(execution: Execution, caller: Frame, place: Place, *, opened: Op
         history=link.history.scope or definition.history.scope or agent_pb2.HISTORY_SCOPE_SESSION,
         joining=joining([policy.delta, definition.delta, execution.default_delta]),
         transcript=Transcript(
-            agent=definition.name, chain=keys.chain(caller.transcript.chain, definition.name), above=place.above
+            agent=definition.name, chain=agent_chain(caller.transcript.chain, definition.name), above=place.above
         ),
         opened=opened,
         traced=traced,
@@ -153,7 +153,7 @@ def root_frame(execution: Execution, agent: Agent, traced: Traced) -> Frame:
         on_failure=definition.on_sub_agent_failure or policy.on_sub_agent_failure,
         history=definition.history.scope or agent_pb2.HISTORY_SCOPE_SESSION,
         joining=joining([policy.delta, definition.delta, execution.default_delta]),
-        transcript=Transcript(agent=definition.name, chain=keys.chain("", definition.name)),
+        transcript=Transcript(agent=definition.name, chain=agent_chain("", definition.name)),
         opened=execution.invocations[started.invocation_id],
         traced=traced,
     )

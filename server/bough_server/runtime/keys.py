@@ -21,8 +21,3 @@ def digest(*asked: str) -> str:
         hashed.update(b"%d:" % len(data))
         hashed.update(data)
     return hashed.hexdigest()
-
-
-def chain(parent: str, name: str) -> str:
-    """SHA-256 hex over the agents' names from the root; the parent's is empty at the root."""
-    return hashlib.sha256((f"{parent}/{name}" if parent else name).encode()).hexdigest()
