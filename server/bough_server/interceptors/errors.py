@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
-from typing import Any, Never
+from typing import Any, Final, Never
 
 import grpc
 import structlog
@@ -25,6 +25,9 @@ from bough_server.interceptors.handler import (
 from bough_server.interceptors.status import DETAILS_KEY, status_of
 
 _STATUS = {code.value[0]: code for code in grpc.StatusCode}
+_EARLY: Final = 0.1
+"""A caller's deadline passes this much before ours at most, in seconds: by what its call took to arrive."""
+
 _log = structlog.get_logger(__name__)
 
 
@@ -91,7 +94,7 @@ async def _abort(error: Exception, context: Context) -> Never:
 def _mark_cancelled(context: Context) -> None:
     """OpenTelemetry's interceptor would let a cancelled call end with the code 0."""
     remaining = context.time_remaining()
-    overdue = remaining is not None and remaining <= 0
+    overdue = remaining is not None and remaining <= _EARLY
     span = trace.get_current_span()
     span.set_attribute("rpc.grpc.status_code", code_pb2.DEADLINE_EXCEEDED if overdue else code_pb2.CANCELLED)
     if overdue:
