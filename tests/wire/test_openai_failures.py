@@ -130,14 +130,14 @@ async def test_an_address_that_is_none_is_a_model_error(base_url: str) -> None:
     assert error.reason == UNAVAILABLE
 
 
-async def test_a_missing_key_names_the_variable_and_asks_nobody() -> None:
+async def test_a_missing_key_says_what_to_do_and_asks_nobody() -> None:
     async with serving_model("plain") as server:
-        model = OpenAIModel(name="large", model="m", base_url=server.base_url, missing_key_variable="DESK_KEY")
+        model = OpenAIModel(name="large", model="m", base_url=server.base_url, missing_key="DESK_KEY is not set.")
         _, error = await failure(model, asking())
         await model.close()
         assert server.count == 0
     assert (error.reason, error.retry) == (UNAVAILABLE, None)
-    assert "DESK_KEY" in error.message
+    assert error.message == "The model 'large' has no key: DESK_KEY is not set."
 
 
 async def test_a_key_that_the_provider_repeats_is_masked() -> None:

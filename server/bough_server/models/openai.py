@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     import openai
 
 OPENAI_BASE_URL: Final = "https://api.openai.com/v1"
-OPENAI_KEY_VARIABLE: Final = "OPENAI_API_KEY"
 _DRAIN_SECONDS: Final = 0.1
 _HEADERS: Final = {"Content-Type": "application/json", "Accept": "text/event-stream"}
 
@@ -34,17 +33,21 @@ _HEADERS: Final = {"Content-Type": "application/json", "Accept": "text/event-str
 class Timeouts:
     """Seconds until an answer begins, and between two pieces of it. They run only while bytes are waited for."""
 
-    start: float = 120.0
+    start: float = 60.0
     idle: float = 60.0
 
 
 class ChatEndpoint:
-    """One address with its connections. An empty key sends none."""
+    """One address with its connections."""
 
-    def __init__(self, *, name: str, base_url: str, key: str = "", timeouts: Timeouts) -> None:
+    def __init__(
+        self, *, name: str, base_url: str, key: str = "", timeouts: Timeouts, keeps_connections: bool = True
+    ) -> None:
+        """An empty key sends none. A server that drops connections between calls is given a new one for each."""
         self._failures = Failures(name=name, secret=key)
         self._base_url = base_url
         self._timeouts = timeouts
+        self._keeps_connections = keeps_connections
         self._client: openai.AsyncOpenAI | None = None
         self._opening = asyncio.Lock()
         self._broken: tuple[type[Exception], ...] = (OSError,)
@@ -127,6 +130,8 @@ class ChatEndpoint:
         headers: dict[str, str | openai.Omit] = dict(_HEADERS)
         if not self._failures.secret:
             headers["Authorization"] = openai.Omit()
+        if not self._keeps_connections:
+            headers["Connection"] = "close"
         try:
             async with asyncio.timeout(self._timeouts.start):
                 # The client's own `create` would rebuild and check the whole request once more.
@@ -177,14 +182,14 @@ class OpenAIModel:
         model: str,
         base_url: str = OPENAI_BASE_URL,
         key: str = "",
-        missing_key_variable: str = "",
+        missing_key: str = "",
         timeouts: Timeouts | None = None,
         retry: RetryPolicy | None = None,
         price: Price | None = None,
         max_concurrency: int = 0,
         config_digest: str = "",
     ) -> None:
-        """`missing_key_variable` names the variable that should hold the key and is not set; 0 calls at once is any."""
+        """`missing_key` says what to do about a key that is needed and not there; 0 calls at once are any number."""
         self.name = name
         self.provider = "openai"
         self.model = model
@@ -192,17 +197,14 @@ class OpenAIModel:
         self.price = price
         self.config_digest = config_digest
         self._failures = Failures(name=name)
-        self._missing_key_variable = missing_key_variable
+        self._missing_key = missing_key
         self._endpoint = ChatEndpoint(name=name, base_url=base_url, key=key, timeouts=timeouts or Timeouts())
         self._places = asyncio.Semaphore(max_concurrency) if max_concurrency else None
 
     async def stream(self, request: ModelRequest) -> AsyncGenerator[Delta | step_pb2.LlmResponse, None]:
         """One attempt, by the rules of the Model protocol."""
-        if self._missing_key_variable:
-            raise self._failures.unavailable(
-                f"has no key: the environment variable {self._missing_key_variable} is not set. "
-                "Set it and start the server again."
-            )
+        if self._missing_key:
+            raise self._failures.unavailable(f"has no key: {self._missing_key}")
         try:
             body = chat_body(request, model=self.model)
         except BadSettings as error:

@@ -1,12 +1,12 @@
 """What a usage costs at a price, in whole millionths of the currency; sums of usages are not its concern."""
 
 from fractions import Fraction
+from typing import Final
 
 from bough.v1 import message_pb2
-
 from bough_server.models.model import Price
 
-_PER_MILLION = 1_000_000
+_PER_MILLION: Final = 1_000_000
 
 
 def cost(usage: message_pb2.Usage, price: Price) -> int | None:
@@ -18,8 +18,13 @@ def cost(usage: message_pb2.Usage, price: Price) -> int | None:
         return None
     cached = min(usage.cached_input_tokens, usage.input_tokens) if price.cached_input is not None else 0
     exact = (
-        (usage.input_tokens - cached) * Fraction(price.input)
-        + cached * Fraction(price.cached_input or 0)
-        + usage.output_tokens * Fraction(price.output)
+        (usage.input_tokens - cached) * _exact(price.input)
+        + cached * _exact(price.cached_input or 0.0)
+        + usage.output_tokens * _exact(price.output)
     ) / _PER_MILLION
     return int(exact + Fraction(1, 2))
+
+
+def _exact(price: float) -> Fraction:
+    """The price as it was written: 0.1 is a tenth, not the nearest binary fraction."""
+    return Fraction(repr(price))

@@ -1,0 +1,96 @@
+"""What an operator may say of a model, as far as making one needs it; where it is written is the settings' business."""
+
+from pathlib import Path
+from typing import Protocol
+
+
+class TimeoutConfig(Protocol):
+    """Seconds that a model may be silent."""
+
+    @property
+    def start(self) -> float:
+        """Until its answer begins."""
+        ...
+
+    @property
+    def idle(self) -> float:
+        """Between two pieces of it."""
+        ...
+
+
+class PriceConfig(Protocol):
+    """Prices of a million tokens in millionths of the currency."""
+
+    @property
+    def input(self) -> float:
+        """Of tokens sent."""
+        ...
+
+    @property
+    def output(self) -> float:
+        """Of tokens written."""
+        ...
+
+    @property
+    def cached_input(self) -> float | None:
+        """Of tokens sent that the provider had cached; None for as much as any other."""
+        ...
+
+
+class ModelConfig(Protocol):
+    """What the operator says of one model; the settings have it."""
+
+    @property
+    def alias(self) -> str:
+        """Another model's name; then nothing else counts."""
+        ...
+
+    @property
+    def provider(self) -> str | None:
+        """ "openai", "scripted" or "local"."""
+        ...
+
+    @property
+    def api(self) -> str:
+        """ "chat"."""
+        ...
+
+    @property
+    def model(self) -> str:
+        """The provider's name for it."""
+        ...
+
+    @property
+    def base_url(self) -> str:
+        """Where it is; empty for OpenAI's own address."""
+        ...
+
+    @property
+    def api_key_env(self) -> str:
+        """The variable that holds the key; empty where none is needed."""
+        ...
+
+    @property
+    def script(self) -> Path | None:
+        """The file that a scripted model answers from."""
+        ...
+
+    @property
+    def timeouts(self) -> TimeoutConfig:
+        """How long it may be silent."""
+        ...
+
+    @property
+    def retries(self) -> int:
+        """How often a failed attempt is tried again."""
+        ...
+
+    @property
+    def max_concurrency(self) -> int | None:
+        """How many calls it takes at once; None for any."""
+        ...
+
+    @property
+    def price(self) -> PriceConfig | None:
+        """What it costs."""
+        ...

@@ -1,0 +1,148 @@
+"""The configured models, by name; what they are and how they are asked is their own modules' business.
+
+Making them asks nobody and starts nothing: a provider that cannot be reached is an error of the first call.
+"""
+
+import hashlib
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Final
+
+from bough.v1 import catalog_service_pb2
+from bough_server.errors import ConfigurationError
+from bough_server.models.config import ModelConfig
+from bough_server.models.local import LocalModel
+from bough_server.models.model import Model, Price, RetryPolicy
+from bough_server.models.openai import OPENAI_BASE_URL, OpenAIModel, Timeouts
+from bough_server.models.script import Script, read_script
+from bough_server.models.scripted import ScriptedModel
+
+DEFAULT: Final = "default"
+
+
+class ConfiguredModels:
+    """The models of a configuration. Closing it closes them."""
+
+    def __init__(self, models: Mapping[str, Model], aliases: Mapping[str, str], *, default: str) -> None:
+        self._models = dict(models)
+        self._aliases = dict(aliases)
+        self._default = default
+
+    def get(self, name: str) -> Model:
+        """The model of a name; aliases are followed, empty is the default. Raises KeyError where there is none."""
+        name = name or self._default
+        return self._models[self._aliases.get(name, name)]
+
+    def list(self) -> list[catalog_service_pb2.ModelInfo]:
+        """Every name that a definition may give, aliases among them, sorted."""
+        named = {**{name: name for name in self._models}, **self._aliases}
+        return [
+            catalog_service_pb2.ModelInfo(
+                name=name, provider=self._models[target].provider, model=self._models[target].model
+            )
+            for name, target in sorted(named.items())
+        ]
+
+    async def close(self) -> None:
+        """Ends every model's connections and processes, whatever goes wrong with one of them."""
+        failures: list[Exception] = []
+        for model in self._models.values():
+            try:
+                await model.close()
+            except Exception as error:
+                failures.append(error)
+        if failures:
+            raise ExceptionGroup("Not every model could be closed.", failures)
+
+
+def build_models(
+    configs: Mapping[str, ModelConfig], *, secrets: Mapping[str, str], folder: Path, default: str = DEFAULT
+) -> ConfiguredModels:
+    """The models of a configuration: scripts are relative to `folder`, keys are looked up in `secrets`.
+
+    A key that is not there is an error of the model's first call, so that a server can do without it. Raises
+    ConfigurationError where an alias leads nowhere or in a circle, a provider is not known, or a script is wrong.
+    """
+    aliases = {name: _target(name, configs) for name, config in configs.items() if config.alias}
+    models = {
+        name: _model(name, config, secrets=secrets, folder=folder)
+        for name, config in configs.items()
+        if not config.alias
+    }
+    return ConfiguredModels(models, aliases, default=default)
+
+
+def _target(name: str, configs: Mapping[str, ModelConfig]) -> str:
+    seen = [name]
+    while alias := configs[seen[-1]].alias:
+        if alias not in configs:
+            raise ConfigurationError(f"models.{seen[-1]}.alias: There is no model {alias!r}.")
+        if alias in seen:
+            raise ConfigurationError(f"models.{name}.alias: leads in a circle: {' > '.join([*seen, alias])}")
+        seen.append(alias)
+    return seen[-1]
+
+
+def _model(name: str, config: ModelConfig, *, secrets: Mapping[str, str], folder: Path) -> Model:
+    retry = RetryPolicy(retries=config.retries)
+    if config.provider == "openai":
+        return _openai(name, config, secrets)
+    if config.provider == "local":
+        return LocalModel(name=name, retry=retry, price=_price(config), config_digest=_digest(config))
+    if config.provider != "scripted":
+        raise ConfigurationError(f"models.{name}.provider: must be openai, scripted or local, not {config.provider!r}")
+    if config.script is None:
+        raise ConfigurationError(f"models.{name}.script: is needed: the file that it answers from")
+    script = read_script(folder / config.script)
+    return ScriptedModel(
+        name=name,
+        script=script,
+        model=config.model or config.script.stem,
+        retry=retry,
+        price=_price(config),
+        max_concurrency=config.max_concurrency or 0,
+        config_digest=_digest(config, script),
+    )
+
+
+def _openai(name: str, config: ModelConfig, secrets: Mapping[str, str]) -> OpenAIModel:
+    variable = config.api_key_env
+    key = secrets.get(variable, "") if variable else ""
+    missing = ""
+    if variable and not key:
+        missing = f"the environment variable {variable} is not set. Set it and start the server again."
+    elif not variable and not config.base_url:
+        missing = f"models.{name}.api_key_env does not say which environment variable holds it."
+    return OpenAIModel(
+        name=name,
+        model=config.model,
+        base_url=config.base_url or OPENAI_BASE_URL,
+        key=key,
+        missing_key=missing,
+        timeouts=Timeouts(start=config.timeouts.start, idle=config.timeouts.idle),
+        retry=RetryPolicy(retries=config.retries),
+        price=_price(config),
+        max_concurrency=config.max_concurrency or 0,
+        config_digest=_digest(config),
+    )
+
+
+def _price(config: ModelConfig) -> Price | None:
+    if config.price is None:
+        return None
+    return Price(input=config.price.input, output=config.price.output, cached_input=config.price.cached_input)
+
+
+def _digest(config: ModelConfig, script: Script | None = None) -> str:
+    """What an answer depends on: how often and how patiently it is asked, what it costs and its key do not count."""
+    facts: dict[str, object] = {
+        "provider": config.provider,
+        "api": config.api,
+        "model": config.model,
+        "base_url": config.base_url,
+    }
+    if script is not None:
+        turns = {agent: [turn.model_dump(mode="json") for turn in said] for agent, said in script.agents.items()}
+        facts["script"] = turns
+    return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()

@@ -1,0 +1,143 @@
+"""JSON Schemas as a grammar of the embedded model can hold them, and values that fit them; it judges nothing.
+
+What it leaves out (optional properties, patterns, formats) makes calls shorter. The tool's own schema is checked later.
+"""
+
+import json
+from collections.abc import Sequence
+from typing import Final, TypeAlias
+
+from pydantic import JsonValue
+
+Schema: TypeAlias = dict[str, JsonValue]
+
+_LONGEST_STRING: Final = 160
+_MOST_OPTIONS: Final = 32
+_DEEPEST: Final = 5
+_TEXT: Final[Schema] = {"type": "string", "minLength": 1, "maxLength": _LONGEST_STRING}
+
+
+def arguments_schema(schema_json: str) -> Schema:
+    """The arguments of a tool: an object with what it requires, or else with its first property."""
+    try:
+        schema: JsonValue = json.loads(schema_json)
+    except ValueError:
+        schema = None
+    root = schema if isinstance(schema, dict) else {}
+    simple = _simple(root, root, 0)
+    if simple.get("type") != "object":
+        return {"type": "object", "properties": {}, "additionalProperties": False}
+    _share_length(simple)
+    return simple
+
+
+def call_schema(tools: Sequence[tuple[str, Schema]]) -> Schema:
+    """A call of one of these tools: `{"tool": name, "arguments": {...}}`."""
+    options: list[JsonValue] = [
+        {
+            "type": "object",
+            "properties": {"tool": {"const": name}, "arguments": arguments},
+            "required": ["tool", "arguments"],
+            "additionalProperties": False,
+        }
+        for name, arguments in tools
+    ]
+    return {"oneOf": options}
+
+
+def example(schema: Schema, text: str) -> JsonValue:
+    """A value that fits a schema made here, with `text` for its strings."""
+    options = schema.get("enum")
+    if isinstance(options, list) and options:
+        return options[0]
+    match schema.get("type"):
+        case "object":
+            properties = schema.get("properties")
+            inner = properties.items() if isinstance(properties, dict) else ()
+            return {name: example(value, text) for name, value in inner if isinstance(value, dict)}
+        case "array":
+            items = schema.get("items")
+            return [example(items, text)] if isinstance(items, dict) and schema.get("minItems") else []
+        case "integer" | "number":
+            return schema.get("minimum", schema.get("maximum", 1))
+        case "boolean":
+            return True
+        case "null":
+            return None
+    length = schema.get("maxLength")
+    return text[: length if isinstance(length, int) else _LONGEST_STRING]
+
+
+def _simple(schema: JsonValue, root: Schema, depth: int) -> Schema:
+    if not isinstance(schema, dict) or depth > _DEEPEST:
+        return dict(_TEXT)
+    if isinstance(reference := schema.get("$ref"), str):
+        return _simple(_resolved(reference, root), root, depth + 1)
+    if "const" in schema:
+        return {"enum": [schema["const"]]}
+    if isinstance(options := schema.get("enum"), list) and options:
+        return {"enum": options[:_MOST_OPTIONS]}
+    for choice in ("anyOf", "oneOf", "allOf"):
+        if isinstance(several := schema.get(choice), list) and several:
+            return _simple(_first_wanted(several), root, depth + 1)
+    match _type_of(schema):
+        case "object":
+            return _object(schema, root, depth)
+        case "array":
+            least = schema.get("minItems")
+            least = least if isinstance(least, int) and 0 < least <= 3 else 0
+            items = _simple(schema.get("items"), root, depth + 1)
+            return {"type": "array", "items": items, "minItems": least, "maxItems": 3}
+        case "integer" | "number" as kind:
+            bounds = {name: schema[name] for name in ("minimum", "maximum") if isinstance(schema.get(name), int)}
+            return {"type": kind, **bounds}
+        case "boolean" | "null" as kind:
+            return {"type": kind}
+    return dict(_TEXT)
+
+
+def _object(schema: Schema, root: Schema, depth: int) -> Schema:
+    properties = schema.get("properties")
+    known = properties if isinstance(properties, dict) else {}
+    required = schema.get("required")
+    wanted = [name for name in required if name in known] if isinstance(required, list) else []
+    names = [str(name) for name in wanted or list(known)[:1]]
+    simple: dict[str, JsonValue] = {name: _simple(known[name], root, depth + 1) for name in names}
+    return {"type": "object", "properties": simple, "required": list(names), "additionalProperties": False}
+
+
+def _type_of(schema: Schema) -> JsonValue:
+    kind = schema.get("type")
+    if isinstance(kind, list):
+        return next((each for each in kind if each != "null"), "null")
+    return kind if kind is not None or "properties" not in schema else "object"
+
+
+def _first_wanted(options: list[JsonValue]) -> JsonValue:
+    return next((each for each in options if not (isinstance(each, dict) and each.get("type") == "null")), options[0])
+
+
+def _resolved(reference: str, root: Schema) -> JsonValue:
+    """What a reference inside the schema means; nothing for any other."""
+    value: JsonValue = root
+    if not reference.startswith("#/"):
+        return None
+    for step in reference[2:].split("/"):
+        value = value.get(step.replace("~1", "/").replace("~0", "~")) if isinstance(value, dict) else None
+    return value
+
+
+def _share_length(schema: Schema) -> None:
+    """Makes all the strings of a call together about as long as one may be: an answer that is cut is no JSON."""
+    strings = list(_strings(schema))
+    for text in strings:
+        text["maxLength"] = max(24, _LONGEST_STRING // len(strings))
+
+
+def _strings(schema: Schema) -> list[Schema]:
+    if schema.get("type") == "string":
+        return [schema]
+    inner = list(schema["properties"].values()) if isinstance(schema.get("properties"), dict) else []  # type: ignore[union-attr]
+    if "items" in schema:
+        inner.append(schema["items"])
+    return [text for value in inner if isinstance(value, dict) for text in _strings(value)]

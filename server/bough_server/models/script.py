@@ -1,0 +1,195 @@
+"""Scripts: what a scripted model says, as YAML; read whole and checked when the server starts. It answers nobody.
+
+A script has for every agent a list of turns, one for each time its model is asked in an invocation:
+
+    agents:
+      lead:
+        - calls:                                     # step 0: two tools, or linked agents
+            - {name: call_researcher, arguments: {message: What do we know?}}
+            - {name: note, arguments_json: '{"text": "unfin'}
+          usage: {input_tokens: 12, output_tokens: 5}
+        - The answer.                                # step 1: a text alone may stand by itself
+      writer:
+        - when: poem                                 # only where the user's last message has this text in it
+          reasoning: Four lines.
+          chunks: ["Roses ", "are red."]             # pieces as they stream; `text` is split by words
+          delay_ms: 20                               # before every piece
+        - text: A plain text.
+          error: {reason: RATE_LIMITED, retry_after: 0.5, after_chunks: 1, times: 2}
+      "*":                                           # agents that are not named
+        - ok
+
+Which turn answers depends on the request alone: the number of the model's answers since the user's last message, among
+the turns whose `when` fits. Session after session, and in parallel, the same request gets the same answer.
+
+`error` makes attempts fail after that many pieces: the first `times` attempts of one request, or every one where
+`times` is not given. Reasons are TRANSPORT, RATE_LIMITED, PROVIDER_ERROR, TIMEOUT and BAD_RESPONSE, after which it is
+worth to try again, and UNAVAILABLE, after which it is not. `cut: true` ends the stream before the answer is whole.
+Without `usage` the model reports none. `finish_reason` is `tool_calls` or `stop` where it is not given.
+"""
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Final, Literal, TypeAlias
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, JsonValue, ValidationError, model_validator
+from pydantic_core import ErrorDetails
+
+from bough.v1 import message_pb2
+from bough_server.documents import Document, parse_documents, read_documents, suggestion
+from bough_server.errors import ConfigurationError, Problem
+from bough_server.models.conversation import current_turn, step_of, text_of
+from bough_server.models.model import ModelRequest
+
+FaultReason: TypeAlias = Literal[
+    "TRANSPORT", "RATE_LIMITED", "PROVIDER_ERROR", "TIMEOUT", "BAD_RESPONSE", "UNAVAILABLE"
+]
+_Count = Annotated[int, Field(ge=0, strict=True)]
+_Milliseconds = Annotated[float, Field(ge=0, le=3_600_000, allow_inf_nan=False)]
+_ANY_AGENT: Final = "*"
+
+
+class _Entry(BaseModel):
+    """What every mapping of a script is: frozen and strict about its keys."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True)
+
+
+class ScriptedUsage(_Entry):
+    """What a turn reports as used; what is left out is not reported."""
+
+    input_tokens: _Count | None = None
+    cached_input_tokens: _Count | None = None
+    output_tokens: _Count | None = None
+    reasoning_tokens: _Count | None = None
+    total_tokens: _Count | None = None
+
+    def message(self) -> message_pb2.Usage:
+        """The same in the schema's words."""
+        return message_pb2.Usage(**self.model_dump(exclude_none=True))
+
+
+class ScriptedCall(_Entry):
+    """A tool call; its arguments as a mapping, or as raw text that need not be JSON."""
+
+    name: Annotated[str, Field(min_length=1)]
+    arguments: dict[str, JsonValue] | None = None
+    arguments_json: str | None = None
+
+    @model_validator(mode="after")
+    def _has_one_kind_of_arguments(self) -> "ScriptedCall":
+        if self.arguments is not None and self.arguments_json is not None:
+            raise ValueError("has `arguments` and `arguments_json`; leave one out")
+        return self
+
+    @property
+    def arguments_text(self) -> str:
+        """The arguments as the model writes them."""
+        if self.arguments_json is not None:
+            return self.arguments_json
+        return json.dumps(self.arguments or {}, ensure_ascii=False)
+
+
+class ScriptedFault(_Entry):
+    """How attempts fail."""
+
+    reason: FaultReason
+    message: str = "It fails by its script."
+    retry_after: Annotated[float, Field(ge=0, allow_inf_nan=False)] | None = None
+    after_chunks: _Count = 0
+    times: Annotated[int, Field(ge=1, strict=True)] | None = None
+    """How many attempts of one request fail; None for all."""
+    usage: ScriptedUsage | None = None
+    """What the failed attempt reports as used."""
+
+
+def _turn(value: object) -> object:
+    return {"text": value} if isinstance(value, str) else value
+
+
+class Turn(_Entry):
+    """One answer."""
+
+    when: str = ""
+    text: str = ""
+    chunks: tuple[str, ...] = ()
+    reasoning: str = ""
+    calls: tuple[ScriptedCall, ...] = ()
+    usage: ScriptedUsage | None = None
+    finish_reason: str = ""
+    delay_ms: _Milliseconds = 0.0
+    error: ScriptedFault | None = None
+    cut: Annotated[bool, Field(strict=True)] = False
+
+    @model_validator(mode="after")
+    def _has_one_text(self) -> "Turn":
+        if self.text and self.chunks:
+            raise ValueError("has `text` and `chunks`; leave one out")
+        return self
+
+    @property
+    def pieces(self) -> tuple[str, ...]:
+        """The text as it streams."""
+        return self.chunks or words(self.text)
+
+
+class _File(_Entry):
+    agents: dict[str, tuple[Annotated[Turn, BeforeValidator(_turn)], ...]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Script:
+    """The turns of every agent, and the file they stand in."""
+
+    agents: Mapping[str, Sequence[Turn]]
+    path: str
+
+    def turn(self, request: ModelRequest) -> tuple[int, Turn | None]:
+        """Which turn answers: its place in the agent's list, and None where the script has none for this step."""
+        messages = current_turn(request.messages)
+        said = text_of(messages[0]) if messages else ""
+        turns = self.agents.get(request.agent, self.agents.get(_ANY_AGENT, ()))
+        fitting = [place for place, turn in enumerate(turns) if turn.when in said]
+        step = step_of(messages)
+        return (fitting[step], turns[fitting[step]]) if step < len(fitting) else (step, None)
+
+
+def read_script(path: Path) -> Script:
+    """The script of a file. Raises ConfigurationError with every mistake as "file:line: field: message"."""
+    return _script(read_documents(path), str(path))
+
+
+def parse_script(text: str, *, path: str = "script.yaml") -> Script:
+    """The script of a text. Raises ConfigurationError with every mistake."""
+    return _script(parse_documents(text, path=path), path)
+
+
+def words(text: str) -> tuple[str, ...]:
+    """A text as one piece a word, each with the blanks after it."""
+    return tuple(re.findall(r"\s*\S+\s*|\s+", text))
+
+
+def _script(documents: list[Document], path: str) -> Script:
+    if len(documents) != 1:
+        line = documents[1].line(()) if documents else 0
+        raise ConfigurationError(
+            str(Problem(path=path, line=line, field="", description="must be one document with `agents`"))
+        )
+    document = documents[0]
+    try:
+        return Script(agents=_File.model_validate(document.value).agents, path=path)
+    except ValidationError as error:
+        problems = [document.problem(each["loc"], _in_words(each)) for each in error.errors()]
+        raise ConfigurationError("\n".join(str(problem) for problem in problems)) from None
+
+
+def _in_words(error: ErrorDetails) -> str:
+    if error["type"] == "extra_forbidden":
+        known = {name for entry in _Entry.__subclasses__() for name in entry.model_fields}
+        return f"There is no such field.{suggestion(str(error['loc'][-1]), known)}"
+    if error["type"] == "tuple_type":
+        return "must be a list"
+    return error["msg"].removeprefix("Value error, ")
