@@ -106,6 +106,8 @@ async def conclude(client: AsyncClient, run_id: str, run: CollectedRun, output: 
     if run.state == event_pb2.STATE_CANCELLED:
         say("The run was cancelled.")
     if tree and output is Output.LIVE:
+        if run.message is None:
+            print_line("")
         await _print_tree(client, run_id)
     return code_of(run.state)
 

@@ -1,6 +1,7 @@
 """The live view on standard output: finished lines stay, what is going on is redrawn below them on a terminal."""
 
 import asyncio
+import sys
 import time
 from types import TracebackType
 from typing import Self
@@ -26,7 +27,9 @@ class Screen:
 
     async def __aenter__(self) -> Self:
         if self._console.is_terminal and not self._console.is_dumb_terminal:
-            self._live = Live(console=self._console, auto_refresh=False, transient=True)
+            # Words on standard error are woven in where they would land on the same screen, and nowhere else.
+            is_shared = sys.stderr.isatty()
+            self._live = Live(console=self._console, auto_refresh=False, transient=True, redirect_stderr=is_shared)
             self._live.start()
             self._redrawing = asyncio.create_task(self._redraw(self._live))
         return self

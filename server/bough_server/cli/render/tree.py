@@ -48,7 +48,7 @@ def tree_lines(invocation: invocation_pb2.Invocation, *, width: int = 80) -> lis
         lines.append(_agent_row(agent, head, columns, name_width))
         if agent.invocation_id in tools:
             lines.append(_note(below, f"· {tools[agent.invocation_id]}", "dim", width))
-        if agent.HasField("error"):
+        if agent.HasField("error") and agent.state != event_pb2.STATE_CANCELLED:
             lines.append(_note(below, f"✗ {error_text(agent.error)}", state_style(agent.state), width))
     if invocation.agents_truncated:
         more = invocation.agents_total - len(invocation.agents)
