@@ -75,6 +75,17 @@ async def test_a_failed_run_exits_1_and_says_why() -> None:
     assert ended.err == f"run {RUN_ID}\nThe run failed: MODEL_UNAVAILABLE: The model is away.\n"
 
 
+async def test_a_run_past_its_deadline_is_followed_to_the_end_that_the_server_gives_it() -> None:
+    turn = Turn()
+    turn.start()
+    error = error_pb2.AgentError(reason=error_pb2.ERROR_REASON_DEADLINE_EXCEEDED, message="Its time was over.")
+    turn.add("lead", run_failed=event_pb2.RunFailed(error=error))
+    service = LoopbackService(turn.events, [Call(events=1, code=grpc.StatusCode.DEADLINE_EXCEEDED)])
+    ended = await served(service, "run", "lead", "hi", "--output", "plain")
+    assert (ended.code, [line.split()[0] for line in ended.out.splitlines()]) == (1, ["1", "2"])
+    assert ended.err == f"run {RUN_ID}\nThe run failed: DEADLINE_EXCEEDED: Its time was over.\n"
+
+
 async def test_a_cancelled_run_exits_4() -> None:
     turn = Turn()
     turn.start()
