@@ -4,10 +4,11 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, suppress
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 
-from bough.v1 import error_pb2, event_pb2, message_pb2
+from bough.v1 import catalog_service_pb2, error_pb2, event_pb2, message_pb2
 from bough_server import events
 from bough_server.agents.function import FunctionAgent, agent
 from bough_server.errors import RunError
@@ -18,14 +19,14 @@ from tests.support.house import ME, House, names, open_house
 class NoModels:
     """A configuration without any model."""
 
-    def get(self, name: str) -> None:
+    def get(self, name: str) -> NoReturn:
         raise KeyError(name)
 
-    def list(self) -> list[None]:
+    def list(self) -> list[catalog_service_pb2.ModelInfo]:
         return []
 
 
-def house(folder: Path, *agents: object) -> AbstractAsyncContextManager[House]:
+def house(folder: Path, *agents: FunctionAgent) -> AbstractAsyncContextManager[House]:
     return open_house(folder, models=NoModels(), code_agents=agents)
 
 

@@ -4,8 +4,9 @@ from collections.abc import AsyncIterator, Iterable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NoReturn
 
-from bough.v1 import agent_pb2, agent_service_pb2, event_pb2, message_pb2, policy_pb2
+from bough.v1 import agent_pb2, agent_service_pb2, event_pb2, invocation_pb2, message_pb2, policy_pb2
 from bough_server import events
 from bough_server.admission import RunDefaults
 from bough_server.agents.registry import Models, Registry
@@ -13,11 +14,12 @@ from bough_server.clock import Clock, SystemClock
 from bough_server.runs import Runs
 from bough_server.runtime.agent import Agent
 from bough_server.runtime.replay import Replayed, replay
-from bough_server.store.ports import Principal, StoredMessage
+from bough_server.store.ports import Principal, StoredEvent, StoredMessage
 from bough_server.store.sql.store import Store, open_store
 from bough_server.store.sql.writer import CommitHooks
 from bough_server.telemetry import Parent, Tracing, make_provider
 from bough_server.tools.tool import Tool
+from bough_server.tree import fold_stored
 
 ME = Principal(tenant_id="local", user_id="local")
 
@@ -71,6 +73,18 @@ class House:
         """The events of a whole run."""
         return await self.log(await self.start(agent, text, session_id=session_id, policy=policy))
 
+    async def tree(
+        self, log: Sequence[event_pb2.AgentEvent], *, include_steps: bool = False
+    ) -> invocation_pb2.Invocation:
+        """The record of a run, folded from its stored events."""
+        run_id, session_id, after = log[0].run_id, log[0].session_id, 0
+        stored: list[StoredEvent] = []
+        while page := await self.store.log.read(run_id, after=after):
+            stored.extend(page)
+            after = page[-1].sequence
+        options = invocation_pb2.InvocationOptions(include_steps=include_steps)
+        return fold_stored(stored, run_id=run_id, session_id=session_id, options=options)
+
     async def messages(self, session_id: str) -> Sequence[StoredMessage]:
         """A session's messages."""
         return await self.store.sessions.messages(session_id, through=2**31)
@@ -92,7 +106,7 @@ class Untouchable:
         self.reachable = registry.reachable
         self.versions = registry.versions
 
-    def model(self, name: str) -> "None":
+    def model(self, name: str) -> NoReturn:
         """Raises: a replay asked for a model."""
         raise AssertionError(f"a replay touched the model {name!r}")
 

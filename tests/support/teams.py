@@ -1,11 +1,12 @@
 """Small teams of LLM agents for tests: definitions in a line, a script of what their models say."""
 
-from collections.abc import AsyncIterator, Iterable, Sequence
+import json
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-from bough.v1 import agent_pb2, catalog_service_pb2
-from bough_server.models.model import Model, Price, RetryPolicy
+from bough.v1 import agent_pb2, catalog_service_pb2, step_pb2
+from bough_server.models.model import Delta, Model, ModelRequest, Price, RetryPolicy
 from bough_server.models.script import parse_script
 from bough_server.models.scripted import Gate, ScriptedModel
 from bough_server.tools.tool import Tool
@@ -27,23 +28,71 @@ def llm(
     return definition
 
 
-class Scripts:
-    """A configuration with one scripted model, under the name `default` and any other."""
+def script(**agents: Sequence[object]) -> str:
+    """A script with these turns for each agent; a turn is a text or a mapping."""
+    return json.dumps({"agents": agents})
 
-    def __init__(self, script: str, *, gate: Gate | None = None) -> None:
-        self.model = ScriptedModel(
-            name="default",
-            script=parse_script(script),
-            retry=RetryPolicy(retries=2, base=0.0, longest=0.0),
-            price=Price(input=1_000_000, output=2_000_000),
-            gate=gate,
-        )
+
+def calls(*made: Mapping[str, object], **fields: object) -> dict[str, object]:
+    """A turn that calls tools or linked agents; `fields` are the turn's others."""
+    return {"calls": made, **fields}
+
+
+def call(name: str, /, **arguments: object) -> dict[str, object]:
+    """A call with arguments."""
+    return {"name": name, "arguments": arguments}
+
+
+class Overheard:
+    """A scripted model that keeps what it was asked."""
+
+    def __init__(self, model: ScriptedModel, heard: list[ModelRequest]) -> None:
+        self._model = model
+        self._heard = heard
+        self.name, self.provider, self.model = model.name, model.provider, model.model
+        self.retry, self.price, self.config_digest = model.retry, model.price, model.config_digest
+
+    def stream(self, request: ModelRequest) -> AsyncIterator[Delta | step_pb2.LlmResponse]:
+        """One attempt of the scripted model."""
+        self._heard.append(request)
+        return self._model.stream(request)
+
+    async def close(self) -> None:
+        """Nothing is open."""
+
+
+class Scripts:
+    """A configuration with one scripted model, under its own name and any other but `unknown`."""
+
+    def __init__(
+        self,
+        script: str,
+        *,
+        gate: Gate | None = None,
+        heard: list[ModelRequest] | None = None,
+        retry: RetryPolicy | None = None,
+    ) -> None:
+        self._script = parse_script(script)
+        self._gate = gate
+        self._heard = heard if heard is not None else []
+        self._retry = retry or RetryPolicy(retries=2, base=0.0, longest=0.0)
+        self._models: dict[str, Model] = {}
 
     def get(self, name: str) -> Model:
-        """The scripted model, whatever the name but `unknown`."""
+        """The scripted model under a name; empty is `default`."""
         if name == "unknown":
             raise KeyError(name)
-        return self.model
+        return self._models.setdefault(name or "default", self._made(name or "default"))
+
+    def _made(self, name: str) -> Model:
+        model = ScriptedModel(
+            name=name,
+            script=self._script,
+            retry=self._retry,
+            price=Price(input=1_000_000, output=2_000_000),
+            gate=self._gate,
+        )
+        return Overheard(model, self._heard)
 
     def list(self) -> list[catalog_service_pb2.ModelInfo]:
         """The one model."""
@@ -57,12 +106,14 @@ async def open_team(
     *definitions: agent_pb2.AgentDefinition,
     tools: Iterable[Tool] = (),
     gate: Gate | None = None,
+    heard: list[ModelRequest] | None = None,
+    retry: RetryPolicy | None = None,
     **options: object,
 ) -> AsyncIterator[House]:
-    """A house with a team whose models say what the script says."""
+    """A house with a team whose models say what the script says; `heard` gets what they are asked."""
     async with open_house(
         folder,
-        models=Scripts(script, gate=gate),
+        models=Scripts(script, gate=gate, heard=heard, retry=retry),
         definitions=definitions,
         tools=tools,
         **options,  # type: ignore[arg-type]
