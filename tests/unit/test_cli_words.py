@@ -83,6 +83,10 @@ def test_names_of_events_may_leave_out_their_root() -> None:
     asked = ["agent.tool.started", "agent.tool.completed", "agent.llm.started", "agent.llms"]
     assert [is_named(name, names) for name in asked] == [True, False, True, False]
     assert is_named("agent.run.started", ()) is True
+    with pytest.raises(
+        ConfigurationError, match=r"no event 'agent.tool.complete'. Did you mean 'agent.tool.completed'"
+    ):
+        event_names_of("tool.complete")
 
 
 def test_runs_are_rows() -> None:

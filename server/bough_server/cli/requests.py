@@ -2,7 +2,9 @@
 
 from bough.v1 import agent_service_pb2, event_pb2, policy_pb2
 from bough_server.cli.choices import Delta, OnDisconnect, View
+from bough_server.documents import suggestion
 from bough_server.errors import ConfigurationError
+from bough_server.events import NAME_OF_KIND
 
 
 def view_of(view: View) -> agent_service_pb2.View.ValueType:
@@ -33,9 +35,16 @@ def state_of(text: str) -> event_pb2.State.ValueType:
 
 
 def event_names_of(text: str) -> tuple[str, ...]:
-    """The dotted names in a list such as `llm.completed,tool.*`; `agent.` may be left out."""
+    """The dotted names in a list such as `llm.completed,tool.*`; `agent.` may be left out.
+
+    Raises ConfigurationError for one that no event has.
+    """
     names = [name.strip() for name in text.split(",") if name.strip()]
-    return tuple(name if name.startswith("agent.") or name == "agent" else f"agent.{name}" for name in names)
+    patterns = tuple(name if name.startswith("agent.") else f"agent.{name}" for name in names)
+    for pattern in patterns:
+        if not any(is_named(known, (pattern,)) for known in NAME_OF_KIND.values()):
+            raise ConfigurationError(f"There is no event {pattern!r}.{suggestion(pattern, NAME_OF_KIND.values())}")
+    return patterns
 
 
 def is_named(name: str, patterns: tuple[str, ...]) -> bool:
