@@ -78,6 +78,12 @@ generate:
 	@$(BIN)/python -m grpc_tools.protoc -Iproto/vendor -Iproto --grpc_python_out=$(INTO) --mypy_grpc_out=quiet:$(INTO) \
 		--plugin=protoc-gen-mypy_grpc=$(BIN)/protoc-gen-mypy_grpc $$(cd proto && ls bough/v1/*_service.proto)
 
+bench: $(STAMP) ## what Bough costs, beside floors measured in the same run; ARGS="desk append" selects
+	@$(BIN)/python -m tests.bench $(ARGS)
+
+bench-docs: $(STAMP) ## the last bench's table, put into docs/benchmarks.md
+	@$(BIN)/python -m tests.bench --docs
+
 clean: ## what was made, without the databases in var/
 	@rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
 	@find $(SOURCES) -name __pycache__ -type d -prune -exec rm -rf {} +
