@@ -4,13 +4,16 @@ import asyncio
 import json
 import os
 import signal
+import sys
 from collections.abc import AsyncIterator
 
 import jsonschema
 import pytest
 
 from bough.v1 import agent_pb2, error_pb2, message_pb2
+from bough_server.errors import ModelError
 from bough_server.models.local import MODEL, LocalModel, available
+from bough_server.models.local_engine import LocalEngine
 from bough_server.models.model import TextDelta, ToolCallDelta, ToolSpec
 from tests.support.model_calls import LOOKUP, answer, asking, assistant, tool_result, user
 
@@ -21,12 +24,6 @@ WRITER = ToolSpec(
     description="Writes a short text from facts.",
     input_schema_json='{"type":"object","properties":{"message":{"type":"string"}},"required":["message"]}',
 )
-
-
-@pytest.fixture(scope="module")
-def anyio_backend() -> str:
-    """One event loop for the module: the process is started once."""
-    return "asyncio"
 
 
 @pytest.fixture(scope="module")
@@ -41,7 +38,7 @@ async def test_it_answers_in_words_and_counts_its_tokens(model: LocalModel) -> N
     deltas, response = await answer(model, asking(user("Why is the sky blue?"), instruction="Answer in one sentence."))
     assert all(isinstance(delta, TextDelta) for delta in deltas)
     assert len(deltas) > 1
-    assert (response.provider, response.model.endswith(".gguf") or response.model == MODEL) == ("local", True)
+    assert (response.provider, response.model.startswith(MODEL)) == ("local", True)
     assert response.finish_reason in ("stop", "length")
     assert response.usage.input_tokens > 0
     assert 0 < response.usage.output_tokens <= 160
@@ -76,15 +73,11 @@ async def test_it_calls_every_tool_once_and_then_answers_in_words(model: LocalMo
     assert "".join(part.text for part in response.message.parts)
 
 
-@pytest.mark.parametrize("text", ["word " * 20_000, "🌳" * 20_000, "木" * 20_000, "\\u0000\x01{}" * 5_000])
-async def test_it_never_fails_for_length(model: LocalModel, text: str) -> None:
-    history = [user(text), assistant(text), user(text)]
-    settings = agent_pb2.ModelSettings(max_output_tokens=4)
-    _, response = await answer(model, asking(*history, instruction=text, settings=settings))
-    assert response.usage.input_tokens + 4 < 2048
-    many = [ToolSpec(name="t" * 60 + str(n), description=text, input_schema_json="{}") for n in range(12)]
-    _, response = await answer(model, asking(*history, instruction=text, tools=many))
-    assert response.message.parts[0].tool_call.name in {tool.name for tool in many}
+async def test_a_text_of_many_tokens_a_character_fits_its_context(model: LocalModel) -> None:
+    text = "🌳" * 20_000
+    settings = agent_pb2.ModelSettings(max_output_tokens=1)
+    _, response = await answer(model, asking(user(text), assistant(text), user(text), settings=settings))
+    assert 400 < response.usage.input_tokens < 2048
 
 
 async def test_calls_at_once_are_all_answered(model: LocalModel) -> None:
@@ -127,8 +120,6 @@ async def test_the_process_ends_when_its_parent_is_killed() -> None:
         "    await asyncio.Event().wait()\n"
         "asyncio.run(main())\n"
     )
-    import sys
-
     parent = await asyncio.create_subprocess_exec(sys.executable, "-c", program, stdout=asyncio.subprocess.PIPE)
     assert parent.stdout is not None
     child = int(await parent.stdout.readline())
@@ -143,9 +134,6 @@ async def test_the_process_ends_when_its_parent_is_killed() -> None:
 
 
 async def test_an_engine_that_is_too_slow_to_start_is_an_error_and_leaves_no_process() -> None:
-    from bough_server.errors import ModelError
-    from bough_server.models.local_engine import LocalEngine
-
     engine = LocalEngine(name="local", start_seconds=0.001)
     with pytest.raises(ModelError, match="did not start within") as raised:
         await engine.base_url()

@@ -23,7 +23,7 @@ from bough_server.models.openai import ChatEndpoint, Timeouts
 
 __all__ = ["MODEL", "LocalModel", "available"]
 
-MODEL: Final = "smollm2-135m-instruct"
+MODEL: Final = "SmolLM2-135M-Instruct"
 _CALL_TOKENS: Final = 120
 _MOST_TOOLS: Final = 4
 _TIMEOUTS: Final = Timeouts(start=120.0, idle=60.0)

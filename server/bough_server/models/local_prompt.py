@@ -11,7 +11,6 @@ from bough.v1 import message_pb2
 from bough_server.cutting import cut_text
 from bough_server.models.chat_request import result_text
 from bough_server.models.conversation import current_turn, text_of
-from bough_server.models.local_process import CONTEXT_TOKENS
 from bough_server.models.local_schema import Schema, example
 from bough_server.models.model import ModelRequest
 
@@ -20,7 +19,8 @@ Prompt = list[dict[str, object]]
 ANSWER_TOKENS: Final = 160
 _FRAME_BYTES: Final = 16
 """What the model's template puts around a message, at most."""
-_MOST_BYTES: Final = CONTEXT_TOKENS - ANSWER_TOKENS - 64
+_MOST_BYTES: Final = 1280
+"""Below what the context holds beside an answer: where cores are shared, a thousand tokens are read in ten seconds."""
 _LEAST_ROOM: Final = 600
 _MOST_OLDER: Final = 4
 _DESCRIPTION_BYTES: Final = 80

@@ -1,0 +1,131 @@
+"""The configured models: names, aliases, keys that are missing, what a digest counts."""
+
+from pathlib import Path
+
+import pytest
+
+from bough.v1 import catalog_service_pb2, error_pb2
+from bough_server.errors import ConfigurationError
+from bough_server.models.configured import ConfiguredModels, build_models
+from bough_server.models.model import Price, RetryPolicy
+from bough_server.settings_sections import ModelSection, PriceSection, Timeouts
+from tests.support.model_calls import answer, asking, failure
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "desk.yaml").write_text("agents: {lead: [Hello.]}", encoding="utf-8")
+    return tmp_path
+
+
+def scripted(folder: Path, file: str = "desk.yaml") -> ModelSection:
+    return ModelSection(provider="scripted", script=folder / file)
+
+
+def openai(**facts: object) -> ModelSection:
+    return ModelSection.model_validate({"provider": "openai", "model": "large-1", **facts})
+
+
+def built(folder: Path, *, secrets: dict[str, str] | None = None, **configs: ModelSection) -> ConfiguredModels:
+    return build_models(configs, secrets=secrets or {}, folder=folder)
+
+
+async def test_names_aliases_and_the_default_lead_to_models(folder: Path) -> None:
+    models = built(folder, a=scripted(folder), b=ModelSection(alias="a"), default=ModelSection(alias="b"))
+    assert models.get("") is models.get("default") is models.get("b") is models.get("a")
+    _, response = await answer(models.get(""), asking(agent="lead"))
+    assert (response.message.parts[0].text, response.model) == ("Hello.", "desk")
+    await models.close()
+
+
+def test_a_name_that_is_not_there_is_a_key_error(folder: Path) -> None:
+    models = built(folder, a=scripted(folder))
+    for name in ("b", ""):
+        with pytest.raises(KeyError):
+            models.get(name)
+
+
+def test_the_list_has_every_name_in_order(folder: Path) -> None:
+    models = built(
+        folder,
+        small=ModelSection(provider="local"),
+        default=ModelSection(alias="large"),
+        large=openai(),
+        told=scripted(folder),
+    )
+    assert models.list() == [
+        catalog_service_pb2.ModelInfo(name="default", provider="openai", model="large-1"),
+        catalog_service_pb2.ModelInfo(name="large", provider="openai", model="large-1"),
+        catalog_service_pb2.ModelInfo(name="small", provider="local", model="SmolLM2-135M-Instruct"),
+        catalog_service_pb2.ModelInfo(name="told", provider="scripted", model="desk"),
+    ]
+
+
+def test_retries_and_prices_are_the_configured_ones(folder: Path) -> None:
+    price = PriceSection(input=1, output=2, cached_input=0.5)
+    model = built(folder, a=openai(retries=5, price=price)).get("a")
+    assert model.retry == RetryPolicy(retries=5)
+    assert model.price == Price(input=1, output=2, cached_input=0.5)
+    assert (model.name, model.provider, model.model) == ("a", "openai", "large-1")
+
+
+@pytest.mark.parametrize(
+    ("configs", "message"),
+    [
+        ({"a": ModelSection(alias="b")}, "models.a.alias: There is no model 'b'."),
+        ({"a": ModelSection(alias="a")}, "models.a.alias: leads in a circle: a > a"),
+        (
+            {"a": ModelSection(alias="b"), "b": ModelSection(alias="a")},
+            "models.a.alias: leads in a circle: a > b > a",
+        ),
+    ],
+)
+def test_an_alias_must_lead_to_a_model(folder: Path, configs: dict[str, ModelSection], message: str) -> None:
+    with pytest.raises(ConfigurationError) as raised:
+        build_models(configs, secrets={}, folder=folder)
+    assert raised.value.message == message
+
+
+def test_a_script_that_is_wrong_is_told_when_the_models_are_made(folder: Path) -> None:
+    (folder / "desk.yaml").write_text("agents: {lead: [{txt: a}]}", encoding="utf-8")
+    with pytest.raises(ConfigurationError, match=r"desk\.yaml:1: agents\.lead\[0\]\.txt: "):
+        built(folder, a=scripted(folder))
+    with pytest.raises(ConfigurationError, match=r"none\.yaml: The file cannot be read"):
+        built(folder, a=scripted(folder, "none.yaml"))
+
+
+@pytest.mark.parametrize(
+    ("config", "said"),
+    [
+        (
+            openai(api_key_env="DESK_KEY"),
+            "The model 'a' has no key: the environment variable DESK_KEY is not set. "
+            "Set it and start the server again.",
+        ),
+        (
+            openai(),
+            "The model 'a' has no key: models.a.api_key_env does not say which environment variable holds it.",
+        ),
+    ],
+)
+async def test_a_missing_key_fails_the_first_call_and_not_the_start(
+    folder: Path, config: ModelSection, said: str
+) -> None:
+    models = built(folder, a=config)
+    _, error = await failure(models.get("a"), asking())
+    assert (error.message, error.reason, error.retry) == (said, error_pb2.ERROR_REASON_MODEL_UNAVAILABLE, None)
+    await models.close()
+
+
+def test_a_digest_counts_what_answers_depend_on_and_no_secret(folder: Path) -> None:
+    def digest(config: ModelSection, **secrets: str) -> str:
+        return built(folder, secrets=secrets, a=config).get("a").config_digest
+
+    first = digest(openai(api_key_env="K"), K="one")
+    patient = openai(api_key_env="L", retries=0, timeouts=Timeouts(start=1, idle=1), max_concurrency=3)
+    assert digest(patient, L="two") == first
+    assert digest(openai(base_url="http://127.0.0.1:1/v1")) != first
+    assert digest(ModelSection(provider="openai", model="large-2")) != first
+    told = digest(scripted(folder))
+    (folder / "desk.yaml").write_text("agents: {lead: [Goodbye.]}", encoding="utf-8")
+    assert digest(scripted(folder)) != told

@@ -1,0 +1,99 @@
+"""What providers' failures mean, and what may be said of them."""
+
+import pytest
+
+from bough.v1 import error_pb2, event_pb2
+from bough_server.models.failures import Failures, retry_after
+
+LARGE = Failures(name="large", secret="my-own-secret")
+DATE = "Sat, 21 Nov 2026 03:00:00 GMT"
+
+
+@pytest.mark.parametrize(
+    ("code", "reason", "retry"),
+    [
+        (400, error_pb2.ERROR_REASON_MODEL_UNAVAILABLE, None),
+        (401, error_pb2.ERROR_REASON_MODEL_UNAVAILABLE, None),
+        (404, error_pb2.ERROR_REASON_MODEL_UNAVAILABLE, None),
+        (408, error_pb2.ERROR_REASON_MODEL_TIMEOUT, event_pb2.RETRY_REASON_TIMEOUT),
+        (409, error_pb2.ERROR_REASON_MODEL_UNAVAILABLE, event_pb2.RETRY_REASON_PROVIDER_ERROR),
+        (429, error_pb2.ERROR_REASON_MODEL_UNAVAILABLE, event_pb2.RETRY_REASON_RATE_LIMITED),
+        (500, error_pb2.ERROR_REASON_MODEL_UNAVAILABLE, event_pb2.RETRY_REASON_PROVIDER_ERROR),
+        (529, error_pb2.ERROR_REASON_MODEL_UNAVAILABLE, event_pb2.RETRY_REASON_PROVIDER_ERROR),
+    ],
+)
+def test_a_status_says_whether_to_try_again(
+    code: int, reason: error_pb2.ErrorReason.ValueType, retry: event_pb2.RetryReason.ValueType | None
+) -> None:
+    error = LARGE.status(code, {"message": "No."}, {})
+    assert (error.reason, error.retry, error.retryable) == (reason, retry, retry is not None)
+
+
+@pytest.mark.parametrize(
+    ("said", "sentence"),
+    [
+        ({"message": "No."}, "No."),
+        ({"error": {"message": "No."}}, "No."),
+        ({"detail": "No."}, "No."),
+        ({"error": "No."}, "No."),
+        ({"other": 1}, '{"other": 1}'),
+        ("<html>\n  Bad\n gateway</html>", "<html> Bad gateway</html>"),
+        (None, "None"),
+        ("a" * 400, "a" * 299 + "…"),
+    ],
+)
+def test_a_sentence_is_what_was_said_in_one_trimmed_line(said: object, sentence: str) -> None:
+    assert LARGE.sentence(said) == sentence
+
+
+@pytest.mark.parametrize(
+    "secret",
+    [
+        "my-own-secret",
+        "sk-proj-abc123def456",
+        "Bearer abc.def.ghi",
+        "gsk_abcdefgh",
+        "AIzaSyA1234567890",
+        "sk-ab***********yz",
+    ],
+)
+def test_a_sentence_holds_no_secret(secret: str) -> None:
+    assert LARGE.sentence(f"The key {secret} is wrong.") == "The key *** is wrong."
+    assert secret not in repr(LARGE)
+
+
+@pytest.mark.parametrize(
+    ("headers", "seconds"),
+    [
+        ({}, None),
+        ({"retry-after": "7"}, 7.0),
+        ({"retry-after": "0.5"}, 0.5),
+        ({"retry-after-ms": "250", "retry-after": "7"}, 0.25),
+        ({"retry-after": "Sat, 21 Nov 2026 03:00:30 GMT", "date": DATE}, 30.0),
+        ({"retry-after": "Sat, 21 Nov 2026 02:00:00 GMT", "date": DATE}, 0.0),
+        ({"retry-after": "Sat, 21 Nov 2026 03:00:30 GMT"}, None),
+        ({"retry-after": "soon"}, None),
+        ({"retry-after": "-1"}, None),
+        ({"retry-after": "nan"}, None),
+        ({"retry-after": "inf"}, None),
+    ],
+)
+def test_a_wish_to_be_left_alone_is_read_in_every_form(headers: dict[str, str], seconds: float | None) -> None:
+    assert retry_after(headers) == seconds
+
+
+def test_a_rate_limit_inside_a_stream_is_told_from_other_errors() -> None:
+    assert LARGE.reported({"code": 429, "message": "Slow."}).retry == event_pb2.RETRY_REASON_RATE_LIMITED
+    assert LARGE.reported({"code": "rate_limit_exceeded"}).retry == event_pb2.RETRY_REASON_RATE_LIMITED
+    assert LARGE.reported("broke").retry == event_pb2.RETRY_REASON_PROVIDER_ERROR
+
+
+def test_a_broken_connection_is_told_by_its_deepest_cause() -> None:
+    try:
+        try:
+            raise OSError("refused")
+        except OSError as cause:
+            raise RuntimeError("Connection error.") from cause
+    except RuntimeError as error:
+        failure = LARGE.transport(error)
+    assert failure.message == "The model 'large' could not be reached: refused"
