@@ -159,13 +159,14 @@ class Recorder:
             event.time.seconds, event.time.nanos = divmod(now, 1_000_000_000)
             data = event.SerializeToString()
             self._batch_bytes += len(data)
+            # Counted before it goes out: a producer that never waits by itself would keep the loop from sending it.
+            self._waiting_bytes += len(data)
             kind = events.kind_of(event)
             self._batch.append(Record(sequence=self._sequence, kind=kind, data=data, event=event))
 
     def _submit(self, done: "asyncio.Future[None]") -> None:
         records, size = self._batch, self._batch_bytes
         self._batch, self._batch_bytes = [], 0
-        self._waiting_bytes += size
         appended = asyncio.ensure_future(self._log.append(self._run_id, epoch=self._epoch, records=records))
         appended.add_done_callback(partial(self._settled, size, done))
 

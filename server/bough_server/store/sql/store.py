@@ -18,7 +18,7 @@ from bough_server.store.sql.write_queue import WriteQueue
 from bough_server.store.sql.writer import CommitHooks
 from bough_server.store.window import Windows
 
-WINDOW_BYTES: Final = 16 * 1024 * 1024
+WINDOW_BYTES: Final = 8 * 1024 * 1024
 """How much of the live runs' logs is kept in memory for their readers, over all runs."""
 
 READER_THREADS: Final = 4
