@@ -17,7 +17,7 @@ Row = Mapping[str, object]
 def _text(statement: Update | Insert, *order: str) -> str:
     """A statement as the driver takes it, for rows in this order.
 
-    The two statements of every append go past SQLAlchemy's execution, which costs as much as SQLite itself.
+    The statements of appends go past SQLAlchemy's execution, which costs as much as SQLite itself.
     """
     compiled = statement.compile(dialect=sqlite.dialect())
     assert isinstance(compiled, SQLCompiler)
@@ -62,6 +62,18 @@ _EXTEND_SESSION: Final = (
     .where(tables.sessions.c.session_id == bindparam("session"))
     .values(last_position=bindparam("position"), update_time_ns=bindparam("said"))
 )
+
+
+def _named(statement: Update | Insert) -> tuple[str, Row]:
+    """A statement as the driver takes it, for rows with names, and the values that it has itself."""
+    compiled = statement.compile(dialect=sqlite.dialect(paramstyle="named"))
+    return str(compiled), {name: value for name, value in compiled.params.items() if value is not None}
+
+
+_DERIVED: Final = tuple(
+    _named(statement) for statement in (INSERT_MESSAGES, INSERT_USAGE, _EXTEND_SESSION, END_RUN, _RELEASE_SESSION)
+)
+
 _STORED: Final = (
     select(tables.runs.c.epoch, tables.events.c.sequence, tables.events.c.data)
     .join_from(tables.runs, tables.events, tables.events.c.run_id == tables.runs.c.run_id)
@@ -118,15 +130,13 @@ def write_derived(connection: Connection, appends: Sequence[Append]) -> None:
         if (end := projected.end) is not None:
             ended.append(end_row(append.run_id, end))
             released.append({"session": append.session_id, "run": append.run_id, "end_time": end.end_time_ns})
-    for statement, rows in (
-        (INSERT_MESSAGES, said),
-        (INSERT_USAGE, charged),
-        (_EXTEND_SESSION, extended),
-        (END_RUN, ended),
-        (_RELEASE_SESSION, released),
-    ):
-        if rows:
-            connection.execute(statement, rows)
+    cursor = connection.connection.cursor()
+    try:
+        for (statement, fixed), rows in zip(_DERIVED, (said, charged, extended, ended, released), strict=True):
+            if rows:
+                cursor.executemany(statement, [{**fixed, **row} for row in rows] if fixed else rows)
+    finally:
+        cursor.close()
 
 
 def message_rows(session_id: str, tenant_id: str, projected: Projected) -> list[Row]:
