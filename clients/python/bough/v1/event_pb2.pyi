@@ -238,7 +238,7 @@ class _CancelReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_CancelRe
     CANCEL_REASON_LIMIT: _CancelReason.ValueType  # 4
     """A limit on time was reached."""
     CANCEL_REASON_ABORT: _CancelReason.ValueType  # 5
-    """A sibling failed, and its failure aborts the caller."""
+    """Its caller ended first: a sibling failed whose failure aborts the caller, or the caller left it behind."""
     CANCEL_REASON_FAIL_FAST: _CancelReason.ValueType  # 6
     """A lane failed, and the others are not waited for."""
     CANCEL_REASON_SERVER: _CancelReason.ValueType  # 7
@@ -258,7 +258,7 @@ CANCEL_REASON_DEADLINE: CancelReason.ValueType  # 3
 CANCEL_REASON_LIMIT: CancelReason.ValueType  # 4
 """A limit on time was reached."""
 CANCEL_REASON_ABORT: CancelReason.ValueType  # 5
-"""A sibling failed, and its failure aborts the caller."""
+"""Its caller ended first: a sibling failed whose failure aborts the caller, or the caller left it behind."""
 CANCEL_REASON_FAIL_FAST: CancelReason.ValueType  # 6
 """A lane failed, and the others are not waited for."""
 CANCEL_REASON_SERVER: CancelReason.ValueType  # 7
