@@ -78,14 +78,14 @@ async def _ask(
         if lost is not None:
             ended.llm_failed.lost_usage.CopyFrom(lost)
         execution.emit(ended)
-        execution.spans.pop(key).end(error=ended.llm_failed.error)
+        execution.spans.pop(key).end(error=ended.llm_failed.error, input=request.messages)
         await execution.committed()
         raise error from raised
     _place(execution, frame, key, response.message)
     ended.attempt = call.attempt
     ended.llm_completed.response.CopyFrom(response)
     execution.emit(ended)
-    execution.spans.pop(key).end(response=response)
+    execution.spans.pop(key).end(response=response, input=request.messages, output=[response.message])
     if not any(part.HasField("tool_call") for part in response.message.parts):
         ctx.complete_steps()
     await execution.committed()

@@ -207,7 +207,8 @@ class StepCalls:
         ended.attempt = 1
         (ended.tool_failed if error else ended.tool_completed).result.CopyFrom(result)
         execution.emit(ended)
-        execution.spans.pop(key).end(error=result.error if error else None)
+        said = "".join(part.text or part.data_json for part in result.parts)
+        execution.spans.pop(key).end(error=result.error if error else None, input=call.arguments_json, output=said)
         await execution.committed()
         return result
 

@@ -185,7 +185,7 @@ async def dispatch_root(execution: Execution) -> None:
     await end_leftovers(execution, frame)
     outcome, error = outcome_of(task)
     execution.emit(*finish(execution, frame, outcome, error))
-    close_span(execution, frame, error)
+    close_span(execution, frame, outcome, error)
     await execution.committed()
 
 
@@ -253,7 +253,7 @@ def _end(
         (ended.tool_failed if error else ended.tool_completed).result.CopyFrom(result)
         batch.append(ended)
     execution.emit(*batch)
-    close_span(execution, frame, error)
+    close_span(execution, frame, outcome, error)
 
 
 def _text_of(message: message_pb2.Message | None) -> str:

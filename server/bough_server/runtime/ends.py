@@ -5,6 +5,7 @@ import asyncio
 from bough.v1 import error_pb2, event_pb2, message_pb2
 from bough_server import ids
 from bough_server.errors import RunError
+from bough_server.history.transcript import Said
 from bough_server.runtime.agent import Outcome
 from bough_server.runtime.execution import Execution, as_run_error
 from bough_server.runtime.frame import Frame
@@ -50,11 +51,16 @@ def _last_step(opened: OpenInvocation, steps: list[event_pb2.AgentEvent]) -> Non
         opened.last_step_id = steps[-1].step_id
 
 
-def close_span(execution: Execution, frame: Frame, error: RunError | None) -> None:
+def close_span(execution: Execution, frame: Frame, outcome: Outcome | None, error: RunError | None) -> None:
     """Ends an invocation's span."""
     traced = execution.spans.pop(frame.scope, None)
     if traced is not None:
-        traced.end(error=error.to_agent_error() if error else None)
+        told = next((entry.message for entry in frame.transcript.entries if isinstance(entry, Said)), None)
+        traced.end(
+            error=error.to_agent_error() if error else None,
+            input=[told] if told is not None else None,
+            output=[outcome.output] if outcome is not None else None,
+        )
 
 
 async def end_leftovers(execution: Execution, frame: Frame) -> None:
