@@ -1,6 +1,7 @@
-"""The reference tables of docs/ say what the code does: every error and its code, every setting."""
+"""The reference tables of docs/ say what the code does: every error and its code, every setting and every layer."""
 
 import re
+import tomllib
 from pathlib import Path
 from typing import get_args
 
@@ -32,6 +33,18 @@ def test_the_table_gives_the_code_of_every_failed_call() -> None:
 
     # Two more are raised with a reason of their own: an unknown agent and a page token of another listing.
     assert codes == {**raised, "UNKNOWN_AGENT": "NOT_FOUND", "INVALID_PAGE_TOKEN": "INVALID_ARGUMENT"}
+
+
+def test_the_house_in_the_docs_has_the_layers_that_are_enforced() -> None:
+    contracts = tomllib.loads(_text("pyproject.toml"))["tool"]["importlinter"]["contracts"]
+    layers = next(contract["layers"] for contract in contracts if contract["type"] == "layers")
+    enforced = {name for layer in layers for name in re.split(r" *[|:] *", layer)}
+
+    rows = re.findall(r"^\| (`.*?`) \|", _text("docs/architecture.md"), re.MULTILINE)
+
+    assert {name for row in rows for name in re.findall(r"`([a-z_*]+)`", row)} == {
+        "tree_*" if name.startswith("tree_") else name for name in enforced
+    }
 
 
 def test_every_setting_is_in_the_reference_and_no_other() -> None:
