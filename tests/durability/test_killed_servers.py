@@ -1,0 +1,122 @@
+"""A server that is killed in mid-turn: what its clients saw is in the log, and the next server ends what was open."""
+
+import asyncio
+from collections import Counter
+from pathlib import Path
+
+import grpc
+import pytest
+from grpc import aio
+
+from bough.v1 import error_pb2, event_pb2, policy_pb2
+from tests.rpc.turns import Turn
+from tests.support.gate import standing_gate
+from tests.support.laws import check_laws
+from tests.support.model_scenarios import Ending, Reply, Request, Scenario, calling, chunk, offered, plain, results
+from tests.support.model_server import serving_model
+from tests.support.processes import Serving, serving
+from tests.support.projects import llm, openai_model, write_project
+from tests.support.remote import Remote, connected
+
+PASSTHROUGH = policy_pb2.RunPolicy(delta=policy_pb2.DeltaPolicy(passthrough=policy_pb2.PassthroughDeltas()))
+
+
+def _told(request: Request) -> str:
+    """What the user, or the caller, said last."""
+    content = [message["content"] for message in request["messages"] if message["role"] == "user"][-1]
+    return str(content)
+
+
+def _stalling(port: int) -> Scenario:
+    """A lead that calls both its agents; one stalls in the middle of a word, the other waits at the gate."""
+
+    def answer(request: Request) -> Reply:
+        tools = offered(request)
+        if "hold" not in _told(request) or results(request):
+            return plain(request)
+        if "wait_at" in tools:
+            return calling([("wait_at", f'{{"port": {port}}}')])
+        if agents := [name for name in tools if name.startswith("call_")]:
+            return calling([(name, '{"message": "hold"}') for name in agents])
+        return Reply(pieces=(chunk({"content": "Half a wo"}),), ending=Ending.HANG)
+
+    return answer
+
+
+async def _is_over(turn: Turn) -> None:
+    with pytest.raises(aio.AioRpcError) as caught:
+        await turn.to_the_end()
+    assert caught.value.code() == grpc.StatusCode.UNAVAILABLE
+
+
+async def test_a_turn_that_was_killed_in_the_middle_is_whole_after_the_restart(tmp_path: Path) -> None:
+    async with standing_gate() as gate, serving_model(_stalling(gate.port)) as model:
+        team = (llm("lead", calls=["talker", "waiter"]), llm("talker"), llm("waiter", tools=["wait_at"]))
+        config = write_project(tmp_path, *team, model=openai_model(model.base_url))
+        async with serving(config) as server, connected(server.address) as remote:
+            turn = await remote.begin("lead", "hold").until("llm_output_delta")
+            await gate.arrived.wait()
+            run_id = await turn.run_id()
+            await server.kill()
+            await _is_over(turn)
+        async with serving(config) as server, connected(server.address) as remote:
+            log = await remote.log(run_id)
+            tree, run = await remote.tree(run_id), await remote.run(run_id)
+            assert await remote.running() == []
+            again = await remote.begin("lead", "go on", session_id=run.session_id).to_the_end()
+    assert log[: len(turn.events)] == turn.events
+    check_laws(log)
+    assert log[-1].run_failed.error.reason == error_pb2.ERROR_REASON_SERVER_STOPPED
+    assert run.state == event_pb2.STATE_FAILED
+    ended = (event_pb2.STATE_FAILED, event_pb2.STATE_CANCELLED)
+    assert [(node.name, node.state in ended) for node in tree.agents] == [
+        ("lead", True),
+        ("talker", True),
+        ("waiter", True),
+    ]
+    assert tree.complete
+    check_laws(again.events)
+    assert again.kinds[-1] == "run_completed"
+
+
+async def test_whenever_a_server_is_killed_no_client_has_seen_what_is_not_in_the_log(tmp_path: Path) -> None:
+    seen: dict[str, list[event_pb2.AgentEvent]] = {}
+    async with serving_model(plain, delta_interval=0.001) as model:
+        config = write_project(tmp_path, llm("talker"), model=openai_model(model.base_url))
+        for count in (3, 90):
+            async with serving(config) as server, connected(server.address) as remote:
+                for turn in await _killed_after(count, server, remote):
+                    seen[turn.events[0].run_id] = turn.events
+        async with serving(config) as server, connected(server.address) as remote:
+            logs = {run_id: await remote.log(run_id) for run_id in seen}
+            states = Counter([(await remote.run(run_id)).state for run_id in seen])
+            assert await remote.running() == []
+    for run_id, log in logs.items():
+        assert log[: len(seen[run_id])] == seen[run_id]
+        check_laws(log)
+    assert states.keys() <= {event_pb2.STATE_FAILED, event_pb2.STATE_SUCCEEDED}
+    assert states[event_pb2.STATE_FAILED] > 0
+
+
+async def _killed_after(count: int, server: Serving, remote: Remote) -> list[Turn]:
+    """Turns of four clients, of which the server was killed as soon as they had seen so many events together."""
+    turns = [remote.begin("talker", str(number), policy=PASSTHROUGH) for number in range(4)]
+    enough = asyncio.Event()
+    codes: list[grpc.StatusCode] = []
+
+    async def read(turn: Turn) -> None:
+        try:
+            async for response in turn.call:
+                turn.events.extend(response.events)
+                if sum(len(each.events) for each in turns) >= count:
+                    enough.set()
+        except aio.AioRpcError as error:
+            codes.append(error.code())
+
+    async with asyncio.TaskGroup() as readers:
+        for turn in turns:
+            readers.create_task(read(turn))
+        await enough.wait()
+        await server.kill()
+    assert set(codes) == {grpc.StatusCode.UNAVAILABLE}
+    return [turn for turn in turns if turn.events]
