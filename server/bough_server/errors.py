@@ -20,8 +20,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, TypeAlias
 
-from bough.v1 import error_pb2, event_pb2, message_pb2
 from google.rpc import code_pb2
+
+from bough.v1 import error_pb2, event_pb2, message_pb2
 
 Reason: TypeAlias = error_pb2.ErrorReason.ValueType
 

@@ -6,7 +6,6 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import overload
 
 from bough.v1 import agent_pb2, error_pb2, event_pb2, message_pb2
-
 from bough_server import ids
 from bough_server.errors import RunError
 from bough_server.runtime.agent import Outcome

@@ -4,7 +4,6 @@ from collections.abc import Sequence
 from typing import Final
 
 from bough.v1 import agent_pb2, error_pb2, event_pb2, message_pb2
-
 from bough_server.errors import RunError
 from bough_server.models.model import ModelRequest
 from bough_server.runtime.agent import Outcome

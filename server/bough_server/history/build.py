@@ -7,7 +7,6 @@ calls left out), and its own. Calls of linked agents are shown to others as what
 from collections.abc import Iterable, Sequence
 
 from bough.v1 import agent_pb2, message_pb2
-
 from bough_server.cutting import cut_result
 from bough_server.history.rewrite import Rewriter, for_context
 from bough_server.history.transcript import Said, Transcript
