@@ -49,7 +49,7 @@ check: $(STAMP) ## format, lint, types, imports, generated stubs and schema; no 
 	$(BIN)/ruff format --check $(SOURCES)
 	$(BIN)/ruff check $(SOURCES)
 	$(BIN)/mypy
-	$(BIN)/lint-imports
+	$(BIN)/lint-imports --no-logo
 	$(BIN)/buf lint proto
 	$(BIN)/buf format --diff --exit-code proto
 	@echo "buf breaking: the schema keeps what proto/baseline.binpb promises"
