@@ -14,6 +14,7 @@ from bough_server.agents.function import FunctionAgent, agent
 from bough_server.errors import RunError
 from bough_server.runtime.context import Context
 from tests.support.house import ME, House, names, open_house
+from tests.support.laws import check_laws
 
 
 class NoModels:
@@ -161,10 +162,7 @@ async def test_two_effects_at_once_in_one_lane_are_refused_with_what_to_do(tmp_p
     error = log[-1].run_failed.error
     assert error.reason == error_pb2.ERROR_REASON_CONCURRENT_EFFECTS
     assert "ctx.gather" in error.message
-    starts = [event.invocation_id for event in log if event.HasField("sub_agent_started")]
-    ends = [event.invocation_id for event in log if event.HasField("sub_agent_failed")]
-    assert len(starts) == len(set(starts)) <= 1
-    assert starts == ends or not starts
+    check_laws(log)
 
 
 async def test_a_childs_exception_becomes_an_error_without_a_stack(tmp_path: Path) -> None:

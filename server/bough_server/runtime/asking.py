@@ -35,7 +35,6 @@ async def ask(ctx: "Context", key: str, index: int, request: ModelRequest, name:
         event.effect_digest = digest
         event.llm_failed.error.CopyFrom(_error(frame, refusal))
         execution.emit(event)
-        await execution.committed()
         raise
     return await _ask(ctx, key, index, digest, replace(request, agent=frame.name), model)
 
@@ -88,7 +87,6 @@ async def _ask(
     execution.spans.pop(key).end(response=response, input=request.messages, output=[response.message])
     if not any(part.HasField("tool_call") for part in response.message.parts):
         ctx.complete_steps()
-    await execution.committed()
     return response
 
 

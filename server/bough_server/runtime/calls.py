@@ -143,7 +143,7 @@ class StepCalls:
         try:
             admitted = self._admit(call, offer)
         except RunError as refusal:
-            return await self._refuse(key, digest, call, refusal)
+            return self._refuse(key, digest, call, refusal)
         return await self._run_tool(key, digest, call, admitted)
 
     def _admit(self, call: message_pb2.ToolCall, offer: Offer | None) -> Offer:
@@ -163,7 +163,7 @@ class StepCalls:
         execution.calls_made[frame.name, call.name] += 1
         return offer
 
-    async def _refuse(
+    def _refuse(
         self, key: str, digest: str, call: message_pb2.ToolCall, refusal: RunError
     ) -> message_pb2.ToolResult:
         event = self._event(key)
@@ -172,7 +172,6 @@ class StepCalls:
         result.call.CopyFrom(call)
         self._fill(result, refusal)
         self._execution.emit(event)
-        await self._execution.committed()
         return result
 
     async def _run_tool(

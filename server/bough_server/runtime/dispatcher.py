@@ -46,7 +46,7 @@ async def dispatch(ctx: "Context", work: Dispatch, *, on_abort: OnAbort = _no_si
     try:
         child, told = _admit(execution, caller, work)
     except RunError as refusal:
-        return await _refuse(execution, caller, work, digest, refusal)
+        return _refuse(execution, caller, work, digest, refusal)
     return await _run(ctx, work, child, told, digest, on_abort)
 
 
@@ -62,7 +62,7 @@ def _admit(execution: Execution, caller: Frame, work: Dispatch) -> tuple[Agent, 
     return execution.resolver.agent(work.agent), told
 
 
-async def _refuse(execution: Execution, caller: Frame, work: Dispatch, digest: str, refusal: RunError) -> Ended:
+def _refuse(execution: Execution, caller: Frame, work: Dispatch, digest: str, refusal: RunError) -> Ended:
     result = message_pb2.ToolResult(agent=caller.name, invocation_id=caller.invocation_id)
     result.error.CopyFrom(refusal.to_agent_error(agent=caller.name, invocation_id=caller.invocation_id))
     if work.call is None:
@@ -72,7 +72,6 @@ async def _refuse(execution: Execution, caller: Frame, work: Dispatch, digest: s
     event.effect_digest = digest
     event.tool_failed.result.CopyFrom(result)
     execution.emit(event)
-    await execution.committed()
     return Ended(result=result, error=refusal)
 
 
@@ -91,7 +90,6 @@ async def _run(
 ) -> Ended:
     execution, caller = ctx.execution, ctx.frame
     frame = _start(ctx, work, agent, told, digest)
-    await execution.committed()
     frame.transcript.say(told)
     task = execution.spawn(work.key, _body(execution, frame, told))
     cut = await joined(execution, frame, work, task)
@@ -111,7 +109,6 @@ async def _run(
         await on_abort(abort)
     result = _result(work, caller, frame, output, error)
     _end(execution, caller, frame, work, outcome, error, result)
-    await execution.committed()
     if abort is not None:
         raise abort
     return Ended(result=result, output=output, error=error, transcript=frame.transcript)

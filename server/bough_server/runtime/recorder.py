@@ -1,6 +1,6 @@
 """The only writer of a run's events: numbers them, joins deltas, hands them to the log; it decides nothing.
 
-Sequences are given in the order of the calls. What is recorded in one turn of the event loop is one append, atomic, and
+Sequences are given in the order of the calls. What is recorded until somebody waits for it is one append, atomic, and
 appends of one run are committed in order: waiting for the newest is waiting for everything recorded so far.
 """
 
@@ -20,6 +20,10 @@ MAX_EVENT_BYTES: Final = 2 * 1024 * 1024
 
 MAX_PENDING_BYTES: Final = 1024 * 1024
 """How many bytes of a run may wait for their commit before producers of deltas wait as well."""
+
+
+MAX_DELAY: Final = 0.002
+"""How long, in seconds, what is recorded may wait for company on its way to the log while nobody waits for it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,6 +69,7 @@ class Recorder:
         self._batch: list[Record] = []
         self._batch_bytes = 0
         self._last: asyncio.Future[None] | None = None
+        self._timer: asyncio.TimerHandle | None = None
         self._waiting_bytes = 0
         self.failure: BaseException | None = None
         self.on_failure: Callable[[BaseException], None] = lambda _: None
@@ -137,6 +142,10 @@ class Recorder:
         """Waits until everything recorded so far is on disk. Raises what the append raised."""
         if self.failure is not None:
             raise self.failure
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+            asyncio.get_running_loop().call_soon(self._submit)
         if self._last is not None and not self._last.done():
             await asyncio.shield(self._last)
 
@@ -145,13 +154,13 @@ class Recorder:
         await self.committed()
 
     def _append(self, batch: Sequence[event_pb2.AgentEvent]) -> None:
-        """Takes events into the append that goes out at the end of this turn of the event loop."""
+        """Takes events into the append that goes out when somebody waits for it, or a moment later."""
         if self.failure is not None:
             return
         if not self._batch:
             loop = asyncio.get_running_loop()
             self._last = loop.create_future()
-            loop.call_soon(self._submit, self._last)
+            self._timer = loop.call_later(MAX_DELAY, self._submit)
         now = self._clock.now_ns()
         for event in batch:
             self._sequence += 1
@@ -164,9 +173,10 @@ class Recorder:
             kind = events.kind_of(event)
             self._batch.append(Record(sequence=self._sequence, kind=kind, data=data, event=event))
 
-    def _submit(self, done: "asyncio.Future[None]") -> None:
-        records, size = self._batch, self._batch_bytes
-        self._batch, self._batch_bytes = [], 0
+    def _submit(self) -> None:
+        records, size, done = self._batch, self._batch_bytes, self._last
+        assert done is not None, "a batch has somebody to tell"
+        self._batch, self._batch_bytes, self._timer = [], 0, None
         appended = asyncio.ensure_future(self._log.append(self._run_id, epoch=self._epoch, records=records))
         appended.add_done_callback(partial(self._settled, size, done))
 

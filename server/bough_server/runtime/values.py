@@ -39,6 +39,7 @@ async def _recorded(
         return recorded
     await execution.pump.until_live(value.key)
     execution.refuse_sealed(value.key)
+    await execution.committed()
     recorded = frame.event(value.key)
     recorded.effect_digest, recorded.value_recorded.kind = digest, value.kind
     try:
@@ -51,5 +52,4 @@ async def _recorded(
             failed.to_agent_error(agent=frame.name, invocation_id=frame.invocation_id)
         )
     execution.emit(recorded)
-    await execution.committed()
     return recorded
