@@ -116,12 +116,12 @@ async def test_a_run_that_does_not_exist_has_no_tail(store: Store) -> None:
 async def test_readers_of_a_deleted_session_are_told(store: Store) -> None:
     run = Made()
     await store.log.create(run.new())
-    await store.log.append(run.run_id, epoch=1, records=run.next(*(delta() for _ in range(300)), completed()))
+    await store.log.append(run.run_id, epoch=1, records=run.next(*(delta() for _ in range(3000)), completed()))
     tail = store.log.tail(run.run_id)
     assert len(await next_page(tail)) == 256
     await store.sessions.delete(ANNE, run.session_id)
     with pytest.raises(NotFound):
-        await anext(tail)
+        _ = [page async for page in tail]
 
 
 async def test_closing_the_store_sends_readers_home(url: str) -> None:

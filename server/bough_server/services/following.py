@@ -56,9 +56,11 @@ class Following:
 
     def take(self, page: Sequence[StoredEvent]) -> Iterator[bytes]:
         """The responses that a page makes; none where the view shows none of it."""
-        if self._selection.takes_all and page and _is_small(page):
-            yield self._joined(page)
-            return
+        if self._selection.takes_all and page:
+            data = [stored.data for stored in page]
+            if len(data) <= MAX_EVENTS and sum(map(len, data)) <= MAX_BYTES:
+                yield self._joined(data, page[-1].sequence)
+                return
         entries: list[bytes] = []
         size = 0
         for stored in page:
@@ -73,13 +75,12 @@ class Following:
         if entries:
             yield self._response(entries)
 
-    def _joined(self, page: Sequence[StoredEvent]) -> bytes:
+    def _joined(self, data: Sequence[bytes], last: int) -> bytes:
         """The response of a whole page in the FULL view, without touching its events one by one in Python."""
-        data = [stored.data for stored in page]
         fields: list[bytes] = [b""] * (2 * len(data))
         fields[::2] = map(self._heads.__getitem__, map(len, data))
         fields[1::2] = data
-        self._considered = self.told = page[-1].sequence
+        self._considered = self.told = last
         return b"".join(fields) + _THROUGH_TAG + _varint(self.told)
 
     def empty(self) -> bytes:
@@ -99,10 +100,6 @@ class Following:
             return None
         event = self._selection.apply(parse(self._stamp + stored.data))
         return None if event is None else event.SerializeToString()
-
-
-def _is_small(page: Sequence[StoredEvent]) -> bool:
-    return len(page) <= MAX_EVENTS and sum(len(stored.data) for stored in page) <= MAX_BYTES
 
 
 async def responses(

@@ -5,7 +5,8 @@ Readers pull: a window has no list of readers and no queue for any of them. All 
 
 import asyncio
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from operator import attrgetter
 from typing import Final
 from weakref import WeakValueDictionary
 
@@ -18,19 +19,33 @@ PAGE_EVENTS: Final = 256
 PAGE_BYTES: Final = 1024 * 1024
 """The most bytes of a page that a reader is given; a page of one event may be larger."""
 
+_data: Final = attrgetter("data")
+
 _CHUNK_BYTES: Final = 64 * 1024
 _EVENT_OVERHEAD: Final = 160
 """What an event costs in memory besides its bytes: three objects and their places."""
 
 
-def page_of(stored: Sequence[StoredEvent]) -> Sequence[StoredEvent]:
-    """The beginning of some events that is one page."""
+def page_of(stored: Sequence[StoredEvent], *, first: int = 0) -> Sequence[StoredEvent]:
+    """The events from a place on that are one page."""
+    page = stored[first : first + PAGE_EVENTS]
+    if sum(map(len, map(_data, page))) <= PAGE_BYTES:
+        return page
     size = 0
-    for count, event in enumerate(stored[:PAGE_EVENTS]):
+    for count, event in enumerate(page):
         size += len(event.data)
         if size > PAGE_BYTES and count:
-            return stored[:count]
-    return stored[:PAGE_EVENTS]
+            return page[:count]
+    return page
+
+
+def pages_of(stored: Sequence[StoredEvent]) -> Iterator[Sequence[StoredEvent]]:
+    """All of some events, page by page."""
+    first = 0
+    while first < len(stored):
+        page = page_of(stored, first=first)
+        yield page
+        first += len(page)
 
 
 class _Chunk:

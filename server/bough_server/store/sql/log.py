@@ -4,39 +4,26 @@ from collections.abc import AsyncIterator, Awaitable, Sequence
 from functools import partial
 from typing import Final
 
-from sqlalchemy import Connection, bindparam, select, update
+from sqlalchemy import Connection, bindparam, update
 
 from bough_server import events
-from bough_server.errors import NotFound
 from bough_server.store.ports import NewRun, Record, StoredEvent
 from bough_server.store.sql import tables
 from bough_server.store.sql.acceptance import accept, check
 from bough_server.store.sql.heads import Heads, refusal
 from bough_server.store.sql.readers import Readers
+from bough_server.store.sql.stretches import NO_END, end_of, stretch, stretch_and_end
 from bough_server.store.sql.write_queue import WriteQueue
-from bough_server.store.window import PAGE_BYTES, PAGE_EVENTS, Windows
+from bough_server.store.window import PAGE_EVENTS, Windows, page_of, pages_of
 
-_events, _runs = tables.events.c, tables.runs.c
+_runs = tables.runs.c
 
-_PAGE: Final = (
-    select(_events.sequence, _events.kind, _events.data)
-    .where(
-        _events.run_id == bindparam("run"),
-        _events.sequence > bindparam("after"),
-        _events.sequence <= bindparam("through"),
-    )
-    .order_by(_events.sequence)
-    .limit(PAGE_EVENTS)
-)
-_PAGE_WITHOUT_DELTAS: Final = _PAGE.where(_events.kind.not_in(sorted(events.DELTA_KINDS)))
-_END: Final = select(_runs.last_sequence, _runs.ended).where(_runs.run_id == bindparam("run"))
 _TAKE_OVER: Final = (
     update(tables.runs)
     .where(_runs.run_id == bindparam("run"), ~_runs.ended)
     .values(epoch=_runs.epoch + 1)
     .returning(_runs.epoch, _runs.last_sequence)
 )
-_NO_END: Final = 2**63 - 1
 
 
 class SqlEventLog:
@@ -70,31 +57,35 @@ class SqlEventLog:
         self, run_id: str, *, after: int = 0, through: int | None = None, deltas: bool = True
     ) -> Sequence[StoredEvent]:
         """See EventLog."""
-        last = _NO_END if through is None else through
-        return await self._readers.run(partial(_read_page, run_id=run_id, after=after, through=last, deltas=deltas))
+        last = NO_END if through is None else through
+        read = partial(stretch, run_id=run_id, after=after, through=last, count=PAGE_EVENTS, deltas=deltas)
+        return page_of(await self._readers.run(read))
 
     async def tail(self, run_id: str, *, after: int = 0) -> AsyncIterator[Sequence[StoredEvent]]:
         """See EventLog. Raises NotFound, and what stopped the log, after what is committed, where it cannot go on."""
         window = self._windows.of(run_id)
         while True:
             changed = window.changed
-            page = window.page(after)
-            if not page and not window.is_known_through(after):
-                page, last_sequence, is_ended = await self._readers.run(partial(_look, run_id=run_id, after=after))
-                window.learn(last_sequence, is_ended=is_ended)
-            if page:
+            if page := window.page(after):
                 yield page
                 after = page[-1].sequence
-            elif window.is_ended and window.head <= after:
+            elif not window.is_known_through(after):
+                look = partial(stretch_and_end, run_id=run_id, after=after)
+                found, last_sequence, is_ended = await self._readers.run(look)
+                window.learn(last_sequence, is_ended=is_ended)
+                for page in pages_of(found):
+                    yield page
+                    after = page[-1].sequence
+            elif window.is_ended:
                 return
-            elif window.failure is not None and window.head <= after:
+            elif window.failure is not None:
                 raise window.failure
-            elif window.head <= after:
+            else:
                 await changed.wait()
 
     async def last_sequence(self, run_id: str) -> int:
         """See EventLog."""
-        last_sequence, _ = await self._readers.run(partial(_end_of, run_id=run_id))
+        last_sequence, _ = await self._readers.run(partial(end_of, run_id=run_id))
         return last_sequence
 
 
@@ -112,37 +103,8 @@ def _check_row(records: Sequence[Record]) -> None:
 def _take_over(connection: Connection, *, heads: Heads, run_id: str) -> tuple[int, int]:
     row = connection.execute(_TAKE_OVER, {"run": run_id}).one_or_none()
     if row is None:
-        _end_of(connection, run_id=run_id)
+        end_of(connection, run_id=run_id)
         raise refusal(run_id)
     heads.forget(run_id)
     epoch, last_sequence = row
     return epoch, last_sequence
-
-
-def _end_of(connection: Connection, *, run_id: str) -> tuple[int, bool]:
-    row = connection.execute(_END, {"run": run_id}).one_or_none()
-    if row is None:
-        raise NotFound("run", run_id)
-    last_sequence, is_ended = row
-    return last_sequence, is_ended
-
-
-def _look(connection: Connection, *, run_id: str, after: int) -> tuple[Sequence[StoredEvent], int, bool]:
-    """A page of a log, and where the log ends; the end is read last, so that it is never behind the page."""
-    page = _read_page(connection, run_id=run_id, after=after, through=_NO_END, deltas=True)
-    last_sequence, is_ended = _end_of(connection, run_id=run_id)
-    return page, last_sequence, is_ended
-
-
-def _read_page(connection: Connection, *, run_id: str, after: int, through: int, deltas: bool) -> Sequence[StoredEvent]:
-    statement = _PAGE if deltas else _PAGE_WITHOUT_DELTAS
-    page: list[StoredEvent] = []
-    size = 0
-    with connection.execute(statement, {"run": run_id, "after": after, "through": through}) as result:
-        for row in result:
-            event = StoredEvent(*row)
-            size += len(event.data)
-            if size > PAGE_BYTES and page:
-                break
-            page.append(event)
-    return page

@@ -1,0 +1,81 @@
+"""Stretches of a log as the disk has them, longer than the pages that readers are given; it waits for nothing."""
+
+from collections.abc import Sequence
+from functools import partial
+from itertools import chain
+from operator import itemgetter
+from typing import Any, Final
+
+from sqlalchemy import Connection, Select, bindparam, select
+
+from bough_server import events
+from bough_server.errors import NotFound
+from bough_server.store.ports import StoredEvent
+from bough_server.store.sql import tables
+from bough_server.store.window import PAGE_BYTES
+
+STRETCH_EVENTS: Final = 2048
+"""The most events of a stretch: a hop to a reader's thread costs as much as reading a hundred."""
+
+NO_END: Final = 2**63 - 1
+
+_CHUNK: Final = 16
+"""How many events are taken from the driver at once, before their bytes are counted."""
+
+_events, _runs = tables.events.c, tables.runs.c
+
+_STRETCH: Final = (
+    select(_events.sequence, _events.kind, _events.data)
+    .where(
+        _events.run_id == bindparam("run"),
+        _events.sequence > bindparam("after"),
+        _events.sequence <= bindparam("through"),
+    )
+    .order_by(_events.sequence)
+    .limit(bindparam("count"))
+)
+_WITHOUT_DELTAS: Final = _STRETCH.where(_events.kind.not_in(sorted(events.DELTA_KINDS)))
+_END: Final = select(_runs.last_sequence, _runs.ended).where(_runs.run_id == bindparam("run"))
+
+_stored_event: Final = partial(tuple.__new__, StoredEvent)
+_data: Final = itemgetter(2)
+
+
+def stretch(
+    connection: Connection,
+    *,
+    run_id: str,
+    after: int,
+    through: int = NO_END,
+    count: int = STRETCH_EVENTS,
+    deltas: bool = True,
+) -> Sequence[StoredEvent]:
+    """So many events after a sequence, or as many as make a page's bytes; none where there is none."""
+    statement: Select[tuple[int, int, bytes]] = _STRETCH if deltas else _WITHOUT_DELTAS
+    parameters = {"run": run_id, "after": after, "through": through, "count": count}
+    with connection.execute(statement, parameters) as result:
+        # The driver's rows are taken as they are: making SQLAlchemy's of them costs as much as reading them.
+        cursor = result.cursor
+        assert cursor is not None, "a query has a cursor until its result is closed"
+        chunks: list[Sequence[tuple[Any, ...]]] = []
+        size = 0
+        while size <= PAGE_BYTES and (chunk := cursor.fetchmany(_CHUNK)):
+            chunks.append(chunk)
+            size += sum(map(len, map(_data, chunk)))
+    return list(map(_stored_event, chain.from_iterable(chunks)))
+
+
+def end_of(connection: Connection, *, run_id: str) -> tuple[int, bool]:
+    """The log's last sequence, and whether the run has ended. Raises NotFound."""
+    row = connection.execute(_END, {"run": run_id}).one_or_none()
+    if row is None:
+        raise NotFound("run", run_id)
+    last_sequence, is_ended = row
+    return last_sequence, is_ended
+
+
+def stretch_and_end(connection: Connection, *, run_id: str, after: int) -> tuple[Sequence[StoredEvent], int, bool]:
+    """A stretch, and where the log ends; the end is read last, so that it is never behind the stretch."""
+    found = stretch(connection, run_id=run_id, after=after)
+    last_sequence, is_ended = end_of(connection, run_id=run_id)
+    return found, last_sequence, is_ended
