@@ -4,6 +4,7 @@ It is the only place that knows every part, and it decides nothing that a call c
 """
 
 import asyncio
+import gc
 import ipaddress
 import logging
 import signal
@@ -136,6 +137,9 @@ class App:
             loop.add_signal_handler(number, told.put_nowait, None)
         hurry = None
         try:
+            # What was loaded to serve stays to the end: the collector need not look at it again and again.
+            gc.collect()
+            gc.freeze()
             if ready_file is not None:
                 _write_whole(ready_file, f"{self.address}\n")
             await told.get()
