@@ -1,6 +1,9 @@
 """A client that stops reading, and one that is cut off: the run does not wait for them and the server does not grow."""
 
+import sys
 from pathlib import Path
+
+import pytest
 
 from bough.v1 import agent_service_pb2 as pb
 from bough.v1 import event_pb2, policy_pb2
@@ -22,6 +25,7 @@ def _printing(lines: int) -> list[object]:
     return [{"calls": [{"name": "print_lines", "arguments": {"count": lines, "width": WIDTH}}]}, "Printed."]
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="a process's memory is read as Linux tells it")
 async def test_a_reader_that_pauses_costs_the_run_nothing_and_then_gets_everything(tmp_path: Path) -> None:
     team = (llm("printer", tools=["print_lines"]), llm("warm", tools=["print_lines"]))
     config = write_project(tmp_path, *team, script={"printer": _printing(LINES), "warm": _printing(100)})

@@ -39,12 +39,14 @@ def look_up(topic: str) -> str:
 Definition = Mapping[str, object]
 
 
-def llm(name: str, *, calls: Sequence[str] = (), tools: Sequence[str] = (), **rest: object) -> dict[str, object]:
+def llm(
+    name: str, *, calls: Sequence[str] = (), tools: Sequence[str] = (), model: str = "", **rest: object
+) -> dict[str, object]:
     """A definition of an LLM agent with the agents that it may call and its tools."""
     definition: dict[str, object] = {
         "name": name,
         "description": f"Does what {name} does.",
-        "llm": {"instruction": f"You are {name}.", "tools": [{"name": one} for one in tools]},
+        "llm": {"model": model, "instruction": f"You are {name}.", "tools": [{"name": one} for one in tools]},
     }
     if calls:
         definition["sub_agents"] = [{"agent": one} for one in calls]
