@@ -4,6 +4,7 @@ import asyncio
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from google.protobuf import duration_pb2
@@ -118,14 +119,11 @@ class StepCalls:
         """Ends the siblings of the call whose failure fails the caller."""
         self._aborted = abort
         error = RunError("A sibling failed and aborted the caller.", reason=error_pb2.ERROR_REASON_CANCELLED)
-        for sibling in sorted(self._running - {position}):
-            await self._execution.cancel(
-                self.key(sibling),
-                caller=self._frame.invocation_id,
-                reason=event_pb2.CANCEL_REASON_ABORT,
-                error=error.to_agent_error(),
-                below=error.to_agent_error(),
-            )
+        wish = partial(self._execution.wish, caller=self._frame.invocation_id, reason=event_pb2.CANCEL_REASON_ABORT)
+        # All are sealed before the first is waited for: a sibling that fails meanwhile would end this one halfway.
+        sealed = [key for key in map(self.key, sorted(self._running - {position})) if wish(key)]
+        for key in sealed:
+            await self._execution.end(key, error.to_agent_error(), error.to_agent_error())
 
     async def _tool(self, key: str, call: message_pb2.ToolCall, offer: Offer | None) -> message_pb2.ToolResult:
         execution, frame = self._execution, self._frame
@@ -163,9 +161,7 @@ class StepCalls:
         execution.calls_made[frame.name, call.name] += 1
         return offer
 
-    def _refuse(
-        self, key: str, digest: str, call: message_pb2.ToolCall, refusal: RunError
-    ) -> message_pb2.ToolResult:
+    def _refuse(self, key: str, digest: str, call: message_pb2.ToolCall, refusal: RunError) -> message_pb2.ToolResult:
         event = self._event(key)
         event.effect_digest = digest
         result = event.tool_failed.result

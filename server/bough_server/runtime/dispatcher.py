@@ -171,7 +171,8 @@ async def dispatch_root(execution: Execution) -> None:
     facts = execution.facts
     begun = facts.started.run_started
     agent = execution.resolver.agent(begun.agent)
-    execution.observe_start()
+    if execution.is_sealed(""):
+        return  # it was ended before it began
     traced = execution.spans[""]
     frame = root_frame(execution, agent, traced)
     frame.transcript.say(begun.input)

@@ -77,9 +77,14 @@ async def joined(execution: Execution, frame: Frame, work: Dispatch, task: "asyn
     watched: set[asyncio.Future[Any]] = {task, cut}
     timer = None
     if execution.pump.live:
-        timer = execution.spawn(keys.below(work.key, "timer"), _cut_after(execution, frame, work, min(seconds), cut))
+        cutting = _cut_after(execution, frame, work, min(seconds), asyncio.current_task())
+        timer = execution.spawn(keys.below(work.key, "timer"), cutting)
     await asyncio.wait(watched, return_when=asyncio.FIRST_COMPLETED)
-    if not task.done() or task.cancelled():
+    if not cut.done() and task.done() and execution.journal.is_cut_short(work.key):
+        execution.pump.park()  # it had ended when its time was up: the log says which of the two came first
+        await asyncio.shield(cut)
+        return True
+    if not task.done() or task.cancelled() or execution.is_sealed(work.key):
         await asyncio.shield(cut)
         return True
     if timer is not None:
@@ -88,7 +93,7 @@ async def joined(execution: Execution, frame: Frame, work: Dispatch, task: "asyn
 
 
 async def _cut_after(
-    execution: Execution, frame: Frame, work: Dispatch, seconds: float, cut: "asyncio.Future[None]"
+    execution: Execution, frame: Frame, work: Dispatch, seconds: float, waiter: "asyncio.Task[Any] | None"
 ) -> None:
     await execution.clock.sleep(seconds)
     mine = RunError(
@@ -101,6 +106,8 @@ async def _cut_after(
         reason=event_pb2.CANCEL_REASON_LIMIT,
         error=mine.to_agent_error(),
         below=below.to_agent_error(),
+        waiter=waiter,
     )
+    cut = execution.cut(work.key)
     if not cut.done():
         cut.set_result(None)

@@ -83,6 +83,8 @@ class Execution:
         self._stopped: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         if recorder is not None:
             recorder.on_failure = self.stop
+        # Recorded when the run was accepted; taken in at once, because a run may be ended before it begins.
+        self._observe(facts.started)
 
     # Events
 
@@ -99,10 +101,6 @@ class Execution:
             self._recorder.record(fresh)
         for event in batch:
             self._observe(event)
-
-    def observe_start(self) -> None:
-        """Takes in the run's first event, which was recorded when the run was accepted."""
-        self._observe(self.facts.started)
 
     def _observe(self, event: event_pb2.AgentEvent) -> None:
         self.invocations.observe(event)
@@ -232,13 +230,15 @@ class Execution:
         reason: event_pb2.CancelReason.ValueType,
         error: error_pb2.AgentError,
         below: error_pb2.AgentError,
+        waiter: asyncio.Task[Any] | None = None,
     ) -> None:
         """Ends everything in a scope: the wish is recorded first, then tasks stop, then every open end is, leaf first.
 
-        `caller` is the invocation that speaks of it; it is the scope's own for the whole run.
+        `caller` is the invocation that speaks of it; it is the scope's own for the whole run. `waiter` is the task that
+        waits for the scope and goes on without it.
         """
         if self.wish(scope, caller=caller, reason=reason):
-            await self.end(scope, error, below)
+            await self.end(scope, error, below, waiter=waiter)
 
     def wish(self, scope: str, *, caller: str, reason: event_pb2.CancelReason.ValueType) -> bool:
         """Records that a scope is to end and seals it: nothing begins in it any more. False where it has been."""
@@ -255,9 +255,16 @@ class Execution:
         self._sealed.add(scope)
         return True
 
-    async def end(self, scope: str, error: error_pb2.AgentError, below: error_pb2.AgentError) -> None:
-        """Stops the tasks of a sealed scope and records the ends of what was open in it."""
-        await self._stop_tasks(scope)
+    async def end(
+        self,
+        scope: str,
+        error: error_pb2.AgentError,
+        below: error_pb2.AgentError,
+        *,
+        waiter: asyncio.Task[Any] | None = None,
+    ) -> None:
+        """Stops the tasks of a sealed scope but for the one that waits for it, and records the ends of what was open."""
+        await self._stop_tasks(scope, spared=waiter)
         await self.committed()
         self.close(scope, error, below)
         await self.committed()
@@ -298,9 +305,9 @@ class Execution:
             asked = ", ".join(frontier) or "nothing, and never ended"
             self.stop(NonDeterministic(f"The log ends, but the agents asked for {asked}."))
 
-    async def _stop_tasks(self, scope: str) -> None:
-        me = asyncio.current_task()
-        doomed = [task for task, of in self._tasks.items() if task is not me and keys.covers(scope, of)]
+    async def _stop_tasks(self, scope: str, *, spared: asyncio.Task[Any] | None = None) -> None:
+        kept = (asyncio.current_task(), spared)
+        doomed = [task for task, of in self._tasks.items() if task not in kept and keys.covers(scope, of)]
         for task in sorted(doomed, key=lambda task: self._tasks.get(task, "").count("/"), reverse=True):
             task.cancel()
         if doomed:

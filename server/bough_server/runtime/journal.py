@@ -70,6 +70,10 @@ class Journal:
             if event.cancel_requested.reason == event_pb2.CANCEL_REASON_LIMIT and event.cancel_requested.scope:
                 self.cut_short[event.sequence] = event
 
+    def is_cut_short(self, scope: str) -> bool:
+        """Whether a sub-agent was ended because its own time was up."""
+        return any(event.cancel_requested.scope == scope for event in self.cut_short.values())
+
     def is_cancelled(self, event: event_pb2.AgentEvent) -> bool:
         """Whether an event came after its scope was cancelled: nobody was there to take it any more."""
         return any(
