@@ -14,6 +14,7 @@ from google.rpc.error_details_pb2 import ErrorInfo
 from grpc import aio
 from sqlalchemy import Connection
 
+from bough import AsyncClient, Rejoining, Unavailable
 from bough.v1 import agent_service_pb2 as pb
 from bough.v1 import event_pb2, policy_pb2
 from bough_server.store.sql.store import Store, open_store
@@ -108,6 +109,23 @@ async def test_an_event_whose_commit_fails_is_never_seen_and_other_runs_go_on(tm
     assert after.events[:1] == broken.events
     assert after.kinds == ["run_started", "cancel_requested", "run_failed"]
     check_laws(after.events)
+
+
+async def test_a_client_that_comes_back_to_a_run_whose_storage_failed_is_told_so_in_the_end(
+    tmp_path: Path, commits: Commits
+) -> None:
+    impatient = Rejoining(first_delay=0.01, longest_delay=0.01, patience=0.1)
+    async with (
+        served(settings(tmp_path)) as server,
+        AsyncClient(server.app.address, timeout=30, rejoining=impatient) as client,
+        client.run("waiter", "told in the end") as stream,
+    ):
+        assert (await anext(stream)).HasField("run_started")
+        commits.are_failing = True
+        GATES["told in the end"].set()
+        with pytest.raises(Unavailable) as caught:
+            await anext(stream)
+    assert caught.value.reason == "STORAGE_FAILED"
 
 
 @contextmanager

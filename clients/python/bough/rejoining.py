@@ -3,8 +3,11 @@
 import random
 import time
 from dataclasses import dataclass
+from typing import Final
 
 from bough.errors import CallFailed, Unavailable, deadline_exceeded
+
+_STORAGE_FAILED: Final = "STORAGE_FAILED"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -13,7 +16,7 @@ class Rejoining:
 
     A delay is drawn between nothing and a bound that doubles from `first_delay` to `longest_delay` until the server
     answers ("full jitter": many clients of one restarted server spread out). `patience` is how long the server may be
-    gone altogether; 0 never rejoins.
+    gone altogether, or unable to go on with the run; 0 never rejoins.
     """
 
     first_delay: float = 0.1
@@ -33,6 +36,7 @@ class Comeback:
         self._deadline = None if timeout is None else time.monotonic() + timeout
         self._attempt = 0
         self._gone_since: float | None = None
+        self._is_stuck = False
 
     def remaining(self) -> float | None:
         """Seconds left of the caller's time, None where it set no end; raises DeadlineExceeded when there are none."""
@@ -44,13 +48,15 @@ class Comeback:
         return left
 
     def answered(self) -> None:
-        """The server is there."""
-        self._gone_since = None
+        """The server is there; of a run that it cannot go on with, that says nothing."""
+        if not self._is_stuck:
+            self._gone_since = None
 
     def progressed(self) -> None:
         """The stream moved on."""
         self._attempt = 0
         self._gone_since = None
+        self._is_stuck = False
 
     def delay_after(self, error: CallFailed) -> float:
         """How long to wait before the next attempt; raises the error where there is none to make.
@@ -59,6 +65,8 @@ class Comeback:
         """
         if not isinstance(error, Unavailable):
             raise error
+        # Only its next owner can end such a run: a server that is there is then as good as gone.
+        self._is_stuck = error.reason == _STORAGE_FAILED
         now = time.monotonic()
         if self._gone_since is None:
             self._gone_since = now
