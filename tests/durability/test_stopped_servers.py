@@ -7,17 +7,20 @@ import grpc
 import pytest
 from google.protobuf.duration_pb2 import Duration
 from google.rpc.error_details_pb2 import ErrorInfo, RetryInfo
+from grpc import aio
 from grpc_health.v1.health_pb2 import HealthCheckRequest, HealthCheckResponse
 from grpc_health.v1.health_pb2_grpc import HealthStub
 
 from bough.v1 import error_pb2
+from bough.v1.agent_service_pb2 import FollowOptions
 from tests.rpc.servers import outcome, status_details
 from tests.support.gate import Gate, standing_gate
 from tests.support.laws import check_laws
 from tests.support.processes import Serving, serving
 from tests.support.projects import llm, write_project
-from tests.support.remote import Remote, connected
+from tests.support.remote import NARROW, Remote, connected
 
+ENDS = FollowOptions(event_names=["agent.run.*"])
 HEALTHY = HealthCheckRequest(service="bough.v1.AgentService")
 
 
@@ -75,3 +78,23 @@ async def test_a_run_that_outlives_the_grace_is_ended_before_the_server_exits(tm
     assert await turn.call.code() == grpc.StatusCode.OK
     assert code == 0
     assert "Traceback" not in server.said
+
+
+async def test_a_reader_that_pauses_does_not_keep_a_server_from_stopping_and_reads_on_at_the_next_one(
+    tmp_path: Path,
+) -> None:
+    lines = {"calls": [{"name": "print_lines", "arguments": {"count": 5_000, "width": 1_000}}]}
+    config = write_project(tmp_path, llm("printer", tools=["print_lines"]), script={"printer": [lines, "Printed."]})
+    async with serving(config) as server, connected(server.address, options=NARROW) as reader:
+        turn = await reader.begin("printer").until("tool_output")
+        async with connected(server.address) as other:
+            await other.watch(await turn.run_id(), follow=ENDS).to_the_end()
+        server.send(signal.SIGTERM)
+        assert await server.end() == 0
+        with pytest.raises(aio.AioRpcError) as caught:
+            await turn.to_the_end()
+    async with serving(config) as server, connected(server.address) as remote:
+        rest = await remote.watch(await turn.run_id(), after_sequence=turn.through).to_the_end()
+    assert caught.value.code() == grpc.StatusCode.UNAVAILABLE
+    check_laws([*turn.events, *rest.events])
+    assert rest.kinds[-1] == "run_completed"
