@@ -1,6 +1,8 @@
 """A client that stops reading, and one that is cut off: the run does not wait for them and the server does not grow."""
 
 import sys
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -21,14 +23,21 @@ MOST_GROWTH = 32 * 1024 * 1024
 PASSTHROUGH = policy_pb2.RunPolicy(delta=policy_pb2.DeltaPolicy(passthrough=policy_pb2.PassthroughDeltas()))
 
 
+@pytest.fixture
+def folder() -> Iterator[Path]:
+    """A folder that is gone afterwards, for a database that is not worth keeping."""
+    with tempfile.TemporaryDirectory() as name:
+        yield Path(name)
+
+
 def _printing(lines: int) -> list[object]:
     return [{"calls": [{"name": "print_lines", "arguments": {"count": lines, "width": WIDTH}}]}, "Printed."]
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="a process's memory is read as Linux tells it")
-async def test_a_reader_that_pauses_costs_the_run_nothing_and_then_gets_everything(tmp_path: Path) -> None:
+async def test_a_reader_that_pauses_costs_the_run_nothing_and_then_gets_everything(folder: Path) -> None:
     team = (llm("printer", tools=["print_lines"]), llm("warm", tools=["print_lines"]))
-    config = write_project(tmp_path, *team, script={"printer": _printing(LINES), "warm": _printing(100)})
+    config = write_project(folder, *team, script={"printer": _printing(LINES), "warm": _printing(100)})
     async with (
         serving(config) as server,
         connected(server.address) as other,
