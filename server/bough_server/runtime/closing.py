@@ -19,8 +19,10 @@ def closing(
     for opened in left.by_depth():
         for key, started in list(opened.effects.items()):
             if keys.covers(scope, key):
-                child = invocations.child_at(key)
-                made.append(_effect_end(left, opened, started, error if key == scope else below, child, now_ns))
+                child, why = invocations.child_at(key), error if key == scope else below
+                if child and why.reason != error_pb2.ERROR_REASON_CANCELLED:
+                    why = failure_of_child(invocations[child].template.agent, child, why.message)
+                made.append(_effect_end(left, opened, started, why, child, now_ns))
                 left.observe(made[-1])
         if keys.covers(scope, opened.key):
             mine = error if opened.key == scope else below
@@ -28,6 +30,16 @@ def closing(
             made.append(left.failed(opened, mine, now_ns))
             left.observe(made[-1])
     return made
+
+
+def failure_of_child(name: str, invocation_id: str, why: str) -> error_pb2.AgentError:
+    """The error of a call whose sub-agent failed, as its caller's model is shown it."""
+    return error_pb2.AgentError(
+        reason=error_pb2.ERROR_REASON_SUB_AGENT_FAILED,
+        message=f"The agent {name!r} failed: {why}",
+        agent=name,
+        invocation_id=invocation_id,
+    )
 
 
 def _effect_end(
@@ -54,5 +66,6 @@ def _effect_end(
         if key in invocations.lost:
             event.llm_failed.lost_usage.CopyFrom(invocations.lost[key])
     failure.CopyFrom(error)
-    failure.agent, failure.invocation_id = speaker.agent, speaker.invocation_id
+    if not failure.agent:
+        failure.agent, failure.invocation_id = speaker.agent, speaker.invocation_id
     return event

@@ -14,6 +14,7 @@ from bough_server import ids
 from bough_server.errors import RunError
 from bough_server.runtime import keys
 from bough_server.runtime.agent import Agent, Outcome
+from bough_server.runtime.closing import failure_of_child
 from bough_server.runtime.dispatches import Abort, Dispatch, Ended, joined, told_to
 from bough_server.runtime.ends import close_span, end_leftovers, finish, outcome_of
 from bough_server.runtime.execution import Execution
@@ -99,6 +100,10 @@ async def _run(
             reason=error_pb2.ERROR_REASON_LIMIT_EXCEEDED,
         )
         result = _result(work, caller, frame, None, error)
+        abort = _abort_of(work, caller, error)
+        if abort is not None:
+            await on_abort(abort)
+            raise abort
         return Ended(result=result, error=error, transcript=frame.transcript)
     execution.refuse_sealed(work.key)
     await end_leftovers(execution, frame)
@@ -224,10 +229,7 @@ def _result(
     if output is not None:
         result.parts.extend(output.parts)
     if error is not None:
-        failed = RunError(
-            f"The agent {work.agent!r} failed: {error.message}", reason=error_pb2.ERROR_REASON_SUB_AGENT_FAILED
-        )
-        result.error.CopyFrom(failed.to_agent_error(agent=work.agent, invocation_id=frame.invocation_id))
+        result.error.CopyFrom(failure_of_child(work.agent, frame.invocation_id, error.message))
     return result
 
 

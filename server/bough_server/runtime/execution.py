@@ -263,7 +263,7 @@ class Execution:
         *,
         waiter: asyncio.Task[Any] | None = None,
     ) -> None:
-        """Stops the tasks of a sealed scope but for the one that waits for it, and records the ends of what was open."""
+        """Stops the tasks of a sealed scope, but for the one that waits for it, and records what ends there."""
         await self._stop_tasks(scope, spared=waiter)
         await self.committed()
         self.close(scope, error, below)
