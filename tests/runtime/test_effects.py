@@ -118,7 +118,7 @@ async def test_an_agent_that_is_not_linked_cannot_be_dispatched(tmp_path: Path) 
 
     async with house(tmp_path, caller, echo) as it:
         log = await it.turn("caller")
-    assert names(log) == ["caller: run.started", "caller: run.failed"]
+    assert names(log) == ["caller: run.started", "caller: control.value_recorded", "caller: run.failed"]
     assert log[-1].run_failed.error.reason == error_pb2.ERROR_REASON_NOT_LINKED
 
 

@@ -64,20 +64,27 @@ def _admit(execution: Execution, caller: Frame, work: Dispatch) -> tuple[Agent, 
 
 
 def _refuse(execution: Execution, caller: Frame, work: Dispatch, digest: str, refusal: RunError) -> Ended:
-    result = message_pb2.ToolResult(agent=caller.name, invocation_id=caller.invocation_id)
-    result.error.CopyFrom(refusal.to_agent_error(agent=caller.name, invocation_id=caller.invocation_id))
-    if work.call is None:
-        return Ended(result=result, error=refusal)
-    result.call.CopyFrom(work.call)
-    event = caller.opened.in_step(caller.event(work.key), work.step_index)
+    """Records a refusal as the effect's result: of a model's call a failed one, of code's a value that is an error."""
+    error = refusal.to_agent_error(agent=caller.name, invocation_id=caller.invocation_id)
+    event = caller.event(work.key)
     event.effect_digest = digest
-    event.tool_failed.result.CopyFrom(result)
+    if work.call is None:
+        event.value_recorded.kind = event_pb2.VALUE_KIND_STEP
+        event.value_recorded.error.CopyFrom(error)
+    else:
+        caller.opened.in_step(event, work.step_index)
+        result = event.tool_failed.result
+        result.agent, result.invocation_id = caller.name, caller.invocation_id
+        result.call.CopyFrom(work.call)
+        result.error.CopyFrom(error)
     execution.emit(event)
-    return Ended(result=result, error=refusal)
+    return _refusal(event)
 
 
 def _refusal(recorded: event_pb2.AgentEvent) -> Ended:
     result = recorded.tool_failed.result
+    if recorded.HasField("value_recorded"):
+        result = message_pb2.ToolResult(error=recorded.value_recorded.error)
     return Ended(result=result, error=RunError(result.error.message, reason=result.error.reason))
 
 
