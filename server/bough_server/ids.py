@@ -37,6 +37,7 @@ def invocation_id(key_root: str, scope: str) -> str:
     return derived_id(key_root, scope) if scope else key_root
 
 
+@lru_cache(maxsize=4096)
 def step_id(invocation: str, index: int) -> str:
     """The id of an invocation's step."""
     return derived_id(invocation, str(index))

@@ -264,13 +264,9 @@ class Runs:
         Counts as a follower while it is open. Raises NotFound and SequenceOutOfRange at once, StorageFailed where the
         run stopped unrecorded.
         """
-        await self._index.get(principal, run_id)
-        last = await self._event_log.last_sequence(run_id)
-        if after > last:
-            raise SequenceOutOfRange(
-                f"The log of this run ends at sequence {last}; there is nothing after {after}.",
-                details={"last_sequence": str(last)},
-            )
+        live = self._live.get(run_id)
+        is_known = live is not None and live.record.principal == principal and not after
+        last = 0 if is_known and not until_current else await self._last_sequence(principal, run_id, after)
         if until_current:
             async with aclosing(self._current(run_id, after, last)) as current:
                 async for page in current:
@@ -287,6 +283,16 @@ class Runs:
         finally:
             if live is not None:
                 self._leave_run(live)
+
+    async def _last_sequence(self, principal: Principal, run_id: str, after: int) -> int:
+        await self._index.get(principal, run_id)
+        last = await self._event_log.last_sequence(run_id)
+        if after > last:
+            raise SequenceOutOfRange(
+                f"The log of this run ends at sequence {last}; there is nothing after {after}.",
+                details={"last_sequence": str(last)},
+            )
+        return last
 
     async def _current(self, run_id: str, after: int, last: int) -> AsyncGenerator[Sequence[StoredEvent], None]:
         while after < last:

@@ -4,10 +4,12 @@ import sqlite3
 from pathlib import Path
 
 import pytest
+from alembic import command
 from alembic.autogenerate import compare_metadata
 from alembic.config import Config
 from alembic.migration import MigrationContext
 from alembic.script import ScriptDirectory
+from sqlalchemy import Connection, text
 
 from bough_server.errors import ConfigurationError
 from bough_server.store.sql import migrations
@@ -24,17 +26,41 @@ def _execute(url: str, statement: str) -> None:
     connection.close()
 
 
-def test_migrating_an_empty_database_gives_the_tables_that_the_code_names(url: str) -> None:
-    upgrade_database(url)
-    with exclusive_engine(url) as (engine, _), engine.connect() as connection:
-        assert compare_metadata(MigrationContext.configure(connection), metadata) == []
-
-
-def test_the_code_names_the_newest_revision() -> None:
+def _migrations() -> Config:
     config = Config()
     config.set_main_option("script_location", str(Path(migrations.__file__).parent))
     config.set_main_option("path_separator", "os")
-    assert ScriptDirectory.from_config(config).get_heads() == [migrations.HEAD]
+    return config
+
+
+def _schema(connection: Connection) -> set[str]:
+    statements = connection.execute(text("SELECT sql FROM sqlite_master WHERE sql IS NOT NULL")).scalars()
+    return {" ".join(statement.replace("\"", "").split()).replace("( ", "(") for statement in statements}
+
+
+def test_migrating_an_empty_database_gives_the_tables_that_the_code_names(url: str) -> None:
+    config = _migrations()
+    with exclusive_engine(url) as (engine, _), engine.begin() as connection:
+        config.attributes["connection"] = connection
+        command.upgrade(config, "head")
+        assert compare_metadata(MigrationContext.configure(connection), metadata) == []
+
+
+def test_a_new_database_has_the_schema_that_the_migrations_come_to(tmp_path: Path) -> None:
+    config = _migrations()
+    with exclusive_engine(str(tmp_path / "migrated.db")) as (engine, _), engine.begin() as connection:
+        config.attributes["connection"] = connection
+        command.upgrade(config, "head")
+        migrated = _schema(connection)
+    made = str(tmp_path / "made.db")
+    upgrade_database(made)
+    with exclusive_engine(made) as (engine, _), engine.connect() as connection:
+        tables_and_indexes = {statement for statement in migrated if "alembic_version" not in statement}
+        assert {one for one in _schema(connection) if "alembic_version" not in one} == tables_and_indexes
+
+
+def test_the_code_names_the_newest_revision() -> None:
+    assert ScriptDirectory.from_config(_migrations()).get_heads() == [migrations.HEAD]
 
 
 def test_the_status_says_what_there_is_and_changes_nothing(url: str) -> None:

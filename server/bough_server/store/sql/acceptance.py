@@ -5,6 +5,7 @@ from typing import Final
 
 from sqlalchemy import Connection, bindparam, insert, select, update
 from sqlalchemy.dialects.sqlite import insert as upsert
+from sqlalchemy.engine.interfaces import DBAPICursor
 
 from bough.v1 import event_pb2
 from bough_server import events
@@ -13,7 +14,7 @@ from bough_server.store.ports import NewRun, RequestIdTaken, SessionMoved
 from bough_server.store.projection import LogAddress, Projected, RunFold, RunStart
 from bough_server.store.sql import tables
 from bough_server.store.sql.heads import Head, Heads
-from bough_server.store.sql.statements import INSERT_MESSAGES, INSERT_USAGE, Row, message_rows, usage_rows
+from bough_server.store.sql.statements import INSERT_MESSAGES, DriverStatement, message_rows
 
 _runs, _sessions = tables.runs.c, tables.sessions.c
 
@@ -30,12 +31,17 @@ _REQUEST: Final = select(_runs.run_id, _runs.request_digest).where(
 _SESSION: Final = select(_sessions.current_run_id, _sessions.last_position).where(
     _sessions.session_id == bindparam("session"), _sessions.tenant_id == bindparam("tenant")
 )
-_HOLD: Final = (
+_HOLD: Final = DriverStatement(
     update(tables.sessions)
     .where(_sessions.session_id == bindparam("session"))
     .values(current_run_id=bindparam("run"), last_position=bindparam("position"), update_time_ns=bindparam("now"))
 )
-_KEEP_DEFINITION: Final = upsert(tables.definitions).on_conflict_do_nothing()
+_INSERT_SESSION: Final = DriverStatement(insert(tables.sessions))
+_INSERT_RUN: Final = DriverStatement(insert(tables.runs))
+_INSERT_EVENT: Final = DriverStatement(insert(tables.events))
+_INSERT_MESSAGE: Final = DriverStatement(INSERT_MESSAGES)
+_INSERT_RUN_DEFINITION: Final = DriverStatement(insert(tables.run_definitions))
+_KEEP_DEFINITION: Final = DriverStatement(upsert(tables.definitions).on_conflict_do_nothing())
 
 
 def start_values(start: RunStart) -> dict[str, object]:
@@ -124,38 +130,41 @@ def session_busy(session_id: str, run_id: str) -> SessionBusy:
 
 
 def _write(connection: Connection, new_run: NewRun, projected: Projected) -> None:
-    start, run_id, now = projected.start, new_run.run_id, new_run.create_time_ns
-    assert start is not None
-    owner: Row = {"tenant_id": new_run.principal.tenant_id, "user_id": new_run.principal.user_id}
+    cursor = connection.connection.cursor()
+    try:
+        _hold_session(cursor, new_run, projected)
+        _write_run(cursor, new_run, projected)
+    finally:
+        cursor.close()
+
+
+def _hold_session(cursor: DBAPICursor, new_run: NewRun, projected: Projected) -> None:
+    run_id, now = new_run.run_id, new_run.create_time_ns
     position = projected.messages[-1].message.position if projected.messages else new_run.session_cut
     if new_run.new_session:
-        row = {"session_id": new_run.session_id, **owner, "labels": "{}", "create_time_ns": now, "update_time_ns": now}
-        connection.execute(insert(tables.sessions), {**row, "current_run_id": run_id, "last_position": position})
+        row = {"session_id": new_run.session_id, **_owner(new_run), "labels": "{}"}
+        row |= {"create_time_ns": now, "update_time_ns": now, "current_run_id": run_id, "last_position": position}
+        _INSERT_SESSION.write(cursor, [row])
     else:
-        hold = {"session": new_run.session_id, "run": run_id, "position": position, "now": now}
-        connection.execute(_HOLD, hold)
-    log = {"run_id": run_id, **owner, "session_id": new_run.session_id, "create_time_ns": now}
-    end = {"epoch": 1, "last_sequence": 1, "ended": False}
-    connection.execute(insert(tables.runs), {**log, **end, **start_values(start)})
-    first = new_run.first
+        _HOLD.write(cursor, [{"session": new_run.session_id, "run": run_id, "position": position, "now": now}])
+    _INSERT_MESSAGE.write(cursor, message_rows(new_run.session_id, new_run.principal.tenant_id, projected))
+
+
+def _write_run(cursor: DBAPICursor, new_run: NewRun, projected: Projected) -> None:
+    start, run_id, first = projected.start, new_run.run_id, new_run.first
+    assert start is not None, "the first event starts the run"
+    row = {"run_id": run_id, **_owner(new_run), "session_id": new_run.session_id}
+    row |= {"create_time_ns": new_run.create_time_ns, "epoch": 1, "last_sequence": 1, "ended": False}
+    _INSERT_RUN.write(cursor, [{**row, **start_values(start)}])
     event = {"run_id": run_id, "sequence": first.sequence, "kind": first.kind, "data": first.data}
-    connection.execute(insert(tables.events), event)
-    if rows := message_rows(new_run.session_id, new_run.principal.tenant_id, projected):
-        connection.execute(INSERT_MESSAGES, rows)
-    if rows := usage_rows(projected):
-        connection.execute(INSERT_USAGE, rows)
-    _keep_definitions(connection, new_run, start)
+    _INSERT_EVENT.write(cursor, [event])
+    kept = [
+        {"revision": one.revision, "name": one.name, "data": one.SerializeToString(deterministic=True)}
+        for one in new_run.definitions
+    ]
+    _KEEP_DEFINITION.write(cursor, kept)
+    _INSERT_RUN_DEFINITION.write(cursor, [{"run_id": run_id, "revision": revision} for revision in start.revisions])
 
 
-def _keep_definitions(connection: Connection, new_run: NewRun, start: RunStart) -> None:
-    if new_run.definitions:
-        connection.execute(
-            _KEEP_DEFINITION,
-            [
-                {"revision": kept.revision, "name": kept.name, "data": kept.SerializeToString(deterministic=True)}
-                for kept in new_run.definitions
-            ],
-        )
-    if start.revisions:
-        named = [{"run_id": new_run.run_id, "revision": revision} for revision in start.revisions]
-        connection.execute(insert(tables.run_definitions), named)
+def _owner(new_run: NewRun) -> dict[str, object]:
+    return {"tenant_id": new_run.principal.tenant_id, "user_id": new_run.principal.user_id}

@@ -13,6 +13,7 @@ from bough_server.errors import ConfigurationError
 from bough_server.store.sql.engine import database_path, reader_engine, writer_engine
 from bough_server.store.sql.lock import FileLock
 from bough_server.store.sql.migrations import HEAD
+from bough_server.store.sql.tables import metadata
 
 _ADVICE = {
     sqlite3.SQLITE_NOTADB: "is no database: move it away, or name another one",
@@ -65,7 +66,9 @@ def migrate(engine: Engine, path: Path) -> None:
     """Makes or upgrades the schema, in one transaction. Raises ConfigurationError for a newer or a foreign file."""
     with opening(path), engine.begin() as connection:
         found = _revision(connection, path)
-        if found != HEAD:
+        if found is None:
+            _make(connection)
+        elif found != HEAD:
             _upgrade(connection, path, found)
         else:  # a file that cannot be written is found out now, not by the first run
             connection.execute(text("UPDATE alembic_version SET version_num = version_num"))
@@ -120,7 +123,14 @@ def _revision(connection: Connection, path: Path) -> str | None:
     return None if revision is None else str(revision)
 
 
-def _upgrade(connection: Connection, path: Path, found: str | None) -> None:
+def _make(connection: Connection) -> None:
+    """A new database's schema: what the migrations come to, as a test compares, without loading what runs them."""
+    metadata.create_all(connection)
+    connection.execute(text("CREATE TABLE alembic_version (version_num VARCHAR(32) NOT NULL PRIMARY KEY)"))
+    connection.execute(text("INSERT INTO alembic_version VALUES (:head)"), {"head": HEAD})
+
+
+def _upgrade(connection: Connection, path: Path, found: str) -> None:
     from alembic import command  # costs what a server that finds its schema need not pay
     from alembic.config import Config
     from alembic.script import ScriptDirectory
@@ -130,7 +140,7 @@ def _upgrade(connection: Connection, path: Path, found: str | None) -> None:
     config.set_main_option("path_separator", "os")
     config.attributes["connection"] = connection
     known = {script.revision for script in ScriptDirectory.from_config(config).walk_revisions()}
-    if found is not None and found not in known:
+    if found not in known:
         raise ConfigurationError(
             f"The database {str(path)!r} has revision {found}, which is newer than {HEAD}, the newest that this "
             "version of bough knows: use the newer version, or name another database."

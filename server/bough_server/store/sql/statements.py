@@ -5,6 +5,7 @@ from typing import Final
 
 from sqlalchemy import Connection, Insert, Update, bindparam, insert, select, update
 from sqlalchemy.dialects import sqlite
+from sqlalchemy.engine.interfaces import DBAPICursor
 from sqlalchemy.sql.compiler import SQLCompiler
 
 from bough_server.store.projection import NOTHING, Projected, RunEnd
@@ -64,14 +65,22 @@ _EXTEND_SESSION: Final = (
 )
 
 
-def _named(statement: Update | Insert) -> tuple[str, Row]:
-    """A statement as the driver takes it, for rows with names, and the values that it has itself."""
-    compiled = statement.compile(dialect=sqlite.dialect(paramstyle="named"))
-    return str(compiled), {name: value for name, value in compiled.params.items() if value is not None}
+class DriverStatement:
+    """A write as the driver takes it, compiled once, for rows with names."""
+
+    def __init__(self, statement: Update | Insert) -> None:
+        compiled = statement.compile(dialect=sqlite.dialect(paramstyle="named"))
+        self._text = str(compiled)
+        self._fixed = {name: value for name, value in compiled.params.items() if value is not None}
+
+    def write(self, cursor: DBAPICursor, rows: Sequence[Row]) -> None:
+        """Writes the rows, if there are any."""
+        if rows:
+            cursor.executemany(self._text, [{**self._fixed, **row} for row in rows] if self._fixed else rows)
 
 
 _DERIVED: Final = tuple(
-    _named(statement) for statement in (INSERT_MESSAGES, INSERT_USAGE, _EXTEND_SESSION, END_RUN, _RELEASE_SESSION)
+    DriverStatement(each) for each in (INSERT_MESSAGES, INSERT_USAGE, _EXTEND_SESSION, END_RUN, _RELEASE_SESSION)
 )
 
 _STORED: Final = (
@@ -132,9 +141,8 @@ def write_derived(connection: Connection, appends: Sequence[Append]) -> None:
             released.append({"session": append.session_id, "run": append.run_id, "end_time": end.end_time_ns})
     cursor = connection.connection.cursor()
     try:
-        for (statement, fixed), rows in zip(_DERIVED, (said, charged, extended, ended, released), strict=True):
-            if rows:
-                cursor.executemany(statement, [{**fixed, **row} for row in rows] if fixed else rows)
+        for statement, rows in zip(_DERIVED, (said, charged, extended, ended, released), strict=True):
+            statement.write(cursor, rows)
     finally:
         cursor.close()
 
