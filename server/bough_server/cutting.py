@@ -20,6 +20,18 @@ MAX_STEP_RESULT_BYTES: Final = 64 * 1024
 _MARK = "\n[...]\n"
 
 
+def size_of(text: str) -> int:
+    """How many bytes a text has in UTF-8."""
+    return len(text) if text.isascii() else len(text.encode())
+
+
+def fits(message: message_pb2.Message) -> bool:
+    """Whether an event may hold a message: no text of it is over 512 KiB, and it is at most 1 MiB in all."""
+    return message.ByteSize() <= MAX_RESULT_BYTES and all(
+        size_of(part.text or part.data_json) <= MAX_TEXT_BYTES for part in message.parts
+    )
+
+
 def cut_text(text: str, limit: int) -> str:
     """The head and the tail of a text whose UTF-8 form is longer than `limit` bytes, cut between characters."""
     data = text.encode()

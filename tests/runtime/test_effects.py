@@ -14,6 +14,7 @@ from bough_server.agents.function import FunctionAgent, agent
 from bough_server.errors import RunError
 from bough_server.runtime.context import Context
 from tests.support.house import ME, House, names, open_house
+from tests.support.readings import check_replay
 from tests.support.laws import check_laws
 
 
@@ -279,3 +280,50 @@ async def test_code_that_swallows_its_cancellation_writes_nothing(tmp_path: Path
         await it.runs.cancel(ME, run.run_id)
         log = await it.log(run)
     assert names(log) == ["stubborn: run.started", "stubborn: control.cancel_requested", "stubborn: run.cancelled"]
+
+
+HUGE = "x" * (600 * 1024)
+
+
+async def test_an_answer_of_code_that_no_event_can_hold_fails_it(tmp_path: Path) -> None:
+    @agent(description="Says too much.")
+    async def talker(ctx: Context, input: message_pb2.Message) -> str:
+        return HUGE
+
+    async with house(tmp_path, talker) as it:
+        log = await it.turn("talker")
+        await check_replay(it, log)
+    assert log[-1].run_failed.error.reason == error_pb2.ERROR_REASON_OUTPUT_TOO_LARGE
+
+
+async def test_a_value_that_no_event_can_hold_fails_its_step(tmp_path: Path) -> None:
+    @agent(description="Reads too much.")
+    async def reader(ctx: Context, input: message_pb2.Message) -> str:
+        async def read() -> object:
+            return HUGE
+
+        try:
+            await ctx.step("read", read)
+        except RunError as error:
+            return error_pb2.ErrorReason.Name(error.reason)
+        return "never"
+
+    async with house(tmp_path, reader) as it:
+        log = await it.turn("reader")
+        await check_replay(it, log)
+    assert log[-1].run_completed.final_answer.parts[0].text == "ERROR_REASON_OUTPUT_TOO_LARGE"
+
+
+async def test_a_message_to_a_child_that_no_event_can_hold_is_refused(tmp_path: Path) -> None:
+    @agent(description="Tells too much.", agents=["echo"])
+    async def teller(ctx: Context, input: message_pb2.Message) -> str:
+        try:
+            await ctx.dispatch("echo", HUGE)
+        except RunError as error:
+            return error_pb2.ErrorReason.Name(error.reason)
+        return "never"
+
+    async with house(tmp_path, teller, echo) as it:
+        log = await it.turn("teller")
+        await check_replay(it, log)
+    assert log[-1].run_completed.final_answer.parts[0].text == "ERROR_REASON_BAD_ARGUMENTS"

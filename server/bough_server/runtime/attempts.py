@@ -9,7 +9,7 @@ from google.protobuf import duration_pb2
 
 from bough.v1 import error_pb2, event_pb2, message_pb2, step_pb2
 from bough_server import events, ids, usage
-from bough_server.cutting import MAX_TEXT_BYTES
+from bough_server.cutting import MAX_TEXT_BYTES, size_of
 from bough_server.errors import ModelError
 from bough_server.models import price
 from bough_server.models.model import Delta, Model, ModelRequest, ReasoningDelta, TextDelta
@@ -82,7 +82,7 @@ class ModelCall:
                 if isinstance(item, step_pb2.LlmResponse):
                     response = item
                     continue
-                size += len(item.text) if isinstance(item, TextDelta | ReasoningDelta) else len(item.arguments)
+                size += size_of(item.text if isinstance(item, TextDelta | ReasoningDelta) else item.arguments)
                 if size > MAX_TEXT_BYTES:
                     raise _too_large()
                 if self._delta(item):
@@ -144,7 +144,7 @@ class ModelCall:
                 position += 1
         if response.HasField("usage"):
             self._price(response.usage)
-        if len(response.raw_json) > _MAX_RAW_BYTES:
+        if size_of(response.raw_json) > _MAX_RAW_BYTES:
             response.ClearField("raw_json")
         if any(part.ByteSize() > MAX_TEXT_BYTES for part in response.message.parts):
             raise _too_large(response.usage)

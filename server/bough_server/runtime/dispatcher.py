@@ -11,6 +11,7 @@ from google.protobuf import duration_pb2
 
 from bough.v1 import error_pb2, event_pb2, message_pb2, policy_pb2
 from bough_server import ids
+from bough_server.cutting import MAX_TEXT_BYTES, fits
 from bough_server.errors import RunError
 from bough_server.runtime import keys
 from bough_server.runtime.agent import Agent, Outcome
@@ -209,6 +210,12 @@ async def _body(execution: Execution, frame: Frame, told: message_pb2.Message) -
         raise RunError(
             f"The agent {frame.name!r} gave back {type(outcome).__name__}; it must give an Outcome.",
             reason=error_pb2.ERROR_REASON_INTERNAL,
+        )
+    if not fits(outcome.output):
+        raise RunError(
+            f"The answer of {frame.name!r} is too large: a text may have {MAX_TEXT_BYTES // 1024} KiB. "
+            "Give large content by reference (a blob's uri).",
+            reason=error_pb2.ERROR_REASON_OUTPUT_TOO_LARGE,
         )
     return outcome
 

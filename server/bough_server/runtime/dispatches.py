@@ -6,6 +6,7 @@ from typing import Any
 
 from bough.v1 import agent_pb2, error_pb2, event_pb2, message_pb2
 from bough_server import ids
+from bough_server.cutting import MAX_TEXT_BYTES, fits
 from bough_server.errors import RunError
 from bough_server.history.transcript import Transcript
 from bough_server.runtime import keys
@@ -48,6 +49,11 @@ def told_to(work: Dispatch, caller: Frame, key_root: str) -> message_pb2.Message
         told.CopyFrom(work.input)
     elif work.call is not None:
         told.parts.add(text=_told(work.call, caller))
+    if not fits(told):
+        raise RunError(
+            f"The message to {work.agent!r} is too large: a text may have {MAX_TEXT_BYTES // 1024} KiB.",
+            reason=error_pb2.ERROR_REASON_BAD_ARGUMENTS,
+        )
     told.role, told.kind = message_pb2.ROLE_USER, message_pb2.MESSAGE_KIND_SUB_AGENT_USER
     told.author = caller.name
     told.invocation_id = ids.invocation_id(key_root, work.key)

@@ -4,6 +4,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
 from bough.v1 import error_pb2, event_pb2
+from bough_server.cutting import MAX_TEXT_BYTES, size_of
 from bough_server.errors import RunError
 from bough_server.runtime import keys
 from bough_server.runtime.execution import Execution, as_run_error
@@ -42,14 +43,26 @@ async def _recorded(
     await execution.committed()
     recorded = frame.event(value.key)
     recorded.effect_digest, recorded.value_recorded.kind = digest, value.kind
-    try:
-        recorded.value_recorded.value_json = await work()
-    except Exception as raised:
-        failed = RunError(
-            f"The step {value.name!r} failed: {as_run_error(raised).message}", reason=error_pb2.ERROR_REASON_TOOL_FAILED
-        )
-        recorded.value_recorded.error.CopyFrom(
-            failed.to_agent_error(agent=frame.name, invocation_id=frame.invocation_id)
-        )
+    made = await _made(value, work)
+    if isinstance(made, RunError):
+        error = made.to_agent_error(agent=frame.name, invocation_id=frame.invocation_id)
+        recorded.value_recorded.error.CopyFrom(error)
+    else:
+        recorded.value_recorded.value_json = made
     execution.emit(recorded)
     return recorded
+
+
+async def _made(value: Value, work: Callable[[], Awaitable[str]]) -> str | RunError:
+    try:
+        made = await work()
+    except Exception as raised:
+        why = as_run_error(raised).message
+        return RunError(f"The step {value.name!r} failed: {why}", reason=error_pb2.ERROR_REASON_TOOL_FAILED)
+    if size_of(made) > MAX_TEXT_BYTES:
+        return RunError(
+            f"The value of the step {value.name!r} is longer than {MAX_TEXT_BYTES // 1024} KiB as JSON. "
+            "Keep large content elsewhere and give a reference to it.",
+            reason=error_pb2.ERROR_REASON_OUTPUT_TOO_LARGE,
+        )
+    return made
