@@ -39,7 +39,8 @@ def serve(
             port=port,
             default_model=default_model,
             allow_insecure=allow_insecure,
-        )
+        ),
+        is_server=True,
     )
 
 
