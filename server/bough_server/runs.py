@@ -313,7 +313,8 @@ class Runs:
 
     def _await_follower(self, live: LiveRun, seconds: float) -> None:
         """Cancels a run that nobody follows for a while, where its policy says so."""
-        if live.policy.on_disconnect != policy_pb2.ON_DISCONNECT_CANCEL or self._is_draining:
+        has_ended = live.record.run.run_id not in self._live
+        if live.policy.on_disconnect != policy_pb2.ON_DISCONNECT_CANCEL or self._is_draining or has_ended:
             return
         loop = asyncio.get_running_loop()
         live.grace = loop.call_later(seconds, self._end_soon, live, event_pb2.CANCEL_REASON_DISCONNECTED)

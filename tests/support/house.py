@@ -1,8 +1,9 @@
 """A house for tests of runs: a real store on a file, a registry, and Runs, without a server around them."""
 
-from collections.abc import AsyncIterator, Iterable, Sequence
-from contextlib import asynccontextmanager
-from dataclasses import dataclass
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Sequence
+from contextlib import aclosing, asynccontextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NoReturn
 
@@ -33,6 +34,18 @@ class House:
     runs: Runs
     tracing: Tracing
     clock: Clock
+    crashed: asyncio.Event = field(default_factory=asyncio.Event)
+
+    async def crash(self) -> None:
+        """Takes the store away from its runs, as a killed process does: nothing more is written."""
+        self.crashed.set()
+        await self.store.close()
+
+    async def until_over(self, run: agent_service_pb2.Run) -> None:
+        """Waits until this process has let go of a run, without following it."""
+        live = self.runs._live.get(run.run_id)
+        if live is not None and live.task is not None:
+            await asyncio.wait({live.task})
 
     async def start(
         self,
@@ -56,12 +69,13 @@ class House:
         record = await self.runs.start(principal, request, deadline_time_ns=deadline_time_ns, trace=Parent.current())
         return record.run
 
-    async def follow(self, run: agent_service_pb2.Run, *, after: int = 0) -> AsyncIterator[event_pb2.AgentEvent]:
+    async def follow(self, run: agent_service_pb2.Run, *, after: int = 0) -> AsyncGenerator[event_pb2.AgentEvent, None]:
         """The events of a run as they are committed, to its end."""
         stamp = events.stamp(run.run_id, run.session_id)
-        async for page in self.runs.follow(ME, run.run_id, after=after):
-            for stored in page:
-                yield events.parse(stamp + stored.data)
+        async with aclosing(self.runs.follow(ME, run.run_id, after=after)) as pages:
+            async for page in pages:
+                for stored in page:
+                    yield events.parse(stamp + stored.data)
 
     async def log(self, run: agent_service_pb2.Run) -> list[event_pb2.AgentEvent]:
         """A run's events, once it has ended."""
@@ -153,11 +167,13 @@ async def open_house(
         clock=clock,
         defaults=defaults or RunDefaults(),
     )
+    house = House(store=store, registry=registry, runs=runs, tracing=tracing, clock=clock)
     try:
-        yield House(store=store, registry=registry, runs=runs, tracing=tracing, clock=clock)
+        yield house
     finally:
         await runs.close()
-        await store.close()
+        if not house.crashed.is_set():
+            await store.close()
 
 
 def names(log: Iterable[event_pb2.AgentEvent]) -> list[str]:

@@ -1,0 +1,252 @@
+"""Turns of sessions: who holds a session, what a request id finds, who follows, and what a server leaves behind."""
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from bough.v1 import error_pb2, event_pb2, policy_pb2
+from bough_server.errors import InvalidRequest, NotFound, RequestIdReused, ServerStopping, SessionBusy
+from tests.support.house import ME, names
+from tests.support.laws import check_laws
+from tests.support.readings import answer_of, check_replay, having, text_of
+from tests.support.teams import call, calls, llm, open_team, script
+
+
+class Hold:
+    """A gate that holds a model at its first piece until it is let go."""
+
+    def __init__(self, agent: str = "p") -> None:
+        self._agent = agent
+        self.reached, self.released = asyncio.Event(), asyncio.Event()
+
+    async def __call__(self, agent: str, turn: int, chunk: int) -> None:
+        if agent == self._agent:
+            self.reached.set()
+            await self.released.wait()
+
+
+def leaving(seconds: float, **policy: object) -> policy_pb2.RunPolicy:
+    made = policy_pb2.RunPolicy(**policy)  # type: ignore[arg-type]
+    made.disconnect_grace.FromNanoseconds(int(seconds * 1e9))
+    return made
+
+
+DONE = script(p=["Done."])
+
+
+async def test_a_session_runs_one_turn_at_a_time_and_names_the_one_that_goes(tmp_path: Path) -> None:
+    hold = Hold()
+    async with open_team(tmp_path, DONE, llm("p"), gate=hold) as house:
+        run = await house.start("p")
+        with pytest.raises(SessionBusy) as busy:
+            await house.start("p", session_id=run.session_id)
+        hold.released.set()
+        await house.log(run)
+        again = await house.turn("p", session_id=run.session_id)
+    assert busy.value.details["run_id"] == run.run_id
+    assert answer_of(again) == "Done."
+
+
+async def test_positions_of_a_session_go_on_without_gaps_over_turns_that_fail_too(tmp_path: Path) -> None:
+    turns = script(
+        p=[
+            {"when": "fail", "text": "x", "error": {"reason": "UNAVAILABLE"}},
+            {"when": "ask", "calls": [call("call_c", message="hi")]},
+            {"when": "ask", "text": "Asked."},
+        ],
+        c=["hello"],
+    )
+    async with open_team(tmp_path, turns, llm("p", links=["c"]), llm("c")) as house:
+        first = await house.turn("p", "ask")
+        session = first[0].session_id
+        await house.turn("p", "fail", session_id=session)
+        third = await house.turn("p", "ask", session_id=session)
+        stored = await house.messages(session)
+        await check_replay(house, third)
+    assert [one.message.position for one in stored] == list(range(1, 10))
+    assert [text_of(one.message) for one in stored] == [
+        *("ask", "hi", "hello", "Asked."),
+        "fail",
+        *("ask", "hi", "hello", "Asked."),
+    ]
+    assert third[0].run_started.session_cut == 5
+
+
+async def test_an_unknown_session_or_agent_is_not_found(tmp_path: Path) -> None:
+    async with open_team(tmp_path, DONE, llm("p")) as house:
+        with pytest.raises(NotFound, match="session 'nowhere'"):
+            await house.start("p", session_id="nowhere")
+        with pytest.raises(NotFound, match="agent 'nobody'"):
+            await house.start("nobody")
+        assert await house.store.runs.open_runs() == []
+
+
+async def test_an_input_over_256_kib_is_refused_and_one_of_256_is_not(tmp_path: Path) -> None:
+    async with open_team(tmp_path, DONE, llm("p")) as house:
+        with pytest.raises(InvalidRequest) as refused:
+            await house.start("p", "x" * 256 * 1024)
+        log = await house.turn("p", "x" * (256 * 1024 - 8))
+    assert [violation.field for violation in refused.value.violations] == ["input.parts"]
+    assert answer_of(log) == "Done."
+
+
+async def test_the_same_request_finds_its_run_again_and_again(tmp_path: Path) -> None:
+    async with open_team(tmp_path, DONE, llm("p")) as house:
+        runs = await asyncio.gather(*(house.start("p", request_id="r-1") for _ in range(4)))
+        await house.log(runs[0])
+        late = await house.start("p", request_id="r-1")
+        with pytest.raises(RequestIdReused) as reused:
+            await house.start("p", "something else", request_id="r-1")
+    assert {run.run_id for run in (*runs, late)} == {runs[0].run_id}
+    assert late.state == event_pb2.STATE_SUCCEEDED
+    assert reused.value.details == {"run_id": runs[0].run_id}
+
+
+async def test_the_same_request_at_once_in_one_session_finds_one_run(tmp_path: Path) -> None:
+    async with open_team(tmp_path, DONE, llm("p")) as house:
+        session = (await house.turn("p"))[0].session_id
+        runs = await asyncio.gather(*(house.start("p", session_id=session, request_id="r") for _ in range(4)))
+        await house.log(runs[0])
+    assert len({run.run_id for run in runs}) == 1
+
+
+async def test_a_run_that_is_left_without_a_grace_is_cancelled_at_once(tmp_path: Path) -> None:
+    hold = Hold()
+    async with open_team(tmp_path, DONE, llm("p"), gate=hold) as house:
+        run = await house.start("p", policy=leaving(0))
+        follower = house.follow(run)
+        await anext(follower)
+        await hold.reached.wait()
+        await follower.aclose()
+        await house.until_over(run)
+        log = await house.log(run)
+        await check_replay(house, log)
+    assert log[-1].WhichOneof("payload") == "run_cancelled"
+    assert having(log, "cancel_requested")[0].cancel_requested.reason == event_pb2.CANCEL_REASON_DISCONNECTED
+
+
+@pytest.mark.parametrize("policy", [{"on_disconnect": policy_pb2.ON_DISCONNECT_CONTINUE}, {"background": True}])
+async def test_a_run_that_may_go_on_alone_does(tmp_path: Path, policy: dict[str, object]) -> None:
+    hold = Hold()
+    async with open_team(tmp_path, DONE, llm("p"), gate=hold) as house:
+        run = await house.start("p", policy=leaving(0, **policy))
+        follower = house.follow(run)
+        await anext(follower)
+        await hold.reached.wait()
+        await follower.aclose()
+        hold.released.set()
+        log = await house.log(run)
+    assert answer_of(log) == "Done."
+
+
+async def test_a_run_is_left_only_when_its_last_follower_is_gone(tmp_path: Path) -> None:
+    hold = Hold()
+    async with open_team(tmp_path, DONE, llm("p"), gate=hold) as house:
+        run = await house.start("p", policy=leaving(0))
+        first, second = house.follow(run), house.follow(run)
+        await anext(first)
+        await anext(second)
+        await first.aclose()
+        await hold.reached.wait()
+        hold.released.set()
+        log = [event async for event in second]
+    assert log[-1].HasField("run_completed")
+
+
+async def test_who_comes_back_in_time_keeps_the_run_and_the_grace_begins_afresh(tmp_path: Path) -> None:
+    hold = Hold()
+    async with open_team(tmp_path, DONE, llm("p"), gate=hold) as house:
+        run = await house.start("p", policy=leaving(3600))
+        live = house.runs._live[run.run_id]
+        graces: list[asyncio.TimerHandle | None] = []
+        for _ in range(2):
+            follower = house.follow(run)
+            await anext(follower)
+            assert live.grace is None
+            await follower.aclose()
+            graces.append(live.grace)
+        hold.released.set()
+        log = await house.log(run)
+    first, second = graces
+    assert first is not None
+    assert first.cancelled()
+    assert second is not None
+    assert second.when() > first.when()
+    assert answer_of(log) == "Done."
+
+
+async def test_a_run_that_has_ended_waits_for_no_follower(tmp_path: Path) -> None:
+    async with open_team(tmp_path, DONE, llm("p")) as house:
+        run = await house.start("p", policy=leaving(3600))
+        live = house.runs._live[run.run_id]
+        follower = house.follow(run)
+        async for event in follower:
+            if event.HasField("run_completed"):
+                break
+        await house.until_over(run)
+        await follower.aclose()
+    assert live.grace is None
+
+
+async def test_a_server_that_drains_lets_runs_end_and_takes_no_new_ones(tmp_path: Path) -> None:
+    hold = Hold()
+    async with open_team(tmp_path, DONE, llm("p"), gate=hold) as house:
+        run = await house.start("p")
+        await hold.reached.wait()
+        draining = asyncio.create_task(house.runs.drain(30))
+        await asyncio.sleep(0)
+        with pytest.raises(ServerStopping):
+            await house.start("p")
+        hold.released.set()
+        await draining
+        log = await house.log(run)
+    assert answer_of(log) == "Done."
+
+
+TEAM = script(p=[calls(call("call_c", message="a"), call("call_c", message="b")), "Done."], c=["never"])
+
+
+async def test_a_drained_run_that_does_not_end_in_time_says_that_the_server_stopped(tmp_path: Path) -> None:
+    hold = Hold("c")
+    async with open_team(tmp_path, TEAM, llm("p", links=["c"]), llm("c"), gate=hold) as house:
+        run = await house.start("p")
+        await hold.reached.wait()
+        await house.runs.drain(0)
+        log = await house.log(run)
+        await check_replay(house, log)
+    error = log[-1].run_failed.error
+    assert (error.reason, error.retryable) == (error_pb2.ERROR_REASON_SERVER_STOPPED, True)
+
+
+async def test_what_a_dead_server_left_open_is_ended_once_and_its_session_is_free(tmp_path: Path) -> None:
+    hold = Hold("c")
+    team = (llm("p", links=["c"]), llm("c"))
+    async with open_team(tmp_path, TEAM, *team, gate=hold) as house:
+        run = await house.start("p")
+        seen = []
+        async for event in house.follow(run):
+            seen.append(event)
+            if [event.agent for event in having(seen, "llm_started")].count("c") == 2:
+                break
+        await house.crash()
+    async with open_team(tmp_path, TEAM, *team) as house:
+        assert await house.runs.recover() == 1
+        assert await house.runs.recover() == 0
+        log = await house.log(run)
+        check_laws(log)
+        record = await house.runs.get(ME, run.run_id)
+        tree = await house.tree(log)
+        again = await house.turn("p", session_id=run.session_id)
+    assert log[: len(seen)] == seen
+    assert names(log)[len(seen) :] == [
+        "p: control.cancel_requested",
+        *["c: llm.failed", "c: step.failed", "c: sub_agent.failed"] * 2,
+        *["p: tool.failed"] * 2,
+        "p: step.failed",
+        "p: run.failed",
+    ]
+    assert log[-1].run_failed.error.reason == error_pb2.ERROR_REASON_SERVER_STOPPED
+    assert record.run.state == event_pb2.STATE_FAILED
+    assert {one.state for one in tree.agents} == {event_pb2.STATE_FAILED, event_pb2.STATE_CANCELLED}
+    assert again[0].run_started.session_cut == 1 + len(having(log, "sub_agent_started"))
