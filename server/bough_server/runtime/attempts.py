@@ -39,7 +39,6 @@ class ModelCall:
     async def answer(self, request: ModelRequest) -> step_pb2.LlmResponse:
         """Streams attempts until one answers. Raises the last one's ModelError."""
         policy = self._model.retry
-        jitter = random.Random(ids.derived_id(self._execution.facts.key_root, self._key))
         while True:
             try:
                 return await self._try(request)
@@ -48,8 +47,13 @@ class ModelCall:
                     self._price(error.lost_usage)
                 if error.retry is None or self._attempt > policy.retries:
                     raise
-                delay = min(policy.longest, policy.base * 2 ** (self._attempt - 1)) * (0.5 + jitter.random() / 2)
+                delay = min(policy.longest, policy.base * 2 ** (self._attempt - 1)) * self._jitter()
                 await self._retry(error, max(delay, error.retry_after or 0.0))
+
+    def _jitter(self) -> float:
+        """Between a half and one, by the run, the effect and the attempt."""
+        seed = ids.derived_id(self._execution.facts.key_root, f"{self._key}#{self._attempt}")
+        return 0.5 + random.Random(seed).random() / 2
 
     @property
     def attempt(self) -> int:
