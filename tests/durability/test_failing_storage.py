@@ -13,6 +13,7 @@ import pytest
 from google.rpc.error_details_pb2 import ErrorInfo
 from grpc import aio
 from sqlalchemy import Connection
+from structlog.testing import capture_logs
 
 from bough import AsyncClient, Rejoining, Unavailable
 from bough.v1 import agent_service_pb2 as pb
@@ -25,6 +26,7 @@ from tests.rpc.turns import Served, Turn, begin, served, settings, watch
 from tests.support.laws import check_laws
 
 LARGE = "x" * 100_000
+LABELS = {str(number): "whispered".ljust(256) for number in range(60)}
 KEEPS_ON = policy_pb2.RunPolicy(on_disconnect=policy_pb2.ON_DISCONNECT_CONTINUE)
 
 
@@ -169,8 +171,11 @@ async def test_a_database_that_cannot_be_written_for_a_while_refuses_runs_and_th
         before = await begin(server, "echo", "before").to_the_end()
         waiting = await begin(server, "waiter", kind).until("run_started")
         async with _fault(kind, server.app.store, tmp_path / "bough.db"):
-            await _refused(begin(server, "echo", LARGE))
+            with capture_logs() as logged:
+                await _refused(begin(server, "echo", LARGE, labels=LABELS))
             assert (await watch(server, await before.run_id()).to_the_end()).events == before.events
+        assert {entry["event"] for entry in logged} == {"commit failed", "write given up"}
+        assert "whispered" not in str(logged), "the log says what failed, not what was to be written"
         after = await begin(server, "echo", LARGE).to_the_end()
         GATES[kind].set()
         await waiting.to_the_end()
