@@ -14,8 +14,8 @@ from bough_server.agents.function import FunctionAgent, agent
 from bough_server.errors import RunError
 from bough_server.runtime.context import Context
 from tests.support.house import ME, House, names, open_house
-from tests.support.readings import check_replay
 from tests.support.laws import check_laws
+from tests.support.readings import check_replay
 
 
 class NoModels:
@@ -212,7 +212,7 @@ async def test_code_that_does_more_than_the_log_holds_diverges_and_touches_nothi
         log = await it.turn("growing")
         extra[0] = True
         replayed = await it.replay(log)
-    assert replayed.divergence == "The log ends, but the agents asked for e1."
+    assert replayed.divergence == "The log holds the run's end at sequence 3, but the agents asked for e1."
 
 
 def ping_and_pong(bottom: Callable[[], Awaitable[str]]) -> list[FunctionAgent]:

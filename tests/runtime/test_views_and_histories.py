@@ -104,7 +104,7 @@ async def test_events_carry_where_they_belong_and_one_payload(tmp_path: Path) ->
         assert event.run_id == log[0].run_id
         assert event.session_id == log[0].session_id
         assert bool(event.parent_invocation_id) is (event.depth > 0)
-        in_step = event.WhichOneof("payload").split("_")[0] in ("llm", "tool", "step")
+        in_step = (event.WhichOneof("payload") or "").split("_")[0] in ("llm", "tool", "step")
         assert bool(event.step_id) is in_step
         again = event_pb2.AgentEvent.FromString(event.SerializeToString())
         assert again == event

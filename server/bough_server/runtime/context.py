@@ -144,6 +144,7 @@ class Context:
             if answer.child is not None:
                 self.transcript.join(answer.child, by_call=True)
             self.transcript.say(self._tool_message(position, answer.result))
+        await self.execution.reach_step_end(keys.below(self.scope, f"s{self._step}.m"))
         self.complete_steps()
         return answers
 

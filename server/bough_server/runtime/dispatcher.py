@@ -113,6 +113,7 @@ async def _run(
             await on_abort(abort)
             raise abort
         return Ended(result=result, error=error, transcript=frame.transcript)
+    await execution.reach_end(work.key)
     execution.refuse_sealed(work.key)
     await end_leftovers(execution, frame)
     outcome, error = outcome_of(task)
@@ -191,6 +192,8 @@ async def dispatch_root(execution: Execution) -> None:
     frame.transcript.say(begun.input)
     task = execution.spawn("", _body(execution, frame, begun.input))
     await execution.join(task)
+    if not execution.is_sealed(""):
+        await execution.reach_end("")
     if execution.is_sealed(""):
         return  # whoever sealed the run records its end
     await end_leftovers(execution, frame)

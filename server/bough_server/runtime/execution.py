@@ -133,6 +133,20 @@ class Execution:
         except NonDeterministic as error:
             raise self.diverged(error) from None
 
+    async def reach_end(self, scope: str) -> None:
+        """Waits, in a replay, for the turn of an invocation's end; one that was cancelled never gets there."""
+        if self.pump.live:
+            return
+        if scope in self.journal.ends:
+            await self.pump.result(scope)
+        else:
+            await self.pump.until_live(scope)
+
+    async def reach_step_end(self, key: str) -> None:
+        """Waits for good, in a replay, where a step was cancelled although it had all its results."""
+        if not self.pump.live and self.journal.is_step_cut_off(key):
+            await self.pump.never()
+
     def observe_recorded(self, key: str) -> None:
         """Takes in what the log holds of an effect, as if it were made now."""
         for event in self.journal.of_effect.get(key, ()):

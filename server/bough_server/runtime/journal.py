@@ -18,7 +18,8 @@ _RESULTS = frozenset(
     {events.LLM_COMPLETED, events.LLM_FAILED, events.TOOL_COMPLETED, events.TOOL_FAILED, events.VALUE_RECORDED}
 )
 _STARTS = frozenset({events.LLM_STARTED, events.TOOL_STARTED, events.SUB_AGENT_STARTED, events.RUN_STARTED})
-_DISPATCH_ENDS = frozenset({events.SUB_AGENT_COMPLETED, events.SUB_AGENT_FAILED})
+_ENDS = frozenset({events.SUB_AGENT_COMPLETED, events.SUB_AGENT_FAILED, *events.TERMINAL_KINDS})
+_STEP_ENDS = frozenset({events.STEP_COMPLETED, events.STEP_FAILED})
 
 Identity = tuple[str, int, int]
 """Effect key, payload kind and attempt: what makes an event the same event on both sides of a replay."""
@@ -38,6 +39,8 @@ class Journal:
         self.started: dict[str, event_pb2.AgentEvent] = {}
         self.results: dict[str, event_pb2.AgentEvent] = {}
         self.dispatched: set[str] = set()
+        self.ends: dict[str, event_pb2.AgentEvent] = {}
+        """Scope of an invocation to its end."""
         self.cancelled: dict[str, int] = {}
         self.cut_short: dict[int, event_pb2.AgentEvent] = {}
         """Cancellations after which a caller went on: of a sub-agent whose own time was up."""
@@ -45,7 +48,9 @@ class Journal:
         for event in log:
             self._read(event)
         results = [event for event in self.results.values() if event.effect_key not in self.dispatched]
-        self.todo.extend(sorted([*results, *self.cut_short.values()], key=lambda event: event.sequence))
+        # Ends have their turn too: whether a sub-agent or a cancellation came first is told by their order alone.
+        handed = [*results, *self.cut_short.values(), *self.ends.values()]
+        self.todo.extend(sorted(handed, key=lambda event: event.sequence))
 
     @property
     def is_empty(self) -> bool:
@@ -63,6 +68,8 @@ class Journal:
             self.started.setdefault(key, event)
         if kind == events.SUB_AGENT_STARTED:
             self.dispatched.add(key)
+        if kind in _ENDS:
+            self.ends[key] = event
         if kind in _RESULTS:
             self.results[key] = event
         elif kind == events.CANCEL_REQUESTED:
@@ -73,6 +80,11 @@ class Journal:
     def is_cut_short(self, scope: str) -> bool:
         """Whether a sub-agent was ended because its own time was up."""
         return any(event.cancel_requested.scope == scope for event in self.cut_short.values())
+
+    def is_step_cut_off(self, key: str) -> bool:
+        """Whether a step was ended by a cancellation, whatever results it had."""
+        ends = (event for event in self.of_effect.get(key, ()) if events.kind_of(event) in _STEP_ENDS)
+        return any(self.is_cancelled(event) for event in ends)
 
     def is_cancelled(self, event: event_pb2.AgentEvent) -> bool:
         """Whether an event came after its scope was cancelled: nobody was there to take it any more."""
@@ -129,6 +141,11 @@ class Pump:
         event: event_pb2.AgentEvent = await waiter
         return event
 
+    async def never(self) -> None:
+        """Parks a coroutine for good: it was cancelled at this point."""
+        self.park()
+        await asyncio.get_running_loop().create_future()
+
     async def until_live(self, key: str) -> None:
         """Waits until everything recorded has been handed back; then effects may go to the world."""
         if self.live:
@@ -168,9 +185,9 @@ class Pump:
 
     def _diverge(self, event: event_pb2.AgentEvent) -> None:
         asked = sorted({*self._waiters, *(key for key, _ in self._frontier)}) or ["nothing"]
+        what = f"{events.name_of(event)} of the effect {event.effect_key}" if event.effect_key else "the run's end"
         self._on_divergence(
             NonDeterministic(
-                f"The log holds {events.name_of(event)} of the effect {event.effect_key} at sequence {event.sequence}, "
-                f"but the agents asked for {', '.join(asked)}."
+                f"The log holds {what} at sequence {event.sequence}, but the agents asked for {', '.join(asked)}."
             )
         )

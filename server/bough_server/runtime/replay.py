@@ -44,7 +44,7 @@ async def replay(
         session=session,
     )
     journal = Journal(log)
-    results = len(journal.todo)
+    results = len(journal.results.keys() - journal.dispatched)
     execution = Execution(facts, resolver=resolver, tracing=tracing, clock=clock, journal=journal, recorder=None)
     definition = resolver.agent(log[0].run_started.agent).definition
     execution.spans[""] = tracing.invoke_agent(

@@ -1,0 +1,127 @@
+"""Properties of whole runs: random trees of scripted agents keep the laws, replay, and add up."""
+
+import asyncio
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from bough.v1 import agent_pb2, event_pb2, invocation_pb2, message_pb2, policy_pb2
+from bough_server import usage
+from tests.support.house import House
+from tests.support.readings import check_replay
+from tests.support.teams import call, calls, llm, open_team, script
+
+ABORT = policy_pb2.ON_SUB_AGENT_FAILURE_ABORT
+CONTINUE = policy_pb2.ON_SUB_AGENT_FAILURE_CONTINUE
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """An agent of a random team: whether it fails in the end, what its failure does, and whom it calls how."""
+
+    name: str
+    fails: bool
+    aborts: bool
+    parallel: bool
+    children: "tuple[Plan, ...]"
+
+    def everybody(self) -> "Iterator[Plan]":
+        yield self
+        for child in self.children:
+            yield from child.everybody()
+
+    def is_certain(self) -> bool:
+        """Whether its own calls are made whatever comes first: siblings of an abort may or may not have begun."""
+        return not (self.parallel and any(child.aborts for child in self.children))
+
+
+def plans(depth: int) -> "st.SearchStrategy[Plan]":
+    children = st.lists(plans(depth - 1), max_size=3) if depth else st.just([])
+    flags = st.tuples(st.booleans(), st.booleans(), st.booleans())
+    return st.builds(lambda told, below: Plan("", told[0] and told[1], told[1], told[2], tuple(below)), flags, children)
+
+
+def named(plan: Plan, name: str = "n") -> Plan:
+    """The same plan with a name for everybody."""
+    children = tuple(named(child, f"{name}{place}") for place, child in enumerate(plan.children))
+    return Plan(name, plan.fails, plan.aborts, plan.parallel, children)
+
+
+def definition(plan: Plan) -> agent_pb2.AgentDefinition:
+    links = [
+        agent_pb2.AgentLink(agent=child.name, on_failure=ABORT if child.aborts else CONTINUE) for child in plan.children
+    ]
+    return llm(plan.name, links=links, parallel_tools=plan.parallel)
+
+
+def turns(plan: Plan) -> list[object]:
+    used = {"usage": {"input_tokens": 3, "output_tokens": 1}}
+    made = [calls(*(call(f"call_{child.name}", message="go") for child in plan.children), **used)]
+    error = {"error": {"reason": "UNAVAILABLE", "after_chunks": 1, "usage": {"input_tokens": 2}}} if plan.fails else {}
+    return [*(made if plan.children else []), {"text": f"{plan.name} is done", **used, **error}]
+
+
+def expected(plan: Plan, caller: str = "") -> tuple[list[tuple[str, str, bool]], bool]:
+    """Who is called by whom and ends well, in preorder, where every call is made in order; and whether `plan` does."""
+    below: list[tuple[str, str, bool]] = []
+    ends_well = True
+    for child in plan.children:
+        called, child_ends_well = expected(child, plan.name)
+        below.extend(called)
+        if child.aborts and not child_ends_well:
+            ends_well = False
+            break
+    ends_well = ends_well and not plan.fails
+    return [(caller, plan.name, ends_well), *below], ends_well
+
+
+def edges(tree: invocation_pb2.Invocation) -> list[tuple[str, str, bool]]:
+    names = {one.invocation_id: one.name for one in tree.agents}
+    return [
+        (names.get(one.parent_invocation_id, ""), one.name, one.state == event_pb2.STATE_SUCCEEDED)
+        for one in tree.agents
+    ]
+
+
+async def check(house: House, plan: Plan) -> None:
+    log = await house.turn(plan.name)
+    await check_replay(house, log)
+    tree = await house.tree(log)
+    should_be, _ = expected(plan)
+    if all(one.is_certain() for one in plan.everybody()):
+        assert sorted(edges(tree)) == sorted(should_be)
+    else:
+        assert {edge[:2] for edge in edges(tree)} <= {(above.name, one.name) for above, one in _pairs(plan)} | {
+            ("", plan.name)
+        }
+    ledger = usage.summed(entry.usage for entry in await house.store.usage.of_run(log[0].run_id))
+    total, own = message_pb2.Usage(), usage.summed(one.usage for one in tree.agents)
+    total.CopyFrom(tree.tree_usage)
+    assert own == total
+    for counted in ("model_calls", "model_calls_without_usage", "tool_calls"):
+        total.ClearField(counted)
+    assert total == ledger
+
+
+def _pairs(plan: Plan) -> Iterator[tuple[Plan, Plan]]:
+    for one in plan.everybody():
+        for child in one.children:
+            yield one, child
+
+
+async def run(plan: Plan) -> None:
+    everybody = list(plan.everybody())
+    said = script(**{one.name: turns(one) for one in everybody})
+    with tempfile.TemporaryDirectory() as folder:
+        async with open_team(Path(folder), said, *map(definition, everybody)) as house:
+            await check(house, plan)
+
+
+@settings(max_examples=25, deadline=None)
+@given(plans(2).map(named))
+def test_any_team_keeps_the_laws_replays_and_adds_up(plan: Plan) -> None:
+    asyncio.run(run(plan))
