@@ -3,12 +3,11 @@
 import asyncio
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass, field
 from typing import Final, cast
 
 import structlog
 
-from bough.v1 import agent_service_pb2, error_pb2, event_pb2, policy_pb2
+from bough.v1 import agent_service_pb2, event_pb2
 from bough_server import events, ids
 from bough_server.admission import (
     Admission,
@@ -23,17 +22,14 @@ from bough_server.admission import (
 from bough_server.clock import Clock
 from bough_server.endings import bounds, why_ended
 from bough_server.errors import (
-    Fenced,
     RequestIdReused,
-    RunError,
     SequenceOutOfRange,
     ServerStopping,
     SessionBusy,
-    StorageFailed,
 )
+from bough_server.live import LiveRun
 from bough_server.recovery import close_open_run
 from bough_server.runtime.agent import Resolver
-from bough_server.runtime.dispatcher import dispatch_root
 from bough_server.runtime.execution import Execution, RunFacts
 from bough_server.runtime.journal import Journal
 from bough_server.runtime.recorder import Recorder
@@ -56,24 +52,7 @@ from bough_server.telemetry import Parent, Tracing
 
 _log = structlog.get_logger(__name__)
 
-FIRST_FOLLOWER_SECONDS: Final = 30.0
-"""How long a new run waits for its first follower, whatever its disconnect grace."""
-
 _START_TRIES: Final = 5
-
-
-@dataclass(slots=True, kw_only=True)
-class LiveRun:
-    """A run that this process executes."""
-
-    record: RunRecord
-    execution: Execution
-    policy: policy_pb2.RunPolicy
-    task: asyncio.Task[None] | None = None
-    ending: asyncio.Task[None] | None = None
-    followers: int = 0
-    timers: list[asyncio.TimerHandle] = field(default_factory=list)
-    grace: asyncio.TimerHandle | None = None
 
 
 class Runs:
@@ -181,7 +160,9 @@ class Runs:
             default_delta=self._defaults.delta,
         )
         execution.spans[""] = traced
-        self._launch(LiveRun(record=record, execution=execution, policy=admission.policy), admission)
+        live = LiveRun(record, execution, on_end=self._live.__delitem__)
+        self._live[admission.run_id] = live
+        live.launch(bounds(admission, self._clock.now_ns()))
         return record
 
     async def _create(
@@ -211,49 +192,6 @@ class Runs:
             return event, await self._sessions.messages(session_id, through=cut) if cut else ()
         raise SessionBusy("Other runs of this session begin and end at this moment. Try again.")
 
-    def _launch(self, live: LiveRun, admission: Admission) -> None:
-        loop = asyncio.get_running_loop()
-        run_id = admission.run_id
-        self._live[run_id] = live
-        live.task = loop.create_task(self._supervise(live), name=f"run:{run_id}")
-        for seconds, reason in bounds(admission, self._clock.now_ns()):
-            live.timers.append(loop.call_later(max(0.0, seconds), self._end_soon, live, reason))
-        grace = live.policy.disconnect_grace.ToTimedelta().total_seconds()
-        self._await_follower(live, max(grace, FIRST_FOLLOWER_SECONDS))
-
-    async def _supervise(self, live: LiveRun) -> None:
-        """Runs a run to its end, whatever it is, and lets go of it."""
-        run_id = live.record.run.run_id
-        try:
-            await live.execution.finish(dispatch_root(live.execution))
-            if live.ending is not None:
-                await live.ending
-        except (StorageFailed, Fenced, ServerStopping) as error:
-            _log.error("run stopped unrecorded", run_id=run_id, error=error.message)
-        except Exception as error:
-            _log.error("run ended by a defect", run_id=run_id, exc_info=error)
-            await self._end_broken(live)
-        finally:
-            self._let_go(live)
-
-    async def _end_broken(self, live: LiveRun) -> None:
-        """Ends a run that a defect of the server's stopped, so that its log is whole."""
-        error = RunError(
-            "The server failed at this run; its own log says how.", reason=error_pb2.ERROR_REASON_INTERNAL
-        ).to_agent_error()
-        try:
-            live.execution.close("", error, error)
-            await live.execution.committed()
-        except Exception as failed:
-            _log.error("run stopped unrecorded", run_id=live.record.run.run_id, exc_info=failed)
-
-    def _let_go(self, live: LiveRun) -> None:
-        for timer in (*live.timers, live.grace):
-            if timer is not None:
-                timer.cancel()
-        live.execution.end_spans()
-        self._live.pop(live.record.run.run_id, None)
-
     # Following
 
     async def follow(
@@ -274,7 +212,7 @@ class Runs:
             return
         live = self._live.get(run_id)
         if live is not None:
-            self._join_run(live)
+            live.joined()
         try:
             tail = cast(AsyncGenerator[Sequence[StoredEvent], None], self._event_log.tail(run_id, after=after))
             async with aclosing(tail):
@@ -282,7 +220,7 @@ class Runs:
                     yield page
         finally:
             if live is not None:
-                self._leave_run(live)
+                live.left()
 
     async def _last_sequence(self, principal: Principal, run_id: str, after: int) -> int:
         await self._index.get(principal, run_id)
@@ -299,25 +237,6 @@ class Runs:
             page = await self._event_log.read(run_id, after=after, through=last)
             yield page
             after = page[-1].sequence
-
-    def _join_run(self, live: LiveRun) -> None:
-        live.followers += 1
-        if live.grace is not None:
-            live.grace.cancel()
-            live.grace = None
-
-    def _leave_run(self, live: LiveRun) -> None:
-        live.followers -= 1
-        if live.followers == 0:
-            self._await_follower(live, live.policy.disconnect_grace.ToTimedelta().total_seconds())
-
-    def _await_follower(self, live: LiveRun, seconds: float) -> None:
-        """Cancels a run that nobody follows for a while, where its policy says so."""
-        has_ended = live.record.run.run_id not in self._live
-        if live.policy.on_disconnect != policy_pb2.ON_DISCONNECT_CANCEL or self._is_draining or has_ended:
-            return
-        loop = asyncio.get_running_loop()
-        live.grace = loop.call_later(seconds, self._end_soon, live, event_pb2.CANCEL_REASON_DISCONNECTED)
 
     # Reading
 
@@ -338,17 +257,9 @@ class Runs:
         await self._index.get(principal, run_id)
         live = self._live.get(run_id)
         if live is not None:
-            self._end_soon(live, event_pb2.CANCEL_REASON_CALLER)
+            live.end_soon(event_pb2.CANCEL_REASON_CALLER)
             await live.execution.committed()
         return await self._index.get(principal, run_id)
-
-    def _end_soon(self, live: LiveRun, reason: event_pb2.CancelReason.ValueType) -> None:
-        """Records the wish now and leaves the rest to a task of the run's."""
-        execution = live.execution
-        root = execution.facts.started.invocation_id
-        if live.ending is None and execution.wish("", caller=root, reason=reason):
-            error, below = why_ended(reason)
-            live.ending = asyncio.get_running_loop().create_task(execution.end("", error, below))
 
     async def recover(self) -> int:
         """Ends the runs that a dead server left open; gives how many there were."""
@@ -362,9 +273,11 @@ class Runs:
         self._is_draining = True
         if self._admitting:
             await asyncio.wait(self._admitting)
+        for live in self._live.values():
+            live.keep_going()
         await self._wait_for_ends(grace)
         for live in list(self._live.values()):
-            self._end_soon(live, event_pb2.CANCEL_REASON_SERVER)
+            live.end_soon(event_pb2.CANCEL_REASON_SERVER)
         await self._wait_for_ends(None)
 
     async def _wait_for_ends(self, seconds: float | None) -> None:
