@@ -6,8 +6,8 @@ from pathlib import Path
 from bough.v1 import agent_pb2, agent_service_pb2, error_pb2, event_pb2, message_pb2, policy_pb2
 from bough_server import events
 from bough_server.views import Selection
-from tests.support.house import ME, House, names
-from tests.support.laws import check_laws
+from tests.support.house import ME, names
+from tests.support.readings import check_replay, text_of
 from tests.support.teams import llm, open_team
 
 PASSTHROUGH = policy_pb2.RunPolicy(delta=policy_pb2.DeltaPolicy(passthrough=policy_pb2.PassthroughDeltas()))
@@ -35,12 +35,6 @@ ANSWER = [
 ]
 
 
-async def check_replay(house: House, log: list[event_pb2.AgentEvent]) -> None:
-    check_laws(log)
-    replayed = await house.replay(log)
-    assert replayed.divergence == ""
-
-
 def summary(log: list[event_pb2.AgentEvent]) -> list[event_pb2.AgentEvent]:
     selection = Selection(agent_service_pb2.VIEW_SUMMARY, ())
     return [shown for event in log if (shown := selection.apply(event)) is not None]
@@ -48,10 +42,6 @@ def summary(log: list[event_pb2.AgentEvent]) -> list[event_pb2.AgentEvent]:
 
 def partials(log: list[event_pb2.AgentEvent]) -> list[str]:
     return [event.sub_agent_partial.text for event in summary(log) if event.HasField("sub_agent_partial")]
-
-
-def text_of(message: message_pb2.Message) -> str:
-    return "".join(part.text for part in message.parts)
 
 
 async def test_s1_one_child_with_joined_deltas(tmp_path: Path) -> None:
@@ -73,7 +63,7 @@ async def test_s1_one_child_with_joined_deltas(tmp_path: Path) -> None:
     ]
     assert partials(log) == ["One two three."]
     ended = next(event for event in log if event.HasField("tool_completed"))
-    assert text_of(message_pb2.Message(parts=ended.tool_completed.result.parts)) == "One two three."
+    assert text_of(ended.tool_completed.result) == "One two three."
     assert [(one.message.kind, one.message.author, text_of(one.message)) for one in stored] == [
         (message_pb2.MESSAGE_KIND_USER, "user", "Go."),
         (message_pb2.MESSAGE_KIND_SUB_AGENT_USER, "p", "Say it."),
