@@ -2,7 +2,7 @@
 
 import asyncio
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from bough.v1 import agent_pb2, event_pb2, invocation_pb2, message_pb2, policy_pb2
 from bough_server import usage
-from tests.support.house import House
+from tests.support.house import ME, House
 from tests.support.readings import check_replay
 from tests.support.teams import call, calls, llm, open_team, script
 
@@ -113,15 +113,30 @@ def _pairs(plan: Plan) -> Iterator[tuple[Plan, Plan]]:
             yield one, child
 
 
-async def run(plan: Plan) -> None:
+async def run(plan: Plan, work: Callable[[House, Plan], Awaitable[None]]) -> None:
     everybody = list(plan.everybody())
     said = script(**{one.name: turns(one) for one in everybody})
     with tempfile.TemporaryDirectory() as folder:
         async with open_team(Path(folder), said, *map(definition, everybody)) as house:
-            await check(house, plan)
+            await work(house, plan)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(plans(2).map(named))
 def test_any_team_keeps_the_laws_replays_and_adds_up(plan: Plan) -> None:
-    asyncio.run(run(plan))
+    asyncio.run(run(plan, check))
+
+
+@settings(max_examples=40, deadline=None)
+@given(plans(2).map(named), st.integers(1, 120))
+def test_any_team_that_is_cancelled_anywhere_keeps_the_laws_and_replays(plan: Plan, after: int) -> None:
+    async def cancel(house: House, plan: Plan) -> None:
+        started = await house.start(plan.name)
+        log = []
+        async for event in house.follow(started):
+            log.append(event)
+            if len(log) == after:
+                await house.runs.cancel(ME, started.run_id)
+        await check_replay(house, log)
+
+    asyncio.run(run(plan, cancel))
