@@ -11,7 +11,6 @@ from typing import Final, TypeAlias
 
 from opentelemetry import baggage, context, trace
 from opentelemetry.context import Context
-from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter
 from opentelemetry.sdk.resources import OTELResourceDetector, Resource
 from opentelemetry.sdk.trace import SpanProcessor, TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor
@@ -181,8 +180,15 @@ def make_provider(*, export: bool, processor: SpanProcessor | None = None) -> Tr
     if not export and processor is None:
         return TracerProvider(sampler=ALWAYS_OFF, resource=resource, shutdown_on_exit=False)
     provider = TracerProvider(resource=resource, shutdown_on_exit=False)
-    provider.add_span_processor(processor or BatchSpanProcessor(OTLPSpanExporter()))
+    provider.add_span_processor(processor or _exporting())
     return provider
+
+
+def _exporting() -> SpanProcessor:
+    # Only a server that exports pays for loading what exports.
+    from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter
+
+    return BatchSpanProcessor(OTLPSpanExporter())
 
 
 def _with_own_id(span: Span, parent: Parent) -> Span:

@@ -8,6 +8,7 @@ answers in words. Its prompts are cut to its context, oldest and longest first, 
 import asyncio
 import json
 from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
 from typing import Final
 
 from bough.v1 import message_pb2, step_pb2
@@ -85,9 +86,10 @@ class LocalModel:
         form = {"type": "json_schema", "json_schema": {"name": "call", "schema": schema}}
         items = self._ask(call_prompt(request, offers), max_tokens=_CALL_TOKENS, request=request, response_format=form)
         response = step_pb2.LlmResponse()
-        async for item in items:
-            if isinstance(item, step_pb2.LlmResponse):
-                response = item
+        async with aclosing(items):
+            async for item in items:
+                if isinstance(item, step_pb2.LlmResponse):
+                    response = item
         name, arguments = _chosen(response, offers, question_of(request))
         call_id = f"call_{step_of(current_turn(request.messages))}"
         call = message_pb2.ToolCall(name=name, arguments_json=arguments, provider_call_id=call_id)
