@@ -72,7 +72,6 @@ class ModelCall:
         retrying.next_model = self._model.name
         if error.lost_usage is not None:
             retrying.lost_usage.CopyFrom(error.lost_usage)
-        self._execution.invocations.lost.pop(self._key, None)
         self._execution.emit(event)
         await self._execution.clock.sleep(delay)
 

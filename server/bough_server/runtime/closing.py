@@ -22,7 +22,7 @@ def closing(
                 child, why = invocations.child_at(key), error if key == scope else below
                 if child and why.reason != error_pb2.ERROR_REASON_CANCELLED:
                     why = failure_of_child(invocations[child].template.agent, child, why.message)
-                made.append(_effect_end(left, opened, started, why, child, now_ns))
+                made.append(_effect_end(opened, started, why, child, now_ns))
                 left.observe(made[-1])
         if keys.covers(scope, opened.key):
             mine = error if opened.key == scope else below
@@ -43,7 +43,6 @@ def failure_of_child(name: str, invocation_id: str, why: str) -> error_pb2.Agent
 
 
 def _effect_end(
-    invocations: Invocations,
     opened: OpenInvocation,
     started: event_pb2.AgentEvent,
     error: error_pb2.AgentError,
@@ -63,8 +62,6 @@ def _effect_end(
         failure = result.error
     else:
         failure = event.llm_failed.error
-        if key in invocations.lost:
-            event.llm_failed.lost_usage.CopyFrom(invocations.lost[key])
     failure.CopyFrom(error)
     if not failure.agent:
         failure.agent, failure.invocation_id = speaker.agent, speaker.invocation_id

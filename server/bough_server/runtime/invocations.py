@@ -92,8 +92,6 @@ class Invocations:
 
     def __init__(self) -> None:
         self._open: dict[str, OpenInvocation] = {}
-        self.lost: dict[str, message_pb2.Usage] = {}
-        """Effect key to what an attempt has been told that it used, should it be cancelled now."""
 
     def __contains__(self, invocation_id: str) -> bool:
         return invocation_id in self._open
@@ -157,7 +155,6 @@ class Invocations:
     def copy(self) -> "Invocations":
         """A copy to try an end on: what is read there and changed by it."""
         made = Invocations()
-        made.lost = self.lost
         made._open = {key: _copied(one) for key, one in self._open.items()}
         return made
 

@@ -15,9 +15,6 @@ from bough_server import events
 from bough_server.clock import Clock
 from bough_server.store.ports import EventLog, Record
 
-MAX_EVENT_BYTES: Final = 2 * 1024 * 1024
-"""The most bytes of one event."""
-
 MAX_PENDING_BYTES: Final = 1024 * 1024
 """How many bytes of a run may wait for their commit before producers of deltas wait as well."""
 
