@@ -121,8 +121,10 @@ class StepCalls:
         error = RunError("A sibling failed and aborted the caller.", reason=error_pb2.ERROR_REASON_CANCELLED)
         wish = partial(self._execution.wish, caller=self._frame.invocation_id, reason=event_pb2.CANCEL_REASON_ABORT)
         # All are sealed before the first is waited for: a sibling that fails meanwhile would end this one halfway.
-        sealed = [key for key in map(self.key, sorted(self._running - {position})) if wish(key)]
-        for key in sealed:
+        siblings = [self.key(sibling) for sibling in sorted(self._running - {position})]
+        for key in siblings:
+            wish(key)
+        for key in siblings:
             await self._execution.end(key, error.to_agent_error(), error.to_agent_error())
 
     async def _tool(self, key: str, call: message_pb2.ToolCall, offer: Offer | None) -> message_pb2.ToolResult:

@@ -21,7 +21,8 @@ from bough_server.runtime.asking import ask
 from bough_server.runtime.calls import Answered, StepCalls
 from bough_server.runtime.dispatcher import dispatch
 from bough_server.runtime.dispatches import Dispatch
-from bough_server.runtime.execution import Execution
+from bough_server.runtime.ends import end_effect, end_others
+from bough_server.runtime.execution import Execution, as_run_error
 from bough_server.runtime.frame import Frame
 from bough_server.runtime.values import Value, record_value
 
@@ -119,10 +120,12 @@ class Context:
 
         Raises RunError: the limit of model calls is reached, or the model's retries are used up.
         """
-        self.complete_steps()
-        index = self._step = self._steps.take()
+        index = self._steps.take()
         key = keys.below(self.scope, f"s{index}.m")
         with self._effect(key):
+            await self._end_open_calls()
+            self.complete_steps()
+            self._step = index
             response = await ask(self, key, index, request, model or self.frame.model_name)
         calls = [part.tool_call for part in response.message.parts if part.HasField("tool_call")]
         self.frame.call_ids.update(call.call_id for call in calls)
@@ -157,7 +160,8 @@ class Context:
         link = next((one for one in self.definition.sub_agents if one.agent == agent), agent_pb2.AgentLink(agent=agent))
         effect = self._key(key)
         with self._effect(effect):
-            ended = await dispatch(self, Dispatch(key=effect, agent=agent, link=link, input=told))
+            work = Dispatch(key=effect, agent=agent, link=link, input=told)
+            ended = await dispatch(self, work, on_abort=lambda _: end_others(self.execution, self.frame, effect))
         if ended.transcript is not None:
             self.transcript.join(ended.transcript, by_call=False)
         if ended.output is None:
@@ -192,16 +196,26 @@ class Context:
                 nonlocal left
                 try:
                     return await lane(ctx)
+                except SystemExit as error:  # it would end the server's event loop
+                    raise as_run_error(error) from error
                 finally:
                     left -= 1
                     if left:
                         self.execution.pump.park()
 
             tasks = [self.execution.spawn(ctx.scope, run(ctx, lane)) for ctx, lane in zip(contexts, lanes, strict=True)]
+            self.frame.lanes.update({task: ctx.scope for task, ctx in zip(tasks, contexts, strict=True)})
             await self.execution.join(*tasks)
+            for task in tasks:
+                self.frame.lanes.pop(task, None)
             self._steps.pass_over(numbers)
             for ctx in contexts:
                 self.transcript.entries.extend(ctx.transcript.entries)
+        failures = [task.exception() for task in tasks if not task.cancelled()]
+        if self.frame.abort is not None:
+            raise self.frame.abort
+        if first := next(filter(None, failures), None):
+            raise first
         return [task.result() for task in tasks]
 
     async def now(self) -> datetime:
@@ -254,9 +268,15 @@ class Context:
         self._keys.add(key)
         return key
 
+    async def _end_open_calls(self) -> None:
+        """Ends the calls of the step before that its code no longer waits for."""
+        calls = keys.below(self.scope, f"s{self._step}.t")
+        for key in [key for key in self.frame.opened.effects if key.startswith(calls)]:
+            await end_effect(self.execution, self.frame, key)
+
     @contextmanager
     def _effect(self, key: str) -> Iterator[None]:
-        self.execution.refuse_sealed(key)
+        self.execution.refuse(self.frame.invocation_id, key)
         if self._in_flight:
             raise RunError(
                 f"The effect {key} began while {self._in_flight} was in flight. Run effects one after another, or at "

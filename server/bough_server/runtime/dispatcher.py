@@ -18,7 +18,7 @@ from bough_server.runtime.agent import Agent, Outcome
 from bough_server.runtime.closing import failure_of_child
 from bough_server.runtime.dispatches import Abort, Dispatch, Ended, joined, told_to
 from bough_server.runtime.ends import close_span, end_leftovers, finish, outcome_of
-from bough_server.runtime.execution import Execution
+from bough_server.runtime.execution import Execution, as_run_error
 from bough_server.runtime.frame import Frame, Place, branch_below, child_frame, root_frame, run_path_below
 
 if TYPE_CHECKING:
@@ -110,16 +110,19 @@ async def _run(
         result = _result(work, caller, frame, None, error)
         abort = _abort_of(work, caller, error)
         if abort is not None:
+            caller.abort = abort
             await on_abort(abort)
             raise abort
         return Ended(result=result, error=error, transcript=frame.transcript)
     await execution.reach_end(work.key)
     execution.refuse_sealed(work.key)
     await end_leftovers(execution, frame)
-    outcome, error = outcome_of(task)
+    execution.refuse_sealed(work.key)
+    outcome, error = outcome_of(task, frame)
     output = outcome.output if outcome is not None else None
     abort = _abort_of(work, caller, error)
     if abort is not None:
+        caller.abort = abort
         await on_abort(abort)
     result = _result(work, caller, frame, output, error)
     _end(execution, caller, frame, work, outcome, error, result)
@@ -197,7 +200,9 @@ async def dispatch_root(execution: Execution) -> None:
     if execution.is_sealed(""):
         return  # whoever sealed the run records its end
     await end_leftovers(execution, frame)
-    outcome, error = outcome_of(task)
+    if execution.is_sealed(""):
+        return
+    outcome, error = outcome_of(task, frame)
     execution.emit(*finish(execution, frame, outcome, error))
     close_span(execution, frame, outcome, error)
     await execution.committed()
@@ -208,7 +213,10 @@ async def _body(execution: Execution, frame: Frame, told: message_pb2.Message) -
 
     ctx = Context(execution, frame)
     with frame.traced.attached():
-        outcome = await frame.agent.run(ctx, told)
+        try:
+            outcome = await frame.agent.run(ctx, told)
+        except SystemExit as error:  # it would end the server's event loop, and every run with it
+            raise as_run_error(error) from error
     if not isinstance(outcome, Outcome):
         raise RunError(
             f"The agent {frame.name!r} gave back {type(outcome).__name__}; it must give an Outcome.",

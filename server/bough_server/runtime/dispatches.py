@@ -90,7 +90,7 @@ async def joined(execution: Execution, frame: Frame, work: Dispatch, task: "asyn
         execution.pump.park()  # it had ended when its time was up: the log says which of the two came first
         await asyncio.shield(cut)
         return True
-    if not task.done() or task.cancelled() or execution.is_sealed(work.key):
+    if not task.done() or execution.is_sealed(work.key):
         await asyncio.shield(cut)
         return True
     if timer is not None:

@@ -6,17 +6,20 @@ from bough.v1 import error_pb2, event_pb2, message_pb2
 from bough_server import ids
 from bough_server.errors import RunError
 from bough_server.history.transcript import Said
+from bough_server.runtime import keys
 from bough_server.runtime.agent import Outcome
-from bough_server.runtime.execution import Execution, as_run_error
+from bough_server.runtime.execution import STOP_SECONDS, Execution, as_run_error
 from bough_server.runtime.frame import Frame
 from bough_server.runtime.invocations import OpenInvocation
 
 
-def outcome_of(task: "asyncio.Task[Outcome]") -> tuple[Outcome | None, RunError | None]:
-    """An agent's outcome or error, whatever its code raised."""
+def outcome_of(task: "asyncio.Task[Outcome]", frame: Frame) -> tuple[Outcome | None, RunError | None]:
+    """An agent's outcome or error, whatever its code raised; what aborted it, whatever its code made of that."""
+    raised = None if task.cancelled() else task.exception()
+    if frame.abort is not None:
+        return None, frame.abort
     if task.cancelled():
         return None, RunError("The agent's code cancelled itself.", reason=error_pb2.ERROR_REASON_CANCELLED)
-    raised = task.exception()
     if raised is not None:
         return None, as_run_error(raised)
     return task.result(), None
@@ -65,9 +68,29 @@ def close_span(execution: Execution, frame: Frame, outcome: Outcome | None, erro
 
 async def end_leftovers(execution: Execution, frame: Frame) -> None:
     """Ends what an agent's code left running when it ended itself, so that no child outlives its caller."""
+    for lane in frame.lanes:
+        lane.cancel()
+    if frame.lanes:
+        await asyncio.wait(frame.lanes, timeout=STOP_SECONDS)
     left = [*execution.invocations.children_of(frame.invocation_id), *frame.opened.effects]
-    error = RunError("Its caller ended before it did.", reason=error_pb2.ERROR_REASON_CANCELLED).to_agent_error()
     for key in dict.fromkeys(left):
-        await execution.cancel(
-            key, caller=frame.invocation_id, reason=event_pb2.CANCEL_REASON_ABORT, error=error, below=error
-        )
+        await end_effect(execution, frame, key)
+
+
+async def end_others(execution: Execution, frame: Frame, key: str) -> None:
+    """Ends everything of an invocation but one effect, whose failure fails it."""
+    for lane, scope in frame.lanes.items():
+        if not keys.covers(scope, key):
+            lane.cancel()
+    others = [*execution.invocations.children_of(frame.invocation_id), *frame.opened.effects]
+    for other in dict.fromkeys(others):
+        if other != key:
+            await end_effect(execution, frame, other)
+
+
+async def end_effect(execution: Execution, frame: Frame, key: str) -> None:
+    """Ends an effect of an invocation that its code no longer waits for."""
+    error = RunError("Its caller went on without it.", reason=error_pb2.ERROR_REASON_CANCELLED).to_agent_error()
+    await execution.cancel(
+        key, caller=frame.invocation_id, reason=event_pb2.CANCEL_REASON_ABORT, error=error, below=error
+    )

@@ -89,7 +89,16 @@ class Execution:
     # Events
 
     def emit(self, *batch: event_pb2.AgentEvent) -> None:
-        """Records events in one append, those that the log does not hold yet."""
+        """Records events in one append, those that the log does not hold yet.
+
+        Raises CancelledError where they are of an invocation that has ended, or of a scope that is being ended: what
+        still runs there, against its cancellation, writes nothing.
+        """
+        for event in batch:
+            self.refuse(event.parent_invocation_id if is_start(event) else event.invocation_id, event.effect_key)
+        self._emit(*batch)
+
+    def _emit(self, *batch: event_pb2.AgentEvent) -> None:
         fresh = batch if self.journal.is_empty else [event for event in batch if not self._holds(event)]
         if fresh:
             if self._recorder is None:
@@ -212,6 +221,13 @@ class Execution:
         if self.is_sealed(scope):
             raise asyncio.CancelledError
 
+    def refuse(self, invocation_id: str, key: str) -> None:
+        """Ends a coroutine that tries an effect after its scope was cancelled, or its invocation ended."""
+        if self._sealed:
+            self.refuse_sealed(key)
+        if invocation_id not in self.invocations and invocation_id:
+            raise asyncio.CancelledError
+
     # Ends
 
     async def finish(self, work: Coroutine[Any, Any, None]) -> None:
@@ -251,8 +267,12 @@ class Execution:
         `caller` is the invocation that speaks of it; it is the scope's own for the whole run. `waiter` is the task that
         waits for the scope and goes on without it.
         """
-        if self.wish(scope, caller=caller, reason=reason):
+        if self.wish(scope, caller=caller, reason=reason) or self._is_ending(scope):
             await self.end(scope, error, below, waiter=waiter)
+
+    def _is_ending(self, scope: str) -> bool:
+        """Whether somebody else ends a scope at this moment: whoever needs it ended must not run ahead of that."""
+        return self._recorder is not None and self.is_sealed(scope) and not self.is_sealed("")
 
     def wish(self, scope: str, *, caller: str, reason: event_pb2.CancelReason.ValueType) -> bool:
         """Records that a scope is to end and seals it: nothing begins in it any more. False where it has been."""
@@ -265,7 +285,7 @@ class Execution:
         self._recorder.flush_below(lambda key: keys.covers(scope, key))
         event = self.invocations[caller].event(scope)
         event.cancel_requested.scope, event.cancel_requested.reason = scope, reason
-        self.emit(event)
+        self._emit(event)
         self._sealed.add(scope)
         return True
 
@@ -287,7 +307,7 @@ class Execution:
         """Records the end of everything that is open in a scope, leaf first, in one append."""
         ends = closing(self.invocations, scope, error, below, self.clock.now_ns())
         if ends:
-            self.emit(*ends)
+            self._emit(*ends)
         for key in [key for key in self.spans if keys.covers(scope, key)]:
             self.spans.pop(key).end(error=error)
 
@@ -328,6 +348,11 @@ class Execution:
             _, late = await asyncio.wait(doomed, timeout=STOP_SECONDS)
             for task in late:
                 _log.warning("task ignores its cancellation", run_id=self.facts.run_id, task=task.get_name())
+
+
+def is_start(event: event_pb2.AgentEvent) -> bool:
+    """Whether an event begins an invocation, which is in no list before."""
+    return event.HasField("sub_agent_started") or event.HasField("run_started")
 
 
 def as_run_error(error: BaseException) -> RunError:

@@ -1,9 +1,11 @@
 """One agent invocation while it runs: who it is, what bounds it, what it may call and what it has said."""
 
+import asyncio
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Any, Final
 
 from bough.v1 import agent_pb2, event_pb2, policy_pb2
+from bough_server.errors import RunError
 from bough_server.history.transcript import Transcript
 from bough_server.runtime.agent import Agent
 from bough_server.runtime.execution import Execution
@@ -40,6 +42,10 @@ class Frame:
     opened: OpenInvocation
     traced: Traced
     call_ids: set[str] = field(default_factory=set)
+    lanes: dict[asyncio.Task[Any], str] = field(default_factory=dict)
+    """Lanes of its code that still run, each with its scope."""
+    abort: RunError | None = None
+    """What aborts it, whatever its code makes of it: the failure of a sub-agent."""
 
     @property
     def name(self) -> str:

@@ -1,5 +1,6 @@
 """The effect that records what cannot be derived: a reading of the clock, the result of a step of an agent's code."""
 
+import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
@@ -56,7 +57,12 @@ async def _recorded(
 async def _made(value: Value, work: Callable[[], Awaitable[str]]) -> str | RunError:
     try:
         made = await work()
-    except Exception as raised:
+    except asyncio.CancelledError:
+        task = asyncio.current_task()
+        if task is not None and task.cancelling():
+            raise
+        return RunError(f"The step {value.name!r} cancelled itself.", reason=error_pb2.ERROR_REASON_TOOL_FAILED)
+    except (Exception, SystemExit) as raised:
         why = as_run_error(raised).message
         return RunError(f"The step {value.name!r} failed: {why}", reason=error_pb2.ERROR_REASON_TOOL_FAILED)
     if size_of(made) > MAX_TEXT_BYTES:
