@@ -7,8 +7,9 @@ from typing import Final
 
 from bough.v1 import agent_pb2, agent_service_pb2, error_pb2, event_pb2, message_pb2, policy_pb2
 from bough_server import ids
-from bough_server.errors import FieldViolation, InvalidRequest, NotFound
+from bough_server.errors import FieldViolation, InvalidRequest, NotFound, RequestIdReused
 from bough_server.runtime.agent import Agent, Resolver
+from bough_server.store.ports import Principal, RunRecord
 
 MAX_INPUT_BYTES: Final = 256 * 1024
 """The most bytes of an input, all its parts together."""
@@ -63,6 +64,16 @@ def request_digest(request: agent_service_pb2.RunRequest) -> str:
     return hashlib.sha256(content.SerializeToString(deterministic=True)).hexdigest()
 
 
+def same_request(earlier: RunRecord, digest: str, request_id: str) -> RunRecord:
+    """The run that a request started before. Raises RequestIdReused where its content was another."""
+    if earlier.request_digest != digest:
+        raise RequestIdReused(
+            f"The request id {request_id!r} started another run with another content. Use a new one.",
+            details={"run_id": earlier.run.run_id},
+        )
+    return earlier
+
+
 def effective_policy(asked: policy_pb2.RunPolicy, defaults: RunDefaults) -> policy_pb2.RunPolicy:
     """The request's policy with the server's defaults where it says nothing, under the server's maxima."""
     policy = policy_pb2.RunPolicy()
@@ -102,6 +113,21 @@ class Admission:
     policy: policy_pb2.RunPolicy
     deadline_time_ns: int | None
     now_ns: int
+
+
+def record_of(admission: Admission, principal: Principal, session_id: str) -> RunRecord:
+    """The run as it is when it has been accepted."""
+    run = agent_service_pb2.Run(
+        run_id=admission.run_id,
+        session_id=session_id,
+        agent=admission.agent.definition.name,
+        state=event_pb2.STATE_RUNNING,
+        labels=admission.request.labels,
+        last_sequence=1,
+    )
+    run.create_time.FromNanoseconds(admission.now_ns)
+    run.start_time.FromNanoseconds(admission.now_ns)
+    return RunRecord(run=run, principal=principal, epoch=1, request_digest=admission.digest)
 
 
 def run_started(

@@ -74,6 +74,20 @@ class LiveRun:
             error, below = why_ended(reason)
             self._ending = asyncio.get_running_loop().create_task(self.execution.end("", error, below))
 
+    async def end(self, reason: event_pb2.CancelReason.ValueType) -> bool:
+        """Asks the run to end; gives whether that is on disk: it is not where the run stopped unrecorded, and is over.
+
+        Raises Fenced and ServerStopping.
+        """
+        self.end_soon(reason)
+        try:
+            await self.execution.committed()
+        except StorageFailed:
+            assert self.task is not None, "a run that is found has begun"
+            await asyncio.wait({self.task})
+            return False
+        return True
+
     def _grace_seconds(self) -> float:
         return self._policy.disconnect_grace.ToTimedelta().total_seconds()
 
@@ -90,9 +104,7 @@ class LiveRun:
     async def _supervise(self) -> None:
         """Runs a run to its end, whatever it is, and lets go of it."""
         try:
-            await self.execution.finish(dispatch_root(self.execution))
-            if self._ending is not None:
-                await self._ending
+            await self._execute()
         except (StorageFailed, Fenced, ServerStopping) as error:
             _log.error("run stopped unrecorded", run_id=self.run_id, error=error.message)
         except Exception as error:
@@ -100,6 +112,17 @@ class LiveRun:
             await self._end_broken()
         finally:
             self._let_go()
+
+    async def _execute(self) -> None:
+        """Runs a run to its end; who ends it from outside is waited for. Raises what stopped the run unrecorded."""
+        try:
+            await self.execution.finish(dispatch_root(self.execution))
+        except BaseException:
+            if self._ending is not None:
+                await asyncio.gather(self._ending, return_exceptions=True)
+            raise
+        if self._ending is not None:
+            await self._ending
 
     async def _end_broken(self) -> None:
         """Ends a run that a defect of the server's stopped, so that its log is whole."""

@@ -2,10 +2,8 @@
 
 import asyncio
 from collections.abc import AsyncGenerator, Sequence
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from typing import Final, cast
-
-import structlog
 
 from bough.v1 import agent_service_pb2, event_pb2
 from bough_server import events, ids
@@ -15,18 +13,15 @@ from bough_server.admission import (
     check_input,
     effective_policy,
     find_agent,
+    record_of,
     request_digest,
     run_started,
+    same_request,
     stored_definitions,
 )
 from bough_server.clock import Clock
-from bough_server.endings import bounds, why_ended
-from bough_server.errors import (
-    RequestIdReused,
-    SequenceOutOfRange,
-    ServerStopping,
-    SessionBusy,
-)
+from bough_server.endings import bounds
+from bough_server.errors import Fenced, SequenceOutOfRange, ServerStopping, SessionBusy
 from bough_server.live import LiveRun
 from bough_server.recovery import close_open_run
 from bough_server.runtime.agent import Resolver
@@ -49,8 +44,6 @@ from bough_server.store.ports import (
     StoredMessage,
 )
 from bough_server.telemetry import Parent, Tracing
-
-_log = structlog.get_logger(__name__)
 
 _START_TRIES: Final = 5
 
@@ -77,7 +70,8 @@ class Runs:
         self._clock = clock
         self._defaults = defaults
         self._live: dict[str, LiveRun] = {}
-        self._admitting: set[asyncio.Task[RunRecord]] = set()
+        self._admitting: dict[str, asyncio.Task[RunRecord]] = {}
+        self._closing = asyncio.Lock()
         self._is_draining = False
 
     # Starting
@@ -94,14 +88,14 @@ class Runs:
 
         Raises InvalidRequest, NotFound (agent, session), RequestIdReused, SessionBusy, ServerStopping, StorageFailed.
         """
-        if self._is_draining:
-            raise ServerStopping("The server is stopping and takes no new runs. Try again at another one.")
+        self._refuse_while_draining()
         check_input(request.input)
         digest = request_digest(request)
         if request.request_id:
             earlier = await self._index.find_request(principal, request.request_id)
             if earlier is not None:
-                return _same_request(earlier, digest, request.request_id)
+                return same_request(earlier, digest, request.request_id)
+            self._refuse_while_draining()
         now = self._clock.now_ns()
         admission = Admission(
             request=request,
@@ -114,13 +108,17 @@ class Runs:
         )
         # A caller that goes away meanwhile must not leave an accepted run that nobody executes.
         admitting = asyncio.get_running_loop().create_task(self._admit(principal, admission, trace))
-        self._admitting.add(admitting)
-        admitting.add_done_callback(self._admitting.discard)
+        self._admitting[admission.run_id] = admitting
+        admitting.add_done_callback(lambda _: self._admitting.pop(admission.run_id))
         try:
             return await asyncio.shield(admitting)
         except RequestIdTaken as taken:
             earlier = await self._index.get(principal, taken.run_id)
-            return _same_request(earlier, digest, request.request_id)
+            return same_request(earlier, digest, request.request_id)
+
+    def _refuse_while_draining(self) -> None:
+        if self._is_draining:
+            raise ServerStopping("The server is stopping and takes no new runs. Try again at another one.")
 
     async def _admit(self, principal: Principal, admission: Admission, trace: Parent) -> RunRecord:
         request = admission.request
@@ -141,13 +139,9 @@ class Runs:
         except BaseException:
             traced.end()
             raise
-        record = _record_of(admission, principal, session_id)
+        record = record_of(admission, principal, session_id)
         facts = RunFacts(
-            run_id=admission.run_id,
-            session_id=session_id,
-            user_id=principal.user_id,
-            started=started,
-            session=session,
+            run_id=admission.run_id, session_id=session_id, user_id=principal.user_id, started=started, session=session
         )
         recorder = Recorder(self._event_log, admission.run_id, epoch=1, last_sequence=1, clock=self._clock)
         execution = Execution(
@@ -171,6 +165,8 @@ class Runs:
         is_new = not admission.request.session_id
         for _ in range(_START_TRIES):
             cut = 0 if is_new else await self._sessions.last_position(principal, session_id)
+            # Before the run is accepted: from then on nothing may come between it and its execution.
+            session = await self._sessions.messages(session_id, through=cut) if cut else ()
             event = run_started(admission, self._resolver, session_cut=cut, trace_id=trace_id, span_id=span_id)
             first = Record(sequence=1, kind=events.RUN_STARTED, data=event.SerializeToString(), event=event)
             new_run = NewRun(
@@ -189,7 +185,7 @@ class Runs:
                 await self._event_log.create(new_run)
             except SessionMoved:
                 continue
-            return event, await self._sessions.messages(session_id, through=cut) if cut else ()
+            return event, session
         raise SessionBusy("Other runs of this session begin and end at this moment. Try again.")
 
     # Following
@@ -206,11 +202,12 @@ class Runs:
         is_known = live is not None and live.record.principal == principal and not after
         last = 0 if is_known and not until_current else await self._last_sequence(principal, run_id, after)
         if until_current:
-            async with aclosing(self._current(run_id, after, last)) as current:
-                async for page in current:
-                    yield page
+            while after < last:
+                page = await self._event_log.read(run_id, after=after, through=last)
+                yield page
+                after = page[-1].sequence
             return
-        live = self._live.get(run_id)
+        live = await self._find_live(run_id)
         if live is not None:
             live.joined()
         try:
@@ -232,11 +229,12 @@ class Runs:
             )
         return last
 
-    async def _current(self, run_id: str, after: int, last: int) -> AsyncGenerator[Sequence[StoredEvent], None]:
-        while after < last:
-            page = await self._event_log.read(run_id, after=after, through=last)
-            yield page
-            after = page[-1].sequence
+    async def _find_live(self, run_id: str) -> LiveRun | None:
+        """A run while it goes here; one that is on disk and not yet begun is waited for."""
+        admitting = self._admitting.get(run_id)
+        if admitting is not None:
+            await asyncio.wait({admitting})
+        return self._live.get(run_id)
 
     # Reading
 
@@ -253,26 +251,36 @@ class Runs:
     # Ending
 
     async def cancel(self, principal: Principal, run_id: str) -> RunRecord:
-        """Asks a run to stop; the wish is durable when this returns. On a run that has ended it changes nothing."""
+        """Asks a run to stop; the wish is durable when this returns. On a run that has ended it changes nothing.
+
+        A run that stopped unrecorded is ended before this returns. Raises NotFound, ServerStopping, StorageFailed.
+        """
         await self._index.get(principal, run_id)
-        live = self._live.get(run_id)
-        if live is not None:
-            live.end_soon(event_pb2.CANCEL_REASON_CALLER)
-            await live.execution.committed()
+        live = await self._find_live(run_id)
+        if live is None or not await live.end(event_pb2.CANCEL_REASON_CALLER):
+            await self._close_stopped(principal, run_id)
         return await self._index.get(principal, run_id)
+
+    async def _close_stopped(self, principal: Principal, run_id: str) -> None:
+        """Ends a run that nobody executes; one at a time, since each would take the log over from the one before."""
+        async with self._closing:
+            record = await self._index.get(principal, run_id)
+            if not record.run.HasField("end_time"):
+                with suppress(Fenced):  # it has ended meanwhile
+                    await close_open_run(self._event_log, record, self._clock, event_pb2.CANCEL_REASON_CALLER)
 
     async def recover(self) -> int:
         """Ends the runs that a dead server left open; gives how many there were."""
         open_runs = await self._index.open_runs()
         for record in open_runs:
-            await close_open_run(self._event_log, record, self._clock, *why_ended(event_pb2.CANCEL_REASON_SERVER))
+            await close_open_run(self._event_log, record, self._clock, event_pb2.CANCEL_REASON_SERVER)
         return len(open_runs)
 
     async def drain(self, grace: float) -> None:
         """Takes no new runs, lets live ones end within `grace` seconds, then ends the rest: the server stops."""
         self._is_draining = True
         if self._admitting:
-            await asyncio.wait(self._admitting)
+            await asyncio.wait(self._admitting.values())
         for live in self._live.values():
             live.keep_going()
         await self._wait_for_ends(grace)
@@ -288,26 +296,3 @@ class Runs:
     async def close(self) -> None:
         """Ends everything at once."""
         await self.drain(0)
-
-
-def _same_request(earlier: RunRecord, digest: str, request_id: str) -> RunRecord:
-    if earlier.request_digest != digest:
-        raise RequestIdReused(
-            f"The request id {request_id!r} started another run with another content. Use a new one.",
-            details={"run_id": earlier.run.run_id},
-        )
-    return earlier
-
-
-def _record_of(admission: Admission, principal: Principal, session_id: str) -> RunRecord:
-    run = agent_service_pb2.Run(
-        run_id=admission.run_id,
-        session_id=session_id,
-        agent=admission.agent.definition.name,
-        state=event_pb2.STATE_RUNNING,
-        labels=admission.request.labels,
-        last_sequence=1,
-    )
-    run.create_time.FromNanoseconds(admission.now_ns)
-    run.start_time.FromNanoseconds(admission.now_ns)
-    return RunRecord(run=run, principal=principal, epoch=1, request_digest=admission.digest)

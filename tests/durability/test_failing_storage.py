@@ -113,6 +113,45 @@ async def test_an_event_whose_commit_fails_is_never_seen_and_other_runs_go_on(tm
     check_laws(after.events)
 
 
+async def test_a_run_whose_storage_failed_is_ended_when_it_is_cancelled_and_lets_go_of_its_session(
+    tmp_path: Path, commits: Commits
+) -> None:
+    async with served(settings(tmp_path)) as server:
+        turn = await begin(server, "waiter", "ended by hand", policy=KEEPS_ON).until("run_started")
+        run_id, session_id = await turn.run_id(), turn.events[0].session_id
+        commits.are_failing = True
+        GATES["ended by hand"].set()
+        await _refused(turn)
+        with pytest.raises(aio.AioRpcError) as caught:
+            await server.agents.CancelRun(pb.CancelRunRequest(run_id=run_id))
+        commits.are_failing = False
+        answers = await asyncio.gather(*(server.agents.CancelRun(pb.CancelRunRequest(run_id=run_id)) for _ in range(3)))
+        log = await watch(server, run_id).to_the_end()
+        after = await begin(server, "echo", "next", session_id=session_id).to_the_end()
+    assert status_details(caught.value)[0] == ErrorInfo(reason="STORAGE_FAILED", domain="bough")
+    assert [answer.run.state for answer in answers] == [event_pb2.STATE_CANCELLED] * 3
+    assert log.kinds == ["run_started", "cancel_requested", "run_cancelled"]
+    assert log.events[1].cancel_requested.reason == event_pb2.CANCEL_REASON_CALLER
+    check_laws(log.events)
+    assert after.kinds[-1] == "run_completed"
+
+
+async def test_a_wish_that_cannot_be_stored_is_refused_and_may_be_made_again(tmp_path: Path, commits: Commits) -> None:
+    async with served(settings(tmp_path)) as server:
+        turn = await begin(server, "waiter", "never opened", policy=KEEPS_ON).until("run_started")
+        request = pb.CancelRunRequest(run_id=await turn.run_id())
+        commits.are_failing = True
+        with pytest.raises(aio.AioRpcError) as caught:
+            await server.agents.CancelRun(request)
+        commits.are_failing = False
+        answer = await server.agents.CancelRun(request)
+        log = await watch(server, request.run_id).to_the_end()
+    assert status_details(caught.value)[0] == ErrorInfo(reason="STORAGE_FAILED", domain="bough")
+    assert answer.run.state == event_pb2.STATE_CANCELLED
+    assert log.kinds == ["run_started", "cancel_requested", "run_cancelled"]
+    check_laws(log.events)
+
+
 async def test_a_client_that_comes_back_to_a_run_whose_storage_failed_is_told_so_in_the_end(
     tmp_path: Path, commits: Commits
 ) -> None:

@@ -13,6 +13,7 @@ from bough_server.agents.function import agent
 from bough_server.errors import NotFound
 from bough_server.runtime.context import Context
 from bough_server.store.ports import Principal
+from bough_server.store.sql.writer import CommitHooks
 from bough_server.tools.tool import tool
 from tests.support.held_clock import HeldClock
 from tests.support.house import ME, House, names
@@ -232,3 +233,27 @@ async def test_a_child_that_ends_in_the_moment_its_time_is_up_leaves_its_caller_
         log = await house.log(run)
         await check_replay(house, log)
     assert answer_of(log) == "Going on."
+
+
+async def test_a_run_that_is_cancelled_in_the_moment_it_is_accepted_ends(tmp_path: Path) -> None:
+    hold = Hold("p")
+    accepted, released = threading.Event(), threading.Event()
+
+    def committed() -> None:
+        accepted.set()
+        released.wait(30)
+
+    hooks = CommitHooks(after=committed)
+    async with open_team(tmp_path, script(p=["never"]), llm("p"), gate=hold, hooks=hooks) as house:
+        starting = asyncio.create_task(house.start("p"))
+        await asyncio.to_thread(accepted.wait)
+        (record,) = await house.store.runs.open_runs()
+        cancelling = asyncio.create_task(house.runs.cancel(ME, record.run.run_id))
+        for _ in range(3):
+            await house.runs.get(ME, record.run.run_id)
+        released.set()
+        await cancelling
+        log = await house.log(await starting)
+        await check_replay(house, log)
+    assert log[-1].HasField("run_cancelled")
+    assert len(having(log, "cancel_requested")) == 1

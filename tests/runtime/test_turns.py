@@ -1,12 +1,18 @@
 """Turns of sessions: who holds a session, what a request id finds, who follows, and what a server leaves behind."""
 
 import asyncio
+import sqlite3
+import time
+from contextlib import closing, suppress
 from pathlib import Path
 
 import pytest
+from google.protobuf.message import DecodeError
 
-from bough.v1 import error_pb2, event_pb2, policy_pb2
+from bough.v1 import error_pb2, event_pb2, message_pb2, policy_pb2
+from bough_server.agents.function import agent
 from bough_server.errors import InvalidRequest, NotFound, RequestIdReused, ServerStopping, SessionBusy
+from bough_server.runtime.context import Context
 from tests.support.house import ME, names
 from tests.support.laws import check_laws
 from tests.support.readings import answer_of, check_replay, having, text_of
@@ -250,3 +256,65 @@ async def test_what_a_dead_server_left_open_is_ended_once_and_its_session_is_fre
     assert record.run.state == event_pb2.STATE_FAILED
     assert {one.state for one in tree.agents} == {event_pb2.STATE_FAILED, event_pb2.STATE_CANCELLED}
     assert again[0].run_started.session_cut == 1 + len(having(log, "sub_agent_started"))
+
+
+async def test_a_session_that_cannot_be_read_starts_no_run_and_its_request_can_be_made_again(tmp_path: Path) -> None:
+    async with open_team(tmp_path, DONE, llm("p")) as house:
+        session = (await house.turn("p"))[0].session_id
+        with closing(sqlite3.connect(tmp_path / "bough.db", isolation_level=None)) as intruder:
+            ((sound,),) = intruder.execute("SELECT data FROM messages WHERE position = 1")
+            intruder.execute("UPDATE messages SET data = x'ff' WHERE position = 1")
+            with pytest.raises(DecodeError):
+                await house.start("p", session_id=session, request_id="r-1")
+            assert await house.store.runs.open_runs() == []
+            intruder.execute("UPDATE messages SET data = ? WHERE position = 1", (sound,))
+        again = await house.start("p", session_id=session, request_id="r-1")
+        log = await house.log(again)
+        await check_replay(house, log)
+    assert answer_of(log) == "Done."
+
+
+async def test_a_start_that_looked_for_its_request_while_the_server_began_to_stop_is_refused(tmp_path: Path) -> None:
+    async with open_team(tmp_path, DONE, llm("p")) as house:
+        starting = asyncio.create_task(house.start("p", request_id="r-1"))
+        await asyncio.sleep(0)
+        await house.runs.drain(0)
+        with pytest.raises(ServerStopping):
+            await starting
+        assert await house.store.runs.open_runs() == []
+
+
+@pytest.mark.parametrize(
+    ("deadline", "reason", "end"),
+    [
+        (False, event_pb2.CANCEL_REASON_CALLER, "run_cancelled"),
+        (True, event_pb2.CANCEL_REASON_DEADLINE, "run_failed"),
+    ],
+)
+async def test_a_run_that_was_asked_to_end_before_its_server_died_ends_by_that_wish(
+    tmp_path: Path, deadline: bool, reason: event_pb2.CancelReason.ValueType, end: str
+) -> None:
+    release = asyncio.Event()
+
+    @agent(description="Does not stop when it is told to.")
+    async def stubborn(ctx: Context, input: message_pb2.Message) -> str:
+        while not release.is_set():
+            with suppress(asyncio.CancelledError):
+                await release.wait()
+        return "too late"
+
+    async with open_team(tmp_path, DONE, code_agents=[stubborn]) as house:
+        run = await house.start("stubborn", deadline_time_ns=time.time_ns() - 1 if deadline else None)
+        if not deadline:
+            await house.runs.cancel(ME, run.run_id)
+        async for event in house.follow(run):
+            if event.HasField("cancel_requested"):
+                break
+        await house.crash()
+        release.set()
+    async with open_team(tmp_path, DONE, code_agents=[stubborn]) as house:
+        assert await house.runs.recover() == 1
+        log = await house.log(run)
+        await check_replay(house, log)
+    assert [event.WhichOneof("payload") for event in log] == ["run_started", "cancel_requested", end]
+    assert log[1].cancel_requested.reason == reason
