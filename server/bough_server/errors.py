@@ -18,11 +18,18 @@ BoughError
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar, TypeAlias
+from typing import ClassVar, Final, TypeAlias
 
 from google.rpc import code_pb2
 
 from bough.v1 import error_pb2, event_pb2, message_pb2
+from bough_server.cutting import cut_text, size_of
+
+MAX_MESSAGE_BYTES: Final = 8 * 1024
+"""The most bytes of the message of an error in a run; its head and its tail are kept."""
+
+MAX_DETAILS_BYTES: Final = 64 * 1024
+"""The most bytes of an error's details: longer ones are left out, as cut JSON is none."""
 
 Reason: TypeAlias = error_pb2.ErrorReason.ValueType
 
@@ -120,13 +127,14 @@ class StorageFailed(CallError):
 
 
 class RunError(BoughError):
-    """A failure inside a run: becomes the AgentError of an event."""
+    """A failure inside a run: becomes the AgentError of an event, and so is bounded and nothing but Unicode."""
 
     def __init__(self, message: str, *, reason: Reason, retryable: bool = False, details_json: str = "") -> None:
-        super().__init__(message)
+        super().__init__(cut_text(_unicode(message), MAX_MESSAGE_BYTES))
+        details_json = _unicode(details_json)
         self.reason = reason
         self.retryable = retryable
-        self.details_json = details_json
+        self.details_json = details_json if size_of(details_json) <= MAX_DETAILS_BYTES else ""
 
     def to_agent_error(self, *, agent: str = "", invocation_id: str = "") -> error_pb2.AgentError:
         """The error as an event carries it, with who it happened to."""
@@ -138,6 +146,11 @@ class RunError(BoughError):
             retryable=self.retryable,
             details_json=self.details_json,
         )
+
+
+def _unicode(text: str) -> str:
+    """A text without halves of surrogate pairs, which names of files may hold and no event can."""
+    return text if text.isascii() else text.encode(errors="replace").decode()
 
 
 class ModelError(RunError):

@@ -1,0 +1,35 @@
+"""Errors of runs: whatever their message holds, an event can carry them."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from bough.v1 import error_pb2
+from bough_server.errors import MAX_DETAILS_BYTES, MAX_MESSAGE_BYTES, RunError
+
+INTERNAL = error_pb2.ERROR_REASON_INTERNAL
+
+
+def test_an_error_that_is_short_is_carried_as_it_is() -> None:
+    made = RunError("Größe", reason=INTERNAL, retryable=True, details_json='{"a":"ä"}')
+    assert made.to_agent_error(agent="a", invocation_id="i") == error_pb2.AgentError(
+        reason=INTERNAL, message="Größe", agent="a", invocation_id="i", retryable=True, details_json='{"a":"ä"}'
+    )
+
+
+def test_a_message_over_8_kib_keeps_its_head_and_its_tail() -> None:
+    carried = RunError("head" + "ä" * 10_000 + "tail", reason=INTERNAL).to_agent_error().message
+    assert MAX_MESSAGE_BYTES - 8 <= len(carried.encode()) <= MAX_MESSAGE_BYTES
+    assert (carried[:5], carried[-5:]) == ("headä", "ätail")
+
+
+def test_details_over_64_kib_are_left_out() -> None:
+    fits, too_long = '"' + "x" * (MAX_DETAILS_BYTES - 2) + '"', '"' + "ä" * (MAX_DETAILS_BYTES // 2) + '"'
+    assert RunError("a", reason=INTERNAL, details_json=fits).to_agent_error().details_json == fits
+    assert RunError("a", reason=INTERNAL, details_json=too_long).to_agent_error().details_json == ""
+
+
+@given(text=st.text(st.characters(exclude_categories=()), max_size=50), times=st.integers(0, 1_000))
+def test_any_text_becomes_an_error_that_an_event_can_hold(text: str, times: int) -> None:
+    carried = RunError(text * times, reason=INTERNAL).to_agent_error()
+    assert len(carried.message.encode()) <= MAX_MESSAGE_BYTES
+    assert RunError(carried.message, reason=INTERNAL).message == carried.message
