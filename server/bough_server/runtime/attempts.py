@@ -43,6 +43,7 @@ class ModelCall:
             try:
                 return await self._try(request)
             except ModelError as error:
+                self._release_call_ids()
                 if error.lost_usage is not None:
                     self._price(error.lost_usage)
                 if error.retry is None or self._attempt > policy.retries:
@@ -76,7 +77,6 @@ class ModelCall:
         await self._execution.clock.sleep(delay)
 
     async def _try(self, request: ModelRequest) -> step_pb2.LlmResponse:
-        self._call_ids = {}
         response: step_pb2.LlmResponse | None = None
         size = 0
         stream = cast(AsyncGenerator[Delta | step_pb2.LlmResponse, None], self._model.stream(request))
@@ -124,12 +124,20 @@ class ModelCall:
         return self._execution.delta(Piece(self._key, kind, subject, text), self._frame.joining, make)
 
     def _call_id(self, position: int, provider_call_id: str) -> str:
-        """The provider's id if this invocation has not used it, else one made of the step and the position."""
+        """The provider's id if this invocation has not used it, else one made of the step and the position.
+
+        It is taken at once: another lane's model may give the same one before this answer is whole.
+        """
         if position not in self._call_ids:
-            used = self._frame.call_ids | set(self._call_ids.values())
-            own = f"{self._index}.{position}"
-            self._call_ids[position] = provider_call_id if provider_call_id and provider_call_id not in used else own
+            is_new = provider_call_id and provider_call_id not in self._frame.call_ids
+            self._call_ids[position] = provider_call_id if is_new else f"{self._index}.{position}"
+            self._frame.call_ids.add(self._call_ids[position])
         return self._call_ids[position]
+
+    def _release_call_ids(self) -> None:
+        """Gives back the ids of an attempt that failed: the next one may be given the same."""
+        self._frame.call_ids.difference_update(self._call_ids.values())
+        self._call_ids = {}
 
     def _event(self) -> event_pb2.AgentEvent:
         event = self._frame.opened.in_step(self._frame.event(self._key, traced=self._traced), self._index)
