@@ -231,6 +231,30 @@ def test_a_very_long_result_is_shown_with_head_and_tail() -> None:
     assert shown.parts[0].text.endswith("the end")
 
 
+@pytest.mark.parametrize("scope", [SESSION, BRANCH, NONE])
+def test_a_lane_has_what_its_invocation_said_before_the_fork_as_its_own(
+    scope: agent_pb2.HistoryScope.ValueType,
+) -> None:
+    """Its calls of linked agents with their results as well; what another lane says it does not see."""
+    lead = Transcript(agent="lead", chain="l")
+    lead.say(user("the caller's question", invocation="i1"))
+    own = Transcript(agent="a", chain="la", above=lead)
+    own.say(told("lead", "the task", invocation="i2"))
+    own.say(said("a", "", ("c1", "call_b", "{}"), invocation="i2"))
+    child = Transcript(agent="b", chain="lab", above=own)
+    child.say(said("b", "what b said", invocation="i3"))
+    own.join(child, by_call=True)
+    own.say(result("a", "c1", "call_b", "what b said", child="i3", invocation="i2"))
+    lane, other = own.lane(), own.lane()
+    other.say(said("a", "in the other lane", invocation="i2"))
+    inner = lane.lane()
+    inner.say(said("a", "in this lane", invocation="i2"))
+    shown = build(inner, [], scope=scope)
+    above = [] if scope == NONE else ["the caller's question"]
+    assert texts(shown) == [*above, "the task", "", "", "in this lane"]
+    assert shown[-3:-1] == [entry.message for entry in own.entries if isinstance(entry, Said)][1:3]
+
+
 def test_a_tree_of_joined_children_two_thousand_deep_is_read_without_recursion() -> None:
     root = Transcript(agent="a", chain="0")
     deepest = root

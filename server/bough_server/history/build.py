@@ -31,7 +31,7 @@ def build(
         if scope == agent_pb2.HISTORY_SCOPE_BRANCH:
             chains = {above.chain for above, _ in lineage} | {transcript.chain}
             lines = [line for line in lines if _is_users(line) or line.chain in chains]
-    own = _settled(transcript.flat(called_children=False), others=False)
+    own = _settled(transcript.own(), others=False)
     return _for_reader(lines, own, transcript.agent, rewrite)
 
 

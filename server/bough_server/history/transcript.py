@@ -24,12 +24,16 @@ class Joined:
 
 
 class Transcript:
-    """One invocation's messages, and where it was called: its caller's transcript up to a cut."""
+    """One invocation's messages, and where it was called: its caller's transcript up to a cut.
 
-    def __init__(self, *, agent: str, chain: str, above: "Transcript | None" = None) -> None:
+    A lane of an invocation has a transcript of its own, with its invocation's above it.
+    """
+
+    def __init__(self, *, agent: str, chain: str, above: "Transcript | None" = None, is_lane: bool = False) -> None:
         self.agent = agent
         self.chain = chain
         self.above = above
+        self.is_lane = is_lane
         self.cut = len(above.entries) if above is not None else 0
         self.entries: list[Said | Joined] = []
 
@@ -41,10 +45,26 @@ class Transcript:
         """Adds what a child saw and said, after its end and in the order of the calls or lanes."""
         self.entries.append(Joined(child, by_call))
 
+    def lane(self) -> "Transcript":
+        """A transcript for a lane that begins now; what was said before is the lane's own as well."""
+        return Transcript(agent=self.agent, chain=self.chain, above=self, is_lane=True)
+
+    def own(self) -> Iterator[Said]:
+        """The messages of its invocation, for a lane those from before its fork first; called children left out."""
+        forks: list[tuple[Transcript, int | None]] = [(self, None)]
+        transcript = self
+        while transcript.is_lane and transcript.above is not None:
+            forks.append((transcript.above, transcript.cut))
+            transcript = transcript.above
+        for fork, cut in reversed(forks):
+            yield from fork.flat(cut, called_children=False)
+
     def lineage(self) -> "list[tuple[Transcript, int]]":
-        """Every transcript above with its cut, the root's first."""
+        """Every transcript above its invocation's with its cut, the root's first."""
         above: list[tuple[Transcript, int]] = []
         transcript = self
+        while transcript.is_lane and transcript.above is not None:
+            transcript = transcript.above
         while transcript.above is not None:
             above.append((transcript.above, transcript.cut))
             transcript = transcript.above
