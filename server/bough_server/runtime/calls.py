@@ -2,7 +2,7 @@
 
 import asyncio
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Final
@@ -53,9 +53,9 @@ class Answered:
 
 
 class StepCalls:
-    """The calls of one step of an invocation."""
+    """Calls of one step of an invocation, by their positions in the model's answer."""
 
-    def __init__(self, ctx: "Context", *, index: int, calls: Sequence[message_pb2.ToolCall]) -> None:
+    def __init__(self, ctx: "Context", *, index: int, calls: Mapping[int, message_pb2.ToolCall]) -> None:
         self._ctx = ctx
         self._execution = ctx.execution
         self._frame = ctx.frame
@@ -71,7 +71,7 @@ class StepCalls:
 
     async def run(self, *, parallel: bool) -> list[Answered]:
         """Runs the calls; raises Abort where a sub-agent's failure fails the calling invocation."""
-        waiting = iter(range(len(self._calls)))
+        waiting = iter(self._calls)
         lanes = min(len(self._calls), MAX_LANES) if parallel else 1
         self._execution.pump.fork(lanes)
         first = [next(waiting) for _ in range(lanes)]
@@ -90,7 +90,7 @@ class StepCalls:
                 self._start(following, ended)
             elif left:
                 self._execution.pump.park()
-        return [self._answers[position] for position in range(len(self._calls))]
+        return [self._answers[position] for position in self._calls]
 
     def _start(self, position: int, ended: "asyncio.Queue[tuple[int, BaseException | None]]") -> None:
         def done(task: "asyncio.Task[Answered]") -> None:

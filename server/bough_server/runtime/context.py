@@ -24,30 +24,10 @@ from bough_server.runtime.dispatches import Dispatch
 from bough_server.runtime.ends import end_effect, end_others
 from bough_server.runtime.execution import Execution, as_run_error
 from bough_server.runtime.frame import Frame
+from bough_server.runtime.steps import StepNumbers, WaitingCalls
 from bough_server.runtime.values import Value, record_value
 
 T = TypeVar("T")
-
-
-class StepNumbers:
-    """Numbers of steps: of a lane every `stride`-th, so that parallel lanes never share one, in whatever order."""
-
-    def __init__(self, first: int = 0, stride: int = 1) -> None:
-        self._next = first
-        self._stride = stride
-
-    def take(self) -> int:
-        """The next number."""
-        taken, self._next = self._next, self._next + self._stride
-        return taken
-
-    def split(self, lanes: int) -> "list[StepNumbers]":
-        """Numbers for lanes that run at once."""
-        return [StepNumbers(self._next + lane * self._stride, self._stride * lanes) for lane in range(lanes)]
-
-    def pass_over(self, lanes: "Sequence[StepNumbers]") -> None:
-        """Goes on after lanes: beyond every number that any of them took."""
-        self._next = max((lane._next for lane in lanes), default=self._next)
 
 
 class Context:
@@ -69,6 +49,7 @@ class Context:
         self._steps = steps or StepNumbers()
         self._effects = 0
         self._step = -1
+        self._waiting = WaitingCalls(())
         self._in_flight = ""
         self._keys: set[str] = set()
 
@@ -124,31 +105,36 @@ class Context:
         key = keys.below(self.scope, f"s{index}.m")
         with self._effect(key):
             await self._end_open_calls()
+            await self.execution.reach_step_end(keys.below(self.scope, f"s{self._step}.m"))
             self.complete_steps()
-            self._step = index
+            self._step, self._waiting = index, WaitingCalls(())
             response = await ask(self, key, index, request, model or self.frame.model_name)
         calls = [part.tool_call for part in response.message.parts if part.HasField("tool_call")]
         self.frame.call_ids.update(call.call_id for call in calls)
         if calls:
+            self._waiting = WaitingCalls(calls)
             self.transcript.say(response.message)
         return response
 
     async def tools(self, calls: Sequence[message_pb2.ToolCall], *, parallel: bool = True) -> list[Answered]:
-        """Runs the calls of the last model answer, linked agents among them; results in call order.
+        """Runs calls of the last model answer, all or some, linked agents among them; results in the order given.
 
-        Nothing that goes wrong in a call raises: the model is to see it. Raises RunError only where a sub-agent's
-        failure aborts this agent.
+        The step ends when all have results, or with the next model call. Nothing that goes wrong in a call raises: the
+        model is to see it. Raises RunError: BAD_ARGUMENTS where the last answer has no such call or it was run before,
+        SUB_AGENT_FAILED where a sub-agent's failure aborts this agent.
         """
         if not calls:
             return []
         with self._effect(keys.below(self.scope, f"s{self._step}.t")):
-            answers = await StepCalls(self, index=self._step, calls=calls).run(parallel=parallel)
-        for position, answer in enumerate(answers):
+            taken = self._waiting.take(calls)
+            answers = await StepCalls(self, index=self._step, calls=taken).run(parallel=parallel)
+        for position, answer in zip(taken, answers, strict=True):
             if answer.child is not None:
                 self.transcript.join(answer.child, by_call=True)
             self.transcript.say(self._tool_message(position, answer.result))
-        await self.execution.reach_step_end(keys.below(self.scope, f"s{self._step}.m"))
-        self.complete_steps()
+        if not self._waiting:
+            await self.execution.reach_step_end(keys.below(self.scope, f"s{self._step}.m"))
+            self.complete_steps()
         return answers
 
     async def dispatch(self, agent: str, input: str | message_pb2.Message, *, key: str = "") -> message_pb2.Message:
@@ -181,13 +167,9 @@ class Context:
             numbers = self._steps.split(len(lanes))
             contexts = [
                 Context(
-                    self.execution,
-                    self.frame,
-                    scope=f"{group}.{lane}",
-                    steps=numbers[lane],
-                    transcript=Transcript(agent=self.frame.name, chain=self.transcript.chain, above=self.transcript),
+                    self.execution, self.frame, scope=f"{group}.{lane}", steps=own, transcript=self.transcript.lane()
                 )
-                for lane in range(len(lanes))
+                for lane, own in enumerate(numbers)
             ]
             self.execution.pump.fork(len(lanes))
             left = len(lanes)
@@ -259,6 +241,12 @@ class Context:
         if not name:
             name = f"e{self._effects}"
             self._effects += 1
+        elif not keys.is_free(name):
+            raise RunError(
+                f"The key {name!r} cannot name an effect. Give 1 to 64 letters, digits, '_' or '-', and no letter e or "
+                "s with a number alone: those are the effects without a key.",
+                reason=error_pb2.ERROR_REASON_BAD_ARGUMENTS,
+            )
         key = keys.below(self.scope, name)
         if key in self._keys:
             raise RunError(

@@ -1,11 +1,20 @@
 """Keys of effects: paths from the root of a run, and what lies below what; see the replay design, "Keys"."""
 
 import hashlib
+import re
+from typing import Final
+
+_FREE: Final = re.compile(r"(?![es][0-9]+\Z)[A-Za-z0-9_-]{1,64}")
 
 
 def below(scope: str, name: str) -> str:
     """The key of an effect `name` in a scope; the root's scope is empty."""
     return f"{scope}/{name}" if scope else name
+
+
+def is_free(name: str) -> bool:
+    """Whether code may give an effect this name: it reads as no path, no lane and no number of an effect or step."""
+    return _FREE.fullmatch(name) is not None
 
 
 def covers(scope: str, key: str) -> bool:
