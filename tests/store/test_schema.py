@@ -35,7 +35,7 @@ def _migrations() -> Config:
 
 def _schema(connection: Connection) -> set[str]:
     statements = connection.execute(text("SELECT sql FROM sqlite_master WHERE sql IS NOT NULL")).scalars()
-    return {" ".join(statement.replace("\"", "").split()).replace("( ", "(") for statement in statements}
+    return {" ".join(statement.replace('"', "").split()).replace("( ", "(") for statement in statements}
 
 
 def test_migrating_an_empty_database_gives_the_tables_that_the_code_names(url: str) -> None:

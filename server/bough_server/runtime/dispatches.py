@@ -9,7 +9,6 @@ from bough_server import ids
 from bough_server.cutting import MAX_TEXT_BYTES, fits
 from bough_server.errors import RunError
 from bough_server.history.transcript import Transcript
-from bough_server.runtime import keys
 from bough_server.runtime.agent import Outcome
 from bough_server.runtime.execution import Execution
 from bough_server.runtime.frame import Frame
@@ -84,7 +83,7 @@ async def joined(execution: Execution, frame: Frame, work: Dispatch, task: "asyn
     timer = None
     if execution.pump.live:
         cutting = _cut_after(execution, frame, work, min(seconds), asyncio.current_task())
-        timer = execution.spawn(keys.below(work.key, "timer"), cutting)
+        timer = execution.spawn(f"{work.key}.timer", cutting)
     await asyncio.wait(watched, return_when=asyncio.FIRST_COMPLETED)
     if not cut.done() and task.done() and execution.journal.is_cut_short(work.key):
         execution.pump.park()  # it had ended when its time was up: the log says which of the two came first
