@@ -755,7 +755,9 @@ class RunStarted(_message.Message):
 
     @_builtins.property
     def policy(self) -> _policy_pb2.RunPolicy:
-        """The policy in force, with the server's defaults filled in."""
+        """The policy in force: the request's, under the server's maxima, with the server's defaults where it says nothing. How
+        deltas are recorded stands here only where the request says it: else each agent's definition does, else the server.
+        """
 
     @_builtins.property
     def deadline_time(self) -> _timestamp_pb2.Timestamp:
