@@ -11,6 +11,7 @@ from bough_server import events
 from bough_server.tree_facts import Facts
 from bough_server.tree_limits import Bounds
 from bough_server.tree_record import record
+from bough_server.tree_times import leave_out_impossible_times
 
 
 class Stored(Protocol):
@@ -71,9 +72,11 @@ class Tree:
         if not self._bounds.include_steps:
             silent.add(events.STEP_COMPLETED)
         self._silent = frozenset(silent)
+        self._is_foreign = False
 
     def add(self, event: event_pb2.AgentEvent) -> None:
         """Takes in an event, whoever's it is; it may be kept and must not be changed afterwards."""
+        self._is_foreign = True
         self._facts.take_envelope(event)
         self._facts.take(events.kind_of(event), event, event.sequence)
 
@@ -85,4 +88,7 @@ class Tree:
 
     def invocation(self) -> invocation_pb2.Invocation:
         """The record of what it has taken in so far."""
-        return record(self._facts, self._bounds)
+        made = record(self._facts, self._bounds)
+        if self._is_foreign:
+            leave_out_impossible_times(made)
+        return made

@@ -1,7 +1,10 @@
 """The record of our own runs: whole, still going, failed and cancelled."""
 
+from google.protobuf import json_format
+
 from bough.v1 import error_pb2, event_pb2, invocation_pb2, message_pb2
 from bough_server.tree import fold, fold_stored
+from bough_server.tree_times import ANOMALY
 from tests.support.logs import (
     QUESTION,
     RUN_ID,
@@ -178,3 +181,14 @@ def test_the_end_of_a_run_that_names_no_invocation_is_the_root_s() -> None:
     record = tree_of(desk()[0], AgentEvent(run_completed=event_pb2.RunCompleted(final_answer=says("Done."))))
     assert record.agents[0].state == event_pb2.STATE_SUCCEEDED
     assert record.agents[0].output == record.final_response == says("Done.")
+
+
+def test_times_that_json_cannot_say_are_left_out_and_named() -> None:
+    started = event_pb2.AgentEvent(run_id="r", sequence=1, invocation_id="R", agent="a")
+    started.time.seconds = 2**60
+    started.run_started.invocation_id = "R"
+    record = fold([started])
+    assert not record.HasField("start_time")
+    assert not record.agents[0].HasField("start_time")
+    assert record.anomalies == [ANOMALY]
+    assert json_format.Parse(json_format.MessageToJson(record), invocation_pb2.Invocation()) == record

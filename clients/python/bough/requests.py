@@ -3,7 +3,7 @@
 import uuid
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from typing import TypeAlias
 
 from google.protobuf import duration_pb2, timestamp_pb2
@@ -18,7 +18,10 @@ State: TypeAlias = event_pb2.State.ValueType
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunQuery:
-    """Which runs to list: every filter that is set must hold; `since` is inclusive, `before` exclusive."""
+    """Which runs to list: every filter that is set must hold; `since` is inclusive, `before` exclusive.
+
+    A time without a zone is this machine's local time.
+    """
 
     session_id: str = ""
     agent: str = ""
@@ -41,7 +44,7 @@ def _timestamp(moment: datetime | None) -> timestamp_pb2.Timestamp | None:
     if moment is None:
         return None
     value = timestamp_pb2.Timestamp()
-    value.FromDatetime(moment)
+    value.FromDatetime(moment.astimezone(UTC))
     return value
 
 
