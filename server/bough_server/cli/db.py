@@ -70,5 +70,12 @@ async def _rebuild(target: Target) -> ExitCode:
 def _sentence(status: "DatabaseStatus") -> str:
     if status.revision is None:
         return f"{status.path}: not there yet; `bough serve` and `bough db upgrade` make it"
-    state = "current" if status.is_current else f"needs {status.head}: run `bough db upgrade`"
-    return f"{status.path}: revision {status.revision}, {state}, {status.size_bytes:,} bytes"
+    return f"{status.path}: revision {status.revision}, {_state(status, status.revision)}, {status.size_bytes:,} bytes"
+
+
+def _state(status: "DatabaseStatus", revision: str) -> str:
+    if status.is_current:
+        return "current"
+    if revision > status.head:  # revisions are numbers of four digits
+        return f"newer than {status.head}, the newest that this version of bough knows: use the newer version"
+    return f"needs {status.head}: run `bough db upgrade`"

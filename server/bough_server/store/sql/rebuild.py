@@ -4,11 +4,12 @@ from typing import Final
 
 from sqlalchemy import Connection, Row, bindparam, delete, func, insert, select, update
 
+from bough_server.errors import ConfigurationError
 from bough_server.store.projection import LogAddress, Projected, RunFold
 from bough_server.store.sql import tables
 from bough_server.store.sql.acceptance import start_values
 from bough_server.store.sql.heads import stored_records
-from bough_server.store.sql.schema import exclusive_engine, migrate, opening
+from bough_server.store.sql.schema import database_status, exclusive_engine, migrate, opening
 from bough_server.store.sql.statements import (
     END_RUN,
     INSERT_MESSAGES,
@@ -39,8 +40,12 @@ _REFRESH_SESSIONS: Final = update(tables.sessions).values(last_position=_NEWEST_
 def rebuild_projections(url: str) -> int:
     """Makes messages, usage entries, run rows and request ids again from the logs, in one transaction; counts the runs.
 
-    Usage entries of runs whose logs are gone stay as they are. Raises ConfigurationError while a server has the file.
+    Usage entries of runs whose logs are gone stay as they are. Raises ConfigurationError where there is no database,
+    which it does not make, and while a server has the file.
     """
+    found = database_status(url)
+    if found.revision is None:
+        raise ConfigurationError(f"There is no database at {str(found.path)!r}: name the one to rebuild.")
     with exclusive_engine(url) as (engine, path):
         migrate(engine, path)
         with opening(path), engine.begin() as connection:
