@@ -40,7 +40,7 @@ async def connected(
     """
     if target.embedded and target.address is not None:
         raise ConfigurationError("--embedded and --address exclude each other: leave one out.")
-    address = None if target.embedded else await _running_server(target)
+    address = None if target.embedded else await _running_server(target, default_model)
     if address is None:
         async with _embedded(target, default_model) as connection:
             if connection.note and not is_silent:
@@ -56,9 +56,11 @@ async def connected(
         yield Connection(client=client)
 
 
-async def _running_server(target: Target) -> str | None:
+async def _running_server(target: Target, default_model: str | None) -> str | None:
     # A named address needs no configuration, which may be broken or somebody else's.
-    address = target.address if target.address is not None else Settings.load(target.config).address
+    address = target.address
+    if address is None:
+        address = Settings.load(target.config, default_model=default_model).address
     if address is None:
         return DEFAULT_ADDRESS if await _is_ours(DEFAULT_ADDRESS) else None
     if not await answers(address, patience=_EXPLICIT_PATIENCE):
