@@ -45,7 +45,8 @@ def finish(work: Coroutine[None, None, ExitCode], *, is_server: bool = False) ->
     except BrokenPipeError:
         # The reader has left; the interpreter must not stumble over it again when it flushes.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        code = ExitCode.IMPOSSIBLE
+        # That is no failure of a command; a server has not served.
+        code = ExitCode.IMPOSSIBLE if is_server else ExitCode.YES
     except OSError as error:
         say(f"{error.filename or 'The operating system'}: {error.strerror or error}.")
         code = ExitCode.IMPOSSIBLE
