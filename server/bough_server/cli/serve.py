@@ -1,5 +1,6 @@
 """`bough serve`: a server until it is told to stop; what it is made of is app.py's."""
 
+import os
 from pathlib import Path
 from typing import Annotated
 
@@ -7,6 +8,7 @@ import typer
 
 from bough_server.cli.choices import DefaultModelOption, Target, target_of
 from bough_server.cli.outcome import ExitCode, finish
+from bough_server.errors import ConfigurationError
 
 
 def serve(
@@ -60,8 +62,23 @@ async def _serve(
     settings = Settings.load(
         target.config, host=host, port=port, default_model=default_model, allow_insecure=allow_insecure
     )
+    if ready_file is not None:
+        _check_place(ready_file)
     configure_logging(settings.log_level)
     async with App.open(settings) as app:
         print_line(f"serving {app.address}")
         await app.serve(ready_file=ready_file)
     return ExitCode.YES
+
+
+def _check_place(ready_file: Path) -> None:
+    """Refuses a ready file that cannot be written, before anybody is told of a server that would stop at once."""
+    if ready_file.is_dir():
+        raise ConfigurationError(f"The ready file {str(ready_file)!r} is a folder: name a file in it.")
+    folder = ready_file.parent
+    if not folder.is_dir():
+        raise ConfigurationError(f"The ready file's folder {str(folder)!r} is not there: make it, or name another.")
+    if not os.access(folder, os.W_OK | os.X_OK):
+        raise ConfigurationError(
+            f"The ready file's folder {str(folder)!r} cannot be written: make it writable, or name another."
+        )
