@@ -1,0 +1,108 @@
+"""What an operator is told by `bough db`, `bough serve` and an installation that lacks a part: sentences and codes."""
+
+import asyncio
+import sqlite3
+import sys
+from asyncio.subprocess import PIPE
+from pathlib import Path
+
+import pytest
+
+from bough_server.store.sql.migrations import HEAD
+from bough_server.store.sql.schema import upgrade_database
+from tests.clients.commands import Finished, bough
+from tests.clients.loopback import LoopbackService, listening
+from tests.support.projects import llm, write_project
+
+
+def _config(folder: Path, database: Path) -> Path:
+    config = folder / "bough.yaml"
+    config.write_text(f"storage:\n  url: {database}\n", encoding="utf-8")
+    return config
+
+
+def _sizes(folder: Path) -> dict[str, int]:
+    return {path.name: path.stat().st_size for path in folder.iterdir()}
+
+
+def _stamp(database: Path, revision: str) -> None:
+    connection = sqlite3.connect(database)
+    with connection:
+        connection.execute("UPDATE alembic_version SET version_num = ?", (revision,))
+    connection.close()
+
+
+@pytest.mark.parametrize(
+    ("revision", "code", "state"),
+    [
+        (HEAD, 0, "current"),
+        ("0000", 1, f"needs {HEAD}: run `bough db upgrade`"),
+        ("9999", 1, f"newer than {HEAD}, the newest that this version of bough knows: use the newer version"),
+    ],
+)
+async def test_the_status_of_a_database_says_what_helps(tmp_path: Path, revision: str, code: int, state: str) -> None:
+    database = tmp_path / "bough.db"
+    upgrade_database(str(database))
+    _stamp(database, revision)
+    ended = await bough("--config", str(_config(tmp_path, database)), "db", "status")
+    size = database.stat().st_size
+    assert ended == Finished(code=code, out=f"{database}: revision {revision}, {state}, {size:,} bytes\n", err="")
+
+
+@pytest.mark.parametrize("is_empty", [False, True], ids=["missing", "empty"])
+async def test_rebuilding_where_there_is_no_database_is_refused_and_makes_none(tmp_path: Path, is_empty: bool) -> None:
+    database = tmp_path / "bough.db"
+    if is_empty:
+        database.touch()
+    config = _config(tmp_path, database)
+    there = _sizes(tmp_path)
+    ended = await bough("--config", str(config), "db", "rebuild")
+    sentence = f"There is no database at {str(database)!r}: name the one to rebuild.\n"
+    assert ended == Finished(code=2, out="", err=sentence)
+    assert _sizes(tmp_path) == there
+
+
+async def test_a_ready_file_that_cannot_be_written_is_refused_before_anything_serves(tmp_path: Path) -> None:
+    config = write_project(tmp_path, llm("alone"), script={"alone": ["Hm."]})
+    refusals = {
+        tmp_path: f"The ready file {str(tmp_path)!r} is a folder: name a file in it.\n",
+        tmp_path / "none" / "ready": (
+            f"The ready file's folder {str(tmp_path / 'none')!r} is not there: make it, or name another.\n"
+        ),
+    }
+    for place, sentence in refusals.items():
+        ended = await bough("--config", str(config), "serve", "--port", "0", "--ready-file", str(place))
+        assert ended == Finished(code=2, out="", err=sentence)
+
+
+async def test_the_flag_for_the_default_model_wins_over_its_variable_before_a_server_is_looked_for(
+    tmp_path: Path,
+) -> None:
+    config = write_project(tmp_path, llm("alone"), script={"alone": ["Hm."]})
+    async with listening(LoopbackService([])) as port:
+        environment = {"BOUGH_DEFAULT_MODEL": "nobody", "BOUGH_ADDRESS": f"127.0.0.1:{port}"}
+        ended = await bough(
+            "--config", str(config), "run", "alone", "hi", "--default-model", "default", environment=environment
+        )
+    sentence = (
+        f"--default-model is for a server that this command opens itself, and one runs at 127.0.0.1:{port}: "
+        "add --embedded, or give it to `bough serve`.\n"
+    )
+    assert ended == Finished(code=2, out="", err=sentence)
+
+
+async def _main_without(module: str) -> Finished:
+    program = f"import sys; sys.modules[{module!r}] = None; from bough_server.cli import main; main()"
+    process = await asyncio.create_subprocess_exec(sys.executable, "-c", program, stdout=PIPE, stderr=PIPE)
+    out, err = await process.communicate()
+    return Finished(code=process.returncode, out=out.decode(), err=err.decode())
+
+
+async def test_an_installation_without_the_server_says_what_to_install() -> None:
+    sentence = "This command needs more: pip install 'bough[server]'\n"
+    assert await _main_without("typer") == Finished(code=2, out="", err=sentence)
+
+
+async def test_a_module_of_its_own_that_is_missing_is_not_laid_to_the_installed_extras() -> None:
+    ended = await _main_without("bough_server.cli.db")
+    assert (ended.code, "pip install" in ended.err, "bough_server.cli.db" in ended.err) == (1, False, True)
