@@ -1,6 +1,7 @@
 """What a run begins with: a checked request becomes run_started; it starts nothing."""
 
 import hashlib
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Final
@@ -53,6 +54,26 @@ def check_input(message: message_pb2.Message) -> None:
     if size > MAX_INPUT_BYTES:
         said = f"is {size} bytes; an input may have {MAX_INPUT_BYTES}. Give large content by reference (a blob's uri)."
         raise InvalidRequest([FieldViolation(field="input.parts", description=said, rule="input.size")])
+    no_json = [
+        FieldViolation(field=f"input.parts[{index}].data_json", description="must be JSON text", rule="input.data_json")
+        for index, part in enumerate(message.parts)
+        if part.HasField("data_json") and not _is_json(part.data_json)
+    ]
+    if no_json:
+        raise InvalidRequest(no_json)
+
+
+def _is_json(text: str) -> bool:
+    try:
+        json.loads(text, parse_constant=_no_constant)
+    except (ValueError, RecursionError):
+        return False
+    return True
+
+
+def _no_constant(name: str) -> None:
+    # Python reads NaN and Infinity; JSON has neither.
+    raise ValueError(name)
 
 
 def request_digest(request: agent_service_pb2.RunRequest) -> str:

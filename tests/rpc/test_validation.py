@@ -5,13 +5,27 @@ from typing import Any
 
 import grpc
 import pytest
+from google.protobuf.duration_pb2 import Duration
+from google.protobuf.message import Message
+from google.protobuf.timestamp_pb2 import Timestamp
 from google.rpc.error_details_pb2 import BadRequest, ErrorInfo
 from grpc import aio
 
+from bough.v1 import (
+    agent_pb2,
+    catalog_service_pb2,
+    eval_service_pb2,
+    event_pb2,
+    invocation_pb2,
+    message_pb2,
+    policy_pb2,
+)
 from bough.v1 import agent_service_pb2 as pb
-from bough.v1 import eval_service_pb2, invocation_pb2, message_pb2
 from bough.v1.agent_service_pb2_grpc import AgentServiceStub, add_AgentServiceServicer_to_server
 from bough.v1.eval_service_pb2_grpc import EvalServiceStub, add_EvalServiceServicer_to_server
+from bough_server.admission import check_input
+from bough_server.errors import InvalidRequest
+from bough_server.interceptors.validation import violations
 from tests.rpc.servers import behaving, outcome, status_details
 
 
@@ -64,3 +78,102 @@ async def test_every_message_of_a_request_stream_is_checked() -> None:
             )
         ]
     )
+
+
+def asking(policy: policy_pb2.RunPolicy | None = None, *parts: message_pb2.Part) -> pb.RunRequest:
+    """A run's request that breaks no rule but what is given."""
+    said = message_pb2.Message(parts=parts or [message_pb2.Part(text="hi")])
+    return pb.RunRequest(agent="echo", input=said, policy=policy)
+
+
+def broken(request: Message) -> list[tuple[str, str]]:
+    return [(violation.field, violation.rule) for violation in violations(request)]
+
+
+@pytest.mark.parametrize(
+    "unwritable",
+    [
+        Duration(seconds=2**62),
+        Duration(seconds=-315_576_000_001),
+        Duration(nanos=1_000_000_000),
+        Duration(seconds=1, nanos=-1),
+    ],
+)
+async def test_a_duration_that_json_cannot_write_is_refused_with_its_path(unwritable: Duration) -> None:
+    policy = policy_pb2.RunPolicy(
+        limits=policy_pb2.Limits(wall_duration=unwritable),
+        delta=policy_pb2.DeltaPolicy(aggregated=policy_pb2.AggregatedDeltas(max_interval=unwritable)),
+        disconnect_grace=unwritable,
+    )
+    request = asking(policy)
+    request.follow.heartbeat.CopyFrom(unwritable)
+    async with behaving(add_AgentServiceServicer_to_server) as channel:
+        received, error = await outcome(AgentServiceStub(channel).Run(request))
+    assert received == []
+    assert error is not None
+    assert error.code() == grpc.StatusCode.INVALID_ARGUMENT
+    assert [(violation.field, violation.reason) for violation in status_details(error)[1].field_violations] == [
+        ("policy.limits.wall_duration", "duration.range"),
+        ("policy.delta.aggregated.max_interval", "duration.range"),
+        ("policy.disconnect_grace", "duration.range"),
+        ("follow.heartbeat", "duration.range"),
+    ]
+
+
+@pytest.mark.parametrize("unwritable", [Timestamp(seconds=2**62), Timestamp(seconds=-(2**62)), Timestamp(nanos=-1)])
+@pytest.mark.parametrize("request_type", [pb.ListRunsRequest, eval_service_pb2.ListInvocationsRequest])
+def test_a_list_is_refused_times_out_of_range(
+    request_type: type[pb.ListRunsRequest] | type[eval_service_pb2.ListInvocationsRequest], unwritable: Timestamp
+) -> None:
+    request = request_type(start_create_time=unwritable, end_create_time=unwritable)
+    assert broken(request) == [("start_create_time", "timestamp.range"), ("end_create_time", "timestamp.range")]
+
+
+def test_the_longest_times_that_json_can_write_are_fine() -> None:
+    longest = Duration(seconds=315_576_000_000, nanos=999_999_999)
+    assert broken(asking(policy_pb2.RunPolicy(limits=policy_pb2.Limits(wall_duration=longest)))) == []
+    last = Timestamp(seconds=253_402_300_799, nanos=999_999_999)
+    assert broken(pb.ListRunsRequest(start_create_time=Timestamp(seconds=-62_135_596_800), end_create_time=last)) == []
+
+
+def test_times_of_recorded_events_and_of_definitions_are_others_to_judge() -> None:
+    event = event_pb2.AgentEvent(time=Timestamp(nanos=-1))
+    assert broken(eval_service_pb2.AggregateEventsRequest(events=[event])) == []
+    far = policy_pb2.Limits(wall_duration=Duration(seconds=2**62))
+    definition = agent_pb2.AgentDefinition(name="lead", limits=far)
+    assert broken(catalog_service_pb2.ValidateAgentRequest(definitions=[definition])) == []
+
+
+def test_enum_values_of_a_policy_that_are_not_known_are_refused() -> None:
+    unknown = policy_pb2.RunPolicy(on_disconnect=9, on_sub_agent_failure=-1)  # type: ignore[arg-type]
+    assert broken(asking(unknown)) == [("policy", "policy.on_disconnect"), ("policy", "policy.on_sub_agent_failure")]
+    known = policy_pb2.RunPolicy(
+        on_disconnect=policy_pb2.ON_DISCONNECT_CONTINUE, on_sub_agent_failure=policy_pb2.ON_SUB_AGENT_FAILURE_ABORT
+    )
+    assert broken(asking(known)) == []
+
+
+@pytest.mark.parametrize(
+    ("part", "counts"),
+    [
+        (message_pb2.Part(text=" \n\t"), False),
+        (message_pb2.Part(data_json=""), False),
+        (message_pb2.Part(blob=message_pb2.Blob(media_type="image/png")), False),
+        (message_pb2.Part(blob=message_pb2.Blob(data=b"")), False),
+        (message_pb2.Part(text="\n.\n"), True),
+        (message_pb2.Part(data_json="{}"), True),
+        (message_pb2.Part(blob=message_pb2.Blob(data=b"x")), True),
+        (message_pb2.Part(blob=message_pb2.Blob(uri="https://example.com/a.png")), True),
+    ],
+)
+def test_an_input_has_a_part_with_content(part: message_pb2.Part, counts: bool) -> None:
+    assert broken(asking(None, part, message_pb2.Part())) == ([] if counts else [("input", "input.not_empty")])
+
+
+def test_data_of_an_input_that_is_no_json_is_refused_by_its_part() -> None:
+    texts = ["{}", "{", "NaN", "[" * 100_000, " 1 "]
+    with pytest.raises(InvalidRequest) as caught:
+        check_input(message_pb2.Message(parts=[message_pb2.Part(data_json=text) for text in texts]))
+    assert [violation.field for violation in caught.value.violations] == [
+        f"input.parts[{index}].data_json" for index in (1, 2, 3)
+    ]

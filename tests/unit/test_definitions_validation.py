@@ -217,7 +217,23 @@ def test_a_deep_schema_and_a_duration_out_of_range_are_judged_without_failing() 
     far = limits(wall_duration=Duration(seconds=-(2**62), nanos=-5))
     schema = json.dumps({"type": "object", "enum": [deep]})
     assert mistakes(agent(limits=far, input_schema_json=schema)) == [
-        ("limits.wall_duration", "must be longer than 0 s.")
+        ("limits.wall_duration", "is out of the range of a duration.")
+    ]
+
+
+@pytest.mark.parametrize(
+    "unwritable", [Duration(seconds=2**62), Duration(seconds=1, nanos=-1), Duration(nanos=1_000_000_000)]
+)
+def test_every_duration_of_a_definition_is_in_range(unwritable: Duration) -> None:
+    definition = agent(
+        limits=limits(wall_duration=unwritable),
+        delta=policy_pb2.DeltaPolicy(aggregated=policy_pb2.AggregatedDeltas(max_interval=unwritable)),
+        llm=llm(tools=[agent_pb2.ToolLink(name="search", timeout=unwritable)]),
+        sub_agents=[agent_pb2.AgentLink(agent="writer", limits=limits(wall_duration=unwritable))],
+    )
+    fields = ("limits.wall_duration", "sub_agents[0].limits.wall_duration", "delta.aggregated.max_interval")
+    assert mistakes(definition, agent("writer")) == [
+        (field, "is out of the range of a duration.") for field in (*fields, "llm.tools[0].timeout")
     ]
 
 

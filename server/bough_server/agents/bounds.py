@@ -51,8 +51,8 @@ def _llm_mistakes(llm: agent_pb2.LlmAgent) -> Iterator[FieldMistake]:
     for index, link in enumerate(llm.tools):
         if link.max_calls_per_run < 0:
             yield f"llm.tools[{index}].max_calls_per_run", "must not be negative."
-        if link.HasField("timeout") and _nanoseconds(link.timeout) <= 0:
-            yield f"llm.tools[{index}].timeout", "must be longer than 0 s."
+        if link.HasField("timeout"):
+            yield from _positive_mistakes(link.timeout, f"llm.tools[{index}].timeout")
     settings = llm.settings
     if not (math.isfinite(settings.temperature) and settings.temperature >= 0):
         yield "llm.settings.temperature", "must be 0 or more."
@@ -66,14 +66,23 @@ def _limits_mistakes(limits: policy_pb2.Limits, place: str) -> Iterator[FieldMis
     for name in _COUNTS:
         if getattr(limits, name) < 0:
             yield f"{place}.{name}", "must not be negative."
-    if limits.HasField("wall_duration") and _nanoseconds(limits.wall_duration) <= 0:
-        yield f"{place}.wall_duration", "must be longer than 0 s."
+    if limits.HasField("wall_duration"):
+        yield from _positive_mistakes(limits.wall_duration, f"{place}.wall_duration")
+
+
+def _positive_mistakes(duration: Duration, path: str) -> Iterator[FieldMistake]:
+    if not _is_in_range(duration):
+        yield path, "is out of the range of a duration."
+    elif duration.ToNanoseconds() <= 0:
+        yield path, "must be longer than 0 s."
 
 
 def _delta_mistakes(aggregated: policy_pb2.AggregatedDeltas) -> Iterator[FieldMistake]:
     if aggregated.HasField("max_chars") and aggregated.max_chars < 1:
         yield "delta.aggregated.max_chars", "must be at least 1."
-    if not 0 <= _nanoseconds(aggregated.max_interval) <= _LONGEST_INTERVAL_NS:
+    if not _is_in_range(aggregated.max_interval):
+        yield "delta.aggregated.max_interval", "is out of the range of a duration."
+    elif not 0 <= aggregated.max_interval.ToNanoseconds() <= _LONGEST_INTERVAL_NS:
         yield "delta.aggregated.max_interval", "must be between 0 s and 10 s."
 
 
@@ -91,6 +100,10 @@ def _enum_mistakes(message: Message, place: str) -> Iterator[FieldMistake]:
                 yield from _enum_mistakes(item, path)
 
 
-def _nanoseconds(duration: Duration) -> int:
-    # Not ToNanoseconds: what comes by the wire may be out of the range that it checks.
-    return duration.seconds * 1_000_000_000 + duration.nanos
+def _is_in_range(duration: Duration) -> bool:
+    """Whether JSON has a form for it; what comes by the wire may be out of range, or of mixed signs."""
+    try:
+        duration.ToJsonString()
+    except ValueError:
+        return False
+    return True

@@ -1,11 +1,13 @@
 """The schema's rules, enforced on every request before a handler sees it; rules beyond the schema are the handlers'."""
 
-from collections.abc import AsyncIterator
-from typing import Any
+from collections.abc import AsyncIterator, Iterator
+from typing import Any, Final
 
 import grpc
 import protovalidate
+from google.protobuf.duration_pb2 import Duration
 from google.protobuf.message import Message
+from google.protobuf.timestamp_pb2 import Timestamp
 from grpc import aio
 
 from bough_server.errors import FieldViolation, InvalidRequest
@@ -18,6 +20,9 @@ from bough_server.interceptors.handler import (
     streaming_behavior,
     unary_behavior,
 )
+
+_NOT_WALKED: Final = frozenset({"bough.v1.AggregateEventsRequest.events", "bough.v1.ValidateAgentRequest.definitions"})
+"""Recorded events are read as they are, and what is wrong with a definition is the catalog's answer."""
 
 
 class Validation(aio.ServerInterceptor):
@@ -39,12 +44,20 @@ class Validation(aio.ServerInterceptor):
 
 
 def violations(request: Message) -> list[FieldViolation]:
-    """Everything in a request that breaks a rule of the schema."""
+    """Everything in a request that breaks a rule of the schema; where times are out of range, these alone."""
+    # First, because the schema's expressions cannot be evaluated on a time out of range.
+    if unwritable := list(_unwritable_times(request, "")):
+        return unwritable
+    try:
+        broken = protovalidate.collect_violations(request)
+    except protovalidate.EvaluationError:
+        description = "has a value on which the rules of the schema cannot be evaluated"
+        return [FieldViolation(field="", description=description, rule="schema.evaluation")]
     return [
         FieldViolation(
             field=_path(violation.proto.field), description=violation.proto.message, rule=violation.proto.rule_id
         )
-        for violation in protovalidate.collect_violations(request)
+        for violation in broken
     ]
 
 
@@ -58,6 +71,31 @@ def _checked(request: Message) -> Message:
 async def _checked_each(requests: AsyncIterator[Message]) -> AsyncIterator[Message]:
     async for request in requests:
         yield _checked(request)
+
+
+def _unwritable_times(message: Message, place: str) -> Iterator[FieldViolation]:
+    """Durations and timestamps that JSON has no form for: out of range, or of mixed signs."""
+    for path, value in _set_messages(message, place):
+        if not isinstance(value, Duration | Timestamp):
+            yield from _unwritable_times(value, path)
+            continue
+        try:
+            value.ToJsonString()
+        except ValueError:
+            kind = value.DESCRIPTOR.name.lower()
+            yield FieldViolation(field=path, description=f"is out of the range of a {kind}", rule=f"{kind}.range")
+
+
+def _set_messages(message: Message, place: str) -> Iterator[tuple[str, Message]]:
+    """The messages that are set in a message, each with its path; maps of requests hold none."""
+    for field, value in message.ListFields():
+        if field.message_type is None or field.full_name in _NOT_WALKED or field.message_type.GetOptions().map_entry:
+            continue
+        path = f"{place}.{field.name}" if place else field.name
+        if field.is_repeated:
+            yield from ((f"{path}[{index}]", item) for index, item in enumerate(value))
+        else:
+            yield path, value
 
 
 def _path(field: protovalidate.FieldPathPb | None) -> str:

@@ -319,7 +319,10 @@ class _ValueKindEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ValueKind.V
     """The result of a step of an agent's code."""
 
 class ValueKind(_ValueKind, metaclass=_ValueKindEnumTypeWrapper):
-    """What a recorded value is."""
+    """What a recorded value is.
+
+    Set aside: 3 sleep.
+    """
 
 VALUE_KIND_UNSPECIFIED: ValueKind.ValueType  # 0
 """Not said."""
