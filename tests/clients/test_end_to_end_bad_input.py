@@ -104,6 +104,7 @@ async def test_tokens_of_other_lists_are_refused(server: Served) -> None:
         server.agents.ListRuns(pb.ListRunsRequest(page_token="AAAA")),
         server.sessions.ListSessions(session.ListSessionsRequest(page_token=runs)),
         server.trees.ListInvocations(eval_service_pb2.ListInvocationsRequest(page_token=sessions)),
+        server.trees.ListInvocations(eval_service_pb2.ListInvocationsRequest(page_token=runs)),
     ):
         error = await _refusal(call, server)
         assert (error.code(), status_details(error)[0].reason) == (INVALID, "INVALID_PAGE_TOKEN")

@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 from bough.v1 import agent_service_pb2 as pb
 from bough.v1 import error_pb2, event_pb2
+from bough.v1.eval_service_pb2 import ListInvocationsRequest
 from bough_server.errors import InvalidRequest
 from bough_server.services.listing import page_by_name, page_of, run_filter
 from bough_server.store.ports import Page, RunFilter
@@ -35,6 +36,11 @@ def test_a_token_of_another_listing_is_refused(token: str) -> None:
 
 def test_a_page_is_50_where_nothing_is_said_and_1000_at_most() -> None:
     assert [page_of(size, "t") for size in (0, 7, 5_000)] == [Page(size=n, token="t") for n in (50, 7, 1_000)]
+
+
+def test_a_filter_is_of_the_listing_that_asks() -> None:
+    listings = [run_filter(request).listing for request in (pb.ListRunsRequest(), ListInvocationsRequest())]
+    assert listings == ["runs", "invocations"]
 
 
 def test_a_filter_tells_absent_times_from_the_epoch() -> None:

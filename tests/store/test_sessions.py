@@ -117,6 +117,7 @@ async def test_runs_made_at_the_same_time_are_neither_lost_nor_repeated(store: S
         (RunFilter(labels={"team": "%"}), []),
         (RunFilter(start_create_time_ns=START_NS + 120 * SECOND, end_create_time_ns=START_NS + 240 * SECOND), [3, 2]),
         (RunFilter(agent="writer", labels={"team": "b"}), [4]),
+        (RunFilter(start_create_time_ns=-(2**65), end_create_time_ns=2**65), [4, 3, 2, 1]),
     ],
 )
 async def test_runs_are_filtered(store: Store, run_filter: RunFilter, expected: list[int]) -> None:
@@ -146,6 +147,7 @@ async def test_a_token_of_another_list_or_filter_or_tenant_is_refused(store: Sto
     for asked in (
         store.runs.list(ANNE, RunFilter(), Page(size=1, token=sessions)),
         store.runs.list(ANNE, RunFilter(agent="lead"), Page(size=1, token=runs)),
+        store.runs.list(ANNE, RunFilter(listing="invocations"), Page(size=1, token=runs)),
         store.runs.list(BERT, RunFilter(), Page(size=1, token=runs)),
         store.sessions.list(ANNE, labels={"a": "b"}, page=Page(size=1, token=sessions)),
         store.sessions.list_messages(ANNE, session_id(2), Page(size=1, token=messages)),

@@ -24,6 +24,7 @@ def run_filter(request: agent_service_pb2.ListRunsRequest | eval_service_pb2.Lis
     """Which runs a request asks for."""
     start, end = request.start_create_time, request.end_create_time
     return RunFilter(
+        listing="invocations" if isinstance(request, eval_service_pb2.ListInvocationsRequest) else "runs",
         session_id=request.session_id,
         agent=request.agent,
         states=tuple(request.states),

@@ -128,8 +128,12 @@ class EventLog(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunFilter:
-    """Which runs to list; what is empty filters nothing. Times are nanoseconds since the epoch, the end exclusive."""
+    """Which runs to list; what is empty filters nothing. Times are nanoseconds since the epoch, the end exclusive.
 
+    The listing is the list that the runs are shown in: a page token of one is foreign to another.
+    """
+
+    listing: str = "runs"
     session_id: str = ""
     agent: str = ""
     states: Sequence[event_pb2.State.ValueType] = ()

@@ -26,7 +26,7 @@ def key_of(token: str, filters: Sequence[object]) -> Key | None:
         number, name, digest = json.loads(base64.b64decode(token, altchars=b"-_", validate=True))
     except (binascii.Error, ValueError, TypeError):
         raise _foreign() from None
-    if type(number) is not int or not isinstance(name, str) or digest != _digest(filters):
+    if type(number) is not int or number.bit_length() > 63 or not isinstance(name, str) or digest != _digest(filters):
         raise _foreign()
     return number, name
 

@@ -46,7 +46,7 @@ class SqlRunIndex:
         self, principal: Principal, run_filter: RunFilter, page: Page
     ) -> tuple[Sequence[agent_service_pb2.Run], str]:
         """See RunIndex."""
-        filters = ["runs", principal.tenant_id, *_filter_values(run_filter)]
+        filters = [run_filter.listing, principal.tenant_id, *_filter_values(run_filter)]
         statement = select(tables.runs).where(_runs.tenant_id == principal.tenant_id, *_conditions(run_filter))
         if (after := key_of(page.token, filters)) is not None:
             statement = statement.where(is_before(_runs.create_time_ns, _runs.run_id, after))
@@ -103,10 +103,15 @@ def _conditions(run_filter: RunFilter) -> list[ColumnElement[bool]]:
     if run_filter.states:
         conditions.append(_runs.state.in_(run_filter.states))
     if run_filter.start_create_time_ns is not None:
-        conditions.append(_runs.create_time_ns >= run_filter.start_create_time_ns)
+        conditions.append(_runs.create_time_ns >= _storable(run_filter.start_create_time_ns))
     if run_filter.end_create_time_ns is not None:
-        conditions.append(_runs.create_time_ns < run_filter.end_create_time_ns)
+        conditions.append(_runs.create_time_ns < _storable(run_filter.end_create_time_ns))
     return conditions
+
+
+def _storable(time_ns: int) -> int:
+    """The nearest number that SQLite can hold: no run is as old or as new as these."""
+    return max(-(2**63), min(time_ns, 2**63 - 1))
 
 
 def _record(row: Row[Any]) -> RunRecord:
