@@ -89,6 +89,7 @@ class Runs:
         Raises InvalidRequest, NotFound (agent, session), RequestIdReused, SessionBusy, ServerStopping, StorageFailed.
         """
         self._refuse_while_draining()
+        request.DiscardUnknownFields()  # nobody has counted them, and they would go into the log
         check_input(request.input)
         digest = request_digest(request)
         if request.request_id:

@@ -92,7 +92,8 @@ class Traced:
             if error is not None:
                 reason = error_pb2.ErrorReason.Name(error.reason).removeprefix("ERROR_REASON_")
                 span.set_attribute("error.type", reason)
-                span.set_status(Status(StatusCode.ERROR, error.message))
+                # What went wrong may quote what was said: a tool's arguments, a provider's sentence.
+                span.set_status(Status(StatusCode.ERROR, error.message if self._capture else None))
             if response is not None:
                 _describe_response(span, response)
             if self._capture and input is not None:

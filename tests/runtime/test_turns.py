@@ -9,10 +9,11 @@ from pathlib import Path
 import pytest
 from google.protobuf.message import DecodeError
 
-from bough.v1 import error_pb2, event_pb2, message_pb2, policy_pb2
+from bough.v1 import agent_service_pb2, error_pb2, event_pb2, message_pb2, policy_pb2
 from bough_server.agents.function import agent
 from bough_server.errors import InvalidRequest, NotFound, RequestIdReused, ServerStopping, SessionBusy
 from bough_server.runtime.context import Context
+from bough_server.telemetry import Parent
 from tests.support.house import ME, names
 from tests.support.laws import check_laws
 from tests.support.readings import answer_of, check_replay, having, text_of
@@ -318,3 +319,16 @@ async def test_a_run_that_was_asked_to_end_before_its_server_died_ends_by_that_w
         await check_replay(house, log)
     assert [event.WhichOneof("payload") for event in log] == ["run_started", "cancel_requested", end]
     assert log[1].cancel_requested.reason == reason
+
+
+async def test_what_a_request_says_in_fields_that_nobody_knows_is_not_recorded(tmp_path: Path) -> None:
+    unknown = b"\xfa\x3e\x80\x08" + b"x" * 1024  # field 1007, 1,024 bytes
+    request = agent_service_pb2.RunRequest(
+        agent="p", input=message_pb2.Message(parts=[message_pb2.Part(text="hello")]), policy=policy_pb2.RunPolicy()
+    )
+    request.input.MergeFromString(unknown)
+    request.policy.MergeFromString(unknown)
+    async with open_team(tmp_path, DONE, llm("p")) as house:
+        record = await house.runs.start(ME, request, deadline_time_ns=None, trace=Parent.current())
+        log = await house.log(record.run)
+    assert log[0].ByteSize() < 1_024

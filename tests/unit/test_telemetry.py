@@ -178,3 +178,13 @@ def test_spans_are_exported_by_otlp_when_the_environment_names_an_endpoint(monke
         ("bough", "chat m", chat.span_id, root.span_id, root.trace_id),
         ("bough", "invoke_agent lead", root.span_id, "", root.trace_id),
     ]
+
+
+def test_what_an_error_quotes_is_content_too() -> None:
+    error = error_pb2.AgentError(reason=error_pb2.ERROR_REASON_BAD_ARGUMENTS, message="card: '4111' is no integer")
+    told: list[str | None] = []
+    for capture in (False, True):
+        tracing, exporter = _recording(capture_content=capture)
+        tracing.execute_tool(tool="pay", call_id="c", parent=_NOWHERE).end(error=error)
+        told += [span.status.description for span in exporter.get_finished_spans()]
+    assert told == [None, "card: '4111' is no integer"]

@@ -62,11 +62,14 @@ class ChatEndpoint:
         try:
             pieces = response.aiter_bytes()
             decoder = EventDecoder()
-            seconds = self._timeouts.start
+            clock = asyncio.get_running_loop().time
+            bound = left = self._timeouts.start
             while not completion.is_done:
-                piece = await self._read(pieces, completion, seconds)
-                seconds = self._timeouts.idle
+                began = clock()
+                piece = await self._read(pieces, completion, left, bound)
+                left -= clock() - began  # a comment is no answer: only an event starts the time anew
                 for data in decoder.feed(piece) if piece else decoder.finish():
+                    bound = left = self._timeouts.idle
                     for delta in completion.take(data):
                         yield delta
                 if not piece:
@@ -152,13 +155,13 @@ class ChatEndpoint:
         except self._broken as error:
             raise self._failures.transport(error) from error
 
-    async def _read(self, pieces: AsyncIterator[bytes], completion: Completion, seconds: float) -> bytes:
+    async def _read(self, pieces: AsyncIterator[bytes], completion: Completion, left: float, bound: float) -> bytes:
         """The next bytes; none at the end, or where the connection broke after the whole answer."""
         try:
-            async with asyncio.timeout(seconds):
+            async with asyncio.timeout(left):
                 return await anext(pieces, b"")
         except TimeoutError as error:
-            raise self._failures.timeout("sent nothing", seconds) from error
+            raise self._failures.timeout("sent nothing", bound) from error
         except self._broken as error:
             if completion.is_whole:
                 return b""
