@@ -15,7 +15,21 @@ from bough_server.models.model import ModelRequest, ToolSpec
 Body: TypeAlias = dict[str, object]
 
 _AUDIO_FORMATS: Final = {"audio/wav": "wav", "audio/x-wav": "wav", "audio/mpeg": "mp3", "audio/mp3": "mp3"}
-_OURS: Final = frozenset("model models route provider plugins messages stream stream_options tools functions n".split())
+_OURS: Final = frozenset(
+    {
+        "model",
+        "models",
+        "route",
+        "provider",
+        "plugins",
+        "messages",
+        "stream",
+        "stream_options",
+        "tools",
+        "functions",
+        "n",
+    }
+)
 
 
 class BadSettings(ValueError):
