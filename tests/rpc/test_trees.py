@@ -86,6 +86,14 @@ async def test_the_tree_of_nothing_is_empty(server: Served) -> None:
     assert (list(empty.agents), empty.as_of_sequence) == ([], 0)
 
 
+async def test_more_events_than_one_call_may_bring_are_refused(server: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("bough_server.services.eval.MAX_EVENTS", 3)
+    requests = [pb.AggregateEventsRequest(events=[event_pb2.AgentEvent(invocation_id="R")] * 2)] * 2
+    with pytest.raises(aio.AioRpcError) as caught:
+        await server.trees.AggregateEvents(iter(requests))
+    assert caught.value.code() == grpc.StatusCode.INVALID_ARGUMENT
+
+
 async def test_the_tree_of_an_unknown_run_is_not_found(server: Served) -> None:
     with pytest.raises(aio.AioRpcError) as caught:
         await _tree(server, "none")

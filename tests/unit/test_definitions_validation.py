@@ -238,6 +238,13 @@ def test_every_duration_of_a_definition_is_in_range(unwritable: Duration) -> Non
 
 
 def test_a_schema_deeper_than_can_be_read_is_refused() -> None:
-    schema = '{"type": "object", "enum": ' + "[" * 50_000 + "]" * 50_000 + "}"
+    schema = '{"type": "object", "enum": ' + "[" * 30_000 + "]" * 30_000 + "}"
     [(field, description)] = mistakes(agent(input_schema_json=schema))
     assert (field, description[:18]) == ("input_schema_json", "must be JSON text:")
+
+
+def test_a_schema_that_would_take_seconds_to_judge_is_refused_unread() -> None:
+    huge = agent_pb2.AgentDefinition(name="a", description="Does it.", input_schema_json="{" + " " * 70_000 + "}")
+    huge.llm.instruction = "Do it."
+    fields = {(each.field, each.description) for each in violations([huge], KNOWN)}
+    assert ("input_schema_json", "is larger than 64 KiB.") in fields

@@ -14,6 +14,9 @@ FieldMistake: TypeAlias = tuple[str, str]
 """A field's path, and what is wrong with it."""
 
 _MOST_BYTES: Final = 256 * 1024
+
+MAX_SCHEMA_BYTES: Final = 64 * 1024
+"""The most bytes of a schema: judging one takes a second for each 160 KiB."""
 _MOST_DESCRIPTION: Final = 4 * 1024
 _MOST_ITEMS: Final = 128
 _LONGEST_INTERVAL_NS: Final = 10_000_000_000

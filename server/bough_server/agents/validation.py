@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from bough.v1 import agent_pb2, catalog_service_pb2, error_pb2
-from bough_server.agents.bounds import bound_mistakes, json_object_mistake
+from bough_server.agents.bounds import MAX_SCHEMA_BYTES, bound_mistakes, json_object_mistake
 from bough_server.documents import suggestion
 from bough_server.errors import Reason
 from bough_server.ids import AGENT_NAME
@@ -59,11 +59,17 @@ def judge(definitions: Sequence[agent_pb2.AgentDefinition], known: Known) -> lis
     for definition in definitions:
         mistakes = [*_identity(definition, world, seen), *_llm(definition, world), *_links(definition, world)]
         mistakes += [Mistake(*each) for each in bound_mistakes(definition)]
-        if definition.input_schema_json and (problem := schema_problem(definition.input_schema_json)):
+        if problem := _schema_problem(definition.input_schema_json):
             mistakes.append(Mistake("input_schema_json", problem))
         seen.add(definition.name)
         judged.append(mistakes)
     return judged
+
+
+def _schema_problem(schema_json: str) -> str:
+    if len(schema_json) > MAX_SCHEMA_BYTES:
+        return f"is larger than {MAX_SCHEMA_BYTES // 1024} KiB."
+    return schema_problem(schema_json) if schema_json else ""
 
 
 def judge_code_agent(

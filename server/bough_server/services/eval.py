@@ -8,13 +8,17 @@ from grpc import aio
 
 from bough.v1 import agent_service_pb2, eval_service_pb2_grpc, event_pb2, invocation_pb2
 from bough.v1 import eval_service_pb2 as pb
-from bough_server.errors import SequenceOutOfRange
+from bough_server.errors import FieldViolation, InvalidRequest, SequenceOutOfRange
 from bough_server.runs import Runs
 from bough_server.services.listing import page_of, run_filter
 from bough_server.store.ports import EventLog, Principal
 from bough_server.tree import Tree
 
 _TERMINAL: Final = frozenset({event_pb2.STATE_SUCCEEDED, event_pb2.STATE_FAILED, event_pb2.STATE_CANCELLED})
+
+MAX_EVENTS: Final = 1_000_000
+MAX_BYTES: Final = 256 * 1024 * 1024
+"""The most that one call aggregates: a record of it is kept in memory while it comes."""
 
 _LONG: Final = 2_000
 """From this many events on a fold is made in a thread, so that streams go on beside it."""
@@ -62,10 +66,13 @@ class EvalService(eval_service_pb2_grpc.EvalServiceServicer):
     ) -> pb.AggregateEventsResponse:
         """Makes the record of the events that are sent, in the order of arrival."""
         tree: Tree | None = None
-        count = 0
+        count = size = 0
         async for request in request_iterator:
             tree = tree or Tree(request.options)
-            count += len(request.events)
+            count, size = count + len(request.events), size + request.ByteSize()
+            if count > MAX_EVENTS or size > MAX_BYTES:
+                said = f"are more than {MAX_EVENTS:,} or {MAX_BYTES >> 20} MiB. Aggregate each run by itself."
+                raise InvalidRequest([FieldViolation(field="events", description=said, rule="events.size")])
             await _at_length(len(request.events), _add_all, tree.add, request.events)
         invocation = await _at_length(count, (tree or Tree()).invocation)
         return pb.AggregateEventsResponse(invocation=invocation)

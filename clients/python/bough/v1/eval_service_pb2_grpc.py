@@ -71,7 +71,7 @@ class EvalServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def AggregateEvents(self, request_iterator, context):
-        """Makes the record of anybody's events.
+        """Makes the record of anybody's events, at most 1,000,000 of them and 256 MiB.
 
         The order is the order of arrival. A sequence that does not rise is an anomaly of the record, not an error; ids are
         any text; a payload that this server does not know still counts for its invocation; the end of the run is any of

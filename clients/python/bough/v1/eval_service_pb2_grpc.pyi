@@ -38,7 +38,7 @@ class EvalServiceStub:
     ListInvocations: _grpc.UnaryUnaryMultiCallable[_eval_service_pb2.ListInvocationsRequest, _eval_service_pb2.ListInvocationsResponse]
     """Lists records without agents, tools and steps, the newest first."""
     AggregateEvents: _grpc.StreamUnaryMultiCallable[_eval_service_pb2.AggregateEventsRequest, _eval_service_pb2.AggregateEventsResponse]
-    """Makes the record of anybody's events.
+    """Makes the record of anybody's events, at most 1,000,000 of them and 256 MiB.
 
     The order is the order of arrival. A sequence that does not rise is an anomaly of the record, not an error; ids are
     any text; a payload that this server does not know still counts for its invocation; the end of the run is any of
@@ -55,7 +55,7 @@ class EvalServiceAsyncStub(EvalServiceStub):
     ListInvocations: _aio.UnaryUnaryMultiCallable[_eval_service_pb2.ListInvocationsRequest, _eval_service_pb2.ListInvocationsResponse]  # type: ignore[assignment]
     """Lists records without agents, tools and steps, the newest first."""
     AggregateEvents: _aio.StreamUnaryMultiCallable[_eval_service_pb2.AggregateEventsRequest, _eval_service_pb2.AggregateEventsResponse]  # type: ignore[assignment]
-    """Makes the record of anybody's events.
+    """Makes the record of anybody's events, at most 1,000,000 of them and 256 MiB.
 
     The order is the order of arrival. A sequence that does not rise is an anomaly of the record, not an error; ids are
     any text; a payload that this server does not know still counts for its invocation; the end of the run is any of
@@ -87,7 +87,7 @@ class EvalServiceServicer(metaclass=_abc_1.ABCMeta):
         request_iterator: _MaybeAsyncIterator[_eval_service_pb2.AggregateEventsRequest],
         context: _ServicerContext,
     ) -> _typing.Union[_eval_service_pb2.AggregateEventsResponse, _abc.Awaitable[_eval_service_pb2.AggregateEventsResponse]]:
-        """Makes the record of anybody's events.
+        """Makes the record of anybody's events, at most 1,000,000 of them and 256 MiB.
 
         The order is the order of arrival. A sequence that does not rise is an anomaly of the record, not an error; ids are
         any text; a payload that this server does not know still counts for its invocation; the end of the run is any of
