@@ -13,6 +13,7 @@ from bough.v1 import agent_service_pb2, error_pb2, event_pb2, message_pb2, polic
 from bough_server.agents.function import agent
 from bough_server.errors import InvalidRequest, NotFound, RequestIdReused, ServerStopping, SessionBusy
 from bough_server.runtime.context import Context
+from bough_server.store.ports import Page
 from bough_server.telemetry import Parent
 from tests.support.house import ME, names
 from tests.support.laws import check_laws
@@ -332,3 +333,19 @@ async def test_what_a_request_says_in_fields_that_nobody_knows_is_not_recorded(t
         record = await house.runs.start(ME, request, deadline_time_ns=None, trace=Parent.current())
         log = await house.log(record.run)
     assert log[0].ByteSize() < 1_024
+
+
+async def test_a_page_of_long_messages_ends_before_it_is_too_large_and_none_is_left_out(tmp_path: Path) -> None:
+    async with open_team(tmp_path, DONE, llm("p")) as house:
+        first = await house.turn("p", "0" + "x" * 250_000)
+        for number in range(1, 6):
+            await house.turn("p", f"{number}" + "x" * 250_000, session_id=first[0].session_id)
+        listed: list[int] = []
+        token = ""
+        while token or not listed:
+            page, token = await house.store.sessions.list_messages(
+                ME, first[0].session_id, Page(size=1_000, token=token)
+            )
+            assert sum(message.ByteSize() for message in page) < 1_100_000
+            listed += [message.position for message in page]
+    assert listed == list(range(12, 0, -1))

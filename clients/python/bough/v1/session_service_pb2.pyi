@@ -333,7 +333,7 @@ class ListMessagesRequest(_message.Message):
     session_id: _builtins.str
     """The session."""
     page_size: _builtins.int
-    """The most messages of a page; 50 where 0, 1,000 at most."""
+    """The most messages of a page; 50 where 0, 1,000 at most. A page also ends at about 1 MiB."""
     page_token: _builtins.str
     """next_page_token of the page before, with the same session."""
     def __init__(

@@ -1,7 +1,7 @@
 """Sessions and their messages on SQL; a session's runs write to it in the transactions of their events."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any, Final
 
@@ -16,6 +16,7 @@ from bough_server.store.sql.paging import key_of, token_of
 from bough_server.store.sql.readers import Readers
 from bough_server.store.sql.runs import has_labels, is_before
 from bough_server.store.sql.write_queue import WriteQueue
+from bough_server.store.window import PAGE_BYTES
 
 _sessions, _messages = tables.sessions.c, tables.messages.c
 
@@ -116,7 +117,7 @@ class SqlSessions:
             .order_by(_messages.position.desc())
             .limit(page.size)
         )
-        rows = await self._rows(statement)
+        rows = await self._readers.run(lambda connection: _within(PAGE_BYTES, connection.execute(statement)))
         token = token_of((rows[-1].position, ""), filters) if rows and rows[-1].position > 1 else ""
         return [message_pb2.Message.FromString(row.data) for row in rows], token
 
@@ -128,6 +129,18 @@ class SqlSessions:
 
     async def _rows(self, statement: Select[Any], parameters: dict[str, object] | None = None) -> Sequence[Row[Any]]:
         return await self._readers.run(lambda connection: connection.execute(statement, parameters or {}).all())
+
+
+def _within(max_bytes: int, rows: Iterable[Row[Any]]) -> list[Row[Any]]:
+    """The first rows whose data are so many bytes together; one at least, if there is one."""
+    taken: list[Row[Any]] = []
+    size = 0
+    for row in rows:
+        size += len(row.data)
+        if taken and size > max_bytes:
+            break
+        taken.append(row)
+    return taken
 
 
 def _create(connection: Connection, *, row: dict[str, object]) -> None:
