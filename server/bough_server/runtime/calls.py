@@ -63,7 +63,6 @@ class StepCalls:
         self._calls = calls
         self._answers: dict[int, Answered] = {}
         self._running: set[int] = set()
-        self._aborted: Abort | None = None
 
     def key(self, position: int) -> str:
         """The effect of a call."""
@@ -117,7 +116,6 @@ class StepCalls:
 
     async def _abort(self, position: int, abort: Abort) -> None:
         """Ends the siblings of the call whose failure fails the caller."""
-        self._aborted = abort
         error = RunError("A sibling failed and aborted the caller.", reason=error_pb2.ERROR_REASON_CANCELLED)
         wish = partial(self._execution.wish, caller=self._frame.invocation_id, reason=event_pb2.CANCEL_REASON_ABORT)
         # All are sealed before the first is waited for: a sibling that fails meanwhile would end this one halfway.
