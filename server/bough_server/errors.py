@@ -7,6 +7,9 @@ BoughError
 │   ├── RequestIdReused       ALREADY_EXISTS
 │   ├── SessionBusy           ABORTED
 │   ├── SequenceOutOfRange    OUT_OF_RANGE
+│   ├── AlreadyAnswered       FAILED_PRECONDITION: the request has another answer
+│   ├── RunEnded              FAILED_PRECONDITION: the run takes no answers any more
+│   ├── ForkRefused           FAILED_PRECONDITION: the run cannot be forked there
 │   ├── ServerStopping        UNAVAILABLE
 │   └── StorageFailed         UNAVAILABLE: the disk, the lock or the database
 ├── RunError                  what goes wrong in a run: an AgentError in an event
@@ -108,6 +111,27 @@ class SequenceOutOfRange(CallError):
 
     code = code_pb2.OUT_OF_RANGE
     reason = error_pb2.ERROR_REASON_SEQUENCE_OUT_OF_RANGE
+
+
+class AlreadyAnswered(CallError):
+    """An answer to a request that has another one."""
+
+    code = code_pb2.FAILED_PRECONDITION
+    reason = error_pb2.ERROR_REASON_ALREADY_ANSWERED
+
+
+class RunEnded(CallError):
+    """An answer to a run that has ended."""
+
+    code = code_pb2.FAILED_PRECONDITION
+    reason = error_pb2.ERROR_REASON_RUN_ENDED
+
+
+class ForkRefused(CallError):
+    """A fork at a place where none can be; the message says why."""
+
+    code = code_pb2.FAILED_PRECONDITION
+    reason = error_pb2.ERROR_REASON_FORK_REFUSED
 
 
 class ServerStopping(CallError):

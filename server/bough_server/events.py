@@ -22,6 +22,11 @@ FIELD_OF_KIND: Final[Mapping[int, str]] = MappingProxyType({field.number: field.
 """Payload tag to field name."""
 
 RUN_STARTED: Final = KIND_OF_FIELD["run_started"]
+RUN_QUEUED: Final = KIND_OF_FIELD["run_queued"]
+RUN_DEQUEUED: Final = KIND_OF_FIELD["run_dequeued"]
+RUN_RESUMED: Final = KIND_OF_FIELD["run_resumed"]
+RUN_FORKED: Final = KIND_OF_FIELD["run_forked"]
+RUN_INTERRUPTED: Final = KIND_OF_FIELD["run_interrupted"]
 RUN_COMPLETED: Final = KIND_OF_FIELD["run_completed"]
 RUN_FAILED: Final = KIND_OF_FIELD["run_failed"]
 RUN_CANCELLED: Final = KIND_OF_FIELD["run_cancelled"]
@@ -42,6 +47,8 @@ TOOL_COMPLETED: Final = KIND_OF_FIELD["tool_completed"]
 TOOL_FAILED: Final = KIND_OF_FIELD["tool_failed"]
 STEP_COMPLETED: Final = KIND_OF_FIELD["step_completed"]
 STEP_FAILED: Final = KIND_OF_FIELD["step_failed"]
+INPUT_REQUESTED: Final = KIND_OF_FIELD["input_requested"]
+INPUT_RECEIVED: Final = KIND_OF_FIELD["input_received"]
 VALUE_RECORDED: Final = KIND_OF_FIELD["value_recorded"]
 CANCEL_REQUESTED: Final = KIND_OF_FIELD["cancel_requested"]
 

@@ -247,10 +247,13 @@ class ToolLink(_message.Message):
     NAME_FIELD_NUMBER: _builtins.int
     MAX_CALLS_PER_RUN_FIELD_NUMBER: _builtins.int
     TIMEOUT_FIELD_NUMBER: _builtins.int
+    REQUIRES_APPROVAL_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     """The tool's name."""
     max_calls_per_run: _builtins.int
     """How often it may be called in a run by this agent; then it is no longer offered. Absent: as often as wanted."""
+    requires_approval: _builtins.bool
+    """Whether every call waits for somebody's approval, whatever the tool itself says."""
     @_builtins.property
     def timeout(self) -> _duration_pb2.Duration:
         """How long a call may take; the tool's own where absent."""
@@ -261,10 +264,11 @@ class ToolLink(_message.Message):
         name: _builtins.str = ...,
         max_calls_per_run: _builtins.int | None = ...,
         timeout: _duration_pb2.Duration | None = ...,
+        requires_approval: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_max_calls_per_run", b"_max_calls_per_run", "max_calls_per_run", b"max_calls_per_run", "timeout", b"timeout"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_max_calls_per_run", b"_max_calls_per_run", "max_calls_per_run", b"max_calls_per_run", "name", b"name", "timeout", b"timeout"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_max_calls_per_run", b"_max_calls_per_run", "max_calls_per_run", b"max_calls_per_run", "name", b"name", "requires_approval", b"requires_approval", "timeout", b"timeout"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__max_calls_per_run: _TypeAlias = _typing.Literal["max_calls_per_run"]  # noqa: Y015
     _WhichOneofArgType__max_calls_per_run: _TypeAlias = _typing.Literal["_max_calls_per_run", b"_max_calls_per_run"]  # noqa: Y015

@@ -5,6 +5,8 @@ Starting, following and stopping runs."""
 
 from bough.v1 import error_pb2 as _error_pb2
 from bough.v1 import event_pb2 as _event_pb2
+from bough.v1 import fork_pb2 as _fork_pb2
+from bough.v1 import input_pb2 as _input_pb2
 from bough.v1 import message_pb2 as _message_pb2
 from bough.v1 import policy_pb2 as _policy_pb2
 from collections import abc as _abc
@@ -59,19 +61,20 @@ class _WatchUntilEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_WatchUntil
     """TERMINAL."""
     WATCH_UNTIL_TERMINAL: _WatchUntil.ValueType  # 1
     """At the run's last event."""
+    WATCH_UNTIL_INTERRUPTED: _WatchUntil.ValueType  # 2
+    """At the first run_interrupted after `after_sequence`, or the run's last event."""
     WATCH_UNTIL_CURRENT: _WatchUntil.ValueType  # 3
     """When everything has been sent that was in the log when the call began."""
 
 class WatchUntil(_WatchUntil, metaclass=_WatchUntilEnumTypeWrapper):
-    """When WatchRun ends.
-
-    Set aside: 2 the first interruption.
-    """
+    """When WatchRun ends."""
 
 WATCH_UNTIL_UNSPECIFIED: WatchUntil.ValueType  # 0
 """TERMINAL."""
 WATCH_UNTIL_TERMINAL: WatchUntil.ValueType  # 1
 """At the run's last event."""
+WATCH_UNTIL_INTERRUPTED: WatchUntil.ValueType  # 2
+"""At the first run_interrupted after `after_sequence`, or the run's last event."""
 WATCH_UNTIL_CURRENT: WatchUntil.ValueType  # 3
 """When everything has been sent that was in the log when the call began."""
 Global___WatchUntil: _TypeAlias = WatchUntil  # noqa: Y015
@@ -280,6 +283,182 @@ class WatchRunResponse(_message.Message):
 Global___WatchRunResponse: _TypeAlias = WatchRunResponse  # noqa: Y015
 
 @_typing.final
+class ResumeRunRequest(_message.Message):
+    """Answers what a run asks."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    RUN_ID_FIELD_NUMBER: _builtins.int
+    ANSWERS_FIELD_NUMBER: _builtins.int
+    REQUEST_ID_FIELD_NUMBER: _builtins.int
+    FOLLOW_FIELD_NUMBER: _builtins.int
+    AFTER_SEQUENCE_FIELD_NUMBER: _builtins.int
+    run_id: _builtins.str
+    """The run."""
+    request_id: _builtins.str
+    """A name for this request, unique to the run; the same again with the same content changes nothing and follows from
+    the same place. Empty for none.
+    """
+    after_sequence: _builtins.int
+    """The last sequence that the caller has. Where absent, the stream begins with the run_resumed that these answers
+    caused, or with their input_received where the run was still going.
+    """
+    @_builtins.property
+    def answers(self) -> _containers.RepeatedCompositeFieldContainer[_input_pb2.InputAnswer]:
+        """The answers, each to another request."""
+
+    @_builtins.property
+    def follow(self) -> Global___FollowOptions:
+        """How to follow."""
+
+    def __init__(
+        self,
+        *,
+        run_id: _builtins.str = ...,
+        answers: _abc.Iterable[_input_pb2.InputAnswer] | None = ...,
+        request_id: _builtins.str = ...,
+        follow: Global___FollowOptions | None = ...,
+        after_sequence: _builtins.int | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_after_sequence", b"_after_sequence", "after_sequence", b"after_sequence", "follow", b"follow"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_after_sequence", b"_after_sequence", "after_sequence", b"after_sequence", "answers", b"answers", "follow", b"follow", "request_id", b"request_id", "run_id", b"run_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__after_sequence: _TypeAlias = _typing.Literal["after_sequence"]  # noqa: Y015
+    _WhichOneofArgType__after_sequence: _TypeAlias = _typing.Literal["_after_sequence", b"_after_sequence"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__after_sequence) -> _WhichOneofReturnType__after_sequence | None: ...
+
+Global___ResumeRunRequest: _TypeAlias = ResumeRunRequest  # noqa: Y015
+
+@_typing.final
+class ResumeRunResponse(_message.Message):
+    """Some events, in order. The layout is RunResponse's."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    EVENTS_FIELD_NUMBER: _builtins.int
+    THROUGH_SEQUENCE_FIELD_NUMBER: _builtins.int
+    through_sequence: _builtins.int
+    """Everything up to here has been considered for this view: rejoin by WatchRun with it as after_sequence."""
+    @_builtins.property
+    def events(self) -> _containers.RepeatedCompositeFieldContainer[_event_pb2.AgentEvent]:
+        """The events of the view, by rising sequence; empty in a heartbeat."""
+
+    def __init__(
+        self,
+        *,
+        events: _abc.Iterable[_event_pb2.AgentEvent] | None = ...,
+        through_sequence: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["events", b"events", "through_sequence", b"through_sequence"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ResumeRunResponse: _TypeAlias = ResumeRunResponse  # noqa: Y015
+
+@_typing.final
+class ForkRunRequest(_message.Message):
+    """Starts a run that shares the beginning of another's log."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    @_typing.final
+    class LabelsEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.str
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.str = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    REQUEST_ID_FIELD_NUMBER: _builtins.int
+    RUN_ID_FIELD_NUMBER: _builtins.int
+    AFTER_SEQUENCE_FIELD_NUMBER: _builtins.int
+    CHANGES_FIELD_NUMBER: _builtins.int
+    ALLOW_OPEN_EFFECTS_FIELD_NUMBER: _builtins.int
+    FOLLOW_FIELD_NUMBER: _builtins.int
+    LABELS_FIELD_NUMBER: _builtins.int
+    request_id: _builtins.str
+    """A name for this request, unique to the caller's tenant; the same again follows the same fork. Empty for none."""
+    run_id: _builtins.str
+    """The run to fork."""
+    after_sequence: _builtins.int
+    """The last sequence to share: at least 1, and before the run's last event where that ended it."""
+    allow_open_effects: _builtins.bool
+    """Whether to fork although a tool is running there that says it must not simply be run again."""
+    @_builtins.property
+    def changes(self) -> _fork_pb2.ForkChanges:
+        """What is otherwise from there on."""
+
+    @_builtins.property
+    def follow(self) -> Global___FollowOptions:
+        """How to follow. The stream begins with the run_forked."""
+
+    @_builtins.property
+    def labels(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
+        """The fork's labels; its origin's where empty."""
+
+    def __init__(
+        self,
+        *,
+        request_id: _builtins.str = ...,
+        run_id: _builtins.str = ...,
+        after_sequence: _builtins.int = ...,
+        changes: _fork_pb2.ForkChanges | None = ...,
+        allow_open_effects: _builtins.bool = ...,
+        follow: Global___FollowOptions | None = ...,
+        labels: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["changes", b"changes", "follow", b"follow"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["after_sequence", b"after_sequence", "allow_open_effects", b"allow_open_effects", "changes", b"changes", "follow", b"follow", "labels", b"labels", "request_id", b"request_id", "run_id", b"run_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ForkRunRequest: _TypeAlias = ForkRunRequest  # noqa: Y015
+
+@_typing.final
+class ForkRunResponse(_message.Message):
+    """Some events, in order. The layout is RunResponse's."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    EVENTS_FIELD_NUMBER: _builtins.int
+    THROUGH_SEQUENCE_FIELD_NUMBER: _builtins.int
+    through_sequence: _builtins.int
+    """Everything up to here has been considered for this view: rejoin by WatchRun with it as after_sequence."""
+    @_builtins.property
+    def events(self) -> _containers.RepeatedCompositeFieldContainer[_event_pb2.AgentEvent]:
+        """The events of the view, by rising sequence; empty in a heartbeat."""
+
+    def __init__(
+        self,
+        *,
+        events: _abc.Iterable[_event_pb2.AgentEvent] | None = ...,
+        through_sequence: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["events", b"events", "through_sequence", b"through_sequence"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ForkRunResponse: _TypeAlias = ForkRunResponse  # noqa: Y015
+
+@_typing.final
 class CancelRunRequest(_message.Message):
     """Asks a run to stop."""
 
@@ -481,7 +660,7 @@ Global___ListRunsResponse: _TypeAlias = ListRunsResponse  # noqa: Y015
 class Run(_message.Message):
     """One user turn, from the message to the final answer.
 
-    Set aside: 11 open_requests, 13 forked_from, 14 parent_run_id.
+    Set aside: 14 parent_run_id.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -516,7 +695,10 @@ class Run(_message.Message):
     START_TIME_FIELD_NUMBER: _builtins.int
     END_TIME_FIELD_NUMBER: _builtins.int
     LAST_SEQUENCE_FIELD_NUMBER: _builtins.int
+    OPEN_REQUESTS_FIELD_NUMBER: _builtins.int
     TREE_USAGE_FIELD_NUMBER: _builtins.int
+    FORKED_FROM_FIELD_NUMBER: _builtins.int
+    PARKED_REASON_FIELD_NUMBER: _builtins.int
     run_id: _builtins.str
     """Its id."""
     session_id: _builtins.str
@@ -527,6 +709,8 @@ class Run(_message.Message):
     """Its state."""
     last_sequence: _builtins.int
     """The last sequence of its log."""
+    parked_reason: _builtins.str
+    """Why nobody executes it although it is RUNNING: what it began with and is missing here. Empty otherwise."""
     @_builtins.property
     def error(self) -> _error_pb2.AgentError:
         """Why it failed or was cancelled."""
@@ -548,8 +732,16 @@ class Run(_message.Message):
         """When it ended; unset until then."""
 
     @_builtins.property
+    def open_requests(self) -> _containers.RepeatedCompositeFieldContainer[_input_pb2.InputRequest]:
+        """What it asks of the outside, and nobody has answered."""
+
+    @_builtins.property
     def tree_usage(self) -> _message_pb2.Usage:
         """What the whole tree used; complete once the run has ended."""
+
+    @_builtins.property
+    def forked_from(self) -> _fork_pb2.ForkOrigin:
+        """Of a fork: where it comes from."""
 
     def __init__(
         self,
@@ -564,11 +756,14 @@ class Run(_message.Message):
         start_time: _timestamp_pb2.Timestamp | None = ...,
         end_time: _timestamp_pb2.Timestamp | None = ...,
         last_sequence: _builtins.int = ...,
+        open_requests: _abc.Iterable[_input_pb2.InputRequest] | None = ...,
         tree_usage: _message_pb2.Usage | None = ...,
+        forked_from: _fork_pb2.ForkOrigin | None = ...,
+        parked_reason: _builtins.str = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["create_time", b"create_time", "end_time", b"end_time", "error", b"error", "start_time", b"start_time", "tree_usage", b"tree_usage"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["create_time", b"create_time", "end_time", b"end_time", "error", b"error", "forked_from", b"forked_from", "start_time", b"start_time", "tree_usage", b"tree_usage"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["agent", b"agent", "create_time", b"create_time", "end_time", b"end_time", "error", b"error", "labels", b"labels", "last_sequence", b"last_sequence", "run_id", b"run_id", "session_id", b"session_id", "start_time", b"start_time", "state", b"state", "tree_usage", b"tree_usage"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["agent", b"agent", "create_time", b"create_time", "end_time", b"end_time", "error", b"error", "forked_from", b"forked_from", "labels", b"labels", "last_sequence", b"last_sequence", "open_requests", b"open_requests", "parked_reason", b"parked_reason", "run_id", b"run_id", "session_id", b"session_id", "start_time", b"start_time", "state", b"state", "tree_usage", b"tree_usage"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

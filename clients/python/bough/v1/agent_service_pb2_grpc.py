@@ -48,6 +48,16 @@ class AgentServiceStub:
                 request_serializer=bough_dot_v1_dot_agent__service__pb2.WatchRunRequest.SerializeToString,
                 response_deserializer=bough_dot_v1_dot_agent__service__pb2.WatchRunResponse.FromString,
                 _registered_method=True)
+        self.ResumeRun = channel.unary_stream(
+                '/bough.v1.AgentService/ResumeRun',
+                request_serializer=bough_dot_v1_dot_agent__service__pb2.ResumeRunRequest.SerializeToString,
+                response_deserializer=bough_dot_v1_dot_agent__service__pb2.ResumeRunResponse.FromString,
+                _registered_method=True)
+        self.ForkRun = channel.unary_stream(
+                '/bough.v1.AgentService/ForkRun',
+                request_serializer=bough_dot_v1_dot_agent__service__pb2.ForkRunRequest.SerializeToString,
+                response_deserializer=bough_dot_v1_dot_agent__service__pb2.ForkRunResponse.FromString,
+                _registered_method=True)
         self.CancelRun = channel.unary_unary(
                 '/bough.v1.AgentService/CancelRun',
                 request_serializer=bough_dot_v1_dot_agent__service__pb2.CancelRunRequest.SerializeToString,
@@ -73,7 +83,7 @@ class AgentServiceServicer:
     """
 
     def Run(self, request, context):
-        """Starts a turn and follows it to its end.
+        """Starts a turn and follows it to its end, or to its first interruption.
 
         The first event, run_started, means that the run is accepted and durable. Initial metadata carries `bough-run-id`,
         trailing metadata `bough-last-sequence`. The same request_id with the same content follows the run it started.
@@ -84,6 +94,27 @@ class AgentServiceServicer:
 
     def WatchRun(self, request, context):
         """Follows any run from any sequence, whether it is going or has ended.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ResumeRun(self, request, context):
+        """Answers what a run asks, and follows it on to its end or its next interruption.
+
+        Every answer is checked before any is recorded. An equal answer to an answered request is accepted and changes
+        nothing; another one is FAILED_PRECONDITION (ALREADY_ANSWERED); an unknown request or an answer that does not fit is
+        INVALID_ARGUMENT. Answers are accepted as soon as their request is recorded; what is not answered asks again under
+        the same id. The caller's deadline is the run's from now on.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ForkRun(self, request, context):
+        """Starts a run that shares the beginning of another's log, and follows it from there.
+
+        What is recorded up to the fork stands and is not done again. The fork gets a session of its own.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -123,6 +154,16 @@ def add_AgentServiceServicer_to_server(servicer, server):
                     servicer.WatchRun,
                     request_deserializer=bough_dot_v1_dot_agent__service__pb2.WatchRunRequest.FromString,
                     response_serializer=bough_dot_v1_dot_agent__service__pb2.WatchRunResponse.SerializeToString,
+            ),
+            'ResumeRun': grpc.unary_stream_rpc_method_handler(
+                    servicer.ResumeRun,
+                    request_deserializer=bough_dot_v1_dot_agent__service__pb2.ResumeRunRequest.FromString,
+                    response_serializer=bough_dot_v1_dot_agent__service__pb2.ResumeRunResponse.SerializeToString,
+            ),
+            'ForkRun': grpc.unary_stream_rpc_method_handler(
+                    servicer.ForkRun,
+                    request_deserializer=bough_dot_v1_dot_agent__service__pb2.ForkRunRequest.FromString,
+                    response_serializer=bough_dot_v1_dot_agent__service__pb2.ForkRunResponse.SerializeToString,
             ),
             'CancelRun': grpc.unary_unary_rpc_method_handler(
                     servicer.CancelRun,
@@ -198,6 +239,60 @@ class AgentService:
             '/bough.v1.AgentService/WatchRun',
             bough_dot_v1_dot_agent__service__pb2.WatchRunRequest.SerializeToString,
             bough_dot_v1_dot_agent__service__pb2.WatchRunResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ResumeRun(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/bough.v1.AgentService/ResumeRun',
+            bough_dot_v1_dot_agent__service__pb2.ResumeRunRequest.SerializeToString,
+            bough_dot_v1_dot_agent__service__pb2.ResumeRunResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ForkRun(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/bough.v1.AgentService/ForkRun',
+            bough_dot_v1_dot_agent__service__pb2.ForkRunRequest.SerializeToString,
+            bough_dot_v1_dot_agent__service__pb2.ForkRunResponse.FromString,
             options,
             channel_credentials,
             insecure,

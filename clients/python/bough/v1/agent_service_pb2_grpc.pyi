@@ -38,13 +38,26 @@ class AgentServiceStub:
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> AgentServiceAsyncStub: ...
     Run: _grpc.UnaryStreamMultiCallable[_agent_service_pb2.RunRequest, _agent_service_pb2.RunResponse]
-    """Starts a turn and follows it to its end.
+    """Starts a turn and follows it to its end, or to its first interruption.
 
     The first event, run_started, means that the run is accepted and durable. Initial metadata carries `bough-run-id`,
     trailing metadata `bough-last-sequence`. The same request_id with the same content follows the run it started.
     """
     WatchRun: _grpc.UnaryStreamMultiCallable[_agent_service_pb2.WatchRunRequest, _agent_service_pb2.WatchRunResponse]
     """Follows any run from any sequence, whether it is going or has ended."""
+    ResumeRun: _grpc.UnaryStreamMultiCallable[_agent_service_pb2.ResumeRunRequest, _agent_service_pb2.ResumeRunResponse]
+    """Answers what a run asks, and follows it on to its end or its next interruption.
+
+    Every answer is checked before any is recorded. An equal answer to an answered request is accepted and changes
+    nothing; another one is FAILED_PRECONDITION (ALREADY_ANSWERED); an unknown request or an answer that does not fit is
+    INVALID_ARGUMENT. Answers are accepted as soon as their request is recorded; what is not answered asks again under
+    the same id. The caller's deadline is the run's from now on.
+    """
+    ForkRun: _grpc.UnaryStreamMultiCallable[_agent_service_pb2.ForkRunRequest, _agent_service_pb2.ForkRunResponse]
+    """Starts a run that shares the beginning of another's log, and follows it from there.
+
+    What is recorded up to the fork stands and is not done again. The fork gets a session of its own.
+    """
     CancelRun: _grpc.UnaryUnaryMultiCallable[_agent_service_pb2.CancelRunRequest, _agent_service_pb2.CancelRunResponse]
     """Asks a run to stop. The wish is durable when this answers; the run's own end follows as events. On a run that has
     ended it changes nothing.
@@ -64,13 +77,26 @@ class AgentServiceAsyncStub(AgentServiceStub):
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     Run: _aio.UnaryStreamMultiCallable[_agent_service_pb2.RunRequest, _agent_service_pb2.RunResponse]  # type: ignore[assignment]
-    """Starts a turn and follows it to its end.
+    """Starts a turn and follows it to its end, or to its first interruption.
 
     The first event, run_started, means that the run is accepted and durable. Initial metadata carries `bough-run-id`,
     trailing metadata `bough-last-sequence`. The same request_id with the same content follows the run it started.
     """
     WatchRun: _aio.UnaryStreamMultiCallable[_agent_service_pb2.WatchRunRequest, _agent_service_pb2.WatchRunResponse]  # type: ignore[assignment]
     """Follows any run from any sequence, whether it is going or has ended."""
+    ResumeRun: _aio.UnaryStreamMultiCallable[_agent_service_pb2.ResumeRunRequest, _agent_service_pb2.ResumeRunResponse]  # type: ignore[assignment]
+    """Answers what a run asks, and follows it on to its end or its next interruption.
+
+    Every answer is checked before any is recorded. An equal answer to an answered request is accepted and changes
+    nothing; another one is FAILED_PRECONDITION (ALREADY_ANSWERED); an unknown request or an answer that does not fit is
+    INVALID_ARGUMENT. Answers are accepted as soon as their request is recorded; what is not answered asks again under
+    the same id. The caller's deadline is the run's from now on.
+    """
+    ForkRun: _aio.UnaryStreamMultiCallable[_agent_service_pb2.ForkRunRequest, _agent_service_pb2.ForkRunResponse]  # type: ignore[assignment]
+    """Starts a run that shares the beginning of another's log, and follows it from there.
+
+    What is recorded up to the fork stands and is not done again. The fork gets a session of its own.
+    """
     CancelRun: _aio.UnaryUnaryMultiCallable[_agent_service_pb2.CancelRunRequest, _agent_service_pb2.CancelRunResponse]  # type: ignore[assignment]
     """Asks a run to stop. The wish is durable when this answers; the run's own end follows as events. On a run that has
     ended it changes nothing.
@@ -93,7 +119,7 @@ class AgentServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _agent_service_pb2.RunRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_agent_service_pb2.RunResponse], _abc.AsyncIterator[_agent_service_pb2.RunResponse]]:
-        """Starts a turn and follows it to its end.
+        """Starts a turn and follows it to its end, or to its first interruption.
 
         The first event, run_started, means that the run is accepted and durable. Initial metadata carries `bough-run-id`,
         trailing metadata `bough-last-sequence`. The same request_id with the same content follows the run it started.
@@ -106,6 +132,31 @@ class AgentServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_agent_service_pb2.WatchRunResponse], _abc.AsyncIterator[_agent_service_pb2.WatchRunResponse]]:
         """Follows any run from any sequence, whether it is going or has ended."""
+
+    @_abc_1.abstractmethod
+    def ResumeRun(
+        self,
+        request: _agent_service_pb2.ResumeRunRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_abc.Iterator[_agent_service_pb2.ResumeRunResponse], _abc.AsyncIterator[_agent_service_pb2.ResumeRunResponse]]:
+        """Answers what a run asks, and follows it on to its end or its next interruption.
+
+        Every answer is checked before any is recorded. An equal answer to an answered request is accepted and changes
+        nothing; another one is FAILED_PRECONDITION (ALREADY_ANSWERED); an unknown request or an answer that does not fit is
+        INVALID_ARGUMENT. Answers are accepted as soon as their request is recorded; what is not answered asks again under
+        the same id. The caller's deadline is the run's from now on.
+        """
+
+    @_abc_1.abstractmethod
+    def ForkRun(
+        self,
+        request: _agent_service_pb2.ForkRunRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_abc.Iterator[_agent_service_pb2.ForkRunResponse], _abc.AsyncIterator[_agent_service_pb2.ForkRunResponse]]:
+        """Starts a run that shares the beginning of another's log, and follows it from there.
+
+        What is recorded up to the fork stands and is not done again. The fork gets a session of its own.
+        """
 
     @_abc_1.abstractmethod
     def CancelRun(

@@ -59,8 +59,12 @@ class _ErrorReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorReas
     """An agent's code began an effect while another of the same lane was in flight. Use ctx.gather."""
     ERROR_REASON_NON_DETERMINISTIC: _ErrorReason.ValueType  # 18
     """A replay asked for something else than the log holds."""
+    ERROR_REASON_RECOVERY_LIMIT: _ErrorReason.ValueType  # 19
+    """The run was continued again and again without getting any further."""
     ERROR_REASON_SERVER_STOPPED: _ErrorReason.ValueType  # 20
     """The server stopped while the run was going."""
+    ERROR_REASON_ALREADY_ANSWERED: _ErrorReason.ValueType  # 21
+    """The request has another answer already. The first one stands."""
     ERROR_REASON_SESSION_BUSY: _ErrorReason.ValueType  # 22
     """The session already has a run that has not ended; details carry its id."""
     ERROR_REASON_STORAGE_FAILED: _ErrorReason.ValueType  # 24
@@ -77,13 +81,21 @@ class _ErrorReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorReas
     """The sequence lies beyond the end of the log; details carry the last one there is."""
     ERROR_REASON_INVALID_PAGE_TOKEN: _ErrorReason.ValueType  # 30
     """The page token is not one that this server gave for this listing."""
+    ERROR_REASON_NOT_APPROVED: _ErrorReason.ValueType  # 31
+    """Somebody refused the call of a tool. It did not run."""
+    ERROR_REASON_INPUT_EXPIRED: _ErrorReason.ValueType  # 32
+    """Nobody answered in time, and the request had no default answer."""
+    ERROR_REASON_RUN_ENDED: _ErrorReason.ValueType  # 33
+    """The run has ended: it takes no answers any more."""
+    ERROR_REASON_FORK_REFUSED: _ErrorReason.ValueType  # 34
+    """The run cannot be forked there; the message says why."""
 
 class ErrorReason(_ErrorReason, metaclass=_ErrorReasonEnumTypeWrapper):
     """Why something failed. In events it stands in AgentError.reason; on a failed call its name without the prefix is
     google.rpc.ErrorInfo.reason, with the domain "bough".
 
     Values 1 to 25 are given out by the design; those not listed yet come with what raises them: 16
-    INSUFFICIENT_BALANCE, 19 RECOVERY_LIMIT, 21 ALREADY_ANSWERED, 23 REMOTE_UNAVAILABLE.
+    INSUFFICIENT_BALANCE, 23 REMOTE_UNAVAILABLE.
     """
 
 ERROR_REASON_UNSPECIFIED: ErrorReason.ValueType  # 0
@@ -122,8 +134,12 @@ ERROR_REASON_CONCURRENT_EFFECTS: ErrorReason.ValueType  # 17
 """An agent's code began an effect while another of the same lane was in flight. Use ctx.gather."""
 ERROR_REASON_NON_DETERMINISTIC: ErrorReason.ValueType  # 18
 """A replay asked for something else than the log holds."""
+ERROR_REASON_RECOVERY_LIMIT: ErrorReason.ValueType  # 19
+"""The run was continued again and again without getting any further."""
 ERROR_REASON_SERVER_STOPPED: ErrorReason.ValueType  # 20
 """The server stopped while the run was going."""
+ERROR_REASON_ALREADY_ANSWERED: ErrorReason.ValueType  # 21
+"""The request has another answer already. The first one stands."""
 ERROR_REASON_SESSION_BUSY: ErrorReason.ValueType  # 22
 """The session already has a run that has not ended; details carry its id."""
 ERROR_REASON_STORAGE_FAILED: ErrorReason.ValueType  # 24
@@ -140,6 +156,14 @@ ERROR_REASON_SEQUENCE_OUT_OF_RANGE: ErrorReason.ValueType  # 29
 """The sequence lies beyond the end of the log; details carry the last one there is."""
 ERROR_REASON_INVALID_PAGE_TOKEN: ErrorReason.ValueType  # 30
 """The page token is not one that this server gave for this listing."""
+ERROR_REASON_NOT_APPROVED: ErrorReason.ValueType  # 31
+"""Somebody refused the call of a tool. It did not run."""
+ERROR_REASON_INPUT_EXPIRED: ErrorReason.ValueType  # 32
+"""Nobody answered in time, and the request had no default answer."""
+ERROR_REASON_RUN_ENDED: ErrorReason.ValueType  # 33
+"""The run has ended: it takes no answers any more."""
+ERROR_REASON_FORK_REFUSED: ErrorReason.ValueType  # 34
+"""The run cannot be forked there; the message says why."""
 Global___ErrorReason: _TypeAlias = ErrorReason  # noqa: Y015
 
 @_typing.final

@@ -4,6 +4,8 @@ isort:skip_file
 The log: what happened in a run, as numbered facts."""
 
 from bough.v1 import error_pb2 as _error_pb2
+from bough.v1 import fork_pb2 as _fork_pb2
+from bough.v1 import input_pb2 as _input_pb2
 from bough.v1 import message_pb2 as _message_pb2
 from bough.v1 import policy_pb2 as _policy_pb2
 from bough.v1 import step_pb2 as _step_pb2
@@ -265,6 +267,34 @@ CANCEL_REASON_SERVER: CancelReason.ValueType  # 7
 """The server stopped, or found the run left open by one that did."""
 Global___CancelReason: _TypeAlias = CancelReason  # noqa: Y015
 
+class _ResumeCause:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _ResumeCauseEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ResumeCause.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    RESUME_CAUSE_UNSPECIFIED: _ResumeCause.ValueType  # 0
+    """Not said."""
+    RESUME_CAUSE_RECOVERY: _ResumeCause.ValueType  # 1
+    """Whoever executed it is gone: a crash, a restart."""
+    RESUME_CAUSE_ANSWER: _ResumeCause.ValueType  # 2
+    """An answer that it waited for is there."""
+    RESUME_CAUSE_TAKEOVER: _ResumeCause.ValueType  # 3
+    """Another server took it over."""
+
+class ResumeCause(_ResumeCause, metaclass=_ResumeCauseEnumTypeWrapper):
+    """Why a run is continued."""
+
+RESUME_CAUSE_UNSPECIFIED: ResumeCause.ValueType  # 0
+"""Not said."""
+RESUME_CAUSE_RECOVERY: ResumeCause.ValueType  # 1
+"""Whoever executed it is gone: a crash, a restart."""
+RESUME_CAUSE_ANSWER: ResumeCause.ValueType  # 2
+"""An answer that it waited for is there."""
+RESUME_CAUSE_TAKEOVER: ResumeCause.ValueType  # 3
+"""Another server took it over."""
+Global___ResumeCause: _TypeAlias = ResumeCause  # noqa: Y015
+
 class _RetryReason:
     ValueType = _typing.NewType("ValueType", _builtins.int)
     V: _TypeAlias = ValueType  # noqa: Y015
@@ -317,12 +347,11 @@ class _ValueKindEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ValueKind.V
     """A reading of the clock."""
     VALUE_KIND_STEP: _ValueKind.ValueType  # 2
     """The result of a step of an agent's code."""
+    VALUE_KIND_SLEEP: _ValueKind.ValueType  # 3
+    """When a sleep ends: nanoseconds since the Unix epoch, recorded when it begins."""
 
 class ValueKind(_ValueKind, metaclass=_ValueKindEnumTypeWrapper):
-    """What a recorded value is.
-
-    Set aside: 3 sleep.
-    """
+    """What a recorded value is."""
 
 VALUE_KIND_UNSPECIFIED: ValueKind.ValueType  # 0
 """Not said."""
@@ -330,6 +359,8 @@ VALUE_KIND_NOW: ValueKind.ValueType  # 1
 """A reading of the clock."""
 VALUE_KIND_STEP: ValueKind.ValueType  # 2
 """The result of a step of an agent's code."""
+VALUE_KIND_SLEEP: ValueKind.ValueType  # 3
+"""When a sleep ends: nanoseconds since the Unix epoch, recorded when it begins."""
 Global___ValueKind: _TypeAlias = ValueKind  # noqa: Y015
 
 @_typing.final
@@ -360,6 +391,11 @@ class AgentEvent(_message.Message):
     TRACE_ID_FIELD_NUMBER: _builtins.int
     SPAN_ID_FIELD_NUMBER: _builtins.int
     RUN_STARTED_FIELD_NUMBER: _builtins.int
+    RUN_QUEUED_FIELD_NUMBER: _builtins.int
+    RUN_DEQUEUED_FIELD_NUMBER: _builtins.int
+    RUN_RESUMED_FIELD_NUMBER: _builtins.int
+    RUN_FORKED_FIELD_NUMBER: _builtins.int
+    RUN_INTERRUPTED_FIELD_NUMBER: _builtins.int
     RUN_COMPLETED_FIELD_NUMBER: _builtins.int
     RUN_FAILED_FIELD_NUMBER: _builtins.int
     RUN_CANCELLED_FIELD_NUMBER: _builtins.int
@@ -380,6 +416,8 @@ class AgentEvent(_message.Message):
     TOOL_FAILED_FIELD_NUMBER: _builtins.int
     STEP_COMPLETED_FIELD_NUMBER: _builtins.int
     STEP_FAILED_FIELD_NUMBER: _builtins.int
+    INPUT_REQUESTED_FIELD_NUMBER: _builtins.int
+    INPUT_RECEIVED_FIELD_NUMBER: _builtins.int
     VALUE_RECORDED_FIELD_NUMBER: _builtins.int
     CANCEL_REQUESTED_FIELD_NUMBER: _builtins.int
     run_id: _builtins.str
@@ -419,6 +457,26 @@ class AgentEvent(_message.Message):
     @_builtins.property
     def run_started(self) -> Global___RunStarted:
         """The run is accepted and durable. Always sequence 1."""
+
+    @_builtins.property
+    def run_queued(self) -> Global___RunQueued:
+        """The run waits for the runs that hold its session. Always sequence 2."""
+
+    @_builtins.property
+    def run_dequeued(self) -> Global___RunDequeued:
+        """The run holds its session now, and begins."""
+
+    @_builtins.property
+    def run_resumed(self) -> Global___RunResumed:
+        """The run is continued from its log. Deltas after it never add to those before it."""
+
+    @_builtins.property
+    def run_forked(self) -> Global___RunForked:
+        """The log up to here is another run's; what follows is this one's own."""
+
+    @_builtins.property
+    def run_interrupted(self) -> Global___RunInterrupted:
+        """Nothing of the run can go on without an answer; it waits, for as long as it takes."""
 
     @_builtins.property
     def run_completed(self) -> Global___RunCompleted:
@@ -501,6 +559,14 @@ class AgentEvent(_message.Message):
         """A step cannot be finished."""
 
     @_builtins.property
+    def input_requested(self) -> Global___InputRequested:
+        """An answer from outside is needed. Recorded once for each request."""
+
+    @_builtins.property
+    def input_received(self) -> Global___InputReceived:
+        """A request is answered, by somebody or by its expiry."""
+
+    @_builtins.property
     def value_recorded(self) -> Global___ValueRecorded:
         """A value that cannot be derived, kept for replay."""
 
@@ -528,6 +594,11 @@ class AgentEvent(_message.Message):
         trace_id: _builtins.str = ...,
         span_id: _builtins.str = ...,
         run_started: Global___RunStarted | None = ...,
+        run_queued: Global___RunQueued | None = ...,
+        run_dequeued: Global___RunDequeued | None = ...,
+        run_resumed: Global___RunResumed | None = ...,
+        run_forked: Global___RunForked | None = ...,
+        run_interrupted: Global___RunInterrupted | None = ...,
         run_completed: Global___RunCompleted | None = ...,
         run_failed: Global___RunFailed | None = ...,
         run_cancelled: Global___RunCancelled | None = ...,
@@ -548,14 +619,16 @@ class AgentEvent(_message.Message):
         tool_failed: Global___ToolFailed | None = ...,
         step_completed: Global___StepCompleted | None = ...,
         step_failed: Global___StepFailed | None = ...,
+        input_requested: Global___InputRequested | None = ...,
+        input_received: Global___InputReceived | None = ...,
         value_recorded: Global___ValueRecorded | None = ...,
         cancel_requested: Global___CancelRequested | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["cancel_requested", b"cancel_requested", "llm_completed", b"llm_completed", "llm_failed", b"llm_failed", "llm_output_delta", b"llm_output_delta", "llm_reasoning_delta", b"llm_reasoning_delta", "llm_retrying", b"llm_retrying", "llm_started", b"llm_started", "llm_tool_call_delta", b"llm_tool_call_delta", "payload", b"payload", "run_cancelled", b"run_cancelled", "run_completed", b"run_completed", "run_failed", b"run_failed", "run_started", b"run_started", "step_completed", b"step_completed", "step_failed", b"step_failed", "sub_agent_completed", b"sub_agent_completed", "sub_agent_failed", b"sub_agent_failed", "sub_agent_partial", b"sub_agent_partial", "sub_agent_started", b"sub_agent_started", "time", b"time", "tool_completed", b"tool_completed", "tool_failed", b"tool_failed", "tool_output", b"tool_output", "tool_started", b"tool_started", "value_recorded", b"value_recorded"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["cancel_requested", b"cancel_requested", "input_received", b"input_received", "input_requested", b"input_requested", "llm_completed", b"llm_completed", "llm_failed", b"llm_failed", "llm_output_delta", b"llm_output_delta", "llm_reasoning_delta", b"llm_reasoning_delta", "llm_retrying", b"llm_retrying", "llm_started", b"llm_started", "llm_tool_call_delta", b"llm_tool_call_delta", "payload", b"payload", "run_cancelled", b"run_cancelled", "run_completed", b"run_completed", "run_dequeued", b"run_dequeued", "run_failed", b"run_failed", "run_forked", b"run_forked", "run_interrupted", b"run_interrupted", "run_queued", b"run_queued", "run_resumed", b"run_resumed", "run_started", b"run_started", "step_completed", b"step_completed", "step_failed", b"step_failed", "sub_agent_completed", b"sub_agent_completed", "sub_agent_failed", b"sub_agent_failed", "sub_agent_partial", b"sub_agent_partial", "sub_agent_started", b"sub_agent_started", "time", b"time", "tool_completed", b"tool_completed", "tool_failed", b"tool_failed", "tool_output", b"tool_output", "tool_started", b"tool_started", "value_recorded", b"value_recorded"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["agent", b"agent", "attempt", b"attempt", "branch", b"branch", "cancel_requested", b"cancel_requested", "depth", b"depth", "effect_digest", b"effect_digest", "effect_key", b"effect_key", "invocation_id", b"invocation_id", "llm_completed", b"llm_completed", "llm_failed", b"llm_failed", "llm_output_delta", b"llm_output_delta", "llm_reasoning_delta", b"llm_reasoning_delta", "llm_retrying", b"llm_retrying", "llm_started", b"llm_started", "llm_tool_call_delta", b"llm_tool_call_delta", "parent_invocation_id", b"parent_invocation_id", "payload", b"payload", "run_cancelled", b"run_cancelled", "run_completed", b"run_completed", "run_failed", b"run_failed", "run_id", b"run_id", "run_started", b"run_started", "sequence", b"sequence", "session_id", b"session_id", "span_id", b"span_id", "step_completed", b"step_completed", "step_failed", b"step_failed", "step_id", b"step_id", "step_index", b"step_index", "sub_agent_completed", b"sub_agent_completed", "sub_agent_failed", b"sub_agent_failed", "sub_agent_partial", b"sub_agent_partial", "sub_agent_started", b"sub_agent_started", "time", b"time", "tool_completed", b"tool_completed", "tool_failed", b"tool_failed", "tool_output", b"tool_output", "tool_started", b"tool_started", "trace_id", b"trace_id", "value_recorded", b"value_recorded"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["agent", b"agent", "attempt", b"attempt", "branch", b"branch", "cancel_requested", b"cancel_requested", "depth", b"depth", "effect_digest", b"effect_digest", "effect_key", b"effect_key", "input_received", b"input_received", "input_requested", b"input_requested", "invocation_id", b"invocation_id", "llm_completed", b"llm_completed", "llm_failed", b"llm_failed", "llm_output_delta", b"llm_output_delta", "llm_reasoning_delta", b"llm_reasoning_delta", "llm_retrying", b"llm_retrying", "llm_started", b"llm_started", "llm_tool_call_delta", b"llm_tool_call_delta", "parent_invocation_id", b"parent_invocation_id", "payload", b"payload", "run_cancelled", b"run_cancelled", "run_completed", b"run_completed", "run_dequeued", b"run_dequeued", "run_failed", b"run_failed", "run_forked", b"run_forked", "run_id", b"run_id", "run_interrupted", b"run_interrupted", "run_queued", b"run_queued", "run_resumed", b"run_resumed", "run_started", b"run_started", "sequence", b"sequence", "session_id", b"session_id", "span_id", b"span_id", "step_completed", b"step_completed", "step_failed", b"step_failed", "step_id", b"step_id", "step_index", b"step_index", "sub_agent_completed", b"sub_agent_completed", "sub_agent_failed", b"sub_agent_failed", "sub_agent_partial", b"sub_agent_partial", "sub_agent_started", b"sub_agent_started", "time", b"time", "tool_completed", b"tool_completed", "tool_failed", b"tool_failed", "tool_output", b"tool_output", "tool_started", b"tool_started", "trace_id", b"trace_id", "value_recorded", b"value_recorded"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_payload: _TypeAlias = _typing.Literal["run_started", "run_completed", "run_failed", "run_cancelled", "sub_agent_started", "sub_agent_partial", "sub_agent_completed", "sub_agent_failed", "llm_started", "llm_output_delta", "llm_reasoning_delta", "llm_tool_call_delta", "llm_retrying", "llm_completed", "llm_failed", "tool_started", "tool_output", "tool_completed", "tool_failed", "step_completed", "step_failed", "value_recorded", "cancel_requested"]  # noqa: Y015
+    _WhichOneofReturnType_payload: _TypeAlias = _typing.Literal["run_started", "run_queued", "run_dequeued", "run_resumed", "run_forked", "run_interrupted", "run_completed", "run_failed", "run_cancelled", "sub_agent_started", "sub_agent_partial", "sub_agent_completed", "sub_agent_failed", "llm_started", "llm_output_delta", "llm_reasoning_delta", "llm_tool_call_delta", "llm_retrying", "llm_completed", "llm_failed", "tool_started", "tool_output", "tool_completed", "tool_failed", "step_completed", "step_failed", "input_requested", "input_received", "value_recorded", "cancel_requested"]  # noqa: Y015
     _WhichOneofArgType_payload: _TypeAlias = _typing.Literal["payload", b"payload"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_payload) -> _WhichOneofReturnType_payload | None: ...
 
@@ -743,7 +816,9 @@ class RunStarted(_message.Message):
     kind: Global___AgentKind.ValueType
     """The root agent's kind."""
     session_cut: _builtins.int
-    """The position of the session's last message when the run began; 0 for none."""
+    """The position of the session's last message when the run began; 0 for none, and for a queued run, whose
+    run_dequeued has it.
+    """
     request_id: _builtins.str
     """The caller's request id; empty where it gave none."""
     request_digest: _builtins.str
@@ -1528,6 +1603,251 @@ class ValueRecorded(_message.Message):
     def WhichOneof(self, oneof_group: _WhichOneofArgType_outcome) -> _WhichOneofReturnType_outcome | None: ...
 
 Global___ValueRecorded: _TypeAlias = ValueRecorded  # noqa: Y015
+
+@_typing.final
+class RunQueued(_message.Message):
+    """The run waits for its session."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    BEHIND_RUN_ID_FIELD_NUMBER: _builtins.int
+    behind_run_id: _builtins.str
+    """The run before it."""
+    def __init__(
+        self,
+        *,
+        behind_run_id: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["behind_run_id", b"behind_run_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RunQueued: _TypeAlias = RunQueued  # noqa: Y015
+
+@_typing.final
+class RunDequeued(_message.Message):
+    """The run holds its session, and begins.
+
+    Set aside: 2 state_json.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SESSION_CUT_FIELD_NUMBER: _builtins.int
+    session_cut: _builtins.int
+    """The position of the session's last message now; 0 for none."""
+    def __init__(
+        self,
+        *,
+        session_cut: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["session_cut", b"session_cut"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RunDequeued: _TypeAlias = RunDequeued  # noqa: Y015
+
+@_typing.final
+class RunResumed(_message.Message):
+    """The run is continued. Effects that were in flight begin again as their next attempts."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CAUSE_FIELD_NUMBER: _builtins.int
+    EPOCH_FIELD_NUMBER: _builtins.int
+    OWNER_FIELD_NUMBER: _builtins.int
+    FROM_SEQUENCE_FIELD_NUMBER: _builtins.int
+    DEADLINE_TIME_FIELD_NUMBER: _builtins.int
+    cause: Global___ResumeCause.ValueType
+    """Why."""
+    epoch: _builtins.int
+    """The number of its owner: whoever had a lower one writes no more."""
+    owner: _builtins.str
+    """Who executes it from now on, for people."""
+    from_sequence: _builtins.int
+    """The last sequence before this one."""
+    @_builtins.property
+    def deadline_time(self) -> _timestamp_pb2.Timestamp:
+        """The deadline of whoever answered; unset where there is none, or where the one before stays in force."""
+
+    def __init__(
+        self,
+        *,
+        cause: Global___ResumeCause.ValueType = ...,
+        epoch: _builtins.int = ...,
+        owner: _builtins.str = ...,
+        from_sequence: _builtins.int = ...,
+        deadline_time: _timestamp_pb2.Timestamp | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["deadline_time", b"deadline_time"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cause", b"cause", "deadline_time", b"deadline_time", "epoch", b"epoch", "from_sequence", b"from_sequence", "owner", b"owner"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RunResumed: _TypeAlias = RunResumed  # noqa: Y015
+
+@_typing.final
+class RunForked(_message.Message):
+    """The run is a fork. Everything before is its origin's, served under this run's id."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    @_typing.final
+    class LabelsEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.str
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.str = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    ORIGIN_RUN_ID_FIELD_NUMBER: _builtins.int
+    ORIGIN_SEQUENCE_FIELD_NUMBER: _builtins.int
+    CHANGES_FIELD_NUMBER: _builtins.int
+    REQUEST_ID_FIELD_NUMBER: _builtins.int
+    REQUEST_DIGEST_FIELD_NUMBER: _builtins.int
+    DEADLINE_TIME_FIELD_NUMBER: _builtins.int
+    LABELS_FIELD_NUMBER: _builtins.int
+    DEFINITIONS_FIELD_NUMBER: _builtins.int
+    origin_run_id: _builtins.str
+    """The run that it shares its beginning with."""
+    origin_sequence: _builtins.int
+    """The last sequence that they share."""
+    request_id: _builtins.str
+    """The caller's request id; empty where it gave none."""
+    request_digest: _builtins.str
+    """SHA-256 hex of the request without what only concerns following; empty without a request id."""
+    @_builtins.property
+    def changes(self) -> _fork_pb2.ForkChanges:
+        """What is otherwise from here on."""
+
+    @_builtins.property
+    def deadline_time(self) -> _timestamp_pb2.Timestamp:
+        """When the caller's deadline passes; unset where there is none."""
+
+    @_builtins.property
+    def labels(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
+        """The caller's labels, instead of the origin's."""
+
+    @_builtins.property
+    def definitions(self) -> _containers.RepeatedCompositeFieldContainer[Global___DefinitionRef]:
+        """The definitions that the changes made; the others are the origin's."""
+
+    def __init__(
+        self,
+        *,
+        origin_run_id: _builtins.str = ...,
+        origin_sequence: _builtins.int = ...,
+        changes: _fork_pb2.ForkChanges | None = ...,
+        request_id: _builtins.str = ...,
+        request_digest: _builtins.str = ...,
+        deadline_time: _timestamp_pb2.Timestamp | None = ...,
+        labels: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
+        definitions: _abc.Iterable[Global___DefinitionRef] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["changes", b"changes", "deadline_time", b"deadline_time"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["changes", b"changes", "deadline_time", b"deadline_time", "definitions", b"definitions", "labels", b"labels", "origin_run_id", b"origin_run_id", "origin_sequence", b"origin_sequence", "request_digest", b"request_digest", "request_id", b"request_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RunForked: _TypeAlias = RunForked  # noqa: Y015
+
+@_typing.final
+class RunInterrupted(_message.Message):
+    """The run waits for answers."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    REQUESTS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def requests(self) -> _containers.RepeatedCompositeFieldContainer[_input_pb2.InputRequest]:
+        """Every request that is open."""
+
+    def __init__(
+        self,
+        *,
+        requests: _abc.Iterable[_input_pb2.InputRequest] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["requests", b"requests"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RunInterrupted: _TypeAlias = RunInterrupted  # noqa: Y015
+
+@_typing.final
+class InputRequested(_message.Message):
+    """An answer from outside is needed."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    REQUEST_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def request(self) -> _input_pb2.InputRequest:
+        """What is asked."""
+
+    def __init__(
+        self,
+        *,
+        request: _input_pb2.InputRequest | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["request", b"request"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["request", b"request"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___InputRequested: _TypeAlias = InputRequested  # noqa: Y015
+
+@_typing.final
+class InputReceived(_message.Message):
+    """A request is answered."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ANSWER_FIELD_NUMBER: _builtins.int
+    RESUME_REQUEST_ID_FIELD_NUMBER: _builtins.int
+    RESUME_REQUEST_DIGEST_FIELD_NUMBER: _builtins.int
+    resume_request_id: _builtins.str
+    """The request id of the call that brought it; empty where it gave none."""
+    resume_request_digest: _builtins.str
+    """SHA-256 hex of that call without what only concerns following; empty without a request id."""
+    @_builtins.property
+    def answer(self) -> _input_pb2.InputAnswer:
+        """The answer."""
+
+    def __init__(
+        self,
+        *,
+        answer: _input_pb2.InputAnswer | None = ...,
+        resume_request_id: _builtins.str = ...,
+        resume_request_digest: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["answer", b"answer"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["answer", b"answer", "resume_request_digest", b"resume_request_digest", "resume_request_id", b"resume_request_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___InputReceived: _TypeAlias = InputReceived  # noqa: Y015
 
 @_typing.final
 class CancelRequested(_message.Message):

@@ -5,6 +5,7 @@ The record of a run: a fold of its log."""
 
 from bough.v1 import error_pb2 as _error_pb2
 from bough.v1 import event_pb2 as _event_pb2
+from bough.v1 import fork_pb2 as _fork_pb2
 from bough.v1 import message_pb2 as _message_pb2
 from bough.v1 import step_pb2 as _step_pb2
 from collections import abc as _abc
@@ -25,10 +26,7 @@ DESCRIPTOR: _descriptor.FileDescriptor
 
 @_typing.final
 class Invocation(_message.Message):
-    """A whole turn: what was asked, what was answered, and the tree of agents in between.
-
-    Set aside: 15 inherited_usage, 20 forked_from.
-    """
+    """A whole turn: what was asked, what was answered, and the tree of agents in between."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -66,10 +64,12 @@ class Invocation(_message.Message):
     STATE_FIELD_NUMBER: _builtins.int
     ERROR_FIELD_NUMBER: _builtins.int
     TREE_USAGE_FIELD_NUMBER: _builtins.int
+    INHERITED_USAGE_FIELD_NUMBER: _builtins.int
     START_TIME_FIELD_NUMBER: _builtins.int
     END_TIME_FIELD_NUMBER: _builtins.int
     AS_OF_SEQUENCE_FIELD_NUMBER: _builtins.int
     COMPLETE_FIELD_NUMBER: _builtins.int
+    FORKED_FROM_FIELD_NUMBER: _builtins.int
     AGENTS_TRUNCATED_FIELD_NUMBER: _builtins.int
     AGENTS_TOTAL_FIELD_NUMBER: _builtins.int
     TOOLS_TOTAL_FIELD_NUMBER: _builtins.int
@@ -128,7 +128,11 @@ class Invocation(_message.Message):
 
     @_builtins.property
     def tree_usage(self) -> _message_pb2.Usage:
-        """What the whole tree used."""
+        """What the whole tree used, a fork's shared beginning included."""
+
+    @_builtins.property
+    def inherited_usage(self) -> _message_pb2.Usage:
+        """Of a fork: what was used before it, and was charged to its origin."""
 
     @_builtins.property
     def start_time(self) -> _timestamp_pb2.Timestamp:
@@ -137,6 +141,10 @@ class Invocation(_message.Message):
     @_builtins.property
     def end_time(self) -> _timestamp_pb2.Timestamp:
         """When it ended; unset while it goes on."""
+
+    @_builtins.property
+    def forked_from(self) -> _fork_pb2.ForkOrigin:
+        """Of a fork: where it comes from."""
 
     @_builtins.property
     def anomalies(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
@@ -159,18 +167,20 @@ class Invocation(_message.Message):
         state: _event_pb2.State.ValueType = ...,
         error: _error_pb2.AgentError | None = ...,
         tree_usage: _message_pb2.Usage | None = ...,
+        inherited_usage: _message_pb2.Usage | None = ...,
         start_time: _timestamp_pb2.Timestamp | None = ...,
         end_time: _timestamp_pb2.Timestamp | None = ...,
         as_of_sequence: _builtins.int = ...,
         complete: _builtins.bool = ...,
+        forked_from: _fork_pb2.ForkOrigin | None = ...,
         agents_truncated: _builtins.bool = ...,
         agents_total: _builtins.int = ...,
         tools_total: _builtins.int = ...,
         anomalies: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["end_time", b"end_time", "error", b"error", "final_response", b"final_response", "start_time", b"start_time", "tree_usage", b"tree_usage", "user_content", b"user_content"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["end_time", b"end_time", "error", b"error", "final_response", b"final_response", "forked_from", b"forked_from", "inherited_usage", b"inherited_usage", "start_time", b"start_time", "tree_usage", b"tree_usage", "user_content", b"user_content"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["agent", b"agent", "agents", b"agents", "agents_total", b"agents_total", "agents_truncated", b"agents_truncated", "anomalies", b"anomalies", "as_of_sequence", b"as_of_sequence", "complete", b"complete", "end_time", b"end_time", "error", b"error", "final_response", b"final_response", "intermediate_responses", b"intermediate_responses", "invocation_id", b"invocation_id", "labels", b"labels", "run_id", b"run_id", "session_id", b"session_id", "start_time", b"start_time", "state", b"state", "steps", b"steps", "tools", b"tools", "tools_total", b"tools_total", "tree_usage", b"tree_usage", "user_content", b"user_content"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["agent", b"agent", "agents", b"agents", "agents_total", b"agents_total", "agents_truncated", b"agents_truncated", "anomalies", b"anomalies", "as_of_sequence", b"as_of_sequence", "complete", b"complete", "end_time", b"end_time", "error", b"error", "final_response", b"final_response", "forked_from", b"forked_from", "inherited_usage", b"inherited_usage", "intermediate_responses", b"intermediate_responses", "invocation_id", b"invocation_id", "labels", b"labels", "run_id", b"run_id", "session_id", b"session_id", "start_time", b"start_time", "state", b"state", "steps", b"steps", "tools", b"tools", "tools_total", b"tools_total", "tree_usage", b"tree_usage", "user_content", b"user_content"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -66,6 +66,34 @@ ON_DISCONNECT_CONTINUE: OnDisconnect.ValueType  # 2
 """The run goes on."""
 Global___OnDisconnect: _TypeAlias = OnDisconnect  # noqa: Y015
 
+class _OnBusySession:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _OnBusySessionEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_OnBusySession.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    ON_BUSY_SESSION_UNSPECIFIED: _OnBusySession.ValueType  # 0
+    """REJECT."""
+    ON_BUSY_SESSION_REJECT: _OnBusySession.ValueType  # 1
+    """The call is refused with ABORTED; details carry the run that holds the session."""
+    ON_BUSY_SESSION_QUEUE: _OnBusySession.ValueType  # 2
+    """The run is accepted as PENDING and begins when those before it have ended, first in, first out."""
+    ON_BUSY_SESSION_CANCEL_INTERRUPTED: _OnBusySession.ValueType  # 3
+    """A run that waits for input is cancelled, and this one begins; behind one that is going the call is refused."""
+
+class OnBusySession(_OnBusySession, metaclass=_OnBusySessionEnumTypeWrapper):
+    """What happens to a run whose session another one holds. A session is held by its runs that have not ended."""
+
+ON_BUSY_SESSION_UNSPECIFIED: OnBusySession.ValueType  # 0
+"""REJECT."""
+ON_BUSY_SESSION_REJECT: OnBusySession.ValueType  # 1
+"""The call is refused with ABORTED; details carry the run that holds the session."""
+ON_BUSY_SESSION_QUEUE: OnBusySession.ValueType  # 2
+"""The run is accepted as PENDING and begins when those before it have ended, first in, first out."""
+ON_BUSY_SESSION_CANCEL_INTERRUPTED: OnBusySession.ValueType  # 3
+"""A run that waits for input is cancelled, and this one begins; behind one that is going the call is refused."""
+Global___OnBusySession: _TypeAlias = OnBusySession  # noqa: Y015
+
 @_typing.final
 class Limits(_message.Message):
     """Bounds of a whole subtree of invocations. Absent inherits; a limit can only lower what is left above it.
@@ -197,10 +225,7 @@ Global___PassthroughDeltas: _TypeAlias = PassthroughDeltas  # noqa: Y015
 
 @_typing.final
 class RunPolicy(_message.Message):
-    """How one run behaves. What is absent inherits the agent's, then the server's.
-
-    Set aside: 6 on_busy_session.
-    """
+    """How one run behaves. What is absent inherits the agent's, then the server's."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -209,11 +234,14 @@ class RunPolicy(_message.Message):
     ON_SUB_AGENT_FAILURE_FIELD_NUMBER: _builtins.int
     ON_DISCONNECT_FIELD_NUMBER: _builtins.int
     DISCONNECT_GRACE_FIELD_NUMBER: _builtins.int
+    ON_BUSY_SESSION_FIELD_NUMBER: _builtins.int
     BACKGROUND_FIELD_NUMBER: _builtins.int
     on_sub_agent_failure: Global___OnSubAgentFailure.ValueType
     """What a sub-agent's failure does to its caller."""
     on_disconnect: Global___OnDisconnect.ValueType
     """What happens when nobody follows."""
+    on_busy_session: Global___OnBusySession.ValueType
+    """What happens when the session is held by another run."""
     background: _builtins.bool
     """Whether the run outlives its call: the call's deadline and its end do not touch it."""
     @_builtins.property
@@ -236,11 +264,12 @@ class RunPolicy(_message.Message):
         on_sub_agent_failure: Global___OnSubAgentFailure.ValueType = ...,
         on_disconnect: Global___OnDisconnect.ValueType = ...,
         disconnect_grace: _duration_pb2.Duration | None = ...,
+        on_busy_session: Global___OnBusySession.ValueType = ...,
         background: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["delta", b"delta", "disconnect_grace", b"disconnect_grace", "limits", b"limits"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["background", b"background", "delta", b"delta", "disconnect_grace", b"disconnect_grace", "limits", b"limits", "on_disconnect", b"on_disconnect", "on_sub_agent_failure", b"on_sub_agent_failure"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["background", b"background", "delta", b"delta", "disconnect_grace", b"disconnect_grace", "limits", b"limits", "on_busy_session", b"on_busy_session", "on_disconnect", b"on_disconnect", "on_sub_agent_failure", b"on_sub_agent_failure"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
