@@ -1,4 +1,4 @@
-"""Tools: a Python function, its name and its JSON Schema; running one is execution.py's."""
+"""Tools: a Python function, its name, its JSON Schema and its rules; running one is execution.py's."""
 
 import hashlib
 import re
@@ -8,7 +8,8 @@ from typing import Any, Final, Protocol, overload
 
 from bough_server.models.model import ToolSpec
 from bough_server.tools.docstring import parse_docstring
-from bough_server.tools.signature import Arguments, read_signature
+from bough_server.tools.rules import Approval, OnRecovery, Place, Rules, check_rules
+from bough_server.tools.signature import Arguments, Signature, read_signature
 
 TOOL_NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_-]{0,63}")
 """What a tool's name looks like: what every provider takes."""
@@ -61,9 +62,17 @@ class Tool:
     context_parameter: str = ""
     """The parameter that takes the ToolContext; empty for none."""
     digest: str = ""
-    """SHA-256 hex of name, description and schema."""
+    """SHA-256 hex of name, description and schema, and of where it runs if that is not here."""
     arguments: Arguments | None = None
     """What turns checked JSON into the function's own types; None where the function takes the JSON values."""
+    approval: Approval = False
+    """Which calls somebody has to approve: none, all, or those of which a predicate says so; see needs_approval."""
+    is_client_side: bool = False
+    """Whether the client runs it; the function is never called then."""
+    on_recovery: OnRecovery = "retry"
+    """What becomes of a call that was running when its server died."""
+    answer_within: float | None = None
+    """Seconds until an approval or a client's result is overdue; None for never."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return self.function(*args, **kwargs)
@@ -78,7 +87,14 @@ def spec(tool: Tool) -> ToolSpec:
 def tool(function: Callable[..., Any], /) -> Tool: ...
 @overload
 def tool(
-    *, name: str | None = None, description: str | None = None, timeout: float | None = None
+    *,
+    name: str | None = None,
+    description: str | None = None,
+    timeout: float | None = None,
+    approval: Approval = False,
+    execution: Place = "server",
+    on_recovery: OnRecovery = "retry",
+    answer_within: float | None = None,
 ) -> Callable[[Callable[..., Any]], Tool]: ...
 def tool(
     function: Callable[..., Any] | None = None,
@@ -87,6 +103,10 @@ def tool(
     name: str | None = None,
     description: str | None = None,
     timeout: float | None = None,
+    approval: Approval = False,
+    execution: Place = "server",
+    on_recovery: OnRecovery = "retry",
+    answer_within: float | None = None,
 ) -> Tool | Callable[[Callable[..., Any]], Tool]:
     """Makes a tool of a function; usable bare or with arguments.
 
@@ -94,16 +114,25 @@ def tool(
     "Args:" section. The function may be sync (it runs in a thread), async, or a generator of either kind, which streams
     text by yielding it. A parameter annotated `ToolContext` is filled in and not in the schema. `timeout` is seconds.
 
+    `approval` says which calls wait for somebody's approval: True for all, or a pure predicate over the call's
+    arguments as JSON values, those that the model left out left out. With `execution="client"` the client runs the tool
+    and the function never does: its body may be `...`. `on_recovery` is for a call that was running when its server
+    died: run it again ("retry"), fail it ("fail"), or ask somebody ("ask"). `answer_within` is how many seconds an
+    approval or a client's result may take.
+
     Raises TypeError where the function cannot be a tool; the message says what to change.
     """
+    rules = Rules(
+        timeout=timeout, approval=approval, execution=execution, on_recovery=on_recovery, answer_within=answer_within
+    )
 
     def decorate(decorated: Callable[..., Any]) -> Tool:
-        return _make(decorated, name=name, description=description, timeout=timeout)
+        return _make(decorated, name, description, rules)
 
     return decorate if function is None else decorate(function)
 
 
-def _make(function: Callable[..., Any], *, name: str | None, description: str | None, timeout: float | None) -> Tool:
+def _make(function: Callable[..., Any], name: str | None, description: str | None, rules: Rules) -> Tool:
     if isinstance(function, Tool) or not callable(function):
         raise TypeError(f"@tool takes a function, not a {type(function).__name__}.")
     name = name if name is not None else getattr(function, "__name__", "")
@@ -111,21 +140,30 @@ def _make(function: Callable[..., Any], *, name: str | None, description: str | 
         raise TypeError(
             f"A tool cannot be called {name!r}: use a letter, then up to 63 letters, digits, _ or -, or pass name=."
         )
-    if timeout is not None and not timeout > 0:
-        raise TypeError(f"The timeout of tool {name!r} must be a positive number of seconds.")
+    check_rules(rules, name, function)
     documentation = parse_docstring(getattr(function, "__doc__", None) or "")
     description = documentation.summary if description is None else description.strip()
     if not description:
         raise TypeError(f"Tool {name!r} says nothing about itself: give it a docstring or description=.")
     signature = read_signature(function, name, documentation.parameters, context_type=ToolContext)
-    digest = hashlib.sha256("\0".join((name, description, signature.schema_json)).encode()).hexdigest()
+    if rules.is_client_side and signature.context_parameter:
+        raise TypeError(f"Tool {name!r} runs in the client, where there is no ToolContext: take the parameter away.")
     return Tool(
         name=name,
         description=description,
         input_schema_json=signature.schema_json,
         function=function,
-        timeout=timeout,
+        timeout=rules.timeout,
         context_parameter=signature.context_parameter,
-        digest=digest,
+        digest=_digest(name, description, signature, rules),
         arguments=signature.arguments,
+        approval=rules.approval,
+        is_client_side=rules.is_client_side,
+        on_recovery=rules.on_recovery,
+        answer_within=rules.answer_within,
     )
+
+
+def _digest(name: str, description: str, signature: Signature, rules: Rules) -> str:
+    told = (name, description, signature.schema_json, *(["client"] if rules.is_client_side else []))
+    return hashlib.sha256("\0".join(told).encode()).hexdigest()
