@@ -23,7 +23,7 @@ llm:
   instruction: |
     You lead.
     Ask: them
-  tools: [{name: search, timeout: 1h30m, max_calls_per_run: 2}]
+  tools: [{name: search, timeout: 1h30m, max_calls_per_run: 2, requires_approval: true}]
   settings: {temperature: 1, extra: {b: 1, a: [x]}}
 sub_agents:
   - {agent: researcher}
@@ -48,7 +48,11 @@ def expected_lead() -> agent_pb2.AgentDefinition:
             model="default",
             max_steps=3,
             instruction="You lead.\nAsk: them\n",
-            tools=[agent_pb2.ToolLink(name="search", timeout=Duration(seconds=5400), max_calls_per_run=2)],
+            tools=[
+                agent_pb2.ToolLink(
+                    name="search", timeout=Duration(seconds=5400), max_calls_per_run=2, requires_approval=True
+                )
+            ],
             settings=agent_pb2.ModelSettings(temperature=1, extra_json='{"b":1,"a":["x"]}'),
         ),
         sub_agents=[
@@ -117,6 +121,11 @@ input_schema_json: "{}"
     ]
 
 
+def test_approval_is_required_or_not_and_nothing_between() -> None:
+    _, problems = read("name: lead\nllm:\n  tools:\n    - {name: refund, requires_approval: always}\n")
+    assert problems == ["lead.yaml:4: llm.tools[0].requires_approval: must be true or false"]
+
+
 def test_a_document_that_is_no_mapping_says_what_it_should_be() -> None:
     _, problems = read("- lead\n")
     assert problems == ["lead.yaml:1: must be a mapping with `name`, `description` and `llm`"]
@@ -154,6 +163,7 @@ llm:
   - name: search
     max_calls_per_run: 2
     timeout: 5400s
+    requires_approval: true
   max_steps: 3
   settings:
     temperature: 1.0
@@ -201,7 +211,13 @@ def definitions(draw: st.DrawFn) -> agent_pb2.AgentDefinition:
         definition.llm.CopyFrom(
             agent_pb2.LlmAgent(
                 instruction=draw(TEXT),
-                tools=[agent_pb2.ToolLink(name=draw(TEXT), timeout=Duration(seconds=draw(st.integers(0, 10**9))))],
+                tools=[
+                    agent_pb2.ToolLink(
+                        name=draw(TEXT),
+                        timeout=Duration(seconds=draw(st.integers(0, 10**9))),
+                        requires_approval=draw(st.booleans()),
+                    )
+                ],
                 max_steps=draw(st.none() | st.integers(-(2**31), 2**31 - 1)),
                 inherit_tools=draw(st.booleans()),
                 settings=agent_pb2.ModelSettings(

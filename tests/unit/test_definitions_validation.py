@@ -210,6 +210,18 @@ def test_an_agent_in_code_is_judged_by_what_it_calls() -> None:
     ]
 
 
+def test_what_runs_in_the_client_has_no_timeout_of_a_link_but_may_need_approval() -> None:
+    known = Known(tools=["read_card"], client_tools=["read_card"], models=["default"])
+    asked = agent_pb2.ToolLink(name="read_card", max_calls_per_run=1, requires_approval=True)
+    timed = agent_pb2.ToolLink(name="read_card", timeout=Duration(seconds=1))
+    description = "'read_card' runs in the client, which no timeout stops; the tool's answer_within does."
+    assert mistakes(agent(llm=llm(tools=[asked])), known=known) == []
+    assert mistakes(agent(llm=llm(tools=[timed])), known=known) == [("llm.tools[0].timeout", description)]
+    coded = agent_pb2.AgentDefinition(name="coded", description="Codes.")
+    found = judge_code_agent(coded, [timed], [agent()], known)
+    assert [(mistake.field, mistake.description) for mistake in found] == [("tools[0].timeout", description)]
+
+
 def test_a_deep_schema_and_a_duration_out_of_range_are_judged_without_failing() -> None:
     deep: object = 1
     for _ in range(500):

@@ -160,6 +160,20 @@ def test_a_definition_without_a_model_needs_a_default_or_a_caller_with_one() -> 
         Registry([define("writer")], models=models)
 
 
+def test_a_tool_that_runs_in_the_client_is_known_to_do_so() -> None:
+    @tool(execution="client")
+    def read_card() -> None:
+        """Reads the card."""
+
+    reader = define("reader", model="large", tools=["read_card"])
+    assert Registry([reader], models=MODELS, tools=[read_card]).versions("reader").tools == {
+        "read_card": read_card.digest
+    }
+    reader.llm.tools[0].timeout.seconds = 1
+    with pytest.raises(ConfigurationError, match=r"agents: llm\.tools\[0\]\.timeout: 'read_card' runs in the client"):
+        Registry([reader], models=MODELS, tools=[read_card])
+
+
 def test_two_tools_of_one_name_are_refused() -> None:
     other = Tool(name="search", description="", input_schema_json="{}", function=str)
     assert Registry([], models=MODELS, tools=[search, search]).list_tools()

@@ -116,6 +116,7 @@ class Registry:
         listed = {info.name for info in self._models.list()}
         return Known(
             tools=self._tools.keys(),
+            client_tools={name for name, tool in self._tools.items() if tool.is_client_side},
             models=listed | {name for name in named if self._has_model(name)},
             has_default_model=self._has_model(""),
             definitions=[agent.definition for agent in self._agents.values()],

@@ -23,6 +23,8 @@ class Known:
     """What definitions may name."""
 
     tools: Collection[str] = ()
+    client_tools: Collection[str] = ()
+    """Those of the tools that run in the client."""
     models: Collection[str] = ()
     has_default_model: bool = True
     definitions: Sequence[agent_pb2.AgentDefinition] = ()
@@ -80,7 +82,7 @@ def judge_code_agent(
 ) -> list[Mistake]:
     """The mistakes of an agent in code, whose tools stand beside its definition."""
     tools = agent_pb2.AgentDefinition(llm=agent_pb2.LlmAgent(tools=tool_links), sub_agents=agent.sub_agents)
-    mistakes = [*_tools(tools, known.tools), *_links(agent, _world(definitions, known))]
+    mistakes = [*_tools(tools, known), *_links(agent, _world(definitions, known))]
     return [Mistake(mistake.field.removeprefix("llm."), mistake.description, mistake.reason) for mistake in mistakes]
 
 
@@ -133,12 +135,12 @@ def _llm(definition: agent_pb2.AgentDefinition, world: _World) -> Iterator[Mista
         yield Mistake("llm.model", f"There is no model {llm.model!r}.{suggestion(llm.model, known.models)}")
     if not llm.model and not known.has_default_model and definition.name not in world.with_model:
         yield Mistake("llm.model", "is required: there is no model named default, and no caller has one to inherit.")
-    yield from _tools(definition, known.tools)
+    yield from _tools(definition, known)
     if problem := json_object_mistake(llm.settings.extra_json):
         yield Mistake("llm.settings.extra_json", problem)
 
 
-def _tools(definition: agent_pb2.AgentDefinition, known: Collection[str]) -> Iterator[Mistake]:
+def _tools(definition: agent_pb2.AgentDefinition, known: Known) -> Iterator[Mistake]:
     others = {f"call_{link.agent}": f"the linked agent {link.agent!r}" for link in definition.sub_agents}
     if definition.llm.final_answer_tool:
         others[FINAL_ANSWER] = "the final answer"
@@ -147,13 +149,16 @@ def _tools(definition: agent_pb2.AgentDefinition, known: Collection[str]) -> Ite
         place = f"llm.tools[{index}].name"
         if not link.name:
             yield Mistake(place, "is required.")
-        elif link.name not in known:
+        elif link.name not in known.tools:
             reason = error_pb2.ERROR_REASON_UNKNOWN_TOOL
-            yield Mistake(place, f"There is no tool {link.name!r}.{suggestion(link.name, known)}", reason)
+            yield Mistake(place, f"There is no tool {link.name!r}.{suggestion(link.name, known.tools)}", reason)
         if link.name in seen:
             yield Mistake(place, f"{link.name!r} is there twice.")
         elif link.name in others:
             yield Mistake(place, f"{link.name!r} is also the tool of {others[link.name]}; one of the two must go.")
+        if link.HasField("timeout") and link.name in known.client_tools:
+            words = f"{link.name!r} runs in the client, which no timeout stops; the tool's answer_within does."
+            yield Mistake(f"llm.tools[{index}].timeout", words)
         seen.add(link.name)
 
 

@@ -20,6 +20,7 @@ def known_to(settings: Settings, *, without: Collection[Path] = ()) -> Known:
     sources, _ = read_sources(files)
     return Known(
         tools=[tool.name for tool in python.tools],
+        client_tools=[tool.name for tool in python.tools if tool.is_client_side],
         models=list(settings.models),
         has_default_model="default" in settings.models,
         definitions=[source.definition for source in sources],
