@@ -4,6 +4,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable
 from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
 import grpc
+from google.protobuf.message import Message
 from grpc import aio
 
 Context: TypeAlias = aio.ServicerContext[Any, Any]
@@ -43,13 +44,22 @@ def streaming_behavior(handler: Handler) -> Streaming:
     return cast(Streaming, handler.stream_stream if handler.request_streaming else handler.unary_stream)
 
 
+def parser(handler: Handler) -> Callable[[bytes], Message]:
+    """What makes a request of its bytes."""
+    return cast(Callable[[bytes], Message], handler.request_deserializer)
+
+
 def rebuilt(
-    handler: Handler, behavior: Callable[[Any, Context], Any], *, serializer: Callable[[Any], bytes] | None = None
+    handler: Handler,
+    behavior: Callable[[Any, Context], Any],
+    *,
+    serializer: Callable[[Any], bytes] | None = None,
+    deserializer: Callable[[bytes], Any] | None = None,
 ) -> Handler:
-    """The same method with another behavior, and another serializer of responses where one is given."""
+    """The same method with another behavior, and another serializer or deserializer where one is given."""
     factory = _FACTORIES[handler.request_streaming, handler.response_streaming]
     return factory(
         behavior,
-        request_deserializer=handler.request_deserializer,
+        request_deserializer=deserializer or handler.request_deserializer,
         response_serializer=serializer or handler.response_serializer,
     )

@@ -11,11 +11,13 @@ from google.protobuf.timestamp_pb2 import Timestamp
 from grpc import aio
 
 from bough_server.errors import FieldViolation, InvalidRequest
+from bough_server.interceptors.bounds import TooLarge, bounded, excess
 from bough_server.interceptors.handler import (
     Context,
     Continuation,
     Handler,
     is_ours,
+    parser,
     rebuilt,
     streaming_behavior,
     unary_behavior,
@@ -40,12 +42,15 @@ class Validation(aio.ServerInterceptor):
         def validated(request: Any, context: Context) -> Any:
             return inner(check(request), context)
 
-        return rebuilt(handler, validated)
+        parse = bounded(handler_call_details.method, parser(handler))
+        return rebuilt(handler, validated, deserializer=parse)
 
 
 def violations(request: Message) -> list[FieldViolation]:
-    """Everything in a request that breaks a rule of the schema; where times are out of range, these alone."""
-    # First, because the schema's expressions cannot be evaluated on a time out of range.
+    """Everything in a request that breaks a rule; of one that holds too much, or times out of range, this alone."""
+    if (too_much := excess(request)) is not None:
+        return [too_much]
+    # Before the rules, because the schema's expressions cannot be evaluated on a time out of range.
     if unwritable := list(_unwritable_times(request, "")):
         return unwritable
     try:
@@ -61,14 +66,16 @@ def violations(request: Message) -> list[FieldViolation]:
     ]
 
 
-def _checked(request: Message) -> Message:
+def _checked(request: Message | TooLarge) -> Message:
+    if isinstance(request, TooLarge):
+        raise InvalidRequest([request.violation()])
     found = violations(request)
     if found:
         raise InvalidRequest(found)
     return request
 
 
-async def _checked_each(requests: AsyncIterator[Message]) -> AsyncIterator[Message]:
+async def _checked_each(requests: AsyncIterator[Message | TooLarge]) -> AsyncIterator[Message]:
     async for request in requests:
         yield _checked(request)
 
