@@ -65,6 +65,9 @@ class FieldViolation:
     description: str
     rule: str = ""
 
+    def __str__(self) -> str:
+        return f"{self.field}: {self.description}" if self.field else self.description
+
 
 class InvalidRequest(CallError):
     """A request that breaks a rule; carries every field that does."""
@@ -73,7 +76,7 @@ class InvalidRequest(CallError):
     reason = error_pb2.ERROR_REASON_INVALID_REQUEST
 
     def __init__(self, violations: Sequence[FieldViolation], *, reason: Reason | None = None) -> None:
-        super().__init__("; ".join(f"{v.field}: {v.description}" if v.field else v.description for v in violations))
+        super().__init__("; ".join(map(str, violations)))
         self.violations = tuple(violations)
         if reason is not None:
             self.reason = reason

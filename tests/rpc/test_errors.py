@@ -1,7 +1,9 @@
 """How a failed call looks to its caller."""
 
-from collections.abc import AsyncGenerator
+from base64 import b64encode
+from collections.abc import AsyncGenerator, Callable
 from typing import Any
+from urllib.parse import quote
 
 import grpc
 import pytest
@@ -114,6 +116,51 @@ async def test_many_violations_are_cut_to_what_metadata_can_carry_and_counted() 
     assert info == ErrorInfo(reason="INVALID_REQUEST", domain="bough", metadata={"violations": "1000"})
     assert 10 < len(shown) < 1_000
     assert shown == [f"definitions[{i}].name" for i in range(len(shown))]
+
+
+def on_the_wire(failed: aio.AioRpcError) -> int:
+    """The bytes of a status as peers count metadata that are not told the raw bytes: names, values and 32 for each."""
+    trailers = {"grpc-message": quote(failed.details() or ""), **dict(failed.trailing_metadata())}
+    coded = {key: b64encode(value) if isinstance(value, bytes) else value for key, value in trailers.items()}
+    return sum(len(key) + len(value) + 32 for key, value in coded.items())
+
+
+@pytest.mark.parametrize("character", ["x", "%", "\n", "ü", "森", "🌳"])
+@pytest.mark.parametrize(
+    "error",
+    [
+        lambda said: errors.InvalidRequest([errors.FieldViolation(field=said, description=said, rule=said)] * 300),
+        lambda said: errors.InvalidRequest([errors.FieldViolation(field="", description=said * 100)]),
+        lambda said: errors.NotFound(said, said),
+        lambda said: errors.SessionBusy(said, details={f"{number}{said}": said for number in range(50)}),
+        lambda said: errors.ServerStopping(said),
+    ],
+)
+async def test_an_error_of_any_length_arrives_with_its_code_and_fits_into_metadata(
+    error: Callable[[str], errors.CallError], character: str
+) -> None:
+    made = error(character * 5_000)
+    failed = await _failed_call(made)
+    assert failed.code().value[0] == made.code
+    assert on_the_wire(failed) < 7 * 1024
+    assert status_details(failed)[0].reason == error_pb2.ErrorReason.Name(made.reason).removeprefix("ERROR_REASON_")
+    assert (failed.details() or "").endswith(("…", "more"))
+
+
+async def test_a_sentence_of_many_violations_says_how_many_more_there_are() -> None:
+    violations = [errors.FieldViolation(field=f"labels[{i}]", description="is too long") for i in range(1_000)]
+    said = (await _failed_call(errors.InvalidRequest(violations))).details() or ""
+    *told, rest = said.split("; ")
+    assert told == [f"labels[{i}]: is too long" for i in range(len(told))]
+    assert rest == f"and {1_000 - len(told)} more"
+    assert 30 < len(told) < 50
+
+
+async def test_one_violation_too_long_to_tell_is_cut_and_the_others_are_counted() -> None:
+    violations = [errors.FieldViolation(field=name, description=name * 2_000) for name in "abc"]
+    said = (await _failed_call(errors.InvalidRequest(violations))).details() or ""
+    assert said == f"a: {'a' * (said.count('a') - 2)}…; and 2 more"
+    assert 900 < len(said) <= 1_000
 
 
 async def test_a_stream_that_fails_after_messages_keeps_them_and_its_trailing_metadata() -> None:
