@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bough import DeadlineExceeded, NotFound, Rejoining, Unavailable, collect
+from bough import NO_REJOINING, AsyncClient, DeadlineExceeded, NotFound, Rejoining, Unavailable, collect
 from bough.v1 import agent_service_pb2
 from tests.clients.loopback import AT_ONCE, Call, LoopbackService, client_of, connected, listening
 from tests.clients.turns import RUN_ID, SESSION_ID, desk
@@ -34,9 +34,10 @@ async def test_a_drop_is_rejoined_after_the_last_sequence() -> None:
     async with connected(service) as client, client.run("lead", "hi", view=agent_service_pb2.VIEW_FULL) as stream:
         assert [event async for event in stream] == desk()
     follow = agent_service_pb2.FollowOptions(view=agent_service_pb2.VIEW_FULL)
+    until = agent_service_pb2.WATCH_UNTIL_INTERRUPTED
     assert service.asked[1:] == [
-        agent_service_pb2.WatchRunRequest(run_id=RUN_ID, after_sequence=7, follow=follow),
-        agent_service_pb2.WatchRunRequest(run_id=RUN_ID, after_sequence=10, follow=follow),
+        agent_service_pb2.WatchRunRequest(run_id=RUN_ID, after_sequence=after, until=until, follow=follow)
+        for after in (7, 10)
     ]
 
 
@@ -70,7 +71,7 @@ async def test_a_drop_between_metadata_and_first_event_watches_from_the_beginnin
     async with connected(service) as client:
         assert (await collect(client.run("lead", "hi"))).events == tuple(desk())
     assert service.asked[1] == agent_service_pb2.WatchRunRequest(
-        run_id=RUN_ID, follow=agent_service_pb2.FollowOptions()
+        run_id=RUN_ID, until=agent_service_pb2.WATCH_UNTIL_INTERRUPTED, follow=agent_service_pb2.FollowOptions()
     )
 
 
@@ -98,12 +99,28 @@ async def test_a_drop_after_the_last_event_is_no_drop() -> None:
 
 async def test_a_server_that_stays_away_longer_than_the_patience_is_unavailable() -> None:
     service = LoopbackService(desk(), [Call(events=2), *[Call(silent=True)] * 50])
-    impatient = Rejoining(first_delay=0.0, longest_delay=0.0, patience=0.0)
+    impatient = Rejoining(first_delay=1e-6, longest_delay=1e-6, patience=1e-3)
     async with connected(service, impatient) as client, client.run("lead", "hi") as stream:
         assert [await anext(stream), await anext(stream)] == desk()[:2]
         with pytest.raises(Unavailable):
             await anext(stream)
         assert (stream.run_id, stream.through_sequence) == (RUN_ID, 2)
+
+
+async def test_rejoining_can_be_switched_off() -> None:
+    service = LoopbackService(desk(), [Call(events=2)])
+    async with connected(service, NO_REJOINING) as client, client.run("lead", "hi") as stream:
+        assert [await anext(stream), await anext(stream)] == desk()[:2]
+        with pytest.raises(Unavailable, match="dropped"):
+            await anext(stream)
+    assert len(service.asked) == 1
+
+
+async def test_a_client_that_was_told_nothing_rejoins() -> None:
+    service = LoopbackService(desk(), [Call(events=2)])
+    async with listening(service) as port, AsyncClient(f"127.0.0.1:{port}") as client:
+        assert (await collect(client.run("lead", "hi"))).events == tuple(desk())
+    assert len(service.asked) == 2
 
 
 async def test_the_callers_time_ends_the_rejoining() -> None:

@@ -8,9 +8,9 @@ import grpc_testing
 import pytest
 from google.rpc import error_details_pb2
 
-from bough import Client, NotFound, Unavailable
+from bough import NO_REJOINING, Client, NotFound, Unavailable
 from bough.v1 import agent_service_pb2, eval_service_pb2, invocation_pb2
-from tests.clients.loopback import rich_status
+from tests.clients.loopback import AT_ONCE, rich_status
 from tests.clients.turns import RUN_ID, desk
 
 AGENTS = agent_service_pb2.DESCRIPTOR.services_by_name["AgentService"]
@@ -24,7 +24,7 @@ def channel() -> grpc_testing.Channel:
 
 @pytest.fixture
 def client(channel: grpc_testing.Channel) -> Client:
-    return Client(channel=channel)
+    return Client(channel=channel, rejoining=AT_ONCE)
 
 
 @pytest.fixture
@@ -53,7 +53,45 @@ def test_a_run_streams_its_events(channel: grpc_testing.Channel, client: Client)
     assert (stream.run_id, stream.through_sequence) == (RUN_ID, len(events))
 
 
-def test_a_drop_says_where_to_go_on(channel: grpc_testing.Channel, client: Client) -> None:
+def test_the_request_id_is_known_at_once_and_the_run_id_before_the_first_event(
+    channel: grpc_testing.Channel, client: Client
+) -> None:
+    stream = client.run("lead", "hi")
+    _, request, rpc = channel.take_unary_stream(method("Run"))
+    assert (stream.request_id, stream.run_id) == (request.request_id, "")
+    assert stream.request_id != ""
+    rpc.send_initial_metadata((("bough-run-id", RUN_ID),))
+    assert (stream.started(), stream.run_id) == (RUN_ID, RUN_ID)
+    rpc.send_response(agent_service_pb2.RunResponse(events=desk(), through_sequence=len(desk())))
+    rpc.terminate((), grpc.StatusCode.OK, "")
+    assert list(stream) == desk()
+
+
+def test_a_drop_is_rejoined_after_the_last_sequence(
+    channel: grpc_testing.Channel, client: Client, other_thread: ThreadPoolExecutor
+) -> None:
+    stream = client.run("lead", "hi")
+    _, _, rpc = channel.take_unary_stream(method("Run"))
+    rpc.send_initial_metadata(())
+    rpc.send_response(agent_service_pb2.RunResponse(events=desk()[:3], through_sequence=3))
+    assert [next(stream) for _ in range(3)] == desk()[:3]
+    rest = other_thread.submit(list, stream)
+    rpc.terminate((), grpc.StatusCode.UNAVAILABLE, "gone")
+    _, request, rpc = channel.take_unary_stream(method("WatchRun"))
+    assert request == agent_service_pb2.WatchRunRequest(
+        run_id=RUN_ID,
+        after_sequence=3,
+        until=agent_service_pb2.WATCH_UNTIL_INTERRUPTED,
+        follow=agent_service_pb2.FollowOptions(),
+    )
+    rpc.send_initial_metadata(())
+    rpc.send_response(agent_service_pb2.WatchRunResponse(events=desk()[3:], through_sequence=len(desk())))
+    rpc.terminate((), grpc.StatusCode.OK, "")
+    assert rest.result() == desk()[3:]
+
+
+def test_a_drop_says_where_to_go_on_to_who_comes_back_by_himself(channel: grpc_testing.Channel) -> None:
+    client = Client(channel=channel, rejoining=NO_REJOINING)
     stream = client.run("lead", "hi")
     _, _, rpc = channel.take_unary_stream(method("Run"))
     rpc.send_initial_metadata(())

@@ -1,30 +1,39 @@
 """Bough's client: runs, their events and their trees, from Python; the schema's own messages are in `bough.v1`."""
 
-from bough.client import AsyncClient, answer_of
-from bough.collection import CollectedRun, StepText, collect, collected
+from bough.answers import approve, refuse, reply, tool_result
+from bough.client import AsyncClient
+from bough.collection import CollectedRun, answer_of, collect, collected
 from bough.errors import (
+    AlreadyAnswered,
     AlreadyExists,
     BoughError,
     CallCancelled,
     CallFailed,
     DeadlineExceeded,
     FieldViolation,
+    ForkRefused,
     InvalidRequest,
     NotFound,
     OutOfRange,
     RunCancelled,
+    RunEnded,
     RunFailed,
+    RunInterrupted,
     RunNotAnswered,
     SessionBusy,
     Unavailable,
 )
 from bough.messages import text_of, user_message
-from bough.rejoining import Rejoining
+from bough.rejoining import NO_REJOINING, Rejoining
 from bough.requests import RunQuery
 from bough.stream import RunStream
-from bough.sync import Client, SyncRunStream
+from bough.sync import Client
+from bough.sync_stream import SyncRunStream
+from bough.transcript import StepText
 
 __all__ = [
+    "NO_REJOINING",
+    "AlreadyAnswered",
     "AlreadyExists",
     "AsyncClient",
     "BoughError",
@@ -34,12 +43,15 @@ __all__ = [
     "CollectedRun",
     "DeadlineExceeded",
     "FieldViolation",
+    "ForkRefused",
     "InvalidRequest",
     "NotFound",
     "OutOfRange",
     "Rejoining",
     "RunCancelled",
+    "RunEnded",
     "RunFailed",
+    "RunInterrupted",
     "RunNotAnswered",
     "RunQuery",
     "RunStream",
@@ -48,8 +60,12 @@ __all__ = [
     "SyncRunStream",
     "Unavailable",
     "answer_of",
+    "approve",
     "collect",
     "collected",
+    "refuse",
+    "reply",
     "text_of",
+    "tool_result",
     "user_message",
 ]

@@ -1,17 +1,19 @@
 """The asynchronous client: one method for each call of the services, errors of this package; it keeps no state."""
 
-from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Iterable, Mapping
+from collections.abc import AsyncIterable, AsyncIterator, Iterable, Mapping
 from types import TracebackType
 from typing import Self
 
 from grpc import aio
 
 from bough import requests
+from bough.aggregation import aggregate_messages
 from bough.calls import PAGE_SIZE, Calls
 from bough.catalog import Catalog
 from bough.channel import CALL_TIMEOUT, CHANNEL_OPTIONS, DEFAULT_ADDRESS, RUN_TIMEOUT, ChannelOption
-from bough.collection import CollectedRun, collect
-from bough.errors import RunCancelled, RunFailed, RunNotAnswered, from_rpc_error
+from bough.collection import answer_of, collect
+from bough.errors import from_rpc_error
+from bough.position import Request
 from bough.rejoining import Rejoining
 from bough.requests import RunQuery, View, WatchUntil
 from bough.sessions import Sessions
@@ -20,18 +22,15 @@ from bough.v1 import (
     agent_service_pb2,
     agent_service_pb2_grpc,
     catalog_service_pb2_grpc,
-    error_pb2,
-    eval_service_pb2,
     eval_service_pb2_grpc,
     event_pb2,
+    fork_pb2,
+    input_pb2,
     invocation_pb2,
     message_pb2,
     policy_pb2,
     session_service_pb2_grpc,
 )
-
-_EVENTS_PER_MESSAGE = 256
-_BYTES_PER_MESSAGE = 1024 * 1024
 
 
 class AsyncClient:
@@ -40,6 +39,7 @@ class AsyncClient:
     `timeout` bounds following a run and `call_timeout` every other call, both in seconds, None without an end.
     With `wait_for_ready` calls wait for a server that is not there yet instead of failing at once. `options` are added
     to those of `bough.channel`. A `channel` of the caller's own is used instead of the address and stays the caller's.
+    Streams come back after a drop as `rejoining` says, by default; `NO_REJOINING` leaves that to the caller.
     """
 
     def __init__(
@@ -91,8 +91,9 @@ class AsyncClient:
         timeout: float | None = None,
         heartbeat: float | None = None,
     ) -> RunStream:
-        """Starts a turn and follows it. Without a request id it gets one, so that a drop never starts a second run.
+        """Starts a turn and follows it to its end, or to its first interruption.
 
+        Without a request id it gets one, so that a drop never starts a second run.
         `timeout` (seconds; the client's where None) is the run's deadline as well, unless its policy says `background`.
         """
         follow = requests.follow_options(view=view, event_names=event_names, heartbeat=heartbeat)
@@ -103,6 +104,58 @@ class AsyncClient:
             request_id=request_id,
             policy=policy,
             follow=follow,
+            labels=labels,
+        )
+        return self._stream(request, timeout)
+
+    def resume(
+        self,
+        run_id: str,
+        answers: Iterable[input_pb2.InputAnswer],
+        *,
+        request_id: str = "",
+        after: int | None = None,
+        view: View = agent_service_pb2.VIEW_UNSPECIFIED,
+        event_names: Iterable[str] = (),
+        timeout: float | None = None,
+        heartbeat: float | None = None,
+    ) -> RunStream:
+        """Answers what a run asks and follows it on, to its end or to its next interruption.
+
+        The events begin `after` a sequence, and with what the answers caused where that is None. Without a request id
+        it gets one, so that a drop answers nothing twice. `timeout` (seconds; the client's where None) is the run's
+        deadline from now on. The stream raises AlreadyAnswered, RunEnded, InvalidRequest or NotFound.
+        """
+        follow = requests.follow_options(view=view, event_names=event_names, heartbeat=heartbeat)
+        request = requests.resume_request(run_id, answers, request_id=request_id, after=after, follow=follow)
+        return self._stream(request, timeout)
+
+    def fork(
+        self,
+        run_id: str,
+        after_sequence: int,
+        *,
+        changes: fork_pb2.ForkChanges | None = None,
+        allow_open_effects: bool = False,
+        request_id: str = "",
+        labels: Mapping[str, str] | None = None,
+        view: View = agent_service_pb2.VIEW_UNSPECIFIED,
+        event_names: Iterable[str] = (),
+        timeout: float | None = None,
+        heartbeat: float | None = None,
+    ) -> RunStream:
+        """Starts a run that shares another's log up to a sequence, and follows it from there as `run` does.
+
+        `allow_open_effects` forks although a tool is running there that must not simply be run again. Without a request
+        id it gets one. The stream raises ForkRefused, InvalidRequest or NotFound.
+        """
+        request = requests.fork_request(
+            run_id,
+            after_sequence,
+            changes=changes,
+            allow_open_effects=allow_open_effects,
+            request_id=request_id,
+            follow=requests.follow_options(view=view, event_names=event_names, heartbeat=heartbeat),
             labels=labels,
         )
         return self._stream(request, timeout)
@@ -118,15 +171,20 @@ class AsyncClient:
         timeout: float | None = None,
         heartbeat: float | None = None,
     ) -> RunStream:
-        """Follows a run, live or past, after a sequence; `until` says whether to the run's end or to what there is."""
+        """Follows a run, live or past, after a sequence.
+
+        `until` says how far: to the run's end, to its next interruption, or to what there is.
+        """
         follow = requests.follow_options(view=view, event_names=event_names, heartbeat=heartbeat)
-        request = agent_service_pb2.WatchRunRequest(run_id=run_id, after_sequence=after, until=until, follow=follow)
-        return self._stream(request, timeout)
+        return self._stream(requests.watch_request(run_id, after=after, until=until, follow=follow), timeout)
 
     async def answer(
         self, agent: str, content: str | message_pb2.Message, *, session_id: str = "", timeout: float | None = None
     ) -> str:
-        """Runs a turn and gives its final answer as text. Raises RunFailed or RunCancelled where there is none."""
+        """Runs a turn and gives its final answer as text.
+
+        Raises RunFailed, RunCancelled or RunInterrupted where there is none.
+        """
         async with self.run(agent, content, session_id=session_id, timeout=timeout) as stream:
             return answer_of(await collect(stream))
 
@@ -168,7 +226,7 @@ class AsyncClient:
         timeout: float | None = None,
     ) -> invocation_pb2.Invocation:
         """The record that anybody's events make, in the order given; `timeout` in seconds."""
-        messages = _aggregate_messages(events, options)
+        messages = aggregate_messages(events, options)
         call = self._eval.AggregateEvents(
             messages, timeout=timeout or self._timeout, wait_for_ready=self._calls.wait_for_ready
         )
@@ -179,9 +237,7 @@ class AsyncClient:
         finally:
             await messages.aclose()
 
-    def _stream(
-        self, request: agent_service_pb2.RunRequest | agent_service_pb2.WatchRunRequest, timeout: float | None
-    ) -> RunStream:
+    def _stream(self, request: Request, timeout: float | None) -> RunStream:
         return RunStream(
             self._agents,
             request,
@@ -189,38 +245,3 @@ class AsyncClient:
             calls=self._calls,
             rejoining=self._rejoining,
         )
-
-
-def answer_of(run: CollectedRun) -> str:
-    """A run's final answer as text. Raises RunFailed or RunCancelled where there is none."""
-    if run.state == event_pb2.STATE_SUCCEEDED:
-        return run.answer
-    failure: type[RunNotAnswered] = RunCancelled if run.state == event_pb2.STATE_CANCELLED else RunFailed
-    raise failure(run.run_id, run.error or error_pb2.AgentError())
-
-
-async def _aggregate_messages(
-    events: Iterable[event_pb2.AgentEvent] | AsyncIterable[event_pb2.AgentEvent],
-    options: invocation_pb2.InvocationOptions | None,
-) -> AsyncGenerator[eval_service_pb2.AggregateEventsRequest, None]:
-    message = eval_service_pb2.AggregateEventsRequest(options=options)
-    size = 0
-    async for event in _each(events):
-        length = event.ByteSize()
-        if message.events and (len(message.events) == _EVENTS_PER_MESSAGE or size + length > _BYTES_PER_MESSAGE):
-            yield message
-            message, size = eval_service_pb2.AggregateEventsRequest(), 0
-        message.events.append(event)
-        size += length
-    yield message
-
-
-async def _each(
-    events: Iterable[event_pb2.AgentEvent] | AsyncIterable[event_pb2.AgentEvent],
-) -> AsyncIterator[event_pb2.AgentEvent]:
-    if isinstance(events, AsyncIterable):
-        async for event in events:
-            yield event
-    else:
-        for event in events:
-            yield event

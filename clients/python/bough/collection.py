@@ -3,19 +3,11 @@
 from collections.abc import AsyncIterable, Iterable
 from dataclasses import dataclass
 
+from bough.errors import RunCancelled, RunFailed, RunInterrupted, RunNotAnswered
 from bough.messages import text_of
-from bough.v1 import error_pb2, event_pb2, message_pb2, step_pb2
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StepText:
-    """What an agent said in one step, as streamed: the deltas of its last attempt."""
-
-    invocation_id: str
-    agent: str
-    step_index: int
-    attempt: int
-    text: str
+from bough.outcome import Outcome
+from bough.transcript import StepText, Transcript
+from bough.v1 import error_pb2, event_pb2, input_pb2, message_pb2, step_pb2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,6 +16,7 @@ class CollectedRun:
 
     `message` is the final answer and `answer` its text; both are empty unless the run has succeeded. `steps` are those
     of all agents that the view showed, as they ended, `turns` the root's alone. `texts` are in order of first words.
+    `open_requests` are what it asks and nobody has answered, as far as these events tell; an ended run asks nothing.
     """
 
     run_id: str
@@ -32,6 +25,7 @@ class CollectedRun:
     state: event_pb2.State.ValueType
     message: message_pb2.Message | None
     error: error_pb2.AgentError | None
+    open_requests: tuple[input_pb2.InputRequest, ...] = ()
     steps: tuple[step_pb2.AgentStep, ...]
     texts: tuple[StepText, ...]
     usage: message_pb2.Usage | None
@@ -49,83 +43,65 @@ class CollectedRun:
         return tuple(step for step in self.steps if step.invocation_id in roots)
 
 
-class Transcript:
-    """Streamed text by step. A higher attempt voids what a lower one said; a late piece of a lower one is dropped."""
-
-    def __init__(self) -> None:
-        self._attempts: dict[tuple[str, int], tuple[str, int, list[str]]] = {}
-
-    def add(self, event: event_pb2.AgentEvent) -> None:
-        """Takes any event; one without text may still begin an attempt."""
-        kind = event.WhichOneof("payload")
-        if kind not in ("llm_output_delta", "sub_agent_partial", "llm_retrying"):
-            return
-        key = (event.invocation_id, event.step_index)
-        known = self._attempts.get(key)
-        if known is not None and event.attempt < known[1]:
-            return
-        if known is None or event.attempt > known[1]:
-            self._attempts[key] = known = (event.agent, event.attempt, [])
-        if kind == "llm_output_delta":
-            known[2].append(event.llm_output_delta.text)
-        elif kind == "sub_agent_partial":
-            known[2].append(event.sub_agent_partial.text)
-
-    def texts(self) -> tuple[StepText, ...]:
-        """What was said, by step, in order of first appearance."""
-        return tuple(
-            StepText(invocation_id=invocation, agent=agent, step_index=index, attempt=attempt, text="".join(pieces))
-            for (invocation, index), (agent, attempt, pieces) in self._attempts.items()
-            if pieces
-        )
-
-
 def collected(events: Iterable[event_pb2.AgentEvent]) -> CollectedRun:
-    """The run that these events tell, in any view, ended or still going."""
-    kept = tuple(events)
-    transcript = Transcript()
+    """The run that these events tell, in any view, whether it has ended, waits or is still going.
+
+    They may be those of several streams, one after the other, such as a Run's and those of the ResumeRuns after it:
+    what a stream gives again counts once.
+    """
+    kept = tuple(_rising(events))
+    transcript, outcome = Transcript(), Outcome()
     steps: list[step_pb2.AgentStep] = []
     for event in kept:
         transcript.add(event)
+        outcome.add(event)
         kind = event.WhichOneof("payload")
         if kind == "step_completed":
             steps.append(event.step_completed.step)
         elif kind == "step_failed":
             steps.append(event.step_failed.step)
-    state, message, error, usage = _end(kept)
     return CollectedRun(
         run_id=next((event.run_id for event in kept if event.run_id), ""),
         session_id=next((event.session_id for event in kept if event.session_id), ""),
         events=kept,
-        state=state,
-        message=message,
-        error=error,
+        state=outcome.state,
+        message=outcome.message,
+        error=outcome.error,
+        open_requests=outcome.open_requests,
         steps=tuple(steps),
         texts=transcript.texts(),
-        usage=usage,
-        last_sequence=max((event.sequence for event in kept), default=0),
+        usage=outcome.usage,
+        last_sequence=kept[-1].sequence if kept else 0,
     )
 
 
-async def collect(stream: AsyncIterable[event_pb2.AgentEvent]) -> CollectedRun:
-    """Follows a stream to its end and gives the run that it told."""
-    return collected([event async for event in stream])
+async def collect(
+    stream: AsyncIterable[event_pb2.AgentEvent], *, earlier: Iterable[event_pb2.AgentEvent] = ()
+) -> CollectedRun:
+    """Follows a stream to its end and gives the run that it told, after what `earlier` streams of the run did."""
+    return collected([*earlier, *[event async for event in stream]])
 
 
-_End = tuple[
-    event_pb2.State.ValueType, message_pb2.Message | None, error_pb2.AgentError | None, message_pb2.Usage | None
-]
+def answer_of(run: CollectedRun) -> str:
+    """A run's final answer as text.
+
+    Raises RunFailed, RunCancelled or RunInterrupted where there is none, and RunNotAnswered of a run that goes on.
+    """
+    match run.state:
+        case event_pb2.STATE_SUCCEEDED:
+            return run.answer
+        case event_pb2.STATE_INPUT_REQUIRED:
+            raise RunInterrupted(run.run_id, run.open_requests)
+        case event_pb2.STATE_CANCELLED:
+            raise RunCancelled(run.run_id, run.error or error_pb2.AgentError())
+        case event_pb2.STATE_FAILED:
+            raise RunFailed(run.run_id, run.error or error_pb2.AgentError())
+    raise RunNotAnswered(run.run_id, error_pb2.AgentError(message="The run has not ended yet."))
 
 
-def _end(events: tuple[event_pb2.AgentEvent, ...]) -> _End:
-    for event in reversed(events):
-        match event.WhichOneof("payload"):
-            case "run_completed":
-                completed = event.run_completed
-                return event_pb2.STATE_SUCCEEDED, completed.final_answer, None, completed.tree_usage
-            case "run_failed":
-                return event_pb2.STATE_FAILED, None, event.run_failed.error, event.run_failed.tree_usage
-            case "run_cancelled":
-                cancelled = event.run_cancelled
-                return event_pb2.STATE_CANCELLED, None, cancelled.error, cancelled.tree_usage
-    return (event_pb2.STATE_RUNNING if events else event_pb2.STATE_UNSPECIFIED), None, None, None
+def _rising(events: Iterable[event_pb2.AgentEvent]) -> Iterable[event_pb2.AgentEvent]:
+    last = 0
+    for event in events:
+        if event.sequence > last:
+            last = event.sequence
+            yield event

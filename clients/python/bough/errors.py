@@ -7,21 +7,25 @@ BoughError
 │   ├── AlreadyExists      ALREADY_EXISTS: the request id was used with another content
 │   ├── SessionBusy        ABORTED: another run holds the session
 │   ├── OutOfRange         OUT_OF_RANGE: the sequence lies beyond the log
+│   ├── AlreadyAnswered    FAILED_PRECONDITION: the request has another answer
+│   ├── RunEnded           FAILED_PRECONDITION: the run takes no answers any more
+│   ├── ForkRefused        FAILED_PRECONDITION: the run cannot be forked there
 │   ├── Unavailable        UNAVAILABLE: nobody answers, or the server stops
 │   ├── DeadlineExceeded   DEADLINE_EXCEEDED: the caller's own time is over
 │   └── CallCancelled      CANCELLED
 └── RunNotAnswered         the call was served and its run has no answer
     ├── RunFailed          with its AgentError
-    └── RunCancelled       with its AgentError
+    ├── RunCancelled       with its AgentError
+    └── RunInterrupted     with what it asks
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import grpc
 from google.rpc import error_details_pb2, status_pb2
 
-from bough.v1 import error_pb2
+from bough.v1 import error_pb2, input_pb2
 
 _DETAILS_KEY = "grpc-status-details-bin"
 
@@ -107,6 +111,18 @@ class OutOfRange(CallFailed):
     """The sequence lies beyond the end of the log."""
 
 
+class AlreadyAnswered(CallFailed):
+    """The request has another answer already, which stands."""
+
+
+class RunEnded(CallFailed):
+    """The run has ended and takes no answers any more."""
+
+
+class ForkRefused(CallFailed):
+    """The run cannot be forked there; the message says why."""
+
+
 class Unavailable(CallFailed):
     """Nobody answers at the address, or the server is stopping."""
 
@@ -120,7 +136,7 @@ class CallCancelled(CallFailed):
 
 
 class RunNotAnswered(BoughError):
-    """A run that ended without an answer."""
+    """A run that has no answer; of this class itself where it has not ended."""
 
     def __init__(self, run_id: str, error: error_pb2.AgentError) -> None:
         super().__init__(error.message or "The run ended without an answer.")
@@ -136,6 +152,15 @@ class RunCancelled(RunNotAnswered):
     """A run that was cancelled."""
 
 
+class RunInterrupted(RunNotAnswered):
+    """A run that waits for answers: resume it with one for each of `requests`."""
+
+    def __init__(self, run_id: str, requests: Sequence[input_pb2.InputRequest]) -> None:
+        asked = "; ".join(request.prompt or "an answer" for request in requests)
+        super().__init__(run_id, error_pb2.AgentError(message=f"The run waits for input: {asked or 'an answer'}"))
+        self.requests = tuple(requests)
+
+
 _BY_CODE: Mapping[grpc.StatusCode, type[CallFailed]] = {
     grpc.StatusCode.INVALID_ARGUMENT: InvalidRequest,
     grpc.StatusCode.NOT_FOUND: NotFound,
@@ -146,12 +171,18 @@ _BY_CODE: Mapping[grpc.StatusCode, type[CallFailed]] = {
     grpc.StatusCode.CANCELLED: CallCancelled,
 }
 
+_BY_REASON: Mapping[tuple[grpc.StatusCode, str], type[CallFailed]] = {
+    (grpc.StatusCode.ABORTED, "SESSION_BUSY"): SessionBusy,
+    (grpc.StatusCode.FAILED_PRECONDITION, "ALREADY_ANSWERED"): AlreadyAnswered,
+    (grpc.StatusCode.FAILED_PRECONDITION, "RUN_ENDED"): RunEnded,
+    (grpc.StatusCode.FAILED_PRECONDITION, "FORK_REFUSED"): ForkRefused,
+}
+
 
 def from_status(status: Status) -> CallFailed:
     """The exception for a failed call."""
-    if status.code is grpc.StatusCode.ABORTED and status.reason == "SESSION_BUSY":
-        return SessionBusy(status)
-    return _BY_CODE.get(status.code, CallFailed)(status)
+    kind = _BY_REASON.get((status.code, status.reason)) or _BY_CODE.get(status.code, CallFailed)
+    return kind(status)
 
 
 def from_rpc_error(error: grpc.RpcError) -> CallFailed:

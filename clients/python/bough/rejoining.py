@@ -16,7 +16,7 @@ class Rejoining:
 
     A delay is drawn between nothing and a bound that doubles from `first_delay` to `longest_delay` until the server
     answers ("full jitter": many clients of one restarted server spread out). `patience` is how long the server may be
-    gone altogether, or unable to go on with the run; 0 never rejoins.
+    gone altogether, or unable to go on with the run; 0 never rejoins, as in `NO_REJOINING`.
     """
 
     first_delay: float = 0.1
@@ -26,6 +26,10 @@ class Rejoining:
     def bound(self, attempt: int) -> float:
         """The longest delay before an attempt, counted from 0."""
         return min(self.longest_delay, self.first_delay * 2.0 ** min(attempt, 32))
+
+
+NO_REJOINING: Final = Rejoining(patience=0.0)
+"""For callers that come back by themselves: what drops a stream is raised."""
 
 
 class Comeback:

@@ -9,7 +9,16 @@ from typing import TypeAlias
 from google.protobuf import duration_pb2, timestamp_pb2
 
 from bough.messages import user_message
-from bough.v1 import agent_service_pb2, eval_service_pb2, event_pb2, invocation_pb2, message_pb2, policy_pb2
+from bough.v1 import (
+    agent_service_pb2,
+    eval_service_pb2,
+    event_pb2,
+    fork_pb2,
+    input_pb2,
+    invocation_pb2,
+    message_pb2,
+    policy_pb2,
+)
 
 View: TypeAlias = agent_service_pb2.View.ValueType
 WatchUntil: TypeAlias = agent_service_pb2.WatchUntil.ValueType
@@ -38,6 +47,10 @@ def duration(seconds: float | None) -> duration_pb2.Duration | None:
     value = duration_pb2.Duration()
     value.FromTimedelta(timedelta(seconds=seconds))
     return value
+
+
+def _new_request_id() -> str:
+    return str(uuid.uuid4())
 
 
 def _timestamp(moment: datetime | None) -> timestamp_pb2.Timestamp | None:
@@ -70,7 +83,7 @@ def run_request(
 ) -> agent_service_pb2.RunRequest:
     """A turn to start. It always has a request id, so that sending it again never starts a second one."""
     return agent_service_pb2.RunRequest(
-        request_id=request_id or str(uuid.uuid4()),
+        request_id=request_id or _new_request_id(),
         agent=agent,
         session_id=session_id,
         input=user_message(content),
@@ -78,6 +91,53 @@ def run_request(
         follow=follow,
         labels=labels,
     )
+
+
+def resume_request(
+    run_id: str,
+    answers: Iterable[input_pb2.InputAnswer],
+    *,
+    request_id: str = "",
+    after: int | None = None,
+    follow: agent_service_pb2.FollowOptions | None = None,
+) -> agent_service_pb2.ResumeRunRequest:
+    """Answers to a run. It always has a request id, so that sending it again follows from the same place."""
+    return agent_service_pb2.ResumeRunRequest(
+        run_id=run_id,
+        answers=answers,
+        request_id=request_id or _new_request_id(),
+        follow=follow,
+        after_sequence=after,
+    )
+
+
+def fork_request(
+    run_id: str,
+    after_sequence: int,
+    *,
+    changes: fork_pb2.ForkChanges | None = None,
+    allow_open_effects: bool = False,
+    request_id: str = "",
+    follow: agent_service_pb2.FollowOptions | None = None,
+    labels: Mapping[str, str] | None = None,
+) -> agent_service_pb2.ForkRunRequest:
+    """A run to fork. It always has a request id, so that sending it again never makes a second fork."""
+    return agent_service_pb2.ForkRunRequest(
+        request_id=request_id or _new_request_id(),
+        run_id=run_id,
+        after_sequence=after_sequence,
+        changes=changes,
+        allow_open_effects=allow_open_effects,
+        follow=follow,
+        labels=labels,
+    )
+
+
+def watch_request(
+    run_id: str, *, after: int = 0, until: WatchUntil, follow: agent_service_pb2.FollowOptions | None = None
+) -> agent_service_pb2.WatchRunRequest:
+    """A run to follow, after a sequence."""
+    return agent_service_pb2.WatchRunRequest(run_id=run_id, after_sequence=after, until=until, follow=follow)
 
 
 def list_runs_request(query: RunQuery, *, page_size: int) -> agent_service_pb2.ListRunsRequest:

@@ -4,12 +4,13 @@ import asyncio
 from collections import deque
 from collections.abc import AsyncIterator
 from types import TracebackType
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Self, TypeAlias
 
 from grpc import aio
 
 from bough.calls import Calls
 from bough.errors import CallFailed, from_rpc_error
+from bough.position import RUN_ID_KEY, Position, Request, Response
 from bough.rejoining import Comeback, Rejoining
 from bough.v1 import agent_service_pb2, event_pb2
 
@@ -17,68 +18,69 @@ if TYPE_CHECKING:
     # Only stub files have it.
     from bough.v1.agent_service_pb2_grpc import AgentServiceAsyncStub
 
-Response = agent_service_pb2.RunResponse | agent_service_pb2.WatchRunResponse
-_Call = (
+_Call: TypeAlias = (
     aio.UnaryStreamCall[agent_service_pb2.RunRequest, agent_service_pb2.RunResponse]
+    | aio.UnaryStreamCall[agent_service_pb2.ForkRunRequest, agent_service_pb2.ForkRunResponse]
+    | aio.UnaryStreamCall[agent_service_pb2.ResumeRunRequest, agent_service_pb2.ResumeRunResponse]
     | aio.UnaryStreamCall[agent_service_pb2.WatchRunRequest, agent_service_pb2.WatchRunResponse]
 )
-
-_RUN_ID_KEY = "bough-run-id"
-_TERMINAL = frozenset({"run_completed", "run_failed", "run_cancelled"})
 
 
 class RunStream(AsyncIterator[event_pb2.AgentEvent]):
     """The events of a run, as they come.
 
     Nothing is sent before the first event is asked for, or `started()`. When the connection drops, the stream joins the
-    run again where it was; a Run whose id is not known yet is sent again under the same request id. Closing the stream
-    ends the call, not the run: `cancel()` does that.
+    run again where it was, within the time that it was given at first; a call of which nothing has come yet is sent
+    again under the same request id. It ends where the first call would have ended. Closing the stream ends the call,
+    not the run: `cancel()` does that.
     """
 
     def __init__(
         self,
         stub: "AgentServiceAsyncStub",
-        request: agent_service_pb2.RunRequest | agent_service_pb2.WatchRunRequest,
+        request: Request,
         *,
         timeout: float | None,
         calls: Calls,
         rejoining: Rejoining | None = None,
     ) -> None:
         self._stub = stub
-        self._request = request
         self._timeout = timeout
         self._calls = calls
         self._rejoining = rejoining or Rejoining()
-        self._run_id, self._session_id, self._received = "", "", 0
-        if isinstance(request, agent_service_pb2.WatchRunRequest):
-            self._run_id, self._received = request.run_id, request.after_sequence
+        self._position = Position(request)
         self._events: deque[event_pb2.AgentEvent] = deque()
         self._comeback: Comeback | None = None
         self._call: _Call | None = None
         self._responses: AsyncIterator[Response] | None = None
         self._reading = asyncio.Lock()
-        self._saw_end = self._ended = self._closed = False
+        self._ended = self._closed = False
 
     @property
     def run_id(self) -> str:
-        """The run; empty until the server has accepted it."""
-        return self._run_id
+        """The run; empty until the server has accepted it, unless the caller named it."""
+        return self._position.run_id
+
+    @property
+    def request_id(self) -> str:
+        """The name of the call, known from the start: the same call under it does nothing twice. Empty for watching."""
+        return self._position.request_id
 
     @property
     def session_id(self) -> str:
         """The run's session; empty until the first event."""
-        return self._session_id
+        return self._position.session_id
 
     @property
     def through_sequence(self) -> int:
         """Everything up to here has been given to the caller or is not in its view: go on after it."""
-        return self._events[0].sequence - 1 if self._events else self._received
+        return self._events[0].sequence - 1 if self._events else self._position.received
 
     async def started(self) -> str:
-        """Waits until the run is accepted and durable; gives its id. Loses no event."""
-        while not self._run_id and not self._ended:
+        """Waits until the run, or the answers to it, are accepted and durable; gives the run's id. Loses no event."""
+        while not self._position.is_accepted and not self._ended:
             await self._read()
-        return self._run_id
+        return self.run_id
 
     async def cancel(self) -> agent_service_pb2.Run:
         """Asks the run to stop; its end still comes through the stream. May be called while another task reads."""
@@ -113,7 +115,8 @@ class RunStream(AsyncIterator[event_pb2.AgentEvent]):
             try:
                 if self._responses is None:
                     self._responses = await self._open()
-                self._take(await anext(self._responses))
+                else:
+                    self._take(await anext(self._responses))
             except StopAsyncIteration:
                 self._ended = True
             except aio.AioRpcError as error:
@@ -129,41 +132,33 @@ class RunStream(AsyncIterator[event_pb2.AgentEvent]):
     async def _open(self) -> AsyncIterator[Response]:
         if self._comeback is None:
             self._comeback = Comeback(self._rejoining, timeout=self._timeout)
-        timeout = self._comeback.remaining()
-        if isinstance(self._request, agent_service_pb2.RunRequest) and not self._run_id:
-            self._call = self._stub.Run(self._request, timeout=timeout, wait_for_ready=self._calls.wait_for_ready)
-        else:
-            self._call = self._stub.WatchRun(self._rejoin(), timeout=timeout, wait_for_ready=self._calls.wait_for_ready)
+        self._call = self._begin(self._position.next_request(), self._comeback.remaining())
         metadata = await self._call.initial_metadata()
-        run_id = metadata.get(_RUN_ID_KEY)
+        run_id = metadata.get(RUN_ID_KEY)
         if isinstance(run_id, str):
-            self._run_id = run_id
+            self._position.accept(run_id)
             self._comeback.answered()
         return aiter(self._call)
 
-    def _rejoin(self) -> agent_service_pb2.WatchRunRequest:
-        request = agent_service_pb2.WatchRunRequest(run_id=self._run_id, after_sequence=self._received)
-        if isinstance(self._request, agent_service_pb2.WatchRunRequest):
-            request.until = self._request.until
-        if self._request.HasField("follow"):
-            request.follow.CopyFrom(self._request.follow)
-        return request
+    def _begin(self, request: Request, timeout: float | None) -> _Call:
+        wait_for_ready = self._calls.wait_for_ready
+        match request:
+            case agent_service_pb2.RunRequest():
+                return self._stub.Run(request, timeout=timeout, wait_for_ready=wait_for_ready)
+            case agent_service_pb2.ForkRunRequest():
+                return self._stub.ForkRun(request, timeout=timeout, wait_for_ready=wait_for_ready)
+            case agent_service_pb2.ResumeRunRequest():
+                return self._stub.ResumeRun(request, timeout=timeout, wait_for_ready=wait_for_ready)
+            case _:
+                return self._stub.WatchRun(request, timeout=timeout, wait_for_ready=wait_for_ready)
 
     def _take(self, response: Response) -> None:
         if self._comeback is not None:
             self._comeback.progressed()
-        for event in response.events:
-            if event.sequence <= self._received:
-                continue
-            self._received = event.sequence
-            self._run_id = self._run_id or event.run_id
-            self._session_id = self._session_id or event.session_id
-            self._saw_end = self._saw_end or event.WhichOneof("payload") in _TERMINAL
-            self._events.append(event)
-        self._received = max(self._received, response.through_sequence)
+        self._events.extend(self._position.take(response))
 
     async def _recover(self, error: CallFailed) -> None:
-        if self._saw_end:
+        if self._position.is_over:
             self._ended = True
             return
         assert self._comeback is not None, "a call was made"

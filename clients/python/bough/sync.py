@@ -1,22 +1,24 @@
-"""The synchronous client: runs, watching, trees and cancelling over one channel; it does not rejoin."""
+"""The synchronous client: runs, watching, answers, forks, trees and cancelling over one channel; it keeps no state."""
 
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import suppress
+from collections.abc import Iterable, Mapping
 from types import TracebackType
-from typing import Protocol, Self, TypeVar
+from typing import Self, TypeVar
 
 import grpc
 
 from bough import requests
 from bough.channel import CALL_TIMEOUT, CHANNEL_OPTIONS, DEFAULT_ADDRESS, RUN_TIMEOUT
 from bough.errors import from_rpc_error
+from bough.position import Request
+from bough.rejoining import Rejoining
 from bough.requests import View, WatchUntil
-from bough.stream import Response
+from bough.sync_stream import SyncRunStream
 from bough.v1 import (
     agent_service_pb2,
     agent_service_pb2_grpc,
     eval_service_pb2_grpc,
-    event_pb2,
+    fork_pb2,
+    input_pb2,
     invocation_pb2,
     message_pb2,
     policy_pb2,
@@ -24,60 +26,13 @@ from bough.v1 import (
 
 Asked = TypeVar("Asked")
 Answered = TypeVar("Answered")
-ResponseType = TypeVar("ResponseType", bound=Response, covariant=True)
-
-
-class _Stream(Protocol[ResponseType]):
-    def __next__(self) -> ResponseType: ...
-    def cancel(self) -> object: ...
-
-
-class SyncRunStream(Iterator[event_pb2.AgentEvent]):
-    """The events of a run, as they come. After a drop, watch `run_id` again after `through_sequence`."""
-
-    def __init__(self, call: _Stream[Response], *, after: int = 0, run_id: str = "") -> None:
-        self._call = call
-        self._events: list[event_pb2.AgentEvent] = []
-        self._received = after
-        self.run_id = run_id
-
-    @property
-    def through_sequence(self) -> int:
-        """Everything up to here has been given to the caller or is not in its view."""
-        return self._events[-1].sequence - 1 if self._events else self._received
-
-    def __next__(self) -> event_pb2.AgentEvent:
-        while not self._events:
-            try:
-                response = next(self._call)
-            except grpc.RpcError as error:
-                raise from_rpc_error(error) from None
-            # Kept the wrong way round: the next one is taken from the end.
-            self._events = list(reversed(response.events))
-            self._received = max([self._received, response.through_sequence, *(e.sequence for e in response.events)])
-        event = self._events.pop()
-        self.run_id = self.run_id or event.run_id
-        return event
-
-    def close(self) -> None:
-        """Ends the call; the run goes on as its policy says."""
-        self._events.clear()
-        with suppress(grpc.RpcError):
-            self._call.cancel()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
 
 class Client:
     """A client of one server for programs without an event loop; `channel` is the caller's own, if given.
 
-    `timeout` bounds following a run and `call_timeout` every other call, both in seconds, None without an end.
+    `timeout` bounds following a run and `call_timeout` every other call, both in seconds, None without an end. Streams
+    come back after a drop as `rejoining` says, by default; `NO_REJOINING` leaves that to the caller.
     """
 
     def __init__(
@@ -86,6 +41,7 @@ class Client:
         *,
         timeout: float | None = RUN_TIMEOUT,
         call_timeout: float | None = CALL_TIMEOUT,
+        rejoining: Rejoining | None = None,
         channel: grpc.Channel | None = None,
     ) -> None:
         self._owned = None if channel else grpc.insecure_channel(address, options=CHANNEL_OPTIONS)
@@ -93,7 +49,7 @@ class Client:
         assert used is not None, "one of the two is set"
         self._agents = agent_service_pb2_grpc.AgentServiceStub(used)
         self._eval = eval_service_pb2_grpc.EvalServiceStub(used)
-        self._timeout, self._call_timeout = timeout, call_timeout
+        self._timeout, self._call_timeout, self._rejoining = timeout, call_timeout, rejoining
 
     def __enter__(self) -> Self:
         return self
@@ -117,19 +73,65 @@ class Client:
         request_id: str = "",
         policy: policy_pb2.RunPolicy | None = None,
         view: View = agent_service_pb2.VIEW_UNSPECIFIED,
+        event_names: Iterable[str] = (),
         labels: Mapping[str, str] | None = None,
+        timeout: float | None = None,
+        heartbeat: float | None = None,
     ) -> SyncRunStream:
-        """Starts a turn and follows it. Without a request id it gets one."""
+        """Starts a turn and follows it to its end, or to its first interruption, as AsyncClient.run does."""
         request = requests.run_request(
             agent,
             content,
             session_id=session_id,
             request_id=request_id,
             policy=policy,
-            follow=requests.follow_options(view=view),
+            follow=requests.follow_options(view=view, event_names=event_names, heartbeat=heartbeat),
             labels=labels,
         )
-        return SyncRunStream(self._agents.Run(request, timeout=self._timeout))
+        return self._stream(request, timeout)
+
+    def resume(
+        self,
+        run_id: str,
+        answers: Iterable[input_pb2.InputAnswer],
+        *,
+        request_id: str = "",
+        after: int | None = None,
+        view: View = agent_service_pb2.VIEW_UNSPECIFIED,
+        event_names: Iterable[str] = (),
+        timeout: float | None = None,
+        heartbeat: float | None = None,
+    ) -> SyncRunStream:
+        """Answers what a run asks and follows it on, as AsyncClient.resume does."""
+        follow = requests.follow_options(view=view, event_names=event_names, heartbeat=heartbeat)
+        request = requests.resume_request(run_id, answers, request_id=request_id, after=after, follow=follow)
+        return self._stream(request, timeout)
+
+    def fork(
+        self,
+        run_id: str,
+        after_sequence: int,
+        *,
+        changes: fork_pb2.ForkChanges | None = None,
+        allow_open_effects: bool = False,
+        request_id: str = "",
+        labels: Mapping[str, str] | None = None,
+        view: View = agent_service_pb2.VIEW_UNSPECIFIED,
+        event_names: Iterable[str] = (),
+        timeout: float | None = None,
+        heartbeat: float | None = None,
+    ) -> SyncRunStream:
+        """Starts a run that shares another's log up to a sequence, and follows it, as AsyncClient.fork does."""
+        request = requests.fork_request(
+            run_id,
+            after_sequence,
+            changes=changes,
+            allow_open_effects=allow_open_effects,
+            request_id=request_id,
+            follow=requests.follow_options(view=view, event_names=event_names, heartbeat=heartbeat),
+            labels=labels,
+        )
+        return self._stream(request, timeout)
 
     def watch(
         self,
@@ -139,11 +141,12 @@ class Client:
         until: WatchUntil = agent_service_pb2.WATCH_UNTIL_UNSPECIFIED,
         view: View = agent_service_pb2.VIEW_UNSPECIFIED,
         event_names: Iterable[str] = (),
+        timeout: float | None = None,
+        heartbeat: float | None = None,
     ) -> SyncRunStream:
-        """Follows a run, live or past, after a sequence."""
-        follow = requests.follow_options(view=view, event_names=event_names)
-        request = agent_service_pb2.WatchRunRequest(run_id=run_id, after_sequence=after, until=until, follow=follow)
-        return SyncRunStream(self._agents.WatchRun(request, timeout=self._timeout), after=after, run_id=run_id)
+        """Follows a run, live or past, after a sequence; `until` says how far."""
+        follow = requests.follow_options(view=view, event_names=event_names, heartbeat=heartbeat)
+        return self._stream(requests.watch_request(run_id, after=after, until=until, follow=follow), timeout)
 
     def cancel(self, run_id: str) -> agent_service_pb2.Run:
         """Asks a run to stop; its end follows as events."""
@@ -159,6 +162,10 @@ class Client:
         """The record of a run with its agent tree."""
         request = requests.tree_request(run_id, options=options, as_of_sequence=as_of_sequence)
         return self._one(self._eval.GetInvocation, request).invocation
+
+    def _stream(self, request: Request, timeout: float | None) -> SyncRunStream:
+        timeout = self._timeout if timeout is None else timeout
+        return SyncRunStream(self._agents, request, timeout=timeout, rejoining=self._rejoining)
 
     def _one(self, method: "grpc.UnaryUnaryMultiCallable[Asked, Answered]", request: Asked) -> Answered:
         try:

@@ -1,0 +1,54 @@
+"""Where a run stands by its events: its state, what it asks, how it ended; what was said on the way is not its own."""
+
+from bough.v1 import error_pb2, event_pb2, input_pb2, message_pb2
+
+
+class Outcome:
+    """The state of a run, one event after the other."""
+
+    def __init__(self) -> None:
+        self.state: event_pb2.State.ValueType = event_pb2.STATE_UNSPECIFIED
+        self.message: message_pb2.Message | None = None
+        self.error: error_pb2.AgentError | None = None
+        self.usage: message_pb2.Usage | None = None
+        self._open: dict[str, input_pb2.InputRequest] = {}
+
+    @property
+    def open_requests(self) -> tuple[input_pb2.InputRequest, ...]:
+        """What the run asks and nobody has answered, in the order in which it asked."""
+        return tuple(self._open.values())
+
+    def add(self, event: event_pb2.AgentEvent) -> None:
+        """Takes the run's next event, of any kind."""
+        match event.WhichOneof("payload"):
+            case "run_queued":
+                self.state = event_pb2.STATE_PENDING
+            case "run_dequeued" | "run_resumed" | "run_forked":
+                self.state = event_pb2.STATE_RUNNING
+            case "run_interrupted":
+                self.state = event_pb2.STATE_INPUT_REQUIRED
+                self._open = {request.request_id: request for request in event.run_interrupted.requests}
+            case "input_requested":
+                self._open[event.input_requested.request.request_id] = event.input_requested.request
+            case "input_received":
+                self._open.pop(event.input_received.answer.request_id, None)
+            case "run_completed":
+                completed = event.run_completed
+                self._end(event_pb2.STATE_SUCCEEDED, completed.tree_usage, message=completed.final_answer)
+            case "run_failed":
+                self._end(event_pb2.STATE_FAILED, event.run_failed.tree_usage, error=event.run_failed.error)
+            case "run_cancelled":
+                self._end(event_pb2.STATE_CANCELLED, event.run_cancelled.tree_usage, error=event.run_cancelled.error)
+        if self.state == event_pb2.STATE_UNSPECIFIED:
+            self.state = event_pb2.STATE_RUNNING
+
+    def _end(
+        self,
+        state: event_pb2.State.ValueType,
+        usage: message_pb2.Usage,
+        *,
+        message: message_pb2.Message | None = None,
+        error: error_pb2.AgentError | None = None,
+    ) -> None:
+        self.state, self.usage, self.message, self.error = state, usage, message, error
+        self._open.clear()

@@ -1,0 +1,148 @@
+"""A run as a stream of events for programs without an event loop; it survives drops as the asynchronous one does."""
+
+import threading
+from collections import deque
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
+from types import TracebackType
+from typing import Protocol, Self
+
+import grpc
+
+from bough.errors import CallFailed, from_rpc_error
+from bough.position import RUN_ID_KEY, Position, Request, Response
+from bough.rejoining import Comeback, Rejoining
+from bough.v1 import agent_service_pb2, agent_service_pb2_grpc, event_pb2
+
+
+class _Call(Protocol):
+    def __next__(self) -> Response: ...
+    def initial_metadata(self) -> Iterable[tuple[str, str | bytes]]: ...
+    def cancel(self) -> object: ...
+
+
+class SyncRunStream(Iterator[event_pb2.AgentEvent]):
+    """The events of a run, as they come, for one thread; any other may close it.
+
+    The first call begins at once. When the connection drops, the stream joins the run again as RunStream does.
+    """
+
+    def __init__(
+        self,
+        stub: agent_service_pb2_grpc.AgentServiceStub,
+        request: Request,
+        *,
+        timeout: float | None,
+        rejoining: Rejoining | None = None,
+    ) -> None:
+        self._stub = stub
+        self._position = Position(request)
+        self._comeback = Comeback(rejoining or Rejoining(), timeout=timeout)
+        self._events: deque[event_pb2.AgentEvent] = deque()
+        self._call: _Call | None = self._begin(request, timeout)
+        self._responses: _Call | None = None
+        self._ended, self._closed = False, threading.Event()
+
+    @property
+    def run_id(self) -> str:
+        """The run; empty until the server has accepted it, unless the caller named it."""
+        return self._position.run_id
+
+    @property
+    def request_id(self) -> str:
+        """The name of the call, known from the start: the same call under it does nothing twice. Empty for watching."""
+        return self._position.request_id
+
+    @property
+    def session_id(self) -> str:
+        """The run's session; empty until the first event."""
+        return self._position.session_id
+
+    @property
+    def through_sequence(self) -> int:
+        """Everything up to here has been given to the caller or is not in its view: go on after it."""
+        return self._events[0].sequence - 1 if self._events else self._position.received
+
+    def started(self) -> str:
+        """Waits until the run, or the answers to it, are accepted and durable; gives the run's id. Loses no event."""
+        while not (self._position.is_accepted or self._ended or self._closed.is_set()):
+            self._read()
+        return self.run_id
+
+    def close(self) -> None:
+        """Ends the call, from any thread; the run goes on as its policy says."""
+        self._closed.set()
+        self._drop()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __next__(self) -> event_pb2.AgentEvent:
+        while not self._closed.is_set():
+            if self._events:
+                return self._events.popleft()
+            if self._ended:
+                break
+            self._read()
+        raise StopIteration
+
+    def _read(self) -> None:
+        try:
+            if self._responses is None:
+                self._responses = self._open()
+            else:
+                self._take(next(self._responses))
+        except StopIteration:
+            self._ended = True
+        except grpc.RpcError as error:
+            self._drop()
+            self._recover(from_rpc_error(error))
+
+    def _open(self) -> _Call:
+        if self._call is None:
+            self._call = self._begin(self._position.next_request(), self._comeback.remaining())
+        if self._closed.is_set():
+            # Whoever closed the stream may have seen no call yet.
+            self._call.cancel()
+        run_id = dict(self._call.initial_metadata()).get(RUN_ID_KEY)
+        if isinstance(run_id, str):
+            self._position.accept(run_id)
+            self._comeback.answered()
+        return self._call
+
+    def _begin(self, request: Request, timeout: float | None) -> _Call:
+        match request:
+            case agent_service_pb2.RunRequest():
+                return self._stub.Run(request, timeout=timeout)
+            case agent_service_pb2.ForkRunRequest():
+                return self._stub.ForkRun(request, timeout=timeout)
+            case agent_service_pb2.ResumeRunRequest():
+                return self._stub.ResumeRun(request, timeout=timeout)
+            case _:
+                return self._stub.WatchRun(request, timeout=timeout)
+
+    def _take(self, response: Response) -> None:
+        self._comeback.progressed()
+        self._events.extend(self._position.take(response))
+
+    def _recover(self, error: CallFailed) -> None:
+        if self._position.is_over or self._closed.is_set():
+            self._ended = True
+            return
+        try:
+            delay = self._comeback.delay_after(error)
+        except CallFailed:
+            self._ended = True
+            raise
+        self._closed.wait(delay)
+
+    def _drop(self) -> None:
+        call, self._call, self._responses = self._call, None, None
+        if call is not None:
+            with suppress(grpc.RpcError):
+                call.cancel()
