@@ -7,7 +7,13 @@ from grpc import aio
 
 from bough.v1 import agent_pb2
 from bough.v1 import catalog_service_pb2 as pb
-from tests.rpc.servers import status_details
+from bough.v1.catalog_service_pb2_grpc import CatalogServiceStub, add_CatalogServiceServicer_to_server
+from bough_server.agents.registry import Registry
+from bough_server.models.configured import ConfiguredModels
+from bough_server.models.script import parse_script
+from bough_server.models.scripted import ScriptedModel
+from bough_server.services.catalog import CatalogService
+from tests.rpc.servers import behaving, status_details
 from tests.rpc.turns import Served
 
 
@@ -40,6 +46,24 @@ async def test_validating_answers_well_with_everything_that_is_wrong(server: Ser
     fields = {violation.field for violation in response.violations}
     assert {violation.agent for violation in response.violations} == {"selfish"}
     assert {"description", "sub_agents[0].agent"} <= fields
+
+
+async def test_a_page_of_agents_stays_within_what_a_client_receives() -> None:
+    models = ConfiguredModels(
+        {"m": ScriptedModel(name="m", script=parse_script("agents: {lead: [a]}"))}, {}, default="m"
+    )
+    llm = agent_pb2.LlmAgent(instruction="x" * 250_000)
+    team = [agent_pb2.AgentDefinition(name=f"a{n}", description="Is one.", llm=llm) for n in range(10, 40)]
+    service = CatalogService(Registry(team, models=models))
+    names: list[str] = []
+    pages, token = 0, ""
+    async with behaving(add_CatalogServiceServicer_to_server, ListAgents=service.ListAgents) as channel:
+        while pages == 0 or token:
+            page = await CatalogServiceStub(channel).ListAgents(pb.ListAgentsRequest(page_size=1_000, page_token=token))
+            assert page.ByteSize() < 1024 * 1024 + 4096
+            names += [agent.name for agent in page.agents]
+            pages, token = pages + 1, page.next_page_token
+    assert (pages, names) == (8, [agent.name for agent in team])
 
 
 async def test_a_server_without_models_and_tools_lists_none(server: Served) -> None:

@@ -1,7 +1,7 @@
 """CatalogService: what there is to run, as the registry has it; it stores nothing."""
 
 from collections.abc import Callable, Sequence
-from operator import attrgetter
+from operator import attrgetter, methodcaller
 from typing import Final, TypeVar
 
 from grpc import aio
@@ -15,6 +15,7 @@ from bough_server.services.listing import page_by_name, page_of
 T = TypeVar("T", agent_pb2.AgentDefinition, pb.ToolInfo, pb.ModelInfo)
 
 _NAME: Final[Callable[[object], str]] = attrgetter("name")
+_SIZE: Final[Callable[[object], int]] = methodcaller("ByteSize")
 
 
 class CatalogService(catalog_service_pb2_grpc.CatalogServiceServicer):
@@ -67,4 +68,4 @@ def _page(
     items: Sequence[T], request: pb.ListAgentsRequest | pb.ListToolsRequest | pb.ListModelsRequest, listing: str
 ) -> tuple[list[T], str]:
     page = page_of(request.page_size, request.page_token)
-    return page_by_name(items, page, listing=listing, name=_NAME)
+    return page_by_name(items, page, listing=listing, name=_NAME, size=_SIZE)

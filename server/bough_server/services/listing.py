@@ -2,7 +2,7 @@
 
 import base64
 import binascii
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Final, TypeVar
 
 from bough.v1 import agent_service_pb2, error_pb2, eval_service_pb2
@@ -11,6 +11,9 @@ from bough_server.store.ports import Page, RunFilter
 
 DEFAULT_SIZE: Final = 50
 MAX_SIZE: Final = 1_000
+
+PAGE_BYTES: Final = 1024 * 1024
+"""A page ends before it is larger, unless one item is: clients receive 4 MiB where they were told nothing else."""
 
 T = TypeVar("T")
 
@@ -34,12 +37,29 @@ def run_filter(request: agent_service_pb2.ListRunsRequest | eval_service_pb2.Lis
     )
 
 
-def page_by_name(items: Sequence[T], page: Page, *, listing: str, name: Callable[[T], str]) -> tuple[list[T], str]:
-    """A page of items, by name, and the next page's token. Raises InvalidRequest for another listing's token."""
+def page_by_name(
+    items: Iterable[T], page: Page, *, listing: str, name: Callable[[T], str], size: Callable[[T], int]
+) -> tuple[list[T], str]:
+    """A page of items, by name, and the next page's token; `size` gives the bytes of one.
+
+    Raises InvalidRequest for another listing's token.
+    """
     after = _name_in(page.token, listing) if page.token else ""
     rest = sorted((item for item in items if name(item) > after), key=name)
-    shown = rest[: page.size]
+    shown = _within(PAGE_BYTES, rest[: page.size], size)
     return shown, _token(listing, name(shown[-1])) if len(rest) > len(shown) else ""
+
+
+def _within(most: int, items: Sequence[T], size: Callable[[T], int]) -> list[T]:
+    """The first items that have so many bytes together; one at least, if there is one."""
+    shown: list[T] = []
+    held = 0
+    for item in items:
+        held += size(item)
+        if shown and held > most:
+            break
+        shown.append(item)
+    return shown
 
 
 def _token(listing: str, name: str) -> str:
