@@ -75,7 +75,7 @@ class ListAgentsRequest(_message.Message):
     PAGE_SIZE_FIELD_NUMBER: _builtins.int
     PAGE_TOKEN_FIELD_NUMBER: _builtins.int
     page_size: _builtins.int
-    """The most agents of a page; 50 where 0, 1,000 at most."""
+    """The most agents of a page; 50 where 0, 1,000 at most. A page also ends at about 1 MiB."""
     page_token: _builtins.str
     """next_page_token of the page before."""
     def __init__(
@@ -211,7 +211,7 @@ class ListToolsRequest(_message.Message):
     PAGE_SIZE_FIELD_NUMBER: _builtins.int
     PAGE_TOKEN_FIELD_NUMBER: _builtins.int
     page_size: _builtins.int
-    """The most tools of a page; 50 where 0, 1,000 at most."""
+    """The most tools of a page; 50 where 0, 1,000 at most. A page also ends at about 1 MiB."""
     page_token: _builtins.str
     """next_page_token of the page before."""
     def __init__(
@@ -295,7 +295,7 @@ class ListModelsRequest(_message.Message):
     PAGE_SIZE_FIELD_NUMBER: _builtins.int
     PAGE_TOKEN_FIELD_NUMBER: _builtins.int
     page_size: _builtins.int
-    """The most models of a page; 50 where 0, 1,000 at most."""
+    """The most models of a page; 50 where 0, 1,000 at most. A page also ends at about 1 MiB."""
     page_token: _builtins.str
     """next_page_token of the page before."""
     def __init__(
