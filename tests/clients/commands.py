@@ -17,7 +17,12 @@ class Finished:
 
 
 async def started(
-    *arguments: str, port: int | None = None, environment: Mapping[str, str] | None = None, stdout: int | None = None
+    *arguments: str,
+    port: int | None = None,
+    environment: Mapping[str, str] | None = None,
+    stdin: int = asyncio.subprocess.PIPE,
+    stdout: int | None = None,
+    stderr: int = asyncio.subprocess.PIPE,
 ) -> asyncio.subprocess.Process:
     """A command that runs; with a port it speaks to the server there."""
     address = () if port is None else ("--address", f"127.0.0.1:{port}")
@@ -28,9 +33,9 @@ async def started(
         "bough_server.cli",
         *address,
         *arguments,
-        stdin=asyncio.subprocess.PIPE,
+        stdin=stdin,
         stdout=asyncio.subprocess.PIPE if stdout is None else stdout,
-        stderr=asyncio.subprocess.PIPE,
+        stderr=stderr,
         env={**known, "COLUMNS": "80", **(environment or {})},
     )
 

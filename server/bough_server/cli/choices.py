@@ -40,6 +40,23 @@ class OnDisconnect(StrEnum):
     CONTINUE = "continue"
 
 
+class OnBusy(StrEnum):
+    """What happens to a turn whose session another run holds."""
+
+    REJECT = "reject"
+    QUEUE = "queue"
+    CANCEL_INTERRUPTED = "cancel-interrupted"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Display:
+    """What a command shows of a run that it follows, and whether its tree comes after the answer."""
+
+    output: Output
+    view: View
+    tree: bool
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Target:
     """Which server the commands speak to, as the global flags say."""
@@ -86,4 +103,13 @@ DefaultModelOption = Annotated[
     str | None,
     typer.Option("--default-model", metavar="NAME", help="The configured model that `default` stands for."),
 ]
+RequestIdOption = Annotated[
+    str,
+    typer.Option("--request-id", metavar="ID", help="The same id again does nothing twice; made where left out."),
+]
+TimeoutOption = Annotated[
+    float,
+    typer.Option("--timeout", parser=seconds, metavar="DURATION", help="The run's deadline, such as 90s or 1h30m."),
+]
+NoTreeOption = Annotated[bool, typer.Option("--no-tree", help="Leave out the tree after the answer.")]
 LimitOption = Annotated[int, typer.Option("--limit", min=1, metavar="N", help="The most to list, newest first.")]

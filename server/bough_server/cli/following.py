@@ -10,12 +10,14 @@ from typing import Final, Protocol
 from rich.text import Text
 
 from bough import AsyncClient, CallFailed, CollectedRun, DeadlineExceeded, RunStream, collected, text_of
-from bough.v1 import event_pb2
-from bough_server.cli.choices import Output, View
+from bough.v1 import agent_service_pb2, event_pb2
+from bough_server.cli.choices import Display, Output, View
+from bough_server.cli.connection import Connection
 from bough_server.cli.outcome import ExitCode, say
 from bough_server.cli.printing import forgive_encoding, json_line, print_line, print_lines, terminal
 from bough_server.cli.render.amounts import error_text, printable
 from bough_server.cli.render.plain import plain_line
+from bough_server.cli.render.questions import waiting_lines
 from bough_server.cli.render.tree import tree_lines
 from bough_server.cli.requests import view_of
 from bough_server.cli.screen import Screen
@@ -27,7 +29,7 @@ _CODES: Final = {
     event_pb2.STATE_INPUT_REQUIRED: ExitCode.INPUT_REQUIRED,
 }
 _LAST_WORDS_SECONDS: Final = 10.0
-_ENDS: Final = frozenset({"run_completed", "run_failed", "run_cancelled"})
+_ENDS: Final = frozenset({"run_completed", "run_failed", "run_cancelled", "run_interrupted"})
 
 
 class Sink(Protocol):
@@ -76,12 +78,12 @@ def sink_of(output: Output) -> AbstractAsyncContextManager[Sink]:
 
 
 async def follow(stream: RunStream, sink: Sink) -> CollectedRun:
-    """Shows a stream's events to its end; gives what they tell of the run's end."""
+    """Shows a stream's events to its end; gives what the last one tells of the run: its end, its questions, nothing."""
     last: list[event_pb2.AgentEvent] = []
     async for event in stream:
         sink.show(event)
-        if event.WhichOneof("payload") in _ENDS:
-            last = [event]
+        # An interruption that something comes after is none any more.
+        last = [event] if event.WhichOneof("payload") in _ENDS else []
     return collected(last)
 
 
@@ -91,20 +93,39 @@ async def follow_to_the_end(client: AsyncClient, stream: RunStream, sink: Sink, 
         return await follow(stream, sink)
     except DeadlineExceeded:
         rest = client.watch(
-            stream.run_id, after=stream.through_sequence, view=view_of(view), timeout=_LAST_WORDS_SECONDS
+            stream.run_id,
+            after=stream.through_sequence,
+            until=agent_service_pb2.WATCH_UNTIL_INTERRUPTED,
+            view=view_of(view),
+            timeout=_LAST_WORDS_SECONDS,
         )
         async with rest:
             return await follow(rest, sink)
 
 
+async def see_through(connection: Connection, stream: RunStream, display: Display) -> ExitCode:
+    """Follows a run that this command began or continued, says what came of it, and lets Ctrl-C cancel it."""
+    client = connection.client
+    async with stream, interruptible(stream) as interrupted:
+        say(f"run {await stream.started()}")
+        if connection.note:
+            say(connection.note)
+        async with sink_of(display.output) as sink:
+            ended = await follow_to_the_end(client, stream, sink, display.view)
+        code = await conclude(client, stream.run_id, ended, display.output, tree=display.tree)
+    return ExitCode.INTERRUPTED if interrupted.is_set() else code
+
+
 async def conclude(client: AsyncClient, run_id: str, run: CollectedRun, output: Output, *, tree: bool) -> ExitCode:
-    """Prints what comes after the events: the answer, the tree, or on standard error why there is no answer."""
+    """Prints what comes after the events: the answer, the tree, or on standard error why there is no answer yet."""
     if run.message is not None and output in (Output.LIVE, Output.ANSWER):
         _print_answer(text_of(run.message), apart=output is Output.LIVE)
     if run.state == event_pb2.STATE_FAILED and run.error is not None:
         say(f"The run failed: {error_text(run.error)}")
     if run.state == event_pb2.STATE_CANCELLED:
         say("The run was cancelled.")
+    for line in waiting_lines(run_id, run.open_requests) if run.state == event_pb2.STATE_INPUT_REQUIRED else ():
+        say(line)
     if tree and output is Output.LIVE:
         if run.message is None:
             print_line("")

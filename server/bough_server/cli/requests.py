@@ -1,7 +1,7 @@
 """The words of the command line in the words of the schema; it asks nobody."""
 
 from bough.v1 import agent_service_pb2, event_pb2, policy_pb2
-from bough_server.cli.choices import Delta, OnDisconnect, View
+from bough_server.cli.choices import Delta, OnBusy, OnDisconnect, View
 from bough_server.documents import suggestion
 from bough_server.errors import ConfigurationError
 from bough_server.events import NAME_OF_KIND
@@ -12,7 +12,9 @@ def view_of(view: View) -> agent_service_pb2.View.ValueType:
     return agent_service_pb2.VIEW_SUMMARY if view is View.SUMMARY else agent_service_pb2.VIEW_FULL
 
 
-def policy_of(delta: Delta | None, on_disconnect: OnDisconnect | None) -> policy_pb2.RunPolicy:
+def policy_of(
+    delta: Delta | None, on_disconnect: OnDisconnect | None, on_busy: OnBusy | None = None
+) -> policy_pb2.RunPolicy:
     """A run's policy that says only what the flags say."""
     policy = policy_pb2.RunPolicy()
     if delta is Delta.PASSTHROUGH:
@@ -21,6 +23,8 @@ def policy_of(delta: Delta | None, on_disconnect: OnDisconnect | None) -> policy
         policy.delta.aggregated.SetInParent()
     if on_disconnect is not None:
         policy.on_disconnect = policy_pb2.OnDisconnect.Value(f"ON_DISCONNECT_{on_disconnect.name}")
+    if on_busy is not None:
+        policy.on_busy_session = policy_pb2.OnBusySession.Value(f"ON_BUSY_SESSION_{on_busy.name}")
     return policy
 
 

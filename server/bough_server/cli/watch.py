@@ -1,6 +1,7 @@
 """`bough watch` and `bough events`: runs that are followed or read again; neither changes a run."""
 
-from typing import Annotated
+from dataclasses import replace
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -17,6 +18,10 @@ from bough_server.cli.choices import (
 )
 from bough_server.cli.outcome import ExitCode, finish
 
+if TYPE_CHECKING:
+    from bough import AsyncClient, CollectedRun
+    from bough_server.cli.following import Sink
+
 
 def watch(
     context: typer.Context,
@@ -28,7 +33,7 @@ def watch(
         bool, typer.Option("--no-follow", help="Show what there is, and do not wait for more.")
     ] = False,
 ) -> None:
-    """Follow a run, live or past, to its end.
+    """Follow a run, live or past, to its end or to where it waits for input.
 
     The exit code is the run's, as with `bough run`. Ctrl-C leaves the run alone.
     """
@@ -50,24 +55,40 @@ def events(
 
 
 async def _watch(target: Target, text: str, *, after: int, view: View, output: Output, is_following: bool) -> ExitCode:
-    from bough.v1 import agent_service_pb2
     from bough_server.cli.addressing import resolve_run
     from bough_server.cli.connection import connected
-    from bough_server.cli.following import code_of, conclude, follow, sink_of
-    from bough_server.cli.requests import view_of
+    from bough_server.cli.following import conclude, sink_of
 
-    until = agent_service_pb2.WATCH_UNTIL_TERMINAL if is_following else agent_service_pb2.WATCH_UNTIL_CURRENT
     async with connected(target) as connection:
         client = connection.client
         run_id = await resolve_run(client, text)
-        async with (
-            client.watch(run_id, after=after, until=until, view=view_of(view)) as stream,
-            sink_of(output) as sink,
-        ):
+        async with sink_of(output) as sink:
+            ended = await _shown(client, run_id, sink, after=after, view=view, is_following=is_following)
+        if not ended.events:
+            # Its end lies before the events that were asked for, or is still to come.
+            run = await client.get_run(run_id)
+            error = run.error if run.HasField("error") else None
+            ended = replace(ended, state=run.state, error=error, open_requests=tuple(run.open_requests))
+        return await conclude(client, run_id, ended, output, tree=True)
+
+
+async def _shown(
+    client: "AsyncClient", run_id: str, sink: "Sink", *, after: int, view: View, is_following: bool
+) -> "CollectedRun":
+    """Shows a run to its end or to where it waits now; an interruption that was answered since is passed by."""
+    from bough.v1 import agent_service_pb2, event_pb2
+    from bough_server.cli.following import follow
+    from bough_server.cli.requests import view_of
+
+    until = agent_service_pb2.WATCH_UNTIL_INTERRUPTED if is_following else agent_service_pb2.WATCH_UNTIL_CURRENT
+    while True:
+        async with client.watch(run_id, after=after, until=until, view=view_of(view)) as stream:
             ended = await follow(stream, sink)
-        code = await conclude(client, run_id, ended, output, tree=True)
-        # Its end may lie before the events that were asked for.
-        return code if ended.events else code_of((await client.get_run(run_id)).state)
+        if not is_following or ended.state != event_pb2.STATE_INPUT_REQUIRED:
+            return ended
+        after = ended.last_sequence
+        if (await client.get_run(run_id)).last_sequence == after:
+            return ended
 
 
 async def _events(target: Target, text: str, *, json: bool, after: int, view: View, types: str) -> ExitCode:

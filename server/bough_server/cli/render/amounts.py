@@ -77,6 +77,11 @@ def between(start: timestamp_pb2.Timestamp, end: timestamp_pb2.Timestamp) -> flo
     return (end.ToNanoseconds() - start.ToNanoseconds()) / 1e9
 
 
+def moment(time: timestamp_pb2.Timestamp) -> str:
+    """A time in UTC, to the minute."""
+    return time.ToDatetime().strftime("%Y-%m-%d %H:%M")
+
+
 def tokens(usage: message_pb2.Usage) -> int | None:
     """All tokens, as far as they are known."""
     if usage.HasField("total_tokens"):

@@ -15,16 +15,24 @@ from bough_server.cli.render.amounts import (
     duration_text,
     error_text,
     one_line,
-    seconds_text,
     tokens,
     tokens_text,
 )
-from bough_server.cli.render.plain import result_text
+from bough_server.cli.render.notes import (
+    expiry_text,
+    forked_text,
+    interrupted_text,
+    queued_text,
+    received_text,
+    request_text,
+    result_text,
+    resumed_text,
+)
 from bough_server.cli.render.speaker import Mode, Running, Speaker, bars, room, speaker_of
 from bough_server.cli.render.speech import Speech
+from bough_server.cli.render.status import STYLES, fitted, status_lines
 
 AgentEvent = event_pb2.AgentEvent
-_MOST_STATUS_LINES: Final = 8
 
 
 class LiveView:
@@ -47,11 +55,7 @@ class LiveView:
 
     def status(self, now: float = 0.0) -> list[Text]:
         """What each agent is in the middle of: an unfinished line, a model it waits for, tools at work."""
-        lines = [line for speaker in self._speakers.values() if not speaker.has_ended for line in _doing(speaker, now)]
-        fitting = [_fitted(line, self._width) for line in lines[:_MOST_STATUS_LINES]]
-        if len(lines) > _MOST_STATUS_LINES:
-            fitting.append(Text(f"… and {len(lines) - _MOST_STATUS_LINES} more", style="dim"))
-        return fitting
+        return status_lines(self._speakers.values(), now, width=self._width)
 
     def _speaker(self, event: AgentEvent) -> Speaker:
         speaker = self._speakers.get(event.invocation_id)
@@ -66,7 +70,7 @@ class LiveView:
         """Writes a line into a speaker's block; says whose it is where another one spoke last."""
         if self._current != speaker.invocation_id:
             label = bars(speaker.depth).append(f"▸ {speaker.branch}", style=f"dim {depth_style(speaker.depth)}")
-            self._lines.append(_fitted(label, self._width))
+            self._lines.append(fitted(label, self._width))
             self._current = speaker.invocation_id
         line = bars(speaker.depth + 1)
         line.append(clip(text, room(speaker.depth, self._width)), style=style)
@@ -78,7 +82,7 @@ class LiveView:
 
     def _print(self, speaker: Speaker, lines: list[str]) -> None:
         for line in lines:
-            self._say(speaker, line, _STYLES[speaker.mode])
+            self._say(speaker, line, STYLES[speaker.mode])
         speaker.has_shown = speaker.has_shown or (bool(lines) and speaker.mode == "text")
 
     def _speak(self, event: AgentEvent, speaker: Speaker, mode: Mode, text: str) -> None:
@@ -86,6 +90,10 @@ class LiveView:
         if attempt < speaker.attempt:
             return
         if attempt > speaker.attempt:
+            if event.step_index == speaker.attempt[0]:
+                self._void(speaker)
+            else:
+                self._flush(speaker)
             speaker.attempt, speaker.has_spoken, speaker.has_shown = attempt, False, False
         if mode != speaker.mode:
             self._flush(speaker)
@@ -94,11 +102,17 @@ class LiveView:
         speaker.has_spoken = speaker.has_spoken or mode == "text"
         self._print(speaker, speaker.speech.add(text))
 
+    def _void(self, speaker: Speaker) -> None:
+        """Takes back what an attempt said that is lost, as far as it is not on the screen yet."""
+        speaker.speech.finish()
+        if speaker.has_shown:
+            self._say(speaker, "  what it said in this step does not count", "dim yellow")
+
     def _open(self, speaker: Speaker, now: float) -> None:
         header = bars(speaker.depth)
         style = depth_style(speaker.depth)
         header.append("● ", style=style).append(speaker.name, style=f"bold {style}")
-        self._lines.append(_fitted(header, self._width))
+        self._lines.append(fitted(header, self._width))
         self._current = speaker.invocation_id
         speaker.wait_for("starting", now)
 
@@ -107,7 +121,7 @@ class LiveView:
         line = bars(speaker.depth).append(f"{mark} ", style=style)
         line.append(speaker.name, style=f"bold {depth_style(speaker.depth)}")
         line.append(f"  {words}" if words else "", style="dim" if mark == "✓" else style)
-        self._lines.append(_fitted(line, self._width))
+        self._lines.append(fitted(line, self._width))
         # Only after its own block is it plain that the caller goes on.
         self._current = speaker.parent if self._current == speaker.invocation_id else ""
         speaker.has_ended = True
@@ -136,12 +150,10 @@ class LiveView:
 
     def _retrying(self, event: AgentEvent, speaker: Speaker, now: float) -> None:
         retrying = event.llm_retrying
-        speaker.speech.finish()
         why = event_pb2.RetryReason.Name(retrying.reason).removeprefix("RETRY_REASON_").lower().replace("_", " ")
         text = f"↻ trying again, attempt {event.attempt}: {why}: {one_line(retrying.error.message)}"
         self._say(speaker, text.rstrip(": "), "yellow")
-        if speaker.has_shown:
-            self._say(speaker, "  what it said in this step does not count", "dim yellow")
+        self._void(speaker)
         speaker.attempt = (event.step_index, event.attempt)
         speaker.has_spoken = speaker.has_shown = False
         speaker.wait_for("waiting to try again", now)
@@ -189,6 +201,42 @@ class LiveView:
         text = clip(f"{result.call.name}  {shown}".rstrip(), left)
         self._say(speaker, f"{mark} {text}{took}", style)
 
+    def _requested(self, event: AgentEvent, speaker: Speaker, now: float) -> None:
+        request = event.input_requested.request
+        self._flush(speaker)
+        self._say(speaker, f"? {request_text(request)}", "magenta")
+        if expiry := expiry_text(request):
+            self._say(speaker, f"  {expiry}", "dim")
+        speaker.wait_for("waiting for an answer", now)
+
+    def _received(self, event: AgentEvent, speaker: Speaker, now: float) -> None:
+        self._say(speaker, f"! {one_line(received_text(event.input_received.answer))}", "magenta")
+        speaker.activity = ""
+
+    def _queued(self, event: AgentEvent, speaker: Speaker, now: float) -> None:
+        self._say(speaker, f"… {queued_text(event.run_queued)}", "dim")
+        speaker.wait_for("waiting for its session", now)
+
+    def _dequeued(self, event: AgentEvent, speaker: Speaker, now: float) -> None:
+        self._say(speaker, "… its session is free", "dim")
+        speaker.wait_for("starting", now)
+
+    def _forked(self, event: AgentEvent, speaker: Speaker, now: float) -> None:
+        self._say(speaker, f"⑂ {one_line(forked_text(event.run_forked))}", "yellow")
+
+    def _resumed(self, event: AgentEvent, speaker: Speaker, now: float) -> None:
+        # What was in flight begins again and says so; of what it said before, only whole lines were shown.
+        for known in self._speakers.values():
+            known.speech.finish()
+            known.tools.clear()
+            known.activity = ""
+        self._say(speaker, f"↻ {resumed_text(event.run_resumed)}", "yellow")
+
+    def _interrupted(self, event: AgentEvent, speaker: Speaker, now: float) -> None:
+        self._say(speaker, f"‖ {interrupted_text(event.run_interrupted)}", "magenta")
+        for known in self._speakers.values():
+            known.activity = ""
+
     def _cancelling(self, event: AgentEvent, speaker: Speaker, now: float) -> None:
         reason = event_pb2.CancelReason.Name(event.cancel_requested.reason).removeprefix("CANCEL_REASON_").lower()
         self._say(speaker, f"■ stopping: {reason.replace('_', ' ')}", "yellow")
@@ -209,7 +257,6 @@ class LiveView:
 
 
 _Handler = Callable[[LiveView, AgentEvent, Speaker, float], None]
-_STYLES: Final[Mapping[Mode, str]] = {"text": "", "reasoning": "dim italic"}
 _HANDLERS: Final[Mapping[str, _Handler]] = {
     "run_started": LiveView._started,
     "sub_agent_started": LiveView._started,
@@ -225,6 +272,13 @@ _HANDLERS: Final[Mapping[str, _Handler]] = {
     "tool_output": LiveView._tool_output,
     "tool_completed": LiveView._tool_completed,
     "tool_failed": LiveView._tool_failed,
+    "input_requested": LiveView._requested,
+    "input_received": LiveView._received,
+    "run_queued": LiveView._queued,
+    "run_dequeued": LiveView._dequeued,
+    "run_forked": LiveView._forked,
+    "run_resumed": LiveView._resumed,
+    "run_interrupted": LiveView._interrupted,
     "cancel_requested": LiveView._cancelling,
     "run_completed": LiveView._ended_well,
     "sub_agent_completed": LiveView._ended_well,
@@ -234,24 +288,6 @@ _HANDLERS: Final[Mapping[str, _Handler]] = {
 }
 
 
-def _doing(speaker: Speaker, now: float) -> list[Text]:
-    lines = []
-    if speaker.speech.pending:
-        lines.append(bars(speaker.depth + 1).append(speaker.speech.pending, style=_STYLES[speaker.mode]))
-    elif speaker.activity:
-        waited = seconds_text(now - speaker.since)
-        lines.append(bars(speaker.depth + 1).append(f"… {speaker.name}: {speaker.activity} {waited}", style="dim"))
-    for tool in speaker.tools.values():
-        text = f"… {speaker.name}: {tool.name} {seconds_text(now - tool.since)}"
-        lines.append(bars(speaker.depth + 1).append(text, style="dim"))
-    return lines
-
-
 def _used(duration: duration_pb2.Duration, usage: message_pb2.Usage) -> str:
     known = "" if tokens(usage) is None else f", {tokens_text(usage)} tokens"
     return f"{duration_text(duration)}{known}"
-
-
-def _fitted(line: Text, width: int) -> Text:
-    line.truncate(width, overflow="ellipsis")
-    return line

@@ -6,6 +6,17 @@ from typing import Final
 from bough import text_of
 from bough.v1 import event_pb2, message_pb2
 from bough_server.cli.render.amounts import clip, duration_text, error_text, one_line, seconds_text
+from bough_server.cli.render.notes import (
+    asker_text,
+    expiry_text,
+    forked_text,
+    interrupted_text,
+    queued_text,
+    received_text,
+    request_text,
+    result_text,
+    resumed_text,
+)
 from bough_server.events import name_of
 
 AgentEvent = event_pb2.AgentEvent
@@ -23,13 +34,6 @@ def plain_line(event: AgentEvent) -> str:
     return f"{line} {clip(one_line(gist), _WIDTH)}".rstrip()
 
 
-def result_text(result: message_pb2.ToolResult) -> str:
-    """What a tool gave, in words: its error, or its parts."""
-    if result.HasField("error"):
-        return error_text(result.error)
-    return text_of(message_pb2.Message(parts=result.parts))
-
-
 def _retrying(event: AgentEvent) -> str:
     retrying = event.llm_retrying
     why = event_pb2.RetryReason.Name(retrying.reason).removeprefix("RETRY_REASON_").lower().replace("_", " ")
@@ -45,8 +49,17 @@ def _tool_end(result: message_pb2.ToolResult) -> str:
     return f"{result.call.name} {duration_text(result.latency)} {result_text(result)}"
 
 
+def _requested(event: AgentEvent) -> str:
+    request = event.input_requested.request
+    return " ".join(part for part in (asker_text(request), request_text(request), expiry_text(request)) if part)
+
+
 _GISTS: Final[Mapping[str, Callable[[AgentEvent], str]]] = {
     "run_started": lambda e: text_of(e.run_started.input),
+    "run_queued": lambda e: queued_text(e.run_queued),
+    "run_resumed": lambda e: resumed_text(e.run_resumed),
+    "run_forked": lambda e: forked_text(e.run_forked),
+    "run_interrupted": lambda e: interrupted_text(e.run_interrupted),
     "run_completed": lambda e: text_of(e.run_completed.final_answer),
     "run_failed": lambda e: error_text(e.run_failed.error),
     "run_cancelled": lambda e: error_text(e.run_cancelled.error),
@@ -66,6 +79,8 @@ _GISTS: Final[Mapping[str, Callable[[AgentEvent], str]]] = {
     "tool_completed": lambda e: _tool_end(e.tool_completed.result),
     "tool_failed": lambda e: _tool_end(e.tool_failed.result),
     "step_failed": lambda e: error_text(e.step_failed.error),
+    "input_requested": _requested,
+    "input_received": lambda e: received_text(e.input_received.answer),
     "value_recorded": lambda e: e.value_recorded.value_json or error_text(e.value_recorded.error),
     "cancel_requested": _cancel,
 }

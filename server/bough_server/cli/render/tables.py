@@ -2,12 +2,11 @@
 
 from collections.abc import Iterable, Sequence
 
-from google.protobuf import timestamp_pb2
 from rich.text import Text
 
 from bough import text_of
 from bough.v1 import agent_pb2, agent_service_pb2, message_pb2, session_service_pb2
-from bough_server.cli.render.amounts import clip, one_line, printable, short_state_text, state_style
+from bough_server.cli.render.amounts import clip, moment, one_line, printable, short_state_text, state_style
 
 
 def runs_table(runs: Iterable[agent_service_pb2.Run], *, width: int) -> list[Text]:
@@ -72,11 +71,6 @@ def message_lines(message: message_pb2.Message, *, width: int) -> list[Text]:
             result = f"← {part.tool_result.call.name}  {one_line(said)}"
             lines.append(Text("      " + clip(result, max(8, width - 6)), style="blue"))
     return lines
-
-
-def moment(time: timestamp_pb2.Timestamp) -> str:
-    """A time in UTC, to the minute."""
-    return time.ToDatetime().strftime("%Y-%m-%d %H:%M")
 
 
 def _model(agent: agent_pb2.AgentDefinition) -> str:

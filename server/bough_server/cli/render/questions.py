@@ -1,0 +1,63 @@
+"""Open requests with what they take as an answer and the command that gives it; it parses no answers."""
+
+import shlex
+from collections.abc import Sequence
+from typing import Final
+
+from bough.v1 import input_pb2
+from bough_server.cli.render.amounts import counted, one_line, printable
+from bough_server.cli.render.notes import asker_text, expiry_text, request_text
+
+_TAKES: Final = {
+    input_pb2.INPUT_REASON_APPROVAL: 'true, false, or {"approved": …, "arguments": {…}, "note": "…"}',
+    input_pb2.INPUT_REASON_CLIENT_TOOL: 'the tool\'s result as JSON, or {"error": "…"}',
+    input_pb2.INPUT_REASON_RECOVERY: 'true (run it again), false, {"result": …} or {"error": "…"}',
+}
+
+
+def headline(request: input_pb2.InputRequest) -> str:
+    """Who asks and what for, on one line."""
+    return f"{asker_text(request)} {request_text(request)}"
+
+
+def question_lines(request: input_pb2.InputRequest) -> list[str]:
+    """Who asks, what for and until when."""
+    details = [*_prompt(request), expiry_text(request)]
+    return [f"? {headline(request)}", *(f"    {detail}" for detail in details if detail)]
+
+
+def request_lines(request: input_pb2.InputRequest) -> list[str]:
+    """The same with what it takes as an answer, and its id."""
+    return [*question_lines(request), f"    takes {takes_text(request)}", f"    id {request.request_id}"]
+
+
+def waiting_lines(run_id: str, requests: Sequence[input_pb2.InputRequest]) -> list[str]:
+    """Everything that a run asks, and the command that answers."""
+    lines = [f"The run waits for {counted(len(requests), 'answer')}."]
+    for request in requests:
+        lines += request_lines(request)
+    return [*lines, "Answer with:", f"  {answer_command(run_id, requests)}"]
+
+
+def answer_command(run_id: str, requests: Sequence[input_pb2.InputRequest]) -> str:
+    """The command that answers everything; it asks in a terminal where the answers are left out."""
+    answers = (shlex.quote(f"{request.request_id}={_example(request)}") for request in requests)
+    return " ".join(["bough resume", run_id, *(f"--answer {answer}" for answer in answers)])
+
+
+def takes_text(request: input_pb2.InputRequest) -> str:
+    """What a request takes as an answer."""
+    if known := _TAKES.get(request.reason):
+        return known
+    schema = one_line(request.answer_schema_json)
+    return f"JSON that fits {schema}" if schema else "any JSON"
+
+
+def _prompt(request: input_pb2.InputRequest) -> list[str]:
+    # A question's prompt is its headline already, unless that had to join its lines.
+    lines = printable(request.prompt).strip().splitlines()
+    return lines if len(lines) > 1 or request.call.name else []
+
+
+def _example(request: input_pb2.InputRequest) -> str:
+    return "true" if request.reason in (input_pb2.INPUT_REASON_APPROVAL, input_pb2.INPUT_REASON_RECOVERY) else "JSON"

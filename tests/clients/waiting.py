@@ -1,0 +1,156 @@
+"""A server on loopback with one run that waits for answers, goes on when it has them, and can be forked."""
+
+from collections.abc import Sequence
+
+import grpc
+from google.protobuf import timestamp_pb2
+
+from bough.v1 import agent_service_pb2, event_pb2, fork_pb2, input_pb2, message_pb2
+from tests.clients.loopback import LoopbackService
+from tests.clients.turns import RUN_ID, AgentEvent, Turn
+
+APPROVAL_ID = "6f1c2d3e-0000-5000-8000-00000000aaaa"
+QUESTION_ID = "7a2b3c4d-0000-5000-8000-00000000bbbb"
+CARD_ID = "8b3c4d5e-0000-5000-8000-00000000cccc"
+FORK_ID = "0193d6b4-0000-7000-8000-0000000f0f0f"
+_STATES = {
+    "run_interrupted": event_pb2.STATE_INPUT_REQUIRED,
+    "run_completed": event_pb2.STATE_SUCCEEDED,
+    "run_failed": event_pb2.STATE_FAILED,
+    "run_cancelled": event_pb2.STATE_CANCELLED,
+}
+
+
+def approval(arguments: str = '{"amount": 180}') -> input_pb2.InputRequest:
+    """Whether a refund may be paid; until noon of a day, then not."""
+    return input_pb2.InputRequest(
+        request_id=APPROVAL_ID,
+        call_id="c2",
+        reason=input_pb2.INPUT_REASON_APPROVAL,
+        call=message_pb2.ToolCall(call_id="c2", name="refund", arguments_json=arguments),
+        prompt="Is that much to be paid?",
+        address=["lead", "refunds"],
+        expire_time=timestamp_pb2.Timestamp(seconds=1_700_000_000),
+        default_answer=input_pb2.InputAnswer(approval=input_pb2.Approval(approved=False, note="too late")),
+    )
+
+
+def question(schema: str = '{"type": "string"}') -> input_pb2.InputRequest:
+    """A question of an agent's code."""
+    return input_pb2.InputRequest(
+        request_id=QUESTION_ID,
+        reason=input_pb2.INPUT_REASON_QUESTION,
+        prompt="Why does it come back?",
+        answer_schema_json=schema,
+        address=["lead", "interviewer"],
+    )
+
+
+def card(reason: input_pb2.InputReason.ValueType = input_pb2.INPUT_REASON_CLIENT_TOOL) -> input_pb2.InputRequest:
+    """A tool that the client runs, or one that its server was lost with."""
+    return input_pb2.InputRequest(
+        request_id=CARD_ID,
+        call_id="c1",
+        reason=reason,
+        call=message_pb2.ToolCall(call_id="c1", name="read_card", arguments_json='{"reader": "counter"}'),
+        address=["lead"],
+    )
+
+
+def interrupted(*requests: input_pb2.InputRequest) -> Sequence[AgentEvent]:
+    """A turn up to where it waits for these."""
+    turn = Turn()
+    turn.start()
+    turn.model("lead", "One moment.")
+    for request in requests:
+        chain = "/".join(request.address)
+        turn.add(chain, input_requested=event_pb2.InputRequested(request=request))
+    turn.add("lead", run_interrupted=event_pb2.RunInterrupted(requests=requests))
+    return turn.events
+
+
+class WaitingService(LoopbackService):
+    """Stops where the run waits. Answers have it go on by `rest`; so does a fork."""
+
+    def __init__(self, events: Sequence[AgentEvent], rest: Sequence[AgentEvent] = ()) -> None:
+        super().__init__(events, runs=[RUN_ID])
+        self.rest = list(rest)
+        self.resumed: list[agent_service_pb2.ResumeRunRequest] = []
+        self.forked: list[agent_service_pb2.ForkRunRequest] = []
+        self.fork: list[AgentEvent] = []
+
+    async def WatchRun(self, request, context):
+        self.asked.append(request)
+        await context.send_initial_metadata((("bough-run-id", request.run_id),))
+        events = self.fork if request.run_id == FORK_ID else self.events
+        for event in events:
+            if event.sequence <= request.after_sequence:
+                continue
+            if not request.follow.event_names or event.HasField("input_requested"):
+                yield agent_service_pb2.WatchRunResponse(events=[event], through_sequence=event.sequence)
+            is_last = event.HasField("run_interrupted") and request.until == agent_service_pb2.WATCH_UNTIL_INTERRUPTED
+            if is_last:
+                return
+
+    async def ResumeRun(self, request, context):
+        self.resumed.append(request)
+        first = len(self.events) + 1
+        turn = Turn()
+        turn.events = list(self.events)
+        turn.add("lead", run_resumed=event_pb2.RunResumed(cause=event_pb2.RESUME_CAUSE_ANSWER, epoch=2))
+        for answer in request.answers:
+            received = event_pb2.InputReceived(answer=answer)
+            received.answer.source = input_pb2.ANSWER_SOURCE_CALLER
+            turn.add("lead", input_received=received)
+        self.events = _numbered([*turn.events, *self.rest])
+        await context.send_initial_metadata((("bough-run-id", request.run_id),))
+        for event in self.events[first - 1 :]:
+            yield agent_service_pb2.ResumeRunResponse(events=[event], through_sequence=event.sequence)
+
+    async def ForkRun(self, request, context):
+        self.forked.append(request)
+        if request.run_id != RUN_ID:
+            await context.abort(grpc.StatusCode.NOT_FOUND, "There is no such run.")
+        turn = Turn(FORK_ID)
+        turn.events = [*self.events[: request.after_sequence]]
+        forked = event_pb2.RunForked(
+            origin_run_id=RUN_ID, origin_sequence=request.after_sequence, changes=request.changes
+        )
+        turn.add("lead", run_forked=forked)
+        self.fork = _numbered([*turn.events, *self.rest], FORK_ID)
+        await context.send_initial_metadata((("bough-run-id", FORK_ID),))
+        for event in self.fork[request.after_sequence :]:
+            yield agent_service_pb2.ForkRunResponse(events=[event], through_sequence=event.sequence)
+
+    async def GetRun(self, request, context):
+        events = self.fork if request.run_id == FORK_ID else self.events
+        last = events[-1]
+        run = agent_service_pb2.Run(
+            run_id=request.run_id,
+            agent="lead",
+            state=_STATES.get(last.WhichOneof("payload"), event_pb2.STATE_RUNNING),
+            open_requests=last.run_interrupted.requests,
+            last_sequence=last.sequence,
+        )
+        if request.run_id == FORK_ID:
+            run.forked_from.CopyFrom(fork_pb2.ForkOrigin(run_id=RUN_ID, sequence=1))
+        return agent_service_pb2.GetRunResponse(run=run)
+
+
+def _numbered(events: Sequence[AgentEvent], run_id: str = RUN_ID) -> list[AgentEvent]:
+    numbered = []
+    for sequence, event in enumerate(events, start=1):
+        copy = AgentEvent()
+        copy.CopyFrom(event)
+        copy.sequence, copy.run_id = sequence, run_id
+        numbered.append(copy)
+    return numbered
+
+
+def ended(text: str = "All done.") -> Sequence[AgentEvent]:
+    """The rest of a turn that answers."""
+    turn = Turn()
+    turn.model("lead", text, step=1)
+    turn.step_end("lead", text, step=1)
+    turn.end(text)
+    return turn.events
