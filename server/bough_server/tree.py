@@ -75,7 +75,7 @@ class Tree:
         self._is_foreign = False
 
     def add(self, event: event_pb2.AgentEvent) -> None:
-        """Takes in an event, whoever's it is; it may be kept and must not be changed afterwards."""
+        """Takes in an event, whoever's it is; nothing of it is kept, only copies."""
         self._is_foreign = True
         self._facts.take_envelope(event)
         self._facts.take(events.kind_of(event), event, event.sequence)

@@ -1,4 +1,7 @@
-"""What a run's events say, gathered event by event; how it looks as a record is not decided here."""
+"""What a run's events say, gathered event by event; how it looks as a record is not decided here.
+
+Nothing of an event is kept but copies of what the record needs.
+"""
 
 from collections.abc import Callable, Mapping
 from typing import Final, TypeAlias
@@ -8,8 +11,11 @@ from google.protobuf import timestamp_pb2
 from bough.v1 import event_pb2, message_pb2, step_pb2
 from bough_server import events, tree_usage
 from bough_server.tree_limits import Bounds
-from bough_server.tree_nodes import End, Node
+from bough_server.tree_nodes import End, Node, copied, time_of
+from bough_server.tree_requests import Requests
+from bough_server.tree_run import Run
 from bough_server.tree_tools import ToolCalls
+from bough_server.tree_usage import Sums
 
 
 class Facts:
@@ -18,33 +24,20 @@ class Facts:
     def __init__(self, bounds: Bounds, *, run_id: str, session_id: str) -> None:
         self._include_steps = bounds.include_steps
         self.run_id, self.session_id = run_id, session_id
+        self.run = Run()
         self.nodes: dict[str, Node] = {}
         """By first appearance."""
         self.tools = ToolCalls(bounds)
+        self.requests = Requests()
         self.steps: list[tuple[str, step_pb2.AgentStep]] = []
         """Each with its invocation's id, where steps are wanted."""
-        self.start: event_pb2.RunStarted | None = None
-        self.end: End | None = None
-        self.start_time: timestamp_pb2.Timestamp | None = None
-        """When the run began, where its start says so."""
         self.first_time: timestamp_pb2.Timestamp | None = None
         self.sequence = 0
         """The highest so far."""
         self.not_rising = 0
         """How many events came with a sequence that is not above all before it."""
-        self._root_of_start = ""
-        self._root_of_end = ""
-        self._anomalies: dict[str, None] = {}
-
-    @property
-    def main_root(self) -> str:
-        """The run's root: where it starts, else where it ends; empty where its own events name none."""
-        return self._root_of_start or self._root_of_end
-
-    @property
-    def anomalies(self) -> tuple[str, ...]:
-        """What does not add up in the run's own events."""
-        return tuple(self._anomalies)
+        self._charged: Sums = {}
+        """What all model calls and tools so far have used."""
 
     def take_envelope(self, event: event_pb2.AgentEvent) -> None:
         """Takes in where an event of anybody's stands."""
@@ -56,7 +49,7 @@ class Facts:
         run_id = event.run_id
         if run_id and run_id != self.run_id:
             if self.run_id:
-                self._anomalies["The events are of more than one run."] = None
+                self.run.note("The events are of more than one run.")
             else:
                 self.run_id = run_id
         if not self.session_id:
@@ -64,12 +57,11 @@ class Facts:
 
     def take(self, kind: int, event: event_pb2.AgentEvent, sequence: int) -> None:
         """Takes in what an event says; a kind that is not known still counts for its invocation."""
-        if self.first_time is None and event.HasField("time"):
-            self.first_time = event.time
+        if self.first_time is None:
+            self.first_time = time_of(event)
         invocation_id = event.invocation_id or event.run_started.invocation_id
         if not invocation_id:
-            if kind in events.TERMINAL_KINDS:
-                self._take_run_end(self.nodes.get(self.main_root), event, kind, sequence)
+            self._take_unplaced(event, kind)
             return
         node = self.nodes.get(invocation_id)
         if node is None:
@@ -80,41 +72,60 @@ class Facts:
         if reader is not None:
             reader(self, node, event, kind, sequence)
 
+    def _take_unplaced(self, event: event_pb2.AgentEvent, kind: int) -> None:
+        """Takes in an event that names no invocation: where it is the run's, it counts."""
+        if kind in events.TERMINAL_KINDS:
+            end = self._end_of(event, kind)
+            root = self.nodes.get(self.run.root)
+            if root is not None:
+                root.finish(end)
+            self.run.finish(end, "")
+        elif kind in _COURSE:
+            self._take_course(event, kind)
+
     def _take_run_start(self, node: Node, event: event_pb2.AgentEvent, kind: int, sequence: int) -> None:
         node.begin(event)
-        if self.start is None:
-            self.start, self._root_of_start = event.run_started, node.invocation_id
-            self.start_time = event.time if event.HasField("time") else None
-        else:
-            self._anomalies["The run began more than once."] = None
+        self.run.begin(event, node.invocation_id)
+
+    def _take_run_course(self, node: Node, event: event_pb2.AgentEvent, kind: int, sequence: int) -> None:
+        self._take_course(event, kind)
+
+    def _take_course(self, event: event_pb2.AgentEvent, kind: int) -> None:
+        if kind == events.RUN_FORKED:
+            self.run.fork(event, self._charged)
+            return
+        self.run.go_on(event, kind)
+        if kind == events.RUN_INTERRUPTED:
+            self.requests.replace(event.run_interrupted.requests)
 
     def _take_start(self, node: Node, event: event_pb2.AgentEvent, kind: int, sequence: int) -> None:
         node.begin(event)
 
-    def _take_run_end(self, node: Node | None, event: event_pb2.AgentEvent, kind: int, sequence: int) -> None:
-        end = End.of(event, kind)
-        if node is not None:
-            node.finish(end)
-        if self.end is None:
-            self.end, self._root_of_end = end, event.invocation_id
-        else:
-            self._anomalies["The run ended more than once."] = None
+    def _take_run_end(self, node: Node, event: event_pb2.AgentEvent, kind: int, sequence: int) -> None:
+        end = self._end_of(event, kind)
+        node.finish(end)
+        self.run.finish(end, node.invocation_id)
 
     def _take_end(self, node: Node, event: event_pb2.AgentEvent, kind: int, sequence: int) -> None:
-        node.finish(End.of(event, kind))
+        node.finish(self._end_of(event, kind))
+
+    def _end_of(self, event: event_pb2.AgentEvent, kind: int) -> End:
+        return End.of(event, kind, generation=self.run.generation)
 
     def _take_llm_started(self, node: Node, event: event_pb2.AgentEvent, kind: int, sequence: int) -> None:
-        node.step_count += 1
-        node.open_calls.add(event.effect_key or event.step_id)
+        call = event.effect_key or event.step_id
+        if event.attempt <= 1 or call not in node.open_calls:
+            node.step_count += 1
+        node.open_calls.add(call)
         node.error = None
 
     def _take_llm_retrying(self, node: Node, event: event_pb2.AgentEvent, kind: int, sequence: int) -> None:
-        tree_usage.add_attempt(node.running, event.llm_retrying.lost_usage)
+        self._charge(node, tree_usage.sums_of_attempt(event.llm_retrying.lost_usage))
 
     def _take_llm_completed(self, node: Node, event: event_pb2.AgentEvent, kind: int, sequence: int) -> None:
         response = event.llm_completed.response
         node.open_calls.discard(event.effect_key or event.step_id)
-        tree_usage.add_attempt(node.running, response.usage)
+        self._charge(node, tree_usage.sums_of_attempt(response.usage))
         if not node.parent and (said := _said_beside_calls(response.message)) is not None:
             node.said.append(said)
 
@@ -124,33 +135,60 @@ class Facts:
         # A call that was refused never went to a provider, so it is not counted.
         if call in node.open_calls or failed.HasField("lost_usage"):
             node.open_calls.discard(call)
-            tree_usage.add_attempt(node.running, failed.lost_usage)
-        node.error = failed.error
+            self._charge(node, tree_usage.sums_of_attempt(failed.lost_usage))
+        node.error = copied(failed.error)
+
+    def _charge(self, node: Node, used: Mapping[str, int]) -> None:
+        tree_usage.add(node.running, used)
+        tree_usage.add(self._charged, used)
 
     def _take_tool_started(self, node: Node, event: event_pb2.AgentEvent, kind: int, sequence: int) -> None:
-        node.running["tool_calls"] = node.running.get("tool_calls", 0) + 1
-        if not self.tools.start(event, sequence):
+        call_id = event.tool_started.call.call_id
+        if call_id not in node.open_tools:  # another attempt is the same call
+            node.open_tools.add(call_id)
+            self._charge(node, tree_usage.ONE_TOOL_CALL)
+        self._take_call(node, is_new=self.tools.start(event, sequence))
+
+    def _take_call(self, node: Node, *, is_new: bool) -> None:
+        if not is_new:
             node.note("One of its call ids stands for more than one call.")
 
     def _take_tool_output(self, node: Node, event: event_pb2.AgentEvent, kind: int, sequence: int) -> None:
         self.tools.output(event, sequence)
 
     def _take_tool_end(self, node: Node, event: event_pb2.AgentEvent, kind: int, sequence: int) -> None:
-        self.tools.end(event, kind, sequence)
+        call_id = self.tools.end(event, kind, sequence)
+        node.open_tools.discard(call_id)
+        self.requests.end((node.invocation_id, call_id))
 
     def _take_step_end(self, node: Node, event: event_pb2.AgentEvent, kind: int, sequence: int) -> None:
         is_completed = kind == events.STEP_COMPLETED
         if not is_completed:
-            node.error = event.step_failed.error
+            node.error = copied(event.step_failed.error)
         if self._include_steps:
             step = event.step_completed.step if is_completed else event.step_failed.step
-            self.steps.append((node.invocation_id, step))
+            self.steps.append((node.invocation_id, copied(step)))
+
+    def _take_request(self, node: Node, event: event_pb2.AgentEvent, kind: int, sequence: int) -> None:
+        request = event.input_requested.request
+        if request.call_id:
+            self._take_call(node, is_new=self.tools.ask(event, sequence))
+        self.requests.ask(request, node.invocation_id)
+
+    def _take_answer(self, node: Node, event: event_pb2.AgentEvent, kind: int, sequence: int) -> None:
+        self.requests.answer(event.input_received.answer.request_id)
 
 
 _Reader: TypeAlias = Callable[[Facts, Node, event_pb2.AgentEvent, int, int], None]
 
+_COURSE: Final = frozenset(
+    {events.RUN_QUEUED, events.RUN_DEQUEUED, events.RUN_RESUMED, events.RUN_FORKED, events.RUN_INTERRUPTED}
+)
+"""What becomes of a run between its beginning and its end."""
+
 _READERS: Final[Mapping[int, _Reader]] = {
     events.RUN_STARTED: Facts._take_run_start,
+    **dict.fromkeys(_COURSE, Facts._take_run_course),
     events.RUN_COMPLETED: Facts._take_run_end,
     events.RUN_FAILED: Facts._take_run_end,
     events.RUN_CANCELLED: Facts._take_run_end,
@@ -167,6 +205,8 @@ _READERS: Final[Mapping[int, _Reader]] = {
     events.TOOL_FAILED: Facts._take_tool_end,
     events.STEP_COMPLETED: Facts._take_step_end,
     events.STEP_FAILED: Facts._take_step_end,
+    events.INPUT_REQUESTED: Facts._take_request,
+    events.INPUT_RECEIVED: Facts._take_answer,
 }
 
 

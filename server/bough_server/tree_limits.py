@@ -2,7 +2,8 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Final
+from operator import attrgetter
+from typing import Final, TypeAlias
 
 from google.protobuf.message import Message
 
@@ -20,7 +21,16 @@ _LEGIBLE: Final = 64
 _MARK_BYTES: Final = 12
 """What marking one cut text costs at most."""
 
-_LAST_TO_GO: Final = ("error", "user_content", "final_response", "agent", "session_id", "run_id", "invocation_id")
+_LAST_TO_GO: Final = (
+    "error",
+    "user_content",
+    "final_response",
+    "agent",
+    "forked_from",
+    "session_id",
+    "run_id",
+    "invocation_id",
+)
 
 _ELLIPSIS_BYTES: Final = len("…".encode())
 
@@ -100,6 +110,12 @@ def _clear(record: invocation_pb2.Invocation, names: Sequence[str], max_bytes: i
             record.anomalies[:] = ["Parts of this record were left out because they do not fit max_bytes."]
 
 
+_Place: TypeAlias = tuple[Message, str, Message | None, str]
+"""Where a text is: its message and field, and the message and flag that say that it was cut."""
+
+_TRUNCATED: Final = "truncated"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Text:
     """A text of a record, and the flag that says that it was cut; an error's text has none and gets a mark in it."""
@@ -108,7 +124,7 @@ class _Text:
     field: str
     size: int
     marked: Message | None
-    flag: str = "truncated"
+    flag: str
 
     def cut(self, limit: int) -> None:
         """Cuts the text to `limit` bytes and marks it. What means nothing in part, bytes and details, becomes empty."""
@@ -129,7 +145,7 @@ class _Text:
 def _level_texts(record: invocation_pb2.Invocation, max_bytes: int, *, floor: int) -> None:
     """Cuts every text above one level to it: the highest level, at least `floor` bytes, that makes the record fit."""
     excess = record.ByteSize() - max_bytes
-    texts = sorted(_texts(record), key=lambda text: text.size, reverse=True)
+    texts = sorted(_texts(record, longer_than=floor), key=attrgetter("size"), reverse=True)
     level, longer = floor, 0
     for count, text in enumerate(texts, start=1):
         longer += text.size
@@ -144,60 +160,62 @@ def _level_texts(record: invocation_pb2.Invocation, max_bytes: int, *, floor: in
         text.cut(level)
 
 
-def _texts(record: invocation_pb2.Invocation) -> Iterator[_Text]:
+def _texts(record: invocation_pb2.Invocation, *, longer_than: int) -> Iterator[_Text]:
+    """The texts of a record that are longer than so many bytes: of the others there may be hundreds of thousands."""
+    for holder, field, marked, flag in _places(record):
+        value = getattr(holder, field)
+        size = len(value) if isinstance(value, bytes) or value.isascii() else len(value.encode())
+        if size > longer_than:
+            yield _Text(holder=holder, field=field, size=size, marked=marked, flag=flag)
+
+
+def _places(record: invocation_pb2.Invocation) -> Iterator[_Place]:
     for message in (record.user_content, record.final_response, *record.intermediate_responses):
-        yield from _texts_of_message(message)
-    yield from _texts_of_error(record.error)
+        yield from _places_in_message(message)
+    yield from _places_in_error(record.error)
     for agent in record.agents:
-        yield from _texts_of_message(agent.input)
-        yield from _texts_of_message(agent.output)
-        yield from _texts_of_error(agent.error)
+        yield from _places_in_message(agent.input)
+        yield from _places_in_message(agent.output)
+        yield from _places_in_error(agent.error)
     for tool in record.tools:
-        yield from _present(tool, "arguments_json", tool, "arguments_truncated")
-        yield from _present(tool, "result_json", tool, "result_truncated")
-        yield from _texts_of_error(tool.error)
+        yield tool, "arguments_json", tool, "arguments_truncated"
+        yield tool, "result_json", tool, "result_truncated"
+        yield from _places_in_error(tool.error)
     for step in record.steps:
-        yield from _texts_of_message(step.llm_response.message)
+        yield from _places_in_message(step.llm_response.message)
         for result in step.tool_results:
-            yield from _texts_of_result(result)
+            yield from _places_in_result(result)
 
 
-def _texts_of_message(message: message_pb2.Message) -> Iterator[_Text]:
+def _places_in_message(message: message_pb2.Message) -> Iterator[_Place]:
     for part in message.parts:
-        yield from _texts_of_part(part)
+        yield from _places_in_part(part)
 
 
-def _texts_of_part(part: message_pb2.Part) -> Iterator[_Text]:
+def _places_in_part(part: message_pb2.Part) -> Iterator[_Place]:
     content = part.WhichOneof("content")
     if content in ("text", "data_json"):
-        yield from _present(part, content, part)
+        yield part, content, part, _TRUNCATED
     elif content == "reasoning":
         for field in ("text", "signature", "encrypted"):
-            yield from _present(part.reasoning, field, part)
+            yield part.reasoning, field, part, _TRUNCATED
     elif content == "blob":
         source = part.blob.WhichOneof("source")
         if source:
-            yield from _present(part.blob, source, part)
+            yield part.blob, source, part, _TRUNCATED
     elif content == "tool_call":
-        yield from _present(part.tool_call, "arguments_json", part)
+        yield part.tool_call, "arguments_json", part, _TRUNCATED
     elif content == "tool_result":
-        yield from _texts_of_result(part.tool_result)
+        yield from _places_in_result(part.tool_result)
 
 
-def _texts_of_result(result: message_pb2.ToolResult) -> Iterator[_Text]:
-    yield from _present(result.call, "arguments_json", result)
-    yield from _texts_of_error(result.error)
+def _places_in_result(result: message_pb2.ToolResult) -> Iterator[_Place]:
+    yield result.call, "arguments_json", result, _TRUNCATED
+    yield from _places_in_error(result.error)
     for part in result.parts:
-        yield from _texts_of_part(part)
+        yield from _places_in_part(part)
 
 
-def _texts_of_error(error: error_pb2.AgentError) -> Iterator[_Text]:
-    yield from _present(error, "message", None)
-    yield from _present(error, "details_json", None)
-
-
-def _present(holder: Message, field: str, marked: Message | None, flag: str = "truncated") -> Iterator[_Text]:
-    value = getattr(holder, field)
-    if value:
-        size = len(value) if isinstance(value, bytes) else len(value.encode())
-        yield _Text(holder=holder, field=field, size=size, marked=marked, flag=flag)
+def _places_in_error(error: error_pb2.AgentError) -> Iterator[_Place]:
+    yield error, "message", None, ""
+    yield error, "details_json", None, ""

@@ -1,9 +1,13 @@
-"""One agent's execution as its events tell it; where it stands in the tree and what it may weigh are not its own."""
+"""One agent's execution as its events tell it; where it stands in the tree and what it may weigh are not its own.
+
+What it keeps of an event is a copy: a part of a message keeps the memory of the whole, a request of 8 MiB for example.
+"""
 
 from dataclasses import dataclass, field
-from typing import Final, TypeAlias
+from typing import Final, TypeAlias, TypeVar
 
 from google.protobuf import timestamp_pb2
+from google.protobuf.message import Message
 
 from bough.v1 import error_pb2, event_pb2, invocation_pb2, message_pb2
 from bough_server import events, tree_usage
@@ -20,6 +24,20 @@ _STATES: Final = {
     events.SUB_AGENT_FAILED: event_pb2.STATE_FAILED,
 }
 
+M = TypeVar("M", bound=Message)
+
+
+def copied(message: M) -> M:
+    """A copy that keeps nothing alive but itself."""
+    copy = type(message)()
+    copy.CopyFrom(message)
+    return copy
+
+
+def time_of(event: event_pb2.AgentEvent) -> timestamp_pb2.Timestamp | None:
+    """When an event was recorded, where it says so; a copy."""
+    return copied(event.time) if event.HasField("time") else None
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class End:
@@ -30,30 +48,33 @@ class End:
     usage: Sums | None
     """None where the end says nothing of it."""
     time: timestamp_pb2.Timestamp | None
+    generation: int
+    """How many forks came before it in the log."""
     output: message_pb2.Message | None = None
     error: error_pb2.AgentError | None = None
 
     @classmethod
-    def of(cls, event: event_pb2.AgentEvent, kind: int) -> "End":
+    def of(cls, event: event_pb2.AgentEvent, kind: int, *, generation: int) -> "End":
         """The end that an event of a run's or a sub-agent's end is."""
         state, output, error = _STATES[kind], None, None
         payload: _Payload
         if kind == events.RUN_COMPLETED:
             payload = event.run_completed
-            output = payload.final_answer if payload.HasField("final_answer") else None
+            output = copied(payload.final_answer) if payload.HasField("final_answer") else None
         elif kind == events.SUB_AGENT_COMPLETED:
             payload = event.sub_agent_completed
-            output = payload.output if payload.HasField("output") else None
+            output = copied(payload.output) if payload.HasField("output") else None
         else:
             payload = _failure(event, kind)
-            error = payload.error if payload.HasField("error") else None
+            error = copied(payload.error) if payload.HasField("error") else None
             if kind == events.SUB_AGENT_FAILED and _is_cancel(payload.error):
                 state = event_pb2.STATE_CANCELLED
         return cls(
             state=state,
             reason=payload.end_reason,
             usage=tree_usage.sums_of(payload.usage) if payload.HasField("usage") else None,
-            time=event.time if event.HasField("time") else None,
+            time=time_of(event),
+            generation=generation,
             output=output,
             error=error,
         )
@@ -94,6 +115,9 @@ class Node:
     running: Sums = field(default_factory=dict)
     """What it has used as its own events tell, for as long as it has no end."""
     open_calls: set[str] = field(default_factory=set)
+    """Model calls that have begun and not ended."""
+    open_tools: set[str] = field(default_factory=set)
+    """Tool calls that have started and not ended, by their call ids."""
     said: list[message_pb2.Message] = field(default_factory=list)
     anomalies: list[str] = field(default_factory=list)
 
@@ -106,8 +130,8 @@ class Node:
             self.branch = event.branch
         if not self.author and event.agent not in _NOT_AGENTS:
             self.author = event.agent
-        if self.first_time is None and event.HasField("time"):
-            self.first_time = event.time
+        if self.first_time is None:
+            self.first_time = time_of(event)
         if not self.trace[0] and event.trace_id:
             self.trace = (event.trace_id, event.span_id)
         self.is_known = self.start is not None and bool(self.branch) and (is_root or bool(self.parent))
@@ -117,7 +141,7 @@ class Node:
         if self.start is not None:
             self.note("It began more than once.")
             return
-        self.start = event
+        self.start = copied(event)
         if event.HasField("run_started") or event.parent_invocation_id:
             self.parent = event.parent_invocation_id
         if event.HasField("sub_agent_started"):
@@ -152,25 +176,28 @@ class Node:
                 return named
         return next((name for name in reversed(self.branch.split("/")) if name), self.author)
 
-    def state(self, *, run_has_ended: bool) -> event_pb2.State.ValueType:
-        """Its state; unspecified where the run ended without a word of what became of it."""
+    def state(self, open_state: event_pb2.State.ValueType | None) -> event_pb2.State.ValueType:
+        """Its state; unspecified where the run ended without a word of what became of it.
+
+        While it has no end it is in the state that is given; None where the run has ended.
+        """
         if self.end is not None:
             return self.end.state
-        if not run_has_ended:
-            return event_pb2.STATE_RUNNING
+        if open_state is not None:
+            return open_state
         if self.error is None:
             return event_pb2.STATE_UNSPECIFIED
         return event_pb2.STATE_CANCELLED if _is_cancel(self.error) else event_pb2.STATE_FAILED
 
-    def describe(self, *, run_has_ended: bool) -> invocation_pb2.AgentInvocation:
-        """The node without its place in the tree, its tree usage and its revision."""
+    def describe(self, open_state: event_pb2.State.ValueType | None) -> invocation_pb2.AgentInvocation:
+        """The node without its place in the tree, its tree usage and its revision; for `open_state` see `state`."""
         described = invocation_pb2.AgentInvocation(
             invocation_id=self.invocation_id,
             parent_invocation_id=self.parent,
             name=self.name,
             branch=self.branch,
             call_id=self.call_id,
-            state=self.state(run_has_ended=run_has_ended),
+            state=self.state(open_state),
             start_time=self.start.time if self.start is not None and self.start.HasField("time") else self.first_time,
             usage=tree_usage.usage_of(self.usage),
             step_count=self.step_count,
@@ -185,7 +212,7 @@ class Node:
             described.MergeFrom(
                 invocation_pb2.AgentInvocation(error=self.end.error, end_time=self.end.time, output=self.end.output)
             )
-        elif run_has_ended:
+        elif open_state is None:
             described.anomalies.append("It has no end, although the run has ended.")
             if self.error is not None:
                 described.error.CopyFrom(self.error)

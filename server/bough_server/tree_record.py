@@ -7,13 +7,14 @@ from bough_server import tree_usage
 from bough_server.tree_facts import Facts
 from bough_server.tree_limits import Bounds, fit
 from bough_server.tree_order import Forest, arrange
+from bough_server.tree_run import Run
 from bough_server.tree_usage import Sums
 
 
 def record(facts: Facts, bounds: Bounds) -> invocation_pb2.Invocation:
     """The record of the facts so far, which stay as they are."""
-    forest = arrange({one: node.parent for one, node in facts.nodes.items()}, first=facts.main_root)
-    main = facts.main_root or (forest.order[0] if forest.order else "")
+    forest = arrange({one: node.parent for one, node in facts.nodes.items()}, first=facts.run.root)
+    main = facts.run.root or (forest.order[0] if forest.order else "")
     made = _described_run(facts, main)
     sums = _sums_below(facts, forest)
     whole: Sums = {}
@@ -32,28 +33,29 @@ def record(facts: Facts, bounds: Bounds) -> invocation_pb2.Invocation:
 
 
 def _described_run(facts: Facts, main: str) -> invocation_pb2.Invocation:
-    start, end = facts.start, facts.end
+    run = facts.run
     root = facts.nodes.get(main)
     made = invocation_pb2.Invocation(
         invocation_id=main,
         run_id=facts.run_id,
         session_id=facts.session_id,
         agent=root.name if root is not None else "",
+        labels=run.labels,
+        user_content=run.input,
         intermediate_responses=root.said if root is not None else (),
-        start_time=facts.start_time or facts.first_time,
+        start_time=run.start_time if run.was_queued else run.start_time or facts.first_time,
         as_of_sequence=facts.sequence,
-        complete=end is not None,
+        complete=run.end is not None,
+        forked_from=run.forked_from,
+        inherited_usage=tree_usage.usage_of(run.inherited) if run.forked_from is not None else None,
     )
-    if start is not None:
-        made.labels.update(start.labels)
-        if start.HasField("input"):
-            made.user_content.CopyFrom(start.input)
-    if end is not None:
+    if run.end is not None:
+        end = run.end
         made.MergeFrom(
             invocation_pb2.Invocation(state=end.state, error=end.error, final_response=end.output, end_time=end.time)
         )
-    elif facts.sequence or facts.nodes:
-        made.state = event_pb2.STATE_RUNNING
+    elif run.state or facts.sequence or facts.nodes:
+        made.state = run.state or event_pb2.STATE_RUNNING
     return made
 
 
@@ -69,16 +71,17 @@ def _sums_below(facts: Facts, forest: Forest) -> Mapping[str, Sums]:
 def _agents(
     facts: Facts, forest: Forest, sums: Mapping[str, Sums], limit: int
 ) -> Iterator[invocation_pb2.AgentInvocation]:
-    counts = forest.child_counts()
-    revisions = {} if facts.start is None else {one.name: one.revision for one in facts.start.definitions}
+    run = facts.run
+    counts, waiting = forest.child_counts(), facts.requests.invocations()
     for one in forest.order[:limit]:
-        agent = facts.nodes[one].describe(run_has_ended=facts.end is not None)
+        node = facts.nodes[one]
+        agent = node.describe(_open_state(run, is_waiting=one in waiting))
         agent.depth = forest.depths[one]
         agent.child_count = counts.get(one, 0)
-        agent.revision = revisions.get(agent.name, "")
+        agent.revision = run.revision(agent.name, run.generation if node.end is None else node.end.generation)
         agent.tree_usage.CopyFrom(tree_usage.usage_of(sums[one]))
-        if one == facts.main_root and not agent.trigger:
-            agent.trigger = event_pb2.TRIGGER_ROOT
+        if one == run.root:
+            _describe_root(agent, run)
         if one in forest.missing:
             agent.anomalies.append("Its parent is not among the events.")
         if one in forest.cyclic:
@@ -86,18 +89,43 @@ def _agents(
         yield agent
 
 
+def _open_state(run: Run, *, is_waiting: bool) -> event_pb2.State.ValueType | None:
+    """The state of an invocation that has no end; None where the run has ended."""
+    if run.end is not None:
+        return None
+    if run.state == event_pb2.STATE_PENDING or (run.state == event_pb2.STATE_INPUT_REQUIRED and is_waiting):
+        return run.state
+    return event_pb2.STATE_RUNNING
+
+
+def _describe_root(agent: invocation_pb2.AgentInvocation, run: Run) -> None:
+    """What a run says of its root beyond the start: it was queued, or forked and told something else."""
+    agent.trigger = agent.trigger or event_pb2.TRIGGER_ROOT
+    if run.forked_from is not None and run.input is not None:
+        agent.input.CopyFrom(run.input)
+    if run.was_queued:
+        agent.ClearField("start_time")
+        if run.start_time is not None:
+            agent.start_time.CopyFrom(run.start_time)
+
+
 def _add_tools(made: invocation_pb2.Invocation, facts: Facts) -> None:
     called = {(node.parent, node.call_id): node.invocation_id for node in facts.nodes.values() if node.call_id}
     names: dict[str, str] = {}
     made.tools.extend(facts.tools.in_order())
     for tool in made.tools:
+        call = (tool.invocation_id, tool.call_id)
         if tool.invocation_id not in names:
             names[tool.invocation_id] = facts.nodes[tool.invocation_id].name
         tool.agent = names[tool.invocation_id]
         if not tool.child_invocation_id:
-            tool.child_invocation_id = called.get((tool.invocation_id, tool.call_id), "")
-        if facts.end is not None and tool.state == event_pb2.STATE_RUNNING:
+            tool.child_invocation_id = called.get(call, "")
+        if tool.state != event_pb2.STATE_RUNNING:
+            continue
+        if facts.run.end is not None:
             tool.state = event_pb2.STATE_UNSPECIFIED
+        elif call in facts.requests.calls:
+            tool.state = event_pb2.STATE_INPUT_REQUIRED
 
 
 def _steps(facts: Facts) -> Iterator[step_pb2.AgentStep]:
@@ -116,7 +144,7 @@ def _steps(facts: Facts) -> Iterator[step_pb2.AgentStep]:
 
 
 def _anomalies(facts: Facts, forest: Forest, made: invocation_pb2.Invocation) -> Iterator[str]:
-    yield from facts.anomalies
+    yield from facts.run.anomalies
     if facts.not_rising:
         yield f"Sequences that do not rise: {facts.not_rising}."
     if forest.cyclic:

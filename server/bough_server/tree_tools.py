@@ -1,4 +1,4 @@
-"""The tool calls of a fold: what each was asked and gave, and whose it is; it reads tool events and no others."""
+"""The tool calls of a fold: what each was asked and gave, and whose it is; it reads no events of models or runs."""
 
 import json
 from collections.abc import Sequence
@@ -7,6 +7,8 @@ from typing import Final
 from bough.v1 import error_pb2, event_pb2, invocation_pb2, message_pb2
 from bough_server import events
 from bough_server.tree_limits import Bounds, head
+from bough_server.tree_nodes import copied
+from bough_server.tree_requests import CallKey
 
 _CUT_IN_STEPS: Final = 64 * 1024
 """A step's end has results up to this size whole."""
@@ -22,22 +24,26 @@ class ToolCalls:
         self._bounds = bounds
         self.total = 0
         """How many calls there are, those beyond the bound included."""
-        self._calls: dict[tuple[str, str], invocation_pb2.ToolInvocation | None] = {}
+        self._calls: dict[CallKey, invocation_pb2.ToolInvocation | None] = {}
         self._kept: list[invocation_pb2.ToolInvocation] = []
-        self._results: dict[tuple[str, str], message_pb2.ToolResult] = {}
+        self._results: dict[CallKey, message_pb2.ToolResult] = {}
 
     def start(self, event: event_pb2.AgentEvent, sequence: int) -> bool:
         """Takes in a tool_started; False where its call id had been used for a call that has ended."""
         call = event.tool_started.call
-        key = (event.invocation_id, call.call_id)
-        known = self._calls.get(key)
-        is_reused = known is not None and known.state != event_pb2.STATE_RUNNING
-        if is_reused or key not in self._calls:
-            self._open(key, call, event, sequence)
-            known = self._calls[key]
+        is_new = self._expect(call, event, sequence)
+        known = self._calls[event.invocation_id, call.call_id]
         if known is not None and not known.HasField("start_time") and event.HasField("time"):
             known.start_time.CopyFrom(event.time)
-        return not is_reused
+        return is_new
+
+    def ask(self, event: event_pb2.AgentEvent, sequence: int) -> bool:
+        """Takes in an input_requested about a call, which may never start; False as for `start`."""
+        request = event.input_requested.request
+        call = message_pb2.ToolCall(
+            call_id=request.call_id, name=request.call.name, arguments_json=request.call.arguments_json
+        )
+        return self._expect(call, event, sequence)
 
     def output(self, event: event_pb2.AgentEvent, sequence: int) -> None:
         """Takes in a tool_output, which only says that there is a call."""
@@ -45,18 +51,23 @@ class ToolCalls:
         if key not in self._calls:
             self._open(key, message_pb2.ToolCall(call_id=key[1]), event, sequence)
 
-    def end(self, event: event_pb2.AgentEvent, kind: int, sequence: int) -> None:
-        """Takes in a tool_completed or tool_failed; the first end of a call counts."""
+    def end(self, event: event_pb2.AgentEvent, kind: int, sequence: int) -> str:
+        """Takes in a tool_completed or tool_failed and gives the call's id; the first end of a call counts."""
         is_completed = kind == events.TOOL_COMPLETED
         result = event.tool_completed.result if is_completed else event.tool_failed.result
         key = (event.invocation_id, result.call.call_id)
         if key not in self._calls:
             self._open(key, result.call, event, sequence)
         if self._bounds.include_steps and key not in self._results and result.ByteSize() > _CUT_IN_STEPS:
-            self._results[key] = result
+            self._results[key] = copied(result)
         known = self._calls[key]
-        if known is None or known.state != event_pb2.STATE_RUNNING:
-            return
+        if known is not None and known.state == event_pb2.STATE_RUNNING:
+            self._finish(known, event, result)
+        return key[1]
+
+    def _finish(
+        self, known: invocation_pb2.ToolInvocation, event: event_pb2.AgentEvent, result: message_pb2.ToolResult
+    ) -> None:
         if not known.name:
             self._describe(known, result.call)
         _end(known, event, result)
@@ -72,9 +83,16 @@ class ToolCalls:
         """The calls up to the bound, by their first events."""
         return self._kept
 
-    def _open(
-        self, key: tuple[str, str], call: message_pb2.ToolCall, event: event_pb2.AgentEvent, sequence: int
-    ) -> None:
+    def _expect(self, call: message_pb2.ToolCall, event: event_pb2.AgentEvent, sequence: int) -> bool:
+        """Opens a call that is not open; False where its id had been used for one that has ended."""
+        key = (event.invocation_id, call.call_id)
+        known = self._calls.get(key)
+        is_reused = known is not None and known.state != event_pb2.STATE_RUNNING
+        if is_reused or key not in self._calls:
+            self._open(key, call, event, sequence)
+        return not is_reused
+
+    def _open(self, key: CallKey, call: message_pb2.ToolCall, event: event_pb2.AgentEvent, sequence: int) -> None:
         self.total += 1
         if len(self._kept) >= self._bounds.max_tools:
             self._calls[key] = None

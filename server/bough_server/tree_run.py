@@ -1,0 +1,111 @@
+"""What a run's own events say of it: its state, beginning, end, where it was forked; it knows no invocations."""
+
+from bisect import bisect_right
+from collections.abc import Iterable, Mapping
+from operator import itemgetter
+from typing import Final
+
+from google.protobuf import timestamp_pb2
+
+from bough.v1 import event_pb2, fork_pb2, message_pb2
+from bough_server import events
+from bough_server.tree_nodes import End, copied, time_of
+from bough_server.tree_usage import Sums
+
+_STATES: Final[Mapping[int, event_pb2.State.ValueType]] = {
+    events.RUN_QUEUED: event_pb2.STATE_PENDING,
+    events.RUN_DEQUEUED: event_pb2.STATE_RUNNING,
+    events.RUN_RESUMED: event_pb2.STATE_RUNNING,
+    events.RUN_FORKED: event_pb2.STATE_RUNNING,
+    events.RUN_INTERRUPTED: event_pb2.STATE_INPUT_REQUIRED,
+}
+
+
+class Run:
+    """A run as far as its own events tell of it."""
+
+    def __init__(self) -> None:
+        self.state: event_pb2.State.ValueType = event_pb2.STATE_UNSPECIFIED
+        """What its last event says, for as long as it has no end; unspecified where none says anything."""
+        self.end: End | None = None
+        self.start_time: timestamp_pb2.Timestamp | None = None
+        """When it began, where its events say so; of a run that was queued, when it was dequeued."""
+        self.was_queued = False
+        self.input: message_pb2.Message | None = None
+        self.labels: dict[str, str] = {}
+        self.forked_from: fork_pb2.ForkOrigin | None = None
+        self.inherited: Sums = {}
+        """What was used before the fork."""
+        self.generation = 0
+        """How many forks its log has gone through so far."""
+        self._root_of_start = ""
+        self._root_of_end = ""
+        self._has_begun = False
+        self._revisions: dict[str, list[tuple[int, str]]] = {}
+        self._anomalies: dict[str, None] = {}
+
+    @property
+    def root(self) -> str:
+        """The root's invocation id: where the run starts, else where it ends; empty where no event names it."""
+        return self._root_of_start or self._root_of_end
+
+    @property
+    def anomalies(self) -> tuple[str, ...]:
+        """What does not add up."""
+        return tuple(self._anomalies)
+
+    def note(self, anomaly: str) -> None:
+        """Notes what does not add up, once."""
+        self._anomalies[anomaly] = None
+
+    def begin(self, event: event_pb2.AgentEvent, invocation_id: str) -> None:
+        """Takes in a run_started; the first one counts."""
+        if self._has_begun:
+            self.note("The run began more than once.")
+            return
+        started = event.run_started
+        self._has_begun, self._root_of_start = True, invocation_id
+        self.state = self.state or event_pb2.STATE_RUNNING
+        if not self.was_queued:
+            self.start_time = time_of(event)
+        self.labels = dict(started.labels)
+        self.input = copied(started.input) if started.HasField("input") else None
+        self._define(started.definitions)
+
+    def go_on(self, event: event_pb2.AgentEvent, kind: int) -> None:
+        """Takes in what becomes of a run between its beginning and its end."""
+        self.state = _STATES[kind]
+        if kind == events.RUN_QUEUED:
+            self.was_queued, self.start_time = True, None
+        elif kind == events.RUN_DEQUEUED:
+            self.was_queued, self.start_time = True, time_of(event)
+
+    def fork(self, event: event_pb2.AgentEvent, used: Sums) -> None:
+        """Takes in a run_forked: everything so far is another run's, which has used that much."""
+        forked = event.run_forked
+        self.go_on(event, events.RUN_FORKED)
+        self.generation += 1
+        self.inherited = dict(used)
+        self.forked_from = fork_pb2.ForkOrigin(run_id=forked.origin_run_id, sequence=forked.origin_sequence)
+        if forked.labels:
+            self.labels = dict(forked.labels)
+        if forked.changes.HasField("input"):
+            self.input = copied(forked.changes.input)
+        self._define(forked.definitions)
+
+    def finish(self, end: End, invocation_id: str) -> None:
+        """Takes in an end; the first one counts."""
+        if self.end is None:
+            self.end, self._root_of_end = end, invocation_id
+        else:
+            self.note("The run ended more than once.")
+
+    def revision(self, agent: str, generation: int) -> str:
+        """The revision of an agent's definition after so many forks; empty where it has none."""
+        named = self._revisions.get(agent, [])
+        place = bisect_right(named, generation, key=itemgetter(0))
+        return named[place - 1][1] if place else ""
+
+    def _define(self, definitions: Iterable[event_pb2.DefinitionRef]) -> None:
+        for named in definitions:
+            self._revisions.setdefault(named.name, []).append((self.generation, named.revision))
