@@ -1,8 +1,7 @@
 """EvalService: runs and anybody's events as trees; what a tree is belongs to tree.py."""
 
-import asyncio
-from collections.abc import AsyncIterator, Callable, Iterable
-from typing import Final, ParamSpec, TypeVar
+from collections.abc import AsyncIterator, Callable
+from typing import Final
 
 from grpc import aio
 
@@ -10,6 +9,7 @@ from bough.v1 import agent_service_pb2, eval_service_pb2_grpc, event_pb2, invoca
 from bough.v1 import eval_service_pb2 as pb
 from bough_server.errors import FieldViolation, InvalidRequest, SequenceOutOfRange
 from bough_server.runs import Runs
+from bough_server.services.folding import Folding
 from bough_server.services.listing import page_of, run_filter
 from bough_server.store.ports import EventLog, Principal
 from bough_server.tree import Tree
@@ -18,13 +18,7 @@ _TERMINAL: Final = frozenset({event_pb2.STATE_SUCCEEDED, event_pb2.STATE_FAILED,
 
 MAX_EVENTS: Final = 1_000_000
 MAX_BYTES: Final = 256 * 1024 * 1024
-"""The most that one call aggregates: a record of it is kept in memory while it comes."""
-
-_LONG: Final = 2_000
-"""From this many events on a fold is made in a thread, so that streams go on beside it."""
-
-P = ParamSpec("P")
-T = TypeVar("T")
+"""The most that one call aggregates: what its record may need is kept in memory while it comes."""
 
 
 class EvalService(eval_service_pb2_grpc.EvalServiceServicer):
@@ -65,42 +59,30 @@ class EvalService(eval_service_pb2_grpc.EvalServiceServicer):
         context: aio.ServicerContext[pb.AggregateEventsRequest, pb.AggregateEventsResponse],
     ) -> pb.AggregateEventsResponse:
         """Makes the record of the events that are sent, in the order of arrival."""
-        tree: Tree | None = None
-        count = size = 0
+        folding: Folding | None = None
         async for request in request_iterator:
-            tree = tree or Tree(request.options)
-            count, size = count + len(request.events), size + request.ByteSize()
-            if count > MAX_EVENTS or size > MAX_BYTES:
+            folding = folding or Folding(Tree(request.options))
+            size = request.ByteSize()
+            if folding.count + len(request.events) > MAX_EVENTS or folding.size + size > MAX_BYTES:
                 said = f"are more than {MAX_EVENTS:,} or {MAX_BYTES >> 20} MiB. Aggregate each run by itself."
                 raise InvalidRequest([FieldViolation(field="events", description=said, rule="events.size")])
-            await _at_length(len(request.events), _add_all, tree.add, request.events)
-        invocation = await _at_length(count, (tree or Tree()).invocation)
-        return pb.AggregateEventsResponse(invocation=invocation)
+            await folding.take(request.events, size=size)
+        return pb.AggregateEventsResponse(invocation=await (folding or Folding(Tree())).invocation())
 
     async def _read_tree(
         self, run: agent_service_pb2.Run, through: int, options: invocation_pb2.InvocationOptions
     ) -> invocation_pb2.Invocation:
         """Folds a log page by page, so that no more than a page of it is in memory. Deltas tell a tree nothing."""
-        tree = Tree(options, run_id=run.run_id, session_id=run.session_id)
+        folding = Folding(Tree(options, run_id=run.run_id, session_id=run.session_id))
         after = 0
         while page := await self._log.read(run.run_id, after=after, through=through, deltas=False):
-            await _at_length(through, _add_all, tree.add_stored, page)
+            await folding.take_stored(page)
             after = page[-1].sequence
-        invocation = await _at_length(through, tree.invocation)
+        # A log that was deleted meanwhile reads as one that ends: then there is no run any more, and this says so.
+        await self._runs.get(self._principal(), run.run_id)
+        invocation = await folding.invocation()
         invocation.as_of_sequence = through
         return invocation
-
-
-async def _at_length(length: int, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-    """Does work on that many events: here, or where there are many in a thread."""
-    if length < _LONG:
-        return work(*args, **kwargs)
-    return await asyncio.to_thread(work, *args, **kwargs)
-
-
-def _add_all(add: Callable[[T], None], items: Iterable[T]) -> None:
-    for item in items:
-        add(item)
 
 
 def _outline(run: agent_service_pb2.Run) -> invocation_pb2.Invocation:
@@ -115,7 +97,7 @@ def _outline(run: agent_service_pb2.Run) -> invocation_pb2.Invocation:
         as_of_sequence=run.last_sequence,
         complete=run.state in _TERMINAL,
     )
-    for name in ("error", "tree_usage", "start_time", "end_time"):
+    for name in ("error", "tree_usage", "start_time", "end_time", "forked_from"):
         if run.HasField(name):
             getattr(outline, name).CopyFrom(getattr(run, name))
     return outline
