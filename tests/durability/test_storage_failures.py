@@ -77,8 +77,8 @@ async def test_a_full_disk_stops_the_run_that_needs_room_and_leaves_its_log_whol
         assert list(await store.log.read(large.run_id)) == as_stored([large.new().first])
         assert list(await store.log.read(small.run_id, after=1)) == as_stored(made[1])
     async with open_store(str(path)) as store:
-        epoch, _ = await store.log.take_over(large.run_id)
-        await store.log.append(large.run_id, epoch=epoch, records=made[0])
+        await store.log.take_over(large.run_id, epoch=2, owner="next", records=[])
+        await store.log.append(large.run_id, epoch=2, records=made[0])
         assert (await everything(store.log, large.run_id))[1:] == as_stored(made[0])
 
 
@@ -225,7 +225,7 @@ async def test_a_killed_process_leaves_what_it_had_committed_and_no_lock(path: P
         run = Made()
         assert await store.log.last_sequence(run.run_id) >= 21
         assert [one.run.run_id for one in await store.runs.open_runs()] == [run.run_id]
-        assert (await store.log.take_over(run.run_id))[0] == 2
+        await store.log.take_over(run.run_id, epoch=2, owner="next", records=[])
 
 
 def test_an_opening_that_fails_gives_the_lock_back(path: Path) -> None:

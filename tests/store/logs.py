@@ -51,6 +51,11 @@ def definition(name: str, revision: str) -> agent_pb2.AgentDefinition:
     return agent_pb2.AgentDefinition(name=name, description="Answers.", revision=revision)
 
 
+def resumed(epoch: int, owner: str = "") -> event_pb2.AgentEvent:
+    """The first event of another owner."""
+    return event_pb2.AgentEvent(run_resumed=event_pb2.RunResumed(epoch=epoch, owner=owner))
+
+
 @dataclass(kw_only=True)
 class Made:
     """A run of which a test appends the rest."""
@@ -62,11 +67,16 @@ class Made:
     session_cut: int = 0
     request_id: str = ""
     request_digest: str = ""
+    owner: str = ""
     agent: str = "lead"
     labels: dict[str, str] = field(default_factory=dict)
     definitions: Sequence[agent_pb2.AgentDefinition] = ()
     question: message_pb2.Message | None = None
-    last_sequence: int = 1
+    is_queued: bool = False
+    last_sequence: int = 0
+
+    def __post_init__(self) -> None:
+        self.last_sequence = self.last_sequence or len(self.first())
 
     @property
     def run_id(self) -> str:
@@ -104,6 +114,11 @@ class Made:
             ),
         )
 
+    def first(self) -> list[Record]:
+        """What the run is accepted with."""
+        queued = event_pb2.AgentEvent(invocation_id=self.run_id, agent=self.agent, run_queued=event_pb2.RunQueued())
+        return records([self.started(), queued] if self.is_queued else [self.started()], after=0)
+
     def new(self) -> NewRun:
         """The run as a log is asked to accept it."""
         return NewRun(
@@ -115,8 +130,10 @@ class Made:
             request_id=self.request_id,
             request_digest=self.request_digest,
             create_time_ns=self.create_time_ns,
-            first=record(self.started(), 1),
+            first=self.first()[0],
             definitions=self.definitions,
+            owner=self.owner,
+            queued=self.first()[1] if self.is_queued else None,
         )
 
     def next(self, *batch: event_pb2.AgentEvent) -> list[Record]:

@@ -8,7 +8,7 @@ from bough.v1 import event_pb2
 from bough_server import events
 from bough_server.errors import Fenced, NotFound, SessionBusy
 from bough_server.store.ports import RequestIdTaken, SessionMoved, StoredEvent
-from bough_server.store.sql.store import Store, open_store
+from bough_server.store.sql.store import Store
 from bough_server.store.window import PAGE_BYTES, PAGE_EVENTS
 from tests.store.logs import ANNE, BERT, Made, as_stored, completed, definition, delta, everything, record, text
 
@@ -55,7 +55,7 @@ async def test_a_refused_run_takes_no_other_run_of_its_group_with_it(store: Stor
     runs = [Made(number=number) for number in range(1, 6)]
     for run in runs:
         await store.log.create(run.new())
-    await store.log.take_over(runs[2].run_id)
+    await store.log.take_over(runs[2].run_id, epoch=2, owner="", records=[])
     outcomes = await asyncio.gather(
         *(store.log.append(run.run_id, epoch=1, records=run.next(delta())) for run in runs), return_exceptions=True
     )
@@ -70,14 +70,14 @@ async def test_nothing_follows_a_terminal_event(store: Store) -> None:
     with pytest.raises(Fenced):
         await store.log.append(run.run_id, epoch=1, records=run.next(delta()))
     with pytest.raises(Fenced):
-        await store.log.take_over(run.run_id)
+        await store.log.take_over(run.run_id, epoch=2, owner="late", records=[])
 
 
 async def test_an_append_to_a_run_that_does_not_exist_is_refused(store: Store) -> None:
     with pytest.raises(Fenced):
         await store.log.append(Made().run_id, epoch=1, records=Made().next(delta()))
     with pytest.raises(NotFound):
-        await store.log.take_over(Made().run_id)
+        await store.log.take_over(Made().run_id, epoch=1, owner="", records=[])
     with pytest.raises(NotFound):
         await store.log.last_sequence(Made().run_id)
 
@@ -92,38 +92,6 @@ async def test_mistakes_of_the_caller_are_told_at_once(store: Store) -> None:
     ):
         with pytest.raises(ValueError, match=r"append|event"):
             store.log.append(run.run_id, epoch=1, records=mistaken)
-
-
-async def test_taking_over_refuses_the_owner_before(store: Store) -> None:
-    run = Made()
-    await store.log.create(run.new())
-    await store.log.append(run.run_id, epoch=1, records=run.next(delta()))
-    assert await store.log.take_over(run.run_id) == (2, 2)
-    with pytest.raises(Fenced):
-        await store.log.append(run.run_id, epoch=1, records=[record(delta("old owner"), 3)])
-    await store.log.append(run.run_id, epoch=2, records=run.next(completed()))
-    assert (await store.runs.get(ANNE, run.run_id)).run.state == event_pb2.STATE_SUCCEEDED
-
-
-async def test_taking_over_after_an_append_that_is_still_queued_counts_it(store: Store) -> None:
-    run = Made()
-    await store.log.create(run.new())
-    append = store.log.append(run.run_id, epoch=1, records=run.next(delta()))
-    assert await store.log.take_over(run.run_id) == (2, 2)
-    await append
-
-
-async def test_a_run_goes_on_after_the_store_was_closed(url: str) -> None:
-    run = Made(question=text("Why?", "USER"))
-    async with open_store(url) as store:
-        await store.log.create(run.new())
-        await store.log.append(run.run_id, epoch=1, records=run.next(delta()))
-    async with open_store(url) as store:
-        assert await store.log.take_over(run.run_id) == (2, 2)
-        await store.log.append(run.run_id, epoch=2, records=run.next(completed(text("So.", "ASSISTANT"))))
-        stored = await store.sessions.messages(run.session_id, through=9)
-        assert [(one.message.position, one.message.parts[0].text) for one in stored] == [(1, "Why?"), (2, "So.")]
-        assert [one.agent for one in stored] == ["lead", "lead"]
 
 
 async def test_a_page_has_at_most_256_events(store: Store) -> None:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from bough_server.errors import Fenced
 from bough_server.store.ports import StoredEvent
 from bough_server.store.sql.store import Store, open_store
-from tests.store.logs import Made, as_stored, completed, delta, everything, record
+from tests.store.logs import Made, as_stored, completed, delta, everything, record, resumed
 
 RUNS = 3
 
@@ -58,9 +58,10 @@ class _Play:
                 task = asyncio.ensure_future(everything(self._log, run.run_id, after=count))
                 self._readers.append((index, count, task))
             case "take over":
-                epoch, last = await self._log.take_over(run.run_id)
-                assert (epoch, last) == (self._epochs[index] + 1, run.last_sequence)
-                self._epochs[index] = epoch
+                epoch = self._epochs[index] = self._epochs[index] + 1
+                made = run.next(resumed(epoch))
+                self.expected[index] += as_stored(made)
+                await self._log.take_over(run.run_id, epoch=epoch, owner="next", records=made)
             case "append late" if self._epochs[index] > 1:
                 late = [record(delta("late"), run.last_sequence + 1)]
                 epoch = self._epochs[index] - 1

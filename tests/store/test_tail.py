@@ -6,7 +6,7 @@ import pytest
 
 from bough_server.errors import NotFound, ServerStopping
 from bough_server.store.sql.store import Store, open_store
-from tests.store.logs import ANNE, Made, as_stored, completed, delta, everything, next_page
+from tests.store.logs import ANNE, Made, as_stored, completed, delta, everything, next_page, resumed
 
 
 async def test_a_reader_at_the_head_is_given_what_is_committed_next(store: Store) -> None:
@@ -52,10 +52,11 @@ async def test_a_reader_of_a_run_of_before_a_restart_sees_it_go_on(url: str) -> 
         tail = store.log.tail(run.run_id)
         assert await next_page(tail) == as_stored([run.new().first])
         waiting = asyncio.ensure_future(next_page(tail))
-        epoch, _ = await store.log.take_over(run.run_id)
-        made = run.next(completed())
-        await store.log.append(run.run_id, epoch=epoch, records=made)
-        assert await waiting == as_stored(made)
+        made = run.next(resumed(2), completed())
+        await store.log.take_over(run.run_id, epoch=2, owner="next", records=made[:1])
+        assert await waiting == as_stored(made[:1])
+        await store.log.append(run.run_id, epoch=2, records=made[1:])
+        assert await next_page(tail) == as_stored(made[1:])
 
 
 @pytest.mark.parametrize("window_bytes", [0, 2_000, 16 * 1024 * 1024])

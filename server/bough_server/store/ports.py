@@ -52,10 +52,40 @@ class NewRun:
     first: Record
     definitions: Sequence[agent_pb2.AgentDefinition] = ()
     """The definitions that run_started names, each with its revision; kept once by revision."""
+    owner: str = ""
+    """The worker that executes it from the start."""
+    queued: Record | None = None
+    """The second event, run_queued, of a run that waits for its session: then `session_cut` is 0 and unchecked."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NewFork:
+    """A fork to be accepted, with everything that is written in its one transaction.
+
+    Its log begins with the origin's events up to `origin_sequence`, byte for byte; `records` are its own first, from
+    run_forked. Its session is a new one, with the messages that the origin's run could see or had said by then.
+    """
+
+    run_id: str
+    principal: Principal
+    session_id: str
+    origin_run_id: str
+    origin_sequence: int
+    request_id: str
+    request_digest: str
+    create_time_ns: int
+    records: Sequence[Record]
+    definitions: Sequence[agent_pb2.AgentDefinition] = ()
+    """Those that run_forked names; those of the origin are kept for the fork as well."""
+    owner: str = ""
 
 
 class SessionMoved(Exception):
     """The session has other messages than `NewRun.session_cut` says: read it again and try again."""
+
+
+class RunMoved(Exception):
+    """A run's log or owner is another by now than the caller read: read it again and try again."""
 
 
 class RequestIdTaken(Exception):
@@ -74,6 +104,8 @@ class RunRecord:
     principal: Principal
     epoch: int
     request_digest: str
+    owner: str = ""
+    """The worker that has executed it last; whether it still does is the Lease's to say."""
 
 
 class EventLog(Protocol):
@@ -82,8 +114,16 @@ class EventLog(Protocol):
     async def create(self, new_run: NewRun) -> None:
         """Accepts a run at epoch 1: its row, its session (made or held), its request id, its first event; or nothing.
 
-        Raises SessionBusy (the session has a run that has not ended), SessionMoved, RequestIdTaken, NotFound (the
-        session is not the tenant's) and StorageFailed.
+        Raises SessionBusy (the session has a run that has not ended, or, for a queued run, none or too many),
+        SessionMoved, RequestIdTaken, NotFound (the session is not the tenant's) and StorageFailed.
+        """
+        ...
+
+    async def fork(self, new_fork: NewFork) -> None:
+        """Accepts a fork at epoch 1: its row, session, messages and log up to its own first events; or nothing.
+
+        Nothing of the shared beginning is charged again. Raises NotFound (the origin is not the tenant's, or its log is
+        shorter), RequestIdTaken and StorageFailed.
         """
         ...
 
@@ -100,8 +140,13 @@ class EventLog(Protocol):
         """Bytes of events of all runs that wait for their commit; producers of deltas wait while it is high."""
         ...
 
-    async def take_over(self, run_id: str) -> tuple[int, int]:
-        """Raises the run's epoch, so that another owner's append is refused; gives the epoch and the last sequence."""
+    async def take_over(self, run_id: str, *, epoch: int, owner: str, records: Sequence[Record]) -> None:
+        """Makes `owner` the run's owner under an epoch, and appends its first records, in one compare-and-set.
+
+        The log must end before the first record and the run's epoch must be the one before `epoch`. From then on
+        another owner's append is refused. Without records, the epoch alone is raised. Raises RunMoved, Fenced where the
+        run has ended, and StorageFailed.
+        """
         ...
 
     async def read(
@@ -150,6 +195,58 @@ class Page:
     token: str = ""
 
 
+class Lease(Protocol):
+    """Which workers are alive. A worker owns runs by name; whoever finds its lease dead takes them over.
+
+    No clock is compared: a lease is a counter that its worker raises, and a taker watches it stand still.
+    """
+
+    async def renew(self, worker: str) -> None:
+        """Raises a worker's counter; makes its lease where there is none. Raises StorageFailed."""
+        ...
+
+    async def counters(self) -> Mapping[str, int]:
+        """Every worker with a lease, and its counter. A worker without one is dead."""
+        ...
+
+    async def release(self, worker: str) -> None:
+        """Ends a lease: the worker executes nothing any more."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Letter:
+    """A command on its way to the owner of a run: exactly one of the two is set."""
+
+    letter_id: int
+    run_id: str
+    cancel: event_pb2.CancelReason.ValueType = event_pb2.CANCEL_REASON_UNSPECIFIED
+    answers: agent_service_pb2.ResumeRunRequest | None = None
+    user_id: str = ""
+    """Who sent it."""
+
+
+class Mailbox(Protocol):
+    """Commands to runs, durable until their owner has acted on them. Only an owner appends; everybody else writes."""
+
+    async def post(self, letter: Letter) -> int:
+        """Stores a command (its letter_id is not read) and gives its id: from now on it survives. Raises Fenced where
+        the run has ended, StorageFailed."""
+        ...
+
+    async def take(self, run_id: str) -> Sequence[Letter]:
+        """The commands to a run that wait, in the order they were posted; they stay until they are done."""
+        ...
+
+    async def done(self, letter_id: int) -> None:
+        """Forgets a command: its events are committed."""
+        ...
+
+    def arrivals(self) -> AsyncIterator[str]:
+        """The runs that commands are posted to, as they come; a run may be named again."""
+        ...
+
+
 class RunIndex(Protocol):
     """Runs as rows: written in the transactions of their events, by the log."""
 
@@ -168,7 +265,17 @@ class RunIndex(Protocol):
         ...
 
     async def open_runs(self) -> Sequence[RunRecord]:
-        """Every run of every tenant that has not ended, the oldest first."""
+        """Every run of every tenant that has not ended, the oldest first, those that wait for input among them."""
+        ...
+
+    async def holder(self, session_id: str) -> RunRecord | None:
+        """The run that holds a session; None where none does. Of queued runs the oldest comes to hold it as soon as the
+        holder has ended."""
+        ...
+
+    async def next_expiry(self) -> tuple[int, str] | None:
+        """When the first open request of a run that waits for input expires, in nanoseconds since the epoch, and the
+        run; None where none ever does."""
         ...
 
 

@@ -4,13 +4,17 @@ It decides nothing about what is worth storing: a message is stored where whoeve
 """
 
 import hashlib
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import replace
 from typing import Final
+
+from google.protobuf.timestamp_pb2 import Timestamp
 
 from bough.v1 import event_pb2, message_pb2
 from bough_server import events, ids
+from bough_server.store.derived import NOTHING, LogAddress, Projected, RunEnd, RunStart
 from bough_server.store.ports import Record, StoredMessage, UsageEntry
+from bough_server.store.standing import StandingFold
 from bough_server.usage import is_reported
 
 _STATES: Final = {
@@ -25,58 +29,16 @@ def agent_chain(parent: str, name: str) -> str:
     return hashlib.sha256((f"{parent}/{name}" if parent else name).encode()).hexdigest()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LogAddress:
-    """What a log is of: fixed when its run is accepted, and in no event."""
-
-    run_id: str
-    tenant_id: str
-    user_id: str
-    session_id: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RunStart:
-    """What the run's row takes from its first event."""
-
-    agent: str
-    labels: dict[str, str]
-    start_time_ns: int
-    request_id: str
-    request_digest: str
-    revisions: tuple[str, ...]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RunEnd:
-    """What the run's row takes from its last event; `error` is a serialized AgentError, None where there is none."""
-
-    state: int
-    end_time_ns: int
-    error: bytes | None
-    tree_usage: bytes | None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Projected:
-    """What some events of a run add to what is kept beside them."""
-
-    start: RunStart | None
-    messages: Sequence[StoredMessage]
-    usage: Sequence[UsageEntry]
-    end: RunEnd | None
-
-
-NOTHING: Final = Projected(start=None, messages=(), usage=(), end=None)
-
-
 class RunFold:
     """The fold of one run's log: give it every event that is no delta, once and in order."""
 
     def __init__(self, address: LogAddress) -> None:
         self._address = address
         self._key_root = ""
-        self._position = 0
+        self._position = self._shared_position = 0
+        self._standing = StandingFold()
+        self._begun: RunStart | None = None
+        self._waiting: StoredMessage | None = None
         self._chains: dict[str, tuple[str, str]] = {}
         self._models: dict[str, str] = {}
         self._stored_calls: set[tuple[str, str]] = set()
@@ -85,15 +47,31 @@ class RunFold:
         self._messages: list[StoredMessage] = []
         self._usage: list[UsageEntry] = []
 
+    @property
+    def shared_position(self) -> int:
+        """Of a fork: the position of the last message that its session shares with its origin's."""
+        return self._shared_position
+
     def project(self, records: Iterable[Record]) -> Projected:
-        """What these events add; NOTHING, without looking, for deltas."""
+        """What these events add; NOTHING, without looking, for deltas.
+
+        A run_queued comes with the run_started before it, and a run_forked with all that it is a fork of: what those
+        would have added is taken back.
+        """
+        is_quiet = True
         for record in records:
             fold = _FOLDS.get(record.kind)
             if fold is not None:
                 fold(self, record.event)
-        if not (self._messages or self._usage or self._start or self._end):
+                is_quiet = False
+        if is_quiet:
             return NOTHING
-        projected = Projected(start=self._start, messages=self._messages, usage=self._usage, end=self._end)
+        standing = self._standing.change()
+        if not (self._messages or self._usage or self._start or self._end or standing):
+            return NOTHING
+        projected = Projected(
+            start=self._start, messages=self._messages, usage=self._usage, end=self._end, standing=standing
+        )
         self._start, self._end, self._messages, self._usage = None, None, [], []
         return projected
 
@@ -102,7 +80,8 @@ class RunFold:
         self._key_root = started.key_root
         self._position = started.session_cut
         self._chains[event.invocation_id] = (started.agent, agent_chain("", started.agent))
-        self._start = RunStart(
+        self._standing.begin(event)
+        self._start = self._begun = RunStart(
             agent=started.agent,
             labels=dict(started.labels),
             start_time_ns=event.time.ToNanoseconds(),
@@ -112,6 +91,33 @@ class RunFold:
         )
         self._store(event, started.input)
 
+    def _run_queued(self, event: event_pb2.AgentEvent) -> None:
+        """Takes back the user's message: it has no place until the run has its session."""
+        self._standing.take(event)
+        self._waiting = self._messages.pop() if self._messages else None
+        self._position = 0
+
+    def _run_dequeued(self, event: event_pb2.AgentEvent) -> None:
+        self._standing.take(event)
+        self._position = event.run_dequeued.session_cut
+        self._place_waiting()
+
+    def _run_forked(self, event: event_pb2.AgentEvent) -> None:
+        """Leaves to the origin what its part of the log adds; its messages are the fork's session's as they are."""
+        forked = event.run_forked
+        assert self._begun is not None, "a log begins with run_started"
+        self._standing.take(event)
+        self._start = self._begun = _of_fork(self._begun, forked)
+        if forked.changes.HasField("input") and self._messages:
+            self._waiting = _said_instead(self._messages[0], forked.changes.input, event.time)
+            self._position = self._messages[0].message.position - 1
+        self._messages, self._usage = [], []
+        self._shared_position = self._position
+        self._place_waiting()
+
+    def _stand(self, event: event_pb2.AgentEvent) -> None:
+        self._standing.take(event)
+
     def _sub_agent_started(self, event: event_pb2.AgentEvent) -> None:
         _, above = self._chains.get(event.parent_invocation_id, ("", ""))
         self._chains[event.invocation_id] = (event.agent, agent_chain(above, event.agent))
@@ -119,6 +125,12 @@ class RunFold:
 
     def _sub_agent_completed(self, event: event_pb2.AgentEvent) -> None:
         self._store(event, event.sub_agent_completed.output)
+        self._asks_no_more(event)
+
+    def _asks_no_more(self, event: event_pb2.AgentEvent) -> None:
+        """Closes what is asked by who ends; in most runs nobody asks anything."""
+        if self._standing.asks:
+            self._standing.take(event)
 
     def _llm_started(self, event: event_pb2.AgentEvent) -> None:
         self._models[event.effect_key] = event.llm_started.model
@@ -145,9 +157,11 @@ class RunFold:
 
     def _tool_completed(self, event: event_pb2.AgentEvent) -> None:
         self._answer(event, event.tool_completed.result)
+        self._asks_no_more(event)
 
     def _tool_failed(self, event: event_pb2.AgentEvent) -> None:
         self._answer(event, event.tool_failed.result)
+        self._asks_no_more(event)
 
     def _run_completed(self, event: event_pb2.AgentEvent) -> None:
         self._store(event, event.run_completed.final_answer)
@@ -199,6 +213,16 @@ class RunFold:
         self._messages.append(StoredMessage(message=stored, run_id=self._address.run_id, agent=agent, chain=chain))
         return True
 
+    def _place_waiting(self) -> None:
+        """Gives the message that waited for it the next place."""
+        if self._waiting is not None:
+            self._position += 1
+            message = message_pb2.Message()
+            message.CopyFrom(self._waiting.message)
+            message.position = self._position
+            self._messages.append(replace(self._waiting, message=message))
+            self._waiting = None
+
     def _charge(self, event: event_pb2.AgentEvent, usage: message_pb2.Usage) -> None:
         if not is_reported(usage):
             return
@@ -220,10 +244,43 @@ class RunFold:
         )
 
 
+def _of_fork(origin: RunStart, forked: event_pb2.RunForked) -> RunStart:
+    """What a fork's row takes from its beginning: its origin's, but for what it says itself."""
+    revisions = (*origin.revisions, *(named.revision for named in forked.definitions))
+    return RunStart(
+        agent=origin.agent,
+        labels=dict(forked.labels) or origin.labels,
+        start_time_ns=origin.start_time_ns,
+        request_id=forked.request_id,
+        request_digest=forked.request_digest,
+        revisions=tuple(dict.fromkeys(revisions)),
+        origin_run_id=forked.origin_run_id,
+        origin_sequence=forked.origin_sequence,
+    )
+
+
+def _said_instead(said: StoredMessage, instead: message_pb2.Message, time: Timestamp) -> StoredMessage:
+    """The user's message with other content: whose it is and what it is of stay."""
+    message = message_pb2.Message()
+    message.CopyFrom(said.message)
+    message.ClearField("parts")
+    message.parts.extend(instead.parts)
+    message.create_time.CopyFrom(time)
+    return replace(said, message=message)
+
+
 _FOLDS: Final = {
     events.RUN_STARTED: RunFold._run_started,
+    events.RUN_QUEUED: RunFold._run_queued,
+    events.RUN_DEQUEUED: RunFold._run_dequeued,
+    events.RUN_FORKED: RunFold._run_forked,
+    events.RUN_RESUMED: RunFold._stand,
+    events.RUN_INTERRUPTED: RunFold._stand,
+    events.INPUT_REQUESTED: RunFold._stand,
+    events.INPUT_RECEIVED: RunFold._stand,
     events.SUB_AGENT_STARTED: RunFold._sub_agent_started,
     events.SUB_AGENT_COMPLETED: RunFold._sub_agent_completed,
+    events.SUB_AGENT_FAILED: RunFold._asks_no_more,
     events.LLM_STARTED: RunFold._llm_started,
     events.LLM_RETRYING: RunFold._llm_retrying,
     events.LLM_COMPLETED: RunFold._llm_completed,

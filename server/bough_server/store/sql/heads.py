@@ -7,10 +7,12 @@ from sqlalchemy import Connection, bindparam, select
 
 from bough_server import events
 from bough_server.errors import Fenced
+from bough_server.store.derived import LogAddress
 from bough_server.store.ports import Record
-from bough_server.store.projection import LogAddress, RunFold
+from bough_server.store.projection import RunFold
 from bough_server.store.sql import tables
 from bough_server.store.sql.jobs import Append
+from bough_server.store.sql.stretches import NO_END
 
 _ROW = select(
     tables.runs.c.tenant_id,
@@ -23,7 +25,11 @@ _ROW = select(
 
 _LOG = (
     select(tables.events.c.sequence, tables.events.c.kind, tables.events.c.data)
-    .where(tables.events.c.run_id == bindparam("run"), tables.events.c.kind.not_in(sorted(events.DELTA_KINDS)))
+    .where(
+        tables.events.c.run_id == bindparam("run"),
+        tables.events.c.sequence <= bindparam("through"),
+        tables.events.c.kind.not_in(sorted(events.DELTA_KINDS)),
+    )
     .order_by(tables.events.c.sequence)
 )
 
@@ -39,17 +45,21 @@ class Head:
     fold: RunFold
 
 
-def stored_records(connection: Connection, run_id: str) -> Iterator[Record]:
-    """A log's events but its deltas, parsed, in order."""
-    for sequence, kind, data in connection.execute(_LOG, {"run": run_id}):
+def stored_records(connection: Connection, run_id: str, *, through: int = NO_END) -> Iterator[Record]:
+    """A log's events up to a sequence but its deltas, parsed, in order."""
+    for sequence, kind, data in connection.execute(_LOG, {"run": run_id, "through": through}):
         yield Record(sequence=sequence, kind=kind, data=data, event=events.parse(data))
 
 
 class Heads:
-    """The heads of the logs that this process writes; a refusal forgets a head, so that the next is read again."""
+    """The heads of the logs that this process writes; a refusal forgets a head, so that the next is read again.
+
+    What was refused once is poisoned: nothing later of that run is taken from its owner of then.
+    """
 
     def __init__(self) -> None:
         self._heads: dict[str, Head] = {}
+        self._poisoned: dict[tuple[str, int], Exception] = {}
 
     def put(self, head: Head) -> None:
         """Begins a new log."""
@@ -63,7 +73,7 @@ class Heads:
         """Checks an append against its log's end and derives what goes with it, once. Raises Fenced."""
         if append.projected is not None:
             return
-        head = self._heads.get(append.run_id) or self._load(connection, append.run_id)
+        head = self._heads.get(append.run_id) or self.load(connection, append.run_id)
         if head.epoch != append.epoch or head.last_sequence != append.records[0].sequence - 1 or head.is_ended:
             raise refusal(append.run_id)
         append.tenant_id, append.session_id = head.address.tenant_id, head.address.session_id
@@ -78,7 +88,24 @@ class Heads:
         if append.projected is not None and append.projected.end is not None:
             self._heads.pop(append.run_id, None)
 
-    def _load(self, connection: Connection, run_id: str) -> Head:
+    def poison(self, append: Append, error: Exception) -> Exception:
+        """Refuses every later append of a run under this one's epoch, with the same error, which it gives back."""
+        self.forget(append.run_id)
+        self._poisoned[append.run_id, append.epoch] = error
+        return error
+
+    def poison_of(self, append: Append) -> Exception | None:
+        """Why an append is refused unseen; None where it is not."""
+        return self._poisoned.get((append.run_id, append.epoch)) if self._poisoned else None
+
+    def change_owner(self, run_id: str, epoch: int) -> None:
+        """Forgets what is of a log's owners before this epoch: no failure of theirs concerns the next."""
+        self.forget(run_id)
+        for one in (epoch - 1, epoch):
+            self._poisoned.pop((run_id, one), None)
+
+    def load(self, connection: Connection, run_id: str) -> Head:
+        """Reads a log's end from the disk, and keeps it. Raises Fenced where there is no such log."""
         row = connection.execute(_ROW, {"run": run_id}).one_or_none()
         if row is None:
             raise refusal(run_id)

@@ -6,8 +6,8 @@ from typing import Generic, TypeVar
 
 from sqlalchemy import Connection
 
+from bough_server.store.derived import Projected
 from bough_server.store.ports import Record
-from bough_server.store.projection import Projected
 
 T = TypeVar("T")
 
@@ -27,12 +27,22 @@ class Append:
 
 
 class Command(Generic[T]):
-    """A transaction of its own, as far as anybody can tell. It checks before it writes, and may be run again."""
+    """A transaction of its own, as far as anybody can tell. It checks before it writes, and may be run again.
 
-    __slots__ = ("future", "run")
+    `run_id` is the run whose log it writes to, if it does; `then` is called on the event loop when it is committed.
+    """
 
-    def __init__(self, run: Callable[[Connection], T], future: asyncio.Future[T]) -> None:
-        self.run, self.future = run, future
+    __slots__ = ("future", "run", "run_id", "then")
+
+    def __init__(
+        self,
+        run: Callable[[Connection], T],
+        future: asyncio.Future[T],
+        *,
+        run_id: str = "",
+        then: Callable[[], None] | None = None,
+    ) -> None:
+        self.run, self.future, self.run_id, self.then = run, future, run_id, then
 
 
 class Settled:

@@ -2,28 +2,15 @@
 
 from collections.abc import AsyncIterator, Awaitable, Sequence
 from functools import partial
-from typing import Final
-
-from sqlalchemy import Connection, bindparam, update
 
 from bough_server import events
 from bough_server.store.ports import NewRun, Record, StoredEvent
-from bough_server.store.sql import tables
-from bough_server.store.sql.acceptance import accept, check
-from bough_server.store.sql.heads import Heads, refusal
+from bough_server.store.sql.acceptance import accept, check, records_of
 from bough_server.store.sql.readers import Readers
 from bough_server.store.sql.stretches import NO_END, end_of, stretch, stretch_and_end
+from bough_server.store.sql.takeover import TakeOver
 from bough_server.store.sql.write_queue import WriteQueue
 from bough_server.store.window import PAGE_EVENTS, Windows, page_of, pages_of
-
-_runs = tables.runs.c
-
-_TAKE_OVER: Final = (
-    update(tables.runs)
-    .where(_runs.run_id == bindparam("run"), ~_runs.ended)
-    .values(epoch=_runs.epoch + 1)
-    .returning(_runs.epoch, _runs.last_sequence)
-)
 
 
 class SqlEventLog:
@@ -35,8 +22,10 @@ class SqlEventLog:
     async def create(self, new_run: NewRun) -> None:
         """See EventLog. A caller who is cancelled meanwhile does not know whether the run was accepted."""
         check(new_run)
-        await self._queue.execute(partial(accept, heads=self._queue.heads, new_run=new_run))
-        self._windows.add(new_run.run_id, [new_run.first])
+        run_id = new_run.run_id
+        show = partial(self._windows.add, run_id, records_of(new_run))
+        accepting = partial(accept, heads=self._queue.heads, new_run=new_run)
+        await self._queue.execute(accepting, run_id=run_id, then=show)
 
     def append(self, run_id: str, *, epoch: int, records: Sequence[Record]) -> Awaitable[None]:
         """See EventLog."""
@@ -47,11 +36,13 @@ class SqlEventLog:
         """See EventLog."""
         return self._queue.pending_bytes
 
-    async def take_over(self, run_id: str) -> tuple[int, int]:
-        """See EventLog."""
-        taken = await self._queue.execute(partial(_take_over, heads=self._queue.heads, run_id=run_id))
-        self._windows.resume(run_id)
-        return taken
+    async def take_over(self, run_id: str, *, epoch: int, owner: str, records: Sequence[Record]) -> None:
+        """See EventLog. A caller who is cancelled meanwhile does not know whether the run is its own."""
+        if records:
+            _check_row(records)
+        taking = TakeOver(self._queue.heads, run_id=run_id, epoch=epoch, owner=owner, records=records)
+        show = partial(self._windows.add, run_id, records) if records else partial(self._windows.resume, run_id)
+        await self._queue.execute(taking, run_id=run_id, then=show)
 
     async def read(
         self, run_id: str, *, after: int = 0, through: int | None = None, deltas: bool = True
@@ -98,13 +89,3 @@ def _check_row(records: Sequence[Record]) -> None:
             raise ValueError("the sequences of an append have no gap")
         if record.kind in events.TERMINAL_KINDS and record is not records[-1]:
             raise ValueError("a run's terminal event is its last")
-
-
-def _take_over(connection: Connection, *, heads: Heads, run_id: str) -> tuple[int, int]:
-    row = connection.execute(_TAKE_OVER, {"run": run_id}).one_or_none()
-    if row is None:
-        end_of(connection, run_id=run_id)
-        raise refusal(run_id)
-    heads.forget(run_id)
-    epoch, last_sequence = row
-    return epoch, last_sequence

@@ -2,20 +2,23 @@
 
 from typing import Final
 
-from sqlalchemy import Connection, Row, bindparam, delete, func, insert, select, update
+from sqlalchemy import Connection, Row, bindparam, delete, exists, func, insert, select, update
 
 from bough_server.errors import ConfigurationError
-from bough_server.store.projection import LogAddress, Projected, RunFold
+from bough_server.store.derived import LogAddress, Projected
+from bough_server.store.projection import RunFold
 from bough_server.store.sql import tables
-from bough_server.store.sql.acceptance import start_values
 from bough_server.store.sql.heads import stored_records
+from bough_server.store.sql.new_runs import start_values
 from bough_server.store.sql.schema import database_status, exclusive_engine, migrate, opening
 from bough_server.store.sql.statements import (
     END_RUN,
     INSERT_MESSAGES,
     INSERT_USAGE,
+    MOVE_RUN,
     end_row,
     message_rows,
+    standing_row,
     usage_rows,
 )
 
@@ -24,17 +27,24 @@ _runs, _sessions, _messages = tables.runs.c, tables.sessions.c, tables.messages.
 _ADDRESSES: Final = select(_runs.run_id, _runs.tenant_id, _runs.user_id, _runs.session_id)
 _LAST: Final = select(func.max(tables.events.c.sequence)).where(tables.events.c.run_id == bindparam("run"))
 _START_RUN: Final = update(tables.runs).where(_runs.run_id == bindparam("run"))
+_FORGET_MESSAGES: Final = delete(tables.messages).where(
+    exists().where(_runs.run_id == _messages.run_id, _runs.session_id == _messages.session_id)
+)
 _NEWEST_MESSAGE: Final = (
     select(func.coalesce(func.max(_messages.position), 0))
     .where(_messages.session_id == _sessions.session_id)
     .scalar_subquery()
 )
 _HOLDER: Final = (
-    select(func.coalesce(func.max(_runs.run_id), ""))
+    select(_runs.run_id)
     .where(_runs.session_id == _sessions.session_id, ~_runs.ended)
+    .order_by(_runs.state == tables.PENDING, _runs.create_time_ns, _runs.run_id)
+    .limit(1)
     .scalar_subquery()
 )
-_REFRESH_SESSIONS: Final = update(tables.sessions).values(last_position=_NEWEST_MESSAGE, current_run_id=_HOLDER)
+_REFRESH_SESSIONS: Final = update(tables.sessions).values(
+    last_position=_NEWEST_MESSAGE, current_run_id=func.coalesce(_HOLDER, "")
+)
 
 
 def rebuild_projections(url: str) -> int:
@@ -54,7 +64,7 @@ def rebuild_projections(url: str) -> int:
 
 def _rebuild(connection: Connection) -> int:
     addresses = connection.execute(_ADDRESSES).all()
-    connection.execute(delete(tables.messages))
+    connection.execute(_FORGET_MESSAGES)
     connection.execute(delete(tables.run_definitions))
     known = select(_runs.run_id)
     connection.execute(delete(tables.usage_entries).where(tables.usage_entries.c.run_id.in_(known)))
@@ -81,6 +91,8 @@ def _restore_row(connection: Connection, address: LogAddress, projected: Project
     last_sequence = connection.execute(_LAST, {"run": address.run_id}).scalar_one()
     values = {**start_values(projected.start), "last_sequence": last_sequence, "ended": projected.end is not None}
     connection.execute(_START_RUN.values(**values), {"run": address.run_id})
+    if projected.standing is not None:
+        connection.execute(MOVE_RUN, standing_row(address.run_id, projected.standing))
     if projected.end is not None:
         connection.execute(END_RUN, end_row(address.run_id, projected.end))
     named = [{"run_id": address.run_id, "revision": revision} for revision in projected.start.revisions]

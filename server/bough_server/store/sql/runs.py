@@ -8,7 +8,7 @@ from typing import Any, Final
 from sqlalchemy import ColumnElement, Connection, Row, bindparam, exists, func, literal, select, tuple_
 from sqlalchemy.sql.selectable import Select
 
-from bough.v1 import agent_service_pb2, error_pb2, message_pb2
+from bough.v1 import agent_service_pb2, error_pb2, event_pb2, message_pb2
 from bough_server.errors import NotFound
 from bough_server.store.ports import Page, Principal, RunFilter, RunRecord
 from bough_server.store.sql import tables
@@ -22,6 +22,17 @@ _BY_REQUEST: Final = select(tables.runs).where(
     _runs.tenant_id == bindparam("tenant"), _runs.request_id == bindparam("request"), _runs.request_id != ""
 )
 _OPEN: Final = select(tables.runs).where(~_runs.ended).order_by(_runs.create_time_ns, _runs.run_id)
+_HOLDER: Final = (
+    select(tables.runs)
+    .join(tables.sessions, tables.sessions.c.current_run_id == _runs.run_id)
+    .where(tables.sessions.c.session_id == bindparam("session"))
+)
+_NEXT_EXPIRY: Final = (
+    select(_runs.next_expire_time_ns, _runs.run_id)
+    .where(_runs.next_expire_time_ns.is_not(None))
+    .order_by(_runs.next_expire_time_ns, _runs.run_id)
+    .limit(1)
+)
 
 
 class SqlRunIndex:
@@ -60,6 +71,16 @@ class SqlRunIndex:
     async def open_runs(self) -> Sequence[RunRecord]:
         """See RunIndex."""
         return [_record(row) for row in await self._rows(_OPEN, {})]
+
+    async def holder(self, session_id: str) -> RunRecord | None:
+        """See RunIndex."""
+        rows = await self._rows(_HOLDER, {"session": session_id})
+        return _record(rows[0]) if rows else None
+
+    async def next_expiry(self) -> tuple[int, str] | None:
+        """See RunIndex."""
+        rows = await self._rows(_NEXT_EXPIRY, {})
+        return (rows[0].next_expire_time_ns, rows[0].run_id) if rows else None
 
     async def _rows(self, statement: Select[Any], parameters: dict[str, object]) -> Sequence[Row[Any]]:
         return await self._readers.run(partial(_all, statement=statement, parameters=parameters))
@@ -120,6 +141,7 @@ def _record(row: Row[Any]) -> RunRecord:
         principal=Principal(tenant_id=row.tenant_id, user_id=row.user_id),
         epoch=row.epoch,
         request_digest=row.request_digest,
+        owner=row.owner,
     )
 
 
@@ -133,11 +155,16 @@ def _run(row: Row[Any]) -> agent_service_pb2.Run:
         last_sequence=row.last_sequence,
     )
     run.create_time.FromNanoseconds(row.create_time_ns)
-    run.start_time.FromNanoseconds(row.start_time_ns)
+    if row.start_time_ns is not None:
+        run.start_time.FromNanoseconds(row.start_time_ns)
     if row.end_time_ns is not None:
         run.end_time.FromNanoseconds(row.end_time_ns)
     if row.error is not None:
         run.error.CopyFrom(error_pb2.AgentError.FromString(row.error))
     if row.tree_usage is not None:
         run.tree_usage.CopyFrom(message_pb2.Usage.FromString(row.tree_usage))
+    if row.open_requests is not None:
+        run.open_requests.extend(event_pb2.RunInterrupted.FromString(row.open_requests).requests)
+    if row.origin_run_id:
+        run.forked_from.run_id, run.forked_from.sequence = row.origin_run_id, row.origin_sequence
     return run

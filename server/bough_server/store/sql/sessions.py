@@ -11,7 +11,8 @@ from bough.v1 import message_pb2, session_service_pb2
 from bough_server.errors import NotFound
 from bough_server.store.ports import Page, Principal, StoredMessage
 from bough_server.store.sql import tables
-from bough_server.store.sql.acceptance import labels_text, session_busy
+from bough_server.store.sql.acceptance import session_busy
+from bough_server.store.sql.new_runs import labels_text
 from bough_server.store.sql.paging import key_of, token_of
 from bough_server.store.sql.readers import Readers
 from bough_server.store.sql.runs import has_labels, is_before

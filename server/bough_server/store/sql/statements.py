@@ -1,16 +1,32 @@
 """The statements of an append: the compare-and-set, the events, and what is derived from them."""
 
 from collections.abc import Mapping, Sequence
-from typing import Final
+from dataclasses import dataclass
+from typing import Final, Protocol
 
-from sqlalchemy import Connection, Insert, Update, bindparam, insert, select, update
+from sqlalchemy import (
+    Connection,
+    Delete,
+    Insert,
+    Update,
+    bindparam,
+    delete,
+    func,
+    insert,
+    literal_column,
+    null,
+    select,
+    update,
+)
 from sqlalchemy.dialects import sqlite
 from sqlalchemy.engine.interfaces import DBAPICursor
 from sqlalchemy.sql.compiler import SQLCompiler
 
-from bough_server.store.projection import NOTHING, Projected, RunEnd
+from bough_server.store.derived import NOTHING, Projected, RunEnd
+from bough_server.store.ports import Record
 from bough_server.store.sql import tables
 from bough_server.store.sql.jobs import Append
+from bough_server.store.standing import RunStanding
 
 Row = Mapping[str, object]
 
@@ -51,12 +67,33 @@ END_RUN: Final = (
         end_time_ns=bindparam("end_time"),
         error=bindparam("end_error"),
         tree_usage=bindparam("end_usage"),
+        open_requests=null(),
+        next_expire_time_ns=null(),
     )
+)
+MOVE_RUN: Final = (
+    update(tables.runs)
+    .where(_runs.run_id == bindparam("run"))
+    .values(
+        state=bindparam("new_state"),
+        start_time_ns=bindparam("start_time"),
+        open_requests=bindparam("requests"),
+        next_expire_time_ns=bindparam("expire_time"),
+    )
+)
+_DROP_LETTERS: Final = delete(tables.letters).where(tables.letters.c.run_id == bindparam("run"))
+_waiting = tables.runs.alias("waiting")
+_FIRST_WAITING: Final = (
+    select(_waiting.c.run_id)
+    .where(_waiting.c.session_id == bindparam("session"), _waiting.c.state == literal_column(str(tables.PENDING)))
+    .order_by(_waiting.c.create_time_ns, _waiting.c.run_id)
+    .limit(literal_column("1"))
+    .scalar_subquery()
 )
 _RELEASE_SESSION: Final = (
     update(tables.sessions)
     .where(tables.sessions.c.session_id == bindparam("session"), tables.sessions.c.current_run_id == bindparam("run"))
-    .values(current_run_id="", update_time_ns=bindparam("end_time"))
+    .values(current_run_id=func.coalesce(_FIRST_WAITING, literal_column("''")), update_time_ns=bindparam("end_time"))
 )
 _EXTEND_SESSION: Final = (
     update(tables.sessions)
@@ -68,7 +105,7 @@ _EXTEND_SESSION: Final = (
 class DriverStatement:
     """A write as the driver takes it, compiled once, for rows with names."""
 
-    def __init__(self, statement: Update | Insert) -> None:
+    def __init__(self, statement: Update | Insert | Delete) -> None:
         compiled = statement.compile(dialect=sqlite.dialect(paramstyle="named"))
         self._text = str(compiled)
         self._fixed = {name: value for name, value in compiled.params.items() if value is not None}
@@ -79,8 +116,9 @@ class DriverStatement:
             cursor.executemany(self._text, [{**self._fixed, **row} for row in rows] if self._fixed else rows)
 
 
-_DERIVED: Final = tuple(
-    DriverStatement(each) for each in (INSERT_MESSAGES, INSERT_USAGE, _EXTEND_SESSION, END_RUN, _RELEASE_SESSION)
+_SAY, _CHARGE, _EXTEND, _MOVE, _END, _RELEASE, _DROP = (
+    DriverStatement(each)
+    for each in (INSERT_MESSAGES, INSERT_USAGE, _EXTEND_SESSION, MOVE_RUN, END_RUN, _RELEASE_SESSION, _DROP_LETTERS)
 )
 
 _STORED: Final = (
@@ -120,29 +158,75 @@ def write_appends(connection: Connection, appends: Sequence[Append]) -> None:
         write_derived(connection, derived)
 
 
-def write_derived(connection: Connection, appends: Sequence[Append]) -> None:
-    """Writes the messages, the usage entries and the ends of runs that go with appends."""
+class Prepared(Protocol):
+    """Records of a log with what is derived from them."""
+
+    @property
+    def run_id(self) -> str: ...
+    @property
+    def tenant_id(self) -> str: ...
+    @property
+    def session_id(self) -> str: ...
+    @property
+    def records(self) -> Sequence[Record]: ...
+    @property
+    def projected(self) -> Projected | None: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FirstRecords:
+    """The first records of an owner."""
+
+    run_id: str
+    tenant_id: str
+    session_id: str
+    records: Sequence[Record]
+    projected: Projected
+
+
+def write_first(connection: Connection, first: FirstRecords) -> None:
+    """Writes the first records of an owner, whose row is written already, with what is derived from them."""
+    cursor = connection.connection.cursor()
+    try:
+        insert_events(cursor, first.run_id, first.records)
+    finally:
+        cursor.close()
+    write_derived(connection, [first])
+
+
+def insert_events(cursor: DBAPICursor, run_id: str, records: Sequence[Record]) -> None:
+    """Writes events into a log whose row says already that it has them."""
+    cursor.executemany(_INSERT_EVENTS, [(run_id, record.sequence, record.kind, record.data) for record in records])
+
+
+def write_derived(connection: Connection, prepared: Sequence[Prepared]) -> None:
+    """Writes the messages, the usage entries and the changes of rows that go with some records."""
     said: list[Row] = []
     charged: list[Row] = []
     extended: list[Row] = []
+    moved: list[Row] = []
     ended: list[Row] = []
     released: list[Row] = []
-    for append in appends:
-        projected = append.projected
+    for one in prepared:
+        projected = one.projected
         assert projected is not None, "an append is prepared before it is written"
-        said += message_rows(append.session_id, append.tenant_id, projected)
+        said += message_rows(one.session_id, one.tenant_id, projected)
         charged += usage_rows(projected)
         if projected.messages:
             newest = projected.messages[-1].message
-            time_ns = append.records[-1].event.time.ToNanoseconds()
-            extended.append({"session": append.session_id, "position": newest.position, "said": time_ns})
+            time_ns = one.records[-1].event.time.ToNanoseconds()
+            extended.append({"session": one.session_id, "position": newest.position, "said": time_ns})
+        if projected.standing is not None:
+            moved.append(standing_row(one.run_id, projected.standing))
         if (end := projected.end) is not None:
-            ended.append(end_row(append.run_id, end))
-            released.append({"session": append.session_id, "run": append.run_id, "end_time": end.end_time_ns})
+            ended.append(end_row(one.run_id, end))
+            released.append({"session": one.session_id, "run": one.run_id, "end_time": end.end_time_ns})
     cursor = connection.connection.cursor()
     try:
-        for statement, rows in zip(_DERIVED, (said, charged, extended, ended, released), strict=True):
+        for statement, rows in ((_SAY, said), (_CHARGE, charged), (_EXTEND, extended), (_MOVE, moved), (_END, ended)):
             statement.write(cursor, rows)
+        _RELEASE.write(cursor, released)
+        _DROP.write(cursor, [{"run": row["run"]} for row in released])
     finally:
         cursor.close()
 
@@ -193,8 +277,18 @@ def end_row(run_id: str, end: RunEnd) -> Row:
     }
 
 
-def is_stored(connection: Connection, append: Append) -> bool:
-    """Whether the log holds exactly this append, under the append's own epoch."""
-    first, last = append.records[0].sequence, append.records[-1].sequence
-    stored = connection.execute(_STORED, {"run": append.run_id, "a": first, "b": last}).all()
-    return [tuple(row) for row in stored] == [(append.epoch, record.sequence, record.data) for record in append.records]
+def standing_row(run_id: str, standing: RunStanding) -> Row:
+    """What MOVE_RUN takes."""
+    return {
+        "run": run_id,
+        "new_state": standing.state,
+        "start_time": standing.start_time_ns,
+        "requests": standing.open_requests,
+        "expire_time": standing.next_expire_time_ns,
+    }
+
+
+def is_stored(connection: Connection, *, run_id: str, epoch: int, records: Sequence[Record]) -> bool:
+    """Whether a log holds exactly these records, and its run's epoch is theirs."""
+    stored = connection.execute(_STORED, {"run": run_id, "a": records[0].sequence, "b": records[-1].sequence}).all()
+    return [tuple(row) for row in stored] == [(epoch, record.sequence, record.data) for record in records]

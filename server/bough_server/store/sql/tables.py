@@ -9,7 +9,12 @@ from typing import Final
 from sqlalchemy import Column, Index, LargeBinary, MetaData, Table, text
 from sqlmodel import Field, SQLModel
 
+from bough.v1 import event_pb2
+
 metadata: Final = MetaData()
+
+PENDING: Final = int(event_pb2.STATE_PENDING)
+"""The state of runs that wait, as the index on them names it."""
 
 
 class _Row(SQLModel):
@@ -29,7 +34,10 @@ class EventRow(_Row, table=True):
 
 
 class RunRow(_Row, table=True):
-    """A run. The first six columns are what its log is of; the rest is derived from the log and can be made again."""
+    """A run. The first columns, up to its owner, are in no event; the rest is derived from the log.
+
+    A run of state PENDING waits for its session, or has been given it and has not begun.
+    """
 
     __tablename__ = "runs"
     __table_args__ = (
@@ -37,6 +45,8 @@ class RunRow(_Row, table=True):
         Index("runs_of_session", "session_id", "create_time_ns"),
         Index("runs_open", "create_time_ns", sqlite_where=text("NOT ended")),
         Index("runs_by_request", "tenant_id", "request_id", unique=True, sqlite_where=text("request_id != ''")),
+        Index("runs_waiting", "session_id", "create_time_ns", "run_id", sqlite_where=text(f"state = {PENDING}")),
+        Index("runs_by_expiry", "next_expire_time_ns", sqlite_where=text("next_expire_time_ns IS NOT NULL")),
     )
 
     run_id: str = Field(primary_key=True)
@@ -45,17 +55,22 @@ class RunRow(_Row, table=True):
     session_id: str
     create_time_ns: int
     epoch: int
+    owner: str
     last_sequence: int
     ended: bool
     agent: str
     state: int
     labels: str
-    start_time_ns: int
+    start_time_ns: int | None
     end_time_ns: int | None
     error: bytes | None = Field(sa_column=Column(LargeBinary, nullable=True))
     tree_usage: bytes | None = Field(sa_column=Column(LargeBinary, nullable=True))
     request_id: str
     request_digest: str
+    open_requests: bytes | None = Field(sa_column=Column(LargeBinary, nullable=True))
+    next_expire_time_ns: int | None
+    origin_run_id: str
+    origin_sequence: int
 
 
 class SessionRow(_Row, table=True):
@@ -75,7 +90,10 @@ class SessionRow(_Row, table=True):
 
 
 class MessageRow(_Row, table=True):
-    """A message of a session; `agent` and `chain` say whose invocation it is of."""
+    """A message of a session; `agent` and `chain` say whose invocation it is of.
+
+    Where its run is of another session, it was copied from there by a fork, and no log makes it again.
+    """
 
     __tablename__ = "messages"
     __table_args__ = ({"sqlite_with_rowid": False},)
@@ -127,6 +145,29 @@ class RunDefinitionRow(_Row, table=True):
     revision: str = Field(primary_key=True)
 
 
+class WorkerRow(_Row, table=True):
+    """A worker that is alive: its counter rises."""
+
+    __tablename__ = "workers"
+    __table_args__ = ({"sqlite_with_rowid": False},)
+
+    worker: str = Field(primary_key=True)
+    counter: int
+
+
+class LetterRow(_Row, table=True):
+    """A command to a run that its owner has not acted on; an id is never given twice."""
+
+    __tablename__ = "letters"
+    __table_args__ = (Index("letters_of_run", "run_id", "letter_id"), {"sqlite_autoincrement": True})
+
+    letter_id: int = Field(primary_key=True)
+    run_id: str
+    cancel: int
+    answers: bytes | None = Field(sa_column=Column(LargeBinary, nullable=True))
+    user_id: str
+
+
 events: Final[Table] = metadata.tables["events"]
 runs: Final[Table] = metadata.tables["runs"]
 sessions: Final[Table] = metadata.tables["sessions"]
@@ -134,3 +175,5 @@ messages: Final[Table] = metadata.tables["messages"]
 usage_entries: Final[Table] = metadata.tables["usage_entries"]
 definitions: Final[Table] = metadata.tables["definitions"]
 run_definitions: Final[Table] = metadata.tables["run_definitions"]
+workers: Final[Table] = metadata.tables["workers"]
+letters: Final[Table] = metadata.tables["letters"]

@@ -43,12 +43,18 @@ class WriteQueue:
         self._writer.submit(append)
         return future
 
-    async def execute(self, run: Callable[[Connection], T]) -> T:
-        """Runs a transaction on the writer's thread and gives its result. Raises what it raises, and StorageFailed."""
+    async def execute(
+        self, run: Callable[[Connection], T], *, run_id: str = "", then: Callable[[], None] | None = None
+    ) -> T:
+        """Runs a transaction on the writer's thread and gives its result. Raises what it raises, and StorageFailed.
+
+        `run_id` is the run whose log it writes to; `then` is called once it is committed, whether or not anybody still
+        waits for it.
+        """
         if self._is_closed:
             raise _stopping()
         future: asyncio.Future[T] = asyncio.get_running_loop().create_future()
-        self._writer.submit(Command(run, future))
+        self._writer.submit(Command(run, future, run_id=run_id, then=then))
         return await future
 
     async def close(self) -> None:
@@ -72,6 +78,8 @@ class WriteQueue:
                     self._windows.add(job.run_id, job.records)
                 elif isinstance(outcome.error, StorageFailed):
                     self._windows.fail(job.run_id, outcome.error)
+            elif outcome.error is None and job.then is not None:
+                job.then()
             outcome.resolve()
 
 

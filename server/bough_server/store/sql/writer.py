@@ -16,7 +16,7 @@ from sqlalchemy import Engine
 from sqlalchemy.exc import DBAPIError
 
 from bough_server.errors import BoughError, StorageFailed
-from bough_server.store.ports import RequestIdTaken, SessionMoved
+from bough_server.store.ports import RequestIdTaken, RunMoved, SessionMoved
 from bough_server.store.sql.heads import Heads, refusal
 from bough_server.store.sql.jobs import Append, Command, Settled
 from bough_server.store.sql.statements import Refused, is_stored, write_appends
@@ -65,7 +65,6 @@ class WriterThread:
         self._retry_delays = tuple(retry_delays)
         self._queue: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
         self._closing = threading.Event()
-        self._poisoned: dict[tuple[str, int], Exception] = {}
         self._connection = engine.connect()
         self._thread = threading.Thread(target=self._work, name="bough-writer", daemon=True)
         self._thread.start()
@@ -174,7 +173,7 @@ class WriterThread:
     def _run(self, command: Command[Any]) -> Settled:
         try:
             return Settled(command, command.run(self._connection))
-        except (BoughError, SessionMoved, RequestIdTaken) as refused:
+        except (BoughError, SessionMoved, RunMoved, RequestIdTaken) as refused:
             return Settled(command, error=refused)
 
     def _write_batch(self, appends: Sequence[Append]) -> Iterator[Settled]:
@@ -203,36 +202,32 @@ class WriterThread:
             write_appends(self._connection, [append])
         except Refused:
             savepoint.rollback()
-            if append.is_uncertain and is_stored(self._connection, append):
+            if append.is_uncertain and is_stored(
+                self._connection, run_id=append.run_id, epoch=append.epoch, records=append.records
+            ):
                 return None
-            return self._poison(append, refusal(append.run_id))
+            return self._heads.poison(append, refusal(append.run_id))
         savepoint.commit()
         return None
 
     def _prepare(self, append: Append) -> Exception | None:
         """Makes an append ready to be written, or says why it is refused."""
-        poison = self._poisoned.get((append.run_id, append.epoch))
+        poison = self._heads.poison_of(append)
         if poison is not None:
             return poison
         try:
             self._heads.prepare(self._connection, append)
         except BoughError as refused:
-            self._poisoned[append.run_id, append.epoch] = refused
-            return refused
+            return self._heads.poison(append, refused)
         return None
-
-    def _poison(self, append: Append, error: Exception) -> Exception:
-        self._heads.forget(append.run_id)
-        self._poisoned[append.run_id, append.epoch] = error
-        return error
 
     def _failed(self, job: Job, error: Exception) -> Settled:
         """Gives up a job; the driver's words go to the server's log only."""
-        _log.error("write given up", run_id=getattr(job, "run_id", ""), exc_info=error)
+        _log.error("write given up", run_id=job.run_id, exc_info=error)
         failure = StorageFailed("The server could not write to its storage; its log says why.")
         if isinstance(job, Append):
-            poison = self._poisoned.get((job.run_id, job.epoch))
-            return Settled(job, error=poison or self._poison(job, failure))
+            return Settled(job, error=self._heads.poison_of(job) or self._heads.poison(job, failure))
+        self._heads.forget(job.run_id)
         return Settled(job, error=failure)
 
 

@@ -1,0 +1,127 @@
+"""What every EventLog does when a run gets another owner."""
+
+import asyncio
+
+import pytest
+
+from bough.v1 import event_pb2
+from bough_server.errors import Fenced
+from bough_server.store.ports import RunMoved
+from bough_server.store.sql.store import Store, open_store
+from tests.store.logs import ANNE, Made, as_stored, completed, delta, everything, record, resumed, text
+
+
+async def test_taking_over_refuses_the_owner_before(store: Store) -> None:
+    run = Made(owner="first")
+    await store.log.create(run.new())
+    await store.log.append(run.run_id, epoch=1, records=run.next(delta()))
+    assert (await store.runs.get(ANNE, run.run_id)).owner == "first"
+    begun = run.next(resumed(2, "second"))
+    await store.log.take_over(run.run_id, epoch=2, owner="second", records=begun)
+    taken = await store.runs.get(ANNE, run.run_id)
+    assert (taken.owner, taken.epoch, taken.run.last_sequence) == ("second", 2, 3)
+    with pytest.raises(Fenced):
+        await store.log.append(run.run_id, epoch=1, records=[record(delta("old owner"), 4)])
+    await store.log.append(run.run_id, epoch=2, records=run.next(completed()))
+    assert (await store.runs.get(ANNE, run.run_id)).run.state == event_pb2.STATE_SUCCEEDED
+
+
+async def test_of_two_who_read_the_same_log_one_takes_it_over(store: Store) -> None:
+    run = Made()
+    await store.log.create(run.new())
+    outcomes = await asyncio.gather(
+        *(
+            store.log.take_over(run.run_id, epoch=2, owner="same", records=[record(resumed(2, "same"), 2)])
+            for _ in range(3)
+        ),
+        return_exceptions=True,
+    )
+    assert [type(outcome) for outcome in outcomes] == [type(None), RunMoved, RunMoved]
+    assert await store.log.last_sequence(run.run_id) == 2
+
+
+@pytest.mark.parametrize(("epoch", "sequence"), [(1, 2), (3, 2), (2, 1), (2, 3)])
+async def test_who_read_another_log_than_there_is_has_to_read_again(store: Store, epoch: int, sequence: int) -> None:
+    run = Made()
+    await store.log.create(run.new())
+    with pytest.raises(RunMoved):
+        await store.log.take_over(run.run_id, epoch=epoch, owner="late", records=[record(resumed(epoch), sequence)])
+    await store.log.append(run.run_id, epoch=1, records=run.next(delta()))
+    assert (await store.runs.get(ANNE, run.run_id)).owner == ""
+
+
+async def test_an_append_that_is_still_queued_comes_before_a_take_over(store: Store) -> None:
+    run = Made()
+    await store.log.create(run.new())
+    made = run.next(delta(), resumed(2))
+    append = store.log.append(run.run_id, epoch=1, records=made[:1])
+    with pytest.raises(RunMoved):
+        await store.log.take_over(run.run_id, epoch=2, owner="late", records=[record(resumed(2), 2)])
+    await append
+    await store.log.take_over(run.run_id, epoch=2, owner="next", records=made[1:])
+    assert list(await store.log.read(run.run_id, after=1)) == as_stored(made)
+
+
+async def test_a_take_over_alone_raises_the_epoch_and_says_nothing(store: Store) -> None:
+    run = Made()
+    await store.log.create(run.new())
+    await store.log.take_over(run.run_id, epoch=2, owner="next", records=[])
+    with pytest.raises(RunMoved):
+        await store.log.take_over(run.run_id, epoch=2, owner="next", records=[])
+    with pytest.raises(Fenced):
+        await store.log.append(run.run_id, epoch=1, records=[record(delta(), 2)])
+    made = run.next(completed())
+    await store.log.append(run.run_id, epoch=2, records=made)
+    assert await everything(store.log, run.run_id) == as_stored([run.new().first, *made])
+
+
+async def test_what_a_new_owner_writes_first_is_derived_from_as_any_append(store: Store) -> None:
+    run = Made(question=text("?", "USER"))
+    await store.log.create(run.new())
+    reader = asyncio.ensure_future(everything(store.log, run.run_id, after=1))
+    await asyncio.sleep(0)
+    made = run.next(resumed(2), completed(text("So.", "ASSISTANT")))
+    await store.log.take_over(run.run_id, epoch=2, owner="next", records=made)
+    assert await reader == as_stored(made)
+    assert (await store.runs.get(ANNE, run.run_id)).run.state == event_pb2.STATE_SUCCEEDED
+    assert (await store.sessions.get(ANNE, run.session_id)).current_run_id == ""
+    stored = await store.sessions.messages(run.session_id, through=9)
+    assert [(one.message.position, one.message.parts[0].text) for one in stored] == [(1, "?"), (2, "So.")]
+    with pytest.raises(Fenced):
+        await store.log.take_over(run.run_id, epoch=3, owner="late", records=[record(resumed(3), 4)])
+
+
+async def test_an_append_in_the_name_of_an_epoch_to_come_does_not_harm_it(store: Store) -> None:
+    run = Made()
+    await store.log.create(run.new())
+    with pytest.raises(Fenced):
+        await store.log.append(run.run_id, epoch=2, records=[record(delta("too soon"), 2)])
+    await store.log.take_over(run.run_id, epoch=2, owner="next", records=run.next(resumed(2)))
+    await store.log.append(run.run_id, epoch=2, records=run.next(completed()))
+
+
+async def test_a_taker_who_goes_away_leaves_readers_no_gap(store: Store) -> None:
+    run = Made()
+    await store.log.create(run.new())
+    reader = asyncio.ensure_future(everything(store.log, run.run_id))
+    made = run.next(resumed(2), delta(), completed())
+    taking = asyncio.ensure_future(store.log.take_over(run.run_id, epoch=2, owner="next", records=made[:1]))
+    await asyncio.sleep(0)
+    taking.cancel()
+    await store.log.append(run.run_id, epoch=2, records=made[1:2])
+    await store.log.append(run.run_id, epoch=2, records=made[2:])
+    assert await reader == as_stored([run.new().first, *made])
+
+
+async def test_a_run_goes_on_after_the_store_was_closed(url: str) -> None:
+    run = Made(question=text("Why?", "USER"))
+    async with open_store(url) as store:
+        await store.log.create(run.new())
+        await store.log.append(run.run_id, epoch=1, records=run.next(delta()))
+    async with open_store(url) as store:
+        made = run.next(resumed(2), completed(text("So.", "ASSISTANT")))
+        await store.log.take_over(run.run_id, epoch=2, owner="next", records=made[:1])
+        await store.log.append(run.run_id, epoch=2, records=made[1:])
+        stored = await store.sessions.messages(run.session_id, through=9)
+        assert [(one.message.position, one.message.parts[0].text) for one in stored] == [(1, "Why?"), (2, "So.")]
+        assert [one.agent for one in stored] == ["lead", "lead"]
