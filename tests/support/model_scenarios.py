@@ -162,6 +162,7 @@ _FAULTS: Final[Mapping[str, Reply]] = {
     "error-event": Reply(pieces=(*_FIRST_WORDS, event({"error": {"message": "The model crashed.", "code": 500}}))),
     "empty": Reply(pieces=(_ROLE, *ending("stop"))),
     "slow-start": Reply(ending=Ending.HANG, starts=False),
+    "stall-after-usage": Reply(pieces=(*_FIRST_WORDS, chunk({"content": "x"}, usage=USAGE)), ending=Ending.HANG),
     "stall": Reply(pieces=_FIRST_WORDS, ending=Ending.HANG),
     "drop": Reply(pieces=_FIRST_WORDS, ending=Ending.DROP),
     "drop-before-answer": Reply(ending=Ending.DROP, starts=False),

@@ -6,7 +6,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 from bough.v1 import agent_pb2, catalog_service_pb2, step_pb2
-from bough_server.models.model import Delta, Model, ModelRequest, Price, RetryPolicy
+from bough_server.models.model import Delta, Meter, Model, ModelRequest, Price, RetryPolicy
 from bough_server.models.script import parse_script
 from bough_server.models.scripted import Gate, ScriptedModel
 from bough_server.tools.tool import Tool
@@ -52,10 +52,12 @@ class Overheard:
         self.name, self.provider, self.model = model.name, model.provider, model.model
         self.retry, self.price, self.config_digest = model.retry, model.price, model.config_digest
 
-    def stream(self, request: ModelRequest) -> AsyncIterator[Delta | step_pb2.LlmResponse]:
+    def stream(
+        self, request: ModelRequest, *, meter: Meter | None = None
+    ) -> AsyncIterator[Delta | step_pb2.LlmResponse]:
         """One attempt of the scripted model."""
         self._heard.append(request)
-        return self._model.stream(request)
+        return self._model.stream(request, meter=meter)
 
     async def close(self) -> None:
         """Nothing is open."""

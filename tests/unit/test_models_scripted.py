@@ -1,6 +1,7 @@
 """The scripted model: which turn answers, how it streams, how it fails; and what is wrong with a script."""
 
 import asyncio
+from contextlib import aclosing
 
 import pytest
 from hypothesis import given
@@ -8,7 +9,7 @@ from hypothesis import strategies as st
 
 from bough.v1 import error_pb2, event_pb2, message_pb2
 from bough_server.errors import ConfigurationError
-from bough_server.models.model import ModelRequest, ReasoningDelta, TextDelta, ToolCallDelta
+from bough_server.models.model import Meter, ModelRequest, ReasoningDelta, TextDelta, ToolCallDelta
 from bough_server.models.script import parse_script, words
 from bough_server.models.scripted import Gate, ScriptedModel
 from tests.support.model_calls import answer, asking, assistant, call, failure, text_of, tool_result, user
@@ -176,6 +177,17 @@ async def test_a_gate_holds_a_stream_before_each_piece() -> None:
     go.set()
     await task
     assert passed == [("lead", 0, 0), ("lead", 0, 1)]
+
+
+async def test_what_a_left_call_used_is_known_from_its_first_piece_on() -> None:
+    model = scripted("agents: {lead: [{text: a b, usage: {input_tokens: 3}}], writer: [{text: a b, cut: true}]}")
+    meters = []
+    for agent in ("lead", "writer"):
+        meter = Meter()
+        async with aclosing(model.stream(asking(agent=agent), meter=meter)) as items:
+            await anext(items)
+        meters.append(meter)
+    assert meters == [Meter(usage=message_pb2.Usage(input_tokens=3)), Meter()]
 
 
 async def test_concurrency_is_limited() -> None:

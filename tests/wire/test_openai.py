@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator
 from contextlib import aclosing, asynccontextmanager
 
 from bough.v1 import agent_pb2, message_pb2
-from bough_server.models.model import ReasoningDelta, TextDelta, ToolCallDelta
+from bough_server.models.model import Meter, ReasoningDelta, TextDelta, ToolCallDelta
 from bough_server.models.openai import OpenAIModel
 from tests.support.model_calls import LOOKUP, answer, asking, assistant, call, failure, reasoning_of, tool_result, user
 from tests.support.model_scenarios import TEXT
@@ -214,6 +214,34 @@ async def test_cancelling_the_task_closes_the_connection() -> None:
         await asyncio.wait([task])
         assert task.cancelled()
         await server.left.wait()
+
+
+async def test_what_a_cancelled_call_had_used_so_far_is_known_by_its_meter() -> None:
+    async with talking("stall-after-usage") as (model, server):
+        meter, heard = Meter(), asyncio.Event()
+
+        async def listen() -> None:
+            async for item in model.stream(asking(), meter=meter):
+                if item == TextDelta("x"):
+                    heard.set()
+
+        task = asyncio.create_task(listen())
+        await heard.wait()
+        task.cancel()
+        await asyncio.wait([task])
+        assert task.cancelled()
+        await server.left.wait()
+    assert meter == Meter(usage=USAGE)
+
+
+async def test_a_meter_says_what_a_whole_answer_and_a_closed_one_used() -> None:
+    async with talking("plain") as (model, _):
+        whole, left = Meter(), Meter()
+        items = [item async for item in model.stream(asking(), meter=whole)]
+        async with aclosing(model.stream(asking(), meter=left)) as begun:
+            assert await anext(begun) == TextDelta("word0 ")
+    assert len(items) == 51
+    assert (whole, left) == (Meter(usage=USAGE), Meter())
 
 
 async def test_one_model_serves_many_calls_at_once() -> None:

@@ -7,7 +7,7 @@ from typing import Final, TypeGuard
 from pydantic_core import from_json
 
 from bough.v1 import message_pb2, step_pb2
-from bough_server.models.model import Delta, ReasoningDelta, TextDelta, ToolCallDelta
+from bough_server.models.model import Delta, Meter, ReasoningDelta, TextDelta, ToolCallDelta
 
 DONE: Final = b"[DONE]"
 _REASONING_FIELDS: Final = ("reasoning_content", "reasoning")
@@ -37,9 +37,8 @@ class _Call:
 class Completion:
     """One answer that is being streamed. Only the first choice counts."""
 
-    def __init__(self) -> None:
-        self.usage: message_pb2.Usage | None = None
-        """What the provider reported so far; None where it said nothing."""
+    def __init__(self, meter: Meter | None = None) -> None:
+        self._meter = meter or Meter()
         self._done = False
         self._finish_reason = ""
         self._id = ""
@@ -51,6 +50,11 @@ class Completion:
         self._calls: list[_Call] = []
         self._latest: dict[int, int] = {}
         self._usage_said: dict[str, object] | None = None
+
+    @property
+    def usage(self) -> message_pb2.Usage | None:
+        """What the provider reported so far; None where it said nothing."""
+        return self._meter.usage
 
     @property
     def is_done(self) -> bool:
@@ -80,7 +84,7 @@ class Completion:
         usage = chunk.get("usage")
         if _is_object(usage):
             self._usage_said = usage
-            self.usage = usage_of(usage)
+            self._meter.usage = usage_of(usage)
         choices = chunk.get("choices")
         if not choices:
             return []

@@ -19,7 +19,7 @@ from bough_server.models.local_engine import LocalEngine, available
 from bough_server.models.local_process import SLOTS
 from bough_server.models.local_prompt import ANSWER_TOKENS, Prompt, call_prompt, question_of, text_prompt
 from bough_server.models.local_schema import Schema, arguments_schema, call_schema, example
-from bough_server.models.model import Delta, ModelRequest, Price, RetryPolicy, TextDelta, ToolCallDelta, ToolSpec
+from bough_server.models.model import Delta, Meter, ModelRequest, Price, RetryPolicy, TextDelta, ToolCallDelta, ToolSpec
 from bough_server.models.openai import ChatEndpoint, Timeouts
 
 __all__ = ["MODEL", "LocalModel", "available"]
@@ -53,23 +53,20 @@ class LocalModel:
         """The process that the model runs in, while there is one."""
         return self._engine.process_id
 
-    async def stream(self, request: ModelRequest) -> AsyncGenerator[Delta | step_pb2.LlmResponse, None]:
+    async def stream(
+        self, request: ModelRequest, *, meter: Meter | None = None
+    ) -> AsyncGenerator[Delta | step_pb2.LlmResponse, None]:
         """One attempt, by the rules of the Model protocol."""
         offers = open_offers(request)
-        await self._places.acquire()
-        try:
+        async with self._places:
             if offers:
-                for made in await self._call(request, offers):
+                for made in await self._call(request, offers, meter):
                     yield made
                 return
-            items = self._ask(text_prompt(request), max_tokens=_answer_tokens(request), request=request)
-            try:
+            items = self._ask(text_prompt(request), max_tokens=_answer_tokens(request), request=request, meter=meter)
+            async with aclosing(items):
                 async for item in items:
                     yield item
-            finally:
-                await items.aclose()
-        finally:
-            self._places.release()
 
     async def close(self) -> None:
         """Ends the connections and the process."""
@@ -79,12 +76,13 @@ class LocalModel:
         await self._engine.close()
 
     async def _call(
-        self, request: ModelRequest, offers: Sequence[_Offer]
+        self, request: ModelRequest, offers: Sequence[_Offer], meter: Meter | None
     ) -> tuple[ToolCallDelta, ToolCallDelta, step_pb2.LlmResponse]:
         """A tool call as the model chose it. Its JSON is not shown as text while it comes."""
         schema = call_schema([(name, arguments) for name, _, arguments in offers])
         form = {"type": "json_schema", "json_schema": {"name": "call", "schema": schema}}
-        items = self._ask(call_prompt(request, offers), max_tokens=_CALL_TOKENS, request=request, response_format=form)
+        prompt = call_prompt(request, offers)
+        items = self._ask(prompt, max_tokens=_CALL_TOKENS, request=request, meter=meter, response_format=form)
         response = step_pb2.LlmResponse()
         async with aclosing(items):
             async for item in items:
@@ -99,7 +97,7 @@ class LocalModel:
         return ToolCallDelta(0, "", call_id, name), ToolCallDelta(0, arguments), response
 
     async def _ask(
-        self, prompt: Prompt, *, max_tokens: int, request: ModelRequest, **further: object
+        self, prompt: Prompt, *, max_tokens: int, request: ModelRequest, meter: Meter | None, **further: object
     ) -> AsyncGenerator[Delta | step_pb2.LlmResponse, None]:
         """Asks the process, once more where the connection dropped before the first word: it does so now and then."""
         body = {
@@ -115,7 +113,7 @@ class LocalModel:
         for is_last in (False, True):
             began = False
             endpoint = await self._connected()
-            items = endpoint.stream(body, provider=self.provider, model=MODEL)
+            items = endpoint.stream(body, provider=self.provider, model=MODEL, meter=meter)
             try:
                 async for item in items:
                     began = began or isinstance(item, TextDelta)

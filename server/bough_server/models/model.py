@@ -73,6 +73,16 @@ class Price:
     cached_input: float | None = None
 
 
+@dataclass(slots=True)
+class Meter:
+    """What a provider has said that one attempt used, as far as it has come; None where it said nothing.
+
+    It can be read when the attempt was left before its end, which is when nothing else knows.
+    """
+
+    usage: message_pb2.Usage | None = None
+
+
 class Model(Protocol):
     """One configured model of one provider."""
 
@@ -106,13 +116,15 @@ class Model(Protocol):
         """SHA-256 hex of the configuration without secrets."""
         ...
 
-    def stream(self, request: ModelRequest) -> AsyncIterator[Delta | step_pb2.LlmResponse]:
+    def stream(
+        self, request: ModelRequest, *, meter: Meter | None = None
+    ) -> AsyncIterator[Delta | step_pb2.LlmResponse]:
         """One attempt: the deltas as they come, then exactly one LlmResponse as the last item.
 
         The text of the response's message is the concatenation of the TextDeltas; its tool calls have
         `provider_call_id` set and `call_id` empty. `provider`, `model`, `finish_reason`, `usage` (cost left out) and
         `raw_json` are filled in. Waits for a place where the model's concurrency is limited. Closing the iterator, or
-        cancelling the task, closes the connection.
+        cancelling the task, closes the connection; `meter` is told what the provider says of usage, as soon as it does.
 
         Raises ModelError, and nothing else on purpose.
         """

@@ -7,7 +7,7 @@ object for every chunk costs several times the rest of a call. It does not try a
 import asyncio
 import json
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping
-from contextlib import suppress
+from contextlib import AbstractAsyncContextManager, aclosing, nullcontext, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, cast
 from urllib.parse import urlsplit
@@ -17,7 +17,7 @@ from bough_server.errors import ModelError
 from bough_server.models.chat_request import BadSettings, chat_body
 from bough_server.models.completion import BadChunk, Completion, ReportedError
 from bough_server.models.failures import Failures
-from bough_server.models.model import Delta, ModelRequest, Price, RetryPolicy
+from bough_server.models.model import Delta, Meter, ModelRequest, Price, RetryPolicy
 from bough_server.models.sse import EventDecoder, EventTooLarge
 
 if TYPE_CHECKING:
@@ -53,11 +53,11 @@ class ChatEndpoint:
         self._broken: tuple[type[Exception], ...] = (OSError,)
 
     async def stream(
-        self, body: Mapping[str, object], *, provider: str, model: str
+        self, body: Mapping[str, object], *, provider: str, model: str, meter: Meter | None = None
     ) -> AsyncGenerator[Delta | step_pb2.LlmResponse, None]:
         """One attempt: deltas, then the whole answer. Raises ModelError."""
         client = await self._open()
-        completion = Completion()
+        completion = Completion(meter)
         response = await self._send(client, json.dumps(body, ensure_ascii=False).encode())
         try:
             pieces = response.aiter_bytes()
@@ -202,9 +202,13 @@ class OpenAIModel:
         self._failures = Failures(name=name)
         self._missing_key = missing_key
         self._endpoint = ChatEndpoint(name=name, base_url=base_url, key=key, timeouts=timeouts or Timeouts())
-        self._places = asyncio.Semaphore(max_concurrency) if max_concurrency else None
+        self._place: AbstractAsyncContextManager[None] = (
+            asyncio.Semaphore(max_concurrency) if max_concurrency else nullcontext()
+        )
 
-    async def stream(self, request: ModelRequest) -> AsyncGenerator[Delta | step_pb2.LlmResponse, None]:
+    async def stream(
+        self, request: ModelRequest, *, meter: Meter | None = None
+    ) -> AsyncGenerator[Delta | step_pb2.LlmResponse, None]:
         """One attempt, by the rules of the Model protocol."""
         if self._missing_key:
             raise self._failures.unavailable(f"has no key: {self._missing_key}")
@@ -212,16 +216,11 @@ class OpenAIModel:
             body = chat_body(request, model=self.model)
         except BadSettings as error:
             raise self._failures.unavailable(f"cannot be asked: {error}") from error
-        if self._places is not None:
-            await self._places.acquire()
-        items = self._endpoint.stream(body, provider=self.provider, model=self.model)
-        try:
-            async for item in items:
-                yield item
-        finally:
-            await items.aclose()
-            if self._places is not None:
-                self._places.release()
+        async with self._place:
+            items = self._endpoint.stream(body, provider=self.provider, model=self.model, meter=meter)
+            async with aclosing(items):
+                async for item in items:
+                    yield item
 
     async def close(self) -> None:
         """Ends the connections."""

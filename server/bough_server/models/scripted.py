@@ -8,6 +8,7 @@ import hashlib
 import json
 from collections import OrderedDict
 from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import AbstractAsyncContextManager, nullcontext
 from typing import Final
 
 from bough.v1 import error_pb2, event_pb2, message_pb2, step_pb2
@@ -15,6 +16,7 @@ from bough_server.clock import Clock, SystemClock
 from bough_server.errors import ModelError
 from bough_server.models.model import (
     Delta,
+    Meter,
     ModelRequest,
     Price,
     ReasoningDelta,
@@ -63,17 +65,19 @@ class ScriptedModel:
         self._script = script
         self._clock = clock or SystemClock()
         self._gate = gate
-        self._places = asyncio.Semaphore(max_concurrency) if max_concurrency else None
+        self._place: AbstractAsyncContextManager[None] = (
+            asyncio.Semaphore(max_concurrency) if max_concurrency else nullcontext()
+        )
         self._attempts: OrderedDict[str, int] = OrderedDict()
 
-    async def stream(self, request: ModelRequest) -> AsyncGenerator[Delta | step_pb2.LlmResponse, None]:
+    async def stream(
+        self, request: ModelRequest, *, meter: Meter | None = None
+    ) -> AsyncGenerator[Delta | step_pb2.LlmResponse, None]:
         """One attempt, by the rules of the Model protocol."""
         place, turn = self._script.turn(request)
         if turn is None:
             raise self._lacking(request.agent, place)
-        if self._places is not None:
-            await self._places.acquire()
-        try:
+        async with self._place:
             fault = self._fault(request, turn)
             deltas = _deltas(place, turn)
             # An attempt that fails after its last piece fails all the same: it never gets its end.
@@ -83,15 +87,14 @@ class ScriptedModel:
                     await self._gate(request.agent, place, number)
                 if turn.delay_ms:
                     await self._clock.sleep(turn.delay_ms / 1000)
+                if meter is not None:
+                    meter.usage = _usage(turn, fault)
                 yield delta
             if fault is not None:
                 raise self._failing(fault)
             if turn.cut:
                 raise self._failing(ScriptedFault(reason="BAD_RESPONSE", message="The stream was cut by its script."))
             yield self._response(place, turn)
-        finally:
-            if self._places is not None:
-                self._places.release()
 
     async def close(self) -> None:
         """Nothing is open."""
@@ -150,6 +153,12 @@ def _deltas(place: int, turn: Turn) -> list[Delta]:
         deltas.append(ToolCallDelta(position, "", _call_id(place, position), call.name))
         deltas.append(ToolCallDelta(position, call.arguments_text))
     return deltas
+
+
+def _usage(turn: Turn, fault: ScriptedFault | None) -> message_pb2.Usage | None:
+    """What an attempt is said to use; it is known from its first piece on."""
+    said = fault.usage if fault is not None else turn.usage
+    return said.message() if said is not None and not turn.cut else None
 
 
 def _call_id(place: int, position: int) -> str:
