@@ -56,6 +56,10 @@ class LoopbackService(agent_service_pb2_grpc.AgentServiceServicer):
         self.ignores_cancel, self.cancel_asked = False, asyncio.Event()
         self.held, self.left, self.stopped = asyncio.Event(), asyncio.Event(), asyncio.Event()
 
+    def events_of(self, run_id: str) -> Sequence[event_pb2.AgentEvent]:
+        """A run's log so far; there is one run."""
+        return self.events
+
     async def Run(self, request, context):
         async for response in self._stream(request, 0, context):
             yield agent_service_pb2.RunResponse(events=response, through_sequence=response[-1].sequence)
@@ -118,7 +122,9 @@ class LoopbackTrees(eval_service_pb2_grpc.EvalServiceServicer):
         self._service = service
 
     async def GetInvocation(self, request, context):
-        return eval_service_pb2.GetInvocationResponse(invocation=fold(self._service.events, request.options))
+        return eval_service_pb2.GetInvocationResponse(
+            invocation=fold(self._service.events_of(request.run_id), request.options)
+        )
 
     async def ListInvocations(self, request, context):
         return eval_service_pb2.ListInvocationsResponse()

@@ -79,11 +79,14 @@ class WaitingService(LoopbackService):
         self.forked: list[agent_service_pb2.ForkRunRequest] = []
         self.fork: list[AgentEvent] = []
 
+    def events_of(self, run_id: str) -> Sequence[AgentEvent]:
+        """The log of the run, or of its fork."""
+        return self.fork if run_id == FORK_ID else self.events
+
     async def WatchRun(self, request, context):
         self.asked.append(request)
         await context.send_initial_metadata((("bough-run-id", request.run_id),))
-        events = self.fork if request.run_id == FORK_ID else self.events
-        for event in events:
+        for event in self.events_of(request.run_id):
             if event.sequence <= request.after_sequence:
                 continue
             if not request.follow.event_names or event.HasField("input_requested"):
@@ -123,8 +126,7 @@ class WaitingService(LoopbackService):
             yield agent_service_pb2.ForkRunResponse(events=[event], through_sequence=event.sequence)
 
     async def GetRun(self, request, context):
-        events = self.fork if request.run_id == FORK_ID else self.events
-        last = events[-1]
+        last = self.events_of(request.run_id)[-1]
         run = agent_service_pb2.Run(
             run_id=request.run_id,
             agent="lead",

@@ -7,9 +7,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.cells import cell_len
 
-from bough.v1 import error_pb2, event_pb2, message_pb2
+from bough.v1 import error_pb2, event_pb2, input_pb2, message_pb2
 from bough_server.cli.render.live import LiveView
 from tests.clients.turns import AgentEvent, Turn, desk
+from tests.clients.waiting import APPROVAL_ID, approval
 
 
 def shown(events: Iterable[AgentEvent], *, width: int = 80) -> list[str]:
@@ -211,6 +212,79 @@ def test_the_status_of_many_agents_is_cut_short() -> None:
         turn.child_start(f"lead/a{number}", "")
     assert status(turn.events)[-1] == "… and 5 more"
     assert len(status(turn.events)) == 9
+
+
+def test_what_was_lost_with_a_server_is_taken_back() -> None:
+    turn = Turn()
+    turn.start()
+    turn.tool_start("lead", "search", call="c1")
+    turn.add("lead", llm_output_delta=delta("Whole line.\nHalf a li"))
+    turn.add("lead", run_resumed=event_pb2.RunResumed(cause=event_pb2.RESUME_CAUSE_RECOVERY))
+    assert status(turn.events) == []
+    recovered = event_pb2.LlmRetrying(reason=event_pb2.RETRY_REASON_RECOVERED)
+    turn.add("lead", attempt=2, llm_retrying=recovered)
+    turn.add("lead", attempt=2, llm_output_delta=delta("Once more."))
+    turn.end("Once more.")
+    assert shown(turn.events)[2:] == [
+        "│ Whole line.",
+        "│ ↻ continued after its server was gone",
+        "│ ↻ trying again, attempt 2: recovered",
+        "│   what it said in this step does not count",
+        "│ Once more.",
+        "✓ lead  9.0 s, 1,204 tokens",
+    ]
+
+
+def test_a_summary_takes_a_lost_attempt_back_and_keeps_steps_apart() -> None:
+    turn = Turn()
+    turn.start()
+    turn.child_start("lead/writer", "")
+    turn.add("lead/writer", sub_agent_partial=event_pb2.SubAgentPartial(text="One"))
+    turn.add("lead/writer", step=1, sub_agent_partial=event_pb2.SubAgentPartial(text="Lost"))
+    turn.add("lead/writer", step=1, attempt=2, sub_agent_partial=event_pb2.SubAgentPartial(text="Two"))
+    turn.child_end("lead/writer", "Two")
+    assert shown(turn.events)[2:] == ["│ │ One", "│ │ Two", "│ ✓ writer  2.0 s, 1,204 tokens"]
+
+
+def test_questions_and_answers_stand_in_their_agents_blocks() -> None:
+    turn = Turn()
+    turn.start()
+    turn.child_start("lead/refunds", "")
+    turn.add("lead/refunds", input_requested=event_pb2.InputRequested(request=approval()))
+    assert status(turn.events, now=3.0) == ["│ … lead: starting 3.0 s", "│ │ … refunds: waiting for an answer 3.0 s"]
+    turn.add("lead", run_interrupted=event_pb2.RunInterrupted(requests=[approval()]))
+    assert status(turn.events) == []
+    turn.add("lead", run_resumed=event_pb2.RunResumed(cause=event_pb2.RESUME_CAUSE_ANSWER))
+    answer = input_pb2.InputAnswer(request_id=APPROVAL_ID, approval=input_pb2.Approval(note="no money"))
+    turn.add("lead/refunds", input_received=event_pb2.InputReceived(answer=answer))
+    assert shown(turn.events)[2:] == [
+        '│ │ ? asks for approval of refund {"amount": 180}',
+        "│ │   until 2023-11-14 22:13 UTC; then refused: too late",
+        "▸ lead",
+        "│ ‖ waits for 1 answer",
+        "│ ↻ continued with an answer",
+        "│ ▸ lead/refunds",
+        "│ │ ! refused: no money",
+    ]
+
+
+def test_a_run_that_waits_for_its_session_says_so() -> None:
+    turn = Turn()
+    turn.start()
+    turn.add("lead", run_queued=event_pb2.RunQueued(behind_run_id="r1"))
+    assert status(turn.events, now=2.0) == ["│ … lead: waiting for its session 2.0 s"]
+    turn.add("lead", run_dequeued=event_pb2.RunDequeued(session_cut=4))
+    assert shown(turn.events) == [
+        "● lead",
+        "│ … waits for its session, behind run r1",
+        "│ … its session is free",
+    ]
+
+
+def test_a_fork_says_where_it_comes_from() -> None:
+    turn = Turn()
+    turn.add("lead", run_forked=event_pb2.RunForked(origin_run_id="r1", origin_sequence=7))
+    assert shown(turn.events) == ["▸ lead", "│ ⑂ fork of run r1 after 7"]
 
 
 def test_payloads_that_are_not_known_are_passed_over() -> None:

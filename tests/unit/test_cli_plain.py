@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.cells import cell_len
 
-from bough.v1 import error_pb2, event_pb2, message_pb2
+from bough.v1 import error_pb2, event_pb2, input_pb2, message_pb2
 from bough_server.cli.render.amounts import (
     clip,
     clip_middle,
@@ -19,6 +19,7 @@ from bough_server.cli.render.amounts import (
 )
 from bough_server.cli.render.plain import plain_line
 from tests.clients.turns import AgentEvent, Turn, desk
+from tests.clients.waiting import approval
 
 
 def test_each_event_is_one_line() -> None:
@@ -44,6 +45,24 @@ def test_a_retry_names_its_attempt_its_reason_and_its_delay() -> None:
     event = turn.add("lead", attempt=2, llm_retrying=retrying)
     line = "    1 22:13:20.000 lead llm.retrying (attempt 2) rate limited: Too many calls. (again in 2.0 s)"
     assert plain_line(event) == line
+
+
+def test_what_happens_to_a_run_from_outside_is_one_line_each() -> None:
+    turn = Turn()
+    turn.add("lead", run_queued=event_pb2.RunQueued(behind_run_id="r1"))
+    turn.add("lead/refunds", input_requested=event_pb2.InputRequested(request=approval()))
+    turn.add("lead", run_interrupted=event_pb2.RunInterrupted(requests=[approval()]))
+    turn.add("lead", run_resumed=event_pb2.RunResumed(cause=event_pb2.RESUME_CAUSE_ANSWER))
+    answer = input_pb2.InputAnswer(approval=input_pb2.Approval(approved=True))
+    turn.add("lead/refunds", input_received=event_pb2.InputReceived(answer=answer))
+    assert [plain_line(event).split(maxsplit=2)[2] for event in turn.events] == [
+        "lead run.queued waits for its session, behind run r1",
+        'lead/refunds control.input_requested lead/refunds asks for approval of refund {"amount": 180} '
+        "until 2023-11-14 22:13 UTC; then refused: too late",
+        "lead run.interrupted waits for 1 answer",
+        "lead run.resumed continued with an answer",
+        "lead/refunds control.input_received approved",
+    ]
 
 
 @pytest.mark.parametrize("payload", [field.name for field in AgentEvent.DESCRIPTOR.oneofs_by_name["payload"].fields])

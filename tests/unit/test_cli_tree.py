@@ -1,11 +1,14 @@
 """The tree of a record as rows: who is below whom, what each used, what went wrong."""
 
+from itertools import zip_longest
+
 from google.protobuf import timestamp_pb2
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bough.v1 import error_pb2, event_pb2, invocation_pb2, message_pb2
-from bough_server.cli.render.tree import tree_lines
+from bough.v1 import error_pb2, event_pb2, fork_pb2, invocation_pb2, message_pb2
+from bough_server.cli.render.beside import trees_beside
+from bough_server.cli.render.tree import narrowest_tree, tree_lines
 from bough_server.tree import fold
 from tests.clients.turns import desk
 
@@ -43,6 +46,42 @@ def test_branches_are_drawn_to_their_last_child() -> None:
         agent("a", 0), agent("b", 1), agent("c", 2), agent("d", 2), agent("e", 1), agent("f", 2), agent("g", 0)
     )
     assert names(tree) == ["a", "├─ b", "│  ├─ c", "│  └─ d", "└─ e", "   └─ f", "g"]
+
+
+def test_calls_that_wait_are_told_from_those_that_failed() -> None:
+    tools = [
+        invocation_pb2.ToolInvocation(name="refund", invocation_id="id-a", state=state)
+        for state in (event_pb2.STATE_INPUT_REQUIRED, event_pb2.STATE_FAILED, event_pb2.STATE_SUCCEEDED)
+    ]
+    tools.append(invocation_pb2.ToolInvocation(name="read", invocation_id="id-a", state=event_pb2.STATE_INPUT_REQUIRED))
+    assert lines(record(agent("a", 0), tools=tools))[2] == "   · refund x3 (1 failed, 1 waiting), read (waiting)"
+
+
+def test_a_fork_says_where_it_comes_from_and_what_it_inherited() -> None:
+    origin = fork_pb2.ForkOrigin(run_id="r1", sequence=7)
+    inherited = message_pb2.Usage(model_calls=2, tool_calls=1, total_tokens=1_204)
+    tree = record(agent("a", 0), forked_from=origin, inherited_usage=inherited)
+    assert lines(tree)[-1] == "fork of run r1 after 7 · inherited 2 model calls · 1 tool call · 1,204 tokens"
+    assert lines(record(agent("a", 0), forked_from=origin))[-1] == "fork of run r1 after 7"
+
+
+def test_two_trees_stand_side_by_side_where_both_fit() -> None:
+    left, right = record(agent("a", 0), agent("b", 1)), record(agent("a", 0))
+    titled = ("origin r1", left), ("fork r2", right)
+    wide = [line.plain for line in trees_beside(*titled, width=140)]
+    assert [(line[:68].rstrip(), line[68:71], line[71:]) for line in wide] == [
+        (one, " │ ", other)
+        for one, other in zip_longest(["origin r1", *lines(left, 68)], ["fork r2", *lines(right, 68)], fillvalue="")
+    ]
+    narrow = [line.plain for line in trees_beside(*titled, width=100)]
+    assert narrow == ["origin r1", *lines(left, 100), "", "fork r2", *lines(right, 100)]
+
+
+@given(st.integers(40, 220))
+def test_two_trees_are_no_wider_than_the_terminal_where_one_fits(width: int) -> None:
+    tree = record(agent("a", 0), agent("n" * 59, 1))
+    shown = trees_beside(("origin", tree), ("fork", tree), width=width)
+    assert max(line.cell_len for line in shown) <= max(width, narrowest_tree(tree))
 
 
 def test_notes_hang_below_their_agent() -> None:

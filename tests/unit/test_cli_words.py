@@ -4,16 +4,17 @@ import pytest
 import typer
 from google.protobuf import timestamp_pb2
 
-from bough.v1 import agent_pb2, agent_service_pb2, event_pb2, message_pb2, policy_pb2, session_service_pb2
+from bough.v1 import agent_pb2, agent_service_pb2, event_pb2, fork_pb2, message_pb2, policy_pb2, session_service_pb2
 from bough_server.agents.definition import parse_definition, with_revision
 from bough_server.cli.addressing import resolve_run
-from bough_server.cli.choices import Delta, OnDisconnect, View, seconds
+from bough_server.cli.choices import Delta, OnBusy, OnDisconnect, View, seconds
 from bough_server.cli.render.definition import definition_yaml
 from bough_server.cli.render.tables import agents_table, message_lines, runs_table, session_lines, sessions_table
 from bough_server.cli.requests import event_names_of, is_named, policy_of, state_of, view_of
 from bough_server.documents import parse_documents
 from bough_server.errors import ConfigurationError
 from tests.clients.loopback import LoopbackService, connected
+from tests.clients.waiting import approval, question
 
 NOON = timestamp_pb2.Timestamp(seconds=1_700_000_000)
 
@@ -71,6 +72,12 @@ def test_flags_become_the_schema_words() -> None:
     )
 
 
+@pytest.mark.parametrize("on_busy", OnBusy)
+def test_every_way_with_a_busy_session_has_its_word(on_busy: OnBusy) -> None:
+    (field,) = policy_of(None, None, on_busy).ListFields()
+    assert policy_pb2.OnBusySession.Name(field[1]) == f"ON_BUSY_SESSION_{on_busy.name}"
+
+
 def test_states_are_named_in_small_letters() -> None:
     assert state_of("input-required") == event_pb2.STATE_INPUT_REQUIRED
     with pytest.raises(ConfigurationError, match="no state 'done'; there is pending, running"):
@@ -97,6 +104,28 @@ def test_runs_are_rows() -> None:
         f"{run_id}  failed     2023-11-14 22:13  lead",
     ]
     assert max(len(line.plain) for line in runs_table([run], width=60)) <= 60
+
+
+def test_below_a_run_stands_what_it_asks_comes_from_and_misses() -> None:
+    waiting = agent_service_pb2.Run(
+        run_id="r2",
+        agent="lead",
+        state=event_pb2.STATE_INPUT_REQUIRED,
+        create_time=NOON,
+        open_requests=[approval(), question()],
+        forked_from=fork_pb2.ForkOrigin(run_id="r1", sequence=7),
+    )
+    parked = agent_service_pb2.Run(
+        run_id="r3", agent="lead", state=event_pb2.STATE_RUNNING, create_time=NOON, parked_reason="No agent\n'lead'."
+    )
+    assert [line.plain for line in runs_table([waiting, parked], width=100)][1:] == [
+        "r2                                    waiting    2023-11-14 22:13  lead",
+        "  ⑂ fork of run r1 after 7",
+        '  ? lead/refunds asks for approval of refund {"amount": 180}',
+        "  ? lead/interviewer asks: Why does it come back?",
+        "r3                                    running    2023-11-14 22:13  lead",
+        "  ‖ parked: No agent 'lead'.",
+    ]
 
 
 def test_sessions_are_rows_and_fields() -> None:

@@ -1,8 +1,9 @@
 """Answers as they are typed, in the words of the schema; whether one is accepted is the server's to say."""
 
 import json
+import math
 from collections.abc import Iterable, Sequence
-from typing import Final
+from typing import Final, NoReturn
 
 from pydantic import JsonValue
 
@@ -88,7 +89,9 @@ def failed(message: str) -> message_pb2.ToolResult:
 def json_of(text: str, *, what: str) -> JsonValue:
     """The value of a JSON text. Raises ConfigurationError; `what` it is of begins the sentence."""
     try:
-        value: JsonValue = json.loads(text, parse_constant=_refuse)
+        value: JsonValue = json.loads(text, parse_constant=_refuse, parse_float=_finite)
+        # A message holds Unicode only: no halves of surrogate pairs, be they written out or escaped.
+        json.dumps([text, value], ensure_ascii=False).encode()
     except (ValueError, RecursionError) as error:
         raise ConfigurationError(f"{what} is not JSON ({error}): a text needs quotes, such as '\"yes\"'.") from None
     return value
@@ -105,5 +108,10 @@ def _approval(request: input_pb2.InputRequest, value: JsonValue) -> input_pb2.Ap
     raise ConfigurationError(f"{headline(request)}; that takes {takes_text(request)}.")
 
 
-def _refuse(constant: str) -> None:
+def _finite(digits: str) -> float:
+    number = float(digits)
+    return number if math.isfinite(number) else _refuse(digits)
+
+
+def _refuse(constant: str) -> NoReturn:
     raise ValueError(f"{constant} is no JSON number")

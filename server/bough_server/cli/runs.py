@@ -74,16 +74,23 @@ async def _tree(target: Target, text: str, *, json: bool, max_agents: int | None
     from bough_server.cli.addressing import resolve_run
     from bough_server.cli.connection import connected
     from bough_server.cli.printing import json_text, print_line, print_lines, terminal
+    from bough_server.cli.render.amounts import clip
+    from bough_server.cli.render.questions import standing_lines
     from bough_server.cli.render.tree import tree_lines
 
     async with connected(target) as connection:
         run_id = await resolve_run(connection.client, text)
         options = invocation_pb2.InvocationOptions(max_agents=max_agents)
         invocation = await connection.client.tree(run_id, options=options)
+        # What a run asks and why it is parked is no part of its record.
+        run = None if invocation.complete else await connection.client.get_run(run_id)
     if json:
         print_line(json_text(invocation))
-    else:
-        print_lines(tree_lines(invocation, width=terminal().width))
+        return ExitCode.YES
+    width = terminal().width
+    print_lines(tree_lines(invocation, width=width))
+    for line in standing_lines(run) if run is not None else ():
+        print_line(clip(line, width))
     return ExitCode.YES
 
 

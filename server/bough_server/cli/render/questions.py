@@ -4,7 +4,7 @@ import shlex
 from collections.abc import Sequence
 from typing import Final
 
-from bough.v1 import input_pb2
+from bough.v1 import agent_service_pb2, input_pb2
 from bough_server.cli.render.amounts import counted, one_line, printable
 from bough_server.cli.render.notes import asker_text, expiry_text, request_text
 
@@ -37,6 +37,18 @@ def waiting_lines(run_id: str, requests: Sequence[input_pb2.InputRequest]) -> li
     for request in requests:
         lines += request_lines(request)
     return [*lines, "Answer with:", f"  {answer_command(run_id, requests)}"]
+
+
+def standing_lines(run: agent_service_pb2.Run) -> list[str]:
+    """What a run asks, and what it misses where it is parked: a line each."""
+    lines = [f"? {headline(request)}" for request in run.open_requests]
+    return lines + ([f"‖ parked: {one_line(run.parked_reason)}"] if run.parked_reason else [])
+
+
+def origin_lines(run: agent_service_pb2.Run) -> list[str]:
+    """Where a fork comes from; nothing of another run."""
+    origin = run.forked_from
+    return [f"⑂ fork of run {origin.run_id} after {origin.sequence}"] if run.HasField("forked_from") else []
 
 
 def answer_command(run_id: str, requests: Sequence[input_pb2.InputRequest]) -> str:

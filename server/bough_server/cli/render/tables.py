@@ -1,22 +1,29 @@
 """Runs, sessions, agents and messages as aligned lines; it sorts and filters nothing."""
 
 from collections.abc import Iterable, Sequence
+from typing import Final
 
 from rich.text import Text
 
 from bough import text_of
 from bough.v1 import agent_pb2, agent_service_pb2, message_pb2, session_service_pb2
 from bough_server.cli.render.amounts import clip, moment, one_line, printable, short_state_text, state_style
+from bough_server.cli.render.questions import origin_lines, standing_lines
+
+_BELOW: Final = "magenta"
 
 
 def runs_table(runs: Iterable[agent_service_pb2.Run], *, width: int) -> list[Text]:
-    """A row for each run: its id, state, beginning and agent."""
+    """A row for each run: its id, state, beginning and agent; below it what it asks, comes from and misses."""
     lines = [Text(f"{'run':36}  {'state':9}  {'created':16}  agent"[:width], style="dim")]
     for run in runs:
         line = Text(f"{run.run_id:36}  ")
         line.append(f"{short_state_text(run.state):9}", style=state_style(run.state))
         line.append(f"  {moment(run.create_time)}  {run.agent}")
         lines.append(_fitted(line, width))
+        lines += [
+            _fitted(Text(f"  {below}", style=_BELOW), width) for below in [*origin_lines(run), *standing_lines(run)]
+        ]
     return lines
 
 

@@ -28,6 +28,7 @@ from bough_server.cli.render.amounts import (
 _DEEPEST: Final = 8
 """Levels that are drawn; what lies deeper says its depth as a number."""
 _GAP: Final = 2
+_NARROWEST_NAME: Final = 12
 _COLUMNS: Final[Sequence[tuple[str, int]]] = (
     ("state", 9),
     ("time", 8),
@@ -40,8 +41,8 @@ _COLUMNS: Final[Sequence[tuple[str, int]]] = (
 
 def tree_lines(invocation: invocation_pb2.Invocation, *, width: int = 80) -> list[Text]:
     """The tree, its totals and what does not add up, in lines of at most that many cells."""
-    columns = [column for column in _COLUMNS if column[0] != "cost" or _has_prices(invocation)]
-    name_width = max(12, width - sum(size + _GAP for _, size in columns))
+    columns = _columns(invocation)
+    name_width = max(_NARROWEST_NAME, width - _sizes(columns))
     lines = [_row("agent", [name for name, _ in columns], columns, name_width, style="dim")]
     tools = _tools_by_agent(invocation)
     for agent, (head, below) in zip(invocation.agents, _connectors(invocation.agents), strict=True):
@@ -54,10 +55,25 @@ def tree_lines(invocation: invocation_pb2.Invocation, *, width: int = 80) -> lis
         more = invocation.agents_total - len(invocation.agents)
         lines.append(Text(f"… and {counted(more, 'more agent')}", style="dim"))
     lines += [Text(line, style="bold") for line in _joined(_totals(invocation), width)]
+    if invocation.HasField("forked_from"):
+        lines += [Text(line, style="dim") for line in _joined(_origin(invocation), width)]
     if not invocation.agents and invocation.HasField("error"):
         lines.append(Text(clip(f"✗ {error_text(invocation.error)}", width), style="red"))
     anomalies = [*invocation.anomalies, *(text for agent in invocation.agents for text in agent.anomalies)]
     return lines + [Text(clip(f"! {one_line(anomaly)}", width), style="yellow") for anomaly in anomalies]
+
+
+def narrowest_tree(invocation: invocation_pb2.Invocation) -> int:
+    """The fewest cells that a tree's columns fit in."""
+    return _NARROWEST_NAME + _sizes(_columns(invocation))
+
+
+def _columns(invocation: invocation_pb2.Invocation) -> Sequence[tuple[str, int]]:
+    return [column for column in _COLUMNS if column[0] != "cost" or _has_prices(invocation)]
+
+
+def _sizes(columns: Sequence[tuple[str, int]]) -> int:
+    return sum(size + _GAP for _, size in columns)
 
 
 def _has_prices(invocation: invocation_pb2.Invocation) -> bool:
@@ -107,20 +123,28 @@ def _tools_by_agent(invocation: invocation_pb2.Invocation) -> dict[str, str]:
     """Each agent's tools with how often they were called; agents called as tools have rows of their own."""
     counts: dict[str, Counter[str]] = {}
     failures: Counter[tuple[str, str]] = Counter()
+    waiting: Counter[tuple[str, str]] = Counter()
     for tool in invocation.tools:
         if tool.child_invocation_id:
             continue
         counts.setdefault(tool.invocation_id, Counter())[tool.name] += 1
         failures[tool.invocation_id, tool.name] += tool.state == event_pb2.STATE_FAILED
+        waiting[tool.invocation_id, tool.name] += tool.state == event_pb2.STATE_INPUT_REQUIRED
     return {
-        caller: ", ".join(_tool_text(name, number, failures[caller, name]) for name, number in names.items())
+        caller: ", ".join(
+            _tool_text(name, number, failed=failures[caller, name], waiting=waiting[caller, name])
+            for name, number in names.items()
+        )
         for caller, names in counts.items()
     }
 
 
-def _tool_text(name: str, number: int, failed: int) -> str:
-    times = f"{name} x{number}" if number > 1 else name
-    return times + (f" ({failed} failed)" if failed and number > 1 else " (failed)" if failed else "")
+def _tool_text(name: str, number: int, **counts: int) -> str:
+    """A tool's name, how often it was called, and how many of the calls failed or wait; of a single one, whether."""
+    if number == 1:
+        return name + "".join(f" ({what})" for what, count in counts.items() if count)
+    said = ", ".join(f"{count} {what}" for what, count in counts.items() if count)
+    return f"{name} x{number}" + (f" ({said})" if said else "")
 
 
 def _connectors(agents: Sequence[invocation_pb2.AgentInvocation]) -> Iterator[tuple[str, str]]:
@@ -169,4 +193,15 @@ def _totals(invocation: invocation_pb2.Invocation) -> list[str]:
         parts.append(seconds_text(between(invocation.start_time, invocation.end_time)))
     if not invocation.complete:
         parts.append(f"so far, to event {invocation.as_of_sequence}")
+    return parts
+
+
+def _origin(invocation: invocation_pb2.Invocation) -> list[str]:
+    origin, inherited = invocation.forked_from, invocation.inherited_usage
+    parts = [f"fork of run {origin.run_id} after {origin.sequence}"]
+    if inherited.model_calls or inherited.tool_calls:
+        parts.append(f"inherited {counted(inherited.model_calls, 'model call')}")
+        parts.append(counted(inherited.tool_calls, "tool call"))
+        if tokens(inherited) is not None:
+            parts.append(f"{tokens_text(inherited)} tokens")
     return parts

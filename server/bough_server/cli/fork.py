@@ -1,0 +1,146 @@
+"""`bough fork`: a run that shares another's beginning, followed to its end, with both trees; it changes no run."""
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from bough_server.cli.choices import (
+    DefaultModelOption,
+    Display,
+    NoTreeOption,
+    Output,
+    OutputOption,
+    RequestIdOption,
+    RunArgument,
+    Target,
+    TimeoutOption,
+    View,
+    ViewOption,
+    target_of,
+)
+from bough_server.cli.outcome import ExitCode, finish, say
+
+if TYPE_CHECKING:
+    from bough import AsyncClient
+
+AfterOption = Annotated[int, typer.Option("--after", min=1, metavar="N", help="The last sequence that they share.")]
+ModelOption = Annotated[
+    list[str] | None, typer.Option("--model", metavar="AGENT=M", help="The model that an agent asks from there on.")
+]
+InstructionOption = Annotated[
+    list[str] | None,
+    typer.Option("--instruction", metavar="AGENT=@F", help="An agent's instruction from there on: @FILE, or a text."),
+]
+ToolResultOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--tool-result",
+        metavar="CALL=JSON",
+        help='What a call gave instead, or {"error": "…"}; INVOCATION/CALL where the call alone says too little. The '
+        "fork begins right before the first of them.",
+    ),
+]
+InputOption = Annotated[
+    str | None, typer.Option("--input", metavar="TEXT", help="What the user says instead; only with --after 1.")
+]
+OpenEffectsOption = Annotated[
+    bool,
+    typer.Option("--allow-open-effects", help="Also where a tool is running that must not simply be run again."),
+]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fork:
+    """A fork as the command line asks for it; `timeout` in seconds."""
+
+    run: str
+    after: int
+    models: list[str]
+    instructions: list[str]
+    tool_results: list[str]
+    said: str | None
+    allow_open_effects: bool
+    request_id: str
+    timeout: float
+
+
+def fork(
+    context: typer.Context,
+    run: RunArgument,
+    after: AfterOption,
+    model: ModelOption = None,
+    instruction: InstructionOption = None,
+    tool_result: ToolResultOption = None,
+    input: InputOption = None,
+    allow_open_effects: OpenEffectsOption = False,
+    request_id: RequestIdOption = "",
+    view: ViewOption = View.FULL,
+    timeout: TimeoutOption = "10m",  # type: ignore[assignment] # the parser makes seconds of it
+    default_model: DefaultModelOption = None,
+    output: OutputOption = Output.LIVE,
+    no_tree: NoTreeOption = False,
+) -> None:
+    """Start a run that shares the beginning of another's log, and follow it.
+
+    What was done up to there is not done again. Afterwards both trees are shown, side by side where they fit. The exit
+    code is that of `bough run`.
+    """
+    wanted = Fork(
+        run=run,
+        after=after,
+        models=model or [],
+        instructions=instruction or [],
+        tool_results=tool_result or [],
+        said=input,
+        allow_open_effects=allow_open_effects,
+        request_id=request_id,
+        timeout=timeout,
+    )
+    display = Display(output=output, view=view, tree=not no_tree)
+    finish(_fork(target_of(context), wanted, display, default_model=default_model))
+
+
+async def _fork(target: Target, wanted: Fork, display: Display, *, default_model: str | None) -> ExitCode:
+    from bough_server.cli.addressing import resolve_run
+    from bough_server.cli.changes import changes_of
+    from bough_server.cli.connection import connected
+    from bough_server.cli.following import see_through
+    from bough_server.cli.requests import view_of
+
+    changes = changes_of(
+        models=wanted.models,
+        instructions=wanted.instructions,
+        tool_results=wanted.tool_results,
+        said=wanted.said,
+    )
+    async with connected(target, default_model=default_model, is_silent=True) as connection:
+        client = connection.client
+        origin_id = await resolve_run(client, wanted.run)
+        stream = client.fork(
+            origin_id,
+            wanted.after,
+            changes=changes,
+            allow_open_effects=wanted.allow_open_effects,
+            request_id=wanted.request_id,
+            view=view_of(display.view),
+            timeout=wanted.timeout,
+        )
+        code = await see_through(connection, stream, replace(display, tree=False))
+        if display.tree and display.output is Output.LIVE:
+            await _print_both(client, origin_id, stream.run_id)
+        return code
+
+
+async def _print_both(client: "AsyncClient", origin_id: str, fork_id: str) -> None:
+    from bough import CallFailed
+    from bough_server.cli.printing import print_lines, terminal
+    from bough_server.cli.render.beside import trees_beside
+
+    try:
+        origin, forked = await client.tree(origin_id), await client.tree(fork_id)
+    except CallFailed as error:
+        say(f"The trees could not be read: {error.message}")
+        return
+    titled = (f"origin {origin_id}", origin), (f"fork {fork_id}", forked)
+    print_lines(trees_beside(*titled, width=terminal().width))

@@ -1,0 +1,114 @@
+"""What happens to a run from outside in words: waiting, asking, answering, continuing, forking."""
+
+import pytest
+
+from bough.v1 import error_pb2, event_pb2, fork_pb2, input_pb2, message_pb2
+from bough_server.cli.render.notes import (
+    expiry_text,
+    forked_text,
+    queued_text,
+    received_text,
+    request_text,
+    resumed_text,
+)
+from bough_server.cli.render.questions import answer_command, request_lines
+from tests.clients.turns import words
+from tests.clients.waiting import APPROVAL_ID, CARD_ID, approval, card, question
+
+
+@pytest.mark.parametrize(
+    ("request_", "expected"),
+    [
+        (approval(), 'asks for approval of refund {"amount": 180}'),
+        (approval("{}"), "asks for approval of refund"),
+        (question(), "asks: Why does it come back?"),
+        (card(), 'asks the client to run read_card {"reader": "counter"}'),
+        (
+            card(input_pb2.INPUT_REASON_RECOVERY),
+            'asks whether read_card {"reader": "counter"} may run again: its server was gone while it ran',
+        ),
+    ],
+)
+def test_a_request_says_what_it_is_for(request_: input_pb2.InputRequest, expected: str) -> None:
+    assert request_text(request_) == expected
+
+
+def test_a_request_that_expires_says_when_and_what_then() -> None:
+    request = approval()
+    assert expiry_text(request) == "until 2023-11-14 22:13 UTC; then refused: too late"
+    request.ClearField("default_answer")
+    assert expiry_text(request) == "until 2023-11-14 22:13 UTC; then it counts as not answered"
+    assert expiry_text(question()) == ""
+
+
+@pytest.mark.parametrize(
+    ("answer", "expected"),
+    [
+        (input_pb2.InputAnswer(approval=input_pb2.Approval(approved=True)), "approved"),
+        (
+            input_pb2.InputAnswer(approval=input_pb2.Approval(approved=True, arguments_json='{"a": 1}', note="ok")),
+            'approved with {"a": 1}: ok',
+        ),
+        (input_pb2.InputAnswer(approval=input_pb2.Approval(note="no\nmoney")), "refused: no money"),
+        (input_pb2.InputAnswer(value_json='"it is\\nbroken"'), "answered: it is broken"),
+        (input_pb2.InputAnswer(value_json="[1]"), "answered: [1]"),
+        (input_pb2.InputAnswer(value_json="not json"), "answered: not json"),
+        (
+            input_pb2.InputAnswer(tool_result=message_pb2.ToolResult(parts=[message_pb2.Part(text="4242")])),
+            "result: 4242",
+        ),
+        (
+            input_pb2.InputAnswer(
+                tool_result=message_pb2.ToolResult(error=error_pb2.AgentError(message="no reader")),
+            ),
+            "result: no reader",
+        ),
+        (input_pb2.InputAnswer(source=input_pb2.ANSWER_SOURCE_EXPIRY), "nobody answered in time"),
+        (
+            input_pb2.InputAnswer(source=input_pb2.ANSWER_SOURCE_EXPIRY, value_json="1"),
+            "nobody answered in time: answered: 1",
+        ),
+    ],
+)
+def test_an_answer_says_what_it_was(answer: input_pb2.InputAnswer, expected: str) -> None:
+    assert received_text(answer) == expected
+
+
+def test_runs_say_why_they_wait_go_on_and_differ() -> None:
+    assert queued_text(event_pb2.RunQueued(behind_run_id="r1")) == "waits for its session, behind run r1"
+    assert [resumed_text(event_pb2.RunResumed(cause=cause)) for cause in (1, 2, 3, 0)] == [
+        "continued after its server was gone",
+        "continued with an answer",
+        "continued by another server",
+        "continued",
+    ]
+    edited = message_pb2.ToolResult(parts=[message_pb2.Part(text="no\nowls")])
+    changes = fork_pb2.ForkChanges(
+        models={"writer": "big", "lead": "small"},
+        instructions={"lead": "Be brief."},
+        input=words("Write about cats."),
+        tool_results=[fork_pb2.EditedResult(call_id="c1", result=edited)],
+    )
+    assert forked_text(event_pb2.RunForked(origin_run_id="r1", origin_sequence=7, changes=changes)) == (
+        "fork of run r1 after 7: model of lead is small; model of writer is big; another instruction of lead; "
+        "input Write about cats.; result of c1: no owls"
+    )
+    assert forked_text(event_pb2.RunForked(origin_run_id="r1", origin_sequence=1)) == "fork of run r1 after 1"
+
+
+def test_a_request_is_shown_with_all_of_a_long_prompt_and_what_it_takes() -> None:
+    request = question("")
+    request.prompt = "Why?\nBe honest."
+    assert request_lines(request)[:4] == [
+        "? lead/interviewer asks: Why? Be honest.",
+        "    Why?",
+        "    Be honest.",
+        "    takes any JSON",
+    ]
+
+
+def test_a_shell_takes_the_command_that_answers() -> None:
+    lost = card(input_pb2.INPUT_REASON_RECOVERY)
+    assert answer_command("r1", [approval(), lost]) == (
+        f"bough resume r1 --answer {APPROVAL_ID}=true --answer {CARD_ID}=true"
+    )
