@@ -7,7 +7,7 @@ object for every chunk costs several times the rest of a call. It does not try a
 import asyncio
 import json
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping
-from contextlib import AbstractAsyncContextManager, aclosing, nullcontext, suppress
+from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, cast
 from urllib.parse import urlsplit
@@ -37,6 +37,30 @@ class Timeouts:
     idle: float = 60.0
 
 
+class _Patience:
+    """How long one answer is waited for: for its beginning in all, then for each next event. Comments are no events."""
+
+    def __init__(self, timeouts: Timeouts) -> None:
+        self._idle = timeouts.idle
+        self._clock = asyncio.get_running_loop().time
+        self._left = timeouts.start
+        self.bound = timeouts.start
+        self.missed = "did not begin to answer"
+
+    def renew(self) -> None:
+        """An event has come."""
+        self.bound = self._left = self._idle
+        self.missed = "sent nothing of its answer"
+
+    @asynccontextmanager
+    async def wait(self) -> AsyncGenerator[None, None]:
+        """Waits no longer than is left. Raises TimeoutError."""
+        began = self._clock()
+        async with asyncio.timeout(self._left):
+            yield
+        self._left -= self._clock() - began
+
+
 class ChatEndpoint:
     """One address with its connections."""
 
@@ -57,19 +81,15 @@ class ChatEndpoint:
     ) -> AsyncGenerator[Delta | step_pb2.LlmResponse, None]:
         """One attempt: deltas, then the whole answer. Raises ModelError."""
         client = await self._open()
-        completion = Completion(meter)
-        response = await self._send(client, json.dumps(body, ensure_ascii=False).encode())
+        completion, patience = Completion(meter), _Patience(self._timeouts)
+        response = await self._send(client, json.dumps(body, ensure_ascii=False).encode(), patience)
         try:
             pieces = response.aiter_bytes()
             decoder = EventDecoder()
-            clock = asyncio.get_running_loop().time
-            bound = left = self._timeouts.start
             while not completion.is_done:
-                began = clock()
-                piece = await self._read(pieces, completion, left, bound)
-                left -= clock() - began  # a comment is no answer: only an event starts the time anew
+                piece = await self._read(pieces, completion, patience)
                 for data in decoder.feed(piece) if piece else decoder.finish():
-                    bound = left = self._timeouts.idle
+                    patience.renew()
                     for delta in completion.take(data):
                         yield delta
                 if not piece:
@@ -126,7 +146,7 @@ class ChatEndpoint:
             http_client=openai.DefaultAioHttpClient(timeout=None, trust_env=not on_loopback),
         )
 
-    async def _send(self, client: "openai.AsyncOpenAI", content: bytes) -> "httpx2.Response":
+    async def _send(self, client: "openai.AsyncOpenAI", content: bytes, patience: _Patience) -> "httpx2.Response":
         import httpx2
         import openai
 
@@ -136,7 +156,7 @@ class ChatEndpoint:
         if not self._keeps_connections:
             headers["Connection"] = "close"
         try:
-            async with asyncio.timeout(self._timeouts.start):
+            async with patience.wait():
                 # The client's own `create` would rebuild and check the whole request once more.
                 response: object = await client.post(
                     "/chat/completions",
@@ -148,20 +168,22 @@ class ChatEndpoint:
                 )
                 return cast(httpx2.Response, response)
         except TimeoutError as error:
-            raise self._failures.timeout("did not begin to answer", self._timeouts.start) from error
+            raise self._failures.timeout(patience.missed, patience.bound) from error
         except openai.APIStatusError as error:
             body = error.body if error.body is not None else error.response.text
             raise self._failures.status(error.status_code, body, error.response.headers) from None
         except self._broken as error:
             raise self._failures.transport(error) from error
 
-    async def _read(self, pieces: AsyncIterator[bytes], completion: Completion, left: float, bound: float) -> bytes:
-        """The next bytes; none at the end, or where the connection broke after the whole answer."""
+    async def _read(self, pieces: AsyncIterator[bytes], completion: Completion, patience: _Patience) -> bytes:
+        """The next bytes; none at the end, or where after the whole answer nothing comes or the connection breaks."""
         try:
-            async with asyncio.timeout(left):
+            async with patience.wait():
                 return await anext(pieces, b"")
         except TimeoutError as error:
-            raise self._failures.timeout("sent nothing", bound) from error
+            if completion.is_whole:
+                return b""
+            raise self._failures.timeout(patience.missed, patience.bound) from error
         except self._broken as error:
             if completion.is_whole:
                 return b""
