@@ -19,6 +19,7 @@ _STATES: Final[Mapping[int, event_pb2.State.ValueType]] = {
     events.RUN_FORKED: event_pb2.STATE_RUNNING,
     events.RUN_INTERRUPTED: event_pb2.STATE_INPUT_REQUIRED,
 }
+_BEGINNINGS: Final = frozenset({events.RUN_DEQUEUED, events.RUN_FORKED})
 
 
 class Run:
@@ -29,7 +30,7 @@ class Run:
         """What its last event says, for as long as it has no end; unspecified where none says anything."""
         self.end: End | None = None
         self.start_time: timestamp_pb2.Timestamp | None = None
-        """When it began, where its events say so; of a run that was queued, when it was dequeued."""
+        """When it began, where its events say so; of a run that was queued, when its wait ended."""
         self.was_queued = False
         self.input: message_pb2.Message | None = None
         self.labels: dict[str, str] = {}
@@ -74,11 +75,13 @@ class Run:
 
     def go_on(self, event: event_pb2.AgentEvent, kind: int) -> None:
         """Takes in what becomes of a run between its beginning and its end."""
+        if kind == events.RUN_RESUMED and self.state == event_pb2.STATE_PENDING:
+            return  # a new owner gives a run that waits no session
         self.state = _STATES[kind]
         if kind == events.RUN_QUEUED:
             self.was_queued, self.start_time = True, None
-        elif kind == events.RUN_DEQUEUED:
-            self.was_queued, self.start_time = True, time_of(event)
+        elif kind in _BEGINNINGS and self.was_queued and self.start_time is None:
+            self.start_time = time_of(event)
 
     def fork(self, event: event_pb2.AgentEvent, used: Sums) -> None:
         """Takes in a run_forked: everything so far is another run's, which has used that much."""

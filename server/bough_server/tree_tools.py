@@ -25,6 +25,7 @@ class ToolCalls:
         self.total = 0
         """How many calls there are, those beyond the bound included."""
         self._calls: dict[CallKey, invocation_pb2.ToolInvocation | None] = {}
+        self._ended: set[CallKey] = set()
         self._kept: list[invocation_pb2.ToolInvocation] = []
         self._results: dict[CallKey, message_pb2.ToolResult] = {}
 
@@ -61,8 +62,9 @@ class ToolCalls:
         if self._bounds.include_steps and key not in self._results and result.ByteSize() > _CUT_IN_STEPS:
             self._results[key] = copied(result)
         known = self._calls[key]
-        if known is not None and known.state == event_pb2.STATE_RUNNING:
+        if known is not None and key not in self._ended:
             self._finish(known, event, result)
+        self._ended.add(key)
         return key[1]
 
     def _finish(
@@ -86,9 +88,9 @@ class ToolCalls:
     def _expect(self, call: message_pb2.ToolCall, event: event_pb2.AgentEvent, sequence: int) -> bool:
         """Opens a call that is not open; False where its id had been used for one that has ended."""
         key = (event.invocation_id, call.call_id)
-        known = self._calls.get(key)
-        is_reused = known is not None and known.state != event_pb2.STATE_RUNNING
+        is_reused = key in self._ended
         if is_reused or key not in self._calls:
+            self._ended.discard(key)
             self._open(key, call, event, sequence)
         return not is_reused
 

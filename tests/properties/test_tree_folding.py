@@ -1,90 +1,18 @@
 """Laws of the fold: whatever is told and in whatever order, nobody is lost and everything is counted once."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from google.protobuf import json_format
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bough.v1 import event_pb2, invocation_pb2, message_pb2, step_pb2
+from bough.v1 import invocation_pb2, message_pb2
 from bough_server import usage
 from bough_server.tree import fold, fold_stored
-from tests.support.logs import AgentEvent, desk, numbered, says, stored
+from tests.support.logs import AgentEvent, desk, stored
+from tests.support.told import IDS, TOLD, Story, interleavings, stories, told_logs
 
-IDS = ("R", "a", "b", "c", "d", "e")
-PAYLOADS = tuple(field.name for field in AgentEvent.DESCRIPTOR.oneofs_by_name["payload"].fields)
 EVERYTHING = invocation_pb2.InvocationOptions(max_agents=10_000, max_tools=10_000, include_steps=True)
-
-Story = Mapping[str, Sequence[AgentEvent]]
-
-
-def named(payload: str) -> AgentEvent:
-    event = AgentEvent()
-    getattr(event, payload).SetInParent()
-    return event
-
-
-def used(tokens: int | None) -> AgentEvent:
-    reported = message_pb2.Usage(input_tokens=tokens)
-    return AgentEvent(llm_completed=event_pb2.LlmCompleted(response=step_pb2.LlmResponse(usage=reported)))
-
-
-def ended(tokens: int | None) -> AgentEvent:
-    spent = message_pb2.Usage(output_tokens=tokens, model_calls=2)
-    return AgentEvent(sub_agent_completed=event_pb2.SubAgentCompleted(usage=spent, output=says("done")))
-
-
-def called(call_id: str) -> AgentEvent:
-    return AgentEvent(tool_started=event_pb2.ToolStarted(call=message_pb2.ToolCall(call_id=call_id, name="t")))
-
-
-TOKENS = st.none() | st.integers(0, 50)
-TOLD = st.one_of(
-    st.sampled_from(("", *PAYLOADS)).map(lambda payload: named(payload) if payload else AgentEvent()),
-    TOKENS.map(used),
-    TOKENS.map(ended),
-    st.sampled_from("12").map(called),
-)
-
-
-@st.composite
-def events_of(draw: st.DrawFn, invocation_id: str, parents: Sequence[str]) -> list[AgentEvent]:
-    """What one invocation says, in its own order; any of its events may name a parent, and not always the same."""
-    told = []
-    for payload in draw(st.lists(TOLD, min_size=1, max_size=5)):
-        event = AgentEvent(
-            invocation_id=invocation_id,
-            parent_invocation_id=draw(st.sampled_from(("", *parents))),
-            branch=draw(st.sampled_from(("", f"r/{invocation_id}"))),
-            agent=draw(st.sampled_from(("", "user", invocation_id))),
-        )
-        event.MergeFrom(payload)
-        told.append(event)
-    return told
-
-
-@st.composite
-def stories(draw: st.DrawFn) -> Story:
-    """Invocations with links of any kind: to nobody, to themselves, around in a ring."""
-    parents = (*IDS, "nobody")
-    return {one: draw(events_of(one, parents)) for one in draw(st.permutations(IDS))[: draw(st.integers(1, len(IDS)))]}
-
-
-@st.composite
-def interleavings(draw: st.DrawFn, story: Story) -> list[AgentEvent]:
-    """The events of a story in an order that keeps each invocation's own."""
-    turns = draw(st.permutations([one for one, told in story.items() for _ in told]))
-    ahead = {one: iter(told) for one, told in story.items()}
-    return [next(ahead[one]) for one in turns]
-
-
-@st.composite
-def told_logs(draw: st.DrawFn) -> list[AgentEvent]:
-    """Events of invocations and of none, in any order."""
-    log = draw(interleavings(draw(stories())))
-    for payload in draw(st.lists(st.sampled_from(PAYLOADS), max_size=3)):
-        log.insert(draw(st.integers(0, len(log))), named(payload))
-    return numbered(log)
 
 
 def links(record: invocation_pb2.Invocation) -> dict[str, str]:
@@ -209,6 +137,12 @@ def heavy_events(draw: st.DrawFn) -> AgentEvent:
         event.llm_completed.response.message.parts.add().tool_call.arguments_json = text
     if event.HasField("run_failed"):
         event.run_failed.error.message, event.run_failed.error.details_json = text, text
+    if event.HasField("run_forked"):
+        event.run_forked.origin_run_id = text
+        event.run_forked.changes.input.parts.add(text=text)
+    if event.HasField("input_requested"):
+        event.input_requested.request.call.arguments_json = text
+        event.input_requested.request.prompt = text
     if event.HasField("sub_agent_completed"):
         event.sub_agent_completed.output.parts.add(blob=message_pb2.Blob(data=text.encode()))
     if event.HasField("step_completed"):

@@ -85,6 +85,11 @@ def test_a_queued_run_has_not_begun_before_it_is_dequeued() -> None:
     assert (begun.start_time, begun.agents[0].start_time) == (at(3), at(3))
 
 
+def test_a_queued_run_that_another_server_takes_over_waits_on() -> None:
+    record = tree_of(*asking_desk()[:2], resumed(event_pb2.RESUME_CAUSE_RECOVERY))
+    assert (record.state, agents_of(record), record.HasField("start_time")) == (PENDING, {"L": PENDING}, False)
+
+
 def test_a_queued_run_that_is_cancelled_never_began() -> None:
     record = tree_of(*asking_desk()[:2], lead(run_cancelled=event_pb2.RunCancelled()))
     assert (record.state, record.complete) == (event_pb2.STATE_CANCELLED, True)

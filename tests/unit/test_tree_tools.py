@@ -107,6 +107,12 @@ def test_a_call_id_that_is_used_again_loses_no_call() -> None:
     assert record.tools_total == 2
 
 
+def test_a_call_id_that_is_used_again_beyond_the_bound_is_counted_too() -> None:
+    log = numbered([started(), completed(text("a")), started(), completed(text("b"))])
+    for max_tools in (0, 1, 2):
+        assert fold(log, invocation_pb2.InvocationOptions(max_tools=max_tools)).tools_total == 2
+
+
 def test_the_first_end_of_a_call_counts() -> None:
     tools = tools_of(started(), completed(text("first")), completed(text("second")))
     assert [tool.result_json for tool in tools] == ['"first"']
