@@ -12,6 +12,10 @@ _SUB_AGENT_KINDS: Final = frozenset(
     kind for kind, name in events.NAME_OF_KIND.items() if name.startswith("agent.sub_agent.")
 )
 _RUN_KINDS: Final = frozenset(kind for kind, name in events.NAME_OF_KIND.items() if name.startswith("agent.run."))
+_INPUT_KINDS: Final = frozenset({events.INPUT_REQUESTED, events.INPUT_RECEIVED})
+
+_OF_ANY_DEPTH: Final = _SUB_AGENT_KINDS | _INPUT_KINDS | _RUN_KINDS
+"""What SUMMARY shows of every agent; whoever has to answer must not have to look at everything."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +56,7 @@ class Selection:
         if self._is_summary and event.parent_invocation_id:
             if kind == events.LLM_OUTPUT_DELTA:
                 return self._masked(events.SUB_AGENT_PARTIAL, lambda: _partial(event))
-            if kind not in _SUB_AGENT_KINDS:
+            if kind not in _OF_ANY_DEPTH:
                 return None
         return self._masked(kind, lambda: event)
 

@@ -5,6 +5,7 @@ import pytest
 from bough.v1 import agent_service_pb2, event_pb2
 from bough_server import events
 from bough_server.views import Selection
+from tests.support.asking import asking_desk
 from tests.support.logs import AgentEvent, desk, stamped
 
 FULL = Selection(agent_service_pb2.VIEW_FULL)
@@ -50,6 +51,60 @@ def test_summary_shows_the_root_s_events_and_of_each_sub_agent_its_start_text_an
         "lead agent.llm.completed",
         "lead agent.step.completed",
         "lead agent.run.completed",
+    ]
+
+
+def test_summary_shows_what_every_agent_asks_and_all_that_becomes_of_the_run() -> None:
+    shown_in_summary = [name for name in names(SUMMARY, asking_desk()) if not name.startswith("lead agent.llm")]
+    assert shown_in_summary == [
+        "lead agent.run.started",
+        "lead agent.run.queued",
+        "lead agent.run.dequeued",
+        "lead agent.tool.started",
+        "clerk agent.sub_agent.started",
+        "lead agent.control.input_requested",
+        "lead agent.control.input_requested",
+        "clerk agent.control.input_requested",
+        "lead agent.run.interrupted",
+        "lead agent.run.resumed",
+        "lead agent.control.input_received",
+        "lead agent.tool.started",
+        "lead agent.run.resumed",
+        "lead agent.tool.started",
+        "lead agent.tool.completed",
+        "lead agent.run.interrupted",
+        "lead agent.run.resumed",
+        "clerk agent.control.input_received",
+        "clerk agent.sub_agent.completed",
+        "lead agent.tool.completed",
+        "lead agent.control.input_received",
+        "lead agent.tool.completed",
+        "lead agent.step.completed",
+        "lead agent.run.resumed",
+        "lead agent.step.completed",
+        "lead agent.run.completed",
+    ]
+
+
+RUN_NAMES = [name for name in events.NAME_OF_KIND.values() if name.startswith("agent.run.")]
+
+
+@pytest.mark.parametrize("name", RUN_NAMES)
+@pytest.mark.parametrize("view", [agent_service_pb2.VIEW_FULL, agent_service_pb2.VIEW_SUMMARY])
+def test_run_events_come_in_every_view_through_every_mask(name: str, view: agent_service_pb2.View.ValueType) -> None:
+    event = AgentEvent(invocation_id="G", parent_invocation_id="C")
+    getattr(event, "run_" + name.rpartition(".")[2]).SetInParent()
+    assert events.name_of(event) == name
+    for mask in ((), ("agent.llm.started",)):
+        assert Selection(view, mask).apply(event) == event
+
+
+def test_questions_may_be_masked_by_name() -> None:
+    asked = masked("agent.control.input_requested", view=agent_service_pb2.VIEW_SUMMARY)
+    assert [name for name in names(asked, asking_desk()) if ".run." not in name] == [
+        "lead agent.control.input_requested",
+        "lead agent.control.input_requested",
+        "clerk agent.control.input_requested",
     ]
 
 
