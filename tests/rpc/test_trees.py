@@ -1,12 +1,17 @@
 """Trees over gRPC: of finished and running runs, of the past, and of anybody's events."""
 
+from collections.abc import Sequence
+from itertools import count
+from typing import Any
+
 import grpc
 import pytest
 from google.rpc.error_details_pb2 import ErrorInfo, ResourceInfo
 from grpc import aio
 
-from bough.v1 import agent_service_pb2, error_pb2, event_pb2, invocation_pb2
+from bough.v1 import agent_service_pb2, error_pb2, event_pb2, invocation_pb2, session_service_pb2
 from bough.v1 import eval_service_pb2 as pb
+from bough_server.store.ports import StoredEvent
 from tests.rpc.servers import status_details
 from tests.rpc.team import GATES
 from tests.rpc.turns import Served, begin
@@ -101,6 +106,30 @@ async def test_the_tree_of_an_unknown_run_is_not_found(server: Served) -> None:
     assert status_details(caught.value) == (
         ErrorInfo(reason="NOT_FOUND", domain="bough"),
         ResourceInfo(resource_type="run", resource_name="none"),
+    )
+
+
+@pytest.mark.parametrize("pages", [0, 1])
+async def test_the_tree_of_a_run_that_is_deleted_while_it_is_read_is_not_found(
+    server: Served, monkeypatch: pytest.MonkeyPatch, pages: int
+) -> None:
+    turn = await begin(server, "lead", "hi").to_the_end()
+    run_id, session_id = await turn.run_id(), turn.events[0].session_id
+    log, reads = server.app.store.log, count()
+    read = log.read
+
+    async def deleted_meanwhile(*args: Any, **kwargs: Any) -> Sequence[StoredEvent]:
+        if next(reads) == pages:
+            await server.sessions.DeleteSession(session_service_pb2.DeleteSessionRequest(session_id=session_id))
+        return await read(*args, **kwargs)
+
+    monkeypatch.setattr(log, "read", deleted_meanwhile)
+    with pytest.raises(aio.AioRpcError) as caught:
+        await _tree(server, run_id)
+    assert caught.value.code() == grpc.StatusCode.NOT_FOUND
+    assert status_details(caught.value) == (
+        ErrorInfo(reason="NOT_FOUND", domain="bough"),
+        ResourceInfo(resource_type="run", resource_name=run_id),
     )
 
 

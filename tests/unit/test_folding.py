@@ -1,0 +1,66 @@
+"""Folding beside everything else that a server does: long work leaves the event loop."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from functools import partial
+
+from bough.v1 import event_pb2, message_pb2
+from bough_server.services.folding import Folding
+from bough_server.store.ports import StoredEvent
+from bough_server.tree import Tree, fold
+from tests.support.logs import AgentEvent, desk, stored
+
+
+async def turns_of_the_loop(work: Callable[[], Awaitable[object]]) -> int:
+    """How often something else got its turn while the work was done."""
+    turns = 0
+    is_done = False
+
+    async def others() -> None:
+        nonlocal turns
+        while not is_done:
+            turns += 1
+            await asyncio.sleep(0)
+
+    beside = asyncio.create_task(others())
+    await asyncio.sleep(0)
+    turns = 0
+    await work()
+    is_done = True
+    counted = turns
+    await beside
+    return counted
+
+
+def of_many_parts() -> AgentEvent:
+    parts = [message_pb2.Part(text="x" * 10)] * 30_000
+    started = event_pb2.RunStarted(agent="a", input=message_pb2.Message(parts=parts))
+    return AgentEvent(invocation_id="R", sequence=1, run_started=started)
+
+
+async def test_one_event_of_many_parts_is_folded_beside_the_loop() -> None:
+    event = of_many_parts()
+    folding = Folding(Tree())
+    assert await turns_of_the_loop(partial(folding.take, [event], size=event.ByteSize())) > 0
+    assert await turns_of_the_loop(folding.invocation) > 0
+    assert (await folding.invocation()).user_content == event.run_started.input
+
+
+async def test_a_page_of_a_log_with_one_long_event_is_folded_beside_the_loop() -> None:
+    folding = Folding(Tree(run_id="r", session_id="s"))
+    assert await turns_of_the_loop(partial(folding.take_stored, stored([of_many_parts()]))) > 0
+    assert await turns_of_the_loop(folding.invocation) > 0
+
+
+async def test_many_small_events_are_folded_beside_the_loop() -> None:
+    log = [StoredEvent(sequence, 0, b"") for sequence in range(1, 2_001)]
+    folding = Folding(Tree(run_id="r", session_id="s"))
+    assert await turns_of_the_loop(partial(folding.take_stored, log)) > 0
+    assert (folding.count, folding.size) == (2_000, 0)
+
+
+async def test_a_short_log_is_folded_at_once() -> None:
+    folding = Folding(Tree())
+    assert await turns_of_the_loop(partial(folding.take, desk(), size=sum(event.ByteSize() for event in desk()))) == 0
+    assert await turns_of_the_loop(folding.invocation) == 0
+    assert await folding.invocation() == fold(desk())
