@@ -4,8 +4,9 @@ from collections.abc import AsyncIterator, Awaitable, Sequence
 from functools import partial
 
 from bough_server import events
-from bough_server.store.ports import NewRun, Record, StoredEvent
+from bough_server.store.ports import NewFork, NewRun, Record, StoredEvent
 from bough_server.store.sql.acceptance import accept, check, records_of
+from bough_server.store.sql.forks import accept_fork, check_fork, fold_fork
 from bough_server.store.sql.readers import Readers
 from bough_server.store.sql.stretches import NO_END, end_of, stretch, stretch_and_end
 from bough_server.store.sql.takeover import TakeOver
@@ -25,6 +26,16 @@ class SqlEventLog:
         run_id = new_run.run_id
         show = partial(self._windows.add, run_id, records_of(new_run))
         accepting = partial(accept, heads=self._queue.heads, new_run=new_run)
+        await self._queue.execute(accepting, run_id=run_id, then=show)
+
+    async def fork(self, new_fork: NewFork) -> None:
+        """See EventLog. Raises ForkRefused where the origin has ended by then."""
+        _check_row(new_fork.records)
+        check_fork(new_fork)
+        folded = await self._readers.run(partial(fold_fork, new_fork=new_fork))
+        run_id = new_fork.run_id
+        show = partial(self._windows.add, run_id, new_fork.records)
+        accepting = partial(accept_fork, heads=self._queue.heads, folded=folded)
         await self._queue.execute(accepting, run_id=run_id, then=show)
 
     def append(self, run_id: str, *, epoch: int, records: Sequence[Record]) -> Awaitable[None]:

@@ -31,6 +31,7 @@ _MESSAGES: Final = (
 )
 _ITS_RUNS: Final = select(tables.runs.c.run_id).where(tables.runs.c.session_id == bindparam("session"))
 _DELETIONS: Final = (
+    delete(tables.letters).where(tables.letters.c.run_id.in_(_ITS_RUNS)),
     delete(tables.events).where(tables.events.c.run_id.in_(_ITS_RUNS)),
     delete(tables.run_definitions).where(tables.run_definitions.c.run_id.in_(_ITS_RUNS)),
     delete(tables.runs).where(tables.runs.c.session_id == bindparam("session")),

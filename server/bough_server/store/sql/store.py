@@ -7,12 +7,14 @@ from sqlalchemy import Connection
 
 from bough_server.store.sql.catalog import SqlCatalog
 from bough_server.store.sql.engine import Durability, database_path, writer_engine
+from bough_server.store.sql.leases import SqlLease, end_leases
 from bough_server.store.sql.ledger import SqlUsageLedger
 from bough_server.store.sql.lock import FileLock
 from bough_server.store.sql.log import SqlEventLog
+from bough_server.store.sql.mailbox import SqlMailbox
 from bough_server.store.sql.readers import Readers
 from bough_server.store.sql.runs import SqlRunIndex
-from bough_server.store.sql.schema import make_folder, migrate
+from bough_server.store.sql.schema import make_folder, migrate, opening
 from bough_server.store.sql.sessions import SqlSessions
 from bough_server.store.sql.write_queue import WriteQueue
 from bough_server.store.sql.writer import CommitHooks
@@ -35,6 +37,8 @@ class Store:
         self.sessions = SqlSessions(queue, readers)
         self.catalog = SqlCatalog(readers)
         self.usage = SqlUsageLedger(readers)
+        self.leases = SqlLease(queue, readers)
+        self.mailbox = SqlMailbox(queue, readers)
         self._lock, self._queue, self._readers = lock, queue, readers
 
     async def __aenter__(self) -> Self:
@@ -49,6 +53,7 @@ class Store:
 
     async def close(self) -> None:
         """Writes what is queued, ends readers with ServerStopping, and gives the file back."""
+        self.mailbox.close()
         await self._queue.close()
         await self._readers.close()
         self._lock.release()
@@ -76,6 +81,8 @@ def open_store(
         engine = writer_engine(path, durability=durability, busy_timeout=busy_timeout)
         try:
             migrate(engine, path)
+            with opening(path), engine.begin() as connection:
+                end_leases(connection)
         except BaseException:
             engine.dispose()
             raise

@@ -1,0 +1,300 @@
+"""Forks: a run whose log begins with another's, in a session of its own, and charged nothing for what it shares."""
+
+import asyncio
+from dataclasses import replace
+
+import pytest
+
+from bough.v1 import event_pb2, message_pb2
+from bough_server.errors import Fenced, ForkRefused, NotFound
+from bough_server.store.ports import NewFork, Principal, Record, RequestIdTaken
+from bough_server.store.sql.store import Store, open_store
+from tests.store.logs import (
+    ANNE,
+    BERT,
+    Made,
+    as_stored,
+    completed,
+    definition,
+    delta,
+    everything,
+    record,
+    session_id,
+    text,
+)
+
+
+def _answered(words: str, effect: str = "s0.m") -> event_pb2.AgentEvent:
+    event = event_pb2.AgentEvent(effect_key=effect, llm_completed=event_pb2.LlmCompleted())
+    event.llm_completed.response.message.CopyFrom(text(words, "ASSISTANT"))
+    event.llm_completed.response.message.parts.add().tool_call.call_id = f"{effect} call"
+    event.llm_completed.response.usage.input_tokens = 7
+    return event
+
+
+def _tool_done(effect: str = "s0.m") -> event_pb2.AgentEvent:
+    result = message_pb2.ToolResult(call=message_pb2.ToolCall(call_id=f"{effect} call"), agent="lead")
+    return event_pb2.AgentEvent(effect_key="s0.t0", tool_completed=event_pb2.ToolCompleted(result=result))
+
+
+class _Fork(Made):
+    """A fork of which a test appends the rest: its root is the one that it shares."""
+
+    root = ""
+
+    def next(self, *batch: event_pb2.AgentEvent) -> list[Record]:
+        for event in batch:
+            event.invocation_id = event.invocation_id or self.root
+        return super().next(*batch)
+
+    def of(
+        self,
+        origin: Made,
+        sequence: int,
+        *then: event_pb2.AgentEvent,
+        changes: event_pb2.RunForked | None = None,
+        principal: Principal = ANNE,
+    ) -> NewFork:
+        forked = event_pb2.RunForked(origin_run_id=origin.run_id, origin_sequence=sequence)
+        forked.request_id, forked.request_digest = self.request_id, self.request_digest
+        forked.MergeFrom(changes or event_pb2.RunForked())
+        self.last_sequence = sequence
+        self.root = origin.root if isinstance(origin, _Fork) else origin.run_id
+        event = event_pb2.AgentEvent(agent=origin.agent, run_forked=forked)
+        return NewFork(
+            run_id=self.run_id,
+            principal=principal,
+            session_id=self.session_id,
+            origin_run_id=origin.run_id,
+            origin_sequence=sequence,
+            request_id=self.request_id,
+            request_digest=self.request_digest,
+            create_time_ns=self.create_time_ns,
+            records=self.next(event, *then),
+            definitions=self.definitions,
+            owner="forker",
+        )
+
+
+async def _origin(store: Store) -> tuple[Made, list[Record]]:
+    """The second run of its session: asked, answered, its tool done, and still going."""
+    before = Made(number=1, question=text("Hello.", "USER"))
+    await store.log.create(before.new())
+    await store.log.append(before.run_id, epoch=1, records=before.next(completed(text("Hi.", "ASSISTANT"))))
+    origin = Made(number=2, session_number=1, session_cut=2, question=text("Why?", "USER"), labels={"of": "origin"})
+    origin.request_id, origin.request_digest = "ask", "d"
+    origin.definitions = [definition("lead", "r1"), definition("writer", "r2")]
+    await store.log.create(origin.new())
+    made = origin.next(delta("a"), _answered("Let me see."), delta("b"), _tool_done())
+    await store.log.append(origin.run_id, epoch=1, records=made)
+    return origin, [*origin.first(), *made]
+
+
+async def _said(store: Store, number: int) -> list[tuple[int, str, str]]:
+    stored = await store.sessions.messages(session_id(number), through=99)
+    return [(one.message.position, one.message.parts[0].text or "result", one.run_id[-1]) for one in stored]
+
+
+async def test_a_forks_log_begins_with_the_bytes_of_its_origins(store: Store) -> None:
+    origin, shared = await _origin(store)
+    fork = _Fork(number=3)
+    new_fork = fork.of(origin, 4, delta("own"))
+    await store.log.fork(new_fork)
+    rest = fork.next(completed())
+    await store.log.append(fork.run_id, epoch=1, records=rest)
+    whole = as_stored([*shared[:4], *new_fork.records, *rest])
+    assert await everything(store.log, fork.run_id) == whole
+    assert await store.log.last_sequence(origin.run_id) == 5
+    await store.log.append(origin.run_id, epoch=1, records=origin.next(completed()))
+    assert await everything(store.log, fork.run_id) == whole
+
+
+async def test_a_forks_row_is_its_origins_but_for_what_it_says_itself(store: Store) -> None:
+    origin, _ = await _origin(store)
+    plain, other = _Fork(number=3), _Fork(number=4, request_id="fork", request_digest="f")
+    other.definitions = [definition("writer", "r3")]
+    names = [event_pb2.DefinitionRef(name="writer", revision="r3")]
+    await store.log.fork(plain.of(origin, 1))
+    await store.log.fork(other.of(origin, 3, changes=event_pb2.RunForked(labels={"of": "fork"}, definitions=names)))
+    first, second = [await store.runs.get(ANNE, fork.run_id) for fork in (plain, other)]
+    assert (first.owner, first.epoch, first.principal, first.request_digest) == ("forker", 1, ANNE, "")
+    assert (first.run.agent, first.run.state, dict(first.run.labels)) == (
+        "lead",
+        event_pb2.STATE_RUNNING,
+        {"of": "origin"},
+    )
+    assert (first.run.forked_from.run_id, first.run.forked_from.sequence) == (origin.run_id, 1)
+    assert first.run.create_time.ToNanoseconds() == plain.create_time_ns
+    assert (first.run.last_sequence, second.run.last_sequence) == (2, 4)
+    assert (dict(second.run.labels), second.request_digest) == ({"of": "fork"}, "f")
+    assert await store.runs.find_request(ANNE, "fork") == second
+    holder = await store.runs.holder(session_id(4))
+    assert holder == second
+    for run in (plain, origin):
+        await store.log.append(run.run_id, epoch=1, records=run.next(completed()))
+        await store.sessions.delete(ANNE, run.session_id)
+    kept = [await store.catalog.get(revision) for revision in ("r1", "r2", "r3")]
+    assert kept == [definition("lead", "r1"), definition("writer", "r2"), definition("writer", "r3")]
+
+
+@pytest.mark.parametrize(
+    ("sequence", "shared"),
+    [
+        (1, [(1, "Hello.", "1"), (2, "Hi.", "1"), (3, "Why?", "2")]),
+        (2, [(1, "Hello.", "1"), (2, "Hi.", "1"), (3, "Why?", "2")]),
+        (3, [(1, "Hello.", "1"), (2, "Hi.", "1"), (3, "Why?", "2"), (4, "Let me see.", "2")]),
+    ],
+)
+async def test_a_forks_session_has_what_its_origin_could_see_or_had_said(
+    store: Store, sequence: int, shared: list[tuple[int, str, str]]
+) -> None:
+    origin, _ = await _origin(store)
+    await store.log.append(origin.run_id, epoch=1, records=origin.next(completed(text("So.", "ASSISTANT"))))
+    fork = _Fork(number=3)
+    await store.log.fork(fork.of(origin, sequence))
+    assert await _said(store, 3) == shared
+    assert await store.sessions.last_position(ANNE, session_id(3)) == len(shared)
+    await store.log.append(fork.run_id, epoch=1, records=fork.next(completed(text("Thus.", "ASSISTANT"))))
+    assert await _said(store, 3) == [*shared, (len(shared) + 1, "Thus.", "3")]
+    assert await _said(store, 1) == [
+        (1, "Hello.", "1"),
+        (2, "Hi.", "1"),
+        (3, "Why?", "2"),
+        (4, "Let me see.", "2"),
+        (5, "result", "2"),
+        (6, "So.", "2"),
+    ]
+    await store.sessions.delete(ANNE, session_id(1))
+    assert len(await _said(store, 3)) == len(shared) + 1, "a copy outlives what it is of"
+
+
+async def test_what_a_fork_shares_is_not_charged_again(store: Store) -> None:
+    origin, _ = await _origin(store)
+    fork = _Fork(number=3)
+    await store.log.fork(fork.of(origin, 4, _answered("Again.", "s1.m")))
+    assert [entry.sequence for entry in await store.usage.of_run(origin.run_id)] == [3]
+    assert [entry.sequence for entry in await store.usage.of_run(fork.run_id)] == [6]
+
+
+async def test_a_fork_in_which_the_user_says_something_else_has_that_in_its_session(store: Store) -> None:
+    origin, _ = await _origin(store)
+    changes = event_pb2.RunForked()
+    changes.changes.input.CopyFrom(message_pb2.Message(parts=[message_pb2.Part(text="How?")]))
+    fork = _Fork(number=3)
+    new_fork = fork.of(origin, 1, changes=changes)
+    await store.log.fork(new_fork)
+    assert await _said(store, 3) == [(1, "Hello.", "1"), (2, "Hi.", "1"), (3, "How?", "3")]
+    (said,) = (await store.sessions.messages(session_id(3), through=3))[2:]
+    assert (said.message.kind, said.agent) == (message_pb2.MESSAGE_KIND_USER, "lead")
+    assert said.message.create_time == new_fork.records[0].event.time
+
+
+async def test_a_result_that_the_fork_has_itself_belongs_to_the_call_that_it_shares(store: Store) -> None:
+    origin, _ = await _origin(store)
+    fork = _Fork(number=3)
+    await store.log.fork(fork.of(origin, 3, _tool_done()))
+    assert (await _said(store, 3))[3:] == [(4, "Let me see.", "2"), (5, "result", "3")]
+
+
+async def test_a_fork_can_be_forked(store: Store) -> None:
+    origin, shared = await _origin(store)
+    fork, again = _Fork(number=3), _Fork(number=4)
+    first = fork.of(origin, 3, _answered("Own.", "s1.m"))
+    await store.log.fork(first)
+    second = again.of(fork, 5, completed(text("Done.", "ASSISTANT")))
+    await store.log.fork(second)
+    assert await everything(store.log, again.run_id) == as_stored([*shared[:3], *first.records, *second.records])
+    shown = (await store.runs.get(ANNE, again.run_id)).run
+    assert (shown.state, shown.forked_from.run_id) == (event_pb2.STATE_SUCCEEDED, fork.run_id)
+    assert (await _said(store, 4))[3:] == [(4, "Let me see.", "2"), (5, "Own.", "3"), (6, "Done.", "4")]
+    assert await store.usage.of_run(again.run_id) == []
+    assert (await store.sessions.get(ANNE, session_id(4))).current_run_id == ""
+
+
+async def test_a_run_that_has_ended_is_forked_before_its_end(store: Store) -> None:
+    origin, shared = await _origin(store)
+    await store.log.append(origin.run_id, epoch=1, records=origin.next(completed()))
+    with pytest.raises(ForkRefused, match="ended at sequence 6"):
+        await store.log.fork(_Fork(number=3).of(origin, 6))
+    fork = _Fork(number=3)
+    await store.log.fork(fork.of(origin, 5))
+    assert list(await store.log.read(fork.run_id, through=5)) == as_stored(shared)
+
+
+async def test_a_fork_of_a_run_that_waits_waits_for_nothing(store: Store) -> None:
+    holder = Made(number=1, question=text("Hello.", "USER"))
+    await store.log.create(holder.new())
+    waiting = Made(number=2, session_number=1, is_queued=True, question=text("Why?", "USER"))
+    await store.log.create(waiting.new())
+    fork = _Fork(number=3)
+    await store.log.fork(fork.of(waiting, 2))
+    shown = (await store.runs.get(ANNE, fork.run_id)).run
+    assert (shown.state, shown.start_time.ToNanoseconds()) == (
+        event_pb2.STATE_RUNNING,
+        record(delta(), 3).event.time.ToNanoseconds(),
+    )
+    assert await _said(store, 3) == [(1, "Why?", "3")]
+
+
+async def test_a_fork_goes_on_after_the_store_was_closed(url: str) -> None:
+    fork = _Fork(number=3)
+    async with open_store(url) as store:
+        origin, _ = await _origin(store)
+        await store.log.fork(fork.of(origin, 3))
+    async with open_store(url) as store:
+        made = fork.next(_tool_done(), _answered("So.", "s1.m"), completed())
+        await store.log.append(fork.run_id, epoch=1, records=made)
+        assert (await _said(store, 3))[3:] == [(4, "Let me see.", "2"), (5, "result", "3"), (6, "So.", "3")]
+        assert [entry.sequence for entry in await store.usage.of_run(fork.run_id)] == [6]
+
+
+async def test_a_fork_of_what_is_not_there_leaves_nothing(store: Store) -> None:
+    origin, _ = await _origin(store)
+    fork = _Fork(number=3)
+    for refused in (
+        fork.of(origin, 6),
+        fork.of(origin, 1, principal=BERT),
+        fork.of(Made(number=9), 1),
+    ):
+        with pytest.raises(NotFound):
+            await store.log.fork(refused)
+    with pytest.raises(NotFound):
+        await store.sessions.get(ANNE, fork.session_id)
+
+
+async def test_a_forks_request_id_is_taken_once_in_a_tenant(store: Store) -> None:
+    origin, _ = await _origin(store)
+    with pytest.raises(RequestIdTaken) as taken:
+        await store.log.fork(_Fork(number=3, request_id="ask").of(origin, 1))
+    assert taken.value.run_id == origin.run_id
+    forks = [_Fork(number=number, request_id="fork") for number in range(3, 7)]
+    outcomes = await asyncio.gather(*(store.log.fork(fork.of(origin, 2)) for fork in forks), return_exceptions=True)
+    assert [type(outcome) for outcome in outcomes].count(RequestIdTaken) == 3
+
+
+async def test_mistakes_of_a_caller_who_forks_are_told_at_once(store: Store) -> None:
+    origin, _ = await _origin(store)
+    new_fork = _Fork(number=3).of(origin, 2)
+    for mistaken in (
+        replace(new_fork, records=[]),
+        replace(new_fork, records=[record(delta(), 3)]),
+        replace(new_fork, origin_sequence=1),
+        replace(new_fork, origin_run_id=Made(number=9).run_id),
+        replace(new_fork, request_id="another"),
+    ):
+        with pytest.raises(ValueError, match=r"fork|append"):
+            await store.log.fork(mistaken)
+
+
+async def test_readers_of_a_fork_see_it_go_on(store: Store) -> None:
+    origin, shared = await _origin(store)
+    fork = _Fork(number=3)
+    new_fork = fork.of(origin, 5)
+    await store.log.fork(new_fork)
+    reader = asyncio.ensure_future(everything(store.log, fork.run_id))
+    made = fork.next(delta(), completed())
+    for one in made:
+        await store.log.append(fork.run_id, epoch=1, records=[one])
+    assert await reader == as_stored([*shared, *new_fork.records, *made])
+    with pytest.raises(Fenced):
+        await store.log.append(fork.run_id, epoch=1, records=[record(delta(), 9)])
