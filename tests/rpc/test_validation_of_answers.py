@@ -1,0 +1,142 @@
+"""What requests that answer a run or fork it are told where they break the schema's rules."""
+
+from typing import Any
+
+import grpc
+import pytest
+from google.protobuf.duration_pb2 import Duration
+from google.protobuf.message import Message
+from google.protobuf.timestamp_pb2 import Timestamp
+from google.rpc.error_details_pb2 import ErrorInfo
+
+from bough.v1 import agent_service_pb2 as pb
+from bough.v1 import fork_pb2, input_pb2, message_pb2, policy_pb2
+from bough.v1.agent_service_pb2_grpc import AgentServiceStub, add_AgentServiceServicer_to_server
+from bough_server.interceptors.validation import violations
+from tests.rpc.servers import behaving, outcome, status_details
+
+OUT_OF_RANGE = Timestamp(nanos=-1)
+
+
+def approving(request_id: str) -> input_pb2.InputAnswer:
+    return input_pb2.InputAnswer(request_id=request_id, approval=input_pb2.Approval(approved=True))
+
+
+def resuming(*answers: input_pb2.InputAnswer, **fields: Any) -> pb.ResumeRunRequest:
+    return pb.ResumeRunRequest(**{"run_id": "r", "answers": answers or [approving("q")], **fields})
+
+
+def edited(**fields: Any) -> fork_pb2.EditedResult:
+    return fork_pb2.EditedResult(**{"call_id": "c", "result": message_pb2.ToolResult(agent="a"), **fields})
+
+
+def forking(**fields: Any) -> pb.ForkRunRequest:
+    return pb.ForkRunRequest(**{"run_id": "r", "after_sequence": 1, **fields})
+
+
+def changing(**changes: Any) -> pb.ForkRunRequest:
+    return forking(changes=fork_pb2.ForkChanges(**changes))
+
+
+def broken(request: Message) -> list[tuple[str, str]]:
+    return [(violation.field, violation.rule) for violation in violations(request)]
+
+
+@pytest.mark.parametrize(
+    ("request_", "field", "rule"),
+    [
+        (resuming(run_id=""), "run_id", "string.min_len"),
+        (resuming(run_id="r" * 65), "run_id", "string.max_len"),
+        (pb.ResumeRunRequest(run_id="r"), "answers", "repeated.min_items"),
+        (resuming(*(approving(str(number)) for number in range(257))), "answers", "repeated.max_items"),
+        (resuming(approving("q"), approving("p"), approving("q")), "answers", "answers.request_id"),
+        (resuming(approving("q"), approving("")), "answers", "answers.request_id"),
+        (resuming(approving("q"), input_pb2.InputAnswer(request_id="p")), "answers", "answers.answer"),
+        (resuming(request_id="x" * 129), "request_id", "string.max_len"),
+        (resuming(after_sequence=-1), "after_sequence", "int64.gte"),
+        (resuming(follow=pb.FollowOptions(event_names=["all"])), "follow.event_names[0]", "string.pattern"),
+        (resuming(follow=pb.FollowOptions(heartbeat=Duration(nanos=1))), "follow.heartbeat", "duration.gte_lte"),
+        (
+            resuming(
+                approving("q"),
+                input_pb2.InputAnswer(request_id="p", tool_result=message_pb2.ToolResult(start_time=OUT_OF_RANGE)),
+            ),
+            "answers[1].tool_result.start_time",
+            "timestamp.range",
+        ),
+    ],
+)
+def test_a_request_to_resume_that_breaks_a_rule_is_refused_by_its_field(
+    request_: Message, field: str, rule: str
+) -> None:
+    assert broken(request_) == [(field, rule)]
+
+
+@pytest.mark.parametrize(
+    ("request_", "field", "rule"),
+    [
+        (forking(run_id=""), "run_id", "string.min_len"),
+        (forking(run_id="r" * 65), "run_id", "string.max_len"),
+        (forking(after_sequence=0), "after_sequence", "int64.gte"),
+        (forking(request_id="x" * 129), "request_id", "string.max_len"),
+        (forking(labels={"": "x"}), 'labels[""]', "string.min_len"),
+        (forking(labels={"a": "x" * 257}), 'labels["a"]', "string.max_len"),
+        (forking(labels={str(number): "" for number in range(65)}), "labels", "map.max_pairs"),
+        (forking(follow=pb.FollowOptions(view=9)), "follow.view", "enum.defined_only"),  # type: ignore[arg-type]
+        (changing(tool_results=[edited(), edited(call_id="")]), "changes", "changes.tool_results"),
+        (changing(tool_results=[edited(), edited(result=None)]), "changes", "changes.tool_results"),
+        (
+            changing(input=message_pb2.Message(create_time=OUT_OF_RANGE)),
+            "changes.input.create_time",
+            "timestamp.range",
+        ),
+    ],
+)
+def test_a_request_to_fork_that_breaks_a_rule_is_refused_by_its_field(request_: Message, field: str, rule: str) -> None:
+    assert broken(request_) == [(field, rule)]
+
+
+@pytest.mark.parametrize(
+    "request_",
+    [
+        resuming(),
+        resuming(approving("q"), input_pb2.InputAnswer(request_id="p", value_json="null"), after_sequence=0),
+        resuming(input_pb2.InputAnswer(request_id="p", value_json="")),
+        resuming(*(approving(str(number)) for number in range(256))),
+        forking(),
+        changing(models={"lead": "m"}, instructions={"lead": ""}, tool_results=[edited(), edited()]),
+        changing(input=message_pb2.Message(parts=[message_pb2.Part(text="hi")])),
+    ],
+)
+def test_answers_and_changes_that_break_no_rule_are_let_through(request_: Message) -> None:
+    assert broken(request_) == []
+
+
+def test_what_becomes_of_a_busy_session_is_one_of_what_is_known() -> None:
+    def asking(wish: int) -> pb.RunRequest:
+        said = message_pb2.Message(parts=[message_pb2.Part(text="hi")])
+        policy = policy_pb2.RunPolicy(on_busy_session=wish)  # type: ignore[arg-type]  # numbers that are none as well
+        return pb.RunRequest(agent="echo", input=said, policy=policy)
+
+    assert [broken(asking(wish)) for wish in range(4)] == [[]] * 4
+    assert [broken(asking(wish)) for wish in (-1, 4)] == [[("policy", "policy.on_busy_session")]] * 2
+
+
+@pytest.mark.parametrize(
+    ("method", "request_", "fields"),
+    [
+        ("ResumeRun", resuming(approving("q"), approving("q"), run_id=""), ["run_id", "answers"]),
+        ("ForkRun", forking(run_id="", after_sequence=0), ["run_id", "after_sequence"]),
+    ],
+)
+async def test_they_are_refused_before_their_handlers_with_every_field_that_is_wrong(
+    method: str, request_: Message, fields: list[str]
+) -> None:
+    async with behaving(add_AgentServiceServicer_to_server) as channel:
+        received, error = await outcome(getattr(AgentServiceStub(channel), method)(request_))
+    assert (received, error is not None) == ([], True)
+    assert error is not None
+    assert error.code() == grpc.StatusCode.INVALID_ARGUMENT
+    info, bad_request = status_details(error)
+    assert info == ErrorInfo(reason="INVALID_REQUEST", domain="bough")
+    assert [violation.field for violation in bad_request.field_violations] == fields
