@@ -1,9 +1,13 @@
-"""What list requests ask for, and pages of lists that are in memory; a store makes the pages of its own lists."""
+"""What list requests ask for, pages of lists that are in memory, and the bytes of a page; what is in a list that a store
+keeps, and in which order, is the store's."""
 
 import base64
 import binascii
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from dataclasses import replace
 from typing import Final, TypeVar
+
+from google.protobuf.message import Message
 
 from bough.v1 import agent_service_pb2, error_pb2, eval_service_pb2
 from bough_server.errors import FieldViolation, InvalidRequest
@@ -16,6 +20,7 @@ PAGE_BYTES: Final = 1024 * 1024
 """A page ends before it is larger, unless one item is: clients receive 4 MiB where they were told nothing else."""
 
 T = TypeVar("T")
+M = TypeVar("M", bound=Message)
 
 
 def page_of(page_size: int, page_token: str) -> Page:
@@ -48,6 +53,15 @@ def page_by_name(
     rest = sorted((item for item in items if name(item) > after), key=name)
     shown = _within(PAGE_BYTES, rest[: page.size], size)
     return shown, _token(listing, name(shown[-1])) if len(rest) > len(shown) else ""
+
+
+async def read_within(
+    read: Callable[[Page], Awaitable[tuple[Sequence[M], str]]], page: Page
+) -> tuple[Sequence[M], str]:
+    """A page as a store makes it, and the next page's token; where it is too large, the page of those that fit."""
+    items, token = await read(page)
+    fitting = _within(PAGE_BYTES, items, lambda item: item.ByteSize())
+    return (items, token) if len(fitting) == len(items) else await read(replace(page, size=len(fitting)))
 
 
 def _within(most: int, items: Sequence[T], size: Callable[[T], int]) -> list[T]:

@@ -8,7 +8,7 @@ from bough.v1 import session_service_pb2 as pb
 from bough.v1 import session_service_pb2_grpc
 from bough_server.clock import Clock
 from bough_server.ids import new_uuid7
-from bough_server.services.listing import page_of
+from bough_server.services.listing import page_of, read_within
 from bough_server.store.ports import Principal, Sessions
 
 
@@ -42,8 +42,11 @@ class SessionService(session_service_pb2_grpc.SessionServiceServicer):
         context: aio.ServicerContext[pb.ListSessionsRequest, pb.ListSessionsResponse],
     ) -> pb.ListSessionsResponse:
         """Lists sessions, the newest first."""
-        page = page_of(request.page_size, request.page_token)
-        sessions, token = await self._sessions.list(self._principal(), labels=dict(request.labels), page=page)
+        principal, labels = self._principal(), dict(request.labels)
+        sessions, token = await read_within(
+            lambda page: self._sessions.list(principal, labels=labels, page=page),
+            page_of(request.page_size, request.page_token),
+        )
         return pb.ListSessionsResponse(sessions=sessions, next_page_token=token)
 
     async def DeleteSession(
