@@ -1,5 +1,7 @@
-"""What list requests ask for, pages of lists that are in memory, and the bytes of a page; what is in a list that a store
-keeps, and in which order, is the store's."""
+"""What list requests ask for, pages of lists that are in memory, and how large a page may be.
+
+In which order a store keeps its lists, and what its tokens are, is its own business.
+"""
 
 import base64
 import binascii
