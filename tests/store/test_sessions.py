@@ -6,6 +6,7 @@ from bough.v1 import error_pb2, event_pb2, message_pb2, session_service_pb2
 from bough_server.errors import InvalidRequest, NotFound, SessionBusy
 from bough_server.store.ports import Page, RunFilter
 from bough_server.store.sql.store import Store
+from bough_server.store.window import PAGE_BYTES
 from tests.store.logs import (
     ANNE,
     BERT,
@@ -91,6 +92,24 @@ async def test_runs_are_listed_newest_first_page_by_page(store: Store) -> None:
         seen += [run.run_id for run in shown]
         pages += 1
     assert (seen, pages) == ([Made(number=number).run_id for number in range(7, 0, -1)], 3)
+
+
+async def test_a_page_of_runs_or_sessions_ends_before_it_is_too_large(store: Store) -> None:
+    labels = {"large": "x" * (PAGE_BYTES // 2 - 100)}
+    for number in (1, 2, 3):
+        await store.sessions.create(ANNE, session_id=session_id(number), labels=labels, now_ns=START_NS + number)
+        await store.log.create(Made(number=number, session_number=number, labels=labels).new())
+    await store.log.create(Made(number=4, labels={"large": "x" * PAGE_BYTES}).new())
+    runs, token = await store.runs.list(ANNE, RunFilter(), _ALL)
+    assert [run.run_id for run in runs] == [Made(number=4).run_id]
+    runs, token = await store.runs.list(ANNE, RunFilter(), Page(size=100, token=token))
+    assert [run.run_id for run in runs] == [Made(number=3).run_id, Made(number=2).run_id]
+    runs, token = await store.runs.list(ANNE, RunFilter(), Page(size=100, token=token))
+    assert ([run.run_id for run in runs], token) == ([Made(number=1).run_id], "")
+    sessions, token = await store.sessions.list(ANNE, labels=labels, page=_ALL)
+    assert [session.session_id for session in sessions] == [session_id(3), session_id(2)]
+    sessions, token = await store.sessions.list(ANNE, labels=labels, page=Page(size=100, token=token))
+    assert ([session.session_id for session in sessions], token) == ([session_id(1)], "")
 
 
 async def test_runs_made_at_the_same_time_are_neither_lost_nor_repeated(store: Store) -> None:
@@ -189,6 +208,13 @@ async def test_open_runs_are_those_of_every_tenant_that_have_not_ended_oldest_fi
     assert [one.run.run_id for one in await store.runs.open_runs()] == [Made(number=1).run_id, Made(number=2).run_id]
 
 
+async def test_a_run_of_any_tenant_is_found_by_its_executor(store: Store) -> None:
+    run = Made(principal=BERT)
+    await store.log.create(run.new())
+    assert await store.runs.find(run.run_id) == await store.runs.get(BERT, run.run_id)
+    assert await store.runs.find("nobody's") is None
+
+
 async def test_a_session_that_a_run_holds_is_not_deleted(store: Store) -> None:
     run = Made()
     await store.log.create(run.new())
@@ -208,10 +234,11 @@ async def test_deleting_a_session_takes_its_runs_logs_messages_and_unnamed_defin
         store.sessions.get(ANNE, gone.session_id),
         store.sessions.delete(ANNE, gone.session_id),
         store.runs.get(ANNE, gone.run_id),
+        store.log.read(gone.run_id),
+        store.log.read(gone.run_id, after=1, deltas=False),
     ):
         with pytest.raises(NotFound):
             await asked
-    assert list(await store.log.read(gone.run_id)) == []
     assert list(await store.sessions.messages(gone.session_id, through=9)) == []
     assert await store.runs.find_request(ANNE, "ask") is None
     assert await store.catalog.get("gone only") is None

@@ -141,6 +141,25 @@ async def test_closing_the_store_sends_readers_home(url: str) -> None:
         await store.log.append(run.run_id, epoch=1, records=run.next(delta()))
 
 
+async def test_readers_that_are_dismissed_get_what_is_committed_and_the_run_goes_on(store: Store) -> None:
+    run = Made()
+    await store.log.create(run.new())
+    tail = store.log.tail(run.run_id)
+    await anext(tail)
+    waiting = asyncio.ensure_future(next_page(tail))
+    await asyncio.sleep(0)
+    store.log.dismiss()
+    made = run.next(delta(), completed())
+    await store.log.append(run.run_id, epoch=1, records=made[:1])
+    late = store.log.tail(run.run_id)
+    assert await next_page(late) == as_stored([run.new().first, made[0]])
+    for reader in (waiting, anext(late)):
+        with pytest.raises(ServerStopping):
+            await reader
+    await store.log.append(run.run_id, epoch=1, records=made[1:])
+    assert await everything(store.log, run.run_id, after=2) == as_stored(made[1:])
+
+
 async def test_closing_the_store_commits_what_is_queued(url: str) -> None:
     run = Made()
     async with open_store(url) as store:

@@ -154,7 +154,8 @@ class EventLog(Protocol):
     ) -> Sequence[StoredEvent]:
         """A page of committed events after a sequence: up to 256 events or 1 MiB, at least one where there is one.
 
-        Without deltas, events of events.DELTA_KINDS are left out.
+        Without deltas, events of events.DELTA_KINDS are left out. A page is of one moment and without gaps; it is empty
+        only where the log has nothing of what is asked. Raises NotFound where the run has been deleted.
         """
         ...
 
@@ -168,6 +169,10 @@ class EventLog(Protocol):
 
     async def last_sequence(self, run_id: str) -> int:
         """The last committed sequence."""
+        ...
+
+    def dismiss(self) -> None:
+        """Ends every tail with ServerStopping, after what is committed: the server stops."""
         ...
 
 
@@ -252,6 +257,10 @@ class RunIndex(Protocol):
 
     async def get(self, principal: Principal, run_id: str) -> RunRecord:
         """One run of the principal's tenant. Raises NotFound."""
+        ...
+
+    async def find(self, run_id: str) -> RunRecord | None:
+        """A run of any tenant, for whoever executes it; None where there is none."""
         ...
 
     async def find_request(self, principal: Principal, request_id: str) -> RunRecord | None:

@@ -152,6 +152,8 @@ class Windows:
         self._live: dict[str, Window] = {}
         self._known: WeakValueDictionary[str, Window] = WeakValueDictionary()
         self._failures: dict[str, Exception] = {}
+        self.dismissal: Exception | None = None
+        """Why no reader waits for more."""
 
     @property
     def size(self) -> int:
@@ -198,10 +200,11 @@ class Windows:
         if self._failures.pop(run_id, None) is not None and (window := self._known.get(run_id)) is not None:
             window.failure = None
 
-    def fail_all(self, error: Exception) -> None:
-        """Tells every reader that nothing more comes."""
-        for run_id in list(self._known):
-            self.fail(run_id, error)
+    def dismiss(self, error: Exception) -> None:
+        """Sends every reader home, of now and of later; runs may go on being written."""
+        self.dismissal = error
+        for window in list(self._known.values()):
+            window.wake()
 
     def _release(self, run_id: str) -> None:
         window = self._live.pop(run_id, None)

@@ -4,11 +4,12 @@ from collections.abc import AsyncIterator, Awaitable, Sequence
 from functools import partial
 
 from bough_server import events
+from bough_server.errors import ServerStopping
 from bough_server.store.ports import NewFork, NewRun, Record, StoredEvent
 from bough_server.store.sql.acceptance import accept, check, records_of
 from bough_server.store.sql.forks import accept_fork, check_fork, fold_fork
 from bough_server.store.sql.readers import Readers
-from bough_server.store.sql.stretches import NO_END, end_of, stretch, stretch_and_end
+from bough_server.store.sql.stretches import NO_END, end_of, stretch_and_end, stretch_of_run
 from bough_server.store.sql.takeover import TakeOver
 from bough_server.store.sql.write_queue import WriteQueue
 from bough_server.store.window import PAGE_EVENTS, Windows, page_of, pages_of
@@ -60,7 +61,7 @@ class SqlEventLog:
     ) -> Sequence[StoredEvent]:
         """See EventLog."""
         last = NO_END if through is None else through
-        read = partial(stretch, run_id=run_id, after=after, through=last, count=PAGE_EVENTS, deltas=deltas)
+        read = partial(stretch_of_run, run_id=run_id, after=after, through=last, count=PAGE_EVENTS, deltas=deltas)
         return page_of(await self._readers.run(read))
 
     async def tail(self, run_id: str, *, after: int = 0) -> AsyncIterator[Sequence[StoredEvent]]:
@@ -80,10 +81,14 @@ class SqlEventLog:
                     after = page[-1].sequence
             elif window.is_ended:
                 return
-            elif window.failure is not None:
-                raise window.failure
+            elif (why := window.failure or self._windows.dismissal) is not None:
+                raise why
             else:
                 await changed.wait()
+
+    def dismiss(self) -> None:
+        """See EventLog."""
+        self._windows.dismiss(ServerStopping("The server is stopping: follow again when it is back."))
 
     async def last_sequence(self, run_id: str) -> int:
         """See EventLog."""

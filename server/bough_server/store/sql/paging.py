@@ -4,13 +4,35 @@ import base64
 import binascii
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from sqlalchemy import Connection, Row, Select
 
 from bough.v1 import error_pb2
 from bough_server.errors import FieldViolation, InvalidRequest
+from bough_server.store.window import PAGE_BYTES
 
 Key = tuple[int, str]
 """What lists are ordered by: a number, such as a time, and an id."""
+
+
+def read_page(
+    connection: Connection, statement: Select[Any], *, count: int, size: Callable[[Row[Any]], int]
+) -> tuple[list[Row[Any]], bool]:
+    """The first rows of a query that are a page, and whether there are more.
+
+    A page has at most `count` rows and PAGE_BYTES, as far as `size` knows the bytes of a row; one row in any case.
+    """
+    page: list[Row[Any]] = []
+    total = 0
+    with connection.execute(statement.limit(count + 1)) as rows:
+        for row in rows:
+            total += size(row)
+            if page and (len(page) == count or total > PAGE_BYTES):
+                return page, True
+            page.append(row)
+    return page, False
 
 
 def token_of(key: Key, filters: Sequence[object]) -> str:

@@ -12,12 +12,13 @@ from bough.v1 import agent_service_pb2, error_pb2, event_pb2, message_pb2
 from bough_server.errors import NotFound
 from bough_server.store.ports import Page, Principal, RunFilter, RunRecord
 from bough_server.store.sql import tables
-from bough_server.store.sql.paging import Key, key_of, token_of
+from bough_server.store.sql.paging import Key, key_of, read_page, token_of
 from bough_server.store.sql.readers import Readers
 
 _runs = tables.runs.c
 
 _ONE: Final = select(tables.runs).where(_runs.run_id == bindparam("run"), _runs.tenant_id == bindparam("tenant"))
+_ANY: Final = select(tables.runs).where(_runs.run_id == bindparam("run"))
 _BY_REQUEST: Final = select(tables.runs).where(
     _runs.tenant_id == bindparam("tenant"), _runs.request_id == bindparam("request"), _runs.request_id != ""
 )
@@ -48,6 +49,11 @@ class SqlRunIndex:
             raise NotFound("run", run_id)
         return _record(rows[0])
 
+    async def find(self, run_id: str) -> RunRecord | None:
+        """See RunIndex."""
+        rows = await self._rows(_ANY, {"run": run_id})
+        return _record(rows[0]) if rows else None
+
     async def find_request(self, principal: Principal, request_id: str) -> RunRecord | None:
         """See RunIndex."""
         rows = await self._rows(_BY_REQUEST, {"request": request_id, "tenant": principal.tenant_id})
@@ -61,10 +67,9 @@ class SqlRunIndex:
         statement = select(tables.runs).where(_runs.tenant_id == principal.tenant_id, *_conditions(run_filter))
         if (after := key_of(page.token, filters)) is not None:
             statement = statement.where(is_before(_runs.create_time_ns, _runs.run_id, after))
-        statement = statement.order_by(_runs.create_time_ns.desc(), _runs.run_id.desc()).limit(page.size + 1)
-        rows = await self._rows(statement, {})
-        shown = rows[: page.size]
-        more = len(rows) > len(shown)
+        statement = statement.order_by(_runs.create_time_ns.desc(), _runs.run_id.desc())
+        read = partial(read_page, statement=statement, count=page.size, size=_size)
+        shown, more = await self._readers.run(read)
         token = token_of((shown[-1].create_time_ns, shown[-1].run_id), filters) if more else ""
         return [_run(row) for row in shown], token
 
@@ -102,6 +107,11 @@ def has_labels(column: ColumnElement[str], labels: dict[str, str]) -> list[Colum
 
 def _all(connection: Connection, *, statement: Select[Any], parameters: dict[str, object]) -> Sequence[Row[Any]]:
     return connection.execute(statement, parameters).all()
+
+
+def _size(row: Row[Any]) -> int:
+    """The bytes of a run's row that its caller had a say in."""
+    return len(row.labels.encode()) + sum(len(data) for data in (row.error, row.open_requests) if data is not None)
 
 
 def _filter_values(run_filter: RunFilter) -> list[object]:

@@ -1,7 +1,7 @@
 """Sessions and their messages on SQL; a session's runs write to it in the transactions of their events."""
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any, Final
 
@@ -13,11 +13,10 @@ from bough_server.store.ports import Page, Principal, StoredMessage
 from bough_server.store.sql import tables
 from bough_server.store.sql.acceptance import session_busy
 from bough_server.store.sql.new_runs import labels_text
-from bough_server.store.sql.paging import key_of, token_of
+from bough_server.store.sql.paging import key_of, read_page, token_of
 from bough_server.store.sql.readers import Readers
 from bough_server.store.sql.runs import has_labels, is_before
 from bough_server.store.sql.write_queue import WriteQueue
-from bough_server.store.window import PAGE_BYTES
 
 _sessions, _messages = tables.sessions.c, tables.messages.c
 
@@ -81,9 +80,8 @@ class SqlSessions:
         if (after := key_of(page.token, filters)) is not None:
             statement = statement.where(is_before(_sessions.create_time_ns, _sessions.session_id, after))
         statement = statement.order_by(_sessions.create_time_ns.desc(), _sessions.session_id.desc())
-        rows = await self._rows(statement.limit(page.size + 1))
-        shown = rows[: page.size]
-        more = len(rows) > len(shown)
+        read = partial(read_page, statement=statement, count=page.size, size=_size_of_session)
+        shown, more = await self._readers.run(read)
         token = token_of((shown[-1].create_time_ns, shown[-1].session_id), filters) if more else ""
         return [_session(row) for row in shown], token
 
@@ -117,11 +115,11 @@ class SqlSessions:
             select(_messages.position, _messages.data)
             .where(_messages.session_id == session_id, _messages.position < before)
             .order_by(_messages.position.desc())
-            .limit(page.size)
         )
-        rows = await self._readers.run(lambda connection: _within(PAGE_BYTES, connection.execute(statement)))
-        token = token_of((rows[-1].position, ""), filters) if rows and rows[-1].position > 1 else ""
-        return [message_pb2.Message.FromString(row.data) for row in rows], token
+        read = partial(read_page, statement=statement, count=page.size, size=_size_of_message)
+        shown, more = await self._readers.run(read)
+        token = token_of((shown[-1].position, ""), filters) if more else ""
+        return [message_pb2.Message.FromString(row.data) for row in shown], token
 
     async def _row(self, principal: Principal, session_id: str) -> Row[Any]:
         rows = await self._rows(_ONE, {"session": session_id, "tenant": principal.tenant_id})
@@ -133,16 +131,12 @@ class SqlSessions:
         return await self._readers.run(lambda connection: connection.execute(statement, parameters or {}).all())
 
 
-def _within(max_bytes: int, rows: Iterable[Row[Any]]) -> list[Row[Any]]:
-    """The first rows whose data are so many bytes together; one at least, if there is one."""
-    taken: list[Row[Any]] = []
-    size = 0
-    for row in rows:
-        size += len(row.data)
-        if taken and size > max_bytes:
-            break
-        taken.append(row)
-    return taken
+def _size_of_session(row: Row[Any]) -> int:
+    return len(row.labels.encode())
+
+
+def _size_of_message(row: Row[Any]) -> int:
+    return len(row.data)
 
 
 def _create(connection: Connection, *, row: dict[str, object]) -> None:

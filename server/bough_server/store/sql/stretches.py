@@ -65,6 +65,16 @@ def stretch(
     return list(map(_stored_event, chain.from_iterable(chunks)))
 
 
+def stretch_of_run(
+    connection: Connection, *, run_id: str, after: int, through: int, count: int, deltas: bool
+) -> Sequence[StoredEvent]:
+    """A stretch of a run that there is. Raises NotFound where it has been deleted, or never was."""
+    found = stretch(connection, run_id=run_id, after=after, through=through, count=count, deltas=deltas)
+    if not found:
+        end_of(connection, run_id=run_id)
+    return found
+
+
 def end_of(connection: Connection, *, run_id: str) -> tuple[int, bool]:
     """The log's last sequence, and whether the run has ended. Raises NotFound."""
     row = connection.execute(_END, {"run": run_id}).one_or_none()

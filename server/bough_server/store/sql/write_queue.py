@@ -61,7 +61,7 @@ class WriteQueue:
         """Writes what is queued, refuses the rest, and sends every reader home."""
         self._is_closed = True
         await asyncio.to_thread(self._writer.close)
-        self._windows.fail_all(_stopping())
+        self._windows.dismiss(_stopping())
         self._engine.dispose()
 
     def _settle(self, settled: Sequence[Settled]) -> None:
