@@ -1,5 +1,8 @@
 """What there is to run, over gRPC."""
 
+import asyncio
+import json
+
 import grpc
 import pytest
 from google.rpc.error_details_pb2 import ErrorInfo, ResourceInfo
@@ -46,6 +49,22 @@ async def test_validating_answers_well_with_everything_that_is_wrong(server: Ser
     fields = {violation.field for violation in response.violations}
     assert {violation.agent for violation in response.violations} == {"selfish"}
     assert {"description", "sub_agents[0].agent"} <= fields
+
+
+async def test_judging_many_schemas_keeps_nobody_else_waiting(server: Served) -> None:
+    schema = json.dumps({"type": "object", "properties": {f"p{n}": {"type": "string"} for n in range(200)}})
+    team = [
+        agent_pb2.AgentDefinition(
+            name=f"a{n}", description="Is one.", llm=agent_pb2.LlmAgent(), input_schema_json=schema
+        )
+        for n in range(40)
+    ]
+    judging = asyncio.ensure_future(server.catalog.ValidateAgent(pb.ValidateAgentRequest(definitions=team)))
+    for _ in range(4):
+        await server.catalog.GetAgent(pb.GetAgentRequest(name="echo"))
+    assert not judging.done()
+    # This server has no model, which every definition is told; nothing is wrong with the schemas.
+    assert {violation.field for violation in (await judging).violations} == {"llm.model"}
 
 
 async def test_a_page_of_agents_stays_within_what_a_client_receives() -> None:

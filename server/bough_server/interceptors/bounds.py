@@ -21,7 +21,7 @@ MAX_ITEMS_IN_ALL: Final = 20_000
 MAX_BYTES: Final = 1024 * 1024
 """The most bytes of a request that has no bound of its own. An input is bounded more closely, once it is read."""
 
-_MAX_BYTES_OF: Final[Mapping[str, int]] = {"ResumeRunRequest": 2 * MAX_BYTES, "ValidateAgentRequest": 4 * MAX_BYTES}
+_MAX_BYTES_OF: Final[Mapping[str, int]] = {"ResumeRunRequest": 2 * MAX_BYTES}
 
 _UNBOUNDED: Final = frozenset({"AggregateEventsRequest"})
 """Its service bounds the whole stream of them."""

@@ -1,5 +1,6 @@
 """CatalogService: what there is to run, as the registry has it; it stores nothing."""
 
+import asyncio
 from collections.abc import Callable, Sequence
 from operator import attrgetter, methodcaller
 from typing import Final, TypeVar
@@ -46,8 +47,9 @@ class CatalogService(catalog_service_pb2_grpc.CatalogServiceServicer):
         request: pb.ValidateAgentRequest,
         context: aio.ServicerContext[pb.ValidateAgentRequest, pb.ValidateAgentResponse],
     ) -> pb.ValidateAgentResponse:
-        """Checks definitions against each other and the catalog."""
-        return pb.ValidateAgentResponse(violations=self._registry.validate(request.definitions))
+        """Checks definitions against each other and the catalog, beside the event loop: schemas take seconds a MiB."""
+        violations = await asyncio.to_thread(self._registry.validate, request.definitions)
+        return pb.ValidateAgentResponse(violations=violations)
 
     async def ListTools(
         self, request: pb.ListToolsRequest, context: aio.ServicerContext[pb.ListToolsRequest, pb.ListToolsResponse]
