@@ -38,7 +38,7 @@ class _ViewEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_View.ValueType],
     VIEW_FULL: _View.ValueType  # 1
     """Every event."""
     VIEW_SUMMARY: _View.ValueType  # 2
-    """The root's events, and of each sub-agent its start, its text as sub_agent_partial, and its end."""
+    """The root's events, and of each sub-agent its start, its text as sub_agent_partial, what it asks, and its end."""
 
 class View(_View, metaclass=_ViewEnumTypeWrapper):
     """What a stream shows. It never changes what is recorded."""
@@ -48,7 +48,7 @@ VIEW_UNSPECIFIED: View.ValueType  # 0
 VIEW_FULL: View.ValueType  # 1
 """Every event."""
 VIEW_SUMMARY: View.ValueType  # 2
-"""The root's events, and of each sub-agent its start, its text as sub_agent_partial, and its end."""
+"""The root's events, and of each sub-agent its start, its text as sub_agent_partial, what it asks, and its end."""
 Global___View: _TypeAlias = View  # noqa: Y015
 
 class _WatchUntil:
