@@ -7,8 +7,9 @@ import pytest
 
 from bough.v1 import event_pb2, message_pb2
 from bough_server.errors import Fenced, ForkRefused, NotFound
-from bough_server.store.ports import NewFork, Principal, Record, RequestIdTaken
+from bough_server.store.ports import Record, RequestIdTaken
 from bough_server.store.sql.store import Store, open_store
+from tests.store.fork_logs import Fork
 from tests.store.logs import (
     ANNE,
     BERT,
@@ -37,45 +38,6 @@ def _tool_done(effect: str = "s0.m") -> event_pb2.AgentEvent:
     return event_pb2.AgentEvent(effect_key="s0.t0", tool_completed=event_pb2.ToolCompleted(result=result))
 
 
-class _Fork(Made):
-    """A fork of which a test appends the rest: its root is the one that it shares."""
-
-    root = ""
-
-    def next(self, *batch: event_pb2.AgentEvent) -> list[Record]:
-        for event in batch:
-            event.invocation_id = event.invocation_id or self.root
-        return super().next(*batch)
-
-    def of(
-        self,
-        origin: Made,
-        sequence: int,
-        *then: event_pb2.AgentEvent,
-        changes: event_pb2.RunForked | None = None,
-        principal: Principal = ANNE,
-    ) -> NewFork:
-        forked = event_pb2.RunForked(origin_run_id=origin.run_id, origin_sequence=sequence)
-        forked.request_id, forked.request_digest = self.request_id, self.request_digest
-        forked.MergeFrom(changes or event_pb2.RunForked())
-        self.last_sequence = sequence
-        self.root = origin.root if isinstance(origin, _Fork) else origin.run_id
-        event = event_pb2.AgentEvent(agent=origin.agent, run_forked=forked)
-        return NewFork(
-            run_id=self.run_id,
-            principal=principal,
-            session_id=self.session_id,
-            origin_run_id=origin.run_id,
-            origin_sequence=sequence,
-            request_id=self.request_id,
-            request_digest=self.request_digest,
-            create_time_ns=self.create_time_ns,
-            records=self.next(event, *then),
-            definitions=self.definitions,
-            owner="forker",
-        )
-
-
 async def _origin(store: Store) -> tuple[Made, list[Record]]:
     """The second run of its session: asked, answered, its tool done, and still going."""
     before = Made(number=1, question=text("Hello.", "USER"))
@@ -97,7 +59,7 @@ async def _said(store: Store, number: int) -> list[tuple[int, str, str]]:
 
 async def test_a_forks_log_begins_with_the_bytes_of_its_origins(store: Store) -> None:
     origin, shared = await _origin(store)
-    fork = _Fork(number=3)
+    fork = Fork(number=3)
     new_fork = fork.of(origin, 4, delta("own"))
     await store.log.fork(new_fork)
     rest = fork.next(completed())
@@ -111,7 +73,7 @@ async def test_a_forks_log_begins_with_the_bytes_of_its_origins(store: Store) ->
 
 async def test_a_forks_row_is_its_origins_but_for_what_it_says_itself(store: Store) -> None:
     origin, _ = await _origin(store)
-    plain, other = _Fork(number=3), _Fork(number=4, request_id="fork", request_digest="f")
+    plain, other = Fork(number=3), Fork(number=4, request_id="fork", request_digest="f")
     other.definitions = [definition("writer", "r3")]
     names = [event_pb2.DefinitionRef(name="writer", revision="r3")]
     await store.log.fork(plain.of(origin, 1))
@@ -150,7 +112,7 @@ async def test_a_forks_session_has_what_its_origin_could_see_or_had_said(
 ) -> None:
     origin, _ = await _origin(store)
     await store.log.append(origin.run_id, epoch=1, records=origin.next(completed(text("So.", "ASSISTANT"))))
-    fork = _Fork(number=3)
+    fork = Fork(number=3)
     await store.log.fork(fork.of(origin, sequence))
     assert await _said(store, 3) == shared
     assert await store.sessions.last_position(ANNE, session_id(3)) == len(shared)
@@ -170,7 +132,7 @@ async def test_a_forks_session_has_what_its_origin_could_see_or_had_said(
 
 async def test_what_a_fork_shares_is_not_charged_again(store: Store) -> None:
     origin, _ = await _origin(store)
-    fork = _Fork(number=3)
+    fork = Fork(number=3)
     await store.log.fork(fork.of(origin, 4, _answered("Again.", "s1.m")))
     assert [entry.sequence for entry in await store.usage.of_run(origin.run_id)] == [3]
     assert [entry.sequence for entry in await store.usage.of_run(fork.run_id)] == [6]
@@ -180,7 +142,7 @@ async def test_a_fork_in_which_the_user_says_something_else_has_that_in_its_sess
     origin, _ = await _origin(store)
     changes = event_pb2.RunForked()
     changes.changes.input.CopyFrom(message_pb2.Message(parts=[message_pb2.Part(text="How?")]))
-    fork = _Fork(number=3)
+    fork = Fork(number=3)
     new_fork = fork.of(origin, 1, changes=changes)
     await store.log.fork(new_fork)
     assert await _said(store, 3) == [(1, "Hello.", "1"), (2, "Hi.", "1"), (3, "How?", "3")]
@@ -191,14 +153,14 @@ async def test_a_fork_in_which_the_user_says_something_else_has_that_in_its_sess
 
 async def test_a_result_that_the_fork_has_itself_belongs_to_the_call_that_it_shares(store: Store) -> None:
     origin, _ = await _origin(store)
-    fork = _Fork(number=3)
+    fork = Fork(number=3)
     await store.log.fork(fork.of(origin, 3, _tool_done()))
     assert (await _said(store, 3))[3:] == [(4, "Let me see.", "2"), (5, "result", "3")]
 
 
 async def test_a_fork_can_be_forked(store: Store) -> None:
     origin, shared = await _origin(store)
-    fork, again = _Fork(number=3), _Fork(number=4)
+    fork, again = Fork(number=3), Fork(number=4)
     first = fork.of(origin, 3, _answered("Own.", "s1.m"))
     await store.log.fork(first)
     second = again.of(fork, 5, completed(text("Done.", "ASSISTANT")))
@@ -215,8 +177,8 @@ async def test_a_run_that_has_ended_is_forked_before_its_end(store: Store) -> No
     origin, shared = await _origin(store)
     await store.log.append(origin.run_id, epoch=1, records=origin.next(completed()))
     with pytest.raises(ForkRefused, match="ended at sequence 6"):
-        await store.log.fork(_Fork(number=3).of(origin, 6))
-    fork = _Fork(number=3)
+        await store.log.fork(Fork(number=3).of(origin, 6))
+    fork = Fork(number=3)
     await store.log.fork(fork.of(origin, 5))
     assert list(await store.log.read(fork.run_id, through=5)) == as_stored(shared)
 
@@ -226,7 +188,7 @@ async def test_a_fork_of_a_run_that_waits_waits_for_nothing(store: Store) -> Non
     await store.log.create(holder.new())
     waiting = Made(number=2, session_number=1, is_queued=True, question=text("Why?", "USER"))
     await store.log.create(waiting.new())
-    fork = _Fork(number=3)
+    fork = Fork(number=3)
     await store.log.fork(fork.of(waiting, 2))
     shown = (await store.runs.get(ANNE, fork.run_id)).run
     assert (shown.state, shown.start_time.ToNanoseconds()) == (
@@ -237,7 +199,7 @@ async def test_a_fork_of_a_run_that_waits_waits_for_nothing(store: Store) -> Non
 
 
 async def test_a_fork_goes_on_after_the_store_was_closed(url: str) -> None:
-    fork = _Fork(number=3)
+    fork = Fork(number=3)
     async with open_store(url) as store:
         origin, _ = await _origin(store)
         await store.log.fork(fork.of(origin, 3))
@@ -250,7 +212,7 @@ async def test_a_fork_goes_on_after_the_store_was_closed(url: str) -> None:
 
 async def test_a_fork_of_what_is_not_there_leaves_nothing(store: Store) -> None:
     origin, _ = await _origin(store)
-    fork = _Fork(number=3)
+    fork = Fork(number=3)
     for refused in (
         fork.of(origin, 6),
         fork.of(origin, 1, principal=BERT),
@@ -265,16 +227,16 @@ async def test_a_fork_of_what_is_not_there_leaves_nothing(store: Store) -> None:
 async def test_a_forks_request_id_is_taken_once_in_a_tenant(store: Store) -> None:
     origin, _ = await _origin(store)
     with pytest.raises(RequestIdTaken) as taken:
-        await store.log.fork(_Fork(number=3, request_id="ask").of(origin, 1))
+        await store.log.fork(Fork(number=3, request_id="ask").of(origin, 1))
     assert taken.value.run_id == origin.run_id
-    forks = [_Fork(number=number, request_id="fork") for number in range(3, 7)]
+    forks = [Fork(number=number, request_id="fork") for number in range(3, 7)]
     outcomes = await asyncio.gather(*(store.log.fork(fork.of(origin, 2)) for fork in forks), return_exceptions=True)
     assert [type(outcome) for outcome in outcomes].count(RequestIdTaken) == 3
 
 
 async def test_mistakes_of_a_caller_who_forks_are_told_at_once(store: Store) -> None:
     origin, _ = await _origin(store)
-    new_fork = _Fork(number=3).of(origin, 2)
+    new_fork = Fork(number=3).of(origin, 2)
     for mistaken in (
         replace(new_fork, records=[]),
         replace(new_fork, records=[record(delta(), 3)]),
@@ -288,7 +250,7 @@ async def test_mistakes_of_a_caller_who_forks_are_told_at_once(store: Store) -> 
 
 async def test_readers_of_a_fork_see_it_go_on(store: Store) -> None:
     origin, shared = await _origin(store)
-    fork = _Fork(number=3)
+    fork = Fork(number=3)
     new_fork = fork.of(origin, 5)
     await store.log.fork(new_fork)
     reader = asyncio.ensure_future(everything(store.log, fork.run_id))

@@ -1,7 +1,6 @@
 """What every Mailbox does: commands that survive until their owner has acted on them, and the bell."""
 
 import asyncio
-import sqlite3
 
 import pytest
 
@@ -9,7 +8,6 @@ from bough.v1 import agent_service_pb2, event_pb2, input_pb2
 from bough_server.errors import Fenced, NotFound, ServerStopping
 from bough_server.store.ports import Letter
 from bough_server.store.sql.store import Store, open_store
-from bough_server.store.sql.writer import CommitHooks
 from tests.store.logs import ANNE, Made, completed, resumed
 
 
@@ -107,22 +105,6 @@ async def test_a_letter_says_one_thing(store: Store) -> None:
     ):
         with pytest.raises(ValueError, match="a letter"):
             await store.mailbox.post(mistaken)
-
-
-async def test_a_letter_that_was_stored_although_its_commit_failed_is_stored_once(url: str) -> None:
-    errors: list[Exception] = []
-
-    def fail() -> None:
-        if errors:
-            raise errors.pop()
-
-    async with open_store(url, retry_delays=(0.0,), hooks=CommitHooks(after=fail)) as store:
-        run = await _made(store)
-        broken = sqlite3.OperationalError("disk I/O error")
-        broken.sqlite_errorcode = sqlite3.SQLITE_IOERR
-        errors.append(broken)
-        letter_id = await store.mailbox.post(_cancel(run))
-        assert await store.mailbox.take(run.run_id) == [_cancel(run, letter_id)]
 
 
 async def test_closing_the_store_sends_listeners_home(url: str) -> None:

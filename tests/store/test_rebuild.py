@@ -11,18 +11,22 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bough.v1 import error_pb2, event_pb2, message_pb2
+from bough_server import events
 from bough_server.errors import ConfigurationError
 from bough_server.store.sql.rebuild import rebuild_projections
-from bough_server.store.sql.store import open_store
-from tests.store.logs import ANNE, BERT, Made, completed, definition, delta, session_id, text
+from bough_server.store.sql.store import Store, open_store
+from tests.store import questions
+from tests.store.fork_logs import Fork
+from tests.store.logs import ANNE, BERT, Made, completed, definition, delta, resumed, text
 
 _DAMAGE = """
-    DELETE FROM messages;
+    DELETE FROM messages WHERE run_id IN (SELECT run_id FROM runs WHERE runs.session_id = messages.session_id);
     DELETE FROM usage_entries;
     DELETE FROM run_definitions;
     UPDATE sessions SET last_position = 99, current_run_id = 'nobody';
     UPDATE runs SET last_sequence = 99, ended = NOT ended, agent = '', state = 0, labels = '{}', start_time_ns = 0,
-        end_time_ns = 7, error = x'00', tree_usage = x'00', request_id = '', request_digest = '';
+        end_time_ns = 7, error = x'00', tree_usage = x'00', request_id = '', request_digest = '',
+        open_requests = x'00', next_expire_time_ns = 7, origin_run_id = 'x', origin_sequence = 7;
 """
 
 
@@ -56,8 +60,14 @@ def _tool_done() -> event_pb2.AgentEvent:
 
 
 _KINDS = st.sampled_from(["UNSPECIFIED", "ASSISTANT"])
+_RUN = Made(number=99)
+_ASKED = [questions.request(name, _RUN, call_id=call_id, expires=9) for name, call_id in (("q1", "c1"), ("q2", ""))]
 _EVENTS = st.one_of(
     st.builds(delta),
+    st.builds(questions.asked, st.sampled_from(_ASKED)),
+    st.builds(questions.answered, st.sampled_from(["q1", "q2"])),
+    st.builds(questions.interrupted, st.sampled_from(_ASKED)),
+    st.builds(resumed, st.just(1)),
     st.builds(_answered, _KINDS, st.none() | st.integers(0, 9)),
     st.builds(_tool_done),
     st.builds(lambda: event_pb2.AgentEvent(effect_key="s0.m", llm_started=event_pb2.LlmStarted(model="m"))),
@@ -68,24 +78,81 @@ _ENDS = st.one_of(
     st.builds(lambda: completed(text("So.", "ASSISTANT"))),
     st.builds(lambda: event_pb2.AgentEvent(run_failed=event_pb2.RunFailed(error=_ERROR))),
 )
-_LOGS = st.lists(st.tuples(st.lists(_EVENTS, max_size=8), _ENDS, st.booleans()), min_size=1, max_size=4)
-Log = tuple[list[event_pb2.AgentEvent], event_pb2.AgentEvent | None, bool]
+_HOW = st.sampled_from(["new", "continued", "queued", "forked"])
+_LOGS = st.lists(st.tuples(st.lists(_EVENTS, max_size=8), _ENDS, _HOW), min_size=1, max_size=5)
+Log = tuple[list[event_pb2.AgentEvent], event_pb2.AgentEvent | None, str]
+
+
+class _Writing:
+    """Runs that are written into a store, each made in one of the ways that there are."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._runs: list[Made] = []
+        self._is_held = False
+
+    async def write(self, batch: Sequence[event_pb2.AgentEvent], end: event_pb2.AgentEvent | None, how: str) -> None:
+        """One more run."""
+        run = await self._begin(len(self._runs) + 1, how, is_executed=end is not None)
+        waits = run.is_queued and end is None
+        for event in [] if waits else [*batch, *([end] if end else [])]:
+            await self._append(run, event)
+        self._runs.append(run)
+        self._is_held = end is None
+
+    async def _begin(self, number: int, how: str, *, is_executed: bool) -> Made:
+        if how == "forked" and self._runs:
+            return await self._forked(number)
+        run = Made(number=number, question=text("?", "USER"), labels={"n": str(number)})
+        run.request_id = f"ask-{number}" if number % 2 else ""
+        run.definitions = [definition("lead", f"r{number}"), definition("writer", "r0")]
+        if how in ("continued", "queued") and self._runs and self._is_held == (how == "queued"):
+            return await self._in_session_of_last(run, is_executed=is_executed)
+        await self._store.log.create(run.new())
+        return run
+
+    async def _in_session_of_last(self, run: Made, *, is_executed: bool) -> Made:
+        last = self._runs[-1]
+        run.session_number = last.session_number or last.number
+        if not self._is_held:
+            run.session_cut = await self._last_position(run)
+            await self._store.log.create(run.new())
+            return run
+        run.is_queued, run.last_sequence = True, 2
+        await self._store.log.create(run.new())
+        while is_executed and (holder := await self._store.runs.holder(run.session_id)) is not None:
+            if holder.run.run_id == run.run_id:
+                cut = await self._last_position(run)
+                await self._append(run, event_pb2.AgentEvent(run_dequeued=event_pb2.RunDequeued(session_cut=cut)))
+                break
+            (held,) = (one for one in self._runs if one.run_id == holder.run.run_id)
+            await self._append(held, completed())
+        return run
+
+    async def _forked(self, number: int) -> Made:
+        origin, fork = self._runs[-1], Fork(number=number)
+        stored = await self._store.log.read(origin.run_id)
+        open_part = [event.sequence for event in stored if event.kind not in events.TERMINAL_KINDS]
+        fork.definitions = [definition("writer", f"f{number}")]
+        named = event_pb2.DefinitionRef(name="writer", revision=f"f{number}")
+        changes = event_pb2.RunForked(labels={"forked": str(number)}, definitions=[named])
+        await self._store.log.fork(fork.of(origin, open_part[-1 - number % 2 * (len(open_part) > 1)], changes=changes))
+        return fork
+
+    async def _last_position(self, run: Made) -> int:
+        return await self._store.sessions.last_position(ANNE, run.session_id)
+
+    async def _append(self, run: Made, event: event_pb2.AgentEvent) -> None:
+        made = event_pb2.AgentEvent()
+        made.CopyFrom(event)
+        await self._store.log.append(run.run_id, epoch=1, records=run.next(made))
 
 
 async def _write(path: Path, logs: Sequence[Log]) -> None:
     async with open_store(str(path), durability="process") as store:
-        previous = 0
-        for number, (batch, end, is_continued) in enumerate(logs, 1):
-            run = Made(number=number, question=text("?", "USER"), labels={"n": str(number)})
-            run.request_id = f"ask-{number}" if number % 2 else ""
-            run.definitions = [definition("lead", f"r{number}"), definition("writer", "r0")]
-            if is_continued and previous:
-                run.session_number = previous
-                run.session_cut = await store.sessions.last_position(ANNE, session_id(previous))
-            await store.log.create(run.new())
-            for event in [*batch, *([end] if end else [])]:
-                await store.log.append(run.run_id, epoch=1, records=run.next(event))
-            previous = (run.session_number or number) if end else 0
+        writing = _Writing(store)
+        for log in logs:
+            await writing.write(*log)
 
 
 @settings(max_examples=25, deadline=None)
@@ -110,6 +177,20 @@ async def test_rebuilding_keeps_usage_of_logs_that_are_gone(url: str) -> None:
     assert rebuild_projections(url) == 0
     async with open_store(url) as store:
         assert [entry.usage.input_tokens for entry in await store.usage.of_run(run.run_id)] == [3]
+
+
+async def test_rebuilding_keeps_what_a_fork_has_of_a_session_that_is_gone(url: str) -> None:
+    async with open_store(url) as store:
+        origin, fork = Made(number=1, question=text("Why?", "USER")), Fork(number=2)
+        await store.log.create(origin.new())
+        await store.log.fork(fork.of(origin, 1, completed(text("So.", "ASSISTANT"))))
+        await store.log.append(origin.run_id, epoch=1, records=origin.next(completed()))
+        await store.sessions.delete(ANNE, origin.session_id)
+        before = await store.sessions.messages(fork.session_id, through=9)
+    assert rebuild_projections(url) == 1
+    async with open_store(url) as store:
+        assert [one.message.parts[0].text for one in before] == ["Why?", "So."]
+        assert await store.sessions.messages(fork.session_id, through=9) == before
 
 
 async def test_rebuilding_is_refused_while_a_server_has_the_file(url: str) -> None:

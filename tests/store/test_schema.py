@@ -11,7 +11,9 @@ from alembic.migration import MigrationContext
 from alembic.script import ScriptDirectory
 from sqlalchemy import Connection, text
 
+from bough.v1 import agent_service_pb2, event_pb2
 from bough_server.errors import ConfigurationError
+from bough_server.store.ports import Principal, RunRecord
 from bough_server.store.sql import migrations
 from bough_server.store.sql.engine import database_path
 from bough_server.store.sql.schema import DatabaseStatus, database_status, exclusive_engine, upgrade_database
@@ -57,6 +59,32 @@ def test_a_new_database_has_the_schema_that_the_migrations_come_to(tmp_path: Pat
     with exclusive_engine(made) as (engine, _), engine.connect() as connection:
         tables_and_indexes = {statement for statement in migrated if "alembic_version" not in statement}
         assert {one for one in _schema(connection) if "alembic_version" not in one} == tables_and_indexes
+
+
+_OLDER_RUN = (
+    "INSERT INTO runs VALUES ('r1', 'acme', 'anne', 's1', 7, 2, 1, 0, 'lead', 2, '{}', 8, NULL, NULL, NULL, 'ask', 'd')"
+)
+_OLDER_SESSION = "INSERT INTO sessions VALUES ('s1', 'acme', 'anne', '{}', 7, 7, 'r1', 0)"
+
+
+async def test_a_database_of_the_first_schema_is_upgraded_with_what_is_in_it(url: str) -> None:
+    config = _migrations()
+    with exclusive_engine(url) as (engine, _), engine.begin() as connection:
+        config.attributes["connection"] = connection
+        command.upgrade(config, "0001")
+        for statement in (_OLDER_RUN, _OLDER_SESSION):
+            connection.exec_driver_sql(statement)
+    async with open_store(url) as store:
+        (record,) = await store.runs.open_runs()
+        expected = agent_service_pb2.Run(
+            run_id="r1", session_id="s1", agent="lead", state=event_pb2.STATE_RUNNING, last_sequence=1
+        )
+        expected.create_time.FromNanoseconds(7)
+        expected.start_time.FromNanoseconds(8)
+        principal = Principal(tenant_id="acme", user_id="anne")
+        assert record == RunRecord(run=expected, principal=principal, epoch=2, request_digest="d")
+        assert await store.runs.holder("s1") == record
+        assert await store.runs.find_request(principal, "ask") == record
 
 
 def test_the_code_names_the_newest_revision() -> None:

@@ -2,40 +2,12 @@
 
 import pytest
 
-from bough.v1 import agent_service_pb2, event_pb2, input_pb2, message_pb2
-from bough_server import ids
+from bough.v1 import agent_service_pb2, event_pb2
 from bough_server.store.sql.store import Store, open_store
 from tests.store.logs import ANNE, BERT, SECOND, START_NS, Made, completed, delta, resumed
+from tests.store.questions import answered, asked, interrupted, request, tool_ended
 
 CHILD = "s0.t0"
-
-
-def _request(name: str, run: Made, *, call_id: str = "", scope: str = "", expires: int = 0) -> input_pb2.InputRequest:
-    asker = ids.invocation_id(run.run_id, scope)
-    request = input_pb2.InputRequest(request_id=name, invocation_id=asker, call_id=call_id, prompt="May I?")
-    if expires:
-        request.expire_time.FromNanoseconds(START_NS + expires * SECOND)
-    return request
-
-
-def _asked(request: input_pb2.InputRequest) -> event_pb2.AgentEvent:
-    requested = event_pb2.InputRequested(request=request)
-    return event_pb2.AgentEvent(invocation_id=request.invocation_id, input_requested=requested)
-
-
-def _answered(name: str) -> event_pb2.AgentEvent:
-    return event_pb2.AgentEvent(input_received=event_pb2.InputReceived(answer=input_pb2.InputAnswer(request_id=name)))
-
-
-def _interrupted(*requests: input_pb2.InputRequest) -> event_pb2.AgentEvent:
-    return event_pb2.AgentEvent(run_interrupted=event_pb2.RunInterrupted(requests=requests))
-
-
-def _tool_ended(call_id: str, *, failed: bool = False) -> event_pb2.AgentEvent:
-    result = message_pb2.ToolResult(call=message_pb2.ToolCall(call_id=call_id))
-    if failed:
-        return event_pb2.AgentEvent(tool_failed=event_pb2.ToolFailed(result=result))
-    return event_pb2.AgentEvent(tool_completed=event_pb2.ToolCompleted(result=result))
 
 
 async def _shown(store: Store, run: Made) -> agent_service_pb2.Run:
@@ -47,19 +19,22 @@ async def _append(store: Store, run: Made, *batch: event_pb2.AgentEvent) -> tupl
     for event in batch:
         await store.log.append(run.run_id, epoch=1, records=run.next(event))
     shown = await _shown(store, run)
-    return shown.state, [request.request_id for request in shown.open_requests]
+    return shown.state, [each.request_id for each in shown.open_requests]
 
 
 async def test_a_run_that_waits_for_an_answer_is_input_required_until_it_is_resumed(store: Store) -> None:
     run = Made()
     await store.log.create(run.new())
-    first, second = _request("q1", run), _request("q2", run, call_id="c1")
-    assert await _append(store, run, _asked(first), delta(), _asked(second)) == (event_pb2.STATE_RUNNING, ["q1", "q2"])
+    first, second = request("q1", run), request("q2", run, call_id="c1")
+    assert await _append(store, run, asked(first), delta(), asked(second)) == (
+        event_pb2.STATE_RUNNING,
+        ["q1", "q2"],
+    )
     assert list((await _shown(store, run)).open_requests) == [first, second]
-    waiting = await _append(store, run, _interrupted(first, second))
+    waiting = await _append(store, run, interrupted(first, second))
     assert waiting == (event_pb2.STATE_INPUT_REQUIRED, ["q1", "q2"])
     assert (await store.sessions.get(ANNE, run.session_id)).current_run_id == run.run_id
-    resumed_run = await _append(store, run, _answered("q1"), resumed(1))
+    resumed_run = await _append(store, run, answered("q1"), resumed(1))
     assert resumed_run == (event_pb2.STATE_RUNNING, ["q2"])
     assert await _append(store, run, completed()) == (event_pb2.STATE_SUCCEEDED, [])
 
@@ -67,8 +42,8 @@ async def test_a_run_that_waits_for_an_answer_is_input_required_until_it_is_resu
 async def test_what_an_interruption_lists_is_open_and_nothing_else(store: Store) -> None:
     run = Made()
     await store.log.create(run.new())
-    asked = [_request(name, run) for name in ("q1", "q2", "q3")]
-    state = await _append(store, run, *map(_asked, asked), _interrupted(asked[2], asked[0]))
+    requests = [request(name, run) for name in ("q1", "q2", "q3")]
+    state = await _append(store, run, *map(asked, requests), interrupted(requests[2], requests[0]))
     assert state == (event_pb2.STATE_INPUT_REQUIRED, ["q3", "q1"])
 
 
@@ -76,13 +51,13 @@ async def test_what_an_interruption_lists_is_open_and_nothing_else(store: Store)
 async def test_a_call_that_ends_asks_nothing_any_more(store: Store, failed: bool) -> None:
     run = Made()
     await store.log.create(run.new())
-    asked = [
-        _request("approval", run, call_id="c1"),
-        _request("other call", run, call_id="c2"),
-        _request("other agent's", run, call_id="c1", scope=CHILD),
-        _request("question", run),
+    requests = [
+        request("approval", run, call_id="c1"),
+        request("other call", run, call_id="c2"),
+        request("other agent's", run, call_id="c1", scope=CHILD),
+        request("question", run),
     ]
-    state = await _append(store, run, *map(_asked, asked), _tool_ended("c1", failed=failed))
+    state = await _append(store, run, *map(asked, requests), tool_ended("c1", failed=failed))
     assert state == (event_pb2.STATE_RUNNING, ["other call", "other agent's", "question"])
 
 
@@ -96,24 +71,30 @@ async def test_a_call_that_ends_asks_nothing_any_more(store: Store, failed: bool
 async def test_an_invocation_that_ends_asks_nothing_any_more(store: Store, end: event_pb2.AgentEvent) -> None:
     run = Made()
     await store.log.create(run.new())
-    child, own = _request("child's", run, call_id="c9", scope=CHILD), _request("root's", run, call_id="c1")
+    child, own = (
+        request("child's", run, call_id="c9", scope=CHILD),
+        request("root's", run, call_id="c1"),
+    )
     ended = event_pb2.AgentEvent(invocation_id=child.invocation_id)
     ended.MergeFrom(end)
-    assert await _append(store, run, _asked(child), _asked(own), ended) == (event_pb2.STATE_RUNNING, ["root's"])
+    assert await _append(store, run, asked(child), asked(own), ended) == (
+        event_pb2.STATE_RUNNING,
+        ["root's"],
+    )
 
 
 async def test_the_next_expiry_is_the_first_of_all_runs_that_wait(store: Store) -> None:
     runs = [Made(number=1), Made(number=2, principal=BERT), Made(number=3)]
     for run, expires in zip(runs, ((50, 40), (30,), (0,)), strict=True):
         await store.log.create(run.new())
-        asked = [_request(f"q{number}", run, expires=time) for number, time in enumerate(expires)]
-        await store.log.append(run.run_id, epoch=1, records=run.next(*map(_asked, asked)))
+        requests = [request(f"q{number}", run, expires=time) for number, time in enumerate(expires)]
+        await store.log.append(run.run_id, epoch=1, records=run.next(*map(asked, requests)))
         assert await store.runs.next_expiry() is None
     assert await store.runs.next_expiry() is None, "nobody waits yet"
     expected = []
     for run, first_time in zip(runs, (40, 30, 0), strict=True):
-        listed = [_request("q", run, expires=first_time)]
-        await store.log.append(run.run_id, epoch=1, records=run.next(_interrupted(*listed)))
+        listed = [request("q", run, expires=first_time)]
+        await store.log.append(run.run_id, epoch=1, records=run.next(interrupted(*listed)))
         expected.append(await store.runs.next_expiry())
     first, second = (START_NS + 40 * SECOND, runs[0].run_id), (START_NS + 30 * SECOND, runs[1].run_id)
     assert expected == [first, second, second]
@@ -125,12 +106,12 @@ async def test_the_next_expiry_is_the_first_of_all_runs_that_wait(store: Store) 
 
 async def test_what_is_asked_outlives_the_server(url: str) -> None:
     run = Made()
-    asked = [_request("q1", run, expires=9), _request("q2", run)]
+    requests = [request("q1", run, expires=9), request("q2", run)]
     async with open_store(url) as store:
         await store.log.create(run.new())
-        await store.log.append(run.run_id, epoch=1, records=run.next(*map(_asked, asked), _interrupted(*asked)))
+        await store.log.append(run.run_id, epoch=1, records=run.next(*map(asked, requests), interrupted(*requests)))
     async with open_store(url) as store:
         assert await store.runs.next_expiry() == (START_NS + 9 * SECOND, run.run_id)
-        assert list((await _shown(store, run)).open_requests) == asked
-        assert await _append(store, run, _answered("q1")) == (event_pb2.STATE_INPUT_REQUIRED, ["q2"])
+        assert list((await _shown(store, run)).open_requests) == requests
+        assert await _append(store, run, answered("q1")) == (event_pb2.STATE_INPUT_REQUIRED, ["q2"])
         assert await store.runs.next_expiry() is None

@@ -1,0 +1,150 @@
+"""Commits that fail although they happened, or do not happen at all: nothing is written twice, and nothing is lost."""
+
+import sqlite3
+from collections.abc import AsyncIterator, Awaitable, Callable
+
+import pytest
+
+from bough.v1 import event_pb2
+from bough_server.errors import Fenced, StorageFailed
+from bough_server.store.ports import Letter, RunMoved
+from bough_server.store.sql.store import Store, open_store
+from bough_server.store.sql.writer import CommitHooks
+from tests.store.fork_logs import Fork
+from tests.store.logs import ANNE, Made, as_stored, completed, delta, everything, record, resumed, text
+
+RETRIES = 2
+
+
+class Doubt:
+    """Fails commits, right before or right after they happen, while it is told to."""
+
+    def __init__(self) -> None:
+        self.before = self.after = 0
+
+    def fail_before(self) -> None:
+        """The hook before a commit."""
+        if self.before:
+            self.before -= 1
+            raise _broken()
+
+    def fail_after(self) -> None:
+        """The hook after a commit."""
+        if self.after:
+            self.after -= 1
+            raise _broken()
+
+
+def _broken() -> sqlite3.OperationalError:
+    error = sqlite3.OperationalError("disk I/O error")
+    error.sqlite_errorcode = sqlite3.SQLITE_IOERR
+    return error
+
+
+@pytest.fixture
+def doubt() -> Doubt:
+    """What makes commits fail."""
+    return Doubt()
+
+
+@pytest.fixture
+async def store(url: str, doubt: Doubt) -> AsyncIterator[Store]:
+    """A store whose commits may be made to fail."""
+    hooks = CommitHooks(before=doubt.fail_before, after=doubt.fail_after)
+    async with open_store(url, durability="process", retry_delays=(0.0,) * RETRIES, hooks=hooks) as opened:
+        yield opened
+
+
+Write = Callable[[], Awaitable[object]]
+
+
+async def _in_doubt(write: Write, doubt: Doubt) -> None:
+    """Writes, while a first commit does not happen and says so, and a second happens and says that it did not."""
+    doubt.before, doubt.after = 1, 1
+    await write()
+    assert (doubt.before, doubt.after) == (0, 0)
+
+
+async def _in_vain(write: Write, doubt: Doubt) -> None:
+    """Writes, while no commit happens."""
+    doubt.before = 1 + RETRIES + 1
+    with pytest.raises(StorageFailed):
+        await write()
+    doubt.before = 0
+
+
+async def test_a_take_over_in_doubt_happens_once(store: Store, doubt: Doubt) -> None:
+    run = Made(question=text("?", "USER"))
+    await store.log.create(run.new())
+    made = run.next(resumed(2), delta(), completed(text("So.", "ASSISTANT")))
+    await _in_doubt(lambda: store.log.take_over(run.run_id, epoch=2, owner="next", records=made[:1]), doubt)
+    with pytest.raises(Fenced):
+        await store.log.append(run.run_id, epoch=1, records=[record(delta("old owner"), 3)])
+    await store.log.append(run.run_id, epoch=2, records=made[1:])
+    assert await everything(store.log, run.run_id, after=1) == as_stored(made)
+    assert len(await store.sessions.messages(run.session_id, through=9)) == 2
+
+
+async def test_a_take_over_of_the_epoch_alone_in_doubt_happens_once(store: Store, doubt: Doubt) -> None:
+    run = Made()
+    await store.log.create(run.new())
+    await _in_doubt(lambda: store.log.take_over(run.run_id, epoch=2, owner="next", records=[]), doubt)
+    with pytest.raises(RunMoved):
+        await store.log.take_over(run.run_id, epoch=2, owner="next", records=[])
+    assert (await store.runs.get(ANNE, run.run_id)).epoch == 2
+
+
+async def test_a_run_whose_storage_failed_is_taken_over(store: Store, doubt: Doubt) -> None:
+    run = Made(question=text("?", "USER"))
+    await store.log.create(run.new())
+    await _in_vain(lambda: store.log.append(run.run_id, epoch=1, records=[record(completed(), 2)]), doubt)
+    await _in_vain(
+        lambda: store.log.take_over(run.run_id, epoch=2, owner="next", records=[record(resumed(2), 2)]), doubt
+    )
+    assert (await store.runs.get(ANNE, run.run_id)).epoch == 1
+    made = run.next(resumed(2), completed(text("So.", "ASSISTANT")))
+    await store.log.take_over(run.run_id, epoch=2, owner="next", records=made[:1])
+    await store.log.append(run.run_id, epoch=2, records=made[1:])
+    assert await everything(store.log, run.run_id, after=1) == as_stored(made)
+    assert [one.message.position for one in await store.sessions.messages(run.session_id, through=9)] == [1, 2]
+
+
+async def test_an_owner_keeps_its_run_where_a_take_over_failed(store: Store, doubt: Doubt) -> None:
+    run = Made()
+    await store.log.create(run.new())
+    taken = [record(resumed(2), 2)]
+    await _in_vain(lambda: store.log.take_over(run.run_id, epoch=2, owner="next", records=taken), doubt)
+    await store.log.append(run.run_id, epoch=1, records=run.next(completed()))
+
+
+async def test_a_fork_in_doubt_happens_once(store: Store, doubt: Doubt) -> None:
+    origin, fork = Made(number=1, question=text("?", "USER")), Fork(number=2, request_id="fork")
+    await store.log.create(origin.new())
+    new_fork = fork.of(origin, 1)
+    await _in_vain(lambda: store.log.fork(new_fork), doubt)
+    assert await store.runs.find_request(ANNE, "fork") is None
+    await _in_doubt(lambda: store.log.fork(new_fork), doubt)
+    made = fork.next(completed(text("So.", "ASSISTANT")))
+    await store.log.append(fork.run_id, epoch=1, records=made)
+    assert await everything(store.log, fork.run_id) == as_stored([*origin.first(), *new_fork.records, *made])
+    assert len(await store.sessions.messages(fork.session_id, through=9)) == 2
+
+
+async def test_a_run_that_waits_is_accepted_once_in_doubt(store: Store, doubt: Doubt) -> None:
+    holder, run = Made(number=1), Made(number=2, session_number=1, is_queued=True)
+    await store.log.create(holder.new())
+    await _in_doubt(lambda: store.log.create(run.new()), doubt)
+    await _in_doubt(lambda: store.log.append(holder.run_id, epoch=1, records=holder.next(completed())), doubt)
+    held = await store.runs.holder(holder.session_id)
+    assert held is not None
+    assert held.run.run_id == run.run_id
+
+
+async def test_a_letter_in_doubt_is_posted_once(store: Store, doubt: Doubt) -> None:
+    run = Made()
+    await store.log.create(run.new())
+    letter = Letter(letter_id=0, run_id=run.run_id, cancel=event_pb2.CANCEL_REASON_CALLER)
+    await _in_doubt(lambda: store.mailbox.post(letter), doubt)
+    (taken,) = await store.mailbox.take(run.run_id)
+    await _in_doubt(lambda: store.mailbox.done(taken.letter_id), doubt)
+    assert await store.mailbox.take(run.run_id) == []
