@@ -1,7 +1,7 @@
 """How a channel to a Bough server is set up; it opens none by itself."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Final
 
 ChannelOption = tuple[str, int | str]
@@ -57,3 +57,8 @@ CHANNEL_OPTIONS: Final[tuple[ChannelOption, ...]] = (
 Left to itself a channel whose server is gone looks for it less and less often, at last every two minutes: streams that
 wait would lose their patience with a server that has long been back.
 """
+
+
+def channel_options(options: Iterable[ChannelOption] = ()) -> tuple[ChannelOption, ...]:
+    """`CHANNEL_OPTIONS` and a caller's own, which win: of two of one name gRPC takes the first."""
+    return tuple({**dict(CHANNEL_OPTIONS), **dict(options)}.items())

@@ -10,7 +10,7 @@ from bough import requests
 from bough.aggregation import aggregate_messages
 from bough.calls import PAGE_SIZE, Calls
 from bough.catalog import Catalog
-from bough.channel import CALL_TIMEOUT, CHANNEL_OPTIONS, DEFAULT_ADDRESS, RUN_TIMEOUT, ChannelOption
+from bough.channel import CALL_TIMEOUT, DEFAULT_ADDRESS, RUN_TIMEOUT, ChannelOption, channel_options
 from bough.collection import answer_of, collect
 from bough.errors import from_rpc_error
 from bough.position import Request
@@ -37,9 +37,10 @@ class AsyncClient:
     """A client of one server, to be used as an asynchronous context manager, in one event loop.
 
     `timeout` bounds following a run and `call_timeout` every other call, both in seconds, None without an end.
-    With `wait_for_ready` calls wait for a server that is not there yet instead of failing at once. `options` are added
-    to those of `bough.channel`. A `channel` of the caller's own is used instead of the address and stays the caller's.
-    Streams come back after a drop as `rejoining` says, by default; `NO_REJOINING` leaves that to the caller.
+    With `wait_for_ready` calls wait for a server that is not there yet instead of failing at once. Streams come back
+    after a drop by themselves, as `rejoining` says; `NO_REJOINING` leaves that to the caller. `options` are added to
+    those of `bough.channel` and win over them. A `channel` of the caller's own is used instead of the address and stays
+    the caller's.
     """
 
     def __init__(
@@ -54,7 +55,7 @@ class AsyncClient:
         channel: aio.Channel | None = None,
     ) -> None:
         self.address = address
-        self._owned = None if channel else aio.insecure_channel(address, options=(*CHANNEL_OPTIONS, *options))
+        self._owned = None if channel else aio.insecure_channel(address, options=channel_options(options))
         used = channel or self._owned
         assert used is not None, "one of the two is set"
         self._calls = Calls(timeout=call_timeout, wait_for_ready=wait_for_ready)

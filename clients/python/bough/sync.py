@@ -7,7 +7,7 @@ from typing import Self, TypeVar
 import grpc
 
 from bough import requests
-from bough.channel import CALL_TIMEOUT, CHANNEL_OPTIONS, DEFAULT_ADDRESS, RUN_TIMEOUT
+from bough.channel import CALL_TIMEOUT, DEFAULT_ADDRESS, RUN_TIMEOUT, ChannelOption, channel_options
 from bough.errors import from_rpc_error
 from bough.position import Request
 from bough.rejoining import Rejoining
@@ -29,10 +29,12 @@ Answered = TypeVar("Answered")
 
 
 class Client:
-    """A client of one server for programs without an event loop; `channel` is the caller's own, if given.
+    """A client of one server for programs without an event loop.
 
     `timeout` bounds following a run and `call_timeout` every other call, both in seconds, None without an end. Streams
-    come back after a drop as `rejoining` says, by default; `NO_REJOINING` leaves that to the caller.
+    come back after a drop by themselves, as `rejoining` says; `NO_REJOINING` leaves that to the caller. `options` are
+    added to those of `bough.channel` and win over them. A `channel` of the caller's own is used instead of the address
+    and stays the caller's.
     """
 
     def __init__(
@@ -42,9 +44,10 @@ class Client:
         timeout: float | None = RUN_TIMEOUT,
         call_timeout: float | None = CALL_TIMEOUT,
         rejoining: Rejoining | None = None,
+        options: Iterable[ChannelOption] = (),
         channel: grpc.Channel | None = None,
     ) -> None:
-        self._owned = None if channel else grpc.insecure_channel(address, options=CHANNEL_OPTIONS)
+        self._owned = None if channel else grpc.insecure_channel(address, options=channel_options(options))
         used = channel or self._owned
         assert used is not None, "one of the two is set"
         self._agents = agent_service_pb2_grpc.AgentServiceStub(used)

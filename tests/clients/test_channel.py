@@ -1,0 +1,82 @@
+"""How a channel is set up: what is tried again by itself, and whose options win."""
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import grpc
+import pytest
+from grpc import aio
+
+from bough import NO_REJOINING, AsyncClient, Unavailable, collect
+from bough.channel import RETRIED_METHODS
+from bough.v1 import agent_service_pb2, catalog_service_pb2, eval_service_pb2, session_service_pb2
+from bough.v1.session_service_pb2_grpc import SessionServiceServicer, add_SessionServiceServicer_to_server
+from tests.clients.loopback import Call, LoopbackService, client_of, listening
+from tests.clients.turns import desk
+
+SERVICES = {
+    descriptor.full_name: descriptor
+    for file in (agent_service_pb2, catalog_service_pb2, eval_service_pb2, session_service_pb2)
+    for descriptor in file.DESCRIPTOR.services_by_name.values()
+}
+NOT_TWICE = {"bough.v1.SessionService": {"CreateSession", "DeleteSession"}}
+
+
+class FullSessions(SessionServiceServicer):
+    """Is never able to serve, and counts who asks."""
+
+    def __init__(self) -> None:
+        self.asked: list[str] = []
+
+    async def CreateSession(self, request, context):
+        self.asked.append("CreateSession")
+        await context.abort(grpc.StatusCode.UNAVAILABLE, "full")
+
+    async def GetSession(self, request, context):
+        self.asked.append("GetSession")
+        await context.abort(grpc.StatusCode.UNAVAILABLE, "full")
+
+    async def DeleteSession(self, request, context):
+        self.asked.append("DeleteSession")
+        await context.abort(grpc.StatusCode.UNAVAILABLE, "full")
+
+
+@asynccontextmanager
+async def full() -> AsyncIterator[tuple[FullSessions, AsyncClient]]:
+    service, server = FullSessions(), aio.server()
+    add_SessionServiceServicer_to_server(service, server)
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    async with AsyncClient(f"127.0.0.1:{port}") as client:
+        yield service, client
+    await server.stop(0)
+
+
+def test_of_every_method_it_is_said_whether_it_may_be_called_twice_for_once() -> None:
+    every = {name: {method.name for method in service.methods} for name, service in SERVICES.items()}
+    said = {name: set(methods) | NOT_TWICE.get(name, set()) for name, methods in RETRIED_METHODS.items()}
+    assert said == every
+
+
+async def test_a_session_is_not_asked_for_twice() -> None:
+    async with full() as (service, client):
+        with pytest.raises(Unavailable, match="full"):
+            await client.sessions.create()
+        with pytest.raises(Unavailable, match="full"):
+            await client.sessions.delete("s1")
+    assert service.asked == ["CreateSession", "DeleteSession"]
+
+
+async def test_reading_is_tried_again() -> None:
+    async with full() as (service, client):
+        with pytest.raises(Unavailable, match="full"):
+            await client.sessions.get("s1")
+    assert service.asked == ["GetSession"] * 4
+
+
+async def test_a_callers_own_options_win() -> None:
+    service = LoopbackService(desk(), [Call(silent=True)])
+    async with listening(service) as port, client_of(port, NO_REJOINING) as client:
+        with pytest.raises(Unavailable, match="silent"):
+            await collect(client.run("lead", "hi"))
+    assert len(service.asked) == 1
