@@ -1,0 +1,178 @@
+"""Streams of runs that outlive their servers: whatever breaks, each sequence comes once, and one run is made."""
+
+import asyncio
+import itertools
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from types import SimpleNamespace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from bough import AsyncClient, Client, collect, collected, rejoining, reply
+from bough.v1 import agent_service_pb2 as pb
+from tests.clients.cutting import cutting
+from tests.clients.enduring import FORK_ID, Drop, Logs, Moment, enduring
+from tests.clients.loopback import AT_ONCE, NO_TRANSPARENT_RETRIES
+from tests.clients.questions import asking, forked, question
+from tests.clients.turns import RUN_ID, AgentEvent, desk
+
+QUICK = (*NO_TRANSPARENT_RETRIES, ("grpc.initial_reconnect_backoff_ms", 100), ("grpc.max_reconnect_backoff_ms", 100))
+MASK = ["agent.llm.*"]
+WHOLE = [event for segment in asking() for event in segment]
+ENDS = [segment[-1].sequence for segment in asking()]
+
+DROPS = st.lists(
+    st.none() | st.builds(Drop, moment=st.sampled_from(Moment), events=st.integers(0, 9)),
+    max_size=8,
+)
+RESTARTS = st.lists(
+    st.builds(Drop, moment=st.sampled_from(Moment), events=st.integers(0, 9), restarts=st.just(True)), max_size=2
+)
+
+
+@asynccontextmanager
+async def client_of(address: str) -> AsyncIterator[AsyncClient]:
+    """A client that comes back at once."""
+    async with AsyncClient(address, timeout=15, call_timeout=10, rejoining=AT_ONCE, options=QUICK) as client:
+        yield client
+
+
+@given(drops=DROPS, afters=st.tuples(*[st.none() | st.integers(0, end) for end in ENDS[:-1]]), masked=st.booleans())
+@settings(max_examples=60, deadline=None)
+async def test_a_run_and_its_answers_give_every_sequence_once_and_end_where_they_would_have(
+    drops: list[Drop | None], afters: tuple[int | None, ...], masked: bool
+) -> None:
+    logs, mask = Logs(segments=asking()), MASK if masked else []
+    async with enduring(logs, drops) as address, client_of(address) as client:
+        streams = [await collect(client.run("lead", "hi", event_names=mask))]
+        for name, after in zip("abc", afters, strict=True):
+            answers = [reply(question(name), name)]
+            streams.append(await collect(client.resume(RUN_ID, answers, after=after, event_names=mask)))
+    begins = [0, *(end if after is None else after for end, after in zip(ENDS[:-1], afters, strict=True))]
+    assert [stream.events for stream in streams] == [
+        tuple(event for event in WHOLE[begin:end] if not masked or str(event.WhichOneof("payload")).startswith("run_"))
+        for begin, end in zip(begins, ENDS, strict=True)
+    ]
+    assert (list(logs.by_run), len(logs.known)) == ([RUN_ID], 4)
+    assert collected([event for stream in streams for event in stream.events]).last_sequence == len(WHOLE)
+
+
+@pytest.mark.parametrize("masked", [False, True])
+async def test_an_interruption_before_a_drop_ends_the_stream_unless_it_is_older_than_the_answers(masked: bool) -> None:
+    # The call that starts, one that answers a, and then one that answers b and has everything told again.
+    drops = [Drop(events=ENDS[0]), None, Drop(events=ENDS[0]), Drop(events=ENDS[1] - ENDS[0]), Drop(events=99)]
+    logs, mask = Logs(segments=asking()), MASK if masked else []
+    async with enduring(logs, drops) as address, client_of(address) as client:
+        first = await collect(client.run("lead", "hi", event_names=mask))
+        await collect(client.resume(RUN_ID, [reply("ask-a", "a")]))
+        again = await collect(client.resume(RUN_ID, [reply("ask-b", "b")], after=0, event_names=mask))
+    assert (first.last_sequence, again.last_sequence) == (ENDS[0], ENDS[2])
+    assert len(logs.asked) == len(drops)
+
+
+async def test_answers_are_sent_again_under_one_request_id_until_something_came_and_then_the_run_is_watched() -> None:
+    unheard = [Drop(moment=moment) for moment in (Moment.UNHEARD, Moment.UNANSWERED, Moment.ACCEPTED)]
+    logs = Logs(segments=asking())
+    async with enduring(logs, [None, *unheard, Drop(events=1)]) as address, client_of(address) as client:
+        await collect(client.run("lead", "hi"))
+        stream = client.resume(RUN_ID, [reply("ask-a", "a")])
+        assert await stream.started() == RUN_ID
+        assert (await collect(stream)).events == tuple(asking()[1])
+    asked = [request for request, _ in logs.asked[1:]]
+    resume = pb.ResumeRunRequest(
+        run_id=RUN_ID, answers=[reply("ask-a", "a")], request_id=stream.request_id, follow=pb.FollowOptions()
+    )
+    watch = pb.WatchRunRequest(
+        run_id=RUN_ID, after_sequence=ENDS[0] + 1, until=pb.WATCH_UNTIL_INTERRUPTED, follow=pb.FollowOptions()
+    )
+    assert asked == [resume, resume, resume, resume, watch]
+    assert stream.request_id != ""
+
+
+async def test_coming_back_never_adds_to_the_time_that_the_caller_gave(monkeypatch: pytest.MonkeyPatch) -> None:
+    seconds = itertools.count()
+    monkeypatch.setattr(rejoining, "time", SimpleNamespace(monotonic=lambda: float(next(seconds))))
+    drops = [Drop(moment=Moment.UNHEARD), Drop(moment=Moment.ACCEPTED), Drop(events=1), Drop(events=1)]
+    logs = Logs(segments=asking())
+    async with enduring(logs, [None, *drops]) as address, client_of(address) as client:
+        await collect(client.run("lead", "hi"))
+        await collect(client.resume(RUN_ID, [reply("ask-a", "a")], timeout=60))
+    remaining = [left or 0.0 for _, left in logs.asked[1:]]
+    # A second passes between any two looks at the clock, of which there are two for each call: before and after it.
+    bounds = [60 - 1 - 2 * number for number in range(5)]
+    assert [left <= bound + 0.5 for left, bound in zip(remaining, bounds, strict=True)] == [True] * 5
+
+
+async def test_a_watch_until_an_interruption_stops_at_the_next_one_and_a_watch_to_the_end_at_none() -> None:
+    logs = Logs(segments=asking())
+    async with enduring(logs, [None] * 4 + [Drop(events=2), Drop(events=99)]) as address, client_of(address) as client:
+        await collect(client.run("lead", "hi"))
+        for name in "abc":
+            await collect(client.resume(RUN_ID, [reply(question(name), name)]))
+        until = pb.WATCH_UNTIL_INTERRUPTED
+        assert (await collect(client.watch(RUN_ID, after=ENDS[0], until=until))).events == tuple(asking()[1])
+        assert (await collect(client.watch(RUN_ID))).events == tuple(WHOLE)
+
+
+@given(drops=DROPS, restarts=RESTARTS)
+@settings(max_examples=15, deadline=None)
+async def test_the_synchronous_client_keeps_the_same_promise(drops: list[Drop | None], restarts: list[Drop]) -> None:
+    logs = Logs(segments=asking(), fork=forked(FORK_ID, WHOLE, ENDS[1]), shared=ENDS[1])
+
+    def turns(address: str) -> Iterator[tuple[AgentEvent, ...]]:
+        with Client(address, timeout=15, rejoining=AT_ONCE, options=QUICK) as client:
+            yield tuple(client.run("lead", "hi"))
+            for name in "abc":
+                yield tuple(client.resume(RUN_ID, [reply(question(name), name)]))
+            yield tuple(client.watch(RUN_ID, after=ENDS[0], until=pb.WATCH_UNTIL_INTERRUPTED))
+            yield tuple(client.fork(RUN_ID, ENDS[1]))
+
+    async with enduring(logs, [*restarts, *drops]) as address:
+        given = await asyncio.to_thread(lambda: list(turns(address)))
+    assert given == [tuple(segment) for segment in (*asking(), asking()[1], logs.fork[ENDS[1] :])]
+    assert (sorted(logs.by_run), len(logs.known)) == (sorted([RUN_ID, FORK_ID]), 5)
+
+
+async def test_a_synchronous_stream_is_closed_by_another_thread() -> None:
+    # The run waits for its answers, and the stream for the run's end.
+    logs = Logs(segments=asking())
+    async with enduring(logs) as address:
+        with Client(address, timeout=15, rejoining=AT_ONCE, options=QUICK) as client:
+            first = await asyncio.to_thread(lambda: list(client.run("lead", "hi")))
+            stream = client.watch(RUN_ID)
+            events = [await asyncio.to_thread(next, stream) for _ in first]
+            reader = asyncio.create_task(asyncio.to_thread(list, stream))
+            await asyncio.to_thread(stream.close)
+            assert (events, await reader) == (first, [])
+
+
+@given(drops=RESTARTS)
+@settings(max_examples=10, deadline=None)
+async def test_servers_that_go_down_and_come_back_change_nothing(drops: list[Drop]) -> None:
+    logs = Logs(segments=[list(desk())])
+    async with enduring(logs, drops) as address, client_of(address) as client:
+        assert (await collect(client.run("lead", "hi"))).events == tuple(desk())
+    assert (list(logs.by_run), len(logs.known)) == ([RUN_ID], 1)
+
+
+@given(drops=DROPS, shared=st.integers(1, len(WHOLE) - 1))
+@settings(max_examples=30, deadline=None)
+async def test_a_fork_is_made_once_and_streamed_from_where_it_begins(drops: list[Drop | None], shared: int) -> None:
+    log = forked(FORK_ID, WHOLE, shared)
+    logs = Logs(fork=log, shared=shared)
+    async with enduring(logs, drops) as address, client_of(address) as client:
+        stream = client.fork(RUN_ID, shared)
+        assert (await collect(stream)).events == tuple(log[shared:])
+        assert stream.run_id == FORK_ID
+    assert (list(logs.by_run), list(logs.known)) == ([FORK_ID], [stream.request_id])
+
+
+@given(cuts=st.lists(st.integers(0, 4_000), max_size=5))
+@settings(max_examples=15, deadline=None)
+async def test_a_connection_that_is_cut_after_any_byte_loses_and_repeats_nothing(cuts: list[int]) -> None:
+    logs = Logs(segments=[list(desk())])
+    async with enduring(logs) as address, cutting(address, cuts) as proxied, client_of(proxied) as client:
+        assert (await collect(client.run("lead", "hi"))).events == tuple(desk())
+    assert (list(logs.by_run), len(logs.known)) == ([RUN_ID], 1)
