@@ -6,8 +6,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bough import CollectedRun, RunCancelled, RunFailed, StepText, answer_of, collect, collected
+from bough import (
+    CollectedRun,
+    RunCancelled,
+    RunFailed,
+    RunInterrupted,
+    RunNotAnswered,
+    StepText,
+    answer_of,
+    collect,
+    collected,
+)
 from bough.v1 import error_pb2, event_pb2
+from tests.clients.questions import ask, asking, forked, hear, question, wait_for
 from tests.clients.turns import RUN_ID, SESSION_ID, USED, Turn, desk, words
 
 
@@ -75,6 +86,84 @@ def test_a_cancelled_run_raises_that() -> None:
     turn.add("lead", run_cancelled=event_pb2.RunCancelled(error=error_pb2.AgentError(message="It was cancelled.")))
     with pytest.raises(RunCancelled, match="It was cancelled"):
         answer_of(collected(turn.events))
+
+
+def test_a_run_that_goes_on_is_neither_failed_nor_answered() -> None:
+    with pytest.raises(RunNotAnswered, match="has not ended") as raised:
+        answer_of(collected(desk()[:5]))
+    assert type(raised.value) is RunNotAnswered
+
+
+def test_an_interrupted_run_says_what_it_asks() -> None:
+    run = collected(asking()[0])
+    assert (run.state, run.open_requests) == (event_pb2.STATE_INPUT_REQUIRED, (question("a"), question("b")))
+    with pytest.raises(RunInterrupted, match=r"What is a\?; What is b\?") as raised:
+        answer_of(run)
+    assert (raised.value.run_id, raised.value.requests) == (RUN_ID, (question("a"), question("b")))
+
+
+def test_a_question_is_open_as_soon_as_it_is_asked_and_until_it_is_answered() -> None:
+    turn = Turn()
+    turn.start()
+    ask(turn, "a", "b")
+    asked = collected(turn.events)
+    assert (asked.state, asked.open_requests) == (event_pb2.STATE_RUNNING, (question("a"), question("b")))
+    wait_for(turn, "a", "b")
+    hear(turn, "a")
+    heard = collected(turn.events)
+    assert (heard.state, heard.open_requests) == (event_pb2.STATE_RUNNING, (question("b"),))
+    turn.add("lead", run_cancelled=event_pb2.RunCancelled())
+    assert collected(turn.events).open_requests == ()
+
+
+def test_the_streams_of_a_run_and_its_answers_make_the_whole_run() -> None:
+    streams = asking()
+    whole = [event for stream in streams for event in stream]
+    run = collected(whole)
+    assert (run.state, run.answer, run.events) == (event_pb2.STATE_SUCCEEDED, "That is all.", tuple(whole))
+    assert [text.text for text in run.texts] == ["Let me ask.", "And c?", "That is all."]
+
+
+async def test_what_a_later_stream_gives_again_counts_once() -> None:
+    streams = asking()
+    whole = collected(event for stream in streams for event in stream)
+    first = await collect(streamed(streams[0]))
+    second = await collect(streamed([*streams[0][2:], *streams[1]]), earlier=first.events)
+    assert (second.state, second.open_requests) == (event_pb2.STATE_INPUT_REQUIRED, (question("b"),))
+    assert await collect(streamed([*streams[2], *streams[3]]), earlier=second.events) == whole
+
+
+def test_a_queued_run_is_pending_until_it_begins() -> None:
+    turn = Turn()
+    turn.start()
+    turn.add("lead", run_queued=event_pb2.RunQueued(behind_run_id="another"))
+    assert collected(turn.events).state == event_pb2.STATE_PENDING
+    turn.add("lead", run_dequeued=event_pb2.RunDequeued())
+    assert collected(turn.events).state == event_pb2.STATE_RUNNING
+    turn.end("At last.")
+    assert answer_of(collected(turn.events)) == "At last."
+
+
+def test_a_fork_of_a_run_that_waited_goes_on() -> None:
+    log = forked("fork", asking()[0], len(asking()[0]))
+    assert collected(log[: len(asking()[0]) + 1]).state == event_pb2.STATE_RUNNING
+    assert collected(log).answer == "Otherwise."
+
+
+def test_what_was_said_before_a_crash_is_void_once_the_model_is_asked_again() -> None:
+    turn = Turn()
+    turn.start()
+    turn.model("lead", "This ", "stays.")
+    turn.add("lead", step=1, llm_started=event_pb2.LlmStarted())
+    turn.add("lead", step=1, llm_output_delta=event_pb2.LlmOutputDelta(text="This is lo"))
+    turn.add("lead", run_resumed=event_pb2.RunResumed(cause=event_pb2.RESUME_CAUSE_RECOVERY, epoch=2))
+    again = event_pb2.LlmRetrying(reason=event_pb2.RETRY_REASON_RECOVERED)
+    turn.add("lead", step=1, attempt=2, llm_retrying=again)
+    assert [text.text for text in collected(turn.events).texts] == ["This stays."]
+    turn.add("lead", step=1, attempt=2, llm_output_delta=event_pb2.LlmOutputDelta(text="This "))
+    turn.add("lead", step=1, attempt=2, llm_output_delta=event_pb2.LlmOutputDelta(text="counts."))
+    run = collected(turn.events)
+    assert (run.state, [text.text for text in run.texts]) == (event_pb2.STATE_RUNNING, ["This stays.", "This counts."])
 
 
 def test_partials_of_a_summary_are_text_as_well() -> None:

@@ -27,6 +27,7 @@ def failed(code: grpc.StatusCode, message: str, *details: object) -> aio.AioRpcE
         (grpc.StatusCode.DEADLINE_EXCEEDED, errors.DeadlineExceeded),
         (grpc.StatusCode.CANCELLED, errors.CallCancelled),
         (grpc.StatusCode.ABORTED, errors.CallFailed),
+        (grpc.StatusCode.FAILED_PRECONDITION, errors.CallFailed),
         (grpc.StatusCode.INTERNAL, errors.CallFailed),
     ],
 )
@@ -40,6 +41,21 @@ def test_a_busy_session_names_the_run_that_holds_it() -> None:
     error = errors.from_rpc_error(failed(grpc.StatusCode.ABORTED, "Busy.", info))
     assert isinstance(error, errors.SessionBusy)
     assert (error.run_id, error.reason) == ("r1", "SESSION_BUSY")
+
+
+@pytest.mark.parametrize(
+    ("reason", "kind"),
+    [
+        ("ALREADY_ANSWERED", errors.AlreadyAnswered),
+        ("RUN_ENDED", errors.RunEnded),
+        ("FORK_REFUSED", errors.ForkRefused),
+        ("SOMETHING_LATER", errors.CallFailed),
+    ],
+)
+def test_what_a_run_cannot_do_any_more_has_a_class_for_each_reason(reason: str, kind: type[errors.CallFailed]) -> None:
+    info = error_details_pb2.ErrorInfo(reason=reason, domain="bough")
+    error = errors.from_rpc_error(failed(grpc.StatusCode.FAILED_PRECONDITION, "No.", info))
+    assert (type(error), error.reason, error.message) == (kind, reason, "No.")
 
 
 def test_an_invalid_request_names_every_field() -> None:
