@@ -253,7 +253,8 @@ async def test_help_and_version_need_no_server() -> None:
     shown = await bough("--help")
     assert (shown.code, "Run agents, follow them" in shown.out) == (0, True)
     assert (await bough("--version")).out.startswith("bough ")
-    for command in ("serve", "run", "watch", "tree", "events", "runs", "cancel", "agents", "sessions", "db", "doctor"):
+    turns = ("run", "resume", "fork", "replay", "watch", "tree", "events", "runs", "cancel")
+    for command in (*turns, "serve", "agents", "sessions", "db", "doctor"):
         assert f"\n  {command} " in shown.out
 
 

@@ -1,6 +1,7 @@
 """What an operator is told by `bough db`, `bough serve` and an installation that lacks a part: sentences and codes."""
 
 import asyncio
+import signal
 import sqlite3
 import sys
 from asyncio.subprocess import PIPE
@@ -10,7 +11,7 @@ import pytest
 
 from bough_server.store.sql.migrations import HEAD
 from bough_server.store.sql.schema import upgrade_database
-from tests.clients.commands import Finished, bough
+from tests.clients.commands import Finished, bough, started
 from tests.clients.loopback import LoopbackService, listening
 from tests.support.projects import llm, write_project
 
@@ -73,6 +74,18 @@ async def test_a_ready_file_that_cannot_be_written_is_refused_before_anything_se
     for place, sentence in refusals.items():
         ended = await bough("--config", str(config), "serve", "--port", "0", "--ready-file", str(place))
         assert ended == Finished(code=2, out="", err=sentence)
+
+
+async def test_the_ready_file_is_there_when_the_line_says_that_it_serves(tmp_path: Path) -> None:
+    config = write_project(tmp_path, llm("alone"), script={"alone": ["Hm."]})
+    ready = tmp_path / "ready"
+    server = await started("--config", str(config), "serve", "--port", "0", "--ready-file", str(ready))
+    assert server.stdout is not None
+    line = (await server.stdout.readline()).decode()
+    written = ready.read_text()
+    server.send_signal(signal.SIGTERM)
+    await server.communicate()
+    assert (line, server.returncode) == (f"serving {written}", 0)
 
 
 async def test_the_flag_for_the_default_model_wins_over_its_variable_before_a_server_is_looked_for(

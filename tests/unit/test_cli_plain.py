@@ -57,7 +57,7 @@ def test_what_happens_to_a_run_from_outside_is_one_line_each() -> None:
     turn.add("lead/refunds", input_received=event_pb2.InputReceived(answer=answer))
     assert [plain_line(event).split(maxsplit=2)[2] for event in turn.events] == [
         "lead run.queued waits for its session, behind run r1",
-        'lead/refunds control.input_requested lead/refunds asks for approval of refund {"amount": 180} '
+        'lead/refunds control.input_requested asks for approval of refund {"amount": 180} '
         "until 2023-11-14 22:13 UTC; then refused: too late",
         "lead run.interrupted waits for 1 answer",
         "lead run.resumed continued with an answer",

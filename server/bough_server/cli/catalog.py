@@ -4,8 +4,10 @@ from collections.abc import Collection
 from pathlib import Path
 
 from bough_server.agents.python_modules import load_python
-from bough_server.agents.sources import definition_files, read_sources
+from bough_server.agents.registry import Registry
+from bough_server.agents.sources import definition_files, load_sources, read_sources
 from bough_server.agents.validation import Known
+from bough_server.models.configured import build_models
 from bough_server.settings import Settings
 
 
@@ -25,4 +27,18 @@ def known_to(settings: Settings, *, without: Collection[Path] = ()) -> Known:
         has_default_model="default" in settings.models,
         definitions=[source.definition for source in sources],
         code_agents=[agent.definition for agent in python.agents],
+    )
+
+
+def registry_of(settings: Settings) -> Registry:
+    """The catalog of a configuration, as a server would have it; nothing is asked and nothing starts.
+
+    Raises ConfigurationError where anything of it is wrong.
+    """
+    python = load_python(settings.python, settings.folder)
+    return Registry(
+        load_sources(definition_files(settings.agents, settings.folder)),
+        models=build_models(settings.models, folder=settings.folder, secrets=settings.secrets),
+        code_agents=python.agents,
+        tools=python.tools,
     )

@@ -12,6 +12,7 @@ from bough_server.cli.choices import Target
 from bough_server.cli.db import db
 from bough_server.cli.doctor import doctor
 from bough_server.cli.fork import fork
+from bough_server.cli.replay import replay
 from bough_server.cli.resume import resume
 from bough_server.cli.run import run
 from bough_server.cli.runs import cancel, runs, tree
@@ -29,7 +30,7 @@ program = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for command in (serve, run, resume, fork, watch, tree, events, runs, cancel, doctor):
+for command in (serve, run, resume, fork, replay, watch, tree, events, runs, cancel, doctor):
     program.command()(command)
 for group, name in ((agents, "agents"), (sessions, "sessions"), (db, "db")):
     program.add_typer(group, name=name)

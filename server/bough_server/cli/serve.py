@@ -66,8 +66,7 @@ async def _serve(
         _check_place(ready_file)
     configure_logging(settings.log_level)
     async with App.open(settings) as app:
-        print_line(f"serving {app.address}")
-        await app.serve(ready_file=ready_file)
+        await app.serve(ready_file=ready_file, announce=lambda address: print_line(f"serving {address}"))
     return ExitCode.YES
 
 

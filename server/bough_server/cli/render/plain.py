@@ -7,7 +7,6 @@ from bough import text_of
 from bough.v1 import event_pb2, message_pb2
 from bough_server.cli.render.amounts import clip, duration_text, error_text, one_line, seconds_text
 from bough_server.cli.render.notes import (
-    asker_text,
     expiry_text,
     forked_text,
     interrupted_text,
@@ -51,7 +50,7 @@ def _tool_end(result: message_pb2.ToolResult) -> str:
 
 def _requested(event: AgentEvent) -> str:
     request = event.input_requested.request
-    return " ".join(part for part in (asker_text(request), request_text(request), expiry_text(request)) if part)
+    return f"{request_text(request)} {expiry_text(request)}".rstrip()
 
 
 _GISTS: Final[Mapping[str, Callable[[AgentEvent], str]]] = {

@@ -1,0 +1,115 @@
+"""The shop of examples/approvals by its commands: asked, answered, forked and replayed."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import pytest
+from google.protobuf import json_format
+
+from bough.v1 import agent_service_pb2, event_pb2, input_pb2
+from tests.clients.commands import Finished, bough
+
+SHOP = Path(__file__).parents[2] / "examples" / "approvals" / "bough.yaml"
+SAID = "Orders 1001 and 1002 come back."
+ANSWER = "Thank you. Whatever was approved is on its way to your card.\n"
+
+
+@pytest.fixture
+def database(tmp_path: Path) -> dict[str, str]:
+    """The environment of a shop with a database of its own."""
+    return {"BOUGH_DATABASE": str(tmp_path / "bough.db"), "BOUGH_DEFAULT_MODEL": "scripted"}
+
+
+async def shop(*arguments: str, environment: Mapping[str, str]) -> Finished:
+    return await bough("--config", str(SHOP), "--embedded", *arguments, environment=environment)
+
+
+async def open_requests(environment: Mapping[str, str]) -> dict[str, input_pb2.InputRequest]:
+    """What the newest run asks, by who asks."""
+    listed = await shop("runs", "--limit", "1", "--json", environment=environment)
+    run = json_format.Parse(listed.out, agent_service_pb2.Run())
+    return {"/".join(request.address): request for request in run.open_requests}
+
+
+async def waiting_for_approval(environment: Mapping[str, str]) -> None:
+    """A turn whose card is read and whose customer has said why, up to the refund that waits."""
+    ran = await shop("run", "lead", SAID, "--output", "answer", environment=environment)
+    assert (ran.code, ran.out) == (3, "")
+    asked = await open_requests(environment)
+    assert {name: request.reason for name, request in asked.items()} == {
+        "lead": input_pb2.INPUT_REASON_CLIENT_TOOL,
+        "lead/interviewer": input_pb2.INPUT_REASON_QUESTION,
+    }
+    card, why = asked["lead"].request_id, asked["lead/interviewer"].request_id
+    answers = ("--answer", f'{card[:13]}="4242"', "--answer", f'{why[-13:]}="it is broken"')
+    resumed = await shop("resume", "last", *answers, "--output", "answer", environment=environment)
+    assert (resumed.code, resumed.out) == (3, "")
+
+
+async def approval(environment: Mapping[str, str]) -> input_pb2.InputRequest:
+    return (await open_requests(environment))["lead/refunds"]
+
+
+def kinds(events: Sequence[event_pb2.AgentEvent]) -> list[str]:
+    return [event.WhichOneof("payload") or "" for event in events]
+
+
+async def test_a_run_is_answered_piece_by_piece_over_restarts_and_ends(database: dict[str, str]) -> None:
+    await waiting_for_approval(database)
+    request = await approval(database)
+    answer = f'{request.request_id}={{"approved": true, "arguments": {{"order_id": "1002", "amount": 90}}}}'
+    resumed = await shop("resume", "last", "--answer", answer, "--output", "json", environment=database)
+    events = [json_format.Parse(line, event_pb2.AgentEvent()) for line in resumed.out.splitlines()]
+    assert (resumed.code, kinds(events)[:2]) == (0, ["run_resumed", "input_received"])
+    paid = [event.tool_completed.result.parts[0].text for event in events if event.HasField("tool_completed")]
+    assert paid[0].startswith("90 EUR are paid back for order 1002")
+    again = await shop("resume", "last", "--answer", answer, "--output", "answer", environment=database)
+    assert (again.code, again.out) == (0, ANSWER)
+    changed = f"{request.request_id}=false"
+    other = await shop("resume", "last", "--answer", changed, environment=database)
+    assert (other.code, other.out) == (2, "")
+    replayed = await shop("replay", "last", environment=database)
+    assert (replayed.code, "replays to its end: " in replayed.out) == (0, True), replayed.out
+
+
+async def test_a_run_that_waits_replays_to_where_it_waits(database: dict[str, str]) -> None:
+    await waiting_for_approval(database)
+    replayed = await shop("replay", "last", environment=database)
+    assert (replayed.code, "replays to where it waits for input: " in replayed.out) == (0, True), replayed.out
+
+
+async def test_an_answer_that_the_question_does_not_take_is_refused_and_the_run_waits_on(
+    database: dict[str, str],
+) -> None:
+    await shop("run", "lead", SAID, "--output", "answer", environment=database)
+    why = (await open_requests(database))["lead/interviewer"].request_id
+    resumed = await shop("resume", "last", "--answer", f'{why}="boredom"', environment=database)
+    assert (resumed.code, resumed.out, "Traceback" in resumed.err) == (2, "", False)
+    assert set(await open_requests(database)) == {"lead", "lead/interviewer"}
+
+
+async def test_one_answer_of_two_has_the_run_ask_again_for_the_other(database: dict[str, str]) -> None:
+    await shop("run", "lead", SAID, "--output", "answer", environment=database)
+    asked = await open_requests(database)
+    answer = f'{asked["lead"].request_id}={{"error": "no reader"}}'
+    resumed = await shop("resume", "last", "--answer", answer, "--output", "answer", environment=database)
+    assert (resumed.code, "The run waits for 1 answer." in resumed.err) == (3, True)
+    assert await open_requests(database) == {"lead/interviewer": asked["lead/interviewer"]}
+
+
+async def test_a_fork_with_an_edited_result_waits_and_ends_by_itself(database: dict[str, str]) -> None:
+    await waiting_for_approval(database)
+    seen = await shop("events", "last", "--json", "--types", "tool.completed", environment=database)
+    results = [json_format.Parse(line, event_pb2.AgentEvent()) for line in seen.out.splitlines()]
+    (refund,) = [event for event in results if event.tool_completed.result.call.name == "refund"]
+    call = f"{refund.invocation_id}/{refund.tool_completed.result.call.call_id}"
+    edited = f'{call}={{"error": "The bank is closed."}}'
+    forked = await shop("fork", "last", "--after", str(refund.sequence), "--tool-result", edited, environment=database)
+    assert forked.code == 3, forked.err
+    assert "✗ refund  TOOL_FAILED: The bank is closed." in forked.out
+    assert [line for line in forked.out.splitlines() if line.startswith(("origin ", "fork 0"))] != []
+    answer = f"{(await approval(database)).request_id}=false"
+    resumed = await shop("resume", "last", "--answer", answer, "--output", "answer", environment=database)
+    assert (resumed.code, resumed.out) == (0, ANSWER)
+    replayed = await shop("replay", "last", environment=database)
+    assert (replayed.code, "replays to its end: " in replayed.out) == (0, True), replayed.out
