@@ -9,7 +9,7 @@ import ipaddress
 import logging
 import signal
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Final
@@ -23,16 +23,17 @@ from bough.v1 import (
     eval_service_pb2_grpc,
     session_service_pb2_grpc,
 )
-from bough_server.admission import RunDefaults
 from bough_server.agents.python_modules import load_python
 from bough_server.agents.registry import Registry
 from bough_server.agents.sources import definition_files, load_sources
 from bough_server.clock import Clock, SystemClock
 from bough_server.errors import ConfigurationError
+from bough_server.ids import new_uuid7
 from bough_server.interceptors.auth import current_principal
 from bough_server.interceptors.chain import interceptors
 from bough_server.models.configured import ConfiguredModels, build_models
-from bough_server.runs import Runs
+from bough_server.runs import RunDefaults, Runs
+from bough_server.runs.equipment import Equipment
 from bough_server.services.agent import AgentService
 from bough_server.services.catalog import CatalogService
 from bough_server.services.eval import EvalService
@@ -75,7 +76,7 @@ class App:
     async def open(cls, settings: Settings, *, clock: Clock | None = None) -> "AsyncIterator[App]":
         """A server made from settings, serving until the context is left.
 
-        Runs that a dead server left open are ended before the first call is served. Raises ConfigurationError.
+        Runs that an earlier server left open are gone on with while calls are served. Raises ConfigurationError.
         """
         _check_host(settings.server)
         clock = clock or SystemClock()
@@ -88,19 +89,11 @@ class App:
             provider = make_provider(export=settings.exports_traces)
             tracing = Tracing(provider, capture_content=settings.telemetry.capture_content)
             stack.push_async_callback(asyncio.to_thread, tracing.close)
-            runs = Runs(
-                log=store.log,
-                index=store.runs,
-                sessions=store.sessions,
-                resolver=registry,
-                tracing=tracing,
-                clock=clock,
-                defaults=_defaults(settings),
-            )
+            runs = Runs(_equipment(settings, store=store, registry=registry, tracing=tracing, clock=clock))
             stack.push_async_callback(runs.close)
-            ended = await runs.recover()
-            if ended:
-                _log.warning("ended runs that an earlier server left open", runs=ended)
+            found = await runs.recover()
+            if found:
+                _log.info("going on with runs that an earlier server left open", runs=found)
             server = aio.server(interceptors=interceptors(provider), options=_OPTIONS)
             _add_services(server, runs=runs, store=store, registry=registry, clock=clock)
             if settings.server.reflection:
@@ -126,10 +119,10 @@ class App:
         self.address = f"{host}:{port}"
         await self._health.serving()
 
-    async def serve(self, *, ready_file: Path | None = None) -> None:
+    async def serve(self, *, ready_file: Path | None = None, announce: Callable[[str], None] | None = None) -> None:
         """Serves until SIGINT or SIGTERM, then drains; a second one ends the drain's grace.
 
-        The ready file gets the address; the server is SERVING by then.
+        The ready file gets the address, and then `announce` does; the server is SERVING by then, and hears signals.
         """
         loop = asyncio.get_running_loop()
         told: asyncio.Queue[None] = asyncio.Queue()
@@ -142,6 +135,8 @@ class App:
             gc.freeze()
             if ready_file is not None:
                 _write_whole(ready_file, f"{self.address}\n")
+            if announce is not None:
+                announce(self.address)
             await told.get()
             _log.info("stopping", grace=self.settings.server.drain_grace)
             hurry = asyncio.create_task(self._hurry(told))
@@ -154,12 +149,12 @@ class App:
                 loop.remove_signal_handler(number)
 
     async def _hurry(self, told: "asyncio.Queue[None]") -> None:
-        """A second signal ends the runs that a first one lets go on."""
+        """A second signal ends the grace that a first one gives."""
         await told.get()
         await self.runs.drain(0)
 
     async def stop(self, grace: float = 0.0) -> None:
-        """Takes no new runs, lets live ones end within `grace` seconds, ends the rest, and closes the port."""
+        """Takes no new runs, lets effects in flight end within `grace` seconds, and closes the port."""
         self._stopping = self._stopping or asyncio.create_task(self._stop(grace))
         await asyncio.shield(self._stopping)
 
@@ -208,6 +203,22 @@ def _registry(settings: Settings, models: ConfiguredModels) -> Registry:
     python = load_python(settings.python, settings.folder)
     sources = load_sources(definition_files(settings.agents, settings.folder))
     return Registry(sources, models=models, code_agents=python.agents, tools=python.tools)
+
+
+def _equipment(settings: Settings, *, store: Store, registry: Registry, tracing: Tracing, clock: Clock) -> Equipment:
+    return Equipment(
+        log=store.log,
+        index=store.runs,
+        sessions=store.sessions,
+        catalog=store.catalog,
+        leases=store.leases,
+        mailbox=store.mailbox,
+        resolver=registry,
+        tracing=tracing,
+        clock=clock,
+        defaults=_defaults(settings),
+        worker=new_uuid7(clock.now_ns()),
+    )
 
 
 def _defaults(settings: Settings) -> RunDefaults:

@@ -16,7 +16,7 @@ from opentelemetry.sdk.trace import SpanProcessor, TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor
 from opentelemetry.sdk.trace.id_generator import RandomIdGenerator
 from opentelemetry.sdk.trace.sampling import ALWAYS_OFF
-from opentelemetry.trace import NonRecordingSpan, Span, SpanContext, SpanKind, Status, StatusCode
+from opentelemetry.trace import NonRecordingSpan, Span, SpanContext, SpanKind, Status, StatusCode, TraceFlags
 
 from bough.v1 import agent_pb2, error_pb2, message_pb2, step_pb2
 
@@ -26,6 +26,7 @@ Content: TypeAlias = str | Sequence[message_pb2.Message]
 Attributes: TypeAlias = Mapping[str, str | int | float]
 
 _NEW_IDS: Final = RandomIdGenerator()
+_SAMPLED: Final = TraceFlags(TraceFlags.SAMPLED)
 _INPUT: Final = {"execute_tool": "gen_ai.tool.call.arguments"}
 _OUTPUT: Final = {"execute_tool": "gen_ai.tool.call.result"}
 
@@ -40,6 +41,15 @@ class Parent:
     def current(cls) -> "Parent":
         """What is current in this task: inside a handler the call's span, with the caller's baggage."""
         return cls(context.get_current())
+
+    @classmethod
+    def recorded(cls, trace_id: str, span_id: str) -> "Parent":
+        """A span that an event names, whoever had it open; what is wrong with the ids makes it none."""
+        try:
+            ids = SpanContext(int(trace_id, 16), int(span_id, 16), is_remote=True, trace_flags=_SAMPLED)
+        except ValueError:
+            return cls(Context())
+        return cls(trace.set_span_in_context(NonRecordingSpan(ids), Context()))
 
     def for_run(self, *, run_id: str, session_id: str, user_id: str) -> "Parent":
         """The same, with the run's baggage."""
@@ -122,8 +132,11 @@ class Tracing:
         branch: str,
         depth: int,
         parent: Parent,
+        is_over: bool = False,
     ) -> Traced:
-        """One agent's execution."""
+        """One agent's execution; one that is over has ids and is not told of again."""
+        if is_over:
+            return Traced(_ids_below(parent), parent, operation="invoke_agent", capture=False)
         attributes: dict[str, str | int | float] = {
             "gen_ai.agent.name": agent,
             "gen_ai.agent.id": agent,
@@ -197,6 +210,11 @@ def _with_own_id(span: Span, parent: Parent) -> Span:
     ids, above = span.get_span_context(), trace.get_current_span(parent.context).get_span_context()
     if ids.is_valid and ids.span_id != above.span_id:
         return span
+    return _ids_below(parent)
+
+
+def _ids_below(parent: Parent) -> Span:
+    above = trace.get_current_span(parent.context).get_span_context()
     trace_id = above.trace_id if above.is_valid else _NEW_IDS.generate_trace_id()
     return NonRecordingSpan(SpanContext(trace_id, _NEW_IDS.generate_span_id(), is_remote=False))
 

@@ -23,9 +23,9 @@ from bough.v1 import (
 from bough.v1 import agent_service_pb2 as pb
 from bough.v1.agent_service_pb2_grpc import AgentServiceStub, add_AgentServiceServicer_to_server
 from bough.v1.eval_service_pb2_grpc import EvalServiceStub, add_EvalServiceServicer_to_server
-from bough_server.admission import check_input
 from bough_server.errors import InvalidRequest
 from bough_server.interceptors.validation import violations
+from bough_server.runs.admission import check_input
 from tests.rpc.servers import behaving, outcome, status_details
 
 

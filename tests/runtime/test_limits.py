@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 
 from bough.v1 import agent_pb2, error_pb2, event_pb2, message_pb2, policy_pb2
-from bough_server.admission import RunDefaults
 from bough_server.agents.function import agent
 from bough_server.errors import RunError
 from bough_server.models.model import ModelRequest
+from bough_server.runs.admission import RunDefaults
 from bough_server.runtime.context import Context
 from bough_server.tools.tool import tool
 from tests.support.held_clock import HeldClock

@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from bough.v1 import agent_pb2, agent_service_pb2, event_pb2, message_pb2, policy_pb2
-from bough_server.admission import RunDefaults
 from bough_server.models.model import ModelRequest
+from bough_server.runs.admission import RunDefaults
 from bough_server.tools.tool import tool
 from bough_server.views import Selection
 from tests.support.readings import check_replay, having, masked, text_of

@@ -9,10 +9,11 @@ from typing import NoReturn
 
 from bough.v1 import agent_pb2, agent_service_pb2, event_pb2, invocation_pb2, message_pb2, policy_pb2
 from bough_server import events
-from bough_server.admission import RunDefaults
 from bough_server.agents.registry import Models, Registry
 from bough_server.clock import Clock, SystemClock
 from bough_server.runs import Runs
+from bough_server.runs.admission import RunDefaults
+from bough_server.runs.equipment import Equipment
 from bough_server.runtime.agent import Agent
 from bough_server.runtime.replay import Replayed, replay
 from bough_server.store.ports import Principal, StoredEvent, StoredMessage
@@ -43,9 +44,9 @@ class House:
 
     async def until_over(self, run: agent_service_pb2.Run) -> None:
         """Waits until this process has let go of a run, without following it."""
-        live = self.runs._live.get(run.run_id)
-        if live is not None and live.task is not None:
-            await asyncio.wait({live.task})
+        live = self.runs._keeper.roster.at_hand(run.run_id)
+        if live is not None:
+            await live.over()
 
     async def start(
         self,
@@ -159,13 +160,19 @@ async def open_house(
     tracing = Tracing(make_provider(export=False))
     registry = Registry(definitions, models=models, code_agents=code_agents, tools=tools)
     runs = Runs(
-        log=store.log,
-        index=store.runs,
-        sessions=store.sessions,
-        resolver=registry,
-        tracing=tracing,
-        clock=clock,
-        defaults=defaults or RunDefaults(),
+        Equipment(
+            log=store.log,
+            index=store.runs,
+            sessions=store.sessions,
+            catalog=store.catalog,
+            leases=store.leases,
+            mailbox=store.mailbox,
+            resolver=registry,
+            tracing=tracing,
+            clock=clock,
+            defaults=defaults or RunDefaults(),
+            worker="the-house",
+        )
     )
     house = House(store=store, registry=registry, runs=runs, tracing=tracing, clock=clock)
     try:

@@ -1,5 +1,6 @@
 """The effect that asks a model: answered from the log, refused, or made; its attempts are attempts.py's."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -26,10 +27,14 @@ async def ask(ctx: "Context", key: str, index: int, request: ModelRequest, name:
         if key in execution.journal.started:
             frame.budget.count_model_call()
         return _answered(ctx, recorded)
-    await execution.pump.until_live(key)
+    await ctx.until_live(key)
     execution.refuse_sealed(key)
+    if key in execution.journal.started:
+        execution.observe_recorded(key)
+        frame.budget.count_model_call()
+        name = _last_model(execution.journal.of_effect[key])
     try:
-        model = _admitted(ctx, name)
+        model = _admitted(ctx, key, name)
     except RunError as refusal:
         event = frame.opened.in_step(frame.event(key), index)
         event.effect_digest = digest
@@ -39,7 +44,13 @@ async def ask(ctx: "Context", key: str, index: int, request: ModelRequest, name:
     return await _ask(ctx, key, index, digest, replace(request, agent=frame.name), model)
 
 
-def _admitted(ctx: "Context", name: str) -> Model:
+def _last_model(recorded: Sequence[event_pb2.AgentEvent]) -> str:
+    """The model that the last attempt went to."""
+    named = [event.llm_retrying.next_model or event.llm_started.model for event in recorded]
+    return next(name for name in reversed(named) if name)
+
+
+def _admitted(ctx: "Context", key: str, name: str) -> Model:
     try:
         model = ctx.execution.resolver.model(name)
     except KeyError:
@@ -47,7 +58,8 @@ def _admitted(ctx: "Context", name: str) -> Model:
             f"There is no model {name!r} in the server's configuration.",
             reason=error_pb2.ERROR_REASON_MODEL_UNAVAILABLE,
         ) from None
-    ctx.frame.budget.reserve_model_call()
+    if key not in ctx.execution.journal.started:
+        ctx.frame.budget.reserve_model_call()
     return model
 
 
@@ -57,15 +69,19 @@ async def _ask(
     execution, frame = ctx.execution, ctx.frame
     traced = execution.tracing.chat(model=model.model or model.name, provider=model.provider, parent=frame.traced.below)
     execution.spans[key] = traced
-    started = frame.opened.in_step(frame.event(key, traced=traced), index)
-    started.effect_digest, started.attempt = digest, 1
-    begun = started.llm_started
-    begun.model, begun.provider = model.name, model.provider
-    begun.message_count = len(request.messages) + bool(request.instruction)
-    begun.tool_names.extend(tool.name for tool in request.tools)
-    execution.emit(started)
+    lost = execution.journal.attempts.get(key, 0)
+    call = ModelCall(execution, frame, key=key, index=index, model=model, traced=traced, attempt=lost + 1)
+    if lost:
+        call.recover()
+    else:
+        started = frame.opened.in_step(frame.event(key, traced=traced), index)
+        started.effect_digest, started.attempt = digest, 1
+        begun = started.llm_started
+        begun.model, begun.provider = model.name, model.provider
+        begun.message_count = len(request.messages) + bool(request.instruction)
+        begun.tool_names.extend(tool.name for tool in request.tools)
+        execution.emit(started)
     await execution.committed()
-    call = ModelCall(execution, frame, key=key, index=index, model=model, traced=traced)
     ended = frame.opened.in_step(frame.event(key, traced=traced), index)
     try:
         response = await call.answer(request)
@@ -73,9 +89,9 @@ async def _ask(
         error = as_run_error(raised)
         ended.attempt = call.attempt
         ended.llm_failed.error.CopyFrom(_error(frame, error))
-        lost = getattr(raised, "lost_usage", None)
-        if lost is not None:
-            ended.llm_failed.lost_usage.CopyFrom(lost)
+        used = getattr(raised, "lost_usage", None)
+        if used is not None:
+            ended.llm_failed.lost_usage.CopyFrom(used)
         execution.emit(ended)
         execution.spans.pop(key).end(error=ended.llm_failed.error, input=request.messages)
         await execution.committed()

@@ -25,7 +25,7 @@ class ModelCall:
     """One model call of an invocation: `key` is its effect, `index` its step."""
 
     def __init__(
-        self, execution: Execution, frame: Frame, *, key: str, index: int, model: Model, traced: Traced
+        self, execution: Execution, frame: Frame, *, key: str, index: int, model: Model, traced: Traced, attempt: int
     ) -> None:
         self._execution = execution
         self._frame = frame
@@ -33,7 +33,7 @@ class ModelCall:
         self._index = index
         self._model = model
         self._traced = traced
-        self._attempt = 1
+        self._attempt = attempt
         self._call_ids: dict[int, str] = {}
 
     async def answer(self, request: ModelRequest) -> step_pb2.LlmResponse:
@@ -60,6 +60,13 @@ class ModelCall:
     def attempt(self) -> int:
         """The attempt in force, from 1."""
         return self._attempt
+
+    def recover(self) -> None:
+        """Says that this attempt follows one that was lost with whoever made it; what that one used nobody knows."""
+        event = self._event()
+        event.llm_retrying.reason = event_pb2.RETRY_REASON_RECOVERED
+        event.llm_retrying.next_model = self._model.name
+        self._execution.emit(event)
 
     async def _retry(self, error: ModelError, delay: float) -> None:
         self._attempt += 1

@@ -22,7 +22,7 @@ def closing(
                 child, why = invocations.child_at(key), error if key == scope else below
                 if child and why.reason != error_pb2.ERROR_REASON_CANCELLED:
                     why = failure_of_child(invocations[child].template.agent, child, why.message)
-                made.append(_effect_end(opened, started, why, child, now_ns))
+                made.append(_effect_end(opened, key, started, why, child, now_ns))
                 left.observe(made[-1])
         if keys.covers(scope, opened.key):
             mine = error if opened.key == scope else below
@@ -44,20 +44,24 @@ def failure_of_child(name: str, invocation_id: str, why: str) -> error_pb2.Agent
 
 def _effect_end(
     opened: OpenInvocation,
+    key: str,
     started: event_pb2.AgentEvent,
     error: error_pb2.AgentError,
     child: str,
     now_ns: int,
 ) -> event_pb2.AgentEvent:
-    key, speaker = started.effect_key, opened.template
+    speaker = opened.template
     event = opened.event(key, traced=started)
     event.step_id, event.step_index = started.step_id, started.step_index
     event.attempt = opened.attempts.get(key, started.attempt)
-    if events.kind_of(started) == events.TOOL_STARTED:
+    if events.kind_of(started) != events.LLM_STARTED:
         result = event.tool_failed.result
-        result.call.CopyFrom(started.tool_started.call)
-        result.start_time.CopyFrom(started.time)
-        result.latency.CopyFrom(duration(now_ns - started.time.ToNanoseconds()))
+        if started.HasField("tool_started"):
+            result.call.CopyFrom(started.tool_started.call)
+            result.start_time.CopyFrom(started.time)
+            result.latency.CopyFrom(duration(now_ns - started.time.ToNanoseconds()))
+        else:
+            result.call.CopyFrom(started.input_requested.request.call)
         result.agent, result.invocation_id, result.child_invocation_id = speaker.agent, speaker.invocation_id, child
         failure = result.error
     else:

@@ -5,7 +5,7 @@ Effects of one lane are sequential; concurrency goes through `gather` and `tools
 
 import json
 import random
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from typing import Any, TypeVar
@@ -24,6 +24,7 @@ from bough_server.runtime.dispatches import Dispatch
 from bough_server.runtime.ends import end_effect, end_others
 from bough_server.runtime.execution import Execution, as_run_error
 from bough_server.runtime.frame import Frame
+from bough_server.runtime.questions import NO_DEFAULT, question
 from bough_server.runtime.steps import StepNumbers, WaitingCalls
 from bough_server.runtime.values import Value, record_value
 
@@ -52,6 +53,8 @@ class Context:
         self._waiting = WaitingCalls(())
         self._in_flight = ""
         self._keys: set[str] = set()
+        self._wake_ns = 0
+        self._wake_ns = 0
 
     # What an agent may know
 
@@ -82,7 +85,7 @@ class Context:
 
     def history(self) -> list[message_pb2.Message]:
         """What this agent sees of the session and the run so far, its own input and steps included."""
-        session = (Said(one.message, one.agent, one.chain) for one in self.execution.facts.session)
+        session = (Said(one.message, one.agent, one.chain) for one in self.execution.session)
         return build(self.transcript, session, scope=self.frame.history)
 
     def offers(self) -> list[ToolSpec]:
@@ -171,26 +174,21 @@ class Context:
                 )
                 for lane, own in enumerate(numbers)
             ]
-            self.execution.pump.fork(len(lanes))
-            left = len(lanes)
 
             async def run(ctx: Context, lane: "Callable[[Context], Awaitable[T]]") -> T:
-                nonlocal left
                 try:
                     return await lane(ctx)
                 except SystemExit as error:  # it would end the server's event loop
                     raise as_run_error(error) from error
-                finally:
-                    left -= 1
-                    if left:
-                        self.execution.pump.park()
 
-            tasks = [self.execution.spawn(ctx.scope, run(ctx, lane)) for ctx, lane in zip(contexts, lanes, strict=True)]
+            pairs = zip(contexts, lanes, strict=True)
+            tasks = [self.execution.tasks.spawn(ctx.scope, run(ctx, lane)) for ctx, lane in pairs]
             self.frame.lanes.update({task: ctx.scope for task, ctx in zip(tasks, contexts, strict=True)})
-            await self.execution.join(*tasks)
+            await self.execution.tasks.join(*tasks)
             for task in tasks:
                 self.frame.lanes.pop(task, None)
             self._steps.pass_over(numbers)
+            self._wake_ns = max([self._wake_ns, *(ctx._wake_ns for ctx in contexts)])
             for ctx in contexts:
                 self.transcript.entries.extend(ctx.transcript.entries)
         failures = [task.exception() for task in tasks if not task.cancelled()]
@@ -208,6 +206,38 @@ class Context:
 
         value = await self._value(Value(self._key(""), event_pb2.VALUE_KIND_NOW, "now"), read)
         return datetime.fromtimestamp(int(json.loads(value)) / 1e9, UTC)
+
+    async def sleep(self, seconds: float) -> None:
+        """Waits; after a crash only for what is left of it. A replay of a finished run does not wait."""
+        key = self._key("")
+
+        async def wake() -> str:
+            return json.dumps(str(self.execution.clock.now_ns() + int(seconds * 1e9)))
+
+        with self._effect(key):
+            value = await record_value(self, Value(key, event_pb2.VALUE_KIND_SLEEP, "sleep"), wake)
+            self._wake_ns = max(self._wake_ns, int(json.loads(value)))
+            if self.execution.pump.live:
+                await self._sleep_on()
+
+    async def ask(
+        self,
+        prompt: str,
+        *,
+        schema: Mapping[str, Any] | None = None,
+        expires: float | None = None,
+        default: object = NO_DEFAULT,
+        key: str = "",
+    ) -> Any:
+        """Asks whoever follows the run, and gives the answer: a JSON value that fits the schema, if one is given.
+
+        The run waits for as long as it takes, over restarts, or for `expires` seconds; then the default is the answer.
+        Raises RunError: INPUT_EXPIRED without a default, BAD_ARGUMENTS where the default does not fit.
+        """
+        effect = self._key(key)
+        with self._effect(effect):
+            value = await question(self, effect, prompt, schema=schema, within=expires, default=default)
+        return json.loads(value)
 
     async def step(self, name: str, work: Callable[[], Awaitable[Any]], *, key: str = "") -> Any:
         """Does any other work on the world once, and gives its value: something that JSON can hold.
@@ -233,7 +263,22 @@ class Context:
 
     async def _value(self, value: Value, work: Callable[[], Awaitable[str]]) -> str:
         with self._effect(value.key):
-            return await record_value(self.execution, self.frame, value, work)
+            return await record_value(self, value, work)
+
+    async def until_live(self, key: str) -> None:
+        """Waits until an effect of this lane may go to the world: all that is recorded is handed back, sleeps over."""
+        await self.execution.pump.until_live(key)
+        await self._sleep_on()
+
+    async def settle(self) -> None:
+        """Waits, before its agent ends, for the rest of a sleep that a crash cut short."""
+        if self._wake_ns and self.scope not in self.execution.journal.ends and not self.execution.chronicle.is_offline:
+            await self.until_live(self.scope)
+
+    async def _sleep_on(self) -> None:
+        left, self._wake_ns = self._wake_ns - self.execution.clock.now_ns(), 0
+        if left > 0:
+            await self.execution.tasks.asleep(self.execution.clock.sleep(left / 1e9))
 
     def _key(self, explicit: str) -> str:
         """The key of the next effect of code: its number in the lane, or a name that the code gives it."""

@@ -16,7 +16,7 @@ from bough_server.errors import RunError
 from bough_server.runtime import keys
 from bough_server.runtime.agent import Agent, Outcome
 from bough_server.runtime.closing import failure_of_child
-from bough_server.runtime.dispatches import Abort, Dispatch, Ended, joined, told_to
+from bough_server.runtime.dispatches import Abort, Dispatch, Ended, joined, overtime, told_to
 from bough_server.runtime.ends import close_span, end_leftovers, finish, outcome_of
 from bough_server.runtime.execution import Execution, as_run_error
 from bough_server.runtime.frame import Frame, Place, branch_below, child_frame, root_frame, run_path_below
@@ -42,8 +42,8 @@ async def dispatch(ctx: "Context", work: Dispatch, *, on_abort: OnAbort = _no_si
         recorded = await execution.pump.result(work.key)
         execution.observe_recorded(work.key)
         return _refusal(recorded)
-    if work.key not in execution.journal.started:
-        await execution.pump.until_live(work.key)
+    if work.key not in execution.journal.dispatched:
+        await ctx.until_live(work.key)
         execution.refuse_sealed(work.key)
     try:
         child, told = _admit(execution, caller, work)
@@ -100,13 +100,10 @@ async def _run(
     execution, caller = ctx.execution, ctx.frame
     frame = _start(ctx, work, agent, told, digest)
     frame.transcript.say(told)
-    task = execution.spawn(work.key, _body(execution, frame, told))
+    task = execution.tasks.spawn(work.key, _body(execution, frame, told))
     cut = await joined(execution, frame, work, task)
     if cut:
-        error: RunError | None = RunError(
-            f"The agent {work.agent!r} took longer than its wall_duration.",
-            reason=error_pb2.ERROR_REASON_LIMIT_EXCEEDED,
-        )
+        error: RunError | None = overtime(work.agent)
         result = _result(work, caller, frame, None, error)
         abort = _abort_of(work, caller, error)
         if abort is not None:
@@ -146,6 +143,7 @@ def _start(ctx: "Context", work: Dispatch, agent: Agent, told: message_pb2.Messa
         branch=branch,
         depth=caller.depth + 1,
         parent=caller.traced.below,
+        is_over=work.key in execution.journal.ends,
     )
     execution.spans[work.key] = traced
     batch: list[event_pb2.AgentEvent] = []
@@ -153,7 +151,10 @@ def _start(ctx: "Context", work: Dispatch, agent: Agent, told: message_pb2.Messa
         called = caller.opened.in_step(caller.event(work.key, traced=traced), work.step_index)
         called.effect_digest, called.attempt = digest, 1
         called.tool_started.call.CopyFrom(work.call)
-        called.tool_started.idempotency_key = ids.derived_id(facts.run_id, work.key)
+        earlier = execution.journal.started.get(work.key)
+        called.tool_started.idempotency_key = (
+            earlier.tool_started.idempotency_key if earlier else ids.derived_id(facts.run_id, work.key)
+        )
         batch.append(called)
     started = event_pb2.AgentEvent(
         invocation_id=child_id,
@@ -192,9 +193,9 @@ async def dispatch_root(execution: Execution) -> None:
         return  # it was ended before it began
     traced = execution.spans[""]
     frame = root_frame(execution, agent, traced)
-    frame.transcript.say(begun.input)
-    task = execution.spawn("", _body(execution, frame, begun.input))
-    await execution.join(task)
+    frame.transcript.say(facts.told)
+    task = execution.tasks.spawn("", _body(execution, frame, facts.told))
+    await execution.tasks.join(task)
     if not execution.is_sealed(""):
         await execution.reach_end("")
     if execution.is_sealed(""):
@@ -215,6 +216,7 @@ async def _body(execution: Execution, frame: Frame, told: message_pb2.Message) -
     with frame.traced.attached():
         try:
             outcome = await frame.agent.run(ctx, told)
+            await ctx.settle()
         except SystemExit as error:  # it would end the server's event loop, and every run with it
             raise as_run_error(error) from error
     if not isinstance(outcome, Outcome):

@@ -76,43 +76,51 @@ async def joined(execution: Execution, frame: Frame, work: Dispatch, task: "asyn
     bounds = [work.link.limits, frame.agent.definition.limits]
     seconds = [bound.wall_duration.ToTimedelta().total_seconds() for bound in bounds if bound.HasField("wall_duration")]
     if not seconds:
-        await execution.join(task)
+        await execution.tasks.join(task)
         return False
     cut = execution.cut(work.key)
-    watched: set[asyncio.Future[Any]] = {task, cut}
     timer = None
-    if execution.pump.live:
+    if not execution.chronicle.is_offline:
         cutting = _cut_after(execution, frame, work, min(seconds), asyncio.current_task())
-        timer = execution.spawn(f"{work.key}.timer", cutting)
-    await asyncio.wait(watched, return_when=asyncio.FIRST_COMPLETED)
-    if not cut.done() and task.done() and execution.journal.is_cut_short(work.key):
-        execution.pump.park()  # it had ended when its time was up: the log says which of the two came first
-        await asyncio.shield(cut)
-        return True
-    if not task.done() or execution.is_sealed(work.key):
-        await asyncio.shield(cut)
-        return True
-    if timer is not None:
+        timer = execution.tasks.spawn(f"{work.key}.timer", cutting)
+    await execution.tasks.join(task, cut, first=True)
+    # Where it had ended when its time was up, the log says which of the two came first.
+    is_cut = not task.done() or execution.is_sealed(work.key) or execution.journal.is_cut_short(work.key)
+    if is_cut:
+        await execution.tasks.join(cut)
+        execution.close(work.key, *_cut_errors(work.agent))  # what a lost server did not come to
+    elif timer is not None:
         timer.cancel()
-    return False
+    return is_cut
 
 
 async def _cut_after(
     execution: Execution, frame: Frame, work: Dispatch, seconds: float, waiter: "asyncio.Task[Any] | None"
 ) -> None:
-    await execution.clock.sleep(seconds)
-    mine = RunError(
-        f"The agent {work.agent!r} took longer than its wall_duration.", reason=error_pb2.ERROR_REASON_LIMIT_EXCEEDED
-    )
-    below = RunError("The time of an agent above was up.", reason=error_pb2.ERROR_REASON_CANCELLED)
+    await execution.tasks.aside(execution.pump.lived.wait())
+    spent = execution.journal.running_ns(frame.opened.start_ns, execution.clock.now_ns()) / 1e9
+    await execution.tasks.aside(execution.clock.sleep(max(0.0, seconds - spent)))
+    error, below = _cut_errors(work.agent)
     await execution.cancel(
         work.key,
         caller=frame.parent.invocation_id if frame.parent else frame.invocation_id,
         reason=event_pb2.CANCEL_REASON_LIMIT,
-        error=mine.to_agent_error(),
-        below=below.to_agent_error(),
+        error=error,
+        below=below,
         waiter=waiter,
     )
     cut = execution.cut(work.key)
     if not cut.done():
         cut.set_result(None)
+
+
+def overtime(agent: str) -> RunError:
+    """The error of a sub-agent whose own time was up."""
+    return RunError(
+        f"The agent {agent!r} took longer than its wall_duration.", reason=error_pb2.ERROR_REASON_LIMIT_EXCEEDED
+    )
+
+
+def _cut_errors(agent: str) -> tuple[error_pb2.AgentError, error_pb2.AgentError]:
+    below = RunError("The time of an agent above was up.", reason=error_pb2.ERROR_REASON_CANCELLED)
+    return overtime(agent).to_agent_error(), below.to_agent_error()

@@ -8,9 +8,10 @@ from bough_server.errors import RunError
 from bough_server.history.transcript import Said
 from bough_server.runtime import keys
 from bough_server.runtime.agent import Outcome
-from bough_server.runtime.execution import STOP_SECONDS, Execution, as_run_error
+from bough_server.runtime.execution import Execution, as_run_error
 from bough_server.runtime.frame import Frame
 from bough_server.runtime.invocations import OpenInvocation
+from bough_server.runtime.tasks import STOP_SECONDS
 
 
 def outcome_of(task: "asyncio.Task[Outcome]", frame: Frame) -> tuple[Outcome | None, RunError | None]:

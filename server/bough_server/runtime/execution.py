@@ -1,53 +1,53 @@
-"""One run while it goes: its recorder, journal, limits, invocations and tasks; it knows nothing of any agent's insides.
+"""One run while it goes: its log, tasks, barrier and questions as one; it knows nothing of any agent's insides.
 
-Every coroutine of a run is a task that this module starts, and that it ends: when the run ends, when a part of it is
-cancelled, and when its log can no longer be written.
+Whoever ends a part of it records the wish first, then stops its tasks, then records every open end, leaf first. A run
+that is interrupted, or stopped unrecorded, is sealed: what still runs in it writes nothing.
 """
 
 import asyncio
 from collections import Counter
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, TypeVar
+from typing import Any
 
-import structlog
-
-from bough.v1 import error_pb2, event_pb2, policy_pb2
-from bough_server import events
+from bough.v1 import error_pb2, event_pb2, input_pb2, message_pb2, policy_pb2
 from bough_server.clock import Clock
-from bough_server.errors import NonDeterministic, RunError
+from bough_server.errors import NonDeterministic, RunError, ServerStopping
 from bough_server.runtime import keys
 from bough_server.runtime.agent import Resolver
+from bough_server.runtime.answers import expired, received
+from bough_server.runtime.chronicle import Chronicle
 from bough_server.runtime.closing import closing
-from bough_server.runtime.invocations import Invocations
-from bough_server.runtime.journal import Identity, Journal, Pump, identity_of
+from bough_server.runtime.inputs import Inputs
+from bough_server.runtime.journal import Journal
+from bough_server.runtime.pump import Pump
 from bough_server.runtime.recorder import Joining, Piece, Recorder
-from bough_server.runtime.sameness import same_fact
+from bough_server.runtime.tasks import Tasks
 from bough_server.store.ports import StoredMessage
 from bough_server.telemetry import Traced, Tracing
-
-T = TypeVar("T")
-
-_log = structlog.get_logger(__name__)
-
-STOP_SECONDS: Final = 1.0
-"""How long cancelled tasks may take to let go; after that the run ends without them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunFacts:
-    """What a run is: its ids, its first event, and the session as it was when it began."""
+    """What a run is: its ids, its first event, what it is told, and the session as it was when it began."""
 
     run_id: str
     session_id: str
     user_id: str
     started: event_pb2.AgentEvent
     session: Sequence[StoredMessage] = ()
+    changed_input: message_pb2.Message | None = None
+    """What a fork is told instead."""
 
     @property
     def key_root(self) -> str:
         """The UUID that the run's ids are derived from."""
         return self.started.run_started.key_root
+
+    @property
+    def told(self) -> message_pb2.Message:
+        """What the user says."""
+        return self.changed_input or self.started.run_started.input
 
 
 class Execution:
@@ -65,26 +65,31 @@ class Execution:
         default_delta: policy_pb2.DeltaPolicy | None = None,
     ) -> None:
         self.facts = facts
+        self.session = facts.session
+        """The session that the run sees; of a queued run not known before it begins."""
         self.default_delta = default_delta or policy_pb2.DeltaPolicy()
         self.resolver = resolver
         self.tracing = tracing
         self.clock = clock
         self.journal = journal
-        self.pump = Pump(journal, on_divergence=self.stop, on_cut=self._replay_cut, on_live=self._replayed)
-        self.invocations = Invocations()
+        self.tasks = Tasks(facts.run_id, self._quiet)
+        self.pump = Pump(journal, self.tasks, on_divergence=self.stop, on_cut=self._replay_cut, on_live=self._replayed)
+        self.chronicle = Chronicle(journal, recorder)
+        self.invocations = self.chronicle.invocations
+        self.inputs = Inputs(self.tasks)
         self.spans: dict[str, Traced] = {}
         self.calls_made: Counter[tuple[str, str]] = Counter()
         """How often an agent has called a tool in this run, by both names."""
-        self._recorder = recorder
-        self._tasks: dict[asyncio.Task[Any], str] = {}
+        self.is_interrupted = False
+        """Whether it waits for input: nothing more is recorded until somebody takes it over."""
+        self._is_draining = False
         self._sealed: set[str] = set()
-        self._observed: set[Identity] = set()
         self._cuts: dict[str, asyncio.Future[None]] = {}
         self._stopped: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         if recorder is not None:
             recorder.on_failure = self.stop
         # Recorded when the run was accepted; taken in at once, because a run may be ended before it begins.
-        self._observe(facts.started)
+        self.chronicle.observe(facts.started)
 
     # Events
 
@@ -99,36 +104,10 @@ class Execution:
         self._emit(*batch)
 
     def _emit(self, *batch: event_pb2.AgentEvent) -> None:
-        fresh = batch if self.journal.is_empty else [event for event in batch if not self._holds(event)]
-        if fresh:
-            if self._recorder is None:
-                error = NonDeterministic(
-                    f"The replay made {events.name_of(fresh[0])} of the effect {fresh[0].effect_key!r}, "
-                    "which the log does not hold."
-                )
-                raise self.diverged(error)
-            self._recorder.record(fresh)
-        for event in batch:
-            self._observe(event)
-
-    def _observe(self, event: event_pb2.AgentEvent) -> None:
-        self.invocations.observe(event)
-        if not self.journal.is_empty:
-            self._observed.add(identity_of(event))
-
-    def _holds(self, event: event_pb2.AgentEvent) -> bool:
-        recorded = self.journal.recorded.get(identity_of(event))
-        if recorded is None:
-            return False
-        if not same_fact(event, recorded):
-            error = NonDeterministic(
-                f"The replay's {events.name_of(event)} of the effect {event.effect_key!r} differs from the one at "
-                f"sequence {recorded.sequence}."
-            )
-            raise self.diverged(error)
-        event.time.CopyFrom(recorded.time)
-        event.sequence = recorded.sequence
-        return True
+        try:
+            self.chronicle.emit(*batch)
+        except NonDeterministic as error:
+            raise self.diverged(error) from None
 
     def diverged(self, error: NonDeterministic) -> asyncio.CancelledError:
         """Stops a replay that cannot go on, and gives what its agents' code is ended with."""
@@ -142,6 +121,10 @@ class Execution:
         except NonDeterministic as error:
             raise self.diverged(error) from None
 
+    def observe_recorded(self, key: str) -> None:
+        """Takes in what the log holds of an effect, as if it were made now."""
+        self.chronicle.observe_recorded(key)
+
     async def reach_end(self, scope: str) -> None:
         """Waits, in a replay, for the turn of an invocation's end; one that was cancelled never gets there."""
         if self.pump.live:
@@ -154,63 +137,19 @@ class Execution:
     async def reach_step_end(self, key: str) -> None:
         """Waits for good, in a replay, where a step was cancelled although it had all its results."""
         if not self.pump.live and self.journal.is_step_cut_off(key):
-            await self.pump.never()
-
-    def observe_recorded(self, key: str) -> None:
-        """Takes in what the log holds of an effect, as if it were made now."""
-        for event in self.journal.of_effect.get(key, ()):
-            if identity_of(event) not in self._observed and not self.journal.is_cancelled(event):
-                self._observe(event)
-
-    def _observe_scope(self, scope: str) -> None:
-        """Takes in everything that the log holds of a scope that was cancelled."""
-        for identity, event in self.journal.recorded.items():
-            if keys.covers(scope, event.effect_key) and identity not in self._observed:
-                self._observe(event)
+            await self.tasks.never()
 
     async def committed(self) -> None:
         """Waits until everything emitted so far is on disk."""
-        if self._recorder is not None:
-            await self._recorder.committed()
+        await self.chronicle.committed()
 
     def delta(self, piece: Piece, joining: Joining, make: Callable[[], event_pb2.AgentEvent]) -> bool:
         """Takes a piece of streamed text; gives whether the producer has to wait for `room`."""
-        assert self._recorder is not None, "a replay streams nothing"
-        return self._recorder.delta(piece, joining, make)
+        return self.chronicle.delta(piece, joining, make)
 
     async def room(self) -> None:
         """Waits until producers of deltas may go on."""
-        assert self._recorder is not None, "a replay streams nothing"
-        await self._recorder.room()
-
-    # Tasks
-
-    def spawn(self, scope: str, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
-        """Starts a task that ends with its scope."""
-        task = asyncio.get_running_loop().create_task(work, name=f"{self.facts.run_id}:{scope}")
-        self._tasks[task] = scope
-        task.add_done_callback(lambda done: self._tasks.pop(done, None))
-        return task
-
-    async def join(self, *tasks: asyncio.Task[Any], first: bool = False) -> None:
-        """Waits for tasks without owning their fate: cancelling the waiter cancels none of them, at any depth."""
-        waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        open_tasks = {task for task in tasks if not task.done()}
-        if not open_tasks or (first and len(open_tasks) < len(tasks)):
-            return
-
-        def done(task: asyncio.Task[Any]) -> None:
-            open_tasks.discard(task)
-            if (first or not open_tasks) and not waiter.done():
-                waiter.set_result(None)
-
-        for task in list(open_tasks):
-            task.add_done_callback(done)
-        try:
-            await waiter
-        finally:
-            for task in tasks:
-                task.remove_done_callback(done)
+        await self.chronicle.room()
 
     def is_sealed(self, scope: str) -> bool:
         """Whether nothing may begin in a scope any more."""
@@ -228,6 +167,37 @@ class Execution:
         if invocation_id not in self.invocations and invocation_id:
             raise asyncio.CancelledError
 
+    # Answers from outside
+
+    async def ask_outside(self, asked: event_pb2.AgentEvent) -> input_pb2.InputAnswer:
+        """The answer to a request; `asked` is its input_requested, recorded here if the log does not hold it."""
+        key = asked.effect_key
+        if key in self.journal.answered:
+            return self.journal.answered[key]
+        self.emit(asked)
+        timer = None
+        if asked.input_requested.request.HasField("expire_time"):
+            timer = self.tasks.spawn(f"{key}.timer", self._expire(asked))
+        try:
+            return await self.inputs.wait(asked)
+        finally:
+            if timer is not None:
+                timer.cancel()
+
+    def answer(self, event: event_pb2.AgentEvent) -> bool:
+        """Records an input_received and lets go on who waits for it; False where nobody waits for it here."""
+        gate = self.inputs.gate(event.input_received.answer.request_id)
+        if gate is None or self.is_sealed(event.effect_key):
+            return False
+        self._emit(event)
+        gate.open(event.input_received.answer)
+        return True
+
+    async def _expire(self, asked: event_pb2.AgentEvent) -> None:
+        left = (asked.input_requested.request.expire_time.ToNanoseconds() - self.clock.now_ns()) / 1e9
+        await self.tasks.aside(self.clock.sleep(max(0.0, left)))
+        self.answer(received(asked, expired(asked.input_requested.request)))
+
     # Ends
 
     async def finish(self, work: Coroutine[Any, Any, None]) -> None:
@@ -241,7 +211,8 @@ class Execution:
                 root.result()
         finally:
             self._sealed.add("")
-            await self._stop_tasks("")
+            self.tasks.close()
+            await self.tasks.stop("")
             root.cancel()
             await asyncio.wait({root})
 
@@ -251,6 +222,12 @@ class Execution:
         if not self._stopped.done():
             self._stopped.set_exception(error)
             self._stopped.exception()
+
+    def drain(self) -> None:
+        """Lets no effect begin any more, and stops the run as soon as those in flight have ended."""
+        self._is_draining = True
+        self.pump.hold()
+        self.tasks.check_soon()
 
     async def cancel(
         self,
@@ -272,17 +249,17 @@ class Execution:
 
     def _is_ending(self, scope: str) -> bool:
         """Whether somebody else ends a scope at this moment: whoever needs it ended must not run ahead of that."""
-        return self._recorder is not None and self.is_sealed(scope) and not self.is_sealed("")
+        return not self.chronicle.is_offline and self.is_sealed(scope) and not self.is_sealed("")
 
     def wish(self, scope: str, *, caller: str, reason: event_pb2.CancelReason.ValueType) -> bool:
         """Records that a scope is to end and seals it: nothing begins in it any more. False where it has been."""
         if self.is_sealed(scope) or caller not in self.invocations:
             return False
-        if self._recorder is None:
+        if self.chronicle.is_offline or (not self.pump.live and scope in self.journal.cancelled):
             self._sealed.add(scope)
-            self._observe_scope(scope)
-            return False
-        self._recorder.flush_below(lambda key: keys.covers(scope, key))
+            self.chronicle.observe_scope(scope)
+            return not self.chronicle.is_offline
+        self.chronicle.flush_below(scope)
         event = self.invocations[caller].event(scope)
         event.cancel_requested.scope, event.cancel_requested.reason = scope, reason
         self._emit(event)
@@ -298,7 +275,7 @@ class Execution:
         waiter: asyncio.Task[Any] | None = None,
     ) -> None:
         """Stops the tasks of a sealed scope, but for the one that waits for it, and records what ends there."""
-        await self._stop_tasks(scope, spared=waiter)
+        await self.tasks.stop(scope, spared=waiter)
         await self.committed()
         self.close(scope, error, below)
         await self.committed()
@@ -321,33 +298,45 @@ class Execution:
         """Done when a scope has been ended because its own time was up, while its caller goes on."""
         return self._cuts.setdefault(scope, asyncio.get_running_loop().create_future())
 
+    # What the barrier says
+
+    def _quiet(self) -> None:
+        if not self.pump.live:
+            self.pump.advance()
+        elif self.inputs and not self.pump.has_parked and not self.tasks.sleeping:
+            self._interrupt()
+        elif self._is_draining:
+            self.stop(ServerStopping("The server stops; the run goes on where it is taken up."))
+
+    def _interrupt(self) -> None:
+        event = self.invocations.root().event("")
+        event.run_interrupted.requests.extend(self.inputs.requests())
+        self.chronicle.append(event)
+        self.is_interrupted = True
+        self._end_without_error()
+
+    def _end_without_error(self) -> None:
+        self._sealed.add("")
+        if not self._stopped.done():
+            self._stopped.set_result(None)
+
     def _replay_cut(self, scope: str) -> None:
         self._sealed.add(scope)
-        self._observe_scope(scope)
+        self.chronicle.observe_scope(scope)
         self.cut(scope).set_result(None)
 
     def _replayed(self, frontier: Sequence[str]) -> None:
         """Everything recorded has been handed back; a replay without a recorder must need nothing more."""
-        if self._recorder is not None:
-            return
-        if "" in self.journal.cancelled:
-            self._sealed.add("")
-            self._observe_scope("")
-            if not self._stopped.done():
-                self._stopped.set_result(None)
+        if not self.chronicle.is_offline:
+            self.chronicle.go_live()
+        elif "" in self.journal.cancelled:
+            self.chronicle.observe_scope("")
+            self._end_without_error()
+        elif self.journal.is_interrupted and {*frontier} <= {key for key, _ in self.journal.open_requests()}:
+            self._end_without_error()
         else:
             asked = ", ".join(frontier) or "nothing, and never ended"
             self.stop(NonDeterministic(f"The log ends, but the agents asked for {asked}."))
-
-    async def _stop_tasks(self, scope: str, *, spared: asyncio.Task[Any] | None = None) -> None:
-        kept = (asyncio.current_task(), spared)
-        doomed = [task for task, of in self._tasks.items() if task not in kept and keys.covers(scope, of)]
-        for task in sorted(doomed, key=lambda task: self._tasks.get(task, "").count("/"), reverse=True):
-            task.cancel()
-        if doomed:
-            _, late = await asyncio.wait(doomed, timeout=STOP_SECONDS)
-            for task in late:
-                _log.warning("task ignores its cancellation", run_id=self.facts.run_id, task=task.get_name())
 
 
 def is_start(event: event_pb2.AgentEvent) -> bool:

@@ -12,6 +12,7 @@ from google.protobuf import duration_pb2
 from bough.v1 import error_pb2, event_pb2, message_pb2, step_pb2
 from bough_server import events, ids, usage
 from bough_server.cutting import cut_results
+from bough_server.runtime import keys
 
 _END_OF_ROOT = {events.RUN_COMPLETED, events.RUN_FAILED, events.RUN_CANCELLED}
 
@@ -41,6 +42,7 @@ class OpenInvocation:
     below: message_pb2.Usage = field(default_factory=message_pb2.Usage)
     steps: dict[str, OpenStep] = field(default_factory=dict)
     effects: dict[str, event_pb2.AgentEvent] = field(default_factory=dict)
+    """Calls that have begun and not ended, by their first event; of one that waits for input the input_requested."""
     attempts: dict[str, int] = field(default_factory=dict)
     last_step_id: str = ""
 
@@ -261,9 +263,13 @@ def _take_effect(opened: OpenInvocation, event: event_pb2.AgentEvent, kind: int)
     elif kind == events.LLM_FAILED:
         if opened.effects.pop(key, None) is not None:
             _count_attempt(opened, event.llm_failed.lost_usage)
+    elif kind == events.INPUT_REQUESTED:
+        if event.input_requested.request.HasField("call"):
+            opened.effects.setdefault(keys.owner(key), event)
     elif kind == events.TOOL_STARTED:
+        before = opened.effects.get(key)
+        opened.own.tool_calls += before is None or not before.HasField("tool_started")
         opened.effects[key] = event
-        opened.own.tool_calls += 1
     elif kind in (events.TOOL_COMPLETED, events.TOOL_FAILED):
         opened.effects.pop(key, None)
         done = event.tool_completed.result if kind == events.TOOL_COMPLETED else event.tool_failed.result

@@ -1,25 +1,25 @@
-"""The log read as what has already been done, and the pump that hands it back in order; it runs no agent.
+"""A log read as what has already been done; it hands nothing back and runs no agent.
 
-The rules are those of the replay design: an effect whose result is in the journal gets it back and touches nothing; a
-recorded result is delivered only while every coroutine of the run is parked, in log order, one at a time; nothing
-goes to the world before all have been delivered.
+The rules are those of the replay design: an effect whose result is in the journal gets it back and touches nothing.
 """
 
-import asyncio
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Final
 
-from bough.v1 import event_pb2
+from bough.v1 import event_pb2, input_pb2
 from bough_server import events
 from bough_server.errors import NonDeterministic
 from bough_server.runtime import keys
 
-_RESULTS = frozenset(
+_RESULTS: Final = frozenset(
     {events.LLM_COMPLETED, events.LLM_FAILED, events.TOOL_COMPLETED, events.TOOL_FAILED, events.VALUE_RECORDED}
 )
-_STARTS = frozenset({events.LLM_STARTED, events.TOOL_STARTED, events.SUB_AGENT_STARTED, events.RUN_STARTED})
-_ENDS = frozenset({events.SUB_AGENT_COMPLETED, events.SUB_AGENT_FAILED, *events.TERMINAL_KINDS})
-_STEP_ENDS = frozenset({events.STEP_COMPLETED, events.STEP_FAILED})
+_STARTS: Final = frozenset({events.LLM_STARTED, events.TOOL_STARTED, events.SUB_AGENT_STARTED, events.RUN_STARTED})
+_ENDS: Final = frozenset({events.SUB_AGENT_COMPLETED, events.SUB_AGENT_FAILED, *events.TERMINAL_KINDS})
+_STEP_ENDS: Final = frozenset({events.STEP_COMPLETED, events.STEP_FAILED})
+_OF_THE_RUN: Final = frozenset({events.RUN_QUEUED, events.RUN_DEQUEUED, events.RUN_RESUMED, events.RUN_FORKED})
 
 Identity = tuple[str, int, int]
 """Effect key, payload kind and attempt: what makes an event the same event on both sides of a replay."""
@@ -30,21 +30,44 @@ def identity_of(event: event_pb2.AgentEvent) -> Identity:
     return event.effect_key, events.kind_of(event), event.attempt
 
 
+@dataclass(frozen=True, slots=True)
+class Gap:
+    """Time in which nobody executed the run, in nanoseconds since the Unix epoch."""
+
+    begin_ns: int
+    end_ns: int
+
+
 class Journal:
-    """What a log says has been done."""
+    """What a log says has been done. Deltas may be left out of it."""
 
     def __init__(self, log: Iterable[event_pb2.AgentEvent] = ()) -> None:
         self.recorded: dict[Identity, event_pb2.AgentEvent] = {}
         self.of_effect: dict[str, list[event_pb2.AgentEvent]] = {}
         self.started: dict[str, event_pb2.AgentEvent] = {}
         self.results: dict[str, event_pb2.AgentEvent] = {}
+        self.requested: dict[str, input_pb2.InputRequest] = {}
+        """Effect to what it asked of the outside."""
+        self.answered: dict[str, input_pb2.InputAnswer] = {}
+        """Effect to the answer that it got."""
+        self.attempts: dict[str, int] = {}
+        """Effect to the highest attempt that began."""
         self.dispatched: set[str] = set()
         self.ends: dict[str, event_pb2.AgentEvent] = {}
         """Scope of an invocation to its end."""
         self.cancelled: dict[str, int] = {}
         self.cut_short: dict[int, event_pb2.AgentEvent] = {}
         """Cancellations after which a caller went on: of a sub-agent whose own time was up."""
+        self.gaps: list[Gap] = []
+        self.dequeued: event_pb2.AgentEvent | None = None
+        self.is_interrupted = False
+        """Whether the log ends where the run waits for input."""
+        self.shared_through = 0
+        """The last sequence of another run's log that this one begins with."""
+        self.last_sequence = 0
         self.todo: deque[event_pb2.AgentEvent] = deque()
+        self._asked: set[str] = set()
+        self._last_ns = 0
         for event in log:
             self._read(event)
         results = [event for event in self.results.values() if event.effect_key not in self.dispatched]
@@ -59,23 +82,74 @@ class Journal:
 
     def _read(self, event: event_pb2.AgentEvent) -> None:
         kind = events.kind_of(event)
-        if kind in events.DELTA_KINDS or not kind:
+        self.last_sequence = event.sequence
+        now_ns = event.time.ToNanoseconds()
+        if kind in (events.RUN_RESUMED, events.RUN_FORKED):
+            self.gaps.append(Gap(self._last_ns, max(self._last_ns, now_ns)))
+        self._last_ns = now_ns
+        self.is_interrupted = kind == events.RUN_INTERRUPTED
+        if kind in events.DELTA_KINDS or not kind or kind == events.RUN_INTERRUPTED:
+            return
+        if kind in _OF_THE_RUN:
+            self._read_of_the_run(event, kind)
             return
         key = event.effect_key
         self.recorded.setdefault(identity_of(event), event)
         self.of_effect.setdefault(key, []).append(event)
         if kind in _STARTS:
             self.started.setdefault(key, event)
+        if event.attempt:
+            self.attempts[key] = max(event.attempt, self.attempts.get(key, 0))
         if kind == events.SUB_AGENT_STARTED:
             self.dispatched.add(key)
         if kind in _ENDS:
             self.ends[key] = event
         if kind in _RESULTS:
             self.results[key] = event
+        elif kind == events.INPUT_REQUESTED:
+            self._read_request(event)
+        elif kind == events.INPUT_RECEIVED:
+            self._read_answer(event)
         elif kind == events.CANCEL_REQUESTED:
             self.cancelled.setdefault(event.cancel_requested.scope, event.sequence)
             if event.cancel_requested.reason == event_pb2.CANCEL_REASON_LIMIT and event.cancel_requested.scope:
                 self.cut_short[event.sequence] = event
+
+    def _read_of_the_run(self, event: event_pb2.AgentEvent, kind: int) -> None:
+        if kind == events.RUN_DEQUEUED:
+            self.dequeued = event
+        elif kind == events.RUN_FORKED:
+            self.shared_through = event.run_forked.origin_sequence
+        # A run that waited or was taken over before it did anything has nothing to hand back, and is not new either.
+        self.recorded.setdefault(("", kind, event.sequence), event)
+
+    def _read_request(self, event: event_pb2.AgentEvent) -> None:
+        request = event.input_requested.request
+        self.requested[event.effect_key] = request
+        if request.reason == input_pb2.INPUT_REASON_QUESTION:
+            self.started.setdefault(event.effect_key, event)
+
+    def _read_answer(self, event: event_pb2.AgentEvent) -> None:
+        self.answered[event.effect_key] = event.input_received.answer
+        request = self.requested.get(event.effect_key)
+        if request is not None and request.reason == input_pb2.INPUT_REASON_QUESTION:
+            self.results[event.effect_key] = event
+
+    def open_requests(self) -> "Iterator[tuple[str, input_pb2.InputRequest]]":
+        """What was asked of the outside and is neither answered nor ended, with its effect, in the order of asking."""
+        for key, request in self.requested.items():
+            owner = keys.owner(key)
+            is_over = owner in self.results or self._is_in_cancelled(owner)
+            if key not in self.answered and not is_over:
+                yield key, request
+
+    def _is_in_cancelled(self, key: str) -> bool:
+        return any(keys.covers(scope, key) for scope in self.cancelled)
+
+    def running_ns(self, since_ns: int, until_ns: int) -> int:
+        """How long somebody executed the run between two times."""
+        lost = sum(max(0, min(gap.end_ns, until_ns) - max(gap.begin_ns, since_ns)) for gap in self.gaps)
+        return max(0, until_ns - since_ns - lost)
 
     def is_cut_short(self, scope: str) -> bool:
         """Whether a sub-agent was ended because its own time was up."""
@@ -94,7 +168,8 @@ class Journal:
         )
 
     def check(self, key: str, digest: str) -> None:
-        """Refuses an effect that asks for something else than the log holds under its key."""
+        """Takes note of an effect, and refuses one that asks for something else than the log holds under its key."""
+        self._asked.add(key)
         recorded = self.started.get(key) or self.results.get(key)
         if recorded is not None and recorded.effect_digest and recorded.effect_digest != digest:
             raise NonDeterministic(
@@ -102,92 +177,10 @@ class Journal:
                 f"{recorded.sequence}). Agent code must take the world in by effects only."
             )
 
-
-class Pump:
-    """Counts the coroutines that are not parked, and delivers recorded results while there are none."""
-
-    def __init__(
-        self,
-        journal: Journal,
-        *,
-        on_divergence: Callable[[NonDeterministic], None],
-        on_cut: Callable[[str], None],
-        on_live: Callable[[Sequence[str]], None],
-    ) -> None:
-        self._journal = journal
-        self._todo = journal.todo
-        self._waiters: dict[str, asyncio.Future[event_pb2.AgentEvent]] = {}
-        self._frontier: list[tuple[str, asyncio.Future[None]]] = []
-        self._active = 1
-        self._on_divergence = on_divergence
-        self._on_cut = on_cut
-        self._on_live = on_live
-        self.live = journal.is_empty
-
-    def fork(self, lanes: int) -> None:
-        """One coroutine becomes `lanes` of them."""
-        self._active += lanes - 1
-
-    def park(self) -> None:
-        """A coroutine waits for something that only the pump or nobody gives."""
-        self._active -= 1
-        if self._active == 0:
-            self._advance()
-
-    async def result(self, key: str) -> event_pb2.AgentEvent:
-        """Waits for the recorded result of an effect to be handed back."""
-        waiter = self._waiters[key] = asyncio.get_running_loop().create_future()
-        self.park()
-        event: event_pb2.AgentEvent = await waiter
-        return event
-
-    async def never(self) -> None:
-        """Parks a coroutine for good: it was cancelled at this point."""
-        self.park()
-        await asyncio.get_running_loop().create_future()
-
-    async def until_live(self, key: str) -> None:
-        """Waits until everything recorded has been handed back; then effects may go to the world."""
-        if self.live:
-            return
-        gate: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._frontier.append((key, gate))
-        self.park()
-        await gate
-
-    def _advance(self) -> None:
-        while not self.live and self._todo:
-            event = self._todo.popleft()
-            if event.sequence in self._journal.cut_short:
-                self._active += 1
-                self._on_cut(event.cancel_requested.scope)
-                return
-            waiter = self._waiters.pop(event.effect_key, None)
-            if self._journal.is_cancelled(event):
-                continue
-            if waiter is None:
-                self._diverge(event)
-                return
-            self._active += 1
-            waiter.set_result(event)
-            return
-        if not self.live:
-            self._go_live()
-
-    def _go_live(self) -> None:
-        self.live = True
-        frontier, self._frontier = self._frontier, []
-        self._on_live([key for key, _ in frontier])
-        self._active += len(frontier)
-        for _, gate in frontier:
-            if not gate.done():
-                gate.set_result(None)
-
-    def _diverge(self, event: event_pb2.AgentEvent) -> None:
-        asked = sorted({*self._waiters, *(key for key, _ in self._frontier)}) or ["nothing"]
-        what = f"{events.name_of(event)} of the effect {event.effect_key}" if event.effect_key else "the run's end"
-        self._on_divergence(
-            NonDeterministic(
-                f"The log holds {what} at sequence {event.sequence}, but the agents asked for {', '.join(asked)}."
-            )
-        )
+    def forgotten(self) -> event_pb2.AgentEvent | None:
+        """An effect that the log holds begun and without a result, and that nobody asked for again."""
+        for key, event in self.started.items():
+            is_over = key in self.results or key in self.ends
+            if key and key not in self._asked and not is_over and not self._is_in_cancelled(key):
+                return event
+        return None

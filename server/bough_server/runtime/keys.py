@@ -4,6 +4,7 @@ import hashlib
 import re
 from typing import Final
 
+_ABOUT: Final = re.compile(r"\.(ok|again[0-9]+)\Z")
 _FREE: Final = re.compile(r"(?![es][0-9]+\Z)[A-Za-z0-9_-]{1,64}")
 
 
@@ -30,3 +31,8 @@ def digest(*asked: str) -> str:
         hashed.update(b"%d:" % len(data))
         hashed.update(data)
     return hashed.hexdigest()
+
+
+def owner(key: str) -> str:
+    """The effect that a request is about: of an approval the call, of any other the effect that asks itself."""
+    return _ABOUT.sub("", key)

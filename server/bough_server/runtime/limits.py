@@ -42,6 +42,11 @@ class Budget:
         for budget in chain:
             budget._used_tools += 1
 
+    def release_tool_call(self) -> None:
+        """Gives back what a call reserved that was refused before it started."""
+        for budget in self._chain():
+            budget._used_tools -= 1
+
     def check_depth(self, depth: int) -> None:
         """Refuses an invocation at a depth below the bounds. Raises RunError LIMIT_EXCEEDED."""
         for budget in self._chain():

@@ -39,6 +39,7 @@ class Offer:
     tool: Tool | None = None
     link: agent_pb2.AgentLink | None = None
     max_calls: int | None = None
+    requires_approval: bool = False
     timeout: float | None = None
 
 
@@ -78,6 +79,7 @@ def _tool_offer(link: agent_pb2.ToolLink, tool: Tool) -> Offer:
         spec=spec(tool),
         tool=tool,
         max_calls=link.max_calls_per_run if link.HasField("max_calls_per_run") else None,
+        requires_approval=link.requires_approval,
         timeout=link.timeout.ToTimedelta().total_seconds() if link.HasField("timeout") else tool.timeout,
     )
 

@@ -1,4 +1,4 @@
-"""AgentService: starting, following and stopping runs; everything that a run is belongs to runs.py."""
+"""AgentService: starting, following, answering, forking and stopping runs; what a run is belongs to runs."""
 
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Coroutine
@@ -19,10 +19,10 @@ from bough_server.telemetry import Parent
 from bough_server.views import Selection
 
 RUN_ID_KEY = "bough-run-id"
-"""Initial metadata of both streams: the run, before its first event."""
+"""Initial metadata of every stream: the run, before its first event."""
 
 LAST_SEQUENCE_KEY = "bough-last-sequence"
-"""Trailing metadata of both streams: the through_sequence of the last response."""
+"""Trailing metadata of every stream: the through_sequence of the last response."""
 
 
 T = TypeVar("T")
@@ -46,7 +46,37 @@ class AgentService(agent_service_pb2_grpc.AgentServiceServicer):
             trace=Parent.current(),
         )
         record = await _whole(starting)
-        async with aclosing(self._follow(principal, record.run, request.follow, context)) as messages:
+        following = self._follow(principal, record.run, request.follow, context, until=pb.WATCH_UNTIL_INTERRUPTED)
+        async with aclosing(following) as messages:
+            async for message in messages:
+                yield message
+
+    async def ResumeRun(  # type: ignore[override]  # the responses are serialized already
+        self, request: pb.ResumeRunRequest, context: aio.ServicerContext[pb.ResumeRunRequest, pb.ResumeRunResponse]
+    ) -> AsyncGenerator[bytes, None]:
+        """Answers what a run asks, and follows it on."""
+        principal = self._principal()
+        resuming = self._runs.resume(principal, request, deadline_time_ns=self._deadline(context.time_remaining()))
+        resumed = await _whole(resuming)
+        after = request.after_sequence if request.HasField("after_sequence") else resumed.since
+        following = self._follow(
+            principal, resumed.record.run, request.follow, context, after=after, until=pb.WATCH_UNTIL_INTERRUPTED
+        )
+        async with aclosing(following) as messages:
+            async for message in messages:
+                yield message
+
+    async def ForkRun(  # type: ignore[override]  # the responses are serialized already
+        self, request: pb.ForkRunRequest, context: aio.ServicerContext[pb.ForkRunRequest, pb.ForkRunResponse]
+    ) -> AsyncGenerator[bytes, None]:
+        """Starts a run that shares the beginning of another's log, and follows it from there."""
+        principal = self._principal()
+        forking = self._runs.fork(principal, request, deadline_time_ns=self._deadline(context.time_remaining()))
+        record, shared = await _whole(forking)
+        following = self._follow(
+            principal, record.run, request.follow, context, after=shared, until=pb.WATCH_UNTIL_INTERRUPTED
+        )
+        async with aclosing(following) as messages:
             async for message in messages:
                 yield message
 
@@ -56,9 +86,8 @@ class AgentService(agent_service_pb2_grpc.AgentServiceServicer):
         """Follows any run from any sequence."""
         principal = self._principal()
         record = await self._runs.get(principal, request.run_id)
-        until_current = request.until == pb.WATCH_UNTIL_CURRENT
         following = self._follow(
-            principal, record.run, request.follow, context, after=request.after_sequence, until_current=until_current
+            principal, record.run, request.follow, context, after=request.after_sequence, until=request.until
         )
         async with aclosing(following) as messages:
             async for message in messages:
@@ -92,11 +121,10 @@ class AgentService(agent_service_pb2_grpc.AgentServiceServicer):
         principal: Principal,
         run: pb.Run,
         options: pb.FollowOptions,
-        context: aio.ServicerContext[pb.RunRequest, pb.RunResponse]
-        | aio.ServicerContext[pb.WatchRunRequest, pb.WatchRunResponse],
+        context: aio.ServicerContext[Any, Any],
         *,
+        until: pb.WatchUntil.ValueType,
         after: int = 0,
-        until_current: bool = False,
     ) -> AsyncGenerator[bytes, None]:
         await context.send_initial_metadata(((RUN_ID_KEY, run.run_id),))
         following = Following(
@@ -105,7 +133,7 @@ class AgentService(agent_service_pb2_grpc.AgentServiceServicer):
             after=after,
         )
         heartbeat = options.heartbeat.ToTimedelta().total_seconds() if options.HasField("heartbeat") else None
-        pages = self._runs.follow(principal, run.run_id, after=after, until_current=until_current)
+        pages = self._runs.follow(principal, run.run_id, after=after, until=until)
         try:
             async with aclosing(responses(pages, following, clock=self._clock, heartbeat=heartbeat)) as messages:
                 async for message in messages:

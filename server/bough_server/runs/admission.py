@@ -6,17 +6,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
+from google.protobuf.message import Message
+
 from bough.v1 import agent_pb2, agent_service_pb2, error_pb2, event_pb2, message_pb2, policy_pb2
 from bough_server import ids
+from bough_server.agents.pinned import REPLAY_VERSION
 from bough_server.errors import FieldViolation, InvalidRequest, NotFound, RequestIdReused
 from bough_server.runtime.agent import Agent, Resolver
 from bough_server.store.ports import Principal, RunRecord
 
 MAX_INPUT_BYTES: Final = 256 * 1024
 """The most bytes of an input, all its parts together."""
-
-REPLAY_VERSION: Final = 1
-"""The version of the replay rules that new runs are recorded by."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,11 +76,16 @@ def _no_constant(name: str) -> None:
     raise ValueError(name)
 
 
-def request_digest(request: agent_service_pb2.RunRequest) -> str:
+Followed = agent_service_pb2.RunRequest | agent_service_pb2.ResumeRunRequest | agent_service_pb2.ForkRunRequest
+
+
+def request_digest(request: Followed) -> str:
     """SHA-256 hex of a request without what only concerns following: equal content, equal digest."""
-    content = agent_service_pb2.RunRequest()
+    content: Message = type(request)()
     content.CopyFrom(request)
     content.ClearField("follow")
+    if isinstance(request, agent_service_pb2.ResumeRunRequest):
+        content.ClearField("after_sequence")
     content.DiscardUnknownFields()
     return hashlib.sha256(content.SerializeToString(deterministic=True)).hexdigest()
 
@@ -136,19 +141,34 @@ class Admission:
     now_ns: int
 
 
-def record_of(admission: Admission, principal: Principal, session_id: str) -> RunRecord:
+def record_of(admission: Admission, principal: Principal, session_id: str, *, owner: str, is_queued: bool) -> RunRecord:
     """The run as it is when it has been accepted."""
     run = agent_service_pb2.Run(
         run_id=admission.run_id,
         session_id=session_id,
         agent=admission.agent.definition.name,
-        state=event_pb2.STATE_RUNNING,
+        state=event_pb2.STATE_PENDING if is_queued else event_pb2.STATE_RUNNING,
         labels=admission.request.labels,
-        last_sequence=1,
+        last_sequence=2 if is_queued else 1,
     )
     run.create_time.FromNanoseconds(admission.now_ns)
     run.start_time.FromNanoseconds(admission.now_ns)
-    return RunRecord(run=run, principal=principal, epoch=1, request_digest=admission.digest)
+    return RunRecord(run=run, principal=principal, epoch=1, request_digest=admission.digest, owner=owner)
+
+
+def run_queued(started: event_pb2.AgentEvent, behind_run_id: str) -> event_pb2.AgentEvent:
+    """The second event of a run that waits for its session."""
+    event = event_pb2.AgentEvent(
+        sequence=2,
+        time=started.time,
+        invocation_id=started.invocation_id,
+        agent=started.agent,
+        branch=started.branch,
+        trace_id=started.trace_id,
+        span_id=started.span_id,
+    )
+    event.run_queued.behind_run_id = behind_run_id
+    return event
 
 
 def run_started(
@@ -169,7 +189,8 @@ def run_started(
     begun.invocation_id = begun.key_root = admission.run_id
     begun.agent, begun.kind = definition.name, admission.agent.kind
     begun.run_path.append(definition.name)
-    begun.input.CopyFrom(_input(admission))
+    begun.input.CopyFrom(spoken_by_user(request.input, root_id=admission.run_id))
+    begun.input.create_time.FromNanoseconds(admission.now_ns)
     begun.policy.CopyFrom(admission.policy)
     if admission.deadline_time_ns is not None:
         begun.deadline_time.FromNanoseconds(admission.deadline_time_ns)
@@ -187,13 +208,13 @@ def run_started(
     return event
 
 
-def _input(admission: Admission) -> message_pb2.Message:
+def spoken_by_user(said: message_pb2.Message, *, root_id: str) -> message_pb2.Message:
+    """What a user says to a run, as it is stored in the session."""
     message = message_pb2.Message()
-    message.CopyFrom(admission.request.input)
+    message.CopyFrom(said)
     message.role, message.kind = message_pb2.ROLE_USER, message_pb2.MESSAGE_KIND_USER
     message.author = "user"
-    message.invocation_id = admission.run_id
-    message.message_id = ids.message_id(admission.run_id, "", "USER")
-    message.create_time.FromNanoseconds(admission.now_ns)
+    message.invocation_id = root_id
+    message.message_id = ids.message_id(root_id, "", "USER")
     message.ClearField("position")
     return message

@@ -1,21 +1,26 @@
 """Why and when a run is ended from outside, in words and codes; who ends it is not here."""
 
-from bough.v1 import error_pb2, event_pb2
-from bough_server.admission import Admission
+from collections.abc import Iterable
+
+from bough.v1 import error_pb2, event_pb2, policy_pb2
 from bough_server.errors import RunError
 
+Bound = tuple[float, event_pb2.CancelReason.ValueType]
+"""Seconds after which a run ends by itself, and why."""
 
-def bounds(admission: Admission, now_ns: int) -> list[tuple[float, event_pb2.CancelReason.ValueType]]:
-    """When a run is to end by itself: seconds from now, and why."""
-    bounds: list[tuple[float, event_pb2.CancelReason.ValueType]] = []
-    if admission.deadline_time_ns is not None:
-        bounds.append(((admission.deadline_time_ns - now_ns) / 1e9, event_pb2.CANCEL_REASON_DEADLINE))
-    bounds.extend(
-        (limits.wall_duration.ToTimedelta().total_seconds(), event_pb2.CANCEL_REASON_LIMIT)
-        for limits in (admission.policy.limits, admission.agent.definition.limits)
-        if limits.HasField("wall_duration")
-    )
-    return bounds
+
+def deadline_bound(deadline_ns: int, now_ns: int) -> Bound:
+    """When the caller's deadline ends a run; a time that is over gives no seconds."""
+    return max(0.0, (deadline_ns - now_ns) / 1e9), event_pb2.CANCEL_REASON_DEADLINE
+
+
+def wall_bounds(limits: Iterable[policy_pb2.Limits], spent_ns: int) -> list[Bound]:
+    """When a run's time on the wall is up, after so much of it was spent."""
+    return [
+        (max(0.0, (one.wall_duration.ToNanoseconds() - spent_ns) / 1e9), event_pb2.CANCEL_REASON_LIMIT)
+        for one in limits
+        if one.HasField("wall_duration")
+    ]
 
 
 def why_ended(reason: event_pb2.CancelReason.ValueType) -> tuple[error_pb2.AgentError, error_pb2.AgentError]:

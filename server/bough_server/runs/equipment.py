@@ -1,0 +1,26 @@
+"""What runs are executed with: ports of the store, the catalog, the clock, the operator's defaults; it does nothing."""
+
+from dataclasses import dataclass
+
+from bough_server.clock import Clock
+from bough_server.runs.admission import RunDefaults
+from bough_server.runtime.agent import Resolver
+from bough_server.store.ports import Catalog, EventLog, Lease, Mailbox, RunIndex, Sessions
+from bough_server.telemetry import Tracing
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Equipment:
+    """The collaborators of everything in this package; `worker` is this process's name among those that own runs."""
+
+    log: EventLog
+    index: RunIndex
+    sessions: Sessions
+    catalog: Catalog
+    leases: Lease
+    mailbox: Mailbox
+    resolver: Resolver
+    tracing: Tracing
+    clock: Clock
+    defaults: RunDefaults
+    worker: str

@@ -1,0 +1,163 @@
+"""Keeps runs going or brings them to their ends, each by one task at a time; it decides for nobody who calls."""
+
+import asyncio
+from collections.abc import Coroutine, Sequence
+from typing import Any, TypeVar
+
+import structlog
+
+from bough.v1 import error_pb2, event_pb2
+from bough_server.agents.pinned import MissingVersion
+from bough_server.errors import Fenced, NonDeterministic, NotFound, RunError, ServerStopping, StorageFailed
+from bough_server.runs.closing import Why, close_run, failed, read_log
+from bough_server.runs.equipment import Equipment
+from bough_server.runs.launching import Launcher
+from bough_server.runs.live import LiveRun
+from bough_server.runs.recovery import Recovery
+from bough_server.runs.roster import Roster
+from bough_server.runs.takeover import Takeover
+from bough_server.runtime.answers import expired, received
+from bough_server.runtime.journal import Journal
+from bough_server.store.ports import Principal, RunMoved, RunRecord
+
+T = TypeVar("T")
+
+_log = structlog.get_logger(__name__)
+
+_TRIES = 5
+
+
+class Keeper:
+    """Every run of this worker between its acceptance and its end."""
+
+    def __init__(self, equipment: Equipment) -> None:
+        self._equipment = equipment
+        self.roster = Roster()
+        self.launcher = Launcher(equipment, self.roster, on_end=self._ended)
+        self.takeover = Takeover(equipment, self.launcher)
+        self.recovery = Recovery(equipment.index, equipment.clock, revive=self._revive, expire=self._expire)
+        self.parked: dict[str, str] = {}
+        """Runs that cannot be executed here, and what is missing."""
+        self.is_draining = False
+
+    async def settled(self, run_id: str, work: Coroutine[Any, Any, T]) -> T:
+        """Does something that makes a run live or ends it, to its end even where the caller leaves."""
+        task = asyncio.get_running_loop().create_task(work)
+        self.roster.arriving(run_id, task)
+        task.add_done_callback(lambda done: done.cancelled() or done.exception())
+        return await asyncio.shield(task)
+
+    async def go_on(
+        self,
+        record: RunRecord,
+        cause: event_pb2.ResumeCause.ValueType,
+        *,
+        answers: Sequence[event_pb2.AgentEvent] = (),
+        deadline_time_ns: int | None = None,
+    ) -> LiveRun | None:
+        """Continues a run; None where it had to be ended. Raises MissingVersion, RunMoved, Fenced, StorageFailed."""
+        is_queued = record.run.state == event_pb2.STATE_PENDING
+        going_on = self.takeover.go_on(
+            record, cause, answers=answers, deadline_time_ns=deadline_time_ns, is_queued=is_queued
+        )
+        live = await self.settled(record.run.run_id, going_on)
+        self.parked.pop(record.run.run_id, None)
+        if live is None or is_queued:
+            await self.call_next(record.run.session_id)
+        return live
+
+    async def close(self, principal: Principal, run_id: str, why: Why) -> None:
+        """Ends a run that nobody executes; nothing where it has ended."""
+        for _ in range(_TRIES):
+            record = await self._equipment.index.get(principal, run_id)
+            if record.run.HasField("end_time"):
+                return
+            try:
+                await self.settled(run_id, close_run(self._equipment, record, why))
+            except RunMoved:
+                if self.roster.at_hand(run_id) is not None:
+                    return
+            except Fenced:
+                return
+            else:
+                self.parked.pop(run_id, None)
+                await self.call_next(record.run.session_id)
+                return
+
+    async def call_next(self, session_id: str) -> None:
+        """Lets the run begin that holds a session by now, if it has waited for it."""
+        holder = await self._equipment.index.holder(session_id)
+        live = self.roster.at_hand(holder.run.run_id) if holder is not None else None
+        if holder is None or live is None or not live.is_waiting or self.is_draining:
+            return
+        cut = await self._equipment.sessions.last_position(holder.principal, session_id)
+        session = await self._equipment.sessions.messages(session_id, through=cut) if cut else ()
+        live.begin(cut, session)
+
+    async def is_elsewhere(self, record: RunRecord) -> bool:
+        """Whether another worker, one that is alive, executes a run."""
+        if record.owner in ("", self._equipment.worker):
+            return False
+        return record.owner in await self._equipment.leases.counters()
+
+    async def _revive(self, found: RunRecord) -> None:
+        """Continues a run that nobody executes, and waits until it is live."""
+        run_id = found.run.run_id
+        try:
+            record = await self._equipment.index.get(found.principal, run_id)
+        except NotFound:
+            return
+        is_over = record.run.HasField("end_time") or record.run.state == event_pb2.STATE_INPUT_REQUIRED
+        if is_over or self.is_draining or self.roster.at_hand(run_id) or await self.is_elsewhere(record):
+            return
+        try:
+            live = await self.go_on(record, event_pb2.RESUME_CAUSE_RECOVERY)
+        except MissingVersion as missing:
+            self.parked[run_id] = str(missing)
+            _log.warning("run parked", run_id=run_id, reason=str(missing))
+        except StorageFailed:
+            self.recovery.try_later(record)
+        except (RunMoved, Fenced, ServerStopping):
+            return  # somebody else acted
+        else:
+            if live is not None and not live.is_waiting:
+                await live.lived()
+
+    async def _expire(self, run_id: str) -> None:
+        """Answers what is overdue of a run that waits for input, and continues it."""
+        record = await self._equipment.index.find(run_id)
+        if record is None or record.run.state != event_pb2.STATE_INPUT_REQUIRED:
+            return
+        log = await read_log(self._equipment.log, run_id)
+        now = self._equipment.clock.now_ns()
+        asked = {event.effect_key: event for event in log if event.HasField("input_requested")}
+        due = [
+            received(asked[key], expired(request))
+            for key, request in Journal(log).open_requests()
+            if request.HasField("expire_time") and request.expire_time.ToNanoseconds() <= now
+        ]
+        try:
+            await self.go_on(record, event_pb2.RESUME_CAUSE_ANSWER, answers=due)
+        except (RunMoved, Fenced):
+            return  # somebody answered
+
+    def _ended(self, live: LiveRun, stopped: BaseException | None) -> None:
+        """Lets a run go that has ended, waits, or stopped unrecorded."""
+        self.roster.remove(live)
+        if live.execution.is_interrupted:
+            self.recovery.interrupted()
+        if self.is_draining:
+            return
+        if isinstance(stopped, StorageFailed):
+            self.recovery.try_later(live.record)
+        elif isinstance(stopped, NonDeterministic):
+            self._close_soon(live, stopped)
+        elif stopped is not None and not isinstance(stopped, Fenced | ServerStopping):
+            error = RunError(
+                "The server failed at this run; its own log says how.", reason=error_pb2.ERROR_REASON_INTERNAL
+            )
+            self._close_soon(live, error)
+        self.recovery.spawn(self.call_next(live.record.run.session_id))
+
+    def _close_soon(self, live: LiveRun, error: RunError) -> None:
+        self.recovery.spawn(self.close(live.record.principal, live.run_id, failed(error)))

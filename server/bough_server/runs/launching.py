@@ -1,0 +1,122 @@
+"""Makes live runs: from a first event, or from a log that somebody else left; it accepts none and decides nothing."""
+
+from collections.abc import Callable, Sequence
+
+from bough.v1 import agent_pb2, error_pb2, event_pb2, message_pb2
+from bough_server.errors import RunError
+from bough_server.runs.endings import Bound, deadline_bound, wall_bounds
+from bough_server.runs.equipment import Equipment
+from bough_server.runs.live import LiveRun
+from bough_server.runs.roster import Roster
+from bough_server.runtime.agent import Resolver
+from bough_server.runtime.execution import Execution, RunFacts
+from bough_server.runtime.journal import Journal
+from bough_server.runtime.recorder import Recorder
+from bough_server.store.ports import RunRecord, StoredMessage
+from bough_server.telemetry import Parent, Traced
+
+OnEnd = Callable[[LiveRun, BaseException | None], None]
+
+
+class Launcher:
+    """Puts runs on the roster and lets them go."""
+
+    def __init__(self, equipment: Equipment, roster: Roster, *, on_end: OnEnd) -> None:
+        self._equipment = equipment
+        self._roster = roster
+        self._on_end = on_end
+
+    def launch(
+        self,
+        record: RunRecord,
+        log: Sequence[event_pb2.AgentEvent],
+        *,
+        resolver: Resolver,
+        session: Sequence[StoredMessage],
+        traced: Traced,
+        is_queued: bool = False,
+    ) -> LiveRun:
+        """Begins a run, or goes on with it: `log` is all of it but deltas, `record` where it ends."""
+        equipment, started = self._equipment, log[0]
+        journal = Journal(log)
+        facts = RunFacts(
+            run_id=record.run.run_id,
+            session_id=record.run.session_id,
+            user_id=record.principal.user_id,
+            started=started,
+            session=session,
+            changed_input=changed_input(log),
+        )
+        recorder = Recorder(
+            equipment.log,
+            record.run.run_id,
+            epoch=record.epoch,
+            last_sequence=record.run.last_sequence,
+            clock=equipment.clock,
+        )
+        execution = Execution(
+            facts,
+            resolver=resolver,
+            tracing=equipment.tracing,
+            clock=equipment.clock,
+            journal=journal,
+            recorder=recorder,
+            default_delta=equipment.defaults.delta,
+        )
+        execution.spans[""] = traced
+        live = LiveRun(record, execution, on_end=self._on_end)
+        self._roster.add(live)
+        live.launch(self._bounds(log, journal, resolver), is_queued=is_queued)
+        return live
+
+    def _bounds(self, log: Sequence[event_pb2.AgentEvent], journal: Journal, resolver: Resolver) -> list[Bound]:
+        now, started = self._equipment.clock.now_ns(), log[0]
+        spent = journal.running_ns(started.time.ToNanoseconds(), now)
+        definition = resolver.agent(started.run_started.agent).definition
+        bounds = wall_bounds([started.run_started.policy.limits, definition.limits], spent)
+        deadline = deadline_ns(log)
+        return [*bounds, deadline_bound(deadline, now)] if deadline is not None else bounds
+
+    def span(self, record: RunRecord, definition: agent_pb2.AgentDefinition, root_id: str, parent: Parent) -> Traced:
+        """The span of a run's root, or of one stretch of it."""
+        run = record.run
+        return self._equipment.tracing.invoke_agent(
+            agent=definition.name,
+            description=definition.description,
+            invocation_id=root_id,
+            run_id=run.run_id,
+            session_id=run.session_id,
+            branch=definition.name,
+            depth=0,
+            parent=parent.for_run(run_id=run.run_id, session_id=run.session_id, user_id=record.principal.user_id),
+        )
+
+
+def deadline_ns(log: Sequence[event_pb2.AgentEvent]) -> int | None:
+    """The caller's deadline in force: it lapses at an interruption, and whoever answers brings a new one."""
+    deadline: int | None = None
+    for event in log:
+        if event.HasField("run_started") and event.run_started.HasField("deadline_time"):
+            deadline = event.run_started.deadline_time.ToNanoseconds()
+        elif event.HasField("run_forked"):
+            forked = event.run_forked
+            deadline = forked.deadline_time.ToNanoseconds() if forked.HasField("deadline_time") else None
+        elif event.HasField("run_interrupted"):
+            deadline = None
+        elif event.HasField("run_resumed") and event.run_resumed.HasField("deadline_time"):
+            deadline = event.run_resumed.deadline_time.ToNanoseconds()
+    return deadline
+
+
+def changed_input(log: Sequence[event_pb2.AgentEvent]) -> message_pb2.Message | None:
+    """What a fork is told instead of what its origin was told."""
+    changed = [event.run_forked.changes for event in log if event.HasField("run_forked")]
+    return next((each.input for each in reversed(changed) if each.HasField("input")), None)
+
+
+def overrun() -> RunError:
+    """The error of a run that was continued again and again."""
+    return RunError(
+        "The run was continued five times without getting any further: whatever it does next seems to end its server.",
+        reason=error_pb2.ERROR_REASON_RECOVERY_LIMIT,
+    )

@@ -1,0 +1,200 @@
+"""A run that this process executes: its task, its bounds in time, its followers, its end; not which runs there are."""
+
+import asyncio
+from collections.abc import Callable, Iterable
+from typing import Final
+
+import structlog
+
+from bough.v1 import event_pb2, policy_pb2
+from bough_server.errors import Fenced, NonDeterministic, ServerStopping, StorageFailed
+from bough_server.runs.endings import Bound, why_ended
+from bough_server.runtime.dispatcher import dispatch_root
+from bough_server.runtime.execution import Execution
+from bough_server.store.ports import RunRecord, StoredMessage
+
+_log = structlog.get_logger(__name__)
+
+FIRST_FOLLOWER_SECONDS: Final = 30.0
+"""How long a new run waits for its first follower, whatever its disconnect grace."""
+
+
+class LiveRun:
+    """A run while it goes; `on_end` is told when it is let go, and what stopped it, if it has not ended itself."""
+
+    def __init__(
+        self, record: RunRecord, execution: Execution, *, on_end: "Callable[[LiveRun, BaseException | None], None]"
+    ) -> None:
+        self.record = record
+        self.execution = execution
+        self.task: asyncio.Task[None] | None = None
+        self._policy = execution.facts.started.run_started.policy
+        self._on_end = on_end
+        self._ending: asyncio.Task[None] | None = None
+        self._is_wished = False
+        self._turn = asyncio.Event()
+        self._timers: list[asyncio.TimerHandle] = []
+        self.grace: asyncio.TimerHandle | None = None
+        """Runs out when nobody has followed for the policy's grace; None while somebody does."""
+        self._followers = 0
+        self._needs_followers = self._policy.on_disconnect == policy_pb2.ON_DISCONNECT_CANCEL
+
+    @property
+    def run_id(self) -> str:
+        """The run."""
+        return self.record.run.run_id
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether it waits for its session."""
+        return not self._turn.is_set()
+
+    @property
+    def is_over(self) -> bool:
+        """Whether nothing begins in it any more: it is ending, waits for input, or has stopped."""
+        return self.execution.is_sealed("")
+
+    async def over(self) -> None:
+        """Waits until it is let go."""
+        assert self.task is not None, "a run that is found has begun"
+        await asyncio.wait({self.task})
+
+    def launch(self, bounds: Iterable[Bound], *, is_queued: bool = False) -> None:
+        """Begins, or waits for its turn; the run ends by itself at the first of its bounds."""
+        if not is_queued:
+            self._turn.set()
+        self.bound(bounds)
+        self.task = asyncio.get_running_loop().create_task(self._supervise(), name=f"run:{self.run_id}")
+        if not self._followers:
+            self._await_follower(max(self._grace_seconds(), FIRST_FOLLOWER_SECONDS))
+
+    def bound(self, bounds: Iterable[Bound]) -> None:
+        """Ends the run by itself at the first of these, too."""
+        loop = asyncio.get_running_loop()
+        for seconds, reason in bounds:
+            self._timers.append(loop.call_later(max(0.0, seconds), self.end_soon, reason))
+
+    def begin(self, cut: int, session: "Iterable[StoredMessage]") -> None:
+        """The run's turn: the session is its own now, with what was said before."""
+        if self.is_waiting and self._ending is None:
+            event = self.execution.invocations.root().event("")
+            event.run_dequeued.session_cut = cut
+            self.execution.chronicle.append(event)
+            self.execution.session = tuple(session)
+            self._turn.set()
+
+    def followed_by(self, followers: int) -> None:
+        """So many streams follow the run now."""
+        had, self._followers = self._followers, followers
+        if followers:
+            self._stop_waiting()
+        elif had:
+            self._await_follower(self._grace_seconds())
+
+    def keep_going(self) -> None:
+        """From now on nobody following is no reason to end: the server stops, or the run is over."""
+        self._needs_followers = False
+        self._stop_waiting()
+
+    def drain(self) -> None:
+        """Begins nothing new: what waits for its turn stops at once, what goes on when its effects have ended."""
+        self.keep_going()
+        if self.is_waiting:
+            self.execution.stop(ServerStopping("The server stops; the run waits on where it is taken up."))
+            self._turn.set()
+        else:
+            self.execution.drain()
+
+    def end_soon(self, reason: event_pb2.CancelReason.ValueType) -> None:
+        """Records the wish to end now, or as soon as the log is handed back, and leaves the rest to a task."""
+        if self._ending is not None or self.execution.is_interrupted:
+            return
+        is_wished = self.execution.pump.live and self._wish(reason)
+        if is_wished or not self.execution.pump.live:
+            self.execution.pump.hold()
+            self._ending = asyncio.get_running_loop().create_task(self._end(reason, is_wished=is_wished))
+            self._turn.set()
+
+    async def end(self, reason: event_pb2.CancelReason.ValueType) -> bool:
+        """Asks the run to end; gives whether that is on disk: it is not where the run stopped without it, and is over.
+
+        Raises Fenced.
+        """
+        self.end_soon(reason)
+        assert self.task is not None, "a run that is found has begun"
+        if not self.execution.pump.live:
+            await self.lived()
+            await asyncio.sleep(0)  # the wish follows as soon as the log is handed back
+        try:
+            await self.execution.committed()
+        except (StorageFailed, ServerStopping):
+            await asyncio.wait({self.task})
+        return self._is_wished
+
+    async def lived(self) -> None:
+        """Waits until the log is handed back, or the run is over."""
+        assert self.task is not None, "a run that is found has begun"
+        lived = asyncio.ensure_future(self.execution.pump.lived.wait())
+        await asyncio.wait({self.task, lived}, return_when=asyncio.FIRST_COMPLETED)
+        lived.cancel()
+
+    def _wish(self, reason: event_pb2.CancelReason.ValueType) -> bool:
+        root = self.execution.facts.started.invocation_id
+        self._is_wished = self.execution.wish("", caller=root, reason=reason) or self._is_wished
+        return self._is_wished
+
+    async def _end(self, reason: event_pb2.CancelReason.ValueType, *, is_wished: bool) -> None:
+        if not is_wished:
+            await self.execution.pump.lived.wait()
+            is_wished = self._wish(reason)
+        if is_wished:
+            await self.execution.end("", *why_ended(reason))
+
+    def _grace_seconds(self) -> float:
+        return self._policy.disconnect_grace.ToTimedelta().total_seconds()
+
+    def _await_follower(self, seconds: float) -> None:
+        if self._needs_followers:
+            loop = asyncio.get_running_loop()
+            self.grace = loop.call_later(seconds, self.end_soon, event_pb2.CANCEL_REASON_DISCONNECTED)
+
+    def _stop_waiting(self) -> None:
+        if self.grace is not None:
+            self.grace.cancel()
+            self.grace = None
+
+    async def _supervise(self) -> None:
+        """Runs a run to its end, whatever it is, and lets go of it."""
+        stopped: BaseException | None = None
+        try:
+            await self._turn.wait()
+            await self._execute()
+        except (StorageFailed, Fenced, ServerStopping) as error:
+            _log.warning("run stopped unrecorded", run_id=self.run_id, error=error.message)
+            stopped = error
+        except NonDeterministic as error:
+            _log.error("run cannot be replayed", run_id=self.run_id, error=error.message)
+            stopped = error
+        except Exception as error:
+            _log.error("run ended by a defect", run_id=self.run_id, exc_info=error)
+            stopped = error
+        finally:
+            self._let_go(stopped)
+
+    async def _execute(self) -> None:
+        """Runs a run to its end; who ends it from outside is waited for. Raises what stopped the run unrecorded."""
+        try:
+            await self.execution.finish(dispatch_root(self.execution))
+            await self.execution.committed()
+        finally:
+            if self._ending is not None:
+                if not self.execution.pump.live:
+                    self._ending.cancel()
+                await asyncio.gather(self._ending, return_exceptions=True)
+
+    def _let_go(self, stopped: BaseException | None) -> None:
+        self.keep_going()
+        for timer in self._timers:
+            timer.cancel()
+        self.execution.end_spans()
+        self._on_end(self, stopped)

@@ -1,0 +1,105 @@
+"""Answers to what a run asks, judged against its log: which are new, which stand already, which do not fit; pure."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from bough.v1 import agent_service_pb2, event_pb2, input_pb2
+from bough_server import events
+from bough_server.errors import AlreadyAnswered, FieldViolation, InvalidRequest, RequestIdReused, RunEnded
+from bough_server.runtime.answers import mistakes, received, same_answer
+from bough_server.runtime.journal import Journal
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verdict:
+    """What a resume changes: events to record, none where all is answered already; then `since` is where to follow."""
+
+    fresh: Sequence[event_pb2.AgentEvent]
+    since: int
+
+
+def judged(
+    request: agent_service_pb2.ResumeRunRequest, log: Sequence[event_pb2.AgentEvent], *, digest: str, user_id: str
+) -> Verdict:
+    """Checks every answer before any is taken. `log` is the run's without deltas.
+
+    Raises InvalidRequest, AlreadyAnswered, RequestIdReused and RunEnded.
+    """
+    asked = {event.input_requested.request.request_id: event for event in log if event.HasField("input_requested")}
+    answered = {event.input_received.answer.request_id: event for event in log if event.HasField("input_received")}
+    _check_repeated(request, answered.values(), digest)
+    known = [answer for answer in request.answers if answer.request_id in answered]
+    for answer in known:
+        if not same_answer(answer, answered[answer.request_id].input_received.answer):
+            raise AlreadyAnswered(
+                f"The request {answer.request_id!r} has another answer; the first one stands.",
+                details={"request_id": answer.request_id},
+            )
+    if len(known) == len(request.answers):
+        return Verdict(fresh=(), since=_followed_from(log, [answered[answer.request_id] for answer in known]))
+    if events.kind_of(log[-1]) in events.TERMINAL_KINDS:
+        raise RunEnded("The run has ended: it takes no answers any more.")
+    _check_answers(request, asked, answered, log)
+    fresh = [
+        received(
+            asked[answer.request_id],
+            _from_caller(answer, user_id),
+            resume_request_id=request.request_id,
+            resume_request_digest=digest if request.request_id else "",
+        )
+        for answer in request.answers
+        if answer.request_id not in answered
+    ]
+    return Verdict(fresh=fresh, since=log[-1].sequence)
+
+
+def _check_repeated(
+    request: agent_service_pb2.ResumeRunRequest, answered: Iterable[event_pb2.AgentEvent], digest: str
+) -> None:
+    if not request.request_id:
+        return
+    for event in answered:
+        known = event.input_received
+        if known.resume_request_id == request.request_id and known.resume_request_digest != digest:
+            raise RequestIdReused(
+                f"The request id {request.request_id!r} brought other answers. Use a new one.",
+                details={"run_id": request.run_id},
+            )
+
+
+def _check_answers(
+    request: agent_service_pb2.ResumeRunRequest,
+    asked: dict[str, event_pb2.AgentEvent],
+    answered: dict[str, event_pb2.AgentEvent],
+    log: Sequence[event_pb2.AgentEvent],
+) -> None:
+    is_open = {one.request_id for _, one in Journal(log).open_requests()}
+    wrong: list[FieldViolation] = []
+    for index, answer in enumerate(request.answers):
+        event = asked.get(answer.request_id)
+        if event is None:
+            said = ["The run asks nothing of this id."]
+        elif answer.request_id in answered:
+            said = []
+        elif answer.request_id not in is_open:
+            said = ["What asked this has ended."]
+        else:
+            said = mistakes(event.input_requested.request, answer)
+        field = f"answers[{index}]"
+        wrong += [FieldViolation(field=field, description=each, rule="answers.fit") for each in said]
+    if wrong:
+        raise InvalidRequest(wrong)
+
+
+def _from_caller(answer: input_pb2.InputAnswer, user_id: str) -> input_pb2.InputAnswer:
+    taken = input_pb2.InputAnswer()
+    taken.CopyFrom(answer)
+    taken.source, taken.answered_by = input_pb2.ANSWER_SOURCE_CALLER, user_id
+    return taken
+
+
+def _followed_from(log: Sequence[event_pb2.AgentEvent], known: Sequence[event_pb2.AgentEvent]) -> int:
+    """The sequence before the run_resumed that answers caused, or before themselves where the run was still going."""
+    first = min(event.sequence for event in known)
+    before = [event for event in log if event.sequence < first and not event.HasField("input_received")]
+    return before[-1].sequence - 1 if before and before[-1].HasField("run_resumed") else first - 1

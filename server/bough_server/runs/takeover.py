@@ -1,0 +1,170 @@
+"""Goes on with runs from their logs: after a crash, a restart, an answer; it chooses neither which nor when."""
+
+from collections.abc import Sequence
+
+from bough.v1 import agent_pb2, agent_service_pb2, event_pb2
+from bough_server import events
+from bough_server.agents.pinned import MissingVersion, pinned
+from bough_server.runs.closing import Why, as_records, because, close_run, failed, read_log
+from bough_server.runs.equipment import Equipment
+from bough_server.runs.launching import Launcher, deadline_ns, overrun
+from bough_server.runs.live import LiveRun
+from bough_server.runtime.agent import Resolver
+from bough_server.store.ports import RunRecord, StoredMessage
+from bough_server.telemetry import Parent
+
+MOST_RESUMED = 5
+"""How often a run is continued without a new result of an effect in between."""
+
+_PROGRESS = frozenset(
+    {
+        events.LLM_COMPLETED,
+        events.LLM_FAILED,
+        events.TOOL_COMPLETED,
+        events.TOOL_FAILED,
+        events.SUB_AGENT_COMPLETED,
+        events.SUB_AGENT_FAILED,
+        events.VALUE_RECORDED,
+        events.INPUT_RECEIVED,
+        events.RUN_FORKED,
+    }
+)
+
+
+class Takeover:
+    """Takes runs over for this process's worker, and launches them, or ends those that cannot go on."""
+
+    def __init__(self, equipment: Equipment, launcher: Launcher) -> None:
+        self._equipment = equipment
+        self._launcher = launcher
+
+    async def go_on(
+        self,
+        record: RunRecord,
+        cause: event_pb2.ResumeCause.ValueType,
+        *,
+        answers: Sequence[event_pb2.AgentEvent] = (),
+        deadline_time_ns: int | None = None,
+        is_queued: bool = False,
+    ) -> LiveRun | None:
+        """Continues a run under the next epoch, its answers recorded with it; None where it had to be ended instead.
+
+        Raises MissingVersion before anything is written, RunMoved, Fenced and StorageFailed.
+        """
+        log = await read_log(self._equipment.log, record.run.run_id)
+        why = self._why_ended(log)
+        if why is not None:
+            await close_run(self._equipment, record, why)
+            return None
+        resolver = await self.resolver(log)
+        resumed = self._resumed(record, log[0], cause, deadline_time_ns)
+        now = self._equipment.clock.now_ns()
+        records = as_records([resumed, *answers], after=record.run.last_sequence, now_ns=now)
+        await self._equipment.log.take_over(
+            record.run.run_id, epoch=record.epoch + 1, owner=self._equipment.worker, records=records
+        )
+        taken = _taken(record, self._equipment.worker, is_queued=is_queued)
+        taken.run.last_sequence = records[-1].sequence
+        return await self.launch(taken, [*log, resumed, *answers], resolver, is_queued=is_queued)
+
+    async def resolver(self, log: Sequence[event_pb2.AgentEvent]) -> Resolver:
+        """The catalog that a run began with, with the changes of its forks. Raises MissingVersion."""
+        definitions: dict[str, agent_pb2.AgentDefinition] = {}
+        named = [*log[0].run_started.definitions]
+        for event in log:
+            if event.HasField("run_forked"):
+                named.extend(event.run_forked.definitions)
+        for ref in named:
+            definition = await self._equipment.catalog.get(ref.revision)
+            if definition is None:
+                raise MissingVersion(
+                    f"The definition of {ref.name!r} with revision {ref.revision!r} is not stored here."
+                )
+            definitions[ref.name] = definition
+        return pinned(log[0].run_started, definitions, self._equipment.resolver)
+
+    def _why_ended(self, log: Sequence[event_pb2.AgentEvent]) -> Why | None:
+        """Why a run is ended rather than continued; None where it is not."""
+        wished = [event.cancel_requested for event in log if event.HasField("cancel_requested")]
+        if any(not wish.scope for wish in wished):
+            return because(next(wish.reason for wish in wished if not wish.scope))
+        deadline = deadline_ns(log)
+        if deadline is not None and deadline <= self._equipment.clock.now_ns():
+            return because(event_pb2.CANCEL_REASON_DEADLINE)
+        if _resumed_in_vain(log) >= MOST_RESUMED:
+            return failed(overrun())
+        return None
+
+    def _resumed(
+        self,
+        record: RunRecord,
+        started: event_pb2.AgentEvent,
+        cause: event_pb2.ResumeCause.ValueType,
+        deadline_time_ns: int | None,
+    ) -> event_pb2.AgentEvent:
+        event = event_pb2.AgentEvent(
+            invocation_id=started.invocation_id,
+            agent=started.agent,
+            branch=started.branch,
+            trace_id=started.trace_id,
+            span_id=started.span_id,
+        )
+        resumed = event.run_resumed
+        resumed.cause, resumed.epoch, resumed.owner = cause, record.epoch + 1, self._equipment.worker
+        resumed.from_sequence = record.run.last_sequence
+        if deadline_time_ns is not None:
+            resumed.deadline_time.FromNanoseconds(deadline_time_ns)
+        return event
+
+    async def launch(
+        self,
+        record: RunRecord,
+        log: Sequence[event_pb2.AgentEvent],
+        resolver: Resolver | None = None,
+        *,
+        is_queued: bool = False,
+    ) -> LiveRun:
+        """Launches a run that is this worker's already, from its log without deltas. Raises MissingVersion."""
+        started, resolver = log[0], resolver or await self.resolver(log)
+        session = () if is_queued else await self._session(record, log)
+        definition = resolver.agent(started.run_started.agent).definition
+        parent = Parent.recorded(started.trace_id, started.span_id)
+        traced = self._launcher.span(record, definition, started.invocation_id, parent)
+        return self._launcher.launch(
+            record, log, resolver=resolver, session=session, traced=traced, is_queued=is_queued
+        )
+
+    async def _session(self, record: RunRecord, log: Sequence[event_pb2.AgentEvent]) -> Sequence[StoredMessage]:
+        cut = session_cut(log)
+        return await self._equipment.sessions.messages(record.run.session_id, through=cut) if cut else ()
+
+
+def session_cut(log: Sequence[event_pb2.AgentEvent]) -> int:
+    """The last message of the session that a run sees, by its position."""
+    dequeued = [event.run_dequeued.session_cut for event in log if event.HasField("run_dequeued")]
+    return dequeued[0] if dequeued else log[0].run_started.session_cut
+
+
+def _resumed_in_vain(log: Sequence[event_pb2.AgentEvent]) -> int:
+    count = 0
+    for event in log:
+        if event.HasField("run_resumed"):
+            count += 1
+        elif events.kind_of(event) in _PROGRESS:
+            count = 0
+    return count
+
+
+def _taken(record: RunRecord, worker: str, *, is_queued: bool) -> RunRecord:
+    """A run's row as it is once this worker has it."""
+    run = agent_service_pb2.Run()
+    run.CopyFrom(record.run)
+    run.state = event_pb2.STATE_PENDING if is_queued else event_pb2.STATE_RUNNING
+    run.ClearField("open_requests")
+    return RunRecord(
+        run=run,
+        principal=record.principal,
+        epoch=record.epoch + 1,
+        request_digest=record.request_digest,
+        owner=worker,
+    )

@@ -1,0 +1,102 @@
+"""Answers from outside: whether one fits its request, whether two are equal, and the event that records one; pure."""
+
+import json
+
+from bough.v1 import event_pb2, input_pb2
+from bough_server.errors import RunError
+from bough_server.tools.arguments import parse_arguments, schema_mistakes
+
+_WANTED = {
+    input_pb2.INPUT_REASON_APPROVAL: ("approval",),
+    input_pb2.INPUT_REASON_CLIENT_TOOL: ("tool_result",),
+    input_pb2.INPUT_REASON_QUESTION: ("value_json",),
+    input_pb2.INPUT_REASON_RECOVERY: ("approval", "tool_result"),
+}
+
+
+def mistakes(request: input_pb2.InputRequest, answer: input_pb2.InputAnswer) -> list[str]:
+    """What of an answer does not fit its request, in sentences; empty where it fits."""
+    given = answer.WhichOneof("answer") or ""
+    wanted = _WANTED.get(request.reason, ())
+    if given not in wanted:
+        reason = input_pb2.InputReason.Name(request.reason).removeprefix("INPUT_REASON_")
+        return [f"{reason} is answered with {' or '.join(wanted)}, not with {given or 'nothing'}."]
+    if given == "approval":
+        return _arguments(answer.approval.arguments_json, request.answer_schema_json)
+    if given == "value_json":
+        return _value(answer.value_json, request.answer_schema_json)
+    parts = answer.tool_result.parts
+    if any(part.HasField("tool_call") or part.HasField("tool_result") for part in parts):
+        return ["The parts of a result hold no calls and no results."]
+    if answer.tool_result.HasField("error") and parts:
+        return ["A result has parts or an error, not both."]
+    if not answer.tool_result.HasField("error") and not parts:
+        return ["A result has parts or an error; say an empty text for nothing."]
+    return []
+
+
+def _arguments(arguments_json: str, schema_json: str) -> list[str]:
+    try:
+        if arguments_json:
+            parse_arguments(arguments_json, schema_json or "{}")
+    except RunError as error:
+        return [error.message]
+    return []
+
+
+def _value(value_json: str, schema_json: str) -> list[str]:
+    try:
+        value = json.loads(value_json)
+    except (ValueError, RecursionError) as error:
+        return [f"value_json is not JSON ({error})."]
+    return schema_mistakes(value, schema_json) if schema_json else []
+
+
+def same_answer(one: input_pb2.InputAnswer, other: input_pb2.InputAnswer) -> bool:
+    """Whether two answers say the same, whoever gave them."""
+    return _bare(one) == _bare(other)
+
+
+def _bare(answer: input_pb2.InputAnswer) -> input_pb2.InputAnswer:
+    bare = input_pb2.InputAnswer()
+    bare.CopyFrom(answer)
+    bare.ClearField("source")
+    bare.ClearField("answered_by")
+    if bare.HasField("tool_result"):
+        bare.tool_result.ClearField("call")
+    return bare
+
+
+def expired(request: input_pb2.InputRequest) -> input_pb2.InputAnswer:
+    """The answer of a request that nobody answered in time: its default, or none."""
+    answer = input_pb2.InputAnswer()
+    answer.CopyFrom(request.default_answer)
+    answer.request_id = request.request_id
+    answer.source = input_pb2.ANSWER_SOURCE_EXPIRY
+    return answer
+
+
+def received(
+    asked: event_pb2.AgentEvent,
+    answer: input_pb2.InputAnswer,
+    *,
+    resume_request_id: str = "",
+    resume_request_digest: str = "",
+) -> event_pb2.AgentEvent:
+    """The input_received of an answer, in the place of its input_requested."""
+    event = event_pb2.AgentEvent(
+        invocation_id=asked.invocation_id,
+        parent_invocation_id=asked.parent_invocation_id,
+        agent=asked.agent,
+        branch=asked.branch,
+        depth=asked.depth,
+        step_id=asked.step_id,
+        step_index=asked.step_index,
+        effect_key=asked.effect_key,
+        trace_id=asked.trace_id,
+        span_id=asked.span_id,
+    )
+    event.input_received.answer.CopyFrom(answer)
+    event.input_received.resume_request_id = resume_request_id
+    event.input_received.resume_request_digest = resume_request_digest
+    return event

@@ -1,0 +1,115 @@
+"""The events of a run as they are made, against those that its log holds: each is recorded once; it decides no end.
+
+While a log is handed back, an event that it does not hold yet is kept until the run is live: what cannot be replayed to
+the end writes nothing. A replay without a recorder must make no such event at all.
+"""
+
+from collections.abc import Callable, Sequence
+
+from bough.v1 import event_pb2
+from bough_server import events
+from bough_server.errors import NonDeterministic
+from bough_server.runtime import keys
+from bough_server.runtime.invocations import Invocations
+from bough_server.runtime.journal import Identity, Journal, identity_of
+from bough_server.runtime.recorder import Joining, Piece, Recorder
+from bough_server.runtime.sameness import same_fact
+
+
+class Chronicle:
+    """What one run says, and what is open in it."""
+
+    def __init__(self, journal: Journal, recorder: Recorder | None) -> None:
+        self.journal = journal
+        self.invocations = Invocations()
+        self.is_live = journal.is_empty
+        self._recorder = recorder
+        self._observed: set[Identity] = set()
+        self._kept: list[event_pb2.AgentEvent] = []
+
+    @property
+    def is_offline(self) -> bool:
+        """Whether nothing can be recorded at all."""
+        return self._recorder is None
+
+    def emit(self, *batch: event_pb2.AgentEvent) -> None:
+        """Records events in one append, those that the log does not hold yet. Raises NonDeterministic."""
+        fresh = batch if self.journal.is_empty else [event for event in batch if not self._holds(event)]
+        if fresh:
+            self._record(fresh)
+        for event in batch:
+            self.observe(event)
+
+    def append(self, event: event_pb2.AgentEvent) -> None:
+        """Records an event that a run may have many of."""
+        assert self._recorder is not None, "a replay adds nothing"
+        self._recorder.record([event])
+
+    def go_live(self) -> None:
+        """Records what was kept: everything that the log holds has been handed back."""
+        self.is_live = True
+        kept, self._kept = self._kept, []
+        if kept and self._recorder is not None:
+            self._recorder.record(kept)
+
+    def observe(self, event: event_pb2.AgentEvent) -> None:
+        """Takes in an event that is recorded, or was."""
+        self.invocations.observe(event)
+        if not self.journal.is_empty:
+            self._observed.add(identity_of(event))
+
+    def observe_recorded(self, key: str) -> None:
+        """Takes in what the log holds of an effect, as if it were made now."""
+        for event in self.journal.of_effect.get(key, ()):
+            if identity_of(event) not in self._observed and not self.journal.is_cancelled(event):
+                self.observe(event)
+
+    def observe_scope(self, scope: str) -> None:
+        """Takes in everything that the log holds of a scope that was cancelled."""
+        for identity, event in self.journal.recorded.items():
+            if keys.covers(scope, event.effect_key) and identity not in self._observed:
+                self.observe(event)
+
+    async def committed(self) -> None:
+        """Waits until everything recorded so far is on disk."""
+        if self._recorder is not None:
+            await self._recorder.committed()
+
+    def delta(self, piece: Piece, joining: Joining, make: Callable[[], event_pb2.AgentEvent]) -> bool:
+        """Takes a piece of streamed text; gives whether the producer has to wait for `room`."""
+        assert self._recorder is not None, "a replay streams nothing"
+        return self._recorder.delta(piece, joining, make)
+
+    def flush_below(self, scope: str) -> None:
+        """Records the text that waits to be joined of every effect in a scope."""
+        if self._recorder is not None:
+            self._recorder.flush_below(lambda key: keys.covers(scope, key))
+
+    async def room(self) -> None:
+        """Waits until producers of deltas may go on."""
+        assert self._recorder is not None, "a replay streams nothing"
+        await self._recorder.room()
+
+    def _record(self, fresh: Sequence[event_pb2.AgentEvent]) -> None:
+        if self._recorder is None:
+            raise NonDeterministic(
+                f"The replay made {events.name_of(fresh[0])} of the effect {fresh[0].effect_key!r}, "
+                "which the log does not hold."
+            )
+        if self.is_live:
+            self._recorder.record(fresh)
+        else:
+            self._kept.extend(fresh)
+
+    def _holds(self, event: event_pb2.AgentEvent) -> bool:
+        recorded = self.journal.recorded.get(identity_of(event))
+        if recorded is None:
+            return False
+        if not same_fact(event, recorded):
+            raise NonDeterministic(
+                f"The replay's {events.name_of(event)} of the effect {event.effect_key!r} differs from the one at "
+                f"sequence {recorded.sequence}."
+            )
+        event.time.CopyFrom(recorded.time)
+        event.sequence = recorded.sequence
+        return True

@@ -1,0 +1,39 @@
+"""What a run asks of the outside while it goes, and who waits for it; checking and recording answers is not here."""
+
+from collections.abc import Iterator
+
+from bough.v1 import event_pb2, input_pb2
+from bough_server.runtime.tasks import Gate, Tasks
+
+
+class Inputs:
+    """The requests that somebody in a run waits for, in the order of asking; each by its input_requested."""
+
+    def __init__(self, tasks: Tasks) -> None:
+        self._tasks = tasks
+        self._waiting: dict[str, tuple[event_pb2.AgentEvent, Gate[input_pb2.InputAnswer]]] = {}
+
+    def __bool__(self) -> bool:
+        return bool(self._waiting)
+
+    def requests(self) -> Iterator[input_pb2.InputRequest]:
+        """What is asked."""
+        return (asked.input_requested.request for asked, _ in self._waiting.values())
+
+    def asked(self, request_id: str) -> event_pb2.AgentEvent | None:
+        """The input_requested of a request that somebody waits for."""
+        return self._waiting[request_id][0] if request_id in self._waiting else None
+
+    def gate(self, request_id: str) -> Gate[input_pb2.InputAnswer] | None:
+        """What lets go on who waits for a request."""
+        return self._waiting[request_id][1] if request_id in self._waiting else None
+
+    async def wait(self, asked: event_pb2.AgentEvent) -> input_pb2.InputAnswer:
+        """Waits for the answer to a request that is recorded."""
+        request_id = asked.input_requested.request.request_id
+        gate: Gate[input_pb2.InputAnswer] = Gate(self._tasks)
+        self._waiting[request_id] = asked, gate
+        try:
+            return await gate.wait()
+        finally:
+            del self._waiting[request_id]

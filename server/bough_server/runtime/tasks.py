@@ -1,0 +1,172 @@
+"""The coroutines of a run as tasks, each with its scope, and whether any of them can go on; it knows no events.
+
+A coroutine rests while only another coroutine of the run, the run's log or somebody outside can wake it. When all of
+them rest the run is quiet: the moment to hand back the next recorded result, or to be interrupted.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Coroutine, Iterator
+from contextlib import contextmanager
+from typing import Any, Final, Generic, TypeVar
+
+import structlog
+
+from bough_server.runtime import keys
+
+T = TypeVar("T")
+
+_log = structlog.get_logger(__name__)
+
+STOP_SECONDS: Final = 1.0
+"""How long cancelled tasks may take to let go; after that the run ends without them."""
+
+
+class Gate(Generic[T]):
+    """Something that one coroutine waits for, resting, until another opens it with a value."""
+
+    __slots__ = ("_future", "_is_resting", "_tasks")
+
+    def __init__(self, tasks: "Tasks") -> None:
+        self._tasks = tasks
+        self._future: asyncio.Future[T] = asyncio.get_running_loop().create_future()
+        self._is_resting = False
+
+    def open(self, value: T) -> None:
+        """Lets the waiter go on; it is awake from this moment, before it runs. A second time does nothing."""
+        if self._future.done():
+            return
+        self._future.set_result(value)
+        self._end_rest()
+
+    async def wait(self) -> T:
+        """The value, once there is one."""
+        if not self._future.done():
+            self._is_resting = True
+            self._tasks.rest()
+        try:
+            return await self._future
+        finally:
+            self._end_rest()
+
+    def _end_rest(self) -> None:
+        if self._is_resting:
+            self._is_resting = False
+            self._tasks.wake()
+
+
+class Tasks:
+    """Every task of one run; `on_quiet` is called whenever all of them rest."""
+
+    def __init__(self, run_id: str, on_quiet: Callable[[], None]) -> None:
+        self._run_id = run_id
+        self._on_quiet = on_quiet
+        self._scopes: dict[asyncio.Task[Any], str] = {}
+        self._awake = 1  # the coroutine that runs the root
+        self._is_checking = False
+        self._is_over = False
+        self.sleeping = 0
+        """How many of those that rest only wait for time to pass."""
+
+    def spawn(self, scope: str, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
+        """Starts a task that ends with its scope."""
+        task = asyncio.get_running_loop().create_task(work, name=f"{self._run_id}:{scope}")
+        self._scopes[task] = scope
+        self.wake()
+        task.add_done_callback(self._ended)
+        return task
+
+    def gate(self) -> Gate[Any]:
+        """A new gate."""
+        return Gate(self)
+
+    async def join(self, *futures: "asyncio.Future[Any]", first: bool = False) -> None:
+        """Waits for all, or the first, without owning their fate: cancelling the waiter cancels none, at any depth."""
+        left = {future for future in futures if not future.done()}
+        if not left or (first and len(left) < len(futures)):
+            return
+        gate: Gate[None] = Gate(self)
+
+        def done(future: "asyncio.Future[Any]") -> None:
+            left.discard(future)
+            if first or not left:
+                gate.open(None)
+
+        for future in list(left):
+            future.add_done_callback(done)
+        try:
+            await gate.wait()
+        finally:
+            for future in futures:
+                future.remove_done_callback(done)
+
+    async def never(self) -> None:
+        """Rests for good: the coroutine was ended at this point, or is to be."""
+        await Gate[None](self).wait()
+
+    async def asleep(self, waiting: Awaitable[T]) -> T:
+        """Awaits the passing of time, resting."""
+        self.sleeping += 1
+        self.rest()
+        try:
+            return await waiting
+        finally:
+            self.sleeping -= 1
+            self.wake()
+
+    async def aside(self, waiting: Awaitable[T]) -> T:
+        """Awaits something that only matters while others go on, such as the end of their time."""
+        self.rest()
+        try:
+            return await waiting
+        finally:
+            self.wake()
+
+    @contextmanager
+    def busy(self) -> Iterator[None]:
+        """Keeps the run from being quiet while somebody outside of it works on it."""
+        self.wake()
+        try:
+            yield
+        finally:
+            self.rest()
+
+    async def stop(self, scope: str, *, spared: asyncio.Task[Any] | None = None) -> None:
+        """Cancels the tasks of a scope, the deepest first, and waits for them; not for the caller's own."""
+        kept = (asyncio.current_task(), spared)
+        doomed = [task for task, of in self._scopes.items() if task not in kept and keys.covers(scope, of)]
+        for task in sorted(doomed, key=lambda task: self._scopes.get(task, "").count("/"), reverse=True):
+            task.cancel()
+        if doomed:
+            _, late = await asyncio.wait(doomed, timeout=STOP_SECONDS)
+            for task in late:
+                _log.warning("task ignores its cancellation", run_id=self._run_id, task=task.get_name())
+
+    def close(self) -> None:
+        """From now on nothing is quiet: the run is over."""
+        self._is_over = True
+
+    def check_soon(self) -> None:
+        """Looks whether the run is quiet, once everything that is about to be woken has been."""
+        if not self._is_checking:
+            self._is_checking = True
+            asyncio.get_running_loop().call_soon(self._check)
+
+    def rest(self) -> None:
+        """One coroutine less that can go on."""
+        self._awake -= 1
+        if self._awake == 0:
+            self.check_soon()
+
+    def wake(self) -> None:
+        """One more."""
+        self._awake += 1
+
+    def _check(self) -> None:
+        self._is_checking = False
+        if self._awake == 0 and not self._is_over:
+            self._on_quiet()
+
+    def _ended(self, task: asyncio.Task[Any]) -> None:
+        # Whoever joins the task is told after this and before the check that it brings about.
+        del self._scopes[task]
+        self.rest()

@@ -1,0 +1,266 @@
+"""The effect that calls an ordinary tool: checked, approved, run here or in the client, recorded; lanes are calls.py's.
+
+Its order is: checks, input_requested, input_received, tool_started. A refused call has tool_failed without
+tool_started, and a tool that lives in the client never has tool_started.
+"""
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from google.protobuf import duration_pb2
+
+from bough.v1 import error_pb2, event_pb2, message_pb2
+from bough_server import events, ids
+from bough_server.cutting import MAX_RESULT_BYTES, cut_result
+from bough_server.errors import RunError
+from bough_server.runtime import keys
+from bough_server.runtime.approvals import Approvals
+from bough_server.runtime.execution import as_run_error
+from bough_server.runtime.recorder import Piece
+from bough_server.runtime.toolset import Offer
+from bough_server.telemetry import Traced
+from bough_server.tools import execution as tool_execution
+from bough_server.tools.arguments import parse_arguments
+
+if TYPE_CHECKING:
+    from bough_server.runtime.context import Context
+
+_PIECE_CHARACTERS: Final = 64 * 1024
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CallContext:
+    """What a tool may know of the call it answers."""
+
+    run_id: str
+    session_id: str
+    invocation_id: str
+    agent: str
+    call_id: str
+    idempotency_key: str
+
+
+class ToolEffect:
+    """One call of a tool by a model: `key` is its effect, `index` its step."""
+
+    def __init__(self, ctx: "Context", *, key: str, index: int, call: message_pb2.ToolCall) -> None:
+        self._ctx = ctx
+        self._execution = ctx.execution
+        self._frame = ctx.frame
+        self._key = key
+        self._index = index
+        self._call = call
+        self._digest = keys.digest("tool", call.name, call.arguments_json)
+        self._attempt = 1
+        self._approvals = Approvals(ctx, key=key, index=index)
+
+    async def result(self, offer: Offer | None) -> message_pb2.ToolResult:
+        """The call's result, from the log or made now; whatever goes wrong is a failed one."""
+        execution, key = self._execution, self._key
+        execution.check(key, self._digest)
+        if key in execution.journal.results:
+            recorded = await execution.pump.result(key)
+            execution.observe_recorded(key)
+            if key in execution.journal.started or key in execution.journal.requested:
+                self._count()
+            return _result_of(recorded)
+        await self._ctx.until_live(key)
+        execution.refuse_sealed(key)
+        started = execution.journal.started.get(key)
+        try:
+            if started is not None:
+                return await self._again(started, offer)
+            offer = self._admitted(offer)
+            call = await self._approved(offer)
+        except RunError as refusal:
+            return self._fail(refusal)
+        if offer.tool is not None and offer.tool.is_client_side:
+            return await self._in_client(call, offer)
+        return await self._run(call, offer, ids.derived_id(execution.facts.run_id, key))
+
+    def _count(self) -> None:
+        self._frame.budget.count_tool_call()
+        self._execution.calls_made[self._frame.name, self._call.name] += 1
+
+    def _admitted(self, offer: Offer | None) -> Offer:
+        """Checks a call before it starts and reserves what it takes. Raises RunError to refuse it."""
+        execution, frame, call = self._execution, self._frame, self._call
+        if offer is None:
+            raise unknown_tool(call.name, list(frame.toolset.offers))
+        parse_arguments(call.arguments_json, offer.spec.input_schema_json)
+        made = execution.calls_made[frame.name, call.name]
+        if offer.max_calls is not None and made >= offer.max_calls:
+            raise RunError(
+                f"The tool {call.name!r} may be called {offer.max_calls} times in a run by {frame.name!r}, "
+                "and has been.",
+                reason=error_pb2.ERROR_REASON_LIMIT_EXCEEDED,
+            )
+        frame.budget.reserve_tool_call()
+        execution.calls_made[frame.name, call.name] += 1
+        return offer
+
+    async def _approved(self, offer: Offer) -> message_pb2.ToolCall:
+        """The call as it may run. Raises RunError NOT_APPROVED, and gives back what was reserved."""
+        try:
+            return await self._approvals.approved(self._call, offer)
+        except RunError:
+            self._frame.budget.release_tool_call()
+            self._execution.calls_made[self._frame.name, self._call.name] -= 1
+            raise
+
+    async def _again(self, started: event_pb2.AgentEvent, offer: Offer | None) -> message_pb2.ToolResult:
+        """What becomes of a call that was running when its owner was lost. Raises RunError to refuse it."""
+        execution, key = self._execution, self._key
+        execution.observe_recorded(key)
+        self._count()
+        self._attempt = execution.journal.attempts[key]
+        if offer is None:
+            raise unknown_tool(self._call.name, list(self._frame.toolset.offers))
+        call = started.tool_started.call
+        rule = offer.tool.on_recovery if offer.tool is not None else "retry"
+        if rule == "fail":
+            raise _lost(call.name)
+        if rule == "ask":
+            result = await self._approvals.after_loss(call, offer, attempt=self._attempt)
+            if result is not None:
+                return self._end(result, None)
+        self._attempt += 1
+        return await self._run(call, offer, self._idempotency_key(started))
+
+    def _idempotency_key(self, started: event_pb2.AgentEvent) -> str:
+        """Of the run that first executed it; a fork executes under its own."""
+        if started.sequence <= self._execution.journal.shared_through:
+            return ids.derived_id(self._execution.facts.run_id, self._key)
+        return started.tool_started.idempotency_key
+
+    def _fail(self, refusal: RunError) -> message_pb2.ToolResult:
+        event = self._event()
+        event.effect_digest = self._digest
+        if self._key in self._execution.journal.started:
+            event.attempt = self._attempt
+        result = event.tool_failed.result
+        result.call.CopyFrom(self._call)
+        self._fill(result, refusal)
+        self._execution.emit(event)
+        return result
+
+    async def _in_client(self, call: message_pb2.ToolCall, offer: Offer) -> message_pb2.ToolResult:
+        """Lets the client run it; what it says is the result."""
+        answer = await self._approvals.from_client(call, offer, self._digest)
+        result = message_pb2.ToolResult()
+        result.CopyFrom(answer)
+        result.call.CopyFrom(call)
+        return self._end(result, None)
+
+    def _end(self, result: message_pb2.ToolResult, traced: Traced | None) -> message_pb2.ToolResult:
+        """Records a result, whoever made it."""
+        result = cut_result(result, MAX_RESULT_BYTES)
+        error = RunError(result.error.message, reason=result.error.reason) if result.HasField("error") else None
+        self._fill(result, error)
+        ended = self._frame.opened.in_step(self._frame.event(self._key, traced=traced), self._index)
+        ended.attempt = self._attempt
+        if self._key not in self._execution.journal.started and traced is None:
+            ended.effect_digest = self._digest
+        (ended.tool_failed if error else ended.tool_completed).result.CopyFrom(result)
+        self._execution.emit(ended)
+        return result
+
+    async def _run(self, call: message_pb2.ToolCall, offer: Offer, idempotency_key: str) -> message_pb2.ToolResult:
+        execution, frame, key = self._execution, self._frame, self._key
+        traced = execution.tracing.execute_tool(
+            tool=call.name, call_id=call.call_id, description=offer.spec.description, parent=frame.traced.below
+        )
+        execution.spans[key] = traced
+        started = frame.opened.in_step(frame.event(key, traced=traced), self._index)
+        started.effect_digest, started.attempt = self._digest, self._attempt
+        started.tool_started.call.CopyFrom(call)
+        started.tool_started.idempotency_key = idempotency_key
+        execution.emit(started)
+        await execution.committed()
+        result = message_pb2.ToolResult(call=call, start_time=started.time)
+        try:
+            with traced.attached():
+                result.parts.extend(await self._execute(started, offer))
+        except Exception as raised:
+            result.error.CopyFrom(as_run_error(raised).to_agent_error())
+        _measure(result, execution.clock.now_ns())
+        result = self._end(result, traced)
+        said = "".join(part.text or part.data_json for part in result.parts)
+        error = result.error if result.HasField("error") else None
+        execution.spans.pop(key).end(error=error, input=call.arguments_json, output=said)
+        await execution.committed()
+        return result
+
+    async def _execute(self, started: event_pb2.AgentEvent, offer: Offer) -> list[message_pb2.Part]:
+        call = started.tool_started.call
+        if offer.tool is None:
+            return [message_pb2.Part(text=str(json.loads(call.arguments_json)["answer"]))]
+        facts = self._execution.facts
+        context = CallContext(
+            run_id=facts.run_id,
+            session_id=facts.session_id,
+            invocation_id=self._frame.invocation_id,
+            agent=self._frame.name,
+            call_id=call.call_id,
+            idempotency_key=started.tool_started.idempotency_key,
+        )
+
+        async def say(text: str) -> None:
+            for start in range(0, len(text), _PIECE_CHARACTERS):
+                await self._output(call.call_id, text[start : start + _PIECE_CHARACTERS])
+
+        return await tool_execution.execute(
+            offer.tool, arguments_json=call.arguments_json, context=context, emit=say, timeout=offer.timeout
+        )
+
+    async def _output(self, call_id: str, text: str) -> None:
+        def make() -> event_pb2.AgentEvent:
+            event = self._event()
+            event.attempt = self._attempt
+            event.tool_output.call_id = call_id
+            for field in ("effect_key", "trace_id", "span_id"):
+                event.ClearField(field)
+            return event
+
+        self._execution.refuse_sealed(self._key)
+        if self._execution.delta(Piece(self._key, events.TOOL_OUTPUT, call_id, text), self._frame.joining, make):
+            await self._execution.room()
+
+    def _event(self) -> event_pb2.AgentEvent:
+        return self._frame.opened.in_step(self._frame.event(self._key), self._index)
+
+    def _fill(self, result: message_pb2.ToolResult, error: RunError | None) -> None:
+        result.agent, result.invocation_id = self._frame.name, self._frame.invocation_id
+        if error is not None:
+            result.error.CopyFrom(error.to_agent_error(agent=result.agent, invocation_id=result.invocation_id))
+
+
+def unknown_tool(name: str, known: Sequence[str]) -> RunError:
+    """The refusal of a tool that is not offered, in words that a model can act on."""
+    offered = f" There are: {', '.join(known)}." if known else " There are no tools."
+    if name.startswith("call_"):
+        return RunError(
+            f"The agent {name.removeprefix('call_')!r} is not linked to this one.{offered}",
+            reason=error_pb2.ERROR_REASON_NOT_LINKED,
+        )
+    return RunError(f"There is no tool {name!r}.{offered}", reason=error_pb2.ERROR_REASON_UNKNOWN_TOOL)
+
+
+def _lost(name: str) -> RunError:
+    return RunError(
+        f"The server was lost while the tool {name!r} ran, and it must not simply be run again: nobody knows whether "
+        "it did its work.",
+        reason=error_pb2.ERROR_REASON_TOOL_FAILED,
+    )
+
+
+def _result_of(event: event_pb2.AgentEvent) -> message_pb2.ToolResult:
+    return event.tool_completed.result if event.HasField("tool_completed") else event.tool_failed.result
+
+
+def _measure(result: message_pb2.ToolResult, now_ns: int) -> None:
+    latency = duration_pb2.Duration()
+    latency.FromNanoseconds(max(0, now_ns - result.start_time.ToNanoseconds()))
+    result.latency.CopyFrom(latency)
