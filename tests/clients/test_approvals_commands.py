@@ -1,5 +1,6 @@
 """The shop of examples/approvals by its commands: asked, answered, forked and replayed."""
 
+import signal
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -7,7 +8,7 @@ import pytest
 from google.protobuf import json_format
 
 from bough.v1 import agent_service_pb2, event_pb2, input_pb2
-from tests.clients.commands import Finished, bough
+from tests.clients.commands import Finished, bough, started
 
 SHOP = Path(__file__).parents[2] / "examples" / "approvals" / "bough.yaml"
 SAID = "Orders 1001 and 1002 come back."
@@ -113,3 +114,48 @@ async def test_a_fork_with_an_edited_result_waits_and_ends_by_itself(database: d
     assert (resumed.code, resumed.out) == (0, ANSWER)
     replayed = await shop("replay", "last", environment=database)
     assert (replayed.code, "replays to its end: " in replayed.out) == (0, True), replayed.out
+
+
+async def test_cancelling_a_run_that_waits_says_that_it_is_cancelled_and_the_second_time_that_it_was(
+    database: dict[str, str],
+) -> None:
+    ran = await shop("run", "lead", SAID, "--output", "answer", environment=database)
+    run_id = ran.err.splitlines()[0].removeprefix("run ")
+    cancelled = await shop("cancel", "last", environment=database)
+    assert cancelled == Finished(code=0, out=f"{run_id} is cancelled\n", err="")
+    again = await shop("cancel", "last", environment=database)
+    assert again == Finished(code=0, out=f"{run_id} has ended before: cancelled\n", err="")
+
+
+async def test_a_turn_of_a_busy_session_is_refused_or_waits_until_it_is_free(database: dict[str, str]) -> None:
+    server = await started("--config", str(SHOP), "serve", "--port", "0", environment=database)
+    assert server.stdout is not None
+    port = int((await server.stdout.readline()).decode().strip().rpartition(":")[2])
+    ran = await bough("run", "lead", SAID, "--output", "json", port=port)
+    first = json_format.Parse(ran.out.splitlines()[0], event_pb2.AgentEvent())
+    turn = ("run", "lead", SAID, "--session", first.session_id, "--output", "plain")
+    refused = await bough(*turn, port=port)
+    assert (refused.code, refused.out, first.run_id in refused.err) == (2, "", True)
+    waiting = await started(*turn, "--on-busy", "queue", port=port)
+    assert waiting.stdout is not None
+    lines = [(await waiting.stdout.readline()).decode() for _ in range(2)]
+    assert lines[1].endswith(f" lead run.queued waits for its session, behind run {first.run_id}\n")
+    listed = await bough("runs", "--state", "pending", "--json", port=port)
+    assert [json_format.Parse(line, agent_service_pb2.Run()).state for line in listed.out.splitlines()] == [
+        event_pb2.STATE_PENDING
+    ]
+    await bough("cancel", first.run_id, port=port)
+    out, _ = await waiting.communicate()
+    names = [line.split()[3] for line in out.decode().splitlines()]
+    assert (waiting.returncode, names[0], names[-1]) == (3, "run.dequeued", "run.interrupted")
+    replacing = await bough(*turn, "--on-busy", "cancel-interrupted", port=port)
+    states = await bough("runs", "--json", port=port)
+    assert replacing.code == 3
+    assert [json_format.Parse(line, agent_service_pb2.Run()).state for line in states.out.splitlines()] == [
+        event_pb2.STATE_INPUT_REQUIRED,
+        event_pb2.STATE_CANCELLED,
+        event_pb2.STATE_CANCELLED,
+    ]
+    server.send_signal(signal.SIGTERM)
+    await server.communicate()
+    assert server.returncode == 0

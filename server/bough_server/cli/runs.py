@@ -101,9 +101,14 @@ async def _cancel(target: Target, text: str) -> ExitCode:
     from bough_server.cli.render.amounts import state_text
 
     async with connected(target) as connection:
-        run = await connection.client.cancel(await resolve_run(connection.client, text))
-    if run.HasField("end_time"):
-        print_line(f"{run.run_id} has ended before: {state_text(run.state)}")
+        run_id = await resolve_run(connection.client, text)
+        before = await connection.client.get_run(run_id)
+        run = await connection.client.cancel(run_id)
+    if before.HasField("end_time"):
+        print_line(f"{run_id} has ended before: {state_text(before.state)}")
+    elif run.HasField("end_time"):
+        # One that waits ends at once, and one that was about to end may have ended otherwise.
+        print_line(f"{run_id} is {state_text(run.state)}")
     else:
-        print_line(f"{run.run_id} is being cancelled")
+        print_line(f"{run_id} is being cancelled")
     return ExitCode.YES
