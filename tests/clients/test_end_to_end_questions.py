@@ -1,0 +1,119 @@
+"""The client against whole servers and runs that ask: over cut connections and restarts, every sequence once."""
+
+from pathlib import Path
+
+import pytest
+
+from bough import (
+    AlreadyAnswered,
+    AsyncClient,
+    CollectedRun,
+    ForkRefused,
+    InvalidRequest,
+    Rejoining,
+    RunEnded,
+    RunInterrupted,
+    collect,
+    reply,
+)
+from bough.v1 import agent_service_pb2 as pb
+from bough.v1 import event_pb2
+from bough_server.settings import Settings
+from tests.rpc.turns import served, settings
+from tests.support.laws import check_laws
+from tests.support.proxy import proxying
+
+SOON = Rejoining(first_delay=0.01, longest_delay=0.05, patience=30.0)
+
+
+def _client(address: str) -> AsyncClient:
+    return AsyncClient(address, timeout=30, rejoining=SOON)
+
+
+def _settings(folder: Path) -> Settings:
+    return settings(folder, python=["tests.rpc.asking_team"])
+
+
+def _sequences(run: CollectedRun) -> list[int]:
+    return [event.sequence for event in run.events]
+
+
+async def test_a_run_is_answered_over_restarts_and_its_streams_make_its_log(tmp_path: Path) -> None:
+    async with served(_settings(tmp_path)) as server, _client(server.app.address) as client:
+        run = await collect(client.run("chief", "Ask."))
+    prompts = [[request.prompt for request in run.open_requests]]
+    while run.state == event_pb2.STATE_INPUT_REQUIRED:
+        async with served(_settings(tmp_path)) as server, _client(server.app.address) as client:
+            request = run.open_requests[0]
+            answers = client.resume(run.run_id, [reply(request, f"to {request.prompt}")], after=run.last_sequence)
+            run = await collect(answers, earlier=run.events)
+            prompts.append([request.prompt for request in run.open_requests])
+            log = await collect(client.watch(run.run_id, until=pb.WATCH_UNTIL_CURRENT))
+            assert run == log
+    assert prompts == [["first?", "second?"], ["second?"], ["third?"], []]
+    assert (run.state, run.answer) == (event_pb2.STATE_SUCCEEDED, "to first?, to second?, to third?")
+    check_laws(run.events)
+
+
+async def test_answers_over_connections_that_are_cut_are_taken_once(tmp_path: Path) -> None:
+    async with (
+        served(_settings(tmp_path)) as server,
+        proxying(server.app.address) as proxy,
+        _client(proxy.address) as client,
+    ):
+        run = await collect(client.run("chief", "Ask."))
+        for _ in range(2):
+            answers = [reply(request, request.prompt) for request in run.open_requests]
+            stream = client.resume(run.run_id, answers, after=run.last_sequence)
+            first = await anext(stream)
+            proxy.cut()
+            run = await collect(stream, earlier=[*run.events, first])
+        log = await collect(client.watch(run.run_id))
+    assert run == log
+    assert run.answer == "first?, second?, third?"
+    kinds = [event.WhichOneof("payload") for event in run.events]
+    assert (kinds.count("input_received"), kinds.count("run_resumed")) == (3, 2)
+
+
+async def test_a_resume_that_is_repeated_follows_from_the_same_place_even_when_the_run_has_ended(
+    tmp_path: Path,
+) -> None:
+    async with served(_settings(tmp_path)) as server, _client(server.app.address) as client:
+        run = await collect(client.run("asker", "what?"))
+        answers = [reply(run.open_requests[0], "this")]
+        streams = [await collect(client.resume(run.run_id, answers, request_id="mine")) for _ in range(2)]
+    assert streams[0] == streams[1]
+    assert streams[0].answer == "this"
+    assert _sequences(streams[0])[0] == run.last_sequence + 1
+
+
+async def test_what_cannot_be_answered_says_why(tmp_path: Path) -> None:
+    async with served(_settings(tmp_path)) as server, _client(server.app.address) as client:
+        with pytest.raises(RunInterrupted, match=r"what\?") as raised:
+            await client.answer("asker", "what?")
+        run_id, request = raised.value.run_id, raised.value.requests[0]
+        with pytest.raises(InvalidRequest, match="asks nothing"):
+            await collect(client.resume(run_id, [reply("nobody", "this")]))
+        assert (await collect(client.resume(run_id, [reply(request, "this")]))).answer == "this"
+        with pytest.raises(AlreadyAnswered, match="another answer"):
+            await collect(client.resume(run_id, [reply(request, "that")]))
+        cancelled = await collect(client.run("asker", "why?"))
+        await client.cancel(cancelled.run_id)
+        with pytest.raises(RunEnded, match="has ended"):
+            await collect(client.resume(cancelled.run_id, [reply(cancelled.open_requests[0], "so")]))
+
+
+async def test_a_fork_begins_where_it_forks_and_is_made_once(tmp_path: Path) -> None:
+    async with served(_settings(tmp_path)) as server, _client(server.app.address) as client:
+        origin = await collect(client.run("chief", "Ask."))
+        forks = [await collect(client.fork(origin.run_id, origin.last_sequence, request_id="mine")) for _ in range(2)]
+        log = await collect(client.watch(forks[0].run_id, until=pb.WATCH_UNTIL_CURRENT))
+        await client.cancel(origin.run_id)
+        ended = await collect(client.watch(origin.run_id))
+        with pytest.raises(ForkRefused, match="was cancelled"):
+            await collect(client.fork(origin.run_id, ended.last_sequence))
+    assert forks[0] == forks[1]
+    assert forks[0].run_id != origin.run_id
+    assert _sequences(forks[0])[0] == origin.last_sequence + 1
+    assert (forks[0].state, forks[0].open_requests) == (event_pb2.STATE_INPUT_REQUIRED, origin.open_requests)
+    assert _sequences(log) == list(range(1, log.last_sequence + 1))
