@@ -117,3 +117,14 @@ async def test_a_fork_begins_where_it_forks_and_is_made_once(tmp_path: Path) -> 
     assert _sequences(forks[0])[0] == origin.last_sequence + 1
     assert (forks[0].state, forks[0].open_requests) == (event_pb2.STATE_INPUT_REQUIRED, origin.open_requests)
     assert _sequences(log) == list(range(1, log.last_sequence + 1))
+
+
+async def test_a_resume_after_an_earlier_sequence_tells_older_interruptions_again_and_ends_at_none(
+    tmp_path: Path,
+) -> None:
+    async with served(_settings(tmp_path)) as server, _client(server.app.address) as client:
+        run = await collect(client.run("chief", "Ask."))
+        answers = [reply(request, request.prompt) for request in run.open_requests]
+        run = await collect(client.resume(run.run_id, answers, after=run.last_sequence), earlier=run.events)
+        whole = await collect(client.resume(run.run_id, [reply(run.open_requests[0], "third")], after=0))
+    assert (whole.state, whole.events[: len(run.events)]) == (event_pb2.STATE_SUCCEEDED, run.events)

@@ -22,9 +22,10 @@ class Follower:
         self._equipment = equipment
         self._roster = roster
 
-    async def follow(self, principal: Principal, run_id: str, *, after: int, until: Until) -> Pages:
+    async def follow(self, principal: Principal, run_id: str, *, after: int, until: Until, past: int = 0) -> Pages:
         """The committed events of a run after a sequence, page by page, until where is asked.
 
+        An interruption ends it only where it is past a sequence: an older one is part of what is told.
         Counts as a follower while it is open. Raises NotFound and SequenceOutOfRange at once, and what stopped the run
         unrecorded, after what is committed.
         """
@@ -42,7 +43,7 @@ class Follower:
             tail = cast(Pages, self._equipment.log.tail(run_id, after=after))
             async with aclosing(tail):
                 async for page in tail:
-                    end = _interruption(page) if until == agent_service_pb2.WATCH_UNTIL_INTERRUPTED else None
+                    end = _interruption(page, past) if until == agent_service_pb2.WATCH_UNTIL_INTERRUPTED else None
                     if end is not None:
                         yield page[: end + 1]
                         return
@@ -69,6 +70,9 @@ class Follower:
         return last
 
 
-def _interruption(page: Sequence[StoredEvent]) -> int | None:
-    """Where in a page a run is interrupted first; None for nowhere."""
-    return next((place for place, stored in enumerate(page) if stored.kind == events.RUN_INTERRUPTED), None)
+def _interruption(page: Sequence[StoredEvent], past: int) -> int | None:
+    """Where in a page a run is interrupted first past a sequence; None for nowhere."""
+    found = (
+        place for place, stored in enumerate(page) if stored.kind == events.RUN_INTERRUPTED and stored.sequence > past
+    )
+    return next(found, None)

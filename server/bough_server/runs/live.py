@@ -52,7 +52,7 @@ class LiveRun:
     @property
     def is_over(self) -> bool:
         """Whether nothing begins in it any more: it is ending, waits for input, or has stopped."""
-        return self.execution.is_sealed("")
+        return self.execution.cancelling.is_sealed("")
 
     async def over(self) -> None:
         """Waits until it is let go."""
@@ -140,7 +140,7 @@ class LiveRun:
 
     def _wish(self, reason: event_pb2.CancelReason.ValueType) -> bool:
         root = self.execution.facts.started.invocation_id
-        self._is_wished = self.execution.wish("", caller=root, reason=reason) or self._is_wished
+        self._is_wished = self.execution.cancelling.wish("", caller=root, reason=reason) or self._is_wished
         return self._is_wished
 
     async def _end(self, reason: event_pb2.CancelReason.ValueType, *, is_wished: bool) -> None:
@@ -148,7 +148,7 @@ class LiveRun:
             await self.execution.pump.lived.wait()
             is_wished = self._wish(reason)
         if is_wished:
-            await self.execution.end("", *why_ended(reason))
+            await self.execution.cancelling.end("", *why_ended(reason))
 
     def _grace_seconds(self) -> float:
         return self._policy.disconnect_grace.ToTimedelta().total_seconds()

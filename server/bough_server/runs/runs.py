@@ -137,9 +137,10 @@ class Runs:
         *,
         after: int = 0,
         until: Until = agent_service_pb2.WATCH_UNTIL_TERMINAL,
+        past: int = 0,
     ) -> Pages:
         """The committed events of a run after a sequence. See Follower."""
-        return self._follower.follow(principal, run_id, after=after, until=until)
+        return self._follower.follow(principal, run_id, after=after, until=until, past=past)
 
     async def get(self, principal: Principal, run_id: str) -> RunRecord:
         """One run of the principal's tenant. Raises NotFound."""

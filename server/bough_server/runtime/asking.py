@@ -28,7 +28,7 @@ async def ask(ctx: "Context", key: str, index: int, request: ModelRequest, name:
             frame.budget.count_model_call()
         return _answered(ctx, recorded)
     await ctx.until_live(key)
-    execution.refuse_sealed(key)
+    execution.cancelling.refuse_sealed(key)
     if key in execution.journal.started:
         execution.observe_recorded(key)
         frame.budget.count_model_call()

@@ -116,7 +116,7 @@ class ModelCall:
     def _piece(self, kind: int, subject: str, text: str, name: str) -> bool:
         if not text and not name:
             return False
-        self._execution.refuse_sealed(self._key)
+        self._execution.cancelling.refuse_sealed(self._key)
 
         def make() -> event_pb2.AgentEvent:
             event = self._event()

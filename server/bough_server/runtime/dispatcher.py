@@ -44,7 +44,7 @@ async def dispatch(ctx: "Context", work: Dispatch, *, on_abort: OnAbort = _no_si
         return _refusal(recorded)
     if work.key not in execution.journal.dispatched:
         await ctx.until_live(work.key)
-        execution.refuse_sealed(work.key)
+        execution.cancelling.refuse_sealed(work.key)
     try:
         child, told = _admit(execution, caller, work)
     except RunError as refusal:
@@ -112,9 +112,9 @@ async def _run(
             raise abort
         return Ended(result=result, error=error, transcript=frame.transcript)
     await execution.reach_end(work.key)
-    execution.refuse_sealed(work.key)
+    execution.cancelling.refuse_sealed(work.key)
     await end_leftovers(execution, frame)
-    execution.refuse_sealed(work.key)
+    execution.cancelling.refuse_sealed(work.key)
     outcome, error = outcome_of(task, frame)
     output = outcome.output if outcome is not None else None
     abort = _abort_of(work, caller, error)
@@ -189,19 +189,19 @@ async def dispatch_root(execution: Execution) -> None:
     facts = execution.facts
     begun = facts.started.run_started
     agent = execution.resolver.agent(begun.agent)
-    if execution.is_sealed(""):
+    if execution.cancelling.is_sealed(""):
         return  # it was ended before it began
     traced = execution.spans[""]
     frame = root_frame(execution, agent, traced)
     frame.transcript.say(facts.told)
     task = execution.tasks.spawn("", _body(execution, frame, facts.told))
     await execution.tasks.join(task)
-    if not execution.is_sealed(""):
+    if not execution.cancelling.is_sealed(""):
         await execution.reach_end("")
-    if execution.is_sealed(""):
+    if execution.cancelling.is_sealed(""):
         return  # whoever sealed the run records its end
     await end_leftovers(execution, frame)
-    if execution.is_sealed(""):
+    if execution.cancelling.is_sealed(""):
         return
     outcome, error = outcome_of(task, frame)
     execution.emit(*finish(execution, frame, outcome, error))

@@ -78,17 +78,17 @@ async def joined(execution: Execution, frame: Frame, work: Dispatch, task: "asyn
     if not seconds:
         await execution.tasks.join(task)
         return False
-    cut = execution.cut(work.key)
+    cut = execution.cancelling.cut(work.key)
     timer = None
     if not execution.chronicle.is_offline:
         cutting = _cut_after(execution, frame, work, min(seconds), asyncio.current_task())
         timer = execution.tasks.spawn(f"{work.key}.timer", cutting)
     await execution.tasks.join(task, cut, first=True)
     # Where it had ended when its time was up, the log says which of the two came first.
-    is_cut = not task.done() or execution.is_sealed(work.key) or execution.journal.is_cut_short(work.key)
+    is_cut = not task.done() or execution.cancelling.is_sealed(work.key) or execution.journal.is_cut_short(work.key)
     if is_cut:
         await execution.tasks.join(cut)
-        execution.close(work.key, *_cut_errors(work.agent))  # what a lost server did not come to
+        execution.cancelling.close(work.key, *_cut_errors(work.agent))  # what a lost server did not come to
     elif timer is not None:
         timer.cancel()
     return is_cut
@@ -101,7 +101,7 @@ async def _cut_after(
     spent = execution.journal.running_ns(frame.opened.start_ns, execution.clock.now_ns()) / 1e9
     await execution.tasks.aside(execution.clock.sleep(max(0.0, seconds - spent)))
     error, below = _cut_errors(work.agent)
-    await execution.cancel(
+    await execution.cancelling.cancel(
         work.key,
         caller=frame.parent.invocation_id if frame.parent else frame.invocation_id,
         reason=event_pb2.CANCEL_REASON_LIMIT,
@@ -109,7 +109,7 @@ async def _cut_after(
         below=below,
         waiter=waiter,
     )
-    cut = execution.cut(work.key)
+    cut = execution.cancelling.cut(work.key)
     if not cut.done():
         cut.set_result(None)
 

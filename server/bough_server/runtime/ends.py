@@ -92,6 +92,6 @@ async def end_others(execution: Execution, frame: Frame, key: str) -> None:
 async def end_effect(execution: Execution, frame: Frame, key: str) -> None:
     """Ends an effect of an invocation that its code no longer waits for."""
     error = RunError("Its caller went on without it.", reason=error_pb2.ERROR_REASON_CANCELLED).to_agent_error()
-    await execution.cancel(
+    await execution.cancelling.cancel(
         key, caller=frame.invocation_id, reason=event_pb2.CANCEL_REASON_ABORT, error=error, below=error
     )

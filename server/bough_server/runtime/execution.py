@@ -1,7 +1,6 @@
 """One run while it goes: its log, tasks, barrier and questions as one; it knows nothing of any agent's insides.
 
-Whoever ends a part of it records the wish first, then stops its tasks, then records every open end, leaf first. A run
-that is interrupted, or stopped unrecorded, is sealed: what still runs in it writes nothing.
+A run that is interrupted, or stopped unrecorded, is sealed: what still runs in it writes nothing.
 """
 
 import asyncio
@@ -13,11 +12,10 @@ from typing import Any
 from bough.v1 import error_pb2, event_pb2, input_pb2, message_pb2, policy_pb2
 from bough_server.clock import Clock
 from bough_server.errors import NonDeterministic, RunError, ServerStopping
-from bough_server.runtime import keys
 from bough_server.runtime.agent import Resolver
 from bough_server.runtime.answers import expired, received
+from bough_server.runtime.cancelling import Cancelling
 from bough_server.runtime.chronicle import Chronicle
-from bough_server.runtime.closing import closing
 from bough_server.runtime.inputs import Inputs
 from bough_server.runtime.journal import Journal
 from bough_server.runtime.pump import Pump
@@ -73,18 +71,23 @@ class Execution:
         self.clock = clock
         self.journal = journal
         self.tasks = Tasks(facts.run_id, self._quiet)
-        self.pump = Pump(journal, self.tasks, on_divergence=self.stop, on_cut=self._replay_cut, on_live=self._replayed)
         self.chronicle = Chronicle(journal, recorder)
         self.invocations = self.chronicle.invocations
-        self.inputs = Inputs(self.tasks)
         self.spans: dict[str, Traced] = {}
+        self.cancelling = Cancelling(journal, self.chronicle, self.tasks, clock, self.spans, emit=self._emit)
+        self.pump = Pump(
+            journal,
+            self.tasks,
+            on_divergence=self.stop,
+            on_cut=self.cancelling.replay_cut,
+            on_live=self._replayed,
+        )
+        self.inputs = Inputs(self.tasks)
         self.calls_made: Counter[tuple[str, str]] = Counter()
         """How often an agent has called a tool in this run, by both names."""
         self.is_interrupted = False
         """Whether it waits for input: nothing more is recorded until somebody takes it over."""
         self._is_draining = False
-        self._sealed: set[str] = set()
-        self._cuts: dict[str, asyncio.Future[None]] = {}
         self._stopped: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         if recorder is not None:
             recorder.on_failure = self.stop
@@ -151,19 +154,9 @@ class Execution:
         """Waits until producers of deltas may go on."""
         await self.chronicle.room()
 
-    def is_sealed(self, scope: str) -> bool:
-        """Whether nothing may begin in a scope any more."""
-        return bool(self._sealed) and any(keys.covers(sealed, scope) for sealed in self._sealed)
-
-    def refuse_sealed(self, scope: str) -> None:
-        """Ends a coroutine that tries an effect after its scope was cancelled; `except Exception` does not catch it."""
-        if self.is_sealed(scope):
-            raise asyncio.CancelledError
-
     def refuse(self, invocation_id: str, key: str) -> None:
         """Ends a coroutine that tries an effect after its scope was cancelled, or its invocation ended."""
-        if self._sealed:
-            self.refuse_sealed(key)
+        self.cancelling.refuse_sealed(key)
         if invocation_id not in self.invocations and invocation_id:
             raise asyncio.CancelledError
 
@@ -187,7 +180,7 @@ class Execution:
     def answer(self, event: event_pb2.AgentEvent) -> bool:
         """Records an input_received and lets go on who waits for it; False where nobody waits for it here."""
         gate = self.inputs.gate(event.input_received.answer.request_id)
-        if gate is None or self.is_sealed(event.effect_key):
+        if gate is None or self.cancelling.is_sealed(event.effect_key):
             return False
         self._emit(event)
         gate.open(event.input_received.answer)
@@ -210,7 +203,7 @@ class Execution:
             else:
                 root.result()
         finally:
-            self._sealed.add("")
+            self.cancelling.seal("")
             self.tasks.close()
             await self.tasks.stop("")
             root.cancel()
@@ -218,7 +211,7 @@ class Execution:
 
     def stop(self, error: BaseException) -> None:
         """Stops the run where it is: nothing more is recorded, and what is on disk is whole."""
-        self._sealed.add("")
+        self.cancelling.seal("")
         if not self._stopped.done():
             self._stopped.set_exception(error)
             self._stopped.exception()
@@ -229,74 +222,11 @@ class Execution:
         self.pump.hold()
         self.tasks.check_soon()
 
-    async def cancel(
-        self,
-        scope: str,
-        *,
-        caller: str,
-        reason: event_pb2.CancelReason.ValueType,
-        error: error_pb2.AgentError,
-        below: error_pb2.AgentError,
-        waiter: asyncio.Task[Any] | None = None,
-    ) -> None:
-        """Ends everything in a scope: the wish is recorded first, then tasks stop, then every open end is, leaf first.
-
-        `caller` is the invocation that speaks of it; it is the scope's own for the whole run. `waiter` is the task that
-        waits for the scope and goes on without it.
-        """
-        if self.wish(scope, caller=caller, reason=reason) or self._is_ending(scope):
-            await self.end(scope, error, below, waiter=waiter)
-
-    def _is_ending(self, scope: str) -> bool:
-        """Whether somebody else ends a scope at this moment: whoever needs it ended must not run ahead of that."""
-        return not self.chronicle.is_offline and self.is_sealed(scope) and not self.is_sealed("")
-
-    def wish(self, scope: str, *, caller: str, reason: event_pb2.CancelReason.ValueType) -> bool:
-        """Records that a scope is to end and seals it: nothing begins in it any more. False where it has been."""
-        if self.is_sealed(scope) or caller not in self.invocations:
-            return False
-        if self.chronicle.is_offline or (not self.pump.live and scope in self.journal.cancelled):
-            self._sealed.add(scope)
-            self.chronicle.observe_scope(scope)
-            return not self.chronicle.is_offline
-        self.chronicle.flush_below(scope)
-        event = self.invocations[caller].event(scope)
-        event.cancel_requested.scope, event.cancel_requested.reason = scope, reason
-        self._emit(event)
-        self._sealed.add(scope)
-        return True
-
-    async def end(
-        self,
-        scope: str,
-        error: error_pb2.AgentError,
-        below: error_pb2.AgentError,
-        *,
-        waiter: asyncio.Task[Any] | None = None,
-    ) -> None:
-        """Stops the tasks of a sealed scope, but for the one that waits for it, and records what ends there."""
-        await self.tasks.stop(scope, spared=waiter)
-        await self.committed()
-        self.close(scope, error, below)
-        await self.committed()
-
-    def close(self, scope: str, error: error_pb2.AgentError, below: error_pb2.AgentError) -> None:
-        """Records the end of everything that is open in a scope, leaf first, in one append."""
-        ends = closing(self.invocations, scope, error, below, self.clock.now_ns())
-        if ends:
-            self._emit(*ends)
-        for key in [key for key in self.spans if keys.covers(scope, key)]:
-            self.spans.pop(key).end(error=error)
-
     def end_spans(self) -> None:
         """Ends the spans that are still open: nobody will."""
         for traced in self.spans.values():
             traced.end()
         self.spans.clear()
-
-    def cut(self, scope: str) -> "asyncio.Future[None]":
-        """Done when a scope has been ended because its own time was up, while its caller goes on."""
-        return self._cuts.setdefault(scope, asyncio.get_running_loop().create_future())
 
     # What the barrier says
 
@@ -316,14 +246,9 @@ class Execution:
         self._end_without_error()
 
     def _end_without_error(self) -> None:
-        self._sealed.add("")
+        self.cancelling.seal("")
         if not self._stopped.done():
             self._stopped.set_result(None)
-
-    def _replay_cut(self, scope: str) -> None:
-        self._sealed.add(scope)
-        self.chronicle.observe_scope(scope)
-        self.cut(scope).set_result(None)
 
     def _replayed(self, frontier: Sequence[str]) -> None:
         """Everything recorded has been handed back; a replay without a recorder must need nothing more."""

@@ -102,7 +102,7 @@ async def question(
         execution.observe_recorded(key)
         return _value_of(recorded.input_received.answer, prompt)
     await ctx.until_live(key)
-    execution.refuse_sealed(key)
+    execution.cancelling.refuse_sealed(key)
     asking = Asking(
         key=key,
         reason=input_pb2.INPUT_REASON_QUESTION,

@@ -67,7 +67,7 @@ class ToolEffect:
                 self._count()
             return _result_of(recorded)
         await self._ctx.until_live(key)
-        execution.refuse_sealed(key)
+        execution.cancelling.refuse_sealed(key)
         started = execution.journal.started.get(key)
         try:
             if started is not None:
@@ -224,7 +224,7 @@ class ToolEffect:
                 event.ClearField(field)
             return event
 
-        self._execution.refuse_sealed(self._key)
+        self._execution.cancelling.refuse_sealed(self._key)
         if self._execution.delta(Piece(self._key, events.TOOL_OUTPUT, call_id, text), self._frame.joining, make):
             await self._execution.room()
 

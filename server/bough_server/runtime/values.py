@@ -42,7 +42,7 @@ async def _recorded(ctx: "Context", value: Value, work: Callable[[], Awaitable[s
         execution.observe_recorded(value.key)
         return recorded
     await ctx.until_live(value.key)
-    execution.refuse_sealed(value.key)
+    execution.cancelling.refuse_sealed(value.key)
     await execution.committed()
     recorded = frame.event(value.key)
     recorded.effect_digest, recorded.value_recorded.kind = digest, value.kind

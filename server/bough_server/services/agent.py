@@ -60,7 +60,13 @@ class AgentService(agent_service_pb2_grpc.AgentServiceServicer):
         resumed = await _whole(resuming)
         after = request.after_sequence if request.HasField("after_sequence") else resumed.since
         following = self._follow(
-            principal, resumed.record.run, request.follow, context, after=after, until=pb.WATCH_UNTIL_INTERRUPTED
+            principal,
+            resumed.record.run,
+            request.follow,
+            context,
+            after=after,
+            until=pb.WATCH_UNTIL_INTERRUPTED,
+            past=resumed.since,
         )
         async with aclosing(following) as messages:
             async for message in messages:
@@ -125,6 +131,7 @@ class AgentService(agent_service_pb2_grpc.AgentServiceServicer):
         *,
         until: pb.WatchUntil.ValueType,
         after: int = 0,
+        past: int = 0,
     ) -> AsyncGenerator[bytes, None]:
         await context.send_initial_metadata(((RUN_ID_KEY, run.run_id),))
         following = Following(
@@ -133,7 +140,7 @@ class AgentService(agent_service_pb2_grpc.AgentServiceServicer):
             after=after,
         )
         heartbeat = options.heartbeat.ToTimedelta().total_seconds() if options.HasField("heartbeat") else None
-        pages = self._runs.follow(principal, run.run_id, after=after, until=until)
+        pages = self._runs.follow(principal, run.run_id, after=after, until=until, past=past)
         try:
             async with aclosing(responses(pages, following, clock=self._clock, heartbeat=heartbeat)) as messages:
                 async for message in messages:

@@ -1,0 +1,120 @@
+"""Ends parts of a run, or all of it, from outside: the wish first, then the tasks, then every open end, leaf first.
+
+What has been sealed begins nothing and writes nothing, whatever its code still tries.
+"""
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+from bough.v1 import error_pb2, event_pb2
+from bough_server.clock import Clock
+from bough_server.runtime import keys
+from bough_server.runtime.chronicle import Chronicle
+from bough_server.runtime.closing import closing
+from bough_server.runtime.journal import Journal
+from bough_server.runtime.tasks import Tasks
+from bough_server.telemetry import Traced
+
+
+class Cancelling:
+    """The scopes of one run that are sealed, and how they end."""
+
+    def __init__(
+        self,
+        journal: Journal,
+        chronicle: Chronicle,
+        tasks: Tasks,
+        clock: Clock,
+        spans: dict[str, Traced],
+        *,
+        emit: Callable[..., None],
+    ) -> None:
+        self._emit = emit
+        self._journal, self._chronicle, self._tasks = journal, chronicle, tasks
+        self._clock, self._spans = clock, spans
+        self._sealed: set[str] = set()
+        self._cuts: dict[str, asyncio.Future[None]] = {}
+
+    def seal(self, scope: str) -> None:
+        """Nothing begins in a scope from now on."""
+        self._sealed.add(scope)
+
+    def is_sealed(self, scope: str) -> bool:
+        """Whether nothing may begin in a scope any more."""
+        return bool(self._sealed) and any(keys.covers(sealed, scope) for sealed in self._sealed)
+
+    def refuse_sealed(self, scope: str) -> None:
+        """Ends a coroutine that tries an effect after its scope was cancelled; `except Exception` does not catch it."""
+        if self.is_sealed(scope):
+            raise asyncio.CancelledError
+
+    async def cancel(
+        self,
+        scope: str,
+        *,
+        caller: str,
+        reason: event_pb2.CancelReason.ValueType,
+        error: error_pb2.AgentError,
+        below: error_pb2.AgentError,
+        waiter: asyncio.Task[Any] | None = None,
+    ) -> None:
+        """Ends everything in a scope.
+
+        `caller` is the invocation that speaks of it; it is the scope's own for the whole run. `waiter` is the task that
+        waits for the scope and goes on without it.
+        """
+        if self.wish(scope, caller=caller, reason=reason) or self._is_ending(scope):
+            await self.end(scope, error, below, waiter=waiter)
+
+    def _is_ending(self, scope: str) -> bool:
+        """Whether somebody else ends a scope at this moment: whoever needs it ended must not run ahead of that."""
+        return not self._chronicle.is_offline and self.is_sealed(scope) and not self.is_sealed("")
+
+    def wish(self, scope: str, *, caller: str, reason: event_pb2.CancelReason.ValueType) -> bool:
+        """Records that a scope is to end and seals it: nothing begins in it any more. False where it has been."""
+        chronicle = self._chronicle
+        if self.is_sealed(scope) or caller not in chronicle.invocations:
+            return False
+        if chronicle.is_offline or (not chronicle.is_live and scope in self._journal.cancelled):
+            self.seal(scope)
+            chronicle.observe_scope(scope)
+            return not chronicle.is_offline
+        chronicle.flush_below(scope)
+        event = chronicle.invocations[caller].event(scope)
+        event.cancel_requested.scope, event.cancel_requested.reason = scope, reason
+        self._emit(event)
+        self.seal(scope)
+        return True
+
+    async def end(
+        self,
+        scope: str,
+        error: error_pb2.AgentError,
+        below: error_pb2.AgentError,
+        *,
+        waiter: asyncio.Task[Any] | None = None,
+    ) -> None:
+        """Stops the tasks of a sealed scope, but for the one that waits for it, and records what ends there."""
+        await self._tasks.stop(scope, spared=waiter)
+        await self._chronicle.committed()
+        self.close(scope, error, below)
+        await self._chronicle.committed()
+
+    def close(self, scope: str, error: error_pb2.AgentError, below: error_pb2.AgentError) -> None:
+        """Records the end of everything that is open in a scope, leaf first, in one append."""
+        ends = closing(self._chronicle.invocations, scope, error, below, self._clock.now_ns())
+        if ends:
+            self._emit(*ends)
+        for key in [key for key in self._spans if keys.covers(scope, key)]:
+            self._spans.pop(key).end(error=error)
+
+    def cut(self, scope: str) -> "asyncio.Future[None]":
+        """Done when a scope has been ended because its own time was up, while its caller goes on."""
+        return self._cuts.setdefault(scope, asyncio.get_running_loop().create_future())
+
+    def replay_cut(self, scope: str) -> None:
+        """A scope was cut at this point of the log."""
+        self.seal(scope)
+        self._chronicle.observe_scope(scope)
+        self.cut(scope).set_result(None)
