@@ -257,3 +257,19 @@ async def test_a_run_that_is_cancelled_in_the_moment_it_is_accepted_ends(tmp_pat
         await check_replay(house, log)
     assert log[-1].HasField("run_cancelled")
     assert len(having(log, "cancel_requested")) == 1
+
+
+async def test_a_cancelled_model_call_is_charged_what_its_provider_had_said(tmp_path: Path) -> None:
+    hold = Hold("p", chunk=1)
+    turns = script(p=[{"chunks": ["One ", "two."], "usage": {"input_tokens": 7, "output_tokens": 2}}])
+    async with open_team(tmp_path, turns, llm("p"), gate=hold) as house:
+        run = await house.start("p")
+        await hold.all_reached()
+        await house.runs.cancel(ME, run.run_id)
+        log = await house.log(run)
+        (entry,) = await house.store.usage.of_run(run.run_id)
+        await check_replay(house, log)
+    (failed,) = having(log, "llm_failed")
+    assert (entry.sequence, entry.usage.input_tokens, entry.usage.output_tokens) == (failed.sequence, 7, 2)
+    used = log[-1].run_cancelled.tree_usage
+    assert (used.model_calls, used.model_calls_without_usage, used.input_tokens) == (1, 0, 7)

@@ -1,5 +1,6 @@
 """A model call that goes to the world: its attempts, deltas and whole answer; the effect around it is not here."""
 
+import asyncio
 import random
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
@@ -12,7 +13,7 @@ from bough_server import events, ids, usage
 from bough_server.cutting import MAX_TEXT_BYTES, size_of
 from bough_server.errors import ModelError
 from bough_server.models import price
-from bough_server.models.model import Delta, Model, ModelRequest, ReasoningDelta, TextDelta
+from bough_server.models.model import Delta, Meter, Model, ModelRequest, ReasoningDelta, TextDelta
 from bough_server.runtime.execution import Execution
 from bough_server.runtime.frame import Frame
 from bough_server.runtime.recorder import Piece
@@ -84,9 +85,19 @@ class ModelCall:
         await self._execution.clock.sleep(delay)
 
     async def _try(self, request: ModelRequest) -> step_pb2.LlmResponse:
+        meter = Meter()
+        try:
+            return self._whole(await self._streamed(request, meter))
+        except asyncio.CancelledError:
+            if meter.usage is not None:  # whoever ends the call tells what it had used
+                self._price(meter.usage)
+                self._frame.opened.lost[self._key] = meter.usage
+            raise
+
+    async def _streamed(self, request: ModelRequest, meter: Meter) -> step_pb2.LlmResponse:
         response: step_pb2.LlmResponse | None = None
         size = 0
-        stream = cast(AsyncGenerator[Delta | step_pb2.LlmResponse, None], self._model.stream(request))
+        stream = cast(AsyncGenerator[Delta | step_pb2.LlmResponse, None], self._model.stream(request, meter=meter))
         async with aclosing(stream):
             async for item in stream:
                 if isinstance(item, step_pb2.LlmResponse):
@@ -103,7 +114,7 @@ class ModelCall:
                 reason=error_pb2.ERROR_REASON_MODEL_BAD_RESPONSE,
                 retry=event_pb2.RETRY_REASON_BAD_RESPONSE,
             )
-        return self._whole(response)
+        return response
 
     def _delta(self, item: Delta) -> bool:
         if isinstance(item, TextDelta):

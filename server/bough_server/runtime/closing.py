@@ -66,6 +66,8 @@ def _effect_end(
         failure = result.error
     else:
         failure = event.llm_failed.error
+        if key in opened.lost:
+            event.llm_failed.lost_usage.CopyFrom(opened.lost[key])
     failure.CopyFrom(error)
     if not failure.agent:
         failure.agent, failure.invocation_id = speaker.agent, speaker.invocation_id

@@ -44,6 +44,8 @@ class OpenInvocation:
     effects: dict[str, event_pb2.AgentEvent] = field(default_factory=dict)
     """Calls that have begun and not ended, by their first event; of one that waits for input the input_requested."""
     attempts: dict[str, int] = field(default_factory=dict)
+    lost: dict[str, message_pb2.Usage] = field(default_factory=dict)
+    """What model calls had used that were left before their ends, as far as their providers said."""
     last_step_id: str = ""
 
     def event(self, key: str, *, traced: event_pb2.AgentEvent | None = None) -> event_pb2.AgentEvent:
@@ -296,4 +298,5 @@ def _copied(one: OpenInvocation) -> OpenInvocation:
         steps={name: replace(step, results=dict(step.results)) for name, step in one.steps.items()},
         effects=dict(one.effects),
         attempts=dict(one.attempts),
+        lost=dict(one.lost),
     )
