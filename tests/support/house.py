@@ -1,19 +1,29 @@
 """A house for tests of runs: a real store on a file, a registry, and Runs, without a server around them."""
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Mapping, Sequence
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NoReturn
 
-from bough.v1 import agent_pb2, agent_service_pb2, event_pb2, invocation_pb2, message_pb2, policy_pb2
+from bough.v1 import (
+    agent_pb2,
+    agent_service_pb2,
+    event_pb2,
+    fork_pb2,
+    input_pb2,
+    invocation_pb2,
+    message_pb2,
+    policy_pb2,
+)
 from bough_server import events
 from bough_server.agents.registry import Models, Registry
 from bough_server.clock import Clock, SystemClock
 from bough_server.runs import Runs
 from bough_server.runs.admission import RunDefaults
 from bough_server.runs.equipment import Equipment
+from bough_server.runs.takeover import session_cut
 from bough_server.runtime.agent import Agent
 from bough_server.runtime.replay import Replayed, replay
 from bough_server.store.ports import Principal, StoredEvent, StoredMessage
@@ -70,6 +80,30 @@ class House:
         record = await self.runs.start(principal, request, deadline_time_ns=deadline_time_ns, trace=Parent.current())
         return record.run
 
+    async def fork(
+        self,
+        run: agent_service_pb2.Run,
+        after: int,
+        *,
+        request_id: str = "",
+        labels: Mapping[str, str] | None = None,
+        allow_open_effects: bool = False,
+        deadline_time_ns: int | None = None,
+        principal: Principal = ME,
+        **changes: object,
+    ) -> agent_service_pb2.Run:
+        """Forks a run after a sequence; `changes` are the fields of ForkChanges."""
+        request = agent_service_pb2.ForkRunRequest(
+            run_id=run.run_id,
+            after_sequence=after,
+            request_id=request_id,
+            labels=labels,
+            allow_open_effects=allow_open_effects,
+            changes=fork_pb2.ForkChanges(**changes) if changes else None,  # type: ignore[arg-type]
+        )
+        record, _ = await self.runs.fork(principal, request, deadline_time_ns=deadline_time_ns)
+        return record.run
+
     async def follow(self, run: agent_service_pb2.Run, *, after: int = 0) -> AsyncGenerator[event_pb2.AgentEvent, None]:
         """The events of a run as they are committed, to its end."""
         stamp = events.stamp(run.run_id, run.session_id)
@@ -77,6 +111,20 @@ class House:
             async for page in pages:
                 for stored in page:
                     yield events.parse(stamp + stored.data)
+
+    async def until_interrupted(self, run: agent_service_pb2.Run) -> list[event_pb2.AgentEvent]:
+        """A run's events up to where it waits for input, or its end."""
+        stamp, until = events.stamp(run.run_id, run.session_id), agent_service_pb2.WATCH_UNTIL_INTERRUPTED
+        async with aclosing(self.runs.follow(ME, run.run_id, until=until)) as pages:
+            return [events.parse(stamp + stored.data) async for page in pages for stored in page]
+
+    async def resume(
+        self, run: agent_service_pb2.Run, *answers: input_pb2.InputAnswer, request_id: str = ""
+    ) -> agent_service_pb2.Run:
+        """Answers what a run asks."""
+        request = agent_service_pb2.ResumeRunRequest(run_id=run.run_id, answers=answers, request_id=request_id)
+        resumed = await self.runs.resume(ME, request, deadline_time_ns=None)
+        return resumed.record.run
 
     async def log(self, run: agent_service_pb2.Run) -> list[event_pb2.AgentEvent]:
         """A run's events, once it has ended."""
@@ -106,7 +154,7 @@ class House:
 
     async def replay(self, log: Sequence[event_pb2.AgentEvent]) -> Replayed:
         """Re-executes a run from its log with models and tools that raise when touched."""
-        cut = log[0].run_started.session_cut
+        cut = session_cut(log)
         session = await self.store.sessions.messages(log[0].session_id, through=cut) if cut else ()
         untouchable = Untouchable(self.registry)
         return await replay(log, resolver=untouchable, tracing=self.tracing, clock=self.clock, session=session)
@@ -153,6 +201,7 @@ async def open_house(
     defaults: RunDefaults | None = None,
     hooks: CommitHooks | None = None,
     clock: Clock | None = None,
+    worker: str = "the-house",
 ) -> AsyncIterator[House]:
     """A house on a database file in a folder; it lets go of everything at the end."""
     clock = clock or SystemClock()
@@ -171,7 +220,7 @@ async def open_house(
             tracing=tracing,
             clock=clock,
             defaults=defaults or RunDefaults(),
-            worker="the-house",
+            worker=worker,
         )
     )
     house = House(store=store, registry=registry, runs=runs, tracing=tracing, clock=clock)
