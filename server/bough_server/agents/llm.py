@@ -1,6 +1,7 @@
 """The LLM agent: a model in a loop with tools, until it answers; everything it does is an effect of its context."""
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Final
 
 from bough.v1 import agent_pb2, error_pb2, event_pb2, message_pb2
@@ -39,7 +40,7 @@ class LlmAgent:
         most = llm.max_steps if llm.HasField("max_steps") else MAX_STEPS
         was_empty = False
         for _ in range(most):
-            response = await ctx.model(self._request(ctx, was_empty))
+            response = await ctx.model(partial(self._request, ctx, was_empty))
             calls = [part.tool_call for part in response.message.parts if part.HasField("tool_call")]
             if calls:
                 was_empty = False

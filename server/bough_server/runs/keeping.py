@@ -150,14 +150,17 @@ class Keeper:
             return
         if isinstance(stopped, StorageFailed):
             self.recovery.try_later(live.record)
-        elif isinstance(stopped, NonDeterministic):
+            return
+        self.recovery.is_well(live.run_id)
+        if isinstance(stopped, NonDeterministic):
             self._close_soon(live, stopped)
         elif stopped is not None and not isinstance(stopped, Fenced | ServerStopping):
             error = RunError(
                 "The server failed at this run; its own log says how.", reason=error_pb2.ERROR_REASON_INTERNAL
             )
             self._close_soon(live, error)
-        self.recovery.spawn(self.call_next(live.record.run.session_id))
+        if self.roster.has_waiting(live.record.run.session_id):
+            self.recovery.spawn(self.call_next(live.record.run.session_id))
 
     def _close_soon(self, live: LiveRun, error: RunError) -> None:
         self.recovery.spawn(self.close(live.record.principal, live.run_id, failed(error)))

@@ -64,18 +64,22 @@ class Launcher:
             default_delta=equipment.defaults.delta,
         )
         execution.spans[""] = traced
-        live = LiveRun(record, execution, on_end=self._on_end)
+        live = LiveRun(record, execution, is_queued=is_queued, on_end=self._on_end)
         self._roster.add(live)
-        live.launch(self._bounds(log, journal, resolver), is_queued=is_queued)
+        deadline = deadline_ns(log)
+        bounds = [deadline_bound(deadline, equipment.clock.now_ns())] if deadline is not None else []
+        live.launch(bounds, self._wall(log, journal, resolver, is_queued=is_queued))
         return live
 
-    def _bounds(self, log: Sequence[event_pb2.AgentEvent], journal: Journal, resolver: Resolver) -> list[Bound]:
-        now, started = self._equipment.clock.now_ns(), log[0]
-        spent = journal.running_ns(started.time.ToNanoseconds(), now)
-        definition = resolver.agent(started.run_started.agent).definition
-        bounds = wall_bounds([started.run_started.policy.limits, definition.limits], spent)
-        deadline = deadline_ns(log)
-        return [*bounds, deadline_bound(deadline, now)] if deadline is not None else bounds
+    def _wall(
+        self, log: Sequence[event_pb2.AgentEvent], journal: Journal, resolver: Resolver, *, is_queued: bool
+    ) -> list[Bound]:
+        """When the run's time on the wall is up: counted while somebody executes it, not while it is queued."""
+        began, started = journal.dequeued or log[0], log[0].run_started
+        now = self._equipment.clock.now_ns()
+        spent = 0 if is_queued else journal.running_ns(began.time.ToNanoseconds(), now)
+        definition = resolver.agent(started.agent).definition
+        return wall_bounds([started.policy.limits, definition.limits], spent)
 
     def span(self, record: RunRecord, definition: agent_pb2.AgentDefinition, root_id: str, parent: Parent) -> Traced:
         """The span of a run's root, or of one stretch of it."""

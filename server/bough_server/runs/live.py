@@ -1,7 +1,7 @@
 """A run that this process executes: its task, its bounds in time, its followers, its end; not which runs there are."""
 
 import asyncio
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Final
 
 import structlog
@@ -23,9 +23,16 @@ class LiveRun:
     """A run while it goes; `on_end` is told when it is let go, and what stopped it, if it has not ended itself."""
 
     def __init__(
-        self, record: RunRecord, execution: Execution, *, on_end: "Callable[[LiveRun, BaseException | None], None]"
+        self,
+        record: RunRecord,
+        execution: Execution,
+        *,
+        is_queued: bool,
+        on_end: "Callable[[LiveRun, BaseException | None], None]",
     ) -> None:
         self.record = record
+        self.has_waited = is_queued
+        """Whether it had to wait for its session."""
         self.execution = execution
         self.task: asyncio.Task[None] | None = None
         self._policy = execution.facts.started.run_started.policy
@@ -33,6 +40,7 @@ class LiveRun:
         self._ending: asyncio.Task[None] | None = None
         self._is_wished = False
         self._turn = asyncio.Event()
+        self._wall: Sequence[Bound] = ()
         self._timers: list[asyncio.TimerHandle] = []
         self.grace: asyncio.TimerHandle | None = None
         """Runs out when nobody has followed for the policy's grace; None while somebody does."""
@@ -43,6 +51,11 @@ class LiveRun:
     def run_id(self) -> str:
         """The run."""
         return self.record.run.run_id
+
+    @property
+    def session_id(self) -> str:
+        """Its session."""
+        return self.record.run.session_id
 
     @property
     def is_waiting(self) -> bool:
@@ -59,17 +72,18 @@ class LiveRun:
         assert self.task is not None, "a run that is found has begun"
         await asyncio.wait({self.task})
 
-    def launch(self, bounds: Iterable[Bound], *, is_queued: bool = False) -> None:
-        """Begins, or waits for its turn; the run ends by itself at the first of its bounds."""
-        if not is_queued:
+    def launch(self, deadline: Iterable[Bound], wall: Sequence[Bound]) -> None:
+        """Begins, or waits for its turn; ends by itself at its deadline, or when its time on the wall is up."""
+        self._wall = wall
+        self._bound(deadline)
+        if not self.has_waited:
+            self._bound(wall)
             self._turn.set()
-        self.bound(bounds)
         self.task = asyncio.get_running_loop().create_task(self._supervise(), name=f"run:{self.run_id}")
         if not self._followers:
             self._await_follower(max(self._grace_seconds(), FIRST_FOLLOWER_SECONDS))
 
-    def bound(self, bounds: Iterable[Bound]) -> None:
-        """Ends the run by itself at the first of these, too."""
+    def _bound(self, bounds: Iterable[Bound]) -> None:
         loop = asyncio.get_running_loop()
         for seconds, reason in bounds:
             self._timers.append(loop.call_later(max(0.0, seconds), self.end_soon, reason))
@@ -81,6 +95,7 @@ class LiveRun:
             event.run_dequeued.session_cut = cut
             self.execution.chronicle.append(event)
             self.execution.session = tuple(session)
+            self._bound(self._wall)
             self._turn.set()
 
     def followed_by(self, followers: int) -> None:

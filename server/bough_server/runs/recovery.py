@@ -64,6 +64,10 @@ class Recovery:
         self._patience[run_id] = min(LONGEST_PATIENCE, patience * 2)
         self.spawn(self._later(record, patience))
 
+    def is_well(self, run_id: str) -> None:
+        """A run's log can be written again."""
+        self._patience.pop(run_id, None)
+
     async def close(self) -> None:
         """Ends everything that waits here."""
         while self._tasks:

@@ -15,6 +15,7 @@ class Roster:
         self._live: dict[str, LiveRun] = {}
         self._arriving: dict[str, asyncio.Task[Any]] = {}
         self._followers: Counter[str] = Counter()
+        self._waiting: Counter[str] = Counter()
 
     def __iter__(self) -> Iterator[LiveRun]:
         return iter(list(self._live.values()))
@@ -35,6 +36,8 @@ class Roster:
     def add(self, live: LiveRun) -> None:
         """The run is live; who followed it before still does."""
         self._live[live.run_id] = live
+        if live.has_waited:
+            self._waiting[live.session_id] += 1
         if followers := self._followers[live.run_id]:
             live.followed_by(followers)
 
@@ -57,6 +60,14 @@ class Roster:
         """It is no longer."""
         if self._live.get(live.run_id) is live:
             del self._live[live.run_id]
+        if live.has_waited:
+            self._waiting[live.session_id] -= 1
+            if not self._waiting[live.session_id]:
+                del self._waiting[live.session_id]
+
+    def has_waiting(self, session_id: str) -> bool:
+        """Whether a run may wait for a session."""
+        return session_id in self._waiting
 
     def at_hand(self, run_id: str) -> LiveRun | None:
         """The live run of an id, without waiting."""

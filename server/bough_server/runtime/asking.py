@@ -1,6 +1,6 @@
 """The effect that asks a model: answered from the log, refused, or made; its attempts are attempts.py's."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -17,7 +17,11 @@ if TYPE_CHECKING:
     from bough_server.runtime.context import Context
 
 
-async def ask(ctx: "Context", key: str, index: int, request: ModelRequest, name: str) -> step_pb2.LlmResponse:
+Asked = ModelRequest | Callable[[], ModelRequest]
+"""A request, or what makes one."""
+
+
+async def ask(ctx: "Context", key: str, index: int, request: Asked, name: str) -> step_pb2.LlmResponse:
     execution, frame = ctx.execution, ctx.frame
     digest = keys.digest("model")
     execution.check(key, digest)
@@ -41,7 +45,8 @@ async def ask(ctx: "Context", key: str, index: int, request: ModelRequest, name:
         event.llm_failed.error.CopyFrom(_error(frame, refusal))
         execution.emit(event)
         raise
-    return await _ask(ctx, key, index, digest, replace(request, agent=frame.name), model)
+    made = request() if callable(request) else request
+    return await _ask(ctx, key, index, digest, replace(made, agent=frame.name), model)
 
 
 def _last_model(recorded: Sequence[event_pb2.AgentEvent]) -> str:

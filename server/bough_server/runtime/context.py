@@ -99,8 +99,12 @@ class Context:
 
     # Effects
 
-    async def model(self, request: ModelRequest, *, model: str = "") -> step_pb2.LlmResponse:
+    async def model(
+        self, request: ModelRequest | Callable[[], ModelRequest], *, model: str = ""
+    ) -> step_pb2.LlmResponse:
         """Asks a model; the answer's calls, if any, are for `tools`. An empty `model` is the agent's own.
+
+        A request that is a function is made only if it is sent, and not while a log is handed back.
 
         Raises RunError: the limit of model calls is reached, or the model's retries are used up.
         """

@@ -233,6 +233,8 @@ class Execution:
     def _quiet(self) -> None:
         if not self.pump.live:
             self.pump.advance()
+        elif self.cancelling.is_sealed(""):
+            return  # who ends it is about to wake them all
         elif self.inputs and not self.pump.has_parked and not self.tasks.sleeping:
             self._interrupt()
         elif self._is_draining:
