@@ -315,5 +315,5 @@ async def everything_now(store: Store, run: Made) -> list[StoredEvent]:
 
 
 def test_each_epoch_has_one_writer_and_nothing_committed_or_posted_is_lost_or_done_twice() -> None:
-    machine_settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+    machine_settings = settings(max_examples=40, stateful_step_count=40, deadline=None)
     run_state_machine_as_test(Ownership, settings=machine_settings)
