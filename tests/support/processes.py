@@ -26,12 +26,12 @@ class Finished:
 
 
 class Serving:
-    """A `bough serve` that serves."""
+    """A `bough serve`."""
 
-    def __init__(self, process: Process, address: str, errors: Path) -> None:
+    def __init__(self, process: Process, errors: Path) -> None:
         self._process, self._errors = process, errors
-        self.address = address
-        """HOST:PORT."""
+        self.address = ""
+        """HOST:PORT, once it serves."""
 
     @property
     def pid(self) -> int:
@@ -42,6 +42,14 @@ class Serving:
     def said(self) -> str:
         """Its standard error so far."""
         return self._errors.read_text(encoding="utf-8")
+
+    async def serves(self) -> None:
+        """Waits until it serves, which it says on its standard output; its ready file is there by then."""
+        assert self._process.stdout is not None
+        async with asyncio.timeout(PATIENCE_SECONDS):
+            line = (await self._process.stdout.readline()).decode()
+        assert line.startswith("serving "), f"it ended before it served: {self.said}"
+        self.address = line.removeprefix("serving ").strip()
 
     def resident_bytes(self) -> int:
         """Its memory now; Linux only."""
@@ -85,10 +93,17 @@ class Serving:
 async def serving(
     config: Path, *, arguments: Sequence[str] = (), environment: Mapping[str, str] | None = None
 ) -> AsyncIterator[Serving]:
-    """`bough serve` on any free port, or where the arguments say; stopped at the end where it still runs.
+    """`bough serve` on any free port, or where the arguments say; stopped at the end where it still runs."""
+    async with starting(config, arguments=arguments, environment=environment) as server:
+        await server.serves()
+        yield server
 
-    It is known to serve by the line on its standard output; the ready file is there by the time that it answers.
-    """
+
+@asynccontextmanager
+async def starting(
+    config: Path, *, arguments: Sequence[str] = (), environment: Mapping[str, str] | None = None
+) -> AsyncIterator[Serving]:
+    """As `serving`, from the moment that the process is there."""
     # Further servers on one folder add to the same file.
     errors = config.parent / "serve.stderr"
     ready = config.parent / "serve.ready"
@@ -99,9 +114,8 @@ async def serving(
             environment,
             file.fileno(),
         )
-    server = Serving(process, "", errors)
+    server = Serving(process, errors)
     try:
-        server.address = await _address(process, server)
         yield server
     finally:
         await server.stop()
@@ -127,11 +141,3 @@ async def _start(arguments: Sequence[str], environment: Mapping[str, str] | None
         stderr=stderr,
         env={**inherited, **(environment or {})},
     )
-
-
-async def _address(process: Process, server: Serving) -> str:
-    assert process.stdout is not None
-    async with asyncio.timeout(PATIENCE_SECONDS):
-        line = (await process.stdout.readline()).decode()
-    assert line.startswith("serving "), f"it ended before it served: {server.said}"
-    return line.removeprefix("serving ").strip()

@@ -1,0 +1,143 @@
+"""python -m tests.durability.torture --kills 50 --turns 16: a server that is killed while its clients take turns.
+
+It is killed at random moments, also while it starts, and started again on the same port and file. Every client has to
+see every sequence of its runs exactly once and in order, and the right answers; nothing may be stuck, and nothing that
+had ended may run again. The last line counts what went wrong; the exit code is 1 if anything did.
+"""
+
+import argparse
+import asyncio
+import random
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+from socket import socket
+from typing import Final
+
+from tests.durability.torture_clients import TURN_SECONDS, Client, Faults
+from tests.durability.torture_judge import judge
+from tests.durability.torture_team import Mind, write_team
+from tests.support.model_server import serving_model
+from tests.support.processes import Serving, starting
+
+_WHILE_STARTING: Final = 0.2
+"""How many of the kills hit a server that does not serve yet."""
+
+_LONGEST_START: Final = 1.5
+_SHORTEST_LIFE: Final = 0.3
+_LONGEST_LIFE: Final = 2.5
+_WORD_SECONDS: Final = 0.01
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Moment:
+    """When a server is killed: so many seconds after it began to start, or to serve."""
+
+    while_starting: bool
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Report:
+    """How it went."""
+
+    runs: int
+    kills: int
+    faults: Faults
+
+    def __str__(self) -> str:
+        counts = self.faults.counts
+        return (
+            f"runs={self.runs} kills={self.kills} duplicates={counts['duplicates']} lost={counts['lost']} "
+            f"stuck={counts['stuck']}"
+        )
+
+
+def moments(seed: int, kills: int) -> Iterator[Moment]:
+    """Random moments. After a server that never served comes one that does: a run has to get on now and then."""
+    chance, could_serve = random.Random(seed), True
+    for _ in range(kills):
+        if could_serve and chance.random() < _WHILE_STARTING:
+            could_serve = False
+            yield Moment(while_starting=True, seconds=chance.uniform(0, _LONGEST_START))
+        else:
+            could_serve = True
+            yield Moment(while_starting=False, seconds=chance.uniform(_SHORTEST_LIFE, _LONGEST_LIFE))
+
+
+async def torture(folder: Path, *, kills: int, turns: int, seed: int) -> Report:
+    """Lets so many clients take turns at once while their server is killed so many times."""
+    faults, mind, effects = Faults(), Mind(), folder / "effects.jsonl"
+    effects.touch()
+    async with serving_model(mind, delta_interval=_WORD_SECONDS) as model:
+        config, port = write_team(folder, model.base_url), _free_port()
+        clients = [Client(f"127.0.0.1:{port}", number, faults) for number in range(turns)]
+        over = asyncio.Event()
+        async with asyncio.TaskGroup() as group:
+            callers = [group.create_task(client.take_turns(over)) for client in clients]
+            said = await _kill_again_and_again(config, port, [*moments(seed, kills)], over, callers, effects)
+        if "Traceback" in said:
+            faults.add("lost", "a server logged a traceback: " + said[said.index("Traceback") :][:2000])
+        seen = [turn for client in clients for turn in client.turns]
+        runs = await judge(config, seen, mind, effects, faults)
+    return Report(runs=runs, kills=kills, faults=faults)
+
+
+async def _kill_again_and_again(
+    config: Path,
+    port: int,
+    when: Sequence[Moment],
+    over: asyncio.Event,
+    callers: Sequence[asyncio.Task[None]],
+    effects: Path,
+) -> str:
+    """Kills server after server, and lets the last one live until every caller is done; gives what they all said."""
+    arguments, environment = ("--port", str(port)), {"TORTURE_EFFECTS": str(effects)}
+    for moment in when:
+        async with starting(config, arguments=arguments, environment=environment) as server:
+            await _kill(server, moment)
+    over.set()
+    async with starting(config, arguments=arguments, environment=environment) as server:
+        await server.serves()
+        await asyncio.wait(callers, timeout=2 * TURN_SECONDS)
+    return server.said
+
+
+async def _kill(server: Serving, moment: Moment) -> None:
+    if not moment.while_starting:
+        await server.serves()
+    await asyncio.sleep(moment.seconds)
+    await server.kill()
+
+
+def _free_port() -> int:
+    with closing(socket()) as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Tortures as the command line says; gives the exit code."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--kills", type=int, default=50)
+    parser.add_argument("--turns", type=int, default=16, help="how many at once")
+    parser.add_argument("--seed", type=int, default=None, help="of the moments; any where none is given")
+    parser.add_argument("--folder", type=Path, default=None, help="where everything stays that is left behind")
+    arguments = parser.parse_args(argv)
+    seed = random.randrange(1_000_000) if arguments.seed is None else arguments.seed
+    print(f"seed={seed}", flush=True)
+    with tempfile.TemporaryDirectory(prefix="torture-") as temporary:
+        folder = arguments.folder or Path(temporary)
+        folder.mkdir(parents=True, exist_ok=True)
+        report = asyncio.run(torture(folder, kills=arguments.kills, turns=arguments.turns, seed=seed))
+    for fault in report.faults.said:
+        print(fault)
+    print(report)
+    return 1 if report.faults.said else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
