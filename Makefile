@@ -5,6 +5,8 @@ HOST ?= 127.0.0.1
 PORT ?= 50051
 MODEL ?= local
 ONCE ?=
+KILLS ?= 50
+TURNS ?= 16
 ARGS ?=
 
 BIN := $(VENV)/bin
@@ -16,12 +18,12 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 SOURCES := server clients tests examples
 
 .DEFAULT_GOAL := help
-.PHONY: help venv run test check fmt proto bench bench-docs clean
+.PHONY: help venv run test check fmt proto bench bench-docs torture clean
 
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 14
 	@echo
-	@echo "With: PYTHON=$(PYTHON) VENV=$(VENV) HOST=$(HOST) PORT=$(PORT) MODEL=local|scripted|openai ONCE=1 ARGS='...'"
+	@echo "With: PYTHON=$(PYTHON) VENV=$(VENV) HOST=$(HOST) PORT=$(PORT) MODEL=local|scripted|openai ONCE=1 KILLS=$(KILLS) TURNS=$(TURNS) ARGS='...'"
 
 $(STAMP): pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit("Bough needs Python 3.11 or newer: make PYTHON=..." if sys.version_info < (3, 11) else 0)'
@@ -83,6 +85,9 @@ bench: $(STAMP) ## what Bough costs, beside floors measured in the same run; ARG
 
 bench-docs: $(STAMP) ## the last bench's table, put into docs/benchmarks.md
 	@$(BIN)/python -m tests.bench --docs
+
+torture: $(STAMP) ## a server killed KILLS times under TURNS turns at once; ARGS="--seed N" as an earlier one was
+	@$(BIN)/python -m tests.durability.torture --kills $(KILLS) --turns $(TURNS) $(ARGS)
 
 clean: ## what was made, without the databases in var/
 	@rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

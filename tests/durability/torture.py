@@ -13,12 +13,13 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from socket import socket
 from typing import Final
 
-from tests.durability.torture_clients import TURN_SECONDS, Client, Faults
-from tests.durability.torture_judge import judge
+from tests.durability.torture_clients import Client, Faults
+from tests.durability.torture_judge import Evidence, judge
 from tests.durability.torture_team import Mind, write_team
 from tests.support.model_server import serving_model
 from tests.support.processes import Serving, starting
@@ -69,41 +70,35 @@ def moments(seed: int, kills: int) -> Iterator[Moment]:
 
 
 async def torture(folder: Path, *, kills: int, turns: int, seed: int) -> Report:
-    """Lets so many clients take turns at once while their server is killed so many times."""
-    faults, mind, effects = Faults(), Mind(), folder / "effects.jsonl"
+    """Lets so many clients take turns at once while their server is killed so many times, and judges it."""
+    faults = Faults()
+    evidence = await torment(folder, faults, turns=turns, when=[*moments(seed, kills)])
+    return Report(runs=await judge(evidence, faults), kills=kills, faults=faults)
+
+
+async def torment(folder: Path, faults: Faults, *, turns: int, when: Sequence[Moment]) -> Evidence:
+    """Kills a server at these moments under clients that take so many turns at once; what they notice is a fault."""
+    mind, effects, over = Mind(), folder / "effects.jsonl", asyncio.Event()
     effects.touch()
     async with serving_model(mind, delta_interval=_WORD_SECONDS) as model:
         config, port = write_team(folder, model.base_url), _free_port()
+        start = partial(
+            starting, config, arguments=("--port", str(port)), environment={"TORTURE_EFFECTS": str(effects)}
+        )
         clients = [Client(f"127.0.0.1:{port}", number, faults) for number in range(turns)]
-        over = asyncio.Event()
         async with asyncio.TaskGroup() as group:
             callers = [group.create_task(client.take_turns(over)) for client in clients]
-            said = await _kill_again_and_again(config, port, [*moments(seed, kills)], over, callers, effects)
-        if "Traceback" in said:
-            faults.add("lost", "a server logged a traceback: " + said[said.index("Traceback") :][:2000])
-        seen = [turn for client in clients for turn in client.turns]
-        runs = await judge(config, seen, mind, effects, faults)
-    return Report(runs=runs, kills=kills, faults=faults)
-
-
-async def _kill_again_and_again(
-    config: Path,
-    port: int,
-    when: Sequence[Moment],
-    over: asyncio.Event,
-    callers: Sequence[asyncio.Task[None]],
-    effects: Path,
-) -> str:
-    """Kills server after server, and lets the last one live until every caller is done; gives what they all said."""
-    arguments, environment = ("--port", str(port)), {"TORTURE_EFFECTS": str(effects)}
-    for moment in when:
-        async with starting(config, arguments=arguments, environment=environment) as server:
-            await _kill(server, moment)
-    over.set()
-    async with starting(config, arguments=arguments, environment=environment) as server:
-        await server.serves()
-        await asyncio.wait(callers, timeout=2 * TURN_SECONDS)
-    return server.said
+            for moment in when:
+                async with start() as server:
+                    await _kill(server, moment)
+            over.set()
+            async with start() as server:
+                await server.serves()
+                await asyncio.wait(callers)
+    if "Traceback" in server.said:
+        faults.add("lost", f"a server logged a traceback: {server.said.partition('Traceback')[2][:2000]}")
+    seen = [turn for client in clients for turn in client.turns]
+    return Evidence(config=config, turns=seen, asked=mind.asked, effects=effects)
 
 
 async def _kill(server: Serving, moment: Moment) -> None:

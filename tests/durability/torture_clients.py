@@ -65,7 +65,7 @@ class Client:
                     self._faults.add("stuck", f"{kind} {turn.told} {_where(turn)}")
                     self._session_id = ""
                 except Exception as error:
-                    self._faults.add("lost", f"{kind} {turn.told} {_where(turn)}: {type(error).__name__}: {error}")
+                    self._faults.add("lost", f"{kind} {turn.told} {_where(turn)}: {error!r}")
                     self._session_id = ""
 
     async def _turn(self, client: AsyncClient, kind: str, turn: Seen, *, is_watched: bool) -> None:

@@ -5,6 +5,7 @@ import sqlite3
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from contextlib import closing
+from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 
@@ -18,33 +19,42 @@ from bough_server.settings import Settings
 from bough_server.store.sql.store import Store, open_store
 from bough_server.telemetry import Tracing, make_provider
 from tests.durability.torture_clients import Events, Faults, Seen
-from tests.durability.torture_team import Asked, Mind
+from tests.durability.torture_team import Asked
 from tests.support.laws import check_laws
 
 Lines = Mapping[str, Sequence[Mapping[str, object]]]
 """By idempotency key, what was said before and after touching the world."""
 
 
-async def judge(config: Path, turns: Sequence[Seen], mind: Mind, effects: Path, faults: Faults) -> int:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Evidence:
+    """What torture leaves behind: the servers' folder, what clients saw, and what was done to the world."""
+
+    config: Path
+    turns: Sequence[Seen]
+    asked: Counter[Asked]
+    effects: Path
+
+
+async def judge(evidence: Evidence, faults: Faults) -> int:
     """Adds what is wrong to the faults; gives how many runs there are. No server may be running."""
-    settings = Settings.load(config)
-    database = config.parent / "bough.db"
+    settings, database = Settings.load(evidence.config), evidence.config.parent / "bough.db"
     with closing(sqlite3.connect(database)) as connection:
         if connection.execute("PRAGMA integrity_check").fetchone() != ("ok",):
             faults.add("lost", "the database is damaged")
         rows = connection.execute("SELECT run_id, session_id FROM runs ORDER BY run_id").fetchall()
-    by_run = {turn.events[0].run_id: turn for turn in turns if turn.events}
+    by_run = {turn.events[0].run_id: turn for turn in evidence.turns if turn.events}
     for run_id, _ in rows:
         if run_id not in by_run:
             faults.add("duplicates", f"{run_id}: nobody asked for this run")
-    lines = _lines(effects)
+    lines = _lines(evidence.effects)
     registry, tracing = registry_of(settings), Tracing(make_provider(export=False))
     async with open_store(str(database)) as store:
         for run_id, session_id in rows:
             log = await _log(store, run_id, session_id)
             if run_id in by_run:
                 _compare(by_run[run_id].events, log, faults)
-            _check(log, lines, mind.asked, faults)
+            _check(log, lines, evidence.asked, faults)
             cut = log[0].run_started.session_cut
             session = await store.sessions.messages(session_id, through=cut) if cut else ()
             resolver = untouchable(log, registry, is_forced=False)
