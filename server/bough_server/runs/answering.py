@@ -76,11 +76,10 @@ class Answering:
     async def _answer(self, live: LiveRun, verdict: Verdict) -> int | None:
         """Records answers in a run that goes on; None where it does not wait for all of them any more."""
         execution = live.execution
-        if not all(execution.inputs.asked(_request_id(event)) for event in verdict.fresh):
+        if not all(execution.waits_for(event) for event in verdict.fresh):
             return None
         for event in verdict.fresh:
-            if not execution.answer(event):
-                return None
+            execution.answer(event)
         await execution.committed()
         return min(event.sequence for event in verdict.fresh) - 1
 
@@ -94,7 +93,3 @@ class Answering:
         except MissingVersion as missing:
             raise RunEnded(f"The run is parked and takes no answers now: {missing}") from None
         return record.run.last_sequence
-
-
-def _request_id(event: event_pb2.AgentEvent) -> str:
-    return event.input_received.answer.request_id

@@ -1,12 +1,13 @@
 """Answers from outside: whether one fits its request, whether two are equal, and the event that records one; pure."""
 
 import json
+from typing import Final
 
 from bough.v1 import event_pb2, input_pb2
 from bough_server.errors import RunError
 from bough_server.tools.arguments import parse_arguments, schema_mistakes
 
-_WANTED = {
+_WANTED: Final = {
     input_pb2.INPUT_REASON_APPROVAL: ("approval",),
     input_pb2.INPUT_REASON_CLIENT_TOOL: ("tool_result",),
     input_pb2.INPUT_REASON_QUESTION: ("value_json",),
@@ -24,7 +25,7 @@ def mistakes(request: input_pb2.InputRequest, answer: input_pb2.InputAnswer) -> 
     if given == "approval":
         return _arguments(answer.approval.arguments_json, request.answer_schema_json)
     if given == "value_json":
-        return _value(answer.value_json, request.answer_schema_json)
+        return _value(answer.value_json, request.answer_schema_json, "value_json")
     parts = answer.tool_result.parts
     if any(part.HasField("tool_call") or part.HasField("tool_result") for part in parts):
         return ["The parts of a result hold no calls and no results."]
@@ -32,7 +33,7 @@ def mistakes(request: input_pb2.InputRequest, answer: input_pb2.InputAnswer) -> 
         return ["A result has parts or an error, not both."]
     if not answer.tool_result.HasField("error") and not parts:
         return ["A result has parts or an error; say an empty text for nothing."]
-    return []
+    return [wrong for part in parts if part.HasField("data_json") for wrong in _value(part.data_json, "", "data_json")]
 
 
 def _arguments(arguments_json: str, schema_json: str) -> list[str]:
@@ -44,12 +45,18 @@ def _arguments(arguments_json: str, schema_json: str) -> list[str]:
     return []
 
 
-def _value(value_json: str, schema_json: str) -> list[str]:
+def _value(value_json: str, schema_json: str, field: str) -> list[str]:
     try:
-        value = json.loads(value_json)
+        value = json.loads(value_json, parse_constant=_no_constant)
+        json.dumps(value, ensure_ascii=False).encode()  # code cannot hand on halves of surrogate pairs
     except (ValueError, RecursionError) as error:
-        return [f"value_json is not JSON ({error})."]
+        return [f"{field} is not JSON ({error})."]
     return schema_mistakes(value, schema_json) if schema_json else []
+
+
+def _no_constant(name: str) -> None:
+    # Python reads NaN and Infinity; JSON has neither.
+    raise ValueError(f"{name} is not JSON")
 
 
 def same_answer(one: input_pb2.InputAnswer, other: input_pb2.InputAnswer) -> bool:

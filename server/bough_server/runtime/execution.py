@@ -82,7 +82,7 @@ class Execution:
             on_cut=self.cancelling.replay_cut,
             on_live=self._replayed,
         )
-        self.inputs = Inputs(self.tasks)
+        self.inputs = Inputs(self.tasks, self._asked)
         self.calls_made: Counter[tuple[str, str]] = Counter()
         """How often an agent has called a tool in this run, by both names."""
         self.is_interrupted = False
@@ -177,10 +177,19 @@ class Execution:
             if timer is not None:
                 timer.cancel()
 
+    async def _asked(self, asked: event_pb2.AgentEvent) -> None:
+        await self.committed()
+        self.refuse(asked.invocation_id, asked.effect_key)
+
+    def waits_for(self, event: event_pb2.AgentEvent) -> bool:
+        """Whether somebody here waits for an input_received, and may go on with it."""
+        is_asked = self.inputs.asked(event.input_received.answer.request_id) is not None
+        return is_asked and not self.cancelling.is_sealed(event.effect_key)
+
     def answer(self, event: event_pb2.AgentEvent) -> bool:
         """Records an input_received and lets go on who waits for it; False where nobody waits for it here."""
-        gate = self.inputs.gate(event.input_received.answer.request_id)
-        if gate is None or self.cancelling.is_sealed(event.effect_key):
+        gate = self.inputs.take(event.input_received.answer.request_id) if self.waits_for(event) else None
+        if gate is None:
             return False
         self._emit(event)
         gate.open(event.input_received.answer)
