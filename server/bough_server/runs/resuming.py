@@ -100,6 +100,19 @@ def _from_caller(answer: input_pb2.InputAnswer, user_id: str) -> input_pb2.Input
 
 def _followed_from(log: Sequence[event_pb2.AgentEvent], known: Sequence[event_pb2.AgentEvent]) -> int:
     """The sequence before the run_resumed that answers caused, or before themselves where the run was still going."""
-    first = min(event.sequence for event in known)
-    before = [event for event in log if event.sequence < first and not event.HasField("input_received")]
-    return before[-1].sequence - 1 if before and before[-1].HasField("run_resumed") else first - 1
+    first = min(known, key=lambda event: event.sequence)
+    for event in reversed([event for event in log if event.sequence < first.sequence]):
+        if not _is_beside(event, first):
+            is_cause = event.run_resumed.cause == event_pb2.RESUME_CAUSE_ANSWER and event.time == first.time
+            return event.sequence - 1 if is_cause else first.sequence - 1
+    return first.sequence - 1
+
+
+def _is_beside(event: event_pb2.AgentEvent, answered: event_pb2.AgentEvent) -> bool:
+    """Whether an event is another answer that was brought with this one: an append has one time."""
+    one, other = event.input_received, answered.input_received
+    is_same = (one.resume_request_id, one.resume_request_digest) == (
+        other.resume_request_id,
+        other.resume_request_digest,
+    )
+    return event.HasField("input_received") and is_same and event.time == answered.time
