@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING, Any, Final
 
 from bough.v1 import error_pb2, event_pb2, input_pb2, message_pb2
 from bough_server import ids
+from bough_server.cutting import MAX_TEXT_BYTES, size_of
 from bough_server.errors import RunError
 from bough_server.runtime import keys
 from bough_server.runtime.frame import Frame
-from bough_server.tools.arguments import schema_mistakes
+from bough_server.tools.arguments import schema_mistakes, value_schema_problem
 
 if TYPE_CHECKING:
     from bough_server.runtime.context import Context
@@ -85,16 +86,16 @@ async def question(
 ) -> str:
     """The answer to a question of an agent's code, as JSON text.
 
-    Raises RunError: BAD_ARGUMENTS where the default does not fit the schema, INPUT_EXPIRED.
+    Raises RunError: BAD_ARGUMENTS where nobody could answer it or the default does not fit, INPUT_EXPIRED.
     """
     execution = ctx.execution
-    schema_json = json.dumps(schema) if schema is not None else ""
-    default_json = json.dumps(default) if default is not NO_DEFAULT else None
+    schema_json = json.dumps(schema, allow_nan=False) if schema is not None else ""
+    default_json = json.dumps(default, allow_nan=False) if default is not NO_DEFAULT else None
+    _check_sizes(prompt, schema_json, default_json)
+    if schema is not None and (problem := value_schema_problem(schema)):
+        raise _bad(f"The schema of the question {prompt!r} {problem}")
     if schema_json and default_json is not None and (wrong := schema_mistakes(default, schema_json)):
-        raise RunError(
-            f"The default of the question {prompt!r} does not fit its schema: {'; '.join(wrong)}.",
-            reason=error_pb2.ERROR_REASON_BAD_ARGUMENTS,
-        )
+        raise _bad(f"The default of the question {prompt!r} does not fit its schema: {'; '.join(wrong)}.")
     digest = keys.digest("ask", schema_json)
     execution.check(key, digest)
     if key in execution.journal.results:
@@ -113,6 +114,16 @@ async def question(
         default_json=default_json,
     )
     return _value_of(await ask_outside(ctx, asking), prompt)
+
+
+def _check_sizes(prompt: str, schema_json: str, default_json: str | None) -> None:
+    for name, text in (("prompt", prompt), ("schema", schema_json), ("default", default_json or "")):
+        if size_of(text) > MAX_TEXT_BYTES:
+            raise _bad(f"The {name} of a question is longer than {MAX_TEXT_BYTES // 1024} KiB.")
+
+
+def _bad(message: str) -> RunError:
+    return RunError(message, reason=error_pb2.ERROR_REASON_BAD_ARGUMENTS)
 
 
 def _value_of(answer: input_pb2.InputAnswer, prompt: str) -> str:

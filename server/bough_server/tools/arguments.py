@@ -62,12 +62,17 @@ def schema_problem(schema_json: str) -> str:
         return f"must be JSON text: {error}."
     if not isinstance(schema, dict) or schema.get("type") != "object":
         return 'must be a JSON Schema of "type": "object": arguments have names.'
+    return value_schema_problem(schema)
+
+
+def value_schema_problem(schema: Mapping[str, Any]) -> str:
+    """What is wrong with a schema of any JSON value, as a sentence; empty where nothing is."""
     meta = Draft202012Validator(Draft202012Validator.META_SCHEMA, format_checker=Draft202012Validator.FORMAT_CHECKER)
     for mistake in meta.iter_errors(schema):
         return f"is not a JSON Schema: {value_path(mistake.path) or 'it'}: {mistake.message[:_LONGEST_MISTAKE]}."
     try:
         _resolve_references(schema)
-        _validator(schema_json).is_valid({})
+        _validator(json.dumps(schema)).is_valid({})
     except (RecursionError, referencing.exceptions.Unresolvable):
         return "must hold only references to its own parts, such as #/$defs/name, and none that leads back to itself."
     return ""
