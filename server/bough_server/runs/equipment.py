@@ -5,7 +5,8 @@ from dataclasses import dataclass
 from bough_server.clock import Clock
 from bough_server.runs.admission import RunDefaults
 from bough_server.runtime.agent import Resolver
-from bough_server.store.ports import Catalog, EventLog, Lease, Mailbox, RunIndex, Sessions
+from bough_server.store.owners import Lease, Mailbox
+from bough_server.store.ports import Catalog, EventLog, RunIndex, Sessions
 from bough_server.telemetry import Tracing
 
 

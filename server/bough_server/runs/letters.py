@@ -11,7 +11,8 @@ from bough_server import events
 from bough_server.errors import CallError
 from bough_server.runs.equipment import Equipment
 from bough_server.runs.following import Pages
-from bough_server.store.ports import Letter, RunRecord
+from bough_server.store.owners import Letter
+from bough_server.store.ports import RunRecord
 
 _log = structlog.get_logger(__name__)
 

@@ -25,7 +25,8 @@ from bough_server.runs.forks import Forker
 from bough_server.runs.keeping import Keeper
 from bough_server.runs.letters import Letters
 from bough_server.runs.starting import Starter
-from bough_server.store.ports import Letter, Page, Principal, RequestIdTaken, RunFilter, RunRecord
+from bough_server.store.owners import Letter
+from bough_server.store.ports import Page, Principal, RequestIdTaken, RunFilter, RunRecord
 from bough_server.telemetry import Parent
 
 _log = structlog.get_logger(__name__)
@@ -38,7 +39,7 @@ class Runs:
         self._equipment = equipment
         self._keeper = Keeper(equipment)
         self._letters = Letters(equipment)
-        self._starter = Starter(equipment, self._keeper.launcher)
+        self._starter = Starter(equipment, self._keeper.launcher, self._keeper.call_next)
         self._forker = Forker(equipment, self._keeper.takeover)
         self._answering = Answering(equipment, self._keeper, self._letters)
         self._follower = Follower(equipment, self._keeper.roster)

@@ -1,0 +1,59 @@
+"""What the server asks of a store about who owns runs: leases of workers, and letters to the owners of runs."""
+
+from collections.abc import AsyncIterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from bough.v1 import agent_service_pb2, event_pb2
+
+
+class Lease(Protocol):
+    """Which workers are alive. A worker owns runs by name; whoever finds its lease dead takes them over.
+
+    No clock is compared: a lease is a counter that its worker raises, and a taker watches it stand still.
+    """
+
+    async def renew(self, worker: str) -> None:
+        """Raises a worker's counter; makes its lease where there is none. Raises StorageFailed."""
+        ...
+
+    async def counters(self) -> Mapping[str, int]:
+        """Every worker with a lease, and its counter. A worker without one is dead."""
+        ...
+
+    async def release(self, worker: str) -> None:
+        """Ends a lease: the worker executes nothing any more."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Letter:
+    """A command on its way to the owner of a run: exactly one of the two is set."""
+
+    letter_id: int
+    run_id: str
+    cancel: event_pb2.CancelReason.ValueType = event_pb2.CANCEL_REASON_UNSPECIFIED
+    answers: agent_service_pb2.ResumeRunRequest | None = None
+    user_id: str = ""
+    """Who sent it."""
+
+
+class Mailbox(Protocol):
+    """Commands to runs, durable until their owner has acted on them. Only an owner appends; everybody else writes."""
+
+    async def post(self, letter: Letter) -> int:
+        """Stores a command (its letter_id is not read) and gives its id: from now on it survives. Raises Fenced where
+        the run has ended, StorageFailed."""
+        ...
+
+    async def take(self, run_id: str) -> Sequence[Letter]:
+        """The commands to a run that wait, in the order they were posted; they stay until they are done."""
+        ...
+
+    async def done(self, letter_id: int) -> None:
+        """Forgets a command: its events are committed."""
+        ...
+
+    def arrivals(self) -> AsyncIterator[str]:
+        """The runs that commands are posted to, as they come; a run may be named again."""
+        ...
