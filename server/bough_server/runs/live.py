@@ -144,6 +144,7 @@ class LiveRun:
             await self.execution.committed()
         except (StorageFailed, ServerStopping):
             await asyncio.wait({self.task})
+            return False
         return self._is_wished
 
     async def lived(self) -> None:
