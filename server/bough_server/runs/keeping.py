@@ -1,7 +1,8 @@
 """Keeps runs going or brings them to their ends, each by one task at a time; it decides for nobody who calls."""
 
 import asyncio
-from collections.abc import Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from functools import partial
 from typing import Any, TypeVar
 
 import structlog
@@ -13,7 +14,7 @@ from bough_server.runs.closing import Why, close_run, failed, read_log
 from bough_server.runs.equipment import Equipment
 from bough_server.runs.launching import Launcher
 from bough_server.runs.live import LiveRun
-from bough_server.runs.recovery import Recovery
+from bough_server.runs.recovery import FIRST_PATIENCE, LONGEST_PATIENCE, Recovery
 from bough_server.runs.roster import Roster
 from bough_server.runs.takeover import Takeover
 from bough_server.runtime.answers import expired, received
@@ -85,7 +86,15 @@ class Keeper:
                 return
 
     async def call_next(self, session_id: str) -> None:
-        """Lets the run begin that holds a session by now, if it has waited for it."""
+        """Lets the run begin that holds a session by now, if it has waited for it; later where storage fails now."""
+        try:
+            await self._call_next(session_id)
+        except ServerStopping:
+            return  # it waits on where it is taken up
+        except StorageFailed:
+            self.recovery.spawn(self._until_stored(partial(self._call_next, session_id)))
+
+    async def _call_next(self, session_id: str) -> None:
         holder = await self._equipment.index.holder(session_id)
         live = self.roster.at_hand(holder.run.run_id) if holder is not None else None
         if holder is None or live is None or not live.is_waiting or self.is_draining:
@@ -163,4 +172,19 @@ class Keeper:
             self.recovery.spawn(self.call_next(live.record.run.session_id))
 
     def _close_soon(self, live: LiveRun, error: RunError) -> None:
-        self.recovery.spawn(self.close(live.record.principal, live.run_id, failed(error)))
+        closing = partial(self.close, live.record.principal, live.run_id, failed(error))
+        self.recovery.spawn(self._until_stored(closing))
+
+    async def _until_stored(self, work: Callable[[], Awaitable[None]]) -> None:
+        """Does something that nobody waits for, again and again until the store takes it."""
+        patience = FIRST_PATIENCE
+        while True:
+            try:
+                await work()
+                break
+            except ServerStopping:
+                break
+            except StorageFailed as error:
+                _log.warning("storage failed; tried again", seconds=patience, error=error.message)
+            await self._equipment.clock.sleep(patience)
+            patience = min(LONGEST_PATIENCE, patience * 2)

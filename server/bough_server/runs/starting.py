@@ -1,6 +1,6 @@
 """Accepts runs: checked, made durable with their first event, begun or put behind the run that holds their session."""
 
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -36,9 +36,10 @@ class _Accepted:
 class Starter:
     """Makes admitted requests runs."""
 
-    def __init__(self, equipment: Equipment, launcher: Launcher) -> None:
+    def __init__(self, equipment: Equipment, launcher: Launcher, call_next: Callable[[str], Awaitable[None]]) -> None:
         self._equipment = equipment
         self._launcher = launcher
+        self._call_next = call_next
 
     async def start(self, principal: Principal, admission: Admission, trace: Parent) -> LiveRun:
         """Accepts a run and launches it. Raises SessionBusy, RequestIdTaken, NotFound and StorageFailed."""
@@ -138,6 +139,7 @@ class Starter:
             await close_run(self._equipment, holder, because(event_pb2.CANCEL_REASON_CALLER))
         except (RunMoved, Fenced):
             return  # it has gone on, or ended, meanwhile: look again
+        await self._call_next(holder.run.session_id)  # those that waited behind it come first
 
 
 def _is_interrupted(record: RunRecord) -> bool:

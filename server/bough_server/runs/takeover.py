@@ -146,10 +146,13 @@ def session_cut(log: Sequence[event_pb2.AgentEvent]) -> int:
 
 
 def _resumed_in_vain(log: Sequence[event_pb2.AgentEvent]) -> int:
-    count = 0
+    """How often a run was continued since it last got any further; one that waits for its session cannot."""
+    count, is_waiting = 0, False
     for event in log:
-        if event.HasField("run_resumed"):
-            count += 1
+        if event.HasField("run_queued") or event.HasField("run_dequeued"):
+            is_waiting = event.HasField("run_queued")
+        elif event.HasField("run_resumed"):
+            count += not is_waiting
         elif events.kind_of(event) in _PROGRESS:
             count = 0
     return count
