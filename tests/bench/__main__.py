@@ -1,4 +1,4 @@
-"""python -m tests.bench [desk] [catch-up] [append] [fold]: runs cases, prints a table, writes var/bench.json.
+"""python -m tests.bench [CASE ...]: runs cases, prints a table, writes var/bench.json.
 
 Exits 0 unless a turn failed. `--profile` runs the desk's server under cProfile and writes var/bench.prof; `--docs`
 measures nothing and puts the last report into docs/benchmarks.md.
@@ -23,7 +23,14 @@ from tests.bench import table
 from tests.bench.figures import CaseResult, Report
 from tests.bench.machine import machine, versions
 
-CASES: Final = {"desk": "desk", "catch-up": "catch_up", "append": "append", "fold": "fold"}
+CASES: Final = {
+    "desk": "desk",
+    "catch-up": "catch_up",
+    "append": "append",
+    "fold": "fold",
+    "recover": "recover",
+    "waiting": "waiting",
+}
 REPORT: Final = Path("var/bench.json")
 PROFILE: Final = Path("var/bench.prof")
 PAGE: Final = Path("docs/benchmarks.md")

@@ -9,6 +9,7 @@ from asyncio.subprocess import DEVNULL, PIPE, Process
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Literal
 
 START_SECONDS = 60.0
 STOP_SECONDS = 20.0
@@ -34,9 +35,11 @@ class Program:
 
     def peak_megabytes(self) -> float:
         """The most memory that it had resident (VmHWM), in MB of 1,000,000 bytes."""
-        status = Path(f"/proc/{self._process.pid}/status").read_text(encoding="ascii")
-        line = next(line for line in status.splitlines() if line.startswith("VmHWM:"))
-        return int(line.split()[1]) * 1024 / 1e6
+        return memory_megabytes(self._process.pid, "VmHWM")
+
+    def resident_megabytes(self) -> float:
+        """The memory that it has resident now (VmRSS), in MB of 1,000,000 bytes."""
+        return memory_megabytes(self._process.pid, "VmRSS")
 
     async def ask(self, *words: str | int) -> dict[str, float]:
         """Sends a line to a program of `lines.py` and gives its answer. Raises ProgramFailed."""
@@ -76,6 +79,13 @@ class Program:
         except TimeoutError:
             self._process.kill()
             await self._process.wait()
+
+
+def memory_megabytes(process: int | Literal["self"], field: Literal["VmHWM", "VmRSS"]) -> float:
+    """A process's memory of a kind, in MB of 1,000,000 bytes; see proc_pid_status(5)."""
+    status = Path(f"/proc/{process}/status").read_text(encoding="ascii")
+    line = next(line for line in status.splitlines() if line.startswith(f"{field}:"))
+    return int(line.split()[1]) * 1024 / 1e6
 
 
 def _text_of(file: Path) -> str:

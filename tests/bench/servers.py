@@ -1,11 +1,15 @@
 """The servers that cases talk to, each a process of its own on loopback: Bough's, and the model's."""
 
 import asyncio
-from collections.abc import AsyncIterator
+import json
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Final
 
 from tests.bench.programs import Program, serving
+
+_PATIENCE: Final = 60.0
 
 
 @asynccontextmanager
@@ -29,20 +33,34 @@ async def bough_server(folder: Path, config: Path, *, profile: Path | None = Non
 
 
 @asynccontextmanager
-async def model_server(folder: Path, *, delta_interval_ms: int = 0) -> AsyncIterator[str]:
-    """The desk's model; gives its base URL."""
-    arguments = ("--scenario", "desk", "--delta-interval-ms", str(delta_interval_ms))
-    name = f"model-{delta_interval_ms}"
+async def model_server(
+    folder: Path, *, scenario: str = "desk", delta_interval_ms: int = 0, delay_ms: int = 0
+) -> AsyncIterator[str]:
+    """A model, the desk's unless another scenario is named; gives its base URL."""
+    arguments = ("--scenario", scenario, "--delta-interval-ms", str(delta_interval_ms), "--delay-ms", str(delay_ms))
+    name = f"model-{scenario}-{delta_interval_ms}"
     async with serving(folder, name, ("-m", "tests.support.model_server", *arguments)) as program:
         yield f"http://{program.address}/v1"
 
 
 async def calls_answered(base_url: str) -> int:
-    """How many calls a model server has answered so far."""
+    """How many calls have come to a model server so far."""
+    return (await _calls(base_url))["count"]
+
+
+async def until_open(base_url: str, count: int) -> None:
+    """Waits until so many calls wait at a model server."""
+    async with asyncio.timeout(_PATIENCE):
+        while (await _calls(base_url))["open"] != count:  # noqa: ASYNC110 - the calls are those of another process
+            await asyncio.sleep(0.05)
+
+
+async def _calls(base_url: str) -> Mapping[str, int]:
     host, _, port = base_url.removeprefix("http://").removesuffix("/v1").partition(":")
     reader, writer = await asyncio.open_connection(host, int(port))
     writer.write(b"GET /requests HTTP/1.0\r\nHost: model\r\n\r\n")
     answer = (await reader.read()).decode()
     writer.close()
     await writer.wait_closed()
-    return int(answer.rpartition('"count": ')[2].partition(",")[0])
+    told: dict[str, int] = json.loads(answer.partition("\r\n\r\n")[2])
+    return told

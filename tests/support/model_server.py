@@ -21,7 +21,7 @@ from tests.support.model_scenarios import Ending, Reply, Request, Scenario, name
 class ModelServer:
     """Answers chat completions by a scenario and counts them; the latest requests are kept for tests to read."""
 
-    def __init__(self, answer: Scenario, *, delta_interval: float = 0.0) -> None:
+    def __init__(self, answer: Scenario, *, delta_interval: float = 0.0, delay: float = 0.0) -> None:
         self.requests: deque[Request] = deque(maxlen=64)
         self.headers: deque[dict[str, str]] = deque(maxlen=64)
         self.count = 0
@@ -35,6 +35,7 @@ class ModelServer:
         self._peers: set[object] = set()
         self._answer = answer
         self._interval = delta_interval
+        self._delay = delay
 
     @property
     def connections(self) -> int:
@@ -62,6 +63,8 @@ class ModelServer:
         self.most_open = max(self.most_open, self.open)
         self.arrived.set()
         try:
+            if self._delay:
+                await asyncio.sleep(self._delay)
             return await self._reply(request, self._answer(body))
         finally:
             self.open -= 1
@@ -90,15 +93,16 @@ class ModelServer:
 
 @asynccontextmanager
 async def serving_model(
-    answer: str | Scenario, *, delta_interval: float = 0.0, port: int = 0
+    answer: str | Scenario, *, delta_interval: float = 0.0, delay: float = 0.0, port: int = 0
 ) -> AsyncIterator[ModelServer]:
-    """Serves a scenario on loopback in this event loop; `delta_interval` is in seconds."""
-    server = ModelServer(scenario(answer) if isinstance(answer, str) else answer, delta_interval=delta_interval)
+    """Serves a scenario on loopback in this event loop; `delay`, before an answer, and `delta_interval` are in seconds."""
+    given = scenario(answer) if isinstance(answer, str) else answer
+    server = ModelServer(given, delta_interval=delta_interval, delay=delay)
     # A handler is cancelled when its client leaves: that is how a hanging answer ends.
     runner = web.AppRunner(server.application(), handler_cancellation=True, access_log=None, shutdown_timeout=1.0)
     await runner.setup()
     try:
-        site = web.TCPSite(runner, "127.0.0.1", port)
+        site = web.TCPSite(runner, "127.0.0.1", port, backlog=2048)
         await site.start()
         host, bound = runner.addresses[0][:2]
         server.base_url = f"http://{host}:{bound}/v1"
@@ -111,8 +115,8 @@ async def _serve(arguments: argparse.Namespace) -> None:
     stopped = asyncio.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(number, stopped.set)
-    interval = arguments.delta_interval_ms / 1000
-    async with serving_model(arguments.scenario, delta_interval=interval, port=arguments.port) as server:
+    interval, delay = arguments.delta_interval_ms / 1000, arguments.delay_ms / 1000
+    async with serving_model(arguments.scenario, delta_interval=interval, delay=delay, port=arguments.port) as server:
         address = server.base_url.removeprefix("http://").removesuffix("/v1")
         if arguments.ready_file:
             await asyncio.to_thread(_tell, arguments.ready_file, address)
@@ -131,6 +135,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--port", type=int, default=0)
     parser.add_argument("--scenario", choices=names(), default="plain")
     parser.add_argument("--delta-interval-ms", type=float, default=0.0)
+    parser.add_argument("--delay-ms", type=float, default=0.0)
     parser.add_argument("--ready-file", type=Path)
     asyncio.run(_serve(parser.parse_args(argv)))
 

@@ -1,0 +1,157 @@
+"""Runs that a server has left open: a team of three shapes, what its model says, and a database full of such runs.
+
+The runs are recorded by the runtime itself, up to a model call that is never answered; nothing here is measured.
+"""
+
+import asyncio
+from collections import Counter
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final, NoReturn
+
+from bough.v1 import agent_pb2, catalog_service_pb2, event_pb2, policy_pb2
+from bough_server.models.model import Model
+from bough_server.models.script import Script, parse_script
+from bough_server.models.scripted import Gate, ScriptedModel
+from bough_server.store.ports import Page, RunFilter
+from bough_server.tools.tool import tool
+from tests.support.house import ME, House, open_house
+from tests.support.teams import call, calls, llm, script
+
+PASSTHROUGH: Final = policy_pb2.RunPolicy(delta=policy_pb2.DeltaPolicy(passthrough=policy_pb2.PassthroughDeltas()))
+SPECIALISTS: Final = ("botanist", "carpenter", "historian")
+_USAGE: Final = {"input_tokens": 400, "output_tokens": 40}
+_AT_ONCE: Final = 32
+_PAGE: Final = 1_000
+
+
+@tool
+async def lookup(query: str) -> str:
+    """Looks a topic up."""
+    return f"A bough is a main branch of a tree. You asked for {query}."
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """A root agent, and how many of its steps are done when its run is left."""
+
+    agent: str
+    steps: int
+
+
+SHAPES: Final = (Shape("clerk", 37), Shape("searcher", 20), Shape("lead", 5))
+"""A long line of single calls; three calls at once in every step; three sub-agents at once, each with a call."""
+
+
+def _lookups(count: int, *, text: str = "") -> dict[str, object]:
+    made = [call("lookup", query=f"branch number {number}") for number in range(count)]
+    return calls(*made, text=text, usage=_USAGE)
+
+
+def _script() -> Script:
+    asked = [call(f"call_{name}", message=f"What does a {name} know of boughs?") for name in SPECIALISTS]
+    turns: dict[str, list[object]] = {
+        "clerk": [_lookups(1, text="Next.")] * SHAPES[0].steps,
+        "searcher": [_lookups(3)] * SHAPES[1].steps,
+        "lead": [calls(*asked, usage=_USAGE)] * SHAPES[2].steps,
+    }
+    for shape in SHAPES:
+        turns[shape.agent].append({"text": "That is what we know.", "usage": _USAGE})
+    for name in SPECIALISTS:
+        turns[name] = [_lookups(1), {"text": "A main branch.", "usage": _USAGE}]
+    return parse_script(script(**turns))
+
+
+def _team() -> list[agent_pb2.AgentDefinition]:
+    lines = [llm(shape.agent, tools=["lookup"], max_steps=100) for shape in SHAPES[:2]]
+    specialists = [llm(name, tools=["lookup"]) for name in SPECIALISTS]
+    return [*lines, llm("lead", links=SPECIALISTS, max_steps=100), *specialists]
+
+
+class _Mind:
+    """The one model, under every name."""
+
+    def __init__(self, gate: Gate) -> None:
+        self._model = ScriptedModel(name="default", script=_script(), gate=gate)
+
+    def get(self, name: str) -> Model:
+        """The model."""
+        return self._model
+
+    def list(self) -> Sequence[catalog_service_pb2.ModelInfo]:
+        """The model."""
+        return [catalog_service_pb2.ModelInfo(name="default", provider="scripted", model="script")]
+
+
+class Silence:
+    """Keeps the model from answering where the runs are left, and counts the calls that wait there."""
+
+    def __init__(self, expected: int) -> None:
+        self._left = expected
+        self._steps = {shape.agent: shape.steps for shape in SHAPES}
+        self.reached = asyncio.Event()
+        """Set when as many calls wait as are expected."""
+
+    def expect(self, count: int) -> None:
+        """Waits for so many more."""
+        self._left += count
+        self.reached.clear()
+
+    async def gate(self, agent: str, place: int, piece: int) -> None:
+        """Lets every piece pass but those of a root's last answer."""
+        if self._steps.get(agent) == place:
+            await self._forever()
+
+    async def _forever(self) -> NoReturn:
+        self._left -= 1
+        if not self._left:
+            self.reached.set()
+        await asyncio.get_running_loop().create_future()
+        raise AssertionError("nobody answers")
+
+
+@asynccontextmanager
+async def team_house(folder: Path, silence: Silence) -> AsyncIterator[House]:
+    """The team on the database of a folder."""
+    async with open_house(folder, models=_Mind(silence.gate), definitions=_team(), tools=[lookup]) as house:
+        yield house
+
+
+async def leave_open(folder: Path, count: int) -> Counter[int]:
+    """Fills the database of a folder with so many runs, of every shape in turn, each RUNNING when its server ends.
+
+    Gives how many events of each kind their logs have.
+    """
+    silence = Silence(0)
+    async with team_house(folder, silence) as house:
+        for first in range(0, count, _AT_ONCE):
+            numbers = range(first, min(count, first + _AT_ONCE))
+            silence.expect(len(numbers))
+            for number in numbers:
+                await house.start(SHAPES[number % len(SHAPES)].agent, f"Question {number}", policy=PASSTHROUGH)
+            await silence.reached.wait()
+        return await _kinds(house)
+
+
+async def _kinds(house: House) -> Counter[int]:
+    kinds: Counter[int] = Counter()
+    for run_id in await open_run_ids(house):
+        after = 0
+        while page := await house.store.log.read(run_id, after=after):
+            kinds.update(event.kind for event in page)
+            after = page[-1].sequence
+    return kinds
+
+
+async def open_run_ids(house: House) -> list[str]:
+    """The runs that wait to be gone on with."""
+    found: list[str] = []
+    token = ""
+    while True:
+        running = RunFilter(states=[event_pb2.STATE_RUNNING])
+        runs, token = await house.store.runs.list(ME, running, Page(size=_PAGE, token=token))
+        found += [run.run_id for run in runs]
+        if not token:
+            return found
