@@ -95,7 +95,7 @@ class ModelServer:
 async def serving_model(
     answer: str | Scenario, *, delta_interval: float = 0.0, delay: float = 0.0, port: int = 0
 ) -> AsyncIterator[ModelServer]:
-    """Serves a scenario on loopback in this event loop; `delay`, before an answer, and `delta_interval` are in seconds."""
+    """Serves a scenario on loopback in this event loop; `delta_interval` and `delay`, before an answer, are seconds."""
     given = scenario(answer) if isinstance(answer, str) else answer
     server = ModelServer(given, delta_interval=delta_interval, delay=delay)
     # A handler is cancelled when its client leaves: that is how a hanging answer ends.
