@@ -1,6 +1,7 @@
-"""A server that is told to stop: it takes nothing new, lets live runs end, and exits well."""
+"""A server that is told to stop: it takes nothing new, lets effects in flight end, and leaves its runs to the next."""
 
 import signal
+from collections.abc import Sequence
 from pathlib import Path
 
 import grpc
@@ -11,7 +12,7 @@ from grpc import aio
 from grpc_health.v1.health_pb2 import HealthCheckRequest, HealthCheckResponse
 from grpc_health.v1.health_pb2_grpc import HealthStub
 
-from bough.v1 import error_pb2
+from bough.v1 import event_pb2
 from bough.v1.agent_service_pb2 import FollowOptions
 from tests.rpc.servers import outcome, status_details
 from tests.support.gate import Gate, standing_gate
@@ -37,8 +38,17 @@ async def _told(server: Serving, remote: Remote, number: signal.Signals) -> None
     assert (await anext(health)).status == HealthCheckResponse.NOT_SERVING
 
 
+def _is_left(error: aio.AioRpcError) -> None:
+    """Asserts that a stream ended because its server stops, and says when to come back."""
+    assert error.code() == grpc.StatusCode.UNAVAILABLE
+    assert status_details(error) == (
+        ErrorInfo(reason="SERVER_STOPPED", domain="bough"),
+        RetryInfo(retry_delay=Duration(seconds=1)),
+    )
+
+
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-async def test_a_server_that_is_told_to_stop_refuses_new_runs_and_lets_live_ones_end(
+async def test_a_server_that_is_told_to_stop_refuses_new_runs_and_lets_what_is_in_flight_end(
     tmp_path: Path, number: signal.Signals
 ) -> None:
     async with standing_gate() as gate:
@@ -47,37 +57,53 @@ async def test_a_server_that_is_told_to_stop_refuses_new_runs_and_lets_live_ones
             turn = remote.begin("waiter")
             await gate.arrived.wait()
             await _told(server, remote, number)
-            received, error = await outcome(remote.begin("waiter").call)
+            received, refused = await outcome(remote.begin("waiter").call)
             gate.open()
-            await turn.to_the_end()
+            with pytest.raises(aio.AioRpcError) as left:
+                await turn.to_the_end()
             code = await server.end()
+        async with serving(config) as successor, connected(successor.address) as remote:
+            log = await remote.log(await turn.run_id())
     assert (received, code) == ([], 0)
-    assert error is not None
-    assert error.code() == grpc.StatusCode.UNAVAILABLE
-    assert status_details(error) == (
-        ErrorInfo(reason="SERVER_STOPPED", domain="bough"),
-        RetryInfo(retry_delay=Duration(seconds=1)),
-    )
-    check_laws(turn.events)
-    assert turn.kinds[-1] == "run_completed"
-    assert (tmp_path / "serve.ready").read_text() == f"{server.address}\n"
+    assert refused is not None
+    _is_left(refused)
+    _is_left(left.value)
+    assert turn.kinds[-2:] == ["tool_completed", "step_completed"]
+    assert log[: len(turn.events)] == turn.events
+    assert log[len(turn.events)].HasField("run_resumed")
+    check_laws(log)
+    assert _attempts(log) == [1]
+    assert log[-1].HasField("run_completed")
+    assert (tmp_path / "serve.ready").read_text() == f"{successor.address}\n"
     assert "Traceback" not in server.said
 
 
-async def test_a_run_that_outlives_the_grace_is_ended_before_the_server_exits(tmp_path: Path) -> None:
+async def test_a_run_that_outlives_the_grace_stays_as_it_is_and_the_next_server_goes_on_with_it(tmp_path: Path) -> None:
     async with standing_gate() as gate:
         config = _project(tmp_path, gate, grace="0s")
         async with serving(config) as server, connected(server.address) as remote:
             turn = remote.begin("waiter")
             await gate.arrived.wait()
             server.send(signal.SIGTERM)
-            await turn.to_the_end()
+            with pytest.raises(aio.AioRpcError) as left:
+                await turn.to_the_end()
             code = await server.end()
-    check_laws(turn.events)
-    assert turn.events[-1].run_failed.error.reason == error_pb2.ERROR_REASON_SERVER_STOPPED
-    assert await turn.call.code() == grpc.StatusCode.OK
+        gate.open()
+        async with serving(config) as successor, connected(successor.address) as remote:
+            log = await remote.log(await turn.run_id())
+    _is_left(left.value)
+    assert turn.kinds[-1] == "tool_started"
+    assert log[: len(turn.events)] == turn.events
+    check_laws(log)
+    assert _attempts(log) == [1, 2]
+    assert log[-1].HasField("run_completed")
     assert code == 0
     assert "Traceback" not in server.said
+
+
+def _attempts(log: Sequence[event_pb2.AgentEvent]) -> list[int]:
+    """How often the run's only tool was begun."""
+    return [event.attempt for event in log if event.HasField("tool_started")]
 
 
 async def test_a_reader_that_pauses_does_not_keep_a_server_from_stopping_and_reads_on_at_the_next_one(

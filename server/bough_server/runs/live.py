@@ -202,6 +202,9 @@ class LiveRun:
         try:
             await self.execution.finish(dispatch_root(self.execution))
             await self.execution.committed()
+        except ServerStopping:
+            await self.execution.committed()  # whoever follows is to see what was recorded until now
+            raise
         finally:
             if self._ending is not None:
                 if not self.execution.pump.live:
