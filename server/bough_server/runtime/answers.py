@@ -29,6 +29,8 @@ def mistakes(request: input_pb2.InputRequest, answer: input_pb2.InputAnswer) -> 
     parts = answer.tool_result.parts
     if any(part.HasField("tool_call") or part.HasField("tool_result") for part in parts):
         return ["The parts of a result hold no calls and no results."]
+    if any(part.WhichOneof("content") is None for part in parts):
+        return ["Each part of a result has some content; say an empty text for nothing."]
     if answer.tool_result.HasField("error") and parts:
         return ["A result has parts or an error, not both."]
     if not answer.tool_result.HasField("error") and not parts:

@@ -54,18 +54,18 @@ class Approvals:
             ),
         )
         if answer.HasField("tool_result"):
-            return answer.tool_result
+            return _given(answer.tool_result, call)
         expired = RunError(
             f"The client did not run {call.name!r} in time.", reason=error_pb2.ERROR_REASON_INPUT_EXPIRED
         )
-        return message_pb2.ToolResult(error=expired.to_agent_error())
+        return message_pb2.ToolResult(call=call, error=expired.to_agent_error())
 
     async def after_loss(
         self, call: message_pb2.ToolCall, offer: Offer, *, attempt: int
-    ) -> message_pb2.ToolResult | None:
-        """What somebody says of a call that was running when its server was lost; None where it may run again.
+    ) -> message_pb2.ToolResult | message_pb2.ToolCall:
+        """What somebody says of a call that was running when its server was lost: its result, or as what to run it.
 
-        Raises RunError where it must not.
+        Raises RunError where it must not run again.
         """
         answer = await ask_outside(
             self._ctx,
@@ -80,12 +80,8 @@ class Approvals:
             ),
         )
         if answer.HasField("tool_result"):
-            result = message_pb2.ToolResult()
-            result.CopyFrom(answer.tool_result)
-            result.call.CopyFrom(call)
-            return result
-        _as_approved(call, answer)
-        return None
+            return _given(answer.tool_result, call)
+        return _as_approved(call, answer)
 
     def _is_needed(self, call: message_pb2.ToolCall, offer: Offer) -> bool:
         if offer.requires_approval or f"{self._key}.ok" in self._ctx.execution.journal.requested:
@@ -93,6 +89,17 @@ class Approvals:
         if offer.tool is None:
             return False
         return needs_approval(offer.tool, parse_arguments(call.arguments_json, offer.spec.input_schema_json))
+
+
+def _given(answered: message_pb2.ToolResult, call: message_pb2.ToolCall) -> message_pb2.ToolResult:
+    """A result from outside, without what only the server can say of it."""
+    result = message_pb2.ToolResult()
+    result.CopyFrom(answered)
+    result.call.CopyFrom(call)
+    result.ClearField("child_invocation_id")
+    if result.HasField("error") and not result.error.reason:
+        result.error.reason = error_pb2.ERROR_REASON_TOOL_FAILED
+    return result
 
 
 def _as_approved(call: message_pb2.ToolCall, answer: input_pb2.InputAnswer) -> message_pb2.ToolCall:

@@ -118,14 +118,16 @@ class ToolEffect:
         self._attempt = execution.journal.attempts[key]
         if offer is None:
             raise unknown_tool(self._call.name, list(self._frame.toolset.offers))
-        call = started.tool_started.call
+        begun = [event for event in execution.journal.of_effect[key] if event.HasField("tool_started")]
+        call = begun[-1].tool_started.call
         rule = offer.tool.on_recovery if offer.tool is not None else "retry"
         if rule == "fail":
             raise _lost(call.name)
         if rule == "ask":
-            result = await self._approvals.after_loss(call, offer, attempt=self._attempt)
-            if result is not None:
-                return self._end(result, None)
+            said = await self._approvals.after_loss(call, offer, attempt=self._attempt)
+            if isinstance(said, message_pb2.ToolResult):
+                return self._end(said, None)
+            call = said
         self._attempt += 1
         return await self._run(call, offer, self._idempotency_key(started))
 
@@ -148,11 +150,7 @@ class ToolEffect:
 
     async def _in_client(self, call: message_pb2.ToolCall, offer: Offer) -> message_pb2.ToolResult:
         """Lets the client run it; what it says is the result."""
-        answer = await self._approvals.from_client(call, offer, self._digest)
-        result = message_pb2.ToolResult()
-        result.CopyFrom(answer)
-        result.call.CopyFrom(call)
-        return self._end(result, None)
+        return self._end(await self._approvals.from_client(call, offer, self._digest), None)
 
     def _end(self, result: message_pb2.ToolResult, traced: Traced | None) -> message_pb2.ToolResult:
         """Records a result, whoever made it."""
