@@ -1,0 +1,443 @@
+"""Tool calls that wait: for an approval, for the client that runs them, for a word on what a lost server left."""
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from bough import approve, refuse, tool_result
+from bough.v1 import agent_pb2, agent_service_pb2, error_pb2, event_pb2, input_pb2, message_pb2, policy_pb2
+from bough_server.errors import InvalidRequest
+from bough_server.models.model import ModelRequest
+from bough_server.tools.tool import Tool, ToolContext, tool
+from tests.support.held_clock import HeldClock
+from tests.support.house import ME, House, names
+from tests.support.readings import answer_of, check_replay, having, results_of, text_of
+from tests.support.teams import call, calls, llm, open_team, script
+
+Request = input_pb2.InputRequest
+Run = agent_service_pb2.Run
+DAY = 86_400
+
+
+class Till:
+    """Tools that take money, and what was taken, with the keys it was taken under."""
+
+    def __init__(self) -> None:
+        self.paid: list[float] = []
+        self.keys: list[str] = []
+        self.began, self.go_on = asyncio.Event(), asyncio.Event()
+
+    def pay(self, *, waits: bool = False, **rules: object) -> Tool:
+        @tool(**rules)  # type: ignore[call-overload,untyped-decorator]
+        async def pay(amount: float, ctx: ToolContext) -> str:
+            """Pays."""
+            self.keys.append(ctx.idempotency_key)
+            if waits:
+                self.began.set()
+                await self.go_on.wait()
+            self.paid.append(amount)
+            return f"paid {amount:g}"
+
+        made: Tool = pay
+        return made
+
+
+@tool
+def look(what: str) -> str:
+    """Looks."""
+    return f"{what} is red"
+
+
+@tool(execution="client", answer_within=DAY)
+def scan(reader: str) -> str:
+    """Scans in the client."""
+    raise AssertionError("the client scans")
+
+
+@tool(execution="client", approval=True)
+def guarded(reader: str) -> str:
+    """Scans in the client, if it may."""
+    raise AssertionError("the client scans")
+
+
+@asynccontextmanager
+async def team(
+    folder: Path, turns: Sequence[object], *tools: Tool, heard: list[ModelRequest] | None = None, **options: object
+) -> AsyncIterator[House]:
+    """A house with one agent, p, that has these tools."""
+    agent = llm("p", tools=[one.name for one in tools])
+    async with open_team(folder, script(p=turns), agent, tools=tools, heard=heard, **options) as it:  # type: ignore[arg-type]
+        yield it
+
+
+async def waiting(house: House, run: Run, times: int = 1) -> dict[str, Request]:
+    """What a run asks, once it has been interrupted so many times, by the tools it is about."""
+    async for event in house.follow(run):
+        times -= event.HasField("run_interrupted")
+        if not times:
+            break
+    await house.until_over(run)
+    return await asked(house, run)
+
+
+async def asked(house: House, run: Run) -> dict[str, Request]:
+    found = (await house.runs.get(ME, run.run_id)).run
+    assert found.state == event_pb2.STATE_INPUT_REQUIRED
+    return {request.call.name: request for request in found.open_requests}
+
+
+async def whole(house: House, run: Run) -> list[event_pb2.AgentEvent]:
+    """The log of a run that has ended and keeps the laws."""
+    log = await house.log(run)
+    await check_replay(house, log)
+    return log
+
+
+PAY = [calls(call("pay", amount=7)), "Done."]
+
+
+async def test_an_approved_call_runs_once_and_the_model_is_asked_once_for_each_step(tmp_path: Path) -> None:
+    till, heard = Till(), list[ModelRequest]()
+    async with team(tmp_path, PAY, till.pay(approval=True), heard=heard) as it:
+        run = await it.start("p")
+        request = (await waiting(it, run))["pay"]
+        assert till.paid == []
+        await it.resume(run, approve(request, note="fine"))
+        log = await whole(it, run)
+    assert (till.paid, len(heard), answer_of(log)) == ([7], 2, "Done.")
+    assert (request.reason, request.call_id) == (input_pb2.INPUT_REASON_APPROVAL, request.call.call_id)
+    first = names(log).index("p: run.interrupted")
+    assert names(log)[first : first + 5] == [
+        "p: run.interrupted",
+        "p: run.resumed",
+        "p: control.input_received",
+        "p: tool.started",
+        "p: tool.completed",
+    ]
+    assert log[-1].run_completed.tree_usage.model_calls == 2
+    assert log[-1].run_completed.tree_usage.tool_calls == 1
+
+
+async def test_edited_arguments_are_checked_and_are_what_the_tool_is_given(tmp_path: Path) -> None:
+    till = Till()
+    async with team(tmp_path, PAY, till.pay(approval=lambda arguments: arguments["amount"] > 5)) as it:
+        run = await it.start("p")
+        request = (await waiting(it, run))["pay"]
+        for unfit in ('{"amount": "much"}', "{}", '{"amount": 1, "to": "me"}', "[1]", "{", '{"amount": NaN}'):
+            with pytest.raises(InvalidRequest):
+                await it.resume(run, approve(request, arguments_json=unfit))
+        await it.resume(run, approve(request, arguments_json='{"amount": 3}'))
+        log = await whole(it, run)
+    assert till.paid == [3]
+    assert having(log, "tool_started")[0].tool_started.call.arguments_json == '{"amount": 3}'
+    assert request.call.arguments_json == '{"amount": 7}'
+
+
+async def test_a_call_below_the_predicate_asks_nobody(tmp_path: Path) -> None:
+    till = Till()
+    async with team(tmp_path, PAY, till.pay(approval=lambda arguments: arguments["amount"] > 100)) as it:
+        log = await it.turn("p")
+    assert (till.paid, having(log, "input_requested")) == ([7], [])
+
+
+async def test_a_refusal_is_a_failed_result_that_the_model_sees_and_counts_against_no_limit(tmp_path: Path) -> None:
+    till, heard = Till(), list[ModelRequest]()
+    turns = [calls(call("pay", amount=7)), calls(call("pay", amount=2)), "Done."]
+    policy = policy_pb2.RunPolicy(limits=policy_pb2.Limits(tool_calls=1))
+    tools = [till.pay(approval=lambda arguments: arguments["amount"] > 5)]
+    link = agent_pb2.ToolLink(name="pay", max_calls_per_run=1)
+    async with open_team(tmp_path, script(p=turns), llm("p", tools=[link]), tools=tools, heard=heard) as it:
+        run = await it.start("p", policy=policy)
+        request = (await waiting(it, run))["pay"]
+        await it.resume(run, refuse(request, note="ask me first"))
+        log = await whole(it, run)
+        tree = await it.tree(log)
+    refused, paid = results_of(log)
+    assert refused.error.reason == error_pb2.ERROR_REASON_NOT_APPROVED
+    assert (text_of(paid), till.paid) == ("paid 2", [2])
+    assert "ask me first" in heard[1].messages[-1].parts[0].tool_result.error.message
+    assert len(having(log, "tool_started")) == 1
+    assert log[-1].run_completed.tree_usage.tool_calls == 1
+    assert [one.state for one in tree.tools] == [event_pb2.STATE_FAILED, event_pb2.STATE_SUCCEEDED]
+
+
+async def test_a_link_may_ask_where_the_tool_does_not(tmp_path: Path) -> None:
+    link = agent_pb2.ToolLink(name="look", requires_approval=True)
+    turns = script(lead=[calls(call("call_p", message="go")), "All."], p=[calls(call("look", what="leaf")), "Red."])
+    async with open_team(tmp_path, turns, llm("lead", links=["p"]), llm("p", tools=[link]), tools=[look]) as it:
+        run = await it.start("lead")
+        request = (await waiting(it, run))["look"]
+        await it.resume(run, approve(request))
+        log = await whole(it, run)
+    assert list(request.address) == ["lead", "p"]
+    assert [text_of(result) for result in results_of(log)] == ["leaf is red", "Red."]
+
+
+BOTH = [calls(call("pay", amount=7), call("look", what="leaf"), call("scan", reader="a"), call("guarded", reader="b"))]
+
+
+async def test_calls_beside_those_that_wait_end_first_and_results_are_in_call_order(tmp_path: Path) -> None:
+    till, heard = Till(), list[ModelRequest]()
+    tools = [till.pay(approval=True), look, scan, guarded]
+    async with team(tmp_path, [*BOTH, "Done."], *tools, heard=heard) as it:
+        run = await it.start("p")
+        requests = await waiting(it, run)
+        assert {name: one.reason for name, one in requests.items()} == {
+            "pay": input_pb2.INPUT_REASON_APPROVAL,
+            "scan": input_pb2.INPUT_REASON_CLIENT_TOOL,
+            "guarded": input_pb2.INPUT_REASON_APPROVAL,
+        }
+        assert [text_of(one) for one in results_of(await it.until_interrupted(run))] == ["leaf is red"]
+        await it.resume(run, tool_result(requests["scan"], "4242"), approve(requests["guarded"]))
+        requests = await waiting(it, run, 2)
+        assert requests.keys() == {"pay", "guarded"}
+        assert requests["guarded"].reason == input_pb2.INPUT_REASON_CLIENT_TOOL
+        failed = error_pb2.AgentError(reason=error_pb2.ERROR_REASON_TOOL_FAILED, message="no reader")
+        await it.resume(run, tool_result(requests["guarded"], failed), refuse(requests["pay"]))
+        log = await whole(it, run)
+    assert len(heard) == 2
+    assert having(log, "tool_started")[0].tool_started.call.name == "look"
+    assert len(having(log, "tool_started")) == 1
+    (step, _) = having(log, "step_completed")
+    assert [(one.call.name, text_of(one) or one.error.message) for one in step.step_completed.step.tool_results] == [
+        ("pay", "The call of 'pay' was refused."),
+        ("look", "leaf is red"),
+        ("scan", "4242"),
+        ("guarded", "no reader"),
+    ]
+
+
+SCAN = [calls(call("scan", reader="a")), "Done."]
+
+
+async def test_a_client_s_result_is_checked_and_what_only_the_server_knows_is_the_server_s(tmp_path: Path) -> None:
+    async with team(tmp_path, SCAN, scan) as it:
+        run = await it.start("p")
+        request = (await waiting(it, run))["scan"]
+        Part, error = message_pb2.Part, error_pb2.AgentError(message="no")
+        unfit = [
+            message_pb2.ToolResult(),
+            message_pb2.ToolResult(parts=[Part(text="x")], error=error),
+            message_pb2.ToolResult(parts=[Part(tool_call=message_pb2.ToolCall(name="pay"))]),
+            message_pb2.ToolResult(parts=[Part(tool_result=message_pb2.ToolResult())]),
+            message_pb2.ToolResult(parts=[Part(data_json="{")]),
+            message_pb2.ToolResult(parts=[Part(text="x"), Part()]),
+        ]
+        for result in unfit:
+            with pytest.raises(InvalidRequest):
+                await it.resume(run, input_pb2.InputAnswer(request_id=request.request_id, tool_result=result))
+        forged = message_pb2.ToolResult(
+            call=message_pb2.ToolCall(call_id="other", name="pay"),
+            parts=[Part(data_json='{"card": "4242"}')],
+            agent="boss",
+            invocation_id="i",
+            child_invocation_id="c",
+        )
+        await it.resume(run, input_pb2.InputAnswer(request_id=request.request_id, tool_result=forged))
+        log = await whole(it, run)
+        tree = await it.tree(log)
+    (result,) = results_of(log)
+    assert result == message_pb2.ToolResult(
+        call=request.call, parts=forged.parts, agent="p", invocation_id=log[0].invocation_id
+    )
+    assert [(one.name, one.result_json, one.child_invocation_id) for one in tree.tools] == [
+        ("scan", '{"card": "4242"}', "")
+    ]
+
+
+async def test_a_huge_result_of_a_client_is_cut_for_the_model_and_kept_whole_in_the_log(tmp_path: Path) -> None:
+    heard: list[ModelRequest] = []
+    async with team(tmp_path, SCAN, scan, heard=heard) as it:
+        run = await it.start("p")
+        request = (await waiting(it, run))["scan"]
+        await it.resume(run, tool_result(request, "x" * 500_000))
+        log = await whole(it, run)
+    assert len(text_of(results_of(log)[0])) == 500_000
+    assert len(text_of(heard[1].messages[-1].parts[0].tool_result)) < 65_536
+
+
+async def test_a_wait_of_days_goes_through_restarts_and_counts_against_no_time(tmp_path: Path) -> None:
+    clock, till = HeldClock(), Till()
+    policy = policy_pb2.RunPolicy(limits=policy_pb2.Limits())
+    policy.limits.wall_duration.seconds = 60
+    tools = [till.pay(approval=True)]
+    async with team(tmp_path, PAY, *tools, clock=clock) as it:
+        run = await it.start("p", policy=policy, deadline_time_ns=clock.now_ns() + 30 * 10**9)
+        request = (await waiting(it, run))["pay"]
+    for _ in range(3):
+        clock.advance(DAY)
+        async with team(tmp_path, PAY, *tools, clock=clock) as it:
+            await it.runs.recover()
+            assert await asked(it, run) == {"pay": request}
+    clock.advance(DAY)
+    async with team(tmp_path, PAY, *tools, clock=clock) as it:
+        await it.runs.recover()
+        await it.resume(run, approve(request))
+        log = await whole(it, run)
+    assert (till.paid, answer_of(log)) == ([7], "Done.")
+    assert len(having(log, "run_resumed")) == 1
+
+
+@pytest.mark.parametrize("when", ["interrupted", "down"])
+@pytest.mark.parametrize("name", ["pay", "scan"])
+async def test_what_nobody_answers_in_time_is_a_failed_result(tmp_path: Path, name: str, when: str) -> None:
+    clock, till = HeldClock(), Till()
+    turns = PAY if name == "pay" else SCAN
+    tools = [till.pay(approval=True, answer_within=DAY) if name == "pay" else scan]
+    async with team(tmp_path, turns, *tools, clock=clock) as it:
+        await it.runs.recover()
+        run = await it.start("p")
+        request = (await waiting(it, run))[name]
+        if when == "interrupted":
+            await clock.next_sleep()
+            clock.advance(DAY)
+            log = await whole(it, run)
+    if when == "down":
+        clock.advance(2 * DAY)
+        async with team(tmp_path, turns, *tools, clock=clock) as it:
+            await it.runs.recover()
+            log = await whole(it, run)
+    (result,) = results_of(log)
+    assert (result.error.reason, till.paid) == (error_pb2.ERROR_REASON_INPUT_EXPIRED, [])
+    (answer,) = (event.input_received.answer for event in having(log, "input_received"))
+    assert answer == input_pb2.InputAnswer(request_id=request.request_id, source=input_pb2.ANSWER_SOURCE_EXPIRY)
+    assert answer_of(log) == "Done."
+
+
+async def test_a_run_that_waits_is_cancelled_with_its_calls_and_keeps_its_results(tmp_path: Path) -> None:
+    till = Till()
+    async with team(tmp_path, [*BOTH, "Done."], till.pay(approval=True), look, scan, guarded) as it:
+        run = await it.start("p")
+        await waiting(it, run)
+        await it.runs.cancel(ME, run.run_id)
+        log = await whole(it, run)
+        tree = await it.tree(log)
+        assert (await it.runs.get(ME, run.run_id)).run.state == event_pb2.STATE_CANCELLED
+        await waiting(it, await it.start("p", session_id=run.session_id))
+    assert [one.state for one in tree.tools] == [event_pb2.STATE_CANCELLED, event_pb2.STATE_SUCCEEDED] + [
+        event_pb2.STATE_CANCELLED
+    ] * 2
+    (step,) = having(log, "step_failed")
+    assert [one.call.name for one in step.step_failed.step.tool_results] == ["pay", "look", "scan", "guarded"]
+    assert log[-1].run_cancelled.tree_usage.tool_calls == 1
+
+
+async def test_an_abort_beside_a_call_that_waits_closes_its_request(tmp_path: Path) -> None:
+    turns = script(
+        boss=[calls(call("call_lead", message="go")), calls(call("scan", reader="a")), "Boss."],
+        lead=[calls(call("scan", reader="b"), call("call_bad", message="go")), "never"],
+        bad=[{"text": "x", "error": {"reason": "UNAVAILABLE"}}],
+    )
+    link = agent_pb2.AgentLink(agent="bad", on_failure=policy_pb2.ON_SUB_AGENT_FAILURE_ABORT)
+    team_of = [llm("boss", links=["lead"], tools=["scan"]), llm("lead", links=[link], tools=["scan"]), llm("bad")]
+    async with open_team(tmp_path, turns, *team_of, tools=[scan]) as it:
+        run = await it.start("boss")
+        request = (await waiting(it, run))["scan"]
+        log = await it.until_interrupted(run)
+        assert list(log[-1].run_interrupted.requests) == [request]
+        assert list(request.address) == ["boss"]
+        closed = having(log, "input_requested")[0].input_requested.request
+        with pytest.raises(InvalidRequest, match="has ended"):
+            await it.resume(run, tool_result(closed, "x"))
+        await it.resume(run, tool_result(request, "4242"))
+        log = await whole(it, run)
+    assert answer_of(log) == "Boss."
+
+
+async def lost(folder: Path, till: Till, *tools: Tool) -> Run:
+    """A run whose server is lost while its tool runs."""
+    async with team(folder, PAY, *tools) as it:
+        run = await it.start("p")
+        await till.began.wait()
+        await it.crash()
+    till.began.clear()
+    till.go_on.set()
+    return run
+
+
+async def test_a_call_that_was_running_is_run_again_under_its_key(tmp_path: Path) -> None:
+    till = Till()
+    tools = [till.pay(waits=True)]
+    run = await lost(tmp_path, till, *tools)
+    async with team(tmp_path, PAY, *tools) as it:
+        await it.runs.recover()
+        log = await whole(it, run)
+    assert (till.paid, len(till.keys), len(set(till.keys))) == ([7], 2, 1)
+    assert [event.attempt for event in having(log, "tool_started")] == [1, 2]
+    assert log[-1].run_completed.tree_usage.tool_calls == 1
+
+
+async def test_a_call_that_was_running_and_must_not_run_twice_fails(tmp_path: Path) -> None:
+    till = Till()
+    tools = [till.pay(waits=True, on_recovery="fail")]
+    run = await lost(tmp_path, till, *tools)
+    async with team(tmp_path, PAY, *tools) as it:
+        await it.runs.recover()
+        log = await whole(it, run)
+    assert (till.paid, len(till.keys), answer_of(log)) == ([], 1, "Done.")
+    assert results_of(log)[0].error.reason == error_pb2.ERROR_REASON_TOOL_FAILED
+
+
+@pytest.mark.parametrize("said", ["again", "edited", "no", "result", "error"])
+@pytest.mark.parametrize("crashes", [False, True])
+async def test_somebody_says_what_becomes_of_a_call_that_was_running(tmp_path: Path, said: str, crashes: bool) -> None:
+    till, heard = Till(), list[ModelRequest]()
+    tools = [till.pay(waits=True, on_recovery="ask")]
+    run = await lost(tmp_path, till, *tools)
+    if crashes:
+        async with team(tmp_path, PAY, *tools) as it:
+            await it.runs.recover()
+            await waiting(it, run)
+    async with team(tmp_path, PAY, *tools, heard=heard) as it:
+        await it.runs.recover()
+        request = (await waiting(it, run))["pay"]
+        failed = error_pb2.AgentError(reason=error_pb2.ERROR_REASON_TOOL_FAILED, message="it broke")
+        answers = {
+            "again": approve(request),
+            "edited": approve(request, arguments_json='{"amount": 3}'),
+            "no": refuse(request, note="twice is too much"),
+            "result": tool_result(request, "paid before"),
+            "error": tool_result(request, failed),
+        }
+        await it.resume(run, answers[said])
+        log = await whole(it, run)
+    assert request.reason == input_pb2.INPUT_REASON_RECOVERY
+    assert len(having(log, "input_requested")) == 1
+    (result,) = results_of(log)
+    told = {"again": "paid 7", "edited": "paid 3", "result": "paid before"}.get(said, "")
+    assert text_of(result) == told
+    assert till.paid == {"again": [7], "edited": [3]}.get(said, [])
+    assert len(set(till.keys)) == 1
+    attempts = [1, 2] if said in ("again", "edited") else [1]
+    assert [event.attempt for event in having(log, "tool_started")] == attempts
+    end = (having(log, "tool_completed") or having(log, "tool_failed"))[0]
+    assert end.attempt == attempts[-1]
+    assert len(heard) == 1
+    assert log[-1].run_completed.tree_usage.tool_calls == 1
+    if said == "no":
+        assert result.error.reason == error_pb2.ERROR_REASON_NOT_APPROVED
+        assert "twice is too much" in result.error.message
+
+
+async def test_what_was_run_again_with_other_arguments_and_lost_again_keeps_them(tmp_path: Path) -> None:
+    till = Till()
+    tools = [till.pay(waits=True, on_recovery="ask")]
+    run = await lost(tmp_path, till, *tools)
+    till.go_on.clear()
+    async with team(tmp_path, PAY, *tools) as it:
+        await it.runs.recover()
+        request = (await waiting(it, run))["pay"]
+        await it.resume(run, approve(request, arguments_json='{"amount": 3}'))
+        await till.began.wait()
+    till.go_on.set()
+    async with team(tmp_path, PAY, *tools) as it:
+        await it.runs.recover()
+        again = (await waiting(it, run, 2))["pay"]
+        assert (again.request_id != request.request_id, again.call.arguments_json) == (True, '{"amount": 3}')
+        await it.resume(run, approve(again))
+        log = await whole(it, run)
+    assert (till.paid, len(set(till.keys))) == ([3], 1)
+    assert [event.attempt for event in having(log, "tool_started")] == [1, 2, 3]
