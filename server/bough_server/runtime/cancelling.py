@@ -76,7 +76,7 @@ class Cancelling:
         chronicle = self._chronicle
         if self.is_sealed(scope) or caller not in chronicle.invocations:
             return False
-        if chronicle.is_offline or (not chronicle.is_live and scope in self._journal.cancelled):
+        if chronicle.is_offline or scope in self._journal.cancelled:
             self.seal(scope)
             chronicle.observe_scope(scope)
             return not chronicle.is_offline

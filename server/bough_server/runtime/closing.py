@@ -19,9 +19,10 @@ def closing(
     for opened in left.by_depth():
         for key, started in list(opened.effects.items()):
             if keys.covers(scope, key):
-                child, why = invocations.child_at(key), error if key == scope else below
-                if child and why.reason != error_pb2.ERROR_REASON_CANCELLED:
-                    why = failure_of_child(invocations[child].template.agent, child, why.message)
+                called, why = opened.called.get(key), error if key == scope else below
+                child = called.invocation_id if called is not None else ""
+                if called is not None and why.reason != error_pb2.ERROR_REASON_CANCELLED:
+                    why = failure_of_child(called.agent, child, why.message)
                 made.append(_effect_end(opened, key, started, why, child, now_ns))
                 left.observe(made[-1])
         if keys.covers(scope, opened.key):

@@ -14,6 +14,8 @@ from bough_server import events, ids, usage
 from bough_server.cutting import cut_results
 from bough_server.runtime import keys
 
+_RootEnd = event_pb2.RunCompleted | event_pb2.RunFailed | event_pb2.RunCancelled
+_End = _RootEnd | event_pb2.SubAgentCompleted | event_pb2.SubAgentFailed
 _END_OF_ROOT = {events.RUN_COMPLETED, events.RUN_FAILED, events.RUN_CANCELLED}
 
 
@@ -43,6 +45,8 @@ class OpenInvocation:
     steps: dict[str, OpenStep] = field(default_factory=dict)
     effects: dict[str, event_pb2.AgentEvent] = field(default_factory=dict)
     """Calls that have begun and not ended, by their first event; of one that waits for input the input_requested."""
+    called: dict[str, event_pb2.AgentEvent] = field(default_factory=dict)
+    """Whom open calls run, as an event of theirs begins; they may have ended, and their calls not yet."""
     attempts: dict[str, int] = field(default_factory=dict)
     lost: dict[str, message_pb2.Usage] = field(default_factory=dict)
     """What model calls had used that were left before their ends, as far as their providers said."""
@@ -139,6 +143,9 @@ class Invocations:
             span_id=event.span_id,
         )
         start_ns = event.time.ToNanoseconds()
+        caller = self._open.get(event.parent_invocation_id)
+        if caller is not None and event.sub_agent_started.call_id:
+            caller.called[event.effect_key] = template
         self._open[event.invocation_id] = OpenInvocation(event.effect_key, template, start_ns, is_root)
 
     def _end(self, opened: OpenInvocation) -> None:
@@ -151,10 +158,6 @@ class Invocations:
     def by_depth(self) -> list[OpenInvocation]:
         """The open invocations, the deepest first."""
         return sorted(self._open.values(), key=lambda one: one.template.depth, reverse=True)
-
-    def child_at(self, key: str) -> str:
-        """The open invocation that an effect dispatched; empty for none."""
-        return next((one.template.invocation_id for one in self._open.values() if one.key == key), "")
 
     def copy(self) -> "Invocations":
         """A copy to try an end on: what is read there and changed by it."""
@@ -194,7 +197,7 @@ class Invocations:
     ) -> event_pb2.AgentEvent:
         """The end of an invocation that answered."""
         event = opened.event(opened.key)
-        end: event_pb2.RunCompleted | event_pb2.SubAgentCompleted
+        end: _End
         if opened.is_root:
             end = event.run_completed
             end.final_answer.CopyFrom(output)
@@ -207,7 +210,7 @@ class Invocations:
     def failed(self, opened: OpenInvocation, error: error_pb2.AgentError, now_ns: int) -> event_pb2.AgentEvent:
         """The end of an invocation that did not answer: failed, or cancelled where the error says so."""
         event = opened.event(opened.key)
-        end: event_pb2.RunFailed | event_pb2.RunCancelled | event_pb2.SubAgentFailed
+        end: _End
         if not opened.is_root:
             end = event.sub_agent_failed
         elif error.reason == error_pb2.ERROR_REASON_CANCELLED:
@@ -227,16 +230,7 @@ _END_REASONS = {
 }
 
 
-def _fill(
-    end: event_pb2.RunCompleted
-    | event_pb2.RunFailed
-    | event_pb2.RunCancelled
-    | event_pb2.SubAgentCompleted
-    | event_pb2.SubAgentFailed,
-    opened: OpenInvocation,
-    end_reason: event_pb2.EndReason.ValueType,
-    now_ns: int,
-) -> None:
+def _fill(end: _End, opened: OpenInvocation, end_reason: event_pb2.EndReason.ValueType, now_ns: int) -> None:
     end.usage.CopyFrom(opened.own)
     end.tree_usage.CopyFrom(opened.tree_usage())
     end.duration.CopyFrom(duration(now_ns - opened.start_ns))
@@ -274,6 +268,7 @@ def _take_effect(opened: OpenInvocation, event: event_pb2.AgentEvent, kind: int)
         opened.effects[key] = event
     elif kind in (events.TOOL_COMPLETED, events.TOOL_FAILED):
         opened.effects.pop(key, None)
+        opened.called.pop(key, None)
         done = event.tool_completed.result if kind == events.TOOL_COMPLETED else event.tool_failed.result
         step_key = key.rpartition(".t")[0] + ".m"
         if step_key in opened.steps:
@@ -297,6 +292,7 @@ def _copied(one: OpenInvocation) -> OpenInvocation:
         below=below,
         steps={name: replace(step, results=dict(step.results)) for name, step in one.steps.items()},
         effects=dict(one.effects),
+        called=dict(one.called),
         attempts=dict(one.attempts),
         lost=dict(one.lost),
     )

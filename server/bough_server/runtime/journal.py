@@ -139,11 +139,15 @@ class Journal:
         """What was asked of the outside and is neither answered nor ended, with its effect, in the order of asking."""
         for key, request in self.requested.items():
             owner = keys.owner(key)
-            is_over = owner in self.results or self._is_in_cancelled(owner)
-            if key not in self.answered and not is_over:
+            is_over = owner in self.results or self.is_in_cancelled(owner)
+            if key not in self.answered and not is_over and not self._is_ended(key):
                 yield key, request
 
-    def _is_in_cancelled(self, key: str) -> bool:
+    def _is_ended(self, key: str) -> bool:
+        return any(keys.covers(scope, key) for scope in self.ends)
+
+    def is_in_cancelled(self, key: str) -> bool:
+        """Whether an effect lies in a scope that was cancelled."""
         return any(keys.covers(scope, key) for scope in self.cancelled)
 
     def running_ns(self, since_ns: int, until_ns: int) -> int:
@@ -181,6 +185,6 @@ class Journal:
         """An effect that the log holds begun and without a result, and that nobody asked for again."""
         for key, event in self.started.items():
             is_over = key in self.results or key in self.ends
-            if key and key not in self._asked and not is_over and not self._is_in_cancelled(key):
+            if key and key not in self._asked and not is_over and not self.is_in_cancelled(key):
                 return event
         return None

@@ -90,8 +90,9 @@ class Pump:
         self.lived.set()
         if not self._is_held:
             frontier, self._frontier = self._frontier, []
-            for _, gate in frontier:
-                gate.open(None)
+            for key, gate in frontier:
+                if not self._journal.is_in_cancelled(key):  # there whoever cancelled it ends who waits
+                    gate.open(None)
 
     def _diverge(self, event: event_pb2.AgentEvent) -> None:
         asked = sorted({*self._waiters, *(key for key, _ in self._frontier)}) or ["nothing"]
