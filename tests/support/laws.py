@@ -1,15 +1,21 @@
 """The laws of the event contract, as one check over a finished log."""
 
+import itertools
 from collections import Counter
 from collections.abc import Sequence
 
 from bough.v1 import event_pb2
 from bough_server import events
+from bough_server.runtime import keys
 
 _STARTS = {events.RUN_STARTED, events.SUB_AGENT_STARTED}
 _CHILD_ENDS = {events.SUB_AGENT_COMPLETED, events.SUB_AGENT_FAILED}
 _TOOL_ENDS = {events.TOOL_COMPLETED, events.TOOL_FAILED}
 _STEP_ENDS = {events.STEP_COMPLETED, events.STEP_FAILED}
+_RESULTS = {events.LLM_COMPLETED, events.LLM_FAILED, events.VALUE_RECORDED, *_TOOL_ENDS}
+_ATTEMPTS = {events.LLM_STARTED, events.LLM_RETRYING, events.TOOL_STARTED}
+_BEGINNINGS = {*_ATTEMPTS, events.SUB_AGENT_STARTED, events.INPUT_REQUESTED}
+_AFTER_AN_INTERRUPTION = {events.RUN_RESUMED, events.RUN_FORKED, events.CANCEL_REQUESTED}
 
 
 def check_laws(log: Sequence[event_pb2.AgentEvent]) -> None:
@@ -22,6 +28,9 @@ def check_laws(log: Sequence[event_pb2.AgentEvent]) -> None:
     _check_texts(log)
     _check_steps(log)
     _check_traces(log)
+    _check_effects(log)
+    _check_requests(log)
+    _check_cancelled(log)
 
 
 def _check_starts_and_ends(log: Sequence[event_pb2.AgentEvent]) -> None:
@@ -71,3 +80,46 @@ def _check_traces(log: Sequence[event_pb2.AgentEvent]) -> None:
         is_delta = events.kind_of(event) in events.DELTA_KINDS
         assert bool(event.trace_id and event.span_id) is not is_delta
         assert not (is_delta and event.effect_key)
+
+
+def _check_effects(log: Sequence[event_pb2.AgentEvent]) -> None:
+    attempts: dict[str, int] = {}
+    ended: set[str] = set()
+    epoch = 1
+    for event in log:
+        kind, key = events.kind_of(event), event.effect_key
+        if kind in _ATTEMPTS:
+            assert event.attempt == attempts.get(key, 0) + 1, "attempts of an effect rise by one"
+            assert key not in ended, "what has a result is not begun again"
+            attempts[key] = event.attempt
+        elif kind in _RESULTS:
+            assert key not in ended, "an effect has one result"
+            assert not event.attempt or event.attempt == attempts.get(key, 1), "the result is the last attempt's"
+            ended.add(key)
+        elif kind == events.RUN_RESUMED:
+            assert event.run_resumed.epoch > epoch, "whoever takes a run over has a higher epoch"
+            epoch = event.run_resumed.epoch
+
+
+def _check_requests(log: Sequence[event_pb2.AgentEvent]) -> None:
+    asked: set[str] = set()
+    answered: set[str] = set()
+    for event, following in itertools.pairwise(log):
+        if event.HasField("input_requested"):
+            assert event.input_requested.request.request_id not in asked, "a request is recorded once"
+            asked.add(event.input_requested.request.request_id)
+        elif event.HasField("input_received"):
+            assert event.input_received.answer.request_id in asked - answered, "a request is answered once"
+            answered.add(event.input_received.answer.request_id)
+        elif event.HasField("run_interrupted"):
+            assert {one.request_id for one in event.run_interrupted.requests} <= asked - answered
+            assert events.kind_of(following) in _AFTER_AN_INTERRUPTION
+
+
+def _check_cancelled(log: Sequence[event_pb2.AgentEvent]) -> None:
+    cancelled: list[str] = []
+    for event in log:
+        if event.HasField("cancel_requested"):
+            cancelled.append(event.cancel_requested.scope)
+        elif events.kind_of(event) in _BEGINNINGS:
+            assert not any(keys.covers(scope, event.effect_key) for scope in cancelled), "nothing begins after a cancel"

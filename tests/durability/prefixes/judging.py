@@ -1,0 +1,162 @@
+"""What must hold of a run that was finished from a prefix of another's log; it runs nothing."""
+
+import json
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from bough.v1 import error_pb2, event_pb2, invocation_pb2, message_pb2
+from bough_server import events, usage
+from bough_server.runtime import keys
+from tests.durability.prefixes.finishing import Finished
+from tests.support.laws import check_laws
+
+
+@dataclass(frozen=True, slots=True)
+class Called:
+    """A call that a run makes: its name, how many attempts it takes, and whether it is made whatever comes first."""
+
+    name: str
+    attempts: int
+    is_certain: bool
+
+
+def check_finished(finished: Finished, prefix: Sequence[event_pb2.AgentEvent], whole: Finished) -> None:
+    """Asserts that a run that went on from a prefix ended as `whole` did, and that nothing was done twice."""
+    assert finished.log[: len(prefix)] == prefix
+    check_laws(finished.log)
+    assert finished.replayed.divergence == ""
+    assert _end(finished) == _end(whole)
+    assert _agents(finished.tree) == _agents(whole.tree)
+    assert _tools(finished.tree) == _tools(whole.tree)
+    _check_calls(finished, whole, prefix)
+    _check_usage(finished, whole)
+
+
+def _end(finished: Finished) -> tuple[str | None, list[str], error_pb2.AgentError, event_pb2.EndReason.ValueType]:
+    kind = finished.log[-1].WhichOneof("payload")
+    last = finished.log[-1]
+    error = error_pb2.AgentError()
+    error.CopyFrom(last.run_failed.error if last.HasField("run_failed") else last.run_cancelled.error)
+    error.ClearField("invocation_id")
+    said = [part.text for part in last.run_completed.final_answer.parts]
+    return kind, said, error, getattr(last, kind or "").end_reason
+
+
+def _agents(tree: invocation_pb2.Invocation) -> list[tuple[object, ...]]:
+    """Who was called by whom and how each ended, in an order that no parallel call changes."""
+    names = {one.invocation_id: one.name for one in tree.agents}
+    return sorted(
+        (
+            names.get(one.parent_invocation_id, ""),
+            one.name,
+            one.depth,
+            one.kind,
+            one.trigger,
+            one.state,
+            one.end_reason,
+            one.error.reason,
+            one.step_count,
+            one.usage.tool_calls,
+            "".join(part.text for part in one.output.parts),
+        )
+        for one in tree.agents
+    )
+
+
+def _tools(tree: invocation_pb2.Invocation) -> list[tuple[object, ...]]:
+    return sorted(
+        (one.agent, one.name, one.arguments_json, one.state, one.result_json, one.error.reason) for one in tree.tools
+    )
+
+
+def _check_calls(finished: Finished, whole: Finished, prefix: Sequence[event_pb2.AgentEvent]) -> None:
+    least, most = _left(whole, prefix)
+    made = finished.world.calls()
+    assert not least - made, "what has no result in the log is executed"
+    assert not made - most, "what has one is not"
+    assert all(len(used) == 1 for used in finished.world.idempotency_keys.values())
+
+
+def _left(whole: Finished, prefix: Sequence[event_pb2.AgentEvent]) -> tuple[Counter[str], Counter[str]]:
+    """What is still to be called after a prefix, at least and at most."""
+    have = _calls(prefix)
+    cancelled = [event.cancel_requested.scope for event in prefix if event.HasField("cancel_requested")]
+    failed = Counter(event.effect_key for event in prefix if event.llm_retrying.HasField("error"))
+    least: Counter[str] = Counter()
+    most: Counter[str] = Counter()
+    for key, called in _calls(whole.log).items():
+        if key in have or any(keys.covers(scope, key) for scope in cancelled):
+            continue
+        most[called.name] += called.attempts - failed[key]
+        if called.is_certain:
+            least[called.name] += called.attempts - failed[key]
+    return least, most
+
+
+def _calls(log: Sequence[event_pb2.AgentEvent]) -> Mapping[str, Called]:
+    """The calls that have a result in a log and were not refused, by their effects."""
+    return dict(_each_call(log))
+
+
+def _each_call(log: Sequence[event_pb2.AgentEvent]) -> Iterator[tuple[str, Called]]:
+    started: dict[str, event_pb2.AgentEvent] = {}
+    for event in log:
+        key = event.effect_key
+        if event.HasField("llm_started") or event.HasField("tool_started"):
+            started[key] = event
+        elif event.HasField("llm_completed") or (event.HasField("llm_failed") and key in started):
+            name = f"{event.agent} asks its model at step {event.step_index}"
+            yield key, Called(name, event.attempt, not _is_cancelled(event.llm_failed.error))
+        elif events.kind_of(event) in (events.TOOL_COMPLETED, events.TOOL_FAILED) and key in started:
+            result = event.tool_completed.result if event.HasField("tool_completed") else event.tool_failed.result
+            if not result.child_invocation_id:
+                call = started[key].tool_started.call
+                name = " ".join([call.name, *map(str, json.loads(call.arguments_json).values())])
+                yield key, Called(name, 1, not _is_cancelled(result.error))
+        elif event.value_recorded.kind == event_pb2.VALUE_KIND_STEP:
+            yield key, Called(f"step {json.loads(event.value_recorded.value_json)}", 1, True)
+
+
+def _is_cancelled(error: error_pb2.AgentError) -> bool:
+    return error.reason == error_pb2.ERROR_REASON_CANCELLED
+
+
+def _check_usage(finished: Finished, whole: Finished) -> None:
+    used = _tree_usage(finished)
+    assert finished.tree.tree_usage == used
+    assert usage.summed(one.usage for one in finished.tree.agents) == used
+    assert usage.summed(finished.ledger) == _tokens(used)
+    assert list(finished.ledger) == list(_charged(finished.log))
+    lost = _lost(finished.log)
+    expected = message_pb2.Usage()
+    expected.CopyFrom(_tree_usage(whole))
+    expected.model_calls += lost - _lost(whole.log)
+    expected.model_calls_without_usage += lost - _lost(whole.log)
+    assert used == expected
+
+
+def _lost(log: Sequence[event_pb2.AgentEvent]) -> int:
+    """How many attempts of models were lost with their servers."""
+    return sum(event.llm_retrying.reason == event_pb2.RETRY_REASON_RECOVERED for event in log)
+
+
+def _tree_usage(finished: Finished) -> message_pb2.Usage:
+    end = getattr(finished.log[-1], finished.log[-1].WhichOneof("payload") or "")
+    assert isinstance(end.tree_usage, message_pb2.Usage)
+    return end.tree_usage
+
+
+def _tokens(used: message_pb2.Usage) -> message_pb2.Usage:
+    tokens = message_pb2.Usage()
+    tokens.CopyFrom(used)
+    for counted in ("model_calls", "model_calls_without_usage", "tool_calls"):
+        tokens.ClearField(counted)
+    return tokens
+
+
+def _charged(log: Sequence[event_pb2.AgentEvent]) -> Iterator[message_pb2.Usage]:
+    for event in log:
+        for used in (event.llm_completed.response.usage, event.llm_retrying.lost_usage, event.llm_failed.lost_usage):
+            if usage.is_reported(used):
+                yield used

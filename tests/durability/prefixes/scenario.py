@@ -1,0 +1,89 @@
+"""What a recorded run is made of, and the world that its tools and steps touch; it runs nothing."""
+
+import asyncio
+from collections import Counter, defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from bough.v1 import agent_pb2, input_pb2
+from bough_server.models.conversation import current_turn, step_of
+from bough_server.models.model import ModelRequest
+from bough_server.runtime.agent import Agent
+from bough_server.tools.tool import Tool
+from tests.support.held_clock import HeldClock
+
+Answer = Callable[[input_pb2.InputRequest], input_pb2.InputAnswer]
+
+
+class World:
+    """What the agents of one house touch: who was called how often, and who waits for whom."""
+
+    def __init__(self, clock: HeldClock, *, is_patient: bool) -> None:
+        self.clock = clock
+        self.is_patient = is_patient
+        """Whether what waits to be cancelled waits: in a run that nobody cancels it does not."""
+        self.made: Counter[str] = Counter()
+        self.heard: list[ModelRequest] = []
+        self.idempotency_keys: defaultdict[str, set[str]] = defaultdict(set)
+        self._arrived: defaultdict[str, asyncio.Event] = defaultdict(asyncio.Event)
+
+    def call(self, name: str, idempotency_key: str = "") -> None:
+        """A tool or a step was called; with a key, under that one."""
+        self.made[name] += 1
+        if idempotency_key:
+            self.idempotency_keys[name].add(idempotency_key)
+
+    def arrive(self, place: str) -> None:
+        """Somebody is there."""
+        self._arrived[place].set()
+
+    async def until_arrived(self, place: str) -> None:
+        """Waits until somebody is there."""
+        await self._arrived[place].wait()
+
+    async def for_ever(self) -> None:
+        """Waits to be cancelled."""
+        await asyncio.Event().wait()
+
+    def calls(self) -> Counter[str]:
+        """Everything that was called: tools, steps, and every attempt of a model."""
+        return self.made + Counter(
+            f"{request.agent} asks its model at step {step_of(current_turn(request.messages))}"
+            for request in self.heard
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Team:
+    """Who takes part."""
+
+    definitions: Sequence[agent_pb2.AgentDefinition] = ()
+    code_agents: Sequence[Agent] = ()
+    tools: Sequence[Tool] = ()
+
+
+def nobody(_: World) -> Team:
+    """A team of nobody."""
+    return Team()
+
+
+def no_answer(request: input_pb2.InputRequest) -> input_pb2.InputAnswer:
+    """Raises: the run was to ask nothing."""
+    raise AssertionError(f"nobody was to be asked: {request.prompt}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scenario:
+    """A run: its root, who takes part, what models say, what people answer."""
+
+    name: str
+    root: str = "lead"
+    turns: Mapping[str, Sequence[object]] = field(default_factory=dict)
+    """What the model of each agent says, turn by turn."""
+    team: Callable[[World], Team] = nobody
+    answer: Answer = no_answer
+    cancelled_at: str = ""
+    """Where somebody has to arrive for the run to be cancelled; empty for never."""
+
+    def __str__(self) -> str:
+        return self.name

@@ -1,0 +1,103 @@
+"""Every prefix of a log is enough to finish its run: the same answer, the same tree, and nothing done twice."""
+
+import asyncio
+import tempfile
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from bough.v1 import event_pb2
+from bough_server import events
+from tests.durability.prefixes.finishing import Finished, record, recover
+from tests.durability.prefixes.judging import check_finished
+from tests.durability.prefixes.scenario import Scenario
+from tests.durability.prefixes.scenarios import SCENARIOS
+
+AT_ONCE = 4
+"""How many houses stand at the same time."""
+
+PATIENCE = 20.0
+"""Seconds after which a run is stuck."""
+
+
+class Recorded:
+    """A run from its beginning to its end and, where it was cancelled, as it is when nobody does."""
+
+    def __init__(self, scenario: Scenario, folder: Path) -> None:
+        self.run = asyncio.run(record(scenario, folder / "run", is_cancelled=True))
+        self._left_alone = (
+            asyncio.run(record(scenario, folder / "alone", is_cancelled=False)) if scenario.cancelled_at else self.run
+        )
+
+    def whole(self, prefix: Sequence[event_pb2.AgentEvent]) -> Finished:
+        """What a run comes to that has come this far."""
+        wished = (event.cancel_requested for event in prefix if event.HasField("cancel_requested"))
+        return self._left_alone if all(wish.scope for wish in wished) else self.run
+
+
+@pytest.fixture(scope="module")
+def recorded(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Scenario], Recorded]:
+    """Gives the recording of a scenario, made once."""
+    made: dict[str, Recorded] = {}
+
+    def get(scenario: Scenario) -> Recorded:
+        if scenario.name not in made:
+            folder = tmp_path_factory.mktemp("recorded") / "runs"
+            made[scenario.name] = Recorded(scenario, folder)
+        return made[scenario.name]
+
+    return get
+
+
+async def _go_on(recording: Recorded, broken: Finished, through: int, folder: Path) -> Finished:
+    """Finishes a run that was cut off after a sequence, and checks how it ended."""
+    prefix = broken.log[:through]
+    try:
+        async with asyncio.timeout(PATIENCE):
+            finished = await recover(broken, through, folder)
+        check_finished(finished, prefix, recording.whole(prefix))
+    except Exception as error:
+        error.add_note(f"cut after {through}, {events.name_of(prefix[-1])}")
+        raise
+    return finished
+
+
+async def _check_every_prefix(recording: Recorded, folder: Path) -> None:
+    places = asyncio.Semaphore(AT_ONCE)
+
+    async def check(through: int) -> None:
+        async with places:
+            await _go_on(recording, recording.run, through, folder / str(through))
+
+    length = len(recording.run.log)
+    ended = await asyncio.gather(*(check(through) for through in range(1, length + 1)), return_exceptions=True)
+    failures = [error for error in ended if isinstance(error, Exception)]
+    if failures:
+        raise ExceptionGroup(f"of {length} prefixes", failures)
+
+
+async def _check_crashes(recording: Recorded, places: Sequence[float], folder: Path) -> None:
+    """Crashes a run, then what recovers it, and so on: each time that far into what was still to come."""
+    broken, begun = recording.run, 1
+    for number, place in enumerate(places):
+        through = begun + round(place * (len(broken.log) - begun))
+        broken, begun = await _go_on(recording, broken, through, folder / str(number)), through
+
+
+@pytest.mark.parametrize("scenario", SCENARIOS, ids=str)
+def test_every_prefix_of_a_log_is_enough_to_finish_its_run(
+    scenario: Scenario, recorded: Callable[[Scenario], Recorded], tmp_path: Path
+) -> None:
+    asyncio.run(_check_every_prefix(recorded(scenario), tmp_path))
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.sampled_from(SCENARIOS), st.lists(st.floats(0, 1), min_size=2, max_size=4))
+def test_a_recovery_that_crashes_anywhere_is_recovered_like_the_first(
+    recorded: Callable[[Scenario], Recorded], scenario: Scenario, places: list[float]
+) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        asyncio.run(_check_crashes(recorded(scenario), places, Path(folder)))
