@@ -33,11 +33,11 @@ from bough_server import Context, agent
 
 @agent(version="{version}")
 async def coder(ctx: Context, input: message_pb2.Message) -> str:
-    '''Makes a step.'''
+    '''Makes a step and says what it was told.'''
     async def work() -> str:
         return "done"
 
-    return await ctx.step("{step}", work)
+    return await ctx.step("{step}", work) + ": " + input.parts[0].text
 """
 
 
@@ -138,5 +138,15 @@ async def test_a_fork_replays_with_its_changes(tmp_path: Path, flags: tuple[str,
         config, "fork", log[0].run_id, "--after", str(step), *changes, "--output", "json", database=database
     )
     assert forked.code == 0, forked.err
+    replayed = await embedded(config, "replay", "last", database=database)
+    assert (replayed.code, "to its end: " in replayed.out) == (0, True), replayed.out
+
+
+async def test_a_fork_of_code_that_was_told_something_else_replays(tmp_path: Path) -> None:
+    database, config = tmp_path / "bough.db", coder(tmp_path / "a", version="1", step="first")
+    log = await recorded(config, "coder", database=database)
+    said = ("--after", "1", "--input", "Write about cats.", "--output", "answer")
+    forked = await embedded(config, "fork", log[0].run_id, *said, database=database)
+    assert (forked.code, forked.out) == (0, "done: Write about cats.\n"), forked.err
     replayed = await embedded(config, "replay", "last", database=database)
     assert (replayed.code, "to its end: " in replayed.out) == (0, True), replayed.out
