@@ -195,6 +195,7 @@ APPROVING: Final = Scenario(
 @tool(execution="client")
 def scan(page: int) -> str:
     """Scans a page at the client's."""
+    raise AssertionError("the client runs it")
 
 
 def _scanned(request: input_pb2.InputRequest) -> input_pb2.InputAnswer:
