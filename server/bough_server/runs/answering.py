@@ -60,7 +60,8 @@ class Answering:
                 await self._letters.answer(record, request, principal.user_id)
                 continue
             else:
-                since = await self._go_on(record, verdict, deadline_time_ns)
+                is_background = log[0].run_started.policy.background
+                since = await self._go_on(record, verdict, None if is_background else deadline_time_ns)
             if since is not None:
                 return Resumed(record=record, since=since)
         raise SessionBusy("The run goes on and stops again at this moment. Try again.")
