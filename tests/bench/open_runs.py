@@ -20,7 +20,12 @@ from bough_server.tools.tool import tool
 from tests.support.house import ME, House, open_house
 from tests.support.teams import call, calls, llm, script
 
-PASSTHROUGH: Final = policy_pb2.RunPolicy(delta=policy_pb2.DeltaPolicy(passthrough=policy_pb2.PassthroughDeltas()))
+_POLICY: Final = policy_pb2.RunPolicy(
+    delta=policy_pb2.DeltaPolicy(passthrough=policy_pb2.PassthroughDeltas()),
+    on_disconnect=policy_pb2.ON_DISCONNECT_CONTINUE,
+)
+"""Every delta is an event; and nobody follows these runs."""
+
 SPECIALISTS: Final = ("botanist", "carpenter", "historian")
 _USAGE: Final = {"input_tokens": 400, "output_tokens": 40}
 _AT_ONCE: Final = 32
@@ -130,14 +135,17 @@ async def leave_open(folder: Path, count: int) -> Counter[int]:
             numbers = range(first, min(count, first + _AT_ONCE))
             silence.expect(len(numbers))
             for number in numbers:
-                await house.start(SHAPES[number % len(SHAPES)].agent, f"Question {number}", policy=PASSTHROUGH)
+                await house.start(SHAPES[number % len(SHAPES)].agent, f"Question {number}", policy=_POLICY)
             await silence.reached.wait()
-        return await _kinds(house)
+        run_ids = await open_run_ids(house)
+        if len(run_ids) != count:
+            raise ValueError(f"{len(run_ids)} runs are open instead of {count}")
+        return await _kinds(house, run_ids)
 
 
-async def _kinds(house: House) -> Counter[int]:
+async def _kinds(house: House, run_ids: Sequence[str]) -> Counter[int]:
     kinds: Counter[int] = Counter()
-    for run_id in await open_run_ids(house):
+    for run_id in run_ids:
         after = 0
         while page := await house.store.log.read(run_id, after=after):
             kinds.update(event.kind for event in page)
