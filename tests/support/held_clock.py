@@ -39,6 +39,10 @@ class HeldClock:
             await self._slept.wait_for(lambda: any(not wake.done() for _, _, wake in self._sleepers))
         return min(until for until, _, wake in self._sleepers if not wake.done()) - self._elapsed
 
+    def turn(self, seconds: float) -> None:
+        """Sets the time of day, as somebody who corrects it does: nobody wakes by it, and no time passes."""
+        self._started_ns += int(seconds * 1e9)
+
     def advance(self, seconds: float) -> None:
         """Moves the time and wakes whoever has slept long enough."""
         self._elapsed += seconds

@@ -8,7 +8,7 @@ import structlog
 
 from bough.v1 import agent_service_pb2, event_pb2
 from bough_server import ids
-from bough_server.errors import ServerStopping, StorageFailed
+from bough_server.errors import Fenced, ServerStopping, StorageFailed
 from bough_server.runs.admission import (
     Admission,
     check_input,
@@ -172,13 +172,16 @@ class Runs:
     async def _cancel(self, record: RunRecord, reason: event_pb2.CancelReason.ValueType) -> None:
         run_id = record.run.run_id
         live = await self._keeper.roster.find(run_id)
-        if live is not None and await live.end(reason):
-            return
-        if live is None and await self._keeper.is_elsewhere(record):
-            await self._letters.cancel(record, reason)
-            return
         if live is not None:
+            with suppress(Fenced):  # another worker has taken it over
+                if await live.end(reason):
+                    return
             await live.over()
+            record = await self._equipment.index.get(record.principal, run_id)
+        if await self._keeper.is_elsewhere(record):
+            with suppress(Fenced):  # it has ended meanwhile
+                await self._letters.cancel(record, reason)
+            return
         await self._keeper.close(record.principal, run_id, because(reason))
 
     async def _act(self, record: RunRecord, letter: Letter) -> None:
