@@ -78,6 +78,7 @@ class Answering:
         """Records answers in a run that goes on; None where it does not wait for all of them any more."""
         execution = live.execution
         if not all(execution.waits_for(event) for event in verdict.fresh):
+            await execution.committed()  # then the log says who answered, or ended what asked
             return None
         for event in verdict.fresh:
             execution.answer(event)
