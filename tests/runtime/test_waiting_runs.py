@@ -267,3 +267,53 @@ async def test_a_run_that_goes_on_waits_for_somebody_to_follow_it(tmp_path: Path
         live.end_soon(event_pb2.CANCEL_REASON_DISCONNECTED)
         log = await it.log(run)
     assert names(log)[-2:] == ["worker: control.cancel_requested", "worker: run.cancelled"]
+
+
+def versioned(name: str, version: str) -> FunctionAgent:
+    """An agent of a version that asks for as many seconds as it is told."""
+
+    @agent(name=name, description="Asks for a while.", version=version)
+    async def asking(ctx: Context, input: Message) -> str:
+        return str(await ctx.ask("a?", expires=float(input.parts[0].text), default="none"))
+
+    return asking
+
+
+async def test_a_run_that_cannot_go_on_here_holds_up_no_expiry_of_another_s(tmp_path: Path) -> None:
+    clock = HeldClock()
+    async with house(tmp_path, versioned("old", "1"), versioned("new", "1"), clock=clock) as it:
+        first, second = await it.start("old", "10"), await it.start("new", "20")
+        for run in (first, second):
+            await it.until_interrupted(run)
+            await it.until_over(run)
+    clock.advance(60)
+    async with house(tmp_path, versioned("old", "2"), versioned("new", "1"), clock=clock) as it:
+        await it.runs.recover()
+        log = await it.log(second)
+        assert answer_of(log) == "none"
+        assert (await it.runs.get(ME, first.run_id)).run.state == event_pb2.STATE_INPUT_REQUIRED
+    async with house(tmp_path, versioned("old", "1"), versioned("new", "1"), clock=clock) as it:
+        await it.runs.recover()
+        assert answer_of(await it.log(first)) == "none"
+
+
+async def test_what_fell_due_while_no_server_ran_is_answered_though_the_run_was_never_interrupted(
+    tmp_path: Path,
+) -> None:
+    clock, done = HeldClock(), asyncio.Event()
+    team = (beside(done), patient, strict)
+    async with house(tmp_path, *team, clock=clock) as it:
+        run = await it.start("busy", "patient")
+        await asked_in(it, run)
+        await it.crash()
+    clock.advance(DAY)
+    async with house(tmp_path, *team, clock=clock) as it:
+        await it.runs.recover()
+        async for event in it.follow(run):
+            if event.HasField("input_received"):
+                break
+        done.set()
+        log = await it.log(run)
+        await check_replay(it, log)
+    assert answer_of(log) == "none"
+    assert not having(log, "run_interrupted")

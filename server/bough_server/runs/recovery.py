@@ -41,6 +41,8 @@ class Recovery:
         self._tasks: set[asyncio.Task[None]] = set()
         self._interrupted = asyncio.Event()
         self._patience: dict[str, float] = {}
+        self._put_off: set[str] = set()
+        """Runs whose overdue requests could not be answered just now: those of others do not wait for them."""
 
     async def start(self) -> int:
         """Begins to continue what is open, the oldest first, and to watch for answers that are overdue.
@@ -59,14 +61,17 @@ class Recovery:
 
     def try_later(self, record: RunRecord) -> None:
         """Continues a run whose log could not be written, after a while."""
-        run_id = record.run.run_id
-        patience = self._patience.get(run_id, FIRST_PATIENCE)
-        self._patience[run_id] = min(LONGEST_PATIENCE, patience * 2)
-        self.spawn(self._later(record, patience))
+        self.spawn(self._later(record, self._longer(record.run.run_id)))
 
     def is_well(self, run_id: str) -> None:
         """A run's log can be written again."""
         self._patience.pop(run_id, None)
+
+    def _longer(self, run_id: str) -> float:
+        """How many seconds to wait with a run this time: each time twice as long."""
+        patience = self._patience.get(run_id, FIRST_PATIENCE)
+        self._patience[run_id] = min(LONGEST_PATIENCE, patience * 2)
+        return patience
 
     async def close(self) -> None:
         """Ends everything that waits here."""
@@ -108,7 +113,7 @@ class Recovery:
     async def _watch_expiries(self) -> None:
         while True:
             self._interrupted.clear()
-            expiry = await self._index.next_expiry()
+            expiry = await self._index.next_expiry(but=self._put_off)
             if expiry is None:
                 await self._interrupted.wait()
                 continue
@@ -121,7 +126,13 @@ class Recovery:
                 await self._expire(run_id)
             except Exception as error:
                 _log.error("expired requests not answered", run_id=run_id, exc_info=error)
-                await self._wait(FIRST_PATIENCE)
+                self._put_off.add(run_id)
+                self.spawn(self._put_off_for(run_id, self._longer(run_id)))
+
+    async def _put_off_for(self, run_id: str, seconds: float) -> None:
+        await self._clock.sleep(seconds)
+        self._put_off.discard(run_id)
+        self._interrupted.set()
 
     async def _wait(self, seconds: float) -> None:
         """Waits so long, or until another run is interrupted."""

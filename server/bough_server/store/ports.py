@@ -1,6 +1,6 @@
 """What the server asks of a store; the implementations are siblings of this module and nobody else knows them."""
 
-from collections.abc import AsyncIterator, Awaitable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
@@ -230,9 +230,9 @@ class RunIndex(Protocol):
         holder has ended."""
         ...
 
-    async def next_expiry(self) -> tuple[int, str] | None:
+    async def next_expiry(self, *, but: Collection[str] = ()) -> tuple[int, str] | None:
         """When the first open request of a run that waits for input expires, in nanoseconds since the epoch, and the
-        run; None where none ever does."""
+        run, `but` these runs; None where none ever does."""
         ...
 
 

@@ -1,7 +1,7 @@
 """Runs as rows: read here, written in the transactions of their events."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from functools import partial
 from typing import Any, Final
 
@@ -30,7 +30,7 @@ _HOLDER: Final = (
 )
 _NEXT_EXPIRY: Final = (
     select(_runs.next_expire_time_ns, _runs.run_id)
-    .where(_runs.next_expire_time_ns.is_not(None))
+    .where(_runs.next_expire_time_ns.is_not(None), _runs.run_id.not_in(bindparam("but", expanding=True)))
     .order_by(_runs.next_expire_time_ns, _runs.run_id)
     .limit(1)
 )
@@ -82,9 +82,9 @@ class SqlRunIndex:
         rows = await self._rows(_HOLDER, {"session": session_id})
         return _record(rows[0]) if rows else None
 
-    async def next_expiry(self) -> tuple[int, str] | None:
+    async def next_expiry(self, *, but: Collection[str] = ()) -> tuple[int, str] | None:
         """See RunIndex."""
-        rows = await self._rows(_NEXT_EXPIRY, {})
+        rows = await self._rows(_NEXT_EXPIRY, {"but": list(but)})
         return (rows[0].next_expire_time_ns, rows[0].run_id) if rows else None
 
     async def _rows(self, statement: Select[Any], parameters: dict[str, object]) -> Sequence[Row[Any]]:
