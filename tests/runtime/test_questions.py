@@ -384,7 +384,7 @@ async def _finally(ctx: Context) -> object:
     try:
         return await ctx.ask("a?")
     finally:
-        await ctx.step("tidy", asyncio.Event().wait) if not ctx.execution.pump.live else await ctx.now()
+        await ctx.now()
 
 
 async def _swallows(ctx: Context) -> object:
@@ -399,8 +399,10 @@ async def _times_out(ctx: Context) -> object:
         return await ctx.ask("a?")
 
 
-@pytest.mark.parametrize("body", [_excepts, _swallows, _times_out])
-async def test_a_run_that_waits_writes_nothing_whatever_its_code_does(tmp_path: Path, body: Stubborn) -> None:
+@pytest.mark.parametrize(("body", "more"), [(_excepts, 0), (_finally, 1), (_swallows, 0), (_times_out, 0)])
+async def test_a_run_that_waits_writes_nothing_whatever_its_code_does(
+    tmp_path: Path, body: Stubborn, more: int
+) -> None:
     @agent(description="Is stubborn.")
     async def stubborn(ctx: Context, input: Message) -> str:
         return str(await body(ctx))
@@ -419,6 +421,7 @@ async def test_a_run_that_waits_writes_nothing_whatever_its_code_does(tmp_path: 
         "stubborn: run.interrupted",
         "stubborn: run.resumed",
         "stubborn: control.input_received",
+        *["stubborn: control.value_recorded"] * more,
         "stubborn: run.completed",
     ]
     assert answer_of(log) == "A"
@@ -481,3 +484,29 @@ async def test_who_has_been_answered_and_has_not_woken_yet_takes_no_other_answer
         log = await it.log(run)
         await check_replay(it, log)
     assert (answer_of(log), len(received(log))) == ("A", 1)
+
+
+async def test_code_that_stops_asking_by_its_own_clock_is_told_that_it_cannot_be_replayed(tmp_path: Path) -> None:
+    gave_up = asyncio.Event()
+
+    @agent(description="Loses its patience.")
+    async def impatient(ctx: Context, input: Message) -> str:
+        async def ask(lane: Context) -> str:
+            try:
+                async with asyncio.timeout(0.01):
+                    return str(await lane.ask("a?"))
+            except TimeoutError:
+                gave_up.set()
+                return str(await lane.now())
+
+        said = await ctx.gather(ask, lambda lane: lane.step("work", gave_up.wait))
+        return f"{said[0]} {await ctx.ask('b?')}"
+
+    async with house(tmp_path, impatient) as it:
+        run = await it.start("impatient")
+        asked = open_requests(await it.until_interrupted(run))
+        await it.resume(run, reply(asked["b?"], "B"))
+        log = await it.log(run)
+    assert asked.keys() == {"b?"}
+    assert log[-1].run_failed.error.reason == error_pb2.ERROR_REASON_NON_DETERMINISTIC
+    assert "by effects only" in log[-1].run_failed.error.message
