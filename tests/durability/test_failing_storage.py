@@ -169,6 +169,31 @@ async def test_a_client_that_comes_back_to_a_run_whose_storage_failed_is_told_so
     assert caught.value.reason == "STORAGE_FAILED"
 
 
+async def test_a_client_that_is_patient_sees_the_run_go_on_when_the_storage_is_well_again(
+    tmp_path: Path, commits: Commits
+) -> None:
+    patient = Rejoining(first_delay=0.01, longest_delay=0.1, patience=30.0)
+    async with served(settings(tmp_path)) as server:
+        turn = await begin(server, "waiter", "well again", policy=KEEPS_ON).until("run_started")
+        async with (
+            AsyncClient(server.app.address, timeout=30, rejoining=patient) as client,
+            client.watch(await turn.run_id()) as stream,
+        ):
+            seen = [await anext(stream)]
+            commits.are_failing = True
+            GATES["well again"].set()
+            await _refused(turn)
+            commits.are_failing = False
+            seen += [event async for event in stream]
+    assert [event.WhichOneof("payload") for event in seen] == [
+        "run_started",
+        "run_resumed",
+        "value_recorded",
+        "run_completed",
+    ]
+    check_laws(seen)
+
+
 @contextmanager
 def _locked(path: Path) -> Iterator[None]:
     intruder = sqlite3.connect(path, isolation_level=None)

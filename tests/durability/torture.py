@@ -1,8 +1,9 @@
 """python -m tests.durability.torture --kills 50 --turns 16: a server that is killed while its clients take turns.
 
-It is killed at random moments, also while it starts, and started again on the same port and file. Every client has to
-see every sequence of its runs exactly once and in order, and the right answers; nothing may be stuck, and nothing that
-had ended may run again. The last line counts what went wrong; the exit code is 1 if anything did.
+It is killed at random moments, also while it starts, now and then told to stop in between, and started again on the
+same port and file. Every client has to see every sequence of its runs exactly once and in order, and the right answers;
+nothing may be stuck, and nothing that had ended may run again. The last line counts what went wrong; the exit code is 1
+if anything did.
 """
 
 import argparse
@@ -15,6 +16,7 @@ from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from signal import SIGKILL, SIGTERM, Signals
 from socket import socket
 from typing import Final
 
@@ -27,6 +29,9 @@ from tests.support.processes import Serving, starting
 _WHILE_STARTING: Final = 0.2
 """How many of the kills hit a server that does not serve yet."""
 
+_TOLD_TO_STOP: Final = 0.1
+"""How many servers more are told to stop by SIGTERM, for each that is killed."""
+
 _LONGEST_START: Final = 1.5
 _SHORTEST_LIFE: Final = 0.3
 _LONGEST_LIFE: Final = 2.5
@@ -35,10 +40,11 @@ _WORD_SECONDS: Final = 0.01
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Moment:
-    """When a server is killed: so many seconds after it began to start, or to serve."""
+    """When and how a server is ended: so many seconds after it began to start, or to serve."""
 
-    while_starting: bool
+    while_starting: bool = False
     seconds: float
+    signal: Signals = SIGKILL
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,12 +67,15 @@ def moments(seed: int, kills: int) -> Iterator[Moment]:
     """Random moments. After a server that never served comes one that does: a run has to get on now and then."""
     chance, could_serve = random.Random(seed), True
     for _ in range(kills):
+        if chance.random() < _TOLD_TO_STOP:
+            could_serve = True
+            yield Moment(seconds=chance.uniform(_SHORTEST_LIFE, _LONGEST_LIFE), signal=SIGTERM)
         if could_serve and chance.random() < _WHILE_STARTING:
             could_serve = False
             yield Moment(while_starting=True, seconds=chance.uniform(0, _LONGEST_START))
         else:
             could_serve = True
-            yield Moment(while_starting=False, seconds=chance.uniform(_SHORTEST_LIFE, _LONGEST_LIFE))
+            yield Moment(seconds=chance.uniform(_SHORTEST_LIFE, _LONGEST_LIFE))
 
 
 async def torture(folder: Path, *, kills: int, turns: int, seed: int) -> Report:
@@ -77,7 +86,7 @@ async def torture(folder: Path, *, kills: int, turns: int, seed: int) -> Report:
 
 
 async def torment(folder: Path, faults: Faults, *, turns: int, when: Sequence[Moment]) -> Evidence:
-    """Kills a server at these moments under clients that take so many turns at once; what they notice is a fault."""
+    """Ends a server at these moments under clients that take so many turns at once; what they notice is a fault."""
     mind, effects, over = Mind(), folder / "effects.jsonl", asyncio.Event()
     effects.touch()
     async with serving_model(mind, delta_interval=_WORD_SECONDS) as model:
@@ -90,7 +99,7 @@ async def torment(folder: Path, faults: Faults, *, turns: int, when: Sequence[Mo
             callers = [group.create_task(client.take_turns(over)) for client in clients]
             for moment in when:
                 async with start() as server:
-                    await _kill(server, moment)
+                    await _end(server, moment, faults)
             over.set()
             async with start() as server:
                 await server.serves()
@@ -101,11 +110,14 @@ async def torment(folder: Path, faults: Faults, *, turns: int, when: Sequence[Mo
     return Evidence(config=config, turns=seen, asked=mind.asked, effects=effects)
 
 
-async def _kill(server: Serving, moment: Moment) -> None:
+async def _end(server: Serving, moment: Moment, faults: Faults) -> None:
     if not moment.while_starting:
         await server.serves()
     await asyncio.sleep(moment.seconds)
-    await server.kill()
+    server.send(moment.signal)
+    code = await server.end()
+    if code != (-SIGKILL if moment.signal == SIGKILL else 0):
+        faults.add("lost", f"a server ended with {code}")
 
 
 def _free_port() -> int:
