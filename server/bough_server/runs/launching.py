@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 
-from bough.v1 import agent_pb2, error_pb2, event_pb2, message_pb2
+from bough.v1 import agent_pb2, error_pb2, event_pb2
 from bough_server.errors import RunError
 from bough_server.runs.endings import Bound, deadline_bound, wall_bounds
 from bough_server.runs.equipment import Equipment
@@ -45,7 +45,6 @@ class Launcher:
             user_id=record.principal.user_id,
             started=started,
             session=session,
-            changed_input=changed_input(log),
         )
         recorder = Recorder(
             equipment.log,
@@ -110,12 +109,6 @@ def deadline_ns(log: Sequence[event_pb2.AgentEvent]) -> int | None:
         elif event.HasField("run_resumed") and event.run_resumed.HasField("deadline_time"):
             deadline = event.run_resumed.deadline_time.ToNanoseconds()
     return deadline
-
-
-def changed_input(log: Sequence[event_pb2.AgentEvent]) -> message_pb2.Message | None:
-    """What a fork is told instead of what its origin was told."""
-    changed = [event.run_forked.changes for event in log if event.HasField("run_forked")]
-    return next((each.input for each in reversed(changed) if each.HasField("input")), None)
 
 
 def overrun() -> RunError:

@@ -193,8 +193,8 @@ async def dispatch_root(execution: Execution) -> None:
         return  # it was ended before it began
     traced = execution.spans[""]
     frame = root_frame(execution, agent, traced)
-    frame.transcript.say(facts.told)
-    task = execution.tasks.spawn("", _body(execution, frame, facts.told))
+    frame.transcript.say(execution.told)
+    task = execution.tasks.spawn("", _body(execution, frame, execution.told))
     await execution.tasks.join(task)
     if not execution.cancelling.is_sealed(""):
         await execution.reach_end("")

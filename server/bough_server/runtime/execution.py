@@ -9,9 +9,10 @@ from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from bough.v1 import error_pb2, event_pb2, input_pb2, message_pb2, policy_pb2
+from bough.v1 import error_pb2, event_pb2, input_pb2, policy_pb2
 from bough_server.clock import Clock
 from bough_server.errors import NonDeterministic, RunError, ServerStopping
+from bough_server.runtime import keys
 from bough_server.runtime.agent import Resolver
 from bough_server.runtime.answers import expired, received
 from bough_server.runtime.cancelling import Cancelling
@@ -27,25 +28,18 @@ from bough_server.telemetry import Traced, Tracing
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunFacts:
-    """What a run is: its ids, its first event, what it is told, and the session as it was when it began."""
+    """What a run is: its ids, its first event, and the session as it was when it began."""
 
     run_id: str
     session_id: str
     user_id: str
     started: event_pb2.AgentEvent
     session: Sequence[StoredMessage] = ()
-    changed_input: message_pb2.Message | None = None
-    """What a fork is told instead."""
 
     @property
     def key_root(self) -> str:
         """The UUID that the run's ids are derived from."""
         return self.started.run_started.key_root
-
-    @property
-    def told(self) -> message_pb2.Message:
-        """What the user says."""
-        return self.changed_input or self.started.run_started.input
 
 
 class Execution:
@@ -65,6 +59,8 @@ class Execution:
         self.facts = facts
         self.session = facts.session
         """The session that the run sees; of a queued run not known before it begins."""
+        self.told = journal.changed_input or facts.started.run_started.input
+        """What the user says."""
         self.default_delta = default_delta or policy_pb2.DeltaPolicy()
         self.resolver = resolver
         self.tracing = tracing
@@ -261,6 +257,10 @@ class Execution:
         if not self._stopped.done():
             self._stopped.set_result(None)
 
+    def _waiting(self) -> set[str]:
+        """The effects that wait for an answer; of an approval, which has a key of its own, that is the call."""
+        return {keys.owner(key) for key, _ in self.journal.open_requests()}
+
     def _replayed(self, frontier: Sequence[str]) -> None:
         """Everything recorded has been handed back; a replay without a recorder must need nothing more."""
         if not self.chronicle.is_offline:
@@ -268,7 +268,7 @@ class Execution:
         elif "" in self.journal.cancelled:
             self.chronicle.observe_scope("")
             self._end_without_error()
-        elif self.journal.is_interrupted and {*frontier} <= {key for key, _ in self.journal.open_requests()}:
+        elif self.journal.is_interrupted and set(map(keys.owner, frontier)) <= self._waiting():
             self._end_without_error()
         else:
             asked = ", ".join(frontier) or "nothing, and never ended"

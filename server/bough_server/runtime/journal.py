@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Final
 
-from bough.v1 import event_pb2, input_pb2
+from bough.v1 import event_pb2, input_pb2, message_pb2
 from bough_server import events
 from bough_server.errors import NonDeterministic
 from bough_server.runtime import keys
@@ -64,6 +64,8 @@ class Journal:
         """Whether the log ends where the run waits for input."""
         self.shared_through = 0
         """The last sequence of another run's log that this one begins with."""
+        self.changed_input: message_pb2.Message | None = None
+        """What a fork is told instead of what its origin was told."""
         self.last_sequence = 0
         self.todo: deque[event_pb2.AgentEvent] = deque()
         self._asked: set[str] = set()
@@ -120,6 +122,8 @@ class Journal:
             self.dequeued = event
         elif kind == events.RUN_FORKED:
             self.shared_through = event.run_forked.origin_sequence
+            if event.run_forked.changes.HasField("input"):
+                self.changed_input = event.run_forked.changes.input
         # A run that waited or was taken over before it did anything has nothing to hand back, and is not new either.
         self.recorded.setdefault(("", kind, event.sequence), event)
 

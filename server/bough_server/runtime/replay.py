@@ -60,7 +60,7 @@ async def replay(
     divergence = ""
     try:
         await execution.finish(dispatch_root(execution))
-        if events.kind_of(log[-1]) not in events.TERMINAL_KINDS:
+        if events.kind_of(log[-1]) not in {*events.TERMINAL_KINDS, events.RUN_INTERRUPTED}:
             divergence = "The log has no end."
     except NonDeterministic as error:
         divergence = error.message
