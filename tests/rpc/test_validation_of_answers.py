@@ -16,6 +16,7 @@ from bough_server.interceptors.validation import violations
 from tests.rpc.servers import behaving, outcome, status_details
 
 OUT_OF_RANGE = Timestamp(nanos=-1)
+SAID = [message_pb2.Part(text="hi")]
 
 
 def approving(request_id: str) -> input_pb2.InputAnswer:
@@ -85,8 +86,20 @@ def test_a_request_to_resume_that_breaks_a_rule_is_refused_by_its_field(
         (forking(follow=pb.FollowOptions(view=9)), "follow.view", "enum.defined_only"),  # type: ignore[arg-type]
         (changing(tool_results=[edited(), edited(call_id="")]), "changes", "changes.tool_results"),
         (changing(tool_results=[edited(), edited(result=None)]), "changes", "changes.tool_results"),
+        (changing(input=message_pb2.Message()), "changes", "changes.input.not_empty"),
+        (changing(input=message_pb2.Message(parts=[message_pb2.Part(text=" ")])), "changes", "changes.input.not_empty"),
         (
-            changing(input=message_pb2.Message(create_time=OUT_OF_RANGE)),
+            changing(input=message_pb2.Message(parts=SAID, role=message_pb2.ROLE_ASSISTANT)),
+            "changes",
+            "changes.input.role",
+        ),
+        (
+            changing(input=message_pb2.Message(parts=[*SAID, message_pb2.Part(tool_call=message_pb2.ToolCall())])),
+            "changes",
+            "changes.input.parts",
+        ),
+        (
+            changing(input=message_pb2.Message(create_time=OUT_OF_RANGE, parts=SAID)),
             "changes.input.create_time",
             "timestamp.range",
         ),

@@ -99,6 +99,8 @@ def _check_effects(log: Sequence[event_pb2.AgentEvent]) -> None:
         elif kind == events.RUN_RESUMED:
             assert event.run_resumed.epoch > epoch, "whoever takes a run over has a higher epoch"
             epoch = event.run_resumed.epoch
+        elif kind == events.RUN_FORKED:
+            epoch = 1
 
 
 def _check_requests(log: Sequence[event_pb2.AgentEvent]) -> None:

@@ -48,14 +48,16 @@ def stored_definitions(resolver: Resolver, root: str) -> Sequence[agent_pb2.Agen
     return [one for one in resolver.reachable(root) if one.WhichOneof("kind")]
 
 
-def check_input(message: message_pb2.Message) -> None:
-    """Refuses an input that no log should hold. Raises InvalidRequest."""
+def check_input(message: message_pb2.Message, *, field: str = "input") -> None:
+    """Refuses an input that no log should hold; `field` is where the request has it. Raises InvalidRequest."""
     size = sum(part.ByteSize() for part in message.parts)
     if size > MAX_INPUT_BYTES:
         said = f"is {size} bytes; an input may have {MAX_INPUT_BYTES}. Give large content by reference (a blob's uri)."
-        raise InvalidRequest([FieldViolation(field="input.parts", description=said, rule="input.size")])
+        raise InvalidRequest([FieldViolation(field=f"{field}.parts", description=said, rule="input.size")])
     no_json = [
-        FieldViolation(field=f"input.parts[{index}].data_json", description="must be JSON text", rule="input.data_json")
+        FieldViolation(
+            field=f"{field}.parts[{index}].data_json", description="must be JSON text", rule="input.data_json"
+        )
         for index, part in enumerate(message.parts)
         if part.HasField("data_json") and not _is_json(part.data_json)
     ]

@@ -3,7 +3,7 @@
 import json
 from typing import Final
 
-from bough.v1 import event_pb2, input_pb2
+from bough.v1 import event_pb2, input_pb2, message_pb2
 from bough_server.errors import RunError
 from bough_server.tools.arguments import parse_arguments, schema_mistakes
 
@@ -26,14 +26,19 @@ def mistakes(request: input_pb2.InputRequest, answer: input_pb2.InputAnswer) -> 
         return _arguments(answer.approval.arguments_json, request.answer_schema_json)
     if given == "value_json":
         return _value(answer.value_json, request.answer_schema_json, "value_json")
-    parts = answer.tool_result.parts
+    return result_mistakes(answer.tool_result)
+
+
+def result_mistakes(result: message_pb2.ToolResult) -> list[str]:
+    """What of a result that somebody else made is none, in sentences; empty where it is one."""
+    parts = result.parts
     if any(part.HasField("tool_call") or part.HasField("tool_result") for part in parts):
         return ["The parts of a result hold no calls and no results."]
     if any(part.WhichOneof("content") is None for part in parts):
         return ["Each part of a result has some content; say an empty text for nothing."]
-    if answer.tool_result.HasField("error") and parts:
+    if result.HasField("error") and parts:
         return ["A result has parts or an error, not both."]
-    if not answer.tool_result.HasField("error") and not parts:
+    if not result.HasField("error") and not parts:
         return ["A result has parts or an error; say an empty text for nothing."]
     return [wrong for part in parts if part.HasField("data_json") for wrong in _value(part.data_json, "", "data_json")]
 
