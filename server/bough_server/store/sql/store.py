@@ -5,6 +5,7 @@ from typing import Final, Self
 
 from sqlalchemy import Connection
 
+from bough_server.store.sql.agents import SqlAgents
 from bough_server.store.sql.catalog import SqlCatalog
 from bough_server.store.sql.engine import Durability, database_path, writer_engine
 from bough_server.store.sql.leases import SqlLease, end_leases
@@ -36,6 +37,7 @@ class Store:
         self.runs = SqlRunIndex(readers)
         self.sessions = SqlSessions(queue, readers)
         self.catalog = SqlCatalog(readers)
+        self.agents = SqlAgents(queue, readers)
         self.usage = SqlUsageLedger(readers)
         self.leases = SqlLease(queue, readers)
         self.mailbox = SqlMailbox(queue, readers)

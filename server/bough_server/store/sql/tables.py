@@ -1,4 +1,4 @@
-"""The tables, as SQLModel: the log, and what is derived from it; they hold no logic and are written by core statements.
+"""The tables, as SQLModel: the log, what is derived from it, and the agents that calls store; they hold no logic.
 
 Times are nanoseconds since the Unix epoch. Messages, usage and errors are serialized protobuf; what is queried of them
 stands in columns beside. Whatever a tenant can reach has its tenant.
@@ -145,6 +145,26 @@ class RunDefinitionRow(_Row, table=True):
     revision: str = Field(primary_key=True)
 
 
+class AgentRow(_Row, table=True):
+    """An agent that a call has stored, for one tenant."""
+
+    __tablename__ = "agents"
+
+    tenant_id: str = Field(primary_key=True)
+    name: str = Field(primary_key=True)
+    data: bytes = Field(sa_column=Column(LargeBinary, nullable=False))
+
+
+class CatalogRow(_Row, table=True):
+    """How often a tenant's agents were changed."""
+
+    __tablename__ = "catalogs"
+    __table_args__ = ({"sqlite_with_rowid": False},)
+
+    tenant_id: str = Field(primary_key=True)
+    version: int
+
+
 class WorkerRow(_Row, table=True):
     """A worker that is alive: its counter rises."""
 
@@ -175,5 +195,7 @@ messages: Final[Table] = metadata.tables["messages"]
 usage_entries: Final[Table] = metadata.tables["usage_entries"]
 definitions: Final[Table] = metadata.tables["definitions"]
 run_definitions: Final[Table] = metadata.tables["run_definitions"]
+agents: Final[Table] = metadata.tables["agents"]
+catalogs: Final[Table] = metadata.tables["catalogs"]
 workers: Final[Table] = metadata.tables["workers"]
 letters: Final[Table] = metadata.tables["letters"]

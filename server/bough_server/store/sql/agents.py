@@ -1,0 +1,108 @@
+"""Agents that calls have stored, on SQL: a row for each, and a counter for each tenant that every change raises."""
+
+from functools import partial
+from typing import Final
+
+from sqlalchemy import Connection, bindparam, delete, select
+from sqlalchemy.dialects.sqlite import insert as upsert
+
+from bough.v1 import agent_pb2
+from bough_server.store.agents import CatalogMoved, StoredAgents
+from bough_server.store.sql import tables
+from bough_server.store.sql.readers import Readers
+from bough_server.store.sql.write_queue import WriteQueue
+
+MOST_KNOWN: Final = 4096
+"""Of how many tenants the version is kept in memory."""
+
+_agents, _catalogs = tables.agents.c, tables.catalogs.c
+
+_VERSION: Final = select(_catalogs.version).where(_catalogs.tenant_id == bindparam("tenant"))
+_ALL: Final = (
+    select(_catalogs.version, _agents.data)
+    .join_from(tables.catalogs, tables.agents, _agents.tenant_id == _catalogs.tenant_id, isouter=True)
+    .where(_catalogs.tenant_id == bindparam("tenant"))
+    .order_by(_agents.name)
+)
+"""One statement, because each that is read is of a moment of its own."""
+
+_DATA: Final = select(_agents.data).where(
+    _agents.tenant_id == bindparam("tenant"), _agents.name == bindparam("agent_name")
+)
+_REMOVE: Final = delete(tables.agents).where(
+    _agents.tenant_id == bindparam("tenant"), _agents.name == bindparam("agent_name")
+)
+_put = upsert(tables.agents)
+_PUT: Final = _put.on_conflict_do_update(index_elements=["tenant_id", "name"], set_={"data": _put.excluded.data})
+_raise = upsert(tables.catalogs)
+_RAISE: Final = _raise.on_conflict_do_update(index_elements=["tenant_id"], set_={"version": _raise.excluded.version})
+
+
+class SqlAgents:
+    """AgentStore on one SQLite file, which this process alone writes: so it knows the version of what it has read."""
+
+    def __init__(self, queue: WriteQueue, readers: Readers) -> None:
+        self._queue, self._readers = queue, readers
+        self._versions: dict[str, int] = {}
+        self._changes = 0
+
+    async def version(self, tenant_id: str) -> int:
+        """See AgentStore."""
+        known = self._versions.get(tenant_id)
+        if known is None:
+            changes = self._changes
+            known = await self._readers.run(partial(_version, tenant_id=tenant_id))
+            if changes == self._changes:  # else it may have been read before the change that was just made
+                if len(self._versions) >= MOST_KNOWN:
+                    del self._versions[next(iter(self._versions))]
+                self._versions[tenant_id] = known
+        return known
+
+    async def read(self, tenant_id: str) -> StoredAgents:
+        """See AgentStore."""
+        return await self._readers.run(partial(_read, tenant_id=tenant_id))
+
+    async def put(self, tenant_id: str, definition: agent_pb2.AgentDefinition, *, version: int) -> None:
+        """See AgentStore."""
+        data = definition.SerializeToString(deterministic=True)
+        await self._write(tenant_id, definition.name, data, version)
+
+    async def remove(self, tenant_id: str, name: str, *, version: int) -> None:
+        """See AgentStore."""
+        await self._write(tenant_id, name, None, version)
+
+    async def _write(self, tenant_id: str, name: str, data: bytes | None, version: int) -> None:
+        write = partial(_write, tenant_id=tenant_id, name=name, data=data, version=version)
+        if not await self._queue.execute(write, then=partial(self._changed, tenant_id)):
+            raise CatalogMoved
+
+    def _changed(self, tenant_id: str) -> None:
+        self._changes += 1
+        self._versions.pop(tenant_id, None)
+
+
+def _version(connection: Connection, *, tenant_id: str) -> int:
+    return int(connection.execute(_VERSION, {"tenant": tenant_id}).scalar_one_or_none() or 0)
+
+
+def _read(connection: Connection, *, tenant_id: str) -> StoredAgents:
+    rows = connection.execute(_ALL, {"tenant": tenant_id}).all()
+    stored = [agent_pb2.AgentDefinition.FromString(row.data) for row in rows if row.data is not None]
+    return StoredAgents(version=rows[0].version if rows else 0, definitions=tuple(stored))
+
+
+def _write(connection: Connection, *, tenant_id: str, name: str, data: bytes | None, version: int) -> bool:
+    """Puts or removes an agent, and raises the version; whether the version was the one that it was judged against."""
+    here = {"tenant": tenant_id, "agent_name": name}
+    current = _version(connection, tenant_id=tenant_id)
+    if current == version + 1:
+        # An earlier attempt of this very transaction may have been committed after all.
+        return connection.execute(_DATA, here).scalar_one_or_none() == data
+    if current != version:
+        return False
+    connection.execute(_RAISE, {"tenant_id": tenant_id, "version": version + 1})
+    if data is None:
+        connection.execute(_REMOVE, here)
+    else:
+        connection.execute(_PUT, {"tenant_id": tenant_id, "name": name, "data": data})
+    return True
