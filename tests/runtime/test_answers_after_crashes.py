@@ -1,7 +1,6 @@
 """Answers that meet a crash, a restart or a recovery: taken once, with the same continuation as without."""
 
 import asyncio
-from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 
 import pytest
@@ -10,12 +9,13 @@ from bough import approve, refuse, reply
 from bough.v1 import agent_service_pb2, event_pb2, input_pb2, message_pb2
 from bough_server.agents.function import FunctionAgent, agent
 from bough_server.models.model import ModelRequest
-from bough_server.runtime.agent import Agent
 from bough_server.runtime.context import Context
 from bough_server.runtime.replay import Replayed
 from bough_server.tools.tool import tool
+from tests.support.held_clock import HeldClock
 from tests.support.house import ME, House, names, open_house
 from tests.support.laws import check_laws
+from tests.support.questions import house
 from tests.support.readings import answer_of, check_replay, having, results_of, text_of
 from tests.support.teams import Scripts, call, calls, llm, open_team, script
 
@@ -38,10 +38,6 @@ def beside(done: asyncio.Event) -> FunctionAgent:
         return str(said[0])
 
     return busy
-
-
-def house(folder: Path, *agents: Agent) -> AbstractAsyncContextManager[House]:
-    return open_house(folder, models=Scripts("agents: {}"), code_agents=agents)
 
 
 async def asked_in(house: House, run: agent_service_pb2.Run, count: int = 1) -> list[Request]:
@@ -198,3 +194,31 @@ async def test_lanes_that_ask_models_and_wait_for_approvals_are_answered_in_any_
 async def test_steps_of_lanes_that_end_in_another_order_than_they_began_are_replayed(tmp_path: Path) -> None:
     _, replayed = await answered_backwards(tmp_path)
     assert replayed.divergence == ""
+
+
+def versioned(name: str, version: str) -> FunctionAgent:
+    """An agent of a version that asks for as many seconds as it is told."""
+
+    @agent(name=name, description="Asks for a while.", version=version)
+    async def asking(ctx: Context, input: Message) -> str:
+        return str(await ctx.ask("a?", expires=float(input.parts[0].text), default="none"))
+
+    return asking
+
+
+async def test_a_run_that_cannot_go_on_here_holds_up_no_expiry_of_another_s(tmp_path: Path) -> None:
+    clock = HeldClock()
+    async with house(tmp_path, versioned("old", "1"), versioned("new", "1"), clock=clock) as it:
+        first, second = await it.start("old", "10"), await it.start("new", "20")
+        for run in (first, second):
+            await it.until_interrupted(run)
+            await it.until_over(run)
+    clock.advance(60)
+    async with house(tmp_path, versioned("old", "2"), versioned("new", "1"), clock=clock) as it:
+        await it.runs.recover()
+        log = await it.log(second)
+        assert answer_of(log) == "none"
+        assert (await it.runs.get(ME, first.run_id)).run.state == event_pb2.STATE_INPUT_REQUIRED
+    async with house(tmp_path, versioned("old", "1"), versioned("new", "1"), clock=clock) as it:
+        await it.runs.recover()
+        assert answer_of(await it.log(first)) == "none"

@@ -1,8 +1,5 @@
-"""Tool calls that wait: for an approval, for the client that runs them, for a word on what a lost server left."""
+"""Tool calls that wait: for an approval, or for the client that runs them."""
 
-import asyncio
-from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
@@ -11,38 +8,15 @@ from bough import approve, refuse, tool_result
 from bough.v1 import agent_pb2, agent_service_pb2, error_pb2, event_pb2, input_pb2, message_pb2, policy_pb2
 from bough_server.errors import InvalidRequest
 from bough_server.models.model import ModelRequest
-from bough_server.tools.tool import Tool, ToolContext, tool
+from bough_server.tools.tool import tool
 from tests.support.held_clock import HeldClock
-from tests.support.house import ME, House, names
-from tests.support.readings import answer_of, check_replay, having, results_of, text_of
+from tests.support.house import ME, names
+from tests.support.readings import answer_of, having, results_of, text_of
 from tests.support.teams import call, calls, llm, open_team, script
+from tests.support.till import DAY, PAY, Till, asked, team, waiting, whole
 
 Request = input_pb2.InputRequest
 Run = agent_service_pb2.Run
-DAY = 86_400
-
-
-class Till:
-    """Tools that take money, and what was taken, with the keys it was taken under."""
-
-    def __init__(self) -> None:
-        self.paid: list[float] = []
-        self.keys: list[str] = []
-        self.began, self.go_on = asyncio.Event(), asyncio.Event()
-
-    def pay(self, *, waits: bool = False, **rules: object) -> Tool:
-        @tool(**rules)  # type: ignore[call-overload,untyped-decorator]
-        async def pay(amount: float, ctx: ToolContext) -> str:
-            """Pays."""
-            self.keys.append(ctx.idempotency_key)
-            if waits:
-                self.began.set()
-                await self.go_on.wait()
-            self.paid.append(amount)
-            return f"paid {amount:g}"
-
-        made: Tool = pay
-        return made
 
 
 @tool
@@ -61,42 +35,6 @@ def scan(reader: str) -> str:
 def guarded(reader: str) -> str:
     """Scans in the client, if it may."""
     raise AssertionError("the client scans")
-
-
-@asynccontextmanager
-async def team(
-    folder: Path, turns: Sequence[object], *tools: Tool, heard: list[ModelRequest] | None = None, **options: object
-) -> AsyncIterator[House]:
-    """A house with one agent, p, that has these tools."""
-    agent = llm("p", tools=[one.name for one in tools])
-    async with open_team(folder, script(p=turns), agent, tools=tools, heard=heard, **options) as it:  # type: ignore[arg-type]
-        yield it
-
-
-async def waiting(house: House, run: Run, times: int = 1) -> dict[str, Request]:
-    """What a run asks, once it has been interrupted so many times, by the tools it is about."""
-    async for event in house.follow(run):
-        times -= event.HasField("run_interrupted")
-        if not times:
-            break
-    await house.until_over(run)
-    return await asked(house, run)
-
-
-async def asked(house: House, run: Run) -> dict[str, Request]:
-    found = (await house.runs.get(ME, run.run_id)).run
-    assert found.state == event_pb2.STATE_INPUT_REQUIRED
-    return {request.call.name: request for request in found.open_requests}
-
-
-async def whole(house: House, run: Run) -> list[event_pb2.AgentEvent]:
-    """The log of a run that has ended and keeps the laws."""
-    log = await house.log(run)
-    await check_replay(house, log)
-    return log
-
-
-PAY = [calls(call("pay", amount=7)), "Done."]
 
 
 async def test_an_approved_call_runs_once_and_the_model_is_asked_once_for_each_step(tmp_path: Path) -> None:
@@ -345,99 +283,3 @@ async def test_an_abort_beside_a_call_that_waits_closes_its_request(tmp_path: Pa
         await it.resume(run, tool_result(request, "4242"))
         log = await whole(it, run)
     assert answer_of(log) == "Boss."
-
-
-async def lost(folder: Path, till: Till, *tools: Tool) -> Run:
-    """A run whose server is lost while its tool runs."""
-    async with team(folder, PAY, *tools) as it:
-        run = await it.start("p")
-        await till.began.wait()
-        await it.crash()
-    till.began.clear()
-    till.go_on.set()
-    return run
-
-
-async def test_a_call_that_was_running_is_run_again_under_its_key(tmp_path: Path) -> None:
-    till = Till()
-    tools = [till.pay(waits=True)]
-    run = await lost(tmp_path, till, *tools)
-    async with team(tmp_path, PAY, *tools) as it:
-        await it.runs.recover()
-        log = await whole(it, run)
-    assert (till.paid, len(till.keys), len(set(till.keys))) == ([7], 2, 1)
-    assert [event.attempt for event in having(log, "tool_started")] == [1, 2]
-    assert log[-1].run_completed.tree_usage.tool_calls == 1
-
-
-async def test_a_call_that_was_running_and_must_not_run_twice_fails(tmp_path: Path) -> None:
-    till = Till()
-    tools = [till.pay(waits=True, on_recovery="fail")]
-    run = await lost(tmp_path, till, *tools)
-    async with team(tmp_path, PAY, *tools) as it:
-        await it.runs.recover()
-        log = await whole(it, run)
-    assert (till.paid, len(till.keys), answer_of(log)) == ([], 1, "Done.")
-    assert results_of(log)[0].error.reason == error_pb2.ERROR_REASON_TOOL_FAILED
-
-
-@pytest.mark.parametrize("said", ["again", "edited", "no", "result", "error"])
-@pytest.mark.parametrize("crashes", [False, True])
-async def test_somebody_says_what_becomes_of_a_call_that_was_running(tmp_path: Path, said: str, crashes: bool) -> None:
-    till, heard = Till(), list[ModelRequest]()
-    tools = [till.pay(waits=True, on_recovery="ask")]
-    run = await lost(tmp_path, till, *tools)
-    if crashes:
-        async with team(tmp_path, PAY, *tools) as it:
-            await it.runs.recover()
-            await waiting(it, run)
-    async with team(tmp_path, PAY, *tools, heard=heard) as it:
-        await it.runs.recover()
-        request = (await waiting(it, run))["pay"]
-        failed = error_pb2.AgentError(reason=error_pb2.ERROR_REASON_TOOL_FAILED, message="it broke")
-        answers = {
-            "again": approve(request),
-            "edited": approve(request, arguments_json='{"amount": 3}'),
-            "no": refuse(request, note="twice is too much"),
-            "result": tool_result(request, "paid before"),
-            "error": tool_result(request, failed),
-        }
-        await it.resume(run, answers[said])
-        log = await whole(it, run)
-    assert request.reason == input_pb2.INPUT_REASON_RECOVERY
-    assert len(having(log, "input_requested")) == 1
-    (result,) = results_of(log)
-    told = {"again": "paid 7", "edited": "paid 3", "result": "paid before"}.get(said, "")
-    assert text_of(result) == told
-    assert till.paid == {"again": [7], "edited": [3]}.get(said, [])
-    assert len(set(till.keys)) == 1
-    attempts = [1, 2] if said in ("again", "edited") else [1]
-    assert [event.attempt for event in having(log, "tool_started")] == attempts
-    end = (having(log, "tool_completed") or having(log, "tool_failed"))[0]
-    assert end.attempt == attempts[-1]
-    assert len(heard) == 1
-    assert log[-1].run_completed.tree_usage.tool_calls == 1
-    if said == "no":
-        assert result.error.reason == error_pb2.ERROR_REASON_NOT_APPROVED
-        assert "twice is too much" in result.error.message
-
-
-async def test_what_was_run_again_with_other_arguments_and_lost_again_keeps_them(tmp_path: Path) -> None:
-    till = Till()
-    tools = [till.pay(waits=True, on_recovery="ask")]
-    run = await lost(tmp_path, till, *tools)
-    till.go_on.clear()
-    async with team(tmp_path, PAY, *tools) as it:
-        await it.runs.recover()
-        request = (await waiting(it, run))["pay"]
-        await it.resume(run, approve(request, arguments_json='{"amount": 3}'))
-        await till.began.wait()
-    till.go_on.set()
-    async with team(tmp_path, PAY, *tools) as it:
-        await it.runs.recover()
-        again = (await waiting(it, run, 2))["pay"]
-        assert (again.request_id != request.request_id, again.call.arguments_json) == (True, '{"amount": 3}')
-        await it.resume(run, approve(again))
-        log = await whole(it, run)
-    assert (till.paid, len(set(till.keys))) == ([3], 1)
-    assert [event.attempt for event in having(log, "tool_started")] == [1, 2, 3]

@@ -1,7 +1,6 @@
 """Time, limits and money of runs that wait: what expires, what counts while they do, and what does not."""
 
 import asyncio
-from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 
 import pytest
@@ -13,9 +12,10 @@ from bough_server.errors import AlreadyAnswered, RunError
 from bough_server.runtime.context import Context
 from bough_server.tools.tool import tool
 from tests.support.held_clock import HeldClock
-from tests.support.house import ME, House, names, open_house
+from tests.support.house import ME, House, names
+from tests.support.questions import house
 from tests.support.readings import answer_of, check_replay, having, results_of
-from tests.support.teams import Scripts, call, calls, llm, open_team, script
+from tests.support.teams import call, calls, llm, open_team, script
 
 Message = message_pb2.Message
 DAY = 86_400
@@ -50,10 +50,6 @@ def beside(done: asyncio.Event, seconds: int = 0) -> FunctionAgent:
         if seconds:
             link.limits.wall_duration.seconds = seconds
     return busy
-
-
-def house(folder: Path, *agents: FunctionAgent, **options: object) -> AbstractAsyncContextManager[House]:
-    return open_house(folder, models=Scripts("agents: {}"), code_agents=agents, **options)  # type: ignore[arg-type]
 
 
 async def asked_in(house: House, run: agent_service_pb2.Run) -> input_pb2.InputRequest:
@@ -267,34 +263,6 @@ async def test_a_run_that_goes_on_waits_for_somebody_to_follow_it(tmp_path: Path
         live.end_soon(event_pb2.CANCEL_REASON_DISCONNECTED)
         log = await it.log(run)
     assert names(log)[-2:] == ["worker: control.cancel_requested", "worker: run.cancelled"]
-
-
-def versioned(name: str, version: str) -> FunctionAgent:
-    """An agent of a version that asks for as many seconds as it is told."""
-
-    @agent(name=name, description="Asks for a while.", version=version)
-    async def asking(ctx: Context, input: Message) -> str:
-        return str(await ctx.ask("a?", expires=float(input.parts[0].text), default="none"))
-
-    return asking
-
-
-async def test_a_run_that_cannot_go_on_here_holds_up_no_expiry_of_another_s(tmp_path: Path) -> None:
-    clock = HeldClock()
-    async with house(tmp_path, versioned("old", "1"), versioned("new", "1"), clock=clock) as it:
-        first, second = await it.start("old", "10"), await it.start("new", "20")
-        for run in (first, second):
-            await it.until_interrupted(run)
-            await it.until_over(run)
-    clock.advance(60)
-    async with house(tmp_path, versioned("old", "2"), versioned("new", "1"), clock=clock) as it:
-        await it.runs.recover()
-        log = await it.log(second)
-        assert answer_of(log) == "none"
-        assert (await it.runs.get(ME, first.run_id)).run.state == event_pb2.STATE_INPUT_REQUIRED
-    async with house(tmp_path, versioned("old", "1"), versioned("new", "1"), clock=clock) as it:
-        await it.runs.recover()
-        assert answer_of(await it.log(first)) == "none"
 
 
 async def test_what_fell_due_while_no_server_ran_is_answered_though_the_run_was_never_interrupted(

@@ -1,0 +1,204 @@
+"""Which answers a run takes, which it refuses, and what two at once leave."""
+
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from bough import approve, reply, tool_result
+from bough.v1 import agent_service_pb2, event_pb2, input_pb2, message_pb2, policy_pb2
+from bough_server.agents.function import agent
+from bough_server.errors import AlreadyAnswered, InvalidRequest, RequestIdReused, RunEnded, RunError
+from bough_server.runtime.answers import received as as_received
+from bough_server.runtime.context import Context
+from tests.support.house import ME, House
+from tests.support.questions import (
+    asker,
+    house,
+    open_requests,
+    pair,
+    received,
+    until,
+)
+from tests.support.readings import answer_of, check_replay, having
+
+Message = message_pb2.Message
+Request = input_pb2.InputRequest
+
+
+WRONG: dict[str, Callable[[dict[str, Request]], input_pb2.InputAnswer]] = {
+    "asks nothing": lambda _: reply("nobody", 1),
+    "value_json, not with approval": lambda asked: approve(asked["c?"]),
+    "value_json, not with tool_result": lambda asked: tool_result(asked["c?"], "3"),
+    "is not of type 'integer'": lambda asked: reply(asked["c?"], "three"),
+    "is not JSON": lambda asked: input_pb2.InputAnswer(request_id=asked["c?"].request_id, value_json="{"),
+    "NaN is not JSON": lambda asked: input_pb2.InputAnswer(request_id=asked["b?"].request_id, value_json="NaN"),
+    "surrogate": lambda asked: input_pb2.InputAnswer(request_id=asked["b?"].request_id, value_json=r'"\ud800"'),
+    "is not JSON .": lambda asked: input_pb2.InputAnswer(request_id=asked["b?"].request_id, value_json="[" * 100_000),
+}
+
+
+@pytest.mark.parametrize("words", WRONG)
+async def test_a_wrong_answer_among_right_ones_changes_nothing(tmp_path: Path, words: str) -> None:
+    async with house(tmp_path, asker, pair) as it:
+        run = await it.start("pair")
+        before = await it.until_interrupted(run)
+        asked = open_requests(before)
+        with pytest.raises(InvalidRequest) as raised:
+            await it.resume(run, reply(asked["a?"], "A"), WRONG[words](asked))
+        assert [violation.field for violation in raised.value.violations] == ["answers[1]"]
+        assert words.rstrip(".") in raised.value.violations[0].description
+        assert await it.until_interrupted(run) == before
+        assert (await it.runs.get(ME, run.run_id)).run.state == event_pb2.STATE_INPUT_REQUIRED
+
+
+async def test_a_question_of_what_has_ended_takes_no_answer(tmp_path: Path) -> None:
+    @agent(description="Asks, and fails beside it.", agents=["failing"])
+    async def torn(ctx: Context, input: Message) -> str:
+        await ctx.gather(lambda lane: lane.ask("inner?"), lambda lane: lane.dispatch("failing", "go"))
+        return "never"
+
+    @agent(description="Fails.")
+    async def failing(ctx: Context, input: Message) -> str:
+        raise ValueError("no luck")
+
+    @agent(description="Outlives it.", agents=["torn"])
+    async def outer(ctx: Context, input: Message) -> str:
+        with pytest.raises(RunError):
+            await ctx.dispatch("torn", "go")
+        return str(await ctx.ask("outer?"))
+
+    torn.definition.sub_agents[0].on_failure = policy_pb2.ON_SUB_AGENT_FAILURE_ABORT
+    async with house(tmp_path, outer, torn, failing) as it:
+        run = await it.start("outer")
+        log = await it.until_interrupted(run)
+        asked = {
+            one.input_requested.request.prompt: one.input_requested.request for one in having(log, "input_requested")
+        }
+        assert open_requests(log) == {"outer?": asked["outer?"]}
+        assert list((await it.runs.get(ME, run.run_id)).run.open_requests) == [asked["outer?"]]
+        with pytest.raises(InvalidRequest, match="has ended"):
+            await it.resume(run, reply(asked["inner?"], 1))
+        await it.resume(run, reply(asked["outer?"], "out"))
+        log = await it.log(run)
+        await check_replay(it, log)
+    assert answer_of(log) == "out"
+
+
+async def test_an_answer_is_taken_while_the_run_goes_and_it_is_never_interrupted(tmp_path: Path) -> None:
+    go_on = asyncio.Event()
+
+    @agent(description="Works beside a question.")
+    async def busy(ctx: Context, input: Message) -> str:
+        said = await ctx.gather(lambda lane: lane.ask("a?"), lambda lane: lane.step("work", go_on.wait))
+        return str(said[0])
+
+    async with house(tmp_path, busy) as it:
+        run = await it.start("busy")
+        async for event in it.follow(run):
+            if event.HasField("input_requested"):
+                asked, at = event.input_requested.request, event.sequence
+                break
+        answer = reply(asked, "A")
+        answer.source, answer.answered_by = input_pb2.ANSWER_SOURCE_EXPIRY, "somebody else"
+        assert await since(it, run, answer) == at
+        assert not (await it.runs.get(ME, run.run_id)).run.open_requests
+        assert await since(it, run, reply(asked, "A")) == at
+        with pytest.raises(AlreadyAnswered):
+            await it.resume(run, reply(asked, "B"))
+        go_on.set()
+        log = await it.log(run)
+        await check_replay(it, log)
+    assert answer_of(log) == "A"
+    assert not having(log, "run_interrupted")
+    (told,) = received(log)
+    assert (told.source, told.answered_by) == (input_pb2.ANSWER_SOURCE_CALLER, "local")
+
+
+async def since(it: House, run: agent_service_pb2.Run, *answers: input_pb2.InputAnswer, request_id: str = "") -> int:
+    request = agent_service_pb2.ResumeRunRequest(run_id=run.run_id, answers=answers, request_id=request_id)
+    return (await it.runs.resume(ME, request, deadline_time_ns=None)).since
+
+
+@pytest.mark.parametrize("is_live", [False, True])
+async def test_two_different_answers_at_once_the_first_one_stands(tmp_path: Path, is_live: bool) -> None:
+    go_on = asyncio.Event()
+
+    @agent(description="May work beside a question.")
+    async def busy(ctx: Context, input: Message) -> str:
+        async def work(lane: Context) -> None:
+            if is_live:
+                await lane.step("work", go_on.wait)
+
+        return str((await ctx.gather(lambda lane: lane.ask("a?"), work))[0])
+
+    async with house(tmp_path, busy) as it:
+        run = await it.start("busy")
+        asked = [event async for event in until(it.follow(run), "input_requested", 1)][-1].input_requested.request
+        if not is_live:
+            await it.until_interrupted(run)
+        tried = await asyncio.gather(
+            *(it.resume(run, reply(asked, number % 2)) for number in range(6)), return_exceptions=True
+        )
+        go_on.set()
+        log = await it.log(run)
+        await check_replay(it, log)
+    (told,) = received(log)
+    for number, outcome in enumerate(tried):
+        is_same = str(number % 2) == told.value_json
+        assert isinstance(outcome, agent_service_pb2.Run if is_same else AlreadyAnswered)
+
+
+async def test_a_repeated_resume_follows_from_the_same_place_and_its_id_takes_nothing_else(tmp_path: Path) -> None:
+    go_on = asyncio.Event()
+
+    @agent(description="Asks twice at once, and then works.")
+    async def busy(ctx: Context, input: Message) -> str:
+        async def ask(lane: Context) -> str:
+            said = str(await lane.ask("a?"))
+            await lane.step("work", go_on.wait)
+            return said
+
+        return " ".join([str(one) for one in await ctx.gather(ask, lambda lane: lane.ask("b?"))])
+
+    async with house(tmp_path, busy) as it:
+        run = await it.start("busy")
+        before = await it.until_interrupted(run)
+        asked = open_requests(before)
+        a, b = reply(asked["a?"], "A"), reply(asked["b?"], "B")
+        assert await since(it, run, a, request_id="one") == len(before)
+        other = await since(it, run, b, request_id="two")
+        assert other == len(before) + 2
+        for _ in range(2):
+            assert await since(it, run, a, request_id="one") == len(before)
+            assert await since(it, run, b, request_id="two") == other
+        for answers in ([b], [a, b], [reply(asked["a?"], "C")]):
+            with pytest.raises(RequestIdReused):
+                await it.resume(run, *answers, request_id="one")
+        go_on.set()
+        log = await it.log(run)
+        await check_replay(it, log)
+        assert await since(it, run, b, request_id="two") == other
+        with pytest.raises(RunEnded):
+            await it.resume(run, reply("nobody", "x"))
+    assert answer_of(log) == "A B"
+
+
+async def test_who_has_been_answered_and_has_not_woken_yet_takes_no_other_answer(tmp_path: Path) -> None:
+    @agent(description="Works beside a question.")
+    async def busy(ctx: Context, input: Message) -> str:
+        return str((await ctx.gather(lambda lane: lane.ask("a?"), lambda lane: lane.step("work", go_on.wait)))[0])
+
+    go_on = asyncio.Event()
+    async with house(tmp_path, busy) as it:
+        run = await it.start("busy")
+        asked = [event async for event in until(it.follow(run), "input_requested", 1)][-1]
+        live = it.runs._keeper.roster.at_hand(run.run_id)
+        assert live is not None
+        answers = [as_received(asked, reply(asked.input_requested.request, text)) for text in "AB"]
+        assert [live.execution.answer(answer) for answer in answers] == [True, False]
+        go_on.set()
+        log = await it.log(run)
+        await check_replay(it, log)
+    assert (answer_of(log), len(received(log))) == ("A", 1)
