@@ -36,6 +36,12 @@ def test_each_code_has_its_class(code: grpc.StatusCode, kind: type[errors.CallFa
     assert (type(error), error.code, error.message, error.reason) == (kind, code, "Why.", "")
 
 
+def test_a_call_that_a_stopping_server_never_took_up_was_not_cancelled_by_anybody() -> None:
+    error = errors.from_rpc_error(aio.AioRpcError(grpc.StatusCode.CANCELLED, details="CANCELLED"))
+    assert (type(error), error.code) == (errors.Unavailable, grpc.StatusCode.UNAVAILABLE)
+    assert error.message == "The server stopped before it took up the call."
+
+
 def test_a_busy_session_names_the_run_that_holds_it() -> None:
     info = error_details_pb2.ErrorInfo(reason="SESSION_BUSY", domain="bough", metadata={"run_id": "r1"})
     error = errors.from_rpc_error(failed(grpc.StatusCode.ABORTED, "Busy.", info))

@@ -29,6 +29,10 @@ from bough.v1 import error_pb2, input_pb2
 
 _DETAILS_KEY = "grpc-status-details-bin"
 
+_NEVER_TAKEN_UP = "CANCELLED"
+"""What gRPC's own library says, with the code CANCELLED, of calls that were on their way to a server as it stopped:
+https://github.com/grpc/grpc/issues/41785."""
+
 
 class BoughError(Exception):
     """Everything that this package raises on purpose. `message` is a sentence for people."""
@@ -190,8 +194,10 @@ def from_rpc_error(error: grpc.RpcError) -> CallFailed:
 
     Takes the errors of both kinds of channel: grpc.aio.AioRpcError, and grpc.RpcError of a synchronous one.
     """
-    code = error.code()
-    message = error.details() or f"The call failed with {code.name}."
+    code, said = error.code(), error.details()
+    if code is grpc.StatusCode.CANCELLED and said == _NEVER_TAKEN_UP:
+        code, said = grpc.StatusCode.UNAVAILABLE, "The server stopped before it took up the call."
+    message = said or f"The call failed with {code.name}."
     # Each kind of channel has a class of its own for metadata; both are pairs.
     metadata: Iterable[tuple[str, str | bytes]] = error.trailing_metadata() or ()  # type: ignore[assignment]
     return from_status(_described(Status(code=code, message=message), metadata))
