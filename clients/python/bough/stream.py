@@ -132,13 +132,14 @@ class RunStream(AsyncIterator[event_pb2.AgentEvent]):
     async def _open(self) -> AsyncIterator[Response]:
         if self._comeback is None:
             self._comeback = Comeback(self._rejoining, timeout=self._timeout)
-        self._call = self._begin(self._position.next_request(), self._comeback.remaining())
-        metadata = await self._call.initial_metadata()
+        # Another task may close the stream, and so forget the call, while this one waits.
+        call = self._call = self._begin(self._position.next_request(), self._comeback.remaining())
+        metadata = await call.initial_metadata()
         run_id = metadata.get(RUN_ID_KEY)
         if isinstance(run_id, str):
             self._position.accept(run_id)
             self._comeback.answered()
-        return aiter(self._call)
+        return aiter(call)
 
     def _begin(self, request: Request, timeout: float | None) -> _Call:
         wait_for_ready = self._calls.wait_for_ready
@@ -158,7 +159,7 @@ class RunStream(AsyncIterator[event_pb2.AgentEvent]):
         self._events.extend(self._position.take(response))
 
     async def _recover(self, error: CallFailed) -> None:
-        if self._position.is_over:
+        if self._position.is_over or self._closed:
             self._ended = True
             return
         assert self._comeback is not None, "a call was made"
