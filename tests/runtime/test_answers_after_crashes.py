@@ -187,10 +187,6 @@ async def test_lanes_that_ask_models_and_wait_for_approvals_are_answered_in_any_
     assert [event.step_index for event in having(log, "step_completed")] == [1, 0]
 
 
-@pytest.mark.xfail(
-    strict=True,
-    reason="Chronicle.observe_recorded takes in a step's end with its model's answer, so the last step is another one",
-)
 async def test_steps_of_lanes_that_end_in_another_order_than_they_began_are_replayed(tmp_path: Path) -> None:
     _, replayed = await answered_backwards(tmp_path)
     assert replayed.divergence == ""

@@ -59,9 +59,10 @@ class Chronicle:
             self._observed.add(identity_of(event))
 
     def observe_recorded(self, key: str) -> None:
-        """Takes in what the log holds of an effect, as if it were made now."""
+        """Takes in what the log holds of an effect, as if it were made now; a step ends by itself, under the same key."""
         for event in self.journal.of_effect.get(key, ()):
-            if identity_of(event) not in self._observed and not self.journal.is_cancelled(event):
+            is_step_end = event.HasField("step_completed") or event.HasField("step_failed")
+            if identity_of(event) not in self._observed and not is_step_end and not self.journal.is_cancelled(event):
                 self.observe(event)
 
     def observe_scope(self, scope: str) -> None:
