@@ -184,7 +184,8 @@ class ModelError(RunError):
     """A model's provider failed.
 
     `retry` says why another attempt may succeed, and is None where it may not; `retry_after` is the provider's own wish
-    in seconds; `lost_usage` is what the attempt used as far as the provider said.
+    in seconds; `lost_usage` is what the attempt used as far as the provider said. With `is_of_the_request` no other model
+    would take the request either.
     """
 
     def __init__(
@@ -195,11 +196,13 @@ class ModelError(RunError):
         retry: event_pb2.RetryReason.ValueType | None = None,
         retry_after: float | None = None,
         lost_usage: message_pb2.Usage | None = None,
+        is_of_the_request: bool = False,
     ) -> None:
         super().__init__(message, reason=reason, retryable=retry is not None)
         self.retry = retry
         self.retry_after = retry_after
         self.lost_usage = lost_usage
+        self.is_of_the_request = is_of_the_request
 
 
 class NonDeterministic(RunError):

@@ -13,10 +13,10 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from bough_server.documents import Document, FieldPath, Value, raise_problems, read_documents
 from bough_server.errors import ConfigurationError, Problem
+from bough_server.settings_models import ModelSection, model_problems
 from bough_server.settings_sections import (
     LimitsSection,
     LogLevel,
-    ModelSection,
     RunsSection,
     Section,
     ServerSection,
@@ -24,7 +24,6 @@ from bough_server.settings_sections import (
     TelemetrySection,
     database_url,
     known_keys,
-    model_problems,
 )
 
 DEFAULT_FILE: Final = "bough.yaml"

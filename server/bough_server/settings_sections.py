@@ -1,12 +1,10 @@
 """The sections of Settings, each a frozen model that takes no unknown key; where values come from is settings.py's."""
 
-import re
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal, TypeAlias, get_args
 
 from google.protobuf.duration_pb2 import Duration
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationInfo, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
 from bough.v1 import policy_pb2
 from bough_server.documents import FieldPath, suggestion
@@ -21,17 +19,6 @@ def _seconds(value: object) -> object:
     if isinstance(value, str):
         return parse_duration(value) / 1_000_000_000
     return value
-
-
-def _absolute(path: Path, info: ValidationInfo) -> Path:
-    folder: Path = (info.context or {}).get("folder", Path.cwd())
-    return folder / path
-
-
-def _variable(name: str) -> str:
-    if not re.fullmatch(r"([A-Za-z_][A-Za-z0-9_]{0,127})?", name):
-        raise ValueError("must be the name of an environment variable that holds the key, not the key")
-    return name
 
 
 Seconds = Annotated[float, BeforeValidator(_seconds), Field(ge=0, strict=True, allow_inf_nan=False)]
@@ -65,54 +52,6 @@ class StorageSection(Section):
     url: Annotated[str, Field(min_length=1)]
     durability: Literal["disk", "process"] = "disk"
     """disk survives a power cut, process only a killed process."""
-
-
-class Timeouts(Section):
-    """How long a model may be silent."""
-
-    start: Annotated[Seconds, Field(gt=0)] = 60.0
-    idle: Annotated[Seconds, Field(gt=0)] = 60.0
-
-
-class PriceSection(Section):
-    """Prices of a million tokens, in millionths of the currency."""
-
-    input: Annotated[float, Field(ge=0, allow_inf_nan=False)]
-    output: Annotated[float, Field(ge=0, allow_inf_nan=False)]
-    cached_input: Annotated[float, Field(ge=0, allow_inf_nan=False)] | None = None
-
-
-class ModelSection(Section):
-    """One model, or another name for one."""
-
-    alias: str = ""
-    """Another model's name; then nothing else is set."""
-    provider: Literal["openai", "scripted", "local"] | None = None
-    api: Literal["chat"] = "chat"
-    model: str = ""
-    """The provider's name for it."""
-    base_url: Annotated[str, Field(pattern=r"^(https?://.+)?$")] = ""
-    api_key_env: Annotated[str, AfterValidator(_variable)] = ""
-    """The name of the environment variable that holds the key; never the key."""
-    script: Annotated[Path, AfterValidator(_absolute)] | None = None
-    timeouts: Timeouts = Timeouts()
-    retries: Annotated[Count, Field(le=10)] = 2
-    max_concurrency: Annotated[Count, Field(ge=1)] | None = None
-    price: PriceSection | None = None
-
-    @model_validator(mode="after")
-    def _is_whole(self) -> "ModelSection":
-        if self.alias:
-            others = self.model_fields_set - {"alias"}
-            if others:
-                raise ValueError(f"is an alias and so has nothing else; leave out {', '.join(sorted(others))}")
-        elif self.provider is None:
-            raise ValueError("needs a provider (openai, scripted or local) or an alias")
-        elif self.provider == "openai" and not self.model:
-            raise ValueError("needs `model`, the provider's name for it")
-        elif self.provider == "scripted" and self.script is None:
-            raise ValueError("needs `script`, the file that it answers from")
-        return self
 
 
 class LimitSet(Section):
@@ -197,26 +136,6 @@ def database_url(text: str, folder: Path) -> str:
         path = rest[1:]
         return f"{scheme}:///{(folder / path).resolve()}" if path and path != ":memory:" else text
     return text
-
-
-def model_problems(models: Mapping[str, ModelSection]) -> list[tuple[FieldPath, str]]:
-    """Aliases that lead nowhere or in a circle."""
-    problems: list[tuple[FieldPath, str]] = []
-    for name, model in models.items():
-        seen = [name]
-        while model.alias:
-            if model.alias not in models:
-                if len(seen) == 1:
-                    words = f"There is no model {model.alias!r}.{suggestion(model.alias, models)}"
-                    problems.append((("models", name, "alias"), words))
-                break
-            if model.alias in seen:
-                if model.alias == name:
-                    problems.append((("models", name, "alias"), f"leads in a circle: {' > '.join([*seen, name])}"))
-                break
-            seen.append(model.alias)
-            model = models[model.alias]
-    return problems
 
 
 def known_keys(root: type[BaseModel], path: FieldPath) -> str:

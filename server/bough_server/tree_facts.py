@@ -120,7 +120,8 @@ class Facts:
         node.error = None
 
     def _take_llm_retrying(self, node: Node, event: event_pb2.AgentEvent, kind: int, sequence: int) -> None:
-        self._charge(node, tree_usage.sums_of_attempt(event.llm_retrying.lost_usage))
+        if not event.llm_retrying.not_sent:
+            self._charge(node, tree_usage.sums_of_attempt(event.llm_retrying.lost_usage))
 
     def _take_llm_completed(self, node: Node, event: event_pb2.AgentEvent, kind: int, sequence: int) -> None:
         response = event.llm_completed.response
@@ -135,7 +136,8 @@ class Facts:
         # A call that was refused never went to a provider, so it is not counted.
         if call in node.open_calls or failed.HasField("lost_usage"):
             node.open_calls.discard(call)
-            self._charge(node, tree_usage.sums_of_attempt(failed.lost_usage))
+            if not failed.not_sent:
+                self._charge(node, tree_usage.sums_of_attempt(failed.lost_usage))
         node.error = copied(failed.error)
 
     def _charge(self, node: Node, used: Mapping[str, int]) -> None:

@@ -64,7 +64,9 @@ async def test_a_run_is_cancelled_while_it_waits_for_its_next_attempt(tmp_path: 
         "p: step.failed",
         "p: run.cancelled",
     ]
-    assert having(log, "llm_failed")[0].attempt == 2
+    failed = having(log, "llm_failed")[0]
+    assert (failed.attempt, failed.llm_failed.not_sent) == (2, True)
+    assert log[-1].run_cancelled.usage == message_pb2.Usage(model_calls=1, model_calls_without_usage=1)
 
 
 async def test_a_call_whose_retries_are_used_up_fails_with_the_last_error(tmp_path: Path) -> None:

@@ -51,6 +51,7 @@ class Overheard:
         self._heard = heard
         self.name, self.provider, self.model = model.name, model.provider, model.model
         self.retry, self.price, self.config_digest = model.retry, model.price, model.config_digest
+        self.fallbacks = model.fallbacks
 
     def stream(
         self, request: ModelRequest, *, meter: Meter | None = None
@@ -73,7 +74,11 @@ class Scripts:
         gate: Gate | None = None,
         heard: list[ModelRequest] | None = None,
         retry: RetryPolicy | None = None,
+        fallbacks: Mapping[str, Sequence[str]] | None = None,
+        scripts: Mapping[str, str] | None = None,
     ) -> None:
+        """A model has the script of its name in `scripts`, else the common one."""
+        self._fallbacks, self._scripts = fallbacks or {}, scripts or {}
         self._script = parse_script(script)
         self._gate = gate
         self._heard = heard if heard is not None else []
@@ -89,7 +94,9 @@ class Scripts:
     def _made(self, name: str) -> Model:
         model = ScriptedModel(
             name=name,
-            script=self._script,
+            model=f"{name}-1" if name in self._scripts else "script",
+            script=parse_script(self._scripts[name]) if name in self._scripts else self._script,
+            fallbacks=self._fallbacks.get(name, ()),
             retry=self._retry,
             price=Price(input=1_000_000, output=2_000_000),
             gate=self._gate,
@@ -110,12 +117,14 @@ async def open_team(
     gate: Gate | None = None,
     heard: list[ModelRequest] | None = None,
     retry: RetryPolicy | None = None,
+    fallbacks: Mapping[str, Sequence[str]] | None = None,
+    scripts: Mapping[str, str] | None = None,
     **options: object,
 ) -> AsyncIterator[House]:
     """A house with a team whose models say what the script says; `heard` gets what they are asked."""
     async with open_house(
         folder,
-        models=Scripts(script, gate=gate, heard=heard, retry=retry),
+        models=Scripts(script, gate=gate, heard=heard, retry=retry, fallbacks=fallbacks, scripts=scripts),
         definitions=definitions,
         tools=tools,
         **options,  # type: ignore[arg-type]

@@ -8,7 +8,7 @@ from bough.v1 import catalog_service_pb2, error_pb2
 from bough_server.errors import ConfigurationError
 from bough_server.models.configured import ConfiguredModels, build_models
 from bough_server.models.model import Price, RetryPolicy
-from bough_server.settings_sections import ModelSection, PriceSection, Timeouts
+from bough_server.settings_models import ModelSection, PriceSection, Timeouts
 from tests.support.model_calls import answer, asking, failure
 
 
@@ -81,6 +81,41 @@ def test_retries_and_prices_are_the_configured_ones(folder: Path) -> None:
     ],
 )
 def test_an_alias_must_lead_to_a_model(folder: Path, configs: dict[str, ModelSection], message: str) -> None:
+    with pytest.raises(ConfigurationError) as raised:
+        build_models(configs, secrets={}, folder=folder)
+    assert raised.value.message == message
+
+
+def test_fallbacks_are_the_models_of_their_names_each_followed_by_its_own(folder: Path) -> None:
+    models = built(
+        folder,
+        a=openai(fallbacks=["b", "other"]),
+        b=openai(fallbacks=["c", "d"]),
+        c=openai(),
+        d=openai(fallbacks=["c"]),
+        e=openai(),
+        other=ModelSection(alias="e"),
+    )
+    assert {name: models.get(name).fallbacks for name in "abce"} == {
+        "a": ("b", "c", "d", "e"),
+        "b": ("c", "d"),
+        "c": (),
+        "e": (),
+    }
+
+
+@pytest.mark.parametrize(
+    ("configs", "message"),
+    [
+        ({"a": openai(fallbacks=["b"])}, "models.a.fallbacks: There is no model 'b'."),
+        ({"a": openai(fallbacks=["a"])}, "models.a.fallbacks: leads in a circle: a > a"),
+        (
+            {"a": openai(fallbacks=["b"]), "b": openai(fallbacks=["c"]), "c": ModelSection(alias="b")},
+            "models.b.fallbacks: leads in a circle: b > b",
+        ),
+    ],
+)
+def test_a_fallback_must_lead_to_another_model(folder: Path, configs: dict[str, ModelSection], message: str) -> None:
     with pytest.raises(ConfigurationError) as raised:
         build_models(configs, secrets={}, folder=folder)
     assert raised.value.message == message

@@ -187,7 +187,7 @@ async def test_what_a_left_call_used_is_known_from_its_first_piece_on() -> None:
         async with aclosing(model.stream(asking(agent=agent), meter=meter)) as items:
             await anext(items)
         meters.append(meter)
-    assert meters == [Meter(usage=message_pb2.Usage(input_tokens=3)), Meter()]
+    assert meters == [Meter(usage=message_pb2.Usage(input_tokens=3), is_sent=True), Meter(is_sent=True)]
 
 
 async def test_concurrency_is_limited() -> None:

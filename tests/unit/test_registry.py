@@ -25,6 +25,7 @@ class Configured:
     name: str
     config_digest: str
     price: Price | None = None
+    fallbacks: tuple[str, ...] = ()
 
 
 class Models:

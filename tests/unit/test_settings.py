@@ -194,6 +194,24 @@ def test_aliases_lead_somewhere(tmp_path: Path) -> None:
     ]
 
 
+def test_fallbacks_lead_somewhere_and_nowhere_back(tmp_path: Path) -> None:
+    path = tmp_path / "bough.yaml"
+    path.write_text("""models:
+  a: {provider: local, fallbacks: [b, locl]}
+  b: {provider: local, fallbacks: [c]}
+  c: {provider: local, fallbacks: [again]}
+  again: {alias: b}
+  alone: {provider: local, fallbacks: [alone]}
+  local: {provider: local, fallbacks: [a, b, a]}
+""")
+    assert refusal() == [
+        "bough.yaml:2: models.a.fallbacks[1]: There is no model 'locl'. Did you mean 'local'?",
+        "bough.yaml:3: models.b.fallbacks: leads in a circle: b > c > b",
+        "bough.yaml:4: models.c.fallbacks: leads in a circle: c > b > c",
+        "bough.yaml:6: models.alone.fallbacks: leads in a circle: alone > alone",
+    ]
+
+
 def test_a_mistake_of_a_flag_or_a_variable_names_it(config: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert refusal(config, port=70_000) == ["--port: Input should be less than or equal to 65535"]
     monkeypatch.setenv("BOUGH_DEFAULT_MODEL", "opanai")

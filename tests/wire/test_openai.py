@@ -231,7 +231,7 @@ async def test_what_a_cancelled_call_had_used_so_far_is_known_by_its_meter() -> 
         await asyncio.wait([task])
         assert task.cancelled()
         await server.left.wait()
-    assert meter == Meter(usage=USAGE)
+    assert meter == Meter(usage=USAGE, is_sent=True)
 
 
 async def test_a_meter_says_what_a_whole_answer_and_a_closed_one_used() -> None:
@@ -241,7 +241,7 @@ async def test_a_meter_says_what_a_whole_answer_and_a_closed_one_used() -> None:
         async with aclosing(model.stream(asking(), meter=left)) as begun:
             assert await anext(begun) == TextDelta("word0 ")
     assert len(items) == 51
-    assert (whole, left) == (Meter(usage=USAGE), Meter())
+    assert (whole, left) == (Meter(usage=USAGE, is_sent=True), Meter(is_sent=True))
 
 
 async def test_one_model_serves_many_calls_at_once() -> None:

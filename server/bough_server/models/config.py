@@ -1,5 +1,6 @@
 """What an operator may say of a model, as far as making one needs it; where it is written is the settings' business."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Protocol
 
@@ -83,6 +84,11 @@ class ModelConfig(Protocol):
     @property
     def retries(self) -> int:
         """How often a failed attempt is tried again."""
+        ...
+
+    @property
+    def fallbacks(self) -> Sequence[str]:
+        """The models that a call goes on with when this one cannot answer it."""
         ...
 
     @property

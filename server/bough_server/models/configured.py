@@ -5,7 +5,7 @@ Making them asks nobody and starts nothing: a provider that cannot be reached is
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -62,11 +62,12 @@ def build_models(
     """The models of a configuration: scripts are relative to `folder`, keys are looked up in `secrets`.
 
     A key that is not there is an error of the model's first call, so that a server can do without it. Raises
-    ConfigurationError where an alias leads nowhere or in a circle, a provider is not known, or a script is wrong.
+    ConfigurationError where an alias or a fallback leads nowhere or in a circle, a provider is not known, or a script
+    is wrong.
     """
     aliases = {name: _target(name, configs) for name, config in configs.items() if config.alias}
     models = {
-        name: _model(name, config, secrets=secrets, folder=folder)
+        name: _model(name, config, fallbacks=_fallbacks(name, configs), secrets=secrets, folder=folder)
         for name, config in configs.items()
         if not config.alias
     }
@@ -84,12 +85,36 @@ def _target(name: str, configs: Mapping[str, ModelConfig]) -> str:
     return seen[-1]
 
 
-def _model(name: str, config: ModelConfig, *, secrets: Mapping[str, str], folder: Path) -> Model:
+def _fallbacks(name: str, configs: Mapping[str, ModelConfig]) -> Sequence[str]:
+    """Every model that a call of this one may go on with, in order: after each of its fallbacks that one's own."""
+    order: list[str] = []
+
+    def follow(way: list[str]) -> None:
+        for fallback in configs[way[-1]].fallbacks:
+            if fallback not in configs:
+                raise ConfigurationError(f"models.{way[-1]}.fallbacks: There is no model {fallback!r}.")
+            other = _target(fallback, configs)
+            if other in way:
+                circle = " > ".join([*way[way.index(other) :], other])
+                raise ConfigurationError(f"models.{other}.fallbacks: leads in a circle: {circle}")
+            if other not in order:
+                order.append(other)
+                follow([*way, other])
+
+    follow([name])
+    return order
+
+
+def _model(
+    name: str, config: ModelConfig, *, fallbacks: Sequence[str], secrets: Mapping[str, str], folder: Path
+) -> Model:
     retry = RetryPolicy(retries=config.retries)
     if config.provider == "openai":
-        return _openai(name, config, secrets)
+        return _openai(name, config, fallbacks, secrets)
     if config.provider == "local":
-        return LocalModel(name=name, retry=retry, price=_price(config), config_digest=_digest(config))
+        return LocalModel(
+            name=name, retry=retry, fallbacks=fallbacks, price=_price(config), config_digest=_digest(config)
+        )
     if config.provider != "scripted":
         raise ConfigurationError(f"models.{name}.provider: must be openai, scripted or local, not {config.provider!r}")
     if config.script is None:
@@ -100,13 +125,14 @@ def _model(name: str, config: ModelConfig, *, secrets: Mapping[str, str], folder
         script=script,
         model=config.model or config.script.stem,
         retry=retry,
+        fallbacks=fallbacks,
         price=_price(config),
         max_concurrency=config.max_concurrency or 0,
         config_digest=_digest(config, script),
     )
 
 
-def _openai(name: str, config: ModelConfig, secrets: Mapping[str, str]) -> OpenAIModel:
+def _openai(name: str, config: ModelConfig, fallbacks: Sequence[str], secrets: Mapping[str, str]) -> OpenAIModel:
     variable = config.api_key_env
     key = secrets.get(variable, "") if variable else ""
     missing = ""
@@ -122,6 +148,7 @@ def _openai(name: str, config: ModelConfig, secrets: Mapping[str, str]) -> OpenA
         missing_key=missing,
         timeouts=Timeouts(start=config.timeouts.start, idle=config.timeouts.idle),
         retry=RetryPolicy(retries=config.retries),
+        fallbacks=fallbacks,
         price=_price(config),
         max_concurrency=config.max_concurrency or 0,
         config_digest=_digest(config),

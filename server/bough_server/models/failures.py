@@ -12,6 +12,10 @@ from bough_server.errors import ModelError
 
 _LONGEST: Final = 300
 _MASK: Final = "***"
+_ELSEWHERE: Final = frozenset(
+    {"context_length_exceeded", "content_filter", "insufficient_quota", "invalid_api_key", "model_not_found"}
+)
+"""Codes of refused requests that another model, or another provider, may take all the same."""
 _SECRETS: Final = re.compile(r"\b(?:sk|pk|key|gsk|xai)[-_][\w*.\-]{6,}|(?i:bearer)\s+[\w.\-~+/=*]{6,}|AIza[\w\-]{10,}")
 
 
@@ -45,7 +49,8 @@ class Failures:
             return self._error(
                 f"failed with status {code}: {said}", retry=event_pb2.RETRY_REASON_PROVIDER_ERROR, after=after
             )
-        return self._error(f"refused with status {code}: {said}")
+        is_of_the_request = code in (400, 422) and not _ELSEWHERE & _codes(body)
+        return self._error(f"refused with status {code}: {said}", is_of_the_request=is_of_the_request)
 
     def reported(self, value: object) -> ModelError:
         """An error that the provider put into its stream."""
@@ -82,8 +87,12 @@ class Failures:
         )
 
     def unavailable(self, what: str) -> ModelError:
-        """Something that the same again does not help."""
+        """Something that the same again does not help, though another model may."""
         return self._error(what)
+
+    def unusable(self, what: str) -> ModelError:
+        """A request that no model can be sent."""
+        return self._error(what, is_of_the_request=True)
 
     def sentence(self, said: object) -> str:
         """What a provider said, in one trimmed line without secrets."""
@@ -100,8 +109,15 @@ class Failures:
         reason: error_pb2.ErrorReason.ValueType = error_pb2.ERROR_REASON_MODEL_UNAVAILABLE,
         retry: event_pb2.RetryReason.ValueType | None = None,
         after: float | None = None,
+        is_of_the_request: bool = False,
     ) -> ModelError:
-        return ModelError(f"The model {self.name!r} {what}", reason=reason, retry=retry, retry_after=after)
+        return ModelError(
+            f"The model {self.name!r} {what}",
+            reason=reason,
+            retry=retry,
+            retry_after=after,
+            is_of_the_request=is_of_the_request,
+        )
 
 
 def retry_after(headers: Mapping[str, str]) -> float | None:

@@ -35,12 +35,19 @@ class LocalModel:
     """The embedded model, started by its first call."""
 
     def __init__(
-        self, *, name: str, retry: RetryPolicy | None = None, price: Price | None = None, config_digest: str = ""
+        self,
+        *,
+        name: str,
+        retry: RetryPolicy | None = None,
+        fallbacks: Sequence[str] = (),
+        price: Price | None = None,
+        config_digest: str = "",
     ) -> None:
         self.name = name
         self.provider = "local"
         self.model = MODEL
         self.retry = retry or RetryPolicy()
+        self.fallbacks = tuple(fallbacks)
         self.price = price
         self.config_digest = config_digest
         self._engine = LocalEngine(name=name)
@@ -59,6 +66,8 @@ class LocalModel:
         """One attempt, by the rules of the Model protocol."""
         offers = open_offers(request)
         async with self._places:
+            meter = meter or Meter()
+            meter.is_sent = True
             if offers:
                 for made in await self._call(request, offers, meter):
                     yield made

@@ -75,12 +75,12 @@ class Price:
 
 @dataclass(slots=True)
 class Meter:
-    """What a provider has said that one attempt used, as far as it has come; None where it said nothing.
-
-    It can be read when the attempt was left before its end, which is when nothing else knows.
-    """
+    """How far one attempt has come: to be read where it was left before its end, when nothing else knows."""
 
     usage: message_pb2.Usage | None = None
+    """What the provider has said that it used; None where it said nothing."""
+    is_sent: bool = False
+    """Whether the provider has been asked: not one that waits for its turn, or was refused before."""
 
 
 class Model(Protocol):
@@ -107,6 +107,11 @@ class Model(Protocol):
         ...
 
     @property
+    def fallbacks(self) -> Sequence[str]:
+        """The names of the models that a call goes on with, in order, when this one cannot answer it."""
+        ...
+
+    @property
     def price(self) -> Price | None:
         """Its price, where it has one."""
         ...
@@ -123,8 +128,8 @@ class Model(Protocol):
 
         The text of the response's message is the concatenation of the TextDeltas; its tool calls have
         `provider_call_id` set and `call_id` empty. `provider`, `model`, `finish_reason`, `usage` (cost left out) and
-        `raw_json` are filled in. Waits for a place where the model's concurrency is limited. Closing the iterator, or
-        cancelling the task, closes the connection; `meter` is told what the provider says of usage, as soon as it does.
+        `raw_json` are filled in. Waits for its turn where the model is limited. Closing the iterator, or cancelling the
+        task, closes the connection; `meter` is told when the provider is asked, and what it says of usage, at once.
 
         Raises ModelError, and nothing else on purpose.
         """

@@ -6,7 +6,7 @@ object for every chunk costs several times the rest of a call. It does not try a
 
 import asyncio
 import json
-from collections.abc import AsyncGenerator, AsyncIterator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, cast
@@ -210,6 +210,7 @@ class OpenAIModel:
         missing_key: str = "",
         timeouts: Timeouts | None = None,
         retry: RetryPolicy | None = None,
+        fallbacks: Sequence[str] = (),
         price: Price | None = None,
         max_concurrency: int = 0,
         config_digest: str = "",
@@ -219,6 +220,7 @@ class OpenAIModel:
         self.provider = "openai"
         self.model = model
         self.retry = retry or RetryPolicy()
+        self.fallbacks = tuple(fallbacks)
         self.price = price
         self.config_digest = config_digest
         self._failures = Failures(name=name)
@@ -237,8 +239,10 @@ class OpenAIModel:
         try:
             body = chat_body(request, model=self.model)
         except BadSettings as error:
-            raise self._failures.unavailable(f"cannot be asked: {error}") from error
+            raise self._failures.unusable(f"cannot be asked: {error}") from error
         async with self._place:
+            meter = meter or Meter()
+            meter.is_sent = True
             items = self._endpoint.stream(body, provider=self.provider, model=self.model, meter=meter)
             async with aclosing(items):
                 async for item in items:

@@ -7,7 +7,7 @@ import asyncio
 import hashlib
 import json
 from collections import OrderedDict
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext
 from typing import Final
 
@@ -50,6 +50,7 @@ class ScriptedModel:
         script: Script,
         model: str = "script",
         retry: RetryPolicy | None = None,
+        fallbacks: Sequence[str] = (),
         price: Price | None = None,
         max_concurrency: int = 0,
         config_digest: str = "",
@@ -60,6 +61,7 @@ class ScriptedModel:
         self.provider = "scripted"
         self.model = model
         self.retry = retry or RetryPolicy()
+        self.fallbacks = tuple(fallbacks)
         self.price = price
         self.config_digest = config_digest
         self._script = script
@@ -78,6 +80,8 @@ class ScriptedModel:
         if turn is None:
             raise self._lacking(request.agent, place)
         async with self._place:
+            meter = meter or Meter()
+            meter.is_sent = True
             fault = self._fault(request, turn)
             deltas = _deltas(place, turn)
             # An attempt that fails after its last piece fails all the same: it never gets its end.
@@ -87,8 +91,7 @@ class ScriptedModel:
                     await self._gate(request.agent, place, number)
                 if turn.delay_ms:
                     await self._clock.sleep(turn.delay_ms / 1000)
-                if meter is not None:
-                    meter.usage = _usage(turn, fault)
+                meter.usage = _usage(turn, fault)
                 yield delta
             if fault is not None:
                 raise self._failing(fault)

@@ -1,17 +1,18 @@
 """The effect that asks a model: answered from the log, refused, or made; its attempts are attempts.py's."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from bough.v1 import error_pb2, event_pb2, message_pb2, step_pb2
 from bough_server import ids
 from bough_server.errors import RunError
-from bough_server.models.model import Model, ModelRequest
+from bough_server.models.model import ModelRequest
 from bough_server.runtime import keys
 from bough_server.runtime.attempts import ModelCall
 from bough_server.runtime.execution import Execution, as_run_error
 from bough_server.runtime.frame import Frame
+from bough_server.runtime.succession import Succession, succession
 
 if TYPE_CHECKING:
     from bough_server.runtime.context import Context
@@ -36,9 +37,8 @@ async def ask(ctx: "Context", key: str, index: int, request: Asked, name: str) -
     if key in execution.journal.started:
         execution.observe_recorded(key)
         frame.budget.count_model_call()
-        name = _last_model(execution.journal.of_effect[key])
     try:
-        model = _admitted(ctx, key, name)
+        models = _admitted(ctx, key, name)
     except RunError as refusal:
         event = frame.opened.in_step(frame.event(key), index)
         event.effect_digest = digest
@@ -46,36 +46,26 @@ async def ask(ctx: "Context", key: str, index: int, request: Asked, name: str) -
         execution.emit(event)
         raise
     made = request() if callable(request) else request
-    return await _ask(ctx, key, index, digest, replace(made, agent=frame.name), model)
+    return await _ask(ctx, key, index, digest, replace(made, agent=frame.name), models)
 
 
-def _last_model(recorded: Sequence[event_pb2.AgentEvent]) -> str:
-    """The model that the last attempt went to."""
-    named = [event.llm_retrying.next_model or event.llm_started.model for event in recorded]
-    return next(name for name in reversed(named) if name)
-
-
-def _admitted(ctx: "Context", key: str, name: str) -> Model:
-    try:
-        model = ctx.execution.resolver.model(name)
-    except KeyError:
-        raise RunError(
-            f"There is no model {name!r} in the server's configuration.",
-            reason=error_pb2.ERROR_REASON_MODEL_UNAVAILABLE,
-        ) from None
-    if key not in ctx.execution.journal.started:
+def _admitted(ctx: "Context", key: str, name: str) -> Succession:
+    journal = ctx.execution.journal
+    is_new = key not in journal.started
+    models = succession(ctx.execution.resolver, name, () if is_new else journal.of_effect[key])
+    if is_new:
         ctx.frame.budget.reserve_model_call()
-    return model
+    return models
 
 
 async def _ask(
-    ctx: "Context", key: str, index: int, digest: str, request: ModelRequest, model: Model
+    ctx: "Context", key: str, index: int, digest: str, request: ModelRequest, models: Succession
 ) -> step_pb2.LlmResponse:
-    execution, frame = ctx.execution, ctx.frame
+    execution, frame, model = ctx.execution, ctx.frame, models.model
     traced = execution.tracing.chat(model=model.model or model.name, provider=model.provider, parent=frame.traced.below)
     execution.spans[key] = traced
     lost = execution.journal.attempts.get(key, 0)
-    call = ModelCall(execution, frame, key=key, index=index, model=model, traced=traced, attempt=lost + 1)
+    call = ModelCall(execution, frame, key=key, index=index, succession=models, traced=traced, attempt=lost + 1)
     if lost:
         call.recover()
     else:
@@ -94,6 +84,7 @@ async def _ask(
         error = as_run_error(raised)
         ended.attempt = call.attempt
         ended.llm_failed.error.CopyFrom(_error(frame, error))
+        ended.llm_failed.not_sent = not call.is_sent
         used = getattr(raised, "lost_usage", None)
         if used is not None:
             ended.llm_failed.lost_usage.CopyFrom(used)

@@ -13,10 +13,11 @@ from bough_server import events, ids, usage
 from bough_server.cutting import MAX_TEXT_BYTES, size_of
 from bough_server.errors import ModelError
 from bough_server.models import price
-from bough_server.models.model import Delta, Meter, Model, ModelRequest, ReasoningDelta, TextDelta
+from bough_server.models.model import Delta, Meter, ModelRequest, ReasoningDelta, TextDelta
 from bough_server.runtime.execution import Execution
 from bough_server.runtime.frame import Frame
 from bough_server.runtime.recorder import Piece
+from bough_server.runtime.succession import Succession
 from bough_server.telemetry import Traced
 
 _MAX_RAW_BYTES: Final = 512 * 1024
@@ -26,31 +27,41 @@ class ModelCall:
     """One model call of an invocation: `key` is its effect, `index` its step."""
 
     def __init__(
-        self, execution: Execution, frame: Frame, *, key: str, index: int, model: Model, traced: Traced, attempt: int
+        self,
+        execution: Execution,
+        frame: Frame,
+        *,
+        key: str,
+        index: int,
+        succession: Succession,
+        traced: Traced,
+        attempt: int,
     ) -> None:
         self._execution = execution
         self._frame = frame
         self._key = key
         self._index = index
-        self._model = model
+        self._succession = succession
         self._traced = traced
         self._attempt = attempt
+        self._meter = Meter()
         self._call_ids: dict[int, str] = {}
 
     async def answer(self, request: ModelRequest) -> step_pb2.LlmResponse:
-        """Streams attempts until one answers. Raises the last one's ModelError."""
-        policy = self._model.retry
-        while True:
-            try:
-                return await self._try(request)
-            except ModelError as error:
-                self._release_call_ids()
-                if error.lost_usage is not None:
-                    self._price(error.lost_usage)
-                if error.retry is None or self._attempt > policy.retries:
-                    raise
-                delay = min(policy.longest, policy.base * 2 ** (self._attempt - 1)) * self._jitter()
-                await self._retry(error, max(delay, error.retry_after or 0.0))
+        """Streams attempts, of the model and then of its fallbacks, until one answers. Raises the last ModelError."""
+        try:
+            while True:
+                self._meter = Meter()
+                try:
+                    return self._whole(await self._streamed(request))
+                except ModelError as error:
+                    self._release_call_ids()
+                    if error.lost_usage is not None:
+                        self._price(error.lost_usage)
+                    await self._go_on(error)
+        except asyncio.CancelledError:
+            self._leave()
+            raise
 
     def _jitter(self) -> float:
         """Between a half and one, by the run, the effect and the attempt."""
@@ -62,42 +73,59 @@ class ModelCall:
         """The attempt in force, from 1."""
         return self._attempt
 
+    @property
+    def is_sent(self) -> bool:
+        """Whether the attempt in force has got as far as its provider."""
+        return self._meter.is_sent
+
     def recover(self) -> None:
         """Says that this attempt follows one that was lost with whoever made it; what that one used nobody knows."""
         event = self._event()
         event.llm_retrying.reason = event_pb2.RETRY_REASON_RECOVERED
-        event.llm_retrying.next_model = self._model.name
+        event.llm_retrying.next_model = self._succession.model.name
         self._execution.emit(event)
 
-    async def _retry(self, error: ModelError, delay: float) -> None:
+    async def _go_on(self, error: ModelError) -> None:
+        """Begins the next attempt, if there is to be one. Raises the error where not."""
+        failed = self._succession.model
+        delay = self._succession.go_on(error)
+        if delay is None:
+            raise error
+        delay *= self._jitter()
+        if self._succession.model is failed:
+            delay = max(delay, error.retry_after or 0.0)
         self._attempt += 1
         event = self._event()
         retrying = event.llm_retrying
-        retrying.reason = error.retry or event_pb2.RETRY_REASON_PROVIDER_ERROR
+        retrying.reason = error.retry or event_pb2.RETRY_REASON_REFUSED
         retrying.error.CopyFrom(error.to_agent_error(agent=self._frame.name, invocation_id=self._frame.invocation_id))
         wait = duration_pb2.Duration()
         wait.FromNanoseconds(int(delay * 1e9))
         retrying.delay.CopyFrom(wait)
-        retrying.next_model = self._model.name
+        retrying.next_model = self._succession.model.name
+        retrying.not_sent = not self._meter.is_sent
         if error.lost_usage is not None:
             retrying.lost_usage.CopyFrom(error.lost_usage)
         self._execution.emit(event)
+        self._meter = Meter()
+        # On disk before the provider is asked: whoever takes the run over goes on from this attempt.
+        await self._execution.committed()
         await self._execution.clock.sleep(delay)
 
-    async def _try(self, request: ModelRequest) -> step_pb2.LlmResponse:
-        meter = Meter()
-        try:
-            return self._whole(await self._streamed(request, meter))
-        except asyncio.CancelledError:
-            if meter.usage is not None:  # whoever ends the call tells what it had used
-                self._price(meter.usage)
-                self._frame.opened.lost[self._key] = meter.usage
-            raise
+    def _leave(self) -> None:
+        """Tells whoever ends a call that was cancelled how far its last attempt had come."""
+        opened, meter = self._frame.opened, self._meter
+        if not meter.is_sent:
+            opened.unsent.add(self._key)
+        if meter.usage is not None:
+            self._price(meter.usage)
+            opened.lost[self._key] = meter.usage
 
-    async def _streamed(self, request: ModelRequest, meter: Meter) -> step_pb2.LlmResponse:
+    async def _streamed(self, request: ModelRequest) -> step_pb2.LlmResponse:
         response: step_pb2.LlmResponse | None = None
         size = 0
-        stream = cast(AsyncGenerator[Delta | step_pb2.LlmResponse, None], self._model.stream(request, meter=meter))
+        model = self._succession.model
+        stream = cast(AsyncGenerator[Delta | step_pb2.LlmResponse, None], model.stream(request, meter=self._meter))
         async with aclosing(stream):
             async for item in stream:
                 if isinstance(item, step_pb2.LlmResponse):
@@ -110,7 +138,7 @@ class ModelCall:
                     await self._execution.room()
         if response is None:
             raise ModelError(
-                f"The model {self._model.name!r} ended its stream without an answer.",
+                f"The model {model.name!r} ended its stream without an answer.",
                 reason=error_pb2.ERROR_REASON_MODEL_BAD_RESPONSE,
                 retry=event_pb2.RETRY_REASON_BAD_RESPONSE,
             )
@@ -180,8 +208,9 @@ class ModelCall:
         return response
 
     def _price(self, used: message_pb2.Usage) -> None:
-        if self._model.price is not None and usage.is_reported(used):
-            cost = price.cost(used, self._model.price)
+        rates = self._succession.model.price
+        if rates is not None and usage.is_reported(used):
+            cost = price.cost(used, rates)
             if cost is not None:
                 used.cost_micros = cost
 
@@ -191,4 +220,5 @@ def _too_large(used: message_pb2.Usage | None = None) -> ModelError:
         f"The model's answer is longer than {MAX_TEXT_BYTES // 1024} KiB. Lower max_output_tokens in its settings.",
         reason=error_pb2.ERROR_REASON_OUTPUT_TOO_LARGE,
         lost_usage=used,
+        is_of_the_request=True,
     )

@@ -67,6 +67,7 @@ def _effect_end(
         failure = result.error
     else:
         failure = event.llm_failed.error
+        event.llm_failed.not_sent = key in opened.unsent
         if key in opened.lost:
             event.llm_failed.lost_usage.CopyFrom(opened.lost[key])
     failure.CopyFrom(error)

@@ -50,6 +50,8 @@ class OpenInvocation:
     attempts: dict[str, int] = field(default_factory=dict)
     lost: dict[str, message_pb2.Usage] = field(default_factory=dict)
     """What model calls had used that were left before their ends, as far as their providers said."""
+    unsent: set[str] = field(default_factory=set)
+    """Model calls that were left while their last attempt waited, and had not gone to a provider."""
     last_step_id: str = ""
 
     def event(self, key: str, *, traced: event_pb2.AgentEvent | None = None) -> event_pb2.AgentEvent:
@@ -152,8 +154,7 @@ class Invocations:
         del self._open[opened.template.invocation_id]
         parent = self._open.get(opened.template.parent_invocation_id)
         if parent is not None:
-            usage.add(parent.below, opened.own)
-            usage.add(parent.below, opened.below)
+            usage.add(parent.below, opened.tree_usage())
 
     def by_depth(self) -> list[OpenInvocation]:
         """The open invocations, the deepest first."""
@@ -244,7 +245,8 @@ def _take_effect(opened: OpenInvocation, event: event_pb2.AgentEvent, kind: int)
         opened.effects[key] = event
         opened.steps[key] = OpenStep(key, event.step_id, event.step_index, event.time.ToNanoseconds())
     elif kind == events.LLM_RETRYING:
-        _count_attempt(opened, event.llm_retrying.lost_usage)
+        if not event.llm_retrying.not_sent:
+            _count_attempt(opened, event.llm_retrying.lost_usage)
         if (step := opened.steps.get(key)) is not None:
             step.attempt = event.attempt
         opened.attempts[key] = event.attempt
@@ -257,7 +259,7 @@ def _take_effect(opened: OpenInvocation, event: event_pb2.AgentEvent, kind: int)
         step.response.CopyFrom(event.llm_completed.response)
         step.response.ClearField("raw_json")
     elif kind == events.LLM_FAILED:
-        if opened.effects.pop(key, None) is not None:
+        if opened.effects.pop(key, None) is not None and not event.llm_failed.not_sent:
             _count_attempt(opened, event.llm_failed.lost_usage)
     elif kind == events.INPUT_REQUESTED:
         if event.input_requested.request.HasField("call"):
@@ -278,8 +280,7 @@ def _take_effect(opened: OpenInvocation, event: event_pb2.AgentEvent, kind: int)
 def _count_attempt(opened: OpenInvocation, used: message_pb2.Usage) -> None:
     usage.add(opened.own, used)
     opened.own.model_calls += 1
-    if not usage.is_reported(used):
-        opened.own.model_calls_without_usage += 1
+    opened.own.model_calls_without_usage += not usage.is_reported(used)
 
 
 def _copied(one: OpenInvocation) -> OpenInvocation:
@@ -295,4 +296,5 @@ def _copied(one: OpenInvocation) -> OpenInvocation:
         called=dict(one.called),
         attempts=dict(one.attempts),
         lost=dict(one.lost),
+        unsent=set(one.unsent),
     )

@@ -315,6 +315,8 @@ class _RetryReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_RetryReas
     """The provider sent something that is not an answer, or cut it off."""
     RETRY_REASON_RECOVERED: _RetryReason.ValueType  # 6
     """The server that made the call died during it."""
+    RETRY_REASON_REFUSED: _RetryReason.ValueType  # 7
+    """The provider refused the call, and would again; another model may take it."""
 
 class RetryReason(_RetryReason, metaclass=_RetryReasonEnumTypeWrapper):
     """Why a model call is tried again."""
@@ -333,6 +335,8 @@ RETRY_REASON_BAD_RESPONSE: RetryReason.ValueType  # 5
 """The provider sent something that is not an answer, or cut it off."""
 RETRY_REASON_RECOVERED: RetryReason.ValueType  # 6
 """The server that made the call died during it."""
+RETRY_REASON_REFUSED: RetryReason.ValueType  # 7
+"""The provider refused the call, and would again; another model may take it."""
 Global___RetryReason: _TypeAlias = RetryReason  # noqa: Y015
 
 class _ValueKind:
@@ -532,7 +536,7 @@ class AgentEvent(_message.Message):
 
     @_builtins.property
     def llm_failed(self) -> Global___LlmFailed:
-        """A model call ended without an answer: its retries are used up, it was refused, or it was cancelled."""
+        """A model call ended without an answer: retries and fallbacks are used up, it was refused, or it was cancelled."""
 
     @_builtins.property
     def tool_started(self) -> Global___ToolStarted:
@@ -1315,7 +1319,9 @@ Global___LlmToolCallDelta: _TypeAlias = LlmToolCallDelta  # noqa: Y015
 
 @_typing.final
 class LlmRetrying(_message.Message):
-    """An attempt of a model call failed and another begins, the one in the envelope."""
+    """An attempt of a model call failed and another begins, the one in the envelope: of the same model, or, where that one's
+    retries are used up or do not help, of the next of its fallbacks.
+    """
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -1324,10 +1330,13 @@ class LlmRetrying(_message.Message):
     DELAY_FIELD_NUMBER: _builtins.int
     NEXT_MODEL_FIELD_NUMBER: _builtins.int
     LOST_USAGE_FIELD_NUMBER: _builtins.int
+    NOT_SENT_FIELD_NUMBER: _builtins.int
     reason: Global___RetryReason.ValueType
     """Why it is tried again."""
     next_model: _builtins.str
-    """The model that is tried next."""
+    """The model that is tried next, by its name in the configuration."""
+    not_sent: _builtins.bool
+    """Whether the failed attempt never got as far as its provider: it is not counted as a model call."""
     @_builtins.property
     def error(self) -> _error_pb2.AgentError:
         """What went wrong."""
@@ -1348,10 +1357,11 @@ class LlmRetrying(_message.Message):
         delay: _duration_pb2.Duration | None = ...,
         next_model: _builtins.str = ...,
         lost_usage: _message_pb2.Usage | None = ...,
+        not_sent: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["delay", b"delay", "error", b"error", "lost_usage", b"lost_usage"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["delay", b"delay", "error", b"error", "lost_usage", b"lost_usage", "next_model", b"next_model", "reason", b"reason"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["delay", b"delay", "error", b"error", "lost_usage", b"lost_usage", "next_model", b"next_model", "not_sent", b"not_sent", "reason", b"reason"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1389,6 +1399,9 @@ class LlmFailed(_message.Message):
 
     ERROR_FIELD_NUMBER: _builtins.int
     LOST_USAGE_FIELD_NUMBER: _builtins.int
+    NOT_SENT_FIELD_NUMBER: _builtins.int
+    not_sent: _builtins.bool
+    """Whether the last attempt never got as far as its provider: it is not counted as a model call."""
     @_builtins.property
     def error(self) -> _error_pb2.AgentError:
         """Why."""
@@ -1402,10 +1415,11 @@ class LlmFailed(_message.Message):
         *,
         error: _error_pb2.AgentError | None = ...,
         lost_usage: _message_pb2.Usage | None = ...,
+        not_sent: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["error", b"error", "lost_usage", b"lost_usage"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["error", b"error", "lost_usage", b"lost_usage"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["error", b"error", "lost_usage", b"lost_usage", "not_sent", b"not_sent"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
