@@ -1,6 +1,7 @@
 """The waiting case: memory and delay of many turns that wait for their model at once, beside as many bare calls."""
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -43,6 +44,14 @@ async def measure(folder: Path, *, turns: int = TURNS, rounds: int = ROUNDS) -> 
                 floor_rounds=[(told[name] - MODEL_SECONDS) * 1000 for told in floor],
             )
             for name in ("p50", "p99")
+        ),
+        Figure(
+            case="waiting",
+            what=f"CPU of a turn of one call, {turns:,} at once",
+            unit="ms",
+            rounds=[told["cpu"] * 1000 for told in ours],
+            floor=FLOOR,
+            floor_rounds=[told["cpu"] * 1000 for told in floor],
         ),
         Figure(case="waiting", what="failed turns", unit="turns", rounds=[failed], aim=Aim("at most", 0, "median")),
     ]
@@ -97,10 +106,21 @@ async def _delays(folder: Path, turns: int, rounds: int) -> tuple[Sequence[Sprea
             client = WaitingTurns(channel)
             await client.run(WARM)
             await program.ask("run", WARM)
+
+            async def run(count: int) -> Spread:
+                return spread(await client.run(count))
+
             for _ in range(rounds):
-                floor.append(await program.ask("run", turns))
-                ours.append(spread(await client.run(turns)))
+                floor.append(await _with_cpu(program, turns, partial(program.ask, "run")))
+                ours.append(await _with_cpu(server, turns, run))
     return ours, floor
+
+
+async def _with_cpu(program: Program, turns: int, run: Callable[[int], Awaitable[Spread]]) -> Spread:
+    """What a round told, and the CPU seconds that a turn of it took in the program's process."""
+    start = program.cpu_seconds()
+    told = await run(turns)
+    return {**told, "cpu": (program.cpu_seconds() - start) / turns}
 
 
 def _made(folder: Path) -> Path:
