@@ -11,6 +11,7 @@ from pathlib import Path
 from bough.v1 import agent_service_pb2, event_pb2, invocation_pb2, message_pb2
 from bough_server.models.model import RetryPolicy
 from bough_server.runtime.replay import Replayed
+from bough_server.store.ports import StoredMessage
 from bough_server.store.sql.rebuild import rebuild_projections
 from tests.durability.prefixes.scenario import Answer, Scenario, World
 from tests.support.held_clock import HeldClock
@@ -31,6 +32,8 @@ class Finished:
     log: Sequence[event_pb2.AgentEvent]
     tree: invocation_pb2.Invocation
     ledger: Sequence[message_pb2.Usage]
+    messages: Sequence[StoredMessage]
+    """The session's."""
     replayed: Replayed
 
 
@@ -38,10 +41,13 @@ async def record(scenario: Scenario, folder: Path, *, is_cancelled: bool) -> Fin
     """Executes a run from its beginning to its end, cancelled where its scenario says so and the caller wants it."""
     world = World(HeldClock(), is_patient=not scenario.cancelled_at or is_cancelled)
     async with _house(scenario, folder, world) as house:
-        run = await house.start(scenario.root)
+        past = await house.start(scenario.root) if scenario.has_past else agent_service_pb2.Run()
+        if scenario.has_past:
+            await _follow(house, past, scenario.answer)
+            world.forget()
+        run = await house.start(scenario.root, session_id=past.session_id, policy=scenario.policy)
         if scenario.cancelled_at and is_cancelled:
-            await world.until_arrived(scenario.cancelled_at)
-            await house.runs.cancel(ME, run.run_id)
+            await _cancel(house, run, world, scenario.cancelled_at)
         await _follow(house, run, scenario.answer)
         return await _finished(scenario, folder, world, house, run)
 
@@ -66,7 +72,7 @@ def cut(whole: Finished, through: int, folder: Path) -> None:
     shutil.copyfile(whole.folder / _FILE, path)
     connection = sqlite3.connect(path)
     with connection:
-        connection.execute("DELETE FROM events WHERE sequence > ?", (through,))
+        connection.execute("DELETE FROM events WHERE run_id = ? AND sequence > ?", (whole.log[0].run_id, through))
     connection.close()
     rebuild_projections(f"sqlite:///{path}")
 
@@ -104,6 +110,15 @@ async def _house(scenario: Scenario, folder: Path, world: World, *, failed: int 
         yield house
 
 
+async def _cancel(house: House, run: agent_service_pb2.Run, world: World, place: str) -> None:
+    if place == "its questions":
+        async for _ in house.runs.follow(ME, run.run_id, until=agent_service_pb2.WATCH_UNTIL_INTERRUPTED):
+            pass
+    else:
+        await world.until_arrived(place)
+    await house.runs.cancel(ME, run.run_id)
+
+
 async def _follow(house: House, run: agent_service_pb2.Run, answer: Answer) -> None:
     """Follows a run to its end and answers what it asks, one request at a time."""
     after = 0
@@ -137,5 +152,6 @@ async def _finished(
         log=log,
         tree=await house.tree(log),
         ledger=[entry.usage for entry in await house.store.usage.of_run(run.run_id)],
+        messages=await house.messages(run.session_id),
         replayed=await house.replay(log),
     )

@@ -2,13 +2,15 @@
 
 import json
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from bough.v1 import error_pb2, event_pb2, invocation_pb2, message_pb2
 from bough_server import events, usage
 from bough_server.runtime import keys
+from bough_server.runtime.toolset import FINAL_ANSWER
 from tests.durability.prefixes.finishing import Finished
+from tests.durability.prefixes.scenario import name_of
 from tests.support.laws import check_laws
 
 
@@ -30,6 +32,7 @@ def check_finished(finished: Finished, prefix: Sequence[event_pb2.AgentEvent], w
     assert _agents(finished.tree) == _agents(whole.tree)
     assert _tools(finished.tree) == _tools(whole.tree)
     _check_calls(finished, whole, prefix)
+    _check_words(finished, whole)
     _check_usage(finished, whole)
 
 
@@ -75,7 +78,38 @@ def _check_calls(finished: Finished, whole: Finished, prefix: Sequence[event_pb2
     made = finished.world.calls()
     assert not least - made, "what has no result in the log is executed"
     assert not made - most, "what has one is not"
-    assert all(len(used) == 1 for used in finished.world.idempotency_keys.values())
+    promised = {event.effect_key: event.tool_started.idempotency_key for event in finished.log if _is_call(event)}
+    for event in filter(_is_call, finished.log):
+        assert event.tool_started.idempotency_key == promised[event.effect_key], "every attempt has the same key"
+    assert finished.world.idempotency_keys <= {*promised.values()}
+
+
+def _check_words(finished: Finished, whole: Finished) -> None:
+    """What models are told, and what the session keeps, is the same whoever executed the run."""
+    told = [(name_of(request), _words(request.messages)) for request in whole.world.heard]
+    for request in finished.world.heard:
+        assert (name_of(request), _words(request.messages)) in told
+    assert [one.message.position for one in finished.messages] == [*range(1, len(finished.messages) + 1)]
+    assert sorted(_words(one.message for one in finished.messages)) == sorted(
+        _words(one.message for one in whole.messages)
+    )
+
+
+def _words(messages: Iterable[message_pb2.Message]) -> list[tuple[object, ...]]:
+    """What messages say, without ids and times."""
+    return [(one.role, one.kind, one.author, *map(_said, one.parts)) for one in messages]
+
+
+def _said(part: message_pb2.Part) -> str:
+    if part.HasField("tool_call"):
+        return f"{part.tool_call.call_id} {part.tool_call.name} {part.tool_call.arguments_json}"
+    result = part.tool_result
+    said = "".join(each.text or each.data_json for each in result.parts)
+    return f"{result.call.call_id} {said} {result.error.message}" if part.HasField("tool_result") else part.text
+
+
+def _is_call(event: event_pb2.AgentEvent) -> bool:
+    return event.HasField("tool_started")
 
 
 def _left(whole: Finished, prefix: Sequence[event_pb2.AgentEvent]) -> tuple[Counter[str], Counter[str]]:
@@ -110,12 +144,20 @@ def _each_call(log: Sequence[event_pb2.AgentEvent]) -> Iterator[tuple[str, Calle
             yield key, Called(name, event.attempt, not _is_cancelled(event.llm_failed.error))
         elif events.kind_of(event) in (events.TOOL_COMPLETED, events.TOOL_FAILED) and key in started:
             result = event.tool_completed.result if event.HasField("tool_completed") else event.tool_failed.result
-            if not result.child_invocation_id:
-                call = started[key].tool_started.call
+            call = started[key].tool_started.call
+            if not result.child_invocation_id and call.name != FINAL_ANSWER:
                 name = " ".join([call.name, *map(str, json.loads(call.arguments_json).values())])
                 yield key, Called(name, 1, not _is_cancelled(result.error))
-        elif event.value_recorded.kind == event_pb2.VALUE_KIND_STEP:
-            yield key, Called(f"step {json.loads(event.value_recorded.value_json)}", 1, True)
+        elif event.value_recorded.kind == event_pb2.VALUE_KIND_STEP and (name := _step(event.value_recorded)):
+            yield key, Called(f"step {name}", 1, True)
+
+
+def _step(recorded: event_pb2.ValueRecorded) -> str:
+    """The name of a step: its value, or in its error; empty for a refused child, which is no step."""
+    if recorded.HasField("value_json"):
+        return str(json.loads(recorded.value_json))
+    said = recorded.error.message
+    return said.split("'")[1] if said.startswith("The step ") else ""
 
 
 def _is_cancelled(error: error_pb2.AgentError) -> bool:

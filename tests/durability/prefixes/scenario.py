@@ -5,7 +5,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from bough.v1 import agent_pb2, input_pb2
+from bough.v1 import agent_pb2, input_pb2, policy_pb2
 from bough_server.models.conversation import current_turn, step_of
 from bough_server.models.model import ModelRequest
 from bough_server.runtime.agent import Agent
@@ -24,14 +24,14 @@ class World:
         """Whether what waits to be cancelled waits: in a run that nobody cancels it does not."""
         self.made: Counter[str] = Counter()
         self.heard: list[ModelRequest] = []
-        self.idempotency_keys: defaultdict[str, set[str]] = defaultdict(set)
+        self.idempotency_keys: set[str] = set()
         self._arrived: defaultdict[str, asyncio.Event] = defaultdict(asyncio.Event)
 
     def call(self, name: str, idempotency_key: str = "") -> None:
         """A tool or a step was called; with a key, under that one."""
         self.made[name] += 1
         if idempotency_key:
-            self.idempotency_keys[name].add(idempotency_key)
+            self.idempotency_keys.add(idempotency_key)
 
     def arrive(self, place: str) -> None:
         """Somebody is there."""
@@ -47,10 +47,18 @@ class World:
 
     def calls(self) -> Counter[str]:
         """Everything that was called: tools, steps, and every attempt of a model."""
-        return self.made + Counter(
-            f"{request.agent} asks its model at step {step_of(current_turn(request.messages))}"
-            for request in self.heard
-        )
+        return self.made + Counter(name_of(request) for request in self.heard)
+
+    def forget(self) -> None:
+        """Nothing was called yet."""
+        self.made.clear()
+        self.heard.clear()
+        self.idempotency_keys.clear()
+
+
+def name_of(request: ModelRequest) -> str:
+    """Who asks its model, and when."""
+    return f"{request.agent} asks its model at step {step_of(current_turn(request.messages))}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,7 +91,10 @@ class Scenario:
     team: Callable[[World], Team] = nobody
     answer: Answer = no_answer
     cancelled_at: str = ""
-    """Where somebody has to arrive for the run to be cancelled; empty for never."""
+    """Where somebody has to arrive for the run to be cancelled, or "its questions"; empty for never."""
+    policy: policy_pb2.RunPolicy | None = None
+    has_past: bool = False
+    """Whether its session has had such a run before."""
 
     def __str__(self) -> str:
         return self.name
