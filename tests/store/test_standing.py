@@ -39,6 +39,16 @@ async def test_a_run_that_waits_for_an_answer_is_input_required_until_it_is_resu
     assert await _append(store, run, completed()) == (event_pb2.STATE_SUCCEEDED, [])
 
 
+async def test_a_run_that_waits_and_is_to_end_waits_for_nobody_any_more(store: Store) -> None:
+    run = Made()
+    await store.log.create(run.new())
+    asks = request("q1", run)
+    part = event_pb2.AgentEvent(cancel_requested=event_pb2.CancelRequested(scope=CHILD))
+    whole = event_pb2.AgentEvent(cancel_requested=event_pb2.CancelRequested())
+    assert await _append(store, run, asked(asks), interrupted(asks), part) == (event_pb2.STATE_INPUT_REQUIRED, ["q1"])
+    assert await _append(store, run, whole) == (event_pb2.STATE_RUNNING, ["q1"])
+
+
 async def test_what_an_interruption_lists_is_open_and_nothing_else(store: Store) -> None:
     run = Made()
     await store.log.create(run.new())

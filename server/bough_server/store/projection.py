@@ -276,6 +276,7 @@ _FOLDS: Final = {
     events.RUN_FORKED: RunFold._run_forked,
     events.RUN_RESUMED: RunFold._stand,
     events.RUN_INTERRUPTED: RunFold._stand,
+    events.CANCEL_REQUESTED: RunFold._stand,
     events.INPUT_REQUESTED: RunFold._stand,
     events.INPUT_RECEIVED: RunFold._stand,
     events.SUB_AGENT_STARTED: RunFold._sub_agent_started,

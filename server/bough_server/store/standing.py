@@ -84,6 +84,11 @@ class StandingFold:
             self._ask(request)
         self._move(event_pb2.STATE_INPUT_REQUIRED)
 
+    def _cancel_requested(self, event: event_pb2.AgentEvent) -> None:
+        """A run that is to end waits for nobody any more: whoever finds it so ends it."""
+        if not event.cancel_requested.scope and self._state == event_pb2.STATE_INPUT_REQUIRED:
+            self._move(event_pb2.STATE_RUNNING)
+
     def _input_requested(self, event: event_pb2.AgentEvent) -> None:
         self._ask(event.input_requested.request)
 
@@ -118,6 +123,7 @@ _FOLDS: Final = {
     events.RUN_FORKED: StandingFold._run_begins,
     events.RUN_RESUMED: StandingFold._run_resumed,
     events.RUN_INTERRUPTED: StandingFold._run_interrupted,
+    events.CANCEL_REQUESTED: StandingFold._cancel_requested,
     events.INPUT_REQUESTED: StandingFold._input_requested,
     events.INPUT_RECEIVED: StandingFold._input_received,
     events.TOOL_COMPLETED: StandingFold._call_ended,
