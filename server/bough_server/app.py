@@ -23,6 +23,8 @@ from bough.v1 import (
     eval_service_pb2_grpc,
     session_service_pb2_grpc,
 )
+from bough_server.agents.catalog import AgentCatalog
+from bough_server.agents.editing import AgentEditor
 from bough_server.agents.python_modules import load_python
 from bough_server.agents.registry import Registry
 from bough_server.agents.sources import definition_files, load_sources
@@ -89,13 +91,14 @@ class App:
             provider = make_provider(export=settings.exports_traces)
             tracing = Tracing(provider, capture_content=settings.telemetry.capture_content)
             stack.push_async_callback(asyncio.to_thread, tracing.close)
-            runs = Runs(_equipment(settings, store=store, registry=registry, tracing=tracing, clock=clock))
+            equipment = _equipment(settings, store=store, registry=registry, tracing=tracing, clock=clock)
+            runs = Runs(equipment)
             stack.push_async_callback(runs.close)
             found = await runs.recover()
             if found:
                 _log.info("going on with runs that an earlier server left open", runs=found)
             server = aio.server(interceptors=interceptors(provider), options=_OPTIONS)
-            _add_services(server, runs=runs, store=store, registry=registry, clock=clock)
+            _add_services(server, runs=runs, store=store, equipment=equipment)
             if settings.server.reflection:
                 add_reflection(server)
             app = cls(settings=settings, store=store, registry=registry, runs=runs, server=server)
@@ -214,6 +217,7 @@ def _equipment(settings: Settings, *, store: Store, registry: Registry, tracing:
         leases=store.leases,
         mailbox=store.mailbox,
         resolver=registry,
+        agents=AgentCatalog(registry, store.agents),
         tracing=tracing,
         clock=clock,
         defaults=_defaults(settings),
@@ -232,12 +236,16 @@ def _defaults(settings: Settings) -> RunDefaults:
     )
 
 
-def _add_services(server: aio.Server, *, runs: Runs, store: Store, registry: Registry, clock: Clock) -> None:
+def _add_services(server: aio.Server, *, runs: Runs, store: Store, equipment: Equipment) -> None:
+    clock, agents = equipment.clock, equipment.agents
     agent = AgentService(runs=runs, principal=current_principal, clock=clock)
     agent_service_pb2_grpc.add_AgentServiceServicer_to_server(agent, server)
     trees = EvalService(runs=runs, log=store.log, principal=current_principal)
     eval_service_pb2_grpc.add_EvalServiceServicer_to_server(trees, server)
-    catalog_service_pb2_grpc.add_CatalogServiceServicer_to_server(CatalogService(registry), server)
+    catalog = CatalogService(
+        agents=agents, editor=AgentEditor(agents, store.agents, clock), principal=current_principal
+    )
+    catalog_service_pb2_grpc.add_CatalogServiceServicer_to_server(catalog, server)
     sessions = SessionService(sessions=store.sessions, principal=current_principal, clock=clock)
     session_service_pb2_grpc.add_SessionServiceServicer_to_server(sessions, server)
 

@@ -10,6 +10,12 @@ BoughError
 │   ├── AlreadyAnswered       FAILED_PRECONDITION: the request has another answer
 │   ├── RunEnded              FAILED_PRECONDITION: the run takes no answers any more
 │   ├── ForkRefused           FAILED_PRECONDITION: the run cannot be forked there
+│   ├── AgentExists           ALREADY_EXISTS: the name is taken
+│   ├── AgentFixed            FAILED_PRECONDITION: it stands in a file or in code
+│   ├── AgentLinked           FAILED_PRECONDITION: others link to it
+│   ├── AgentUnusable         FAILED_PRECONDITION: it names something that is gone
+│   ├── RevisionMoved         ABORTED: the agent is another one by now
+│   ├── CatalogFull           RESOURCE_EXHAUSTED
 │   ├── ServerStopping        UNAVAILABLE
 │   └── StorageFailed         UNAVAILABLE: the disk, the lock or the database
 ├── RunError                  what goes wrong in a run: an AgentError in an event
@@ -135,6 +141,48 @@ class ForkRefused(CallError):
 
     code = code_pb2.FAILED_PRECONDITION
     reason = error_pb2.ERROR_REASON_FORK_REFUSED
+
+
+class AgentExists(CallError):
+    """A name that an agent has already; details say what that one stands in."""
+
+    code = code_pb2.ALREADY_EXISTS
+    reason = error_pb2.ERROR_REASON_AGENT_EXISTS
+
+
+class AgentFixed(CallError):
+    """A change of an agent that stands in a file or in code, where no call comes."""
+
+    code = code_pb2.FAILED_PRECONDITION
+    reason = error_pb2.ERROR_REASON_AGENT_FIXED
+
+
+class AgentLinked(CallError):
+    """A removal of an agent that others link to."""
+
+    code = code_pb2.FAILED_PRECONDITION
+    reason = error_pb2.ERROR_REASON_AGENT_LINKED
+
+
+class AgentUnusable(CallError):
+    """A run of a stored agent that can reach something which is not there any more."""
+
+    code = code_pb2.FAILED_PRECONDITION
+    reason = error_pb2.ERROR_REASON_AGENT_UNUSABLE
+
+
+class RevisionMoved(CallError):
+    """A change of an agent that is another one by now than the caller read."""
+
+    code = code_pb2.ABORTED
+    reason = error_pb2.ERROR_REASON_REVISION_MOVED
+
+
+class CatalogFull(CallError):
+    """More agents than a tenant may store."""
+
+    code = code_pb2.RESOURCE_EXHAUSTED
+    reason = error_pb2.ERROR_REASON_CATALOG_FULL
 
 
 class ServerStopping(CallError):

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+from pathlib import Path
 
 import grpc
 import pytest
@@ -11,11 +12,16 @@ from grpc import aio
 from bough.v1 import agent_pb2
 from bough.v1 import catalog_service_pb2 as pb
 from bough.v1.catalog_service_pb2_grpc import CatalogServiceStub, add_CatalogServiceServicer_to_server
+from bough_server.agents.catalog import AgentCatalog
+from bough_server.agents.editing import AgentEditor
 from bough_server.agents.registry import Registry
+from bough_server.clock import SystemClock
+from bough_server.interceptors.auth import current_principal
 from bough_server.models.configured import ConfiguredModels
 from bough_server.models.script import parse_script
 from bough_server.models.scripted import ScriptedModel
 from bough_server.services.catalog import CatalogService
+from bough_server.store.sql.store import Store, open_store
 from tests.rpc.servers import behaving, status_details
 from tests.rpc.turns import Served
 
@@ -67,16 +73,25 @@ async def test_judging_many_schemas_keeps_nobody_else_waiting(server: Served) ->
     assert {violation.field for violation in (await judging).violations} == {"llm.model"}
 
 
-async def test_a_page_of_agents_stays_within_what_a_client_receives() -> None:
+def _service(registry: Registry, store: Store) -> CatalogService:
+    agents = AgentCatalog(registry, store.agents)
+    editor = AgentEditor(agents, store.agents, SystemClock())
+    return CatalogService(agents=agents, editor=editor, principal=current_principal)
+
+
+async def test_a_page_of_agents_stays_within_what_a_client_receives(tmp_path: Path) -> None:
     models = ConfiguredModels(
         {"m": ScriptedModel(name="m", script=parse_script("agents: {lead: [a]}"))}, {}, default="m"
     )
     llm = agent_pb2.LlmAgent(instruction="x" * 250_000)
     team = [agent_pb2.AgentDefinition(name=f"a{n}", description="Is one.", llm=llm) for n in range(10, 40)]
-    service = CatalogService(Registry(team, models=models))
+    registry = Registry(team, models=models)
     names: list[str] = []
     pages, token = 0, ""
-    async with behaving(add_CatalogServiceServicer_to_server, ListAgents=service.ListAgents) as channel:
+    async with (
+        open_store(f"sqlite:///{tmp_path}/bough.db", durability="process") as store,
+        behaving(add_CatalogServiceServicer_to_server, ListAgents=_service(registry, store).ListAgents) as channel,
+    ):
         while pages == 0 or token:
             page = await CatalogServiceStub(channel).ListAgents(pb.ListAgentsRequest(page_size=1_000, page_token=token))
             assert page.ByteSize() < 1024 * 1024 + 4096

@@ -18,6 +18,7 @@ from bough.v1 import (
     policy_pb2,
 )
 from bough_server import events
+from bough_server.agents.catalog import AgentCatalog
 from bough_server.agents.registry import Models, Registry
 from bough_server.clock import Clock, SystemClock
 from bough_server.runs import Runs
@@ -217,6 +218,7 @@ async def open_house(
             leases=store.leases,
             mailbox=store.mailbox,
             resolver=registry,
+            agents=AgentCatalog(registry, store.agents),
             tracing=tracing,
             clock=clock,
             defaults=defaults or RunDefaults(),

@@ -71,6 +71,16 @@ def with_revision(definition: agent_pb2.AgentDefinition) -> agent_pb2.AgentDefin
     return copy
 
 
+def received(definition: agent_pb2.AgentDefinition) -> agent_pb2.AgentDefinition:
+    """A copy of what a call brought, as it is kept: with its own revision, and nothing that nobody here knows."""
+    copy = agent_pb2.AgentDefinition()
+    copy.CopyFrom(definition)
+    copy.DiscardUnknownFields()
+    copy.ClearField("create_time")
+    copy.revision = revision(copy)
+    return copy
+
+
 def short_enum_name(enum: EnumDescriptor, name: str) -> str:
     """An enum value's name without the enum's name before it: HISTORY_SCOPE_NONE is NONE."""
     prefix = "".join(f"_{letter}" if letter.isupper() else letter.upper() for letter in enum.name).lstrip("_") + "_"

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Final
 
 from bough.v1 import agent_pb2, event_pb2
-from bough_server.agents.llm import LlmAgent
+from bough_server.agents.kinds import agent_of
 from bough_server.models.model import Model
 from bough_server.runtime.agent import Agent, Resolver, RunVersions
 from bough_server.tools.tool import Tool
@@ -67,7 +67,8 @@ def pinned(
         agents[name] = _code_agent(name, version, resolver)
     for name, digest in versions.tools.items():
         _check_tool(name, digest, resolver)
-    for name in versions.models:
+    asked = {each.llm.model for each in definitions.values()} - {""}
+    for name in sorted({*versions.models, *asked}):
         _check_model(name, resolver)
     return PinnedResolver(resolver, agents)
 
@@ -76,15 +77,18 @@ def _agent(name: str, definition: agent_pb2.AgentDefinition, resolver: Resolver)
     try:
         current = resolver.agent(name)
     except KeyError:
-        return LlmAgent(definition)
-    return current if current.definition.revision == definition.revision else LlmAgent(definition)
+        return agent_of(definition)
+    return current if current.definition.revision == definition.revision else agent_of(definition)
 
 
 def _code_agent(name: str, version: str, resolver: Resolver) -> Agent:
     try:
         agent = resolver.agent(name)
     except KeyError:
-        raise MissingVersion(f"The agent {name!r} in Python, version {version!r}, is not configured here.") from None
+        raise MissingVersion(
+            f"The agent {name!r} in Python, version {version!r}, is not configured here. Bring it back until the run "
+            "has ended, or cancel the run."
+        ) from None
     found = agent.definition.revision
     if agent.definition.WhichOneof("kind") or found != version:
         raise MissingVersion(
@@ -98,7 +102,9 @@ def _check_tool(name: str, digest: str, resolver: Resolver) -> None:
     try:
         tool = resolver.tool(name)
     except KeyError:
-        raise MissingVersion(f"The tool {name!r} is not configured here.") from None
+        raise MissingVersion(
+            f"The tool {name!r} is not configured here. Bring it back until the run has ended, or cancel the run."
+        ) from None
     if tool.digest != digest:
         raise MissingVersion(
             f"The tool {name!r} has another description or schema than when the run began. Bring that one back until "
@@ -110,4 +116,6 @@ def _check_model(name: str, resolver: Resolver) -> None:
     try:
         resolver.model(name)
     except KeyError:
-        raise MissingVersion(f"The model {name!r} is not configured here.") from None
+        raise MissingVersion(
+            f"The model {name!r} is not configured here. Bring it back until the run has ended, or cancel the run."
+        ) from None

@@ -1,14 +1,13 @@
 """Finds agents, tools and models by name, as definitions, modules and configuration have them; it never changes."""
 
-import hashlib
-import json
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict
+from pathlib import Path
 from typing import Protocol, TypeVar
 
 from bough.v1 import agent_pb2, catalog_service_pb2
 from bough_server.agents.definition import Source, with_revision
-from bough_server.agents.llm import LlmAgent
+from bough_server.agents.kinds import agent_of
+from bough_server.agents.reach import reachable, versions_of
 from bough_server.agents.sources import source_problems
 from bough_server.agents.validation import Known, judge_code_agent, violations
 from bough_server.documents import raise_problems
@@ -50,9 +49,10 @@ class Registry:
         self._tools = _unique("tools", ((each.name, each) for each in tools))
         self._code_agents = _unique("agents", ((each.definition.name, each) for each in code_agents))
         bare = [source.definition for source in sources]
-        known = self._known(bare)
+        known = self.known(bare)
         raise_problems([*source_problems(sources, known), *self._code_problems(bare, known)])
-        made = {each.name: LlmAgent(with_revision(each)) for each in bare}
+        self._files = {source.definition.name: Path(source.path).name for source in sources}
+        made = {each.name: agent_of(with_revision(each)) for each in bare}
         self._agents = dict(sorted([*made.items(), *self._code_agents.items()]))
         self._versions: dict[str, RunVersions] = {}
 
@@ -70,19 +70,12 @@ class Registry:
 
     def reachable(self, root: str) -> Sequence[agent_pb2.AgentDefinition]:
         """The definitions that a run of `root` can reach by links, sorted by name, the root's among them."""
-        found = {root}
-        pending = [root]
-        while pending:
-            for link in self._agents[pending.pop()].definition.sub_agents:
-                if link.agent not in found:
-                    found.add(link.agent)
-                    pending.append(link.agent)
-        return [self._agents[name].definition for name in sorted(found)]
+        return reachable(self, root)
 
     def versions(self, root: str) -> RunVersions:
-        """Hashes of the tools and models that those definitions name, of their prices, and agents' code versions."""
+        """Hashes of the tools, models and fallbacks that those definitions name, of prices; agents' code versions."""
         if root not in self._versions:
-            self._versions[root] = self._versions_of(root)
+            self._versions[root] = versions_of(self, root)
         return self._versions[root]
 
     def list_agents(self) -> Sequence[agent_pb2.AgentDefinition]:
@@ -104,14 +97,20 @@ class Registry:
 
     def validate(self, definitions: Sequence[agent_pb2.AgentDefinition]) -> list[catalog_service_pb2.Violation]:
         """What would be wrong with definitions in this catalog, where they replace those of their names."""
-        return violations(definitions, self._known(definitions))
+        return violations(definitions, self.known(definitions))
 
-    def problems(self, sources: Sequence[Source]) -> list[str]:
-        """The same for definitions in files, each as "file:line: field: message"."""
-        known = self._known(source.definition for source in sources)
-        return [str(problem) for problem in source_problems(sources, known)]
+    def place(self, name: str) -> str:
+        """What the agent of a name stands in, in words; empty where there is none."""
+        if name in self._code_agents:
+            return "Python code"
+        return f"the file {self._files[name]}" if name in self._files else ""
 
-    def _known(self, definitions: Iterable[agent_pb2.AgentDefinition]) -> Known:
+    def known(
+        self,
+        definitions: Iterable[agent_pb2.AgentDefinition],
+        stored: Iterable[agent_pb2.AgentDefinition] = (),
+    ) -> Known:
+        """What definitions may name in this catalog, with those that are stored beside it."""
         named = {definition.llm.model for definition in definitions} - {""}
         listed = {info.name for info in self._models.list()}
         return Known(
@@ -119,7 +118,7 @@ class Registry:
             client_tools={name for name, tool in self._tools.items() if tool.is_client_side},
             models=listed | {name for name in named if self._has_model(name)},
             has_default_model=self._has_model(""),
-            definitions=[agent.definition for agent in self._agents.values()],
+            definitions=[*(agent.definition for agent in self._agents.values()), *stored],
             code_agents=[agent.definition for agent in self._code_agents.values()],
         )
 
@@ -129,23 +128,6 @@ class Registry:
             for name, agent in self._code_agents.items()
             for mistake in judge_code_agent(agent.definition, agent.tool_links, definitions, known)
         ]
-
-    def _versions_of(self, root: str) -> RunVersions:
-        agents = [self._agents[definition.name] for definition in self.reachable(root)]
-        tools = {link.name: self._tools[link.name].digest for agent in agents for link in agent.tool_links}
-        models = {}
-        for name in {agent.definition.llm.model for agent in agents}:
-            if self._has_model(name):
-                model = self._models.get(name)
-                models[model.name] = model
-        code = {agent.definition.name for agent in agents} & self._code_agents.keys()
-        prices = [(name, asdict(model.price)) for name, model in sorted(models.items()) if model.price]
-        return RunVersions(
-            tools=dict(sorted(tools.items())),
-            models={name: model.config_digest for name, model in sorted(models.items())},
-            agents={name: self._code_agents[name].definition.revision for name in sorted(code)},
-            prices=hashlib.sha256(json.dumps(prices).encode()).hexdigest(),
-        )
 
     def _has_model(self, name: str) -> bool:
         try:

@@ -3,7 +3,7 @@
 The same list of violations answers ValidateAgent, `bough agents validate` and a server's start.
 """
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -43,12 +43,13 @@ class Mistake:
 
 
 def violations(definitions: Sequence[agent_pb2.AgentDefinition], known: Known) -> list[catalog_service_pb2.Violation]:
-    """Everything that is wrong with definitions, in their order; empty where all is well."""
+    """Everything that is wrong with definitions, in their order, and with what they reach; empty where all is well."""
+    judged = [*zip(definitions, judge(definitions, known), strict=True), *judge_reached(definitions, known)]
     return [
         catalog_service_pb2.Violation(
             agent=definition.name, field=mistake.field, description=mistake.description, reason=mistake.reason
         )
-        for definition, mistakes in zip(definitions, judge(definitions, known), strict=True)
+        for definition, mistakes in judged
         for mistake in mistakes
     ]
 
@@ -66,6 +67,25 @@ def judge(definitions: Sequence[agent_pb2.AgentDefinition], known: Known) -> lis
         seen.add(definition.name)
         judged.append(mistakes)
     return judged
+
+
+def judge_reached(
+    definitions: Sequence[agent_pb2.AgentDefinition], known: Known
+) -> list[tuple[agent_pb2.AgentDefinition, list[Mistake]]]:
+    """The catalog's agents that these reach and would leave with mistakes they do not have now, and those mistakes."""
+    before, after = _world([], known), _world(definitions, known)
+    judged: list[tuple[agent_pb2.AgentDefinition, list[Mistake]]] = []
+    for name in sorted(_below({each.name for each in definitions}, after.agents)):
+        reached = after.agents[name]
+        had = {mistake.field for mistake in _relations(reached, before)}
+        if made := [mistake for mistake in _relations(reached, after) if mistake.field not in had]:
+            judged.append((reached, made))
+    return judged
+
+
+def _relations(definition: agent_pb2.AgentDefinition, world: "_World") -> list[Mistake]:
+    """Those of a definition's mistakes that depend on other agents."""
+    return [*_llm(definition, world), *_links(definition, world)]
 
 
 def _schema_problem(schema_json: str) -> str:
@@ -91,7 +111,7 @@ class _World:
     """What there is once the definitions are in force."""
 
     known: Known
-    agents: Collection[str]
+    agents: Mapping[str, agent_pb2.AgentDefinition]
     taken: Collection[str]
     with_model: Collection[str] = field(default_factory=set)
     """Agents that have a model in some run: their own, or a caller's."""
@@ -99,16 +119,25 @@ class _World:
 
 def _world(definitions: Sequence[agent_pb2.AgentDefinition], known: Known) -> _World:
     by_name = {each.name: each for each in (*known.definitions, *known.code_agents, *definitions)}
-    with_model = {name for name, each in by_name.items() if each.llm.model}
-    pending = list(with_model)
-    while pending:
-        for link in by_name[pending.pop()].sub_agents:
-            if link.agent in by_name and link.agent not in with_model:
-                with_model.add(link.agent)
-                pending.append(link.agent)
+    own = {name for name, each in by_name.items() if each.llm.model}
     return _World(
-        known=known, agents=by_name.keys(), taken={each.name for each in known.code_agents}, with_model=with_model
+        known=known,
+        agents=by_name,
+        taken={each.name for each in known.code_agents},
+        with_model=own | _below(own, by_name),
     )
+
+
+def _below(names: Collection[str], agents: Mapping[str, agent_pb2.AgentDefinition]) -> set[str]:
+    """The agents that can be reached by links from those of these names, but for these."""
+    found: set[str] = set()
+    pending = [name for name in names if name in agents]
+    while pending:
+        for link in agents[pending.pop()].sub_agents:
+            if link.agent in agents and link.agent not in found and link.agent not in names:
+                found.add(link.agent)
+                pending.append(link.agent)
+    return found
 
 
 def _identity(definition: agent_pb2.AgentDefinition, world: _World, seen: Collection[str]) -> Iterator[Mistake]:

@@ -30,6 +30,8 @@ _BULK: Final[Mapping[str, str]] = {
     "RunRequest": "input.parts",
     "ResumeRunRequest": "answers",
     "ForkRunRequest": "changes",
+    "CreateAgentRequest": "agent",
+    "UpdateAgentRequest": "agent",
     "ValidateAgentRequest": "definitions",
 }
 """The field that the bytes of a request are for."""

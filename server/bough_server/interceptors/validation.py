@@ -23,7 +23,15 @@ from bough_server.interceptors.handler import (
     unary_behavior,
 )
 
-_NOT_WALKED: Final = frozenset({"bough.v1.AggregateEventsRequest.events", "bough.v1.ValidateAgentRequest.definitions"})
+_NOT_WALKED: Final = frozenset(
+    {
+        "bough.v1.AggregateEventsRequest.events",
+        "bough.v1.CreateAgentRequest.agent",
+        "bough.v1.RunRequest.definitions",
+        "bough.v1.UpdateAgentRequest.agent",
+        "bough.v1.ValidateAgentRequest.definitions",
+    }
+)
 """Recorded events are read as they are, and what is wrong with a definition is the catalog's answer."""
 
 

@@ -8,10 +8,10 @@ from typing import Final
 
 from google.protobuf.message import Message
 
-from bough.v1 import agent_pb2, agent_service_pb2, error_pb2, event_pb2, message_pb2, policy_pb2
+from bough.v1 import agent_pb2, agent_service_pb2, event_pb2, message_pb2, policy_pb2
 from bough_server import ids
 from bough_server.agents.pinned import REPLAY_VERSION
-from bough_server.errors import FieldViolation, InvalidRequest, NotFound, RequestIdReused
+from bough_server.errors import FieldViolation, InvalidRequest, RequestIdReused
 from bough_server.runtime.agent import Agent, Resolver
 from bough_server.store.ports import Principal, RunRecord
 
@@ -28,19 +28,6 @@ class RunDefaults:
     delta: policy_pb2.DeltaPolicy = field(default_factory=policy_pb2.DeltaPolicy)
     on_disconnect: policy_pb2.OnDisconnect.ValueType = policy_pb2.ON_DISCONNECT_CANCEL
     disconnect_grace: float = 30.0
-
-
-def find_agent(resolver: Resolver, name: str) -> Agent:
-    """The root agent of a request. Raises NotFound."""
-    try:
-        return resolver.agent(name)
-    except KeyError:
-        raise NotFound(
-            "agent",
-            name,
-            reason=error_pb2.ERROR_REASON_UNKNOWN_AGENT,
-            hint="CatalogService.ListAgents lists those there are.",
-        ) from None
 
 
 def stored_definitions(resolver: Resolver, root: str) -> Sequence[agent_pb2.AgentDefinition]:
@@ -138,6 +125,8 @@ class Admission:
     digest: str
     run_id: str
     agent: Agent
+    resolver: Resolver
+    """What the run looks up, from its start to its end."""
     policy: policy_pb2.RunPolicy
     deadline_time_ns: int | None
     now_ns: int
@@ -173,11 +162,9 @@ def run_queued(started: event_pb2.AgentEvent, behind_run_id: str) -> event_pb2.A
     return event
 
 
-def run_started(
-    admission: Admission, resolver: Resolver, *, session_cut: int, trace_id: str, span_id: str
-) -> event_pb2.AgentEvent:
+def run_started(admission: Admission, *, session_cut: int, trace_id: str, span_id: str) -> event_pb2.AgentEvent:
     """The first event of a run."""
-    request, definition = admission.request, admission.agent.definition
+    request, definition, resolver = admission.request, admission.agent.definition, admission.resolver
     event = event_pb2.AgentEvent(
         sequence=1,
         invocation_id=admission.run_id,

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from bough_server.agents.catalog import AgentCatalog
 from bough_server.clock import Clock
 from bough_server.runs.admission import RunDefaults
 from bough_server.runtime.agent import Resolver
@@ -12,7 +13,11 @@ from bough_server.telemetry import Tracing
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Equipment:
-    """The collaborators of everything in this package; `worker` is this process's name among those that own runs."""
+    """The collaborators of everything in this package; `worker` is this process's name among those that own runs.
+
+    New runs look their agents up in `agents`, and runs that go on take what they name from `catalog`; both find tools,
+    models and agents in code by `resolver`.
+    """
 
     log: EventLog
     index: RunIndex
@@ -21,6 +26,7 @@ class Equipment:
     leases: Lease
     mailbox: Mailbox
     resolver: Resolver
+    agents: AgentCatalog
     tracing: Tracing
     clock: Clock
     defaults: RunDefaults

@@ -13,7 +13,6 @@ from bough_server.runs.admission import (
     Admission,
     check_input,
     effective_policy,
-    find_agent,
     request_digest,
     same_request,
 )
@@ -56,7 +55,8 @@ class Runs:
     ) -> RunRecord:
         """Accepts a run and starts it, or finds the one that the same request started before.
 
-        Raises InvalidRequest, NotFound (agent, session), RequestIdReused, SessionBusy, ServerStopping, StorageFailed.
+        Raises InvalidRequest, NotFound (agent, session), AgentUnusable, RequestIdReused, SessionBusy, ServerStopping,
+        StorageFailed.
         """
         self._refuse_while_draining()
         request.DiscardUnknownFields()  # nobody has counted them, and they would go into the log
@@ -64,12 +64,15 @@ class Runs:
         digest = request_digest(request)
         if (earlier := await self._earlier(principal, request.request_id, digest)) is not None:
             return earlier
+        resolver = await self._equipment.agents.resolver(principal.tenant_id, request.agent, request.definitions)
+        self._refuse_while_draining()  # which may have begun meanwhile
         now = self._equipment.clock.now_ns()
         admission = Admission(
             request=request,
             digest=digest,
             run_id=ids.new_uuid7(now),
-            agent=find_agent(self._equipment.resolver, request.agent),
+            agent=resolver.agent(request.agent),
+            resolver=resolver,
             policy=effective_policy(request.policy, self._equipment.defaults),
             deadline_time_ns=None if request.policy.background else deadline_time_ns,
             now_ns=now,

@@ -56,7 +56,7 @@ class Starter:
         return self._launcher.launch(
             record,
             [accepted.started],
-            resolver=self._equipment.resolver,
+            resolver=admission.resolver,
             session=accepted.session,
             traced=traced,
             is_queued=is_queued,
@@ -104,8 +104,7 @@ class Starter:
         return _Accepted(started=started, queued=queued, session=())
 
     def _started(self, admission: Admission, cut: int, traced: Traced) -> event_pb2.AgentEvent:
-        resolver = self._equipment.resolver
-        return run_started(admission, resolver, session_cut=cut, trace_id=traced.trace_id, span_id=traced.span_id)
+        return run_started(admission, session_cut=cut, trace_id=traced.trace_id, span_id=traced.span_id)
 
     async def _create(
         self,
@@ -128,7 +127,7 @@ class Starter:
                 request_digest=started.run_started.request_digest,
                 create_time_ns=admission.now_ns,
                 first=_record(started),
-                definitions=stored_definitions(self._equipment.resolver, admission.agent.definition.name),
+                definitions=stored_definitions(admission.resolver, admission.agent.definition.name),
                 owner=self._equipment.worker,
                 queued=_record(queued) if queued is not None else None,
             )

@@ -1,17 +1,17 @@
-"""CatalogService: what there is to run, as the registry has it; it stores nothing."""
+"""CatalogService: the agents of the caller's tenant, shown, checked and stored; tools and models, shown."""
 
-import asyncio
 from collections.abc import Callable, Sequence
 from operator import attrgetter, methodcaller
 from typing import Final, TypeVar
 
 from grpc import aio
 
-from bough.v1 import agent_pb2, catalog_service_pb2_grpc, error_pb2
+from bough.v1 import agent_pb2, catalog_service_pb2_grpc
 from bough.v1 import catalog_service_pb2 as pb
-from bough_server.agents.registry import Registry
-from bough_server.errors import NotFound
+from bough_server.agents.catalog import AgentCatalog
+from bough_server.agents.editing import AgentEditor
 from bough_server.services.listing import page_by_name, page_of
+from bough_server.store.ports import Principal
 
 T = TypeVar("T", agent_pb2.AgentDefinition, pb.ToolInfo, pb.ModelInfo)
 
@@ -20,26 +20,52 @@ _SIZE: Final[Callable[[object], int]] = methodcaller("ByteSize")
 
 
 class CatalogService(catalog_service_pb2_grpc.CatalogServiceServicer):
-    """Shows and checks agents, tools and models."""
+    """Shows, checks and stores agents; shows tools and models."""
 
-    def __init__(self, registry: Registry) -> None:
-        self._registry = registry
+    def __init__(self, *, agents: AgentCatalog, editor: AgentEditor, principal: Callable[[], Principal]) -> None:
+        self._agents, self._editor, self._principal = agents, editor, principal
+
+    async def CreateAgent(
+        self,
+        request: pb.CreateAgentRequest,
+        context: aio.ServicerContext[pb.CreateAgentRequest, pb.CreateAgentResponse],
+    ) -> pb.CreateAgentResponse:
+        """Stores a new agent."""
+        return pb.CreateAgentResponse(agent=await self._editor.create(self._tenant_id(), request.agent))
+
+    async def UpdateAgent(
+        self,
+        request: pb.UpdateAgentRequest,
+        context: aio.ServicerContext[pb.UpdateAgentRequest, pb.UpdateAgentResponse],
+    ) -> pb.UpdateAgentResponse:
+        """Changes an agent that is stored."""
+        agent = await self._editor.update(
+            self._tenant_id(), request.agent, mask=request.update_mask, revision=request.revision
+        )
+        return pb.UpdateAgentResponse(agent=agent)
+
+    async def DeleteAgent(
+        self,
+        request: pb.DeleteAgentRequest,
+        context: aio.ServicerContext[pb.DeleteAgentRequest, pb.DeleteAgentResponse],
+    ) -> pb.DeleteAgentResponse:
+        """Removes an agent that is stored."""
+        await self._editor.delete(self._tenant_id(), request.name, revision=request.revision)
+        return pb.DeleteAgentResponse()
 
     async def GetAgent(
         self, request: pb.GetAgentRequest, context: aio.ServicerContext[pb.GetAgentRequest, pb.GetAgentResponse]
     ) -> pb.GetAgentResponse:
         """Gives one agent."""
-        try:
-            agent = self._registry.agent(request.name)
-        except KeyError:
-            raise NotFound("agent", request.name, reason=error_pb2.ERROR_REASON_UNKNOWN_AGENT) from None
-        return pb.GetAgentResponse(agent=agent.definition)
+        catalog = await self._agents.of(self._tenant_id())
+        return pb.GetAgentResponse(agent=catalog.agent(request.name).definition)
 
     async def ListAgents(
         self, request: pb.ListAgentsRequest, context: aio.ServicerContext[pb.ListAgentsRequest, pb.ListAgentsResponse]
     ) -> pb.ListAgentsResponse:
         """Lists the agents, by name."""
-        agents, token = _page(self._registry.list_agents(), request, "agents")
+        catalog = await self._agents.of(self._tenant_id())
+        agents, token = _page(catalog.list_agents(), request, "agents")
         return pb.ListAgentsResponse(agents=agents, next_page_token=token)
 
     async def ValidateAgent(
@@ -47,23 +73,25 @@ class CatalogService(catalog_service_pb2_grpc.CatalogServiceServicer):
         request: pb.ValidateAgentRequest,
         context: aio.ServicerContext[pb.ValidateAgentRequest, pb.ValidateAgentResponse],
     ) -> pb.ValidateAgentResponse:
-        """Checks definitions against each other and the catalog, beside the event loop: schemas take seconds a MiB."""
-        violations = await asyncio.to_thread(self._registry.validate, request.definitions)
-        return pb.ValidateAgentResponse(violations=violations)
+        """Checks definitions against each other and the catalog."""
+        return pb.ValidateAgentResponse(violations=await self._agents.validate(self._tenant_id(), request.definitions))
 
     async def ListTools(
         self, request: pb.ListToolsRequest, context: aio.ServicerContext[pb.ListToolsRequest, pb.ListToolsResponse]
     ) -> pb.ListToolsResponse:
         """Lists the tools, by name."""
-        tools, token = _page(self._registry.list_tools(), request, "tools")
+        tools, token = _page(self._agents.registry.list_tools(), request, "tools")
         return pb.ListToolsResponse(tools=tools, next_page_token=token)
 
     async def ListModels(
         self, request: pb.ListModelsRequest, context: aio.ServicerContext[pb.ListModelsRequest, pb.ListModelsResponse]
     ) -> pb.ListModelsResponse:
         """Lists the models, by name."""
-        models, token = _page(self._registry.list_models(), request, "models")
+        models, token = _page(self._agents.registry.list_models(), request, "models")
         return pb.ListModelsResponse(models=models, next_page_token=token)
+
+    def _tenant_id(self) -> str:
+        return self._principal().tenant_id
 
 
 def _page(

@@ -102,7 +102,7 @@ class AgentDefinition(_message.Message):
 
     @_builtins.property
     def create_time(self) -> _timestamp_pb2.Timestamp:
-        """Output only: when this revision was first seen."""
+        """Output only: when this revision was stored by a call; absent for one in a file or in code."""
 
     def __init__(
         self,

@@ -3,6 +3,7 @@
 isort:skip_file
 Starting, following and stopping runs."""
 
+from bough.v1 import agent_pb2 as _agent_pb2
 from bough.v1 import error_pb2 as _error_pb2
 from bough.v1 import event_pb2 as _event_pb2
 from bough.v1 import fork_pb2 as _fork_pb2
@@ -117,7 +118,7 @@ Global___FollowOptions: _TypeAlias = FollowOptions  # noqa: Y015
 class RunRequest(_message.Message):
     """Starts a turn.
 
-    Set aside: 3 definitions, 8 parent.
+    Set aside: 8 parent.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -144,6 +145,7 @@ class RunRequest(_message.Message):
 
     REQUEST_ID_FIELD_NUMBER: _builtins.int
     AGENT_FIELD_NUMBER: _builtins.int
+    DEFINITIONS_FIELD_NUMBER: _builtins.int
     SESSION_ID_FIELD_NUMBER: _builtins.int
     INPUT_FIELD_NUMBER: _builtins.int
     POLICY_FIELD_NUMBER: _builtins.int
@@ -155,6 +157,13 @@ class RunRequest(_message.Message):
     """The agent to run."""
     session_id: _builtins.str
     """The session to go on with; empty for a new one."""
+    @_builtins.property
+    def definitions(self) -> _containers.RepeatedCompositeFieldContainer[_agent_pb2.AgentDefinition]:
+        """Agents that this run looks up before those of the catalog, in place of those of their names: to try a team before it
+        is stored. They are checked with what they can reach; everything that is wrong is INVALID_ARGUMENT, by its path
+        ("definitions[0].llm.model"). They are kept as long as the run, and nobody else's run sees them.
+        """
+
     @_builtins.property
     def input(self) -> _message_pb2.Message:
         """What the user says: at least one part that is not empty, 256 KiB in all. A missing role is USER."""
@@ -176,6 +185,7 @@ class RunRequest(_message.Message):
         *,
         request_id: _builtins.str = ...,
         agent: _builtins.str = ...,
+        definitions: _abc.Iterable[_agent_pb2.AgentDefinition] | None = ...,
         session_id: _builtins.str = ...,
         input: _message_pb2.Message | None = ...,
         policy: _policy_pb2.RunPolicy | None = ...,
@@ -184,7 +194,7 @@ class RunRequest(_message.Message):
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["follow", b"follow", "input", b"input", "policy", b"policy"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["agent", b"agent", "follow", b"follow", "input", b"input", "labels", b"labels", "policy", b"policy", "request_id", b"request_id", "session_id", b"session_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["agent", b"agent", "definitions", b"definitions", "follow", b"follow", "input", b"input", "labels", b"labels", "policy", b"policy", "request_id", b"request_id", "session_id", b"session_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -7,6 +7,7 @@ from bough.v1 import agent_pb2 as _agent_pb2
 from bough.v1 import error_pb2 as _error_pb2
 from collections import abc as _abc
 from google.protobuf import descriptor as _descriptor
+from google.protobuf import field_mask_pb2 as _field_mask_pb2
 from google.protobuf import message as _message
 from google.protobuf.internal import containers as _containers
 import builtins as _builtins
@@ -19,6 +20,157 @@ else:
     from typing_extensions import TypeAlias as _TypeAlias, Never as _Never
 
 DESCRIPTOR: _descriptor.FileDescriptor
+
+@_typing.final
+class CreateAgentRequest(_message.Message):
+    """Stores a new agent."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    AGENT_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def agent(self) -> _agent_pb2.AgentDefinition:
+        """The agent. What is output only is ignored."""
+
+    def __init__(
+        self,
+        *,
+        agent: _agent_pb2.AgentDefinition | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["agent", b"agent"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["agent", b"agent"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___CreateAgentRequest: _TypeAlias = CreateAgentRequest  # noqa: Y015
+
+@_typing.final
+class CreateAgentResponse(_message.Message):
+    """The agent as it is stored."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    AGENT_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def agent(self) -> _agent_pb2.AgentDefinition:
+        """With its revision and when it was stored."""
+
+    def __init__(
+        self,
+        *,
+        agent: _agent_pb2.AgentDefinition | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["agent", b"agent"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["agent", b"agent"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___CreateAgentResponse: _TypeAlias = CreateAgentResponse  # noqa: Y015
+
+@_typing.final
+class UpdateAgentRequest(_message.Message):
+    """Changes an agent."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    AGENT_FIELD_NUMBER: _builtins.int
+    UPDATE_MASK_FIELD_NUMBER: _builtins.int
+    REVISION_FIELD_NUMBER: _builtins.int
+    revision: _builtins.str
+    """The revision that the change is made to, as it was read."""
+    @_builtins.property
+    def agent(self) -> _agent_pb2.AgentDefinition:
+        """The agent of this name, with its new content. What is output only is ignored."""
+
+    @_builtins.property
+    def update_mask(self) -> _field_mask_pb2.FieldMask:
+        """The fields that are taken over, such as "description" or "llm.instruction"; one that `agent` does not have is
+        cleared. Empty, or "*", for the whole of it. A name cannot be changed.
+        """
+
+    def __init__(
+        self,
+        *,
+        agent: _agent_pb2.AgentDefinition | None = ...,
+        update_mask: _field_mask_pb2.FieldMask | None = ...,
+        revision: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["agent", b"agent", "update_mask", b"update_mask"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["agent", b"agent", "revision", b"revision", "update_mask", b"update_mask"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___UpdateAgentRequest: _TypeAlias = UpdateAgentRequest  # noqa: Y015
+
+@_typing.final
+class UpdateAgentResponse(_message.Message):
+    """The agent as it is stored."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    AGENT_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def agent(self) -> _agent_pb2.AgentDefinition:
+        """With its revision and when that was stored; both are as before where nothing has changed."""
+
+    def __init__(
+        self,
+        *,
+        agent: _agent_pb2.AgentDefinition | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["agent", b"agent"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["agent", b"agent"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___UpdateAgentResponse: _TypeAlias = UpdateAgentResponse  # noqa: Y015
+
+@_typing.final
+class DeleteAgentRequest(_message.Message):
+    """Removes an agent."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: _builtins.int
+    REVISION_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    """Its name."""
+    revision: _builtins.str
+    """The revision that it was read at: where it has another by now, it stays (ABORTED, REVISION_MOVED). Empty for any."""
+    def __init__(
+        self,
+        *,
+        name: _builtins.str = ...,
+        revision: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["name", b"name", "revision", b"revision"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DeleteAgentRequest: _TypeAlias = DeleteAgentRequest  # noqa: Y015
+
+@_typing.final
+class DeleteAgentResponse(_message.Message):
+    """The agent is no more."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DeleteAgentResponse: _TypeAlias = DeleteAgentResponse  # noqa: Y015
 
 @_typing.final
 class GetAgentRequest(_message.Message):

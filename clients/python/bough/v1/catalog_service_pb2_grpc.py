@@ -26,7 +26,10 @@ if _version_not_supported:
 
 
 class CatalogServiceStub:
-    """Shows and checks agents, tools and models.
+    """Shows, checks and stores agents; shows tools and models.
+
+    Agents stand in the operator's files and code, for everybody, or are stored by these calls, for their tenant alone.
+    Another tenant's do not exist. A change holds for the runs that begin after it: a run keeps what it began with.
     """
 
     def __init__(self, channel):
@@ -35,6 +38,21 @@ class CatalogServiceStub:
         Args:
             channel: A grpc.Channel.
         """
+        self.CreateAgent = channel.unary_unary(
+                '/bough.v1.CatalogService/CreateAgent',
+                request_serializer=bough_dot_v1_dot_catalog__service__pb2.CreateAgentRequest.SerializeToString,
+                response_deserializer=bough_dot_v1_dot_catalog__service__pb2.CreateAgentResponse.FromString,
+                _registered_method=True)
+        self.UpdateAgent = channel.unary_unary(
+                '/bough.v1.CatalogService/UpdateAgent',
+                request_serializer=bough_dot_v1_dot_catalog__service__pb2.UpdateAgentRequest.SerializeToString,
+                response_deserializer=bough_dot_v1_dot_catalog__service__pb2.UpdateAgentResponse.FromString,
+                _registered_method=True)
+        self.DeleteAgent = channel.unary_unary(
+                '/bough.v1.CatalogService/DeleteAgent',
+                request_serializer=bough_dot_v1_dot_catalog__service__pb2.DeleteAgentRequest.SerializeToString,
+                response_deserializer=bough_dot_v1_dot_catalog__service__pb2.DeleteAgentResponse.FromString,
+                _registered_method=True)
         self.GetAgent = channel.unary_unary(
                 '/bough.v1.CatalogService/GetAgent',
                 request_serializer=bough_dot_v1_dot_catalog__service__pb2.GetAgentRequest.SerializeToString,
@@ -63,8 +81,37 @@ class CatalogServiceStub:
 
 
 class CatalogServiceServicer:
-    """Shows and checks agents, tools and models.
+    """Shows, checks and stores agents; shows tools and models.
+
+    Agents stand in the operator's files and code, for everybody, or are stored by these calls, for their tenant alone.
+    Another tenant's do not exist. A change holds for the runs that begin after it: a run keeps what it began with.
     """
+
+    def CreateAgent(self, request, context):
+        """Stores a new agent.
+
+        It is checked first as ValidateAgent does; everything that is wrong is INVALID_ARGUMENT, by its path in the request
+        ("agent.llm.tools[1].name"). A name that is taken is ALREADY_EXISTS (AGENT_EXISTS): the details say by what.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def UpdateAgent(self, request, context):
+        """Changes an agent that is stored, checked as CreateAgent does. Where it is another by now than the caller read,
+        nothing is changed: ABORTED (REVISION_MOVED). One of a file or of code is FAILED_PRECONDITION (AGENT_FIXED).
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def DeleteAgent(self, request, context):
+        """Removes an agent that is stored. Where others link to it, it stays: FAILED_PRECONDITION (AGENT_LINKED), and the
+        details name them. Its revisions stay as long as runs name them.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
 
     def GetAgent(self, request, context):
         """Gives one agent.
@@ -105,6 +152,21 @@ class CatalogServiceServicer:
 
 def add_CatalogServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
+            'CreateAgent': grpc.unary_unary_rpc_method_handler(
+                    servicer.CreateAgent,
+                    request_deserializer=bough_dot_v1_dot_catalog__service__pb2.CreateAgentRequest.FromString,
+                    response_serializer=bough_dot_v1_dot_catalog__service__pb2.CreateAgentResponse.SerializeToString,
+            ),
+            'UpdateAgent': grpc.unary_unary_rpc_method_handler(
+                    servicer.UpdateAgent,
+                    request_deserializer=bough_dot_v1_dot_catalog__service__pb2.UpdateAgentRequest.FromString,
+                    response_serializer=bough_dot_v1_dot_catalog__service__pb2.UpdateAgentResponse.SerializeToString,
+            ),
+            'DeleteAgent': grpc.unary_unary_rpc_method_handler(
+                    servicer.DeleteAgent,
+                    request_deserializer=bough_dot_v1_dot_catalog__service__pb2.DeleteAgentRequest.FromString,
+                    response_serializer=bough_dot_v1_dot_catalog__service__pb2.DeleteAgentResponse.SerializeToString,
+            ),
             'GetAgent': grpc.unary_unary_rpc_method_handler(
                     servicer.GetAgent,
                     request_deserializer=bough_dot_v1_dot_catalog__service__pb2.GetAgentRequest.FromString,
@@ -139,8 +201,92 @@ def add_CatalogServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class CatalogService:
-    """Shows and checks agents, tools and models.
+    """Shows, checks and stores agents; shows tools and models.
+
+    Agents stand in the operator's files and code, for everybody, or are stored by these calls, for their tenant alone.
+    Another tenant's do not exist. A change holds for the runs that begin after it: a run keeps what it began with.
     """
+
+    @staticmethod
+    def CreateAgent(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/bough.v1.CatalogService/CreateAgent',
+            bough_dot_v1_dot_catalog__service__pb2.CreateAgentRequest.SerializeToString,
+            bough_dot_v1_dot_catalog__service__pb2.CreateAgentResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def UpdateAgent(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/bough.v1.CatalogService/UpdateAgent',
+            bough_dot_v1_dot_catalog__service__pb2.UpdateAgentRequest.SerializeToString,
+            bough_dot_v1_dot_catalog__service__pb2.UpdateAgentResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def DeleteAgent(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/bough.v1.CatalogService/DeleteAgent',
+            bough_dot_v1_dot_catalog__service__pb2.DeleteAgentRequest.SerializeToString,
+            bough_dot_v1_dot_catalog__service__pb2.DeleteAgentResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
 
     @staticmethod
     def GetAgent(request,

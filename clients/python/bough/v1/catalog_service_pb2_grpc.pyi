@@ -27,12 +27,30 @@ GRPC_GENERATED_VERSION: str
 GRPC_VERSION: str
 
 class CatalogServiceStub:
-    """Shows and checks agents, tools and models."""
+    """Shows, checks and stores agents; shows tools and models.
+
+    Agents stand in the operator's files and code, for everybody, or are stored by these calls, for their tenant alone.
+    Another tenant's do not exist. A change holds for the runs that begin after it: a run keeps what it began with.
+    """
 
     @_typing.overload
     def __new__(cls, channel: _grpc.Channel) -> _Self: ...
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> CatalogServiceAsyncStub: ...
+    CreateAgent: _grpc.UnaryUnaryMultiCallable[_catalog_service_pb2.CreateAgentRequest, _catalog_service_pb2.CreateAgentResponse]
+    """Stores a new agent.
+
+    It is checked first as ValidateAgent does; everything that is wrong is INVALID_ARGUMENT, by its path in the request
+    ("agent.llm.tools[1].name"). A name that is taken is ALREADY_EXISTS (AGENT_EXISTS): the details say by what.
+    """
+    UpdateAgent: _grpc.UnaryUnaryMultiCallable[_catalog_service_pb2.UpdateAgentRequest, _catalog_service_pb2.UpdateAgentResponse]
+    """Changes an agent that is stored, checked as CreateAgent does. Where it is another by now than the caller read,
+    nothing is changed: ABORTED (REVISION_MOVED). One of a file or of code is FAILED_PRECONDITION (AGENT_FIXED).
+    """
+    DeleteAgent: _grpc.UnaryUnaryMultiCallable[_catalog_service_pb2.DeleteAgentRequest, _catalog_service_pb2.DeleteAgentResponse]
+    """Removes an agent that is stored. Where others link to it, it stays: FAILED_PRECONDITION (AGENT_LINKED), and the
+    details name them. Its revisions stay as long as runs name them.
+    """
     GetAgent: _grpc.UnaryUnaryMultiCallable[_catalog_service_pb2.GetAgentRequest, _catalog_service_pb2.GetAgentResponse]
     """Gives one agent."""
     ListAgents: _grpc.UnaryUnaryMultiCallable[_catalog_service_pb2.ListAgentsRequest, _catalog_service_pb2.ListAgentsResponse]
@@ -48,9 +66,27 @@ class CatalogServiceStub:
 
 @_typing.type_check_only
 class CatalogServiceAsyncStub(CatalogServiceStub):
-    """Shows and checks agents, tools and models."""
+    """Shows, checks and stores agents; shows tools and models.
+
+    Agents stand in the operator's files and code, for everybody, or are stored by these calls, for their tenant alone.
+    Another tenant's do not exist. A change holds for the runs that begin after it: a run keeps what it began with.
+    """
 
     def __init__(self, channel: _aio.Channel) -> None: ...
+    CreateAgent: _aio.UnaryUnaryMultiCallable[_catalog_service_pb2.CreateAgentRequest, _catalog_service_pb2.CreateAgentResponse]  # type: ignore[assignment]
+    """Stores a new agent.
+
+    It is checked first as ValidateAgent does; everything that is wrong is INVALID_ARGUMENT, by its path in the request
+    ("agent.llm.tools[1].name"). A name that is taken is ALREADY_EXISTS (AGENT_EXISTS): the details say by what.
+    """
+    UpdateAgent: _aio.UnaryUnaryMultiCallable[_catalog_service_pb2.UpdateAgentRequest, _catalog_service_pb2.UpdateAgentResponse]  # type: ignore[assignment]
+    """Changes an agent that is stored, checked as CreateAgent does. Where it is another by now than the caller read,
+    nothing is changed: ABORTED (REVISION_MOVED). One of a file or of code is FAILED_PRECONDITION (AGENT_FIXED).
+    """
+    DeleteAgent: _aio.UnaryUnaryMultiCallable[_catalog_service_pb2.DeleteAgentRequest, _catalog_service_pb2.DeleteAgentResponse]  # type: ignore[assignment]
+    """Removes an agent that is stored. Where others link to it, it stays: FAILED_PRECONDITION (AGENT_LINKED), and the
+    details name them. Its revisions stay as long as runs name them.
+    """
     GetAgent: _aio.UnaryUnaryMultiCallable[_catalog_service_pb2.GetAgentRequest, _catalog_service_pb2.GetAgentResponse]  # type: ignore[assignment]
     """Gives one agent."""
     ListAgents: _aio.UnaryUnaryMultiCallable[_catalog_service_pb2.ListAgentsRequest, _catalog_service_pb2.ListAgentsResponse]  # type: ignore[assignment]
@@ -65,7 +101,43 @@ class CatalogServiceAsyncStub(CatalogServiceStub):
     """Lists the models that definitions may name, by name."""
 
 class CatalogServiceServicer(metaclass=_abc_1.ABCMeta):
-    """Shows and checks agents, tools and models."""
+    """Shows, checks and stores agents; shows tools and models.
+
+    Agents stand in the operator's files and code, for everybody, or are stored by these calls, for their tenant alone.
+    Another tenant's do not exist. A change holds for the runs that begin after it: a run keeps what it began with.
+    """
+
+    @_abc_1.abstractmethod
+    def CreateAgent(
+        self,
+        request: _catalog_service_pb2.CreateAgentRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_catalog_service_pb2.CreateAgentResponse, _abc.Awaitable[_catalog_service_pb2.CreateAgentResponse]]:
+        """Stores a new agent.
+
+        It is checked first as ValidateAgent does; everything that is wrong is INVALID_ARGUMENT, by its path in the request
+        ("agent.llm.tools[1].name"). A name that is taken is ALREADY_EXISTS (AGENT_EXISTS): the details say by what.
+        """
+
+    @_abc_1.abstractmethod
+    def UpdateAgent(
+        self,
+        request: _catalog_service_pb2.UpdateAgentRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_catalog_service_pb2.UpdateAgentResponse, _abc.Awaitable[_catalog_service_pb2.UpdateAgentResponse]]:
+        """Changes an agent that is stored, checked as CreateAgent does. Where it is another by now than the caller read,
+        nothing is changed: ABORTED (REVISION_MOVED). One of a file or of code is FAILED_PRECONDITION (AGENT_FIXED).
+        """
+
+    @_abc_1.abstractmethod
+    def DeleteAgent(
+        self,
+        request: _catalog_service_pb2.DeleteAgentRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_catalog_service_pb2.DeleteAgentResponse, _abc.Awaitable[_catalog_service_pb2.DeleteAgentResponse]]:
+        """Removes an agent that is stored. Where others link to it, it stays: FAILED_PRECONDITION (AGENT_LINKED), and the
+        details name them. Its revisions stay as long as runs name them.
+        """
 
     @_abc_1.abstractmethod
     def GetAgent(

@@ -89,6 +89,18 @@ class _ErrorReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorReas
     """The run has ended: it takes no answers any more."""
     ERROR_REASON_FORK_REFUSED: _ErrorReason.ValueType  # 34
     """The run cannot be forked there; the message says why."""
+    ERROR_REASON_AGENT_EXISTS: _ErrorReason.ValueType  # 35
+    """An agent of that name is there already; details say what it stands in."""
+    ERROR_REASON_AGENT_FIXED: _ErrorReason.ValueType  # 36
+    """The agent stands in a file or in code: a call cannot change it."""
+    ERROR_REASON_AGENT_LINKED: _ErrorReason.ValueType  # 37
+    """Other agents link to the agent; details name them."""
+    ERROR_REASON_AGENT_UNUSABLE: _ErrorReason.ValueType  # 38
+    """The agent, or one that it can reach, names something that is not there any more."""
+    ERROR_REASON_REVISION_MOVED: _ErrorReason.ValueType  # 39
+    """The agent has another revision by now than the caller read; details carry it."""
+    ERROR_REASON_CATALOG_FULL: _ErrorReason.ValueType  # 40
+    """The tenant has as many agents as it may store, or as large ones."""
 
 class ErrorReason(_ErrorReason, metaclass=_ErrorReasonEnumTypeWrapper):
     """Why something failed. In events it stands in AgentError.reason; on a failed call its name without the prefix is
@@ -164,6 +176,18 @@ ERROR_REASON_RUN_ENDED: ErrorReason.ValueType  # 33
 """The run has ended: it takes no answers any more."""
 ERROR_REASON_FORK_REFUSED: ErrorReason.ValueType  # 34
 """The run cannot be forked there; the message says why."""
+ERROR_REASON_AGENT_EXISTS: ErrorReason.ValueType  # 35
+"""An agent of that name is there already; details say what it stands in."""
+ERROR_REASON_AGENT_FIXED: ErrorReason.ValueType  # 36
+"""The agent stands in a file or in code: a call cannot change it."""
+ERROR_REASON_AGENT_LINKED: ErrorReason.ValueType  # 37
+"""Other agents link to the agent; details name them."""
+ERROR_REASON_AGENT_UNUSABLE: ErrorReason.ValueType  # 38
+"""The agent, or one that it can reach, names something that is not there any more."""
+ERROR_REASON_REVISION_MOVED: ErrorReason.ValueType  # 39
+"""The agent has another revision by now than the caller read; details carry it."""
+ERROR_REASON_CATALOG_FULL: ErrorReason.ValueType  # 40
+"""The tenant has as many agents as it may store, or as large ones."""
 Global___ErrorReason: _TypeAlias = ErrorReason  # noqa: Y015
 
 @_typing.final

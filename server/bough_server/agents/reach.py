@@ -1,0 +1,78 @@
+"""What a run of an agent can reach by links, what that comes to in hashes, and what of it is gone; it keeps nothing."""
+
+import hashlib
+import json
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import asdict
+
+from bough.v1 import agent_pb2
+from bough_server.models.model import Model
+from bough_server.runtime.agent import Resolver, RunVersions
+
+
+def reachable(resolver: Resolver, root: str) -> Sequence[agent_pb2.AgentDefinition]:
+    """The definitions that a run of `root` can reach, sorted by name, the root's among them.
+
+    Links that lead nowhere are left out. Raises KeyError where there is no `root`.
+    """
+    found = {root: resolver.agent(root).definition}
+    pending = [root]
+    while pending:
+        for link in found[pending.pop()].sub_agents:
+            if link.agent not in found and _has(resolver.agent, link.agent):
+                found[link.agent] = resolver.agent(link.agent).definition
+                pending.append(link.agent)
+    return [found[name] for name in sorted(found)]
+
+
+def versions_of(resolver: Resolver, root: str) -> RunVersions:
+    """Hashes of the tools, models and fallbacks that those definitions name, of prices, and agents' code versions.
+
+    Raises KeyError where there is no `root`, or a tool is gone.
+    """
+    agents = [resolver.agent(definition.name) for definition in reachable(resolver, root)]
+    tools = {link.name: resolver.tool(link.name).digest for agent in agents for link in agent.tool_links}
+    models = _models(resolver, {agent.definition.llm.model for agent in agents})
+    code = [agent.definition for agent in agents if agent.definition.WhichOneof("kind") is None]
+    prices = [(name, asdict(model.price)) for name, model in sorted(models.items()) if model.price]
+    return RunVersions(
+        tools=dict(sorted(tools.items())),
+        models={name: model.config_digest for name, model in sorted(models.items())},
+        agents={each.name: each.revision for each in code},
+        prices=hashlib.sha256(json.dumps(prices).encode()).hexdigest(),
+    )
+
+
+def _models(resolver: Resolver, names: Collection[str]) -> dict[str, Model]:
+    """The models of these names with their fallbacks, by their own names; those that are not there are left out."""
+    found: dict[str, Model] = {}
+    for name in names:
+        if _has(resolver.model, name):
+            model = resolver.model(name)
+            found[model.name] = model
+            found |= {each: resolver.model(each) for each in model.fallbacks if _has(resolver.model, each)}
+    return found
+
+
+def gone(resolver: Resolver, root: str) -> Iterator[str]:
+    """What those definitions name and nobody finds, each in a sentence. Raises KeyError where there is no `root`."""
+    for definition in reachable(resolver, root):
+        agent = resolver.agent(definition.name)
+        for link in definition.sub_agents:
+            if not _has(resolver.agent, link.agent):
+                yield f"The agent {definition.name!r} links to the agent {link.agent!r}, which is not there any more."
+        for tool in agent.tool_links:
+            if not _has(resolver.tool, tool.name):
+                yield f"The agent {definition.name!r} names the tool {tool.name!r}, which is not there any more."
+        if definition.llm.model and not _has(resolver.model, definition.llm.model):
+            yield (
+                f"The agent {definition.name!r} names the model {definition.llm.model!r}, which is not there any more."
+            )
+
+
+def _has(find: Callable[[str], object], name: str) -> bool:
+    try:
+        find(name)
+    except KeyError:
+        return False
+    return True
