@@ -83,7 +83,7 @@ class App:
         _check_host(settings.server)
         clock = clock or SystemClock()
         async with AsyncExitStack() as stack:
-            models = build_models(settings.models, folder=settings.folder, secrets=settings.secrets)
+            models = build_models(settings.models, folder=settings.folder, secrets=settings.secrets, clock=clock)
             stack.push_async_callback(models.close)
             registry = _registry(settings, models)
             store = open_store(settings.storage.url, durability=settings.storage.durability)

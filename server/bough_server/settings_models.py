@@ -37,6 +37,15 @@ class PriceSection(Section):
     cached_input: Annotated[float, Field(ge=0, allow_inf_nan=False)] | None = None
 
 
+class BreakerSection(Section):
+    """When a model is left alone for a while."""
+
+    failures: Count = 5
+    """After how many failures in a row; 0 for never."""
+    cooldown: Annotated[Seconds, Field(gt=0)] = 15.0
+    """For how long, before one call may try it."""
+
+
 class ModelSection(Section):
     """One model, or another name for one."""
 
@@ -55,6 +64,12 @@ class ModelSection(Section):
     fallbacks: tuple[str, ...] = ()
     """The models that a call goes on with, in this order, when this one cannot answer it; each with its own."""
     max_concurrency: Annotated[Count, Field(ge=1)] | None = None
+    requests_per_minute: Annotated[Count, Field(ge=1)] | None = None
+    tokens_per_minute: Annotated[Count, Field(ge=1)] | None = None
+    max_wait: Seconds = 60.0
+    """How long an attempt may wait for its turn by these two."""
+    breaker: BreakerSection | None = None
+    """None for the default: with openai that of BreakerSection, else none."""
     price: PriceSection | None = None
 
     @model_validator(mode="after")

@@ -157,7 +157,14 @@ def test_a_digest_counts_what_answers_depend_on_and_no_secret(folder: Path) -> N
         return built(folder, secrets=secrets, a=config).get("a").config_digest
 
     first = digest(openai(api_key_env="K"), K="one")
-    patient = openai(api_key_env="L", retries=0, timeouts=Timeouts(start=1, idle=1), max_concurrency=3)
+    patient = openai(
+        api_key_env="L",
+        retries=0,
+        timeouts=Timeouts(start=1, idle=1),
+        max_concurrency=3,
+        requests_per_minute=1,
+        breaker={"failures": 0},
+    )
     assert digest(patient, L="two") == first
     assert digest(openai(base_url="http://127.0.0.1:1/v1")) != first
     assert digest(ModelSection(provider="openai", model="large-2")) != first

@@ -12,12 +12,17 @@ from bough_server.errors import ConfigurationError
 from bough_server.models.model import Meter, ModelRequest, ReasoningDelta, TextDelta, ToolCallDelta
 from bough_server.models.script import parse_script, words
 from bough_server.models.scripted import Gate, ScriptedModel
+from bough_server.models.turnstile import Turnstile
 from tests.support.model_calls import answer, asking, assistant, call, failure, text_of, tool_result, user
 
 
 def scripted(text: str, *, gate: Gate | None = None, max_concurrency: int = 0) -> ScriptedModel:
     return ScriptedModel(
-        name="scripted", model="desk", script=parse_script(text), gate=gate, max_concurrency=max_concurrency
+        name="scripted",
+        model="desk",
+        script=parse_script(text),
+        gate=gate,
+        turnstile=Turnstile(max_concurrency=max_concurrency),
     )
 
 

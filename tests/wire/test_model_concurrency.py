@@ -6,6 +6,7 @@ from contextlib import aclosing, asynccontextmanager
 
 from bough_server.models.model import TextDelta
 from bough_server.models.openai import OpenAIModel
+from bough_server.models.turnstile import Turnstile
 from tests.support.model_calls import answer, asking, failure, user
 from tests.support.model_scenarios import TEXT, Reply, Request, plain, scenario
 from tests.support.model_server import ModelServer, serving_model
@@ -25,7 +26,8 @@ class Arrivals:
 @asynccontextmanager
 async def limited(most: int, server: ModelServer) -> AsyncIterator[OpenAIModel]:
     """A model that takes so many calls at once."""
-    model = OpenAIModel(name="large", model="scenario-1", base_url=server.base_url, max_concurrency=most)
+    turnstile = Turnstile(max_concurrency=most)
+    model = OpenAIModel(name="large", model="scenario-1", base_url=server.base_url, turnstile=turnstile)
     try:
         yield model
     finally:

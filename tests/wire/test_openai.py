@@ -10,6 +10,7 @@ from contextlib import aclosing, asynccontextmanager
 from bough.v1 import agent_pb2, message_pb2
 from bough_server.models.model import Meter, ReasoningDelta, TextDelta, ToolCallDelta
 from bough_server.models.openai import OpenAIModel
+from bough_server.models.turnstile import Turnstile
 from tests.support.model_calls import LOOKUP, answer, asking, assistant, call, failure, reasoning_of, tool_result, user
 from tests.support.model_scenarios import TEXT
 from tests.support.model_server import ModelServer, serving_model
@@ -28,7 +29,7 @@ async def talking(
             model="scenario-1",
             base_url=server.base_url,
             key=key,
-            max_concurrency=max_concurrency,
+            turnstile=Turnstile(max_concurrency=max_concurrency),
         )
         try:
             yield model, server

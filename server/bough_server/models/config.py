@@ -38,6 +38,20 @@ class PriceConfig(Protocol):
         ...
 
 
+class BreakerConfig(Protocol):
+    """When a model is left alone."""
+
+    @property
+    def failures(self) -> int:
+        """After so many failures in a row; 0 for never."""
+        ...
+
+    @property
+    def cooldown(self) -> float:
+        """For so many seconds."""
+        ...
+
+
 class ModelConfig(Protocol):
     """What the operator says of one model; the settings have it."""
 
@@ -94,6 +108,26 @@ class ModelConfig(Protocol):
     @property
     def max_concurrency(self) -> int | None:
         """How many calls it takes at once; None for any."""
+        ...
+
+    @property
+    def requests_per_minute(self) -> int | None:
+        """How many requests any 60 seconds may have; None for any."""
+        ...
+
+    @property
+    def tokens_per_minute(self) -> int | None:
+        """How many tokens any 60 seconds may have, sent and written; None for any."""
+        ...
+
+    @property
+    def max_wait(self) -> float:
+        """How many seconds an attempt may wait for its turn by these rates."""
+        ...
+
+    @property
+    def breaker(self) -> BreakerConfig | None:
+        """When it is left alone; None for the provider's default."""
         ...
 
     @property

@@ -10,13 +10,18 @@ from pathlib import Path
 from typing import Final
 
 from bough.v1 import catalog_service_pb2
+from bough_server.clock import Clock, SystemClock
 from bough_server.errors import ConfigurationError
+from bough_server.models.breaker import BreakerPolicy
 from bough_server.models.config import ModelConfig
 from bough_server.models.local import LocalModel
+from bough_server.models.local_process import SLOTS
 from bough_server.models.model import Model, Price, RetryPolicy
 from bough_server.models.openai import OPENAI_BASE_URL, OpenAIModel, Timeouts
+from bough_server.models.rates import RatePolicy
 from bough_server.models.script import Script, read_script
 from bough_server.models.scripted import ScriptedModel
+from bough_server.models.turnstile import Turnstile
 
 DEFAULT: Final = "default"
 
@@ -57,7 +62,12 @@ class ConfiguredModels:
 
 
 def build_models(
-    configs: Mapping[str, ModelConfig], *, secrets: Mapping[str, str], folder: Path, default: str = DEFAULT
+    configs: Mapping[str, ModelConfig],
+    *,
+    secrets: Mapping[str, str],
+    folder: Path,
+    default: str = DEFAULT,
+    clock: Clock | None = None,
 ) -> ConfiguredModels:
     """The models of a configuration: scripts are relative to `folder`, keys are looked up in `secrets`.
 
@@ -67,7 +77,14 @@ def build_models(
     """
     aliases = {name: _target(name, configs) for name, config in configs.items() if config.alias}
     models = {
-        name: _model(name, config, fallbacks=_fallbacks(name, configs), secrets=secrets, folder=folder)
+        name: _model(
+            name,
+            config,
+            fallbacks=_fallbacks(name, configs),
+            secrets=secrets,
+            folder=folder,
+            turnstile=_turnstile(name, config, clock or SystemClock()),
+        )
         for name, config in configs.items()
         if not config.alias
     }
@@ -105,15 +122,36 @@ def _fallbacks(name: str, configs: Mapping[str, ModelConfig]) -> Sequence[str]:
     return order
 
 
+def _turnstile(name: str, config: ModelConfig, clock: Clock) -> Turnstile:
+    """A breaker is there by itself where calls go over a network."""
+    breaker = BreakerPolicy() if config.provider == "openai" else None
+    if config.breaker is not None:
+        breaker = BreakerPolicy(failures=config.breaker.failures, cooldown=config.breaker.cooldown)
+    places = SLOTS if config.provider == "local" else config.max_concurrency or 0
+    rates = RatePolicy(requests=config.requests_per_minute, tokens=config.tokens_per_minute, max_wait=config.max_wait)
+    return Turnstile(name=name, max_concurrency=places, breaker=breaker, rates=rates, clock=clock)
+
+
 def _model(
-    name: str, config: ModelConfig, *, fallbacks: Sequence[str], secrets: Mapping[str, str], folder: Path
+    name: str,
+    config: ModelConfig,
+    *,
+    fallbacks: Sequence[str],
+    secrets: Mapping[str, str],
+    folder: Path,
+    turnstile: Turnstile,
 ) -> Model:
     retry = RetryPolicy(retries=config.retries)
     if config.provider == "openai":
-        return _openai(name, config, fallbacks, secrets)
+        return _openai(name, config, fallbacks=fallbacks, secrets=secrets, turnstile=turnstile)
     if config.provider == "local":
         return LocalModel(
-            name=name, retry=retry, fallbacks=fallbacks, price=_price(config), config_digest=_digest(config)
+            name=name,
+            retry=retry,
+            fallbacks=fallbacks,
+            price=_price(config),
+            config_digest=_digest(config),
+            turnstile=turnstile,
         )
     if config.provider != "scripted":
         raise ConfigurationError(f"models.{name}.provider: must be openai, scripted or local, not {config.provider!r}")
@@ -127,12 +165,14 @@ def _model(
         retry=retry,
         fallbacks=fallbacks,
         price=_price(config),
-        max_concurrency=config.max_concurrency or 0,
         config_digest=_digest(config, script),
+        turnstile=turnstile,
     )
 
 
-def _openai(name: str, config: ModelConfig, fallbacks: Sequence[str], secrets: Mapping[str, str]) -> OpenAIModel:
+def _openai(
+    name: str, config: ModelConfig, *, fallbacks: Sequence[str], secrets: Mapping[str, str], turnstile: Turnstile
+) -> OpenAIModel:
     variable = config.api_key_env
     key = secrets.get(variable, "") if variable else ""
     missing = ""
@@ -150,8 +190,8 @@ def _openai(name: str, config: ModelConfig, fallbacks: Sequence[str], secrets: M
         retry=RetryPolicy(retries=config.retries),
         fallbacks=fallbacks,
         price=_price(config),
-        max_concurrency=config.max_concurrency or 0,
         config_digest=_digest(config),
+        turnstile=turnstile,
     )
 
 

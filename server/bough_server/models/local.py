@@ -5,7 +5,6 @@ a tool is on offer that has given no result in this turn, and may choose among t
 answers in words. Its prompts are cut to its context, oldest and longest first, and further settings are not read.
 """
 
-import asyncio
 import json
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
@@ -21,6 +20,7 @@ from bough_server.models.local_prompt import ANSWER_TOKENS, Prompt, call_prompt,
 from bough_server.models.local_schema import Schema, arguments_schema, call_schema, example
 from bough_server.models.model import Delta, Meter, ModelRequest, Price, RetryPolicy, TextDelta, ToolCallDelta, ToolSpec
 from bough_server.models.openai import ChatEndpoint, Timeouts
+from bough_server.models.turnstile import Turnstile
 
 __all__ = ["MODEL", "LocalModel", "available"]
 
@@ -42,6 +42,7 @@ class LocalModel:
         fallbacks: Sequence[str] = (),
         price: Price | None = None,
         config_digest: str = "",
+        turnstile: Turnstile | None = None,
     ) -> None:
         self.name = name
         self.provider = "local"
@@ -53,7 +54,7 @@ class LocalModel:
         self._engine = LocalEngine(name=name)
         self._endpoint: ChatEndpoint | None = None
         self._base_url = ""
-        self._places = asyncio.Semaphore(SLOTS)
+        self._turnstile = turnstile or Turnstile(name=name, max_concurrency=SLOTS)
 
     @property
     def process_id(self) -> int | None:
@@ -65,9 +66,8 @@ class LocalModel:
     ) -> AsyncGenerator[Delta | step_pb2.LlmResponse, None]:
         """One attempt, by the rules of the Model protocol."""
         offers = open_offers(request)
-        async with self._places:
-            meter = meter or Meter()
-            meter.is_sent = True
+        meter = meter or Meter()
+        async with self._turnstile.turn(request, meter):
             if offers:
                 for made in await self._call(request, offers, meter):
                     yield made

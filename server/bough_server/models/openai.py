@@ -7,7 +7,7 @@ object for every chunk costs several times the rest of a call. It does not try a
 import asyncio
 import json
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager, nullcontext, suppress
+from contextlib import aclosing, asynccontextmanager, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, cast
 from urllib.parse import urlsplit
@@ -19,6 +19,7 @@ from bough_server.models.completion import BadChunk, Completion, ReportedError
 from bough_server.models.failures import Failures
 from bough_server.models.model import Delta, Meter, ModelRequest, Price, RetryPolicy
 from bough_server.models.sse import EventDecoder, EventTooLarge
+from bough_server.models.turnstile import Turnstile
 
 if TYPE_CHECKING:
     import httpx2
@@ -212,10 +213,10 @@ class OpenAIModel:
         retry: RetryPolicy | None = None,
         fallbacks: Sequence[str] = (),
         price: Price | None = None,
-        max_concurrency: int = 0,
+        turnstile: Turnstile | None = None,
         config_digest: str = "",
     ) -> None:
-        """`missing_key` says what to do about a key that is needed and not there; 0 calls at once are any number."""
+        """`missing_key` says what to do about a key that is needed and not there."""
         self.name = name
         self.provider = "openai"
         self.model = model
@@ -226,9 +227,7 @@ class OpenAIModel:
         self._failures = Failures(name=name)
         self._missing_key = missing_key
         self._endpoint = ChatEndpoint(name=name, base_url=base_url, key=key, timeouts=timeouts or Timeouts())
-        self._place: AbstractAsyncContextManager[None] = (
-            asyncio.Semaphore(max_concurrency) if max_concurrency else nullcontext()
-        )
+        self._turnstile = turnstile or Turnstile(name=name)
 
     async def stream(
         self, request: ModelRequest, *, meter: Meter | None = None
@@ -240,9 +239,8 @@ class OpenAIModel:
             body = chat_body(request, model=self.model)
         except BadSettings as error:
             raise self._failures.unusable(f"cannot be asked: {error}") from error
-        async with self._place:
-            meter = meter or Meter()
-            meter.is_sent = True
+        meter = meter or Meter()
+        async with self._turnstile.turn(request, meter):
             items = self._endpoint.stream(body, provider=self.provider, model=self.model, meter=meter)
             async with aclosing(items):
                 async for item in items:

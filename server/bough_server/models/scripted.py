@@ -3,12 +3,10 @@
 It keeps nothing between requests but how often it was made to fail.
 """
 
-import asyncio
 import hashlib
 import json
 from collections import OrderedDict
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
-from contextlib import AbstractAsyncContextManager, nullcontext
 from typing import Final
 
 from bough.v1 import error_pb2, event_pb2, message_pb2, step_pb2
@@ -25,6 +23,7 @@ from bough_server.models.model import (
     ToolCallDelta,
 )
 from bough_server.models.script import FaultReason, Script, ScriptedFault, Turn, words
+from bough_server.models.turnstile import Turnstile
 
 Gate = Callable[[str, int, int], Awaitable[None]]
 """Awaited before each piece with the agent, the turn's place in its list, and the piece's number, from 0."""
@@ -52,10 +51,10 @@ class ScriptedModel:
         retry: RetryPolicy | None = None,
         fallbacks: Sequence[str] = (),
         price: Price | None = None,
-        max_concurrency: int = 0,
         config_digest: str = "",
         clock: Clock | None = None,
         gate: Gate | None = None,
+        turnstile: Turnstile | None = None,
     ) -> None:
         self.name = name
         self.provider = "scripted"
@@ -67,9 +66,7 @@ class ScriptedModel:
         self._script = script
         self._clock = clock or SystemClock()
         self._gate = gate
-        self._place: AbstractAsyncContextManager[None] = (
-            asyncio.Semaphore(max_concurrency) if max_concurrency else nullcontext()
-        )
+        self._turnstile = turnstile or Turnstile(name=name)
         self._attempts: OrderedDict[str, int] = OrderedDict()
 
     async def stream(
@@ -79,9 +76,8 @@ class ScriptedModel:
         place, turn = self._script.turn(request)
         if turn is None:
             raise self._lacking(request.agent, place)
-        async with self._place:
-            meter = meter or Meter()
-            meter.is_sent = True
+        meter = meter or Meter()
+        async with self._turnstile.turn(request, meter):
             fault = self._fault(request, turn)
             deltas = _deltas(place, turn)
             # An attempt that fails after its last piece fails all the same: it never gets its end.

@@ -88,7 +88,7 @@ class ModelCall:
     async def _go_on(self, error: ModelError) -> None:
         """Begins the next attempt, if there is to be one. Raises the error where not."""
         failed = self._succession.model
-        delay = self._succession.go_on(error)
+        delay = self._succession.go_on(error, is_sent=self._meter.is_sent)
         if delay is None:
             raise error
         delay *= self._jitter()

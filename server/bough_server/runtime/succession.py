@@ -21,17 +21,19 @@ class Succession:
         """The model in force."""
         return self._models[0]
 
-    def go_on(self, error: ModelError) -> float | None:
+    def go_on(self, error: ModelError, *, is_sent: bool) -> float | None:
         """Makes the next attempt's model the one in force, after a failure of this one's.
 
-        Gives the seconds that the attempt waits, jitter and the provider's own wish left out; None where there is none.
+        An attempt that was not sent, because its model is left alone or has too many calls, goes on with the next model at
+        once. Gives the seconds that the attempt waits, jitter and the provider's own wish left out; None where there is
+        none.
         """
-        policy = self.model.retry
-        if error.retry is not None and self._tries <= policy.retries:
+        policy, is_last = self.model.retry, len(self._models) == 1
+        if error.retry is not None and self._tries <= policy.retries and (is_sent or is_last):
             delay: float = min(policy.longest, policy.base * 2 ** (self._tries - 1))
             self._tries += 1
             return delay
-        if error.is_of_the_request or len(self._models) == 1:
+        if error.is_of_the_request or is_last:
             return None
         del self._models[0]
         self._tries = 1

@@ -317,6 +317,8 @@ class _RetryReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_RetryReas
     """The server that made the call died during it."""
     RETRY_REASON_REFUSED: _RetryReason.ValueType  # 7
     """The provider refused the call, and would again; another model may take it."""
+    RETRY_REASON_CIRCUIT_OPEN: _RetryReason.ValueType  # 8
+    """The model had failed again and again, so the server left it alone and did not ask it."""
 
 class RetryReason(_RetryReason, metaclass=_RetryReasonEnumTypeWrapper):
     """Why a model call is tried again."""
@@ -337,6 +339,8 @@ RETRY_REASON_RECOVERED: RetryReason.ValueType  # 6
 """The server that made the call died during it."""
 RETRY_REASON_REFUSED: RetryReason.ValueType  # 7
 """The provider refused the call, and would again; another model may take it."""
+RETRY_REASON_CIRCUIT_OPEN: RetryReason.ValueType  # 8
+"""The model had failed again and again, so the server left it alone and did not ask it."""
 Global___RetryReason: _TypeAlias = RetryReason  # noqa: Y015
 
 class _ValueKind:
