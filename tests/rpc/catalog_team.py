@@ -47,7 +47,12 @@ class Caller:
 
 
 def team_settings(
-    folder: Path, *, files: Sequence[Definition] = FILES, python: Sequence[str] = MODULES, **changes: Any
+    folder: Path,
+    *,
+    files: Sequence[Definition] = FILES,
+    python: Sequence[str] = MODULES,
+    model: str = "default",
+    **changes: Any,
 ) -> Settings:
     """Settings of a server with these files, a tool, and the agents in code that wait and ask."""
     (folder / "agents.yaml").write_text("".join(f"---\n{json.dumps(one)}\n" for one in files), encoding="utf-8")
@@ -56,7 +61,7 @@ def team_settings(
         folder,
         agents=[str(folder / "agents.yaml")],
         python=list(python),
-        models={"default": {"provider": "scripted", "script": str(folder / "script.yaml")}},
+        models={model: {"provider": "scripted", "script": str(folder / "script.yaml")}},
         **changes,
     )
 
