@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from bough.v1 import error_pb2, event_pb2, message_pb2, step_pb2
 from bough_server import ids
@@ -18,13 +18,16 @@ if TYPE_CHECKING:
     from bough_server.runtime.context import Context
 
 
+_DIGEST: Final = keys.digest("model")
+"""Of every model call: what a model is asked follows from the log, and may be built otherwise one day."""
+
 Asked = ModelRequest | Callable[[], ModelRequest]
 """A request, or what makes one."""
 
 
 async def ask(ctx: "Context", key: str, index: int, request: Asked, name: str) -> step_pb2.LlmResponse:
     execution, frame = ctx.execution, ctx.frame
-    digest = keys.digest("model")
+    digest = _DIGEST
     execution.check(key, digest)
     if key in execution.journal.results:
         recorded = await execution.pump.result(key)

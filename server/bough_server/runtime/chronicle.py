@@ -48,6 +48,8 @@ class Chronicle:
     def go_live(self) -> None:
         """Records what was kept: everything that the log holds has been handed back."""
         self.is_live = True
+        self.journal.let_go()
+        self._observed.clear()
         kept, self._kept = self._kept, []
         if kept and self._recorder is not None:
             self._recorder.record(kept)

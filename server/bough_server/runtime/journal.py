@@ -96,7 +96,7 @@ class Journal:
             self._read_of_the_run(event, kind)
             return
         key = event.effect_key
-        self.recorded.setdefault(identity_of(event), event)
+        self.recorded.setdefault((key, kind, event.attempt), event)
         self.of_effect.setdefault(key, []).append(event)
         if kind in _STARTS:
             self.started.setdefault(key, event)
@@ -166,11 +166,11 @@ class Journal:
     def is_step_cut_off(self, key: str) -> bool:
         """Whether a step was ended by a cancellation, whatever results it had."""
         ends = (event for event in self.of_effect.get(key, ()) if events.kind_of(event) in _STEP_ENDS)
-        return any(self.is_cancelled(event) for event in ends)
+        return bool(self.cancelled) and any(self.is_cancelled(event) for event in ends)
 
     def is_cancelled(self, event: event_pb2.AgentEvent) -> bool:
         """Whether an event came after its scope was cancelled: nobody was there to take it any more."""
-        return any(
+        return bool(self.cancelled) and any(
             event.sequence > sequence and keys.covers(scope, event.effect_key)
             for scope, sequence in self.cancelled.items()
         )
@@ -184,6 +184,15 @@ class Journal:
                 f"The effect {key} asked for something else than the log holds ({events.name_of(recorded)} at sequence "
                 f"{recorded.sequence}). Agent code must take the world in by effects only."
             )
+
+    def let_go(self) -> None:
+        """Forgets what has been handed back, once everything has: only what is still open is asked for again."""
+        done = {key for key in (*self.results, *self.ends) if not self.is_in_cancelled(key)}
+        for key in done:
+            for of_effect in (self.of_effect, self.started, self.results, self.ends):
+                of_effect.pop(key, None)
+        self.recorded = {identity: event for identity, event in self.recorded.items() if identity[0] not in done}
+        self._asked.clear()
 
     def forgotten(self) -> event_pb2.AgentEvent | None:
         """An effect that the log holds begun and without a result, and that nobody asked for again."""
