@@ -19,7 +19,10 @@ SERVICES = {
     for file in (agent_service_pb2, catalog_service_pb2, eval_service_pb2, session_service_pb2)
     for descriptor in file.DESCRIPTOR.services_by_name.values()
 }
-NOT_TWICE = {"bough.v1.SessionService": {"CreateSession", "DeleteSession"}}
+NOT_TWICE = {
+    "bough.v1.CatalogService": {"CreateAgent", "DeleteAgent"},
+    "bough.v1.SessionService": {"CreateSession", "DeleteSession"},
+}
 
 
 class FullSessions(SessionServiceServicer):

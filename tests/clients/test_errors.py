@@ -55,6 +55,9 @@ def test_a_busy_session_names_the_run_that_holds_it() -> None:
         ("ALREADY_ANSWERED", errors.AlreadyAnswered),
         ("RUN_ENDED", errors.RunEnded),
         ("FORK_REFUSED", errors.ForkRefused),
+        ("AGENT_FIXED", errors.AgentFixed),
+        ("AGENT_LINKED", errors.AgentLinked),
+        ("AGENT_UNUSABLE", errors.AgentUnusable),
         ("SOMETHING_LATER", errors.CallFailed),
     ],
 )

@@ -113,6 +113,7 @@ async def test_an_update_of_another_revision_than_was_read_changes_nothing(tmp_p
         second = await update(server, define("coach", description="Trains."), revision=first.revision)
         late = await refused(update(server, define("coach", description="Late."), revision=first.revision))
         gone = await refused(delete(server, "coach", revision=first.revision))
+        assert await update(server, define("coach", description="Trains."), revision=first.revision) == second
         assert await get(server, "coach") == second
     moved = (grpc.StatusCode.ABORTED, info_of("REVISION_MOVED", name="coach", revision=second.revision))
     assert (late, gone) == (moved, moved)

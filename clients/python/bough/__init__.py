@@ -4,6 +4,9 @@ from bough.answers import approve, refuse, reply, tool_result
 from bough.client import AsyncClient
 from bough.collection import CollectedRun, answer_of, collect, collected
 from bough.errors import (
+    AgentFixed,
+    AgentLinked,
+    AgentUnusable,
     AlreadyAnswered,
     AlreadyExists,
     BoughError,
@@ -15,6 +18,7 @@ from bough.errors import (
     InvalidRequest,
     NotFound,
     OutOfRange,
+    RevisionMoved,
     RunCancelled,
     RunEnded,
     RunFailed,
@@ -33,6 +37,9 @@ from bough.transcript import StepText
 
 __all__ = [
     "NO_REJOINING",
+    "AgentFixed",
+    "AgentLinked",
+    "AgentUnusable",
     "AlreadyAnswered",
     "AlreadyExists",
     "AsyncClient",
@@ -48,6 +55,7 @@ __all__ = [
     "NotFound",
     "OutOfRange",
     "Rejoining",
+    "RevisionMoved",
     "RunCancelled",
     "RunEnded",
     "RunFailed",

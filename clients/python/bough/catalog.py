@@ -1,7 +1,9 @@
-"""What there is to run: agents, tools and models, shown and checked; nothing is changed here."""
+"""What there is to run: agents, shown, checked and stored; tools and models, shown. Nothing is run here."""
 
 from collections.abc import AsyncIterator, Iterable, Sequence
 from typing import TYPE_CHECKING
+
+from google.protobuf import field_mask_pb2
 
 from bough.calls import PAGE_SIZE, Calls
 from bough.v1 import agent_pb2, catalog_service_pb2
@@ -36,6 +38,38 @@ class Catalog:
         """The models that definitions may name, by name."""
         request = catalog_service_pb2.ListModelsRequest(page_size=page_size)
         return self._calls.pages(self._stub.ListModels, request, lambda response: response.models)
+
+    async def create(self, definition: agent_pb2.AgentDefinition) -> agent_pb2.AgentDefinition:
+        """Stores a new agent, and gives it with its revision.
+
+        Raises AlreadyExists, and InvalidRequest with everything that is wrong with it.
+        """
+        request = catalog_service_pb2.CreateAgentRequest(agent=definition)
+        return (await self._calls.one(self._stub.CreateAgent, request)).agent
+
+    async def update(
+        self, definition: agent_pb2.AgentDefinition, *, fields: Iterable[str] = (), revision: str = ""
+    ) -> agent_pb2.AgentDefinition:
+        """Changes the stored agent of this name, and gives it as it is then.
+
+        `fields` are those to take over, such as "llm.instruction"; all where there are none. `revision` is the one that
+        the agent was read at; the definition's own where it is empty, so that one that was read can be changed and
+        given back. Raises RevisionMoved, NotFound, AgentFixed and InvalidRequest.
+        """
+        request = catalog_service_pb2.UpdateAgentRequest(
+            agent=definition,
+            update_mask=field_mask_pb2.FieldMask(paths=fields),
+            revision=revision or definition.revision,
+        )
+        return (await self._calls.one(self._stub.UpdateAgent, request)).agent
+
+    async def delete(self, name: str, *, revision: str = "") -> None:
+        """Removes a stored agent; only one of this revision, where one is given.
+
+        Raises NotFound, AgentLinked, AgentFixed and RevisionMoved.
+        """
+        request = catalog_service_pb2.DeleteAgentRequest(name=name, revision=revision)
+        await self._calls.one(self._stub.DeleteAgent, request)
 
     async def validate(
         self, definitions: Iterable[agent_pb2.AgentDefinition]

@@ -18,11 +18,19 @@ CALL_TIMEOUT: Final = 10.0
 RETRIED_METHODS: Final[Mapping[str, tuple[str, ...]]] = {
     "bough.v1.AgentService": ("Run", "WatchRun", "ResumeRun", "ForkRun", "CancelRun", "GetRun", "ListRuns"),
     "bough.v1.EvalService": ("GetInvocation", "ListInvocations", "AggregateEvents"),
-    "bough.v1.CatalogService": ("GetAgent", "ListAgents", "ValidateAgent", "ListTools", "ListModels"),
+    "bough.v1.CatalogService": (
+        "UpdateAgent",
+        "GetAgent",
+        "ListAgents",
+        "ValidateAgent",
+        "ListTools",
+        "ListModels",
+    ),
     "bough.v1.SessionService": ("GetSession", "ListSessions", "ListMessages"),
 }
 """The methods that may be called twice for once, by service: Run, ResumeRun and ForkRun because the client never sends
-them without a request id. CreateSession would make two sessions, and DeleteSession would find nothing to delete."""
+them without a request id. CreateSession would make two sessions, CreateAgent would find its own name taken, and
+DeleteSession and DeleteAgent would find nothing to delete."""
 
 _SERVICE_CONFIG: Final = {
     "methodConfig": [

@@ -19,6 +19,7 @@ from bough.requests import RunQuery, View, WatchUntil
 from bough.sessions import Sessions
 from bough.stream import RunStream
 from bough.v1 import (
+    agent_pb2,
     agent_service_pb2,
     agent_service_pb2_grpc,
     catalog_service_pb2_grpc,
@@ -85,6 +86,7 @@ class AsyncClient:
         *,
         session_id: str = "",
         request_id: str = "",
+        definitions: Iterable[agent_pb2.AgentDefinition] = (),
         policy: policy_pb2.RunPolicy | None = None,
         view: View = agent_service_pb2.VIEW_UNSPECIFIED,
         event_names: Iterable[str] = (),
@@ -94,7 +96,8 @@ class AsyncClient:
     ) -> RunStream:
         """Starts a turn and follows it to its end, or to its first interruption.
 
-        Without a request id it gets one, so that a drop never starts a second run.
+        `definitions` are agents that this run alone finds, before those of the catalog and in place of those of their
+        names. Without a request id it gets one, so that a drop never starts a second run.
         `timeout` (seconds; the client's where None) is the run's deadline as well, unless its policy says `background`.
         """
         follow = requests.follow_options(view=view, event_names=event_names, heartbeat=heartbeat)
@@ -103,6 +106,7 @@ class AsyncClient:
             content,
             session_id=session_id,
             request_id=request_id,
+            definitions=definitions,
             policy=policy,
             follow=follow,
             labels=labels,

@@ -4,12 +4,16 @@ BoughError
 ├── CallFailed             the server refused the call, or it never arrived: a gRPC status
 │   ├── InvalidRequest     INVALID_ARGUMENT, with the fields
 │   ├── NotFound           NOT_FOUND, also for somebody else's
-│   ├── AlreadyExists      ALREADY_EXISTS: the request id was used with another content
+│   ├── AlreadyExists      ALREADY_EXISTS: the request id was used with another content, or the agent's name is taken
 │   ├── SessionBusy        ABORTED: another run holds the session
 │   ├── OutOfRange         OUT_OF_RANGE: the sequence lies beyond the log
 │   ├── AlreadyAnswered    FAILED_PRECONDITION: the request has another answer
 │   ├── RunEnded           FAILED_PRECONDITION: the run takes no answers any more
 │   ├── ForkRefused        FAILED_PRECONDITION: the run cannot be forked there
+│   ├── AgentFixed         FAILED_PRECONDITION: the agent stands in a file or in code
+│   ├── AgentLinked        FAILED_PRECONDITION: other agents link to the agent
+│   ├── AgentUnusable      FAILED_PRECONDITION: the run would need something that is gone
+│   ├── RevisionMoved      ABORTED: the agent is another one by now
 │   ├── Unavailable        UNAVAILABLE: nobody answers, or the server stops
 │   ├── DeadlineExceeded   DEADLINE_EXCEEDED: the caller's own time is over
 │   └── CallCancelled      CANCELLED
@@ -104,7 +108,7 @@ class NotFound(CallFailed):
 
 
 class AlreadyExists(CallFailed):
-    """The request id was used before with another content; `run_id` is the run that it started."""
+    """The request id was used before with another content, for the run `run_id`; or an agent has the name already."""
 
 
 class SessionBusy(CallFailed):
@@ -125,6 +129,27 @@ class RunEnded(CallFailed):
 
 class ForkRefused(CallFailed):
     """The run cannot be forked there; the message says why."""
+
+
+class AgentFixed(CallFailed):
+    """The agent stands in a file or in code of the server, and no call changes it."""
+
+
+class AgentLinked(CallFailed):
+    """Other agents link to the agent, so it stays; `status.details` has them as `linked_by`."""
+
+
+class AgentUnusable(CallFailed):
+    """What a run of the agent can reach names an agent, a tool or a model that is not there any more."""
+
+
+class RevisionMoved(CallFailed):
+    """The agent is another one by now than the one that was read: `revision`."""
+
+    @property
+    def revision(self) -> str:
+        """The revision that it has; empty where the server does not say."""
+        return self.status.details.get("revision", "")
 
 
 class Unavailable(CallFailed):
@@ -180,6 +205,10 @@ _BY_REASON: Mapping[tuple[grpc.StatusCode, str], type[CallFailed]] = {
     (grpc.StatusCode.FAILED_PRECONDITION, "ALREADY_ANSWERED"): AlreadyAnswered,
     (grpc.StatusCode.FAILED_PRECONDITION, "RUN_ENDED"): RunEnded,
     (grpc.StatusCode.FAILED_PRECONDITION, "FORK_REFUSED"): ForkRefused,
+    (grpc.StatusCode.FAILED_PRECONDITION, "AGENT_FIXED"): AgentFixed,
+    (grpc.StatusCode.FAILED_PRECONDITION, "AGENT_LINKED"): AgentLinked,
+    (grpc.StatusCode.FAILED_PRECONDITION, "AGENT_UNUSABLE"): AgentUnusable,
+    (grpc.StatusCode.ABORTED, "REVISION_MOVED"): RevisionMoved,
 }
 
 

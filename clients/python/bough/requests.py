@@ -10,6 +10,7 @@ from google.protobuf import duration_pb2, timestamp_pb2
 
 from bough.messages import user_message
 from bough.v1 import (
+    agent_pb2,
     agent_service_pb2,
     eval_service_pb2,
     event_pb2,
@@ -77,6 +78,7 @@ def run_request(
     *,
     session_id: str = "",
     request_id: str = "",
+    definitions: Iterable[agent_pb2.AgentDefinition] = (),
     policy: policy_pb2.RunPolicy | None = None,
     follow: agent_service_pb2.FollowOptions | None = None,
     labels: Mapping[str, str] | None = None,
@@ -85,6 +87,7 @@ def run_request(
     return agent_service_pb2.RunRequest(
         request_id=request_id or _new_request_id(),
         agent=agent,
+        definitions=definitions,
         session_id=session_id,
         input=user_message(content),
         policy=policy,

@@ -14,6 +14,7 @@ from bough.rejoining import Rejoining
 from bough.requests import View, WatchUntil
 from bough.sync_stream import SyncRunStream
 from bough.v1 import (
+    agent_pb2,
     agent_service_pb2,
     agent_service_pb2_grpc,
     eval_service_pb2_grpc,
@@ -74,6 +75,7 @@ class Client:
         *,
         session_id: str = "",
         request_id: str = "",
+        definitions: Iterable[agent_pb2.AgentDefinition] = (),
         policy: policy_pb2.RunPolicy | None = None,
         view: View = agent_service_pb2.VIEW_UNSPECIFIED,
         event_names: Iterable[str] = (),
@@ -87,6 +89,7 @@ class Client:
             content,
             session_id=session_id,
             request_id=request_id,
+            definitions=definitions,
             policy=policy,
             follow=requests.follow_options(view=view, event_names=event_names, heartbeat=heartbeat),
             labels=labels,

@@ -60,7 +60,8 @@ class AgentEditor:
     ) -> agent_pb2.AgentDefinition:
         """Changes the fields of a mask, or all, of an agent that was read at `revision`; gives it as it is then.
 
-        Raises NotFound, AgentFixed, RevisionMoved, InvalidRequest, CatalogFull and StorageFailed.
+        Where it is already as the change would make it, nothing is changed and the revision does not matter: the same
+        call may come twice. Raises NotFound, AgentFixed, RevisionMoved, InvalidRequest, CatalogFull and StorageFailed.
         """
         if problems := mask_problems(mask):
             raise InvalidRequest(problems)
@@ -68,10 +69,11 @@ class AgentEditor:
             raise InvalidRequest([FieldViolation(field="agent.name", description="is required.", rule="agent.name")])
 
         async def put(catalog: TenantCatalog) -> agent_pb2.AgentDefinition:
-            current = _stored(catalog, definition.name, revision)
+            current = _stored(catalog, definition.name)
             changed = received(masked(current, definition, mask.paths))
             if changed.revision == current.revision:
                 return current
+            _check_revision(current, revision)
             return await self._put(tenant_id, catalog, changed)
 
         return await self._change(tenant_id, put)
@@ -83,7 +85,9 @@ class AgentEditor:
         """
 
         async def remove(catalog: TenantCatalog) -> None:
-            current = _stored(catalog, name, revision)
+            current = _stored(catalog, name)
+            if revision:
+                _check_revision(current, revision)
             linking = [each for each in catalog.stored.values() if any(link.agent == name for link in each.sub_agents)]
             if linking:
                 raise _linked(current, sorted(each.name for each in linking))
@@ -121,20 +125,23 @@ def _check_free(catalog: TenantCatalog, name: str) -> None:
     raise AgentExists(f"There is an agent {name!r} already. {where}", details=details)
 
 
-def _stored(catalog: TenantCatalog, name: str, revision: str) -> agent_pb2.AgentDefinition:
-    """The stored agent of a name, if it has this revision; an empty one stands for any."""
+def _stored(catalog: TenantCatalog, name: str) -> agent_pb2.AgentDefinition:
+    """The stored agent of a name."""
     if place := catalog.registry.place(name):
         said = f"The agent {name!r} stands in {place} of the server, and is changed there, not by a call."
         raise AgentFixed(said, details={"name": name, "place": place})
     current = catalog.stored.get(name)
     if current is None:
         raise NotFound("agent", name, reason=error_pb2.ERROR_REASON_UNKNOWN_AGENT)
-    if revision not in ("", current.revision):
-        raise RevisionMoved(
-            f"The agent {name!r} has the revision {current.revision} by now, not {revision!r}. Read it again.",
-            details={"name": name, "revision": current.revision},
-        )
     return current
+
+
+def _check_revision(current: agent_pb2.AgentDefinition, revision: str) -> None:
+    if current.revision != revision:
+        raise RevisionMoved(
+            f"The agent {current.name!r} has the revision {current.revision} by now, not {revision!r}. Read it again.",
+            details={"name": current.name, "revision": current.revision},
+        )
 
 
 def _linked(definition: agent_pb2.AgentDefinition, names: Sequence[str]) -> AgentLinked:

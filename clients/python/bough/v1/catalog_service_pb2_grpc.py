@@ -99,7 +99,8 @@ class CatalogServiceServicer:
 
     def UpdateAgent(self, request, context):
         """Changes an agent that is stored, checked as CreateAgent does. Where it is another by now than the caller read,
-        nothing is changed: ABORTED (REVISION_MOVED). One of a file or of code is FAILED_PRECONDITION (AGENT_FIXED).
+        nothing is changed: ABORTED (REVISION_MOVED); unless it already is what it would become, so that the same call may
+        come twice. One of a file or of code is FAILED_PRECONDITION (AGENT_FIXED).
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

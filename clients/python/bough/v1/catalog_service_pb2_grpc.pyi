@@ -45,7 +45,8 @@ class CatalogServiceStub:
     """
     UpdateAgent: _grpc.UnaryUnaryMultiCallable[_catalog_service_pb2.UpdateAgentRequest, _catalog_service_pb2.UpdateAgentResponse]
     """Changes an agent that is stored, checked as CreateAgent does. Where it is another by now than the caller read,
-    nothing is changed: ABORTED (REVISION_MOVED). One of a file or of code is FAILED_PRECONDITION (AGENT_FIXED).
+    nothing is changed: ABORTED (REVISION_MOVED); unless it already is what it would become, so that the same call may
+    come twice. One of a file or of code is FAILED_PRECONDITION (AGENT_FIXED).
     """
     DeleteAgent: _grpc.UnaryUnaryMultiCallable[_catalog_service_pb2.DeleteAgentRequest, _catalog_service_pb2.DeleteAgentResponse]
     """Removes an agent that is stored. Where others link to it, it stays: FAILED_PRECONDITION (AGENT_LINKED), and the
@@ -81,7 +82,8 @@ class CatalogServiceAsyncStub(CatalogServiceStub):
     """
     UpdateAgent: _aio.UnaryUnaryMultiCallable[_catalog_service_pb2.UpdateAgentRequest, _catalog_service_pb2.UpdateAgentResponse]  # type: ignore[assignment]
     """Changes an agent that is stored, checked as CreateAgent does. Where it is another by now than the caller read,
-    nothing is changed: ABORTED (REVISION_MOVED). One of a file or of code is FAILED_PRECONDITION (AGENT_FIXED).
+    nothing is changed: ABORTED (REVISION_MOVED); unless it already is what it would become, so that the same call may
+    come twice. One of a file or of code is FAILED_PRECONDITION (AGENT_FIXED).
     """
     DeleteAgent: _aio.UnaryUnaryMultiCallable[_catalog_service_pb2.DeleteAgentRequest, _catalog_service_pb2.DeleteAgentResponse]  # type: ignore[assignment]
     """Removes an agent that is stored. Where others link to it, it stays: FAILED_PRECONDITION (AGENT_LINKED), and the
@@ -126,7 +128,8 @@ class CatalogServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_catalog_service_pb2.UpdateAgentResponse, _abc.Awaitable[_catalog_service_pb2.UpdateAgentResponse]]:
         """Changes an agent that is stored, checked as CreateAgent does. Where it is another by now than the caller read,
-        nothing is changed: ABORTED (REVISION_MOVED). One of a file or of code is FAILED_PRECONDITION (AGENT_FIXED).
+        nothing is changed: ABORTED (REVISION_MOVED); unless it already is what it would become, so that the same call may
+        come twice. One of a file or of code is FAILED_PRECONDITION (AGENT_FIXED).
         """
 
     @_abc_1.abstractmethod
