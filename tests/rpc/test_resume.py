@@ -83,6 +83,20 @@ async def test_a_stream_begins_after_the_sequence_that_its_caller_has(server: Se
     assert error.code() == grpc.StatusCode.OUT_OF_RANGE
 
 
+async def test_a_stream_that_cannot_begin_leaves_the_run_unanswered(server: Served) -> None:
+    turn = await begin(server, CHIEF, "go").to_the_end()
+    run_id, requests = await turn.run_id(), asked(turn)
+    last = turn.through
+    late = answer(server, run_id, reply(requests["first?"], "one"), after_sequence=last + 1)
+    error = await refusal(late)
+    assert error.code() is grpc.StatusCode.OUT_OF_RANGE
+    info, *_ = status_details(error)
+    assert (info.reason, dict(info.metadata)) == ("SEQUENCE_OUT_OF_RANGE", {"last_sequence": str(last)})
+    run = await get(server, run_id)
+    assert (run.state, run.last_sequence) == (event_pb2.STATE_INPUT_REQUIRED, last)
+    assert [request.prompt for request in run.open_requests] == list(requests)
+
+
 async def test_runs_that_ask_are_listed_with_what_they_ask(server: Served) -> None:
     turn = await begin(server, CHIEF, "go").to_the_end()
     run_id = await turn.run_id()

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from bough.v1 import agent_service_pb2, event_pb2
 from bough_server.agents.pinned import MissingVersion
-from bough_server.errors import Fenced, RunEnded, SessionBusy
+from bough_server.errors import Fenced, RunEnded, SequenceOutOfRange, SessionBusy
 from bough_server.runs.admission import request_digest
 from bough_server.runs.closing import read_log
 from bough_server.runs.equipment import Equipment
@@ -42,7 +42,8 @@ class Answering:
     ) -> Resumed:
         """Checks all answers, records those that are new, and lets the run go on.
 
-        Raises NotFound, InvalidRequest, AlreadyAnswered, RunEnded, RequestIdReused, ServerStopping, StorageFailed.
+        Raises NotFound, InvalidRequest, SequenceOutOfRange, AlreadyAnswered, RunEnded, RequestIdReused, ServerStopping
+        and StorageFailed.
         """
         digest = request_digest(request)
         for _ in range(_TRIES):
@@ -50,6 +51,7 @@ class Answering:
             if live is not None and await self._is_leaving(live):
                 continue
             record = await self._equipment.index.get(principal, request.run_id)
+            await self._check_place(request)
             log = await read_log(self._equipment.log, request.run_id)
             verdict = judged(request, log, digest=digest, user_id=principal.user_id)
             if not verdict.fresh:
@@ -65,6 +67,17 @@ class Answering:
             if since is not None:
                 return Resumed(record=record, since=since)
         raise SessionBusy("The run goes on and stops again at this moment. Try again.")
+
+    async def _check_place(self, request: agent_service_pb2.ResumeRunRequest) -> None:
+        """Refuses a stream that could not begin before anything is recorded."""
+        if not request.after_sequence:
+            return
+        last = await self._equipment.log.last_sequence(request.run_id)
+        if request.after_sequence > last:
+            raise SequenceOutOfRange(
+                f"The log of this run ends at sequence {last}; there is nothing after {request.after_sequence}.",
+                details={"last_sequence": str(last)},
+            )
 
     async def _is_leaving(self, live: LiveRun) -> bool:
         """Whether a run takes no answers here any more; waits until that is settled."""
