@@ -48,8 +48,8 @@ class Chronicle:
     def go_live(self) -> None:
         """Records what was kept: everything that the log holds has been handed back."""
         self.is_live = True
-        self.journal.let_go()
-        self._observed.clear()
+        self.journal.let_go(self._observed)
+        self._observed &= self.journal.recorded.keys()
         kept, self._kept = self._kept, []
         if kept and self._recorder is not None:
             self._recorder.record(kept)
