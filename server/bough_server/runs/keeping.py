@@ -1,7 +1,7 @@
 """Keeps runs going or brings them to their ends, each by one task at a time; it decides for nobody who calls."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from collections.abc import Coroutine, Sequence
 from functools import partial
 from typing import Any, TypeVar
 
@@ -14,7 +14,8 @@ from bough_server.runs.closing import Why, close_run, failed, read_log
 from bough_server.runs.equipment import Equipment
 from bough_server.runs.launching import Launcher
 from bough_server.runs.live import LiveRun
-from bough_server.runs.recovery import FIRST_PATIENCE, LONGEST_PATIENCE, Recovery
+from bough_server.runs.patience import until_stored
+from bough_server.runs.recovery import Recovery
 from bough_server.runs.roster import Roster
 from bough_server.runs.takeover import Takeover
 from bough_server.runtime.answers import expired, received
@@ -92,7 +93,7 @@ class Keeper:
         except ServerStopping:
             return  # it waits on where it is taken up
         except StorageFailed:
-            self.recovery.spawn(self._until_stored(partial(self._call_next, session_id)))
+            self.recovery.spawn(until_stored(self._equipment.clock, partial(self._call_next, session_id)))
 
     async def _call_next(self, session_id: str) -> None:
         holder = await self._equipment.index.holder(session_id)
@@ -173,18 +174,4 @@ class Keeper:
 
     def _close_soon(self, live: LiveRun, error: RunError) -> None:
         closing = partial(self.close, live.record.principal, live.run_id, failed(error))
-        self.recovery.spawn(self._until_stored(closing))
-
-    async def _until_stored(self, work: Callable[[], Awaitable[None]]) -> None:
-        """Does something that nobody waits for, again and again until the store takes it."""
-        patience = FIRST_PATIENCE
-        while True:
-            try:
-                await work()
-                break
-            except ServerStopping:
-                break
-            except StorageFailed as error:
-                _log.warning("storage failed; tried again", seconds=patience, error=error.message)
-            await self._equipment.clock.sleep(patience)
-            patience = min(LONGEST_PATIENCE, patience * 2)
+        self.recovery.spawn(until_stored(self._equipment.clock, closing))

@@ -1,16 +1,18 @@
 """Commands to runs that another worker executes: posted until their owner has acted, and taken from there by it."""
 
 from collections.abc import Awaitable, Callable, Iterable
-from contextlib import aclosing
+from contextlib import aclosing, suppress
+from functools import partial
 from typing import cast
 
 import structlog
 
 from bough.v1 import agent_service_pb2, event_pb2
 from bough_server import events
-from bough_server.errors import CallError
+from bough_server.errors import CallError, Fenced, ServerStopping, StorageFailed
 from bough_server.runs.equipment import Equipment
 from bough_server.runs.following import Pages
+from bough_server.runs.patience import until_stored
 from bough_server.store.owners import Letter
 from bough_server.store.ports import RunRecord
 
@@ -38,18 +40,25 @@ class Letters:
         await self._equipment.mailbox.post(Letter(letter_id=0, run_id=run_id, answers=request, user_id=user_id))
         await self._until(run_id, after=record.run.last_sequence, kinds={events.INPUT_RECEIVED})
 
-    async def read(self, act: Act) -> None:
-        """Carries out what comes, for ever. What cannot be carried out any more is dropped."""
-        async for run_id in self._equipment.mailbox.arrivals():
-            record = await self._equipment.index.find(run_id)
-            if record is None or record.owner != self._equipment.worker:
-                continue
-            for letter in await self._equipment.mailbox.take(run_id):
-                try:
-                    await act(record, letter)
-                except CallError as error:
-                    _log.warning("command dropped", run_id=run_id, error=error.message)
-                await self._equipment.mailbox.done(letter.letter_id)
+    async def read(self, act: Act, is_elsewhere: Callable[[RunRecord], Awaitable[bool]]) -> None:
+        """Carries out what comes to runs that no other worker executes, until the store closes."""
+        with suppress(ServerStopping):
+            async for run_id in self._equipment.mailbox.arrivals():
+                await until_stored(self._equipment.clock, partial(self._carry_out, run_id, act, is_elsewhere))
+
+    async def _carry_out(self, run_id: str, act: Act, is_elsewhere: Callable[[RunRecord], Awaitable[bool]]) -> None:
+        """Does what the letters to a run say; what cannot be done any more is dropped. Raises what may pass."""
+        record = await self._equipment.index.find(run_id)
+        if record is None or await is_elsewhere(record):
+            return
+        for letter in await self._equipment.mailbox.take(run_id):
+            try:
+                await act(record, letter)
+            except (ServerStopping, StorageFailed):
+                raise
+            except (CallError, Fenced) as error:
+                _log.warning("command dropped", run_id=run_id, error=str(error))
+            await self._equipment.mailbox.done(letter.letter_id)
 
     async def _until(self, run_id: str, *, after: int, kinds: Iterable[int]) -> None:
         """Waits for an event of these kinds that is not there yet, or the end of the run."""

@@ -11,16 +11,13 @@ import structlog
 
 from bough.v1 import event_pb2
 from bough_server.clock import Clock
+from bough_server.runs.patience import FIRST_PATIENCE, LONGEST_PATIENCE, until_stored
 from bough_server.store.ports import RunIndex, RunRecord
 
 _log = structlog.get_logger(__name__)
 
 AT_ONCE: Final = 16
 """How many logs are handed back at once: the others wait, the oldest first."""
-
-FIRST_PATIENCE: Final = 1.0
-LONGEST_PATIENCE: Final = 60.0
-"""Seconds between the tries to continue a run whose log could not be written."""
 
 
 class Recovery:
@@ -52,7 +49,7 @@ class Recovery:
         open_runs = await self._index.open_runs()
         found = [record for record in open_runs if record.run.state != event_pb2.STATE_INPUT_REQUIRED]
         self.spawn(self._revive_all(found))
-        self.spawn(self._watch_expiries())
+        self.spawn(until_stored(self._clock, self._watch_expiries))
         return len(found)
 
     def interrupted(self) -> None:

@@ -202,7 +202,7 @@ class Runs:
         Gives how many there are.
         """
         await self._equipment.leases.renew(self._equipment.worker)
-        self._keeper.recovery.spawn(self._letters.read(self._act))
+        self._keeper.recovery.spawn(self._letters.read(self._act, self._keeper.is_elsewhere))
         return await self._keeper.recovery.start()
 
     async def drain(self, grace: float) -> None:
