@@ -1,0 +1,312 @@
+"""Runs that somebody else continues: with the right code, or parked, or ended where they cannot go on."""
+
+import asyncio
+import sqlite3
+import time
+from collections.abc import Sequence
+from contextlib import AbstractAsyncContextManager, closing
+from pathlib import Path
+
+import pytest
+from google.protobuf.duration_pb2 import Duration
+
+from bough.v1 import agent_service_pb2, error_pb2, event_pb2, message_pb2, policy_pb2
+from bough_server.agents.function import FunctionAgent, agent
+from bough_server.models.configured import build_models
+from bough_server.models.model import ModelRequest
+from bough_server.models.scripted import ScriptedModel
+from bough_server.runtime.context import Context
+from bough_server.settings_models import ModelSection
+from bough_server.store.ports import Page, RunFilter
+from bough_server.tools.tool import Tool, tool
+from tests.support.house import ME, House, open_house
+from tests.support.laws import check_laws
+from tests.support.readings import answer_of, check_replay, having
+from tests.support.teams import Scripts, call, calls, llm, open_team, script
+
+Run = agent_service_pb2.Run
+TURNS = script(p=[calls(call("look", what="leaf")), "Done."])
+
+
+@tool
+def look(what: str) -> str:
+    """Looks something up."""
+    return f"{what} is red"
+
+
+@tool(name="look")
+def look_harder(what: str, how: str) -> str:
+    """Looks something up."""
+    return f"{what} is red"
+
+
+def coder(version: str) -> FunctionAgent:
+    @agent(name="coder", description="Codes.", version=version, agents=["p"])
+    async def code(ctx: Context, input: message_pb2.Message) -> str:
+        return (await ctx.dispatch("p", "go")).parts[0].text
+
+    return code
+
+
+class Held:
+    """Holds a model at its first piece of its second turn, until it is let go."""
+
+    def __init__(self) -> None:
+        self.reached, self.released = asyncio.Event(), asyncio.Event()
+
+    async def __call__(self, agent: str, turn: int, chunk: int) -> None:
+        if turn == 1:
+            self.reached.set()
+            await self.released.wait()
+
+
+class Lacking(Scripts):
+    """A configuration without the model `other`."""
+
+    def get(self, name: str):  # type: ignore[no-untyped-def]
+        if name == "other":
+            raise KeyError(name)
+        return super().get(name)
+
+
+def at_work(
+    folder: Path,
+    *,
+    version: str = "1",
+    tools: Sequence[Tool] = (look,),
+    gate: Held | None = None,
+    heard: list[ModelRequest] | None = None,
+    models: type[Scripts] = Scripts,
+) -> AbstractAsyncContextManager[House]:
+    return open_house(
+        folder,
+        models=models(TURNS, gate=gate, heard=heard),
+        definitions=[llm("p", tools=["look"], model="" if models is Lacking else "other")],
+        tools=tools,
+        code_agents=[coder(version)],
+    )
+
+
+async def crashed_at_work(folder: Path) -> Run:
+    """A run whose server was killed while its model answered for the second time."""
+    held = Held()
+    async with at_work(folder, gate=held) as house:
+        run = await house.start("coder")
+        await held.reached.wait()
+        await house.crash()
+    return run
+
+
+async def revived(house: House, run: Run) -> Run:
+    """The run's row, once this house has tried to go on with it."""
+    record = await house.store.runs.find(run.run_id)
+    assert record is not None
+    await house.runs._keeper.recovery._try(record)
+    return (await house.runs.get(ME, run.run_id)).run
+
+
+def without_definition(folder: Path) -> None:
+    with closing(sqlite3.connect(folder / "bough.db", isolation_level=None)) as intruder:
+        intruder.execute("DELETE FROM definitions WHERE name = 'p'")
+
+
+@pytest.mark.parametrize(
+    ("lacks", "said"),
+    [
+        ({"version": "2"}, ["'coder'", "'1'", "'2'", "Bring"]),
+        ({"tools": [look_harder]}, ["'look'", "Bring"]),
+        ({"models": Lacking}, ["'other'", "configured"]),
+    ],
+)
+async def test_a_run_whose_code_is_not_here_is_parked_until_it_is(
+    tmp_path: Path, lacks: dict[str, object], said: list[str]
+) -> None:
+    run = await crashed_at_work(tmp_path)
+    heard: list[ModelRequest] = []
+    async with at_work(tmp_path, heard=heard, **lacks) as house:  # type: ignore[arg-type]
+        before = await house.store.runs.find(run.run_id)
+        row = await revived(house, run)
+        (listed,), _ = await house.runs.list(ME, RunFilter(), Page(size=10))
+        assert await house.store.runs.find(run.run_id) == before
+    assert row.state == event_pb2.STATE_RUNNING
+    assert [word for word in said if word not in row.parked_reason] == []
+    assert listed.parked_reason == row.parked_reason
+    assert heard == []
+    async with at_work(tmp_path) as house:
+        await house.runs.recover()
+        log = await house.log(run)
+        assert (await house.runs.get(ME, run.run_id)).run.parked_reason == ""
+        await check_replay(house, log)
+    assert answer_of(log) == "Done."
+    assert len(having(log, "run_resumed")) == 1
+
+
+async def test_a_run_whose_definition_is_lost_is_parked(tmp_path: Path) -> None:
+    run = await crashed_at_work(tmp_path)
+    without_definition(tmp_path)
+    async with at_work(tmp_path) as house:
+        row = await revived(house, run)
+    assert (row.state, row.parked_reason.startswith("The definition of 'p' with revision")) == (
+        event_pb2.STATE_RUNNING,
+        True,
+    )
+
+
+async def test_a_parked_run_is_cancelled_like_any_other(tmp_path: Path) -> None:
+    run = await crashed_at_work(tmp_path)
+    async with at_work(tmp_path, version="2") as house:
+        assert (await revived(house, run)).parked_reason
+        record = await house.runs.cancel(ME, run.run_id)
+        log = await house.log(run)
+        check_laws(log)
+        again = await house.turn("p", session_id=run.session_id)
+    assert (record.run.state, record.run.parked_reason) == (event_pb2.STATE_CANCELLED, "")
+    assert log[-1].HasField("run_cancelled")
+    assert again[0].run_started.session_cut > 0
+
+
+async def test_a_fork_that_asks_another_model_is_parked_where_that_one_is_missing(tmp_path: Path) -> None:
+    held = Held()
+    async with open_house(
+        tmp_path, models=Scripts(TURNS), definitions=[llm("p", tools=["look"])], tools=[look]
+    ) as house:
+        origin = await house.turn("p")
+    async with open_house(
+        tmp_path, models=Scripts(TURNS, gate=held), definitions=[llm("p", tools=["look"])], tools=[look]
+    ) as house:
+        cut = having(origin, "step_completed")[0].sequence
+        fork = await house.fork(Run(run_id=origin[0].run_id), cut, models={"p": "other"})
+        await held.reached.wait()
+        await house.crash()
+    async with open_house(
+        tmp_path, models=Lacking(TURNS), definitions=[llm("p", tools=["look"])], tools=[look]
+    ) as house:
+        row = await revived(house, fork)
+    assert (row.state, "'other'" in row.parked_reason) == (event_pb2.STATE_RUNNING, True)
+
+
+async def test_an_agent_with_another_body_under_its_old_version_fails_without_touching_anything(tmp_path: Path) -> None:
+    run = await crashed_at_work(tmp_path)
+    heard: list[ModelRequest] = []
+
+    @agent(name="coder", description="Codes.", version="1", agents=["p"])
+    async def other(ctx: Context, input: message_pb2.Message) -> str:
+        async def touch() -> None:
+            raise AssertionError("a run that cannot be replayed touched the world")
+
+        await ctx.step("new", touch)
+        return "new"
+
+    async with open_house(
+        tmp_path,
+        models=Scripts(TURNS, heard=heard),
+        definitions=[llm("p", tools=["look"], model="other")],
+        tools=[look],
+        code_agents=[other],
+    ) as house:
+        await house.runs.recover()
+        log = await house.log(run)
+        check_laws(log)
+        tree = await house.tree(log)
+    error = log[-1].run_failed.error
+    assert error.reason == error_pb2.ERROR_REASON_NON_DETERMINISTIC
+    assert "e0" in error.message
+    assert "sub_agent.started" in error.message
+    assert heard == []
+    assert not having(log[log.index(having(log, "run_resumed")[0]) :], "value_recorded")
+    assert {node.state for node in tree.agents} <= {event_pb2.STATE_FAILED, event_pb2.STATE_CANCELLED}
+
+
+async def test_a_run_that_brings_its_server_down_again_and_again_is_given_up(tmp_path: Path) -> None:
+    run = await crashed_at_work(tmp_path)
+    for times in range(1, 6):
+        async with at_work(tmp_path, gate=Held()) as house:
+            await house.runs.recover()
+            await until_resumed(house, run, times)
+            await house.crash()
+    heard: list[ModelRequest] = []
+    async with at_work(tmp_path, heard=heard) as house:
+        await house.runs.recover()
+        log = await house.log(run)
+        check_laws(log)
+    assert log[-1].run_failed.error.reason == error_pb2.ERROR_REASON_RECOVERY_LIMIT
+    assert len(having(log, "run_resumed")) == 5
+    assert heard == []
+
+
+async def until_resumed(house: House, run: Run, times: int) -> None:
+    follower = house.follow(run)
+    async for event in follower:
+        times -= event.HasField("run_resumed")
+        if not times:
+            break
+    await follower.aclose()
+
+
+async def test_a_run_that_is_found_overdue_is_ended_without_an_effect(tmp_path: Path) -> None:
+    held, heard = Held(), list[ModelRequest]()
+    async with at_work(tmp_path, gate=held) as house:
+        soon = time.time_ns() + 200_000_000
+        run = await house.start("coder", deadline_time_ns=soon)
+        await held.reached.wait()
+        await house.crash()
+    async with at_work(tmp_path, heard=heard) as house:
+        await house.clock.sleep(max(0.0, (soon - time.time_ns()) / 1e9))
+        await house.runs.recover()
+        log = await house.log(run)
+        check_laws(log)
+    assert log[-1].run_failed.error.reason == error_pb2.ERROR_REASON_DEADLINE_EXCEEDED
+    assert not having(log, "run_resumed")
+    assert heard == []
+
+
+async def test_time_that_was_spent_before_a_crash_counts_and_time_between_does_not(tmp_path: Path) -> None:
+    policy = policy_pb2.RunPolicy()
+    policy.limits.wall_duration.CopyFrom(Duration(nanos=400_000_000))
+    held, heard = Held(), list[ModelRequest]()
+    async with at_work(tmp_path, gate=held) as house:
+        run = await house.start("coder", policy=policy)
+        await held.reached.wait()
+        await house.clock.sleep(0.45 - (time.time_ns() - run.create_time.ToNanoseconds()) / 1e9)
+        await house.crash()
+    async with at_work(tmp_path, heard=heard) as house:
+        await house.runs.recover()
+        log = await house.log(run)
+        check_laws(log)
+    assert log[-1].run_failed.error.reason == error_pb2.ERROR_REASON_LIMIT_EXCEEDED
+
+
+async def test_forty_runs_are_recovered_through_the_limits_of_their_model(tmp_path: Path) -> None:
+    held = Held()
+    team = llm("p", tools=["look"])
+    background = policy_pb2.RunPolicy(background=True)
+    async with open_team(tmp_path, TURNS, team, tools=[look], gate=held) as house:
+        runs = [await house.start("p", str(number), policy=background) for number in range(40)]
+        await held.reached.wait()
+        await house.crash()
+    (tmp_path / "script.json").write_text(TURNS)
+    narrow = ModelSection(provider="scripted", script=str(tmp_path / "script.json"), max_concurrency=2)
+    models = build_models({"default": narrow}, secrets={}, folder=tmp_path)
+    scripted, busy = models.get("default"), Busy()
+    assert isinstance(scripted, ScriptedModel)
+    scripted._gate = busy
+    async with open_house(tmp_path, models=models, definitions=[team], tools=[look]) as house:
+        assert await house.runs.recover() == 40
+        logs = [await house.log(run) for run in runs]
+        for log in logs:
+            check_laws(log)
+    assert {answer_of(log) for log in logs} == {"Done."}
+    assert busy.most == 2
+
+
+class Busy:
+    """A gate that lets all through, and knows how many were there at once."""
+
+    def __init__(self) -> None:
+        self._now = self.most = 0
+
+    async def __call__(self, agent: str, turn: int, chunk: int) -> None:
+        self._now += 1
+        self.most = max(self.most, self._now)
+        await asyncio.sleep(0)
+        self._now -= 1

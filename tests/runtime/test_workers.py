@@ -1,0 +1,119 @@
+"""Two workers on one store: commands to the other one's runs, and who may write where a lease is lost."""
+
+import asyncio
+from dataclasses import replace
+from pathlib import Path
+
+from bough.v1 import event_pb2, input_pb2, message_pb2
+from bough_server.agents.function import FunctionAgent, agent
+from bough_server.runs import Runs
+from bough_server.runtime.context import Context
+from bough_server.store.owners import Letter
+from tests.support.house import ME, House, open_house
+from tests.support.laws import check_laws
+from tests.support.readings import answer_of, check_replay, having
+from tests.support.teams import Scripts
+
+
+def beside(house: House, worker: str) -> House:
+    """Another worker on the same store."""
+    return replace(house, runs=Runs(replace(house.runs._equipment, worker=worker)))
+
+
+@agent(description="Asks.")
+async def asker(ctx: Context, input: message_pb2.Message) -> str:
+    return str(await ctx.ask("well?"))
+
+
+class Slow:
+    """An agent whose tool waits, and counts its calls."""
+
+    def __init__(self) -> None:
+        self.began, self.may_end = asyncio.Event(), asyncio.Event()
+        self.calls = 0
+
+    def agent(self) -> FunctionAgent:
+        @agent(description="Takes its time.")
+        async def slow(ctx: Context, input: message_pb2.Message) -> str:
+            async def wait() -> int:
+                self.calls += 1
+                own = self.calls
+                self.began.set()
+                await self.may_end.wait()
+                return own
+
+            return f"call {await ctx.step('wait', wait)}"
+
+        return slow
+
+
+async def test_a_cancel_of_another_workers_run_reaches_it_by_letter(tmp_path: Path) -> None:
+    slow = Slow()
+    async with open_house(tmp_path, models=Scripts("agents: {}"), code_agents=[slow.agent()]) as mine:
+        theirs = beside(mine, "the-other")
+        await mine.runs.recover()
+        await theirs.runs.recover()
+        run = await mine.start("slow")
+        await slow.began.wait()
+        await theirs.runs.cancel(ME, run.run_id)
+        log = await mine.log(run)
+        check_laws(log)
+        assert await mine.store.mailbox.take(run.run_id) == []
+        await theirs.runs.close()
+    assert log[-1].HasField("run_cancelled")
+    assert not having(log, "run_resumed")
+
+
+async def test_an_answer_to_another_workers_run_reaches_it_by_letter(tmp_path: Path) -> None:
+    async with open_house(tmp_path, models=Scripts("agents: {}"), code_agents=[asker]) as mine:
+        theirs = beside(mine, "the-other")
+        await mine.runs.recover()
+        await theirs.runs.recover()
+        run = await mine.start("asker")
+        asked = await mine.until_interrupted(run)
+        request = having(asked, "input_requested")[0].input_requested.request
+        await theirs.resume(run, input_pb2.InputAnswer(request_id=request.request_id, value_json='"good"'))
+        log = await theirs.log(run)
+        await check_replay(mine, log)
+        await theirs.runs.close()
+    assert answer_of(log) == "good"
+    assert having(log, "run_resumed")[0].run_resumed.owner == "the-house"
+
+
+async def test_a_worker_without_its_lease_loses_its_runs_and_writes_nothing_more(tmp_path: Path) -> None:
+    slow = Slow()
+    async with open_house(tmp_path, models=Scripts("agents: {}"), code_agents=[slow.agent()]) as mine:
+        theirs = beside(mine, "the-other")
+        await mine.runs.recover()
+        run = await mine.start("slow")
+        await slow.began.wait()
+        await mine.store.leases.release("the-house")
+        slow.began.clear()
+        assert await theirs.runs.recover() == 1
+        await slow.began.wait()
+        slow.may_end.set()
+        await mine.until_over(run)
+        log = await theirs.log(run)
+        await check_replay(mine, log)
+        await theirs.runs.close()
+    assert answer_of(log) == "call 2"
+    assert len(having(log, "value_recorded")) == 1
+    assert [event.run_resumed.owner for event in having(log, "run_resumed")] == ["the-other"]
+
+
+async def test_a_letter_that_its_dead_owner_never_read_is_carried_out_by_who_comes_next(tmp_path: Path) -> None:
+    slow = Slow()
+    async with open_house(
+        tmp_path, models=Scripts("agents: {}"), code_agents=[slow.agent()], worker="the-first"
+    ) as house:
+        run = await house.start("slow")
+        await slow.began.wait()
+        letter = Letter(letter_id=0, run_id=run.run_id, cancel=event_pb2.CANCEL_REASON_CALLER)
+        await house.store.mailbox.post(letter)
+        await house.crash()
+    async with open_house(tmp_path, models=Scripts("agents: {}"), code_agents=[slow.agent()]) as house:
+        await house.runs.recover()
+        log = await house.log(run)
+        check_laws(log)
+        assert await house.store.mailbox.take(run.run_id) == []
+    assert log[-1].HasField("run_cancelled")
