@@ -243,7 +243,10 @@ def _add_services(server: aio.Server, *, runs: Runs, store: Store, equipment: Eq
     trees = EvalService(runs=runs, log=store.log, principal=current_principal)
     eval_service_pb2_grpc.add_EvalServiceServicer_to_server(trees, server)
     catalog = CatalogService(
-        agents=agents, editor=AgentEditor(agents, store.agents, clock), principal=current_principal
+        agents=agents,
+        editor=AgentEditor(agents, store.agents, clock),
+        revisions=store.catalog,
+        principal=current_principal,
     )
     catalog_service_pb2_grpc.add_CatalogServiceServicer_to_server(catalog, server)
     sessions = SessionService(sessions=store.sessions, principal=current_principal, clock=clock)

@@ -109,13 +109,13 @@ async def test_an_agent_that_changed_is_named_with_both_revisions_and_tried_by_f
     assert (tried.code, tried.err) == (0, "")
 
 
-async def test_an_agent_that_is_not_configured_is_named(tmp_path: Path) -> None:
+async def test_an_agent_in_code_that_is_not_configured_is_named(tmp_path: Path) -> None:
     database = tmp_path / "bough.db"
-    log = await recorded(team(tmp_path / "a"), "lead", database=database)
-    other = team(tmp_path / "b", writer="author")
+    log = await recorded(coder(tmp_path / "a", version="1", step="first"), "coder", database=database)
+    other = team(tmp_path / "b")
     for flags in ((), ("--force",)):
         replayed = await embedded(other, "replay", log[0].run_id, *flags, database=database)
-        assert replayed == Finished(code=2, out="", err="The agent 'writer' is not in this configuration.\n")
+        assert replayed == Finished(code=2, out="", err="The agent 'coder' is not in this configuration.\n")
 
 
 async def test_a_run_that_goes_on_is_not_replayed() -> None:

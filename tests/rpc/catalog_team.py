@@ -96,9 +96,10 @@ async def delete(server: Served, name: str, *, revision: str = "") -> None:
     await server.catalog.DeleteAgent(pb.DeleteAgentRequest(name=name, revision=revision))
 
 
-async def get(server: Served, name: str) -> agent_pb2.AgentDefinition:
-    """An agent in force."""
-    response: pb.GetAgentResponse = await server.catalog.GetAgent(pb.GetAgentRequest(name=name))
+async def get(server: Served, name: str, *, revision: str = "") -> agent_pb2.AgentDefinition:
+    """An agent in force, or one of a revision."""
+    request = pb.GetAgentRequest(name=name, revision=revision)
+    response: pb.GetAgentResponse = await server.catalog.GetAgent(request)
     return response.agent
 
 

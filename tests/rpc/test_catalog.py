@@ -76,7 +76,7 @@ async def test_judging_many_schemas_keeps_nobody_else_waiting(server: Served) ->
 def _service(registry: Registry, store: Store) -> CatalogService:
     agents = AgentCatalog(registry, store.agents)
     editor = AgentEditor(agents, store.agents, SystemClock())
-    return CatalogService(agents=agents, editor=editor, principal=current_principal)
+    return CatalogService(agents=agents, editor=editor, revisions=store.catalog, principal=current_principal)
 
 
 async def test_a_page_of_agents_stays_within_what_a_client_receives(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ import pytest
 from grpc import aio
 
 from bough.v1 import agent_pb2
+from bough.v1.session_service_pb2 import DeleteSessionRequest
 from bough_server.agents.definition import revision
 from tests.rpc.catalog_team import (
     ANNE,
@@ -198,6 +199,24 @@ async def test_another_tenants_agents_do_not_exist(tmp_path: Path, caller: Calle
         caller.principal = ANNE
         assert await get(server, "coach") == annes
     assert caller.principal == ANNE
+
+
+async def test_a_revision_is_shown_as_long_as_it_is_in_force_or_a_run_names_it(tmp_path: Path, caller: Caller) -> None:
+    async with served(team_settings(tmp_path)) as server:
+        first = await create(server, define("coach"))
+        turn = await begin(server, "coach", "Go.").to_the_end()
+        second = await update(server, define("coach", description="Trains."), revision=first.revision)
+        third = await update(server, define("coach", description="Rests."), revision=second.revision)
+        shown = [await get(server, "coach", revision=each.revision) for each in (first, third)]
+        unused = await refused(get(server, "coach", revision=second.revision))
+        other_name = await refused(get(server, "writer", revision=first.revision))
+        caller.principal = BERT
+        hidden = await refused(get(server, "coach", revision=first.revision))
+        caller.principal = ANNE
+        await server.sessions.DeleteSession(DeleteSessionRequest(session_id=turn.events[0].session_id))
+        gone = await refused(get(server, "coach", revision=first.revision))
+    assert shown == [first, third]
+    assert unused == other_name == hidden == gone == (grpc.StatusCode.NOT_FOUND, info_of("UNKNOWN_AGENT"))
 
 
 async def test_agents_that_are_stored_at_once_are_all_there(tmp_path: Path) -> None:

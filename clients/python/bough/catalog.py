@@ -24,10 +24,10 @@ class Catalog:
         request = catalog_service_pb2.ListAgentsRequest(page_size=page_size)
         return self._calls.pages(self._stub.ListAgents, request, lambda response: response.agents)
 
-    async def agent(self, name: str) -> agent_pb2.AgentDefinition:
-        """One agent's definition in force. Raises NotFound."""
-        response = await self._calls.one(self._stub.GetAgent, catalog_service_pb2.GetAgentRequest(name=name))
-        return response.agent
+    async def agent(self, name: str, *, revision: str = "") -> agent_pb2.AgentDefinition:
+        """One agent's definition in force, or one that has this revision and that a run names. Raises NotFound."""
+        request = catalog_service_pb2.GetAgentRequest(name=name, revision=revision)
+        return (await self._calls.one(self._stub.GetAgent, request)).agent
 
     def tools(self, *, page_size: int = PAGE_SIZE) -> AsyncIterator[catalog_service_pb2.ToolInfo]:
         """The tools that definitions may name, by name."""

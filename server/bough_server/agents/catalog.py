@@ -45,6 +45,14 @@ class TenantCatalog:
         """The agent of a name. Raises NotFound."""
         return _found(self.agents, name)
 
+    def in_force(self, name: str, revision: str) -> agent_pb2.AgentDefinition | None:
+        """The definition of a name, if it has this revision."""
+        try:
+            definition = self.agents.agent(name).definition
+        except KeyError:
+            return None
+        return definition if definition.revision == revision else None
+
     def list_agents(self) -> Sequence[agent_pb2.AgentDefinition]:
         """Every definition in force, by name."""
         return sorted([*self.registry.list_agents(), *self.stored.values()], key=lambda each: each.name)

@@ -21,10 +21,13 @@ def list_agents(context: typer.Context, json: JsonOption = False) -> None:
 def show(
     context: typer.Context,
     name: Annotated[str, typer.Argument(metavar="NAME", help="The agent's name.")],
+    revision: Annotated[
+        str, typer.Option("--revision", metavar="R", help="One that a run names; the one in force where left out.")
+    ] = "",
     json: JsonOption = False,
 ) -> None:
-    """Show an agent's definition in force, as YAML."""
-    finish(_show(target_of(context), name, json=json))
+    """Show an agent's definition, as YAML."""
+    finish(_show(target_of(context), name, revision=revision, json=json))
 
 
 @agents.command("validate")
@@ -53,13 +56,13 @@ async def _list(target: Target, *, json: bool) -> ExitCode:
     return ExitCode.YES
 
 
-async def _show(target: Target, name: str, *, json: bool) -> ExitCode:
+async def _show(target: Target, name: str, *, revision: str, json: bool) -> ExitCode:
     from bough_server.cli.connection import connected
     from bough_server.cli.printing import json_text, print_line
     from bough_server.cli.render.definition import definition_yaml
 
     async with connected(target) as connection:
-        agent = await connection.client.catalog.agent(name)
+        agent = await connection.client.catalog.agent(name, revision=revision)
     if json:
         print_line(json_text(agent))
     else:
@@ -70,11 +73,12 @@ async def _show(target: Target, name: str, *, json: bool) -> ExitCode:
 async def _validate(target: Target, paths: list[Path]) -> ExitCode:
     from bough_server.agents.sources import read_sources, source_problems
     from bough_server.cli.catalog import known_to
+    from bough_server.cli.definitions import files_of
     from bough_server.cli.printing import print_line
     from bough_server.cli.render.amounts import counted
     from bough_server.settings import Settings
 
-    files = _files(paths)
+    files = files_of(paths)
     sources, problems = read_sources(files)
     known = known_to(Settings.load(target.config), without=files)
     found = list(dict.fromkeys(str(problem) for problem in [*problems, *source_problems(sources, known)]))
@@ -85,15 +89,3 @@ async def _validate(target: Target, paths: list[Path]) -> ExitCode:
         return ExitCode.FAILED
     say(f"{counted(len(sources), 'agent')} in {counted(len(files), 'file')}: all is well.")
     return ExitCode.YES
-
-
-def _files(paths: list[Path]) -> list[Path]:
-    from bough_server.errors import ConfigurationError
-
-    files: list[Path] = []
-    for path in paths:
-        inside = sorted([*path.glob("*.yaml"), *path.glob("*.yml"), *path.glob("*.json")]) if path.is_dir() else [path]
-        if not inside:
-            raise ConfigurationError(f"{path}: No *.yaml file is in this folder.")
-        files += inside
-    return list(dict.fromkeys(files))

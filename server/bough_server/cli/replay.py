@@ -1,5 +1,6 @@
 """`bough replay`: re-executes a run from its log alone and says where it diverges; it changes and asks nothing."""
 
+from contextlib import suppress
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -11,7 +12,9 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from bough import AsyncClient
-    from bough.v1 import event_pb2
+    from bough.v1 import agent_pb2, event_pb2
+    from bough_server.agents.registry import Registry
+    from bough_server.runtime.agent import Resolver
     from bough_server.store.ports import StoredMessage
 
 ForceOption = Annotated[
@@ -21,7 +24,7 @@ _PAGE_SIZE = 1000
 
 
 def replay(context: typer.Context, run: RunArgument, force: ForceOption = False) -> None:
-    """Run a run's agents again from its log, with the agents that are configured here.
+    """Run a run's agents again from its log, with the agents that are configured here, or that the server has stored.
 
     No model is asked, no tool runs, nothing is recorded. 0: everything came as it was recorded; 1: it diverged, and
     where; 2: it could not be done.
@@ -45,7 +48,8 @@ async def _replay(target: Target, text: str, *, is_forced: bool) -> ExitCode:
         run_id = await resolve_run(connection.client, text)
         log = await _log(connection.client, run_id)
         session = await _session(connection.client, log)
-    resolver = untouchable(log, registry_of(Settings.load(target.config)), is_forced=is_forced)
+        agents = await _agents(connection.client, log, registry_of(Settings.load(target.config)))
+    resolver = untouchable(log, agents, is_forced=is_forced)
     tracing = Tracing(make_provider(export=False))
     replayed = await replay_log(log, resolver=resolver, tracing=tracing, clock=SystemClock(), session=session)
     handed_back = f"{counted(replayed.results, 'recorded result')} handed back"
@@ -69,6 +73,19 @@ async def _log(client: "AsyncClient", run_id: str) -> "Sequence[event_pb2.AgentE
     if not log or kind_of(log[-1]) not in {*TERMINAL_KINDS, RUN_INTERRUPTED}:
         raise ConfigurationError(f"Run {run_id} is still going: replay it when it has ended, or waits for input.")
     return log
+
+
+async def _agents(client: "AsyncClient", log: "Sequence[event_pb2.AgentEvent]", registry: "Registry") -> "Resolver":
+    """The agents that are configured here, and those that the server has stored, or had from the request of the run."""
+    from bough import NotFound
+    from bough_server.agents.overlay import Overlay
+
+    brought: list[agent_pb2.AgentDefinition] = []
+    for ref in log[0].run_started.definitions:
+        if not registry.place(ref.name):
+            with suppress(NotFound):
+                brought.append(await client.catalog.agent(ref.name, revision=ref.revision))
+    return Overlay(registry, brought)
 
 
 async def _session(client: "AsyncClient", log: "Sequence[event_pb2.AgentEvent]") -> "Sequence[StoredMessage]":

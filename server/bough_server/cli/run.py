@@ -1,8 +1,11 @@
 """`bough run`: starts a turn and shows it to its end; following itself is following.py's."""
 
 import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Annotated
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -23,6 +26,9 @@ from bough_server.cli.choices import (
     target_of,
 )
 from bough_server.cli.outcome import ExitCode, finish
+
+if TYPE_CHECKING:
+    from bough_server.agents.definition import Source
 
 AgentArgument = Annotated[
     str, typer.Argument(metavar="AGENT", help="The agent to run; `bough agents list` shows them.")
@@ -46,6 +52,14 @@ OnBusyOption = Annotated[
         help="Where another run holds the session: refuse this one, let it wait, or cancel one that waits for input.",
     ),
 ]
+DefinitionsOption = Annotated[
+    list[Path] | None,
+    typer.Option(
+        "--definitions",
+        metavar="PATH",
+        help="A file with agents, or a folder of *.yaml files, that come before the server's in this run alone.",
+    ),
+]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,6 +74,7 @@ class Turn:
     timeout: float
     on_disconnect: OnDisconnect | None
     on_busy: OnBusy | None
+    definitions: Sequence[Path] = ()
 
 
 def run(
@@ -73,6 +88,7 @@ def run(
     timeout: TimeoutOption = "10m",  # type: ignore[assignment] # the parser makes seconds of it
     on_disconnect: OnDisconnectOption = None,
     on_busy: OnBusyOption = None,
+    definitions: DefinitionsOption = None,
     default_model: DefaultModelOption = None,
     output: OutputOption = Output.LIVE,
     no_tree: NoTreeOption = False,
@@ -91,6 +107,7 @@ def run(
         timeout=timeout,
         on_disconnect=on_disconnect,
         on_busy=on_busy,
+        definitions=definitions or (),
     )
     display = Display(output=output, view=view, tree=not no_tree)
     finish(_run(target_of(context), turn, display, default_model=default_model))
@@ -111,14 +128,41 @@ async def _run(target: Target, turn: Turn, display: Display, *, default_model: s
     from bough_server.cli.requests import policy_of, view_of
 
     text = _read_input() if turn.text == "-" else turn.text
+    sources = _sources(turn.definitions)
     async with connected(target, default_model=default_model, is_silent=True) as connection:
         stream = connection.client.run(
             turn.agent,
             text,
             session_id=turn.session,
             request_id=turn.request_id,
+            definitions=[source.definition for source in sources],
             policy=policy_of(turn.delta, turn.on_disconnect, turn.on_busy),
             view=view_of(display.view),
             timeout=turn.timeout,
         )
-        return await see_through(connection, stream, display)
+        with _named_in(sources):
+            return await see_through(connection, stream, display)
+
+
+def _sources(paths: Sequence[Path]) -> "Sequence[Source]":
+    """The definitions in files; without any, what reads them is not loaded."""
+    if not paths:
+        return ()
+    from bough_server.cli.definitions import definitions_in
+
+    return definitions_in(paths)
+
+
+@contextmanager
+def _named_in(sources: "Sequence[Source]") -> Iterator[None]:
+    """Tells what is wrong with definitions by file and line."""
+    from bough import InvalidRequest
+
+    try:
+        yield
+    except InvalidRequest as error:
+        if not sources:
+            raise
+        from bough_server.cli.definitions import in_files
+
+        raise in_files(error, sources) from None

@@ -5,7 +5,7 @@ from dataclasses import replace
 from typing import NoReturn
 
 from bough.v1 import agent_pb2, event_pb2
-from bough_server.agents.llm import LlmAgent
+from bough_server.agents.kinds import agent_of
 from bough_server.agents.pinned import REPLAY_VERSION, PinnedResolver
 from bough_server.errors import ConfigurationError, NonDeterministic
 from bough_server.runs.forking import changed_definitions
@@ -108,4 +108,4 @@ def _with(definitions: Mapping[str, agent_pb2.AgentDefinition], resolver: Resolv
 
 def _agent(definition: agent_pb2.AgentDefinition, resolver: Resolver) -> Agent:
     current = resolver.agent(definition.name)
-    return current if current.definition.revision == definition.revision else LlmAgent(definition)
+    return current if current.definition.revision == definition.revision else agent_of(definition)

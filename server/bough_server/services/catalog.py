@@ -6,12 +6,13 @@ from typing import Final, TypeVar
 
 from grpc import aio
 
-from bough.v1 import agent_pb2, catalog_service_pb2_grpc
+from bough.v1 import agent_pb2, catalog_service_pb2_grpc, error_pb2
 from bough.v1 import catalog_service_pb2 as pb
 from bough_server.agents.catalog import AgentCatalog
 from bough_server.agents.editing import AgentEditor
+from bough_server.errors import NotFound
 from bough_server.services.listing import page_by_name, page_of
-from bough_server.store.ports import Principal
+from bough_server.store.ports import Catalog, Principal
 
 T = TypeVar("T", agent_pb2.AgentDefinition, pb.ToolInfo, pb.ModelInfo)
 
@@ -22,8 +23,10 @@ _SIZE: Final[Callable[[object], int]] = methodcaller("ByteSize")
 class CatalogService(catalog_service_pb2_grpc.CatalogServiceServicer):
     """Shows, checks and stores agents; shows tools and models."""
 
-    def __init__(self, *, agents: AgentCatalog, editor: AgentEditor, principal: Callable[[], Principal]) -> None:
-        self._agents, self._editor, self._principal = agents, editor, principal
+    def __init__(
+        self, *, agents: AgentCatalog, editor: AgentEditor, revisions: Catalog, principal: Callable[[], Principal]
+    ) -> None:
+        self._agents, self._editor, self._revisions, self._principal = agents, editor, revisions, principal
 
     async def CreateAgent(
         self,
@@ -57,8 +60,16 @@ class CatalogService(catalog_service_pb2_grpc.CatalogServiceServicer):
         self, request: pb.GetAgentRequest, context: aio.ServicerContext[pb.GetAgentRequest, pb.GetAgentResponse]
     ) -> pb.GetAgentResponse:
         """Gives one agent."""
-        catalog = await self._agents.of(self._tenant_id())
-        return pb.GetAgentResponse(agent=catalog.agent(request.name).definition)
+        tenant_id = self._tenant_id()
+        catalog = await self._agents.of(tenant_id)
+        if not request.revision:
+            return pb.GetAgentResponse(agent=catalog.agent(request.name).definition)
+        found = catalog.in_force(request.name, request.revision)
+        found = found or await self._revisions.get_of(tenant_id, request.revision)
+        if found is None or found.name != request.name:
+            hint = f"It has no revision {request.revision!r} that is in force, or that a run names."
+            raise NotFound("agent", request.name, reason=error_pb2.ERROR_REASON_UNKNOWN_AGENT, hint=hint)
+        return pb.GetAgentResponse(agent=found)
 
     async def ListAgents(
         self, request: pb.ListAgentsRequest, context: aio.ServicerContext[pb.ListAgentsRequest, pb.ListAgentsResponse]

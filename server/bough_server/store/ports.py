@@ -293,6 +293,10 @@ class Catalog(Protocol):
         """The definition of a revision, or None."""
         ...
 
+    async def get_of(self, tenant_id: str, revision: str) -> agent_pb2.AgentDefinition | None:
+        """The same for who asks as a caller: None too where no run of the tenant names it."""
+        ...
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UsageEntry:

@@ -179,16 +179,20 @@ class GetAgentRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     NAME_FIELD_NUMBER: _builtins.int
+    REVISION_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     """Its name."""
+    revision: _builtins.str
+    """A revision that is in force, or that a run of the caller's names; empty for the one in force."""
     def __init__(
         self,
         *,
         name: _builtins.str = ...,
+        revision: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["name", b"name"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["name", b"name", "revision", b"revision"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -203,7 +207,7 @@ class GetAgentResponse(_message.Message):
     AGENT_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def agent(self) -> _agent_pb2.AgentDefinition:
-        """Its definition in force. An agent in code has a name and a description, and no kind."""
+        """Its definition. An agent in code has a name and a description, and no kind."""
 
     def __init__(
         self,

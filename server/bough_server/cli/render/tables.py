@@ -50,13 +50,17 @@ def session_lines(session: session_service_pb2.Session, *, width: int) -> list[T
 
 
 def agents_table(agents: Sequence[agent_pb2.AgentDefinition], *, width: int) -> list[Text]:
-    """A row for each agent: its name, its model and what it does."""
+    """A row for each agent: its name, its model and what it does; where any is stored, its revision and since when."""
     name_width = max([5, *(len(agent.name) for agent in agents)])
     model_width = max([5, *(len(_model(agent)) for agent in agents)])
-    lines = [Text(f"{'agent':{name_width}}  {'model':{model_width}}  what it does"[:width], style="dim")]
+    has_stored = any(agent.HasField("create_time") for agent in agents)
+    stored = f"  {'revision':16}  {'stored':16}" if has_stored else ""
+    lines = [Text(f"{'agent':{name_width}}  {'model':{model_width}}{stored}  what it does"[:width], style="dim")]
     for agent in agents:
         line = Text(f"{agent.name:{name_width}}", style="bold")
-        rest = f"  {_model(agent):{model_width}}  {one_line(agent.description)}"
+        since = moment(agent.create_time) if agent.HasField("create_time") else "-"
+        stored = f"  {agent.revision:16}  {since:16}" if has_stored else ""
+        rest = f"  {_model(agent):{model_width}}{stored}  {one_line(agent.description)}"
         line.append(clip(rest, max(8, width - name_width)), style="not bold")
         lines.append(line)
     return lines

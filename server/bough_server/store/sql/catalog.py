@@ -2,13 +2,21 @@
 
 from typing import Final
 
-from sqlalchemy import bindparam, select
+from sqlalchemy import Select, bindparam, exists, select
 
 from bough.v1 import agent_pb2
 from bough_server.store.sql import tables
 from bough_server.store.sql.readers import Readers
 
-_ONE: Final = select(tables.definitions.c.data).where(tables.definitions.c.revision == bindparam("revision"))
+_definitions, _named, _runs = tables.definitions.c, tables.run_definitions.c, tables.runs.c
+
+_ONE: Final = select(_definitions.data).where(_definitions.revision == bindparam("revision"))
+_ONE_OF: Final = select(_definitions.data).where(
+    _definitions.revision == bindparam("revision"),
+    exists().where(
+        _named.revision == bindparam("revision"), _runs.run_id == _named.run_id, _runs.tenant_id == bindparam("tenant")
+    ),
+)
 
 
 class SqlCatalog:
@@ -19,6 +27,16 @@ class SqlCatalog:
 
     async def get(self, revision: str) -> agent_pb2.AgentDefinition | None:
         """See Catalog."""
-        parameters = {"revision": revision}
-        data = await self._readers.run(lambda connection: connection.execute(_ONE, parameters).scalar_one_or_none())
+        return await self._read(_ONE, {"revision": revision})
+
+    async def get_of(self, tenant_id: str, revision: str) -> agent_pb2.AgentDefinition | None:
+        """See Catalog."""
+        return await self._read(_ONE_OF, {"tenant": tenant_id, "revision": revision})
+
+    async def _read(
+        self, statement: Select[tuple[bytes]], parameters: dict[str, str]
+    ) -> agent_pb2.AgentDefinition | None:
+        data = await self._readers.run(
+            lambda connection: connection.execute(statement, parameters).scalar_one_or_none()
+        )
         return None if data is None else agent_pb2.AgentDefinition.FromString(data)

@@ -1,0 +1,101 @@
+"""`bough agents` with agents that calls have stored, and `bough run` with agents that it brings in files."""
+
+import json
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from bough import AsyncClient
+from bough_server.app import App
+from bough_server.settings import Settings
+from tests.clients.commands import Finished, bough
+from tests.rpc.catalog_team import define, team_settings
+from tests.rpc.turns import served
+from tests.support.projects import llm, write_project
+
+COACH = """\
+name: coach
+description: Coaches.
+llm:
+  instruction: Coach.
+sub_agents:
+  - agent: writer
+"""
+
+
+@pytest.fixture
+async def client(tmp_path: Path) -> AsyncIterator[AsyncClient]:
+    """A client of a server with agents in a file and in code."""
+    async with served(team_settings(tmp_path)) as server, AsyncClient(server.app.address) as connected:
+        yield connected
+
+
+async def _embedded(config: Path, *arguments: str) -> Finished:
+    return await bough("--config", str(config), "--embedded", *arguments)
+
+
+def _port(client: AsyncClient) -> int:
+    return int(client.address.rpartition(":")[2])
+
+
+async def test_stored_agents_are_listed_and_shown_with_revision_and_time(client: AsyncClient) -> None:
+    stored = await client.catalog.create(define("coach", links=["writer"]))
+    listed = await bough("agents", "list", port=_port(client))
+    shown = await bough("agents", "show", "coach", port=_port(client))
+    as_json = json.loads((await bough("agents", "show", "coach", "--json", port=_port(client))).out)
+    head, *rows = listed.out.splitlines()
+    assert head.split() == ["agent", "model", "revision", "stored", "what", "it", "does"]
+    coach, editor = (next(row for row in rows if row.startswith(name)) for name in ("coach", "editor"))
+    assert (stored.revision in coach, editor.split()[3]) == (True, "-")
+    assert f"revision: {stored.revision}" in shown.out.splitlines()
+    assert (as_json["revision"], as_json["createTime"]) == (stored.revision, stored.create_time.ToJsonString())
+
+
+async def test_a_run_tries_agents_of_files(client: AsyncClient, tmp_path: Path) -> None:
+    folder = tmp_path / "team"
+    folder.mkdir()
+    (folder / "coach.yaml").write_text(COACH, encoding="utf-8")
+    (folder / "writer.yaml").write_text("name: writer\ndescription: Writes.\nllm: {}\n", encoding="utf-8")
+    ran = await bough(*("run", "coach", "Go.", "--definitions", str(folder), "--output", "answer"), port=_port(client))
+    assert (ran.code, ran.out) == (0, "The coach's word.\n")
+    assert "coach" not in [agent.name async for agent in client.catalog.agents()]
+
+
+async def test_what_is_wrong_with_them_is_told_by_file_line_and_field(client: AsyncClient, tmp_path: Path) -> None:
+    coach, typo = tmp_path / "coach.yaml", tmp_path / "typo.yaml"
+    coach.write_text(COACH.replace("writer", "riter"), encoding="utf-8")
+    typo.write_text(COACH.replace("name:", "nam:"), encoding="utf-8")
+    files = ("--definitions", str(coach))
+    judged = await bough("run", "coach", "Go.", *files, port=_port(client))
+    misspelled = await bough("run", "coach", "Go.", *files, "--definitions", str(typo), port=_port(client))
+    assert (judged.code, judged.out) == (2, "")
+    assert judged.err.splitlines() == [
+        f"{coach}:6: sub_agents[0].agent: There is no agent 'riter'. Did you mean 'writer'?"
+    ]
+    assert misspelled.code == 2
+    assert f"{typo}:1: nam: There is no such field. Did you mean 'name'?" in misspelled.err
+
+
+async def test_runs_of_agents_that_stand_in_no_file_replay_with_their_revisions(tmp_path: Path) -> None:
+    script: dict[str, list[object]] = {
+        "coach": [{"calls": [{"name": "call_writer", "arguments": {"message": "Write."}}]}, "Done."],
+        "*": ["A word."],
+    }
+    config = write_project(tmp_path, llm("writer"), script=script)
+    coach = tmp_path / "coach.yaml"
+    coach.write_text(COACH, encoding="utf-8")
+    tried = await _embedded(config, "run", "coach", "Go.", "--definitions", str(coach), "--output", "answer")
+    replayed = await _embedded(config, "replay", "last")
+    async with App.open(Settings.load(config, port=0)) as app, AsyncClient(app.address) as client:
+        stored = await client.catalog.create(define("coach", links=["writer"]))
+        answer = await client.answer("coach", "Go.")
+        changed = await client.catalog.update(define("coach"), revision=stored.revision)
+    again = await _embedded(config, "replay", "last")
+    shown = await _embedded(config, "agents", "show", "coach", "--revision", stored.revision, "--json")
+    expected = (0, "replays to its end: 3 recorded results handed back, nothing diverged")
+    assert (tried.code, tried.out, answer) == (0, "Done.\n", "Done.")
+    for each in (replayed, again):
+        assert (each.code, each.out.strip().partition(" replays ")[2]) == (0, expected[1].partition("replays ")[2])
+    assert changed.revision != stored.revision
+    assert json.loads(shown.out)["revision"] == stored.revision
