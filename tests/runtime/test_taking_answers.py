@@ -8,8 +8,8 @@ import pytest
 
 from bough import approve, reply, tool_result
 from bough.v1 import agent_service_pb2, event_pb2, input_pb2, message_pb2, policy_pb2
-from bough_server.agents.function import agent
-from bough_server.errors import AlreadyAnswered, InvalidRequest, RequestIdReused, RunEnded, RunError
+from bough_server.agents.function import FunctionAgent, agent
+from bough_server.errors import AgentUnusable, AlreadyAnswered, InvalidRequest, RequestIdReused, RunEnded, RunError
 from bough_server.runtime.answers import received as as_received
 from bough_server.runtime.context import Context
 from tests.support.house import ME, House
@@ -148,6 +148,28 @@ async def test_two_different_answers_at_once_the_first_one_stands(tmp_path: Path
     for number, outcome in enumerate(tried):
         is_same = str(number % 2) == told.value_json
         assert isinstance(outcome, agent_service_pb2.Run if is_same else AlreadyAnswered)
+
+
+async def test_a_run_whose_code_is_not_here_takes_no_answer_and_has_not_ended(tmp_path: Path) -> None:
+    def waiter(version: str) -> FunctionAgent:
+        @agent(description="Waits.", version=version)
+        async def waits(ctx: Context, input: Message) -> str:
+            return str(await ctx.ask("how?"))
+
+        return waits
+
+    async with house(tmp_path, waiter("1")) as it:
+        run = await it.start("waits")
+        asked = open_requests(await it.until_interrupted(run))
+    async with house(tmp_path, waiter("2")) as it:
+        with pytest.raises(AgentUnusable) as raised:
+            await it.resume(run, reply(asked["how?"], "so"))
+        row = (await it.runs.get(ME, run.run_id)).run
+    assert [word for word in ("'waits'", "'1'", "'2'") if word not in raised.value.message] == []
+    assert (row.state, list(row.open_requests)) == (event_pb2.STATE_INPUT_REQUIRED, [asked["how?"]])
+    async with house(tmp_path, waiter("1")) as it:
+        await it.resume(run, reply(asked["how?"], "so"))
+        assert answer_of(await it.log(run)) == "so"
 
 
 async def test_a_repeated_resume_follows_from_the_same_place_and_its_id_takes_nothing_else(tmp_path: Path) -> None:

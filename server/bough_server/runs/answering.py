@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from bough.v1 import agent_service_pb2, event_pb2
 from bough_server.agents.pinned import MissingVersion
-from bough_server.errors import Fenced, RunEnded, SequenceOutOfRange, SessionBusy
+from bough_server.errors import AgentUnusable, Fenced, SequenceOutOfRange, SessionBusy
 from bough_server.runs.admission import request_digest
 from bough_server.runs.closing import read_log
 from bough_server.runs.equipment import Equipment
@@ -42,8 +42,8 @@ class Answering:
     ) -> Resumed:
         """Checks all answers, records those that are new, and lets the run go on.
 
-        Raises NotFound, InvalidRequest, SequenceOutOfRange, AlreadyAnswered, RunEnded, RequestIdReused, ServerStopping
-        and StorageFailed.
+        Raises NotFound, InvalidRequest, SequenceOutOfRange, AlreadyAnswered, RunEnded, AgentUnusable (it is parked),
+        RequestIdReused, ServerStopping and StorageFailed.
         """
         digest = request_digest(request)
         for _ in range(_TRIES):
@@ -106,5 +106,5 @@ class Answering:
         except (RunMoved, Fenced):
             return None
         except MissingVersion as missing:
-            raise RunEnded(f"The run is parked and takes no answers now: {missing}") from None
+            raise AgentUnusable(f"The run waits on, and takes no answers now: {missing}") from None
         return record.run.last_sequence
