@@ -57,6 +57,18 @@ def test_calls_that_wait_are_told_from_those_that_failed() -> None:
     assert lines(record(agent("a", 0), tools=tools))[2] == "   · refund x3 (1 failed, 1 waiting), read (waiting)"
 
 
+def test_calls_that_were_cancelled_are_told_from_those_that_ended() -> None:
+    tools = [
+        invocation_pb2.ToolInvocation(name=name, invocation_id="id-a", state=state)
+        for name, state in (
+            ("pay", event_pb2.STATE_CANCELLED),
+            ("look", event_pb2.STATE_SUCCEEDED),
+            ("look", event_pb2.STATE_CANCELLED),
+        )
+    ]
+    assert lines(record(agent("a", 0), tools=tools))[2] == "   · pay (cancelled), look x2 (1 cancelled)"
+
+
 def test_a_fork_says_where_it_comes_from_and_what_it_inherited() -> None:
     origin = fork_pb2.ForkOrigin(run_id="r1", sequence=7)
     inherited = message_pb2.Usage(model_calls=2, tool_calls=1, total_tokens=1_204)

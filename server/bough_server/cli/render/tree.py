@@ -123,16 +123,24 @@ def _tools_by_agent(invocation: invocation_pb2.Invocation) -> dict[str, str]:
     """Each agent's tools with how often they were called; agents called as tools have rows of their own."""
     counts: dict[str, Counter[str]] = {}
     failures: Counter[tuple[str, str]] = Counter()
+    cancelled: Counter[tuple[str, str]] = Counter()
     waiting: Counter[tuple[str, str]] = Counter()
     for tool in invocation.tools:
         if tool.child_invocation_id:
             continue
         counts.setdefault(tool.invocation_id, Counter())[tool.name] += 1
         failures[tool.invocation_id, tool.name] += tool.state == event_pb2.STATE_FAILED
+        cancelled[tool.invocation_id, tool.name] += tool.state == event_pb2.STATE_CANCELLED
         waiting[tool.invocation_id, tool.name] += tool.state == event_pb2.STATE_INPUT_REQUIRED
     return {
         caller: ", ".join(
-            _tool_text(name, number, failed=failures[caller, name], waiting=waiting[caller, name])
+            _tool_text(
+                name,
+                number,
+                failed=failures[caller, name],
+                cancelled=cancelled[caller, name],
+                waiting=waiting[caller, name],
+            )
             for name, number in names.items()
         )
         for caller, names in counts.items()
@@ -140,7 +148,7 @@ def _tools_by_agent(invocation: invocation_pb2.Invocation) -> dict[str, str]:
 
 
 def _tool_text(name: str, number: int, **counts: int) -> str:
-    """A tool's name, how often it was called, and how many of the calls failed or wait; of a single one, whether."""
+    """A tool's name, how often it was called, and how many of them did not end well; of a single one, how."""
     if number == 1:
         return name + "".join(f" ({what})" for what, count in counts.items() if count)
     said = ", ".join(f"{count} {what}" for what, count in counts.items() if count)
