@@ -747,7 +747,7 @@ class Run(_message.Message):
 
     @_builtins.property
     def tree_usage(self) -> _message_pb2.Usage:
-        """What the whole tree used; complete once the run has ended."""
+        """What the whole tree used; set once the run has ended. Until then GetInvocation has it."""
 
     @_builtins.property
     def forked_from(self) -> _fork_pb2.ForkOrigin:
