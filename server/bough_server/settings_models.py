@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 from pydantic import AfterValidator, Field, ValidationInfo, model_validator
 
 from bough_server.documents import FieldPath, suggestion
-from bough_server.settings_sections import Count, Seconds, Section
+from bough_server.settings_sections import Count, Flag, Seconds, Section
 
 
 def _absolute(path: Path, info: ValidationInfo) -> Path:
@@ -52,7 +52,9 @@ class ModelSection(Section):
     alias: str = ""
     """Another model's name; then nothing else is set."""
     provider: Literal["openai", "scripted", "local"] | None = None
-    api: Literal["chat"] = "chat"
+    api: Literal["chat", "responses"] = "chat"
+    encrypted_reasoning: Flag = False
+    """Whether a model of the Responses API is asked for its encrypted reasoning, to be sent back to it."""
     model: str = ""
     """The provider's name for it."""
     base_url: Annotated[str, Field(pattern=r"^(https?://.+)?$")] = ""

@@ -15,13 +15,14 @@ from pathlib import Path
 
 from aiohttp import web
 
+from tests.support import response_scenarios
 from tests.support.model_scenarios import Ending, Reply, Request, Scenario, names, scenario
 
 
 class ModelServer:
-    """Answers chat completions by a scenario and counts them; the latest requests are kept for tests to read."""
+    """Answers chat completions and responses by a scenario of each and counts them; tests may read the latest."""
 
-    def __init__(self, answer: Scenario, *, delta_interval: float = 0.0, delay: float = 0.0) -> None:
+    def __init__(self, answer: Scenario, respond: Scenario, *, delta_interval: float = 0.0, delay: float = 0.0) -> None:
         self.requests: deque[Request] = deque(maxlen=64)
         self.headers: deque[dict[str, str]] = deque(maxlen=64)
         self.count = 0
@@ -33,7 +34,7 @@ class ModelServer:
         self.arrived = asyncio.Event()
         """Set when a request is there."""
         self._peers: set[object] = set()
-        self._answer = answer
+        self._scenarios = {"/v1/chat/completions": answer, "/v1/responses": respond}
         self._interval = delta_interval
         self._delay = delay
 
@@ -45,7 +46,8 @@ class ModelServer:
     def application(self) -> web.Application:
         """The routes."""
         app = web.Application(client_max_size=64 * 1024 * 1024)
-        app.router.add_post("/v1/chat/completions", self._complete)
+        for path in self._scenarios:
+            app.router.add_post(path, self._complete)
         app.router.add_get("/requests", self._told)
         return app
 
@@ -65,7 +67,7 @@ class ModelServer:
         try:
             if self._delay:
                 await asyncio.sleep(self._delay)
-            return await self._reply(request, self._answer(body))
+            return await self._reply(request, self._scenarios[request.path](body))
         finally:
             self.open -= 1
 
@@ -95,9 +97,16 @@ class ModelServer:
 async def serving_model(
     answer: str | Scenario, *, delta_interval: float = 0.0, delay: float = 0.0, port: int = 0
 ) -> AsyncIterator[ModelServer]:
-    """Serves a scenario on loopback in this event loop; `delta_interval` and `delay`, before an answer, are seconds."""
-    given = scenario(answer) if isinstance(answer, str) else answer
-    server = ModelServer(given, delta_interval=delta_interval, delay=delay)
+    """Serves a scenario on loopback in this event loop; a name means that of each API.
+
+    `delta_interval` and `delay`, before an answer, are seconds.
+    """
+    if isinstance(answer, str):
+        is_common = answer not in response_scenarios.names()
+        given = scenario(answer if is_common else "plain"), response_scenarios.scenario(answer)
+    else:
+        given = answer, answer
+    server = ModelServer(*given, delta_interval=delta_interval, delay=delay)
     # A handler is cancelled when its client leaves: that is how a hanging answer ends.
     runner = web.AppRunner(server.application(), handler_cancellation=True, access_log=None, shutdown_timeout=1.0)
     await runner.setup()
@@ -133,7 +142,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     """Serves until SIGINT or SIGTERM."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--port", type=int, default=0)
-    parser.add_argument("--scenario", choices=names(), default="plain")
+    parser.add_argument("--scenario", choices=[*names(), *response_scenarios.names()], default="plain")
     parser.add_argument("--delta-interval-ms", type=float, default=0.0)
     parser.add_argument("--delay-ms", type=float, default=0.0)
     parser.add_argument("--ready-file", type=Path)

@@ -6,8 +6,9 @@ import json
 import pytest
 
 from bough.v1 import agent_pb2, error_pb2, message_pb2
-from bough_server.models.chat_request import BadSettings, chat_body, chat_messages, result_text
+from bough_server.models.chat_request import chat_body, chat_messages
 from bough_server.models.model import ToolSpec
+from bough_server.models.wording import BadSettings, result_text
 from tests.support.model_calls import asking, assistant, call, tool_result, user
 
 UNKNOWN = "application/octet-stream"

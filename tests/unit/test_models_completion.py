@@ -7,7 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bough.v1 import message_pb2
-from bough_server.models.completion import BadChunk, Completion, ReportedError, usage_of
+from bough_server.models.answer import BadChunk, ReportedError
+from bough_server.models.completion import Completion, usage_of
 from bough_server.models.model import Delta, ReasoningDelta, TextDelta, ToolCallDelta
 
 JSON = st.recursive(

@@ -7,12 +7,19 @@ import base64
 import json
 from collections.abc import Sequence
 from functools import lru_cache
-from typing import Final, TypeAlias
+from typing import Final
 
 from bough.v1 import agent_pb2, message_pb2
 from bough_server.models.model import ModelRequest, ToolSpec
-
-Body: TypeAlias = dict[str, object]
+from bough_server.models.wording import (
+    Body,
+    arguments_text,
+    blob_in_words,
+    data_uri,
+    further_settings,
+    in_words,
+    result_text,
+)
 
 _AUDIO_FORMATS: Final = {"audio/wav": "wav", "audio/x-wav": "wav", "audio/mpeg": "mp3", "audio/mp3": "mp3"}
 _OURS: Final = frozenset(
@@ -30,10 +37,6 @@ _OURS: Final = frozenset(
         "n",
     }
 )
-
-
-class BadSettings(ValueError):
-    """The further parameters of a model's settings cannot be sent; the message says why."""
 
 
 def chat_body(request: ModelRequest, *, model: str) -> Body:
@@ -63,15 +66,8 @@ def chat_messages(instruction: str, messages: Sequence[message_pb2.Message]) -> 
     return said
 
 
-def result_text(result: message_pb2.ToolResult) -> str:
-    """A tool's result as a model reads it."""
-    if result.HasField("error"):
-        return f"Error: {result.error.message}"
-    return "\n".join(filter(None, (_in_words(part) for part in result.parts)))
-
-
 def _assistant(message: message_pb2.Message) -> list[Body]:
-    text = "".join(_in_words(part) for part in message.parts)
+    text = "".join(in_words(part) for part in message.parts)
     calls = [part.tool_call for part in message.parts if part.HasField("tool_call")]
     if not calls:
         return [{"role": "assistant", "content": text}] if text else []
@@ -82,19 +78,8 @@ def _call(call: message_pb2.ToolCall) -> Body:
     return {
         "id": call.call_id,
         "type": "function",
-        "function": {"name": call.name, "arguments": _arguments(call.arguments_json)},
+        "function": {"name": call.name, "arguments": arguments_text(call.arguments_json)},
     }
-
-
-def _arguments(text: str) -> str:
-    """Arguments that every provider takes back: many refuse a request in which they are not a JSON object."""
-    if not text.strip():
-        return "{}"
-    try:
-        is_object = isinstance(json.loads(text), dict)
-    except (ValueError, RecursionError):
-        is_object = False
-    return text if is_object else json.dumps({"invalid_json": text}, ensure_ascii=False)
 
 
 def _result(result: message_pb2.ToolResult) -> Body:
@@ -103,8 +88,8 @@ def _result(result: message_pb2.ToolResult) -> Body:
 
 def _content(parts: Sequence[message_pb2.Part]) -> str | list[Body]:
     if not any(part.HasField("blob") for part in parts):
-        return "\n".join(filter(None, (_in_words(part) for part in parts)))
-    pieces = (_blob(part.blob) if part.HasField("blob") else _text(_in_words(part)) for part in parts)
+        return "\n".join(filter(None, (in_words(part) for part in parts)))
+    pieces = (_blob(part.blob) if part.HasField("blob") else _text(in_words(part)) for part in parts)
     return [piece for piece in pieces if piece != _text("")]
 
 
@@ -115,42 +100,15 @@ def _text(text: str) -> Body:
 def _blob(blob: message_pb2.Blob) -> Body:
     kind = blob.media_type
     if kind.startswith("image/"):
-        return {"type": "image_url", "image_url": {"url": blob.uri or _data_uri(blob)}}
+        return {"type": "image_url", "image_url": {"url": blob.uri or data_uri(blob)}}
     if not blob.data or kind.startswith("text/"):
-        return _text(_blob_in_words(blob))
+        return _text(blob_in_words(blob))
     if kind in _AUDIO_FORMATS:
         data = base64.b64encode(blob.data).decode()
         return {"type": "input_audio", "input_audio": {"data": data, "format": _AUDIO_FORMATS[kind]}}
     if kind.startswith(("audio/", "video/")):
-        return _text(_blob_in_words(blob))
-    return {"type": "file", "file": {"filename": blob.filename or "file", "file_data": _data_uri(blob)}}
-
-
-def _data_uri(blob: message_pb2.Blob) -> str:
-    kind = blob.media_type or "application/octet-stream"
-    return f"data:{kind};base64,{base64.b64encode(blob.data).decode()}"
-
-
-def _in_words(part: message_pb2.Part) -> str:
-    """A part as text; reasoning and calls, which have their own place or none, are empty."""
-    content = part.WhichOneof("content")
-    if content == "text":
-        return part.text
-    if content == "data_json":
-        return part.data_json
-    if content == "blob":
-        return _blob_in_words(part.blob)
-    return "" if content in ("reasoning", "tool_call", "tool_result") else "[content of an unknown kind]"
-
-
-def _blob_in_words(blob: message_pb2.Blob) -> str:
-    name = f" {blob.filename!r}" if blob.filename else ""
-    kind = blob.media_type or "file"
-    if blob.uri:
-        return f"[{kind}{name} at {blob.uri}]"
-    if kind.startswith("text/"):
-        return f"[{kind}{name}]\n{blob.data.decode('utf-8', 'replace')}"
-    return f"[{kind}{name} of {len(blob.data)} bytes, not shown]"
+        return _text(blob_in_words(blob))
+    return {"type": "file", "file": {"filename": blob.filename or "file", "file_data": data_uri(blob)}}
 
 
 @lru_cache(maxsize=1024)
@@ -170,17 +128,4 @@ def _settings(settings: agent_pb2.ModelSettings) -> Body:
         body["top_p"] = settings.top_p
     if settings.HasField("max_output_tokens"):
         body["max_completion_tokens"] = settings.max_output_tokens
-    return body | (_further(settings.extra_json) if settings.extra_json else {})
-
-
-def _further(text: str) -> Body:
-    try:
-        further = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise BadSettings("extra_json is not JSON.") from error
-    if not isinstance(further, dict):
-        raise BadSettings("extra_json is not one JSON object.")
-    if taken := sorted(_OURS & further.keys()):
-        # A definition may come over the wire: it must not choose another model than the operator's.
-        raise BadSettings(f"extra_json may not set {', '.join(taken)}.")
-    return further
+    return body | (further_settings(settings.extra_json, ours=_OURS) if settings.extra_json else {})

@@ -2,27 +2,13 @@
 
 import json
 from dataclasses import dataclass, field
-from typing import Final, TypeGuard
-
-from pydantic_core import from_json
+from typing import Final
 
 from bough.v1 import message_pb2, step_pb2
+from bough_server.models.answer import DONE, BadChunk, ReportedError, count, is_object, json_object, objects, string
 from bough_server.models.model import Delta, Meter, ReasoningDelta, TextDelta, ToolCallDelta
 
-DONE: Final = b"[DONE]"
 _REASONING_FIELDS: Final = ("reasoning_content", "reasoning")
-
-
-class BadChunk(ValueError):
-    """What came is not a chunk of a chat completion."""
-
-
-class ReportedError(Exception):
-    """The provider put an error into its stream; `value` is what it said."""
-
-    def __init__(self, value: object) -> None:
-        super().__init__("The stream carries an error.")
-        self.value = value
 
 
 @dataclass(slots=True)
@@ -71,24 +57,19 @@ class Completion:
         if data == DONE:
             self._done = True
             return []
-        try:
-            chunk: object = from_json(data)
-        except ValueError as error:
-            raise BadChunk("not JSON") from error
-        if not _is_object(chunk):
-            raise BadChunk("not a JSON object")
+        chunk = json_object(data)
         if chunk.get("error"):
             raise ReportedError(chunk["error"])
         if not self._id:
             self._head(chunk)
         usage = chunk.get("usage")
-        if _is_object(usage):
+        if is_object(usage):
             self._usage_said = usage
             self._meter.usage = usage_of(usage)
         choices = chunk.get("choices")
         if not choices:
             return []
-        if not isinstance(choices, list) or not _is_object(choices[0]):
+        if not isinstance(choices, list) or not is_object(choices[0]):
             raise BadChunk("without a list of choices")
         return self._choice(choices[0])
 
@@ -114,8 +95,8 @@ class Completion:
         )
 
     def _head(self, chunk: dict[str, object]) -> None:
-        self._id = _text(chunk.get("id"))
-        self._model = _text(chunk.get("model")) or self._model
+        self._id = string(chunk.get("id"))
+        self._model = string(chunk.get("model")) or self._model
         created = chunk.get("created")
         if isinstance(created, int):
             self._created = created
@@ -124,33 +105,31 @@ class Completion:
         if choice.get("index"):
             return []
         if finish := choice.get("finish_reason"):
-            self._finish_reason = _text(finish)
+            self._finish_reason = string(finish)
         delta = choice.get("delta")
         deltas: list[Delta] = []
-        if not _is_object(delta):
+        if not is_object(delta):
             return deltas
         for name in _REASONING_FIELDS:
-            if thought := _text(delta.get(name)):
+            if thought := string(delta.get(name)):
                 self._reasoning.append(thought)
                 deltas.append(ReasoningDelta(thought))
                 break
-        if text := _text(delta.get("content")):
+        if text := string(delta.get("content")):
             self._text.append(text)
             deltas.append(TextDelta(text))
-        if refusal := _text(delta.get("refusal")):
+        if refusal := string(delta.get("refusal")):
             self._text.append(refusal)
             self._refusal.append(refusal)
             deltas.append(TextDelta(refusal))
-        calls = delta.get("tool_calls")
-        if isinstance(calls, list):
-            deltas.extend(self._call(call) for call in calls if _is_object(call))
+        deltas.extend(self._call(call) for call in objects(delta.get("tool_calls")))
         return deltas
 
     def _call(self, piece: dict[str, object]) -> ToolCallDelta:
         """A piece of a call. Some servers give no index, or the same to all: then another id is another call."""
         function = piece.get("function")
-        said = function if _is_object(function) else {}
-        name, arguments, call_id = _text(said.get("name")), _text(said.get("arguments")), _text(piece.get("id"))
+        said = function if is_object(function) else {}
+        name, arguments, call_id = string(said.get("name")), string(said.get("arguments")), string(piece.get("id"))
         index = piece.get("index")
         place = index if isinstance(index, int) else 0
         position = self._latest.get(place)
@@ -196,23 +175,9 @@ def usage_of(said: dict[str, object]) -> message_pb2.Usage:
     """A provider's usage in our words; what it leaves out, or says in another type, stays absent."""
     prompt, completion = said.get("prompt_tokens_details"), said.get("completion_tokens_details")
     return message_pb2.Usage(
-        input_tokens=_count(said.get("prompt_tokens")),
-        output_tokens=_count(said.get("completion_tokens")),
-        total_tokens=_count(said.get("total_tokens")),
-        cached_input_tokens=_count(prompt.get("cached_tokens")) if _is_object(prompt) else None,
-        reasoning_tokens=_count(completion.get("reasoning_tokens")) if _is_object(completion) else None,
+        input_tokens=count(said.get("prompt_tokens")),
+        output_tokens=count(said.get("completion_tokens")),
+        total_tokens=count(said.get("total_tokens")),
+        cached_input_tokens=count(prompt.get("cached_tokens")) if is_object(prompt) else None,
+        reasoning_tokens=count(completion.get("reasoning_tokens")) if is_object(completion) else None,
     )
-
-
-def _is_object(value: object) -> TypeGuard[dict[str, object]]:
-    return isinstance(value, dict)
-
-
-def _text(value: object) -> str:
-    return value if isinstance(value, str) else ""
-
-
-def _count(value: object) -> int | None:
-    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < 2**63:
-        return None
-    return value

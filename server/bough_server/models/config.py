@@ -67,7 +67,12 @@ class ModelConfig(Protocol):
 
     @property
     def api(self) -> str:
-        """ "chat"."""
+        """ "chat" or "responses"."""
+        ...
+
+    @property
+    def encrypted_reasoning(self) -> bool:
+        """Whether a model of the Responses API is asked for its encrypted reasoning."""
         ...
 
     @property

@@ -17,7 +17,8 @@ from bough_server.models.config import ModelConfig
 from bough_server.models.local import LocalModel
 from bough_server.models.local_process import SLOTS
 from bough_server.models.model import Model, Price, RetryPolicy
-from bough_server.models.openai import OPENAI_BASE_URL, OpenAIModel, Timeouts
+from bough_server.models.openai import Api, ChatApi, OpenAIModel, ResponsesApi
+from bough_server.models.openai_endpoint import OPENAI_BASE_URL, Timeouts
 from bough_server.models.rates import RatePolicy
 from bough_server.models.script import Script, read_script
 from bough_server.models.scripted import ScriptedModel
@@ -183,6 +184,7 @@ def _openai(
     return OpenAIModel(
         name=name,
         model=config.model,
+        api=_api(config),
         base_url=config.base_url or OPENAI_BASE_URL,
         key=key,
         missing_key=missing,
@@ -193,6 +195,12 @@ def _openai(
         config_digest=_digest(config),
         turnstile=turnstile,
     )
+
+
+def _api(config: ModelConfig) -> Api:
+    if config.api == "responses":
+        return ResponsesApi(encrypted_reasoning=config.encrypted_reasoning)
+    return ChatApi()
 
 
 def _price(config: ModelConfig) -> Price | None:

@@ -58,9 +58,12 @@ class Failures:
             return self._error(
                 f"is limited in its rate: {self.sentence(value)}", retry=event_pb2.RETRY_REASON_RATE_LIMITED
             )
-        return self._error(
-            f"failed while it answered: {self.sentence(value)}", retry=event_pb2.RETRY_REASON_PROVIDER_ERROR
-        )
+        what = f"failed while it answered: {self.sentence(value)}"
+        if _ELSEWHERE & _codes(value):
+            return self._error(what)
+        if any(code.startswith("invalid_") for code in _codes(value)):
+            return self._error(what, is_of_the_request=True)
+        return self._error(what, retry=event_pb2.RETRY_REASON_PROVIDER_ERROR)
 
     def transport(self, error: BaseException) -> ModelError:
         """A connection that could not be made, or broke."""

@@ -13,13 +13,14 @@ from typing import Final
 from bough.v1 import message_pb2, step_pb2
 from bough.v1.event_pb2 import RETRY_REASON_TRANSPORT
 from bough_server.errors import ModelError
+from bough_server.models.completion import Completion
 from bough_server.models.conversation import answered_tools, current_turn, step_of
 from bough_server.models.local_engine import LocalEngine, available
 from bough_server.models.local_process import SLOTS
 from bough_server.models.local_prompt import ANSWER_TOKENS, Prompt, call_prompt, question_of, text_prompt
 from bough_server.models.local_schema import Schema, arguments_schema, call_schema, example
 from bough_server.models.model import Delta, Meter, ModelRequest, Price, RetryPolicy, TextDelta, ToolCallDelta, ToolSpec
-from bough_server.models.openai import ChatEndpoint, Timeouts
+from bough_server.models.openai_endpoint import Endpoint, Timeouts
 from bough_server.models.turnstile import Turnstile
 
 __all__ = ["MODEL", "LocalModel", "available"]
@@ -52,7 +53,7 @@ class LocalModel:
         self.price = price
         self.config_digest = config_digest
         self._engine = LocalEngine(name=name)
-        self._endpoint: ChatEndpoint | None = None
+        self._endpoint: Endpoint | None = None
         self._base_url = ""
         self._turnstile = turnstile or Turnstile(name=name, max_concurrency=SLOTS)
 
@@ -122,7 +123,8 @@ class LocalModel:
         for is_last in (False, True):
             began = False
             endpoint = await self._connected()
-            items = endpoint.stream(body, provider=self.provider, model=MODEL, meter=meter)
+            completion = Completion(meter)
+            items = endpoint.stream("/chat/completions", body, completion, provider=self.provider, model=MODEL)
             try:
                 async for item in items:
                     began = began or isinstance(item, TextDelta)
@@ -135,11 +137,11 @@ class LocalModel:
             finally:
                 await items.aclose()
 
-    async def _connected(self) -> ChatEndpoint:
+    async def _connected(self) -> Endpoint:
         base_url = await self._engine.base_url()
         if self._endpoint is None or base_url != self._base_url:
             before, self._base_url = self._endpoint, base_url
-            endpoint = self._endpoint = ChatEndpoint(
+            endpoint = self._endpoint = Endpoint(
                 name=self.name, base_url=base_url, timeouts=_TIMEOUTS, keeps_connections=False
             )
             if before is not None:

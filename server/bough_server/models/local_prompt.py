@@ -9,10 +9,10 @@ from typing import Final
 
 from bough.v1 import message_pb2
 from bough_server.cutting import cut_text
-from bough_server.models.chat_request import result_text
 from bough_server.models.conversation import current_turn, text_of
 from bough_server.models.local_schema import Schema, example
 from bough_server.models.model import ModelRequest
+from bough_server.models.wording import result_text
 
 Prompt = list[dict[str, object]]
 

@@ -1,201 +1,73 @@
-"""Models behind the Chat Completions API at any address; the only importer of `openai`, which is loaded on first use.
+"""Models behind OpenAI's APIs, Chat Completions or Responses, at any address.
 
-Requests go out through the `openai` client and its aiohttp transport, but answers are read as bytes: building a typed
-object for every chunk costs several times the rest of a call. It does not try again: the runtime does.
+It does not try again, and calls nobody else: the runtime does.
 """
 
-import asyncio
-import json
-from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
-from contextlib import aclosing, asynccontextmanager, suppress
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final, cast
-from urllib.parse import urlsplit
+from typing import ClassVar, Protocol
 
 from bough.v1 import step_pb2
-from bough_server.errors import ModelError
-from bough_server.models.chat_request import BadSettings, chat_body
-from bough_server.models.completion import BadChunk, Completion, ReportedError
+from bough_server.models.answer import Answer
+from bough_server.models.chat_request import chat_body
+from bough_server.models.completion import Completion
 from bough_server.models.failures import Failures
 from bough_server.models.model import Delta, Meter, ModelRequest, Price, RetryPolicy
-from bough_server.models.sse import EventDecoder, EventTooLarge
+from bough_server.models.openai_endpoint import OPENAI_BASE_URL, Endpoint, Timeouts
+from bough_server.models.responses import Response
+from bough_server.models.responses_request import responses_body
 from bough_server.models.turnstile import Turnstile
+from bough_server.models.wording import BadSettings, Body
 
-if TYPE_CHECKING:
-    import httpx2
-    import openai
 
-OPENAI_BASE_URL: Final = "https://api.openai.com/v1"
-_DRAIN_SECONDS: Final = 0.1
-_HEADERS: Final = {"Content-Type": "application/json", "Accept": "text/event-stream"}
+class Api(Protocol):
+    """How a request is worded, where it goes, and how its answer is read."""
+
+    @property
+    def path(self) -> str:
+        """Below the base URL."""
+        ...
+
+    def body(self, request: ModelRequest, *, model: str, name: str) -> Body:
+        """The request. Raises BadSettings."""
+        ...
+
+    def answer(self, meter: Meter, *, name: str) -> Answer:
+        """An answer that has not begun."""
+        ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Timeouts:
-    """Seconds until an answer begins, and between two pieces of it. They run only while bytes are waited for."""
+class ChatApi:
+    """Chat Completions."""
 
-    start: float = 60.0
-    idle: float = 60.0
+    path: ClassVar[str] = "/chat/completions"
 
+    def body(self, request: ModelRequest, *, model: str, name: str) -> Body:
+        """The request. Raises BadSettings."""
+        return chat_body(request, model=model)
 
-class _Patience:
-    """How long one answer is waited for: for its beginning in all, then for each next event. Comments are no events."""
-
-    def __init__(self, timeouts: Timeouts) -> None:
-        self._idle = timeouts.idle
-        self._clock = asyncio.get_running_loop().time
-        self._left = timeouts.start
-        self.bound = timeouts.start
-        self.missed = "did not begin to answer"
-
-    def renew(self) -> None:
-        """An event has come."""
-        self.bound = self._left = self._idle
-        self.missed = "sent nothing of its answer"
-
-    @asynccontextmanager
-    async def wait(self) -> AsyncGenerator[None, None]:
-        """Waits no longer than is left. Raises TimeoutError."""
-        began = self._clock()
-        async with asyncio.timeout(self._left):
-            yield
-        self._left -= self._clock() - began
+    def answer(self, meter: Meter, *, name: str) -> Answer:
+        """An answer that has not begun."""
+        return Completion(meter)
 
 
-class ChatEndpoint:
-    """One address with its connections."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ResponsesApi:
+    """Responses, of which the provider keeps nothing."""
 
-    def __init__(
-        self, *, name: str, base_url: str, key: str = "", timeouts: Timeouts, keeps_connections: bool = True
-    ) -> None:
-        """An empty key sends none. A server that drops connections between calls is given a new one for each."""
-        self._failures = Failures(name=name, secret=key)
-        self._base_url = base_url
-        self._timeouts = timeouts
-        self._keeps_connections = keeps_connections
-        self._client: openai.AsyncOpenAI | None = None
-        self._opening = asyncio.Lock()
-        self._broken: tuple[type[Exception], ...] = (OSError,)
+    path: ClassVar[str] = "/responses"
+    encrypted_reasoning: bool = False
+    """Whether encrypted reasoning is asked for; where it comes by itself it is kept too."""
 
-    async def stream(
-        self, body: Mapping[str, object], *, provider: str, model: str, meter: Meter | None = None
-    ) -> AsyncGenerator[Delta | step_pb2.LlmResponse, None]:
-        """One attempt: deltas, then the whole answer. Raises ModelError."""
-        client = await self._open()
-        completion, patience = Completion(meter), _Patience(self._timeouts)
-        response = await self._send(client, json.dumps(body, ensure_ascii=False).encode(), patience)
-        try:
-            pieces = response.aiter_bytes()
-            decoder = EventDecoder()
-            while not completion.is_done:
-                piece = await self._read(pieces, completion, patience)
-                for data in decoder.feed(piece) if piece else decoder.finish():
-                    patience.renew()
-                    for delta in completion.take(data):
-                        yield delta
-                if not piece:
-                    break
-            if not completion.is_whole:
-                raise self._failures.bad_response("ended its stream before its answer was whole.")
-            await self._drain(pieces)
-            yield completion.response(provider=provider, model=model)
-        except ModelError as error:
-            error.lost_usage = completion.usage
-            raise
-        except (BadChunk, EventTooLarge, ReportedError) as error:
-            raise self._unusable(error, completion) from error
-        finally:
-            await response.aclose()
+    def body(self, request: ModelRequest, *, model: str, name: str) -> Body:
+        """The request. Raises BadSettings."""
+        return responses_body(request, model=model, name=name, encrypted_reasoning=self.encrypted_reasoning)
 
-    async def close(self) -> None:
-        """Ends the connections."""
-        client, self._client = self._client, None
-        if client is not None:
-            await client.close()
-
-    def _unusable(self, error: Exception, completion: Completion) -> ModelError:
-        if isinstance(error, ReportedError):
-            failure = self._failures.reported(error.value)
-        else:
-            failure = self._failures.bad_response(f"sent something that is not an answer: {error}.")
-        failure.lost_usage = completion.usage
-        return failure
-
-    async def _open(self) -> "openai.AsyncOpenAI":
-        async with self._opening:
-            if self._client is None:
-                self._broken = await asyncio.to_thread(_transport_errors)
-                try:
-                    self._client = await asyncio.to_thread(self._connect)
-                except self._broken as error:
-                    said = self._failures.sentence(error)
-                    raise self._failures.unavailable(f"cannot be reached at its base_url: {said}") from error
-            return self._client
-
-    def _connect(self) -> "openai.AsyncOpenAI":
-        """The client. Loading the package and the certificates takes a second or two: not on the event loop."""
-        import openai
-
-        host = urlsplit(self._base_url).hostname or ""
-        on_loopback = host in ("localhost", "::1") or host.startswith("127.")
-        return openai.AsyncOpenAI(
-            # Without a key of its own the client would take one from the environment; "none" is never sent.
-            api_key=self._failures.secret or "none",
-            base_url=self._base_url,
-            max_retries=0,
-            timeout=None,
-            http_client=openai.DefaultAioHttpClient(timeout=None, trust_env=not on_loopback),
-        )
-
-    async def _send(self, client: "openai.AsyncOpenAI", content: bytes, patience: _Patience) -> "httpx2.Response":
-        import httpx2
-        import openai
-
-        headers: dict[str, str | openai.Omit] = dict(_HEADERS)
-        if not self._failures.secret:
-            headers["Authorization"] = openai.Omit()
-        if not self._keeps_connections:
-            headers["Connection"] = "close"
-        try:
-            async with patience.wait():
-                # The client's own `create` would rebuild and check the whole request once more.
-                response: object = await client.post(
-                    "/chat/completions",
-                    cast_to=httpx2.Response,
-                    content=content,
-                    options={"headers": headers},
-                    stream=True,
-                    stream_cls=openai.AsyncStream[object],
-                )
-                return cast(httpx2.Response, response)
-        except TimeoutError as error:
-            raise self._failures.timeout(patience.missed, patience.bound) from error
-        except openai.APIStatusError as error:
-            body = error.body if error.body is not None else error.response.text
-            raise self._failures.status(error.status_code, body, error.response.headers) from None
-        except self._broken as error:
-            raise self._failures.transport(error) from error
-
-    async def _read(self, pieces: AsyncIterator[bytes], completion: Completion, patience: _Patience) -> bytes:
-        """The next bytes; none at the end, or where after the whole answer nothing comes or the connection breaks."""
-        try:
-            async with patience.wait():
-                return await anext(pieces, b"")
-        except TimeoutError as error:
-            if completion.is_whole:
-                return b""
-            raise self._failures.timeout(patience.missed, patience.bound) from error
-        except self._broken as error:
-            if completion.is_whole:
-                return b""
-            raise self._failures.transport(error) from error
-
-    async def _drain(self, pieces: AsyncIterator[bytes]) -> None:
-        """Reads to the end of the body, if it is near: only then the connection serves the next call."""
-        with suppress(TimeoutError, *self._broken):
-            async with asyncio.timeout(_DRAIN_SECONDS):
-                while await anext(pieces, b""):
-                    pass
+    def answer(self, meter: Meter, *, name: str) -> Answer:
+        """An answer that has not begun."""
+        return Response(meter, name=name)
 
 
 class OpenAIModel:
@@ -206,6 +78,7 @@ class OpenAIModel:
         *,
         name: str,
         model: str,
+        api: Api | None = None,
         base_url: str = OPENAI_BASE_URL,
         key: str = "",
         missing_key: str = "",
@@ -216,7 +89,7 @@ class OpenAIModel:
         turnstile: Turnstile | None = None,
         config_digest: str = "",
     ) -> None:
-        """`missing_key` says what to do about a key that is needed and not there."""
+        """`missing_key` says what to do about a key that is needed and not there; Chat Completions are the default."""
         self.name = name
         self.provider = "openai"
         self.model = model
@@ -226,7 +99,8 @@ class OpenAIModel:
         self.config_digest = config_digest
         self._failures = Failures(name=name)
         self._missing_key = missing_key
-        self._endpoint = ChatEndpoint(name=name, base_url=base_url, key=key, timeouts=timeouts or Timeouts())
+        self._api = api or ChatApi()
+        self._endpoint = Endpoint(name=name, base_url=base_url, key=key, timeouts=timeouts or Timeouts())
         self._turnstile = turnstile or Turnstile(name=name)
 
     async def stream(
@@ -236,12 +110,13 @@ class OpenAIModel:
         if self._missing_key:
             raise self._failures.unavailable(f"has no key: {self._missing_key}")
         try:
-            body = chat_body(request, model=self.model)
+            body = self._api.body(request, model=self.model, name=self.name)
         except BadSettings as error:
             raise self._failures.unusable(f"cannot be asked: {error}") from error
         meter = meter or Meter()
         async with self._turnstile.turn(request, meter):
-            items = self._endpoint.stream(body, provider=self.provider, model=self.model, meter=meter)
+            answer = self._api.answer(meter, name=self.name)
+            items = self._endpoint.stream(self._api.path, body, answer, provider=self.provider, model=self.model)
             async with aclosing(items):
                 async for item in items:
                     yield item
@@ -249,12 +124,3 @@ class OpenAIModel:
     async def close(self) -> None:
         """Ends the connections."""
         await self._endpoint.close()
-
-
-def _transport_errors() -> tuple[type[Exception], ...]:
-    """What the client, its HTTP layer and its transport raise when a connection fails."""
-    import aiohttp
-    import httpx2
-    import openai
-
-    return (openai.OpenAIError, httpx2.HTTPError, httpx2.InvalidURL, httpx2.StreamError, aiohttp.ClientError, OSError)

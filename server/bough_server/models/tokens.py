@@ -1,7 +1,7 @@
 """How many tokens a text, a message or a request takes, by a stated estimate; it knows no model's own tokenizer.
 
-Four bytes of UTF-8 are taken for a token, which fits English prose and is off by up to a half for other scripts; an image
-or a file for 1,000 tokens.
+Four bytes of UTF-8 are taken for a token, which fits English prose and is off by up to a half for other scripts; an
+image or a file for 1,000 tokens.
 """
 
 from collections.abc import Iterable

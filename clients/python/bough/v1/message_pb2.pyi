@@ -243,22 +243,32 @@ class Reasoning(_message.Message):
     TEXT_FIELD_NUMBER: _builtins.int
     SIGNATURE_FIELD_NUMBER: _builtins.int
     ENCRYPTED_FIELD_NUMBER: _builtins.int
+    PROVIDER_ID_FIELD_NUMBER: _builtins.int
+    MODEL_FIELD_NUMBER: _builtins.int
     text: _builtins.str
     """The readable text; may be a summary."""
     signature: _builtins.str
     """The provider's signature over it, to be sent back unchanged."""
     encrypted: _builtins.str
     """The provider's encrypted form, to be sent back unchanged."""
+    provider_id: _builtins.str
+    """The provider's id of it, to be sent back with it."""
+    model: _builtins.str
+    """The model that thought it, by its name in the configuration. What is to be sent back goes to that one alone; set where
+    there is anything to be sent back.
+    """
     def __init__(
         self,
         *,
         text: _builtins.str = ...,
         signature: _builtins.str = ...,
         encrypted: _builtins.str = ...,
+        provider_id: _builtins.str = ...,
+        model: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["encrypted", b"encrypted", "signature", b"signature", "text", b"text"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["encrypted", b"encrypted", "model", b"model", "provider_id", b"provider_id", "signature", b"signature", "text", b"text"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -1,0 +1,111 @@
+"""Events of the Responses API put together, whatever a server leaves out, doubles or invents."""
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from bough.v1 import message_pb2
+from bough_server.models.answer import BadChunk, ReportedError
+from bough_server.models.model import ReasoningDelta, TextDelta, ToolCallDelta
+from bough_server.models.responses import Response, usage_of
+
+
+def data(**event: object) -> bytes:
+    return json.dumps(event).encode()
+
+
+pieces = st.sampled_from(["", "a", "b "])
+events = st.one_of(
+    st.builds(
+        lambda kind, index, delta: {"type": kind, "output_index": index, "delta": delta},
+        st.sampled_from(
+            [
+                "response.output_text.delta",
+                "response.refusal.delta",
+                "response.reasoning_text.delta",
+                "response.function_call_arguments.delta",
+                "response.unheard.of",
+            ]
+        ),
+        st.integers(0, 3),
+        pieces,
+    ),
+    st.builds(
+        lambda kind, index, item: {"type": kind, "output_index": index, "item": item},
+        st.sampled_from(["response.output_item.added", "response.output_item.done"]),
+        st.integers(0, 3),
+        st.one_of(
+            st.builds(lambda text: {"type": "message", "content": [{"type": "output_text", "text": text}]}, pieces),
+            st.builds(lambda text: {"type": "function_call", "name": "f", "call_id": "c", "arguments": text}, pieces),
+            st.builds(lambda text: {"type": "reasoning", "summary": [{"text": text}]}, pieces),
+            st.just({"type": "web_search_call"}),
+            st.none(),
+        ),
+    ),
+)
+
+
+@given(st.lists(events, max_size=12))
+def test_the_answer_is_what_its_deltas_say_whatever_comes(stream: list[dict[str, object]]) -> None:
+    response = Response()
+    deltas = [delta for event in stream for delta in response.take(data(**event))]
+    deltas += response.take(data(type="response.completed", response={"status": "completed"}))
+    whole = response.response(provider="openai", model="m")
+    calls = [part.tool_call for part in whole.message.parts if part.HasField("tool_call")]
+    assert "".join(part.text for part in whole.message.parts) == "".join(
+        delta.text for delta in deltas if isinstance(delta, TextDelta)
+    )
+    thought = sorted("".join(part.reasoning.text for part in whole.message.parts))
+    assert thought == sorted("".join(delta.text for delta in deltas if isinstance(delta, ReasoningDelta)))
+    for position, call in enumerate(calls):
+        said = [delta for delta in deltas if isinstance(delta, ToolCallDelta) and delta.index == position]
+        assert call.arguments_json == "".join(delta.arguments for delta in said)
+    assert (response.is_done, response.is_whole, whole.finish_reason) == (True, True, "completed")
+
+
+def test_a_stream_that_stops_is_not_whole_and_its_end_alone_makes_it_so() -> None:
+    response = Response()
+    assert response.take(data(type="response.output_text.delta", output_index=0, delta="a")) == [TextDelta("a")]
+    assert response.take(b"[DONE]") == []
+    assert (response.is_done, response.is_whole) == (False, False)
+
+
+def test_parts_of_a_summary_are_paragraphs() -> None:
+    response = Response()
+    deltas = []
+    for index, text in enumerate(("One.", "Two.")):
+        deltas += response.take(data(type="response.reasoning_summary_part.added", output_index=0, summary_index=index))
+        deltas += response.take(data(type="response.reasoning_summary_text.delta", output_index=0, delta=text))
+    assert deltas == [ReasoningDelta("One."), ReasoningDelta("\n\n"), ReasoningDelta("Two.")]
+
+
+@pytest.mark.parametrize("chunk", [b"<html>", b"[]", b'"text"'])
+def test_what_is_no_event_is_refused(chunk: bytes) -> None:
+    with pytest.raises(BadChunk):
+        Response().take(chunk)
+
+
+@pytest.mark.parametrize(
+    ("event", "value"),
+    [
+        ({"type": "error", "code": "server_error", "message": "No."}, None),
+        ({"error": {"message": "No."}}, {"message": "No."}),
+        ({"type": "response.failed", "response": {"error": {"code": "c", "message": "No."}}}, {"code": "c"}),
+    ],
+)
+def test_an_error_in_the_stream_is_reported_as_the_provider_says_it(event: dict[str, object], value: object) -> None:
+    with pytest.raises(ReportedError) as reported:
+        Response().take(data(**event))
+    said = reported.value.value
+    assert isinstance(said, dict)
+    assert said["message"] == "No."
+    assert value is None or said.items() >= value.items()  # type: ignore[attr-defined]
+
+
+def test_usage_that_is_not_reported_or_no_number_is_absent() -> None:
+    assert usage_of({}) == message_pb2.Usage()
+    assert usage_of({"input_tokens": "7", "output_tokens": True, "total_tokens": 3}) == message_pb2.Usage(
+        total_tokens=3
+    )
