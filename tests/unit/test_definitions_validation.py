@@ -260,3 +260,18 @@ def test_a_schema_that_would_take_seconds_to_judge_is_refused_unread() -> None:
     huge.llm.instruction = "Do it."
     fields = {(each.field, each.description) for each in violations([huge], KNOWN)}
     assert ("input_schema_json", "is larger than 64 KiB.") in fields
+
+
+def test_agents_that_definitions_reach_are_judged_for_what_they_would_make_of_them() -> None:
+    def unmodelled(name: str, *linked: str) -> agent_pb2.AgentDefinition:
+        definition = agent(name, sub_agents=links(*linked))
+        definition.llm.model = ""
+        return definition
+
+    lead, writer, poet = agent(sub_agents=links("writer")), unmodelled("writer", "poet"), unmodelled("poet")
+    broken = agent("broken", sub_agents=links("nobody"))
+    known = Known(models=["default"], has_default_model=False, definitions=[lead, writer, poet, broken])
+    taken = unmodelled("lead", "writer", "broken")
+    found = [(each.agent, each.field) for each in violations([taken], known)]
+    assert found == [("lead", "llm.model"), ("poet", "llm.model"), ("writer", "llm.model")]
+    assert violations([agent(sub_agents=links("broken"))], known) == []

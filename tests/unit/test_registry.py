@@ -11,6 +11,7 @@ from bough_server.agents.definition import Source, revision
 from bough_server.agents.function import FunctionAgent, agent
 from bough_server.agents.llm import LlmAgent
 from bough_server.agents.registry import Registry
+from bough_server.agents.validation import violations
 from bough_server.errors import ConfigurationError
 from bough_server.models.model import Model, Price
 from bough_server.runtime.agent import Resolver
@@ -135,12 +136,20 @@ def test_everything_is_listed_by_name(registry: Registry) -> None:
 def test_definitions_are_judged_against_the_catalog(registry: Registry) -> None:
     good = define("lead", model="default", tools=["search"], links=["writer", "coder"])
     bad = define("coder", model="huge", links=["nobody"])
-    assert registry.validate([good]) == []
-    assert [(each.agent, each.field, each.reason) for each in registry.validate([good, bad])] == [
+    assert violations([good], registry.known([good])) == []
+    found = violations([good, bad], registry.known([good, bad]))
+    assert [(each.agent, each.field, each.reason) for each in found] == [
         ("coder", "name", error_pb2.ERROR_REASON_INVALID_REQUEST),
         ("coder", "llm.model", error_pb2.ERROR_REASON_INVALID_REQUEST),
         ("coder", "sub_agents[0].agent", error_pb2.ERROR_REASON_UNKNOWN_AGENT),
     ]
+
+
+def test_the_place_of_an_agent_is_a_file_or_code(registry: Registry) -> None:
+    source = Source(definition=define("reader", model="large"), path="/srv/team/agents/reader.yaml")
+    team = Registry([source], models=MODELS)
+    assert team.place("reader") == "the file reader.yaml"
+    assert (registry.place("coder"), registry.place("nobody")) == ("Python code", "")
 
 
 def test_a_catalog_with_mistakes_is_refused_with_all_of_them() -> None:

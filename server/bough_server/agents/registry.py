@@ -9,7 +9,7 @@ from bough_server.agents.definition import Source, with_revision
 from bough_server.agents.kinds import agent_of
 from bough_server.agents.reach import reachable, versions_of
 from bough_server.agents.sources import source_problems
-from bough_server.agents.validation import Known, judge_code_agent, violations
+from bough_server.agents.validation import Known, judge_code_agent
 from bough_server.documents import raise_problems
 from bough_server.errors import ConfigurationError, Problem
 from bough_server.models.model import Model
@@ -94,10 +94,6 @@ class Registry:
     def list_models(self) -> Sequence[catalog_service_pb2.ModelInfo]:
         """Every model, by name."""
         return sorted(self._models.list(), key=lambda info: info.name)
-
-    def validate(self, definitions: Sequence[agent_pb2.AgentDefinition]) -> list[catalog_service_pb2.Violation]:
-        """What would be wrong with definitions in this catalog, where they replace those of their names."""
-        return violations(definitions, self.known(definitions))
 
     def place(self, name: str) -> str:
         """What the agent of a name stands in, in words; empty where there is none."""

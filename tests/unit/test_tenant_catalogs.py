@@ -1,0 +1,134 @@
+"""The catalogs of tenants: made once for each version, kept within bounds, never changed."""
+
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+from bough.v1 import agent_pb2
+from bough_server.agents.catalog import AgentCatalog
+from bough_server.agents.definition import received
+from bough_server.agents.registry import Registry
+from bough_server.errors import AgentUnusable, NotFound
+from bough_server.models.configured import ConfiguredModels
+from bough_server.models.script import parse_script
+from bough_server.models.scripted import ScriptedModel
+from bough_server.store.agents import AgentStore, StoredAgents
+from bough_server.store.sql.store import open_store
+
+MODELS = ConfiguredModels({"m": ScriptedModel(name="m", script=parse_script("agents: {'*': [a]}"))}, {}, default="m")
+
+
+@dataclass(frozen=True, slots=True)
+class Shelf:
+    """The agents of a store, and how often they were read."""
+
+    agents: AgentStore
+    reads: list[str] = field(default_factory=list)
+
+    async def version(self, tenant_id: str) -> int:
+        return await self.agents.version(tenant_id)
+
+    async def read(self, tenant_id: str) -> StoredAgents:
+        self.reads.append(tenant_id)
+        return await self.agents.read(tenant_id)
+
+    async def put(self, tenant_id: str, definition: agent_pb2.AgentDefinition, *, version: int) -> None:
+        await self.agents.put(tenant_id, definition, version=version)
+
+    async def remove(self, tenant_id: str, name: str, *, version: int) -> None:
+        await self.agents.remove(tenant_id, name, version=version)
+
+
+@pytest.fixture
+async def shelf(tmp_path: Path) -> AsyncIterator[Shelf]:
+    """An empty store."""
+    async with open_store(f"sqlite:///{tmp_path}/bough.db", durability="process") as store:
+        yield Shelf(store.agents)
+
+
+def define(name: str, *links: str, instruction: str = "", tools: tuple[str, ...] = ()) -> agent_pb2.AgentDefinition:
+    return received(
+        agent_pb2.AgentDefinition(
+            name=name,
+            description=f"Is {name}.",
+            llm=agent_pb2.LlmAgent(
+                instruction=instruction, tools=[agent_pb2.ToolLink(name=tool, max_calls_per_run=1) for tool in tools]
+            ),
+            sub_agents=[agent_pb2.AgentLink(agent=link) for link in links],
+        )
+    )
+
+
+def catalog_of(shelf: Shelf) -> AgentCatalog:
+    return AgentCatalog(Registry([define("writer")], models=MODELS), shelf)
+
+
+async def test_a_catalog_is_read_once_for_each_version(shelf: Shelf) -> None:
+    catalog = catalog_of(shelf)
+    await shelf.put("a", define("poet"), version=0)
+    first = await catalog.of("a")
+    assert await catalog.of("a") is first
+    assert shelf.reads == ["a"]
+    await shelf.remove("a", "poet", version=1)
+    second = await catalog.of("a")
+    listed = [[each.name for each in found.list_agents()] for found in (first, second)]
+    assert listed == [["poet", "writer"], ["writer"]]
+
+
+async def test_catalogs_are_kept_within_their_bound_the_last_used_longest(
+    shelf: Shelf, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("bough_server.agents.catalog.HELD_BYTES", 5_000)
+    catalog = catalog_of(shelf)
+    for name in "abc":
+        await shelf.put(name, define("poet", instruction="x" * 1_000), version=0)
+    for name in ("a", "b", "a", "c", "a", "b"):
+        await catalog.of(name)
+    assert shelf.reads == ["a", "b", "c", "b"]
+
+
+async def test_a_catalog_that_is_larger_than_the_bound_is_kept_while_it_is_used(
+    shelf: Shelf, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("bough_server.agents.catalog.HELD_BYTES", 10)
+    catalog = catalog_of(shelf)
+    for name in ("a", "a", "b", "a"):
+        await catalog.of(name)
+    assert shelf.reads == ["a", "b", "a"]
+
+
+async def test_a_resolver_stays_as_it_was(shelf: Shelf) -> None:
+    await shelf.put("a", define("poet", "writer"), version=0)
+    catalog = catalog_of(shelf)
+    resolver = await catalog.resolver("a", "poet")
+    await shelf.remove("a", "poet", version=1)
+    with pytest.raises(NotFound):
+        await catalog.resolver("a", "poet")
+    assert [each.name for each in resolver.reachable("poet")] == ["poet", "writer"]
+    assert resolver.versions("poet").models == {"m": ""}
+
+
+async def test_definitions_of_a_request_touch_no_other_resolver(shelf: Shelf) -> None:
+    catalog = catalog_of(shelf)
+    mine = define("writer", instruction="Mine.")
+    tried = await catalog.resolver("a", "writer", [mine])
+    plain = await catalog.resolver("a", "writer")
+    assert tried.agent("writer").definition == mine
+    assert plain.agent("writer").definition == define("writer")
+
+
+async def test_what_is_gone_is_named_all_at_once(shelf: Shelf) -> None:
+    poet = define("poet", "writer", "ghost", tools=("look_up",))
+    poet.llm.model = "huge"
+    await shelf.put("a", poet, version=0)
+    catalog = catalog_of(shelf)
+    with pytest.raises(AgentUnusable) as refused:
+        await catalog.resolver("a", "poet")
+    gone = [
+        f"The agent 'poet' {each}, which is not there any more."
+        for each in ("links to the agent 'ghost'", "names the tool 'look_up'", "names the model 'huge'")
+    ]
+    assert refused.value.message == " ".join([*gone, "Change what names it, or bring it back."])
+    assert [each.name for each in (await catalog.of("a")).agents.reachable("poet")] == ["poet", "writer"]
