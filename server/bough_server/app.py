@@ -75,10 +75,13 @@ class App:
 
     @classmethod
     @asynccontextmanager
-    async def open(cls, settings: Settings, *, clock: Clock | None = None) -> "AsyncIterator[App]":
+    async def open(
+        cls, settings: Settings, *, clock: Clock | None = None, goes_on: bool = True
+    ) -> "AsyncIterator[App]":
         """A server made from settings, serving until the context is left.
 
-        Runs that an earlier server left open are gone on with while calls are served. Raises ConfigurationError.
+        Runs that an earlier server left open are gone on with while calls are served, unless it only reads and so
+        `goes_on` with none. Raises ConfigurationError.
         """
         _check_host(settings.server)
         clock = clock or SystemClock()
@@ -94,7 +97,7 @@ class App:
             equipment = _equipment(settings, store=store, registry=registry, tracing=tracing, clock=clock)
             runs = Runs(equipment)
             stack.push_async_callback(runs.close)
-            found = await runs.recover()
+            found = await runs.recover() if goes_on else 0
             if found:
                 _log.info("going on with runs that an earlier server left open", runs=found)
             server = aio.server(interceptors=interceptors(provider), options=_OPTIONS)
@@ -183,9 +186,9 @@ def configure_logging(level: LogLevel) -> None:
 
 
 @asynccontextmanager
-async def serving(settings: Settings, *, clock: Clock | None = None) -> AsyncIterator[str]:
-    """The address of a server that serves while the context is open."""
-    async with App.open(settings, clock=clock) as app:
+async def serving(settings: Settings, *, clock: Clock | None = None, goes_on: bool = True) -> AsyncIterator[str]:
+    """The address of a server that serves while the context is open; see App.open."""
+    async with App.open(settings, clock=clock, goes_on=goes_on) as app:
         yield app.address
 
 

@@ -46,7 +46,7 @@ async def _list(target: Target, *, json: bool) -> ExitCode:
     from bough_server.cli.printing import json_line, print_line, print_lines, terminal
     from bough_server.cli.render.tables import agents_table
 
-    async with connected(target) as connection:
+    async with connected(target, is_reading=True) as connection:
         found = [agent async for agent in connection.client.catalog.agents()]
     if json:
         for agent in found:
@@ -61,7 +61,7 @@ async def _show(target: Target, name: str, *, revision: str, json: bool) -> Exit
     from bough_server.cli.printing import json_text, print_line
     from bough_server.cli.render.definition import definition_yaml
 
-    async with connected(target) as connection:
+    async with connected(target, is_reading=True) as connection:
         agent = await connection.client.catalog.agent(name, revision=revision)
     if json:
         print_line(json_text(agent))

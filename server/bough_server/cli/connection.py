@@ -30,19 +30,20 @@ class Connection:
 
 @asynccontextmanager
 async def connected(
-    target: Target, *, default_model: str | None = None, is_silent: bool = False
+    target: Target, *, default_model: str | None = None, is_silent: bool = False, is_reading: bool = False
 ) -> AsyncIterator[Connection]:
     """A client of the server that the flags mean.
 
     An address that is named is never replaced. Where none is, the server on 127.0.0.1:50051 is taken if it answers,
     else one is opened in this process for as long as the command lasts; that is said on standard error, unless it
-    `is_silent` and leaves the note to its caller. Raises ConfigurationError.
+    `is_silent` and leaves the note to its caller. A command that `is_reading` opens one that goes on with no run: to
+    look at runs must neither execute them nor count as another try of theirs. Raises ConfigurationError.
     """
     if target.embedded and target.address is not None:
         raise ConfigurationError("--embedded and --address exclude each other: leave one out.")
     address = None if target.embedded else await _running_server(target, default_model)
     if address is None:
-        async with _embedded(target, default_model) as connection:
+        async with _embedded(target, default_model, goes_on=not is_reading) as connection:
             if connection.note and not is_silent:
                 say(connection.note)
             yield connection
@@ -88,12 +89,12 @@ async def _health(address: str, patience: float) -> grpc.StatusCode:
 
 
 @asynccontextmanager
-async def _embedded(target: Target, default_model: str | None) -> AsyncIterator[Connection]:
+async def _embedded(target: Target, default_model: str | None, *, goes_on: bool) -> AsyncIterator[Connection]:
     from bough_server.app import configure_logging, serving
 
     settings = Settings.load(target.config, host="127.0.0.1", port=0, default_model=default_model)
     # Its log would stand between the lines of the command, so it says less unless it was asked to say more.
     configure_logging(settings.log_level if "log_level" in settings.model_fields_set else "warning")
     note = "" if target.embedded else f"No server answers at {DEFAULT_ADDRESS}: using one inside this command."
-    async with serving(settings) as address, AsyncClient(address, timeout=None) as client:
+    async with serving(settings, goes_on=goes_on) as address, AsyncClient(address, timeout=None) as client:
         yield Connection(client=client, note=note)

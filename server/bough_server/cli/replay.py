@@ -44,7 +44,7 @@ async def _replay(target: Target, text: str, *, is_forced: bool) -> ExitCode:
     from bough_server.settings import Settings
     from bough_server.telemetry import Tracing, make_provider
 
-    async with connected(target) as connection:
+    async with connected(target, is_reading=True) as connection:
         run_id = await resolve_run(connection.client, text)
         log = await _log(connection.client, run_id)
         session = await _session(connection.client, log)

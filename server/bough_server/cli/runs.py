@@ -56,7 +56,7 @@ async def _runs(target: Target, *, session: str, state: str, limit: int, json: b
 
     query = RunQuery(session_id=session, states=(state_of(state),) if state else ())
     found = []
-    async with connected(target) as connection:
+    async with connected(target, is_reading=True) as connection:
         async for run in connection.client.list_runs(query, page_size=min(limit, 1000)):
             found.append(run)
             if len(found) == limit:
@@ -78,7 +78,7 @@ async def _tree(target: Target, text: str, *, json: bool, max_agents: int | None
     from bough_server.cli.render.questions import standing_lines
     from bough_server.cli.render.tree import tree_lines
 
-    async with connected(target) as connection:
+    async with connected(target, is_reading=True) as connection:
         run_id = await resolve_run(connection.client, text)
         options = invocation_pb2.InvocationOptions(max_agents=max_agents)
         invocation = await connection.client.tree(run_id, options=options)

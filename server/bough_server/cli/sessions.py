@@ -39,7 +39,7 @@ async def _list(target: Target, *, limit: int, json: bool) -> ExitCode:
     from bough_server.cli.render.tables import sessions_table
 
     found = []
-    async with connected(target) as connection:
+    async with connected(target, is_reading=True) as connection:
         async for session in connection.client.sessions.all(page_size=min(limit, 1000)):
             found.append(session)
             if len(found) == limit:
@@ -58,7 +58,7 @@ async def _show(target: Target, session_id: str, *, json: bool) -> ExitCode:
     from bough_server.cli.printing import json_text, print_line, print_lines, terminal
     from bough_server.cli.render.tables import runs_table, session_lines
 
-    async with connected(target) as connection:
+    async with connected(target, is_reading=True) as connection:
         session = await connection.client.sessions.get(session_id)
         runs = [run async for run in connection.client.list_runs(RunQuery(session_id=session_id))]
     if json:
@@ -75,7 +75,7 @@ async def _messages(target: Target, session_id: str, *, limit: int, json: bool) 
     from bough_server.cli.render.tables import message_lines
 
     found = []
-    async with connected(target) as connection:
+    async with connected(target, is_reading=True) as connection:
         async for message in connection.client.sessions.messages(session_id):
             found.append(message)
             if len(found) == limit:

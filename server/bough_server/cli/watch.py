@@ -59,7 +59,7 @@ async def _watch(target: Target, text: str, *, after: int, view: View, output: O
     from bough_server.cli.connection import connected
     from bough_server.cli.following import conclude, sink_of
 
-    async with connected(target) as connection:
+    async with connected(target, is_reading=not is_following) as connection:
         client = connection.client
         run_id = await resolve_run(client, text)
         async with sink_of(output) as sink:
@@ -103,7 +103,7 @@ async def _events(target: Target, text: str, *, json: bool, after: int, view: Vi
     forgive_encoding()
     names = event_names_of(types)
     sink = JsonLines() if json else PlainLines()
-    async with connected(target) as connection:
+    async with connected(target, is_reading=True) as connection:
         stream = connection.client.watch(
             await resolve_run(connection.client, text),
             after=after,
