@@ -165,6 +165,7 @@ class LiveRun:
             is_wished = self._wish(reason)
         if is_wished:
             await self.execution.cancelling.end("", *why_ended(reason))
+            self.execution.ended()
 
     def _grace_seconds(self) -> float:
         return self._policy.disconnect_grace.ToTimedelta().total_seconds()

@@ -221,6 +221,10 @@ class Execution:
             self._stopped.set_exception(error)
             self._stopped.exception()
 
+    def ended(self) -> None:
+        """Lets the run go: whoever ended it from outside has recorded its ends, and its root need not wake for that."""
+        self._end_without_error()
+
     def drain(self) -> None:
         """Lets no effect begin any more, and stops the run as soon as those in flight have ended."""
         self._is_draining = True

@@ -47,6 +47,8 @@ class OpenInvocation:
     """Calls that have begun and not ended, by their first event; of one that waits for input the input_requested."""
     called: dict[str, event_pb2.AgentEvent] = field(default_factory=dict)
     """Whom open calls run, as an event of theirs begins; they may have ended, and their calls not yet."""
+    ended: set[str] = field(default_factory=set)
+    """Calls that have ended: what was asked about one, read after it, opens it no more."""
     attempts: dict[str, int] = field(default_factory=dict)
     lost: dict[str, message_pb2.Usage] = field(default_factory=dict)
     """What model calls had used that were left before their ends, as far as their providers said."""
@@ -262,8 +264,9 @@ def _take_effect(opened: OpenInvocation, event: event_pb2.AgentEvent, kind: int)
         if opened.effects.pop(key, None) is not None and not event.llm_failed.not_sent:
             _count_attempt(opened, event.llm_failed.lost_usage)
     elif kind == events.INPUT_REQUESTED:
-        if event.input_requested.request.HasField("call"):
-            opened.effects.setdefault(keys.owner(key), event)
+        owner = keys.owner(key)
+        if event.input_requested.request.HasField("call") and owner not in opened.ended:
+            opened.effects.setdefault(owner, event)
     elif kind == events.TOOL_STARTED:
         before = opened.effects.get(key)
         opened.own.tool_calls += before is None or not before.HasField("tool_started")
@@ -271,6 +274,7 @@ def _take_effect(opened: OpenInvocation, event: event_pb2.AgentEvent, kind: int)
     elif kind in (events.TOOL_COMPLETED, events.TOOL_FAILED):
         opened.effects.pop(key, None)
         opened.called.pop(key, None)
+        opened.ended.add(key)
         done = event.tool_completed.result if kind == events.TOOL_COMPLETED else event.tool_failed.result
         step_key = key.rpartition(".t")[0] + ".m"
         if step_key in opened.steps:
@@ -294,6 +298,7 @@ def _copied(one: OpenInvocation) -> OpenInvocation:
         steps={name: replace(step, results=dict(step.results)) for name, step in one.steps.items()},
         effects=dict(one.effects),
         called=dict(one.called),
+        ended=set(one.ended),
         attempts=dict(one.attempts),
         lost=dict(one.lost),
         unsent=set(one.unsent),
