@@ -53,6 +53,8 @@ class ModelSection(Section):
     """Another model's name; then nothing else is set."""
     provider: Literal["openai", "scripted", "local"] | None = None
     api: Literal["chat", "responses"] = "chat"
+    structured_output: Flag = True
+    """Whether the provider can be asked for JSON of a schema; if not, it is asked for it in words."""
     encrypted_reasoning: Flag = False
     """Whether a model of the Responses API is asked for its encrypted reasoning, to be sent back to it."""
     model: str = ""

@@ -275,3 +275,22 @@ def test_agents_that_definitions_reach_are_judged_for_what_they_would_make_of_th
     found = [(each.agent, each.field) for each in violations([taken], known)]
     assert found == [("lead", "llm.model"), ("poet", "llm.model"), ("writer", "llm.model")]
     assert violations([agent(sub_agents=links("broken"))], known) == []
+
+
+@pytest.mark.parametrize(
+    ("schema", "description"),
+    [
+        ('{"type": "array"}', 'must be a JSON Schema of "type": "object".'),
+        ("{", "must be JSON text: Expecting property name enclosed in double quotes: line 1 column 2 (char 1)."),
+        ('{"type": "object", "required": 1}', "is not a JSON Schema: required: 1 is not of type 'array'."),
+        ('{"type": "object"' + " " * 64 * 1024 + "}", "is larger than 64 KiB."),
+    ],
+)
+def test_an_output_schema_is_one_of_an_object(schema: str, description: str) -> None:
+    assert mistakes(agent(output_schema_json=schema)) == [("output_schema_json", description)]
+
+
+def test_an_output_schema_leaves_no_room_for_a_final_answer_in_words() -> None:
+    definition = agent(output_schema_json='{"type": "object"}', llm=llm(final_answer_tool=True))
+    words = "takes an answer in words; leave it out where there is an output schema."
+    assert mistakes(definition) == [("llm.final_answer_tool", words)]

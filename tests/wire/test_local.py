@@ -6,6 +6,7 @@ import os
 import signal
 import sys
 from collections.abc import AsyncIterator
+from dataclasses import replace
 
 import jsonschema
 import pytest
@@ -42,6 +43,17 @@ async def test_it_answers_in_words_and_counts_its_tokens(model: LocalModel) -> N
     assert response.finish_reason in ("stop", "length")
     assert response.usage.input_tokens > 0
     assert 0 < response.usage.output_tokens <= 160
+
+
+async def test_it_answers_with_json_of_a_schema(model: LocalModel) -> None:
+    schema = {
+        "type": "object",
+        "properties": {"topic": {"type": "string"}, "is_tree": {"type": "boolean"}},
+        "required": ["topic", "is_tree"],
+    }
+    request = replace(asking(user("What is an oak?")), output_schema_json=json.dumps(schema))
+    _, response = await answer(model, request)
+    jsonschema.validate(json.loads(response.message.parts[0].text), schema)
 
 
 async def test_it_calls_a_tool_with_arguments_that_fit_its_schema(model: LocalModel) -> None:

@@ -5,6 +5,7 @@ from functools import partial
 from typing import Final
 
 from bough.v1 import agent_pb2, error_pb2, event_pb2, message_pb2
+from bough_server.agents.insistence import Insistence
 from bough_server.errors import RunError
 from bough_server.models.model import ModelRequest
 from bough_server.runtime.agent import Outcome
@@ -13,8 +14,6 @@ from bough_server.runtime.toolset import FINAL_ANSWER
 
 MAX_STEPS: Final = 20
 """How many model calls an invocation may make where its definition does not say."""
-
-_EMPTY: Final = "Your last answer was empty. Answer now, in words."
 
 
 class LlmAgent:
@@ -33,41 +32,38 @@ class LlmAgent:
     async def run(self, ctx: Context, input: message_pb2.Message) -> Outcome:
         """Asks the model, runs what it calls, and asks again, until it answers without calls.
 
-        An empty answer is asked for once more. Raises RunError: LIMIT_EXCEEDED after `max_steps` model calls,
-        INVALID_OUTPUT after two empty answers, or what a model call or an aborting sub-agent raised.
+        An answer that is empty, or does not fit the output schema, is asked for again. Raises RunError: LIMIT_EXCEEDED
+        after `max_steps` model calls, INVALID_OUTPUT where that did not help, or what a model call or an aborting
+        sub-agent raised.
         """
         llm = self.definition.llm
         most = llm.max_steps if llm.HasField("max_steps") else MAX_STEPS
-        was_empty = False
+        insistence = Insistence(self.definition.name, self.definition.output_schema_json)
         for _ in range(most):
-            response = await ctx.model(partial(self._request, ctx, was_empty))
+            response = await ctx.model(partial(self._request, ctx, insistence))
             calls = [part.tool_call for part in response.message.parts if part.HasField("tool_call")]
             if calls:
-                was_empty = False
+                insistence.called()
                 answers = await ctx.tools(calls, parallel=not llm.HasField("parallel_tools") or llm.parallel_tools)
                 final = final_answer([answer.result for answer in answers]) if llm.final_answer_tool else None
                 if final is not None:
                     return Outcome(output=final)
-            elif answer := _said(response.message):
+            elif answer := insistence.answer(response.message):
                 return Outcome(output=answer)
-            elif was_empty:
-                raise RunError(
-                    f"The model of {self.definition.name!r} gave an empty answer twice.",
-                    reason=error_pb2.ERROR_REASON_INVALID_OUTPUT,
-                )
-            else:
-                was_empty = True
         raise RunError(
             f"The agent {self.definition.name!r} made {most} model calls without an answer: max_steps is reached.",
             reason=error_pb2.ERROR_REASON_LIMIT_EXCEEDED,
         )
 
-    def _request(self, ctx: Context, was_empty: bool) -> ModelRequest:
+    def _request(self, ctx: Context, insistence: Insistence) -> ModelRequest:
         llm = self.definition.llm
-        messages = ctx.history()
-        if was_empty:
-            messages.append(message_pb2.Message(role=message_pb2.ROLE_USER, parts=[message_pb2.Part(text=_EMPTY)]))
-        return ModelRequest(messages=messages, instruction=llm.instruction, tools=ctx.offers(), settings=llm.settings)
+        return ModelRequest(
+            messages=[*ctx.history(), *insistence.further()],
+            instruction=llm.instruction,
+            tools=ctx.offers(),
+            settings=llm.settings,
+            output_schema_json=self.definition.output_schema_json,
+        )
 
 
 def final_answer(results: Sequence[message_pb2.ToolResult]) -> message_pb2.Message | None:
@@ -76,11 +72,3 @@ def final_answer(results: Sequence[message_pb2.ToolResult]) -> message_pb2.Messa
         if result.call.name == FINAL_ANSWER and not result.HasField("error"):
             return message_pb2.Message(parts=result.parts)
     return None
-
-
-def _said(message: message_pb2.Message) -> message_pb2.Message | None:
-    """The answer in a model's message: its text and files, reasoning left out; None where there is nothing."""
-    parts = [part for part in message.parts if part.WhichOneof("content") in ("text", "data_json", "blob")]
-    if not any(part.text.strip() or part.data_json or part.HasField("blob") for part in parts):
-        return None
-    return message_pb2.Message(parts=parts)

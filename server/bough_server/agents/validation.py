@@ -64,6 +64,7 @@ def judge(definitions: Sequence[agent_pb2.AgentDefinition], known: Known) -> lis
         mistakes += [Mistake(*each) for each in bound_mistakes(definition)]
         if problem := _schema_problem(definition.input_schema_json):
             mistakes.append(Mistake("input_schema_json", problem))
+        mistakes += _output(definition)
         seen.add(definition.name)
         judged.append(mistakes)
     return judged
@@ -92,6 +93,19 @@ def _schema_problem(schema_json: str) -> str:
     if len(schema_json) > MAX_SCHEMA_BYTES:
         return f"is larger than {MAX_SCHEMA_BYTES // 1024} KiB."
     return schema_problem(schema_json) if schema_json else ""
+
+
+def _output(definition: agent_pb2.AgentDefinition) -> Iterator[Mistake]:
+    schema = definition.output_schema_json
+    if not schema:
+        return
+    if problem := _schema_problem(schema):
+        # The rule is the same, and its reason another: no provider takes a form of another type.
+        yield Mistake("output_schema_json", problem.replace(": arguments have names", ""))
+    if definition.llm.final_answer_tool:
+        yield Mistake(
+            "llm.final_answer_tool", "takes an answer in words; leave it out where there is an output schema."
+        )
 
 
 def judge_code_agent(

@@ -10,6 +10,7 @@ from functools import lru_cache
 from typing import Final
 
 from bough.v1 import agent_pb2, message_pb2
+from bough_server.models.forms import chat_format, told_in_words
 from bough_server.models.model import ModelRequest, ToolSpec
 from bough_server.models.wording import (
     Body,
@@ -39,17 +40,24 @@ _OURS: Final = frozenset(
 )
 
 
-def chat_body(request: ModelRequest, *, model: str) -> Body:
-    """The body of a streamed chat completion. Raises BadSettings."""
+def chat_body(request: ModelRequest, *, model: str, structured_output: bool = True) -> Body:
+    """The body of a streamed chat completion. Raises BadSettings.
+
+    The form of the answer is asked for in words unless the provider can be asked for it.
+    """
+    schema, instruction = request.output_schema_json, request.instruction
+    if schema and not structured_output:
+        instruction = told_in_words(instruction, schema)
     body: Body = {
         "model": model,
-        "messages": chat_messages(request.instruction, request.messages),
+        "messages": chat_messages(instruction, request.messages),
         "stream": True,
         "stream_options": {"include_usage": True},
     }
     if request.tools:
         body["tools"] = [_tool(tool) for tool in request.tools]
-    return body | _settings(request.settings)
+    body |= _settings(request.settings)
+    return body | {"response_format": chat_format(schema)} if schema and structured_output else body
 
 
 def chat_messages(instruction: str, messages: Sequence[message_pb2.Message]) -> list[Body]:

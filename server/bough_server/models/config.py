@@ -71,6 +71,11 @@ class ModelConfig(Protocol):
         ...
 
     @property
+    def structured_output(self) -> bool:
+        """Whether its provider can be asked for JSON of a schema."""
+        ...
+
+    @property
     def encrypted_reasoning(self) -> bool:
         """Whether a model of the Responses API is asked for its encrypted reasoning."""
         ...

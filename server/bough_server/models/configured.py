@@ -199,8 +199,8 @@ def _openai(
 
 def _api(config: ModelConfig) -> Api:
     if config.api == "responses":
-        return ResponsesApi(encrypted_reasoning=config.encrypted_reasoning)
-    return ChatApi()
+        return ResponsesApi(encrypted_reasoning=config.encrypted_reasoning, structured_output=config.structured_output)
+    return ChatApi(structured_output=config.structured_output)
 
 
 def _price(config: ModelConfig) -> Price | None:

@@ -73,7 +73,12 @@ class LocalModel:
                 for made in await self._call(request, offers, meter):
                     yield made
                 return
-            items = self._ask(text_prompt(request), max_tokens=_answer_tokens(request), request=request, meter=meter)
+            form: dict[str, object] = {}
+            if request.output_schema_json:
+                schema = {"name": "answer", "schema": arguments_schema(request.output_schema_json)}
+                form = {"response_format": {"type": "json_schema", "json_schema": schema}}
+            tokens = _answer_tokens(request)
+            items = self._ask(text_prompt(request), max_tokens=tokens, request=request, meter=meter, **form)
             async with aclosing(items):
                 async for item in items:
                     yield item

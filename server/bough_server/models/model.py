@@ -24,6 +24,8 @@ class ModelRequest:
     instruction: str = ""
     tools: Sequence[ToolSpec] = ()
     settings: agent_pb2.ModelSettings = field(default_factory=agent_pb2.ModelSettings)
+    output_schema_json: str = ""
+    """What an answer in words has to fit instead, if anything. Whether it does is judged by whoever asks."""
     agent: str = ""
     """Who asks; providers do not send it, the scripted model chooses by it."""
 

@@ -43,10 +43,12 @@ class ChatApi:
     """Chat Completions."""
 
     path: ClassVar[str] = "/chat/completions"
+    structured_output: bool = True
+    """Whether the provider can be asked for JSON of a schema; if not, it is asked for it in words."""
 
     def body(self, request: ModelRequest, *, model: str, name: str) -> Body:
         """The request. Raises BadSettings."""
-        return chat_body(request, model=model)
+        return chat_body(request, model=model, structured_output=self.structured_output)
 
     def answer(self, meter: Meter, *, name: str) -> Answer:
         """An answer that has not begun."""
@@ -58,12 +60,20 @@ class ResponsesApi:
     """Responses, of which the provider keeps nothing."""
 
     path: ClassVar[str] = "/responses"
+    structured_output: bool = True
+    """Whether the provider can be asked for JSON of a schema; if not, it is asked for it in words."""
     encrypted_reasoning: bool = False
     """Whether encrypted reasoning is asked for; where it comes by itself it is kept too."""
 
     def body(self, request: ModelRequest, *, model: str, name: str) -> Body:
         """The request. Raises BadSettings."""
-        return responses_body(request, model=model, name=name, encrypted_reasoning=self.encrypted_reasoning)
+        return responses_body(
+            request,
+            model=model,
+            name=name,
+            encrypted_reasoning=self.encrypted_reasoning,
+            structured_output=self.structured_output,
+        )
 
     def answer(self, meter: Meter, *, name: str) -> Answer:
         """An answer that has not begun."""

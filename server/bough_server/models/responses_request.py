@@ -6,6 +6,7 @@ from functools import lru_cache
 from typing import Final
 
 from bough.v1 import agent_pb2, message_pb2
+from bough_server.models.forms import responses_format, told_in_words
 from bough_server.models.model import ModelRequest, ToolSpec
 from bough_server.models.wording import (
     Body,
@@ -34,19 +35,34 @@ _OURS: Final = frozenset(
 )
 
 
-def responses_body(request: ModelRequest, *, model: str, name: str, encrypted_reasoning: bool = False) -> Body:
+def responses_body(
+    request: ModelRequest,
+    *,
+    model: str,
+    name: str,
+    encrypted_reasoning: bool = False,
+    structured_output: bool = True,
+) -> Body:
     """The body of a streamed response that the provider does not keep. Raises BadSettings.
 
-    `name` is the model's in the configuration: its own reasoning is sent back, other models' is not.
+    `name` is the model's in the configuration: its own reasoning is sent back, other models' is not. The form of the
+    answer is asked for in words unless the provider can be asked for it.
     """
+    schema, instruction = request.output_schema_json, request.instruction
+    if schema and not structured_output:
+        instruction = told_in_words(instruction, schema)
     body: Body = {"model": model, "input": input_items(request.messages, name=name), "stream": True, "store": False}
-    if request.instruction:
-        body["instructions"] = request.instruction
+    if instruction:
+        body["instructions"] = instruction
     if encrypted_reasoning:
         body["include"] = ["reasoning.encrypted_content"]
     if request.tools:
         body["tools"] = [_tool(tool) for tool in request.tools]
-    return body | _settings(request.settings)
+    body |= _settings(request.settings)
+    if schema and structured_output:
+        told = body.get("text")
+        body["text"] = {**(told if isinstance(told, dict) else {}), "format": responses_format(schema)}
+    return body
 
 
 def input_items(messages: Sequence[message_pb2.Message], *, name: str = "") -> list[Body]:

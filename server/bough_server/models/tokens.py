@@ -30,7 +30,8 @@ def message_tokens(message: message_pb2.Message) -> int:
 def request_tokens(request: ModelRequest) -> int:
     """The tokens that a request is made of, tools included; what is answered comes on top of them."""
     tools = (tool.name + tool.description + tool.input_schema_json for tool in request.tools)
-    return text_tokens(request.instruction) + sum(map(text_tokens, tools)) + sum(map(message_tokens, request.messages))
+    told = text_tokens(request.instruction) + text_tokens(request.output_schema_json)
+    return told + sum(map(text_tokens, tools)) + sum(map(message_tokens, request.messages))
 
 
 def _parts_tokens(parts: Iterable[message_pb2.Part]) -> int:

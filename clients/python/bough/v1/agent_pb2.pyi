@@ -54,7 +54,7 @@ Global___HistoryScope: _TypeAlias = HistoryScope  # noqa: Y015
 class AgentDefinition(_message.Message):
     """An agent. What it names (models, tools, agents) is declared by the operator; it brings no address, key or code.
 
-    Set aside: 4 to 12 the other kinds, 25 output_schema_json, 26 output_key.
+    Set aside: 4 to 12 the other kinds, 26 output_key.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -67,6 +67,7 @@ class AgentDefinition(_message.Message):
     DELTA_FIELD_NUMBER: _builtins.int
     LIMITS_FIELD_NUMBER: _builtins.int
     INPUT_SCHEMA_JSON_FIELD_NUMBER: _builtins.int
+    OUTPUT_SCHEMA_JSON_FIELD_NUMBER: _builtins.int
     ON_SUB_AGENT_FAILURE_FIELD_NUMBER: _builtins.int
     REVISION_FIELD_NUMBER: _builtins.int
     CREATE_TIME_FIELD_NUMBER: _builtins.int
@@ -76,6 +77,10 @@ class AgentDefinition(_message.Message):
     """What it does, in words that a model chooses by. Required."""
     input_schema_json: _builtins.str
     """JSON Schema of what it is told when it is called as a tool, as text; empty for one string `message`."""
+    output_schema_json: _builtins.str
+    """JSON Schema of its answer, as text: an object's. The answer is then one part `data_json` that fits it: where the model's
+    does not, it is asked again, twice at most, and then the agent fails with INVALID_OUTPUT. Empty for an answer in words.
+    """
     on_sub_agent_failure: _policy_pb2.OnSubAgentFailure.ValueType
     """What the failure of an agent it calls does to it."""
     revision: _builtins.str
@@ -115,13 +120,14 @@ class AgentDefinition(_message.Message):
         delta: _policy_pb2.DeltaPolicy | None = ...,
         limits: _policy_pb2.Limits | None = ...,
         input_schema_json: _builtins.str = ...,
+        output_schema_json: _builtins.str = ...,
         on_sub_agent_failure: _policy_pb2.OnSubAgentFailure.ValueType = ...,
         revision: _builtins.str = ...,
         create_time: _timestamp_pb2.Timestamp | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["create_time", b"create_time", "delta", b"delta", "history", b"history", "kind", b"kind", "limits", b"limits", "llm", b"llm"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["create_time", b"create_time", "delta", b"delta", "description", b"description", "history", b"history", "input_schema_json", b"input_schema_json", "kind", b"kind", "limits", b"limits", "llm", b"llm", "name", b"name", "on_sub_agent_failure", b"on_sub_agent_failure", "revision", b"revision", "sub_agents", b"sub_agents"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["create_time", b"create_time", "delta", b"delta", "description", b"description", "history", b"history", "input_schema_json", b"input_schema_json", "kind", b"kind", "limits", b"limits", "llm", b"llm", "name", b"name", "on_sub_agent_failure", b"on_sub_agent_failure", "output_schema_json", b"output_schema_json", "revision", b"revision", "sub_agents", b"sub_agents"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["llm"]  # noqa: Y015
     _WhichOneofArgType_kind: _TypeAlias = _typing.Literal["kind", b"kind"]  # noqa: Y015

@@ -1,0 +1,99 @@
+"""What an LLM agent takes for its answer, and what it asks its model again, a bounded number of times; it asks none."""
+
+import json
+import re
+from typing import Final, NoReturn
+
+from bough.v1 import error_pb2, message_pb2
+from bough_server.errors import RunError
+from bough_server.tools.arguments import schema_mistakes
+
+REPAIRS: Final = 2
+"""How often an answer that does not fit its schema is asked for again."""
+
+_EMPTY: Final = "Your last answer was empty. Answer now, in words."
+_EMPTY_FORM: Final = "Your last answer was empty. Answer now, with one JSON object and nothing around it."
+_FENCED: Final = re.compile(r"\s*```(?:json)?\s*\n(.*)\n\s*```\s*", re.DOTALL)
+_MOST_MISTAKES: Final = 5
+_LONGEST_MISTAKE: Final = 300
+
+
+class Insistence:
+    """What one invocation of an agent has asked again so far. Without a schema whatever says something is an answer."""
+
+    def __init__(self, agent: str, schema_json: str) -> None:
+        self._agent = agent
+        self._schema_json = schema_json
+        self._was_empty = False
+        self._refused: list[message_pb2.Message] = []
+        self._repairs = 0
+
+    def further(self) -> list[message_pb2.Message]:
+        """What the model is told after its history: its answers that did not fit and why, or that one was empty."""
+        if not self._was_empty:
+            return list(self._refused)
+        return [*self._refused, _asked(_EMPTY_FORM if self._schema_json else _EMPTY)]
+
+    def called(self) -> None:
+        """The model called tools instead of answering."""
+        self._was_empty = False
+
+    def answer(self, said: message_pb2.Message) -> message_pb2.Message | None:
+        """The answer in what a model said without calls; None where it is to be asked again.
+
+        Raises RunError INVALID_OUTPUT: it was empty twice, or did not fit after the repairs.
+        """
+        answer = spoken(said)
+        if answer is None:
+            if self._was_empty:
+                self._give_up("gave an empty answer twice.")
+            self._was_empty = True
+            return None
+        self._was_empty = False
+        return answer if not self._schema_json else self._fitting(said, answer)
+
+    def _fitting(self, said: message_pb2.Message, answer: message_pb2.Message) -> message_pb2.Message | None:
+        text = "".join(part.text or part.data_json for part in answer.parts)
+        fenced = _FENCED.fullmatch(text)
+        value_json = (fenced.group(1) if fenced else text).strip()
+        mistakes = _mistakes(value_json, self._schema_json)
+        if not mistakes:
+            return message_pb2.Message(parts=[message_pb2.Part(data_json=value_json)])
+        if self._repairs == REPAIRS:
+            self._give_up(f"gave {REPAIRS + 1} answers that do not fit its output schema: {mistakes}.")
+        self._repairs += 1
+        again = f"Your answer does not fit: {mistakes}. Answer again, with one JSON object and nothing around it."
+        self._refused += [said, _asked(again)]
+        return None
+
+    def _give_up(self, what: str) -> NoReturn:
+        raise RunError(f"The model of {self._agent!r} {what}", reason=error_pb2.ERROR_REASON_INVALID_OUTPUT)
+
+
+def spoken(message: message_pb2.Message) -> message_pb2.Message | None:
+    """What a model's message says: its text and files, reasoning left out; None where there is nothing."""
+    parts = [part for part in message.parts if part.WhichOneof("content") in ("text", "data_json", "blob")]
+    if not any(part.text.strip() or part.data_json or part.HasField("blob") for part in parts):
+        return None
+    return message_pb2.Message(parts=parts)
+
+
+def _mistakes(value_json: str, schema_json: str) -> str:
+    """What is wrong with an answer, in one line; empty where nothing is."""
+    try:
+        value = json.loads(value_json, parse_constant=_refuse)
+    except (ValueError, RecursionError) as error:
+        return f"it is not JSON ({error})"
+    found = schema_mistakes(value, schema_json)
+    shown = [mistake[:_LONGEST_MISTAKE] for mistake in found[:_MOST_MISTAKES]]
+    if len(found) > len(shown):
+        shown.append(f"and {len(found) - len(shown)} more")
+    return "; ".join(shown)
+
+
+def _refuse(constant: str) -> NoReturn:
+    raise ValueError(f"{constant} is no JSON number")
+
+
+def _asked(text: str) -> message_pb2.Message:
+    return message_pb2.Message(role=message_pb2.ROLE_USER, parts=[message_pb2.Part(text=text)])
