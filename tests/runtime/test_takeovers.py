@@ -165,6 +165,27 @@ async def test_a_parked_run_is_cancelled_like_any_other(tmp_path: Path) -> None:
     assert again[0].run_started.session_cut > 0
 
 
+async def test_runs_that_are_cancelled_just_while_they_are_taken_over_are_cancelled(tmp_path: Path) -> None:
+    @agent(description="Never ends by itself.")
+    async def endless(ctx: Context, input: message_pb2.Message) -> str:
+        await ctx.step("wait", asyncio.Event().wait)
+        return "never"
+
+    async with open_house(tmp_path, models=Scripts(script()), code_agents=[endless]) as house:
+        runs = [await house.start("endless") for _ in range(40)]
+        await house.crash()
+    async with open_house(tmp_path, models=Scripts(script()), code_agents=[endless]) as house:
+        for moment, run in enumerate(runs):
+            taking_over = asyncio.create_task(revived(house, run))
+            for _ in range(4 * moment):
+                await asyncio.sleep(0)
+            await house.runs.cancel(ME, run.run_id)
+            await taking_over
+            log = await house.log(run)
+            check_laws(log)
+            assert log[-1].HasField("run_cancelled")
+
+
 async def test_a_fork_that_asks_another_model_is_parked_where_that_one_is_missing(tmp_path: Path) -> None:
     held = Held()
     async with open_house(

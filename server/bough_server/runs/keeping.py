@@ -68,23 +68,24 @@ class Keeper:
             await self.call_next(record.run.session_id)
         return live
 
-    async def close(self, principal: Principal, run_id: str, why: Why) -> None:
-        """Ends a run that nobody executes; nothing where it has ended."""
+    async def close(self, principal: Principal, run_id: str, why: Why) -> bool:
+        """Ends a run that nobody executes; gives whether it is ended: it is not where somebody goes on with it."""
         for _ in range(_TRIES):
             record = await self._equipment.index.get(principal, run_id)
             if record.run.HasField("end_time"):
-                return
+                return True
             try:
                 await self.settled(run_id, close_run(self._equipment, record, why))
             except RunMoved:
-                if self.roster.at_hand(run_id) is not None:
-                    return
+                if await self.roster.find(run_id) is not None:
+                    return False
             except Fenced:
-                return
+                return True
             else:
                 self.parked.pop(run_id, None)
                 await self.call_next(record.run.session_id)
-                return
+                return True
+        return False
 
     async def call_next(self, session_id: str) -> None:
         """Lets the run begin that holds a session by now, if it has waited for it; later where storage fails now."""

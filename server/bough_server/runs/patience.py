@@ -15,7 +15,7 @@ LONGEST_PATIENCE: Final = 60.0
 """Seconds between two tries."""
 
 
-async def until_stored(clock: Clock, work: Callable[[], Awaitable[None]]) -> None:
+async def until_stored(clock: Clock, work: Callable[[], Awaitable[object]]) -> None:
     """Does something again and again until storage no longer fails at it, or the server stops."""
     patience = FIRST_PATIENCE
     while True:

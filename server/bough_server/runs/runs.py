@@ -173,19 +173,24 @@ class Runs:
         return await self.get(principal, run_id)
 
     async def _cancel(self, record: RunRecord, reason: event_pb2.CancelReason.ValueType) -> None:
+        while not await self._is_wished(record, reason):
+            record = await self._equipment.index.get(record.principal, record.run.run_id)
+
+    async def _is_wished(self, record: RunRecord, reason: event_pb2.CancelReason.ValueType) -> bool:
+        """Whether a run has been asked to end, or has; it is not where somebody took it over at that moment."""
         run_id = record.run.run_id
         live = await self._keeper.roster.find(run_id)
         if live is not None:
             with suppress(Fenced):  # another worker has taken it over
                 if await live.end(reason):
-                    return
+                    return True
             await live.over()
             record = await self._equipment.index.get(record.principal, run_id)
         if await self._keeper.is_elsewhere(record):
             with suppress(Fenced):  # it has ended meanwhile
                 await self._letters.cancel(record, reason)
-            return
-        await self._keeper.close(record.principal, run_id, because(reason))
+            return True
+        return await self._keeper.close(record.principal, run_id, because(reason))
 
     async def _act(self, record: RunRecord, letter: Letter) -> None:
         if letter.answers is not None:
