@@ -91,6 +91,7 @@ async def crashed_at_work(folder: Path) -> Run:
     """A run whose server was killed while its model answered for the second time."""
     held = Held()
     async with at_work(folder, gate=held) as house:
+        await house.runs.recover()
         run = await house.start("coder")
         await held.reached.wait()
         await house.crash()
@@ -331,3 +332,18 @@ class Busy:
         self.most = max(self.most, self._now)
         await asyncio.sleep(0)
         self._now -= 1
+
+
+async def test_a_run_whose_servers_stop_in_order_again_and_again_is_not_given_up(tmp_path: Path) -> None:
+    run = await crashed_at_work(tmp_path)
+    for times in range(1, 8):
+        async with at_work(tmp_path, gate=Held()) as house:
+            await house.runs.recover()
+            await until_resumed(house, run, times)
+    async with at_work(tmp_path) as house:
+        await house.runs.recover()
+        log = await house.log(run)
+        await check_replay(house, log)
+    causes = [event.run_resumed.cause for event in having(log, "run_resumed")]
+    assert causes == [event_pb2.RESUME_CAUSE_RECOVERY] + [event_pb2.RESUME_CAUSE_TAKEOVER] * 7
+    assert log[-1].HasField("run_completed")

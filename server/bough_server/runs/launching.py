@@ -114,6 +114,6 @@ def deadline_ns(log: Sequence[event_pb2.AgentEvent]) -> int | None:
 def overrun() -> RunError:
     """The error of a run that was continued again and again."""
     return RunError(
-        "The run was continued five times without getting any further: whatever it does next seems to end its server.",
+        "Five servers were lost while they executed the run, and it got no further: what it does next seems to end them.",
         reason=error_pb2.ERROR_REASON_RECOVERY_LIMIT,
     )

@@ -186,7 +186,9 @@ class LiveRun:
         try:
             await self._turn.wait()
             await self._execute()
-        except (StorageFailed, Fenced, ServerStopping) as error:
+        except ServerStopping as error:
+            stopped = error
+        except (StorageFailed, Fenced) as error:
             _log.warning("run stopped unrecorded", run_id=self.run_id, error=error.message)
             stopped = error
         except NonDeterministic as error:

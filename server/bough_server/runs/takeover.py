@@ -57,6 +57,8 @@ class Takeover:
             await close_run(self._equipment, record, why)
             return None
         resolver = await self.resolver(log)
+        if cause == event_pb2.RESUME_CAUSE_RECOVERY and not self._equipment.leases.crashed(record.owner):
+            cause = event_pb2.RESUME_CAUSE_TAKEOVER
         resumed = self._resumed(record, log[0], cause, deadline_time_ns)
         now = self._equipment.clock.now_ns()
         records = as_records([resumed, *answers], after=record.run.last_sequence, now_ns=now)
@@ -146,13 +148,13 @@ def session_cut(log: Sequence[event_pb2.AgentEvent]) -> int:
 
 
 def _resumed_in_vain(log: Sequence[event_pb2.AgentEvent]) -> int:
-    """How often a run was continued since it last got any further; one that waits for its session cannot."""
+    """How often a run's server was lost since it last got any further; one that waits for its session cannot."""
     count, is_waiting = 0, False
     for event in log:
         if event.HasField("run_queued") or event.HasField("run_dequeued"):
             is_waiting = event.HasField("run_queued")
         elif event.HasField("run_resumed"):
-            count += not is_waiting
+            count += not is_waiting and event.run_resumed.cause == event_pb2.RESUME_CAUSE_RECOVERY
         elif events.kind_of(event) in _PROGRESS:
             count = 0
     return count

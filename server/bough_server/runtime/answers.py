@@ -78,7 +78,19 @@ def _bare(answer: input_pb2.InputAnswer) -> input_pb2.InputAnswer:
     bare.ClearField("answered_by")
     if bare.HasField("tool_result"):
         bare.tool_result.ClearField("call")
+    elif bare.HasField("value_json"):
+        bare.value_json = _plain(bare.value_json)
+    elif bare.approval.arguments_json:
+        bare.approval.arguments_json = _plain(bare.approval.arguments_json)
     return bare
+
+
+def _plain(text: str) -> str:
+    """A JSON value in one form, however it was written; what is none stays as it is."""
+    try:
+        return json.dumps(json.loads(text), sort_keys=True)
+    except (ValueError, RecursionError):
+        return text
 
 
 def expired(request: input_pb2.InputRequest) -> input_pb2.InputAnswer:

@@ -10,6 +10,7 @@ from grpc import aio
 from bough.v1 import agent_service_pb2 as pb
 from bough.v1 import agent_service_pb2_grpc
 from bough_server.clock import Clock
+from bough_server.errors import SequenceOutOfRange
 from bough_server.events import stamp
 from bough_server.runs import Runs
 from bough_server.services.following import Following, responses
@@ -145,8 +146,15 @@ class AgentService(agent_service_pb2_grpc.AgentServiceServicer):
             async with aclosing(responses(pages, following, clock=self._clock, heartbeat=heartbeat)) as messages:
                 async for message in messages:
                     yield message
-        finally:
-            context.set_trailing_metadata(((LAST_SEQUENCE_KEY, str(following.told)),))
+        except SequenceOutOfRange:
+            raise  # there is no such sequence to rejoin with
+        except BaseException:
+            self._tell_last(context, following)
+            raise
+        self._tell_last(context, following)
+
+    def _tell_last(self, context: aio.ServicerContext[Any, Any], following: Following) -> None:
+        context.set_trailing_metadata(((LAST_SEQUENCE_KEY, str(following.told)),))
 
     def _deadline(self, remaining: float | None) -> int | None:
         return None if remaining is None else self._clock.now_ns() + int(remaining * 1e9)

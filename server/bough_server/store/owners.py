@@ -25,6 +25,10 @@ class Lease(Protocol):
         """Ends a lease: the worker executes nothing any more."""
         ...
 
+    def crashed(self, worker: str) -> bool:
+        """Whether a worker was found dead with its lease: it did not come to its end by itself."""
+        ...
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Letter:

@@ -60,7 +60,7 @@ class _ErrorReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorReas
     ERROR_REASON_NON_DETERMINISTIC: _ErrorReason.ValueType  # 18
     """A replay asked for something else than the log holds."""
     ERROR_REASON_RECOVERY_LIMIT: _ErrorReason.ValueType  # 19
-    """The run was continued again and again without getting any further."""
+    """The servers that executed the run were lost again and again, and it got no further."""
     ERROR_REASON_SERVER_STOPPED: _ErrorReason.ValueType  # 20
     """The server stopped while the run was going."""
     ERROR_REASON_ALREADY_ANSWERED: _ErrorReason.ValueType  # 21
@@ -147,7 +147,7 @@ ERROR_REASON_CONCURRENT_EFFECTS: ErrorReason.ValueType  # 17
 ERROR_REASON_NON_DETERMINISTIC: ErrorReason.ValueType  # 18
 """A replay asked for something else than the log holds."""
 ERROR_REASON_RECOVERY_LIMIT: ErrorReason.ValueType  # 19
-"""The run was continued again and again without getting any further."""
+"""The servers that executed the run were lost again and again, and it got no further."""
 ERROR_REASON_SERVER_STOPPED: ErrorReason.ValueType  # 20
 """The server stopped while the run was going."""
 ERROR_REASON_ALREADY_ANSWERED: ErrorReason.ValueType  # 21

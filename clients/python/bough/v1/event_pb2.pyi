@@ -276,11 +276,11 @@ class _ResumeCauseEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ResumeCau
     RESUME_CAUSE_UNSPECIFIED: _ResumeCause.ValueType  # 0
     """Not said."""
     RESUME_CAUSE_RECOVERY: _ResumeCause.ValueType  # 1
-    """Whoever executed it is gone: a crash, a restart."""
+    """Whoever executed it was lost: killed, or crashed."""
     RESUME_CAUSE_ANSWER: _ResumeCause.ValueType  # 2
     """An answer that it waited for is there."""
     RESUME_CAUSE_TAKEOVER: _ResumeCause.ValueType  # 3
-    """Another server took it over."""
+    """Whoever executed it let go of it: it stopped in order, or could not write the log for a while."""
 
 class ResumeCause(_ResumeCause, metaclass=_ResumeCauseEnumTypeWrapper):
     """Why a run is continued."""
@@ -288,11 +288,11 @@ class ResumeCause(_ResumeCause, metaclass=_ResumeCauseEnumTypeWrapper):
 RESUME_CAUSE_UNSPECIFIED: ResumeCause.ValueType  # 0
 """Not said."""
 RESUME_CAUSE_RECOVERY: ResumeCause.ValueType  # 1
-"""Whoever executed it is gone: a crash, a restart."""
+"""Whoever executed it was lost: killed, or crashed."""
 RESUME_CAUSE_ANSWER: ResumeCause.ValueType  # 2
 """An answer that it waited for is there."""
 RESUME_CAUSE_TAKEOVER: ResumeCause.ValueType  # 3
-"""Another server took it over."""
+"""Whoever executed it let go of it: it stopped in order, or could not write the log for a while."""
 Global___ResumeCause: _TypeAlias = ResumeCause  # noqa: Y015
 
 class _RetryReason:

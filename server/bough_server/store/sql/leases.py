@@ -25,8 +25,12 @@ _RELEASE: Final = delete(tables.workers).where(_workers.worker == bindparam("wor
 class SqlLease:
     """Lease on one SQLite file."""
 
-    def __init__(self, queue: WriteQueue, readers: Readers) -> None:
-        self._queue, self._readers = queue, readers
+    def __init__(self, queue: WriteQueue, readers: Readers, crashed: frozenset[str]) -> None:
+        self._queue, self._readers, self._crashed = queue, readers, crashed
+
+    def crashed(self, worker: str) -> bool:
+        """See Lease."""
+        return worker in self._crashed
 
     async def renew(self, worker: str) -> None:
         """See Lease."""
@@ -42,9 +46,9 @@ class SqlLease:
         await self._queue.execute(partial(_write, statement=_RELEASE, worker=worker))
 
 
-def end_leases(connection: Connection) -> None:
-    """Ends the leases of all workers: whoever holds the file's lock knows that they are dead."""
-    connection.execute(delete(tables.workers))
+def end_leases(connection: Connection) -> frozenset[str]:
+    """Ends the leases of all workers, and names them: whoever holds the file's lock knows that they are dead."""
+    return frozenset(connection.execute(delete(tables.workers).returning(_workers.worker)).scalars())
 
 
 def _write(connection: Connection, *, statement: Insert | Delete, worker: str) -> None:

@@ -32,14 +32,16 @@ RETRY_DELAYS: Final = (0.05, 0.2, 0.5)
 class Store:
     """Every port of the store, on one file that this process alone writes; closed at the end of `async with`."""
 
-    def __init__(self, lock: FileLock, queue: WriteQueue, readers: Readers, windows: Windows) -> None:
+    def __init__(
+        self, lock: FileLock, queue: WriteQueue, readers: Readers, windows: Windows, *, crashed: frozenset[str]
+    ) -> None:
         self.log = SqlEventLog(queue, readers, windows)
         self.runs = SqlRunIndex(readers)
         self.sessions = SqlSessions(queue, readers)
         self.catalog = SqlCatalog(readers)
         self.agents = SqlAgents(queue, readers)
         self.usage = SqlUsageLedger(readers)
-        self.leases = SqlLease(queue, readers)
+        self.leases = SqlLease(queue, readers, crashed)
         self.mailbox = SqlMailbox(queue, readers)
         self._lock, self._queue, self._readers = lock, queue, readers
 
@@ -84,7 +86,7 @@ def open_store(
         try:
             migrate(engine, path)
             with opening(path), engine.begin() as connection:
-                end_leases(connection)
+                crashed = end_leases(connection)
         except BaseException:
             engine.dispose()
             raise
@@ -94,7 +96,7 @@ def open_store(
     windows = Windows(window_bytes)
     queue = WriteQueue(engine, windows, retry_delays=retry_delays, hooks=hooks or CommitHooks())
     readers = Readers(path, threads=READER_THREADS, busy_timeout=busy_timeout)
-    return Store(lock, queue, readers, windows)
+    return Store(lock, queue, readers, windows, crashed=crashed)
 
 
 def _synchronous(connection: Connection) -> int:
