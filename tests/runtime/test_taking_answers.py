@@ -224,3 +224,15 @@ async def test_who_has_been_answered_and_has_not_woken_yet_takes_no_other_answer
         log = await it.log(run)
         await check_replay(it, log)
     assert (answer_of(log), len(received(log))) == ("A", 1)
+
+
+async def test_an_answer_written_otherwise_is_the_same_answer(tmp_path: Path) -> None:
+    async with house(tmp_path, asker, pair) as it:
+        run = await it.start("pair")
+        asked = open_requests(await it.until_interrupted(run))
+        of = asked["b?"].request_id
+        for text in ('{"x": 1, "y": [true]}', ' {"y":[ true ],"x":1}'):
+            await it.resume(run, input_pb2.InputAnswer(request_id=of, value_json=text))
+        for text in ('{"x": 1, "y": [1]}', '{"x": true, "y": [true]}'):
+            with pytest.raises(AlreadyAnswered):
+                await it.resume(run, input_pb2.InputAnswer(request_id=of, value_json=text))
