@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Final
 
-from bough.v1 import message_pb2
+from bough.v1 import message_pb2, step_pb2
 
 MAX_TEXT_BYTES: Final = 512 * 1024
 """The most bytes of one text in an event."""
@@ -30,6 +30,15 @@ def fits(message: message_pb2.Message) -> bool:
     return message.ByteSize() <= MAX_RESULT_BYTES and all(
         size_of(part.text or part.data_json) <= MAX_TEXT_BYTES for part in message.parts
     )
+
+
+def without_raw(response: step_pb2.LlmResponse) -> step_pb2.LlmResponse:
+    """A copy of a model's answer without what its provider said in its own form: that is kept at the call's end."""
+    plain = step_pb2.LlmResponse()
+    plain.CopyFrom(response)
+    plain.ClearField("raw_json")
+    plain.ClearField("raw_events_json")
+    return plain
 
 
 def cut_text(text: str, limit: int) -> str:

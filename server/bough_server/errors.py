@@ -232,8 +232,8 @@ class ModelError(RunError):
     """A model's provider failed.
 
     `retry` says why another attempt may succeed, and is None where it may not; `retry_after` is the provider's own wish
-    in seconds; `lost_usage` is what the attempt used as far as the provider said. With `is_of_the_request` no other model
-    would take the request either.
+    in seconds; `lost_usage` is what the attempt used as far as the provider said. With `is_of_the_request` no other
+    model would take the request either.
     """
 
     def __init__(

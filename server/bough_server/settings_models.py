@@ -63,6 +63,8 @@ class ModelSection(Section):
     api_key_env: Annotated[str, AfterValidator(_variable)] = ""
     """The name of the environment variable that holds the key; never the key."""
     script: Annotated[Path, AfterValidator(_absolute)] | None = None
+    keep_raw: Flag = False
+    """Whether answers carry their provider's events."""
     timeouts: Timeouts = Timeouts()
     retries: Annotated[Count, Field(le=10)] = 2
     fallbacks: tuple[str, ...] = ()

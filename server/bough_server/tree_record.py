@@ -136,6 +136,8 @@ def _steps(facts: Facts) -> Iterator[step_pb2.AgentStep]:
         step.invocation_id = step.invocation_id or invocation_id
         if step.llm_response.raw_json:
             step.llm_response.ClearField("raw_json")
+        if step.llm_response.raw_events_json:
+            step.llm_response.ClearField("raw_events_json")
         for result in step.tool_results:
             whole = facts.tools.whole(invocation_id, result.call.call_id) if result.truncated else None
             if whole is not None:

@@ -7,8 +7,12 @@ from typing import Final
 from bough.v1 import message_pb2, step_pb2
 from bough_server.models.answer import DONE, BadChunk, ReportedError, count, is_object, json_object, objects, string
 from bough_server.models.model import Delta, Meter, ReasoningDelta, TextDelta, ToolCallDelta
+from bough_server.models.notes import Notes
 
 _REASONING_FIELDS: Final = ("reasoning_content", "reasoning")
+_READ: Final = frozenset({"id", "object", "created", "model", "choices", "usage", "obfuscation"})
+"""What chunks are made of; the last is there to be of any length."""
+_NOTED: Final = frozenset({"prompt_filter_results", "citations", "error"})
 
 
 @dataclass(slots=True)
@@ -36,6 +40,7 @@ class Completion:
         self._calls: list[_Call] = []
         self._latest: dict[int, int] = {}
         self._usage_said: dict[str, object] | None = None
+        self._notes = Notes()
 
     @property
     def usage(self) -> message_pb2.Usage | None:
@@ -62,6 +67,8 @@ class Completion:
             raise ReportedError(chunk["error"])
         if not self._id:
             self._head(chunk)
+        if chunk.keys() - _READ:
+            self._note(chunk)
         usage = chunk.get("usage")
         if is_object(usage):
             self._usage_said = usage
@@ -92,6 +99,7 @@ class Completion:
             finish_reason=self._finish_reason,
             usage=self.usage,
             raw_json=self._raw(model),
+            annotations=self._notes.message(),
         )
 
     def _head(self, chunk: dict[str, object]) -> None:
@@ -101,11 +109,21 @@ class Completion:
         if isinstance(created, int):
             self._created = created
 
+    def _note(self, chunk: dict[str, object]) -> None:
+        self._notes.prompt_filters(chunk.get("prompt_filter_results"))
+        self._notes.cite_addresses(chunk.get("citations"))
+        for name in sorted(chunk.keys() - _READ - _NOTED):
+            self._notes.add(name, chunk[name])
+
     def _choice(self, choice: dict[str, object]) -> list[Delta]:
         if choice.get("index"):
             return []
         if finish := choice.get("finish_reason"):
             self._finish_reason = string(finish)
+            if finish == "content_filter":
+                self._notes.filtered()
+        if filters := choice.get("content_filter_results"):
+            self._notes.filters(filters)
         delta = choice.get("delta")
         deltas: list[Delta] = []
         if not is_object(delta):
@@ -121,7 +139,10 @@ class Completion:
         if refusal := string(delta.get("refusal")):
             self._text.append(refusal)
             self._refusal.append(refusal)
+            self._notes.refused()
             deltas.append(TextDelta(refusal))
+        for cited in objects(delta.get("annotations")):
+            self._notes.cite(cited)
         deltas.extend(self._call(call) for call in objects(delta.get("tool_calls")))
         return deltas
 

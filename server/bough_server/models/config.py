@@ -76,6 +76,11 @@ class ModelConfig(Protocol):
         ...
 
     @property
+    def keep_raw(self) -> bool:
+        """Whether answers carry their provider's events."""
+        ...
+
+    @property
     def encrypted_reasoning(self) -> bool:
         """Whether a model of the Responses API is asked for its encrypted reasoning."""
         ...

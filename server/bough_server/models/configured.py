@@ -185,6 +185,7 @@ def _openai(
         name=name,
         model=config.model,
         api=_api(config),
+        keep_raw=config.keep_raw,
         base_url=config.base_url or OPENAI_BASE_URL,
         key=key,
         missing_key=missing,

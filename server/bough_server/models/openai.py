@@ -15,6 +15,7 @@ from bough_server.models.completion import Completion
 from bough_server.models.failures import Failures
 from bough_server.models.model import Delta, Meter, ModelRequest, Price, RetryPolicy
 from bough_server.models.openai_endpoint import OPENAI_BASE_URL, Endpoint, Timeouts
+from bough_server.models.raw_events import RawAnswer
 from bough_server.models.responses import Response
 from bough_server.models.responses_request import responses_body
 from bough_server.models.turnstile import Turnstile
@@ -89,6 +90,7 @@ class OpenAIModel:
         name: str,
         model: str,
         api: Api | None = None,
+        keep_raw: bool = False,
         base_url: str = OPENAI_BASE_URL,
         key: str = "",
         missing_key: str = "",
@@ -99,7 +101,10 @@ class OpenAIModel:
         turnstile: Turnstile | None = None,
         config_digest: str = "",
     ) -> None:
-        """`missing_key` says what to do about a key that is needed and not there; Chat Completions are the default."""
+        """`missing_key` says what to do about a key that is needed and not there; Chat Completions are the default.
+
+        With `keep_raw` answers carry their provider's events.
+        """
         self.name = name
         self.provider = "openai"
         self.model = model
@@ -110,6 +115,7 @@ class OpenAIModel:
         self._failures = Failures(name=name)
         self._missing_key = missing_key
         self._api = api or ChatApi()
+        self._keep_raw = keep_raw
         self._endpoint = Endpoint(name=name, base_url=base_url, key=key, timeouts=timeouts or Timeouts())
         self._turnstile = turnstile or Turnstile(name=name)
 
@@ -126,6 +132,8 @@ class OpenAIModel:
         meter = meter or Meter()
         async with self._turnstile.turn(request, meter):
             answer = self._api.answer(meter, name=self.name)
+            if self._keep_raw:
+                answer = RawAnswer(answer)
             items = self._endpoint.stream(self._api.path, body, answer, provider=self.provider, model=self.model)
             async with aclosing(items):
                 async for item in items:

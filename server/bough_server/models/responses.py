@@ -11,6 +11,7 @@ from typing import Final
 from bough.v1 import message_pb2, step_pb2
 from bough_server.models.answer import DONE, ReportedError, count, is_object, json_object, objects, string
 from bough_server.models.model import Delta, Meter, ReasoningDelta, TextDelta, ToolCallDelta
+from bough_server.models.notes import Notes
 
 _Event = dict[str, object]
 
@@ -52,6 +53,7 @@ class Response:
         self._name = name
         self._items: dict[object, _Item] = {}
         self._calls = 0
+        self._notes = Notes()
         self._said: _Event = {}
         self._is_done = False
 
@@ -95,6 +97,7 @@ class Response:
             finish_reason=reason or string(self._said.get("status")),
             usage=self.usage,
             raw_json=json.dumps(self._said, ensure_ascii=False, separators=(",", ":")),
+            annotations=self._notes.message(),
         )
 
     def _begin(self, event: _Event) -> list[Delta]:
@@ -117,8 +120,29 @@ class Response:
             if index not in self._items
             for delta in self._whole_item({"output_index": index, "item": item})
         ]
+        self._note(said)
         self._is_done = True
         return deltas
+
+    def _note(self, said: _Event) -> None:
+        incomplete = said.get("incomplete_details")
+        if is_object(incomplete) and incomplete.get("reason") == "content_filter":
+            self._notes.filtered()
+        for each in objects(said.get("content_filters")):
+            self._notes.filters(each.get("content_filter_results"), of_prompt=each.get("source_type") == "prompt")
+        for name in _EXTRAS:
+            self._notes.add(name, said.get(name))
+        foreign = [item for item in objects(said.get("output")) if string(item.get("type")) not in _SAID]
+        self._notes.add("output", foreign or None)
+        for item in objects(said.get("output")):
+            self._cite(item)
+
+    def _cite(self, item: _Event) -> None:
+        for content in objects(item.get("content")):
+            if string(content.get("type")) == "refusal":
+                self._notes.refused()
+            for cited in objects(content.get("annotations")):
+                self._notes.cite(cited)
 
     def _item(self, event: _Event, kind: str) -> _Item:
         """The item that an event is about; a new one where nobody announced it."""
@@ -146,6 +170,7 @@ class Response:
         if not is_object(said) or string(said.get("type")) not in _SAID:
             return deltas
         item = self._item(event, string(said.get("type")))
+        self._cite(said)
         item.encrypted = string(said.get("encrypted_content"))
         if not item.is_heard and (whole := _SAID[item.kind](said)):
             deltas.append(self._piece(item, whole))
@@ -154,6 +179,15 @@ class Response:
     def _text(self, event: _Event) -> list[Delta]:
         piece = string(event.get("delta"))
         return [self._piece(self._item(event, "message"), piece)] if piece else []
+
+    def _refusal(self, event: _Event) -> list[Delta]:
+        self._notes.refused()
+        return self._text(event)
+
+    def _cited(self, event: _Event) -> list[Delta]:
+        if is_object(cited := event.get("annotation")):
+            self._notes.cite(cited)
+        return []
 
     def _thought(self, event: _Event) -> list[Delta]:
         piece = string(event.get("delta"))
@@ -211,13 +245,17 @@ _SAID: Final[Mapping[str, Callable[[_Event], str]]] = {
 }
 """The kinds of items that are read, and what a whole one says. Others are the provider's own tools."""
 
+_EXTRAS: Final = ("service_tier", "moderation")
+"""Of a response, what is neither the answer nor an echo of the request."""
+
 _READERS: Final[Mapping[str, Callable[[Response, _Event], list[Delta]]]] = {
     "response.created": Response._begin,
     "response.in_progress": Response._begin,
     "response.output_item.added": Response._announced,
     "response.output_item.done": Response._whole_item,
     "response.output_text.delta": Response._text,
-    "response.refusal.delta": Response._text,
+    "response.output_text.annotation.added": Response._cited,
+    "response.refusal.delta": Response._refusal,
     "response.reasoning_summary_part.added": Response._next_thought,
     "response.reasoning_summary_text.delta": Response._thought,
     "response.reasoning_text.delta": Response._thought,

@@ -11,7 +11,7 @@ from google.protobuf import duration_pb2
 
 from bough.v1 import error_pb2, event_pb2, message_pb2, step_pb2
 from bough_server import events, ids, usage
-from bough_server.cutting import cut_results
+from bough_server.cutting import cut_results, without_raw
 from bough_server.runtime import keys
 
 _RootEnd = event_pb2.RunCompleted | event_pb2.RunFailed | event_pb2.RunCancelled
@@ -87,6 +87,8 @@ class OpenInvocation:
         step.start_time.FromNanoseconds(opened.start_ns)
         if opened.response is not None:
             step.llm_response.CopyFrom(opened.response)
+            if opened.response.HasField("annotations"):
+                step.annotations.CopyFrom(opened.response.annotations)
         ordered = sorted(opened.results, key=lambda key: int(key.rpartition(".t")[2]))
         step.tool_results.extend(cut_results([opened.results[key] for key in ordered]))
         return step
@@ -257,9 +259,7 @@ def _take_effect(opened: OpenInvocation, event: event_pb2.AgentEvent, kind: int)
         _count_attempt(opened, event.llm_completed.response.usage)
         step = opened.steps[key]
         step.attempt = event.attempt
-        step.response = step_pb2.LlmResponse()
-        step.response.CopyFrom(event.llm_completed.response)
-        step.response.ClearField("raw_json")
+        step.response = without_raw(event.llm_completed.response)
     elif kind == events.LLM_FAILED:
         if opened.effects.pop(key, None) is not None and not event.llm_failed.not_sent:
             _count_attempt(opened, event.llm_failed.lost_usage)

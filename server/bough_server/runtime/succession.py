@@ -24,9 +24,9 @@ class Succession:
     def go_on(self, error: ModelError, *, is_sent: bool) -> float | None:
         """Makes the next attempt's model the one in force, after a failure of this one's.
 
-        An attempt that was not sent, because its model is left alone or has too many calls, goes on with the next model at
-        once. Gives the seconds that the attempt waits, jitter and the provider's own wish left out; None where there is
-        none.
+        An attempt that was not sent, because its model is left alone or has too many calls, goes on with the next model
+        at once. Gives the seconds that the attempt waits, jitter and the provider's own wish left out; None where there
+        is none.
         """
         policy, is_last = self.model.retry, len(self._models) == 1
         if error.retry is not None and self._tries <= policy.retries and (is_sent or is_last):

@@ -10,6 +10,7 @@ from google.protobuf import duration_pb2 as _duration_pb2
 from google.protobuf import message as _message
 from google.protobuf import timestamp_pb2 as _timestamp_pb2
 from google.protobuf.internal import containers as _containers
+from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 import builtins as _builtins
 import sys
 import typing as _typing
@@ -21,12 +22,129 @@ else:
 
 DESCRIPTOR: _descriptor.FileDescriptor
 
+class _SafetyVerdict:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _SafetyVerdictEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_SafetyVerdict.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    SAFETY_VERDICT_UNSPECIFIED: _SafetyVerdict.ValueType  # 0
+    """Not said."""
+    SAFETY_VERDICT_ALLOW: _SafetyVerdict.ValueType  # 1
+    """It found nothing."""
+    SAFETY_VERDICT_REVIEW: _SafetyVerdict.ValueType  # 2
+    """It noticed something and let it pass."""
+    SAFETY_VERDICT_BLOCK: _SafetyVerdict.ValueType  # 3
+    """It was refused, or cut off."""
+
+class SafetyVerdict(_SafetyVerdict, metaclass=_SafetyVerdictEnumTypeWrapper):
+    """What a provider thinks of a prompt or an answer."""
+
+SAFETY_VERDICT_UNSPECIFIED: SafetyVerdict.ValueType  # 0
+"""Not said."""
+SAFETY_VERDICT_ALLOW: SafetyVerdict.ValueType  # 1
+"""It found nothing."""
+SAFETY_VERDICT_REVIEW: SafetyVerdict.ValueType  # 2
+"""It noticed something and let it pass."""
+SAFETY_VERDICT_BLOCK: SafetyVerdict.ValueType  # 3
+"""It was refused, or cut off."""
+Global___SafetyVerdict: _TypeAlias = SafetyVerdict  # noqa: Y015
+
+@_typing.final
+class SafetyNote(_message.Message):
+    """A provider's word on the safety of an answer or of what it answers."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    VERDICT_FIELD_NUMBER: _builtins.int
+    CATEGORY_FIELD_NUMBER: _builtins.int
+    verdict: Global___SafetyVerdict.ValueType
+    """What it thinks; the gravest word where it said several."""
+    category: _builtins.str
+    """What it is about, in the provider's word: "hate"; with "prompt." before it where it is about what was asked. "refusal"
+    where the model would not answer, "content_filter" where the provider cut its answer off.
+    """
+    def __init__(
+        self,
+        *,
+        verdict: Global___SafetyVerdict.ValueType = ...,
+        category: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["category", b"category", "verdict", b"verdict"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SafetyNote: _TypeAlias = SafetyNote  # noqa: Y015
+
+@_typing.final
+class CitationRef(_message.Message):
+    """A source that an answer refers to."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    LABEL_FIELD_NUMBER: _builtins.int
+    URL_FIELD_NUMBER: _builtins.int
+    PROVIDER_REF_FIELD_NUMBER: _builtins.int
+    label: _builtins.str
+    """A name for people, such as a page's title; may be empty."""
+    url: _builtins.str
+    """Where it is; empty for a file of the provider's."""
+    provider_ref: _builtins.str
+    """The provider's id of it; empty for an address."""
+    def __init__(
+        self,
+        *,
+        label: _builtins.str = ...,
+        url: _builtins.str = ...,
+        provider_ref: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["label", b"label", "provider_ref", b"provider_ref", "url", b"url"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___CitationRef: _TypeAlias = CitationRef  # noqa: Y015
+
+@_typing.final
+class Annotations(_message.Message):
+    """What a provider notes beside its answer."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SAFETY_FIELD_NUMBER: _builtins.int
+    CITATIONS_FIELD_NUMBER: _builtins.int
+    EXTRA_JSON_FIELD_NUMBER: _builtins.int
+    extra_json: _builtins.str
+    """Whatever else it says, as one JSON object of at most 16 KiB, or empty."""
+    @_builtins.property
+    def safety(self) -> _containers.RepeatedCompositeFieldContainer[Global___SafetyNote]:
+        """On safety, one for each category; at most 64."""
+
+    @_builtins.property
+    def citations(self) -> _containers.RepeatedCompositeFieldContainer[Global___CitationRef]:
+        """What it refers to, each once; at most 256, and 32 KiB of them."""
+
+    def __init__(
+        self,
+        *,
+        safety: _abc.Iterable[Global___SafetyNote] | None = ...,
+        citations: _abc.Iterable[Global___CitationRef] | None = ...,
+        extra_json: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["citations", b"citations", "extra_json", b"extra_json", "safety", b"safety"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Annotations: _TypeAlias = Annotations  # noqa: Y015
+
 @_typing.final
 class LlmResponse(_message.Message):
-    """A model's whole answer.
-
-    Set aside: 8 annotations.
-    """
+    """A model's whole answer."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -37,6 +155,8 @@ class LlmResponse(_message.Message):
     FINISH_REASON_FIELD_NUMBER: _builtins.int
     USAGE_FIELD_NUMBER: _builtins.int
     RAW_JSON_FIELD_NUMBER: _builtins.int
+    ANNOTATIONS_FIELD_NUMBER: _builtins.int
+    RAW_EVENTS_JSON_FIELD_NUMBER: _builtins.int
     response_id: _builtins.str
     """The provider's id of the answer; may be empty."""
     provider: _builtins.str
@@ -47,6 +167,10 @@ class LlmResponse(_message.Message):
     """Why the model stopped, in the provider's word."""
     raw_json: _builtins.str
     """The provider's whole answer as JSON text. In llm_completed only, and left out where it does not fit."""
+    raw_events_json: _builtins.str
+    """The provider's events as they came, as a JSON array of at most 256 KiB: where the model's configuration says so. In
+    llm_completed only.
+    """
     @_builtins.property
     def message(self) -> _message_pb2.Message:
         """The answer. Its text is the concatenation of the last attempt's llm_output_delta events."""
@@ -54,6 +178,10 @@ class LlmResponse(_message.Message):
     @_builtins.property
     def usage(self) -> _message_pb2.Usage:
         """What the attempt used; absent numbers were not reported."""
+
+    @_builtins.property
+    def annotations(self) -> Global___Annotations:
+        """What the provider notes beside the answer; unset where it notes nothing."""
 
     def __init__(
         self,
@@ -65,10 +193,12 @@ class LlmResponse(_message.Message):
         finish_reason: _builtins.str = ...,
         usage: _message_pb2.Usage | None = ...,
         raw_json: _builtins.str = ...,
+        annotations: Global___Annotations | None = ...,
+        raw_events_json: _builtins.str = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["message", b"message", "usage", b"usage"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["annotations", b"annotations", "message", b"message", "usage", b"usage"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["finish_reason", b"finish_reason", "message", b"message", "model", b"model", "provider", b"provider", "raw_json", b"raw_json", "response_id", b"response_id", "usage", b"usage"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["annotations", b"annotations", "finish_reason", b"finish_reason", "message", b"message", "model", b"model", "provider", b"provider", "raw_events_json", b"raw_events_json", "raw_json", b"raw_json", "response_id", b"response_id", "usage", b"usage"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -76,10 +206,7 @@ Global___LlmResponse: _TypeAlias = LlmResponse  # noqa: Y015
 
 @_typing.final
 class AgentStep(_message.Message):
-    """A model call and its tool calls: immutable once recorded, and complete in itself.
-
-    Set aside: 9 annotations.
-    """
+    """A model call and its tool calls: immutable once recorded, and complete in itself."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -91,6 +218,7 @@ class AgentStep(_message.Message):
     LATENCY_FIELD_NUMBER: _builtins.int
     LLM_RESPONSE_FIELD_NUMBER: _builtins.int
     TOOL_RESULTS_FIELD_NUMBER: _builtins.int
+    ANNOTATIONS_FIELD_NUMBER: _builtins.int
     step_id: _builtins.str
     """UUIDv5 of the invocation id and the index."""
     invocation_id: _builtins.str
@@ -109,11 +237,15 @@ class AgentStep(_message.Message):
 
     @_builtins.property
     def llm_response(self) -> Global___LlmResponse:
-        """The model's answer without raw_json; unset where the call failed."""
+        """The model's answer without raw_json and raw_events_json; unset where the call failed."""
 
     @_builtins.property
     def tool_results(self) -> _containers.RepeatedCompositeFieldContainer[_message_pb2.ToolResult]:
         """The tools' results in call order; in a failed step those that there are."""
+
+    @_builtins.property
+    def annotations(self) -> Global___Annotations:
+        """What was noted beside the step: what the model's provider noted beside its answer. Unset where that was nothing."""
 
     def __init__(
         self,
@@ -126,10 +258,11 @@ class AgentStep(_message.Message):
         latency: _duration_pb2.Duration | None = ...,
         llm_response: Global___LlmResponse | None = ...,
         tool_results: _abc.Iterable[_message_pb2.ToolResult] | None = ...,
+        annotations: Global___Annotations | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["latency", b"latency", "llm_response", b"llm_response", "start_time", b"start_time"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["annotations", b"annotations", "latency", b"latency", "llm_response", b"llm_response", "start_time", b"start_time"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "index", b"index", "invocation_id", b"invocation_id", "latency", b"latency", "llm_response", b"llm_response", "start_time", b"start_time", "step_id", b"step_id", "tool_results", b"tool_results"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["annotations", b"annotations", "attempt", b"attempt", "index", b"index", "invocation_id", b"invocation_id", "latency", b"latency", "llm_response", b"llm_response", "start_time", b"start_time", "step_id", b"step_id", "tool_results", b"tool_results"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
