@@ -38,7 +38,6 @@ async def ask(ctx: "Context", key: str, index: int, request: Asked, name: str) -
     await ctx.until_live(key)
     execution.cancelling.refuse_sealed(key)
     if key in execution.journal.started:
-        execution.observe_recorded(key)
         frame.budget.count_model_call()
     try:
         models = _admitted(ctx, key, name)

@@ -66,7 +66,9 @@ class StepCalls:
         return [self._answers[position] for position in self._calls]
 
     def _start(self, position: int) -> None:
-        self._running[position] = self._execution.tasks.spawn(self.key(position), self._answer(position))
+        task = self._execution.tasks.spawn(self.key(position), self._answer(position))
+        task.add_done_callback(lambda done: done.cancelled() or done.exception())  # who reads it may be ended before
+        self._running[position] = task
 
     async def _answer(self, position: int) -> Answered:
         call = self._calls[position]

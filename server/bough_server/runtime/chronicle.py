@@ -37,7 +37,7 @@ class Chronicle:
         fresh = batch if self.journal.is_empty else [event for event in batch if not self._holds(event)]
         if fresh:
             self._record(fresh)
-        for event in batch:
+        for event in fresh if self.is_live else batch:  # what the log holds was taken in before it went live
             self.observe(event)
 
     def append(self, event: event_pb2.AgentEvent) -> None:
@@ -46,10 +46,14 @@ class Chronicle:
         self._recorder.record([event])
 
     def go_live(self) -> None:
-        """Records what was kept: everything that the log holds has been handed back."""
+        """Takes in what nobody has made again yet, and records what was kept: all the log holds has been handed back.
+
+        What a lost server had begun is open from now on, whether or not it ever gets to go on.
+        """
+        self.observe_scope("")
         self.is_live = True
-        self.journal.let_go(self._observed)
-        self._observed &= self.journal.recorded.keys()
+        self.journal.let_go()
+        self._observed.clear()
         kept, self._kept = self._kept, []
         if kept and self._recorder is not None:
             self._recorder.record(kept)
@@ -57,18 +61,20 @@ class Chronicle:
     def observe(self, event: event_pb2.AgentEvent) -> None:
         """Takes in an event that is recorded, or was."""
         self.invocations.observe(event)
-        if not self.journal.is_empty:
+        if not self.is_live:
             self._observed.add(identity_of(event))
 
     def observe_recorded(self, key: str) -> None:
-        """Takes in what the log holds of an effect, as if it were made now; a step ends by itself, under the same key."""
+        """Takes in what the log holds of an effect, as if it were made now; a step ends by itself, if at the same key."""
         for event in self.journal.of_effect.get(key, ()):
             is_step_end = event.HasField("step_completed") or event.HasField("step_failed")
             if identity_of(event) not in self._observed and not is_step_end and not self.journal.is_cancelled(event):
                 self.observe(event)
 
     def observe_scope(self, scope: str) -> None:
-        """Takes in everything that the log holds of a scope that was cancelled."""
+        """Takes in everything that the log holds of a scope; from the moment when the run is live, it has been."""
+        if self.is_live:
+            return
         for identity, event in self.journal.recorded.items():
             if keys.covers(scope, event.effect_key) and identity not in self._observed:
                 self.observe(event)

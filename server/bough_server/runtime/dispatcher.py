@@ -4,6 +4,7 @@ It resolves against the caller's linked list, checks limits, derives ids, opens 
 agent in a task of its own, and records exactly one end, whatever happened.
 """
 
+import asyncio
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING
 
@@ -100,7 +101,7 @@ async def _run(
     execution, caller = ctx.execution, ctx.frame
     frame = _start(ctx, work, agent, told, digest)
     frame.transcript.say(told)
-    task = execution.tasks.spawn(work.key, _body(execution, frame, told))
+    task = _spawn(execution, frame, told)
     cut = await joined(execution, frame, work, task)
     if cut:
         error: RunError | None = overtime(work.agent)
@@ -207,6 +208,12 @@ async def dispatch_root(execution: Execution) -> None:
     execution.emit(*finish(execution, frame, outcome, error))
     close_span(execution, frame, outcome, error)
     await execution.committed()
+
+
+def _spawn(execution: Execution, frame: Frame, told: message_pb2.Message) -> "asyncio.Task[Outcome]":
+    task = execution.tasks.spawn(frame.scope, _body(execution, frame, told))
+    task.add_done_callback(lambda done: done.cancelled() or done.exception())  # who reads it may be ended before
+    return task
 
 
 async def _body(execution: Execution, frame: Frame, told: message_pb2.Message) -> Outcome:

@@ -4,7 +4,7 @@ The rules are those of the replay design: an effect whose result is in the journ
 """
 
 from collections import deque
-from collections.abc import Iterable, Iterator, Set
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Final
 
@@ -185,14 +185,13 @@ class Journal:
                 f"{recorded.sequence}). Agent code must take the world in by effects only."
             )
 
-    def let_go(self, observed: Set[Identity]) -> None:
-        """Forgets what has been handed back and taken in, once everything has: the rest may be asked for again."""
+    def let_go(self) -> None:
+        """Forgets what has been handed back and taken in, once everything has: only what is open is asked for again."""
         done = {key for key in (*self.results, *self.ends) if not self.is_in_cancelled(key)}
         for key in done:
             for of_effect in (self.of_effect, self.started, self.results, self.ends):
                 of_effect.pop(key, None)
-        kept = (item for item in self.recorded.items() if item[0][0] not in done or item[0] not in observed)
-        self.recorded = dict(kept)
+        self.recorded = {identity: event for identity, event in self.recorded.items() if identity[0] not in done}
         self._asked.clear()
 
     def forgotten(self) -> event_pb2.AgentEvent | None:

@@ -113,7 +113,6 @@ class ToolEffect:
     async def _again(self, started: event_pb2.AgentEvent, offer: Offer | None) -> message_pb2.ToolResult:
         """What becomes of a call that was running when its owner was lost. Raises RunError to refuse it."""
         execution, key = self._execution, self._key
-        execution.observe_recorded(key)
         self._count()
         self._attempt = execution.journal.attempts[key]
         if offer is None:
