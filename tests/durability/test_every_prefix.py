@@ -1,20 +1,27 @@
 """Every prefix of a log is enough to finish its run: the same answer, the same tree, and nothing done twice."""
 
 import asyncio
+import gc
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from pathlib import Path
+from typing import Any, TypeVar
 
 import pytest
-from hypothesis import Phase, given, settings
+from hypothesis import Phase, example, given, settings
 from hypothesis import strategies as st
 
 from bough.v1 import event_pb2
 from bough_server import events
 from tests.durability.prefixes.finishing import Finished, record, recover
-from tests.durability.prefixes.judging import check_finished
-from tests.durability.prefixes.scenario import Scenario
+from tests.durability.prefixes.judging import check_finished, check_kept
+from tests.durability.prefixes.scenario import Scenario, Team
 from tests.durability.prefixes.scenarios import SCENARIOS
+from tests.support.random_teams import Plan, definition, named, plans, turns
+
+T = TypeVar("T")
+
+Check = Callable[[Finished, Sequence[event_pb2.AgentEvent], Finished], None]
 
 AT_ONCE = 4
 """How many houses stand at the same time."""
@@ -26,13 +33,28 @@ ONCE = (Phase.explicit, Phase.reuse, Phase.generate)
 """A run that is stuck takes too long to be tried again and again."""
 
 
+def _run(work: Coroutine[Any, Any, T]) -> T:
+    """Runs tests of one loop, and asserts that nobody was left behind with an error that nobody reads."""
+    complaints: list[dict[str, Any]] = []
+
+    async def watched() -> T:
+        asyncio.get_running_loop().set_exception_handler(lambda _, context: complaints.append(context))
+        result = await work
+        gc.collect()
+        return result
+
+    result = asyncio.run(watched())
+    assert complaints == []
+    return result
+
+
 class Recorded:
     """A run from its beginning to its end and, where it was cancelled, as it is when nobody does."""
 
     def __init__(self, scenario: Scenario, folder: Path) -> None:
-        self.run = asyncio.run(record(scenario, folder / "run", is_cancelled=True))
+        self.run = _run(record(scenario, folder / "run", is_cancelled=True))
         self._left_alone = (
-            asyncio.run(record(scenario, folder / "alone", is_cancelled=False)) if scenario.cancelled_at else self.run
+            _run(record(scenario, folder / "alone", is_cancelled=False)) if scenario.cancelled_at else self.run
         )
 
     def whole(self, prefix: Sequence[event_pb2.AgentEvent]) -> Finished:
@@ -55,13 +77,15 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Scenario], R
     return get
 
 
-async def _go_on(recording: Recorded, broken: Finished, through: int, folder: Path) -> Finished:
+async def _go_on(
+    recording: Recorded, broken: Finished, through: int, folder: Path, *, check: Check = check_finished
+) -> Finished:
     """Finishes a run that was cut off after a sequence, and checks how it ended."""
     prefix = broken.log[:through]
     try:
         async with asyncio.timeout(PATIENCE):
             finished = await recover(broken, through, folder)
-        check_finished(finished, prefix, recording.whole(prefix))
+        check(finished, prefix, recording.whole(prefix))
     except Exception as error:
         error.add_note(f"cut after {through}, {events.name_of(prefix[-1])}")
         raise
@@ -82,19 +106,21 @@ async def _check_every_prefix(recording: Recorded, folder: Path) -> None:
         raise ExceptionGroup(f"of {length} prefixes", failures)
 
 
-async def _check_crashes(recording: Recorded, places: Sequence[float], folder: Path) -> None:
+async def _check_crashes(
+    recording: Recorded, places: Sequence[float], folder: Path, *, check: Check = check_finished
+) -> None:
     """Crashes a run, then what recovers it, and so on: each time that far into what was still to come."""
     broken, begun = recording.run, 1
     for number, place in enumerate(places):
         through = begun + round(place * (len(broken.log) - begun))
-        broken, begun = await _go_on(recording, broken, through, folder / str(number)), through
+        broken, begun = await _go_on(recording, broken, through, folder / str(number), check=check), through
 
 
 @pytest.mark.parametrize("scenario", SCENARIOS, ids=str)
 def test_every_prefix_of_a_log_is_enough_to_finish_its_run(
     scenario: Scenario, recorded: Callable[[Scenario], Recorded], tmp_path: Path
 ) -> None:
-    asyncio.run(_check_every_prefix(recorded(scenario), tmp_path))
+    _run(_check_every_prefix(recorded(scenario), tmp_path))
 
 
 @settings(max_examples=40, deadline=None, phases=ONCE)
@@ -103,4 +129,29 @@ def test_a_recovery_that_crashes_anywhere_is_recovered_like_the_first(
     recorded: Callable[[Scenario], Recorded], scenario: Scenario, places: list[float]
 ) -> None:
     with tempfile.TemporaryDirectory() as folder:
-        asyncio.run(_check_crashes(recorded(scenario), places, Path(folder)))
+        _run(_check_crashes(recorded(scenario), places, Path(folder)))
+
+
+def _plan(*children: Plan, fails: bool = False, aborts: bool = False) -> Plan:
+    return Plan(name="", fails=fails, aborts=aborts, parallel=True, children=children)
+
+
+@settings(max_examples=40, deadline=None, phases=ONCE)
+@given(plans(2).map(named), st.lists(st.floats(0, 1), min_size=1, max_size=3))
+@example(
+    # The server dies when a sibling has failed whose failure ends one that calls a model meanwhile.
+    named(_plan(_plan(fails=True, aborts=True), _plan(fails=True), _plan(_plan(fails=True, aborts=True), _plan()))),
+    [0.56],
+)
+def test_any_team_that_crashes_anywhere_is_finished(plan: Plan, places: list[float]) -> None:
+    everybody = list(plan.everybody())
+    scenario = Scenario(
+        name="random",
+        root=plan.name,
+        turns={one.name: turns(one) for one in everybody},
+        team=lambda _: Team(definitions=[definition(one) for one in everybody]),
+    )
+    with tempfile.TemporaryDirectory() as folder:
+        recording = Recorded(scenario, Path(folder) / "whole")
+        is_certain = all(one.is_certain() for one in everybody)
+        _run(_check_crashes(recording, places, Path(folder), check=check_finished if is_certain else check_kept))

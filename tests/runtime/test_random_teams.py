@@ -3,66 +3,17 @@
 import asyncio
 import tempfile
 from collections.abc import Awaitable, Callable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bough.v1 import agent_pb2, event_pb2, invocation_pb2, message_pb2, policy_pb2
+from bough.v1 import event_pb2, invocation_pb2, message_pb2
 from bough_server import usage
 from tests.support.house import ME, House
+from tests.support.random_teams import Plan, definition, named, plans, turns
 from tests.support.readings import check_replay
-from tests.support.teams import call, calls, llm, open_team, script
-
-ABORT = policy_pb2.ON_SUB_AGENT_FAILURE_ABORT
-CONTINUE = policy_pb2.ON_SUB_AGENT_FAILURE_CONTINUE
-
-
-@dataclass(frozen=True, slots=True)
-class Plan:
-    """An agent of a random team: whether it fails in the end, what its failure does, and whom it calls how."""
-
-    name: str
-    fails: bool
-    aborts: bool
-    parallel: bool
-    children: "tuple[Plan, ...]"
-
-    def everybody(self) -> "Iterator[Plan]":
-        yield self
-        for child in self.children:
-            yield from child.everybody()
-
-    def is_certain(self) -> bool:
-        """Whether its own calls are made whatever comes first: siblings of an abort may or may not have begun."""
-        return not (self.parallel and any(child.aborts for child in self.children))
-
-
-def plans(depth: int) -> "st.SearchStrategy[Plan]":
-    children = st.lists(plans(depth - 1), max_size=3) if depth else st.just([])
-    flags = st.tuples(st.booleans(), st.booleans(), st.booleans())
-    return st.builds(lambda told, below: Plan("", told[0] and told[1], told[1], told[2], tuple(below)), flags, children)
-
-
-def named(plan: Plan, name: str = "n") -> Plan:
-    """The same plan with a name for everybody."""
-    children = tuple(named(child, f"{name}{place}") for place, child in enumerate(plan.children))
-    return Plan(name, plan.fails, plan.aborts, plan.parallel, children)
-
-
-def definition(plan: Plan) -> agent_pb2.AgentDefinition:
-    links = [
-        agent_pb2.AgentLink(agent=child.name, on_failure=ABORT if child.aborts else CONTINUE) for child in plan.children
-    ]
-    return llm(plan.name, links=links, parallel_tools=plan.parallel)
-
-
-def turns(plan: Plan) -> list[object]:
-    used = {"usage": {"input_tokens": 3, "output_tokens": 1}}
-    made = [calls(*(call(f"call_{child.name}", message="go") for child in plan.children), **used)]
-    error = {"error": {"reason": "UNAVAILABLE", "after_chunks": 1, "usage": {"input_tokens": 2}}} if plan.fails else {}
-    return [*(made if plan.children else []), {"text": f"{plan.name} is done", **used, **error}]
+from tests.support.teams import open_team, script
 
 
 def expected(plan: Plan, caller: str = "") -> tuple[list[tuple[str, str, bool]], bool]:

@@ -25,15 +25,23 @@ class Called:
 
 def check_finished(finished: Finished, prefix: Sequence[event_pb2.AgentEvent], whole: Finished) -> None:
     """Asserts that a run that went on from a prefix ended as `whole` did, and that nothing was done twice."""
-    assert finished.log[: len(prefix)] == prefix
-    check_laws(finished.log)
-    assert finished.replayed.divergence == ""
+    check_kept(finished, prefix, whole)
     assert _end(finished) == _end(whole)
     assert _agents(finished.tree) == _agents(whole.tree)
     assert _tools(finished.tree) == _tools(whole.tree)
     _check_calls(finished, whole, prefix)
     _check_words(finished, whole)
     _check_usage(finished, whole)
+
+
+def check_kept(finished: Finished, prefix: Sequence[event_pb2.AgentEvent], whole: Finished) -> None:
+    """Asserts what holds however a run ended: its log is whole, goes on from the prefix, and is its own."""
+    assert finished.log[: len(prefix)] == prefix
+    check_laws(finished.log)
+    assert finished.replayed.divergence == ""
+    wished = [event.cancel_requested.reason for event in finished.log if event.HasField("cancel_requested")]
+    assert event_pb2.CANCEL_REASON_SERVER not in wished, "no log is refused that was written by the same agents"
+    assert usage.summed(finished.ledger) == _tokens(_tree_usage(finished))
 
 
 def _end(finished: Finished) -> tuple[str | None, list[str], error_pb2.AgentError, event_pb2.EndReason.ValueType]:
