@@ -114,6 +114,7 @@ def deadline_ns(log: Sequence[event_pb2.AgentEvent]) -> int | None:
 def overrun() -> RunError:
     """The error of a run that was continued again and again."""
     return RunError(
-        "Five servers were lost while they executed the run, and it got no further: what it does next seems to end them.",
+        "Five servers were lost while they executed the run, and it got no further: what it does next may be what ends "
+        "them.",
         reason=error_pb2.ERROR_REASON_RECOVERY_LIMIT,
     )
