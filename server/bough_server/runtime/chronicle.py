@@ -65,7 +65,7 @@ class Chronicle:
             self._observed.add(identity_of(event))
 
     def observe_recorded(self, key: str) -> None:
-        """Takes in what the log holds of an effect, as if it were made now; not how a step ended, which is made again."""
+        """Takes in what the log holds of an effect, as if made now; not how a step ended, which is made again."""
         for event in self.journal.of_effect.get(key, ()):
             is_step_end = event.HasField("step_completed") or event.HasField("step_failed")
             if identity_of(event) not in self._observed and not is_step_end and not self.journal.is_cancelled(event):
