@@ -237,14 +237,16 @@ async def test_a_child_that_ends_in_the_moment_its_time_is_up_leaves_its_caller_
 
 async def test_a_run_that_is_cancelled_in_the_moment_it_is_accepted_ends(tmp_path: Path) -> None:
     hold = Hold("p")
-    accepted, released = threading.Event(), threading.Event()
+    is_open, accepted, released = threading.Event(), threading.Event(), threading.Event()
 
     def committed() -> None:
-        accepted.set()
-        released.wait(30)
+        if is_open.is_set():
+            accepted.set()
+            released.wait(30)
 
     hooks = CommitHooks(after=committed)
     async with open_team(tmp_path, script(p=["never"]), llm("p"), gate=hold, hooks=hooks) as house:
+        is_open.set()
         starting = asyncio.create_task(house.start("p"))
         await asyncio.to_thread(accepted.wait)
         (record,) = await house.store.runs.open_runs()

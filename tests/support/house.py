@@ -225,7 +225,7 @@ async def open_house(
             worker=worker,
         )
     )
-    await store.leases.renew("the-house")
+    await store.leases.renew(worker)
     house = House(store=store, registry=registry, runs=runs, tracing=tracing, clock=clock)
     try:
         yield house
