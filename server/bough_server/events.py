@@ -51,6 +51,7 @@ INPUT_REQUESTED: Final = KIND_OF_FIELD["input_requested"]
 INPUT_RECEIVED: Final = KIND_OF_FIELD["input_received"]
 VALUE_RECORDED: Final = KIND_OF_FIELD["value_recorded"]
 CANCEL_REQUESTED: Final = KIND_OF_FIELD["cancel_requested"]
+LOOP_ROUND_STARTED: Final = KIND_OF_FIELD["loop_round_started"]
 
 DELTA_KINDS: Final = frozenset({LLM_OUTPUT_DELTA, LLM_REASONING_DELTA, LLM_TOOL_CALL_DELTA, TOOL_OUTPUT})
 """Pieces of something that a later event has whole."""

@@ -1,10 +1,20 @@
-"""Which agent a definition makes: the closed set of kinds that are data; agents in code are function.py's."""
+"""Definitions made into the agents that they describe; what each kind does is its own module's."""
+
+from collections.abc import Callable, Mapping
+from typing import Final
 
 from bough.v1 import agent_pb2
+from bough_server.agents.flow import LoopAgent, SequenceAgent
 from bough_server.agents.llm import LlmAgent
 from bough_server.runtime.agent import Agent
 
+_KINDS: Final[Mapping[str, Callable[[agent_pb2.AgentDefinition], Agent]]] = {
+    "llm": LlmAgent,
+    "sequence": SequenceAgent,
+    "loop": LoopAgent,
+}
+
 
 def agent_of(definition: agent_pb2.AgentDefinition) -> Agent:
-    """The agent that a definition describes."""
-    return LlmAgent(definition)
+    """The agent of a definition that has been judged."""
+    return _KINDS[definition.WhichOneof("kind") or "llm"](definition)

@@ -5,15 +5,17 @@ from functools import partial
 from typing import Final
 
 from bough.v1 import agent_pb2, error_pb2, event_pb2, message_pb2
-from bough_server.agents.insistence import Insistence
+from bough_server.agents.insistence import Insistence, spoken
 from bough_server.errors import RunError
 from bough_server.models.model import ModelRequest
-from bough_server.runtime.agent import Outcome
+from bough_server.runtime.agent import Outcome, broke_loop, exited
 from bough_server.runtime.context import Context
-from bough_server.runtime.toolset import FINAL_ANSWER
+from bough_server.tools.builtin import FINAL_ANSWER, action_of
 
 MAX_STEPS: Final = 20
 """How many model calls an invocation may make where its definition does not say."""
+
+_GO_ON: Final = "Go on."
 
 
 class LlmAgent:
@@ -45,9 +47,9 @@ class LlmAgent:
             if calls:
                 insistence.called()
                 answers = await ctx.tools(calls, parallel=not llm.HasField("parallel_tools") or llm.parallel_tools)
-                final = final_answer([answer.result for answer in answers]) if llm.final_answer_tool else None
-                if final is not None:
-                    return Outcome(output=final)
+                outcome = _ending(llm, [answer.result for answer in answers], response.message)
+                if outcome is not None:
+                    return outcome
             elif answer := insistence.answer(response.message):
                 return Outcome(output=answer)
         raise RunError(
@@ -57,8 +59,12 @@ class LlmAgent:
 
     def _request(self, ctx: Context, insistence: Insistence) -> ModelRequest:
         llm = self.definition.llm
+        messages = [*ctx.history(), *insistence.further()]
+        if not messages or messages[-1].role == message_pb2.ROLE_ASSISTANT:
+            # In the next round of a loop, say; many providers want to be asked.
+            messages.append(message_pb2.Message(role=message_pb2.ROLE_USER, parts=[message_pb2.Part(text=_GO_ON)]))
         return ModelRequest(
-            messages=[*ctx.history(), *insistence.further()],
+            messages=messages,
             instruction=llm.instruction,
             tools=ctx.offers(),
             settings=llm.settings,
@@ -66,9 +72,16 @@ class LlmAgent:
         )
 
 
-def final_answer(results: Sequence[message_pb2.ToolResult]) -> message_pb2.Message | None:
-    """The answer that a call of `final_answer` gave, if one did."""
+def _ending(
+    llm: agent_pb2.LlmAgent, results: Sequence[message_pb2.ToolResult], said: message_pb2.Message
+) -> Outcome | None:
+    """How calls end their agent: the first that is a final answer, an exit or a break and succeeded."""
     for result in results:
-        if result.call.name == FINAL_ANSWER and not result.HasField("error"):
-            return message_pb2.Message(parts=result.parts)
+        if llm.final_answer_tool and result.call.name == FINAL_ANSWER and not result.HasField("error"):
+            return Outcome(output=message_pb2.Message(parts=result.parts))
+        action = action_of(result)
+        if action is not None and action.HasField("exit"):
+            return exited(action.exit.final_result)
+        if action is not None:
+            return broke_loop(spoken(said) or message_pb2.Message())
     return None

@@ -8,6 +8,7 @@ from dataclasses import asdict
 from bough.v1 import agent_pb2
 from bough_server.models.model import Model
 from bough_server.runtime.agent import Resolver, RunVersions
+from bough_server.tools.builtin import SPECS
 
 
 def reachable(resolver: Resolver, root: str) -> Sequence[agent_pb2.AgentDefinition]:
@@ -31,7 +32,8 @@ def versions_of(resolver: Resolver, root: str) -> RunVersions:
     Raises KeyError where there is no `root`, or a tool is gone.
     """
     agents = [resolver.agent(definition.name) for definition in reachable(resolver, root)]
-    tools = {link.name: resolver.tool(link.name).digest for agent in agents for link in agent.tool_links}
+    names = {link.name for agent in agents for link in agent.tool_links} - SPECS.keys()
+    tools = {name: resolver.tool(name).digest for name in names}
     models = _models(resolver, {agent.definition.llm.model for agent in agents})
     code = [agent.definition for agent in agents if agent.definition.WhichOneof("kind") is None]
     prices = [(name, asdict(model.price)) for name, model in sorted(models.items()) if model.price]
@@ -62,7 +64,7 @@ def gone(resolver: Resolver, root: str) -> Iterator[str]:
             if not _has(resolver.agent, link.agent):
                 yield f"The agent {definition.name!r} links to the agent {link.agent!r}, which is not there any more."
         for tool in agent.tool_links:
-            if not _has(resolver.tool, tool.name):
+            if tool.name not in SPECS and not _has(resolver.tool, tool.name):
                 yield f"The agent {definition.name!r} names the tool {tool.name!r}, which is not there any more."
         if definition.llm.model and not _has(resolver.model, definition.llm.model):
             yield (

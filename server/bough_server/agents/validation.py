@@ -9,11 +9,12 @@ from typing import Final
 
 from bough.v1 import agent_pb2, catalog_service_pb2, error_pb2
 from bough_server.agents.bounds import MAX_SCHEMA_BYTES, bound_mistakes, json_object_mistake
+from bough_server.agents.structure import structure_mistakes
 from bough_server.documents import suggestion
 from bough_server.errors import Reason
 from bough_server.ids import AGENT_NAME
-from bough_server.runtime.toolset import FINAL_ANSWER
 from bough_server.tools.arguments import schema_problem
+from bough_server.tools.builtin import FINAL_ANSWER, SPECS
 
 _INVALID: Final = error_pb2.ERROR_REASON_INVALID_REQUEST
 
@@ -62,6 +63,7 @@ def judge(definitions: Sequence[agent_pb2.AgentDefinition], known: Known) -> lis
     for definition in definitions:
         mistakes = [*_identity(definition, world, seen), *_llm(definition, world), *_links(definition, world)]
         mistakes += [Mistake(*each) for each in bound_mistakes(definition)]
+        mistakes += [Mistake(*each) for each in structure_mistakes(definition, world.agents)]
         if problem := _schema_problem(definition.input_schema_json):
             mistakes.append(Mistake("input_schema_json", problem))
         mistakes += _output(definition)
@@ -192,7 +194,7 @@ def _tools(definition: agent_pb2.AgentDefinition, known: Known) -> Iterator[Mist
         place = f"llm.tools[{index}].name"
         if not link.name:
             yield Mistake(place, "is required.")
-        elif link.name not in known.tools:
+        elif link.name not in known.tools and link.name not in SPECS:
             reason = error_pb2.ERROR_REASON_UNKNOWN_TOOL
             yield Mistake(place, f"There is no tool {link.name!r}.{suggestion(link.name, known.tools)}", reason)
         if link.name in seen:

@@ -14,10 +14,27 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """How an agent ended well: its answer and why it ended."""
+    """How an agent ended well: its answer, why it ended, and what it asks of whoever waits for it."""
 
     output: message_pb2.Message
     end_reason: event_pb2.EndReason.ValueType = event_pb2.END_REASON_ANSWERED
+    action: event_pb2.Action | None = None
+    author: str = ""
+    """Who wrote the output, where others did and the agent hands it on; it stands in histories as theirs already."""
+    is_said: bool = False
+    """Whether the output is a part of what the agent has said already."""
+
+
+def exited(output: message_pb2.Message) -> Outcome:
+    """The outcome of an agent that ends everything above it, up to an agent that was called as a tool."""
+    action = event_pb2.Action(exit=event_pb2.Exit(final_result=output))
+    return Outcome(output=output, end_reason=event_pb2.END_REASON_EXITED, action=action)
+
+
+def broke_loop(output: message_pb2.Message) -> Outcome:
+    """The outcome of an agent that ends the nearest loop above it; `output` is said already, or empty."""
+    action = event_pb2.Action(break_loop=event_pb2.BreakLoop())
+    return Outcome(output=output, end_reason=event_pb2.END_REASON_BROKE_LOOP, action=action, is_said=True)
 
 
 class Agent(Protocol):

@@ -10,7 +10,7 @@ from bough.v1 import error_pb2, event_pb2, message_pb2
 from bough_server.errors import RunError
 from bough_server.runtime import keys
 from bough_server.runtime.dispatcher import dispatch
-from bough_server.runtime.dispatches import Abort, Dispatch
+from bough_server.runtime.dispatches import Dispatch
 from bough_server.runtime.tool_effect import ToolEffect
 
 if TYPE_CHECKING:
@@ -76,13 +76,15 @@ class StepCalls:
         key = self.key(position)
         if offer is not None and offer.link is not None:
             work = Dispatch(key=key, agent=offer.link.agent, link=offer.link, call=call, step_index=self._index)
-            ended = await dispatch(self._ctx, work, on_abort=lambda abort: self._abort(position, abort))
+            ended = await dispatch(self._ctx, work, on_failure=lambda _: self._fail(position))
             return Answered(result=ended.result, child=ended.transcript)
         effect = ToolEffect(self._ctx, key=key, index=self._index, call=call)
         return Answered(result=await effect.result(offer))
 
-    async def _abort(self, position: int, abort: Abort) -> None:
-        """Ends the siblings of the call whose failure fails the caller."""
+    async def _fail(self, position: int) -> None:
+        """Ends the siblings of a call whose failure fails the caller."""
+        if self._frame.abort is None:
+            return
         error = RunError("A sibling failed and aborted the caller.", reason=error_pb2.ERROR_REASON_CANCELLED)
         wish = partial(
             self._execution.cancelling.wish, caller=self._frame.invocation_id, reason=event_pb2.CANCEL_REASON_ABORT

@@ -27,6 +27,7 @@ from bough_server.runtime.frame import Frame
 from bough_server.runtime.questions import NO_DEFAULT, question
 from bough_server.runtime.steps import StepNumbers, WaitingCalls
 from bough_server.runtime.values import Value, record_value
+from bough_server.store.ports import StoredMessage
 
 T = TypeVar("T")
 
@@ -54,7 +55,8 @@ class Context:
         self._in_flight = ""
         self._keys: set[str] = set()
         self._wake_ns = 0
-        self._wake_ns = 0
+        self.path = frame.run_path
+        """Who has spoken in this lane so far."""
 
     # What an agent may know
 
@@ -85,7 +87,7 @@ class Context:
 
     def history(self) -> list[message_pb2.Message]:
         """What this agent sees of the session and the run so far, its own input and steps included."""
-        session = (Said(one.message, one.agent, one.chain) for one in self.execution.session)
+        session = (Said(one.message, one.agent, one.chain) for one in self.execution.session if not _is_relayed(one))
         return build(self.transcript, session, scope=self.frame.history)
 
     def offers(self) -> list[ToolSpec]:
@@ -110,7 +112,7 @@ class Context:
         """
         index = self._steps.take()
         key = keys.below(self.scope, f"s{index}.m")
-        with self._effect(key):
+        with self.effect(key):
             await self._end_open_calls()
             await self.execution.reach_step_end(keys.below(self.scope, f"s{self._step}.m"))
             self.complete_steps()
@@ -132,7 +134,7 @@ class Context:
         """
         if not calls:
             return []
-        with self._effect(keys.below(self.scope, f"s{self._step}.t")):
+        with self.effect(keys.below(self.scope, f"s{self._step}.t")):
             taken = self._waiting.take(calls)
             answers = await StepCalls(self, index=self._step, calls=taken).run(parallel=parallel)
         for position, answer in zip(taken, answers, strict=True):
@@ -152,15 +154,15 @@ class Context:
         told = message_pb2.Message(parts=[message_pb2.Part(text=input)]) if isinstance(input, str) else input
         link = next((one for one in self.definition.sub_agents if one.agent == agent), agent_pb2.AgentLink(agent=agent))
         effect = self._key(key)
-        with self._effect(effect):
+        with self.effect(effect):
             work = Dispatch(key=effect, agent=agent, link=link, input=told)
-            ended = await dispatch(self, work, on_abort=lambda _: end_others(self.execution, self.frame, effect))
+            ended = await dispatch(self, work, on_failure=lambda _: end_others(self.execution, self.frame, effect))
         if ended.transcript is not None:
             self.transcript.join(ended.transcript, by_call=False)
-        if ended.output is None:
+        if ended.outcome is None:
             error = ended.result.error
             raise RunError(error.message, reason=error.reason, retryable=error.retryable)
-        return ended.output
+        return ended.outcome.output
 
     async def gather(self, *lanes: "Callable[[Context], Awaitable[T]]") -> list[T]:
         """Runs lanes at once, each with a context of its own, and waits for all; results in lane order.
@@ -170,7 +172,7 @@ class Context:
         if not lanes:
             return []
         group = self._key("")
-        with self._effect(group):
+        with self.effect(group):
             numbers = self._steps.split(len(lanes))
             contexts = [
                 Context(
@@ -218,7 +220,7 @@ class Context:
         async def wake() -> str:
             return json.dumps(str(self.execution.clock.now_ns() + int(seconds * 1e9)))
 
-        with self._effect(key):
+        with self.effect(key):
             value = await record_value(self, Value(key, event_pb2.VALUE_KIND_SLEEP, "sleep"), wake)
             self._wake_ns = max(self._wake_ns, int(json.loads(value)))
             if self.execution.pump.live:
@@ -239,7 +241,7 @@ class Context:
         Raises RunError: INPUT_EXPIRED without a default, BAD_ARGUMENTS where the default does not fit.
         """
         effect = self._key(key)
-        with self._effect(effect):
+        with self.effect(effect):
             value = await question(self, effect, prompt, schema=schema, within=expires, default=default)
         return json.loads(value)
 
@@ -266,7 +268,7 @@ class Context:
     # Their common rules
 
     async def _value(self, value: Value, work: Callable[[], Awaitable[str]]) -> str:
-        with self._effect(value.key):
+        with self.effect(value.key):
             return await record_value(self, value, work)
 
     async def until_live(self, key: str) -> None:
@@ -312,7 +314,8 @@ class Context:
             await end_effect(self.execution, self.frame, key)
 
     @contextmanager
-    def _effect(self, key: str) -> Iterator[None]:
+    def effect(self, key: str) -> Iterator[None]:
+        """Holds the lane while one of its effects is in flight. Raises RunError CONCURRENT_EFFECTS."""
         self.execution.refuse(self.frame.invocation_id, key)
         if self._in_flight:
             raise RunError(
@@ -345,3 +348,9 @@ class Context:
             invocation_id=self.frame.invocation_id,
             parts=[message_pb2.Part(tool_result=result)],
         )
+
+
+def _is_relayed(stored: StoredMessage) -> bool:
+    """Whether an agent only handed a message on: it is in the session as its author's, too."""
+    message = stored.message
+    return message.role == message_pb2.ROLE_ASSISTANT and message.author != stored.agent

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from google.protobuf import duration_pb2
 
-from bough.v1 import error_pb2, event_pb2, message_pb2, policy_pb2
+from bough.v1 import agent_pb2, error_pb2, event_pb2, message_pb2, policy_pb2
 from bough_server import ids
 from bough_server.cutting import MAX_TEXT_BYTES, fits
 from bough_server.errors import RunError
@@ -21,20 +21,20 @@ from bough_server.runtime.dispatches import Abort, Dispatch, Ended, joined, over
 from bough_server.runtime.ends import close_span, end_leftovers, finish, outcome_of
 from bough_server.runtime.execution import Execution, as_run_error
 from bough_server.runtime.frame import Frame, Place, branch_below, child_frame, root_frame, run_path_below
+from bough_server.runtime.refusals import refusal_event, refusal_of
 
 if TYPE_CHECKING:
     from bough_server.runtime.context import Context
 
 
-OnAbort = Callable[[Abort], Awaitable[None]]
+OnFailure = Callable[[RunError], Awaitable[None]]
 
 
-async def _no_siblings(_: Abort) -> None:
-    return None
+async def dispatch(ctx: "Context", work: Dispatch, *, on_failure: OnFailure) -> Ended:
+    """Runs a child of an invocation to its end. Raises Abort where its failure fails the caller.
 
-
-async def dispatch(ctx: "Context", work: Dispatch, *, on_abort: OnAbort = _no_siblings) -> Ended:
-    """Runs a child of an invocation to its end. Raises Abort where its failure fails the caller."""
+    `on_failure` is awaited with what a child failed with, or with that Abort, before the child's end is recorded.
+    """
     execution, caller = ctx.execution, ctx.frame
     asked = work.call.arguments_json if work.call else _text_of(work.input)
     digest = keys.digest("dispatch", work.agent, asked)
@@ -42,15 +42,23 @@ async def dispatch(ctx: "Context", work: Dispatch, *, on_abort: OnAbort = _no_si
     if work.key in execution.journal.results and work.key not in execution.journal.dispatched:
         recorded = await execution.pump.result(work.key)
         execution.observe_recorded(work.key)
-        return _refusal(recorded)
+        return await _refused(refusal_of(recorded), on_failure)
     if work.key not in execution.journal.dispatched:
         await ctx.until_live(work.key)
         execution.cancelling.refuse_sealed(work.key)
     try:
         child, told = _admit(execution, caller, work)
     except RunError as refusal:
-        return _refuse(execution, caller, work, digest, refusal)
-    return await _run(ctx, work, child, told, digest, on_abort)
+        event = refusal_event(caller, work, digest, refusal)
+        execution.emit(event)
+        return await _refused(refusal_of(event), on_failure)
+    return await _run(ctx, work, child, told, digest, on_failure)
+
+
+async def _refused(ended: Ended, on_failure: OnFailure) -> Ended:
+    if ended.error is not None:
+        await on_failure(ended.error)
+    return ended
 
 
 def _admit(execution: Execution, caller: Frame, work: Dispatch) -> tuple[Agent, message_pb2.Message]:
@@ -65,68 +73,55 @@ def _admit(execution: Execution, caller: Frame, work: Dispatch) -> tuple[Agent, 
     return execution.resolver.agent(work.agent), told
 
 
-def _refuse(execution: Execution, caller: Frame, work: Dispatch, digest: str, refusal: RunError) -> Ended:
-    """Records a refusal as the effect's result: of a model's call a failed one, of code's a value that is an error."""
-    error = refusal.to_agent_error(agent=caller.name, invocation_id=caller.invocation_id)
-    event = caller.event(work.key)
-    event.effect_digest = digest
-    if work.call is None:
-        event.value_recorded.kind = event_pb2.VALUE_KIND_STEP
-        event.value_recorded.error.CopyFrom(error)
-    else:
-        caller.opened.in_step(event, work.step_index)
-        result = event.tool_failed.result
-        result.agent, result.invocation_id = caller.name, caller.invocation_id
-        result.call.CopyFrom(work.call)
-        result.error.CopyFrom(error)
-    execution.emit(event)
-    return _refusal(event)
-
-
-def _refusal(recorded: event_pb2.AgentEvent) -> Ended:
-    result = recorded.tool_failed.result
-    if recorded.HasField("value_recorded"):
-        result = message_pb2.ToolResult(error=recorded.value_recorded.error)
-    return Ended(result=result, error=RunError(result.error.message, reason=result.error.reason))
-
-
 async def _run(
     ctx: "Context",
     work: Dispatch,
     agent: Agent,
     told: message_pb2.Message,
     digest: str,
-    on_abort: OnAbort,
+    on_failure: OnFailure,
 ) -> Ended:
     execution, caller = ctx.execution, ctx.frame
     frame = _start(ctx, work, agent, told, digest)
-    frame.transcript.say(told)
+    if told.kind or frame.history == agent_pb2.HISTORY_SCOPE_NONE:
+        frame.transcript.say(told)
     task = _spawn(execution, frame, told)
     cut = await joined(execution, frame, work, task)
     if cut:
-        error: RunError | None = overtime(work.agent)
-        result = _result(work, caller, frame, None, error)
-        abort = _abort_of(work, caller, error)
-        if abort is not None:
-            caller.abort = abort
-            await on_abort(abort)
-            raise abort
-        return Ended(result=result, error=error, transcript=frame.transcript)
+        late = overtime(work.agent)
+        await _fail(work, caller, late, on_failure)
+        result = _result(work, caller, frame, None, late)
+        return Ended(result=result, path=frame.run_path, error=late, transcript=frame.transcript)
     await execution.reach_end(work.key)
     execution.cancelling.refuse_sealed(work.key)
     await end_leftovers(execution, frame)
     execution.cancelling.refuse_sealed(work.key)
     outcome, error = outcome_of(task, frame)
-    output = outcome.output if outcome is not None else None
-    abort = _abort_of(work, caller, error)
-    if abort is not None:
-        caller.abort = abort
-        await on_abort(abort)
-    result = _result(work, caller, frame, output, error)
+    abort: Abort | None = None
+    if error is not None:
+        try:
+            await _fail(work, caller, error, on_failure)
+        except Abort as raised:
+            abort = raised
+    result = _result(work, caller, frame, outcome, error)
     _end(execution, caller, frame, work, outcome, error, result)
     if abort is not None:
         raise abort
-    return Ended(result=result, output=output, error=error, transcript=frame.transcript)
+    author = (outcome.author if outcome is not None else "") or frame.name
+    return Ended(
+        result=result, outcome=outcome, author=author, path=frame.run_path, error=error, transcript=frame.transcript
+    )
+
+
+async def _fail(work: Dispatch, caller: Frame, error: RunError, on_failure: OnFailure) -> None:
+    """Does what a child's failure does to others. Raises Abort where it fails the caller."""
+    abort = _abort_of(work, caller, error)
+    if abort is None:
+        await on_failure(error)
+        return
+    caller.abort = abort
+    await on_failure(abort)
+    raise abort
 
 
 def _start(ctx: "Context", work: Dispatch, agent: Agent, told: message_pb2.Message, digest: str) -> Frame:
@@ -170,16 +165,17 @@ def _start(ctx: "Context", work: Dispatch, agent: Agent, told: message_pb2.Messa
     )
     begun = started.sub_agent_started
     begun.kind, begun.description = agent.kind, agent.definition.description
-    begun.trigger = event_pb2.TRIGGER_TOOL if work.call is not None else event_pb2.TRIGGER_WORKFLOW
+    begun.trigger = event_pb2.TRIGGER_TOOL if work.call is not None else work.trigger
     begun.call_id = work.call.call_id if work.call is not None else ""
-    begun.run_path.extend(run_path_below(caller.run_path, work.agent))
+    path = caller.run_path if work.path is None else work.path
+    begun.run_path.extend(run_path_below(path, work.agent))
     begun.input.CopyFrom(told)
     batch.append(started)
     execution.emit(*batch)
     return child_frame(
         execution,
         caller,
-        Place(agent=agent, link=work.link, scope=work.key, above=ctx.transcript),
+        Place(agent=agent, link=work.link, scope=work.key, above=ctx.transcript, told=told, path=path),
         opened=execution.invocations[child_id],
         traced=traced,
     )
@@ -226,6 +222,8 @@ async def _body(execution: Execution, frame: Frame, told: message_pb2.Message) -
             await ctx.settle()
         except SystemExit as error:  # it would end the server's event loop, and every run with it
             raise as_run_error(error) from error
+        finally:
+            frame.run_path = ctx.path
     if not isinstance(outcome, Outcome):
         raise RunError(
             f"The agent {frame.name!r} gave back {type(outcome).__name__}; it must give an Outcome.",
@@ -240,9 +238,9 @@ async def _body(execution: Execution, frame: Frame, told: message_pb2.Message) -
     return outcome
 
 
-def _abort_of(work: Dispatch, caller: Frame, error: RunError | None) -> Abort | None:
+def _abort_of(work: Dispatch, caller: Frame, error: RunError) -> Abort | None:
     policy = work.link.on_failure or caller.on_failure
-    if error is None or policy != policy_pb2.ON_SUB_AGENT_FAILURE_ABORT:
+    if policy != policy_pb2.ON_SUB_AGENT_FAILURE_ABORT:
         return None
     return Abort(
         f"The agent {work.agent!r} failed and its failure aborts {caller.name!r}: {error.message}",
@@ -252,7 +250,7 @@ def _abort_of(work: Dispatch, caller: Frame, error: RunError | None) -> Abort | 
 
 
 def _result(
-    work: Dispatch, caller: Frame, frame: Frame, output: message_pb2.Message | None, error: RunError | None
+    work: Dispatch, caller: Frame, frame: Frame, outcome: Outcome | None, error: RunError | None
 ) -> message_pb2.ToolResult:
     result = message_pb2.ToolResult(
         agent=caller.name, invocation_id=caller.invocation_id, child_invocation_id=frame.invocation_id
@@ -260,8 +258,8 @@ def _result(
     if work.call is not None:
         result.call.CopyFrom(work.call)
     result.start_time.FromNanoseconds(frame.opened.start_ns)
-    if output is not None:
-        result.parts.extend(output.parts)
+    if outcome is not None:
+        result.parts.extend(outcome.output.parts)
     if error is not None:
         result.error.CopyFrom(failure_of_child(work.agent, frame.invocation_id, error.message))
     return result

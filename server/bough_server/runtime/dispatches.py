@@ -21,7 +21,10 @@ class Abort(RunError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Dispatch:
-    """A child to be run: `call` and `step_index` where a model called it, `input` where code did."""
+    """A child to be run: `call` and `step_index` where a model called it, `input` where code did.
+
+    Without either it goes on with what its caller was told.
+    """
 
     key: str
     agent: str
@@ -29,14 +32,22 @@ class Dispatch:
     call: message_pb2.ToolCall | None = None
     step_index: int = 0
     input: message_pb2.Message | None = None
+    trigger: event_pb2.Trigger.ValueType = event_pb2.TRIGGER_WORKFLOW
+    """What makes it run; where a model called it that is TOOL."""
+    path: tuple[str, ...] | None = None
+    """Who has spoken before it; None for its caller's path."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ended:
-    """How a child ended: its output or its error, the result of the call that made it run, and what it said."""
+    """How a child ended: its outcome or its error, the result of the call that made it run, and what it said."""
 
     result: message_pb2.ToolResult
-    output: message_pb2.Message | None = None
+    outcome: Outcome | None = None
+    author: str = ""
+    """Who wrote the outcome's output."""
+    path: tuple[str, ...] = ()
+    """Who has spoken until its end."""
     error: RunError | None = None
     transcript: Transcript | None = None
 
@@ -48,6 +59,12 @@ def told_to(work: Dispatch, caller: Frame, key_root: str) -> message_pb2.Message
         told.CopyFrom(work.input)
     elif work.call is not None:
         told.parts.add(text=_told(work.call, caller))
+    else:
+        # It is in the histories as it was told to the caller: it has no place of its own in the session.
+        told.role, told.author = caller.told.role, caller.told.author
+        told.parts.extend(caller.told.parts)
+        told.invocation_id = ids.invocation_id(key_root, work.key)
+        return told
     if not fits(told):
         raise RunError(
             f"The message to {work.agent!r} is too large: a text may have {MAX_TEXT_BYTES // 1024} KiB.",

@@ -43,11 +43,16 @@ def finish(
     _last_step(opened, steps)
     is_root = frame.parent is None
     kind = "ASSISTANT" if is_root else "SUB_AGENT_ASSISTANT"
-    output.role, output.author, output.invocation_id = message_pb2.ROLE_ASSISTANT, frame.name, frame.invocation_id
-    output.kind = message_pb2.MessageKind.Value(f"MESSAGE_KIND_{kind}")
-    output.message_id = ids.message_id(execution.facts.key_root, frame.scope, kind)
-    frame.transcript.say(output)
-    return [*steps, execution.invocations.succeeded(opened, output, outcome.end_reason, now)]
+    output.role, output.invocation_id = message_pb2.ROLE_ASSISTANT, frame.invocation_id
+    output.author = outcome.author or frame.name
+    is_new = not outcome.author and not outcome.is_said
+    if is_root or is_new:  # a session is to hold what its user was answered, whoever wrote it
+        output.kind = message_pb2.MessageKind.Value(f"MESSAGE_KIND_{kind}")
+        output.message_id = ids.message_id(execution.facts.key_root, frame.scope, kind)
+    if is_new:
+        frame.transcript.say(output)
+    end = execution.invocations.succeeded(opened, output, outcome.end_reason, now, action=outcome.action)
+    return [*steps, end]
 
 
 def _last_step(opened: OpenInvocation, steps: list[event_pb2.AgentEvent]) -> None:
@@ -79,7 +84,9 @@ async def end_leftovers(execution: Execution, frame: Frame) -> None:
 
 
 async def end_others(execution: Execution, frame: Frame, key: str) -> None:
-    """Ends everything of an invocation but one effect, whose failure fails it."""
+    """Ends everything of an invocation but one effect, where the failure of that one has aborted it."""
+    if frame.abort is None:
+        return
     for lane, scope in frame.lanes.items():
         if not keys.covers(scope, key):
             lane.cancel()

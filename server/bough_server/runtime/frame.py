@@ -4,7 +4,7 @@ import asyncio
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from bough.v1 import agent_pb2, event_pb2, policy_pb2
+from bough.v1 import agent_pb2, event_pb2, message_pb2, policy_pb2
 from bough_server.errors import RunError
 from bough_server.history.transcript import Transcript
 from bough_server.runtime.agent import Agent
@@ -41,6 +41,8 @@ class Frame:
     transcript: Transcript
     opened: OpenInvocation
     traced: Traced
+    told: message_pb2.Message
+    """What it was told."""
     call_ids: set[str] = field(default_factory=set)
     lanes: dict[asyncio.Task[Any], str] = field(default_factory=dict)
     """Lanes of its code that still run, each with its scope."""
@@ -106,6 +108,9 @@ class Place:
     link: agent_pb2.AgentLink
     scope: str
     above: Transcript
+    told: message_pb2.Message
+    path: tuple[str, ...]
+    """Who has spoken before it."""
 
 
 def child_frame(execution: Execution, caller: Frame, place: Place, *, opened: OpenInvocation, traced: Traced) -> Frame:
@@ -123,7 +128,7 @@ def child_frame(execution: Execution, caller: Frame, place: Place, *, opened: Op
         scope=place.scope,
         depth=depth,
         branch=opened.template.branch,
-        run_path=run_path_below(caller.run_path, definition.name),
+        run_path=run_path_below(place.path, definition.name),
         budget=budget,
         toolset=toolset(definition, place.agent.tool_links, execution.resolver, caller.toolset),
         model_name=definition.llm.model or caller.model_name,
@@ -135,6 +140,7 @@ def child_frame(execution: Execution, caller: Frame, place: Place, *, opened: Op
         ),
         opened=opened,
         traced=traced,
+        told=place.told,
     )
 
 
@@ -162,4 +168,5 @@ def root_frame(execution: Execution, agent: Agent, traced: Traced) -> Frame:
         transcript=Transcript(agent=definition.name, chain=agent_chain("", definition.name)),
         opened=execution.invocations[started.invocation_id],
         traced=traced,
+        told=execution.told,
     )

@@ -199,16 +199,20 @@ class Invocations:
         output: message_pb2.Message,
         end_reason: event_pb2.EndReason.ValueType,
         now_ns: int,
+        *,
+        action: event_pb2.Action | None = None,
     ) -> event_pb2.AgentEvent:
         """The end of an invocation that answered."""
         event = opened.event(opened.key)
-        end: _End
+        end: event_pb2.RunCompleted | event_pb2.SubAgentCompleted
         if opened.is_root:
             end = event.run_completed
             end.final_answer.CopyFrom(output)
         else:
             end = event.sub_agent_completed
             end.output.CopyFrom(output)
+        if action is not None:
+            end.action.CopyFrom(action)
         _fill(end, opened, end_reason, now_ns)
         return event
 

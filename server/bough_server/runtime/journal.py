@@ -154,6 +154,10 @@ class Journal:
         """Whether an effect lies in a scope that was cancelled."""
         return any(keys.covers(scope, key) for scope in self.cancelled)
 
+    def holds(self, key: str, kind: int) -> bool:
+        """Whether an effect has an event of a kind that no attempt makes twice."""
+        return (key, kind, 0) in self.recorded
+
     def running_ns(self, since_ns: int, until_ns: int) -> int:
         """How long somebody executed the run between two times."""
         lost = sum(max(0, min(gap.end_ns, until_ns) - max(gap.begin_ns, since_ns)) for gap in self.gaps)

@@ -4,7 +4,6 @@ Its order is: checks, input_requested, input_received, tool_started. A refused c
 tool_started, and a tool that lives in the client never has tool_started.
 """
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
@@ -21,6 +20,7 @@ from bough_server.runtime.execution import as_run_error
 from bough_server.runtime.recorder import Piece
 from bough_server.runtime.toolset import Offer
 from bough_server.telemetry import Traced
+from bough_server.tools import builtin
 from bough_server.tools import execution as tool_execution
 from bough_server.tools.arguments import parse_arguments
 
@@ -161,6 +161,8 @@ class ToolEffect:
         if self._key not in self._execution.journal.started and traced is None:
             ended.effect_digest = self._digest
         (ended.tool_failed if error else ended.tool_completed).result.CopyFrom(result)
+        if (action := builtin.action_of(result)) is not None:
+            ended.tool_completed.action.CopyFrom(action)
         self._execution.emit(ended)
         return result
 
@@ -193,7 +195,7 @@ class ToolEffect:
     async def _execute(self, started: event_pb2.AgentEvent, offer: Offer) -> list[message_pb2.Part]:
         call = started.tool_started.call
         if offer.tool is None:
-            return [message_pb2.Part(text=str(json.loads(call.arguments_json)["answer"]))]
+            return [message_pb2.Part(text=builtin.answer(call))]
         facts = self._execution.facts
         context = CallContext(
             run_id=facts.run_id,

@@ -3,15 +3,12 @@
 import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Final
 
 from bough.v1 import agent_pb2
 from bough_server.models.model import ToolSpec
 from bough_server.runtime.agent import Resolver
+from bough_server.tools import builtin
 from bough_server.tools.tool import Tool, spec
-
-FINAL_ANSWER: Final = "final_answer"
-"""The name of the tool whose argument is the answer."""
 
 _MESSAGE_SCHEMA = json.dumps(
     {
@@ -21,19 +18,11 @@ _MESSAGE_SCHEMA = json.dumps(
         "additionalProperties": False,
     }
 )
-_ANSWER_SCHEMA = json.dumps(
-    {
-        "type": "object",
-        "properties": {"answer": {"type": "string", "minLength": 1, "description": "The whole answer."}},
-        "required": ["answer"],
-        "additionalProperties": False,
-    }
-)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Offer:
-    """Something that a model may call. Exactly one of `tool` and `link` is set, or neither for the final answer."""
+    """Something that a model may call. Exactly one of `tool` and `link` is set, or neither for a built-in tool."""
 
     spec: ToolSpec
     tool: Tool | None = None
@@ -61,26 +50,29 @@ def toolset(
     inherited: "Toolset | None",
 ) -> Toolset:
     """The toolset of an invocation: its own tools, its caller's where it inherits them, its linked agents."""
-    offers = [_tool_offer(link, resolver.tool(link.name)) for link in links]
-    if definition.llm.inherit_tools and inherited is not None:
+    offers = [_tool_offer(link, None if link.name in builtin.SPECS else resolver.tool(link.name)) for link in links]
+    if inherited is not None and (definition.llm.inherit_tools or _hands_on(definition)):
         own = {offer.spec.name for offer in offers}
         offers.extend(offer for offer in inherited.tool_offers() if offer.spec.name not in own)
     offers.extend(_agent_offer(link, resolver) for link in definition.sub_agents)
     if definition.llm.final_answer_tool:
-        description = "Ends the work with the final answer."
-        offers.append(
-            Offer(spec=ToolSpec(name=FINAL_ANSWER, description=description, input_schema_json=_ANSWER_SCHEMA))
-        )
+        offers.append(Offer(spec=builtin.FINAL_ANSWER_SPEC))
     return Toolset(offers)
 
 
-def _tool_offer(link: agent_pb2.ToolLink, tool: Tool) -> Offer:
+def _hands_on(definition: agent_pb2.AgentDefinition) -> bool:
+    """Whether an agent asks no model itself, so that its caller's tools are its children's to inherit."""
+    return definition.WhichOneof("kind") not in (None, "llm")
+
+
+def _tool_offer(link: agent_pb2.ToolLink, tool: Tool | None) -> Offer:
+    timeout = tool.timeout if tool is not None else None
     return Offer(
-        spec=spec(tool),
+        spec=spec(tool) if tool is not None else builtin.SPECS[link.name],
         tool=tool,
         max_calls=link.max_calls_per_run if link.HasField("max_calls_per_run") else None,
         requires_approval=link.requires_approval,
-        timeout=link.timeout.ToTimedelta().total_seconds() if link.HasField("timeout") else tool.timeout,
+        timeout=link.timeout.ToTimedelta().total_seconds() if link.HasField("timeout") else timeout,
     )
 
 

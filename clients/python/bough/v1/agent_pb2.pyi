@@ -54,7 +54,7 @@ Global___HistoryScope: _TypeAlias = HistoryScope  # noqa: Y015
 class AgentDefinition(_message.Message):
     """An agent. What it names (models, tools, agents) is declared by the operator; it brings no address, key or code.
 
-    Set aside: 4 to 12 the other kinds, 26 output_key.
+    Set aside: 5 and 7 to 12 the other kinds, 26 output_key.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -62,6 +62,8 @@ class AgentDefinition(_message.Message):
     NAME_FIELD_NUMBER: _builtins.int
     DESCRIPTION_FIELD_NUMBER: _builtins.int
     LLM_FIELD_NUMBER: _builtins.int
+    SEQUENCE_FIELD_NUMBER: _builtins.int
+    LOOP_FIELD_NUMBER: _builtins.int
     SUB_AGENTS_FIELD_NUMBER: _builtins.int
     HISTORY_FIELD_NUMBER: _builtins.int
     DELTA_FIELD_NUMBER: _builtins.int
@@ -90,8 +92,16 @@ class AgentDefinition(_message.Message):
         """A model in a loop with tools."""
 
     @_builtins.property
+    def sequence(self) -> Global___SequenceAgent:
+        """Its children in order."""
+
+    @_builtins.property
+    def loop(self) -> Global___LoopAgent:
+        """Its children in order, again and again."""
+
+    @_builtins.property
     def sub_agents(self) -> _containers.RepeatedCompositeFieldContainer[Global___AgentLink]:
-        """The agents it may call."""
+        """The agents it may call; of a composite its children, in order."""
 
     @_builtins.property
     def history(self) -> Global___HistoryPolicy:
@@ -115,6 +125,8 @@ class AgentDefinition(_message.Message):
         name: _builtins.str = ...,
         description: _builtins.str = ...,
         llm: Global___LlmAgent | None = ...,
+        sequence: Global___SequenceAgent | None = ...,
+        loop: Global___LoopAgent | None = ...,
         sub_agents: _abc.Iterable[Global___AgentLink] | None = ...,
         history: Global___HistoryPolicy | None = ...,
         delta: _policy_pb2.DeltaPolicy | None = ...,
@@ -125,11 +137,11 @@ class AgentDefinition(_message.Message):
         revision: _builtins.str = ...,
         create_time: _timestamp_pb2.Timestamp | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["create_time", b"create_time", "delta", b"delta", "history", b"history", "kind", b"kind", "limits", b"limits", "llm", b"llm"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["create_time", b"create_time", "delta", b"delta", "history", b"history", "kind", b"kind", "limits", b"limits", "llm", b"llm", "loop", b"loop", "sequence", b"sequence"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["create_time", b"create_time", "delta", b"delta", "description", b"description", "history", b"history", "input_schema_json", b"input_schema_json", "kind", b"kind", "limits", b"limits", "llm", b"llm", "name", b"name", "on_sub_agent_failure", b"on_sub_agent_failure", "output_schema_json", b"output_schema_json", "revision", b"revision", "sub_agents", b"sub_agents"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["create_time", b"create_time", "delta", b"delta", "description", b"description", "history", b"history", "input_schema_json", b"input_schema_json", "kind", b"kind", "limits", b"limits", "llm", b"llm", "loop", b"loop", "name", b"name", "on_sub_agent_failure", b"on_sub_agent_failure", "output_schema_json", b"output_schema_json", "revision", b"revision", "sequence", b"sequence", "sub_agents", b"sub_agents"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["llm"]  # noqa: Y015
+    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["llm", "sequence", "loop"]  # noqa: Y015
     _WhichOneofArgType_kind: _TypeAlias = _typing.Literal["kind", b"kind"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_kind) -> _WhichOneofReturnType_kind | None: ...
 
@@ -198,6 +210,52 @@ class LlmAgent(_message.Message):
     def WhichOneof(self, oneof_group: _WhichOneofArgType__parallel_tools) -> _WhichOneofReturnType__parallel_tools | None: ...
 
 Global___LlmAgent: _TypeAlias = LlmAgent  # noqa: Y015
+
+@_typing.final
+class SequenceAgent(_message.Message):
+    """Children in order, each with what was said so far before it. The last answer is the answer; an exit or a failure ends
+    it, a failure not where the child's link says CONTINUE.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SequenceAgent: _TypeAlias = SequenceAgent  # noqa: Y015
+
+@_typing.final
+class LoopAgent(_message.Message):
+    """Children in order, again and again, until one breaks the loop or the rounds are used up, which its end says.
+
+    Set aside: 2 until.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    MAX_ITERATIONS_FIELD_NUMBER: _builtins.int
+    max_iterations: _builtins.int
+    """The most rounds. Required."""
+    def __init__(
+        self,
+        *,
+        max_iterations: _builtins.int | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_max_iterations", b"_max_iterations", "max_iterations", b"max_iterations"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_max_iterations", b"_max_iterations", "max_iterations", b"max_iterations"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__max_iterations: _TypeAlias = _typing.Literal["max_iterations"]  # noqa: Y015
+    _WhichOneofArgType__max_iterations: _TypeAlias = _typing.Literal["_max_iterations", b"_max_iterations"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__max_iterations) -> _WhichOneofReturnType__max_iterations | None: ...
+
+Global___LoopAgent: _TypeAlias = LoopAgent  # noqa: Y015
 
 @_typing.final
 class ModelSettings(_message.Message):

@@ -372,6 +372,83 @@ VALUE_KIND_SLEEP: ValueKind.ValueType  # 3
 Global___ValueKind: _TypeAlias = ValueKind  # noqa: Y015
 
 @_typing.final
+class Action(_message.Message):
+    """What an ended call or agent asks of whoever waits for it. It binds to the invocation that made it: inside an agent that
+    was called as a tool it ends that agent and nothing above.
+
+    Set aside: 3 transfer.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    EXIT_FIELD_NUMBER: _builtins.int
+    BREAK_LOOP_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def exit(self) -> Global___Exit:
+        """Everything up to the root, or to the nearest agent called as a tool, ends with a final result."""
+
+    @_builtins.property
+    def break_loop(self) -> Global___BreakLoop:
+        """The nearest loop ends."""
+
+    def __init__(
+        self,
+        *,
+        exit: Global___Exit | None = ...,
+        break_loop: Global___BreakLoop | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["action", b"action", "break_loop", b"break_loop", "exit", b"exit"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["action", b"action", "break_loop", b"break_loop", "exit", b"exit"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType_action: _TypeAlias = _typing.Literal["exit", "break_loop"]  # noqa: Y015
+    _WhichOneofArgType_action: _TypeAlias = _typing.Literal["action", b"action"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType_action) -> _WhichOneofReturnType_action | None: ...
+
+Global___Action: _TypeAlias = Action  # noqa: Y015
+
+@_typing.final
+class Exit(_message.Message):
+    """Ends the work."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    FINAL_RESULT_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def final_result(self) -> _message_pb2.Message:
+        """The answer."""
+
+    def __init__(
+        self,
+        *,
+        final_result: _message_pb2.Message | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["final_result", b"final_result"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["final_result", b"final_result"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Exit: _TypeAlias = Exit  # noqa: Y015
+
+@_typing.final
+class BreakLoop(_message.Message):
+    """Ends a loop."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___BreakLoop: _TypeAlias = BreakLoop  # noqa: Y015
+
+@_typing.final
 class AgentEvent(_message.Message):
     """One fact of a run, numbered, committed before anybody sees it, and never changed.
 
@@ -428,6 +505,7 @@ class AgentEvent(_message.Message):
     INPUT_RECEIVED_FIELD_NUMBER: _builtins.int
     VALUE_RECORDED_FIELD_NUMBER: _builtins.int
     CANCEL_REQUESTED_FIELD_NUMBER: _builtins.int
+    LOOP_ROUND_STARTED_FIELD_NUMBER: _builtins.int
     run_id: _builtins.str
     """The run. Stamped when the event is read: a fork shares its origin's events."""
     sequence: _builtins.int
@@ -582,6 +660,10 @@ class AgentEvent(_message.Message):
     def cancel_requested(self) -> Global___CancelRequested:
         """The run, or a part of it, is to stop. Nothing new begins in its scope after it."""
 
+    @_builtins.property
+    def loop_round_started(self) -> Global___LoopRoundStarted:
+        """A round of a loop begins."""
+
     def __init__(
         self,
         *,
@@ -631,12 +713,13 @@ class AgentEvent(_message.Message):
         input_received: Global___InputReceived | None = ...,
         value_recorded: Global___ValueRecorded | None = ...,
         cancel_requested: Global___CancelRequested | None = ...,
+        loop_round_started: Global___LoopRoundStarted | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["cancel_requested", b"cancel_requested", "input_received", b"input_received", "input_requested", b"input_requested", "llm_completed", b"llm_completed", "llm_failed", b"llm_failed", "llm_output_delta", b"llm_output_delta", "llm_reasoning_delta", b"llm_reasoning_delta", "llm_retrying", b"llm_retrying", "llm_started", b"llm_started", "llm_tool_call_delta", b"llm_tool_call_delta", "payload", b"payload", "run_cancelled", b"run_cancelled", "run_completed", b"run_completed", "run_dequeued", b"run_dequeued", "run_failed", b"run_failed", "run_forked", b"run_forked", "run_interrupted", b"run_interrupted", "run_queued", b"run_queued", "run_resumed", b"run_resumed", "run_started", b"run_started", "step_completed", b"step_completed", "step_failed", b"step_failed", "sub_agent_completed", b"sub_agent_completed", "sub_agent_failed", b"sub_agent_failed", "sub_agent_partial", b"sub_agent_partial", "sub_agent_started", b"sub_agent_started", "time", b"time", "tool_completed", b"tool_completed", "tool_failed", b"tool_failed", "tool_output", b"tool_output", "tool_started", b"tool_started", "value_recorded", b"value_recorded"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["cancel_requested", b"cancel_requested", "input_received", b"input_received", "input_requested", b"input_requested", "llm_completed", b"llm_completed", "llm_failed", b"llm_failed", "llm_output_delta", b"llm_output_delta", "llm_reasoning_delta", b"llm_reasoning_delta", "llm_retrying", b"llm_retrying", "llm_started", b"llm_started", "llm_tool_call_delta", b"llm_tool_call_delta", "loop_round_started", b"loop_round_started", "payload", b"payload", "run_cancelled", b"run_cancelled", "run_completed", b"run_completed", "run_dequeued", b"run_dequeued", "run_failed", b"run_failed", "run_forked", b"run_forked", "run_interrupted", b"run_interrupted", "run_queued", b"run_queued", "run_resumed", b"run_resumed", "run_started", b"run_started", "step_completed", b"step_completed", "step_failed", b"step_failed", "sub_agent_completed", b"sub_agent_completed", "sub_agent_failed", b"sub_agent_failed", "sub_agent_partial", b"sub_agent_partial", "sub_agent_started", b"sub_agent_started", "time", b"time", "tool_completed", b"tool_completed", "tool_failed", b"tool_failed", "tool_output", b"tool_output", "tool_started", b"tool_started", "value_recorded", b"value_recorded"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["agent", b"agent", "attempt", b"attempt", "branch", b"branch", "cancel_requested", b"cancel_requested", "depth", b"depth", "effect_digest", b"effect_digest", "effect_key", b"effect_key", "input_received", b"input_received", "input_requested", b"input_requested", "invocation_id", b"invocation_id", "llm_completed", b"llm_completed", "llm_failed", b"llm_failed", "llm_output_delta", b"llm_output_delta", "llm_reasoning_delta", b"llm_reasoning_delta", "llm_retrying", b"llm_retrying", "llm_started", b"llm_started", "llm_tool_call_delta", b"llm_tool_call_delta", "parent_invocation_id", b"parent_invocation_id", "payload", b"payload", "run_cancelled", b"run_cancelled", "run_completed", b"run_completed", "run_dequeued", b"run_dequeued", "run_failed", b"run_failed", "run_forked", b"run_forked", "run_id", b"run_id", "run_interrupted", b"run_interrupted", "run_queued", b"run_queued", "run_resumed", b"run_resumed", "run_started", b"run_started", "sequence", b"sequence", "session_id", b"session_id", "span_id", b"span_id", "step_completed", b"step_completed", "step_failed", b"step_failed", "step_id", b"step_id", "step_index", b"step_index", "sub_agent_completed", b"sub_agent_completed", "sub_agent_failed", b"sub_agent_failed", "sub_agent_partial", b"sub_agent_partial", "sub_agent_started", b"sub_agent_started", "time", b"time", "tool_completed", b"tool_completed", "tool_failed", b"tool_failed", "tool_output", b"tool_output", "tool_started", b"tool_started", "trace_id", b"trace_id", "value_recorded", b"value_recorded"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["agent", b"agent", "attempt", b"attempt", "branch", b"branch", "cancel_requested", b"cancel_requested", "depth", b"depth", "effect_digest", b"effect_digest", "effect_key", b"effect_key", "input_received", b"input_received", "input_requested", b"input_requested", "invocation_id", b"invocation_id", "llm_completed", b"llm_completed", "llm_failed", b"llm_failed", "llm_output_delta", b"llm_output_delta", "llm_reasoning_delta", b"llm_reasoning_delta", "llm_retrying", b"llm_retrying", "llm_started", b"llm_started", "llm_tool_call_delta", b"llm_tool_call_delta", "loop_round_started", b"loop_round_started", "parent_invocation_id", b"parent_invocation_id", "payload", b"payload", "run_cancelled", b"run_cancelled", "run_completed", b"run_completed", "run_dequeued", b"run_dequeued", "run_failed", b"run_failed", "run_forked", b"run_forked", "run_id", b"run_id", "run_interrupted", b"run_interrupted", "run_queued", b"run_queued", "run_resumed", b"run_resumed", "run_started", b"run_started", "sequence", b"sequence", "session_id", b"session_id", "span_id", b"span_id", "step_completed", b"step_completed", "step_failed", b"step_failed", "step_id", b"step_id", "step_index", b"step_index", "sub_agent_completed", b"sub_agent_completed", "sub_agent_failed", b"sub_agent_failed", "sub_agent_partial", b"sub_agent_partial", "sub_agent_started", b"sub_agent_started", "time", b"time", "tool_completed", b"tool_completed", "tool_failed", b"tool_failed", "tool_output", b"tool_output", "tool_started", b"tool_started", "trace_id", b"trace_id", "value_recorded", b"value_recorded"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_payload: _TypeAlias = _typing.Literal["run_started", "run_queued", "run_dequeued", "run_resumed", "run_forked", "run_interrupted", "run_completed", "run_failed", "run_cancelled", "sub_agent_started", "sub_agent_partial", "sub_agent_completed", "sub_agent_failed", "llm_started", "llm_output_delta", "llm_reasoning_delta", "llm_tool_call_delta", "llm_retrying", "llm_completed", "llm_failed", "tool_started", "tool_output", "tool_completed", "tool_failed", "step_completed", "step_failed", "input_requested", "input_received", "value_recorded", "cancel_requested"]  # noqa: Y015
+    _WhichOneofReturnType_payload: _TypeAlias = _typing.Literal["run_started", "run_queued", "run_dequeued", "run_resumed", "run_forked", "run_interrupted", "run_completed", "run_failed", "run_cancelled", "sub_agent_started", "sub_agent_partial", "sub_agent_completed", "sub_agent_failed", "llm_started", "llm_output_delta", "llm_reasoning_delta", "llm_tool_call_delta", "llm_retrying", "llm_completed", "llm_failed", "tool_started", "tool_output", "tool_completed", "tool_failed", "step_completed", "step_failed", "input_requested", "input_received", "value_recorded", "cancel_requested", "loop_round_started"]  # noqa: Y015
     _WhichOneofArgType_payload: _TypeAlias = _typing.Literal["payload", b"payload"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_payload) -> _WhichOneofReturnType_payload | None: ...
 
@@ -889,10 +972,7 @@ Global___RunStarted: _TypeAlias = RunStarted  # noqa: Y015
 
 @_typing.final
 class RunCompleted(_message.Message):
-    """The run ended with an answer.
-
-    Set aside, here and in the other ends: 8 action.
-    """
+    """The run ended with an answer."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -902,6 +982,7 @@ class RunCompleted(_message.Message):
     DURATION_FIELD_NUMBER: _builtins.int
     STEP_ID_FIELD_NUMBER: _builtins.int
     END_REASON_FIELD_NUMBER: _builtins.int
+    ACTION_FIELD_NUMBER: _builtins.int
     step_id: _builtins.str
     """The root's last step; empty where it made none."""
     end_reason: Global___EndReason.ValueType
@@ -922,6 +1003,10 @@ class RunCompleted(_message.Message):
     def duration(self) -> _duration_pb2.Duration:
         """From the start to the end."""
 
+    @_builtins.property
+    def action(self) -> Global___Action:
+        """What it asked of whoever waited for it; unset where it asked nothing."""
+
     def __init__(
         self,
         *,
@@ -931,10 +1016,11 @@ class RunCompleted(_message.Message):
         duration: _duration_pb2.Duration | None = ...,
         step_id: _builtins.str = ...,
         end_reason: Global___EndReason.ValueType = ...,
+        action: Global___Action | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["duration", b"duration", "final_answer", b"final_answer", "tree_usage", b"tree_usage", "usage", b"usage"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["action", b"action", "duration", b"duration", "final_answer", b"final_answer", "tree_usage", b"tree_usage", "usage", b"usage"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["duration", b"duration", "end_reason", b"end_reason", "final_answer", b"final_answer", "step_id", b"step_id", "tree_usage", b"tree_usage", "usage", b"usage"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["action", b"action", "duration", b"duration", "end_reason", b"end_reason", "final_answer", b"final_answer", "step_id", b"step_id", "tree_usage", b"tree_usage", "usage", b"usage"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1123,6 +1209,7 @@ class SubAgentCompleted(_message.Message):
     DURATION_FIELD_NUMBER: _builtins.int
     STEP_ID_FIELD_NUMBER: _builtins.int
     END_REASON_FIELD_NUMBER: _builtins.int
+    ACTION_FIELD_NUMBER: _builtins.int
     step_id: _builtins.str
     """Its last step; empty where it made none."""
     end_reason: Global___EndReason.ValueType
@@ -1143,6 +1230,10 @@ class SubAgentCompleted(_message.Message):
     def duration(self) -> _duration_pb2.Duration:
         """From the start to the end."""
 
+    @_builtins.property
+    def action(self) -> Global___Action:
+        """What it asked of whoever waited for it; unset where it asked nothing."""
+
     def __init__(
         self,
         *,
@@ -1152,10 +1243,11 @@ class SubAgentCompleted(_message.Message):
         duration: _duration_pb2.Duration | None = ...,
         step_id: _builtins.str = ...,
         end_reason: Global___EndReason.ValueType = ...,
+        action: Global___Action | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["duration", b"duration", "output", b"output", "tree_usage", b"tree_usage", "usage", b"usage"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["action", b"action", "duration", b"duration", "output", b"output", "tree_usage", b"tree_usage", "usage", b"usage"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["duration", b"duration", "end_reason", b"end_reason", "output", b"output", "step_id", b"step_id", "tree_usage", b"tree_usage", "usage", b"usage"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["action", b"action", "duration", b"duration", "end_reason", b"end_reason", "output", b"output", "step_id", b"step_id", "tree_usage", b"tree_usage", "usage", b"usage"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1487,24 +1579,30 @@ Global___ToolOutput: _TypeAlias = ToolOutput  # noqa: Y015
 class ToolCompleted(_message.Message):
     """A tool ended with a result.
 
-    Set aside, here and in ToolFailed: 2 action, 3 state_delta.
+    Set aside, here and in ToolFailed: 3 state_delta.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
 
     RESULT_FIELD_NUMBER: _builtins.int
+    ACTION_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def result(self) -> _message_pb2.ToolResult:
         """The result."""
+
+    @_builtins.property
+    def action(self) -> Global___Action:
+        """What the agent that called is to do now; unset for nothing."""
 
     def __init__(
         self,
         *,
         result: _message_pb2.ToolResult | None = ...,
+        action: Global___Action | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["result", b"result"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["action", b"action", "result", b"result"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["result", b"result"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["action", b"action", "result", b"result"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1892,3 +1990,25 @@ class CancelRequested(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___CancelRequested: _TypeAlias = CancelRequested  # noqa: Y015
+
+@_typing.final
+class LoopRoundStarted(_message.Message):
+    """A round of a loop begins."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ROUND_FIELD_NUMBER: _builtins.int
+    round: _builtins.int
+    """Its number, from 0."""
+    def __init__(
+        self,
+        *,
+        round: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["round", b"round"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___LoopRoundStarted: _TypeAlias = LoopRoundStarted  # noqa: Y015

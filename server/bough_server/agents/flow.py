@@ -1,0 +1,103 @@
+"""Agents that run their children by a rule: in order, or in order again and again. They ask no model themselves."""
+
+from collections.abc import Sequence
+
+from bough.v1 import agent_pb2, error_pb2, event_pb2, message_pb2, policy_pb2
+from bough_server.errors import RunError
+from bough_server.runtime.agent import Outcome
+from bough_server.runtime.children import Child, begin_round, run_child
+from bough_server.runtime.context import Context
+from bough_server.runtime.dispatches import Ended
+
+
+class SequenceAgent:
+    """Its children in order; each sees what was said before it."""
+
+    kind = event_pb2.AGENT_KIND_SEQUENCE
+    tool_links: Sequence[agent_pb2.ToolLink] = ()
+
+    def __init__(self, definition: agent_pb2.AgentDefinition) -> None:
+        self.definition = definition
+
+    async def run(self, ctx: Context, input: message_pb2.Message) -> Outcome:
+        """The last child's answer, or that of the first that exits or breaks a loop.
+
+        Raises RunError SUB_AGENT_FAILED where a child failed whose link does not say CONTINUE.
+        """
+        course = Course()
+        for index, link in enumerate(self.definition.sub_agents):
+            if course.take(link, await run_child(ctx, Child(link=link, name=f"c{index}"))):
+                break
+        return course.outcome()
+
+
+class LoopAgent:
+    """Its children in order, round after round, until one breaks the loop or the rounds are used up."""
+
+    kind = event_pb2.AGENT_KIND_LOOP
+    tool_links: Sequence[agent_pb2.ToolLink] = ()
+
+    def __init__(self, definition: agent_pb2.AgentDefinition) -> None:
+        self.definition = definition
+
+    async def run(self, ctx: Context, input: message_pb2.Message) -> Outcome:
+        """The last answer of a child; a break ends the loop and asks nothing of whoever waits for it.
+
+        Raises RunError SUB_AGENT_FAILED where a child failed whose link does not say CONTINUE.
+        """
+        course = Course()
+        for number in range(self.definition.loop.max_iterations):
+            await begin_round(ctx, number)
+            for index, link in enumerate(self.definition.sub_agents):
+                ended = await run_child(ctx, Child(link=link, name=f"l{number}.c{index}"))
+                if course.take(link, ended):
+                    return course.outcome(in_loop=True)
+        return course.outcome(end_reason=event_pb2.END_REASON_ITERATIONS_EXHAUSTED)
+
+
+class Course:
+    """What the children of a flow have come to so far."""
+
+    def __init__(self) -> None:
+        self._answer = message_pb2.Message()
+        self._author = ""
+        self._action: event_pb2.Action | None = None
+
+    def take(self, link: agent_pb2.AgentLink, ended: Ended) -> bool:
+        """Takes in a child's end; gives whether the flow ends with it.
+
+        Raises RunError SUB_AGENT_FAILED where it failed and its link does not say CONTINUE.
+        """
+        if ended.outcome is None:
+            if link.on_failure == policy_pb2.ON_SUB_AGENT_FAILURE_CONTINUE:
+                return False
+            raise failure(ended)
+        self._action = ended.outcome.action
+        # Who breaks a loop judges the answer before; what it says itself is the answer only where there is none.
+        is_break = self._action is not None and self._action.HasField("break_loop")
+        if ended.outcome.output.parts and not (is_break and self._answer.parts):
+            self._answer, self._author = ended.outcome.output, ended.author
+        return self._action is not None
+
+    def outcome(
+        self,
+        *,
+        in_loop: bool = False,
+        end_reason: event_pb2.EndReason.ValueType = event_pb2.END_REASON_ANSWERED,
+    ) -> Outcome:
+        """How the flow ends; a loop keeps a break for itself."""
+        action = self._action
+        if action is not None:
+            is_exit = action.HasField("exit")
+            end_reason = event_pb2.END_REASON_EXITED if is_exit else event_pb2.END_REASON_BROKE_LOOP
+            if in_loop and not is_exit:
+                action = None
+        return Outcome(output=self._answer, end_reason=end_reason, action=action, author=self._author, is_said=True)
+
+
+def failure(ended: Ended) -> RunError:
+    """The error of a composite whose child failed."""
+    error = ended.result.error
+    return RunError(
+        error.message, reason=error.reason or error_pb2.ERROR_REASON_SUB_AGENT_FAILED, retryable=error.retryable
+    )

@@ -1,0 +1,57 @@
+"""The effects of composite agents: their children and the rounds of loops; what comes next is the agent's to say."""
+
+from dataclasses import dataclass
+
+from bough.v1 import agent_pb2, event_pb2, message_pb2
+from bough_server import events
+from bough_server.runtime import keys
+from bough_server.runtime.context import Context
+from bough_server.runtime.dispatcher import dispatch
+from bough_server.runtime.dispatches import Dispatch, Ended
+from bough_server.runtime.ends import end_others
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Child:
+    """A linked agent to be run: by which link, and the name of its effect below its caller's scope.
+
+    Without an input it goes on with what its caller was told.
+    """
+
+    link: agent_pb2.AgentLink
+    name: str
+    trigger: event_pb2.Trigger.ValueType = event_pb2.TRIGGER_WORKFLOW
+    input: message_pb2.Message | None = None
+
+
+async def run_child(ctx: Context, child: Child) -> Ended:
+    """Runs a child to its end; its caller goes on after what it said. Raises Abort where it fails the caller."""
+    key = keys.below(ctx.scope, child.name)
+    with ctx.effect(key):
+        work = Dispatch(
+            key=key,
+            agent=child.link.agent,
+            link=child.link,
+            input=child.input,
+            trigger=child.trigger,
+            path=ctx.path,
+        )
+        ended = await dispatch(ctx, work, on_failure=lambda _: end_others(ctx.execution, ctx.frame, key))
+    if ended.transcript is not None:
+        ctx.transcript.join(ended.transcript, by_call=False)
+        ctx.path = ended.path
+    return ended
+
+
+async def begin_round(ctx: Context, number: int) -> None:
+    """Records that a round of a loop begins, from 0."""
+    key = keys.below(ctx.scope, f"l{number}")
+    with ctx.effect(key):
+        execution = ctx.execution
+        begun = ctx.frame.event(key)
+        begun.loop_round_started.round = number
+        if not execution.journal.holds(key, events.LOOP_ROUND_STARTED):
+            # A run that was cancelled between two rounds is replayed to its end without the next one.
+            await ctx.until_live(key)
+            execution.cancelling.refuse_sealed(key)
+        execution.emit(begun)

@@ -1,0 +1,28 @@
+"""Composite agents for tests, in a line each; the models of their children are teams.py's."""
+
+from collections.abc import Sequence
+
+from bough.v1 import agent_pb2
+
+Link = str | agent_pb2.AgentLink
+
+
+def composite(name: str, links: Sequence[Link], **kind: object) -> agent_pb2.AgentDefinition:
+    """An agent of any kind but an LLM's, with its children in order; `kind` is the one field of its kind."""
+    definition = agent_pb2.AgentDefinition(
+        name=name,
+        description=f"Does what {name} does.",
+        **kind,  # type: ignore[arg-type]
+    )
+    definition.sub_agents.extend(agent_pb2.AgentLink(agent=one) if isinstance(one, str) else one for one in links)
+    return definition
+
+
+def sequence(name: str, *links: Link) -> agent_pb2.AgentDefinition:
+    """Children in order."""
+    return composite(name, links, sequence=agent_pb2.SequenceAgent())
+
+
+def loop(name: str, *links: Link, rounds: int) -> agent_pb2.AgentDefinition:
+    """Children in order, again and again."""
+    return composite(name, links, loop=agent_pb2.LoopAgent(max_iterations=rounds))

@@ -1,0 +1,77 @@
+"""What a composite agent must be made of, and how it is written as YAML."""
+
+import pytest
+
+from bough.v1 import agent_pb2
+from bough_server.agents.definition import parse_definition
+from bough_server.agents.definition_text import definition_yaml
+from bough_server.agents.validation import Known, violations
+from bough_server.documents import parse_documents
+from tests.support.composites import composite, loop, sequence
+from tests.support.teams import llm
+
+KNOWN = Known(models=["default"])
+
+
+def mistakes(*definitions: agent_pb2.AgentDefinition) -> list[tuple[str, str, str]]:
+    return [(one.agent, one.field, one.description) for one in violations(definitions, KNOWN)]
+
+
+def read(text: str) -> agent_pb2.AgentDefinition:
+    (document,) = parse_documents(text, path="agents.yaml")
+    source, problems = parse_definition(document)
+    assert problems == []
+    return source.definition
+
+
+def test_sensible_composites_have_no_violations() -> None:
+    team = (sequence("s", "l", "b"), loop("l", "a", rounds=1), llm("a", links=["s"], tools=["exit", "break_loop"]))
+    assert mistakes(*team, llm("b")) == []
+
+
+@pytest.mark.parametrize(
+    ("definition", "field", "description"),
+    [
+        (sequence("s"), "sub_agents", "is required: they are its children, in order."),
+        (loop("s", rounds=1), "sub_agents", "is required: they are its children, in order."),
+        (
+            composite("s", ["a"], loop=agent_pb2.LoopAgent()),
+            "loop.max_iterations",
+            "is required: a loop without a bound may never end.",
+        ),
+        (loop("s", "a", rounds=0), "loop.max_iterations", "must be between 1 and 10000."),
+        (loop("s", "a", rounds=10_001), "loop.max_iterations", "must be between 1 and 10000."),
+    ],
+)
+def test_what_is_wrong_with_a_composite_is_said(
+    definition: agent_pb2.AgentDefinition, field: str, description: str
+) -> None:
+    assert mistakes(definition, llm("a")) == [("s", field, description)]
+
+
+def test_no_agent_is_its_own_ancestor_by_rule_alone() -> None:
+    assert mistakes(sequence("s", "t"), sequence("t", "a", "u"), sequence("u", "s"), llm("a")) == [
+        ("s", "sub_agents[0].agent", "'t' runs 's' in turn: nothing would ever end that."),
+        ("t", "sub_agents[1].agent", "'u' runs 't' in turn: nothing would ever end that."),
+        ("u", "sub_agents[0].agent", "'s' runs 'u' in turn: nothing would ever end that."),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("text", "definition"),
+    [
+        (
+            "name: s\ndescription: Does what s does.\nsequence: {}\nsub_agents: [{agent: a}, {agent: b}]\n",
+            sequence("s", "a", "b"),
+        ),
+        (
+            "name: l\ndescription: Does what l does.\nloop: {max_iterations: 3}\nsub_agents: [{agent: a}]\n",
+            loop("l", "a", rounds=3),
+        ),
+    ],
+)
+def test_composites_are_written_as_yaml_and_read_back(text: str, definition: agent_pb2.AgentDefinition) -> None:
+    made = read(text)
+    assert read(definition_yaml(made)) == made
+    made.ClearField("revision")
+    assert made == definition
