@@ -23,6 +23,16 @@ def sequence(name: str, *links: Link) -> agent_pb2.AgentDefinition:
     return composite(name, links, sequence=agent_pb2.SequenceAgent())
 
 
+def parallel(
+    name: str, *links: Link, fails_fast: bool = False, max_concurrency: int | None = None
+) -> agent_pb2.AgentDefinition:
+    """Children at once."""
+    on_failure = agent_pb2.ON_LANE_FAILURE_FAIL_FAST if fails_fast else agent_pb2.ON_LANE_FAILURE_UNSPECIFIED
+    return composite(
+        name, links, parallel=agent_pb2.ParallelAgent(on_failure=on_failure, max_concurrency=max_concurrency)
+    )
+
+
 def loop(name: str, *links: Link, rounds: int) -> agent_pb2.AgentDefinition:
     """Children in order, again and again."""
     return composite(name, links, loop=agent_pb2.LoopAgent(max_iterations=rounds))

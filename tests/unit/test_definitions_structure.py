@@ -7,7 +7,7 @@ from bough_server.agents.definition import parse_definition
 from bough_server.agents.definition_text import definition_yaml
 from bough_server.agents.validation import Known, violations
 from bough_server.documents import parse_documents
-from tests.support.composites import composite, loop, sequence
+from tests.support.composites import composite, loop, parallel, sequence
 from tests.support.teams import llm
 
 KNOWN = Known(models=["default"])
@@ -39,6 +39,7 @@ def test_sensible_composites_have_no_violations() -> None:
             "loop.max_iterations",
             "is required: a loop without a bound may never end.",
         ),
+        (parallel("s", "a", max_concurrency=0), "parallel.max_concurrency", "must be at least 1."),
         (loop("s", "a", rounds=0), "loop.max_iterations", "must be between 1 and 10000."),
         (loop("s", "a", rounds=10_001), "loop.max_iterations", "must be between 1 and 10000."),
     ],
@@ -63,6 +64,11 @@ def test_no_agent_is_its_own_ancestor_by_rule_alone() -> None:
         (
             "name: s\ndescription: Does what s does.\nsequence: {}\nsub_agents: [{agent: a}, {agent: b}]\n",
             sequence("s", "a", "b"),
+        ),
+        (
+            "name: p\ndescription: Does what p does.\n"
+            "parallel: {on_failure: FAIL_FAST, max_concurrency: 2}\nsub_agents: [{agent: a}]\n",
+            parallel("p", "a", fails_fast=True, max_concurrency=2),
         ),
         (
             "name: l\ndescription: Does what l does.\nloop: {max_iterations: 3}\nsub_agents: [{agent: a}]\n",

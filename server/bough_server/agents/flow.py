@@ -1,4 +1,4 @@
-"""Agents that run their children by a rule: in order, or in order again and again. They ask no model themselves."""
+"""Agents that run their children by a rule: in order, again and again, or at once. They ask no model themselves."""
 
 from collections.abc import Sequence
 
@@ -8,6 +8,7 @@ from bough_server.runtime.agent import Outcome
 from bough_server.runtime.children import Child, begin_round, run_child
 from bough_server.runtime.context import Context
 from bough_server.runtime.dispatches import Ended
+from bough_server.runtime.lanes import run_lanes
 
 
 class SequenceAgent:
@@ -55,6 +56,35 @@ class LoopAgent:
         return course.outcome(end_reason=event_pb2.END_REASON_ITERATIONS_EXHAUSTED)
 
 
+class ParallelAgent:
+    """Its children at once, each in a lane of its own."""
+
+    kind = event_pb2.AGENT_KIND_PARALLEL
+    tool_links: Sequence[agent_pb2.ToolLink] = ()
+
+    def __init__(self, definition: agent_pb2.AgentDefinition) -> None:
+        self.definition = definition
+
+    async def run(self, ctx: Context, input: message_pb2.Message) -> Outcome:
+        """The answers of its children in their order, and the action of the first of them that asked for one.
+
+        Raises RunError SUB_AGENT_FAILED where a child failed whose link does not say CONTINUE.
+        """
+        parallel, links = self.definition.parallel, self.definition.sub_agents
+        ended = await run_lanes(
+            ctx,
+            [Child(link=link, name=f"g{index}") for index, link in enumerate(links)],
+            fails_fast=parallel.on_failure == agent_pb2.ON_LANE_FAILURE_FAIL_FAST,
+            at_once=parallel.max_concurrency if parallel.HasField("max_concurrency") else len(links),
+        )
+        courses = []
+        for link, lane in zip(links, ended, strict=True):
+            if lane is not None:
+                courses.append(Course())
+                courses[-1].take(link, lane)
+        return joined([course.outcome() for course in courses])
+
+
 class Course:
     """What the children of a flow have come to so far."""
 
@@ -93,6 +123,28 @@ class Course:
             if in_loop and not is_exit:
                 action = None
         return Outcome(output=self._answer, end_reason=end_reason, action=action, author=self._author, is_said=True)
+
+
+def joined(outcomes: Sequence[Outcome]) -> Outcome:
+    """Outcomes of lanes as one: their answers with a blank line between texts, and the first action among them."""
+    output = message_pb2.Message()
+    for outcome in outcomes:
+        for position, part in enumerate(outcome.output.parts):
+            last = output.parts[-1] if output.parts else None
+            if position == 0 and part.text and last is not None and last.text:
+                last.text += f"\n\n{part.text}"
+            else:
+                output.parts.append(part)
+    acting = next((outcome for outcome in outcomes if outcome.action is not None), None)
+    if acting is not None and acting.action is not None and acting.action.HasField("exit"):
+        return acting
+    return Outcome(
+        output=output,
+        end_reason=acting.end_reason if acting is not None else event_pb2.END_REASON_ANSWERED,
+        action=acting.action if acting is not None else None,
+        author=", ".join(outcome.author for outcome in outcomes if outcome.output.parts),
+        is_said=True,
+    )
 
 
 def failure(ended: Ended) -> RunError:

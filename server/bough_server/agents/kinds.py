@@ -4,13 +4,14 @@ from collections.abc import Callable, Mapping
 from typing import Final
 
 from bough.v1 import agent_pb2
-from bough_server.agents.flow import LoopAgent, SequenceAgent
+from bough_server.agents.flow import LoopAgent, ParallelAgent, SequenceAgent
 from bough_server.agents.llm import LlmAgent
 from bough_server.runtime.agent import Agent
 
 _KINDS: Final[Mapping[str, Callable[[agent_pb2.AgentDefinition], Agent]]] = {
     "llm": LlmAgent,
     "sequence": SequenceAgent,
+    "parallel": ParallelAgent,
     "loop": LoopAgent,
 }
 

@@ -19,6 +19,8 @@ def structure_mistakes(
         yield "sub_agents", "is required: they are its children, in order."
     if definition.HasField("loop"):
         yield from _loop_mistakes(definition.loop)
+    if definition.parallel.HasField("max_concurrency") and definition.parallel.max_concurrency < 1:
+        yield "parallel.max_concurrency", "must be at least 1."
     for index, link in enumerate(definition.sub_agents):
         if link.agent != definition.name and definition.name in _below(link.agent, agents):
             yield (

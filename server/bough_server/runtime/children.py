@@ -4,9 +4,10 @@ from dataclasses import dataclass
 
 from bough.v1 import agent_pb2, event_pb2, message_pb2
 from bough_server import events
+from bough_server.errors import RunError
 from bough_server.runtime import keys
 from bough_server.runtime.context import Context
-from bough_server.runtime.dispatcher import dispatch
+from bough_server.runtime.dispatcher import OnFailure, dispatch
 from bough_server.runtime.dispatches import Dispatch, Ended
 from bough_server.runtime.ends import end_others
 
@@ -24,8 +25,15 @@ class Child:
     input: message_pb2.Message | None = None
 
 
-async def run_child(ctx: Context, child: Child) -> Ended:
-    """Runs a child to its end; its caller goes on after what it said. Raises Abort where it fails the caller."""
+async def _nothing(_: RunError) -> None:
+    return None
+
+
+async def run_child(ctx: Context, child: Child, *, on_failure: OnFailure = _nothing) -> Ended:
+    """Runs a child to its end; its caller goes on after what it said. Raises Abort where it fails the caller.
+
+    `on_failure` is awaited when it has failed, before its end is recorded.
+    """
     key = keys.below(ctx.scope, child.name)
     with ctx.effect(key):
         work = Dispatch(
@@ -36,7 +44,12 @@ async def run_child(ctx: Context, child: Child) -> Ended:
             trigger=child.trigger,
             path=ctx.path,
         )
-        ended = await dispatch(ctx, work, on_failure=lambda _: end_others(ctx.execution, ctx.frame, key))
+
+        async def fail(error: RunError) -> None:
+            await end_others(ctx.execution, ctx.frame, key)
+            await on_failure(error)
+
+        ended = await dispatch(ctx, work, on_failure=fail)
     if ended.transcript is not None:
         ctx.transcript.join(ended.transcript, by_call=False)
         ctx.path = ended.path

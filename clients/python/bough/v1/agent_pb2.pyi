@@ -22,6 +22,30 @@ else:
 
 DESCRIPTOR: _descriptor.FileDescriptor
 
+class _OnLaneFailure:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _OnLaneFailureEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_OnLaneFailure.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    ON_LANE_FAILURE_UNSPECIFIED: _OnLaneFailure.ValueType  # 0
+    """WAIT_ALL."""
+    ON_LANE_FAILURE_WAIT_ALL: _OnLaneFailure.ValueType  # 1
+    """They go on to their ends."""
+    ON_LANE_FAILURE_FAIL_FAST: _OnLaneFailure.ValueType  # 2
+    """They are cancelled."""
+
+class OnLaneFailure(_OnLaneFailure, metaclass=_OnLaneFailureEnumTypeWrapper):
+    """What a failing child does to those beside it."""
+
+ON_LANE_FAILURE_UNSPECIFIED: OnLaneFailure.ValueType  # 0
+"""WAIT_ALL."""
+ON_LANE_FAILURE_WAIT_ALL: OnLaneFailure.ValueType  # 1
+"""They go on to their ends."""
+ON_LANE_FAILURE_FAIL_FAST: OnLaneFailure.ValueType  # 2
+"""They are cancelled."""
+Global___OnLaneFailure: _TypeAlias = OnLaneFailure  # noqa: Y015
+
 class _HistoryScope:
     ValueType = _typing.NewType("ValueType", _builtins.int)
     V: _TypeAlias = ValueType  # noqa: Y015
@@ -54,7 +78,7 @@ Global___HistoryScope: _TypeAlias = HistoryScope  # noqa: Y015
 class AgentDefinition(_message.Message):
     """An agent. What it names (models, tools, agents) is declared by the operator; it brings no address, key or code.
 
-    Set aside: 5 and 7 to 12 the other kinds, 26 output_key.
+    Set aside: 7 to 12 the other kinds, 26 output_key.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -63,6 +87,7 @@ class AgentDefinition(_message.Message):
     DESCRIPTION_FIELD_NUMBER: _builtins.int
     LLM_FIELD_NUMBER: _builtins.int
     SEQUENCE_FIELD_NUMBER: _builtins.int
+    PARALLEL_FIELD_NUMBER: _builtins.int
     LOOP_FIELD_NUMBER: _builtins.int
     SUB_AGENTS_FIELD_NUMBER: _builtins.int
     HISTORY_FIELD_NUMBER: _builtins.int
@@ -96,6 +121,10 @@ class AgentDefinition(_message.Message):
         """Its children in order."""
 
     @_builtins.property
+    def parallel(self) -> Global___ParallelAgent:
+        """Its children at once."""
+
+    @_builtins.property
     def loop(self) -> Global___LoopAgent:
         """Its children in order, again and again."""
 
@@ -126,6 +155,7 @@ class AgentDefinition(_message.Message):
         description: _builtins.str = ...,
         llm: Global___LlmAgent | None = ...,
         sequence: Global___SequenceAgent | None = ...,
+        parallel: Global___ParallelAgent | None = ...,
         loop: Global___LoopAgent | None = ...,
         sub_agents: _abc.Iterable[Global___AgentLink] | None = ...,
         history: Global___HistoryPolicy | None = ...,
@@ -137,11 +167,11 @@ class AgentDefinition(_message.Message):
         revision: _builtins.str = ...,
         create_time: _timestamp_pb2.Timestamp | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["create_time", b"create_time", "delta", b"delta", "history", b"history", "kind", b"kind", "limits", b"limits", "llm", b"llm", "loop", b"loop", "sequence", b"sequence"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["create_time", b"create_time", "delta", b"delta", "history", b"history", "kind", b"kind", "limits", b"limits", "llm", b"llm", "loop", b"loop", "parallel", b"parallel", "sequence", b"sequence"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["create_time", b"create_time", "delta", b"delta", "description", b"description", "history", b"history", "input_schema_json", b"input_schema_json", "kind", b"kind", "limits", b"limits", "llm", b"llm", "loop", b"loop", "name", b"name", "on_sub_agent_failure", b"on_sub_agent_failure", "output_schema_json", b"output_schema_json", "revision", b"revision", "sequence", b"sequence", "sub_agents", b"sub_agents"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["create_time", b"create_time", "delta", b"delta", "description", b"description", "history", b"history", "input_schema_json", b"input_schema_json", "kind", b"kind", "limits", b"limits", "llm", b"llm", "loop", b"loop", "name", b"name", "on_sub_agent_failure", b"on_sub_agent_failure", "output_schema_json", b"output_schema_json", "parallel", b"parallel", "revision", b"revision", "sequence", b"sequence", "sub_agents", b"sub_agents"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["llm", "sequence", "loop"]  # noqa: Y015
+    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["llm", "sequence", "parallel", "loop"]  # noqa: Y015
     _WhichOneofArgType_kind: _TypeAlias = _typing.Literal["kind", b"kind"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_kind) -> _WhichOneofReturnType_kind | None: ...
 
@@ -229,6 +259,36 @@ class SequenceAgent(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___SequenceAgent: _TypeAlias = SequenceAgent  # noqa: Y015
+
+@_typing.final
+class ParallelAgent(_message.Message):
+    """Children at once. Each sees what was before them and its own, none the others; afterwards all is seen, in their order.
+    Its answer is their answers in that order. Where a child failed it fails, unless that child's link says CONTINUE.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ON_FAILURE_FIELD_NUMBER: _builtins.int
+    MAX_CONCURRENCY_FIELD_NUMBER: _builtins.int
+    on_failure: Global___OnLaneFailure.ValueType
+    """Whether the others are waited for where a child fails."""
+    max_concurrency: _builtins.int
+    """How many run at once; absent for all."""
+    def __init__(
+        self,
+        *,
+        on_failure: Global___OnLaneFailure.ValueType = ...,
+        max_concurrency: _builtins.int | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_max_concurrency", b"_max_concurrency", "max_concurrency", b"max_concurrency"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_max_concurrency", b"_max_concurrency", "max_concurrency", b"max_concurrency", "on_failure", b"on_failure"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__max_concurrency: _TypeAlias = _typing.Literal["max_concurrency"]  # noqa: Y015
+    _WhichOneofArgType__max_concurrency: _TypeAlias = _typing.Literal["_max_concurrency", b"_max_concurrency"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__max_concurrency) -> _WhichOneofReturnType__max_concurrency | None: ...
+
+Global___ParallelAgent: _TypeAlias = ParallelAgent  # noqa: Y015
 
 @_typing.final
 class LoopAgent(_message.Message):
