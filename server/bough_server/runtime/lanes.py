@@ -59,6 +59,7 @@ class _Lanes:
 
     def _start(self, place: int) -> None:
         task = self._execution.tasks.spawn(self._key(place), self._run(place))
+        task.add_done_callback(lambda done: done.cancelled() or done.exception())  # who reads it may be ended before
         self._running[place] = task
         self._frame.lanes[task] = self._key(place)
 

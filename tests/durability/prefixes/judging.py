@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from bough.v1 import error_pb2, event_pb2, invocation_pb2, message_pb2
 from bough_server import events, usage
 from bough_server.runtime import keys
-from bough_server.runtime.toolset import FINAL_ANSWER
+from bough_server.tools.builtin import RESERVED
 from tests.durability.prefixes.finishing import Finished
 from tests.durability.prefixes.scenario import name_of
 from tests.support.laws import check_laws
@@ -153,7 +153,7 @@ def _each_call(log: Sequence[event_pb2.AgentEvent]) -> Iterator[tuple[str, Calle
         elif events.kind_of(event) in (events.TOOL_COMPLETED, events.TOOL_FAILED) and key in started:
             result = event.tool_completed.result if event.HasField("tool_completed") else event.tool_failed.result
             call = started[key].tool_started.call
-            if not result.child_invocation_id and call.name != FINAL_ANSWER:
+            if not result.child_invocation_id and call.name not in RESERVED:
                 name = " ".join([call.name, *map(str, json.loads(call.arguments_json).values())])
                 yield key, Called(name, 1, not _is_cancelled(result.error))
         elif event.value_recorded.kind == event_pb2.VALUE_KIND_STEP and (name := _step(event.value_recorded)):

@@ -1,0 +1,132 @@
+"""What holds of every kind of agent: the laws, the tree, one trace, a cancel anywhere, every prefix, limits."""
+
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from bough.v1 import error_pb2, event_pb2, policy_pb2
+from bough_server import events
+from tests.durability.prefixes.finishing import Finished, record, recover
+from tests.durability.prefixes.judging import check_finished
+from tests.durability.prefixes.scenario import Scenario, World
+from tests.support.held_clock import HeldClock
+from tests.support.house import ME, House
+from tests.support.kinds import KINDS
+from tests.support.laws import check_laws
+from tests.support.readings import check_replay, having
+from tests.support.teams import open_team, script
+
+AT_ONCE = 4
+"""How many houses stand at the same time."""
+
+PATIENCE = 10.0
+"""Seconds after which a run is stuck."""
+
+every_kind = pytest.mark.parametrize("scenario", KINDS, ids=str)
+
+
+@pytest.fixture(scope="module")
+def recorded(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Scenario], Finished]:
+    """Gives a whole run of a scenario, made once."""
+    made: dict[str, Finished] = {}
+
+    def get(scenario: Scenario) -> Finished:
+        if scenario.name not in made:
+            folder = tmp_path_factory.mktemp("recorded") / "run"
+            made[scenario.name] = asyncio.run(record(scenario, folder, is_cancelled=False))
+        return made[scenario.name]
+
+    return get
+
+
+@every_kind
+def test_its_events_obey_the_laws_and_are_a_tree_of_one_trace(
+    scenario: Scenario, recorded: Callable[[Scenario], Finished]
+) -> None:
+    whole = recorded(scenario)
+    check_laws(whole.log)
+    assert whole.replayed.divergence == ""
+    assert not whole.tree.anomalies
+    assert {one.state for one in whole.tree.agents} <= {
+        event_pb2.STATE_SUCCEEDED,
+        event_pb2.STATE_FAILED,
+        event_pb2.STATE_CANCELLED,
+    }
+    started = {event.invocation_id: event for event in having(whole.log, "sub_agent_started")}
+    assert [one.invocation_id for one in whole.tree.agents[1:] if one.invocation_id not in started] == []
+    assert len(whole.tree.agents) == len(started) + 1
+    for one in whole.tree.agents[1:]:
+        begun = started[one.invocation_id]
+        assert (one.name, one.parent_invocation_id) == (begun.agent, begun.parent_invocation_id)
+        assert (one.kind, one.trigger) == (begun.sub_agent_started.kind, begun.sub_agent_started.trigger)
+    assert len({one.trace_id for one in whole.tree.agents}) == 1
+    assert len({one.span_id for one in whole.tree.agents}) == len(whole.tree.agents)
+
+
+@every_kind
+def test_every_prefix_of_its_log_is_enough_to_finish_it(
+    scenario: Scenario, recorded: Callable[[Scenario], Finished], tmp_path: Path
+) -> None:
+    asyncio.run(_check_every_prefix(recorded(scenario), tmp_path))
+
+
+async def _check_every_prefix(whole: Finished, folder: Path) -> None:
+    places = asyncio.Semaphore(AT_ONCE)
+
+    async def check(through: int) -> None:
+        prefix = whole.log[:through]
+        async with places:
+            try:
+                async with asyncio.timeout(PATIENCE):
+                    check_finished(await recover(whole, through, folder / str(through)), prefix, whole)
+            except Exception as error:
+                error.add_note(f"cut after {through}, {events.name_of(prefix[-1])}")
+                raise
+
+    ended = await asyncio.gather(*map(check, range(1, len(whole.log) + 1)), return_exceptions=True)
+    failures = [error for error in ended if isinstance(error, Exception)]
+    if failures:
+        raise ExceptionGroup(f"of {len(whole.log)} prefixes", failures)
+
+
+async def _turn(
+    scenario: Scenario, folder: Path, *, cancelled_after: int = 0, policy: policy_pb2.RunPolicy | None = None
+) -> tuple[House, list[event_pb2.AgentEvent]]:
+    """A run of a scenario, cancelled after so many events where that is not 0; checked to keep the laws and to replay."""
+    folder.mkdir()
+    team = scenario.team(World(HeldClock(), is_patient=True))
+    parts = {"tools": team.tools, "code_agents": team.code_agents}
+    async with open_team(folder, script(**scenario.turns), *team.definitions, **parts) as house:
+        run = await house.start(scenario.root, policy=policy)
+        log: list[event_pb2.AgentEvent] = []
+        async for event in house.follow(run):
+            log.append(event)
+            if len(log) == cancelled_after:
+                await house.runs.cancel(ME, run.run_id)
+        await check_replay(house, log)
+        return house, log
+
+
+@every_kind
+async def test_a_cancel_anywhere_ends_each_of_its_agents_once(
+    scenario: Scenario, recorded: Callable[[Scenario], Finished], tmp_path: Path
+) -> None:
+    for after in range(1, len(recorded(scenario).log)):
+        async with asyncio.timeout(PATIENCE):
+            await _turn(scenario, tmp_path / str(after), cancelled_after=after)
+
+
+@every_kind
+async def test_limits_hold_for_all_of_it(scenario: Scenario, tmp_path: Path) -> None:
+    for number, limits in enumerate(
+        [policy_pb2.Limits(model_calls=0), policy_pb2.Limits(model_calls=1), policy_pb2.Limits(depth=0)]
+    ):
+        _, log = await _turn(scenario, tmp_path / str(number), policy=policy_pb2.RunPolicy(limits=limits))
+        assert len(having(log, "llm_started")) <= limits.model_calls or not limits.HasField("model_calls")
+        assert not (limits.HasField("depth") and having(log, "sub_agent_started"))
+        told = [event.llm_failed.error for event in log if event.HasField("llm_failed")]
+        told += [event.value_recorded.error for event in log if event.HasField("value_recorded")]
+        told += [event.tool_failed.result.error for event in log if event.HasField("tool_failed")]
+        assert error_pb2.ERROR_REASON_LIMIT_EXCEEDED in {error.reason for error in told}

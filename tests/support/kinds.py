@@ -1,0 +1,132 @@
+"""One run for each kind of agent, for the suite that holds of all of them; it judges nothing."""
+
+from typing import Final
+
+from bough.v1 import agent_pb2, policy_pb2
+from bough_server.tools.tool import Tool, ToolContext, tool
+from tests.durability.prefixes.props import asks, failing, looking, said, waiting
+from tests.durability.prefixes.scenario import Scenario, Team, World
+from tests.support.composites import loop, parallel, sequence
+from tests.support.teams import call, llm
+
+BLIND: Final = agent_pb2.HistoryPolicy(scope=agent_pb2.HISTORY_SCOPE_NONE)
+"""Who sees only what it is told says the same in every round of a loop."""
+CONTINUE: Final = policy_pb2.ON_SUB_AGENT_FAILURE_CONTINUE
+
+
+def _meeting(world: World) -> Tool:
+    @tool
+    async def meet(ctx: ToolContext) -> str:
+        """Waits until the lane beside it waits."""
+        world.call("meet", ctx.idempotency_key)
+        await world.until_arrived("wait")
+        return "they wait"
+
+    return meet
+
+
+SEQUENCE: Final = Scenario(
+    name="sequence",
+    turns={
+        "a": [asks(call("look", what="leaf")), said("The leaf is red.")],
+        "b": [failing()],
+        "c": [asks(call("look", what="bark"), text="Let me see."), said("The bark is red.")],
+    },
+    team=lambda world: Team(
+        definitions=[
+            sequence("lead", "a", "inner"),
+            sequence("inner", agent_pb2.AgentLink(agent="b", on_failure=CONTINUE), "c"),
+            llm("a", tools=["look"]),
+            llm("b"),
+            llm("c", tools=["look"]),
+        ],
+        tools=[looking(world)],
+    ),
+)
+
+EXIT: Final = Scenario(
+    name="exit",
+    turns={
+        "top": [asks(call("call_lead", message="go")), said("It came back.")],
+        "a": [said("Not yet.")],
+        "b": [asks(call("look", what="leaf"), call("exit", final_result="Enough."), text="I stop here.")],
+    },
+    team=lambda world: Team(
+        definitions=[
+            llm("top", links=["lead"]),
+            sequence("lead", "a", "b", "c"),
+            llm("a"),
+            llm("b", tools=["look", "exit"]),
+            llm("c"),
+        ],
+        tools=[looking(world)],
+    ),
+    root="top",
+)
+
+LOOP: Final = Scenario(
+    name="loop",
+    turns={"a": [said("A draft.")], "b": [said("A critique.")]},
+    team=lambda _: Team(
+        definitions=[
+            loop("lead", *(agent_pb2.AgentLink(agent=name, history=BLIND) for name in "ab"), rounds=3),
+            llm("a"),
+            llm("b"),
+        ]
+    ),
+)
+
+BREAK: Final = Scenario(
+    name="break",
+    turns={"a": [said("A draft.")], "b": [asks(call("break_loop"), text="Good.")], "c": [said("Done.")]},
+    team=lambda _: Team(
+        definitions=[
+            sequence("lead", "rounds", "c"),
+            loop("rounds", "a", "b", "never", rounds=9),
+            llm("a"),
+            llm("b", tools=["break_loop"]),
+            llm("never"),
+            llm("c"),
+        ]
+    ),
+)
+
+PARALLEL: Final = Scenario(
+    name="parallel",
+    turns={
+        "a": [asks(call("look", what="leaf")), said("The leaf is red.")],
+        "b": [said("I know nothing.")],
+        "c": [asks(call("look", what="bark")), said("The bark is red.")],
+        "d": [said("All is red.")],
+    },
+    team=lambda world: Team(
+        definitions=[
+            sequence("lead", "lanes", "d"),
+            parallel("lanes", "a", "b", "c", max_concurrency=2),
+            *(llm(name, tools=["look"]) for name in "ac"),
+            *(llm(name) for name in "bd"),
+        ],
+        tools=[looking(world)],
+    ),
+)
+
+FAIL_FAST: Final = Scenario(
+    name="parallel that fails fast",
+    turns={
+        "top": [asks(call("call_lead", message="go")), said("They failed.")],
+        "a": [asks(call("meet")), failing()],
+        "b": [asks(call("wait")), said("never")],
+    },
+    team=lambda world: Team(
+        definitions=[
+            llm("top", links=["lead"]),
+            parallel("lead", "a", "b", fails_fast=True),
+            llm("a", tools=["meet"]),
+            llm("b", tools=["wait"]),
+        ],
+        tools=[_meeting(world), waiting(world)],
+    ),
+    root="top",
+)
+
+KINDS: Final = (SEQUENCE, EXIT, LOOP, BREAK, PARALLEL, FAIL_FAST)
