@@ -60,6 +60,7 @@ class LimitSet(Section):
     model_calls: Count | None = None
     tool_calls: Count | None = None
     depth: Count | None = None
+    handoffs: Count | None = None
     wall_duration: Annotated[Seconds, Field(gt=0)] | None = None
 
     def message(self) -> policy_pb2.Limits:
@@ -68,6 +69,7 @@ class LimitSet(Section):
             model_calls=self.model_calls,
             tool_calls=self.tool_calls,
             depth=self.depth,
+            handoffs=self.handoffs,
             wall_duration=None if self.wall_duration is None else _duration(self.wall_duration),
         )
 

@@ -13,8 +13,9 @@ _SUB_AGENT_KINDS: Final = frozenset(
 )
 _RUN_KINDS: Final = frozenset(kind for kind, name in events.NAME_OF_KIND.items() if name.startswith("agent.run."))
 _INPUT_KINDS: Final = frozenset({events.INPUT_REQUESTED, events.INPUT_RECEIVED})
+_MOVES: Final = frozenset({events.AGENT_TRANSFERRED})
 
-_OF_ANY_DEPTH: Final = _SUB_AGENT_KINDS | _INPUT_KINDS | _RUN_KINDS
+_OF_ANY_DEPTH: Final = _SUB_AGENT_KINDS | _INPUT_KINDS | _RUN_KINDS | _MOVES
 """What SUMMARY shows of every agent; whoever has to answer must not have to look at everything."""
 
 

@@ -12,7 +12,7 @@ from tests.durability.prefixes.finishing import Finished, record, recover
 from tests.durability.prefixes.judging import check_finished
 from tests.durability.prefixes.scenario import Scenario, World
 from tests.support.held_clock import HeldClock
-from tests.support.house import ME, House
+from tests.support.house import ME
 from tests.support.kinds import KINDS
 from tests.support.laws import check_laws
 from tests.support.readings import check_replay, having
@@ -91,11 +91,17 @@ async def _check_every_prefix(whole: Finished, folder: Path) -> None:
         raise ExceptionGroup(f"of {len(whole.log)} prefixes", failures)
 
 
+def _folders(above: Path, count: int) -> list[Path]:
+    made = [above / str(number) for number in range(count)]
+    for folder in made:
+        folder.mkdir()
+    return made
+
+
 async def _turn(
     scenario: Scenario, folder: Path, *, cancelled_after: int = 0, policy: policy_pb2.RunPolicy | None = None
-) -> tuple[House, list[event_pb2.AgentEvent]]:
-    """A run of a scenario, cancelled after so many events where that is not 0; checked to keep the laws and to replay."""
-    folder.mkdir()
+) -> list[event_pb2.AgentEvent]:
+    """A run of a scenario, cancelled after so many events where that is not 0; it keeps the laws and replays."""
     team = scenario.team(World(HeldClock(), is_patient=True))
     parts = {"tools": team.tools, "code_agents": team.code_agents}
     async with open_team(folder, script(**scenario.turns), *team.definitions, **parts) as house:
@@ -106,24 +112,26 @@ async def _turn(
             if len(log) == cancelled_after:
                 await house.runs.cancel(ME, run.run_id)
         await check_replay(house, log)
-        return house, log
+        return log
 
 
 @every_kind
 async def test_a_cancel_anywhere_ends_each_of_its_agents_once(
     scenario: Scenario, recorded: Callable[[Scenario], Finished], tmp_path: Path
 ) -> None:
-    for after in range(1, len(recorded(scenario).log)):
+    folders = _folders(tmp_path, len(recorded(scenario).log))
+    for after in range(1, len(folders)):
         async with asyncio.timeout(PATIENCE):
-            await _turn(scenario, tmp_path / str(after), cancelled_after=after)
+            await _turn(scenario, folders[after], cancelled_after=after)
 
 
 @every_kind
 async def test_limits_hold_for_all_of_it(scenario: Scenario, tmp_path: Path) -> None:
+    folders = _folders(tmp_path, 3)
     for number, limits in enumerate(
         [policy_pb2.Limits(model_calls=0), policy_pb2.Limits(model_calls=1), policy_pb2.Limits(depth=0)]
     ):
-        _, log = await _turn(scenario, tmp_path / str(number), policy=policy_pb2.RunPolicy(limits=limits))
+        log = await _turn(scenario, folders[number], policy=policy_pb2.RunPolicy(limits=limits))
         assert len(having(log, "llm_started")) <= limits.model_calls or not limits.HasField("model_calls")
         assert not (limits.HasField("depth") and having(log, "sub_agent_started"))
         told = [event.llm_failed.error for event in log if event.HasField("llm_failed")]

@@ -14,6 +14,10 @@ BLIND: Final = agent_pb2.HistoryPolicy(scope=agent_pb2.HISTORY_SCOPE_NONE)
 CONTINUE: Final = policy_pb2.ON_SUB_AGENT_FAILURE_CONTINUE
 
 
+def _to(name: str) -> agent_pb2.AgentLink:
+    return agent_pb2.AgentLink(agent=name, link_mode=agent_pb2.LINK_MODE_TRANSFER)
+
+
 def _meeting(world: World) -> Tool:
     @tool
     async def meet(ctx: ToolContext) -> str:
@@ -129,4 +133,24 @@ FAIL_FAST: Final = Scenario(
     root="top",
 )
 
-KINDS: Final = (SEQUENCE, EXIT, LOOP, BREAK, PARALLEL, FAIL_FAST)
+TRANSFER: Final = Scenario(
+    name="transfer",
+    turns={
+        "top": [asks(call("call_lead", message="go")), said("It came back.")],
+        "lead": [asks(call("look", what="leaf"), call("transfer_to_agent", agent_name="a"), text="Over to a.")],
+        "a": [asks(call("look", what="bark")), asks(call("transfer_to_agent", agent_name="b"))],
+        "b": [said("All is red.")],
+    },
+    team=lambda world: Team(
+        definitions=[
+            llm("top", links=["lead"]),
+            llm("lead", links=[_to("a")], tools=["look"]),
+            llm("a", links=[_to("b")], tools=["look"]),
+            llm("b"),
+        ],
+        tools=[looking(world)],
+    ),
+    root="top",
+)
+
+KINDS: Final = (SEQUENCE, EXIT, LOOP, BREAK, PARALLEL, FAIL_FAST, TRANSFER)

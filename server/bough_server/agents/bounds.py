@@ -20,7 +20,7 @@ MAX_SCHEMA_BYTES: Final = 64 * 1024
 _MOST_DESCRIPTION: Final = 4 * 1024
 _MOST_ITEMS: Final = 128
 _LONGEST_INTERVAL_NS: Final = 10_000_000_000
-_COUNTS: Final = ("model_calls", "tool_calls", "depth")
+_COUNTS: Final = ("model_calls", "tool_calls", "depth", "handoffs")
 
 
 def bound_mistakes(definition: agent_pb2.AgentDefinition) -> Iterator[FieldMistake]:

@@ -9,6 +9,7 @@ from bough_server.agents.insistence import Insistence, spoken
 from bough_server.errors import RunError
 from bough_server.models.model import ModelRequest
 from bough_server.runtime.agent import Outcome, broke_loop, exited
+from bough_server.runtime.children import hand_over
 from bough_server.runtime.context import Context
 from bough_server.tools.builtin import FINAL_ANSWER, action_of
 
@@ -47,7 +48,7 @@ class LlmAgent:
             if calls:
                 insistence.called()
                 answers = await ctx.tools(calls, parallel=not llm.HasField("parallel_tools") or llm.parallel_tools)
-                outcome = _ending(llm, [answer.result for answer in answers], response.message)
+                outcome = await _ending(ctx, [answer.result for answer in answers], response.message)
                 if outcome is not None:
                     return outcome
             elif answer := insistence.answer(response.message):
@@ -72,16 +73,32 @@ class LlmAgent:
         )
 
 
-def _ending(
-    llm: agent_pb2.LlmAgent, results: Sequence[message_pb2.ToolResult], said: message_pb2.Message
-) -> Outcome | None:
-    """How calls end their agent: the first that is a final answer, an exit or a break and succeeded."""
+async def _ending(ctx: Context, results: Sequence[message_pb2.ToolResult], said: message_pb2.Message) -> Outcome | None:
+    """How calls end their agent: the first that is a final answer, an exit, a break or a transfer and succeeded."""
     for result in results:
-        if llm.final_answer_tool and result.call.name == FINAL_ANSWER and not result.HasField("error"):
+        if ctx.definition.llm.final_answer_tool and result.call.name == FINAL_ANSWER and not result.HasField("error"):
             return Outcome(output=message_pb2.Message(parts=result.parts))
         action = action_of(result)
         if action is not None and action.HasField("exit"):
             return exited(action.exit.final_result)
+        if action is not None and action.HasField("transfer"):
+            return await _handed_over(ctx, action.transfer, result.call.call_id)
         if action is not None:
             return broke_loop(spoken(said) or message_pb2.Message())
     return None
+
+
+async def _handed_over(ctx: Context, transfer: event_pb2.Transfer, call_id: str) -> Outcome:
+    """The outcome of an agent in whose place another one answered. Raises RunError with what that one failed with."""
+    ended = await hand_over(ctx, transfer, call_id)
+    if ended.outcome is None:
+        raise ended.error or RunError(
+            f"The agent {transfer.agent!r} failed.", reason=error_pb2.ERROR_REASON_SUB_AGENT_FAILED
+        )
+    return Outcome(
+        output=ended.outcome.output,
+        end_reason=event_pb2.END_REASON_TRANSFERRED,
+        action=ended.outcome.action,
+        author=ended.author,
+        is_said=True,
+    )

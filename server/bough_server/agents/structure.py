@@ -15,6 +15,9 @@ def structure_mistakes(
     """Everything that is wrong with how a definition is put together; `agents` are all that it may link, by name."""
     if not is_composite(definition):
         return
+    for index, link in enumerate(definition.sub_agents):
+        if link.link_mode == agent_pb2.LINK_MODE_TRANSFER:
+            yield f"sub_agents[{index}].link_mode", "TRANSFER is for models to choose by; here a rule runs the agent."
     if not definition.sub_agents:
         yield "sub_agents", "is required: they are its children, in order."
     if definition.HasField("loop"):

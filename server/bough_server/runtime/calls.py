@@ -12,6 +12,9 @@ from bough_server.runtime import keys
 from bough_server.runtime.dispatcher import dispatch
 from bough_server.runtime.dispatches import Dispatch
 from bough_server.runtime.tool_effect import ToolEffect
+from bough_server.runtime.toolset import Offer
+from bough_server.tools.arguments import parse_arguments
+from bough_server.tools.builtin import ACTIONS, target_problem
 
 if TYPE_CHECKING:
     from bough_server.history.transcript import Transcript
@@ -78,8 +81,25 @@ class StepCalls:
             work = Dispatch(key=key, agent=offer.link.agent, link=offer.link, call=call, step_index=self._index)
             ended = await dispatch(self._ctx, work, on_failure=lambda _: self._fail(position))
             return Answered(result=ended.result, child=ended.transcript)
-        effect = ToolEffect(self._ctx, key=key, index=self._index, call=call)
+        effect = ToolEffect(self._ctx, key=key, index=self._index, call=call, refusal=self._refusal(position))
         return Answered(result=await effect.result(offer))
+
+    def _refusal(self, position: int) -> RunError | None:
+        """Why a call is not carried out although it could be: an answer takes one action, the first that is in order."""
+        offers, targets = self._frame.toolset.offers, self._frame.toolset.targets
+        if self._calls[position].name not in ACTIONS:
+            return None
+        for earlier in sorted(self._calls):
+            call = self._calls[earlier]
+            if earlier >= position or call.name not in ACTIONS or call.name not in offers:
+                continue
+            if not target_problem(call, targets) and _is_in_order(call, offers[call.name]):
+                return RunError(
+                    f"An answer can take one of {', '.join(sorted(ACTIONS))}, and an earlier call took {call.name}. "
+                    "This call was not carried out.",
+                    reason=error_pb2.ERROR_REASON_BAD_ARGUMENTS,
+                )
+        return None
 
     async def _fail(self, position: int) -> None:
         """Ends the siblings of a call whose failure fails the caller."""
@@ -95,3 +115,11 @@ class StepCalls:
             wish(key)
         for key in siblings:
             await self._execution.cancelling.end(key, error.to_agent_error(), error.to_agent_error())
+
+
+def _is_in_order(call: message_pb2.ToolCall, offer: Offer) -> bool:
+    try:
+        parse_arguments(call.arguments_json, offer.spec.input_schema_json)
+    except RunError:
+        return False
+    return True

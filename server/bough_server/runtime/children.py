@@ -23,6 +23,8 @@ class Child:
     name: str
     trigger: event_pb2.Trigger.ValueType = event_pb2.TRIGGER_WORKFLOW
     input: message_pb2.Message | None = None
+    transfer_id: str = ""
+    """The call that hands over to it; empty where none does."""
 
 
 async def _nothing(_: RunError) -> None:
@@ -43,6 +45,7 @@ async def run_child(ctx: Context, child: Child, *, on_failure: OnFailure = _noth
             input=child.input,
             trigger=child.trigger,
             path=ctx.path,
+            transfer_id=child.transfer_id,
         )
 
         async def fail(error: RunError) -> None:
@@ -54,6 +57,19 @@ async def run_child(ctx: Context, child: Child, *, on_failure: OnFailure = _noth
         ctx.transcript.join(ended.transcript, by_call=False)
         ctx.path = ended.path
     return ended
+
+
+async def hand_over(ctx: Context, transfer: event_pb2.Transfer, call_id: str) -> Ended:
+    """Runs the agent that a call of the last step hands over to, in its caller's place."""
+    link = ctx.frame.toolset.targets[transfer.agent]
+    child = Child(
+        link=link,
+        name=f"s{ctx.step_index}.x",
+        trigger=event_pb2.TRIGGER_TRANSFER,
+        input=transfer.message if transfer.HasField("message") else None,
+        transfer_id=call_id,
+    )
+    return await run_child(ctx, child)
 
 
 async def begin_round(ctx: Context, number: int) -> None:

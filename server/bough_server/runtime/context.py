@@ -26,6 +26,7 @@ from bough_server.runtime.execution import Execution, as_run_error
 from bough_server.runtime.frame import Frame
 from bough_server.runtime.questions import NO_DEFAULT, question
 from bough_server.runtime.steps import StepNumbers, WaitingCalls
+from bough_server.runtime.transfers import is_transfer, skip_transfers, without_transfers
 from bough_server.runtime.values import Value, record_value
 from bough_server.store.ports import StoredMessage
 
@@ -85,10 +86,17 @@ class Context:
         """The agent's definition."""
         return self.frame.agent.definition
 
+    @property
+    def step_index(self) -> int:
+        """The number of the lane's last step; -1 before the first."""
+        return self._step
+
     def history(self) -> list[message_pb2.Message]:
         """What this agent sees of the session and the run so far, its own input and steps included."""
         session = (Said(one.message, one.agent, one.chain) for one in self.execution.session if not _is_relayed(one))
-        return build(self.transcript, session, scope=self.frame.history)
+        if not self.definition.llm.skip_transfer_messages:
+            return build(self.transcript, session, scope=self.frame.history)
+        return without_transfers(build(self.transcript, session, scope=self.frame.history, rewrite=skip_transfers))
 
     def offers(self) -> list[ToolSpec]:
         """The tools and linked agents that may still be called."""
@@ -137,7 +145,9 @@ class Context:
         with self.effect(keys.below(self.scope, f"s{self._step}.t")):
             taken = self._waiting.take(calls)
             answers = await StepCalls(self, index=self._step, calls=taken).run(parallel=parallel)
-        for position, answer in zip(taken, answers, strict=True):
+        # A transfer comes last: the agent that goes on sees what is before it.
+        answered = sorted(zip(taken, answers, strict=True), key=lambda one: is_transfer(one[1].result))
+        for position, answer in answered:
             if answer.child is not None:
                 self.transcript.join(answer.child, by_call=True)
             self.transcript.say(self._tool_message(position, answer.result))

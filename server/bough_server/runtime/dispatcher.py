@@ -21,7 +21,9 @@ from bough_server.runtime.dispatches import Abort, Dispatch, Ended, joined, over
 from bough_server.runtime.ends import close_span, end_leftovers, finish, outcome_of
 from bough_server.runtime.execution import Execution, as_run_error
 from bough_server.runtime.frame import Frame, Place, branch_below, child_frame, root_frame, run_path_below
+from bough_server.runtime.handoffs import check_hops
 from bough_server.runtime.refusals import refusal_event, refusal_of
+from bough_server.telemetry import Traced
 
 if TYPE_CHECKING:
     from bough_server.runtime.context import Context
@@ -62,7 +64,8 @@ async def _refused(ended: Ended, on_failure: OnFailure) -> Ended:
 
 
 def _admit(execution: Execution, caller: Frame, work: Dispatch) -> tuple[Agent, message_pb2.Message]:
-    if all(link.agent != work.agent for link in caller.agent.definition.sub_agents):
+    is_linked = any(link.agent == work.agent for link in caller.agent.definition.sub_agents)
+    if not is_linked and not (work.transfer_id and work.agent in caller.toolset.targets):
         raise RunError(
             f"The agent {work.agent!r} is not linked to {caller.name!r}.", reason=error_pb2.ERROR_REASON_NOT_LINKED
         )
@@ -70,6 +73,9 @@ def _admit(execution: Execution, caller: Frame, work: Dispatch) -> tuple[Agent, 
     caller.budget.check_depth(caller.depth + 1)
     if work.call is not None:
         caller.budget.reserve_tool_call()
+    if work.transfer_id:
+        check_hops((*caller.hops, work.agent))
+        caller.budget.reserve_handoff()
     return execution.resolver.agent(work.agent), told
 
 
@@ -166,19 +172,37 @@ def _start(ctx: "Context", work: Dispatch, agent: Agent, told: message_pb2.Messa
     begun = started.sub_agent_started
     begun.kind, begun.description = agent.kind, agent.definition.description
     begun.trigger = event_pb2.TRIGGER_TOOL if work.call is not None else work.trigger
-    begun.call_id = work.call.call_id if work.call is not None else ""
+    begun.call_id = work.call.call_id if work.call is not None else work.transfer_id
     path = caller.run_path if work.path is None else work.path
     begun.run_path.extend(run_path_below(path, work.agent))
     begun.input.CopyFrom(told)
+    if work.transfer_id:
+        batch.append(_transferred(caller, work, child_id, traced))
     batch.append(started)
     execution.emit(*batch)
     return child_frame(
         execution,
         caller,
-        Place(agent=agent, link=work.link, scope=work.key, above=ctx.transcript, told=told, path=path),
+        Place(
+            agent=agent,
+            link=work.link,
+            scope=work.key,
+            above=ctx.transcript,
+            told=told,
+            path=path,
+            is_handed_over=bool(work.transfer_id),
+        ),
         opened=execution.invocations[child_id],
         traced=traced,
     )
+
+
+def _transferred(caller: Frame, work: Dispatch, child_id: str, traced: Traced) -> event_pb2.AgentEvent:
+    event = caller.event(work.key, traced=traced)
+    moved = event.agent_transferred
+    moved.from_agent, moved.to_agent = caller.name, work.agent
+    moved.call_id, moved.to_invocation_id = work.transfer_id, child_id
+    return event
 
 
 async def dispatch_root(execution: Execution) -> None:

@@ -36,6 +36,8 @@ class Dispatch:
     """What makes it run; where a model called it that is TOOL."""
     path: tuple[str, ...] | None = None
     """Who has spoken before it; None for its caller's path."""
+    transfer_id: str = ""
+    """The call that hands over to it; empty where none does."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

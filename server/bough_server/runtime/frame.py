@@ -9,6 +9,7 @@ from bough_server.errors import RunError
 from bough_server.history.transcript import Transcript
 from bough_server.runtime.agent import Agent
 from bough_server.runtime.execution import Execution
+from bough_server.runtime.handoffs import WINDOW
 from bough_server.runtime.invocations import OpenInvocation
 from bough_server.runtime.limits import Budget, is_bounded
 from bough_server.runtime.recorder import Joining
@@ -44,6 +45,8 @@ class Frame:
     told: message_pb2.Message
     """What it was told."""
     call_ids: set[str] = field(default_factory=set)
+    hops: tuple[str, ...] = ()
+    """The agents that handed over to one another up to this one; itself alone where nobody did."""
     lanes: dict[asyncio.Task[Any], str] = field(default_factory=dict)
     """Lanes of its code that still run, each with its scope."""
     abort: RunError | None = None
@@ -111,6 +114,8 @@ class Place:
     told: message_pb2.Message
     path: tuple[str, ...]
     """Who has spoken before it."""
+    is_handed_over: bool = False
+    """Whether it goes on in its caller's place: it does not see the transfer, and may hand back."""
 
 
 def child_frame(execution: Execution, caller: Frame, place: Place, *, opened: OpenInvocation, traced: Traced) -> Frame:
@@ -120,6 +125,11 @@ def child_frame(execution: Execution, caller: Frame, place: Place, *, opened: Op
     for limits in (definition.limits, link.limits):
         if is_bounded(limits):
             budget = Budget(limits, owner=f"each call of the agent {definition.name!r}", depth=depth, above=budget)
+    transcript = Transcript(
+        agent=definition.name, chain=agent_chain(caller.transcript.chain, definition.name), above=place.above
+    )
+    if place.is_handed_over:
+        transcript.cut -= 1  # the result of the transfer, which its caller said last
     policy = execution.facts.started.run_started.policy
     return Frame(
         agent=place.agent,
@@ -130,17 +140,22 @@ def child_frame(execution: Execution, caller: Frame, place: Place, *, opened: Op
         branch=opened.template.branch,
         run_path=run_path_below(place.path, definition.name),
         budget=budget,
-        toolset=toolset(definition, place.agent.tool_links, execution.resolver, caller.toolset),
+        toolset=toolset(
+            definition,
+            place.agent.tool_links,
+            execution.resolver,
+            caller.toolset,
+            parent=caller.name if place.is_handed_over else "",
+        ),
         model_name=definition.llm.model or caller.model_name,
         on_failure=definition.on_sub_agent_failure or policy.on_sub_agent_failure,
         history=link.history.scope or definition.history.scope or agent_pb2.HISTORY_SCOPE_SESSION,
         joining=joining([policy.delta, definition.delta, execution.default_delta]),
-        transcript=Transcript(
-            agent=definition.name, chain=agent_chain(caller.transcript.chain, definition.name), above=place.above
-        ),
+        transcript=transcript,
         opened=opened,
         traced=traced,
         told=place.told,
+        hops=(*(caller.hops if place.is_handed_over else ()), definition.name)[-WINDOW:],
     )
 
 
@@ -169,4 +184,5 @@ def root_frame(execution: Execution, agent: Agent, traced: Traced) -> Frame:
         opened=execution.invocations[started.invocation_id],
         traced=traced,
         told=execution.told,
+        hops=(definition.name,),
     )

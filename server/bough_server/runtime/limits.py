@@ -1,7 +1,12 @@
 """What is left of the bounds of a subtree of invocations; counters come from the log, so replay adds nothing twice."""
 
+from typing import Final
+
 from bough.v1 import error_pb2, policy_pb2
 from bough_server.errors import RunError
+
+MAX_HANDOFFS: Final = 20
+"""How often agents may hand over in a run where nothing says how often."""
 
 
 class Budget:
@@ -15,6 +20,10 @@ class Budget:
         self._deepest = depth + limits.depth if limits.HasField("depth") else None
         self._used_models = 0
         self._used_tools = 0
+        self._handoffs = limits.handoffs if limits.HasField("handoffs") else None
+        if self._handoffs is None and above is None:
+            self._handoffs = MAX_HANDOFFS
+        self._used_handoffs = 0
 
     def _chain(self) -> "list[Budget]":
         budgets, budget = [], self
@@ -46,6 +55,15 @@ class Budget:
         """Gives back what a call reserved that was refused before it started."""
         for budget in self._chain():
             budget._used_tools -= 1
+
+    def reserve_handoff(self) -> None:
+        """Takes a transfer from every bound above, or from none. Raises RunError LIMIT_EXCEEDED."""
+        chain = self._chain()
+        for budget in chain:
+            if budget._handoffs is not None and budget._used_handoffs >= budget._handoffs:
+                raise _exceeded(f"{budget._handoffs} handoffs", budget._owner)
+        for budget in chain:
+            budget._used_handoffs += 1
 
     def check_depth(self, depth: int) -> None:
         """Refuses an invocation at a depth below the bounds. Raises RunError LIMIT_EXCEEDED."""

@@ -43,9 +43,12 @@ class CallContext:
 
 
 class ToolEffect:
-    """One call of a tool by a model: `key` is its effect, `index` its step."""
+    """One call of a tool by a model: `key` is its effect, `index` its step; a `refusal` keeps it from being made."""
 
-    def __init__(self, ctx: "Context", *, key: str, index: int, call: message_pb2.ToolCall) -> None:
+    def __init__(
+        self, ctx: "Context", *, key: str, index: int, call: message_pb2.ToolCall, refusal: RunError | None = None
+    ) -> None:
+        self._refusal = refusal
         self._ctx = ctx
         self._execution = ctx.execution
         self._frame = ctx.frame
@@ -89,6 +92,10 @@ class ToolEffect:
         execution, frame, call = self._execution, self._frame, self._call
         if offer is None:
             raise unknown_tool(call.name, list(frame.toolset.offers))
+        if self._refusal is not None:
+            raise self._refusal
+        if call.name == builtin.TRANSFER and (problem := builtin.target_problem(call, frame.toolset.targets)):
+            raise RunError(problem, reason=error_pb2.ERROR_REASON_UNKNOWN_AGENT)
         parse_arguments(call.arguments_json, offer.spec.input_schema_json)
         made = execution.calls_made[frame.name, call.name]
         if offer.max_calls is not None and made >= offer.max_calls:

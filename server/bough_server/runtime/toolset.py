@@ -35,8 +35,10 @@ class Offer:
 class Toolset:
     """The offers of one invocation by name, in the order in which models are told of them."""
 
-    def __init__(self, offers: Iterable[Offer]) -> None:
+    def __init__(self, offers: Iterable[Offer], targets: Mapping[str, agent_pb2.AgentLink]) -> None:
         self.offers: Mapping[str, Offer] = {offer.spec.name: offer for offer in offers}
+        self.targets = targets
+        """The agents that it may transfer to, each with the link that says how."""
 
     def tool_offers(self) -> list[Offer]:
         """The ordinary tools: what an agent with `inherit_tools` gets of its caller's."""
@@ -48,16 +50,33 @@ def toolset(
     links: Iterable[agent_pb2.ToolLink],
     resolver: Resolver,
     inherited: "Toolset | None",
+    *,
+    parent: str = "",
 ) -> Toolset:
-    """The toolset of an invocation: its own tools, its caller's where it inherits them, its linked agents."""
+    """The toolset of an invocation: its own tools, its caller's where it inherits them, its linked agents.
+
+    `parent` is the agent that handed over to it.
+    """
     offers = [_tool_offer(link, None if link.name in builtin.SPECS else resolver.tool(link.name)) for link in links]
     if inherited is not None and (definition.llm.inherit_tools or _hands_on(definition)):
         own = {offer.spec.name for offer in offers}
         offers.extend(offer for offer in inherited.tool_offers() if offer.spec.name not in own)
-    offers.extend(_agent_offer(link, resolver) for link in definition.sub_agents)
+    targets = _targets(definition, parent)
+    offers.extend(_agent_offer(link, resolver) for link in definition.sub_agents if link.agent not in targets)
+    if targets:
+        offers.append(
+            Offer(spec=builtin.transfer_spec({name: resolver.agent(name).definition.description for name in targets}))
+        )
     if definition.llm.final_answer_tool:
         offers.append(Offer(spec=builtin.FINAL_ANSWER_SPEC))
-    return Toolset(offers)
+    return Toolset(offers, targets)
+
+
+def _targets(definition: agent_pb2.AgentDefinition, parent: str) -> dict[str, agent_pb2.AgentLink]:
+    targets = {link.agent: link for link in definition.sub_agents if link.link_mode == agent_pb2.LINK_MODE_TRANSFER}
+    if parent and definition.HasField("llm") and not definition.llm.disallow_transfer_to_parent:
+        targets.setdefault(parent, agent_pb2.AgentLink(agent=parent))
+    return targets
 
 
 def _hands_on(definition: agent_pb2.AgentDefinition) -> bool:

@@ -4,7 +4,7 @@ They touch nothing; obeying them is up to the agent that called.
 """
 
 import json
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Final
 
 from bough.v1 import event_pb2, message_pb2
@@ -14,6 +14,8 @@ FINAL_ANSWER: Final = "final_answer"
 """The name of the tool whose argument is the answer."""
 EXIT: Final = "exit"
 """The name of the tool that ends the work with a final result."""
+TRANSFER: Final = "transfer_to_agent"
+"""The name of the tool that hands over to another agent; links make it, definitions do not name it."""
 BREAK_LOOP: Final = "break_loop"
 """The name of the tool that ends the nearest loop."""
 
@@ -50,8 +52,28 @@ SPECS: Final[Mapping[str, ToolSpec]] = {
 }
 """The tools that a definition may name among its own, by name."""
 
-RESERVED: Final = frozenset({FINAL_ANSWER, *SPECS})
-"""Names that no other tool may have."""
+ACTIONS: Final = frozenset({TRANSFER, *SPECS})
+"""The tools that make their caller do something; an answer of a model may take one of them."""
+
+RESERVED: Final = frozenset({FINAL_ANSWER, *ACTIONS})
+"""The tools that answer without any code of the operator's."""
+
+
+def transfer_spec(targets: Mapping[str, str]) -> ToolSpec:
+    """The tool that hands over to one of these agents: names to descriptions."""
+    choices = "".join(f"\n- {name}: {description}" for name, description in targets.items())
+    schema = json.loads(
+        _schema(
+            agent_name={"type": "string", "enum": list(targets), "description": "The agent that is to go on."},
+            message={"type": "string", "description": "What to tell it. It sees the conversation in any case."},
+        )
+    )
+    schema["required"] = ["agent_name"]
+    return ToolSpec(
+        name=TRANSFER,
+        description=f"Hands the conversation over to another agent, which answers in your place.{choices}",
+        input_schema_json=json.dumps(schema),
+    )
 
 
 def answer(call: message_pb2.ToolCall) -> str:
@@ -61,13 +83,36 @@ def answer(call: message_pb2.ToolCall) -> str:
         return str(arguments["answer"])
     if call.name == EXIT:
         return str(arguments["final_result"])
+    if call.name == TRANSFER:
+        return f"Transferred to {arguments['agent_name']}."
     return "The loop ends here."
 
 
 def action_of(result: message_pb2.ToolResult) -> event_pb2.Action | None:
     """What a call makes its caller do; None for a failed one and for any other tool."""
-    if result.HasField("error") or result.call.name not in SPECS:
+    if result.HasField("error") or result.call.name not in ACTIONS:
         return None
+    if result.call.name == TRANSFER:
+        return event_pb2.Action(transfer=_transfer(json.loads(result.call.arguments_json)))
     if result.call.name == EXIT:
         return event_pb2.Action(exit=event_pb2.Exit(final_result=message_pb2.Message(parts=result.parts)))
     return event_pb2.Action(break_loop=event_pb2.BreakLoop())
+
+
+def _transfer(arguments: Mapping[str, str]) -> event_pb2.Transfer:
+    transfer = event_pb2.Transfer(agent=arguments["agent_name"])
+    if arguments.get("message", "").strip():
+        transfer.message.parts.add(text=arguments["message"])
+    return transfer
+
+
+def target_problem(call: message_pb2.ToolCall, targets: Collection[str]) -> str:
+    """What keeps a transfer from having an agent to go to, in words that a model can act on; empty for nothing."""
+    try:
+        arguments = json.loads(call.arguments_json)
+    except ValueError:
+        return ""  # the schema says that better
+    name = arguments.get("agent_name") if isinstance(arguments, dict) else None
+    if not isinstance(name, str) or name in targets:
+        return ""
+    return f"There is no agent {name!r} to transfer to. There are: {', '.join(targets)}."

@@ -46,6 +46,30 @@ ON_LANE_FAILURE_FAIL_FAST: OnLaneFailure.ValueType  # 2
 """They are cancelled."""
 Global___OnLaneFailure: _TypeAlias = OnLaneFailure  # noqa: Y015
 
+class _LinkMode:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _LinkModeEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_LinkMode.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    LINK_MODE_UNSPECIFIED: _LinkMode.ValueType  # 0
+    """TOOL."""
+    LINK_MODE_TOOL: _LinkMode.ValueType  # 1
+    """By a tool `call_<name>` whose result is the agent's answer."""
+    LINK_MODE_TRANSFER: _LinkMode.ValueType  # 2
+    """By `transfer_to_agent`: the agent answers in the caller's place."""
+
+class LinkMode(_LinkMode, metaclass=_LinkModeEnumTypeWrapper):
+    """How a model runs an agent that it is linked to."""
+
+LINK_MODE_UNSPECIFIED: LinkMode.ValueType  # 0
+"""TOOL."""
+LINK_MODE_TOOL: LinkMode.ValueType  # 1
+"""By a tool `call_<name>` whose result is the agent's answer."""
+LINK_MODE_TRANSFER: LinkMode.ValueType  # 2
+"""By `transfer_to_agent`: the agent answers in the caller's place."""
+Global___LinkMode: _TypeAlias = LinkMode  # noqa: Y015
+
 class _HistoryScope:
     ValueType = _typing.NewType("ValueType", _builtins.int)
     V: _TypeAlias = ValueType  # noqa: Y015
@@ -181,7 +205,7 @@ Global___AgentDefinition: _TypeAlias = AgentDefinition  # noqa: Y015
 class LlmAgent(_message.Message):
     """A model in a loop with tools.
 
-    Set aside: 7 tool_choice, 9 history_rewriter, 10 skip_transfer_messages, 11 disallow_transfer_to_parent.
+    Set aside: 7 tool_choice, 9 history_rewriter.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -193,6 +217,8 @@ class LlmAgent(_message.Message):
     PARALLEL_TOOLS_FIELD_NUMBER: _builtins.int
     FINAL_ANSWER_TOOL_FIELD_NUMBER: _builtins.int
     INHERIT_TOOLS_FIELD_NUMBER: _builtins.int
+    SKIP_TRANSFER_MESSAGES_FIELD_NUMBER: _builtins.int
+    DISALLOW_TRANSFER_TO_PARENT_FIELD_NUMBER: _builtins.int
     SETTINGS_FIELD_NUMBER: _builtins.int
     model: _builtins.str
     """The model's name in the server's configuration; empty for the caller's."""
@@ -206,6 +232,10 @@ class LlmAgent(_message.Message):
     """Whether the model ends by calling `final_answer`, whose argument is the answer."""
     inherit_tools: _builtins.bool
     """Whether it also has its caller's tools."""
+    skip_transfer_messages: _builtins.bool
+    """Whether its model is shown no calls of `transfer_to_agent` and no results of them."""
+    disallow_transfer_to_parent: _builtins.bool
+    """Whether it may not hand back to an agent that handed over to it."""
     @_builtins.property
     def tools(self) -> _containers.RepeatedCompositeFieldContainer[Global___ToolLink]:
         """The tools it may call."""
@@ -224,11 +254,13 @@ class LlmAgent(_message.Message):
         parallel_tools: _builtins.bool | None = ...,
         final_answer_tool: _builtins.bool = ...,
         inherit_tools: _builtins.bool = ...,
+        skip_transfer_messages: _builtins.bool = ...,
+        disallow_transfer_to_parent: _builtins.bool = ...,
         settings: Global___ModelSettings | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_max_steps", b"_max_steps", "_parallel_tools", b"_parallel_tools", "max_steps", b"max_steps", "parallel_tools", b"parallel_tools", "settings", b"settings"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_max_steps", b"_max_steps", "_parallel_tools", b"_parallel_tools", "final_answer_tool", b"final_answer_tool", "inherit_tools", b"inherit_tools", "instruction", b"instruction", "max_steps", b"max_steps", "model", b"model", "parallel_tools", b"parallel_tools", "settings", b"settings", "tools", b"tools"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_max_steps", b"_max_steps", "_parallel_tools", b"_parallel_tools", "disallow_transfer_to_parent", b"disallow_transfer_to_parent", "final_answer_tool", b"final_answer_tool", "inherit_tools", b"inherit_tools", "instruction", b"instruction", "max_steps", b"max_steps", "model", b"model", "parallel_tools", b"parallel_tools", "settings", b"settings", "skip_transfer_messages", b"skip_transfer_messages", "tools", b"tools"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__max_steps: _TypeAlias = _typing.Literal["max_steps"]  # noqa: Y015
     _WhichOneofArgType__max_steps: _TypeAlias = _typing.Literal["_max_steps", b"_max_steps"]  # noqa: Y015
@@ -404,17 +436,20 @@ Global___ToolLink: _TypeAlias = ToolLink  # noqa: Y015
 class AgentLink(_message.Message):
     """An agent that another may call.
 
-    Set aside: 2 link_mode, 5 input.
+    Set aside: 5 input.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
 
     AGENT_FIELD_NUMBER: _builtins.int
+    LINK_MODE_FIELD_NUMBER: _builtins.int
     ON_FAILURE_FIELD_NUMBER: _builtins.int
     HISTORY_FIELD_NUMBER: _builtins.int
     LIMITS_FIELD_NUMBER: _builtins.int
     agent: _builtins.str
     """The agent's name."""
+    link_mode: Global___LinkMode.ValueType
+    """How a model runs it; of no meaning where a rule or code does."""
     on_failure: _policy_pb2.OnSubAgentFailure.ValueType
     """What its failure does to the caller."""
     @_builtins.property
@@ -429,13 +464,14 @@ class AgentLink(_message.Message):
         self,
         *,
         agent: _builtins.str = ...,
+        link_mode: Global___LinkMode.ValueType = ...,
         on_failure: _policy_pb2.OnSubAgentFailure.ValueType = ...,
         history: Global___HistoryPolicy | None = ...,
         limits: _policy_pb2.Limits | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["history", b"history", "limits", b"limits"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["agent", b"agent", "history", b"history", "limits", b"limits", "on_failure", b"on_failure"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["agent", b"agent", "history", b"history", "limits", b"limits", "link_mode", b"link_mode", "on_failure", b"on_failure"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

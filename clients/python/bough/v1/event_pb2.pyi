@@ -375,14 +375,13 @@ Global___ValueKind: _TypeAlias = ValueKind  # noqa: Y015
 class Action(_message.Message):
     """What an ended call or agent asks of whoever waits for it. It binds to the invocation that made it: inside an agent that
     was called as a tool it ends that agent and nothing above.
-
-    Set aside: 3 transfer.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
 
     EXIT_FIELD_NUMBER: _builtins.int
     BREAK_LOOP_FIELD_NUMBER: _builtins.int
+    TRANSFER_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def exit(self) -> Global___Exit:
         """Everything up to the root, or to the nearest agent called as a tool, ends with a final result."""
@@ -391,17 +390,22 @@ class Action(_message.Message):
     def break_loop(self) -> Global___BreakLoop:
         """The nearest loop ends."""
 
+    @_builtins.property
+    def transfer(self) -> Global___Transfer:
+        """Another agent answers in its place."""
+
     def __init__(
         self,
         *,
         exit: Global___Exit | None = ...,
         break_loop: Global___BreakLoop | None = ...,
+        transfer: Global___Transfer | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["action", b"action", "break_loop", b"break_loop", "exit", b"exit"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["action", b"action", "break_loop", b"break_loop", "exit", b"exit", "transfer", b"transfer"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["action", b"action", "break_loop", b"break_loop", "exit", b"exit"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["action", b"action", "break_loop", b"break_loop", "exit", b"exit", "transfer", b"transfer"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_action: _TypeAlias = _typing.Literal["exit", "break_loop"]  # noqa: Y015
+    _WhichOneofReturnType_action: _TypeAlias = _typing.Literal["exit", "break_loop", "transfer"]  # noqa: Y015
     _WhichOneofArgType_action: _TypeAlias = _typing.Literal["action", b"action"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_action) -> _WhichOneofReturnType_action | None: ...
 
@@ -447,6 +451,34 @@ class BreakLoop(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___BreakLoop: _TypeAlias = BreakLoop  # noqa: Y015
+
+@_typing.final
+class Transfer(_message.Message):
+    """Hands over to another agent."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    AGENT_FIELD_NUMBER: _builtins.int
+    MESSAGE_FIELD_NUMBER: _builtins.int
+    agent: _builtins.str
+    """The agent."""
+    @_builtins.property
+    def message(self) -> _message_pb2.Message:
+        """What it is told; unset where it goes on with what its caller was told."""
+
+    def __init__(
+        self,
+        *,
+        agent: _builtins.str = ...,
+        message: _message_pb2.Message | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["message", b"message"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["agent", b"agent", "message", b"message"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Transfer: _TypeAlias = Transfer  # noqa: Y015
 
 @_typing.final
 class AgentEvent(_message.Message):
@@ -501,6 +533,7 @@ class AgentEvent(_message.Message):
     TOOL_FAILED_FIELD_NUMBER: _builtins.int
     STEP_COMPLETED_FIELD_NUMBER: _builtins.int
     STEP_FAILED_FIELD_NUMBER: _builtins.int
+    AGENT_TRANSFERRED_FIELD_NUMBER: _builtins.int
     INPUT_REQUESTED_FIELD_NUMBER: _builtins.int
     INPUT_RECEIVED_FIELD_NUMBER: _builtins.int
     VALUE_RECORDED_FIELD_NUMBER: _builtins.int
@@ -645,6 +678,10 @@ class AgentEvent(_message.Message):
         """A step cannot be finished."""
 
     @_builtins.property
+    def agent_transferred(self) -> Global___AgentTransferred:
+        """An agent hands over to another one, which begins right after this event."""
+
+    @_builtins.property
     def input_requested(self) -> Global___InputRequested:
         """An answer from outside is needed. Recorded once for each request."""
 
@@ -709,17 +746,18 @@ class AgentEvent(_message.Message):
         tool_failed: Global___ToolFailed | None = ...,
         step_completed: Global___StepCompleted | None = ...,
         step_failed: Global___StepFailed | None = ...,
+        agent_transferred: Global___AgentTransferred | None = ...,
         input_requested: Global___InputRequested | None = ...,
         input_received: Global___InputReceived | None = ...,
         value_recorded: Global___ValueRecorded | None = ...,
         cancel_requested: Global___CancelRequested | None = ...,
         loop_round_started: Global___LoopRoundStarted | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["cancel_requested", b"cancel_requested", "input_received", b"input_received", "input_requested", b"input_requested", "llm_completed", b"llm_completed", "llm_failed", b"llm_failed", "llm_output_delta", b"llm_output_delta", "llm_reasoning_delta", b"llm_reasoning_delta", "llm_retrying", b"llm_retrying", "llm_started", b"llm_started", "llm_tool_call_delta", b"llm_tool_call_delta", "loop_round_started", b"loop_round_started", "payload", b"payload", "run_cancelled", b"run_cancelled", "run_completed", b"run_completed", "run_dequeued", b"run_dequeued", "run_failed", b"run_failed", "run_forked", b"run_forked", "run_interrupted", b"run_interrupted", "run_queued", b"run_queued", "run_resumed", b"run_resumed", "run_started", b"run_started", "step_completed", b"step_completed", "step_failed", b"step_failed", "sub_agent_completed", b"sub_agent_completed", "sub_agent_failed", b"sub_agent_failed", "sub_agent_partial", b"sub_agent_partial", "sub_agent_started", b"sub_agent_started", "time", b"time", "tool_completed", b"tool_completed", "tool_failed", b"tool_failed", "tool_output", b"tool_output", "tool_started", b"tool_started", "value_recorded", b"value_recorded"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["agent_transferred", b"agent_transferred", "cancel_requested", b"cancel_requested", "input_received", b"input_received", "input_requested", b"input_requested", "llm_completed", b"llm_completed", "llm_failed", b"llm_failed", "llm_output_delta", b"llm_output_delta", "llm_reasoning_delta", b"llm_reasoning_delta", "llm_retrying", b"llm_retrying", "llm_started", b"llm_started", "llm_tool_call_delta", b"llm_tool_call_delta", "loop_round_started", b"loop_round_started", "payload", b"payload", "run_cancelled", b"run_cancelled", "run_completed", b"run_completed", "run_dequeued", b"run_dequeued", "run_failed", b"run_failed", "run_forked", b"run_forked", "run_interrupted", b"run_interrupted", "run_queued", b"run_queued", "run_resumed", b"run_resumed", "run_started", b"run_started", "step_completed", b"step_completed", "step_failed", b"step_failed", "sub_agent_completed", b"sub_agent_completed", "sub_agent_failed", b"sub_agent_failed", "sub_agent_partial", b"sub_agent_partial", "sub_agent_started", b"sub_agent_started", "time", b"time", "tool_completed", b"tool_completed", "tool_failed", b"tool_failed", "tool_output", b"tool_output", "tool_started", b"tool_started", "value_recorded", b"value_recorded"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["agent", b"agent", "attempt", b"attempt", "branch", b"branch", "cancel_requested", b"cancel_requested", "depth", b"depth", "effect_digest", b"effect_digest", "effect_key", b"effect_key", "input_received", b"input_received", "input_requested", b"input_requested", "invocation_id", b"invocation_id", "llm_completed", b"llm_completed", "llm_failed", b"llm_failed", "llm_output_delta", b"llm_output_delta", "llm_reasoning_delta", b"llm_reasoning_delta", "llm_retrying", b"llm_retrying", "llm_started", b"llm_started", "llm_tool_call_delta", b"llm_tool_call_delta", "loop_round_started", b"loop_round_started", "parent_invocation_id", b"parent_invocation_id", "payload", b"payload", "run_cancelled", b"run_cancelled", "run_completed", b"run_completed", "run_dequeued", b"run_dequeued", "run_failed", b"run_failed", "run_forked", b"run_forked", "run_id", b"run_id", "run_interrupted", b"run_interrupted", "run_queued", b"run_queued", "run_resumed", b"run_resumed", "run_started", b"run_started", "sequence", b"sequence", "session_id", b"session_id", "span_id", b"span_id", "step_completed", b"step_completed", "step_failed", b"step_failed", "step_id", b"step_id", "step_index", b"step_index", "sub_agent_completed", b"sub_agent_completed", "sub_agent_failed", b"sub_agent_failed", "sub_agent_partial", b"sub_agent_partial", "sub_agent_started", b"sub_agent_started", "time", b"time", "tool_completed", b"tool_completed", "tool_failed", b"tool_failed", "tool_output", b"tool_output", "tool_started", b"tool_started", "trace_id", b"trace_id", "value_recorded", b"value_recorded"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["agent", b"agent", "agent_transferred", b"agent_transferred", "attempt", b"attempt", "branch", b"branch", "cancel_requested", b"cancel_requested", "depth", b"depth", "effect_digest", b"effect_digest", "effect_key", b"effect_key", "input_received", b"input_received", "input_requested", b"input_requested", "invocation_id", b"invocation_id", "llm_completed", b"llm_completed", "llm_failed", b"llm_failed", "llm_output_delta", b"llm_output_delta", "llm_reasoning_delta", b"llm_reasoning_delta", "llm_retrying", b"llm_retrying", "llm_started", b"llm_started", "llm_tool_call_delta", b"llm_tool_call_delta", "loop_round_started", b"loop_round_started", "parent_invocation_id", b"parent_invocation_id", "payload", b"payload", "run_cancelled", b"run_cancelled", "run_completed", b"run_completed", "run_dequeued", b"run_dequeued", "run_failed", b"run_failed", "run_forked", b"run_forked", "run_id", b"run_id", "run_interrupted", b"run_interrupted", "run_queued", b"run_queued", "run_resumed", b"run_resumed", "run_started", b"run_started", "sequence", b"sequence", "session_id", b"session_id", "span_id", b"span_id", "step_completed", b"step_completed", "step_failed", b"step_failed", "step_id", b"step_id", "step_index", b"step_index", "sub_agent_completed", b"sub_agent_completed", "sub_agent_failed", b"sub_agent_failed", "sub_agent_partial", b"sub_agent_partial", "sub_agent_started", b"sub_agent_started", "time", b"time", "tool_completed", b"tool_completed", "tool_failed", b"tool_failed", "tool_output", b"tool_output", "tool_started", b"tool_started", "trace_id", b"trace_id", "value_recorded", b"value_recorded"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_payload: _TypeAlias = _typing.Literal["run_started", "run_queued", "run_dequeued", "run_resumed", "run_forked", "run_interrupted", "run_completed", "run_failed", "run_cancelled", "sub_agent_started", "sub_agent_partial", "sub_agent_completed", "sub_agent_failed", "llm_started", "llm_output_delta", "llm_reasoning_delta", "llm_tool_call_delta", "llm_retrying", "llm_completed", "llm_failed", "tool_started", "tool_output", "tool_completed", "tool_failed", "step_completed", "step_failed", "input_requested", "input_received", "value_recorded", "cancel_requested", "loop_round_started"]  # noqa: Y015
+    _WhichOneofReturnType_payload: _TypeAlias = _typing.Literal["run_started", "run_queued", "run_dequeued", "run_resumed", "run_forked", "run_interrupted", "run_completed", "run_failed", "run_cancelled", "sub_agent_started", "sub_agent_partial", "sub_agent_completed", "sub_agent_failed", "llm_started", "llm_output_delta", "llm_reasoning_delta", "llm_tool_call_delta", "llm_retrying", "llm_completed", "llm_failed", "tool_started", "tool_output", "tool_completed", "tool_failed", "step_completed", "step_failed", "agent_transferred", "input_requested", "input_received", "value_recorded", "cancel_requested", "loop_round_started"]  # noqa: Y015
     _WhichOneofArgType_payload: _TypeAlias = _typing.Literal["payload", b"payload"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_payload) -> _WhichOneofReturnType_payload | None: ...
 
@@ -2012,3 +2050,37 @@ class LoopRoundStarted(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___LoopRoundStarted: _TypeAlias = LoopRoundStarted  # noqa: Y015
+
+@_typing.final
+class AgentTransferred(_message.Message):
+    """An agent hands over to another one."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    FROM_AGENT_FIELD_NUMBER: _builtins.int
+    TO_AGENT_FIELD_NUMBER: _builtins.int
+    CALL_ID_FIELD_NUMBER: _builtins.int
+    TO_INVOCATION_ID_FIELD_NUMBER: _builtins.int
+    from_agent: _builtins.str
+    """Who hands over."""
+    to_agent: _builtins.str
+    """To whom."""
+    call_id: _builtins.str
+    """The call that asked for it."""
+    to_invocation_id: _builtins.str
+    """The invocation that begins."""
+    def __init__(
+        self,
+        *,
+        from_agent: _builtins.str = ...,
+        to_agent: _builtins.str = ...,
+        call_id: _builtins.str = ...,
+        to_invocation_id: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["call_id", b"call_id", "from_agent", b"from_agent", "to_agent", b"to_agent", "to_invocation_id", b"to_invocation_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___AgentTransferred: _TypeAlias = AgentTransferred  # noqa: Y015

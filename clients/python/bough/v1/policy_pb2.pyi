@@ -98,7 +98,7 @@ Global___OnBusySession: _TypeAlias = OnBusySession  # noqa: Y015
 class Limits(_message.Message):
     """Bounds of a whole subtree of invocations. Absent inherits; a limit can only lower what is left above it.
 
-    Set aside: 3 tokens, 4 cost_micros, 6 handoffs, 8 parallel.
+    Set aside: 3 tokens, 4 cost_micros, 8 parallel.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -106,6 +106,7 @@ class Limits(_message.Message):
     MODEL_CALLS_FIELD_NUMBER: _builtins.int
     TOOL_CALLS_FIELD_NUMBER: _builtins.int
     DEPTH_FIELD_NUMBER: _builtins.int
+    HANDOFFS_FIELD_NUMBER: _builtins.int
     WALL_DURATION_FIELD_NUMBER: _builtins.int
     model_calls: _builtins.int
     """Model calls, retries included once."""
@@ -113,6 +114,8 @@ class Limits(_message.Message):
     """Tool calls, calls of linked agents included."""
     depth: _builtins.int
     """The depth of the tree; 0 allows the root alone."""
+    handoffs: _builtins.int
+    """Transfers from one agent to another; 20 in a run where it says nothing."""
     @_builtins.property
     def wall_duration(self) -> _duration_pb2.Duration:
         """Time on the wall from the start of the subtree."""
@@ -123,20 +126,25 @@ class Limits(_message.Message):
         model_calls: _builtins.int | None = ...,
         tool_calls: _builtins.int | None = ...,
         depth: _builtins.int | None = ...,
+        handoffs: _builtins.int | None = ...,
         wall_duration: _duration_pb2.Duration | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_depth", b"_depth", "_model_calls", b"_model_calls", "_tool_calls", b"_tool_calls", "depth", b"depth", "model_calls", b"model_calls", "tool_calls", b"tool_calls", "wall_duration", b"wall_duration"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_depth", b"_depth", "_handoffs", b"_handoffs", "_model_calls", b"_model_calls", "_tool_calls", b"_tool_calls", "depth", b"depth", "handoffs", b"handoffs", "model_calls", b"model_calls", "tool_calls", b"tool_calls", "wall_duration", b"wall_duration"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_depth", b"_depth", "_model_calls", b"_model_calls", "_tool_calls", b"_tool_calls", "depth", b"depth", "model_calls", b"model_calls", "tool_calls", b"tool_calls", "wall_duration", b"wall_duration"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_depth", b"_depth", "_handoffs", b"_handoffs", "_model_calls", b"_model_calls", "_tool_calls", b"_tool_calls", "depth", b"depth", "handoffs", b"handoffs", "model_calls", b"model_calls", "tool_calls", b"tool_calls", "wall_duration", b"wall_duration"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__depth: _TypeAlias = _typing.Literal["depth"]  # noqa: Y015
     _WhichOneofArgType__depth: _TypeAlias = _typing.Literal["_depth", b"_depth"]  # noqa: Y015
+    _WhichOneofReturnType__handoffs: _TypeAlias = _typing.Literal["handoffs"]  # noqa: Y015
+    _WhichOneofArgType__handoffs: _TypeAlias = _typing.Literal["_handoffs", b"_handoffs"]  # noqa: Y015
     _WhichOneofReturnType__model_calls: _TypeAlias = _typing.Literal["model_calls"]  # noqa: Y015
     _WhichOneofArgType__model_calls: _TypeAlias = _typing.Literal["_model_calls", b"_model_calls"]  # noqa: Y015
     _WhichOneofReturnType__tool_calls: _TypeAlias = _typing.Literal["tool_calls"]  # noqa: Y015
     _WhichOneofArgType__tool_calls: _TypeAlias = _typing.Literal["_tool_calls", b"_tool_calls"]  # noqa: Y015
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__depth) -> _WhichOneofReturnType__depth | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__handoffs) -> _WhichOneofReturnType__handoffs | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__model_calls) -> _WhichOneofReturnType__model_calls | None: ...
     @_typing.overload
