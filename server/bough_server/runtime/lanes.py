@@ -1,4 +1,4 @@
-"""Children at once: a lane for each, joined in their order; a failing one may end the others. What they do is theirs."""
+"""Children at once: a lane for each, joined in order; a failing one may end the others. What they do is theirs."""
 
 import asyncio
 from collections.abc import Sequence
