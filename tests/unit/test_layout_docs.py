@@ -53,7 +53,7 @@ def test_every_setting_is_in_the_reference_and_no_other() -> None:
     assert documented == set(_keys(Settings, "")) - {f"limits.maximum.{name}" for name in _LIMITS} | {"limits.maximum"}
 
 
-_LIMITS = ("model_calls", "tool_calls", "depth", "wall_duration")
+_LIMITS = ("model_calls", "tool_calls", "depth", "handoffs", "wall_duration")
 
 
 def _keys(section: type[BaseModel], prefix: str) -> list[str]:
