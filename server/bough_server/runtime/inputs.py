@@ -21,8 +21,9 @@ class Inputs:
         return bool(self._waiting)
 
     def requests(self) -> Iterator[input_pb2.InputRequest]:
-        """What is asked."""
-        return (asked.input_requested.request for asked, _ in self._waiting.values())
+        """What is asked, in the order of the log: who asks again after a crash may come in another one."""
+        asked = sorted((asked for asked, _ in self._waiting.values()), key=lambda event: event.sequence)
+        return (event.input_requested.request for event in asked)
 
     def asked(self, request_id: str) -> event_pb2.AgentEvent | None:
         """The input_requested of a request that somebody waits for."""
