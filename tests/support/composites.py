@@ -33,6 +33,18 @@ def parallel(
     )
 
 
+def supervisor(
+    name: str, *links: Link, tools: Sequence[str] = (), skip_transfer_messages: bool = False
+) -> agent_pb2.AgentDefinition:
+    """A model that hands over to members."""
+    llm = agent_pb2.LlmAgent(
+        instruction=f"You are {name}.",
+        tools=[agent_pb2.ToolLink(name=tool) for tool in tools],
+        skip_transfer_messages=skip_transfer_messages,
+    )
+    return composite(name, links, supervisor=agent_pb2.SupervisorAgent(llm=llm))
+
+
 def loop(name: str, *links: Link, rounds: int) -> agent_pb2.AgentDefinition:
     """Children in order, again and again."""
     return composite(name, links, loop=agent_pb2.LoopAgent(max_iterations=rounds))

@@ -6,7 +6,7 @@ from bough.v1 import agent_pb2, policy_pb2
 from bough_server.tools.tool import Tool, ToolContext, tool
 from tests.durability.prefixes.props import asks, failing, looking, said, waiting
 from tests.durability.prefixes.scenario import Scenario, Team, World
-from tests.support.composites import loop, parallel, sequence
+from tests.support.composites import loop, parallel, sequence, supervisor
 from tests.support.teams import call, llm
 
 BLIND: Final = agent_pb2.HistoryPolicy(scope=agent_pb2.HISTORY_SCOPE_NONE)
@@ -153,4 +153,30 @@ TRANSFER: Final = Scenario(
     root="top",
 )
 
-KINDS: Final = (SEQUENCE, EXIT, LOOP, BREAK, PARALLEL, FAIL_FAST, TRANSFER)
+SUPERVISOR: Final = Scenario(
+    name="supervisor",
+    turns={
+        "top": [asks(call("call_lead", message="go")), said("It came back.")],
+        "lead": [
+            asks(call("look", what="leaf"), call("transfer_to_agent", agent_name="a"), text="First a."),
+            asks(call("transfer_to_agent", agent_name="b")),
+            asks(call("transfer_to_agent", agent_name="c")),
+        ],
+        "a": [asks(call("look", what="bark")), said("The bark is red.")],
+        "b": [failing()],
+        "c": [asks(call("exit", final_result="All is red."))],
+    },
+    team=lambda world: Team(
+        definitions=[
+            llm("top", links=["lead"]),
+            supervisor("lead", "a", "b", "c", tools=["look"]),
+            llm("a", tools=["look"]),
+            llm("b"),
+            llm("c", tools=["exit"]),
+        ],
+        tools=[looking(world)],
+    ),
+    root="top",
+)
+
+KINDS: Final = (SEQUENCE, EXIT, LOOP, BREAK, PARALLEL, FAIL_FAST, TRANSFER, SUPERVISOR)

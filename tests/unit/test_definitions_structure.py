@@ -7,7 +7,7 @@ from bough_server.agents.definition import parse_definition
 from bough_server.agents.definition_text import definition_yaml
 from bough_server.agents.validation import Known, violations
 from bough_server.documents import parse_documents
-from tests.support.composites import composite, loop, parallel, sequence
+from tests.support.composites import composite, loop, parallel, sequence, supervisor
 from tests.support.teams import llm
 
 KNOWN = Known(models=["default"])
@@ -32,6 +32,8 @@ def test_sensible_composites_have_no_violations() -> None:
 @pytest.mark.parametrize(
     ("definition", "field", "description"),
     [
+        (supervisor("s"), "sub_agents", "is required: they are its members."),
+        (supervisor("s", "a", tools=["gone"]), "supervisor.llm.tools[0].name", "There is no tool 'gone'."),
         (sequence("s"), "sub_agents", "is required: they are its children, in order."),
         (loop("s", rounds=1), "sub_agents", "is required: they are its children, in order."),
         (
@@ -69,6 +71,11 @@ def test_no_agent_is_its_own_ancestor_by_rule_alone() -> None:
             "name: p\ndescription: Does what p does.\n"
             "parallel: {on_failure: FAIL_FAST, max_concurrency: 2}\nsub_agents: [{agent: a}]\n",
             parallel("p", "a", fails_fast=True, max_concurrency=2),
+        ),
+        (
+            "name: s\ndescription: Does what s does.\n"
+            "supervisor: {llm: {instruction: You are s.}}\nsub_agents: [{agent: a}]\n",
+            supervisor("s", "a"),
         ),
         (
             "name: l\ndescription: Does what l does.\nloop: {max_iterations: 3}\nsub_agents: [{agent: a}]\n",

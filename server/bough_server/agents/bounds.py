@@ -9,6 +9,7 @@ from google.protobuf.duration_pb2 import Duration
 from google.protobuf.message import Message
 
 from bough.v1 import agent_pb2, policy_pb2
+from bough_server.runtime.agent import llm_of
 
 FieldMistake: TypeAlias = tuple[str, str]
 """A field's path, and what is wrong with it."""
@@ -29,7 +30,7 @@ def bound_mistakes(definition: agent_pb2.AgentDefinition) -> Iterator[FieldMista
         yield "", f"is larger than {_MOST_BYTES // 1024} KiB."
     if len(definition.description.encode()) > _MOST_DESCRIPTION:
         yield "description", f"must be at most {_MOST_DESCRIPTION // 1024} KiB; models read it with every call."
-    for name, items in (("llm.tools", definition.llm.tools), ("sub_agents", definition.sub_agents)):
+    for name, items in (("llm.tools", llm_of(definition).tools), ("sub_agents", definition.sub_agents)):
         if len(items) > _MOST_ITEMS:
             yield name, f"must be at most {_MOST_ITEMS}."
     yield from _enum_mistakes(definition, "")
@@ -37,7 +38,7 @@ def bound_mistakes(definition: agent_pb2.AgentDefinition) -> Iterator[FieldMista
     for index, link in enumerate(definition.sub_agents):
         yield from _limits_mistakes(link.limits, f"sub_agents[{index}].limits")
     yield from _delta_mistakes(definition.delta.aggregated)
-    yield from _llm_mistakes(definition.llm)
+    yield from _llm_mistakes(llm_of(definition))
 
 
 def json_object_mistake(text: str) -> str:

@@ -6,6 +6,7 @@ from typing import Final
 from bough.v1 import agent_pb2
 from bough_server.agents.flow import LoopAgent, ParallelAgent, SequenceAgent
 from bough_server.agents.llm import LlmAgent
+from bough_server.agents.team import SupervisorAgent
 from bough_server.runtime.agent import Agent
 
 _KINDS: Final[Mapping[str, Callable[[agent_pb2.AgentDefinition], Agent]]] = {
@@ -13,6 +14,7 @@ _KINDS: Final[Mapping[str, Callable[[agent_pb2.AgentDefinition], Agent]]] = {
     "sequence": SequenceAgent,
     "parallel": ParallelAgent,
     "loop": LoopAgent,
+    "supervisor": SupervisorAgent,
 }
 
 

@@ -1,6 +1,6 @@
 """The LLM agent: a model in a loop with tools, until it answers; everything it does is an effect of its context."""
 
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from typing import Final
 
@@ -8,10 +8,13 @@ from bough.v1 import agent_pb2, error_pb2, event_pb2, message_pb2
 from bough_server.agents.insistence import Insistence, spoken
 from bough_server.errors import RunError
 from bough_server.models.model import ModelRequest
-from bough_server.runtime.agent import Outcome, broke_loop, exited
+from bough_server.runtime.agent import Outcome, broke_loop, exited, llm_of
 from bough_server.runtime.children import hand_over
 from bough_server.runtime.context import Context
 from bough_server.tools.builtin import FINAL_ANSWER, action_of
+
+OnTransfer = Callable[[Context, event_pb2.Transfer, str], Awaitable[Outcome | None]]
+"""What a transfer and the id of its call come to: how the agent ends, or None where it goes on."""
 
 MAX_STEPS: Final = 20
 """How many model calls an invocation may make where its definition does not say."""
@@ -30,16 +33,16 @@ class LlmAgent:
     @property
     def tool_links(self) -> Sequence[agent_pb2.ToolLink]:
         """The tools of the definition."""
-        return self.definition.llm.tools
+        return llm_of(self.definition).tools
 
-    async def run(self, ctx: Context, input: message_pb2.Message) -> Outcome:
+    async def run(self, ctx: Context, input: message_pb2.Message, *, on_transfer: OnTransfer | None = None) -> Outcome:
         """Asks the model, runs what it calls, and asks again, until it answers without calls.
 
         An answer that is empty, or does not fit the output schema, is asked for again. Raises RunError: LIMIT_EXCEEDED
         after `max_steps` model calls, INVALID_OUTPUT where that did not help, or what a model call or an aborting
         sub-agent raised.
         """
-        llm = self.definition.llm
+        llm = llm_of(self.definition)
         most = llm.max_steps if llm.HasField("max_steps") else MAX_STEPS
         insistence = Insistence(self.definition.name, self.definition.output_schema_json)
         for _ in range(most):
@@ -48,7 +51,9 @@ class LlmAgent:
             if calls:
                 insistence.called()
                 answers = await ctx.tools(calls, parallel=not llm.HasField("parallel_tools") or llm.parallel_tools)
-                outcome = await _ending(ctx, [answer.result for answer in answers], response.message)
+                outcome = await _ending(
+                    ctx, [answer.result for answer in answers], response.message, on_transfer or handed_over
+                )
                 if outcome is not None:
                     return outcome
             elif answer := insistence.answer(response.message):
@@ -59,7 +64,7 @@ class LlmAgent:
         )
 
     def _request(self, ctx: Context, insistence: Insistence) -> ModelRequest:
-        llm = self.definition.llm
+        llm = llm_of(self.definition)
         messages = [*ctx.history(), *insistence.further()]
         if not messages or messages[-1].role == message_pb2.ROLE_ASSISTANT:
             # In the next round of a loop, say; many providers want to be asked.
@@ -73,22 +78,31 @@ class LlmAgent:
         )
 
 
-async def _ending(ctx: Context, results: Sequence[message_pb2.ToolResult], said: message_pb2.Message) -> Outcome | None:
+async def _ending(
+    ctx: Context,
+    results: Sequence[message_pb2.ToolResult],
+    said: message_pb2.Message,
+    on_transfer: OnTransfer,
+) -> Outcome | None:
     """How calls end their agent: the first that is a final answer, an exit, a break or a transfer and succeeded."""
     for result in results:
-        if ctx.definition.llm.final_answer_tool and result.call.name == FINAL_ANSWER and not result.HasField("error"):
+        if (
+            llm_of(ctx.definition).final_answer_tool
+            and result.call.name == FINAL_ANSWER
+            and not result.HasField("error")
+        ):
             return Outcome(output=message_pb2.Message(parts=result.parts))
         action = action_of(result)
         if action is not None and action.HasField("exit"):
             return exited(action.exit.final_result)
         if action is not None and action.HasField("transfer"):
-            return await _handed_over(ctx, action.transfer, result.call.call_id)
+            return await on_transfer(ctx, action.transfer, result.call.call_id)
         if action is not None:
             return broke_loop(spoken(said) or message_pb2.Message())
     return None
 
 
-async def _handed_over(ctx: Context, transfer: event_pb2.Transfer, call_id: str) -> Outcome:
+async def handed_over(ctx: Context, transfer: event_pb2.Transfer, call_id: str) -> Outcome:
     """The outcome of an agent in whose place another one answered. Raises RunError with what that one failed with."""
     ended = await hand_over(ctx, transfer, call_id)
     if ended.outcome is None:

@@ -9,7 +9,7 @@ from typing import Final
 from bough.v1 import agent_pb2, event_pb2
 from bough_server.agents.kinds import agent_of
 from bough_server.models.model import Model
-from bough_server.runtime.agent import Agent, Resolver, RunVersions
+from bough_server.runtime.agent import Agent, Resolver, RunVersions, llm_of
 from bough_server.tools.tool import Tool
 
 REPLAY_VERSION: Final = 1
@@ -67,7 +67,7 @@ def pinned(
         agents[name] = _code_agent(name, version, resolver)
     for name, digest in versions.tools.items():
         _check_tool(name, digest, resolver)
-    asked = {each.llm.model for each in definitions.values()} - {""}
+    asked = {llm_of(each).model for each in definitions.values()} - {""}
     for name in sorted({*versions.models, *asked}):
         _check_model(name, resolver)
     return PinnedResolver(resolver, agents)

@@ -7,7 +7,7 @@ from dataclasses import asdict
 
 from bough.v1 import agent_pb2
 from bough_server.models.model import Model
-from bough_server.runtime.agent import Resolver, RunVersions
+from bough_server.runtime.agent import Resolver, RunVersions, llm_of
 from bough_server.tools.builtin import SPECS
 
 
@@ -34,7 +34,7 @@ def versions_of(resolver: Resolver, root: str) -> RunVersions:
     agents = [resolver.agent(definition.name) for definition in reachable(resolver, root)]
     names = {link.name for agent in agents for link in agent.tool_links} - SPECS.keys()
     tools = {name: resolver.tool(name).digest for name in names}
-    models = _models(resolver, {agent.definition.llm.model for agent in agents})
+    models = _models(resolver, {llm_of(agent.definition).model for agent in agents})
     code = [agent.definition for agent in agents if agent.definition.WhichOneof("kind") is None]
     prices = [(name, asdict(model.price)) for name, model in sorted(models.items()) if model.price]
     return RunVersions(
@@ -66,10 +66,9 @@ def gone(resolver: Resolver, root: str) -> Iterator[str]:
         for tool in agent.tool_links:
             if tool.name not in SPECS and not _has(resolver.tool, tool.name):
                 yield f"The agent {definition.name!r} names the tool {tool.name!r}, which is not there any more."
-        if definition.llm.model and not _has(resolver.model, definition.llm.model):
-            yield (
-                f"The agent {definition.name!r} names the model {definition.llm.model!r}, which is not there any more."
-            )
+        model = llm_of(definition).model
+        if model and not _has(resolver.model, model):
+            yield f"The agent {definition.name!r} names the model {model!r}, which is not there any more."
 
 
 def _has(find: Callable[[str], object], name: str) -> bool:

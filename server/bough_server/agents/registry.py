@@ -13,7 +13,7 @@ from bough_server.agents.validation import Known, judge_code_agent
 from bough_server.documents import raise_problems
 from bough_server.errors import ConfigurationError, Problem
 from bough_server.models.model import Model
-from bough_server.runtime.agent import Agent, RunVersions
+from bough_server.runtime.agent import Agent, RunVersions, llm_of
 from bough_server.tools.builtin import ACTIONS
 from bough_server.tools.tool import Tool
 
@@ -110,7 +110,7 @@ class Registry:
         stored: Iterable[agent_pb2.AgentDefinition] = (),
     ) -> Known:
         """What definitions may name in this catalog, with those that are stored beside it."""
-        named = {definition.llm.model for definition in definitions} - {""}
+        named = {llm_of(definition).model for definition in definitions} - {""}
         listed = {info.name for info in self._models.list()}
         return Known(
             tools=self._tools.keys(),

@@ -13,6 +13,8 @@ def structure_mistakes(
     definition: agent_pb2.AgentDefinition, agents: Mapping[str, agent_pb2.AgentDefinition]
 ) -> Iterator[FieldMistake]:
     """Everything that is wrong with how a definition is put together; `agents` are all that it may link, by name."""
+    if definition.HasField("supervisor") and not definition.sub_agents:
+        yield "sub_agents", "is required: they are its members."
     if not is_composite(definition):
         return
     for index, link in enumerate(definition.sub_agents):
@@ -34,7 +36,7 @@ def structure_mistakes(
 
 def is_composite(definition: agent_pb2.AgentDefinition) -> bool:
     """Whether an agent runs its sub-agents by a rule, and not where a model or its code wants to."""
-    return definition.WhichOneof("kind") not in (None, "llm")
+    return definition.WhichOneof("kind") not in (None, "llm", "supervisor")
 
 
 def _loop_mistakes(loop: agent_pb2.LoopAgent) -> Iterator[FieldMistake]:

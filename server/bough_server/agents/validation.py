@@ -4,7 +4,7 @@ The same list of violations answers ValidateAgent, `bough agents validate` and a
 """
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 from bough.v1 import agent_pb2, catalog_service_pb2, error_pb2
@@ -13,6 +13,7 @@ from bough_server.agents.structure import structure_mistakes
 from bough_server.documents import suggestion
 from bough_server.errors import Reason
 from bough_server.ids import AGENT_NAME
+from bough_server.runtime.agent import llm_of
 from bough_server.tools.arguments import schema_problem
 from bough_server.tools.builtin import FINAL_ANSWER, SPECS
 
@@ -68,8 +69,14 @@ def judge(definitions: Sequence[agent_pb2.AgentDefinition], known: Known) -> lis
             mistakes.append(Mistake("input_schema_json", problem))
         mistakes += _output(definition)
         seen.add(definition.name)
-        judged.append(mistakes)
+        judged.append([_placed(mistake, definition) for mistake in mistakes])
     return judged
+
+
+def _placed(mistake: Mistake, definition: agent_pb2.AgentDefinition) -> Mistake:
+    """The same mistake where a supervisor has what it is about."""
+    is_inside = definition.HasField("supervisor") and mistake.field.startswith("llm.")
+    return replace(mistake, field=f"supervisor.{mistake.field}") if is_inside else mistake
 
 
 def judge_reached(
@@ -104,7 +111,7 @@ def _output(definition: agent_pb2.AgentDefinition) -> Iterator[Mistake]:
     if problem := _schema_problem(schema):
         # The rule is the same, and its reason another: no provider takes a form of another type.
         yield Mistake("output_schema_json", problem.replace(": arguments have names", ""))
-    if definition.llm.final_answer_tool:
+    if llm_of(definition).final_answer_tool:
         yield Mistake(
             "llm.final_answer_tool", "takes an answer in words; leave it out where there is an output schema."
         )
@@ -135,7 +142,7 @@ class _World:
 
 def _world(definitions: Sequence[agent_pb2.AgentDefinition], known: Known) -> _World:
     by_name = {each.name: each for each in (*known.definitions, *known.code_agents, *definitions)}
-    own = {name for name, each in by_name.items() if each.llm.model}
+    own = {name for name, each in by_name.items() if llm_of(each).model}
     return _World(
         known=known,
         agents=by_name,
@@ -173,9 +180,9 @@ def _identity(definition: agent_pb2.AgentDefinition, world: _World, seen: Collec
 
 
 def _llm(definition: agent_pb2.AgentDefinition, world: _World) -> Iterator[Mistake]:
-    if not definition.HasField("llm"):
+    if definition.WhichOneof("kind") not in ("llm", "supervisor"):
         return
-    llm, known = definition.llm, world.known
+    llm, known = llm_of(definition), world.known
     if llm.model and llm.model not in known.models:
         yield Mistake("llm.model", f"There is no model {llm.model!r}.{suggestion(llm.model, known.models)}")
     if not llm.model and not known.has_default_model and definition.name not in world.with_model:
@@ -187,10 +194,10 @@ def _llm(definition: agent_pb2.AgentDefinition, world: _World) -> Iterator[Mista
 
 def _tools(definition: agent_pb2.AgentDefinition, known: Known) -> Iterator[Mistake]:
     others = {f"call_{link.agent}": f"the linked agent {link.agent!r}" for link in definition.sub_agents}
-    if definition.llm.final_answer_tool:
+    if llm_of(definition).final_answer_tool:
         others[FINAL_ANSWER] = "the final answer"
     seen: set[str] = set()
-    for index, link in enumerate(definition.llm.tools):
+    for index, link in enumerate(llm_of(definition).tools):
         place = f"llm.tools[{index}].name"
         if not link.name:
             yield Mistake(place, "is required.")

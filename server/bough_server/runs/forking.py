@@ -10,7 +10,7 @@ from bough_server.errors import FieldViolation, ForkRefused, InvalidRequest, Seq
 from bough_server.runs.admission import check_input, spoken_by_user
 from bough_server.runs.edits import check_edits, edited_ends, with_result
 from bough_server.runtime import keys
-from bough_server.runtime.agent import Resolver
+from bough_server.runtime.agent import Resolver, llm_of
 from bough_server.runtime.journal import Journal
 from bough_server.store.ports import RunRecord
 
@@ -85,13 +85,13 @@ def changed_definitions(changes: fork_pb2.ForkChanges, resolver: Resolver) -> li
         except KeyError:
             wrong.append(FieldViolation(field=field, description="The run has no such agent.", rule="fork.agent"))
             continue
-        if definition.WhichOneof("kind") != "llm":
+        if definition.WhichOneof("kind") not in ("llm", "supervisor"):
             wrong.append(FieldViolation(field=field, description="The agent asks no model itself.", rule="fork.agent"))
             continue
         if name in changes.models:
-            definition.llm.model = changes.models[name]
+            llm_of(definition).model = changes.models[name]
         if name in changes.instructions:
-            definition.llm.instruction = changes.instructions[name]
+            llm_of(definition).instruction = changes.instructions[name]
         made.append(with_revision(definition))
     if wrong:
         raise InvalidRequest(wrong)

@@ -37,6 +37,11 @@ def broke_loop(output: message_pb2.Message) -> Outcome:
     return Outcome(output=output, end_reason=event_pb2.END_REASON_BROKE_LOOP, action=action, is_said=True)
 
 
+def llm_of(definition: agent_pb2.AgentDefinition) -> agent_pb2.LlmAgent:
+    """What an agent's model is and is told; empty where it asks none. Of a definition's own, so changes are its."""
+    return definition.supervisor.llm if definition.HasField("supervisor") else definition.llm
+
+
 class Agent(Protocol):
     """A coroutine over a context, and what is known of it. It fails by raising and touches the world by effects."""
 

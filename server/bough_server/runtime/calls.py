@@ -85,7 +85,7 @@ class StepCalls:
         return Answered(result=await effect.result(offer))
 
     def _refusal(self, position: int) -> RunError | None:
-        """Why a call is not carried out: an answer takes one action, the first that is in order; None where it may be."""
+        """Why a call is not carried out although it could be: an answer takes one action, the first in order."""
         offers, targets = self._frame.toolset.offers, self._frame.toolset.targets
         if self._calls[position].name not in ACTIONS:
             return None

@@ -25,6 +25,8 @@ class Child:
     input: message_pb2.Message | None = None
     transfer_id: str = ""
     """The call that hands over to it; empty where none does."""
+    comes_back: bool = False
+    """Whether its caller goes on when it has ended, although it handed over."""
 
 
 async def _nothing(_: RunError) -> None:
@@ -46,6 +48,7 @@ async def run_child(ctx: Context, child: Child, *, on_failure: OnFailure = _noth
             trigger=child.trigger,
             path=ctx.path,
             transfer_id=child.transfer_id,
+            comes_back=child.comes_back,
         )
 
         async def fail(error: RunError) -> None:
@@ -59,12 +62,13 @@ async def run_child(ctx: Context, child: Child, *, on_failure: OnFailure = _noth
     return ended
 
 
-async def hand_over(ctx: Context, transfer: event_pb2.Transfer, call_id: str) -> Ended:
-    """Runs the agent that a call of the last step hands over to, in its caller's place."""
+async def hand_over(ctx: Context, transfer: event_pb2.Transfer, call_id: str, *, member: int | None = None) -> Ended:
+    """Runs the agent that a call of the last step hands over to, in its caller's place; or as its n-th member."""
     link = ctx.frame.toolset.targets[transfer.agent]
     child = Child(
         link=link,
-        name=f"s{ctx.step_index}.x",
+        name=f"s{ctx.step_index}.x" if member is None else f"h{member}",
+        comes_back=member is not None,
         trigger=event_pb2.TRIGGER_TRANSFER,
         input=transfer.message if transfer.HasField("message") else None,
         transfer_id=call_id,

@@ -17,6 +17,7 @@ from bough_server.history.build import build
 from bough_server.history.transcript import Said, Transcript
 from bough_server.models.model import ModelRequest, ToolSpec
 from bough_server.runtime import keys
+from bough_server.runtime.agent import llm_of
 from bough_server.runtime.asking import ask
 from bough_server.runtime.calls import Answered, StepCalls
 from bough_server.runtime.dispatcher import dispatch
@@ -94,7 +95,7 @@ class Context:
     def history(self) -> list[message_pb2.Message]:
         """What this agent sees of the session and the run so far, its own input and steps included."""
         session = (Said(one.message, one.agent, one.chain) for one in self.execution.session if not _is_relayed(one))
-        if not self.definition.llm.skip_transfer_messages:
+        if not llm_of(self.definition).skip_transfer_messages:
             return build(self.transcript, session, scope=self.frame.history)
         return without_transfers(build(self.transcript, session, scope=self.frame.history, rewrite=skip_transfers))
 

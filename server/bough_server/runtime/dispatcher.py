@@ -74,7 +74,8 @@ def _admit(execution: Execution, caller: Frame, work: Dispatch) -> tuple[Agent, 
     if work.call is not None:
         caller.budget.reserve_tool_call()
     if work.transfer_id:
-        check_hops((*caller.hops, work.agent))
+        if not work.comes_back:
+            check_hops((*caller.hops, work.agent))
         caller.budget.reserve_handoff()
     return execution.resolver.agent(work.agent), told
 
@@ -191,6 +192,7 @@ def _start(ctx: "Context", work: Dispatch, agent: Agent, told: message_pb2.Messa
             told=told,
             path=path,
             is_handed_over=bool(work.transfer_id),
+            comes_back=work.comes_back,
         ),
         opened=execution.invocations[child_id],
         traced=traced,

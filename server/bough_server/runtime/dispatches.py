@@ -38,6 +38,8 @@ class Dispatch:
     """Who has spoken before it; None for its caller's path."""
     transfer_id: str = ""
     """The call that hands over to it; empty where none does."""
+    comes_back: bool = False
+    """Whether its caller goes on when it has ended, although it handed over."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,7 +7,7 @@ from typing import Any, Final
 from bough.v1 import agent_pb2, event_pb2, message_pb2, policy_pb2
 from bough_server.errors import RunError
 from bough_server.history.transcript import Transcript
-from bough_server.runtime.agent import Agent
+from bough_server.runtime.agent import Agent, llm_of
 from bough_server.runtime.execution import Execution
 from bough_server.runtime.handoffs import WINDOW
 from bough_server.runtime.invocations import OpenInvocation
@@ -115,7 +115,9 @@ class Place:
     path: tuple[str, ...]
     """Who has spoken before it."""
     is_handed_over: bool = False
-    """Whether it goes on in its caller's place: it does not see the transfer, and may hand back."""
+    """Whether its caller handed over to it: it does not see the transfer."""
+    comes_back: bool = False
+    """Whether its caller goes on when it has ended: it has nobody to hand back to."""
 
 
 def child_frame(execution: Execution, caller: Frame, place: Place, *, opened: OpenInvocation, traced: Traced) -> Frame:
@@ -145,9 +147,9 @@ def child_frame(execution: Execution, caller: Frame, place: Place, *, opened: Op
             place.agent.tool_links,
             execution.resolver,
             caller.toolset,
-            parent=caller.name if place.is_handed_over else "",
+            parent=caller.name if place.is_handed_over and not place.comes_back else "",
         ),
-        model_name=definition.llm.model or caller.model_name,
+        model_name=llm_of(definition).model or caller.model_name,
         on_failure=definition.on_sub_agent_failure or policy.on_sub_agent_failure,
         history=link.history.scope or definition.history.scope or agent_pb2.HISTORY_SCOPE_SESSION,
         joining=joining([policy.delta, definition.delta, execution.default_delta]),
@@ -155,7 +157,7 @@ def child_frame(execution: Execution, caller: Frame, place: Place, *, opened: Op
         opened=opened,
         traced=traced,
         told=place.told,
-        hops=(*(caller.hops if place.is_handed_over else ()), definition.name)[-WINDOW:],
+        hops=(*(caller.hops if place.is_handed_over and not place.comes_back else ()), definition.name)[-WINDOW:],
     )
 
 
@@ -176,7 +178,7 @@ def root_frame(execution: Execution, agent: Agent, traced: Traced) -> Frame:
         run_path=(definition.name,),
         budget=budget,
         toolset=toolset(definition, agent.tool_links, execution.resolver, None),
-        model_name=definition.llm.model,
+        model_name=llm_of(definition).model,
         on_failure=definition.on_sub_agent_failure or policy.on_sub_agent_failure,
         history=definition.history.scope or agent_pb2.HISTORY_SCOPE_SESSION,
         joining=joining([policy.delta, definition.delta, execution.default_delta]),

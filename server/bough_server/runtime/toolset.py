@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from bough.v1 import agent_pb2
 from bough_server.models.model import ToolSpec
-from bough_server.runtime.agent import Resolver
+from bough_server.runtime.agent import Resolver, llm_of
 from bough_server.tools import builtin
 from bough_server.tools.tool import Tool, spec
 
@@ -58,7 +58,7 @@ def toolset(
     `parent` is the agent that handed over to it.
     """
     offers = [_tool_offer(link, None if link.name in builtin.SPECS else resolver.tool(link.name)) for link in links]
-    if inherited is not None and (definition.llm.inherit_tools or _hands_on(definition)):
+    if inherited is not None and (llm_of(definition).inherit_tools or _hands_on(definition)):
         own = {offer.spec.name for offer in offers}
         offers.extend(offer for offer in inherited.tool_offers() if offer.spec.name not in own)
     targets = _targets(definition, parent)
@@ -67,21 +67,25 @@ def toolset(
         offers.append(
             Offer(spec=builtin.transfer_spec({name: resolver.agent(name).definition.description for name in targets}))
         )
-    if definition.llm.final_answer_tool:
+    if llm_of(definition).final_answer_tool:
         offers.append(Offer(spec=builtin.FINAL_ANSWER_SPEC))
     return Toolset(offers, targets)
 
 
 def _targets(definition: agent_pb2.AgentDefinition, parent: str) -> dict[str, agent_pb2.AgentLink]:
-    targets = {link.agent: link for link in definition.sub_agents if link.link_mode == agent_pb2.LINK_MODE_TRANSFER}
-    if parent and definition.HasField("llm") and not definition.llm.disallow_transfer_to_parent:
+    usual = agent_pb2.LINK_MODE_TRANSFER if definition.HasField("supervisor") else agent_pb2.LINK_MODE_TOOL
+    targets = {
+        link.agent: link for link in definition.sub_agents if (link.link_mode or usual) == agent_pb2.LINK_MODE_TRANSFER
+    }
+    asks_a_model = definition.HasField("llm") or definition.HasField("supervisor")
+    if parent and asks_a_model and not llm_of(definition).disallow_transfer_to_parent:
         targets.setdefault(parent, agent_pb2.AgentLink(agent=parent))
     return targets
 
 
 def _hands_on(definition: agent_pb2.AgentDefinition) -> bool:
     """Whether an agent asks no model itself, so that its caller's tools are its children's to inherit."""
-    return definition.WhichOneof("kind") not in (None, "llm")
+    return definition.WhichOneof("kind") not in (None, "llm", "supervisor")
 
 
 def _tool_offer(link: agent_pb2.ToolLink, tool: Tool | None) -> Offer:

@@ -102,7 +102,7 @@ Global___HistoryScope: _TypeAlias = HistoryScope  # noqa: Y015
 class AgentDefinition(_message.Message):
     """An agent. What it names (models, tools, agents) is declared by the operator; it brings no address, key or code.
 
-    Set aside: 7 to 12 the other kinds, 26 output_key.
+    Set aside: 8 to 12 the other kinds, 26 output_key.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -113,6 +113,7 @@ class AgentDefinition(_message.Message):
     SEQUENCE_FIELD_NUMBER: _builtins.int
     PARALLEL_FIELD_NUMBER: _builtins.int
     LOOP_FIELD_NUMBER: _builtins.int
+    SUPERVISOR_FIELD_NUMBER: _builtins.int
     SUB_AGENTS_FIELD_NUMBER: _builtins.int
     HISTORY_FIELD_NUMBER: _builtins.int
     DELTA_FIELD_NUMBER: _builtins.int
@@ -153,6 +154,10 @@ class AgentDefinition(_message.Message):
         """Its children in order, again and again."""
 
     @_builtins.property
+    def supervisor(self) -> Global___SupervisorAgent:
+        """A model that hands over to members, which come back to it."""
+
+    @_builtins.property
     def sub_agents(self) -> _containers.RepeatedCompositeFieldContainer[Global___AgentLink]:
         """The agents it may call; of a composite its children, in order."""
 
@@ -181,6 +186,7 @@ class AgentDefinition(_message.Message):
         sequence: Global___SequenceAgent | None = ...,
         parallel: Global___ParallelAgent | None = ...,
         loop: Global___LoopAgent | None = ...,
+        supervisor: Global___SupervisorAgent | None = ...,
         sub_agents: _abc.Iterable[Global___AgentLink] | None = ...,
         history: Global___HistoryPolicy | None = ...,
         delta: _policy_pb2.DeltaPolicy | None = ...,
@@ -191,11 +197,11 @@ class AgentDefinition(_message.Message):
         revision: _builtins.str = ...,
         create_time: _timestamp_pb2.Timestamp | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["create_time", b"create_time", "delta", b"delta", "history", b"history", "kind", b"kind", "limits", b"limits", "llm", b"llm", "loop", b"loop", "parallel", b"parallel", "sequence", b"sequence"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["create_time", b"create_time", "delta", b"delta", "history", b"history", "kind", b"kind", "limits", b"limits", "llm", b"llm", "loop", b"loop", "parallel", b"parallel", "sequence", b"sequence", "supervisor", b"supervisor"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["create_time", b"create_time", "delta", b"delta", "description", b"description", "history", b"history", "input_schema_json", b"input_schema_json", "kind", b"kind", "limits", b"limits", "llm", b"llm", "loop", b"loop", "name", b"name", "on_sub_agent_failure", b"on_sub_agent_failure", "output_schema_json", b"output_schema_json", "parallel", b"parallel", "revision", b"revision", "sequence", b"sequence", "sub_agents", b"sub_agents"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["create_time", b"create_time", "delta", b"delta", "description", b"description", "history", b"history", "input_schema_json", b"input_schema_json", "kind", b"kind", "limits", b"limits", "llm", b"llm", "loop", b"loop", "name", b"name", "on_sub_agent_failure", b"on_sub_agent_failure", "output_schema_json", b"output_schema_json", "parallel", b"parallel", "revision", b"revision", "sequence", b"sequence", "sub_agents", b"sub_agents", "supervisor", b"supervisor"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["llm", "sequence", "parallel", "loop"]  # noqa: Y015
+    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["llm", "sequence", "parallel", "loop", "supervisor"]  # noqa: Y015
     _WhichOneofArgType_kind: _TypeAlias = _typing.Literal["kind", b"kind"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_kind) -> _WhichOneofReturnType_kind | None: ...
 
@@ -348,6 +354,32 @@ class LoopAgent(_message.Message):
     def WhichOneof(self, oneof_group: _WhichOneofArgType__max_iterations) -> _WhichOneofReturnType__max_iterations | None: ...
 
 Global___LoopAgent: _TypeAlias = LoopAgent  # noqa: Y015
+
+@_typing.final
+class SupervisorAgent(_message.Message):
+    """A model in a loop with tools whose linked agents are its members: it hands over to one by `transfer_to_agent`, and goes
+    on when that one has ended. A member's exit ends it too. A link with TOOL is a tool as everywhere.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    LLM_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def llm(self) -> Global___LlmAgent:
+        """The model, its instruction and its tools."""
+
+    def __init__(
+        self,
+        *,
+        llm: Global___LlmAgent | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["llm", b"llm"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["llm", b"llm"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SupervisorAgent: _TypeAlias = SupervisorAgent  # noqa: Y015
 
 @_typing.final
 class ModelSettings(_message.Message):

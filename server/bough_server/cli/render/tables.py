@@ -87,7 +87,7 @@ def message_lines(message: message_pb2.Message, *, width: int) -> list[Text]:
 def _model(agent: agent_pb2.AgentDefinition) -> str:
     if agent.WhichOneof("kind") is None:
         return "(code)"
-    return agent.llm.model or "(caller's)"
+    return agent.supervisor.llm.model or agent.llm.model or "(caller's)"
 
 
 def _fitted(line: Text, width: int) -> Text:
