@@ -13,7 +13,7 @@ from grpc_health.v1.health_pb2 import HealthCheckRequest, HealthCheckResponse
 from grpc_health.v1.health_pb2_grpc import HealthStub
 
 from bough.v1 import agent_service_pb2 as pb
-from bough.v1 import error_pb2, event_pb2
+from bough.v1 import event_pb2
 from bough_server.app import App, serving
 from bough_server.errors import ConfigurationError
 from tests.rpc.servers import outcome, status_details
@@ -67,18 +67,21 @@ async def test_a_draining_server_lets_live_runs_end_and_refuses_new_ones(tmp_pat
     assert await turn.call.code() == grpc.StatusCode.OK
 
 
-async def test_a_run_that_outlives_the_grace_is_ended_and_its_record_stays(tmp_path: Path) -> None:
+async def test_a_run_that_outlives_the_grace_is_gone_on_with_by_the_next_server(tmp_path: Path) -> None:
     async with served(settings(tmp_path)) as server:
-        turn = await begin(server, "waiter", "never opened").until("run_started")
+        turn = await begin(server, "waiter", "opened later").until("run_started")
         await server.app.stop(grace=0)
-        await turn.to_the_end()
+        with pytest.raises(aio.AioRpcError) as ended:
+            await turn.to_the_end()
     run_id = await turn.run_id()
     async with served(settings(tmp_path)) as server:
+        before = (await server.agents.GetRun(pb.GetRunRequest(run_id=run_id))).run
+        GATES["opened later"].set()
         watched = await watch(server, run_id).to_the_end()
-        run = (await server.agents.GetRun(pb.GetRunRequest(run_id=run_id))).run
-    assert watched.events == turn.events
-    assert turn.kinds[-1] == "run_failed"
-    assert (run.state, run.error.reason) == (event_pb2.STATE_FAILED, error_pb2.ERROR_REASON_SERVER_STOPPED)
+    assert ended.value.code() == grpc.StatusCode.UNAVAILABLE
+    assert before.state == event_pb2.STATE_RUNNING
+    assert watched.events[: len(turn.events)] == turn.events
+    assert watched.kinds[-1] == "run_completed"
 
 
 async def test_a_served_app_writes_its_ready_file_and_stops_on_a_signal(tmp_path: Path) -> None:
@@ -95,7 +98,7 @@ async def test_a_served_app_writes_its_ready_file_and_stops_on_a_signal(tmp_path
         await serving_now
 
 
-async def test_a_second_signal_ends_the_runs_that_the_first_lets_go_on(tmp_path: Path) -> None:
+async def test_a_second_signal_ends_the_grace_of_the_first(tmp_path: Path) -> None:
     async with served(settings(tmp_path, server={"drain_grace": 3600})) as server:
         turn = await begin(server, "waiter", "hurried").until("run_started")
         ready = tmp_path / "ready"
@@ -104,6 +107,8 @@ async def test_a_second_signal_ends_the_runs_that_the_first_lets_go_on(tmp_path:
         assert ready.exists()
         for _ in range(2):
             signal.raise_signal(signal.SIGINT)
-        await turn.to_the_end()
+        with pytest.raises(aio.AioRpcError) as ended:
+            await turn.to_the_end()
         await serving_now
-    assert turn.kinds == ["run_started", "cancel_requested", "run_failed"]
+    assert ended.value.code() == grpc.StatusCode.UNAVAILABLE
+    assert turn.kinds == ["run_started"]
