@@ -47,6 +47,16 @@ def test_a_retry_names_its_attempt_its_reason_and_its_delay() -> None:
     assert plain_line(event) == line
 
 
+def test_rounds_and_transfers_say_which_and_to_whom() -> None:
+    turn = Turn()
+    turn.add("lead", loop_round_started=event_pb2.LoopRoundStarted(round=2))
+    turn.add("lead", agent_transferred=event_pb2.AgentTransferred(from_agent="lead", to_agent="refunds"))
+    assert [plain_line(event).split(maxsplit=2)[2] for event in turn.events] == [
+        "lead control.loop_round_started round 2",
+        "lead control.agent_transferred lead to refunds",
+    ]
+
+
 def test_what_happens_to_a_run_from_outside_is_one_line_each() -> None:
     turn = Turn()
     turn.add("lead", run_queued=event_pb2.RunQueued(behind_run_id="r1"))

@@ -82,4 +82,6 @@ _GISTS: Final[Mapping[str, Callable[[AgentEvent], str]]] = {
     "input_received": lambda e: received_text(e.input_received.answer),
     "value_recorded": lambda e: e.value_recorded.value_json or error_text(e.value_recorded.error),
     "cancel_requested": _cancel,
+    "agent_transferred": lambda e: f"{e.agent_transferred.from_agent} to {e.agent_transferred.to_agent}",
+    "loop_round_started": lambda e: f"round {e.loop_round_started.round}",
 }
