@@ -1,5 +1,6 @@
 """Commits that fail although they happened, or do not happen at all: nothing is written twice, and nothing is lost."""
 
+import asyncio
 import sqlite3
 from collections.abc import AsyncIterator, Awaitable, Callable
 
@@ -149,3 +150,14 @@ async def test_a_letter_in_doubt_is_posted_once(store: Store, doubt: Doubt) -> N
     (taken,) = await store.mailbox.take(run.run_id)
     await _in_doubt(lambda: store.mailbox.done(taken.letter_id), doubt)
     assert await store.mailbox.take(run.run_id) == []
+
+
+async def test_an_end_is_not_lost_for_what_was_refused_behind_it(store: Store, doubt: Doubt) -> None:
+    run = Made(question=text("?", "USER"))
+    await store.log.create(run.new())
+    doubt.before = 1
+    end = record(completed(), 2)
+    writes = [store.log.append(run.run_id, epoch=1, records=[one]) for one in (end, record(delta("late"), 3))]
+    outcomes = await asyncio.gather(*writes, return_exceptions=True)
+    assert [type(outcome) for outcome in outcomes] == [type(None), Fenced]
+    assert await everything(store.log, run.run_id, after=1) == as_stored([end])

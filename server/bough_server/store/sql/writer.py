@@ -213,7 +213,8 @@ class WriterThread:
     def _prepare(self, append: Append) -> Exception | None:
         """Makes an append ready to be written, or says why it is refused."""
         poison = self._heads.poison_of(append)
-        if poison is not None:
+        # One that was ready before its transaction failed is not refused for what was refused behind it.
+        if poison is not None and (append.projected is None or isinstance(poison, StorageFailed)):
             return poison
         try:
             self._heads.prepare(self._connection, append)
