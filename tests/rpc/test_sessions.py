@@ -63,12 +63,12 @@ async def test_the_messages_of_a_session_are_listed_the_newest_first_over_its_tu
 
 
 async def test_a_session_with_a_live_run_is_not_deleted(server: Served) -> None:
-    turn = await begin(server, "waiter", "held").until("run_started")
+    turn = await begin(server, "waiter", "a held session").until("run_started")
     session_id = turn.events[0].session_id
     held = (await server.sessions.GetSession(pb.GetSessionRequest(session_id=session_id))).session
     with pytest.raises(aio.AioRpcError) as caught:
         await server.sessions.DeleteSession(pb.DeleteSessionRequest(session_id=session_id))
-    GATES["held"].set()
+    GATES["a held session"].set()
     await turn.to_the_end()
     assert held.current_run_id == await turn.run_id()
     assert caught.value.code() == grpc.StatusCode.ABORTED
