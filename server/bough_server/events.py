@@ -50,9 +50,13 @@ STEP_FAILED: Final = KIND_OF_FIELD["step_failed"]
 AGENT_TRANSFERRED: Final = KIND_OF_FIELD["agent_transferred"]
 INPUT_REQUESTED: Final = KIND_OF_FIELD["input_requested"]
 INPUT_RECEIVED: Final = KIND_OF_FIELD["input_received"]
+STATE_CHANGED: Final = KIND_OF_FIELD["state_changed"]
 VALUE_RECORDED: Final = KIND_OF_FIELD["value_recorded"]
 CANCEL_REQUESTED: Final = KIND_OF_FIELD["cancel_requested"]
+HISTORY_COMPACTED: Final = KIND_OF_FIELD["history_compacted"]
 LOOP_ROUND_STARTED: Final = KIND_OF_FIELD["loop_round_started"]
+PLAN_MADE: Final = KIND_OF_FIELD["plan_made"]
+PLAN_REVISED: Final = KIND_OF_FIELD["plan_revised"]
 
 DELTA_KINDS: Final = frozenset({LLM_OUTPUT_DELTA, LLM_REASONING_DELTA, LLM_TOOL_CALL_DELTA, TOOL_OUTPUT})
 """Pieces of something that a later event has whole."""

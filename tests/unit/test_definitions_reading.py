@@ -110,7 +110,7 @@ input_schema_json: "{}"
         "lead.yaml:9: llm.parallel_tools: must be true or false",
         "lead.yaml:10: llm.settings.temperature: must be a number",
         "lead.yaml:10: llm.settings.max_output_tokens: must be a whole number",
-        "lead.yaml:12: sub_agents[0]: must be a mapping of agent, link_mode, on_failure, history, limits",
+        "lead.yaml:12: sub_agents[0]: must be a mapping of agent, link_mode, on_failure, history, input, limits",
         "lead.yaml:13: sub_agents[1].on_failure: must be CONTINUE or ABORT. Did you mean 'ABORT'?",
         "lead.yaml:13: sub_agents[1].history.scope: must be SESSION or BRANCH or NONE.",
         "lead.yaml:14: sub_agents[2].limits.wall_duration: must be a duration such as 10m, 50ms or 1h30m",

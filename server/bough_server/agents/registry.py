@@ -14,7 +14,7 @@ from bough_server.documents import raise_problems
 from bough_server.errors import ConfigurationError, Problem
 from bough_server.models.model import Model
 from bough_server.runtime.agent import Agent, RunVersions, llm_of
-from bough_server.tools.builtin import ACTIONS
+from bough_server.tools.builtin import RESERVED
 from bough_server.tools.tool import Tool
 
 T = TypeVar("T")
@@ -48,7 +48,7 @@ class Registry:
         self._models = models
         self._agents: dict[str, Agent] = {}
         self._tools = _unique("tools", ((each.name, each) for each in tools))
-        if taken := sorted(ACTIONS & self._tools.keys()):
+        if taken := sorted(RESERVED & self._tools.keys()):
             raise ConfigurationError(f"{taken[0]!r} is a tool that the server brings itself; give yours another name.")
         self._code_agents = _unique("agents", ((each.definition.name, each) for each in code_agents))
         bare = [source.definition for source in sources]

@@ -88,13 +88,13 @@ class LiveRun:
         for seconds, reason in bounds:
             self._timers.append(loop.call_later(max(0.0, seconds), self.end_soon, reason))
 
-    def begin(self, cut: int, session: "Iterable[StoredMessage]") -> None:
+    def begin(self, cut: int, session: "Iterable[StoredMessage]", state_json: str = "") -> None:
         """The run's turn: the session is its own now, with what was said before."""
         if self.is_waiting and self._ending is None:
             event = self.execution.invocations.root().event("")
-            event.run_dequeued.session_cut = cut
+            event.run_dequeued.session_cut, event.run_dequeued.state_json = cut, state_json
             self.execution.chronicle.append(event)
-            self.execution.session = tuple(session)
+            self.execution.session, self.execution.state_json = tuple(session), state_json
             self._bound(self._wall)
             self._turn.set()
 

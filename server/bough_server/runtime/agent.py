@@ -1,5 +1,6 @@
 """What the runtime asks of an agent and of whoever finds agents, tools and models by name."""
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
@@ -35,6 +36,13 @@ def broke_loop(output: message_pb2.Message) -> Outcome:
     """The outcome of an agent that ends the nearest loop above it; `output` is said already, or empty."""
     action = event_pb2.Action(break_loop=event_pb2.BreakLoop())
     return Outcome(output=output, end_reason=event_pb2.END_REASON_BROKE_LOOP, action=action, is_said=True)
+
+
+def value_of(output: message_pb2.Message) -> object:
+    """An answer as a value of the session's state: JSON where it is one piece of that, else its text."""
+    if len(output.parts) == 1 and output.parts[0].HasField("data_json"):
+        return json.loads(output.parts[0].data_json)
+    return "".join(part.text or part.data_json for part in output.parts)
 
 
 def llm_of(definition: agent_pb2.AgentDefinition) -> agent_pb2.LlmAgent:

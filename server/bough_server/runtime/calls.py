@@ -11,6 +11,7 @@ from bough_server.errors import RunError
 from bough_server.runtime import keys
 from bough_server.runtime.dispatcher import dispatch
 from bough_server.runtime.dispatches import Dispatch
+from bough_server.runtime.state import LaneState
 from bough_server.runtime.tool_effect import ToolEffect
 from bough_server.runtime.toolset import Offer
 from bough_server.tools.arguments import parse_arguments
@@ -29,6 +30,8 @@ class Answered:
     """A call's result and, for a linked agent, what it saw and said."""
 
     result: message_pb2.ToolResult
+    state: LaneState
+    """The session's values as the call left them."""
     child: "Transcript | None" = None
 
 
@@ -43,6 +46,7 @@ class StepCalls:
         self._calls = calls
         self._answers: dict[int, Answered] = {}
         self._running: dict[int, asyncio.Task[Answered]] = {}
+        self._is_parallel = True
 
     def key(self, position: int) -> str:
         """The effect of a call."""
@@ -50,6 +54,7 @@ class StepCalls:
 
     async def run(self, *, parallel: bool) -> list[Answered]:
         """Runs the calls; raises Abort where a sub-agent's failure fails the calling invocation."""
+        self._is_parallel = parallel
         waiting = iter(self._calls)
         lanes = min(len(self._calls), MAX_LANES) if parallel else 1
         for position in [next(waiting) for _ in range(lanes)]:
@@ -70,19 +75,30 @@ class StepCalls:
 
     def _start(self, position: int) -> None:
         task = self._execution.tasks.spawn(self.key(position), self._answer(position))
-        task.add_done_callback(lambda done: done.cancelled() or done.exception())  # who reads it may be ended before
         self._running[position] = task
 
     async def _answer(self, position: int) -> Answered:
-        call = self._calls[position]
+        call, state = self._calls[position], self._state()
         offer = self._frame.toolset.offers.get(call.name)
         key = self.key(position)
         if offer is not None and offer.link is not None:
-            work = Dispatch(key=key, agent=offer.link.agent, link=offer.link, call=call, step_index=self._index)
+            work = Dispatch(
+                key=key, agent=offer.link.agent, link=offer.link, call=call, step_index=self._index, state=state
+            )
             ended = await dispatch(self._ctx, work, on_failure=lambda _: self._fail(position))
-            return Answered(result=ended.result, child=ended.transcript)
-        effect = ToolEffect(self._ctx, key=key, index=self._index, call=call, refusal=self._refusal(position))
-        return Answered(result=await effect.result(offer))
+            return Answered(result=ended.result, child=ended.transcript, state=state)
+        effect = ToolEffect(
+            self._ctx, key=key, index=self._index, call=call, state=state, refusal=self._refusal(position)
+        )
+        return Answered(result=await effect.result(offer), state=state)
+
+    def _state(self) -> LaneState:
+        """The session's values as a call sees them that begins now: what runs at once does not see each other's."""
+        state = self._ctx.lane_state.fork()
+        if not self._is_parallel:
+            for answer in self._answers.values():
+                state.take(answer.state.written)
+        return state
 
     def _refusal(self, position: int) -> RunError | None:
         """Why a call is not carried out although it could be: an answer takes one action, the first in order."""

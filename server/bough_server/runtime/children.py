@@ -39,7 +39,7 @@ async def run_child(ctx: Context, child: Child, *, on_failure: OnFailure = _noth
     `on_failure` is awaited when it has failed, before its end is recorded.
     """
     key = keys.below(ctx.scope, child.name)
-    with ctx.effect(key):
+    async with ctx.effect(key):
         work = Dispatch(
             key=key,
             agent=child.link.agent,
@@ -79,7 +79,7 @@ async def hand_over(ctx: Context, transfer: event_pb2.Transfer, call_id: str, *,
 async def begin_round(ctx: Context, number: int) -> None:
     """Records that a round of a loop begins, from 0."""
     key = keys.below(ctx.scope, f"l{number}")
-    with ctx.effect(key):
+    async with ctx.effect(key):
         execution = ctx.execution
         begun = ctx.frame.event(key)
         begun.loop_round_started.round = number

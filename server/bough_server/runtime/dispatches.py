@@ -12,6 +12,7 @@ from bough_server.history.transcript import Transcript
 from bough_server.runtime.agent import Outcome
 from bough_server.runtime.execution import Execution
 from bough_server.runtime.frame import Frame
+from bough_server.runtime.state import LaneState
 from bough_server.tools.arguments import parse_arguments
 
 
@@ -40,6 +41,8 @@ class Dispatch:
     """The call that hands over to it; empty where none does."""
     comes_back: bool = False
     """Whether its caller goes on when it has ended, although it handed over."""
+    state: LaneState | None = None
+    """The session's values as it sees them; None for those of its caller's lane."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

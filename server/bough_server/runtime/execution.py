@@ -59,6 +59,9 @@ class Execution:
         self.facts = facts
         self.session = facts.session
         """The session that the run sees; of a queued run not known before it begins."""
+        begun = journal.dequeued.run_dequeued if journal.dequeued is not None else facts.started.run_started
+        self.state_json = begun.state_json
+        """The session's state as the run found it; of a queued run not known before it begins."""
         self.told = journal.changed_input or facts.started.run_started.input
         """What the user says."""
         self.default_delta = default_delta or policy_pb2.DeltaPolicy()

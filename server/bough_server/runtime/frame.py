@@ -13,7 +13,9 @@ from bough_server.runtime.handoffs import WINDOW
 from bough_server.runtime.invocations import OpenInvocation
 from bough_server.runtime.limits import Budget, is_bounded
 from bough_server.runtime.recorder import Joining
+from bough_server.runtime.state import LaneState
 from bough_server.runtime.toolset import Toolset, toolset
+from bough_server.state import values_of
 from bough_server.store.projection import agent_chain
 from bough_server.telemetry import Traced
 
@@ -40,6 +42,7 @@ class Frame:
     history: agent_pb2.HistoryScope.ValueType
     joining: Joining
     transcript: Transcript
+    state: LaneState
     opened: OpenInvocation
     traced: Traced
     told: message_pb2.Message
@@ -111,6 +114,7 @@ class Place:
     link: agent_pb2.AgentLink
     scope: str
     above: Transcript
+    state: LaneState
     told: message_pb2.Message
     path: tuple[str, ...]
     """Who has spoken before it."""
@@ -154,6 +158,7 @@ def child_frame(execution: Execution, caller: Frame, place: Place, *, opened: Op
         history=link.history.scope or definition.history.scope or agent_pb2.HISTORY_SCOPE_SESSION,
         joining=joining([policy.delta, definition.delta, execution.default_delta]),
         transcript=transcript,
+        state=place.state,
         opened=opened,
         traced=traced,
         told=place.told,
@@ -183,6 +188,7 @@ def root_frame(execution: Execution, agent: Agent, traced: Traced) -> Frame:
         history=definition.history.scope or agent_pb2.HISTORY_SCOPE_SESSION,
         joining=joining([policy.delta, definition.delta, execution.default_delta]),
         transcript=Transcript(agent=definition.name, chain=agent_chain("", definition.name)),
+        state=LaneState(values_of(execution.state_json)),
         opened=execution.invocations[started.invocation_id],
         traced=traced,
         told=execution.told,

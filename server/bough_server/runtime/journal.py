@@ -14,7 +14,14 @@ from bough_server.errors import NonDeterministic
 from bough_server.runtime import keys
 
 _RESULTS: Final = frozenset(
-    {events.LLM_COMPLETED, events.LLM_FAILED, events.TOOL_COMPLETED, events.TOOL_FAILED, events.VALUE_RECORDED}
+    {
+        events.LLM_COMPLETED,
+        events.LLM_FAILED,
+        events.TOOL_COMPLETED,
+        events.TOOL_FAILED,
+        events.VALUE_RECORDED,
+        events.STATE_CHANGED,
+    }
 )
 _STARTS: Final = frozenset({events.LLM_STARTED, events.TOOL_STARTED, events.SUB_AGENT_STARTED, events.RUN_STARTED})
 _ENDS: Final = frozenset({events.SUB_AGENT_COMPLETED, events.SUB_AGENT_FAILED, *events.TERMINAL_KINDS})

@@ -5,7 +5,7 @@ import re
 from typing import Final
 
 _ABOUT: Final = re.compile(r"\.(ok|again[0-9]+)\Z")
-_FREE: Final = re.compile(r"(?![es][0-9]+\Z)[A-Za-z0-9_-]{1,64}")
+_FREE: Final = re.compile(r"(?![egs][0-9]+\Z)[A-Za-z0-9_-]{1,64}")
 
 
 def below(scope: str, name: str) -> str:

@@ -17,7 +17,7 @@ async def run_lanes(ctx: Context, children: Sequence[Child], *, fails_fast: bool
     With `fails_fast` the first failure, in the order of the log, ends the others; not that of a child whose link says
     CONTINUE. Raises Abort where a failure fails the caller.
     """
-    with ctx.effect(keys.below(ctx.scope, "g")):
+    async with ctx.effect(keys.below(ctx.scope, "g")):
         return await _Lanes(ctx, children, fails_fast=fails_fast).run(at_once)
 
 
@@ -27,7 +27,10 @@ class _Lanes:
     def __init__(self, ctx: Context, children: Sequence[Child], *, fails_fast: bool) -> None:
         self._ctx, self._execution, self._frame = ctx, ctx.execution, ctx.frame
         self._children, self._fails_fast = children, fails_fast
-        self._lanes = [Context(ctx.execution, ctx.frame, transcript=ctx.transcript.lane()) for _ in children]
+        self._lanes = [
+            Context(ctx.execution, ctx.frame, transcript=ctx.transcript.lane(), state=ctx.lane_state.fork())
+            for _ in children
+        ]
         for lane in self._lanes:
             lane.path = ctx.path
         self._running: dict[int, asyncio.Task[Ended]] = {}
@@ -59,7 +62,6 @@ class _Lanes:
 
     def _start(self, place: int) -> None:
         task = self._execution.tasks.spawn(self._key(place), self._run(place))
-        task.add_done_callback(lambda done: done.cancelled() or done.exception())  # who reads it may be ended before
         self._running[place] = task
         self._frame.lanes[task] = self._key(place)
 
@@ -85,5 +87,6 @@ class _Lanes:
         before = self._ctx.path
         for lane in self._lanes:
             self._ctx.transcript.entries.extend(lane.transcript.entries)
+            self._ctx.lane_state.join(lane.lane_state)
             is_whole = lane.path[: len(before)] == before
             self._ctx.path += lane.path[len(before) :] if is_whole else lane.path

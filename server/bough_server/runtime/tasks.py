@@ -187,3 +187,5 @@ class Tasks:
         # Whoever joins the task is told after this and before the check that it brings about.
         del self._scopes[task]
         self.rest()
+        if not task.cancelled():
+            task.exception()  # who would read it may be ended before

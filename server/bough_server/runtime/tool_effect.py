@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final
 
 from google.protobuf import duration_pb2
 
-from bough.v1 import error_pb2, event_pb2, message_pb2
+from bough.v1 import error_pb2, event_pb2, message_pb2, state_pb2
 from bough_server import events, ids
 from bough_server.cutting import MAX_RESULT_BYTES, cut_result
 from bough_server.errors import RunError
@@ -18,6 +18,7 @@ from bough_server.runtime import keys
 from bough_server.runtime.approvals import Approvals
 from bough_server.runtime.execution import as_run_error
 from bough_server.runtime.recorder import Piece
+from bough_server.runtime.state import LaneState, StateView
 from bough_server.runtime.toolset import Offer
 from bough_server.telemetry import Traced
 from bough_server.tools import builtin
@@ -40,15 +41,24 @@ class CallContext:
     agent: str
     call_id: str
     idempotency_key: str
+    state: StateView
 
 
 class ToolEffect:
     """One call of a tool by a model: `key` is its effect, `index` its step; a `refusal` keeps it from being made."""
 
     def __init__(
-        self, ctx: "Context", *, key: str, index: int, call: message_pb2.ToolCall, refusal: RunError | None = None
+        self,
+        ctx: "Context",
+        *,
+        key: str,
+        index: int,
+        call: message_pb2.ToolCall,
+        state: LaneState,
+        refusal: RunError | None = None,
     ) -> None:
         self._refusal = refusal
+        self._state = state
         self._ctx = ctx
         self._execution = ctx.execution
         self._frame = ctx.frame
@@ -68,6 +78,7 @@ class ToolEffect:
             execution.observe_recorded(key)
             if key in execution.journal.started or key in execution.journal.requested:
                 self._count()
+            self._state.take(recorded.tool_completed.state_delta)
             return _result_of(recorded)
         await self._ctx.until_live(key)
         execution.cancelling.refuse_sealed(key)
@@ -158,7 +169,9 @@ class ToolEffect:
         """Lets the client run it; what it says is the result."""
         return self._end(await self._approvals.from_client(call, offer, self._digest), None)
 
-    def _end(self, result: message_pb2.ToolResult, traced: Traced | None) -> message_pb2.ToolResult:
+    def _end(
+        self, result: message_pb2.ToolResult, traced: Traced | None, written: Sequence[state_pb2.StateChange] = ()
+    ) -> message_pb2.ToolResult:
         """Records a result, whoever made it."""
         result = cut_result(result, MAX_RESULT_BYTES)
         error = RunError(result.error.message, reason=result.error.reason) if result.HasField("error") else None
@@ -170,7 +183,10 @@ class ToolEffect:
         (ended.tool_failed if error else ended.tool_completed).result.CopyFrom(result)
         if (action := builtin.action_of(result)) is not None:
             ended.tool_completed.action.CopyFrom(action)
+        if written and error is None:
+            ended.tool_completed.state_delta.extend(written)
         self._execution.emit(ended)
+        self._state.take(ended.tool_completed.state_delta)
         return result
 
     async def _run(self, call: message_pb2.ToolCall, offer: Offer, idempotency_key: str) -> message_pb2.ToolResult:
@@ -186,23 +202,24 @@ class ToolEffect:
         execution.emit(started)
         await execution.committed()
         result = message_pb2.ToolResult(call=call, start_time=started.time)
+        state = StateView(self._state)
         try:
             with traced.attached():
-                result.parts.extend(await self._execute(started, offer))
+                result.parts.extend(await self._execute(started, offer, state))
         except Exception as raised:
             result.error.CopyFrom(as_run_error(raised).to_agent_error())
         _measure(result, execution.clock.now_ns())
-        result = self._end(result, traced)
+        result = self._end(result, traced, state.taken())
         said = "".join(part.text or part.data_json for part in result.parts)
         error = result.error if result.HasField("error") else None
         execution.spans.pop(key).end(error=error, input=call.arguments_json, output=said)
         await execution.committed()
         return result
 
-    async def _execute(self, started: event_pb2.AgentEvent, offer: Offer) -> list[message_pb2.Part]:
+    async def _execute(self, started: event_pb2.AgentEvent, offer: Offer, state: StateView) -> list[message_pb2.Part]:
         call = started.tool_started.call
         if offer.tool is None:
-            return [message_pb2.Part(text=builtin.answer(call))]
+            return [builtin.answer(call, state)]
         facts = self._execution.facts
         context = CallContext(
             run_id=facts.run_id,
@@ -211,6 +228,7 @@ class ToolEffect:
             agent=self._frame.name,
             call_id=call.call_id,
             idempotency_key=started.tool_started.idempotency_key,
+            state=state,
         )
 
         async def say(text: str) -> None:

@@ -1,14 +1,16 @@
 """Tools that the server brings itself: what they are called, what they answer, and what they make their caller do.
 
-They touch nothing; obeying them is up to the agent that called.
+They touch nothing but the session's values; obeying them is up to the agent that called.
 """
 
 import json
-from collections.abc import Collection, Mapping
-from typing import Final
+from collections.abc import Collection, Mapping, MutableMapping, Sequence
+from typing import Any, Final
 
-from bough.v1 import event_pb2, message_pb2
+from bough.v1 import error_pb2, event_pb2, message_pb2
+from bough_server.errors import RunError
 from bough_server.models.model import ToolSpec
+from bough_server.state import KEY, json_text
 
 FINAL_ANSWER: Final = "final_answer"
 """The name of the tool whose argument is the answer."""
@@ -18,13 +20,17 @@ TRANSFER: Final = "transfer_to_agent"
 """The name of the tool that hands over to another agent; links make it, definitions do not name it."""
 BREAK_LOOP: Final = "break_loop"
 """The name of the tool that ends the nearest loop."""
+GET_STATE: Final = "get_state"
+"""The name of the tool that reads the session's values."""
+SET_STATE: Final = "set_state"
+"""The name of the tool that changes one of them."""
 
 
-def _schema(**properties: Mapping[str, object]) -> str:
+def _schema(required: Sequence[str] | None = None, **properties: Mapping[str, object]) -> str:
     schema = {
         "type": "object",
         "properties": properties,
-        "required": list(properties),
+        "required": list(properties if required is None else required),
         "additionalProperties": False,
     }
     return json.dumps(schema)
@@ -49,36 +55,72 @@ SPECS: Final[Mapping[str, ToolSpec]] = {
         description="Ends the loop that you are in: the work is good enough.",
         input_schema_json=_schema(),
     ),
+    GET_STATE: ToolSpec(
+        name=GET_STATE,
+        description="Gives a value that was kept for this conversation, as JSON; without a key all of them, by name.",
+        input_schema_json=_schema((), key={"type": "string", "description": "The value's name."}),
+    ),
+    SET_STATE: ToolSpec(
+        name=SET_STATE,
+        description="Keeps a value for the rest of this conversation, for you and for others; null deletes it.",
+        input_schema_json=_schema(
+            key={"type": "string", "pattern": f"^{KEY}$", "description": "The value's name."},
+            value={"description": "The value: anything that JSON can hold."},
+        ),
+    ),
 }
 """The tools that a definition may name among its own, by name."""
 
-ACTIONS: Final = frozenset({TRANSFER, *SPECS})
+ACTIONS: Final = frozenset({TRANSFER, EXIT, BREAK_LOOP})
 """The tools that make their caller do something; an answer of a model may take one of them."""
 
-RESERVED: Final = frozenset({FINAL_ANSWER, *ACTIONS})
+RESERVED: Final = frozenset({FINAL_ANSWER, TRANSFER, *SPECS})
 """The tools that answer without any code of the operator's."""
 
 
 def transfer_spec(targets: Mapping[str, str]) -> ToolSpec:
     """The tool that hands over to one of these agents: names to descriptions."""
     choices = "".join(f"\n- {name}: {description}" for name, description in targets.items())
-    schema = json.loads(
-        _schema(
-            agent_name={"type": "string", "enum": list(targets), "description": "The agent that is to go on."},
-            message={"type": "string", "description": "What to tell it. It sees the conversation in any case."},
-        )
+    schema = _schema(
+        ["agent_name"],
+        agent_name={"type": "string", "enum": list(targets), "description": "The agent that is to go on."},
+        message={"type": "string", "description": "What to tell it. It sees the conversation in any case."},
     )
-    schema["required"] = ["agent_name"]
     return ToolSpec(
         name=TRANSFER,
         description=f"Hands the conversation over to another agent, which answers in your place.{choices}",
-        input_schema_json=json.dumps(schema),
+        input_schema_json=schema,
     )
 
 
-def answer(call: message_pb2.ToolCall) -> str:
-    """What a call of one of these tools gives; its arguments fit the tool's schema."""
+def answer(call: message_pb2.ToolCall, state: MutableMapping[str, Any]) -> message_pb2.Part:
+    """What a call of one of these tools gives; its arguments fit the tool's schema. Raises RunError BAD_ARGUMENTS."""
     arguments = json.loads(call.arguments_json or "{}")
+    if call.name == GET_STATE:
+        return message_pb2.Part(data_json=json_text(_read(state, arguments.get("key"))))
+    if call.name == SET_STATE:
+        _write(state, arguments["key"], arguments["value"])
+        return message_pb2.Part(text="Kept.")
+    return message_pb2.Part(text=_said(call, arguments))
+
+
+def _read(state: Mapping[str, Any], key: str | None) -> Any:
+    if key is None:
+        return dict(state)
+    if key in state:
+        return state[key]
+    known = f"There are: {', '.join(sorted(state))}." if state else "There are none."
+    raise RunError(f"There is no value {key!r}. {known}", reason=error_pb2.ERROR_REASON_BAD_ARGUMENTS)
+
+
+def _write(state: MutableMapping[str, Any], key: str, value: object) -> None:
+    if value is not None:
+        state[key] = value
+    elif key in state:
+        del state[key]
+
+
+def _said(call: message_pb2.ToolCall, arguments: Mapping[str, Any]) -> str:
     if call.name == FINAL_ANSWER:
         return str(arguments["answer"])
     if call.name == EXIT:

@@ -2,7 +2,7 @@
 
 import hashlib
 import re
-from collections.abc import Callable
+from collections.abc import Callable, MutableMapping
 from dataclasses import dataclass
 from typing import Any, Final, Protocol, overload
 
@@ -46,6 +46,11 @@ class ToolContext(Protocol):
     @property
     def idempotency_key(self) -> str:
         """The same for every attempt of this call."""
+        ...
+
+    @property
+    def state(self) -> MutableMapping[str, Any]:
+        """The session's values, as JSON; copies: assign one to change it. What a call that fails wrote is dropped."""
         ...
 
 

@@ -27,7 +27,7 @@ from google.protobuf import duration_pb2 as google_dot_protobuf_dot_duration__pb
 from google.protobuf import timestamp_pb2 as google_dot_protobuf_dot_timestamp__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x14\x62ough/v1/agent.proto\x12\x08\x62ough.v1\x1a\x15\x62ough/v1/policy.proto\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"\xdf\x04\n\x0f\x41gentDefinition\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x13\n\x0b\x64\x65scription\x18\x02 \x01(\t\x12!\n\x03llm\x18\x03 \x01(\x0b\x32\x12.bough.v1.LlmAgentH\x00\x12+\n\x08sequence\x18\x04 \x01(\x0b\x32\x17.bough.v1.SequenceAgentH\x00\x12+\n\x08parallel\x18\x05 \x01(\x0b\x32\x17.bough.v1.ParallelAgentH\x00\x12#\n\x04loop\x18\x06 \x01(\x0b\x32\x13.bough.v1.LoopAgentH\x00\x12/\n\nsupervisor\x18\x07 \x01(\x0b\x32\x19.bough.v1.SupervisorAgentH\x00\x12\'\n\nsub_agents\x18\x14 \x03(\x0b\x32\x13.bough.v1.AgentLink\x12(\n\x07history\x18\x15 \x01(\x0b\x32\x17.bough.v1.HistoryPolicy\x12$\n\x05\x64\x65lta\x18\x16 \x01(\x0b\x32\x15.bough.v1.DeltaPolicy\x12 \n\x06limits\x18\x17 \x01(\x0b\x32\x10.bough.v1.Limits\x12\x19\n\x11input_schema_json\x18\x18 \x01(\t\x12\x1a\n\x12output_schema_json\x18\x19 \x01(\t\x12\x39\n\x14on_sub_agent_failure\x18\x1b \x01(\x0e\x32\x1b.bough.v1.OnSubAgentFailure\x12\x10\n\x08revision\x18\x1e \x01(\t\x12/\n\x0b\x63reate_time\x18\x1f \x01(\x0b\x32\x1a.google.protobuf.TimestampB\x06\n\x04kind\"\xc9\x02\n\x08LlmAgent\x12\r\n\x05model\x18\x01 \x01(\t\x12\x13\n\x0binstruction\x18\x02 \x01(\t\x12!\n\x05tools\x18\x03 \x03(\x0b\x32\x12.bough.v1.ToolLink\x12\x16\n\tmax_steps\x18\x04 \x01(\x05H\x00\x88\x01\x01\x12\x1b\n\x0eparallel_tools\x18\x05 \x01(\x08H\x01\x88\x01\x01\x12\x19\n\x11\x66inal_answer_tool\x18\x06 \x01(\x08\x12\x15\n\rinherit_tools\x18\x08 \x01(\x08\x12\x1e\n\x16skip_transfer_messages\x18\n \x01(\x08\x12#\n\x1b\x64isallow_transfer_to_parent\x18\x0b \x01(\x08\x12)\n\x08settings\x18\x0c \x01(\x0b\x32\x17.bough.v1.ModelSettingsB\x0c\n\n_max_stepsB\x11\n\x0f_parallel_tools\"\x0f\n\rSequenceAgent\"n\n\rParallelAgent\x12+\n\non_failure\x18\x01 \x01(\x0e\x32\x17.bough.v1.OnLaneFailure\x12\x1c\n\x0fmax_concurrency\x18\x02 \x01(\x05H\x00\x88\x01\x01\x42\x12\n\x10_max_concurrency\";\n\tLoopAgent\x12\x1b\n\x0emax_iterations\x18\x01 \x01(\x05H\x00\x88\x01\x01\x42\x11\n\x0f_max_iterations\"2\n\x0fSupervisorAgent\x12\x1f\n\x03llm\x18\x01 \x01(\x0b\x32\x12.bough.v1.LlmAgent\"\xa1\x01\n\rModelSettings\x12\x18\n\x0btemperature\x18\x01 \x01(\x01H\x00\x88\x01\x01\x12\x12\n\x05top_p\x18\x02 \x01(\x01H\x01\x88\x01\x01\x12\x1e\n\x11max_output_tokens\x18\x03 \x01(\x05H\x02\x88\x01\x01\x12\x12\n\nextra_json\x18\x04 \x01(\tB\x0e\n\x0c_temperatureB\x08\n\x06_top_pB\x14\n\x12_max_output_tokens\"\x95\x01\n\x08ToolLink\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x1e\n\x11max_calls_per_run\x18\x02 \x01(\x05H\x00\x88\x01\x01\x12*\n\x07timeout\x18\x03 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x19\n\x11requires_approval\x18\x04 \x01(\x08\x42\x14\n\x12_max_calls_per_run\"\xbe\x01\n\tAgentLink\x12\r\n\x05\x61gent\x18\x01 \x01(\t\x12%\n\tlink_mode\x18\x02 \x01(\x0e\x32\x12.bough.v1.LinkMode\x12/\n\non_failure\x18\x03 \x01(\x0e\x32\x1b.bough.v1.OnSubAgentFailure\x12(\n\x07history\x18\x04 \x01(\x0b\x32\x17.bough.v1.HistoryPolicy\x12 \n\x06limits\x18\x06 \x01(\x0b\x32\x10.bough.v1.Limits\"6\n\rHistoryPolicy\x12%\n\x05scope\x18\x01 \x01(\x0e\x32\x16.bough.v1.HistoryScope*m\n\rOnLaneFailure\x12\x1f\n\x1bON_LANE_FAILURE_UNSPECIFIED\x10\x00\x12\x1c\n\x18ON_LANE_FAILURE_WAIT_ALL\x10\x01\x12\x1d\n\x19ON_LANE_FAILURE_FAIL_FAST\x10\x02*Q\n\x08LinkMode\x12\x19\n\x15LINK_MODE_UNSPECIFIED\x10\x00\x12\x12\n\x0eLINK_MODE_TOOL\x10\x01\x12\x16\n\x12LINK_MODE_TRANSFER\x10\x02*z\n\x0cHistoryScope\x12\x1d\n\x19HISTORY_SCOPE_UNSPECIFIED\x10\x00\x12\x19\n\x15HISTORY_SCOPE_SESSION\x10\x01\x12\x18\n\x14HISTORY_SCOPE_BRANCH\x10\x02\x12\x16\n\x12HISTORY_SCOPE_NONE\x10\x03\x42\x38Z6github.com/bough-dev/bough/clients/go/bough/v1;boughv1b\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x14\x62ough/v1/agent.proto\x12\x08\x62ough.v1\x1a\x15\x62ough/v1/policy.proto\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"\xfb\x05\n\x0f\x41gentDefinition\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x13\n\x0b\x64\x65scription\x18\x02 \x01(\t\x12!\n\x03llm\x18\x03 \x01(\x0b\x32\x12.bough.v1.LlmAgentH\x00\x12+\n\x08sequence\x18\x04 \x01(\x0b\x32\x17.bough.v1.SequenceAgentH\x00\x12+\n\x08parallel\x18\x05 \x01(\x0b\x32\x17.bough.v1.ParallelAgentH\x00\x12#\n\x04loop\x18\x06 \x01(\x0b\x32\x13.bough.v1.LoopAgentH\x00\x12/\n\nsupervisor\x18\x07 \x01(\x0b\x32\x19.bough.v1.SupervisorAgentH\x00\x12%\n\x05swarm\x18\x08 \x01(\x0b\x32\x14.bough.v1.SwarmAgentH\x00\x12\x32\n\x0cplan_execute\x18\t \x01(\x0b\x32\x1a.bough.v1.PlanExecuteAgentH\x00\x12+\n\x08\x66unction\x18\x0b \x01(\x0b\x32\x17.bough.v1.FunctionAgentH\x00\x12\'\n\nsub_agents\x18\x14 \x03(\x0b\x32\x13.bough.v1.AgentLink\x12(\n\x07history\x18\x15 \x01(\x0b\x32\x17.bough.v1.HistoryPolicy\x12$\n\x05\x64\x65lta\x18\x16 \x01(\x0b\x32\x15.bough.v1.DeltaPolicy\x12 \n\x06limits\x18\x17 \x01(\x0b\x32\x10.bough.v1.Limits\x12\x19\n\x11input_schema_json\x18\x18 \x01(\t\x12\x1a\n\x12output_schema_json\x18\x19 \x01(\t\x12\x12\n\noutput_key\x18\x1a \x01(\t\x12\x39\n\x14on_sub_agent_failure\x18\x1b \x01(\x0e\x32\x1b.bough.v1.OnSubAgentFailure\x12\x10\n\x08revision\x18\x1e \x01(\t\x12/\n\x0b\x63reate_time\x18\x1f \x01(\x0b\x32\x1a.google.protobuf.TimestampB\x06\n\x04kind\"\xe3\x02\n\x08LlmAgent\x12\r\n\x05model\x18\x01 \x01(\t\x12\x13\n\x0binstruction\x18\x02 \x01(\t\x12!\n\x05tools\x18\x03 \x03(\x0b\x32\x12.bough.v1.ToolLink\x12\x16\n\tmax_steps\x18\x04 \x01(\x05H\x00\x88\x01\x01\x12\x1b\n\x0eparallel_tools\x18\x05 \x01(\x08H\x01\x88\x01\x01\x12\x19\n\x11\x66inal_answer_tool\x18\x06 \x01(\x08\x12\x15\n\rinherit_tools\x18\x08 \x01(\x08\x12\x18\n\x10history_rewriter\x18\t \x01(\t\x12\x1e\n\x16skip_transfer_messages\x18\n \x01(\x08\x12#\n\x1b\x64isallow_transfer_to_parent\x18\x0b \x01(\x08\x12)\n\x08settings\x18\x0c \x01(\x0b\x32\x17.bough.v1.ModelSettingsB\x0c\n\n_max_stepsB\x11\n\x0f_parallel_tools\"\x0f\n\rSequenceAgent\"n\n\rParallelAgent\x12+\n\non_failure\x18\x01 \x01(\x0e\x32\x17.bough.v1.OnLaneFailure\x12\x1c\n\x0fmax_concurrency\x18\x02 \x01(\x05H\x00\x88\x01\x01\x42\x12\n\x10_max_concurrency\"_\n\tLoopAgent\x12\x1b\n\x0emax_iterations\x18\x01 \x01(\x05H\x00\x88\x01\x01\x12\"\n\x05until\x18\x02 \x01(\x0b\x32\x13.bough.v1.LoopUntilB\x11\n\x0f_max_iterations\">\n\tLoopUntil\x12\x13\n\tpredicate\x18\x01 \x01(\tH\x00\x12\x0f\n\x05state\x18\x02 \x01(\tH\x00\x42\x0b\n\tcondition\"2\n\x0fSupervisorAgent\x12\x1f\n\x03llm\x18\x01 \x01(\x0b\x32\x12.bough.v1.LlmAgent\"\x1b\n\nSwarmAgent\x12\r\n\x05\x65ntry\x18\x01 \x01(\t\"p\n\x10PlanExecuteAgent\x12\x0f\n\x07planner\x18\x01 \x01(\t\x12\x10\n\x08\x65xecutor\x18\x02 \x01(\t\x12\x11\n\treplanner\x18\x03 \x01(\t\x12\x17\n\nmax_rounds\x18\x04 \x01(\x05H\x00\x88\x01\x01\x42\r\n\x0b_max_rounds\"\x1d\n\rFunctionAgent\x12\x0c\n\x04\x63ode\x18\x01 \x01(\t\"\xa1\x01\n\rModelSettings\x12\x18\n\x0btemperature\x18\x01 \x01(\x01H\x00\x88\x01\x01\x12\x12\n\x05top_p\x18\x02 \x01(\x01H\x01\x88\x01\x01\x12\x1e\n\x11max_output_tokens\x18\x03 \x01(\x05H\x02\x88\x01\x01\x12\x12\n\nextra_json\x18\x04 \x01(\tB\x0e\n\x0c_temperatureB\x08\n\x06_top_pB\x14\n\x12_max_output_tokens\"\x95\x01\n\x08ToolLink\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x1e\n\x11max_calls_per_run\x18\x02 \x01(\x05H\x00\x88\x01\x01\x12*\n\x07timeout\x18\x03 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x19\n\x11requires_approval\x18\x04 \x01(\x08\x42\x14\n\x12_max_calls_per_run\"\xe5\x01\n\tAgentLink\x12\r\n\x05\x61gent\x18\x01 \x01(\t\x12%\n\tlink_mode\x18\x02 \x01(\x0e\x32\x12.bough.v1.LinkMode\x12/\n\non_failure\x18\x03 \x01(\x0e\x32\x1b.bough.v1.OnSubAgentFailure\x12(\n\x07history\x18\x04 \x01(\x0b\x32\x17.bough.v1.HistoryPolicy\x12%\n\x05input\x18\x05 \x01(\x0b\x32\x16.bough.v1.InputBuilder\x12 \n\x06limits\x18\x06 \x01(\x0b\x32\x10.bough.v1.Limits\"A\n\x0cInputBuilder\x12\x12\n\x08template\x18\x01 \x01(\tH\x00\x12\x12\n\x08\x66unction\x18\x02 \x01(\tH\x00\x42\t\n\x07\x62uilder\"\x9f\x01\n\rHistoryPolicy\x12%\n\x05scope\x18\x01 \x01(\x0e\x32\x16.bough.v1.HistoryScope\x12\x31\n\x0esliding_window\x18\x02 \x01(\x0b\x32\x17.bough.v1.SlidingWindowH\x00\x12(\n\tsummarize\x18\x03 \x01(\x0b\x32\x13.bough.v1.SummarizeH\x00\x42\n\n\x08overflow\"4\n\rSlidingWindow\x12\x12\n\nmax_tokens\x18\x01 \x01(\x05\x12\x0f\n\x07reserve\x18\x02 \x01(\x05\"C\n\tSummarize\x12\x12\n\nmax_tokens\x18\x01 \x01(\x05\x12\x13\n\x0bkeep_recent\x18\x02 \x01(\x05\x12\r\n\x05model\x18\x03 \x01(\t*m\n\rOnLaneFailure\x12\x1f\n\x1bON_LANE_FAILURE_UNSPECIFIED\x10\x00\x12\x1c\n\x18ON_LANE_FAILURE_WAIT_ALL\x10\x01\x12\x1d\n\x19ON_LANE_FAILURE_FAIL_FAST\x10\x02*Q\n\x08LinkMode\x12\x19\n\x15LINK_MODE_UNSPECIFIED\x10\x00\x12\x12\n\x0eLINK_MODE_TOOL\x10\x01\x12\x16\n\x12LINK_MODE_TRANSFER\x10\x02*z\n\x0cHistoryScope\x12\x1d\n\x19HISTORY_SCOPE_UNSPECIFIED\x10\x00\x12\x19\n\x15HISTORY_SCOPE_SESSION\x10\x01\x12\x18\n\x14HISTORY_SCOPE_BRANCH\x10\x02\x12\x16\n\x12HISTORY_SCOPE_NONE\x10\x03\x42\x38Z6github.com/bough-dev/bough/clients/go/bough/v1;boughv1b\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -35,30 +35,44 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'bough.v1.agent_pb2', _globa
 if not _descriptor._USE_C_DESCRIPTORS:
   _globals['DESCRIPTOR']._loaded_options = None
   _globals['DESCRIPTOR']._serialized_options = b'Z6github.com/bough-dev/bough/clients/go/bough/v1;boughv1'
-  _globals['_ONLANEFAILURE']._serialized_start=1871
-  _globals['_ONLANEFAILURE']._serialized_end=1980
-  _globals['_LINKMODE']._serialized_start=1982
-  _globals['_LINKMODE']._serialized_end=2063
-  _globals['_HISTORYSCOPE']._serialized_start=2065
-  _globals['_HISTORYSCOPE']._serialized_end=2187
+  _globals['_ONLANEFAILURE']._serialized_start=2662
+  _globals['_ONLANEFAILURE']._serialized_end=2771
+  _globals['_LINKMODE']._serialized_start=2773
+  _globals['_LINKMODE']._serialized_end=2854
+  _globals['_HISTORYSCOPE']._serialized_start=2856
+  _globals['_HISTORYSCOPE']._serialized_end=2978
   _globals['_AGENTDEFINITION']._serialized_start=123
-  _globals['_AGENTDEFINITION']._serialized_end=730
-  _globals['_LLMAGENT']._serialized_start=733
-  _globals['_LLMAGENT']._serialized_end=1062
-  _globals['_SEQUENCEAGENT']._serialized_start=1064
-  _globals['_SEQUENCEAGENT']._serialized_end=1079
-  _globals['_PARALLELAGENT']._serialized_start=1081
-  _globals['_PARALLELAGENT']._serialized_end=1191
-  _globals['_LOOPAGENT']._serialized_start=1193
-  _globals['_LOOPAGENT']._serialized_end=1252
-  _globals['_SUPERVISORAGENT']._serialized_start=1254
-  _globals['_SUPERVISORAGENT']._serialized_end=1304
-  _globals['_MODELSETTINGS']._serialized_start=1307
-  _globals['_MODELSETTINGS']._serialized_end=1468
-  _globals['_TOOLLINK']._serialized_start=1471
-  _globals['_TOOLLINK']._serialized_end=1620
-  _globals['_AGENTLINK']._serialized_start=1623
-  _globals['_AGENTLINK']._serialized_end=1813
-  _globals['_HISTORYPOLICY']._serialized_start=1815
-  _globals['_HISTORYPOLICY']._serialized_end=1869
+  _globals['_AGENTDEFINITION']._serialized_end=886
+  _globals['_LLMAGENT']._serialized_start=889
+  _globals['_LLMAGENT']._serialized_end=1244
+  _globals['_SEQUENCEAGENT']._serialized_start=1246
+  _globals['_SEQUENCEAGENT']._serialized_end=1261
+  _globals['_PARALLELAGENT']._serialized_start=1263
+  _globals['_PARALLELAGENT']._serialized_end=1373
+  _globals['_LOOPAGENT']._serialized_start=1375
+  _globals['_LOOPAGENT']._serialized_end=1470
+  _globals['_LOOPUNTIL']._serialized_start=1472
+  _globals['_LOOPUNTIL']._serialized_end=1534
+  _globals['_SUPERVISORAGENT']._serialized_start=1536
+  _globals['_SUPERVISORAGENT']._serialized_end=1586
+  _globals['_SWARMAGENT']._serialized_start=1588
+  _globals['_SWARMAGENT']._serialized_end=1615
+  _globals['_PLANEXECUTEAGENT']._serialized_start=1617
+  _globals['_PLANEXECUTEAGENT']._serialized_end=1729
+  _globals['_FUNCTIONAGENT']._serialized_start=1731
+  _globals['_FUNCTIONAGENT']._serialized_end=1760
+  _globals['_MODELSETTINGS']._serialized_start=1763
+  _globals['_MODELSETTINGS']._serialized_end=1924
+  _globals['_TOOLLINK']._serialized_start=1927
+  _globals['_TOOLLINK']._serialized_end=2076
+  _globals['_AGENTLINK']._serialized_start=2079
+  _globals['_AGENTLINK']._serialized_end=2308
+  _globals['_INPUTBUILDER']._serialized_start=2310
+  _globals['_INPUTBUILDER']._serialized_end=2375
+  _globals['_HISTORYPOLICY']._serialized_start=2378
+  _globals['_HISTORYPOLICY']._serialized_end=2537
+  _globals['_SLIDINGWINDOW']._serialized_start=2539
+  _globals['_SLIDINGWINDOW']._serialized_end=2591
+  _globals['_SUMMARIZE']._serialized_start=2593
+  _globals['_SUMMARIZE']._serialized_end=2660
 # @@protoc_insertion_point(module_scope)

@@ -102,7 +102,7 @@ Global___HistoryScope: _TypeAlias = HistoryScope  # noqa: Y015
 class AgentDefinition(_message.Message):
     """An agent. What it names (models, tools, agents) is declared by the operator; it brings no address, key or code.
 
-    Set aside: 8 to 12 the other kinds, 26 output_key.
+    Set aside: 10 graph, 12 remote.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -114,12 +114,16 @@ class AgentDefinition(_message.Message):
     PARALLEL_FIELD_NUMBER: _builtins.int
     LOOP_FIELD_NUMBER: _builtins.int
     SUPERVISOR_FIELD_NUMBER: _builtins.int
+    SWARM_FIELD_NUMBER: _builtins.int
+    PLAN_EXECUTE_FIELD_NUMBER: _builtins.int
+    FUNCTION_FIELD_NUMBER: _builtins.int
     SUB_AGENTS_FIELD_NUMBER: _builtins.int
     HISTORY_FIELD_NUMBER: _builtins.int
     DELTA_FIELD_NUMBER: _builtins.int
     LIMITS_FIELD_NUMBER: _builtins.int
     INPUT_SCHEMA_JSON_FIELD_NUMBER: _builtins.int
     OUTPUT_SCHEMA_JSON_FIELD_NUMBER: _builtins.int
+    OUTPUT_KEY_FIELD_NUMBER: _builtins.int
     ON_SUB_AGENT_FAILURE_FIELD_NUMBER: _builtins.int
     REVISION_FIELD_NUMBER: _builtins.int
     CREATE_TIME_FIELD_NUMBER: _builtins.int
@@ -133,6 +137,8 @@ class AgentDefinition(_message.Message):
     """JSON Schema of its answer, as text: an object's. The answer is then one part `data_json` that fits it: where the model's
     does not, it is asked again, twice at most, and then the agent fails with INVALID_OUTPUT. Empty for an answer in words.
     """
+    output_key: _builtins.str
+    """The value of the session's state that its answer is put into: JSON where it answers with JSON, else its text. Empty for none."""
     on_sub_agent_failure: _policy_pb2.OnSubAgentFailure.ValueType
     """What the failure of an agent it calls does to it."""
     revision: _builtins.str
@@ -156,6 +162,18 @@ class AgentDefinition(_message.Message):
     @_builtins.property
     def supervisor(self) -> Global___SupervisorAgent:
         """A model that hands over to members, which come back to it."""
+
+    @_builtins.property
+    def swarm(self) -> Global___SwarmAgent:
+        """Members that hand over to one another."""
+
+    @_builtins.property
+    def plan_execute(self) -> Global___PlanExecuteAgent:
+        """A planner, an executor and a replanner."""
+
+    @_builtins.property
+    def function(self) -> Global___FunctionAgent:
+        """A coroutine of the operator's."""
 
     @_builtins.property
     def sub_agents(self) -> _containers.RepeatedCompositeFieldContainer[Global___AgentLink]:
@@ -187,21 +205,25 @@ class AgentDefinition(_message.Message):
         parallel: Global___ParallelAgent | None = ...,
         loop: Global___LoopAgent | None = ...,
         supervisor: Global___SupervisorAgent | None = ...,
+        swarm: Global___SwarmAgent | None = ...,
+        plan_execute: Global___PlanExecuteAgent | None = ...,
+        function: Global___FunctionAgent | None = ...,
         sub_agents: _abc.Iterable[Global___AgentLink] | None = ...,
         history: Global___HistoryPolicy | None = ...,
         delta: _policy_pb2.DeltaPolicy | None = ...,
         limits: _policy_pb2.Limits | None = ...,
         input_schema_json: _builtins.str = ...,
         output_schema_json: _builtins.str = ...,
+        output_key: _builtins.str = ...,
         on_sub_agent_failure: _policy_pb2.OnSubAgentFailure.ValueType = ...,
         revision: _builtins.str = ...,
         create_time: _timestamp_pb2.Timestamp | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["create_time", b"create_time", "delta", b"delta", "history", b"history", "kind", b"kind", "limits", b"limits", "llm", b"llm", "loop", b"loop", "parallel", b"parallel", "sequence", b"sequence", "supervisor", b"supervisor"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["create_time", b"create_time", "delta", b"delta", "function", b"function", "history", b"history", "kind", b"kind", "limits", b"limits", "llm", b"llm", "loop", b"loop", "parallel", b"parallel", "plan_execute", b"plan_execute", "sequence", b"sequence", "supervisor", b"supervisor", "swarm", b"swarm"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["create_time", b"create_time", "delta", b"delta", "description", b"description", "history", b"history", "input_schema_json", b"input_schema_json", "kind", b"kind", "limits", b"limits", "llm", b"llm", "loop", b"loop", "name", b"name", "on_sub_agent_failure", b"on_sub_agent_failure", "output_schema_json", b"output_schema_json", "parallel", b"parallel", "revision", b"revision", "sequence", b"sequence", "sub_agents", b"sub_agents", "supervisor", b"supervisor"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["create_time", b"create_time", "delta", b"delta", "description", b"description", "function", b"function", "history", b"history", "input_schema_json", b"input_schema_json", "kind", b"kind", "limits", b"limits", "llm", b"llm", "loop", b"loop", "name", b"name", "on_sub_agent_failure", b"on_sub_agent_failure", "output_key", b"output_key", "output_schema_json", b"output_schema_json", "parallel", b"parallel", "plan_execute", b"plan_execute", "revision", b"revision", "sequence", b"sequence", "sub_agents", b"sub_agents", "supervisor", b"supervisor", "swarm", b"swarm"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["llm", "sequence", "parallel", "loop", "supervisor"]  # noqa: Y015
+    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["llm", "sequence", "parallel", "loop", "supervisor", "swarm", "plan_execute", "function"]  # noqa: Y015
     _WhichOneofArgType_kind: _TypeAlias = _typing.Literal["kind", b"kind"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_kind) -> _WhichOneofReturnType_kind | None: ...
 
@@ -211,7 +233,7 @@ Global___AgentDefinition: _TypeAlias = AgentDefinition  # noqa: Y015
 class LlmAgent(_message.Message):
     """A model in a loop with tools.
 
-    Set aside: 7 tool_choice, 9 history_rewriter.
+    Set aside: 7 tool_choice.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -223,13 +245,16 @@ class LlmAgent(_message.Message):
     PARALLEL_TOOLS_FIELD_NUMBER: _builtins.int
     FINAL_ANSWER_TOOL_FIELD_NUMBER: _builtins.int
     INHERIT_TOOLS_FIELD_NUMBER: _builtins.int
+    HISTORY_REWRITER_FIELD_NUMBER: _builtins.int
     SKIP_TRANSFER_MESSAGES_FIELD_NUMBER: _builtins.int
     DISALLOW_TRANSFER_TO_PARENT_FIELD_NUMBER: _builtins.int
     SETTINGS_FIELD_NUMBER: _builtins.int
     model: _builtins.str
     """The model's name in the server's configuration; empty for the caller's."""
     instruction: _builtins.str
-    """What the model is told first."""
+    """What the model is told first. `{{state.name}}` stands for a value of the session's state, `{{state.name?}}` for one that
+    may be missing; any other brace is text.
+    """
     max_steps: _builtins.int
     """The most model calls of one invocation; 20 where absent."""
     parallel_tools: _builtins.bool
@@ -238,6 +263,8 @@ class LlmAgent(_message.Message):
     """Whether the model ends by calling `final_answer`, whose argument is the answer."""
     inherit_tools: _builtins.bool
     """Whether it also has its caller's tools."""
+    history_rewriter: _builtins.str
+    """The operator's function that says how its model is shown what other agents said; empty for "For context: ..."."""
     skip_transfer_messages: _builtins.bool
     """Whether its model is shown no calls of `transfer_to_agent` and no results of them."""
     disallow_transfer_to_parent: _builtins.bool
@@ -260,13 +287,14 @@ class LlmAgent(_message.Message):
         parallel_tools: _builtins.bool | None = ...,
         final_answer_tool: _builtins.bool = ...,
         inherit_tools: _builtins.bool = ...,
+        history_rewriter: _builtins.str = ...,
         skip_transfer_messages: _builtins.bool = ...,
         disallow_transfer_to_parent: _builtins.bool = ...,
         settings: Global___ModelSettings | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_max_steps", b"_max_steps", "_parallel_tools", b"_parallel_tools", "max_steps", b"max_steps", "parallel_tools", b"parallel_tools", "settings", b"settings"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_max_steps", b"_max_steps", "_parallel_tools", b"_parallel_tools", "disallow_transfer_to_parent", b"disallow_transfer_to_parent", "final_answer_tool", b"final_answer_tool", "inherit_tools", b"inherit_tools", "instruction", b"instruction", "max_steps", b"max_steps", "model", b"model", "parallel_tools", b"parallel_tools", "settings", b"settings", "skip_transfer_messages", b"skip_transfer_messages", "tools", b"tools"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_max_steps", b"_max_steps", "_parallel_tools", b"_parallel_tools", "disallow_transfer_to_parent", b"disallow_transfer_to_parent", "final_answer_tool", b"final_answer_tool", "history_rewriter", b"history_rewriter", "inherit_tools", b"inherit_tools", "instruction", b"instruction", "max_steps", b"max_steps", "model", b"model", "parallel_tools", b"parallel_tools", "settings", b"settings", "skip_transfer_messages", b"skip_transfer_messages", "tools", b"tools"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__max_steps: _TypeAlias = _typing.Literal["max_steps"]  # noqa: Y015
     _WhichOneofArgType__max_steps: _TypeAlias = _typing.Literal["_max_steps", b"_max_steps"]  # noqa: Y015
@@ -330,30 +358,61 @@ Global___ParallelAgent: _TypeAlias = ParallelAgent  # noqa: Y015
 
 @_typing.final
 class LoopAgent(_message.Message):
-    """Children in order, again and again, until one breaks the loop or the rounds are used up, which its end says.
-
-    Set aside: 2 until.
-    """
+    """Children in order, again and again, until one breaks the loop or the rounds are used up, which its end says."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     MAX_ITERATIONS_FIELD_NUMBER: _builtins.int
+    UNTIL_FIELD_NUMBER: _builtins.int
     max_iterations: _builtins.int
     """The most rounds. Required."""
+    @_builtins.property
+    def until(self) -> Global___LoopUntil:
+        """When it is done; asked after every round. Absent: when a child breaks it."""
+
     def __init__(
         self,
         *,
         max_iterations: _builtins.int | None = ...,
+        until: Global___LoopUntil | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_max_iterations", b"_max_iterations", "max_iterations", b"max_iterations"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_max_iterations", b"_max_iterations", "max_iterations", b"max_iterations", "until", b"until"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_max_iterations", b"_max_iterations", "max_iterations", b"max_iterations"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_max_iterations", b"_max_iterations", "max_iterations", b"max_iterations", "until", b"until"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__max_iterations: _TypeAlias = _typing.Literal["max_iterations"]  # noqa: Y015
     _WhichOneofArgType__max_iterations: _TypeAlias = _typing.Literal["_max_iterations", b"_max_iterations"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType__max_iterations) -> _WhichOneofReturnType__max_iterations | None: ...
 
 Global___LoopAgent: _TypeAlias = LoopAgent  # noqa: Y015
+
+@_typing.final
+class LoopUntil(_message.Message):
+    """When a loop is done."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PREDICATE_FIELD_NUMBER: _builtins.int
+    STATE_FIELD_NUMBER: _builtins.int
+    predicate: _builtins.str
+    """The operator's function of this name says so."""
+    state: _builtins.str
+    """The value of the session's state at this path, such as "review.approved", is JSON's true."""
+    def __init__(
+        self,
+        *,
+        predicate: _builtins.str = ...,
+        state: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["condition", b"condition", "predicate", b"predicate", "state", b"state"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["condition", b"condition", "predicate", b"predicate", "state", b"state"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType_condition: _TypeAlias = _typing.Literal["predicate", "state"]  # noqa: Y015
+    _WhichOneofArgType_condition: _TypeAlias = _typing.Literal["condition", b"condition"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType_condition) -> _WhichOneofReturnType_condition | None: ...
+
+Global___LoopUntil: _TypeAlias = LoopUntil  # noqa: Y015
 
 @_typing.final
 class SupervisorAgent(_message.Message):
@@ -380,6 +439,90 @@ class SupervisorAgent(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___SupervisorAgent: _TypeAlias = SupervisorAgent  # noqa: Y015
+
+@_typing.final
+class SwarmAgent(_message.Message):
+    """Linked agents that hand over to one another by `transfer_to_agent` until one answers. All are its children, and each sees
+    what was said before it.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ENTRY_FIELD_NUMBER: _builtins.int
+    entry: _builtins.str
+    """The member that begins; the first where empty."""
+    def __init__(
+        self,
+        *,
+        entry: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["entry", b"entry"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SwarmAgent: _TypeAlias = SwarmAgent  # noqa: Y015
+
+@_typing.final
+class PlanExecuteAgent(_message.Message):
+    """An agent that plans, one that does the plan's next step, and one that plans again or answers, in rounds. All are linked
+    agents; the planner and the replanner ask models, which have to call `plan{steps}` or, the replanner, `respond{answer}`.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PLANNER_FIELD_NUMBER: _builtins.int
+    EXECUTOR_FIELD_NUMBER: _builtins.int
+    REPLANNER_FIELD_NUMBER: _builtins.int
+    MAX_ROUNDS_FIELD_NUMBER: _builtins.int
+    planner: _builtins.str
+    """The linked agent that makes the plan."""
+    executor: _builtins.str
+    """The linked agent that does the first step of the plan."""
+    replanner: _builtins.str
+    """The linked agent that then says what is left to do, or answers; the planner where empty."""
+    max_rounds: _builtins.int
+    """The most steps that are done; 10 where absent. Then it fails with LIMIT_EXCEEDED, and says what was done."""
+    def __init__(
+        self,
+        *,
+        planner: _builtins.str = ...,
+        executor: _builtins.str = ...,
+        replanner: _builtins.str = ...,
+        max_rounds: _builtins.int | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_max_rounds", b"_max_rounds", "max_rounds", b"max_rounds"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_max_rounds", b"_max_rounds", "executor", b"executor", "max_rounds", b"max_rounds", "planner", b"planner", "replanner", b"replanner"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__max_rounds: _TypeAlias = _typing.Literal["max_rounds"]  # noqa: Y015
+    _WhichOneofArgType__max_rounds: _TypeAlias = _typing.Literal["_max_rounds", b"_max_rounds"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__max_rounds) -> _WhichOneofReturnType__max_rounds | None: ...
+
+Global___PlanExecuteAgent: _TypeAlias = PlanExecuteAgent  # noqa: Y015
+
+@_typing.final
+class FunctionAgent(_message.Message):
+    """A coroutine of the operator's, under a name, links and limits of the definition's."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CODE_FIELD_NUMBER: _builtins.int
+    code: _builtins.str
+    """The name that the code is registered by."""
+    def __init__(
+        self,
+        *,
+        code: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["code", b"code"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___FunctionAgent: _TypeAlias = FunctionAgent  # noqa: Y015
 
 @_typing.final
 class ModelSettings(_message.Message):
@@ -466,10 +609,7 @@ Global___ToolLink: _TypeAlias = ToolLink  # noqa: Y015
 
 @_typing.final
 class AgentLink(_message.Message):
-    """An agent that another may call.
-
-    Set aside: 5 input.
-    """
+    """An agent that another may call."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -477,6 +617,7 @@ class AgentLink(_message.Message):
     LINK_MODE_FIELD_NUMBER: _builtins.int
     ON_FAILURE_FIELD_NUMBER: _builtins.int
     HISTORY_FIELD_NUMBER: _builtins.int
+    INPUT_FIELD_NUMBER: _builtins.int
     LIMITS_FIELD_NUMBER: _builtins.int
     agent: _builtins.str
     """The agent's name."""
@@ -489,6 +630,10 @@ class AgentLink(_message.Message):
         """What it sees; its own definition's where absent."""
 
     @_builtins.property
+    def input(self) -> Global___InputBuilder:
+        """How what it is told is made; absent: it is told what its call says, or what its caller was told."""
+
+    @_builtins.property
     def limits(self) -> _policy_pb2.Limits:
         """Bounds of each call with everything below."""
 
@@ -499,37 +644,136 @@ class AgentLink(_message.Message):
         link_mode: Global___LinkMode.ValueType = ...,
         on_failure: _policy_pb2.OnSubAgentFailure.ValueType = ...,
         history: Global___HistoryPolicy | None = ...,
+        input: Global___InputBuilder | None = ...,
         limits: _policy_pb2.Limits | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["history", b"history", "limits", b"limits"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["history", b"history", "input", b"input", "limits", b"limits"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["agent", b"agent", "history", b"history", "limits", b"limits", "link_mode", b"link_mode", "on_failure", b"on_failure"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["agent", b"agent", "history", b"history", "input", b"input", "limits", b"limits", "link_mode", b"link_mode", "on_failure", b"on_failure"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___AgentLink: _TypeAlias = AgentLink  # noqa: Y015
 
 @_typing.final
-class HistoryPolicy(_message.Message):
-    """What an agent sees of its session. It changes nothing of what is stored.
+class InputBuilder(_message.Message):
+    """How what a child is told is made of what is known where it is called."""
 
-    Set aside: 2 sliding_window, 3 summarize.
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TEMPLATE_FIELD_NUMBER: _builtins.int
+    FUNCTION_FIELD_NUMBER: _builtins.int
+    template: _builtins.str
+    """A text with placeholders: `{{input}}` what its caller was told, `{{message}}` what its call says, `{{user}}` what the
+    user said, `{{history}}` what its caller sees, `{{plan}}`, `{{step}}` and `{{executed_steps}}` of a plan, and
+    `{{state.name}}`. Any other brace is text.
     """
+    function: _builtins.str
+    """The operator's function of this name."""
+    def __init__(
+        self,
+        *,
+        template: _builtins.str = ...,
+        function: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["builder", b"builder", "function", b"function", "template", b"template"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["builder", b"builder", "function", b"function", "template", b"template"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType_builder: _TypeAlias = _typing.Literal["template", "function"]  # noqa: Y015
+    _WhichOneofArgType_builder: _TypeAlias = _typing.Literal["builder", b"builder"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType_builder) -> _WhichOneofReturnType_builder | None: ...
+
+Global___InputBuilder: _TypeAlias = InputBuilder  # noqa: Y015
+
+@_typing.final
+class HistoryPolicy(_message.Message):
+    """What an agent sees of its session. It changes nothing of what is stored."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     SCOPE_FIELD_NUMBER: _builtins.int
+    SLIDING_WINDOW_FIELD_NUMBER: _builtins.int
+    SUMMARIZE_FIELD_NUMBER: _builtins.int
     scope: Global___HistoryScope.ValueType
     """How much."""
+    @_builtins.property
+    def sliding_window(self) -> Global___SlidingWindow:
+        """The oldest is left out."""
+
+    @_builtins.property
+    def summarize(self) -> Global___Summarize:
+        """The oldest is summarized."""
+
     def __init__(
         self,
         *,
         scope: Global___HistoryScope.ValueType = ...,
+        sliding_window: Global___SlidingWindow | None = ...,
+        summarize: Global___Summarize | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["overflow", b"overflow", "sliding_window", b"sliding_window", "summarize", b"summarize"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["overflow", b"overflow", "scope", b"scope", "sliding_window", b"sliding_window", "summarize", b"summarize"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType_overflow: _TypeAlias = _typing.Literal["sliding_window", "summarize"]  # noqa: Y015
+    _WhichOneofArgType_overflow: _TypeAlias = _typing.Literal["overflow", b"overflow"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType_overflow) -> _WhichOneofReturnType_overflow | None: ...
+
+Global___HistoryPolicy: _TypeAlias = HistoryPolicy  # noqa: Y015
+
+@_typing.final
+class SlidingWindow(_message.Message):
+    """Leaves out the oldest of what an agent sees."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    MAX_TOKENS_FIELD_NUMBER: _builtins.int
+    RESERVE_FIELD_NUMBER: _builtins.int
+    max_tokens: _builtins.int
+    """The most tokens of a request: instruction, tools and messages."""
+    reserve: _builtins.int
+    """How many of them are left free for the answer."""
+    def __init__(
+        self,
+        *,
+        max_tokens: _builtins.int = ...,
+        reserve: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["scope", b"scope"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["max_tokens", b"max_tokens", "reserve", b"reserve"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___HistoryPolicy: _TypeAlias = HistoryPolicy  # noqa: Y015
+Global___SlidingWindow: _TypeAlias = SlidingWindow  # noqa: Y015
+
+@_typing.final
+class Summarize(_message.Message):
+    """Has the oldest of what an agent sees summarized by a model, once; the agent's later runs go on with the summary."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    MAX_TOKENS_FIELD_NUMBER: _builtins.int
+    KEEP_RECENT_FIELD_NUMBER: _builtins.int
+    MODEL_FIELD_NUMBER: _builtins.int
+    max_tokens: _builtins.int
+    """The tokens of a request, with its instruction and tools, beyond which it is summarized."""
+    keep_recent: _builtins.int
+    """How many of the last exchanges are kept word for word; 1 where 0. It keeps fewer where they do not fit."""
+    model: _builtins.str
+    """The model that summarizes; the agent's where empty."""
+    def __init__(
+        self,
+        *,
+        max_tokens: _builtins.int = ...,
+        keep_recent: _builtins.int = ...,
+        model: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["keep_recent", b"keep_recent", "max_tokens", b"max_tokens", "model", b"model"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Summarize: _TypeAlias = Summarize  # noqa: Y015

@@ -8,6 +8,7 @@ from bough.v1 import fork_pb2 as _fork_pb2
 from bough.v1 import input_pb2 as _input_pb2
 from bough.v1 import message_pb2 as _message_pb2
 from bough.v1 import policy_pb2 as _policy_pb2
+from bough.v1 import state_pb2 as _state_pb2
 from bough.v1 import step_pb2 as _step_pb2
 from collections import abc as _abc
 from google.protobuf import descriptor as _descriptor
@@ -536,9 +537,13 @@ class AgentEvent(_message.Message):
     AGENT_TRANSFERRED_FIELD_NUMBER: _builtins.int
     INPUT_REQUESTED_FIELD_NUMBER: _builtins.int
     INPUT_RECEIVED_FIELD_NUMBER: _builtins.int
+    STATE_CHANGED_FIELD_NUMBER: _builtins.int
     VALUE_RECORDED_FIELD_NUMBER: _builtins.int
     CANCEL_REQUESTED_FIELD_NUMBER: _builtins.int
+    HISTORY_COMPACTED_FIELD_NUMBER: _builtins.int
     LOOP_ROUND_STARTED_FIELD_NUMBER: _builtins.int
+    PLAN_MADE_FIELD_NUMBER: _builtins.int
+    PLAN_REVISED_FIELD_NUMBER: _builtins.int
     run_id: _builtins.str
     """The run. Stamped when the event is read: a fork shares its origin's events."""
     sequence: _builtins.int
@@ -690,6 +695,10 @@ class AgentEvent(_message.Message):
         """A request is answered, by somebody or by its expiry."""
 
     @_builtins.property
+    def state_changed(self) -> Global___StateChanged:
+        """Code changed the session's state."""
+
+    @_builtins.property
     def value_recorded(self) -> Global___ValueRecorded:
         """A value that cannot be derived, kept for replay."""
 
@@ -698,8 +707,20 @@ class AgentEvent(_message.Message):
         """The run, or a part of it, is to stop. Nothing new begins in its scope after it."""
 
     @_builtins.property
+    def history_compacted(self) -> Global___HistoryCompacted:
+        """The oldest of what an agent sees is summarized."""
+
+    @_builtins.property
     def loop_round_started(self) -> Global___LoopRoundStarted:
         """A round of a loop begins."""
+
+    @_builtins.property
+    def plan_made(self) -> Global___PlanMade:
+        """There is a plan."""
+
+    @_builtins.property
+    def plan_revised(self) -> Global___PlanRevised:
+        """A step is done, and what is left to do is another plan."""
 
     def __init__(
         self,
@@ -749,15 +770,19 @@ class AgentEvent(_message.Message):
         agent_transferred: Global___AgentTransferred | None = ...,
         input_requested: Global___InputRequested | None = ...,
         input_received: Global___InputReceived | None = ...,
+        state_changed: Global___StateChanged | None = ...,
         value_recorded: Global___ValueRecorded | None = ...,
         cancel_requested: Global___CancelRequested | None = ...,
+        history_compacted: Global___HistoryCompacted | None = ...,
         loop_round_started: Global___LoopRoundStarted | None = ...,
+        plan_made: Global___PlanMade | None = ...,
+        plan_revised: Global___PlanRevised | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["agent_transferred", b"agent_transferred", "cancel_requested", b"cancel_requested", "input_received", b"input_received", "input_requested", b"input_requested", "llm_completed", b"llm_completed", "llm_failed", b"llm_failed", "llm_output_delta", b"llm_output_delta", "llm_reasoning_delta", b"llm_reasoning_delta", "llm_retrying", b"llm_retrying", "llm_started", b"llm_started", "llm_tool_call_delta", b"llm_tool_call_delta", "loop_round_started", b"loop_round_started", "payload", b"payload", "run_cancelled", b"run_cancelled", "run_completed", b"run_completed", "run_dequeued", b"run_dequeued", "run_failed", b"run_failed", "run_forked", b"run_forked", "run_interrupted", b"run_interrupted", "run_queued", b"run_queued", "run_resumed", b"run_resumed", "run_started", b"run_started", "step_completed", b"step_completed", "step_failed", b"step_failed", "sub_agent_completed", b"sub_agent_completed", "sub_agent_failed", b"sub_agent_failed", "sub_agent_partial", b"sub_agent_partial", "sub_agent_started", b"sub_agent_started", "time", b"time", "tool_completed", b"tool_completed", "tool_failed", b"tool_failed", "tool_output", b"tool_output", "tool_started", b"tool_started", "value_recorded", b"value_recorded"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["agent_transferred", b"agent_transferred", "cancel_requested", b"cancel_requested", "history_compacted", b"history_compacted", "input_received", b"input_received", "input_requested", b"input_requested", "llm_completed", b"llm_completed", "llm_failed", b"llm_failed", "llm_output_delta", b"llm_output_delta", "llm_reasoning_delta", b"llm_reasoning_delta", "llm_retrying", b"llm_retrying", "llm_started", b"llm_started", "llm_tool_call_delta", b"llm_tool_call_delta", "loop_round_started", b"loop_round_started", "payload", b"payload", "plan_made", b"plan_made", "plan_revised", b"plan_revised", "run_cancelled", b"run_cancelled", "run_completed", b"run_completed", "run_dequeued", b"run_dequeued", "run_failed", b"run_failed", "run_forked", b"run_forked", "run_interrupted", b"run_interrupted", "run_queued", b"run_queued", "run_resumed", b"run_resumed", "run_started", b"run_started", "state_changed", b"state_changed", "step_completed", b"step_completed", "step_failed", b"step_failed", "sub_agent_completed", b"sub_agent_completed", "sub_agent_failed", b"sub_agent_failed", "sub_agent_partial", b"sub_agent_partial", "sub_agent_started", b"sub_agent_started", "time", b"time", "tool_completed", b"tool_completed", "tool_failed", b"tool_failed", "tool_output", b"tool_output", "tool_started", b"tool_started", "value_recorded", b"value_recorded"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["agent", b"agent", "agent_transferred", b"agent_transferred", "attempt", b"attempt", "branch", b"branch", "cancel_requested", b"cancel_requested", "depth", b"depth", "effect_digest", b"effect_digest", "effect_key", b"effect_key", "input_received", b"input_received", "input_requested", b"input_requested", "invocation_id", b"invocation_id", "llm_completed", b"llm_completed", "llm_failed", b"llm_failed", "llm_output_delta", b"llm_output_delta", "llm_reasoning_delta", b"llm_reasoning_delta", "llm_retrying", b"llm_retrying", "llm_started", b"llm_started", "llm_tool_call_delta", b"llm_tool_call_delta", "loop_round_started", b"loop_round_started", "parent_invocation_id", b"parent_invocation_id", "payload", b"payload", "run_cancelled", b"run_cancelled", "run_completed", b"run_completed", "run_dequeued", b"run_dequeued", "run_failed", b"run_failed", "run_forked", b"run_forked", "run_id", b"run_id", "run_interrupted", b"run_interrupted", "run_queued", b"run_queued", "run_resumed", b"run_resumed", "run_started", b"run_started", "sequence", b"sequence", "session_id", b"session_id", "span_id", b"span_id", "step_completed", b"step_completed", "step_failed", b"step_failed", "step_id", b"step_id", "step_index", b"step_index", "sub_agent_completed", b"sub_agent_completed", "sub_agent_failed", b"sub_agent_failed", "sub_agent_partial", b"sub_agent_partial", "sub_agent_started", b"sub_agent_started", "time", b"time", "tool_completed", b"tool_completed", "tool_failed", b"tool_failed", "tool_output", b"tool_output", "tool_started", b"tool_started", "trace_id", b"trace_id", "value_recorded", b"value_recorded"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["agent", b"agent", "agent_transferred", b"agent_transferred", "attempt", b"attempt", "branch", b"branch", "cancel_requested", b"cancel_requested", "depth", b"depth", "effect_digest", b"effect_digest", "effect_key", b"effect_key", "history_compacted", b"history_compacted", "input_received", b"input_received", "input_requested", b"input_requested", "invocation_id", b"invocation_id", "llm_completed", b"llm_completed", "llm_failed", b"llm_failed", "llm_output_delta", b"llm_output_delta", "llm_reasoning_delta", b"llm_reasoning_delta", "llm_retrying", b"llm_retrying", "llm_started", b"llm_started", "llm_tool_call_delta", b"llm_tool_call_delta", "loop_round_started", b"loop_round_started", "parent_invocation_id", b"parent_invocation_id", "payload", b"payload", "plan_made", b"plan_made", "plan_revised", b"plan_revised", "run_cancelled", b"run_cancelled", "run_completed", b"run_completed", "run_dequeued", b"run_dequeued", "run_failed", b"run_failed", "run_forked", b"run_forked", "run_id", b"run_id", "run_interrupted", b"run_interrupted", "run_queued", b"run_queued", "run_resumed", b"run_resumed", "run_started", b"run_started", "sequence", b"sequence", "session_id", b"session_id", "span_id", b"span_id", "state_changed", b"state_changed", "step_completed", b"step_completed", "step_failed", b"step_failed", "step_id", b"step_id", "step_index", b"step_index", "sub_agent_completed", b"sub_agent_completed", "sub_agent_failed", b"sub_agent_failed", "sub_agent_partial", b"sub_agent_partial", "sub_agent_started", b"sub_agent_started", "time", b"time", "tool_completed", b"tool_completed", "tool_failed", b"tool_failed", "tool_output", b"tool_output", "tool_started", b"tool_started", "trace_id", b"trace_id", "value_recorded", b"value_recorded"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_payload: _TypeAlias = _typing.Literal["run_started", "run_queued", "run_dequeued", "run_resumed", "run_forked", "run_interrupted", "run_completed", "run_failed", "run_cancelled", "sub_agent_started", "sub_agent_partial", "sub_agent_completed", "sub_agent_failed", "llm_started", "llm_output_delta", "llm_reasoning_delta", "llm_tool_call_delta", "llm_retrying", "llm_completed", "llm_failed", "tool_started", "tool_output", "tool_completed", "tool_failed", "step_completed", "step_failed", "agent_transferred", "input_requested", "input_received", "value_recorded", "cancel_requested", "loop_round_started"]  # noqa: Y015
+    _WhichOneofReturnType_payload: _TypeAlias = _typing.Literal["run_started", "run_queued", "run_dequeued", "run_resumed", "run_forked", "run_interrupted", "run_completed", "run_failed", "run_cancelled", "sub_agent_started", "sub_agent_partial", "sub_agent_completed", "sub_agent_failed", "llm_started", "llm_output_delta", "llm_reasoning_delta", "llm_tool_call_delta", "llm_retrying", "llm_completed", "llm_failed", "tool_started", "tool_output", "tool_completed", "tool_failed", "step_completed", "step_failed", "agent_transferred", "input_requested", "input_received", "state_changed", "value_recorded", "cancel_requested", "history_compacted", "loop_round_started", "plan_made", "plan_revised"]  # noqa: Y015
     _WhichOneofArgType_payload: _TypeAlias = _typing.Literal["payload", b"payload"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_payload) -> _WhichOneofReturnType_payload | None: ...
 
@@ -897,7 +922,7 @@ Global___Versions: _TypeAlias = Versions  # noqa: Y015
 class RunStarted(_message.Message):
     """The run is accepted and durable.
 
-    Set aside: 10 parent, 13 state_json.
+    Set aside: 10 parent.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -933,6 +958,7 @@ class RunStarted(_message.Message):
     LABELS_FIELD_NUMBER: _builtins.int
     DEFINITIONS_FIELD_NUMBER: _builtins.int
     SESSION_CUT_FIELD_NUMBER: _builtins.int
+    STATE_JSON_FIELD_NUMBER: _builtins.int
     VERSIONS_FIELD_NUMBER: _builtins.int
     REQUEST_ID_FIELD_NUMBER: _builtins.int
     REQUEST_DIGEST_FIELD_NUMBER: _builtins.int
@@ -947,6 +973,10 @@ class RunStarted(_message.Message):
     session_cut: _builtins.int
     """The position of the session's last message when the run began; 0 for none, and for a queued run, whose
     run_dequeued has it.
+    """
+    state_json: _builtins.str
+    """The session's state when the run began, as one JSON object; empty for none, and for a queued run, whose run_dequeued has
+    it.
     """
     request_id: _builtins.str
     """The caller's request id; empty where it gave none."""
@@ -996,13 +1026,14 @@ class RunStarted(_message.Message):
         labels: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
         definitions: _abc.Iterable[Global___DefinitionRef] | None = ...,
         session_cut: _builtins.int = ...,
+        state_json: _builtins.str = ...,
         versions: Global___Versions | None = ...,
         request_id: _builtins.str = ...,
         request_digest: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["deadline_time", b"deadline_time", "input", b"input", "policy", b"policy", "versions", b"versions"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["agent", b"agent", "deadline_time", b"deadline_time", "definitions", b"definitions", "input", b"input", "invocation_id", b"invocation_id", "key_root", b"key_root", "kind", b"kind", "labels", b"labels", "policy", b"policy", "request_digest", b"request_digest", "request_id", b"request_id", "run_path", b"run_path", "session_cut", b"session_cut", "versions", b"versions"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["agent", b"agent", "deadline_time", b"deadline_time", "definitions", b"definitions", "input", b"input", "invocation_id", b"invocation_id", "key_root", b"key_root", "kind", b"kind", "labels", b"labels", "policy", b"policy", "request_digest", b"request_digest", "request_id", b"request_id", "run_path", b"run_path", "session_cut", b"session_cut", "state_json", b"state_json", "versions", b"versions"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1615,15 +1646,13 @@ Global___ToolOutput: _TypeAlias = ToolOutput  # noqa: Y015
 
 @_typing.final
 class ToolCompleted(_message.Message):
-    """A tool ended with a result.
-
-    Set aside, here and in ToolFailed: 3 state_delta.
-    """
+    """A tool ended with a result."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     RESULT_FIELD_NUMBER: _builtins.int
     ACTION_FIELD_NUMBER: _builtins.int
+    STATE_DELTA_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def result(self) -> _message_pb2.ToolResult:
         """The result."""
@@ -1632,15 +1661,20 @@ class ToolCompleted(_message.Message):
     def action(self) -> Global___Action:
         """What the agent that called is to do now; unset for nothing."""
 
+    @_builtins.property
+    def state_delta(self) -> _containers.RepeatedCompositeFieldContainer[_state_pb2.StateChange]:
+        """What the tool changed of the session's state."""
+
     def __init__(
         self,
         *,
         result: _message_pb2.ToolResult | None = ...,
         action: Global___Action | None = ...,
+        state_delta: _abc.Iterable[_state_pb2.StateChange] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["action", b"action", "result", b"result"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["action", b"action", "result", b"result"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["action", b"action", "result", b"result", "state_delta", b"state_delta"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1648,7 +1682,10 @@ Global___ToolCompleted: _TypeAlias = ToolCompleted  # noqa: Y015
 
 @_typing.final
 class ToolFailed(_message.Message):
-    """A tool ended with an error, or was refused and never began."""
+    """A tool ended with an error, or was refused and never began. What it wrote to the session's state is dropped.
+
+    Set aside: 2 action, 3 state_delta.
+    """
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -1782,24 +1819,25 @@ Global___RunQueued: _TypeAlias = RunQueued  # noqa: Y015
 
 @_typing.final
 class RunDequeued(_message.Message):
-    """The run holds its session, and begins.
-
-    Set aside: 2 state_json.
-    """
+    """The run holds its session, and begins."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     SESSION_CUT_FIELD_NUMBER: _builtins.int
+    STATE_JSON_FIELD_NUMBER: _builtins.int
     session_cut: _builtins.int
     """The position of the session's last message now; 0 for none."""
+    state_json: _builtins.str
+    """The session's state now, as one JSON object; empty for none."""
     def __init__(
         self,
         *,
         session_cut: _builtins.int = ...,
+        state_json: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["session_cut", b"session_cut"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["session_cut", b"session_cut", "state_json", b"state_json"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -2084,3 +2122,133 @@ class AgentTransferred(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___AgentTransferred: _TypeAlias = AgentTransferred  # noqa: Y015
+
+@_typing.final
+class StateChanged(_message.Message):
+    """Code changed the session's state."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CHANGES_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def changes(self) -> _containers.RepeatedCompositeFieldContainer[_state_pb2.StateChange]:
+        """The changes, each key once."""
+
+    def __init__(
+        self,
+        *,
+        changes: _abc.Iterable[_state_pb2.StateChange] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["changes", b"changes"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___StateChanged: _TypeAlias = StateChanged  # noqa: Y015
+
+@_typing.final
+class HistoryCompacted(_message.Message):
+    """The oldest of what an agent sees is summarized; its later model calls are shown the summary in its place."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    FROM_POSITION_FIELD_NUMBER: _builtins.int
+    TO_POSITION_FIELD_NUMBER: _builtins.int
+    SUMMARY_FIELD_NUMBER: _builtins.int
+    RUN_MESSAGES_FIELD_NUMBER: _builtins.int
+    from_position: _builtins.int
+    """The position of the first message of the session that the summary stands for; 0 for none of the session."""
+    to_position: _builtins.int
+    """The position of the last one; 0 for none of the session."""
+    run_messages: _builtins.int
+    """How many messages of this run, as the agent sees them, it stands for besides."""
+    @_builtins.property
+    def summary(self) -> _message_pb2.Message:
+        """The summary."""
+
+    def __init__(
+        self,
+        *,
+        from_position: _builtins.int = ...,
+        to_position: _builtins.int = ...,
+        summary: _message_pb2.Message | None = ...,
+        run_messages: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["summary", b"summary"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["from_position", b"from_position", "run_messages", b"run_messages", "summary", b"summary", "to_position", b"to_position"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___HistoryCompacted: _TypeAlias = HistoryCompacted  # noqa: Y015
+
+@_typing.final
+class PlanItem(_message.Message):
+    """One thing to do."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TEXT_FIELD_NUMBER: _builtins.int
+    text: _builtins.str
+    """What to do."""
+    def __init__(
+        self,
+        *,
+        text: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["text", b"text"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PlanItem: _TypeAlias = PlanItem  # noqa: Y015
+
+@_typing.final
+class PlanMade(_message.Message):
+    """There is a plan."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ITEMS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def items(self) -> _containers.RepeatedCompositeFieldContainer[Global___PlanItem]:
+        """What is to be done, in order."""
+
+    def __init__(
+        self,
+        *,
+        items: _abc.Iterable[Global___PlanItem] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["items", b"items"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PlanMade: _TypeAlias = PlanMade  # noqa: Y015
+
+@_typing.final
+class PlanRevised(_message.Message):
+    """What is left to do is another plan."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ITEMS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def items(self) -> _containers.RepeatedCompositeFieldContainer[Global___PlanItem]:
+        """What is left to do, in order."""
+
+    def __init__(
+        self,
+        *,
+        items: _abc.Iterable[Global___PlanItem] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["items", b"items"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PlanRevised: _TypeAlias = PlanRevised  # noqa: Y015

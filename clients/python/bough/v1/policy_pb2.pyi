@@ -96,26 +96,32 @@ Global___OnBusySession: _TypeAlias = OnBusySession  # noqa: Y015
 
 @_typing.final
 class Limits(_message.Message):
-    """Bounds of a whole subtree of invocations. Absent inherits; a limit can only lower what is left above it.
-
-    Set aside: 3 tokens, 4 cost_micros, 8 parallel.
-    """
+    """Bounds of a whole subtree of invocations. Absent inherits; a limit can only lower what is left above it."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     MODEL_CALLS_FIELD_NUMBER: _builtins.int
     TOOL_CALLS_FIELD_NUMBER: _builtins.int
+    TOKENS_FIELD_NUMBER: _builtins.int
+    COST_MICROS_FIELD_NUMBER: _builtins.int
     DEPTH_FIELD_NUMBER: _builtins.int
     HANDOFFS_FIELD_NUMBER: _builtins.int
     WALL_DURATION_FIELD_NUMBER: _builtins.int
+    PARALLEL_FIELD_NUMBER: _builtins.int
     model_calls: _builtins.int
     """Model calls, retries included once."""
     tool_calls: _builtins.int
     """Tool calls, calls of linked agents included."""
+    tokens: _builtins.int
+    """Tokens of model calls, input and output. A call begins only where an estimate of what it is asked is left."""
+    cost_micros: _builtins.int
+    """What model calls cost, in millionths of the prices' currency. Calls of models without a price cost nothing."""
     depth: _builtins.int
     """The depth of the tree; 0 allows the root alone."""
     handoffs: _builtins.int
     """Transfers from one agent to another; 20 in a run where it says nothing."""
+    parallel: _builtins.int
+    """Model calls and tools that run at once; further ones wait."""
     @_builtins.property
     def wall_duration(self) -> _duration_pb2.Duration:
         """Time on the wall from the start of the subtree."""
@@ -125,28 +131,43 @@ class Limits(_message.Message):
         *,
         model_calls: _builtins.int | None = ...,
         tool_calls: _builtins.int | None = ...,
+        tokens: _builtins.int | None = ...,
+        cost_micros: _builtins.int | None = ...,
         depth: _builtins.int | None = ...,
         handoffs: _builtins.int | None = ...,
         wall_duration: _duration_pb2.Duration | None = ...,
+        parallel: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_depth", b"_depth", "_handoffs", b"_handoffs", "_model_calls", b"_model_calls", "_tool_calls", b"_tool_calls", "depth", b"depth", "handoffs", b"handoffs", "model_calls", b"model_calls", "tool_calls", b"tool_calls", "wall_duration", b"wall_duration"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_cost_micros", b"_cost_micros", "_depth", b"_depth", "_handoffs", b"_handoffs", "_model_calls", b"_model_calls", "_parallel", b"_parallel", "_tokens", b"_tokens", "_tool_calls", b"_tool_calls", "cost_micros", b"cost_micros", "depth", b"depth", "handoffs", b"handoffs", "model_calls", b"model_calls", "parallel", b"parallel", "tokens", b"tokens", "tool_calls", b"tool_calls", "wall_duration", b"wall_duration"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_depth", b"_depth", "_handoffs", b"_handoffs", "_model_calls", b"_model_calls", "_tool_calls", b"_tool_calls", "depth", b"depth", "handoffs", b"handoffs", "model_calls", b"model_calls", "tool_calls", b"tool_calls", "wall_duration", b"wall_duration"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_cost_micros", b"_cost_micros", "_depth", b"_depth", "_handoffs", b"_handoffs", "_model_calls", b"_model_calls", "_parallel", b"_parallel", "_tokens", b"_tokens", "_tool_calls", b"_tool_calls", "cost_micros", b"cost_micros", "depth", b"depth", "handoffs", b"handoffs", "model_calls", b"model_calls", "parallel", b"parallel", "tokens", b"tokens", "tool_calls", b"tool_calls", "wall_duration", b"wall_duration"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__cost_micros: _TypeAlias = _typing.Literal["cost_micros"]  # noqa: Y015
+    _WhichOneofArgType__cost_micros: _TypeAlias = _typing.Literal["_cost_micros", b"_cost_micros"]  # noqa: Y015
     _WhichOneofReturnType__depth: _TypeAlias = _typing.Literal["depth"]  # noqa: Y015
     _WhichOneofArgType__depth: _TypeAlias = _typing.Literal["_depth", b"_depth"]  # noqa: Y015
     _WhichOneofReturnType__handoffs: _TypeAlias = _typing.Literal["handoffs"]  # noqa: Y015
     _WhichOneofArgType__handoffs: _TypeAlias = _typing.Literal["_handoffs", b"_handoffs"]  # noqa: Y015
     _WhichOneofReturnType__model_calls: _TypeAlias = _typing.Literal["model_calls"]  # noqa: Y015
     _WhichOneofArgType__model_calls: _TypeAlias = _typing.Literal["_model_calls", b"_model_calls"]  # noqa: Y015
+    _WhichOneofReturnType__parallel: _TypeAlias = _typing.Literal["parallel"]  # noqa: Y015
+    _WhichOneofArgType__parallel: _TypeAlias = _typing.Literal["_parallel", b"_parallel"]  # noqa: Y015
+    _WhichOneofReturnType__tokens: _TypeAlias = _typing.Literal["tokens"]  # noqa: Y015
+    _WhichOneofArgType__tokens: _TypeAlias = _typing.Literal["_tokens", b"_tokens"]  # noqa: Y015
     _WhichOneofReturnType__tool_calls: _TypeAlias = _typing.Literal["tool_calls"]  # noqa: Y015
     _WhichOneofArgType__tool_calls: _TypeAlias = _typing.Literal["_tool_calls", b"_tool_calls"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__cost_micros) -> _WhichOneofReturnType__cost_micros | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__depth) -> _WhichOneofReturnType__depth | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__handoffs) -> _WhichOneofReturnType__handoffs | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__model_calls) -> _WhichOneofReturnType__model_calls | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__parallel) -> _WhichOneofReturnType__parallel | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__tokens) -> _WhichOneofReturnType__tokens | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__tool_calls) -> _WhichOneofReturnType__tool_calls | None: ...
 

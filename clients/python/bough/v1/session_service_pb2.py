@@ -23,11 +23,12 @@ _sym_db = _symbol_database.Default()
 
 
 from bough.v1 import message_pb2 as bough_dot_v1_dot_message__pb2
+from bough.v1 import state_pb2 as bough_dot_v1_dot_state__pb2
 from buf.validate import validate_pb2 as buf_dot_validate_dot_validate__pb2
 from google.protobuf import timestamp_pb2 as google_dot_protobuf_dot_timestamp__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1e\x62ough/v1/session_service.proto\x12\x08\x62ough.v1\x1a\x16\x62ough/v1/message.proto\x1a\x1b\x62uf/validate/validate.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"\x86\x02\n\x07Session\x12\x12\n\nsession_id\x18\x01 \x01(\t\x12\x0f\n\x07user_id\x18\x02 \x01(\t\x12-\n\x06labels\x18\x03 \x03(\x0b\x32\x1d.bough.v1.Session.LabelsEntry\x12/\n\x0b\x63reate_time\x18\x04 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12/\n\x0bupdate_time\x18\x05 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x16\n\x0e\x63urrent_run_id\x18\x06 \x01(\t\x1a-\n\x0bLabelsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"\x9a\x01\n\x14\x43reateSessionRequest\x12S\n\x06labels\x18\x01 \x03(\x0b\x32*.bough.v1.CreateSessionRequest.LabelsEntryB\x17\xbaH\x14\x9a\x01\x11\x10@\"\x06r\x04\x10\x01\x18?*\x05r\x03\x18\x80\x02\x1a-\n\x0bLabelsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\";\n\x15\x43reateSessionResponse\x12\"\n\x07session\x18\x01 \x01(\x0b\x32\x11.bough.v1.Session\"2\n\x11GetSessionRequest\x12\x1d\n\nsession_id\x18\x01 \x01(\tB\t\xbaH\x06r\x04\x10\x01\x18@\"8\n\x12GetSessionResponse\x12\"\n\x07session\x18\x01 \x01(\x0b\x32\x11.bough.v1.Session\"\xc3\x01\n\x13ListSessionsRequest\x12\x1a\n\tpage_size\x18\x01 \x01(\x05\x42\x07\xbaH\x04\x1a\x02(\x00\x12\x1c\n\npage_token\x18\x02 \x01(\tB\x08\xbaH\x05r\x03\x18\x80\x08\x12\x43\n\x06labels\x18\x03 \x03(\x0b\x32).bough.v1.ListSessionsRequest.LabelsEntryB\x08\xbaH\x05\x9a\x01\x02\x10@\x1a-\n\x0bLabelsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"T\n\x14ListSessionsResponse\x12#\n\x08sessions\x18\x01 \x03(\x0b\x32\x11.bough.v1.Session\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t\"5\n\x14\x44\x65leteSessionRequest\x12\x1d\n\nsession_id\x18\x01 \x01(\tB\t\xbaH\x06r\x04\x10\x01\x18@\"\x17\n\x15\x44\x65leteSessionResponse\"n\n\x13ListMessagesRequest\x12\x1d\n\nsession_id\x18\x01 \x01(\tB\t\xbaH\x06r\x04\x10\x01\x18@\x12\x1a\n\tpage_size\x18\x02 \x01(\x05\x42\x07\xbaH\x04\x1a\x02(\x00\x12\x1c\n\npage_token\x18\x03 \x01(\tB\x08\xbaH\x05r\x03\x18\x80\x08\"T\n\x14ListMessagesResponse\x12#\n\x08messages\x18\x01 \x03(\x0b\x32\x11.bough.v1.Message\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t2\x9b\x03\n\x0eSessionService\x12P\n\rCreateSession\x12\x1e.bough.v1.CreateSessionRequest\x1a\x1f.bough.v1.CreateSessionResponse\x12G\n\nGetSession\x12\x1b.bough.v1.GetSessionRequest\x1a\x1c.bough.v1.GetSessionResponse\x12M\n\x0cListSessions\x12\x1d.bough.v1.ListSessionsRequest\x1a\x1e.bough.v1.ListSessionsResponse\x12P\n\rDeleteSession\x12\x1e.bough.v1.DeleteSessionRequest\x1a\x1f.bough.v1.DeleteSessionResponse\x12M\n\x0cListMessages\x12\x1d.bough.v1.ListMessagesRequest\x1a\x1e.bough.v1.ListMessagesResponseB8Z6github.com/bough-dev/bough/clients/go/bough/v1;boughv1b\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1e\x62ough/v1/session_service.proto\x12\x08\x62ough.v1\x1a\x16\x62ough/v1/message.proto\x1a\x14\x62ough/v1/state.proto\x1a\x1b\x62uf/validate/validate.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"\x86\x02\n\x07Session\x12\x12\n\nsession_id\x18\x01 \x01(\t\x12\x0f\n\x07user_id\x18\x02 \x01(\t\x12-\n\x06labels\x18\x03 \x03(\x0b\x32\x1d.bough.v1.Session.LabelsEntry\x12/\n\x0b\x63reate_time\x18\x04 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12/\n\x0bupdate_time\x18\x05 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x16\n\x0e\x63urrent_run_id\x18\x06 \x01(\t\x1a-\n\x0bLabelsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"\x9a\x01\n\x14\x43reateSessionRequest\x12S\n\x06labels\x18\x01 \x03(\x0b\x32*.bough.v1.CreateSessionRequest.LabelsEntryB\x17\xbaH\x14\x9a\x01\x11\x10@\"\x06r\x04\x10\x01\x18?*\x05r\x03\x18\x80\x02\x1a-\n\x0bLabelsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\";\n\x15\x43reateSessionResponse\x12\"\n\x07session\x18\x01 \x01(\x0b\x32\x11.bough.v1.Session\"2\n\x11GetSessionRequest\x12\x1d\n\nsession_id\x18\x01 \x01(\tB\t\xbaH\x06r\x04\x10\x01\x18@\"8\n\x12GetSessionResponse\x12\"\n\x07session\x18\x01 \x01(\x0b\x32\x11.bough.v1.Session\"\xc3\x01\n\x13ListSessionsRequest\x12\x1a\n\tpage_size\x18\x01 \x01(\x05\x42\x07\xbaH\x04\x1a\x02(\x00\x12\x1c\n\npage_token\x18\x02 \x01(\tB\x08\xbaH\x05r\x03\x18\x80\x08\x12\x43\n\x06labels\x18\x03 \x03(\x0b\x32).bough.v1.ListSessionsRequest.LabelsEntryB\x08\xbaH\x05\x9a\x01\x02\x10@\x1a-\n\x0bLabelsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"T\n\x14ListSessionsResponse\x12#\n\x08sessions\x18\x01 \x03(\x0b\x32\x11.bough.v1.Session\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t\"5\n\x14\x44\x65leteSessionRequest\x12\x1d\n\nsession_id\x18\x01 \x01(\tB\t\xbaH\x06r\x04\x10\x01\x18@\"\x17\n\x15\x44\x65leteSessionResponse\"n\n\x13ListMessagesRequest\x12\x1d\n\nsession_id\x18\x01 \x01(\tB\t\xbaH\x06r\x04\x10\x01\x18@\x12\x1a\n\tpage_size\x18\x02 \x01(\x05\x42\x07\xbaH\x04\x1a\x02(\x00\x12\x1c\n\npage_token\x18\x03 \x01(\tB\x08\xbaH\x05r\x03\x18\x80\x08\"T\n\x14ListMessagesResponse\x12#\n\x08messages\x18\x01 \x03(\x0b\x32\x11.bough.v1.Message\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t\"0\n\x0fGetStateRequest\x12\x1d\n\nsession_id\x18\x01 \x01(\tB\t\xbaH\x06r\x04\x10\x01\x18@\"&\n\x10GetStateResponse\x12\x12\n\nstate_json\x18\x01 \x01(\t\"h\n\x12UpdateStateRequest\x12\x1d\n\nsession_id\x18\x01 \x01(\tB\t\xbaH\x06r\x04\x10\x01\x18@\x12\x33\n\x07\x63hanges\x18\x02 \x03(\x0b\x32\x15.bough.v1.StateChangeB\x0b\xbaH\x08\x92\x01\x05\x08\x01\x10\x80\x02\")\n\x13UpdateStateResponse\x12\x12\n\nstate_json\x18\x01 \x01(\t2\xaa\x04\n\x0eSessionService\x12P\n\rCreateSession\x12\x1e.bough.v1.CreateSessionRequest\x1a\x1f.bough.v1.CreateSessionResponse\x12G\n\nGetSession\x12\x1b.bough.v1.GetSessionRequest\x1a\x1c.bough.v1.GetSessionResponse\x12M\n\x0cListSessions\x12\x1d.bough.v1.ListSessionsRequest\x1a\x1e.bough.v1.ListSessionsResponse\x12P\n\rDeleteSession\x12\x1e.bough.v1.DeleteSessionRequest\x1a\x1f.bough.v1.DeleteSessionResponse\x12M\n\x0cListMessages\x12\x1d.bough.v1.ListMessagesRequest\x1a\x1e.bough.v1.ListMessagesResponse\x12\x41\n\x08GetState\x12\x19.bough.v1.GetStateRequest\x1a\x1a.bough.v1.GetStateResponse\x12J\n\x0bUpdateState\x12\x1c.bough.v1.UpdateStateRequest\x1a\x1d.bough.v1.UpdateStateResponseB8Z6github.com/bough-dev/bough/clients/go/bough/v1;boughv1b\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -59,34 +60,48 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_LISTMESSAGESREQUEST'].fields_by_name['page_size']._serialized_options = b'\272H\004\032\002(\000'
   _globals['_LISTMESSAGESREQUEST'].fields_by_name['page_token']._loaded_options = None
   _globals['_LISTMESSAGESREQUEST'].fields_by_name['page_token']._serialized_options = b'\272H\005r\003\030\200\010'
-  _globals['_SESSION']._serialized_start=131
-  _globals['_SESSION']._serialized_end=393
-  _globals['_SESSION_LABELSENTRY']._serialized_start=348
-  _globals['_SESSION_LABELSENTRY']._serialized_end=393
-  _globals['_CREATESESSIONREQUEST']._serialized_start=396
-  _globals['_CREATESESSIONREQUEST']._serialized_end=550
-  _globals['_CREATESESSIONREQUEST_LABELSENTRY']._serialized_start=348
-  _globals['_CREATESESSIONREQUEST_LABELSENTRY']._serialized_end=393
-  _globals['_CREATESESSIONRESPONSE']._serialized_start=552
-  _globals['_CREATESESSIONRESPONSE']._serialized_end=611
-  _globals['_GETSESSIONREQUEST']._serialized_start=613
-  _globals['_GETSESSIONREQUEST']._serialized_end=663
-  _globals['_GETSESSIONRESPONSE']._serialized_start=665
-  _globals['_GETSESSIONRESPONSE']._serialized_end=721
-  _globals['_LISTSESSIONSREQUEST']._serialized_start=724
-  _globals['_LISTSESSIONSREQUEST']._serialized_end=919
-  _globals['_LISTSESSIONSREQUEST_LABELSENTRY']._serialized_start=348
-  _globals['_LISTSESSIONSREQUEST_LABELSENTRY']._serialized_end=393
-  _globals['_LISTSESSIONSRESPONSE']._serialized_start=921
-  _globals['_LISTSESSIONSRESPONSE']._serialized_end=1005
-  _globals['_DELETESESSIONREQUEST']._serialized_start=1007
-  _globals['_DELETESESSIONREQUEST']._serialized_end=1060
-  _globals['_DELETESESSIONRESPONSE']._serialized_start=1062
-  _globals['_DELETESESSIONRESPONSE']._serialized_end=1085
-  _globals['_LISTMESSAGESREQUEST']._serialized_start=1087
-  _globals['_LISTMESSAGESREQUEST']._serialized_end=1197
-  _globals['_LISTMESSAGESRESPONSE']._serialized_start=1199
-  _globals['_LISTMESSAGESRESPONSE']._serialized_end=1283
-  _globals['_SESSIONSERVICE']._serialized_start=1286
-  _globals['_SESSIONSERVICE']._serialized_end=1697
+  _globals['_GETSTATEREQUEST'].fields_by_name['session_id']._loaded_options = None
+  _globals['_GETSTATEREQUEST'].fields_by_name['session_id']._serialized_options = b'\272H\006r\004\020\001\030@'
+  _globals['_UPDATESTATEREQUEST'].fields_by_name['session_id']._loaded_options = None
+  _globals['_UPDATESTATEREQUEST'].fields_by_name['session_id']._serialized_options = b'\272H\006r\004\020\001\030@'
+  _globals['_UPDATESTATEREQUEST'].fields_by_name['changes']._loaded_options = None
+  _globals['_UPDATESTATEREQUEST'].fields_by_name['changes']._serialized_options = b'\272H\010\222\001\005\010\001\020\200\002'
+  _globals['_SESSION']._serialized_start=153
+  _globals['_SESSION']._serialized_end=415
+  _globals['_SESSION_LABELSENTRY']._serialized_start=370
+  _globals['_SESSION_LABELSENTRY']._serialized_end=415
+  _globals['_CREATESESSIONREQUEST']._serialized_start=418
+  _globals['_CREATESESSIONREQUEST']._serialized_end=572
+  _globals['_CREATESESSIONREQUEST_LABELSENTRY']._serialized_start=370
+  _globals['_CREATESESSIONREQUEST_LABELSENTRY']._serialized_end=415
+  _globals['_CREATESESSIONRESPONSE']._serialized_start=574
+  _globals['_CREATESESSIONRESPONSE']._serialized_end=633
+  _globals['_GETSESSIONREQUEST']._serialized_start=635
+  _globals['_GETSESSIONREQUEST']._serialized_end=685
+  _globals['_GETSESSIONRESPONSE']._serialized_start=687
+  _globals['_GETSESSIONRESPONSE']._serialized_end=743
+  _globals['_LISTSESSIONSREQUEST']._serialized_start=746
+  _globals['_LISTSESSIONSREQUEST']._serialized_end=941
+  _globals['_LISTSESSIONSREQUEST_LABELSENTRY']._serialized_start=370
+  _globals['_LISTSESSIONSREQUEST_LABELSENTRY']._serialized_end=415
+  _globals['_LISTSESSIONSRESPONSE']._serialized_start=943
+  _globals['_LISTSESSIONSRESPONSE']._serialized_end=1027
+  _globals['_DELETESESSIONREQUEST']._serialized_start=1029
+  _globals['_DELETESESSIONREQUEST']._serialized_end=1082
+  _globals['_DELETESESSIONRESPONSE']._serialized_start=1084
+  _globals['_DELETESESSIONRESPONSE']._serialized_end=1107
+  _globals['_LISTMESSAGESREQUEST']._serialized_start=1109
+  _globals['_LISTMESSAGESREQUEST']._serialized_end=1219
+  _globals['_LISTMESSAGESRESPONSE']._serialized_start=1221
+  _globals['_LISTMESSAGESRESPONSE']._serialized_end=1305
+  _globals['_GETSTATEREQUEST']._serialized_start=1307
+  _globals['_GETSTATEREQUEST']._serialized_end=1355
+  _globals['_GETSTATERESPONSE']._serialized_start=1357
+  _globals['_GETSTATERESPONSE']._serialized_end=1395
+  _globals['_UPDATESTATEREQUEST']._serialized_start=1397
+  _globals['_UPDATESTATEREQUEST']._serialized_end=1501
+  _globals['_UPDATESTATERESPONSE']._serialized_start=1503
+  _globals['_UPDATESTATERESPONSE']._serialized_end=1544
+  _globals['_SESSIONSERVICE']._serialized_start=1547
+  _globals['_SESSIONSERVICE']._serialized_end=2101
 # @@protoc_insertion_point(module_scope)

@@ -4,6 +4,7 @@ isort:skip_file
 Conversations that runs share."""
 
 from bough.v1 import message_pb2 as _message_pb2
+from bough.v1 import state_pb2 as _state_pb2
 from collections import abc as _abc
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
@@ -378,3 +379,97 @@ class ListMessagesResponse(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___ListMessagesResponse: _TypeAlias = ListMessagesResponse  # noqa: Y015
+
+@_typing.final
+class GetStateRequest(_message.Message):
+    """Gives a session's state."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SESSION_ID_FIELD_NUMBER: _builtins.int
+    session_id: _builtins.str
+    """The session."""
+    def __init__(
+        self,
+        *,
+        session_id: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["session_id", b"session_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GetStateRequest: _TypeAlias = GetStateRequest  # noqa: Y015
+
+@_typing.final
+class GetStateResponse(_message.Message):
+    """A session's state."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    STATE_JSON_FIELD_NUMBER: _builtins.int
+    state_json: _builtins.str
+    """The values by name, as one JSON object."""
+    def __init__(
+        self,
+        *,
+        state_json: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["state_json", b"state_json"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GetStateResponse: _TypeAlias = GetStateResponse  # noqa: Y015
+
+@_typing.final
+class UpdateStateRequest(_message.Message):
+    """Changes a session's state."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SESSION_ID_FIELD_NUMBER: _builtins.int
+    CHANGES_FIELD_NUMBER: _builtins.int
+    session_id: _builtins.str
+    """The session."""
+    @_builtins.property
+    def changes(self) -> _containers.RepeatedCompositeFieldContainer[_state_pb2.StateChange]:
+        """The changes, in order."""
+
+    def __init__(
+        self,
+        *,
+        session_id: _builtins.str = ...,
+        changes: _abc.Iterable[_state_pb2.StateChange] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["changes", b"changes", "session_id", b"session_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___UpdateStateRequest: _TypeAlias = UpdateStateRequest  # noqa: Y015
+
+@_typing.final
+class UpdateStateResponse(_message.Message):
+    """A session's state as it is now."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    STATE_JSON_FIELD_NUMBER: _builtins.int
+    state_json: _builtins.str
+    """The values by name, as one JSON object."""
+    def __init__(
+        self,
+        *,
+        state_json: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["state_json", b"state_json"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___UpdateStateResponse: _TypeAlias = UpdateStateResponse  # noqa: Y015

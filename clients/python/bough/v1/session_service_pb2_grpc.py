@@ -60,6 +60,16 @@ class SessionServiceStub:
                 request_serializer=bough_dot_v1_dot_session__service__pb2.ListMessagesRequest.SerializeToString,
                 response_deserializer=bough_dot_v1_dot_session__service__pb2.ListMessagesResponse.FromString,
                 _registered_method=True)
+        self.GetState = channel.unary_unary(
+                '/bough.v1.SessionService/GetState',
+                request_serializer=bough_dot_v1_dot_session__service__pb2.GetStateRequest.SerializeToString,
+                response_deserializer=bough_dot_v1_dot_session__service__pb2.GetStateResponse.FromString,
+                _registered_method=True)
+        self.UpdateState = channel.unary_unary(
+                '/bough.v1.SessionService/UpdateState',
+                request_serializer=bough_dot_v1_dot_session__service__pb2.UpdateStateRequest.SerializeToString,
+                response_deserializer=bough_dot_v1_dot_session__service__pb2.UpdateStateResponse.FromString,
+                _registered_method=True)
 
 
 class SessionServiceServicer:
@@ -101,6 +111,20 @@ class SessionServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def GetState(self, request, context):
+        """Gives the values that the session's runs share; while one runs, with what it has changed so far.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def UpdateState(self, request, context):
+        """Changes some of them, all or none. ABORTED while a run holds the session.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_SessionServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -128,6 +152,16 @@ def add_SessionServiceServicer_to_server(servicer, server):
                     servicer.ListMessages,
                     request_deserializer=bough_dot_v1_dot_session__service__pb2.ListMessagesRequest.FromString,
                     response_serializer=bough_dot_v1_dot_session__service__pb2.ListMessagesResponse.SerializeToString,
+            ),
+            'GetState': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetState,
+                    request_deserializer=bough_dot_v1_dot_session__service__pb2.GetStateRequest.FromString,
+                    response_serializer=bough_dot_v1_dot_session__service__pb2.GetStateResponse.SerializeToString,
+            ),
+            'UpdateState': grpc.unary_unary_rpc_method_handler(
+                    servicer.UpdateState,
+                    request_deserializer=bough_dot_v1_dot_session__service__pb2.UpdateStateRequest.FromString,
+                    response_serializer=bough_dot_v1_dot_session__service__pb2.UpdateStateResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -266,6 +300,60 @@ class SessionService:
             '/bough.v1.SessionService/ListMessages',
             bough_dot_v1_dot_session__service__pb2.ListMessagesRequest.SerializeToString,
             bough_dot_v1_dot_session__service__pb2.ListMessagesResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetState(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/bough.v1.SessionService/GetState',
+            bough_dot_v1_dot_session__service__pb2.GetStateRequest.SerializeToString,
+            bough_dot_v1_dot_session__service__pb2.GetStateResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def UpdateState(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/bough.v1.SessionService/UpdateState',
+            bough_dot_v1_dot_session__service__pb2.UpdateStateRequest.SerializeToString,
+            bough_dot_v1_dot_session__service__pb2.UpdateStateResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -43,6 +43,10 @@ class SessionServiceStub:
     """Deletes a session with its runs, their logs and its messages. ABORTED while a run holds it."""
     ListMessages: _grpc.UnaryUnaryMultiCallable[_session_service_pb2.ListMessagesRequest, _session_service_pb2.ListMessagesResponse]
     """Lists the messages of a session, main and sub-agents' in one order, the newest first."""
+    GetState: _grpc.UnaryUnaryMultiCallable[_session_service_pb2.GetStateRequest, _session_service_pb2.GetStateResponse]
+    """Gives the values that the session's runs share; while one runs, with what it has changed so far."""
+    UpdateState: _grpc.UnaryUnaryMultiCallable[_session_service_pb2.UpdateStateRequest, _session_service_pb2.UpdateStateResponse]
+    """Changes some of them, all or none. ABORTED while a run holds the session."""
 
 @_typing.type_check_only
 class SessionServiceAsyncStub(SessionServiceStub):
@@ -59,6 +63,10 @@ class SessionServiceAsyncStub(SessionServiceStub):
     """Deletes a session with its runs, their logs and its messages. ABORTED while a run holds it."""
     ListMessages: _aio.UnaryUnaryMultiCallable[_session_service_pb2.ListMessagesRequest, _session_service_pb2.ListMessagesResponse]  # type: ignore[assignment]
     """Lists the messages of a session, main and sub-agents' in one order, the newest first."""
+    GetState: _aio.UnaryUnaryMultiCallable[_session_service_pb2.GetStateRequest, _session_service_pb2.GetStateResponse]  # type: ignore[assignment]
+    """Gives the values that the session's runs share; while one runs, with what it has changed so far."""
+    UpdateState: _aio.UnaryUnaryMultiCallable[_session_service_pb2.UpdateStateRequest, _session_service_pb2.UpdateStateResponse]  # type: ignore[assignment]
+    """Changes some of them, all or none. ABORTED while a run holds the session."""
 
 class SessionServiceServicer(metaclass=_abc_1.ABCMeta):
     """Keeps conversations. A Run that names no session makes a new one by itself."""
@@ -102,5 +110,21 @@ class SessionServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_session_service_pb2.ListMessagesResponse, _abc.Awaitable[_session_service_pb2.ListMessagesResponse]]:
         """Lists the messages of a session, main and sub-agents' in one order, the newest first."""
+
+    @_abc_1.abstractmethod
+    def GetState(
+        self,
+        request: _session_service_pb2.GetStateRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_session_service_pb2.GetStateResponse, _abc.Awaitable[_session_service_pb2.GetStateResponse]]:
+        """Gives the values that the session's runs share; while one runs, with what it has changed so far."""
+
+    @_abc_1.abstractmethod
+    def UpdateState(
+        self,
+        request: _session_service_pb2.UpdateStateRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_session_service_pb2.UpdateStateResponse, _abc.Awaitable[_session_service_pb2.UpdateStateResponse]]:
+        """Changes some of them, all or none. ABORTED while a run holds the session."""
 
 def add_SessionServiceServicer_to_server(servicer: SessionServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -1,0 +1,120 @@
+"""A session's values as one lane of a run sees, changes and records them; when is the lane's to say.
+
+A lane sees the values of its fork and its own writes; where lanes end, the later one's writes win.
+"""
+
+import json
+from collections.abc import Iterable, Iterator, MutableMapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from bough.v1 import error_pb2, state_pb2
+from bough_server.cutting import size_of
+from bough_server.errors import RunError
+from bough_server.runtime import keys
+from bough_server.state import KEY, MAX_STATE_BYTES, changed, is_key, json_of, json_text
+
+if TYPE_CHECKING:
+    from bough_server.runtime.lane import Lane
+
+
+class LaneState:
+    """The values of one lane, as recorded so far. Invocations one after another share one."""
+
+    def __init__(self, values: dict[str, str]) -> None:
+        self.values = values
+        """JSON text of each value, by name."""
+        self.written: list[state_pb2.StateChange] = []
+        """The changes of this lane alone, in order."""
+
+    def fork(self) -> "LaneState":
+        """The values of a lane that begins now."""
+        return LaneState(dict(self.values))
+
+    def take(self, changes: Iterable[state_pb2.StateChange]) -> None:
+        """Takes in changes that are recorded."""
+        made = list(changes)
+        self.written.extend(made)
+        self.values = changed(self.values, made)
+
+    def join(self, lane: "LaneState") -> None:
+        """Takes in what a lane wrote, after its end and in the order of the lanes."""
+        self.take(lane.written)
+
+
+class StateView(MutableMapping[str, Any]):
+    """What code sees of a state: JSON values by name. It gives copies: assign a value to change it.
+
+    Writes wait here until they are recorded. Raises KeyError for a value that is not there, and RunError BAD_ARGUMENTS
+    for a name or a value that no state can hold.
+    """
+
+    def __init__(self, state: LaneState) -> None:
+        self._state = state
+        self._pending: dict[str, str | None] = {}
+
+    def __getitem__(self, key: str) -> Any:
+        text = self._pending[key] if key in self._pending else self._state.values.get(key)
+        if text is None:
+            raise KeyError(key)
+        return json.loads(text)
+
+    def __setitem__(self, key: str, value: Any) -> None:
+        if not isinstance(key, str) or not is_key(key):
+            raise _refused(f"{key!r} cannot name a value of the state: give a text that fits {KEY}.")
+        try:
+            text = json_text(value)
+        except (TypeError, ValueError, RecursionError) as error:
+            raise _refused(f"The value {key!r} of the state is nothing that JSON can hold: {error}.") from None
+        after = {**self._texts(), key: text}
+        if size_of(json_of(after)) > MAX_STATE_BYTES:
+            raise _refused(
+                f"With {key!r} the session's state would be larger than {MAX_STATE_BYTES // 1024} KiB. Keep large "
+                "values elsewhere and put references to them here."
+            )
+        self._pending[key] = text
+
+    def __delitem__(self, key: str) -> None:
+        if key not in self:
+            raise KeyError(key)
+        self._pending[key] = None
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._texts())
+
+    def __len__(self) -> int:
+        return len(self._texts())
+
+    def pending(self) -> list[state_pb2.StateChange]:
+        """The writes that wait, each name once, in the order of the first write to it."""
+        return [state_pb2.StateChange(key=key, value_json=text) for key, text in self._pending.items()]
+
+    def taken(self) -> list[state_pb2.StateChange]:
+        """The same; they wait no longer."""
+        changes = self.pending()
+        self._pending.clear()
+        return changes
+
+    def _texts(self) -> dict[str, str]:
+        return {key: text for key, text in {**self._state.values, **self._pending}.items() if text is not None}
+
+
+async def record_changes(lane: "Lane", key: str, changes: Sequence[state_pb2.StateChange]) -> None:
+    """Records what code wrote to the session's state, or finds it in the log."""
+    execution = lane.execution
+    asked = [part for change in changes for part in (change.key, str(change.HasField("value_json")), change.value_json)]
+    digest = keys.digest("state", *asked)
+    execution.check(key, digest)
+    if key in execution.journal.results:
+        await execution.pump.result(key)
+        execution.observe_recorded(key)
+        return
+    await lane.until_live(key)
+    execution.cancelling.refuse_sealed(key)
+    changed = lane.frame.event(key)
+    changed.effect_digest = digest
+    changed.state_changed.changes.extend(changes)
+    execution.emit(changed)
+
+
+def _refused(message: str) -> RunError:
+    return RunError(message, reason=error_pb2.ERROR_REASON_BAD_ARGUMENTS)
