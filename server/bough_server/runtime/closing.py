@@ -3,7 +3,8 @@
 from bough.v1 import error_pb2, event_pb2
 from bough_server import events
 from bough_server.runtime import keys
-from bough_server.runtime.invocations import Invocations, OpenInvocation, duration
+from bough_server.runtime.invocations import Invocations
+from bough_server.runtime.open_invocation import OpenInvocation, duration
 
 
 def closing(

@@ -10,7 +10,7 @@ from bough_server.runtime import keys
 from bough_server.runtime.agent import Outcome
 from bough_server.runtime.execution import Execution, as_run_error
 from bough_server.runtime.frame import Frame
-from bough_server.runtime.invocations import OpenInvocation
+from bough_server.runtime.open_invocation import OpenInvocation
 from bough_server.runtime.tasks import STOP_SECONDS
 
 

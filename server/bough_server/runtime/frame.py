@@ -10,8 +10,8 @@ from bough_server.history.transcript import Transcript
 from bough_server.runtime.agent import Agent, llm_of
 from bough_server.runtime.execution import Execution
 from bough_server.runtime.handoffs import WINDOW
-from bough_server.runtime.invocations import OpenInvocation
 from bough_server.runtime.limits import Budget, is_bounded
+from bough_server.runtime.open_invocation import OpenInvocation
 from bough_server.runtime.recorder import Joining
 from bough_server.runtime.state import LaneState
 from bough_server.runtime.toolset import Toolset, toolset
