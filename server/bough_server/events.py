@@ -76,6 +76,25 @@ def name_of(event: AgentEvent) -> str:
     return NAME_OF_KIND.get(kind_of(event), "")
 
 
+def in_place_of(event: AgentEvent) -> AgentEvent:
+    """An event without a payload where another one is: of the same invocation, step, effect and span.
+
+    It has no sequence, time, attempt and digest: those are its own.
+    """
+    return AgentEvent(
+        invocation_id=event.invocation_id,
+        parent_invocation_id=event.parent_invocation_id,
+        agent=event.agent,
+        branch=event.branch,
+        depth=event.depth,
+        step_id=event.step_id,
+        step_index=event.step_index,
+        effect_key=event.effect_key,
+        trace_id=event.trace_id,
+        span_id=event.span_id,
+    )
+
+
 def _text_field(number: int, text: str) -> bytes:
     data = text.encode()
     assert len(data) < 128, "an id is shorter than 128 bytes"

@@ -205,3 +205,14 @@ def test_a_stamp_before_stored_bytes_is_the_event_with_its_ids() -> None:
 def test_a_stamp_takes_ids_of_up_to_127_bytes() -> None:
     event = events.parse(events.stamp("r" * 127, "s"))
     assert event == AgentEvent(run_id="r" * 127, session_id="s")
+
+
+def test_an_event_in_the_place_of_another_says_where_it_is_and_nothing_else() -> None:
+    for other in desk():
+        event = events.in_place_of(other)
+        expected = AgentEvent()
+        expected.CopyFrom(other)
+        expected.ClearField("payload")
+        for own in ("sequence", "time", "attempt", "effect_digest"):
+            expected.ClearField(own)
+        assert event == expected

@@ -9,7 +9,7 @@ from typing import Final
 from google.protobuf.message import Message
 
 from bough.v1 import agent_pb2, agent_service_pb2, event_pb2, message_pb2, policy_pb2
-from bough_server import ids
+from bough_server import events, ids
 from bough_server.agents.pinned import REPLAY_VERSION
 from bough_server.errors import FieldViolation, InvalidRequest, RequestIdReused
 from bough_server.runtime.agent import Agent, Resolver
@@ -149,15 +149,9 @@ def record_of(admission: Admission, principal: Principal, session_id: str, *, ow
 
 def run_queued(started: event_pb2.AgentEvent, behind_run_id: str) -> event_pb2.AgentEvent:
     """The second event of a run that waits for its session."""
-    event = event_pb2.AgentEvent(
-        sequence=2,
-        time=started.time,
-        invocation_id=started.invocation_id,
-        agent=started.agent,
-        branch=started.branch,
-        trace_id=started.trace_id,
-        span_id=started.span_id,
-    )
+    event = events.in_place_of(started)
+    event.sequence = 2
+    event.time.CopyFrom(started.time)
     event.run_queued.behind_run_id = behind_run_id
     return event
 

@@ -157,13 +157,7 @@ def _on_recovery(resolver: Resolver, name: str) -> str:
 
 def _forked(request: agent_service_pb2.ForkRunRequest, cut: Cut, digest: str) -> event_pb2.AgentEvent:
     started = cut.shared[0]
-    event = event_pb2.AgentEvent(
-        invocation_id=started.invocation_id,
-        agent=started.agent,
-        branch=started.branch,
-        trace_id=started.trace_id,
-        span_id=started.span_id,
-    )
+    event = events.in_place_of(started)
     forked = event.run_forked
     forked.origin_run_id, forked.origin_sequence = request.run_id, cut.sequence
     forked.changes.CopyFrom(request.changes)

@@ -104,13 +104,7 @@ class Takeover:
         cause: event_pb2.ResumeCause.ValueType,
         deadline_time_ns: int | None,
     ) -> event_pb2.AgentEvent:
-        event = event_pb2.AgentEvent(
-            invocation_id=started.invocation_id,
-            agent=started.agent,
-            branch=started.branch,
-            trace_id=started.trace_id,
-            span_id=started.span_id,
-        )
+        event = events.in_place_of(started)
         resumed = event.run_resumed
         resumed.cause, resumed.epoch, resumed.owner = cause, record.epoch + 1, self._equipment.worker
         resumed.from_sequence = record.run.last_sequence

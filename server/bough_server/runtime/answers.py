@@ -4,6 +4,7 @@ import json
 from typing import Final
 
 from bough.v1 import event_pb2, input_pb2, message_pb2
+from bough_server import events
 from bough_server.errors import RunError
 from bough_server.tools.arguments import parse_arguments, schema_mistakes
 
@@ -110,18 +111,7 @@ def received(
     resume_request_digest: str = "",
 ) -> event_pb2.AgentEvent:
     """The input_received of an answer, in the place of its input_requested."""
-    event = event_pb2.AgentEvent(
-        invocation_id=asked.invocation_id,
-        parent_invocation_id=asked.parent_invocation_id,
-        agent=asked.agent,
-        branch=asked.branch,
-        depth=asked.depth,
-        step_id=asked.step_id,
-        step_index=asked.step_index,
-        effect_key=asked.effect_key,
-        trace_id=asked.trace_id,
-        span_id=asked.span_id,
-    )
+    event = events.in_place_of(asked)
     event.input_received.answer.CopyFrom(answer)
     event.input_received.resume_request_id = resume_request_id
     event.input_received.resume_request_digest = resume_request_digest
