@@ -351,17 +351,20 @@ async def test_a_run_that_is_going_gives_way_to_nobody(tmp_path: Path, floor: Fl
     assert refused.value.details["run_id"] == holder.run_id
 
 
-async def test_those_that_waited_behind_a_run_that_gives_way_go_first(tmp_path: Path, floor: Floor) -> None:
+async def test_a_run_with_others_behind_it_gives_way_to_nobody(tmp_path: Path, floor: Floor) -> None:
     floor.let("b", "c")
     async with house(tmp_path, floor) as it:
         holder = await it.start("asker", "a")
-        await it.until_interrupted(holder)
+        asked = await it.until_interrupted(holder)
         await it.until_over(holder)
         waiting = await queued(it, holder.session_id, "b", "c")
-        with pytest.raises(SessionBusy):
+        with pytest.raises(SessionBusy) as refused:
             await it.start("speaker", "d", session_id=holder.session_id, policy=CANCEL_INTERRUPTED)
-        assert [answer_of(await it.log(run)) for run in waiting] == ["saw a b", "saw a b . c"]
-        assert await state_of(it, holder) == event_pb2.STATE_CANCELLED
+        assert await state_of(it, holder) == event_pb2.STATE_INPUT_REQUIRED
+        await it.resume(holder, answer_to(having(asked, "input_requested")[0].input_requested.request, "yes"))
+        yes = "For context: [asker] said: yes."
+        assert [answer_of(await it.log(run)) for run in waiting] == [f"saw a {yes} b", f"saw a {yes} b . c"]
+    assert refused.value.details["run_id"] == holder.run_id
 
 
 @pytest.mark.parametrize("policy", [None, QUEUE, CANCEL_INTERRUPTED])

@@ -14,8 +14,10 @@ from bough_server.runs.launching import Launcher
 from bough_server.runs.live import LiveRun
 from bough_server.store.ports import (
     NewRun,
+    Page,
     Principal,
     Record,
+    RunFilter,
     RunMoved,
     RunRecord,
     SessionMoved,
@@ -80,11 +82,19 @@ class Starter:
                     return await self._queue(principal, admission, session_id, traced, holder)
                 except SessionBusy as error:
                     busy = error
-            elif policy == policy_pb2.ON_BUSY_SESSION_CANCEL_INTERRUPTED and _is_interrupted(holder):
+            elif policy == policy_pb2.ON_BUSY_SESSION_CANCEL_INTERRUPTED and await self._gives_way(holder):
                 await self._cancel(holder)
             else:
                 raise busy
         raise busy
+
+    async def _gives_way(self, holder: RunRecord) -> bool:
+        """Whether a run may be cancelled for one that is to begin at once: it is not where others come before that."""
+        if holder.run.state != event_pb2.STATE_INPUT_REQUIRED:
+            return False
+        waiting = RunFilter(session_id=holder.run.session_id, states=[event_pb2.STATE_PENDING])
+        runs, _ = await self._equipment.index.list(holder.principal, waiting, Page(size=1))
+        return not runs
 
     async def _hold(self, principal: Principal, admission: Admission, session_id: str, traced: Traced) -> _Accepted:
         sessions, is_new = self._equipment.sessions, not admission.request.session_id
@@ -138,11 +148,7 @@ class Starter:
             await close_run(self._equipment, holder, because(event_pb2.CANCEL_REASON_CALLER))
         except (RunMoved, Fenced):
             return  # it has gone on, or ended, meanwhile: look again
-        await self._call_next(holder.run.session_id)  # those that waited behind it come first
-
-
-def _is_interrupted(record: RunRecord) -> bool:
-    return record.run.state == event_pb2.STATE_INPUT_REQUIRED
+        await self._call_next(holder.run.session_id)  # who came to wait behind it meanwhile comes first
 
 
 def _record(event: event_pb2.AgentEvent) -> Record:

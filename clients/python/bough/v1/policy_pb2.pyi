@@ -79,7 +79,9 @@ class _OnBusySessionEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_OnBusyS
     ON_BUSY_SESSION_QUEUE: _OnBusySession.ValueType  # 2
     """The run is accepted as PENDING and begins when those before it have ended, first in, first out."""
     ON_BUSY_SESSION_CANCEL_INTERRUPTED: _OnBusySession.ValueType  # 3
-    """A run that waits for input is cancelled, and this one begins; behind one that is going the call is refused."""
+    """A run that waits for input is cancelled, and this one begins. Behind one that is going, or that others are queued
+    behind, the call is refused and nothing is cancelled.
+    """
 
 class OnBusySession(_OnBusySession, metaclass=_OnBusySessionEnumTypeWrapper):
     """What happens to a run whose session another one holds. A session is held by its runs that have not ended."""
@@ -91,7 +93,9 @@ ON_BUSY_SESSION_REJECT: OnBusySession.ValueType  # 1
 ON_BUSY_SESSION_QUEUE: OnBusySession.ValueType  # 2
 """The run is accepted as PENDING and begins when those before it have ended, first in, first out."""
 ON_BUSY_SESSION_CANCEL_INTERRUPTED: OnBusySession.ValueType  # 3
-"""A run that waits for input is cancelled, and this one begins; behind one that is going the call is refused."""
+"""A run that waits for input is cancelled, and this one begins. Behind one that is going, or that others are queued
+behind, the call is refused and nothing is cancelled.
+"""
 Global___OnBusySession: _TypeAlias = OnBusySession  # noqa: Y015
 
 @_typing.final
