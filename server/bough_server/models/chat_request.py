@@ -16,6 +16,7 @@ from bough_server.models.wording import (
     Body,
     arguments_text,
     blob_in_words,
+    content,
     data_uri,
     further_settings,
     in_words,
@@ -70,7 +71,7 @@ def chat_messages(instruction: str, messages: Sequence[message_pb2.Message]) -> 
             said.extend(_result(part.tool_result) for part in message.parts if part.HasField("tool_result"))
         else:
             role = "system" if message.role == message_pb2.ROLE_SYSTEM else "user"
-            said.append({"role": role, "content": _content(message.parts)})
+            said.append({"role": role, "content": content(message.parts, text=_text, blob=_blob)})
     return said
 
 
@@ -92,13 +93,6 @@ def _call(call: message_pb2.ToolCall) -> Body:
 
 def _result(result: message_pb2.ToolResult) -> Body:
     return {"role": "tool", "tool_call_id": result.call.call_id, "content": result_text(result)}
-
-
-def _content(parts: Sequence[message_pb2.Part]) -> str | list[Body]:
-    if not any(part.HasField("blob") for part in parts):
-        return "\n".join(filter(None, (in_words(part) for part in parts)))
-    pieces = (_blob(part.blob) if part.HasField("blob") else _text(in_words(part)) for part in parts)
-    return [piece for piece in pieces if piece != _text("")]
 
 
 def _text(text: str) -> Body:

@@ -12,6 +12,7 @@ from bough_server.models.wording import (
     Body,
     arguments_text,
     blob_in_words,
+    content,
     data_uri,
     further_settings,
     in_words,
@@ -75,7 +76,7 @@ def input_items(messages: Sequence[message_pb2.Message], *, name: str = "") -> l
             items.extend(_result(part.tool_result) for part in message.parts if part.HasField("tool_result"))
         else:
             role = "system" if message.role == message_pb2.ROLE_SYSTEM else "user"
-            items.append({"role": role, "content": _content(message.parts)})
+            items.append({"role": role, "content": content(message.parts, text=_text, blob=_blob)})
     return items
 
 
@@ -108,13 +109,6 @@ def _reasoning(thought: message_pb2.Reasoning) -> Body:
 
 def _result(result: message_pb2.ToolResult) -> Body:
     return {"type": "function_call_output", "call_id": result.call.call_id, "output": result_text(result)}
-
-
-def _content(parts: Sequence[message_pb2.Part]) -> str | list[Body]:
-    if not any(part.HasField("blob") for part in parts):
-        return "\n".join(filter(None, (in_words(part) for part in parts)))
-    pieces = (_blob(part.blob) if part.HasField("blob") else _text(in_words(part)) for part in parts)
-    return [piece for piece in pieces if piece != _text("")]
 
 
 def _text(text: str) -> Body:

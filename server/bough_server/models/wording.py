@@ -2,7 +2,7 @@
 
 import base64
 import json
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Sequence
 from typing import TypeAlias
 
 from bough.v1 import message_pb2
@@ -20,6 +20,16 @@ def result_text(result: message_pb2.ToolResult) -> str:
     if result.HasField("error"):
         return f"Error: {result.error.message}"
     return "\n".join(filter(None, (in_words(part) for part in result.parts)))
+
+
+def content(
+    parts: Sequence[message_pb2.Part], *, text: Callable[[str], Body], blob: Callable[[message_pb2.Blob], Body]
+) -> str | list[Body]:
+    """What a message says: one text or, where there are files, pieces as an API words them, empty texts left out."""
+    if not any(part.HasField("blob") for part in parts):
+        return "\n".join(filter(None, (in_words(part) for part in parts)))
+    pieces = (blob(part.blob) if part.HasField("blob") else text(in_words(part)) for part in parts)
+    return [piece for piece in pieces if piece != text("")]
 
 
 def arguments_text(text: str) -> str:
