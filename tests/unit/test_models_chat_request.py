@@ -2,13 +2,17 @@
 
 import base64
 import json
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
 
 import pytest
 
 from bough.v1 import agent_pb2, error_pb2, message_pb2
 from bough_server.models.chat_request import chat_body, chat_messages
 from bough_server.models.model import ToolSpec
-from bough_server.models.wording import BadSettings, result_text
+from bough_server.models.responses_request import responses_body
+from bough_server.models.wording import BadSettings, Body, result_text
 from tests.support.model_calls import asking, assistant, call, tool_result, user
 
 UNKNOWN = "application/octet-stream"
@@ -141,6 +145,15 @@ def test_what_is_not_set_is_not_sent() -> None:
         "stream": True,
         "stream_options": {"include_usage": True},
     }
+
+
+@pytest.mark.parametrize("body_of", [chat_body, partial(responses_body, name="m")])
+def test_a_call_that_is_required_is_asked_for_whatever_the_settings_say(body_of: Callable[..., Body]) -> None:
+    tools = [ToolSpec(name="t", description="", input_schema_json="")]
+    request = asking(tools=tools, settings=agent_pb2.ModelSettings(extra_json='{"tool_choice": "none"}'))
+    assert body_of(request, model="m")["tool_choice"] == "none"
+    assert body_of(replace(request, tool_choice="required"), model="m")["tool_choice"] == "required"
+    assert "tool_choice" not in body_of(asking(tools=tools), model="m")
 
 
 def test_a_tool_without_a_schema_takes_an_object() -> None:

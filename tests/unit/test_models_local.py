@@ -2,6 +2,7 @@
 
 import json
 import sys
+from dataclasses import replace
 from importlib.machinery import ModuleSpec
 from pathlib import Path
 
@@ -93,6 +94,12 @@ def test_a_tool_is_offered_until_it_has_a_result_in_the_turn() -> None:
     assert [name for name, _, _ in open_offers(asking(*history, tools=tools))] == ["call_writer"]
     again = asking(*history, assistant("An oak."), user("two"), tools=tools)
     assert [name for name, _, _ in open_offers(again)] == ["lookup", "call_writer"]
+
+
+def test_where_a_call_is_required_tools_that_have_answered_are_offered_again() -> None:
+    request = asking(user("What is an oak?"), assistant("", MADE), tool_result(MADE, "a tree"), tools=[LOOKUP])
+    assert open_offers(request) == []
+    assert [name for name, _, _ in open_offers(replace(request, tool_choice="required"))] == ["lookup"]
 
 
 def test_a_turn_begins_at_the_users_last_message_and_counts_the_models_answers() -> None:

@@ -58,6 +58,8 @@ def chat_body(request: ModelRequest, *, model: str, structured_output: bool = Tr
     if request.tools:
         body["tools"] = [_tool(tool) for tool in request.tools]
     body |= _settings(request.settings)
+    if request.tool_choice == "required":
+        body["tool_choice"] = "required"  # whatever the settings say: an answer in words is none
     return body | {"response_format": chat_format(schema)} if schema and structured_output else body
 
 

@@ -156,9 +156,14 @@ class LocalModel:
 
 
 def open_offers(request: ModelRequest) -> list[_Offer]:
-    """The tools that the model may call now: the first few that have given no result since the user's last message."""
+    """The tools that the model may call now: the first few that have given no result since the user's last message.
+
+    Where it has to call one and all have given a result, those are the first few of all.
+    """
     answered = answered_tools(current_turn(request.messages))
     waiting: list[ToolSpec] = [tool for tool in request.tools if tool.name not in answered]
+    if not waiting and request.tool_choice == "required":
+        waiting = list(request.tools)
     return [(tool.name, tool.description, arguments_schema(tool.input_schema_json)) for tool in waiting[:_MOST_TOOLS]]
 
 

@@ -2,7 +2,7 @@
 
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Literal, Protocol
 
 from bough.v1 import agent_pb2, message_pb2, step_pb2
 
@@ -23,6 +23,8 @@ class ModelRequest:
     messages: Sequence[message_pb2.Message]
     instruction: str = ""
     tools: Sequence[ToolSpec] = ()
+    tool_choice: Literal["auto", "required"] = "auto"
+    """Whether it may answer in words, or has to call one of the tools, of which there is one then at least."""
     settings: agent_pb2.ModelSettings = field(default_factory=agent_pb2.ModelSettings)
     output_schema_json: str = ""
     """What an answer in words has to fit instead, if anything. Whether it does is judged by whoever asks."""

@@ -60,6 +60,8 @@ def responses_body(
     if request.tools:
         body["tools"] = [_tool(tool) for tool in request.tools]
     body |= _settings(request.settings)
+    if request.tool_choice == "required":
+        body["tool_choice"] = "required"  # whatever the settings say: an answer in words is none
     if schema and structured_output:
         told = body.get("text")
         body["text"] = {**(told if isinstance(told, dict) else {}), "format": responses_format(schema)}
