@@ -1382,12 +1382,21 @@ class LlmStarted(_message.Message):
     PROVIDER_FIELD_NUMBER: _builtins.int
     MESSAGE_COUNT_FIELD_NUMBER: _builtins.int
     TOOL_NAMES_FIELD_NUMBER: _builtins.int
+    RESERVED_TOKENS_FIELD_NUMBER: _builtins.int
+    RESERVED_COST_MICROS_FIELD_NUMBER: _builtins.int
     model: _builtins.str
     """The model, as the definition names it."""
     provider: _builtins.str
     """The provider, as configured."""
     message_count: _builtins.int
     """How many messages are sent, the instruction included."""
+    reserved_tokens: _builtins.int
+    """What the call reserved of the bounds of tokens above it: an estimate of its request, and the most that it may write
+    where that is set. 0 where no bound of tokens or cost holds above it. It stays reserved until the call ends, and
+    counts for good where nobody reports what its last attempt used.
+    """
+    reserved_cost_micros: _builtins.int
+    """The same at the price of the model that is asked first; 0 where it has none."""
     @_builtins.property
     def tool_names(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """The tools that are offered, in order."""
@@ -1399,10 +1408,12 @@ class LlmStarted(_message.Message):
         provider: _builtins.str = ...,
         message_count: _builtins.int = ...,
         tool_names: _abc.Iterable[_builtins.str] | None = ...,
+        reserved_tokens: _builtins.int = ...,
+        reserved_cost_micros: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["message_count", b"message_count", "model", b"model", "provider", b"provider", "tool_names", b"tool_names"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["message_count", b"message_count", "model", b"model", "provider", b"provider", "reserved_cost_micros", b"reserved_cost_micros", "reserved_tokens", b"reserved_tokens", "tool_names", b"tool_names"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

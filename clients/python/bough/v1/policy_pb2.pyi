@@ -117,7 +117,9 @@ class Limits(_message.Message):
     tool_calls: _builtins.int
     """Tool calls, calls of linked agents included."""
     tokens: _builtins.int
-    """Tokens of model calls, input and output. A call begins only where an estimate of what it is asked is left."""
+    """Tokens of model calls, input and output. A call begins only where an estimate of what it is asked is left; it may go
+    beyond the bound by what its answer is longer than the estimate.
+    """
     cost_micros: _builtins.int
     """What model calls cost, in millionths of the prices' currency. Calls of models without a price cost nothing."""
     depth: _builtins.int
@@ -125,7 +127,9 @@ class Limits(_message.Message):
     handoffs: _builtins.int
     """Transfers from one agent to another; 20 in a run where it says nothing."""
     parallel: _builtins.int
-    """Model calls and tools that run at once; further ones wait."""
+    """Model calls and tools that run at once, retries included; further ones wait, first come, first served. Calls of
+    agents, what clients run and what waits for an approval do not count. 0 refuses all of them.
+    """
     @_builtins.property
     def wall_duration(self) -> _duration_pb2.Duration:
         """Time on the wall from the start of the subtree."""
