@@ -27,7 +27,7 @@ from google.protobuf import duration_pb2 as google_dot_protobuf_dot_duration__pb
 from google.protobuf import timestamp_pb2 as google_dot_protobuf_dot_timestamp__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x16\x62ough/v1/message.proto\x12\x08\x62ough.v1\x1a\x14\x62ough/v1/error.proto\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"\xe9\x01\n\x07Message\x12\x12\n\nmessage_id\x18\x01 \x01(\t\x12\x1c\n\x04role\x18\x02 \x01(\x0e\x32\x0e.bough.v1.Role\x12#\n\x04kind\x18\x03 \x01(\x0e\x32\x15.bough.v1.MessageKind\x12\x0e\n\x06\x61uthor\x18\x04 \x01(\t\x12\x1d\n\x05parts\x18\x05 \x03(\x0b\x32\x0e.bough.v1.Part\x12\x15\n\rinvocation_id\x18\x06 \x01(\t\x12/\n\x0b\x63reate_time\x18\x07 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x10\n\x08position\x18\x08 \x01(\x03\"\xe2\x02\n\x04Part\x12\x0e\n\x04text\x18\x01 \x01(\tH\x00\x12(\n\treasoning\x18\x02 \x01(\x0b\x32\x13.bough.v1.ReasoningH\x00\x12\x1e\n\x04\x62lob\x18\x03 \x01(\x0b\x32\x0e.bough.v1.BlobH\x00\x12\x13\n\tdata_json\x18\x04 \x01(\tH\x00\x12\'\n\ttool_call\x18\x05 \x01(\x0b\x32\x12.bough.v1.ToolCallH\x00\x12+\n\x0btool_result\x18\x06 \x01(\x0b\x32\x14.bough.v1.ToolResultH\x00\x12.\n\x08metadata\x18\x0c \x03(\x0b\x32\x1c.bough.v1.Part.MetadataEntry\x12\x11\n\ttruncated\x18\r \x01(\x08\x12\x16\n\x0eoriginal_bytes\x18\x0e \x01(\x03\x1a/\n\rMetadataEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\x42\t\n\x07\x63ontent\"c\n\tReasoning\x12\x0c\n\x04text\x18\x01 \x01(\t\x12\x11\n\tsignature\x18\x02 \x01(\t\x12\x11\n\tencrypted\x18\x03 \x01(\t\x12\x13\n\x0bprovider_id\x18\x04 \x01(\t\x12\r\n\x05model\x18\x05 \x01(\t\"i\n\x04\x42lob\x12\x0e\n\x04\x64\x61ta\x18\x01 \x01(\x0cH\x00\x12\r\n\x03uri\x18\x02 \x01(\tH\x00\x12\x12\n\nmedia_type\x18\x03 \x01(\t\x12\x10\n\x08\x66ilename\x18\x04 \x01(\t\x12\x12\n\nsize_bytes\x18\x05 \x01(\x03\x42\x08\n\x06source\"[\n\x08ToolCall\x12\x0f\n\x07\x63\x61ll_id\x18\x01 \x01(\t\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\x16\n\x0e\x61rguments_json\x18\x03 \x01(\t\x12\x18\n\x10provider_call_id\x18\x04 \x01(\t\"\xbc\x02\n\nToolResult\x12 \n\x04\x63\x61ll\x18\x01 \x01(\x0b\x32\x12.bough.v1.ToolCall\x12\x1d\n\x05parts\x18\x02 \x03(\x0b\x32\x0e.bough.v1.Part\x12#\n\x05\x65rror\x18\x03 \x01(\x0b\x32\x14.bough.v1.AgentError\x12.\n\nstart_time\x18\x04 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12*\n\x07latency\x18\x05 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\r\n\x05\x61gent\x18\x06 \x01(\t\x12\x15\n\rinvocation_id\x18\x07 \x01(\t\x12\x1b\n\x13\x63hild_invocation_id\x18\x08 \x01(\t\x12\x11\n\ttruncated\x18\t \x01(\x08\x12\x16\n\x0eoriginal_bytes\x18\n \x01(\x03\"\xf1\x02\n\x05Usage\x12\x19\n\x0cinput_tokens\x18\x01 \x01(\x03H\x00\x88\x01\x01\x12 \n\x13\x63\x61\x63hed_input_tokens\x18\x02 \x01(\x03H\x01\x88\x01\x01\x12\x1a\n\routput_tokens\x18\x03 \x01(\x03H\x02\x88\x01\x01\x12\x1d\n\x10reasoning_tokens\x18\x04 \x01(\x03H\x03\x88\x01\x01\x12\x19\n\x0ctotal_tokens\x18\x05 \x01(\x03H\x04\x88\x01\x01\x12\x13\n\x0bmodel_calls\x18\x06 \x01(\x05\x12!\n\x19model_calls_without_usage\x18\x07 \x01(\x05\x12\x12\n\ntool_calls\x18\x08 \x01(\x05\x12\x18\n\x0b\x63ost_micros\x18\t \x01(\x03H\x05\x88\x01\x01\x42\x0f\n\r_input_tokensB\x16\n\x14_cached_input_tokensB\x10\n\x0e_output_tokensB\x13\n\x11_reasoning_tokensB\x0f\n\r_total_tokensB\x0e\n\x0c_cost_micros*_\n\x04Role\x12\x14\n\x10ROLE_UNSPECIFIED\x10\x00\x12\r\n\tROLE_USER\x10\x01\x12\x12\n\x0eROLE_ASSISTANT\x10\x02\x12\r\n\tROLE_TOOL\x10\x03\x12\x0f\n\x0bROLE_SYSTEM\x10\x04*\xd6\x01\n\x0bMessageKind\x12\x1c\n\x18MESSAGE_KIND_UNSPECIFIED\x10\x00\x12\x15\n\x11MESSAGE_KIND_USER\x10\x01\x12\x1a\n\x16MESSAGE_KIND_ASSISTANT\x10\x02\x12\x15\n\x11MESSAGE_KIND_TOOL\x10\x03\x12\x1f\n\x1bMESSAGE_KIND_SUB_AGENT_USER\x10\x04\x12$\n MESSAGE_KIND_SUB_AGENT_ASSISTANT\x10\x05\x12\x18\n\x14MESSAGE_KIND_SUMMARY\x10\x06\x42\x38Z6github.com/bough-dev/bough/clients/go/bough/v1;boughv1b\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x16\x62ough/v1/message.proto\x12\x08\x62ough.v1\x1a\x14\x62ough/v1/error.proto\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"\x93\x02\n\x07Message\x12\x12\n\nmessage_id\x18\x01 \x01(\t\x12\x1c\n\x04role\x18\x02 \x01(\x0e\x32\x0e.bough.v1.Role\x12#\n\x04kind\x18\x03 \x01(\x0e\x32\x15.bough.v1.MessageKind\x12\x0e\n\x06\x61uthor\x18\x04 \x01(\t\x12\x1d\n\x05parts\x18\x05 \x03(\x0b\x32\x0e.bough.v1.Part\x12\x15\n\rinvocation_id\x18\x06 \x01(\t\x12/\n\x0b\x63reate_time\x18\x07 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x10\n\x08position\x18\x08 \x01(\x03\x12(\n\nsummarized\x18\t \x01(\x0b\x32\x14.bough.v1.Summarized\"N\n\nSummarized\x12\x15\n\rfrom_position\x18\x01 \x01(\x03\x12\x13\n\x0bto_position\x18\x02 \x01(\x03\x12\x14\n\x0cis_of_branch\x18\x03 \x01(\x08\"\xe2\x02\n\x04Part\x12\x0e\n\x04text\x18\x01 \x01(\tH\x00\x12(\n\treasoning\x18\x02 \x01(\x0b\x32\x13.bough.v1.ReasoningH\x00\x12\x1e\n\x04\x62lob\x18\x03 \x01(\x0b\x32\x0e.bough.v1.BlobH\x00\x12\x13\n\tdata_json\x18\x04 \x01(\tH\x00\x12\'\n\ttool_call\x18\x05 \x01(\x0b\x32\x12.bough.v1.ToolCallH\x00\x12+\n\x0btool_result\x18\x06 \x01(\x0b\x32\x14.bough.v1.ToolResultH\x00\x12.\n\x08metadata\x18\x0c \x03(\x0b\x32\x1c.bough.v1.Part.MetadataEntry\x12\x11\n\ttruncated\x18\r \x01(\x08\x12\x16\n\x0eoriginal_bytes\x18\x0e \x01(\x03\x1a/\n\rMetadataEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\x42\t\n\x07\x63ontent\"c\n\tReasoning\x12\x0c\n\x04text\x18\x01 \x01(\t\x12\x11\n\tsignature\x18\x02 \x01(\t\x12\x11\n\tencrypted\x18\x03 \x01(\t\x12\x13\n\x0bprovider_id\x18\x04 \x01(\t\x12\r\n\x05model\x18\x05 \x01(\t\"i\n\x04\x42lob\x12\x0e\n\x04\x64\x61ta\x18\x01 \x01(\x0cH\x00\x12\r\n\x03uri\x18\x02 \x01(\tH\x00\x12\x12\n\nmedia_type\x18\x03 \x01(\t\x12\x10\n\x08\x66ilename\x18\x04 \x01(\t\x12\x12\n\nsize_bytes\x18\x05 \x01(\x03\x42\x08\n\x06source\"[\n\x08ToolCall\x12\x0f\n\x07\x63\x61ll_id\x18\x01 \x01(\t\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\x16\n\x0e\x61rguments_json\x18\x03 \x01(\t\x12\x18\n\x10provider_call_id\x18\x04 \x01(\t\"\xbc\x02\n\nToolResult\x12 \n\x04\x63\x61ll\x18\x01 \x01(\x0b\x32\x12.bough.v1.ToolCall\x12\x1d\n\x05parts\x18\x02 \x03(\x0b\x32\x0e.bough.v1.Part\x12#\n\x05\x65rror\x18\x03 \x01(\x0b\x32\x14.bough.v1.AgentError\x12.\n\nstart_time\x18\x04 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12*\n\x07latency\x18\x05 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\r\n\x05\x61gent\x18\x06 \x01(\t\x12\x15\n\rinvocation_id\x18\x07 \x01(\t\x12\x1b\n\x13\x63hild_invocation_id\x18\x08 \x01(\t\x12\x11\n\ttruncated\x18\t \x01(\x08\x12\x16\n\x0eoriginal_bytes\x18\n \x01(\x03\"\xf1\x02\n\x05Usage\x12\x19\n\x0cinput_tokens\x18\x01 \x01(\x03H\x00\x88\x01\x01\x12 \n\x13\x63\x61\x63hed_input_tokens\x18\x02 \x01(\x03H\x01\x88\x01\x01\x12\x1a\n\routput_tokens\x18\x03 \x01(\x03H\x02\x88\x01\x01\x12\x1d\n\x10reasoning_tokens\x18\x04 \x01(\x03H\x03\x88\x01\x01\x12\x19\n\x0ctotal_tokens\x18\x05 \x01(\x03H\x04\x88\x01\x01\x12\x13\n\x0bmodel_calls\x18\x06 \x01(\x05\x12!\n\x19model_calls_without_usage\x18\x07 \x01(\x05\x12\x12\n\ntool_calls\x18\x08 \x01(\x05\x12\x18\n\x0b\x63ost_micros\x18\t \x01(\x03H\x05\x88\x01\x01\x42\x0f\n\r_input_tokensB\x16\n\x14_cached_input_tokensB\x10\n\x0e_output_tokensB\x13\n\x11_reasoning_tokensB\x0f\n\r_total_tokensB\x0e\n\x0c_cost_micros*_\n\x04Role\x12\x14\n\x10ROLE_UNSPECIFIED\x10\x00\x12\r\n\tROLE_USER\x10\x01\x12\x12\n\x0eROLE_ASSISTANT\x10\x02\x12\r\n\tROLE_TOOL\x10\x03\x12\x0f\n\x0bROLE_SYSTEM\x10\x04*\xd6\x01\n\x0bMessageKind\x12\x1c\n\x18MESSAGE_KIND_UNSPECIFIED\x10\x00\x12\x15\n\x11MESSAGE_KIND_USER\x10\x01\x12\x1a\n\x16MESSAGE_KIND_ASSISTANT\x10\x02\x12\x15\n\x11MESSAGE_KIND_TOOL\x10\x03\x12\x1f\n\x1bMESSAGE_KIND_SUB_AGENT_USER\x10\x04\x12$\n MESSAGE_KIND_SUB_AGENT_ASSISTANT\x10\x05\x12\x18\n\x14MESSAGE_KIND_SUMMARY\x10\x06\x42\x38Z6github.com/bough-dev/bough/clients/go/bough/v1;boughv1b\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -37,24 +37,26 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['DESCRIPTOR']._serialized_options = b'Z6github.com/bough-dev/bough/clients/go/bough/v1;boughv1'
   _globals['_PART_METADATAENTRY']._loaded_options = None
   _globals['_PART_METADATAENTRY']._serialized_options = b'8\001'
-  _globals['_ROLE']._serialized_start=1708
-  _globals['_ROLE']._serialized_end=1803
-  _globals['_MESSAGEKIND']._serialized_start=1806
-  _globals['_MESSAGEKIND']._serialized_end=2020
+  _globals['_ROLE']._serialized_start=1830
+  _globals['_ROLE']._serialized_end=1925
+  _globals['_MESSAGEKIND']._serialized_start=1928
+  _globals['_MESSAGEKIND']._serialized_end=2142
   _globals['_MESSAGE']._serialized_start=124
-  _globals['_MESSAGE']._serialized_end=357
-  _globals['_PART']._serialized_start=360
-  _globals['_PART']._serialized_end=714
-  _globals['_PART_METADATAENTRY']._serialized_start=656
-  _globals['_PART_METADATAENTRY']._serialized_end=703
-  _globals['_REASONING']._serialized_start=716
-  _globals['_REASONING']._serialized_end=815
-  _globals['_BLOB']._serialized_start=817
-  _globals['_BLOB']._serialized_end=922
-  _globals['_TOOLCALL']._serialized_start=924
-  _globals['_TOOLCALL']._serialized_end=1015
-  _globals['_TOOLRESULT']._serialized_start=1018
-  _globals['_TOOLRESULT']._serialized_end=1334
-  _globals['_USAGE']._serialized_start=1337
-  _globals['_USAGE']._serialized_end=1706
+  _globals['_MESSAGE']._serialized_end=399
+  _globals['_SUMMARIZED']._serialized_start=401
+  _globals['_SUMMARIZED']._serialized_end=479
+  _globals['_PART']._serialized_start=482
+  _globals['_PART']._serialized_end=836
+  _globals['_PART_METADATAENTRY']._serialized_start=778
+  _globals['_PART_METADATAENTRY']._serialized_end=825
+  _globals['_REASONING']._serialized_start=838
+  _globals['_REASONING']._serialized_end=937
+  _globals['_BLOB']._serialized_start=939
+  _globals['_BLOB']._serialized_end=1044
+  _globals['_TOOLCALL']._serialized_start=1046
+  _globals['_TOOLCALL']._serialized_end=1137
+  _globals['_TOOLRESULT']._serialized_start=1140
+  _globals['_TOOLRESULT']._serialized_end=1456
+  _globals['_USAGE']._serialized_start=1459
+  _globals['_USAGE']._serialized_end=1828
 # @@protoc_insertion_point(module_scope)

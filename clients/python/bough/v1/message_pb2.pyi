@@ -108,6 +108,7 @@ class Message(_message.Message):
     INVOCATION_ID_FIELD_NUMBER: _builtins.int
     CREATE_TIME_FIELD_NUMBER: _builtins.int
     POSITION_FIELD_NUMBER: _builtins.int
+    SUMMARIZED_FIELD_NUMBER: _builtins.int
     message_id: _builtins.str
     """UUIDv5 of the run's key root and the effect's key with the message's kind; empty in a request."""
     role: Global___Role.ValueType
@@ -128,6 +129,10 @@ class Message(_message.Message):
     def create_time(self) -> _timestamp_pb2.Timestamp:
         """When it was said."""
 
+    @_builtins.property
+    def summarized(self) -> Global___Summarized:
+        """Of a summary: what it stands for; unset on every other message."""
+
     def __init__(
         self,
         *,
@@ -139,14 +144,47 @@ class Message(_message.Message):
         invocation_id: _builtins.str = ...,
         create_time: _timestamp_pb2.Timestamp | None = ...,
         position: _builtins.int = ...,
+        summarized: Global___Summarized | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["create_time", b"create_time"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["create_time", b"create_time", "summarized", b"summarized"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["author", b"author", "create_time", b"create_time", "invocation_id", b"invocation_id", "kind", b"kind", "message_id", b"message_id", "parts", b"parts", "position", b"position", "role", b"role"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["author", b"author", "create_time", b"create_time", "invocation_id", b"invocation_id", "kind", b"kind", "message_id", b"message_id", "parts", b"parts", "position", b"position", "role", b"role", "summarized", b"summarized"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Message: _TypeAlias = Message  # noqa: Y015
+
+@_typing.final
+class Summarized(_message.Message):
+    """What a summary stands for: those messages of its session that its author saw, between two positions. The messages
+    themselves stay in the session; other agents go on seeing them.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    FROM_POSITION_FIELD_NUMBER: _builtins.int
+    TO_POSITION_FIELD_NUMBER: _builtins.int
+    IS_OF_BRANCH_FIELD_NUMBER: _builtins.int
+    from_position: _builtins.int
+    """The position of the first one; 0 where it stands for none of the session."""
+    to_position: _builtins.int
+    """The position of the last one; 0 where it stands for none of the session."""
+    is_of_branch: _builtins.bool
+    """Whether its author saw those of its own branch alone. Who sees the whole session goes on without such a summary."""
+    def __init__(
+        self,
+        *,
+        from_position: _builtins.int = ...,
+        to_position: _builtins.int = ...,
+        is_of_branch: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["from_position", b"from_position", "is_of_branch", b"is_of_branch", "to_position", b"to_position"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Summarized: _TypeAlias = Summarized  # noqa: Y015
 
 @_typing.final
 class Part(_message.Message):
