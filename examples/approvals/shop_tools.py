@@ -36,7 +36,8 @@ def refund(order_id: str, amount: float, ctx: ToolContext) -> str:
     return f"{amount:g} EUR are paid back for order {order_id}, receipt {ctx.idempotency_key[:8]}."
 
 
-# The client knows this tool by its name and runs it; this function is only what models are told of it.
+# The client knows this tool by its name and runs it; this function is only what models are told of it. It is never
+# called, so it has no body.
 @tool(execution="client", answer_within=DAY)
 def read_card(reader: str) -> str:
     """Reads the customer's card, and gives its last four digits.
@@ -44,7 +45,6 @@ def read_card(reader: str) -> str:
     Args:
         reader: Which card reader, such as "counter".
     """
-    raise NotImplementedError("the client reads cards")
 
 
 @agent
