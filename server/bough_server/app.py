@@ -70,6 +70,7 @@ class App:
         self.settings, self.store, self.registry, self.runs = settings, store, registry, runs
         self._server, self._health = server, Health()
         self._stopping: asyncio.Task[None] | None = None
+        self._watching: asyncio.Task[None] | None = None
         self.address = ""
         """HOST:PORT, with the port that was bound."""
 
@@ -124,6 +125,7 @@ class App:
         await self._server.start()
         self.address = f"{host}:{port}"
         await self._health.serving()
+        self._watching = asyncio.create_task(self._health.follow(self.store.writing.turns()))
 
     async def serve(self, *, ready_file: Path | None = None, announce: Callable[[str], None] | None = None) -> None:
         """Serves until SIGINT or SIGTERM, then drains; a second one ends the drain's grace.
@@ -165,6 +167,9 @@ class App:
         await asyncio.shield(self._stopping)
 
     async def _stop(self, grace: float) -> None:
+        if self._watching is not None:
+            self._watching.cancel()
+            await asyncio.wait({self._watching})
         await self._health.stopping()
         await self.runs.drain(grace)
         await self._server.stop(CLOSE_SECONDS)

@@ -125,6 +125,7 @@ async def test_a_fork_in_doubt_happens_once(store: Store, doubt: Doubt) -> None:
     new_fork = fork.of(origin, 1)
     await _in_vain(lambda: store.log.fork(new_fork), doubt)
     assert await store.runs.find_request(ANNE, "fork") is None
+    await store.leases.renew("worker")  # the disk is well again, and so is tried again
     await _in_doubt(lambda: store.log.fork(new_fork), doubt)
     made = fork.next(completed(text("So.", "ASSISTANT")))
     await store.log.append(fork.run_id, epoch=1, records=made)

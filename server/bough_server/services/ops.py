@@ -1,6 +1,6 @@
 """What operators' tools ask of any gRPC server: health for each service and for all, and reflection."""
 
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
 from typing import Final
 
 from grpc import aio
@@ -31,6 +31,12 @@ class Health:
     async def serving(self) -> None:
         """Everything is up."""
         await self._set_all(health_pb2.HealthCheckResponse.SERVING)
+
+    async def follow(self, turns: AsyncIterator[bool]) -> None:
+        """SERVING while the last turn is true, NOT_SERVING while it is false; without an end."""
+        response = health_pb2.HealthCheckResponse
+        async for is_serving in turns:
+            await self._set_all(response.SERVING if is_serving else response.NOT_SERVING)
 
     async def stopping(self) -> None:
         """From now on NOT_SERVING, for good."""

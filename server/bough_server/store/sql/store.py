@@ -19,6 +19,7 @@ from bough_server.store.sql.schema import make_folder, migrate, opening
 from bough_server.store.sql.sessions import SqlSessions
 from bough_server.store.sql.write_queue import WriteQueue
 from bough_server.store.sql.writer import CommitHooks
+from bough_server.store.sql.writing import STALL_SECONDS, Writing
 from bough_server.store.window import Windows
 
 WINDOW_BYTES: Final = 8 * 1024 * 1024
@@ -33,7 +34,14 @@ class Store:
     """Every port of the store, on one file that this process alone writes; closed at the end of `async with`."""
 
     def __init__(
-        self, lock: FileLock, queue: WriteQueue, readers: Readers, windows: Windows, *, crashed: frozenset[str]
+        self,
+        lock: FileLock,
+        queue: WriteQueue,
+        readers: Readers,
+        *,
+        windows: Windows,
+        writing: Writing,
+        crashed: frozenset[str],
     ) -> None:
         self.log = SqlEventLog(queue, readers, windows)
         self.runs = SqlRunIndex(readers)
@@ -43,6 +51,7 @@ class Store:
         self.usage = SqlUsageLedger(readers)
         self.leases = SqlLease(queue, readers, crashed)
         self.mailbox = SqlMailbox(queue, readers)
+        self.writing = writing
         self._lock, self._queue, self._readers = lock, queue, readers
 
     async def __aenter__(self) -> Self:
@@ -70,13 +79,14 @@ def open_store(
     window_bytes: int = WINDOW_BYTES,
     busy_timeout: float = BUSY_TIMEOUT,
     retry_delays: Sequence[float] = RETRY_DELAYS,
+    stall_seconds: float = STALL_SECONDS,
     hooks: CommitHooks | None = None,
 ) -> Store:
     """Opens a database file, made or migrated where it has to be.
 
-    `busy_timeout` and `retry_delays` (seconds) bound how long a commit that fails is tried again. Raises
-    ConfigurationError, with what to do, where the file cannot be used: another process has it, it is newer than this
-    version, no database, or not writable.
+    `busy_timeout` and `retry_delays` (seconds) bound how long a commit that fails is tried again; one that takes longer
+    than `stall_seconds` is taken for a disk that does not answer. Raises ConfigurationError, with what to do, where the
+    file cannot be used: another process has it, it is newer than this version, no database, or not writable.
     """
     path = database_path(url)
     make_folder(path)
@@ -94,9 +104,10 @@ def open_store(
         lock.release()
         raise
     windows = Windows(window_bytes)
-    queue = WriteQueue(engine, windows, retry_delays=retry_delays, hooks=hooks or CommitHooks())
+    writing = Writing(stall_seconds=stall_seconds)
+    queue = WriteQueue(engine, windows, writing, retry_delays=retry_delays, hooks=hooks or CommitHooks())
     readers = Readers(path, threads=READER_THREADS, busy_timeout=busy_timeout)
-    return Store(lock, queue, readers, windows, crashed=crashed)
+    return Store(lock, queue, readers, windows=windows, writing=writing, crashed=crashed)
 
 
 def _synchronous(connection: Connection) -> int:

@@ -11,7 +11,8 @@ from bough_server.errors import ServerStopping, StorageFailed
 from bough_server.store.ports import Record
 from bough_server.store.sql.heads import Heads
 from bough_server.store.sql.jobs import Append, Command, Settled
-from bough_server.store.sql.writer import CommitHooks, WriterThread
+from bough_server.store.sql.writer import CommitHooks, Job, WriterThread
+from bough_server.store.sql.writing import Writing
 from bough_server.store.window import Windows
 
 T = TypeVar("T")
@@ -20,12 +21,23 @@ T = TypeVar("T")
 class WriteQueue:
     """Takes writes in their order and tells their outcome; what was committed it shows to readers first."""
 
-    def __init__(self, engine: Engine, windows: Windows, *, retry_delays: Sequence[float], hooks: CommitHooks) -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        windows: Windows,
+        writing: Writing,
+        *,
+        retry_delays: Sequence[float],
+        hooks: CommitHooks,
+    ) -> None:
         self.heads = Heads()
-        self._engine, self._windows = engine, windows
+        self._engine, self._windows, self._writing = engine, windows, writing
         self._pending_bytes = 0
         self._is_closed = False
-        self._writer = WriterThread(engine, self.heads, settle=self._settle, retry_delays=retry_delays, hooks=hooks)
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._writer = WriterThread(
+            engine, self.heads, settle=self._settle, tell=self._tell, retry_delays=retry_delays, hooks=hooks
+        )
 
     @property
     def pending_bytes(self) -> int:
@@ -40,7 +52,7 @@ class WriteQueue:
             return future
         append = Append(run_id, epoch, records, future)
         self._pending_bytes += append.size
-        self._writer.submit(append)
+        self._submit(append)
         return future
 
     async def execute(
@@ -49,20 +61,32 @@ class WriteQueue:
         """Runs a transaction on the writer's thread and gives its result. Raises what it raises, and StorageFailed.
 
         `run_id` is the run whose log it writes to; `then` is called once it is committed, whether or not anybody still
-        waits for it.
+        waits for it. Where the disk does not answer, it is refused at once.
         """
         if self._is_closed:
             raise _stopping()
+        self._writing.check()
         future: asyncio.Future[T] = asyncio.get_running_loop().create_future()
-        self._writer.submit(Command(run, future, run_id=run_id, then=then))
+        self._submit(Command(run, future, run_id=run_id, then=then))
         return await future
 
     async def close(self) -> None:
         """Writes what is queued, refuses the rest, and sends every reader home."""
         self._is_closed = True
         await asyncio.to_thread(self._writer.close)
+        self._writing.close()
         self._windows.dismiss(_stopping())
         self._engine.dispose()
+
+    def _submit(self, job: Job) -> None:
+        self._loop = job.future.get_loop()
+        self._writing.begin()
+        self._writer.submit(job)
+
+    def _tell(self, is_failing: bool) -> None:
+        assert self._loop is not None, "what failed was submitted"
+        with suppress(RuntimeError):
+            self._loop.call_soon_threadsafe(self._writing.tell, is_failing)
 
     def _settle(self, settled: Sequence[Settled]) -> None:
         loop = settled[0].job.future.get_loop()
@@ -70,6 +94,7 @@ class WriteQueue:
             loop.call_soon_threadsafe(self._resolve, settled)
 
     def _resolve(self, settled: Sequence[Settled]) -> None:
+        self._writing.end(len(settled))
         for outcome in settled:
             job = outcome.job
             if isinstance(job, Append):

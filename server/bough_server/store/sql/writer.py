@@ -1,7 +1,8 @@
 """The one thread that writes: it takes whatever is queued into one transaction; it knows no event loop but by its jobs.
 
 A commit that fails is tried again in place, the same rows, a bounded number of times. What still fails stops its run's
-log and no other's: nothing later of that run is written under that owner's epoch.
+log and no other's: nothing later of that run is written under that owner's epoch. While writes fail, commands are tried
+once, and where nothing is queued the thread writes a row as it is, to find out when the disk is well again.
 """
 
 import queue
@@ -12,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 import structlog
-from sqlalchemy import Engine
+from sqlalchemy import Engine, text
 from sqlalchemy.exc import DBAPIError
 
 from bough_server.errors import BoughError, StorageFailed
@@ -25,6 +26,9 @@ Job = Append | Command[Any]
 
 MAX_GROUP_JOBS: Final = 1024
 MAX_GROUP_BYTES: Final = 8 * 1024 * 1024
+
+_PROBE_SECONDS: Final = 1.0
+_UNCHANGED: Final = text("UPDATE alembic_version SET version_num = version_num")
 
 _TRANSIENT: Final = frozenset(
     {
@@ -58,11 +62,13 @@ class WriterThread:
         heads: Heads,
         *,
         settle: Callable[[Sequence[Settled]], None],
+        tell: Callable[[bool], None],
         retry_delays: Sequence[float],
         hooks: CommitHooks,
     ) -> None:
-        self._engine, self._heads, self._settle, self._hooks = engine, heads, settle, hooks
+        self._engine, self._heads, self._settle, self._tell, self._hooks = engine, heads, settle, tell, hooks
         self._retry_delays = tuple(retry_delays)
+        self._is_failing = False
         self._queue: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
         self._closing = threading.Event()
         self._connection = engine.connect()
@@ -82,7 +88,7 @@ class WriterThread:
     def _work(self) -> None:
         is_open = True
         while is_open:
-            job = self._queue.get()
+            job = self._next()
             group: list[Job] = []
             size = 0
             while job is not None:
@@ -99,10 +105,45 @@ class WriterThread:
                 self._settle(self._commit(group))
         self._connection.close()
 
+    def _next(self) -> Job | None:
+        """The job that has waited longest; None to end."""
+        while self._is_failing:
+            try:
+                return self._queue.get(timeout=_PROBE_SECONDS)
+            except queue.Empty:
+                self._probe()
+        return self._queue.get()
+
+    def _probe(self) -> None:
+        """Writes what changes nothing, to see whether that can be written."""
+        try:
+            transaction = self._connection.begin()
+            self._connection.execute(_UNCHANGED)
+            if self._hooks.before is not None:
+                self._hooks.before()
+            transaction.commit()
+        except Exception as error:
+            _log.warning("storage still fails", error=str(error))
+            self._roll_back()
+        else:
+            self._turn(is_failing=False)
+
+    def _turn(self, *, is_failing: bool) -> None:
+        if is_failing != self._is_failing:
+            self._is_failing = is_failing
+            self._tell(is_failing)
+
     def _commit(self, group: Sequence[Job]) -> list[Settled]:
         """Commits a group, with patience; then whoever can be committed alone."""
+        settled = self._committed(group)
+        if any(one.error is None for one in settled):
+            self._turn(is_failing=False)
+        return settled
+
+    def _committed(self, group: Sequence[Job]) -> list[Settled]:
         error: Exception | None = None
-        for delay in (0.0, *self._retry_delays):
+        is_patient = not self._is_failing or any(isinstance(job, Append) for job in group)
+        for delay in (0.0, *(self._retry_delays if is_patient else ())):
             if delay:
                 self._closing.wait(delay)
             try:
@@ -225,6 +266,8 @@ class WriterThread:
     def _failed(self, job: Job, error: Exception) -> Settled:
         """Gives up a job; the driver's words go to the server's log only."""
         _log.error("write given up", run_id=job.run_id, exc_info=error)
+        if _is(error, _TRANSIENT):
+            self._turn(is_failing=True)
         failure = StorageFailed("The server could not write to its storage; its log says why.")
         if isinstance(job, Append):
             return Settled(job, error=self._heads.poison_of(job) or self._heads.poison(job, failure))
