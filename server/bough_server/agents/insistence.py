@@ -2,6 +2,7 @@
 
 import json
 import re
+from collections.abc import Sequence
 from typing import Final, NoReturn
 
 from bough.v1 import error_pb2, message_pb2
@@ -9,7 +10,7 @@ from bough_server.errors import RunError
 from bough_server.tools.arguments import schema_mistakes
 
 REPAIRS: Final = 2
-"""How often an answer that does not fit its schema is asked for again."""
+"""How often an answer that does not fit its schema, or that stands for a call, is asked for again."""
 
 _EMPTY: Final = "Your last answer was empty. Answer now, in words."
 _EMPTY_FORM: Final = "Your last answer was empty. Answer now, with one JSON object and nothing around it."
@@ -19,11 +20,15 @@ _LONGEST_MISTAKE: Final = 300
 
 
 class Insistence:
-    """What one invocation of an agent has asked again so far. Without a schema whatever says something is an answer."""
+    """What one invocation of an agent has asked again so far.
 
-    def __init__(self, agent: str, schema_json: str) -> None:
+    Without a schema whatever says something is an answer; where one of some tools must be called, words are none.
+    """
+
+    def __init__(self, agent: str, schema_json: str, *, must_call: Sequence[str] = ()) -> None:
         self._agent = agent
         self._schema_json = schema_json
+        self._must_call = " or ".join(f"`{name}`" for name in must_call)
         self._was_empty = False
         self._refused: list[message_pb2.Message] = []
         self._repairs = 0
@@ -41,9 +46,12 @@ class Insistence:
     def answer(self, said: message_pb2.Message) -> message_pb2.Message | None:
         """The answer in what a model said without calls; None where it is to be asked again.
 
-        Raises RunError INVALID_OUTPUT: it was empty twice, or did not fit after the repairs.
+        Raises RunError INVALID_OUTPUT: it was empty twice, or did not fit after the repairs, or no call came instead.
         """
         answer = spoken(said)
+        if self._must_call:
+            self._ask_for_call(said if answer is not None else None)
+            return None
         if answer is None:
             if self._was_empty:
                 self._give_up("gave an empty answer twice.")
@@ -65,6 +73,13 @@ class Insistence:
         again = f"Your answer does not fit: {mistakes}. Answer again, with one JSON object and nothing around it."
         self._refused += [said, _asked(again)]
         return None
+
+    def _ask_for_call(self, said: message_pb2.Message | None) -> None:
+        if self._repairs == REPAIRS:
+            self._give_up(f"answered {REPAIRS + 1} times without calling {self._must_call}.")
+        self._repairs += 1
+        again = _asked(f"Answer with a call of {self._must_call}, not in words.")
+        self._refused += [again] if said is None else [said, again]
 
     def _give_up(self, what: str) -> NoReturn:
         raise RunError(f"The model of {self._agent!r} {what}", reason=error_pb2.ERROR_REASON_INVALID_OUTPUT)

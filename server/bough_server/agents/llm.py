@@ -11,7 +11,7 @@ from bough_server.models.model import ModelRequest
 from bough_server.runtime.agent import Outcome, broke_loop, exited, llm_of
 from bough_server.runtime.children import hand_over
 from bough_server.runtime.context import Context
-from bough_server.tools.builtin import FINAL_ANSWER, action_of
+from bough_server.tools.builtin import PLAN, action_of, closing_output
 
 OnTransfer = Callable[[Context, event_pb2.Transfer, str], Awaitable[Outcome | None]]
 """What a transfer and the id of its call come to: how the agent ends, or None where it goes on."""
@@ -38,13 +38,19 @@ class LlmAgent:
     async def run(self, ctx: Context, input: message_pb2.Message, *, on_transfer: OnTransfer | None = None) -> Outcome:
         """Asks the model, runs what it calls, and asks again, until it answers without calls.
 
-        An answer that is empty, or does not fit the output schema, is asked for again. Raises RunError: LIMIT_EXCEEDED
+        An answer that is empty, or does not fit the output schema, is asked for again; so is a call, where words are
+        no answer. Raises RunError: LIMIT_EXCEEDED
         after `max_steps` model calls, INVALID_OUTPUT where that did not help, or what a model call or an aborting
         sub-agent raised.
         """
         llm = llm_of(self.definition)
         most = llm.max_steps if llm.HasField("max_steps") else MAX_STEPS
-        insistence = Insistence(self.definition.name, self.definition.output_schema_json)
+        toolset = ctx.frame.toolset
+        insistence = Insistence(
+            self.definition.name,
+            "" if toolset.must_close else self.definition.output_schema_json,
+            must_call=toolset.closing if toolset.must_close else (),
+        )
         for _ in range(most):
             response = await ctx.model(partial(self._request, ctx, insistence))
             calls = [part.tool_call for part in response.message.parts if part.HasField("tool_call")]
@@ -74,7 +80,8 @@ class LlmAgent:
             instruction=llm.instruction,
             tools=ctx.offers(),
             settings=llm.settings,
-            output_schema_json=self.definition.output_schema_json,
+            tool_choice="required" if ctx.frame.toolset.must_close else "auto",
+            output_schema_json="" if ctx.frame.toolset.must_close else self.definition.output_schema_json,
         )
 
 
@@ -86,12 +93,9 @@ async def _ending(
 ) -> Outcome | None:
     """How calls end their agent: the first that is a final answer, an exit, a break or a transfer and succeeded."""
     for result in results:
-        if (
-            llm_of(ctx.definition).final_answer_tool
-            and result.call.name == FINAL_ANSWER
-            and not result.HasField("error")
-        ):
-            return Outcome(output=message_pb2.Message(parts=result.parts))
+        name = result.call.name
+        if name in ctx.frame.toolset.closing and not result.HasField("error"):
+            return Outcome(output=closing_output(result), closed_by=name, is_said=name == PLAN)
         action = action_of(result)
         if action is not None and action.HasField("exit"):
             return exited(action.exit.final_result)

@@ -24,6 +24,8 @@ class Outcome:
     """Who wrote the output, where others did and the agent hands it on; it stands in histories as theirs already."""
     is_said: bool = False
     """Whether the output is a part of what the agent has said already."""
+    closed_by: str = ""
+    """The tool whose call ended the agent, where one did that is there for it."""
 
 
 def exited(output: message_pb2.Message) -> Outcome:

@@ -82,6 +82,7 @@ def begin(ctx: "Context", work: Dispatch, agent: Agent, told: message_pb2.Messag
             path=path,
             is_handed_over=bool(work.transfer_id),
             comes_back=work.comes_back,
+            closing=work.closing,
         ),
         opened=execution.invocations[child_id],
         traced=traced,

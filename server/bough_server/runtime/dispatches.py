@@ -1,6 +1,7 @@
 """A child to be run, what it is told, how it ended, and how long it may take; running it is the dispatcher's."""
 
 import asyncio
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -9,6 +10,7 @@ from bough_server import ids
 from bough_server.cutting import MAX_TEXT_BYTES, fits
 from bough_server.errors import RunError
 from bough_server.history.transcript import Transcript
+from bough_server.models.model import ToolSpec
 from bough_server.runtime.agent import Outcome
 from bough_server.runtime.execution import Execution
 from bough_server.runtime.frame import Frame
@@ -43,6 +45,8 @@ class Dispatch:
     """Whether its caller goes on when it has ended, although it handed over."""
     state: LaneState | None = None
     """The session's values as it sees them; None for those of its caller's lane."""
+    closing: Sequence[ToolSpec] = ()
+    """The tools by one of which it has to end; empty where it ends as it likes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

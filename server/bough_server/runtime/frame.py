@@ -1,12 +1,14 @@
 """One agent invocation while it runs: who it is, what bounds it, what it may call and what it has said."""
 
 import asyncio
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
 from bough.v1 import agent_pb2, event_pb2, message_pb2, policy_pb2
 from bough_server.errors import RunError
 from bough_server.history.transcript import Transcript
+from bough_server.models.model import ToolSpec
 from bough_server.runtime.agent import Agent, llm_of
 from bough_server.runtime.execution import Execution
 from bough_server.runtime.handoffs import WINDOW
@@ -122,6 +124,8 @@ class Place:
     """Whether its caller handed over to it: it does not see the transfer."""
     comes_back: bool = False
     """Whether its caller goes on when it has ended: it has nobody to hand back to."""
+    closing: Sequence[ToolSpec] = ()
+    """The tools by one of which it has to end; empty where it ends as it likes."""
 
 
 def child_frame(execution: Execution, caller: Frame, place: Place, *, opened: OpenInvocation, traced: Traced) -> Frame:
@@ -152,6 +156,7 @@ def child_frame(execution: Execution, caller: Frame, place: Place, *, opened: Op
             execution.resolver,
             caller.toolset,
             parent=caller.name if place.is_handed_over and not place.comes_back else "",
+            closing=place.closing,
         ),
         model_name=llm_of(definition).model or caller.model_name,
         on_failure=definition.on_sub_agent_failure or policy.on_sub_agent_failure,

@@ -1,7 +1,7 @@
 """What an invocation may call: tools, linked agents and the final answer; calling them is calls.py's."""
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from bough.v1 import agent_pb2
@@ -35,10 +35,21 @@ class Offer:
 class Toolset:
     """The offers of one invocation by name, in the order in which models are told of them."""
 
-    def __init__(self, offers: Iterable[Offer], targets: Mapping[str, agent_pb2.AgentLink]) -> None:
+    def __init__(
+        self,
+        offers: Iterable[Offer],
+        targets: Mapping[str, agent_pb2.AgentLink],
+        *,
+        closing: Iterable[str] = (),
+        must_close: bool = False,
+    ) -> None:
         self.offers: Mapping[str, Offer] = {offer.spec.name: offer for offer in offers}
         self.targets = targets
         """The agents that it may transfer to, each with the link that says how."""
+        self.closing = tuple(closing)
+        """The tools whose call ends the agent with what it says."""
+        self.must_close = must_close
+        """Whether an answer in words is none: the model has to call until it has called one of those."""
 
     def tool_offers(self) -> list[Offer]:
         """The ordinary tools: what an agent with `inherit_tools` gets of its caller's."""
@@ -52,10 +63,11 @@ def toolset(
     inherited: "Toolset | None",
     *,
     parent: str = "",
+    closing: Sequence[ToolSpec] = (),
 ) -> Toolset:
     """The toolset of an invocation: its own tools, its caller's where it inherits them, its linked agents.
 
-    `parent` is the agent that handed over to it.
+    `parent` is the agent that handed over to it; `closing` are the tools by one of which it has to end, if any.
     """
     offers = [_tool_offer(link, None if link.name in builtin.SPECS else resolver.tool(link.name)) for link in links]
     if inherited is not None and (llm_of(definition).inherit_tools or _hands_on(definition)):
@@ -67,9 +79,9 @@ def toolset(
         offers.append(
             Offer(spec=builtin.transfer_spec({name: resolver.agent(name).definition.description for name in targets}))
         )
-    if llm_of(definition).final_answer_tool:
-        offers.append(Offer(spec=builtin.FINAL_ANSWER_SPEC))
-    return Toolset(offers, targets)
+    ending = closing or ([builtin.FINAL_ANSWER_SPEC] if llm_of(definition).final_answer_tool else [])
+    offers.extend(Offer(spec=spec) for spec in ending)
+    return Toolset(offers, targets, closing=[spec.name for spec in ending], must_close=bool(closing))
 
 
 def _targets(definition: agent_pb2.AgentDefinition, parent: str) -> dict[str, agent_pb2.AgentLink]:

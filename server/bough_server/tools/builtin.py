@@ -14,6 +14,10 @@ from bough_server.state import KEY, json_text
 
 FINAL_ANSWER: Final = "final_answer"
 """The name of the tool whose argument is the answer."""
+PLAN: Final = "plan"
+"""The name of the tool that says what is to be done; plans ask for it, definitions do not name it."""
+RESPOND: Final = "respond"
+"""The name of the tool that answers instead of planning again; plans ask for it, definitions do not name it."""
 EXIT: Final = "exit"
 """The name of the tool that ends the work with a final result."""
 TRANSFER: Final = "transfer_to_agent"
@@ -39,6 +43,22 @@ def _schema(required: Sequence[str] | None = None, **properties: Mapping[str, ob
 FINAL_ANSWER_SPEC: Final = ToolSpec(
     name=FINAL_ANSWER,
     description="Ends the work with the final answer.",
+    input_schema_json=_schema(answer={"type": "string", "minLength": 1, "description": "The whole answer."}),
+)
+
+_STEP: Final = {"type": "string", "minLength": 1, "maxLength": 1000, "pattern": r"\S"}
+
+PLAN_SPEC: Final = ToolSpec(
+    name=PLAN,
+    description="Says what is left to do, step by step, in order. The steps are done one after another.",
+    input_schema_json=_schema(
+        steps={"type": "array", "items": _STEP, "minItems": 1, "maxItems": 100, "description": "The steps, in order."}
+    ),
+)
+
+RESPOND_SPEC: Final = ToolSpec(
+    name=RESPOND,
+    description="Answers the user: all that had to be done is done.",
     input_schema_json=_schema(answer={"type": "string", "minLength": 1, "description": "The whole answer."}),
 )
 
@@ -74,7 +94,7 @@ SPECS: Final[Mapping[str, ToolSpec]] = {
 ACTIONS: Final = frozenset({TRANSFER, EXIT, BREAK_LOOP})
 """The tools that make their caller do something; an answer of a model may take one of them."""
 
-RESERVED: Final = frozenset({FINAL_ANSWER, TRANSFER, *SPECS})
+RESERVED: Final = frozenset({FINAL_ANSWER, PLAN, RESPOND, TRANSFER, *SPECS})
 """The tools that answer without any code of the operator's."""
 
 
@@ -121,13 +141,22 @@ def _write(state: MutableMapping[str, Any], key: str, value: object) -> None:
 
 
 def _said(call: message_pb2.ToolCall, arguments: Mapping[str, Any]) -> str:
-    if call.name == FINAL_ANSWER:
+    if call.name in (FINAL_ANSWER, RESPOND):
         return str(arguments["answer"])
+    if call.name == PLAN:
+        return "Planned."
     if call.name == EXIT:
         return str(arguments["final_result"])
     if call.name == TRANSFER:
         return f"Transferred to {arguments['agent_name']}."
     return "The loop ends here."
+
+
+def closing_output(result: message_pb2.ToolResult) -> message_pb2.Message:
+    """The output of an agent that a call ended: of a plan its arguments, of an answer its text."""
+    if result.call.name == PLAN:
+        return message_pb2.Message(parts=[message_pb2.Part(data_json=result.call.arguments_json)])
+    return message_pb2.Message(parts=result.parts)
 
 
 def action_of(result: message_pb2.ToolResult) -> event_pb2.Action | None:
