@@ -1,4 +1,7 @@
-"""For authors of agents and tools: agent, tool, Context, serve; nothing else. Nothing is loaded before it is used."""
+"""For authors of agents, tools and the pure functions that definitions name, and of programs that serve them.
+
+Nothing else is here, and nothing is loaded before it is used.
+"""
 
 from importlib import import_module
 from typing import TYPE_CHECKING
@@ -6,14 +9,20 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from bough_server.agents.function import agent
     from bough_server.app import serve
+    from bough_server.functions import condition, input_builder, rewriter
     from bough_server.runtime.context import Context
+    from bough_server.situation import Situation
     from bough_server.tools.tool import tool
 
-__all__ = ["Context", "agent", "serve", "tool"]
+__all__ = ["Context", "Situation", "agent", "condition", "input_builder", "rewriter", "serve", "tool"]
 
 _HOMES = {
     "agent": "bough_server.agents.function",
     "tool": "bough_server.tools.tool",
+    "condition": "bough_server.functions",
+    "input_builder": "bough_server.functions",
+    "rewriter": "bough_server.functions",
+    "Situation": "bough_server.situation",
     "Context": "bough_server.runtime.context",
     "serve": "bough_server.app",
 }

@@ -19,7 +19,16 @@ def test_authors_find_what_they_need_and_nothing_else() -> None:
     from bough_server.tools.tool import tool
 
     assert (bough_server.agent, bough_server.tool, bough_server.Context) == (agent, tool, Context)
-    assert bough_server.__all__ == ["Context", "agent", "serve", "tool"]
+    assert bough_server.__all__ == [
+        "Context",
+        "Situation",
+        "agent",
+        "condition",
+        "input_builder",
+        "rewriter",
+        "serve",
+        "tool",
+    ]
     assert set(bough_server.__all__) <= set(dir(bough_server))
     with pytest.raises(AttributeError, match="has no attribute 'metric'"):
         bough_server.metric  # noqa: B018
