@@ -213,7 +213,7 @@ def serve(config: Path | None = None) -> None:
 def _registry(settings: Settings, models: ConfiguredModels) -> Registry:
     python = load_python(settings.python, settings.folder)
     sources = load_sources(definition_files(settings.agents, settings.folder))
-    return Registry(sources, models=models, code_agents=python.agents, tools=python.tools)
+    return Registry(sources, models=models, code_agents=python.agents, tools=python.tools, functions=python.functions)
 
 
 def _equipment(settings: Settings, *, store: Store, registry: Registry, tracing: Tracing, clock: Clock) -> Equipment:

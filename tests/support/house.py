@@ -21,6 +21,7 @@ from bough_server import events
 from bough_server.agents.catalog import AgentCatalog
 from bough_server.agents.registry import Models, Registry
 from bough_server.clock import Clock, SystemClock
+from bough_server.functions import Function
 from bough_server.runs import Runs
 from bough_server.runs.admission import RunDefaults
 from bough_server.runs.equipment import Equipment
@@ -169,6 +170,7 @@ class Untouchable:
         self.agent = registry.agent
         self.reachable = registry.reachable
         self.versions = registry.versions
+        self.function = registry.function
 
     def model(self, name: str) -> NoReturn:
         """Raises: a replay asked for a model."""
@@ -199,6 +201,7 @@ async def open_house(
     definitions: Iterable[agent_pb2.AgentDefinition] = (),
     code_agents: Iterable[Agent] = (),
     tools: Iterable[Tool] = (),
+    functions: Iterable[Function] = (),
     defaults: RunDefaults | None = None,
     hooks: CommitHooks | None = None,
     clock: Clock | None = None,
@@ -208,7 +211,7 @@ async def open_house(
     clock = clock or SystemClock()
     store = open_store(f"sqlite:///{folder / 'bough.db'}", hooks=hooks)
     tracing = Tracing(make_provider(export=False))
-    registry = Registry(definitions, models=models, code_agents=code_agents, tools=tools)
+    registry = Registry(definitions, models=models, code_agents=code_agents, tools=tools, functions=functions)
     runs = Runs(
         Equipment(
             log=store.log,

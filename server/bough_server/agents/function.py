@@ -1,4 +1,4 @@
-"""Agents that are Python coroutines over a context; registering them is the registry's."""
+"""Agents that are Python coroutines over a context, under their own names or definitions'; they find no other."""
 
 import inspect
 import re
@@ -8,7 +8,7 @@ from typing import overload
 from bough.v1 import agent_pb2, error_pb2, event_pb2, message_pb2
 from bough_server import ids
 from bough_server.errors import RunError
-from bough_server.runtime.agent import Outcome
+from bough_server.runtime.agent import Agent, Outcome
 from bough_server.runtime.context import Context
 
 Answer = Outcome | message_pb2.Message | str
@@ -41,6 +41,28 @@ class FunctionAgent:
             "give a text, a Message or an Outcome.",
             reason=error_pb2.ERROR_REASON_INVALID_OUTPUT,
         )
+
+
+class DefinedCode:
+    """An agent in code under a definition's name, links, limits and history; the tools are the code's.
+
+    Whether the code is there is judged when a run begins.
+    """
+
+    kind = event_pb2.AGENT_KIND_FUNCTION
+
+    def __init__(self, definition: agent_pb2.AgentDefinition, find: Callable[[str], Agent]) -> None:
+        self.definition = definition
+        self._find = find
+
+    @property
+    def tool_links(self) -> Sequence[agent_pb2.ToolLink]:
+        """The tools of the code. Raises KeyError where there is no such code."""
+        return self._find(self.definition.function.code).tool_links
+
+    async def run(self, ctx: Context, input: message_pb2.Message) -> Outcome:
+        """Runs the code, which has the definition in its context. Raises what it raises."""
+        return await self._find(self.definition.function.code).run(ctx, input)
 
 
 @overload

@@ -5,6 +5,7 @@ from typing import Final
 
 from bough.v1 import agent_pb2
 from bough_server.agents.flow import LoopAgent, ParallelAgent, SequenceAgent
+from bough_server.agents.function import DefinedCode
 from bough_server.agents.llm import LlmAgent
 from bough_server.agents.team import SupervisorAgent
 from bough_server.runtime.agent import Agent
@@ -18,6 +19,8 @@ _KINDS: Final[Mapping[str, Callable[[agent_pb2.AgentDefinition], Agent]]] = {
 }
 
 
-def agent_of(definition: agent_pb2.AgentDefinition) -> Agent:
-    """The agent of a definition that has been judged."""
+def agent_of(definition: agent_pb2.AgentDefinition, code: Callable[[str], Agent]) -> Agent:
+    """The agent of a definition that has been judged; `code` finds agents in code and raises KeyError."""
+    if definition.HasField("function"):
+        return DefinedCode(definition, code)
     return _KINDS[definition.WhichOneof("kind") or "llm"](definition)

@@ -6,6 +6,7 @@ from bough.v1 import agent_pb2
 from bough_server.agents.kinds import agent_of
 from bough_server.agents.reach import gone, reachable, versions_of
 from bough_server.errors import AgentUnusable
+from bough_server.functions import Function
 from bough_server.models.model import Model
 from bough_server.runtime.agent import Agent, Resolver, RunVersions
 from bough_server.tools.tool import Tool
@@ -17,7 +18,7 @@ class Overlay:
     def __init__(self, below: Resolver, definitions: Iterable[agent_pb2.AgentDefinition]) -> None:
         """The definitions carry their revisions."""
         self._below = below
-        self._agents: Mapping[str, Agent] = {each.name: agent_of(each) for each in definitions}
+        self._agents: Mapping[str, Agent] = {each.name: agent_of(each, below.agent) for each in definitions}
         self._versions: dict[str, RunVersions] = {}
 
     def agent(self, name: str) -> Agent:
@@ -27,6 +28,10 @@ class Overlay:
     def tool(self, name: str) -> Tool:
         """The tool of a name. Raises KeyError."""
         return self._below.tool(name)
+
+    def function(self, name: str) -> Function:
+        """The operator's function of a name. Raises KeyError."""
+        return self._below.function(name)
 
     def model(self, name: str) -> Model:
         """The model of a name; aliases are followed, empty is the default. Raises KeyError."""

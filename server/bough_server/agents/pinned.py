@@ -8,6 +8,8 @@ from typing import Final
 
 from bough.v1 import agent_pb2, event_pb2
 from bough_server.agents.kinds import agent_of
+from bough_server.agents.naming import functions_gone
+from bough_server.functions import Function
 from bough_server.models.model import Model
 from bough_server.runtime.agent import Agent, Resolver, RunVersions, llm_of
 from bough_server.tools.tool import Tool
@@ -37,6 +39,10 @@ class PinnedResolver:
         """The tool of a name. Raises KeyError."""
         return self._resolver.tool(name)
 
+    def function(self, name: str) -> Function:
+        """The operator's function of a name, as it is here now. Raises KeyError."""
+        return self._resolver.function(name)
+
     def model(self, name: str) -> Model:
         """The model of a name, as it is configured now. Raises KeyError."""
         return self._resolver.model(name)
@@ -61,10 +67,13 @@ def pinned(
             "Start the server that recorded it."
         )
     agents: dict[str, Agent] = {}
-    for name, definition in definitions.items():
-        agents[name] = _agent(name, definition, resolver)
     for name, version in versions.agents.items():
         agents[name] = _code_agent(name, version, resolver)
+    code = dict(agents)
+    for name, definition in definitions.items():
+        agents[name] = _agent(name, definition, resolver, code)
+    for agent in agents.values():
+        _check_functions(agent.definition, resolver)
     for name, digest in versions.tools.items():
         _check_tool(name, digest, resolver)
     asked = {llm_of(each).model for each in definitions.values()} - {""}
@@ -73,12 +82,13 @@ def pinned(
     return PinnedResolver(resolver, agents)
 
 
-def _agent(name: str, definition: agent_pb2.AgentDefinition, resolver: Resolver) -> Agent:
+def _agent(name: str, definition: agent_pb2.AgentDefinition, resolver: Resolver, code: Mapping[str, Agent]) -> Agent:
     try:
         current = resolver.agent(name)
     except KeyError:
-        return agent_of(definition)
-    return current if current.definition.revision == definition.revision else agent_of(definition)
+        return agent_of(definition, code.__getitem__)
+    is_the_same = current.definition.revision == definition.revision
+    return current if is_the_same else agent_of(definition, code.__getitem__)
 
 
 def _code_agent(name: str, version: str, resolver: Resolver) -> Agent:
@@ -96,6 +106,14 @@ def _code_agent(name: str, version: str, resolver: Resolver) -> Agent:
             "version back until the run has ended, or cancel the run."
         )
     return agent
+
+
+def _check_functions(definition: agent_pb2.AgentDefinition, resolver: Resolver) -> None:
+    for function in functions_gone(definition, resolver):
+        raise MissingVersion(
+            f"The agent {definition.name!r} names {function}, which is not configured here. Bring it back until the "
+            "run has ended, or cancel the run."
+        )
 
 
 def _check_tool(name: str, digest: str, resolver: Resolver) -> None:

@@ -1,4 +1,4 @@
-"""Tools and agents found in the operator's Python modules; what they do when they run is theirs."""
+"""Tools, agents and pure functions found in the operator's Python modules; what they do when they run is theirs."""
 
 import importlib
 import sys
@@ -8,10 +8,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
-from typing import TypeVar
+from typing import TypeVar, get_args
 
 from bough.v1 import agent_pb2
 from bough_server.errors import ConfigurationError, Problem
+from bough_server.functions import Function
 from bough_server.runtime.agent import Agent
 from bough_server.tools.tool import Tool
 
@@ -24,25 +25,29 @@ class PythonParts:
 
     tools: tuple[Tool, ...] = ()
     agents: tuple[Agent, ...] = ()
+    functions: tuple[Function, ...] = ()
 
 
 def load_python(module_names: Iterable[str], folder: Path) -> PythonParts:
-    """The tools and agents in the namespaces of modules, which lie in a folder or are installed.
+    """The tools, agents and functions in the namespaces of modules, which lie in a folder or are installed.
 
-    Raises ConfigurationError that names the module and the line where an import fails, and for two tools or two agents
-    of one name.
+    Raises ConfigurationError that names the module and the line where an import fails, and for two tools, two agents or
+    two functions of one name.
     """
     tools: dict[str, Tool] = {}
     agents: dict[str, Agent] = {}
+    functions: dict[str, Function] = {}
     for module_name in module_names:
         module = _import(module_name, folder.resolve())
         for value in list(vars(module).values()):
             if isinstance(value, Tool):
                 _add(tools, value.name, value, f"{module_name}: There are two tools named {value.name!r}.")
+            elif isinstance(value, get_args(Function)):
+                _add(functions, value.name, value, f"{module_name}: There are two functions named {value.name!r}.")
             elif _is_agent(value):
                 name = value.definition.name
                 _add(agents, name, value, f"{module_name}: There are two agents named {name!r}.")
-    return PythonParts(tools=tuple(tools.values()), agents=tuple(agents.values()))
+    return PythonParts(tools=tuple(tools.values()), agents=tuple(agents.values()), functions=tuple(functions.values()))
 
 
 def _add(found: dict[str, T], name: str, value: T, message: str) -> None:

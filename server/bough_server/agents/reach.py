@@ -6,6 +6,7 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import asdict
 
 from bough.v1 import agent_pb2
+from bough_server.agents.naming import functions_gone
 from bough_server.models.model import Model
 from bough_server.runtime.agent import Resolver, RunVersions, llm_of
 from bough_server.tools.builtin import SPECS
@@ -31,16 +32,19 @@ def versions_of(resolver: Resolver, root: str) -> RunVersions:
 
     Raises KeyError where there is no `root`, or a tool is gone.
     """
-    agents = [resolver.agent(definition.name) for definition in reachable(resolver, root)]
+    definitions = reachable(resolver, root)
+    agents = [resolver.agent(definition.name) for definition in definitions]
     names = {link.name for agent in agents for link in agent.tool_links} - SPECS.keys()
     tools = {name: resolver.tool(name).digest for name in names}
     models = _models(resolver, {llm_of(agent.definition).model for agent in agents})
-    code = [agent.definition for agent in agents if agent.definition.WhichOneof("kind") is None]
+    code = {each.name: each for each in definitions if each.WhichOneof("kind") is None}
+    named = {each.function.code for each in definitions if each.HasField("function")}
+    code |= {name: resolver.agent(name).definition for name in named}
     prices = [(name, asdict(model.price)) for name, model in sorted(models.items()) if model.price]
     return RunVersions(
         tools=dict(sorted(tools.items())),
         models={name: model.config_digest for name, model in sorted(models.items())},
-        agents={each.name: each.revision for each in code},
+        agents={name: each.revision for name, each in sorted(code.items())},
         prices=hashlib.sha256(json.dumps(prices).encode()).hexdigest(),
     )
 
@@ -59,6 +63,12 @@ def _models(resolver: Resolver, names: Collection[str]) -> dict[str, Model]:
 def gone(resolver: Resolver, root: str) -> Iterator[str]:
     """What those definitions name and nobody finds, each in a sentence. Raises KeyError where there is no `root`."""
     for definition in reachable(resolver, root):
+        if definition.HasField("function") and not is_code(resolver, definition.function.code):
+            code = definition.function.code
+            yield f"The agent {definition.name!r} names the code {code!r}, which is not there any more."
+            continue
+        for function in functions_gone(definition, resolver):
+            yield f"The agent {definition.name!r} names {function}, which is not there any more."
         agent = resolver.agent(definition.name)
         for link in definition.sub_agents:
             if not _has(resolver.agent, link.agent):
@@ -69,6 +79,11 @@ def gone(resolver: Resolver, root: str) -> Iterator[str]:
         model = llm_of(definition).model
         if model and not _has(resolver.model, model):
             yield f"The agent {definition.name!r} names the model {model!r}, which is not there any more."
+
+
+def is_code(resolver: Resolver, name: str) -> bool:
+    """Whether an agent of this name is there and is code."""
+    return _has(resolver.agent, name) and resolver.agent(name).definition.WhichOneof("kind") is None
 
 
 def _has(find: Callable[[str], object], name: str) -> bool:

@@ -1,4 +1,4 @@
-"""Finds agents, tools and models by name, as definitions, modules and configuration have them; it never changes."""
+"""Finds agents, tools, functions and models by name, as files, modules and settings have them; it never changes."""
 
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -12,6 +12,7 @@ from bough_server.agents.sources import source_problems
 from bough_server.agents.validation import Known, judge_code_agent
 from bough_server.documents import raise_problems
 from bough_server.errors import ConfigurationError, Problem
+from bough_server.functions import Function
 from bough_server.models.model import Model
 from bough_server.runtime.agent import Agent, RunVersions, llm_of
 from bough_server.tools.builtin import RESERVED
@@ -42,6 +43,7 @@ class Registry:
         models: Models,
         code_agents: Iterable[Agent] = (),
         tools: Iterable[Tool] = (),
+        functions: Iterable[Function] = (),
     ) -> None:
         """Judges everything together. Raises ConfigurationError with all that is wrong, by file, line and field."""
         sources = [each if isinstance(each, Source) else Source(definition=each, path="agents") for each in definitions]
@@ -50,12 +52,13 @@ class Registry:
         self._tools = _unique("tools", ((each.name, each) for each in tools))
         if taken := sorted(RESERVED & self._tools.keys()):
             raise ConfigurationError(f"{taken[0]!r} is a tool that the server brings itself; give yours another name.")
+        self._functions = _unique("functions", ((each.name, each) for each in functions))
         self._code_agents = _unique("agents", ((each.definition.name, each) for each in code_agents))
         bare = [source.definition for source in sources]
         known = self.known(bare)
         raise_problems([*source_problems(sources, known), *self._code_problems(bare, known)])
         self._files = {source.definition.name: Path(source.path).name for source in sources}
-        made = {each.name: agent_of(with_revision(each)) for each in bare}
+        made = {each.name: agent_of(with_revision(each), self._code_agents.__getitem__) for each in bare}
         self._agents = dict(sorted([*made.items(), *self._code_agents.items()]))
         self._versions: dict[str, RunVersions] = {}
 
@@ -66,6 +69,10 @@ class Registry:
     def tool(self, name: str) -> Tool:
         """The tool of a name. Raises KeyError."""
         return self._tools[name]
+
+    def function(self, name: str) -> Function:
+        """The operator's function of a name. Raises KeyError."""
+        return self._functions[name]
 
     def model(self, name: str) -> Model:
         """The model of a name; aliases are followed, empty is the default. Raises KeyError."""
@@ -119,6 +126,7 @@ class Registry:
             has_default_model=self._has_model(""),
             definitions=[*(agent.definition for agent in self._agents.values()), *stored],
             code_agents=[agent.definition for agent in self._code_agents.values()],
+            functions={name: function.kind for name, function in self._functions.items()},
         )
 
     def _code_problems(self, definitions: Sequence[agent_pb2.AgentDefinition], known: Known) -> list[Problem]:

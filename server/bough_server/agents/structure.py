@@ -36,7 +36,7 @@ def structure_mistakes(
 
 def is_composite(definition: agent_pb2.AgentDefinition) -> bool:
     """Whether an agent runs its sub-agents by a rule, and not where a model or its code wants to."""
-    return definition.WhichOneof("kind") not in (None, "llm", "supervisor")
+    return definition.WhichOneof("kind") not in (None, "function", "llm", "supervisor")
 
 
 def _loop_mistakes(loop: agent_pb2.LoopAgent) -> Iterator[FieldMistake]:

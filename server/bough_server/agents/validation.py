@@ -9,6 +9,7 @@ from typing import Final
 
 from bough.v1 import agent_pb2, catalog_service_pb2, error_pb2
 from bough_server.agents.bounds import MAX_SCHEMA_BYTES, bound_mistakes, json_object_mistake
+from bough_server.agents.naming import naming_mistakes
 from bough_server.agents.structure import structure_mistakes
 from bough_server.documents import suggestion
 from bough_server.errors import Reason
@@ -33,6 +34,8 @@ class Known:
     """Those of the catalog, which the judged ones replace by name."""
     code_agents: Sequence[agent_pb2.AgentDefinition] = ()
     """Those of agents in code, whose names are taken."""
+    functions: Mapping[str, str] = field(default_factory=dict)
+    """The operator's pure functions, each with its kind."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +68,7 @@ def judge(definitions: Sequence[agent_pb2.AgentDefinition], known: Known) -> lis
         mistakes = [*_identity(definition, world, seen), *_llm(definition, world), *_links(definition, world)]
         mistakes += [Mistake(*each) for each in bound_mistakes(definition)]
         mistakes += [Mistake(*each) for each in structure_mistakes(definition, world.agents)]
+        mistakes += [Mistake(*each) for each in naming_mistakes(definition, known.functions, known.code_agents)]
         if problem := _schema_problem(definition.input_schema_json):
             mistakes.append(Mistake("input_schema_json", problem))
         mistakes += _output(definition)
@@ -126,6 +130,7 @@ def judge_code_agent(
     """The mistakes of an agent in code, whose tools stand beside its definition."""
     tools = agent_pb2.AgentDefinition(llm=agent_pb2.LlmAgent(tools=tool_links), sub_agents=agent.sub_agents)
     mistakes = [*_tools(tools, known), *_links(agent, _world(definitions, known))]
+    mistakes += [Mistake(*each) for each in naming_mistakes(agent, known.functions, known.code_agents)]
     return [Mistake(mistake.field.removeprefix("llm."), mistake.description, mistake.reason) for mistake in mistakes]
 
 

@@ -27,6 +27,7 @@ def known_to(settings: Settings, *, without: Collection[Path] = ()) -> Known:
         has_default_model="default" in settings.models,
         definitions=[source.definition for source in sources],
         code_agents=[agent.definition for agent in python.agents],
+        functions={function.name: function.kind for function in python.functions},
     )
 
 
@@ -41,4 +42,5 @@ def registry_of(settings: Settings) -> Registry:
         models=build_models(settings.models, folder=settings.folder, secrets=settings.secrets),
         code_agents=python.agents,
         tools=python.tools,
+        functions=python.functions,
     )

@@ -8,6 +8,7 @@ from bough.v1 import agent_pb2, event_pb2
 from bough_server.agents.kinds import agent_of
 from bough_server.agents.pinned import REPLAY_VERSION, PinnedResolver
 from bough_server.errors import ConfigurationError, NonDeterministic
+from bough_server.functions import Function
 from bough_server.runs.forking import changed_definitions
 from bough_server.runtime.agent import Agent, Resolver, RunVersions
 from bough_server.tools.tool import Tool
@@ -30,6 +31,10 @@ class Untouchable:
     def versions(self, root: str) -> RunVersions:
         """Hashes of what those definitions name."""
         return self._resolver.versions(root)
+
+    def function(self, name: str) -> Function:
+        """The function of a name, which touches nothing. Raises KeyError."""
+        return self._resolver.function(name)
 
     def model(self, name: str) -> NoReturn:
         """Raises NonDeterministic: the log holds no answer to what was asked."""
@@ -108,4 +113,6 @@ def _with(definitions: Mapping[str, agent_pb2.AgentDefinition], resolver: Resolv
 
 def _agent(definition: agent_pb2.AgentDefinition, resolver: Resolver) -> Agent:
     current = resolver.agent(definition.name)
-    return current if current.definition.revision == definition.revision else agent_of(definition)
+    if current.definition.revision == definition.revision:
+        return current
+    return agent_of(definition, resolver.agent)

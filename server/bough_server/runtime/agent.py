@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 from bough.v1 import agent_pb2, event_pb2, message_pb2
+from bough_server.functions import Function
 from bough_server.models.model import Model
 from bough_server.tools.tool import Tool
 
@@ -84,6 +85,10 @@ class Resolver(Protocol):
 
     def tool(self, name: str) -> Tool:
         """Raises KeyError where there is none."""
+        ...
+
+    def function(self, name: str) -> Function:
+        """One of the operator's pure functions. Raises KeyError where there is none."""
         ...
 
     def model(self, name: str) -> Model:

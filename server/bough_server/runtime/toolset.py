@@ -97,7 +97,7 @@ def _targets(definition: agent_pb2.AgentDefinition, parent: str) -> dict[str, ag
 
 def _hands_on(definition: agent_pb2.AgentDefinition) -> bool:
     """Whether an agent asks no model itself, so that its caller's tools are its children's to inherit."""
-    return definition.WhichOneof("kind") not in (None, "llm", "supervisor")
+    return definition.WhichOneof("kind") not in (None, "function", "llm", "supervisor")
 
 
 def _tool_offer(link: agent_pb2.ToolLink, tool: Tool | None) -> Offer:
