@@ -1,13 +1,11 @@
-"""The values that the runs of a session share, as text, and how a log changes them; pure.
+"""The values that the runs of a session share, as text, and what a change makes of them; pure.
 
-What runs at once does not see each other's writes, and afterwards the later lane or call wins: so a log's writes count
-in the order of their keys, not of their sequences.
+Each value is JSON text and stays the text that it was written as. Whose writes come first is state_fold's.
 """
 
 import json
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from typing import Final
 
 from bough.v1 import event_pb2, state_pb2
@@ -19,17 +17,56 @@ MAX_STATE_BYTES: Final = 256 * 1024
 KEY: Final = r"[A-Za-z][A-Za-z0-9_.:-]{0,127}"
 """What a value may be called."""
 
-_PARALLEL: Final = re.compile(r"t[0-9]+|g[0-9]+|[0-9]+")
-"""The names of what runs at once: calls of a step, lanes of an agent, lanes of code."""
+Write = Iterable[state_pb2.StateChange]
+"""Changes that are recorded together: all of them count, in order, or none does."""
 
-Place = tuple[tuple[int, int], ...]
-"""Where a write stands among others: for each name of its key when that, or what ran at once with it, first wrote, and
-its number there."""
+_SPACE: Final = re.compile(r"[ \t\r\n]*")
+_DECODER: Final = json.JSONDecoder()
 
 
 def values_of(state_json: str) -> dict[str, str]:
-    """A state as JSON text of each value, by name; empty text is an empty state."""
-    return {key: json_text(value) for key, value in json.loads(state_json or "{}").items()}
+    """A state as JSON text of each value, by name; empty text is an empty state.
+
+    Raises ValueError for what is no JSON object.
+    """
+    if not state_json:
+        return {}
+    values: dict[str, str] = {}
+    at = _after(state_json, 0, "{")
+    if state_json[at : at + 1] == "}":
+        return _whole(state_json, at + 1, values)
+    while True:
+        name, end = _decoded(state_json, at)
+        if not isinstance(name, str):
+            raise ValueError("a state is a JSON object")
+        at = _after(state_json, end, ":")
+        _, end = _decoded(state_json, at)
+        values[name] = state_json[at:end]
+        at = _SPACE.match(state_json, end).end()  # type: ignore[union-attr]  # it matches nothing as well
+        if state_json[at : at + 1] == "}":
+            return _whole(state_json, at + 1, values)
+        at = _after(state_json, at, ",")
+
+
+def _after(text: str, at: int, mark: str) -> int:
+    """Where the next thing begins behind a mark."""
+    found = _SPACE.match(text, at)
+    if found is None or text[found.end() : found.end() + 1] != mark:
+        raise ValueError(f"a state is a JSON object: {mark} is missing")
+    return _SPACE.match(text, found.end() + 1).end()  # type: ignore[union-attr]
+
+
+def _decoded(text: str, at: int) -> tuple[object, int]:
+    try:
+        return _DECODER.raw_decode(text, at)
+    except RecursionError:
+        raise ValueError("a value is nested too deeply") from None
+
+
+def _whole(text: str, at: int, values: dict[str, str]) -> dict[str, str]:
+    if text[at:].strip():
+        raise ValueError("a state is one JSON object")
+    return values
 
 
 def json_of(values: Mapping[str, str]) -> str:
@@ -42,19 +79,13 @@ def json_text(value: object) -> str:
     return json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
 
 
-def changed(values: Mapping[str, str], changes: Iterable[state_pb2.StateChange]) -> dict[str, str]:
-    """Values after changes, in order. A change that would make them too large is left out."""
-    after = dict(values)
-    for change in changes:
-        before = after.pop(change.key, None)
-        if not change.HasField("value_json"):
-            continue
-        after[change.key] = change.value_json
-        if size_of(json_of(after)) > MAX_STATE_BYTES:
-            del after[change.key]
-            if before is not None:
-                after[change.key] = before
-    return after
+def is_value(text: str) -> bool:
+    """Whether a text is a JSON value that the state may hold: NaN, infinities and numbers beyond a float are none."""
+    try:
+        json_text(json.loads(text)).encode()
+    except (ValueError, RecursionError):
+        return False
+    return True
 
 
 def is_key(name: str) -> bool:
@@ -62,79 +93,48 @@ def is_key(name: str) -> bool:
     return re.fullmatch(KEY, name) is not None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Write:
-    names: tuple[str, ...]
-    place: Place
-    changes: tuple[state_pb2.StateChange, ...]
+def fits(values: Mapping[str, str]) -> bool:
+    """Whether a state is within its bound."""
+    return not values or 1 + sum(map(_size, values.items())) <= MAX_STATE_BYTES
 
 
-class StateFold:
-    """A session's state as one run's log leaves it: give it every event that is no delta, once and in order."""
-
-    def __init__(self) -> None:
-        self._began: Mapping[str, str] = {}
-        self._writes: list[_Write] = []
-        self._first: dict[tuple[str, ...], int] = {}
-
-    def take(self, event: event_pb2.AgentEvent) -> bool:
-        """Takes an event in; gives whether it says anything of the state."""
-        kind = event.WhichOneof("payload")
-        if kind == "run_started" or kind == "run_dequeued":
-            begun = event.run_started if kind == "run_started" else event.run_dequeued
-            self._began = values_of(begun.state_json)
-            return bool(self._began)
-        changes = changes_of(event)
-        if not changes:
-            return False
-        names = tuple(re.split(r"[/.]", event.effect_key))
-        self._writes.append(_Write(names=names, place=self._place(names), changes=tuple(changes)))
-        return True
-
-    @property
-    def values(self) -> dict[str, str]:
-        """JSON text of each value, by name."""
-        ordered = sorted(self._writes, key=lambda write: write.place)
-        return changed(self._began, (change for write in ordered for change in write.changes))
-
-    @property
-    def state_json(self) -> str:
-        """The state as one JSON object; empty text where there is none."""
-        return json_of(self.values)
-
-    def conflicts(self) -> list[str]:
-        """The names that several of what ran at once gave different values, sorted; the last of them won."""
-        found: set[str] = set()
-        last: dict[str, tuple[_Write, state_pb2.StateChange]] = {}
-        for write in sorted(self._writes, key=lambda write: write.place):
-            for change in write.changes:
-                before = last.get(change.key)
-                if before is not None and before[1] != change and _ran_at_once(before[0].names, write.names):
-                    found.add(change.key)
-                last[change.key] = (write, change)
-        return sorted(found)
-
-    def _place(self, names: tuple[str, ...]) -> Place:
-        place = []
-        for depth, name in enumerate(names):
-            is_parallel = _PARALLEL.fullmatch(name) is not None
-            # What runs at once first wrote when the first of it did.
-            group = (*names[:depth], name.rstrip("0123456789") + "*" if is_parallel else name)
-            first = self._first.setdefault(group, len(self._first))
-            place.append((first, int(name.lstrip("tg")) if is_parallel else 0))
-        return tuple(place)
+def _size(item: tuple[str, str]) -> int:
+    """Bytes of a value in its state, with its name and what parts them from the next."""
+    name, text = item
+    return size_of(name if is_key(name) else json_text(name)[1:-1]) + size_of(text) + 4
 
 
-def changes_of(event: event_pb2.AgentEvent) -> Iterable[state_pb2.StateChange]:
+def changed(values: Mapping[str, str], writes: Iterable[Write]) -> dict[str, str]:
+    """Values after writes, in order. A write that would make them larger than they may be has no effect."""
+    after = dict(values)
+    size = 1 + sum(map(_size, after.items()))
+    for write in writes:
+        before: dict[str, str | None] = {}
+        old_size = size
+        for change in write:
+            old = after.pop(change.key, None)
+            before.setdefault(change.key, old)
+            size -= _size((change.key, old)) if old is not None else 0
+            if change.HasField("value_json"):
+                after[change.key] = change.value_json
+                size += _size((change.key, change.value_json))
+        if size > max(MAX_STATE_BYTES, old_size):
+            _put_back(after, before)
+            size = old_size
+    return after
+
+
+def _put_back(after: dict[str, str], before: Mapping[str, str | None]) -> None:
+    for name, text in before.items():
+        if text is None:
+            after.pop(name, None)
+        else:
+            after[name] = text
+
+
+def changes_of(event: event_pb2.AgentEvent) -> Write:
     """What an event changes of its session's state."""
     kind = event.WhichOneof("payload")
     if kind == "state_changed":
         return event.state_changed.changes
     return event.tool_completed.state_delta if kind == "tool_completed" else ()
-
-
-def _ran_at_once(one: tuple[str, ...], other: tuple[str, ...]) -> bool:
-    for mine, theirs in zip(one, other, strict=False):
-        if mine != theirs:
-            return all(_PARALLEL.fullmatch(name) for name in (mine, theirs))
-    return False

@@ -30,8 +30,6 @@ class Answered:
     """A call's result and, for a linked agent, what it saw and said."""
 
     result: message_pb2.ToolResult
-    state: LaneState
-    """The session's values as the call left them."""
     child: "Transcript | None" = None
 
 
@@ -78,7 +76,7 @@ class StepCalls:
         self._running[position] = task
 
     async def _answer(self, position: int) -> Answered:
-        call, state = self._calls[position], self._state()
+        call, state = self._calls[position], self._state(position)
         offer = self._frame.toolset.offers.get(call.name)
         key = self.key(position)
         if offer is not None and offer.link is not None:
@@ -86,19 +84,18 @@ class StepCalls:
                 key=key, agent=offer.link.agent, link=offer.link, call=call, step_index=self._index, state=state
             )
             ended = await dispatch(self._ctx, work, on_failure=lambda _: self._fail(position))
-            return Answered(result=ended.result, child=ended.transcript, state=state)
+            return Answered(result=ended.result, child=ended.transcript)
         effect = ToolEffect(
             self._ctx, key=key, index=self._index, call=call, state=state, refusal=self._refusal(position)
         )
-        return Answered(result=await effect.result(offer), state=state)
+        return Answered(result=await effect.result(offer))
 
-    def _state(self) -> LaneState:
+    def _state(self, position: int) -> LaneState:
         """The session's values as a call sees them that begins now: what runs at once does not see each other's."""
-        state = self._ctx.lane_state.fork()
+        state = self._ctx.lane_state
         if not self._is_parallel:
-            for answer in self._answers.values():
-                state.take(answer.state.written)
-        return state
+            state.join()
+        return state.fork(keys.below(self._ctx.scope, f"s{self._index}.t"), position)
 
     def _refusal(self, position: int) -> RunError | None:
         """Why a call is not carried out although it could be: an answer takes one action, the first in order."""

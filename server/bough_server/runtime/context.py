@@ -114,9 +114,10 @@ class Context(Lane):
             return []
         async with self.effect(keys.below(self.scope, f"s{self._step}.t")):
             taken = self._waiting.take(calls)
-            answers = await StepCalls(self, index=self._step, calls=taken).run(parallel=parallel)
-        for answer in answers:
-            self.lane_state.join(answer.state)
+            try:
+                answers = await StepCalls(self, index=self._step, calls=taken).run(parallel=parallel)
+            finally:
+                self.lane_state.join()
         # A transfer comes last: the agent that goes on sees what is before it.
         answered = sorted(zip(taken, answers, strict=True), key=lambda one: is_transfer(one[1].result))
         for position, answer in answered:
@@ -166,7 +167,7 @@ class Context(Lane):
                 scope=f"{group}.{lane}",
                 steps=own,
                 transcript=self.transcript.lane(),
-                state=self.lane_state.fork(),
+                state=self.lane_state.fork(f"{group}.", lane),
             )
             for lane, own in enumerate(self._steps.split(count))
         ]
@@ -177,7 +178,7 @@ class Context(Lane):
         self.wake_ns = max([self.wake_ns, *(lane.wake_ns for lane in lanes)])
         for lane in lanes:
             self.transcript.entries.extend(lane.transcript.entries)
-            self.lane_state.join(lane.lane_state)
+        self.lane_state.join()
 
     async def now(self) -> datetime:
         """The time, the same on a replay."""

@@ -89,6 +89,7 @@ async def _run(
         frame.transcript.say(told)
     task = execution.tasks.spawn(frame.scope, _body(execution, frame, told))
     cut = await joined(execution, frame, work, task)
+    frame.state.join()  # what ended it from outside joined none of its lanes
     if cut:
         late = overtime(work.agent)
         await _fail(work, caller, late, on_failure)
@@ -158,7 +159,7 @@ async def _body(execution: Execution, frame: Frame, told: message_pb2.Message) -
     with frame.traced.attached():
         try:
             outcome = await frame.agent.run(ctx, told)
-            if isinstance(outcome, Outcome) and frame.agent.definition.output_key:
+            if isinstance(outcome, Outcome) and fits(outcome.output) and frame.agent.definition.output_key:
                 ctx.state[frame.agent.definition.output_key] = value_of(outcome.output)
             await ctx.settle()
         except SystemExit as error:  # it would end the server's event loop, and every run with it

@@ -28,8 +28,13 @@ class _Lanes:
         self._ctx, self._execution, self._frame = ctx, ctx.execution, ctx.frame
         self._children, self._fails_fast = children, fails_fast
         self._lanes = [
-            Context(ctx.execution, ctx.frame, transcript=ctx.transcript.lane(), state=ctx.lane_state.fork())
-            for _ in children
+            Context(
+                ctx.execution,
+                ctx.frame,
+                transcript=ctx.transcript.lane(),
+                state=ctx.lane_state.fork(keys.below(ctx.scope, "g"), place),
+            )
+            for place in range(len(children))
         ]
         for lane in self._lanes:
             lane.path = ctx.path
@@ -52,6 +57,7 @@ class _Lanes:
                 following = None if is_over else next(waiting, None)
                 if following is not None:
                     self._start(following)
+        self._ctx.lane_state.join()
         if self._frame.abort is not None:
             raise self._frame.abort
         self._join()
@@ -87,6 +93,5 @@ class _Lanes:
         before = self._ctx.path
         for lane in self._lanes:
             self._ctx.transcript.entries.extend(lane.transcript.entries)
-            self._ctx.lane_state.join(lane.lane_state)
             is_whole = lane.path[: len(before)] == before
             self._ctx.path += lane.path[len(before) :] if is_whole else lane.path

@@ -4,14 +4,14 @@ A lane sees the values of its fork and its own writes; where lanes end, the late
 """
 
 import json
-from collections.abc import Iterable, Iterator, MutableMapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, MutableMapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from bough.v1 import error_pb2, state_pb2
-from bough_server.cutting import size_of
 from bough_server.errors import RunError
 from bough_server.runtime import keys
-from bough_server.state import KEY, MAX_STATE_BYTES, changed, is_key, json_of, json_text
+from bough_server.state import KEY, MAX_STATE_BYTES, changed, fits, is_key, json_text
+from bough_server.state_fold import Writes
 
 if TYPE_CHECKING:
     from bough_server.runtime.lane import Lane
@@ -20,25 +20,26 @@ if TYPE_CHECKING:
 class LaneState:
     """The values of one lane, as recorded so far. Invocations one after another share one."""
 
-    def __init__(self, values: dict[str, str]) -> None:
-        self.values = values
+    def __init__(self, values: Mapping[str, str], writes: Writes | None = None) -> None:
+        self._began = values
+        self._writes = writes or Writes()
+        self.values = dict(values)
         """JSON text of each value, by name."""
-        self.written: list[state_pb2.StateChange] = []
-        """The changes of this lane alone, in order."""
 
-    def fork(self) -> "LaneState":
-        """The values of a lane that begins now."""
-        return LaneState(dict(self.values))
+    def fork(self, group: str, number: int) -> "LaneState":
+        """The values of a lane that begins now, in a group of lanes that run at once."""
+        return LaneState(self.values, self._writes.lane(group, number))
 
     def take(self, changes: Iterable[state_pb2.StateChange]) -> None:
         """Takes in changes that are recorded."""
-        made = list(changes)
-        self.written.extend(made)
-        self.values = changed(self.values, made)
+        if made := list(changes):
+            self._writes.add(made)
+            self.values = changed(self.values, [made])
 
-    def join(self, lane: "LaneState") -> None:
-        """Takes in what a lane wrote, after its end and in the order of the lanes."""
-        self.take(lane.written)
+    def join(self) -> None:
+        """Takes in what the lanes below it wrote, in their order; whoever ended them, nothing comes after it."""
+        if self._writes.has_group_last:
+            self.values = changed(self._began, self._writes.in_order())
 
 
 class StateView(MutableMapping[str, Any]):
@@ -63,10 +64,10 @@ class StateView(MutableMapping[str, Any]):
             raise _refused(f"{key!r} cannot name a value of the state: give a text that fits {KEY}.")
         try:
             text = json_text(value)
+            text.encode()
         except (TypeError, ValueError, RecursionError) as error:
             raise _refused(f"The value {key!r} of the state is nothing that JSON can hold: {error}.") from None
-        after = {**self._texts(), key: text}
-        if size_of(json_of(after)) > MAX_STATE_BYTES:
+        if not fits({**self._texts(), key: text}):
             raise _refused(
                 f"With {key!r} the session's state would be larger than {MAX_STATE_BYTES // 1024} KiB. Keep large "
                 "values elsewhere and put references to them here."
@@ -79,7 +80,7 @@ class StateView(MutableMapping[str, Any]):
         self._pending[key] = None
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._texts())
+        return iter(sorted(self._texts()))
 
     def __len__(self) -> int:
         return len(self._texts())

@@ -1,0 +1,182 @@
+"""A session's state as a log leaves it: whose writes come after whose; pure.
+
+What runs at once does not see each other's writes, and afterwards the later lane or call wins: so a log's writes count
+in the order of their keys, not of their sequences.
+"""
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import chain
+from typing import Final
+
+from bough.v1 import event_pb2, state_pb2
+from bough_server import events
+from bough_server.state import changed, changes_of, values_of
+
+_LANE: Final = re.compile(r"(?:(?:^|/)g|\.t|\.)([0-9]{1,9})(?=[/.]|$)")
+"""Names of what runs at once, in a key: lanes of an agent, calls of a step, lanes of code."""
+
+Changes = Sequence[state_pb2.StateChange]
+
+
+@dataclass(slots=True)
+class _Group:
+    """Lanes that run at once, by their numbers."""
+
+    name: str
+    lanes: "dict[int, Writes]" = field(default_factory=dict)
+
+
+class Writes:
+    """What one lane writes, and what ran at once below it."""
+
+    __slots__ = ("_entries",)
+
+    def __init__(self) -> None:
+        self._entries: list[Changes | _Group] = []
+
+    @property
+    def has_group_last(self) -> bool:
+        """Whether the last thing in it is something that ran at once."""
+        return bool(self._entries) and isinstance(self._entries[-1], _Group)
+
+    def add(self, changes: Changes) -> None:
+        """Takes in a write of the lane itself."""
+        self._entries.append(changes)
+
+    def lane(self, group: str, number: int) -> "Writes":
+        """The writes of a lane below this one, in a group that ends with the next thing that this one does."""
+        while self._entries:
+            last = self._entries[-1]
+            if not isinstance(last, _Group):
+                break
+            if last.name == group:
+                return last.lanes.setdefault(number, Writes())
+            if any(lane.in_order() for lane in last.lanes.values()):
+                break
+            self._entries.pop()  # nobody in it wrote anything: it has no place among what did
+        made = _Group(group)
+        self._entries.append(made)
+        return made.lanes.setdefault(number, Writes())
+
+    def is_newest(self, number: int) -> bool:
+        """Whether no lane of the last group comes after this one."""
+        last = self._entries[-1]
+        return isinstance(last, _Group) and number == max(last.lanes)
+
+    def in_order(self) -> list[Changes]:
+        """All writes in the order that counts; those that ran at once by the numbers of their lanes."""
+        found: list[Changes] = []
+        open_lanes: list[Iterator[Changes | _Group]] = [iter(self._entries)]
+        while open_lanes:
+            entry = next(open_lanes[-1], None)
+            if entry is None:
+                open_lanes.pop()
+            elif isinstance(entry, _Group):
+                lanes = [entry.lanes[number]._entries for number in sorted(entry.lanes)]
+                open_lanes.append(chain.from_iterable(lanes))
+            else:
+                found.append(entry)
+        return found
+
+
+class StateFold:
+    """A session's state as one run's log leaves it: give it every event that says anything of it, once and in order.
+
+    It takes anybody's events and refuses none: a state that is no JSON object is an empty one.
+    """
+
+    def __init__(self) -> None:
+        self._began: Mapping[str, str] = {}
+        self._writes = Writes()
+        self._values: dict[str, str] | None = {}
+
+    def take(self, event: event_pb2.AgentEvent) -> bool:
+        """Takes an event in; gives whether it says anything of the state."""
+        kind = event.WhichOneof("payload")
+        if kind == "run_started" or kind == "run_dequeued":
+            begun = event.run_started if kind == "run_started" else event.run_dequeued
+            self._began, self._values = _values(begun.state_json), None
+            return bool(self._began)
+        changes = list(changes_of(event))
+        if changes:
+            self._write(event.effect_key, changes)
+        return bool(changes)
+
+    @property
+    def values(self) -> dict[str, str]:
+        """JSON text of each value, by name."""
+        if self._values is None:
+            self._values = changed(self._began, self._writes.in_order())
+        return self._values
+
+    def _write(self, key: str, changes: Changes) -> None:
+        lane, at, is_newest = self._writes, 0, True
+        for found in _LANE.finditer(key):
+            above, number = lane, int(found[1])
+            lane = above.lane(key[at : found.start(1)], number)
+            is_newest, at = is_newest and above.is_newest(number), found.end()
+        lane.add(changes)
+        # What comes last of all so far only adds to what they came to.
+        is_known = is_newest and self._values is not None
+        self._values = changed(self._values or {}, [changes]) if is_known else None
+
+
+class Conflicts:
+    """Which values were written by several at once, and differently: give it every event that is no delta, in order.
+
+    It takes anybody's events and refuses none. Calls of a step of which one began when the other had ended were no
+    conflict, since the later one could see what the earlier wrote.
+    """
+
+    def __init__(self) -> None:
+        self._written: dict[tuple[str, str], dict[int, tuple[str, state_pb2.StateChange]]] = {}
+        self._began: dict[str, int] = {}
+        self._ended: dict[str, int] = {}
+        self._taken = 0
+
+    def take(self, event: event_pb2.AgentEvent, kind: int) -> None:
+        """Takes an event in."""
+        self._taken += 1
+        key = event.effect_key
+        if kind in _BEGIN:
+            self._began.setdefault(key.removesuffix(".ok"), self._taken)
+        for changes in changes_of(event):
+            self._note(key, changes)
+        if kind in _END:
+            self._ended[key] = self._taken
+
+    def names(self) -> list[str]:
+        """The names of the values, sorted."""
+        return sorted({name for (_, name), lanes in self._written.items() if self._differ(lanes)})
+
+    def _note(self, key: str, change: state_pb2.StateChange) -> None:
+        for found in _LANE.finditer(key):
+            lanes = self._written.setdefault((key[: found.start(1)], change.key), {})
+            lanes[int(found[1])] = (key[: found.end()], change)
+
+    def _differ(self, lanes: Mapping[int, tuple[str, state_pb2.StateChange]]) -> bool:
+        ordered = [lanes[number] for number in sorted(lanes)]
+        return any(
+            one != other and self._met(lane, next_lane)
+            for (lane, one), (next_lane, other) in zip(ordered, ordered[1:], strict=False)
+        )
+
+    def _met(self, one: str, other: str) -> bool:
+        """Whether neither lane had ended when the other began."""
+        never = self._taken + 1
+        return self._began.get(one, 0) < self._ended.get(other, never) and self._began.get(other, 0) < self._ended.get(
+            one, never
+        )
+
+
+_BEGIN: Final = frozenset({events.TOOL_STARTED, events.INPUT_REQUESTED})
+_END: Final = frozenset({events.TOOL_COMPLETED, events.TOOL_FAILED})
+
+
+def _values(state_json: str) -> Mapping[str, str]:
+    try:
+        return values_of(state_json)
+    except ValueError:
+        return {}
