@@ -1,4 +1,4 @@
-"""Keys, budgets, branches and joined deltas: the small rules that the runtime stands on."""
+"""Keys, branches and joined deltas: the small rules that the runtime stands on."""
 
 import uuid
 
@@ -12,7 +12,6 @@ from bough_server.cutting import cut_result, cut_text
 from bough_server.errors import RunError
 from bough_server.runtime import keys
 from bough_server.runtime.frame import MAX_BRANCH_BYTES, branch_below, joining, run_path_below
-from bough_server.runtime.limits import Budget
 from bough_server.runtime.recorder import Joining
 
 
@@ -52,34 +51,6 @@ def test_a_derived_id_is_a_uuid_of_version_five(root: uuid.UUID, name: str) -> N
 def test_later_run_ids_sort_later(milliseconds: list[int]) -> None:
     made = [ids.new_uuid7(each * 1_000_000) for each in sorted(milliseconds)]
     assert made == sorted(made)
-
-
-def test_a_budget_counts_for_every_budget_above() -> None:
-    run = Budget(policy_pb2.Limits(model_calls=3), owner="the run", depth=0)
-    child = Budget(policy_pb2.Limits(model_calls=2), owner="a", depth=1, above=run)
-    child.reserve_model_call()
-    child.reserve_model_call()
-    with pytest.raises(RunError, match="2 model calls for a"):
-        child.reserve_model_call()
-    run.reserve_model_call()
-    with pytest.raises(RunError, match="3 model calls for the run"):
-        run.reserve_model_call()
-
-
-def test_a_refused_reservation_takes_nothing() -> None:
-    run = Budget(policy_pb2.Limits(tool_calls=1), owner="the run", depth=0)
-    child = Budget(policy_pb2.Limits(tool_calls=0), owner="a", depth=1, above=run)
-    with pytest.raises(RunError):
-        child.reserve_tool_call()
-    run.reserve_tool_call()
-
-
-def test_a_depth_limit_counts_from_where_it_is_set() -> None:
-    run = Budget(policy_pb2.Limits(depth=3), owner="the run", depth=0)
-    child = Budget(policy_pb2.Limits(depth=1), owner="a", depth=1, above=run)
-    child.check_depth(2)
-    with pytest.raises(RunError):
-        child.check_depth(3)
 
 
 @given(st.lists(st.from_regex(r"[A-Za-z][A-Za-z0-9_-]{0,58}", fullmatch=True), min_size=1, max_size=40))

@@ -12,6 +12,7 @@ from bough_server.runtime import keys
 from bough_server.runtime.attempts import ModelCall
 from bough_server.runtime.execution import Execution, as_run_error
 from bough_server.runtime.frame import Frame
+from bough_server.runtime.spending import Amount, estimated
 from bough_server.runtime.succession import Succession, succession
 
 if TYPE_CHECKING:
@@ -32,36 +33,39 @@ async def ask(ctx: "Context", key: str, index: int, request: Asked, name: str) -
     if key in execution.journal.results:
         recorded = await execution.pump.result(key)
         execution.observe_recorded(key)
-        if key in execution.journal.started:
-            frame.budget.count_model_call()
         return _answered(ctx, recorded)
     await ctx.until_live(key)
     execution.cancelling.refuse_sealed(key)
-    if key in execution.journal.started:
-        frame.budget.count_model_call()
-    try:
-        models = _admitted(ctx, key, name)
-    except RunError as refusal:
-        event = frame.opened.in_step(frame.event(key), index)
-        event.effect_digest = digest
-        event.llm_failed.error.CopyFrom(_error(frame, refusal))
-        execution.emit(event)
-        raise
-    made = request() if callable(request) else request
-    return await _ask(ctx, key, index, digest, replace(made, agent=frame.name), models)
+    async with execution.slots.place(key, frame.budget):
+        made = replace(request() if callable(request) else request, agent=frame.name)
+        try:
+            models, amount = _admitted(ctx, key, name, made)
+        except RunError as refusal:
+            event = frame.opened.in_step(frame.event(key), index)
+            event.effect_digest = digest
+            event.llm_failed.error.CopyFrom(_error(frame, refusal))
+            execution.emit(event)
+            raise
+        return await _ask(ctx, key, index, made, models, amount)
 
 
-def _admitted(ctx: "Context", key: str, name: str) -> Succession:
-    journal = ctx.execution.journal
+def _admitted(ctx: "Context", key: str, name: str, request: ModelRequest) -> tuple[Succession, Amount]:
+    """Who is asked, and what that reserves; a call that the log holds begun has reserved it there."""
+    journal, budget = ctx.execution.journal, ctx.frame.budget
     is_new = key not in journal.started
     models = succession(ctx.execution.resolver, name, () if is_new else journal.of_effect[key])
+    amount = Amount()
     if is_new:
-        ctx.frame.budget.reserve_model_call()
-    return models
+        budget.check_parallel()
+        budget.check_model_call()
+        if budget.is_metered:
+            amount = estimated(request, models.model)
+            budget.check_spending(amount)
+    return models, amount
 
 
 async def _ask(
-    ctx: "Context", key: str, index: int, digest: str, request: ModelRequest, models: Succession
+    ctx: "Context", key: str, index: int, request: ModelRequest, models: Succession, amount: Amount
 ) -> step_pb2.LlmResponse:
     execution, frame, model = ctx.execution, ctx.frame, models.model
     traced = execution.tracing.chat(model=model.model or model.name, provider=model.provider, parent=frame.traced.below)
@@ -72,11 +76,12 @@ async def _ask(
         call.recover()
     else:
         started = frame.opened.in_step(frame.event(key, traced=traced), index)
-        started.effect_digest, started.attempt = digest, 1
+        started.effect_digest, started.attempt = _DIGEST, 1
         begun = started.llm_started
         begun.model, begun.provider = model.name, model.provider
         begun.message_count = len(request.messages) + bool(request.instruction)
         begun.tool_names.extend(tool.name for tool in request.tools)
+        begun.reserved_tokens, begun.reserved_cost_micros = amount.tokens, amount.cost_micros
         execution.emit(started)
     await execution.committed()
     ended = frame.opened.in_step(frame.event(key, traced=traced), index)

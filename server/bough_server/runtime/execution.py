@@ -21,6 +21,7 @@ from bough_server.runtime.inputs import Inputs
 from bough_server.runtime.journal import Journal
 from bough_server.runtime.pump import Pump
 from bough_server.runtime.recorder import Joining, Piece, Recorder
+from bough_server.runtime.slots import Slots
 from bough_server.runtime.tasks import Tasks
 from bough_server.store.ports import StoredMessage
 from bough_server.telemetry import Traced, Tracing
@@ -82,6 +83,7 @@ class Execution:
             on_live=self._replayed,
         )
         self.inputs = Inputs(self.tasks, self._asked)
+        self.slots = Slots(self.tasks)
         self.calls_made: Counter[tuple[str, str]] = Counter()
         """How often an agent has called a tool in this run, by both names."""
         self.is_interrupted = False
@@ -110,6 +112,7 @@ class Execution:
             self.chronicle.emit(*batch)
         except NonDeterministic as error:
             raise self.diverged(error) from None
+        self.slots.ended(batch)
 
     def diverged(self, error: NonDeterministic) -> asyncio.CancelledError:
         """Stops a replay that cannot go on, and gives what its agents' code is ended with."""
@@ -232,6 +235,7 @@ class Execution:
         """Lets no effect begin any more, and stops the run as soon as those in flight have ended."""
         self._is_draining = True
         self.pump.hold()
+        self.slots.hold()
         self.tasks.check_soon()
 
     def end_spans(self) -> None:
@@ -247,7 +251,7 @@ class Execution:
             self.pump.advance()
         elif self.cancelling.is_sealed(""):
             return  # who ends it is about to wake them all
-        elif self.inputs and not self.pump.has_parked and not self.tasks.sleeping:
+        elif self.inputs and not self.pump.has_parked and not self.slots.has_waiting and not self.tasks.sleeping:
             self._interrupt()
         elif self._is_draining:
             self.stop(ServerStopping("The server stops; the run goes on where it is taken up."))

@@ -135,6 +135,7 @@ def child_frame(execution: Execution, caller: Frame, place: Place, *, opened: Op
     for limits in (definition.limits, link.limits):
         if is_bounded(limits):
             budget = Budget(limits, owner=f"each call of the agent {definition.name!r}", depth=depth, above=budget)
+    opened.budget = budget
     transcript = Transcript(
         agent=definition.name, chain=agent_chain(caller.transcript.chain, definition.name), above=place.above
     )
@@ -178,6 +179,8 @@ def root_frame(execution: Execution, agent: Agent, traced: Traced) -> Frame:
     budget = Budget(policy.limits, owner="the run", depth=0)
     if is_bounded(definition.limits):
         budget = Budget(definition.limits, owner=f"the agent {definition.name!r}", depth=0, above=budget)
+    opened = execution.invocations[started.invocation_id]
+    opened.budget = budget
     return Frame(
         agent=agent,
         invocation_id=started.invocation_id,
@@ -194,7 +197,7 @@ def root_frame(execution: Execution, agent: Agent, traced: Traced) -> Frame:
         joining=joining([policy.delta, definition.delta, execution.default_delta]),
         transcript=Transcript(agent=definition.name, chain=agent_chain("", definition.name)),
         state=LaneState(values_of(execution.state_json)),
-        opened=execution.invocations[started.invocation_id],
+        opened=opened,
         traced=traced,
         told=execution.told,
         hops=(definition.name,),

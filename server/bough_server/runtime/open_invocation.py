@@ -7,6 +7,7 @@ from google.protobuf import duration_pb2
 from bough.v1 import event_pb2, message_pb2, step_pb2
 from bough_server import ids, usage
 from bough_server.cutting import cut_results
+from bough_server.runtime.limits import Budget
 
 
 @dataclass(slots=True)
@@ -45,6 +46,8 @@ class OpenInvocation:
     unsent: set[str] = field(default_factory=set)
     """Model calls that were left while their last attempt waited, and had not gone to a provider."""
     last_step_id: str = ""
+    budget: Budget | None = None
+    """What bounds it; None where nobody runs it, and in copies."""
 
     def event(self, key: str, *, traced: event_pb2.AgentEvent | None = None) -> event_pb2.AgentEvent:
         """A new event of this invocation; ids of the trace are those of `traced`, else of the invocation's start."""
@@ -107,4 +110,5 @@ def copied(one: OpenInvocation) -> OpenInvocation:
         attempts=dict(one.attempts),
         lost=dict(one.lost),
         unsent=set(one.unsent),
+        budget=None,
     )

@@ -115,6 +115,8 @@ class ToolEffect:
                 "and has been.",
                 reason=error_pb2.ERROR_REASON_LIMIT_EXCEEDED,
             )
+        if offer.tool is None or not offer.tool.is_client_side:
+            frame.budget.check_parallel()
         frame.budget.reserve_tool_call()
         execution.calls_made[frame.name, call.name] += 1
         return offer
@@ -190,6 +192,10 @@ class ToolEffect:
         return result
 
     async def _run(self, call: message_pb2.ToolCall, offer: Offer, idempotency_key: str) -> message_pb2.ToolResult:
+        async with self._execution.slots.place(self._key, self._frame.budget):
+            return await self._run_now(call, offer, idempotency_key)
+
+    async def _run_now(self, call: message_pb2.ToolCall, offer: Offer, idempotency_key: str) -> message_pb2.ToolResult:
         execution, frame, key = self._execution, self._frame, self._key
         traced = execution.tracing.execute_tool(
             tool=call.name, call_id=call.call_id, description=offer.spec.description, parent=frame.traced.below

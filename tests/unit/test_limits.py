@@ -1,0 +1,215 @@
+"""Bounds of a subtree: what they refuse, and what is reserved, spent and given back."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from bough.v1 import error_pb2, event_pb2, message_pb2, policy_pb2
+from bough_server.errors import RunError
+from bough_server.models.model import ModelRequest, Price
+from bough_server.runtime.limits import Budget
+from bough_server.runtime.spending import Amount, Purse, estimated, reported
+from tests.support.teams import Scripts, script
+
+
+def run_of(**limits: int) -> Budget:
+    return Budget(policy_pb2.Limits(**limits), owner="the run", depth=0)
+
+
+def below(above: Budget, **limits: int) -> Budget:
+    return Budget(policy_pb2.Limits(**limits), owner="a", depth=1, above=above)
+
+
+def started(key: str, amount: Amount | None = None) -> event_pb2.AgentEvent:
+    event = event_pb2.AgentEvent(effect_key=key)
+    amount = amount or Amount()
+    event.llm_started.reserved_tokens = amount.tokens
+    event.llm_started.reserved_cost_micros = amount.cost_micros
+    return event
+
+
+def completed(key: str, **used: int) -> event_pb2.AgentEvent:
+    event = event_pb2.AgentEvent(effect_key=key)
+    event.llm_completed.response.usage.CopyFrom(message_pb2.Usage(**used))
+    return event
+
+
+def failed(key: str, *, not_sent: bool = False, **lost: int) -> event_pb2.AgentEvent:
+    event = event_pb2.AgentEvent(effect_key=key)
+    event.llm_failed.not_sent = not_sent
+    event.llm_failed.lost_usage.CopyFrom(message_pb2.Usage(**lost))
+    return event
+
+
+def retrying(key: str, **lost: int) -> event_pb2.AgentEvent:
+    event = event_pb2.AgentEvent(effect_key=key)
+    event.llm_retrying.lost_usage.CopyFrom(message_pb2.Usage(**lost))
+    return event
+
+
+def spent(budget: Budget) -> tuple[int, int]:
+    assert (budget.purses.tokens.reserved, budget.purses.cost_micros.reserved) == (0, 0), "nothing stays reserved"
+    return budget.purses.tokens.spent, budget.purses.cost_micros.spent
+
+
+def test_a_budget_counts_for_every_budget_above() -> None:
+    run = run_of(model_calls=3)
+    child = below(run, model_calls=2)
+    for key in ("s0.m", "s1.m"):
+        child.check_model_call()
+        child.observe(started(key))
+    with pytest.raises(RunError, match="2 model calls for a"):
+        child.check_model_call()
+    run.check_model_call()
+    run.observe(started("s2.m"))
+    with pytest.raises(RunError, match="3 model calls for the run"):
+        run.check_model_call()
+
+
+def test_a_refused_reservation_takes_nothing() -> None:
+    run = run_of(tool_calls=1)
+    child = below(run, tool_calls=0)
+    with pytest.raises(RunError):
+        child.reserve_tool_call()
+    run.reserve_tool_call()
+
+
+def test_a_depth_limit_counts_from_where_it_is_set() -> None:
+    run = run_of(depth=3)
+    child = below(run, depth=1)
+    child.check_depth(2)
+    with pytest.raises(RunError):
+        child.check_depth(3)
+
+
+def test_a_call_that_too_little_is_left_for_is_refused_with_the_bound_and_its_owner() -> None:
+    run = run_of(tokens=100, cost_micros=1_000)
+    child = below(run, tokens=50)
+    child.observe(started("s0.m", Amount(tokens=30)))
+    with pytest.raises(RunError, match="limit of 50 tokens for a is reached: 20 are left, and the call may take 21"):
+        child.check_spending(Amount(tokens=21))
+    with pytest.raises(RunError, match="limit of 1000 millionths of cost for the run") as raised:
+        child.check_spending(Amount(tokens=20, cost_micros=1_001))
+    assert raised.value.reason == error_pb2.ERROR_REASON_LIMIT_EXCEEDED
+    child.check_spending(Amount(tokens=20, cost_micros=1_000))
+
+
+@pytest.mark.parametrize(
+    ("events", "expected"),
+    [
+        ([completed("m", input_tokens=7, output_tokens=5, cost_micros=3)], (12, 3)),
+        ([completed("m", input_tokens=7, output_tokens=5)], (12, 0)),
+        ([completed("m", total_tokens=12)], (12, 40)),
+        ([completed("m")], (10, 40)),
+        ([failed("m")], (10, 40)),
+        ([failed("m", not_sent=True)], (0, 0)),
+        ([failed("m", input_tokens=7, output_tokens=1, cost_micros=2)], (8, 2)),
+        ([retrying("m", input_tokens=7, output_tokens=1, cost_micros=2), completed("m")], (18, 42)),
+        ([retrying("m"), retrying("m"), failed("m")], (10, 40)),
+        ([retrying("m", total_tokens=4), failed("m", not_sent=True)], (4, 0)),
+    ],
+)
+def test_what_a_call_took_takes_the_place_of_what_it_reserved(
+    events: Sequence[event_pb2.AgentEvent], expected: tuple[int, int]
+) -> None:
+    run = run_of(tokens=100)
+    child = below(run, cost_micros=100)
+    child.observe(started("m", Amount(tokens=10, cost_micros=40)))
+    for event in events:
+        child.observe(event)
+    assert spent(child) == spent(run) == expected
+
+
+def test_a_refused_call_takes_nothing() -> None:
+    run = run_of(tokens=0)
+    run.observe(failed("m"))
+    assert spent(run) == (0, 0)
+
+
+def test_an_estimate_is_the_request_and_the_most_that_may_be_written() -> None:
+    model = Scripts(script(p=["hi"])).get("default")
+    assert model.price == Price(input=1_000_000, output=2_000_000)
+    request = ModelRequest(messages=(), instruction="x" * 40)
+    assert estimated(request, model) == Amount(tokens=10, cost_micros=10)
+    request.settings.max_output_tokens = 100
+    assert estimated(request, model) == Amount(tokens=110, cost_micros=210)
+
+
+def test_what_is_not_said_of_a_usage_counts_as_it_was_reserved() -> None:
+    unknown = Amount(tokens=10, cost_micros=40)
+    assert reported(message_pb2.Usage(), unknown=unknown) == unknown
+    assert reported(message_pb2.Usage(input_tokens=3), unknown=unknown) == Amount(tokens=3, cost_micros=40)
+
+
+@dataclass
+class Tree:
+    """Budgets of a run and what goes on in it."""
+
+    budgets: list[Budget]
+    open: dict[str, Budget] = field(default_factory=dict)
+
+
+@st.composite
+def trees(draw: st.DrawFn) -> Tree:
+    bound = st.one_of(st.none(), st.integers(0, 60))
+    budgets: list[Budget] = []
+    for number in range(draw(st.integers(1, 6))):
+        limits = policy_pb2.Limits(tokens=draw(bound), cost_micros=draw(bound))
+        above = draw(st.sampled_from(budgets)) if budgets else None
+        budgets.append(Budget(limits, owner=f"b{number}", depth=0, above=above))
+    return Tree(budgets)
+
+
+steps = st.lists(
+    st.tuples(
+        st.integers(0, 5),
+        st.sampled_from(["reserve", "report", "say nothing", "not sent"]),
+        st.integers(0, 40),
+        st.integers(0, 40),
+    ),
+    max_size=40,
+)
+
+
+@given(trees(), steps)
+def test_reservations_alone_never_pass_a_bound(tree: Tree, done: list[tuple[int, str, int, int]]) -> None:
+    """Whatever runs at once: as long as no answer is longer than it was estimated, no bound is passed."""
+    for number, (place, what, tokens, cost) in enumerate(done):
+        budget = tree.budgets[place % len(tree.budgets)]
+        if what == "reserve":
+            amount = Amount(tokens=tokens, cost_micros=cost)
+            try:
+                budget.check_spending(amount)
+            except RunError:
+                continue
+            budget.observe(started(str(number), amount))
+            tree.open[str(number)] = budget
+        elif tree.open:
+            key, budget = tree.open.popitem()
+            held = budget._held[key]
+            used = {
+                "input_tokens": min(tokens, held.tokens),
+                "output_tokens": 0,
+                "cost_micros": min(cost, held.cost_micros),
+            }
+            end = {
+                "report": completed(key, **used),
+                "say nothing": failed(key),
+                "not sent": failed(key, not_sent=True),
+            }
+            budget.observe(end[what])
+        for each in tree.budgets:
+            for purse in (each.purses.tokens, each.purses.cost_micros):
+                assert purse.reserved >= 0
+                assert purse.limit is None or purse.spent + purse.reserved <= purse.limit
+    for key, budget in tree.open.items():
+        budget.observe(failed(key, not_sent=True))
+    for each in tree.budgets:
+        spent(each)
+
+
+def test_a_purse_without_a_limit_lacks_nothing() -> None:
+    assert not Purse(None).lacks(10**18)
