@@ -13,6 +13,7 @@ from bough_server.durations import parse_duration
 LogLevel: TypeAlias = Literal["debug", "info", "warning", "error"]
 
 _LARGEST_INT32: Final = 2**31 - 1
+_LARGEST_INT64: Final = 2**63 - 1
 
 
 def _seconds(value: object) -> object:
@@ -24,6 +25,7 @@ def _seconds(value: object) -> object:
 Seconds = Annotated[float, BeforeValidator(_seconds), Field(ge=0, strict=True, allow_inf_nan=False)]
 """A duration in seconds; written as a number or as 10m, 50ms, 1h30m."""
 Count = Annotated[int, Field(ge=0, le=_LARGEST_INT32, strict=True)]
+Amount = Annotated[int, Field(ge=0, le=_LARGEST_INT64, strict=True)]
 Flag = Annotated[bool, Field(strict=True)]
 
 
@@ -59,18 +61,24 @@ class LimitSet(Section):
 
     model_calls: Count | None = None
     tool_calls: Count | None = None
+    tokens: Amount | None = None
+    cost_micros: Amount | None = None
     depth: Count | None = None
     handoffs: Count | None = None
     wall_duration: Annotated[Seconds, Field(gt=0)] | None = None
+    parallel: Annotated[Count, Field(ge=1)] | None = None
 
     def message(self) -> policy_pb2.Limits:
         """The same in the schema's words."""
         return policy_pb2.Limits(
             model_calls=self.model_calls,
             tool_calls=self.tool_calls,
+            tokens=self.tokens,
+            cost_micros=self.cost_micros,
             depth=self.depth,
             handoffs=self.handoffs,
             wall_duration=None if self.wall_duration is None else _duration(self.wall_duration),
+            parallel=self.parallel,
         )
 
 

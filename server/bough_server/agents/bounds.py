@@ -21,7 +21,7 @@ MAX_SCHEMA_BYTES: Final = 64 * 1024
 _MOST_DESCRIPTION: Final = 4 * 1024
 _MOST_ITEMS: Final = 128
 _LONGEST_INTERVAL_NS: Final = 10_000_000_000
-_COUNTS: Final = ("model_calls", "tool_calls", "depth", "handoffs")
+_COUNTS: Final = ("model_calls", "tool_calls", "tokens", "cost_micros", "depth", "handoffs")
 
 
 def bound_mistakes(definition: agent_pb2.AgentDefinition) -> Iterator[FieldMistake]:
@@ -70,6 +70,8 @@ def _limits_mistakes(limits: policy_pb2.Limits, place: str) -> Iterator[FieldMis
     for name in _COUNTS:
         if getattr(limits, name) < 0:
             yield f"{place}.{name}", "must not be negative."
+    if limits.HasField("parallel") and limits.parallel < 1:
+        yield f"{place}.parallel", "must be at least 1."
     if limits.HasField("wall_duration"):
         yield from _positive_mistakes(limits.wall_duration, f"{place}.wall_duration")
 

@@ -93,7 +93,7 @@ def effective_policy(asked: policy_pb2.RunPolicy, defaults: RunDefaults) -> poli
     """The request's policy with the server's defaults where it says nothing, under the server's maxima."""
     policy = policy_pb2.RunPolicy()
     policy.CopyFrom(asked)
-    for name in ("model_calls", "tool_calls", "depth", "handoffs"):
+    for name in ("model_calls", "tool_calls", "tokens", "cost_micros", "depth", "handoffs", "parallel"):
         if not policy.limits.HasField(name) and defaults.limits.HasField(name):
             setattr(policy.limits, name, getattr(defaults.limits, name))
         if defaults.maximum.HasField(name):

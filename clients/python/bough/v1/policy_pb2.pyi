@@ -128,7 +128,7 @@ class Limits(_message.Message):
     """Transfers from one agent to another; 20 in a run where it says nothing."""
     parallel: _builtins.int
     """Model calls and tools that run at once, retries included; further ones wait, first come, first served. Calls of
-    agents, what clients run and what waits for an approval do not count. 0 refuses all of them.
+    agents, what clients run and what waits for an approval do not count. At least 1.
     """
     @_builtins.property
     def wall_duration(self) -> _duration_pb2.Duration:
