@@ -52,6 +52,23 @@ def cut_text(text: str, limit: int) -> str:
     return head + _MARK + tail
 
 
+def fit_texts(texts: Sequence[str], room: int) -> list[str]:
+    """The texts in at most `room` bytes together: the longest are cut to one length, the others stay whole."""
+    left = max(0, room)
+    fitting = [""] * len(texts)
+    by_size = sorted(range(len(texts)), key=lambda index: size_of(texts[index]))
+    for rank, index in enumerate(by_size):
+        share = left // (len(texts) - rank)
+        text = texts[index]
+        if size_of(text) > share:
+            text = cut_text(text, share)
+            if size_of(text) > share:
+                text = ""  # not even the mark of a cut fits
+        fitting[index] = text
+        left -= size_of(text)
+    return fitting
+
+
 def cut_result(result: message_pb2.ToolResult, limit: int = MAX_STEP_RESULT_BYTES) -> message_pb2.ToolResult:
     """The result itself where it is small, else a copy whose texts are cut and that says so."""
     size = result.ByteSize()

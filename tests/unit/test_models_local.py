@@ -12,11 +12,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bough.v1 import message_pb2
+from bough_server.cutting import fit_texts
 from bough_server.models.conversation import answered_tools, current_turn, step_of
 from bough_server.models.local import LocalModel, open_offers
 from bough_server.models.local_engine import available
 from bough_server.models.local_process import CONTEXT_TOKENS
-from bough_server.models.local_prompt import ANSWER_TOKENS, Prompt, call_prompt, fit, text_prompt
+from bough_server.models.local_prompt import ANSWER_TOKENS, Prompt, call_prompt, text_prompt
 from bough_server.models.local_schema import arguments_schema, call_schema, example
 from bough_server.models.model import ToolSpec
 from tests.support.model_calls import LOOKUP, asking, assistant, call, failure, tool_result, user
@@ -81,7 +82,7 @@ def test_a_call_is_asked_for_with_an_example_of_each_tool() -> None:
 
 @given(st.lists(st.text(max_size=50), max_size=6), st.integers(0, 200))
 def test_texts_are_fitted_by_cutting_the_longest(texts: list[str], room: int) -> None:
-    fitting = fit(texts, room)
+    fitting = fit_texts(texts, room)
     assert sum(len(text.encode()) for text in fitting) <= room
     if sum(len(text.encode()) for text in texts) <= room:
         assert fitting == texts

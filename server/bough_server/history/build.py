@@ -1,17 +1,18 @@
-"""What an agent's model is shown of a session and a run; what is stored is not its concern.
+"""What an agent's model is shown of a session and a run; what is stored, or too much for a model, is not its concern.
 
 An agent sees the session up to the run's cut, of each invocation above what it saw and said before the call (open
 calls left out), and its own. Calls of linked agents are shown to others as what the agents said to each other.
+Summaries are no part of it.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 
 from bough.v1 import agent_pb2, message_pb2
 from bough_server.cutting import cut_result
 from bough_server.history.rewrite import Rewriter, for_context
+from bough_server.history.shown import Call, Shown, is_summary
 from bough_server.history.transcript import Said, Transcript
-
-_Call = tuple[str, str]
 
 
 def build(
@@ -22,6 +23,17 @@ def build(
     rewrite: Rewriter = for_context,
 ) -> list[message_pb2.Message]:
     """The messages for the model of an invocation, as its own agent sees them; every call in them has its result."""
+    return [one.message for one in view(transcript, session, scope=scope, rewrite=rewrite)]
+
+
+def view(
+    transcript: Transcript,
+    session: Iterable[Said],
+    *,
+    scope: agent_pb2.HistoryScope.ValueType,
+    rewrite: Rewriter = for_context,
+) -> list[Shown]:
+    """The same with where each is from. It only grows while an invocation goes on, once its last step has ended."""
     lines: list[Said] = []
     if scope != agent_pb2.HISTORY_SCOPE_NONE:
         lineage = transcript.lineage()
@@ -33,6 +45,27 @@ def build(
             lines = [line for line in lines if _is_users(line) or line.chain in chains]
     own = _settled(transcript.own(), others=False)
     return _for_reader(lines, own, transcript.agent, rewrite)
+
+
+def summaries(
+    transcript: Transcript, session: Iterable[Said], *, scope: agent_pb2.HistoryScope.ValueType
+) -> Iterator[message_pb2.Message]:
+    """The summaries of the same agent that may stand for what it sees of the session, the oldest first.
+
+    Those that saw their own branch alone are for who sees no more, and in the same place of the tree.
+    """
+    if scope == agent_pb2.HISTORY_SCOPE_NONE:
+        return
+    is_of_branch = scope == agent_pb2.HISTORY_SCOPE_BRANCH
+    lines = [*session]
+    for above, cut in transcript.lineage():
+        lines.extend(above.flat(cut, called_children=True))
+    lines.extend(transcript.own())
+    for line in lines:
+        stands_for = line.message.summarized
+        is_fitting = stands_for.is_of_branch == is_of_branch and (not is_of_branch or line.chain == transcript.chain)
+        if is_summary(line.message) and line.agent == transcript.agent and stands_for.to_position and is_fitting:
+            yield line.message
 
 
 def _is_users(line: Said) -> bool:
@@ -52,8 +85,8 @@ def _result_of(message: message_pb2.Message) -> message_pb2.ToolResult | None:
 
 def _settled(lines: Iterable[Said], *, others: bool) -> list[Said]:
     """The lines without calls that have no result; for `others`, also without calls of linked agents."""
-    kept = list(lines)
-    answered: set[_Call] = set()
+    kept = [line for line in lines if not is_summary(line.message)]
+    answered: set[Call] = set()
     for line in kept:
         result = _result_of(line.message)
         if result is not None and not (others and result.child_invocation_id):
@@ -68,7 +101,7 @@ def _settled(lines: Iterable[Said], *, others: bool) -> list[Said]:
             open_calls = {call for call in calls if (line.message.invocation_id, call) not in answered}
             message = _without_calls(line.message, open_calls) if open_calls else line.message
             if message.parts:
-                settled.append(Said(message, line.agent, line.chain))
+                settled.append(replace(line, message=message))
         else:
             settled.append(line)
     return settled
@@ -84,34 +117,53 @@ def _without_calls(message: message_pb2.Message, dropped: set[str]) -> message_p
     return kept
 
 
-def _for_reader(
-    lines: Sequence[Said], own: Sequence[Said], reader: str, rewrite: Rewriter
-) -> list[message_pb2.Message]:
-    shown: list[message_pb2.Message] = []
+def _for_reader(lines: Sequence[Said], own: Sequence[Said], reader: str, rewrite: Rewriter) -> list[Shown]:
+    shown: list[Shown] = []
     for line in lines:
-        shown.extend([line.message] if _is_native(line, reader) else rewrite(line.message))
+        shown.extend(_shown(line, rewrite, is_native=_is_native(line, reader)))
     for line in own:
-        shown.extend([line.message] if line.agent == reader else rewrite(line.message))
-    return [_small(message) for message in _results_after_calls(shown)]
+        shown.extend(_shown(line, rewrite, is_native=line.agent == reader))
+    return [replace(one, message=_small(one.message)) for one in _results_after_calls(shown)]
 
 
 def _is_native(line: Said, reader: str) -> bool:
     return _is_users(line) or line.agent == reader
 
 
-def _results_after_calls(messages: Sequence[message_pb2.Message]) -> list[message_pb2.Message]:
+def _shown(line: Said, rewrite: Rewriter, *, is_native: bool) -> list[Shown]:
+    """A line as its reader is shown it: as it is where it is the reader's own, or the user's."""
+    message = line.message
+    result = _result_of(message)
+    return [
+        Shown(
+            message=one,
+            position=line.position,
+            is_told=is_native and _is_told(message),
+            asks=frozenset((message.invocation_id, call) for call in _calls_of(message)),
+            answers=(message.invocation_id, result.call.call_id) if result is not None else None,
+        )
+        for one in ([message] if is_native else rewrite(message))
+    ]
+
+
+def _is_told(message: message_pb2.Message) -> bool:
+    """Whether a user, or a caller, began something new with it; what the runtime adds by itself is of no invocation."""
+    is_spoken_to = message.role in (message_pb2.ROLE_USER, message_pb2.ROLE_UNSPECIFIED)
+    return is_spoken_to and bool(message.kind or message.invocation_id)
+
+
+def _results_after_calls(shown: Sequence[Shown]) -> list[Shown]:
     """The same messages with every call's results right behind it, in call order, as providers require."""
-    results: dict[_Call, message_pb2.Message] = {}
-    for message in messages:
-        result = _result_of(message)
-        if result is not None:
-            results[message.invocation_id, result.call.call_id] = message
-    ordered: list[message_pb2.Message] = []
-    for message in messages:
-        if _result_of(message) is not None:
+    results: dict[Call, Shown] = {}
+    for one in shown:
+        if one.answers is not None and _result_of(one.message) is not None:
+            results[one.answers] = one
+    ordered: list[Shown] = []
+    for one in shown:
+        if _result_of(one.message) is not None:
             continue
-        ordered.append(message)
-        calls = ((message.invocation_id, call) for call in _calls_of(message))
+        ordered.append(one)
+        calls = ((one.message.invocation_id, call) for call in _calls_of(one.message))
         ordered.extend(results[call] for call in calls if call in results)
     return ordered
 

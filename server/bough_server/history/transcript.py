@@ -13,6 +13,8 @@ class Said:
     message: message_pb2.Message
     agent: str
     chain: str
+    position: int = 0
+    """Its place in the session before the run; 0 where it was said in the run."""
 
 
 @dataclass(frozen=True, slots=True)

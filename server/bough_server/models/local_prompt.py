@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from bough.v1 import message_pb2
-from bough_server.cutting import cut_text
+from bough_server.cutting import cut_text, fit_texts
 from bough_server.models.conversation import current_turn, text_of
 from bough_server.models.local_schema import Schema, example
 from bough_server.models.model import ModelRequest
@@ -61,7 +61,7 @@ def _instruction_and_turn(
 ) -> tuple[dict[str, object], dict[str, object]]:
     """The system message and the user's, with the turn's results in it; the longest texts are cut first."""
     texts = [request.instruction or "Answer briefly.", *_said(turn)]
-    fitting = fit(texts, room - 2 * _FRAME_BYTES - 2 * len(texts))
+    fitting = fit_texts(texts, room - 2 * _FRAME_BYTES - 2 * len(texts))
     said = "\n\n".join(text for text in fitting[1:] if text)
     return {"role": "system", "content": fitting[0]}, {"role": "user", "content": said or "Answer."}
 
@@ -111,20 +111,3 @@ def _examples(tools: Sequence[tuple[str, str, Schema]]) -> Prompt:
 
 def _size(messages: Prompt) -> int:
     return sum(len(str(message["content"]).encode()) + _FRAME_BYTES for message in messages)
-
-
-def fit(texts: Sequence[str], room: int) -> list[str]:
-    """The texts in at most `room` bytes together: the longest are cut to one length, the others stay whole."""
-    left = max(0, room)
-    fitting = [""] * len(texts)
-    by_size = sorted(range(len(texts)), key=lambda index: len(texts[index].encode()))
-    for rank, index in enumerate(by_size):
-        share = left // (len(texts) - rank)
-        text = texts[index]
-        if len(text.encode()) > share:
-            text = cut_text(text, share)
-            if len(text.encode()) > share:
-                text = ""  # not even the mark of a cut fits
-        fitting[index] = text
-        left -= len(text.encode())
-    return fitting

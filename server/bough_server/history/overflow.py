@@ -1,0 +1,150 @@
+"""What is left of a history that is more than a model takes: which exchanges stay, which are summarized; pure.
+
+It cuts between units only: an exchange of the session, or one message of the run with what its calls gave. What the
+reader was told last stays, and so does the last unit. How many tokens something takes is its callers' to say.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import accumulate
+from typing import Final
+
+from bough.v1 import message_pb2
+from bough_server.history.shown import Call, Shown, is_summary
+
+SUMMARY: Final = "For context: a summary of the conversation so far:"
+"""How a summary begins as its author's model is shown it."""
+
+Unit = Sequence[Shown]
+"""Messages that stay together."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Compaction:
+    """A summary and what it stands for in one invocation: a part of the session, and the first messages of the run."""
+
+    summary: message_pb2.Message
+    run_messages: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """What is to be summarized, the summary before it among it, and what the new summary will stand for."""
+
+    messages: Sequence[message_pb2.Message]
+    from_position: int
+    to_position: int
+    run_messages: int
+
+
+def units(shown: Sequence[Shown]) -> list[Unit]:
+    """The messages in order, cut wherever they may be: never between a call and its result, nor in an exchange.
+
+    Of the run itself, and after a summary, each message may begin a unit.
+    """
+    barred = _inside_calls(shown) | _out_of_order(shown)
+    begins = [0, *(index for index in range(1, len(shown)) if _may_begin(shown, index) and index not in barred)]
+    ends = [*begins[1:], len(shown)]
+    return [shown[begin:end] for begin, end in zip(begins, ends, strict=True)] if shown else []
+
+
+def told_last(parts: Sequence[Unit]) -> int:
+    """The unit with what the reader was told last; -1 where it was told nothing."""
+    return max((index for index, unit in enumerate(parts) if any(one.is_told for one in unit)), default=-1)
+
+
+def window(parts: Sequence[Unit], sizes: Sequence[int], room: int) -> list[int]:
+    """The units that stay so that they fit `room` tokens: the newest, what was told last, and a summary before all."""
+    fixed = {told_last(parts), len(parts) - 1, *(index for index, unit in enumerate(parts) if _stands_for_more(unit))}
+    over = sum(sizes) - room
+    kept: list[int] = []
+    for index, size in enumerate(sizes):
+        if over > 0 and index not in fixed:
+            over -= size
+        else:
+            kept.append(index)
+    return kept
+
+
+def to_be_summarized(
+    parts: Sequence[Unit], sizes: Sequence[int], room: int, *, keep_recent: int, before: Compaction | None
+) -> Plan | None:
+    """All but the last `keep_recent` units, fewer where those do not fit `room` tokens; None where nothing is new.
+
+    What was told last is not summarized, wherever it stands.
+    """
+    told = told_last(parts)
+    begin = max(0, len(parts) - max(1, keep_recent))
+    while begin < len(parts) - 1 and sum(sizes[begin:]) + (sizes[told] if 0 <= told < begin else 0) > room:
+        begin += 1
+    through = [one for unit in parts[:begin] for one in unit]
+    asked = next((one for one in reversed(through) if one.is_told), None) if told < begin else None
+    covered = [one for one in through if one is not asked]
+    if all(is_summary(one.message) for one in covered):
+        return None
+    stands_for = before.summary.summarized if before is not None else message_pb2.Summarized()
+    positions = [one.position for one in through if one.position]
+    new = sum(1 for one in through if not (one.position or one.is_again or is_summary(one.message)))
+    return Plan(
+        messages=[one.message for one in covered],
+        from_position=stands_for.from_position or min(positions, default=0),
+        to_position=max(positions, default=stands_for.to_position),
+        run_messages=new + (before.run_messages if before is not None else 0),
+    )
+
+
+def in_its_place(shown: Sequence[Shown], compaction: Compaction) -> list[Shown]:
+    """A history that begins with a summary in the place of the run's messages that it stands for.
+
+    Those of the session are left out before. What was told last is shown again behind the summary.
+    """
+    of_session = [one for one in shown if one.position]
+    of_run = [one for one in shown if not one.position]
+    covered, rest = of_run[: compaction.run_messages], of_run[compaction.run_messages :]
+    told = [] if any(one.is_told for one in rest) else [one for one in covered if one.is_told][-1:]
+    again = [replace(one, is_again=True) for one in told]
+    return [Shown(message=as_context(compaction.summary)), *of_session, *again, *rest]
+
+
+def as_context(summary: message_pb2.Message) -> message_pb2.Message:
+    """A summary as its author's model is shown it."""
+    shown = message_pb2.Message(
+        role=message_pb2.ROLE_USER, kind=message_pb2.MESSAGE_KIND_SUMMARY, author=summary.author
+    )
+    text = "".join(part.text for part in summary.parts)
+    shown.parts.add(text=f"{SUMMARY} {text}")
+    return shown
+
+
+def _may_begin(shown: Sequence[Shown], index: int) -> bool:
+    one = shown[index]
+    return one.is_told or not one.position or is_summary(shown[index - 1].message)
+
+
+def _inside_calls(shown: Sequence[Shown]) -> set[int]:
+    """The places before which no cut may be: something before them asks for what comes there or later."""
+    first: dict[Call, int] = {}
+    last: dict[Call, int] = {}
+    for index, one in enumerate(shown):
+        for call in one.asks:
+            first.setdefault(call, index)
+        if one.answers is not None:
+            last[one.answers] = index
+    return {index for call, end in last.items() for index in range(first.get(call, end) + 1, end + 1)}
+
+
+def _out_of_order(shown: Sequence[Shown]) -> set[int]:
+    """The places before which no cut may be: what is before them was said later than something behind them."""
+    highest = list(accumulate((one.position for one in shown), max))
+    barred: set[int] = set()
+    lowest = 0
+    for index in range(len(shown) - 1, 0, -1):
+        position = shown[index].position
+        lowest = min(lowest or position, position) if position else lowest
+        if lowest and highest[index - 1] > lowest:
+            barred.add(index)
+    return barred
+
+
+def _stands_for_more(unit: Unit) -> bool:
+    return any(is_summary(one.message) for one in unit)
