@@ -95,6 +95,11 @@ def in_place_of(event: AgentEvent) -> AgentEvent:
     )
 
 
+def is_summarizing(event: AgentEvent) -> bool:
+    """Whether an event is of a model call that summarizes a history: a call of its agent's, and none of its steps."""
+    return event.effect_key.endswith(".compact")
+
+
 def _text_field(number: int, text: str) -> bytes:
     data = text.encode()
     assert len(data) < 128, "an id is shorter than 128 bytes"

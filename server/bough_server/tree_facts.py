@@ -114,7 +114,7 @@ class Facts:
 
     def _take_llm_started(self, node: Node, event: event_pb2.AgentEvent, kind: int, sequence: int) -> None:
         call = event.effect_key or event.step_id
-        if event.attempt <= 1 or call not in node.open_calls:
+        if (event.attempt <= 1 or call not in node.open_calls) and not events.is_summarizing(event):
             node.step_count += 1
         node.open_calls.add(call)
         node.error = None

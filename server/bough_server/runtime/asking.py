@@ -1,7 +1,7 @@
 """The effect that asks a model: answered from the log, refused, or made; its attempts are attempts.py's."""
 
-from collections.abc import Callable
-from dataclasses import replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
 from bough.v1 import error_pb2, event_pb2, message_pb2, step_pb2
@@ -26,27 +26,44 @@ Asked = ModelRequest | Callable[[], ModelRequest]
 """A request, or what makes one."""
 
 
-async def ask(ctx: "Context", key: str, index: int, request: Asked, name: str) -> step_pb2.LlmResponse:
-    execution, frame = ctx.execution, ctx.frame
-    digest = _DIGEST
-    execution.check(key, digest)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelEffect:
+    """Where a model call stands, and what is recorded in one append with its answer."""
+
+    key: str
+    index: int | None
+    """Its step; None for a call that is no step of its agent: nobody is shown what that one says while it says it."""
+    beside: Callable[[step_pb2.LlmResponse], Sequence[event_pb2.AgentEvent]] | None = None
+
+
+def check_asked(execution: Execution, key: str) -> None:
+    """Takes note of a model call that its agent is about to make."""
+    execution.check(key, _DIGEST)
+
+
+async def ask(ctx: "Context", effect: ModelEffect, request: Asked, name: str) -> step_pb2.LlmResponse:
+    execution, frame, key, index = ctx.execution, ctx.frame, effect.key, effect.index
+    check_asked(execution, key)
     if key in execution.journal.results:
         recorded = await execution.pump.result(key)
         execution.observe_recorded(key)
-        return _answered(ctx, recorded)
+        response = _answered(recorded)
+        _complete_step(ctx, effect, response)
+        return response
     await ctx.until_live(key)
     execution.cancelling.refuse_sealed(key)
     async with execution.slots.place(key, frame.budget):
-        made = replace(request() if callable(request) else request, agent=frame.name)
+        agent = frame.name if index is not None else f"{frame.name}.summary"
+        made = replace(request() if callable(request) else request, agent=agent)
         try:
             models, amount = _admitted(ctx, key, name, made)
         except RunError as refusal:
             event = frame.opened.in_step(frame.event(key), index)
-            event.effect_digest = digest
+            event.effect_digest = _DIGEST
             event.llm_failed.error.CopyFrom(_error(frame, refusal))
             execution.emit(event)
             raise
-        return await _ask(ctx, key, index, made, models, amount)
+        return await _ask(ctx, effect, made, models, amount)
 
 
 def _admitted(ctx: "Context", key: str, name: str, request: ModelRequest) -> tuple[Succession, Amount]:
@@ -65,9 +82,9 @@ def _admitted(ctx: "Context", key: str, name: str, request: ModelRequest) -> tup
 
 
 async def _ask(
-    ctx: "Context", key: str, index: int, request: ModelRequest, models: Succession, amount: Amount
+    ctx: "Context", effect: ModelEffect, request: ModelRequest, models: Succession, amount: Amount
 ) -> step_pb2.LlmResponse:
-    execution, frame, model = ctx.execution, ctx.frame, models.model
+    execution, frame, model, key, index = ctx.execution, ctx.frame, models.model, effect.key, effect.index
     traced = execution.tracing.chat(model=model.model or model.name, provider=model.provider, parent=frame.traced.below)
     execution.spans[key] = traced
     lost = execution.journal.attempts.get(key, 0)
@@ -99,35 +116,38 @@ async def _ask(
         execution.spans.pop(key).end(error=ended.llm_failed.error, input=request.messages)
         await execution.committed()
         raise error from raised
-    _place(execution, frame, key, response.message)
+    _place(execution, frame, effect, response.message)
     ended.attempt = call.attempt
     ended.llm_completed.response.CopyFrom(response)
-    execution.emit(ended)
+    execution.emit(ended, *(effect.beside(response) if effect.beside is not None else ()))
     execution.spans.pop(key).end(response=response, input=request.messages, output=[response.message])
-    if not any(part.HasField("tool_call") for part in response.message.parts):
-        ctx.complete_steps()
+    _complete_step(ctx, effect, response)
     return response
 
 
-def _place(execution: Execution, frame: Frame, key: str, message: message_pb2.Message) -> None:
+def _complete_step(ctx: "Context", effect: ModelEffect, response: step_pb2.LlmResponse) -> None:
+    """Ends the step of an answer that calls nothing."""
+    if effect.index is not None and not any(part.HasField("tool_call") for part in response.message.parts):
+        ctx.complete_steps()
+
+
+def _place(execution: Execution, frame: Frame, effect: ModelEffect, message: message_pb2.Message) -> None:
     """Says whose a model's message is and, where it asks for calls, what it is in the session."""
     message.role, message.author = message_pb2.ROLE_ASSISTANT, frame.name
     message.invocation_id = frame.invocation_id
-    if not _is_for_the_session(message, frame):
+    if effect.index is None or not _is_for_the_session(message, frame):
         return
     kind = "ASSISTANT" if frame.parent is None else "SUB_AGENT_ASSISTANT"
     message.kind = message_pb2.MessageKind.Value(f"MESSAGE_KIND_{kind}")
-    message.message_id = ids.message_id(execution.facts.key_root, key, kind)
+    message.message_id = ids.message_id(execution.facts.key_root, effect.key, kind)
 
 
-def _answered(ctx: "Context", recorded: event_pb2.AgentEvent) -> step_pb2.LlmResponse:
+def _answered(recorded: event_pb2.AgentEvent) -> step_pb2.LlmResponse:
     if recorded.HasField("llm_failed"):
         error = recorded.llm_failed.error
         raise RunError(error.message, reason=error.reason, retryable=error.retryable, details_json=error.details_json)
     response = step_pb2.LlmResponse()
     response.CopyFrom(recorded.llm_completed.response)
-    if not any(part.HasField("tool_call") for part in response.message.parts):
-        ctx.complete_steps()
     return response
 
 

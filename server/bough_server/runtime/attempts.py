@@ -24,7 +24,10 @@ _MAX_RAW_BYTES: Final = 512 * 1024
 
 
 class ModelCall:
-    """One model call of an invocation: `key` is its effect, `index` its step."""
+    """One model call of an invocation: `key` is its effect, `index` its step; None for one that is no step.
+
+    Of a call that is no step no pieces are recorded: what it says is not said by its agent.
+    """
 
     def __init__(
         self,
@@ -32,7 +35,7 @@ class ModelCall:
         frame: Frame,
         *,
         key: str,
-        index: int,
+        index: int | None,
         succession: Succession,
         traced: Traced,
         attempt: int,
@@ -153,9 +156,9 @@ class ModelCall:
         return self._piece(events.LLM_TOOL_CALL_DELTA, call_id, item.arguments, item.name)
 
     def _piece(self, kind: int, subject: str, text: str, name: str) -> bool:
-        if not text and not name:
-            return False
         self._execution.cancelling.refuse_sealed(self._key)
+        if self._index is None or not (text or name):
+            return False
 
         def make() -> event_pb2.AgentEvent:
             event = self._event()

@@ -17,7 +17,7 @@ from bough_server.history.transcript import Said, Transcript
 from bough_server.models.model import ModelRequest, ToolSpec
 from bough_server.runtime import keys
 from bough_server.runtime.agent import llm_of
-from bough_server.runtime.asking import ask
+from bough_server.runtime.asking import ModelEffect, ask
 from bough_server.runtime.calls import Answered, StepCalls
 from bough_server.runtime.dispatcher import dispatch
 from bough_server.runtime.dispatches import Dispatch
@@ -95,7 +95,7 @@ class Context(Lane):
             await self.execution.reach_step_end(keys.below(self.scope, f"s{self._step}.m"))
             self.complete_steps()
             self._step, self._waiting = index, WaitingCalls(())
-            response = await ask(self, key, index, request, model or self.frame.model_name)
+            response = await ask(self, ModelEffect(key=key, index=index), request, model or self.frame.model_name)
         calls = [part.tool_call for part in response.message.parts if part.HasField("tool_call")]
         self.frame.call_ids.update(call.call_id for call in calls)
         if calls:

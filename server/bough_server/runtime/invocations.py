@@ -170,7 +170,8 @@ def _take_effect(opened: OpenInvocation, event: event_pb2.AgentEvent, kind: int)
         opened.budget.observe(event)
     if kind == events.LLM_STARTED:
         opened.effects[key] = event
-        opened.steps[key] = OpenStep(key, event.step_id, event.step_index, event.time.ToNanoseconds())
+        if not events.is_summarizing(event):
+            opened.steps[key] = OpenStep(key, event.step_id, event.step_index, event.time.ToNanoseconds())
     elif kind == events.LLM_RETRYING:
         if not event.llm_retrying.not_sent:
             _count_attempt(opened, event.llm_retrying.lost_usage)
@@ -180,9 +181,9 @@ def _take_effect(opened: OpenInvocation, event: event_pb2.AgentEvent, kind: int)
     elif kind == events.LLM_COMPLETED:
         opened.effects.pop(key, None)
         _count_attempt(opened, event.llm_completed.response.usage)
-        step = opened.steps[key]
-        step.attempt = event.attempt
-        step.response = without_raw(event.llm_completed.response)
+        if (step := opened.steps.get(key)) is not None:
+            step.attempt = event.attempt
+            step.response = without_raw(event.llm_completed.response)
     elif kind == events.LLM_FAILED:
         if opened.effects.pop(key, None) is not None and not event.llm_failed.not_sent:
             _count_attempt(opened, event.llm_failed.lost_usage)

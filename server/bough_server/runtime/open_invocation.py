@@ -58,8 +58,10 @@ class OpenInvocation:
             event.trace_id, event.span_id = traced.trace_id, traced.span_id
         return event
 
-    def in_step(self, event: event_pb2.AgentEvent, index: int) -> event_pb2.AgentEvent:
-        """The same event, placed in a step."""
+    def in_step(self, event: event_pb2.AgentEvent, index: int | None) -> event_pb2.AgentEvent:
+        """The same event, placed in a step; None where it is of none."""
+        if index is None:
+            return event
         event.step_id = ids.step_id(event.invocation_id, index)
         event.step_index = index
         return event

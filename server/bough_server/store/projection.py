@@ -8,11 +8,12 @@ from collections.abc import Iterable
 from dataclasses import replace
 from typing import Final
 
-from google.protobuf.timestamp_pb2 import Timestamp
-
 from bough.v1 import event_pb2, message_pb2
 from bough_server import events, ids
+from bough_server.state import json_of
+from bough_server.state_fold import StateFold
 from bough_server.store.derived import NOTHING, LogAddress, Projected, RunEnd, RunStart
+from bough_server.store.forked import of_fork, said_instead
 from bough_server.store.ports import Record, StoredMessage, UsageEntry
 from bough_server.store.standing import StandingFold
 from bough_server.usage import is_reported
@@ -37,6 +38,8 @@ class RunFold:
         self._key_root = ""
         self._position = self._shared_position = 0
         self._standing = StandingFold()
+        self._state = StateFold()
+        self._is_state_new = False
         self._begun: RunStart | None = None
         self._waiting: StoredMessage | None = None
         self._chains: dict[str, tuple[str, str]] = {}
@@ -51,6 +54,11 @@ class RunFold:
     def shared_position(self) -> int:
         """Of a fork: the position of the last message that its session shares with its origin's."""
         return self._shared_position
+
+    @property
+    def state_json(self) -> str:
+        """The session's state as the run has left it so far; empty for none."""
+        return json_of(self._state.values)
 
     def project(self, records: Iterable[Record]) -> Projected:
         """What these events add; NOTHING, without looking, for deltas.
@@ -67,18 +75,25 @@ class RunFold:
         if is_quiet:
             return NOTHING
         standing = self._standing.change()
-        if not (self._messages or self._usage or self._start or self._end or standing):
+        if not (self._messages or self._usage or self._start or self._end or standing or self._is_state_new):
             return NOTHING
         projected = Projected(
-            start=self._start, messages=self._messages, usage=self._usage, end=self._end, standing=standing
+            start=self._start,
+            messages=self._messages,
+            usage=self._usage,
+            end=self._end,
+            standing=standing,
+            state_json=self.state_json if self._is_state_new else None,
         )
         self._start, self._end, self._messages, self._usage = None, None, [], []
+        self._is_state_new = False
         return projected
 
     def _run_started(self, event: event_pb2.AgentEvent) -> None:
         started = event.run_started
         self._key_root = started.key_root
         self._position = started.session_cut
+        self._state.take(event)
         self._chains[event.invocation_id] = (started.agent, agent_chain("", started.agent))
         self._standing.begin(event)
         self._start = self._begun = RunStart(
@@ -100,6 +115,7 @@ class RunFold:
     def _run_dequeued(self, event: event_pb2.AgentEvent) -> None:
         self._standing.take(event)
         self._position = event.run_dequeued.session_cut
+        self._state.take(event)
         self._place_waiting()
 
     def _run_forked(self, event: event_pb2.AgentEvent) -> None:
@@ -107,12 +123,13 @@ class RunFold:
         forked = event.run_forked
         assert self._begun is not None, "a log begins with run_started"
         self._standing.take(event)
-        self._start = self._begun = _of_fork(self._begun, forked)
+        self._start = self._begun = of_fork(self._begun, forked)
         if forked.changes.HasField("input") and self._messages:
-            self._waiting = _said_instead(self._messages[0], forked.changes.input, event.time)
+            self._waiting = said_instead(self._messages[0], forked.changes.input, event.time)
             self._position = self._messages[0].message.position - 1
         self._messages, self._usage = [], []
         self._shared_position = self._position
+        self._is_state_new = bool(self._state.values)
         self._place_waiting()
 
     def _stand(self, event: event_pb2.AgentEvent) -> None:
@@ -155,9 +172,17 @@ class RunFold:
         self._charge(event, event.llm_failed.lost_usage)
         self._models.pop(event.effect_key, None)
 
+    def _history_compacted(self, event: event_pb2.AgentEvent) -> None:
+        self._store(event, event.history_compacted.summary)
+
     def _tool_completed(self, event: event_pb2.AgentEvent) -> None:
         self._answer(event, event.tool_completed.result)
         self._asks_no_more(event)
+        if event.tool_completed.state_delta:
+            self._change_state(event)
+
+    def _change_state(self, event: event_pb2.AgentEvent) -> None:
+        self._is_state_new = self._state.take(event) or self._is_state_new
 
     def _tool_failed(self, event: event_pb2.AgentEvent) -> None:
         self._answer(event, event.tool_failed.result)
@@ -244,31 +269,6 @@ class RunFold:
         )
 
 
-def _of_fork(origin: RunStart, forked: event_pb2.RunForked) -> RunStart:
-    """What a fork's row takes from its beginning: its origin's, but for what it says itself."""
-    revisions = (*origin.revisions, *(named.revision for named in forked.definitions))
-    return RunStart(
-        agent=origin.agent,
-        labels=dict(forked.labels) or origin.labels,
-        start_time_ns=origin.start_time_ns,
-        request_id=forked.request_id,
-        request_digest=forked.request_digest,
-        revisions=tuple(dict.fromkeys(revisions)),
-        origin_run_id=forked.origin_run_id,
-        origin_sequence=forked.origin_sequence,
-    )
-
-
-def _said_instead(said: StoredMessage, instead: message_pb2.Message, time: Timestamp) -> StoredMessage:
-    """The user's message with other content: whose it is and what it is of stay."""
-    message = message_pb2.Message()
-    message.CopyFrom(said.message)
-    message.ClearField("parts")
-    message.parts.extend(instead.parts)
-    message.create_time.CopyFrom(time)
-    return replace(said, message=message)
-
-
 _FOLDS: Final = {
     events.RUN_STARTED: RunFold._run_started,
     events.RUN_QUEUED: RunFold._run_queued,
@@ -286,8 +286,10 @@ _FOLDS: Final = {
     events.LLM_RETRYING: RunFold._llm_retrying,
     events.LLM_COMPLETED: RunFold._llm_completed,
     events.LLM_FAILED: RunFold._llm_failed,
+    events.HISTORY_COMPACTED: RunFold._history_compacted,
     events.TOOL_COMPLETED: RunFold._tool_completed,
     events.TOOL_FAILED: RunFold._tool_failed,
+    events.STATE_CHANGED: RunFold._change_state,
     events.RUN_COMPLETED: RunFold._run_completed,
     events.RUN_FAILED: RunFold._run_failed,
     events.RUN_CANCELLED: RunFold._run_cancelled,
