@@ -210,7 +210,7 @@ def test_the_status_of_many_agents_is_cut_short() -> None:
     turn.start()
     for number in range(12):
         turn.child_start(f"lead/a{number}", "")
-    assert status(turn.events)[-1] == "… and 5 more"
+    assert status(turn.events)[-1] == "… and 4 more"
     assert len(status(turn.events)) == 9
 
 
@@ -251,7 +251,7 @@ def test_questions_and_answers_stand_in_their_agents_blocks() -> None:
     turn.start()
     turn.child_start("lead/refunds", "")
     turn.add("lead/refunds", input_requested=event_pb2.InputRequested(request=approval()))
-    assert status(turn.events, now=3.0) == ["│ … lead: starting 3.0 s", "│ │ … refunds: waiting for an answer 3.0 s"]
+    assert status(turn.events, now=3.0) == ["│ │ … refunds: waiting for an answer 3.0 s"]
     turn.add("lead", run_interrupted=event_pb2.RunInterrupted(requests=[approval()]))
     assert status(turn.events) == []
     turn.add("lead", run_resumed=event_pb2.RunResumed(cause=event_pb2.RESUME_CAUSE_ANSWER))

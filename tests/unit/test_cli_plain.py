@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.cells import cell_len
 
-from bough.v1 import error_pb2, event_pb2, input_pb2, message_pb2
+from bough.v1 import error_pb2, event_pb2, input_pb2, message_pb2, state_pb2
 from bough_server.cli.render.amounts import (
     clip,
     clip_middle,
@@ -18,7 +18,7 @@ from bough_server.cli.render.amounts import (
     tokens_text,
 )
 from bough_server.cli.render.plain import plain_line
-from tests.clients.turns import AgentEvent, Turn, desk
+from tests.clients.turns import AgentEvent, Turn, desk, words
 from tests.clients.waiting import approval
 
 
@@ -47,12 +47,56 @@ def test_a_retry_names_its_attempt_its_reason_and_its_delay() -> None:
     assert plain_line(event) == line
 
 
+def test_a_retry_by_another_model_names_it() -> None:
+    turn = Turn()
+    error = error_pb2.AgentError(message="It broke off.")
+    retrying = event_pb2.LlmRetrying(
+        reason=event_pb2.RETRY_REASON_BAD_RESPONSE, error=error, next_model="reserve", delay=duration_pb2.Duration()
+    )
+    line = plain_line(turn.add("lead", attempt=2, llm_retrying=retrying))
+    assert line.endswith("llm.retrying (attempt 2) bad response: It broke off. (again with reserve in 0 ms)")
+
+
+def test_kinds_and_ends_that_are_no_plain_answer_stand_before_the_words() -> None:
+    turn = Turn()
+    kind = event_pb2.AGENT_KIND_LOOP
+    turn.add("lead/haiku", sub_agent_started=event_pb2.SubAgentStarted(kind=kind, input=words("Autumn.")))
+    broken = event_pb2.SubAgentCompleted(output=words("Leaves."), end_reason=event_pb2.END_REASON_BROKE_LOOP)
+    turn.add("lead/haiku", sub_agent_completed=broken)
+    spent = event_pb2.RunCompleted(final_answer=words("Enough."), end_reason=event_pb2.END_REASON_ITERATIONS_EXHAUSTED)
+    turn.add("lead", run_completed=spent)
+    assert [plain_line(event).split(maxsplit=2)[2] for event in turn.events] == [
+        "lead/haiku sub_agent.started (loop) Autumn.",
+        "lead/haiku sub_agent.completed (broke the loop) Leaves.",
+        "lead run.completed (rounds used up) Enough.",
+    ]
+
+
+def test_plans_values_and_summaries_are_one_line_each() -> None:
+    turn = Turn()
+    items = [event_pb2.PlanItem(text=text) for text in ("Ask who\ncomes.", "Order a cake.")]
+    turn.add("lead", plan_made=event_pb2.PlanMade(items=items))
+    turn.add("lead", plan_revised=event_pb2.PlanRevised(items=items[1:]))
+    turn.add("lead", plan_revised=event_pb2.PlanRevised())
+    changes = [state_pb2.StateChange(key="guests", value_json="6"), state_pb2.StateChange(key="draft")]
+    turn.add("lead", state_changed=event_pb2.StateChanged(changes=changes))
+    summary = event_pb2.HistoryCompacted(from_position=1, to_position=9, run_messages=1, summary=words("Six\ncome."))
+    turn.add("lead", history_compacted=summary)
+    assert [plain_line(event).split(maxsplit=3)[3] for event in turn.events] == [
+        "plan.made 2 steps: Ask who comes.; Order a cake.",
+        "plan.revised 1 step: Order a cake.",
+        "plan.revised nothing",
+        "control.state_changed guests = 6, draft deleted",
+        "control.history_compacted summarized messages 1 to 9 of the session and 1 message of this run: Six come.",
+    ]
+
+
 def test_rounds_and_transfers_say_which_and_to_whom() -> None:
     turn = Turn()
     turn.add("lead", loop_round_started=event_pb2.LoopRoundStarted(round=2))
     turn.add("lead", agent_transferred=event_pb2.AgentTransferred(from_agent="lead", to_agent="refunds"))
     assert [plain_line(event).split(maxsplit=2)[2] for event in turn.events] == [
-        "lead control.loop_round_started round 2",
+        "lead control.loop_round_started round 3",
         "lead control.agent_transferred lead to refunds",
     ]
 

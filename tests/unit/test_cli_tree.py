@@ -48,6 +48,39 @@ def test_branches_are_drawn_to_their_last_child() -> None:
     assert names(tree) == ["a", "├─ b", "│  ├─ c", "│  └─ d", "└─ e", "   └─ f", "g"]
 
 
+def test_composites_say_their_kind_and_how_they_ended_and_transfers_have_an_arrow() -> None:
+    kinds = {name: getattr(event_pb2, f"AGENT_KIND_{name.upper()}") for name in ("loop", "swarm", "plan_execute")}
+    broke, spent = event_pb2.END_REASON_BROKE_LOOP, event_pb2.END_REASON_ITERATIONS_EXHAUSTED
+    handed = {"trigger": event_pb2.TRIGGER_TRANSFER}
+    tree = record(
+        agent("all", 0, kind=kinds["plan_execute"]),
+        agent("rounds", 1, kind=kinds["loop"], end_reason=broke),
+        agent("critic", 2, kind=event_pb2.AGENT_KIND_LLM, end_reason=broke),
+        agent("more", 1, kind=kinds["loop"], end_reason=spent),
+        agent("team", 1, kind=kinds["swarm"], end_reason=event_pb2.END_REASON_ANSWERED),
+        agent("a", 2, end_reason=event_pb2.END_REASON_TRANSFERRED),
+        agent("b", 2, end_reason=event_pb2.END_REASON_EXITED, **handed),
+        agent("c", 3, **handed),
+    )
+    assert names(tree) == [
+        "all",
+        "│  · plan_execute",
+        "├─ rounds",
+        "│  │  · loop, ended by a break",
+        "│  └─ critic",
+        "│        · broke the loop",
+        "├─ more",
+        "│     · loop, rounds used up",
+        "└─ team",
+        "   │  · swarm",
+        "   ├─ a",
+        "   │     · handed over",
+        "   └→ b",
+        "      │  · exited",
+        "      └→ c",
+    ]
+
+
 def test_calls_that_wait_are_told_from_those_that_failed() -> None:
     tools = [
         invocation_pb2.ToolInvocation(name="refund", invocation_id="id-a", state=state)

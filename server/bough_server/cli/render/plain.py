@@ -6,6 +6,15 @@ from typing import Final
 from bough import text_of
 from bough.v1 import event_pb2, message_pb2
 from bough_server.cli.render.amounts import clip, duration_text, error_text, one_line, seconds_text
+from bough_server.cli.render.kinds import (
+    changes_text,
+    compacted_text,
+    ending_text,
+    kind_text,
+    retry_text,
+    round_text,
+    steps_text,
+)
 from bough_server.cli.render.notes import (
     expiry_text,
     forked_text,
@@ -35,9 +44,13 @@ def plain_line(event: AgentEvent) -> str:
 
 def _retrying(event: AgentEvent) -> str:
     retrying = event.llm_retrying
-    why = event_pb2.RetryReason.Name(retrying.reason).removeprefix("RETRY_REASON_").lower().replace("_", " ")
+    whom = f" with {retrying.next_model}" if retrying.next_model else ""
     delay = seconds_text(retrying.delay.ToTimedelta().total_seconds())
-    return f"{why}: {retrying.error.message} (again in {delay})"
+    return f"{retry_text(retrying.reason)}: {retrying.error.message} (again{whom} in {delay})"
+
+
+def _noted(note: str, text: str) -> str:
+    return f"({note}) {text}" if note else text
 
 
 def _cancel(event: AgentEvent) -> str:
@@ -54,17 +67,19 @@ def _requested(event: AgentEvent) -> str:
 
 
 _GISTS: Final[Mapping[str, Callable[[AgentEvent], str]]] = {
-    "run_started": lambda e: text_of(e.run_started.input),
+    "run_started": lambda e: _noted(kind_text(e.run_started.kind), text_of(e.run_started.input)),
     "run_queued": lambda e: queued_text(e.run_queued),
     "run_resumed": lambda e: resumed_text(e.run_resumed),
     "run_forked": lambda e: forked_text(e.run_forked),
     "run_interrupted": lambda e: interrupted_text(e.run_interrupted),
-    "run_completed": lambda e: text_of(e.run_completed.final_answer),
+    "run_completed": lambda e: _noted(ending_text(e.run_completed.end_reason), text_of(e.run_completed.final_answer)),
     "run_failed": lambda e: error_text(e.run_failed.error),
     "run_cancelled": lambda e: error_text(e.run_cancelled.error),
-    "sub_agent_started": lambda e: text_of(e.sub_agent_started.input),
+    "sub_agent_started": lambda e: _noted(kind_text(e.sub_agent_started.kind), text_of(e.sub_agent_started.input)),
     "sub_agent_partial": lambda e: e.sub_agent_partial.text,
-    "sub_agent_completed": lambda e: text_of(e.sub_agent_completed.output),
+    "sub_agent_completed": lambda e: _noted(
+        ending_text(e.sub_agent_completed.end_reason), text_of(e.sub_agent_completed.output)
+    ),
     "sub_agent_failed": lambda e: error_text(e.sub_agent_failed.error),
     "llm_started": lambda e: f"{e.llm_started.provider}/{e.llm_started.model}",
     "llm_output_delta": lambda e: e.llm_output_delta.text,
@@ -83,5 +98,9 @@ _GISTS: Final[Mapping[str, Callable[[AgentEvent], str]]] = {
     "value_recorded": lambda e: e.value_recorded.value_json or error_text(e.value_recorded.error),
     "cancel_requested": _cancel,
     "agent_transferred": lambda e: f"{e.agent_transferred.from_agent} to {e.agent_transferred.to_agent}",
-    "loop_round_started": lambda e: f"round {e.loop_round_started.round}",
+    "loop_round_started": lambda e: round_text(e.loop_round_started),
+    "plan_made": lambda e: steps_text(e.plan_made.items),
+    "plan_revised": lambda e: steps_text(e.plan_revised.items),
+    "state_changed": lambda e: changes_text(e.state_changed.changes),
+    "history_compacted": lambda e: compacted_text(e.history_compacted),
 }

@@ -10,6 +10,9 @@ from bough_server.cli.render.amounts import depth_style
 from bough_server.cli.render.speech import Speech
 
 Mode = Literal["text", "reasoning"]
+STARTING: Final = "starting"
+"""What an agent waits for until it does something."""
+
 _DEEPEST: Final = 12
 _NARROWEST: Final = 20
 
@@ -24,6 +27,9 @@ class Speaker:
     branch: str
     depth: int
     speech: Speech
+    kind: event_pb2.AgentKind.ValueType = event_pb2.AGENT_KIND_UNSPECIFIED
+    model: str = ""
+    """Which model its last attempt of a call asks, by its name in the configuration; empty where it is not known."""
     mode: Mode = "text"
     activity: str = ""
     since: float = 0.0

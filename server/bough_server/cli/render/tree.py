@@ -24,6 +24,7 @@ from bough_server.cli.render.amounts import (
     tokens,
     tokens_text,
 )
+from bough_server.cli.render.kinds import ending_text, kind_text
 
 _DEEPEST: Final = 8
 """Levels that are drawn; what lies deeper says its depth as a number."""
@@ -47,6 +48,8 @@ def tree_lines(invocation: invocation_pb2.Invocation, *, width: int = 80) -> lis
     tools = _tools_by_agent(invocation)
     for agent, (head, below) in zip(invocation.agents, _connectors(invocation.agents), strict=True):
         lines.append(_agent_row(agent, head, columns, name_width))
+        if nature := _nature(agent):
+            lines.append(_note(below, f"· {nature}", "dim", width))
         if agent.invocation_id in tools:
             lines.append(_note(below, f"· {tools[agent.invocation_id]}", "dim", width))
         if agent.HasField("error") and agent.state != event_pb2.STATE_CANCELLED:
@@ -100,12 +103,19 @@ def _agent_row(
         "tokens": tokens_text(agent.usage),
         "cost": cost_text(agent.usage),
     }
+    if agent.trigger == event_pb2.TRIGGER_TRANSFER:
+        head = head.removesuffix("─ ") + "→ " if head else head
     name = head + clip_middle(agent.name or "?", max(4, name_width - len(head)))
     row = _row(name, [known[column] for column, _ in columns], columns, name_width)
     row.stylize("dim", 0, len(head))
     row.stylize("bold", len(head), len(name))
     row.stylize(state_style(agent.state), name_width + _GAP, name_width + _GAP + len(known["state"]))
     return row
+
+
+def _nature(agent: invocation_pb2.AgentInvocation) -> str:
+    """What kind of agent it is and how it ended, where it is no model that simply answered."""
+    return ", ".join(part for part in (kind_text(agent.kind), ending_text(agent.end_reason, agent.kind)) if part)
 
 
 def _time_text(agent: invocation_pb2.AgentInvocation) -> str:
