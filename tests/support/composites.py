@@ -45,6 +45,11 @@ def supervisor(
     return composite(name, links, supervisor=agent_pb2.SupervisorAgent(llm=llm))
 
 
+def swarm(name: str, *links: Link, entry: str = "") -> agent_pb2.AgentDefinition:
+    """Members that hand over to one another."""
+    return composite(name, links, swarm=agent_pb2.SwarmAgent(entry=entry))
+
+
 def loop(name: str, *links: Link, rounds: int) -> agent_pb2.AgentDefinition:
     """Children in order, again and again."""
     return composite(name, links, loop=agent_pb2.LoopAgent(max_iterations=rounds))

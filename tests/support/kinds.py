@@ -2,11 +2,14 @@
 
 from typing import Final
 
-from bough.v1 import agent_pb2, policy_pb2
+from bough.v1 import agent_pb2, message_pb2, policy_pb2
+from bough_server.agents.function import agent
+from bough_server.runtime.agent import Agent, Outcome, transferred
+from bough_server.runtime.context import Context
 from bough_server.tools.tool import Tool, ToolContext, tool
 from tests.durability.prefixes.props import asks, failing, looking, said, waiting
 from tests.durability.prefixes.scenario import Scenario, Team, World
-from tests.support.composites import loop, parallel, sequence, supervisor
+from tests.support.composites import loop, parallel, sequence, supervisor, swarm
 from tests.support.teams import call, llm
 
 BLIND: Final = agent_pb2.HistoryPolicy(scope=agent_pb2.HISTORY_SCOPE_NONE)
@@ -179,4 +182,41 @@ SUPERVISOR: Final = Scenario(
     root="top",
 )
 
-KINDS: Final = (SEQUENCE, EXIT, LOOP, BREAK, PARALLEL, FAIL_FAST, TRANSFER, SUPERVISOR)
+
+def _handing_on(world: World) -> Agent:
+    @agent
+    async def c(ctx: Context, input: message_pb2.Message) -> Outcome:
+        """Hands over to who knows."""
+
+        async def think() -> str:
+            world.call("step think")
+            return "think"
+
+        await ctx.step("think", think)
+        return transferred("d", message=message_pb2.Message(parts=[message_pb2.Part(text="What is red?")]))
+
+    return c
+
+
+SWARM: Final = Scenario(
+    name="swarm",
+    turns={
+        "top": [asks(call("call_lead", message="go")), said("It came back.")],
+        "a": [asks(call("look", what="leaf"), call("transfer_to_agent", agent_name="b"), text="First b.")],
+        "b": [asks(call("look", what="bark")), asks(call("transfer_to_agent", agent_name="c"), text="Then c.")],
+        "d": [asks(call("exit", final_result="All is red."))],
+    },
+    team=lambda world: Team(
+        definitions=[
+            llm("top", links=["lead"]),
+            swarm("lead", "b", "a", "c", "d", entry="a"),
+            *(llm(name, tools=["look"]) for name in "ab"),
+            llm("d", tools=["exit"]),
+        ],
+        code_agents=[_handing_on(world)],
+        tools=[looking(world)],
+    ),
+    root="top",
+)
+
+KINDS: Final = (SEQUENCE, EXIT, LOOP, BREAK, PARALLEL, FAIL_FAST, TRANSFER, SUPERVISOR, SWARM)

@@ -7,7 +7,7 @@ from bough_server.agents.definition import parse_definition
 from bough_server.agents.definition_text import definition_yaml
 from bough_server.agents.validation import Known, violations
 from bough_server.documents import parse_documents
-from tests.support.composites import composite, loop, parallel, sequence, supervisor
+from tests.support.composites import composite, loop, parallel, sequence, supervisor, swarm
 from tests.support.teams import llm
 
 KNOWN = Known(models=["default"])
@@ -42,6 +42,13 @@ def test_sensible_composites_have_no_violations() -> None:
             "is required: a loop without a bound may never end.",
         ),
         (parallel("s", "a", max_concurrency=0), "parallel.max_concurrency", "must be at least 1."),
+        (swarm("s"), "sub_agents", "is required: they are its members."),
+        (swarm("s", "a", entry="b"), "swarm.entry", "'b' is none of its sub_agents. There is a."),
+        (
+            swarm("s", agent_pb2.AgentLink(agent="a", link_mode=agent_pb2.LINK_MODE_TOOL)),
+            "sub_agents[0].link_mode",
+            "TOOL is for an agent's own links: members of a swarm hand over to one another.",
+        ),
         (loop("s", "a", rounds=0), "loop.max_iterations", "must be between 1 and 10000."),
         (loop("s", "a", rounds=10_001), "loop.max_iterations", "must be between 1 and 10000."),
     ],
@@ -60,6 +67,15 @@ def test_no_agent_is_its_own_ancestor_by_rule_alone() -> None:
     ]
 
 
+def test_a_swarm_may_come_round_to_itself_where_members_choose_to_but_not_by_its_entry() -> None:
+    team = (sequence("t", "s"), llm("a"))
+    assert mistakes(swarm("s", "a", "t"), *team) == []
+    assert mistakes(swarm("s", "a", "t", entry="t"), *team) == [
+        ("s", "sub_agents[1].agent", "'t' runs 's' in turn: nothing would ever end that."),
+        ("t", "sub_agents[0].agent", "'s' runs 't' in turn: nothing would ever end that."),
+    ]
+
+
 @pytest.mark.parametrize(
     ("text", "definition"),
     [
@@ -71,6 +87,11 @@ def test_no_agent_is_its_own_ancestor_by_rule_alone() -> None:
             "name: p\ndescription: Does what p does.\n"
             "parallel: {on_failure: FAIL_FAST, max_concurrency: 2}\nsub_agents: [{agent: a}]\n",
             parallel("p", "a", fails_fast=True, max_concurrency=2),
+        ),
+        (
+            "name: s\ndescription: Does what s does.\n"
+            "swarm: {entry: b}\nsub_agents: [{agent: a}, {agent: b, link_mode: TRANSFER}]\n",
+            swarm("s", "a", agent_pb2.AgentLink(agent="b", link_mode=agent_pb2.LINK_MODE_TRANSFER), entry="b"),
         ),
         (
             "name: s\ndescription: Does what s does.\n"
@@ -88,3 +109,10 @@ def test_composites_are_written_as_yaml_and_read_back(text: str, definition: age
     assert read(definition_yaml(made)) == made
     made.ClearField("revision")
     assert made == definition
+
+
+def test_what_a_change_does_to_a_supervisor_it_reaches_names_the_field_as_the_supervisor_has_it() -> None:
+    lead, without_model = llm("lead", links=["s"], model="m"), llm("lead", links=["s"])
+    known = Known(models=["m"], has_default_model=False, definitions=[lead, supervisor("s", "a"), llm("a", model="m")])
+    found = violations([without_model], known)
+    assert [(one.agent, one.field) for one in found] == [("lead", "llm.model"), ("s", "supervisor.llm.model")]

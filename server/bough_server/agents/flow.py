@@ -147,6 +147,17 @@ def joined(outcomes: Sequence[Outcome]) -> Outcome:
     )
 
 
+def passed_on(ended: Ended) -> Outcome:
+    """The outcome of a composite that ends with a child: its answer, and what it asks of whoever waits."""
+    assert ended.outcome is not None, "a child that failed answers nothing"
+    action = ended.outcome.action
+    end_reason = event_pb2.END_REASON_ANSWERED
+    if action is not None:
+        is_exit = action.HasField("exit")
+        end_reason = event_pb2.END_REASON_EXITED if is_exit else event_pb2.END_REASON_BROKE_LOOP
+    return Outcome(output=ended.outcome.output, end_reason=end_reason, action=action, author=ended.author, is_said=True)
+
+
 def failure(ended: Ended) -> RunError:
     """The error of a composite whose child failed."""
     error = ended.result.error

@@ -7,7 +7,7 @@ from bough.v1 import agent_pb2
 from bough_server.agents.flow import LoopAgent, ParallelAgent, SequenceAgent
 from bough_server.agents.function import DefinedCode
 from bough_server.agents.llm import LlmAgent
-from bough_server.agents.team import SupervisorAgent
+from bough_server.agents.team import SupervisorAgent, SwarmAgent
 from bough_server.runtime.agent import Agent
 
 _KINDS: Final[Mapping[str, Callable[[agent_pb2.AgentDefinition], Agent]]] = {
@@ -16,6 +16,7 @@ _KINDS: Final[Mapping[str, Callable[[agent_pb2.AgentDefinition], Agent]]] = {
     "parallel": ParallelAgent,
     "loop": LoopAgent,
     "supervisor": SupervisorAgent,
+    "swarm": SwarmAgent,
 }
 
 

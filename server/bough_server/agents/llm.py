@@ -8,7 +8,7 @@ from bough.v1 import agent_pb2, error_pb2, event_pb2, message_pb2
 from bough_server.agents.insistence import Insistence, spoken
 from bough_server.errors import RunError
 from bough_server.models.model import ModelRequest
-from bough_server.runtime.agent import Outcome, broke_loop, exited, llm_of
+from bough_server.runtime.agent import Outcome, broke_loop, exited, llm_of, transferred
 from bough_server.runtime.children import hand_over
 from bough_server.runtime.context import Context
 from bough_server.tools.builtin import PLAN, action_of, closing_output
@@ -100,10 +100,20 @@ async def _ending(
         if action is not None and action.HasField("exit"):
             return exited(action.exit.final_result)
         if action is not None and action.HasField("transfer"):
-            return await on_transfer(ctx, action.transfer, result.call.call_id)
+            return await _transfer(ctx, action.transfer, result.call.call_id, said, on_transfer)
         if action is not None:
             return broke_loop(spoken(said) or message_pb2.Message())
     return None
+
+
+async def _transfer(
+    ctx: Context, transfer: event_pb2.Transfer, call_id: str, said: message_pb2.Message, on_transfer: OnTransfer
+) -> Outcome | None:
+    """Leaves another member of its swarm to the swarm; whom it links itself it runs."""
+    if transfer.agent not in ctx.frame.toolset.peers:
+        return await on_transfer(ctx, transfer, call_id)
+    message = transfer.message if transfer.HasField("message") else None
+    return transferred(transfer.agent, message=message, output=spoken(said), call_id=call_id)
 
 
 async def handed_over(ctx: Context, transfer: event_pb2.Transfer, call_id: str) -> Outcome:

@@ -5,6 +5,7 @@ from typing import Final
 
 from bough.v1 import agent_pb2
 from bough_server.agents.bounds import FieldMistake
+from bough_server.documents import suggestion
 
 _MOST_ROUNDS: Final = 10_000
 
@@ -17,17 +18,16 @@ def structure_mistakes(
         yield "sub_agents", "is required: they are its members."
     if not is_composite(definition):
         return
-    for index, link in enumerate(definition.sub_agents):
-        if link.link_mode == agent_pb2.LINK_MODE_TRANSFER:
-            yield f"sub_agents[{index}].link_mode", "TRANSFER is for models to choose by; here a rule runs the agent."
-    if not definition.sub_agents:
-        yield "sub_agents", "is required: they are its children, in order."
+    yield from _link_mistakes(definition)
     if definition.HasField("loop"):
         yield from _loop_mistakes(definition.loop)
     if definition.parallel.HasField("max_concurrency") and definition.parallel.max_concurrency < 1:
         yield "parallel.max_concurrency", "must be at least 1."
+    if definition.HasField("swarm"):
+        yield from _member_mistakes(definition.swarm.entry, definition, "swarm.entry")
+    certain = _run_in_any_case(definition)
     for index, link in enumerate(definition.sub_agents):
-        if link.agent != definition.name and definition.name in _below(link.agent, agents):
+        if link.agent in certain - {definition.name} and definition.name in _below(link.agent, agents):
             yield (
                 f"sub_agents[{index}].agent",
                 f"{link.agent!r} runs {definition.name!r} in turn: nothing would ever end that.",
@@ -37,6 +37,32 @@ def structure_mistakes(
 def is_composite(definition: agent_pb2.AgentDefinition) -> bool:
     """Whether an agent runs its sub-agents by a rule, and not where a model or its code wants to."""
     return definition.WhichOneof("kind") not in (None, "function", "llm", "supervisor")
+
+
+def _link_mistakes(definition: agent_pb2.AgentDefinition) -> Iterator[FieldMistake]:
+    is_swarm = definition.HasField("swarm")
+    for index, link in enumerate(definition.sub_agents):
+        place = f"sub_agents[{index}].link_mode"
+        if is_swarm and link.link_mode == agent_pb2.LINK_MODE_TOOL:
+            yield place, "TOOL is for an agent's own links: members of a swarm hand over to one another."
+        elif not is_swarm and link.link_mode == agent_pb2.LINK_MODE_TRANSFER:
+            yield place, "TRANSFER is for models to choose by; here a rule runs the agent."
+    if not definition.sub_agents:
+        yield "sub_agents", f"is required: they are its {'members' if is_swarm else 'children, in order'}."
+
+
+def _member_mistakes(name: str, definition: agent_pb2.AgentDefinition, place: str) -> Iterator[FieldMistake]:
+    """What is wrong with the name of a sub-agent, where one is given."""
+    names = [link.agent for link in definition.sub_agents]
+    if name and name not in names:
+        yield place, f"{name!r} is none of its sub_agents.{suggestion(name, names)}"
+
+
+def _run_in_any_case(definition: agent_pb2.AgentDefinition) -> set[str]:
+    """Whom a composite runs whatever models say: of a swarm the member that begins, of any other all."""
+    if definition.HasField("swarm") and definition.sub_agents:
+        return {definition.swarm.entry or definition.sub_agents[0].agent}
+    return {link.agent for link in definition.sub_agents}
 
 
 def _loop_mistakes(loop: agent_pb2.LoopAgent) -> Iterator[FieldMistake]:
@@ -53,7 +79,7 @@ def _below(name: str, agents: Mapping[str, agent_pb2.AgentDefinition]) -> set[st
     while pending:
         definition = agents.get(pending.pop())
         if definition is not None and is_composite(definition):
-            links = {link.agent for link in definition.sub_agents} - found
+            links = _run_in_any_case(definition) - found
             found |= links
             pending.extend(links)
     return found

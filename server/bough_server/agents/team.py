@@ -1,12 +1,18 @@
-"""Agents that lead teams: a supervisor, whose members come back to it when they end. Members are any agents."""
+"""Agents that lead teams: a supervisor, whose members come back to it, and a swarm, whose members go on to others.
+
+Members are any agents; what they do is their own.
+"""
 
 from collections.abc import Sequence
 
 from bough.v1 import agent_pb2, event_pb2, message_pb2
+from bough_server.agents.flow import failure, passed_on
 from bough_server.agents.llm import LlmAgent
 from bough_server.runtime.agent import Outcome, llm_of
-from bough_server.runtime.children import hand_over
+from bough_server.runtime.children import Child, hand_over, run_child
 from bough_server.runtime.context import Context
+from bough_server.runtime.dispatches import Ended, Handover
+from bough_server.runtime.handoffs import WINDOW
 
 
 class SupervisorAgent:
@@ -45,14 +51,44 @@ async def _lend(ctx: Context, transfer: event_pb2.Transfer, call_id: str, member
         told = message_pb2.Part(text=f"For context: [{transfer.agent}] failed: {why}")
         ctx.transcript.say(message_pb2.Message(role=message_pb2.ROLE_USER, author=transfer.agent, parts=[told]))
         return None
-    outcome = ended.outcome
-    if outcome.action is None:
-        return None
-    is_exit = outcome.action.HasField("exit")
-    return Outcome(
-        output=outcome.output,
-        end_reason=event_pb2.END_REASON_EXITED if is_exit else event_pb2.END_REASON_BROKE_LOOP,
-        action=outcome.action,
-        author=ended.author,
-        is_said=True,
-    )
+    return None if ended.outcome.action is None else passed_on(ended)
+
+
+class SwarmAgent:
+    """Members that hand over to one another until one answers."""
+
+    kind = event_pb2.AGENT_KIND_SWARM
+    tool_links: Sequence[agent_pb2.ToolLink] = ()
+
+    def __init__(self, definition: agent_pb2.AgentDefinition) -> None:
+        self.definition = definition
+
+    async def run(self, ctx: Context, input: message_pb2.Message) -> Outcome:
+        """The answer of the member that hands over to nobody, or exits or breaks a loop.
+
+        Raises RunError: SUB_AGENT_FAILED where a member failed, whatever its link says: nobody is there to go on;
+        LIMIT_EXCEEDED where there are no handoffs left, or the members go in circles.
+        """
+        links = {link.agent: link for link in self.definition.sub_agents}
+        path = [self.definition.swarm.entry or self.definition.sub_agents[0].agent]
+        ended = await run_child(ctx, Child(link=links[path[0]], name="h0"))
+        while (outcome := _member(ended)).action is not None and outcome.action.HasField("transfer"):
+            if ended.transcript is not None and outcome.transfer_id:
+                ended.transcript.entries.pop()  # the transfer's result: nobody is shown the transfer
+            transfer = outcome.action.transfer
+            child = Child(
+                link=links[transfer.agent],
+                name=f"h{len(path)}",
+                trigger=event_pb2.TRIGGER_TRANSFER,
+                input=transfer.message if transfer.HasField("message") else None,
+                handover=Handover(by=path[-1], call_id=outcome.transfer_id, path=tuple(path[-WINDOW:])),
+            )
+            path.append(transfer.agent)
+            ended = await run_child(ctx, child)
+        return passed_on(ended)
+
+
+def _member(ended: Ended) -> Outcome:
+    if ended.outcome is None:
+        raise failure(ended)
+    return ended.outcome

@@ -99,7 +99,7 @@ def judge_reached(
 
 def _relations(definition: agent_pb2.AgentDefinition, world: "_World") -> list[Mistake]:
     """Those of a definition's mistakes that depend on other agents."""
-    return [*_llm(definition, world), *_links(definition, world)]
+    return [_placed(mistake, definition) for mistake in (*_llm(definition, world), *_links(definition, world))]
 
 
 def _schema_problem(schema_json: str) -> str:

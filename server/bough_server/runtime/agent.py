@@ -27,6 +27,8 @@ class Outcome:
     """Whether the output is a part of what the agent has said already."""
     closed_by: str = ""
     """The tool whose call ended the agent, where one did that is there for it."""
+    transfer_id: str = ""
+    """The call that hands over to another member of a swarm; empty where none does."""
 
 
 def exited(output: message_pb2.Message) -> Outcome:
@@ -39,6 +41,27 @@ def broke_loop(output: message_pb2.Message) -> Outcome:
     """The outcome of an agent that ends the nearest loop above it; `output` is said already, or empty."""
     action = event_pb2.Action(break_loop=event_pb2.BreakLoop())
     return Outcome(output=output, end_reason=event_pb2.END_REASON_BROKE_LOOP, action=action, is_said=True)
+
+
+def transferred(
+    agent: str,
+    *,
+    message: message_pb2.Message | None = None,
+    output: message_pb2.Message | None = None,
+    call_id: str = "",
+) -> Outcome:
+    """The outcome of a member of a swarm that hands over to another one and tells it `message`, if anything.
+
+    `output` is what it says itself; with the call that hands over it is said already.
+    """
+    said = output or message_pb2.Message()
+    return Outcome(
+        output=said,
+        end_reason=event_pb2.END_REASON_TRANSFERRED,
+        action=event_pb2.Action(transfer=event_pb2.Transfer(agent=agent, message=message)),
+        is_said=bool(call_id) or not said.parts,
+        transfer_id=call_id,
+    )
 
 
 def value_of(output: message_pb2.Message) -> object:

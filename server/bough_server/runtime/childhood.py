@@ -9,7 +9,7 @@ from bough_server import ids
 from bough_server.errors import RunError
 from bough_server.runtime.agent import Agent, Outcome
 from bough_server.runtime.closing import failure_of_child
-from bough_server.runtime.dispatches import Dispatch
+from bough_server.runtime.dispatches import Dispatch, Handover
 from bough_server.runtime.ends import close_span, finish
 from bough_server.runtime.execution import Execution
 from bough_server.runtime.frame import Frame, Place, branch_below, child_frame, run_path_below
@@ -61,12 +61,16 @@ def begin(ctx: "Context", work: Dispatch, agent: Agent, told: message_pb2.Messag
     begun = started.sub_agent_started
     begun.kind, begun.description = agent.kind, agent.definition.description
     begun.trigger = event_pb2.TRIGGER_TOOL if work.call is not None else work.trigger
-    begun.call_id = work.call.call_id if work.call is not None else work.transfer_id
+    handover = work.handover
+    if work.call is not None:
+        begun.call_id = work.call.call_id
+    elif handover is not None:
+        begun.call_id = handover.call_id
     path = caller.run_path if work.path is None else work.path
     begun.run_path.extend(run_path_below(path, work.agent))
     begun.input.CopyFrom(told)
-    if work.transfer_id:
-        batch.append(_transferred(caller, work, child_id, traced))
+    if handover is not None:
+        batch.append(_transferred(caller, handover, started, traced))
     batch.append(started)
     execution.emit(*batch)
     return child_frame(
@@ -80,8 +84,8 @@ def begin(ctx: "Context", work: Dispatch, agent: Agent, told: message_pb2.Messag
             state=work.state or ctx.lane_state,
             told=told,
             path=path,
-            is_handed_over=bool(work.transfer_id),
-            comes_back=work.comes_back,
+            is_handed_over=handover is not None and handover.by == caller.name,
+            comes_back=handover is not None and handover.comes_back,
             closing=work.closing,
         ),
         opened=execution.invocations[child_id],
@@ -89,11 +93,13 @@ def begin(ctx: "Context", work: Dispatch, agent: Agent, told: message_pb2.Messag
     )
 
 
-def _transferred(caller: Frame, work: Dispatch, child_id: str, traced: Traced) -> event_pb2.AgentEvent:
-    event = caller.event(work.key, traced=traced)
+def _transferred(
+    caller: Frame, handover: Handover, started: event_pb2.AgentEvent, traced: Traced
+) -> event_pb2.AgentEvent:
+    event = caller.event(started.effect_key, traced=traced)
     moved = event.agent_transferred
-    moved.from_agent, moved.to_agent = caller.name, work.agent
-    moved.call_id, moved.to_invocation_id = work.transfer_id, child_id
+    moved.from_agent, moved.to_agent = handover.by, started.agent
+    moved.call_id, moved.to_invocation_id = handover.call_id, started.invocation_id
     return event
 
 

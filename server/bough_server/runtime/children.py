@@ -8,7 +8,7 @@ from bough_server.errors import RunError
 from bough_server.runtime import keys
 from bough_server.runtime.context import Context
 from bough_server.runtime.dispatcher import OnFailure, dispatch
-from bough_server.runtime.dispatches import Dispatch, Ended
+from bough_server.runtime.dispatches import Dispatch, Ended, Handover
 from bough_server.runtime.ends import end_others
 
 
@@ -23,10 +23,8 @@ class Child:
     name: str
     trigger: event_pb2.Trigger.ValueType = event_pb2.TRIGGER_WORKFLOW
     input: message_pb2.Message | None = None
-    transfer_id: str = ""
-    """The call that hands over to it; empty where none does."""
-    comes_back: bool = False
-    """Whether its caller goes on when it has ended, although it handed over."""
+    handover: Handover | None = None
+    """How it came to be handed over to, where it was."""
 
 
 async def _nothing(_: RunError) -> None:
@@ -47,8 +45,7 @@ async def run_child(ctx: Context, child: Child, *, on_failure: OnFailure = _noth
             input=child.input,
             trigger=child.trigger,
             path=ctx.path,
-            transfer_id=child.transfer_id,
-            comes_back=child.comes_back,
+            handover=child.handover,
         )
 
         async def fail(error: RunError) -> None:
@@ -68,10 +65,14 @@ async def hand_over(ctx: Context, transfer: event_pb2.Transfer, call_id: str, *,
     child = Child(
         link=link,
         name=f"s{ctx.step_index}.x" if member is None else f"h{member}",
-        comes_back=member is not None,
         trigger=event_pb2.TRIGGER_TRANSFER,
         input=transfer.message if transfer.HasField("message") else None,
-        transfer_id=call_id,
+        handover=Handover(
+            by=ctx.frame.name,
+            call_id=call_id,
+            path=ctx.frame.hops if member is None else (),
+            comes_back=member is not None,
+        ),
     )
     return await run_child(ctx, child)
 

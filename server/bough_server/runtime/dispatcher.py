@@ -60,7 +60,7 @@ async def _refused(ended: Ended, on_failure: OnFailure) -> Ended:
 
 def _admit(execution: Execution, caller: Frame, work: Dispatch) -> tuple[Agent, message_pb2.Message]:
     is_linked = any(link.agent == work.agent for link in caller.agent.definition.sub_agents)
-    if not is_linked and not (work.transfer_id and work.agent in caller.toolset.targets):
+    if not is_linked and not (work.handover and work.agent in caller.toolset.targets):
         raise RunError(
             f"The agent {work.agent!r} is not linked to {caller.name!r}.", reason=error_pb2.ERROR_REASON_NOT_LINKED
         )
@@ -68,9 +68,8 @@ def _admit(execution: Execution, caller: Frame, work: Dispatch) -> tuple[Agent, 
     caller.budget.check_depth(caller.depth + 1)
     if work.call is not None:
         caller.budget.reserve_tool_call()
-    if work.transfer_id:
-        if not work.comes_back:
-            check_hops((*caller.hops, work.agent))
+    if work.handover is not None:
+        check_hops((*work.handover.path, work.agent))
         caller.budget.reserve_handoff()
     return execution.resolver.agent(work.agent), told
 
@@ -171,6 +170,8 @@ async def _body(execution: Execution, frame: Frame, told: message_pb2.Message) -
             f"The agent {frame.name!r} gave back {type(outcome).__name__}; it must give an Outcome.",
             reason=error_pb2.ERROR_REASON_INTERNAL,
         )
+    if outcome.action is not None and outcome.action.HasField("transfer"):
+        _check_peer(frame, outcome.action.transfer.agent)
     if not fits(outcome.output):
         raise RunError(
             f"The answer of {frame.name!r} is too large: a text may have {MAX_TEXT_BYTES // 1024} KiB. "
@@ -178,6 +179,15 @@ async def _body(execution: Execution, frame: Frame, told: message_pb2.Message) -
             reason=error_pb2.ERROR_REASON_OUTPUT_TOO_LARGE,
         )
     return outcome
+
+
+def _check_peer(frame: Frame, agent: str) -> None:
+    if agent not in frame.toolset.peers:
+        among = f"There are: {', '.join(sorted(frame.toolset.peers))}." if frame.toolset.peers else "There are none."
+        raise RunError(
+            f"The agent {frame.name!r} handed over to {agent!r}, which is no other member of its swarm. {among}",
+            reason=error_pb2.ERROR_REASON_UNKNOWN_AGENT,
+        )
 
 
 def _abort_of(work: Dispatch, caller: Frame, error: RunError) -> Abort | None:

@@ -23,6 +23,19 @@ class Abort(RunError):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Handover:
+    """Who hands over to an agent, and by which call: its caller, or another member of its caller's swarm."""
+
+    by: str
+    call_id: str = ""
+    """Empty where code does."""
+    path: tuple[str, ...] = ()
+    """The agents that handed over to one another before it."""
+    comes_back: bool = False
+    """Whether its caller goes on when it has ended, although it handed over."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Dispatch:
     """A child to be run: `call` and `step_index` where a model called it, `input` where code did.
 
@@ -39,10 +52,8 @@ class Dispatch:
     """What makes it run; where a model called it that is TOOL."""
     path: tuple[str, ...] | None = None
     """Who has spoken before it; None for its caller's path."""
-    transfer_id: str = ""
-    """The call that hands over to it; empty where none does."""
-    comes_back: bool = False
-    """Whether its caller goes on when it has ended, although it handed over."""
+    handover: Handover | None = None
+    """How it came to be handed over to, where it was."""
     state: LaneState | None = None
     """The session's values as it sees them; None for those of its caller's lane."""
     closing: Sequence[ToolSpec] = ()
@@ -82,7 +93,7 @@ def told_to(work: Dispatch, caller: Frame, key_root: str) -> message_pb2.Message
             reason=error_pb2.ERROR_REASON_BAD_ARGUMENTS,
         )
     told.role, told.kind = message_pb2.ROLE_USER, message_pb2.MESSAGE_KIND_SUB_AGENT_USER
-    told.author = caller.name
+    told.author = work.handover.by if work.handover is not None else caller.name
     told.invocation_id = ids.invocation_id(key_root, work.key)
     told.message_id = ids.message_id(key_root, work.key, "SUB_AGENT_USER")
     return told

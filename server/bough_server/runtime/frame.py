@@ -158,6 +158,7 @@ def child_frame(execution: Execution, caller: Frame, place: Place, *, opened: Op
             caller.toolset,
             parent=caller.name if place.is_handed_over and not place.comes_back else "",
             closing=place.closing,
+            peers=_peers(caller.agent.definition, definition.name),
         ),
         model_name=llm_of(definition).model or caller.model_name,
         on_failure=definition.on_sub_agent_failure or policy.on_sub_agent_failure,
@@ -170,6 +171,12 @@ def child_frame(execution: Execution, caller: Frame, place: Place, *, opened: Op
         told=place.told,
         hops=(*(caller.hops if place.is_handed_over and not place.comes_back else ()), definition.name)[-WINDOW:],
     )
+
+
+def _peers(caller: agent_pb2.AgentDefinition, name: str) -> dict[str, agent_pb2.AgentLink]:
+    """The other members of a swarm that runs an agent."""
+    links = caller.sub_agents if caller.HasField("swarm") else ()
+    return {link.agent: link for link in links if link.agent != name}
 
 
 def root_frame(execution: Execution, agent: Agent, traced: Traced) -> Frame:

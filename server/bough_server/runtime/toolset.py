@@ -3,6 +3,7 @@
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 
 from bough.v1 import agent_pb2
 from bough_server.models.model import ToolSpec
@@ -40,12 +41,15 @@ class Toolset:
         offers: Iterable[Offer],
         targets: Mapping[str, agent_pb2.AgentLink],
         *,
+        peers: Iterable[str] = (),
         closing: Iterable[str] = (),
         must_close: bool = False,
     ) -> None:
         self.offers: Mapping[str, Offer] = {offer.spec.name: offer for offer in offers}
         self.targets = targets
         """The agents that it may transfer to, each with the link that says how."""
+        self.peers = frozenset(peers)
+        """The other members of its swarm: it ends when it hands over to one, and the swarm runs that."""
         self.closing = tuple(closing)
         """The tools whose call ends the agent with what it says."""
         self.must_close = must_close
@@ -63,11 +67,13 @@ def toolset(
     inherited: "Toolset | None",
     *,
     parent: str = "",
+    peers: Mapping[str, agent_pb2.AgentLink] = MappingProxyType({}),
     closing: Sequence[ToolSpec] = (),
 ) -> Toolset:
     """The toolset of an invocation: its own tools, its caller's where it inherits them, its linked agents.
 
-    `parent` is the agent that handed over to it; `closing` are the tools by one of which it has to end, if any.
+    `parent` is the agent that handed over to it; `peers` are the other members of its swarm, of which its own links
+    come first; `closing` are the tools by one of which it has to end, if any.
     """
     offers = [_tool_offer(link, None if link.name in builtin.SPECS else resolver.tool(link.name)) for link in links]
     if inherited is not None and (llm_of(definition).inherit_tools or _hands_on(definition)):
@@ -75,13 +81,16 @@ def toolset(
         offers.extend(offer for offer in inherited.tool_offers() if offer.spec.name not in own)
     targets = _targets(definition, parent)
     offers.extend(_agent_offer(link, resolver) for link in definition.sub_agents if link.agent not in targets)
+    if _asks_a_model(definition):
+        peers = {name: link for name, link in peers.items() if name not in targets}
+        targets |= peers
     if targets:
         offers.append(
             Offer(spec=builtin.transfer_spec({name: resolver.agent(name).definition.description for name in targets}))
         )
     ending = closing or ([builtin.FINAL_ANSWER_SPEC] if llm_of(definition).final_answer_tool else [])
     offers.extend(Offer(spec=spec) for spec in ending)
-    return Toolset(offers, targets, closing=[spec.name for spec in ending], must_close=bool(closing))
+    return Toolset(offers, targets, peers=peers, closing=[spec.name for spec in ending], must_close=bool(closing))
 
 
 def _targets(definition: agent_pb2.AgentDefinition, parent: str) -> dict[str, agent_pb2.AgentLink]:
@@ -89,10 +98,13 @@ def _targets(definition: agent_pb2.AgentDefinition, parent: str) -> dict[str, ag
     targets = {
         link.agent: link for link in definition.sub_agents if (link.link_mode or usual) == agent_pb2.LINK_MODE_TRANSFER
     }
-    asks_a_model = definition.HasField("llm") or definition.HasField("supervisor")
-    if parent and asks_a_model and not llm_of(definition).disallow_transfer_to_parent:
+    if parent and _asks_a_model(definition) and not llm_of(definition).disallow_transfer_to_parent:
         targets.setdefault(parent, agent_pb2.AgentLink(agent=parent))
     return targets
+
+
+def _asks_a_model(definition: agent_pb2.AgentDefinition) -> bool:
+    return definition.HasField("llm") or definition.HasField("supervisor")
 
 
 def _hands_on(definition: agent_pb2.AgentDefinition) -> bool:
