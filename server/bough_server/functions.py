@@ -18,6 +18,7 @@ NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_-]{0,63}")
 """What a function may be called in a definition."""
 
 _SAYABLE: Final = frozenset({"text", "data_json", "blob"})
+_ROLES: Final = (message_pb2.ROLE_UNSPECIFIED, message_pb2.ROLE_USER, message_pb2.ROLE_ASSISTANT)
 
 Given = TypeVar("Given")
 Made = TypeVar("Made")
@@ -90,16 +91,14 @@ class Rewriter:
         return [self._shown(one, message) for one in answer if one.parts]
 
     def _shown(self, made: message_pb2.Message, message: message_pb2.Message) -> message_pb2.Message:
+        if any(part.WhichOneof("content") not in _SAYABLE for part in made.parts):
+            raise _refused(self, "gave a call or a result as it is; write it as text, or leave it out")
+        if made.role not in _ROLES:
+            raise _refused(self, "gave a message that is neither a user's nor an assistant's")
         shown = copied(made)
-        shown.role = shown.role or message_pb2.ROLE_USER
-        shown.author = shown.author or message.author
+        shown.role = made.role or message_pb2.ROLE_USER
+        shown.author = made.author or message.author
         shown.invocation_id = message.invocation_id
-        role = {"tool_call": message_pb2.ROLE_ASSISTANT, "tool_result": message_pb2.ROLE_TOOL}
-        contents = [part.WhichOneof("content") for part in shown.parts]
-        if any(shown.role != role.get(content or "", shown.role) for content in contents):
-            raise _refused(self, "gave a call that its model did not make, or a result that is no tool's: by its role")
-        if shown.role == message_pb2.ROLE_TOOL and contents != ["tool_result"]:
-            raise _refused(self, "gave a message of a tool that is not one result")
         return shown
 
 
