@@ -5,7 +5,7 @@ Each value is JSON text and stays the text that it was written as. Whose writes 
 
 import json
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Final
 
 from bough.v1 import event_pb2, state_pb2
@@ -17,7 +17,7 @@ MAX_STATE_BYTES: Final = 256 * 1024
 KEY: Final = r"[A-Za-z][A-Za-z0-9_.:-]{0,127}"
 """What a value may be called."""
 
-Write = Iterable[state_pb2.StateChange]
+Write = Collection[state_pb2.StateChange]
 """Changes that are recorded together: all of them count, in order, or none does."""
 
 _SPACE: Final = re.compile(r"[ \t\r\n]*")
@@ -95,7 +95,11 @@ def is_key(name: str) -> bool:
 
 def fits(values: Mapping[str, str]) -> bool:
     """Whether a state is within its bound."""
-    return not values or 1 + sum(map(_size, values.items())) <= MAX_STATE_BYTES
+    return not values or _size_of(values) <= MAX_STATE_BYTES
+
+
+def _size_of(values: Mapping[str, str]) -> int:
+    return 1 + sum(map(_size, values.items()))
 
 
 def _size(item: tuple[str, str]) -> int:
@@ -104,32 +108,31 @@ def _size(item: tuple[str, str]) -> int:
     return size_of(name if is_key(name) else json_text(name)[1:-1]) + size_of(text) + 4
 
 
-def changed(values: Mapping[str, str], writes: Iterable[Write]) -> dict[str, str]:
-    """Values after writes, in order. A write that would make them larger than they may be has no effect."""
+def applied(values: Mapping[str, str], write: Write) -> dict[str, str]:
+    """Values after changes, however large that makes them."""
     after = dict(values)
-    size = 1 + sum(map(_size, after.items()))
-    for write in writes:
-        before: dict[str, str | None] = {}
-        old_size = size
-        for change in write:
-            old = after.pop(change.key, None)
-            before.setdefault(change.key, old)
-            size -= _size((change.key, old)) if old is not None else 0
-            if change.HasField("value_json"):
-                after[change.key] = change.value_json
-                size += _size((change.key, change.value_json))
-        if size > max(MAX_STATE_BYTES, old_size):
-            _put_back(after, before)
-            size = old_size
+    for change in write:
+        after.pop(change.key, None)
+        if change.HasField("value_json"):
+            after[change.key] = change.value_json
     return after
 
 
-def _put_back(after: dict[str, str], before: Mapping[str, str | None]) -> None:
-    for name, text in before.items():
-        if text is None:
-            after.pop(name, None)
-        else:
-            after[name] = text
+def changed(values: Mapping[str, str], writes: Iterable[Write]) -> dict[str, str]:
+    """Values after writes, in order. A write that would make them larger than they may be has no effect."""
+    after = dict(values)
+    size = _size_of(after)
+    for write in writes:
+        names = dict.fromkeys(change.key for change in write)
+        before = {name: after[name] for name in names if name in after}
+        now = applied(before, write)
+        new_size = size - sum(map(_size, before.items())) + sum(map(_size, now.items()))
+        if new_size <= max(MAX_STATE_BYTES, size):
+            for name in names:
+                after.pop(name, None)
+            after.update(now)
+            size = new_size
+    return after
 
 
 def changes_of(event: event_pb2.AgentEvent) -> Write:

@@ -7,7 +7,7 @@ in the order of their keys, not of their sequences.
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import chain
+from itertools import chain, pairwise
 from typing import Final
 
 from bough.v1 import event_pb2, state_pb2
@@ -158,10 +158,7 @@ class Conflicts:
 
     def _differ(self, lanes: Mapping[int, tuple[str, state_pb2.StateChange]]) -> bool:
         ordered = [lanes[number] for number in sorted(lanes)]
-        return any(
-            one != other and self._met(lane, next_lane)
-            for (lane, one), (next_lane, other) in zip(ordered, ordered[1:], strict=False)
-        )
+        return any(one != other and self._met(lane, next_lane) for (lane, one), (next_lane, other) in pairwise(ordered))
 
     def _met(self, one: str, other: str) -> bool:
         """Whether neither lane had ended when the other began."""

@@ -6,7 +6,8 @@ from typing import Final
 
 from bough.v1 import agent_pb2, event_pb2, message_pb2
 from bough_server import events, ids
-from bough_server.store.ports import EventLog, NewRun, Principal, Record, StoredEvent
+from bough_server.store.accepting import NewRun
+from bough_server.store.ports import EventLog, Principal, Record, StoredEvent
 
 ANNE: Final = Principal(tenant_id="acme", user_id="anne")
 BERT: Final = Principal(tenant_id="other", user_id="bert")
@@ -65,6 +66,8 @@ class Made:
     session_number: int = 0
     """The session it continues; 0 for one of its own."""
     session_cut: int = 0
+    state_json: str = ""
+    """The session's state that it begins with."""
     request_id: str = ""
     request_digest: str = ""
     owner: str = ""
@@ -106,6 +109,7 @@ class Made:
                 input=self.question,
                 labels=self.labels,
                 session_cut=self.session_cut,
+                state_json=self.state_json,
                 request_id=self.request_id,
                 request_digest=self.request_digest,
                 definitions=[
@@ -127,6 +131,7 @@ class Made:
             session_id=self.session_id,
             new_session=not self.session_number,
             session_cut=self.session_cut,
+            state_json=self.state_json,
             request_id=self.request_id,
             request_digest=self.request_digest,
             create_time_ns=self.create_time_ns,

@@ -7,7 +7,8 @@ import pytest
 
 from bough.v1 import event_pb2, message_pb2
 from bough_server.errors import Fenced, ForkRefused, NotFound
-from bough_server.store.ports import Record, RequestIdTaken
+from bough_server.store.accepting import RequestIdTaken
+from bough_server.store.ports import Record
 from bough_server.store.sql.store import Store, open_store
 from tests.store.fork_logs import Fork
 from tests.store.logs import (
@@ -115,7 +116,7 @@ async def test_a_forks_session_has_what_its_origin_could_see_or_had_said(
     fork = Fork(number=3)
     await store.log.fork(fork.of(origin, sequence))
     assert await _said(store, 3) == shared
-    assert await store.sessions.last_position(ANNE, session_id(3)) == len(shared)
+    assert (await store.sessions.cut(ANNE, session_id(3))).position == len(shared)
     await store.log.append(fork.run_id, epoch=1, records=fork.next(completed(text("Thus.", "ASSISTANT"))))
     assert await _said(store, 3) == [*shared, (len(shared) + 1, "Thus.", "3")]
     assert await _said(store, 1) == [

@@ -39,7 +39,7 @@ async def test_a_run_that_waits_is_accepted_pending_and_says_nothing_in_the_sess
     shown = (await store.runs.get(ANNE, second.run_id)).run
     assert (shown.state, shown.last_sequence, shown.HasField("start_time")) == (event_pb2.STATE_PENDING, 2, False)
     assert await _holder(store) == first.run_id
-    assert await store.sessions.last_position(ANNE, session_id(1)) == 1
+    assert (await store.sessions.cut(ANNE, session_id(1))).position == 1
     assert list(await store.log.read(second.run_id)) == as_stored(second.first())
     assert [one.run.run_id for one in await store.runs.open_runs()] == [first.run_id, second.run_id]
 
@@ -53,7 +53,7 @@ async def test_the_end_of_the_holder_gives_the_session_to_the_run_that_has_waite
     while holder := await _holder(store):
         turns.append(holder)
         (run,) = (run for run in runs if run.run_id == holder)
-        cut = await store.sessions.last_position(ANNE, session_id(1))
+        cut = (await store.sessions.cut(ANNE, session_id(1))).position
         await store.log.append(holder, epoch=1, records=run.next(_dequeued(cut), completed()))
     assert turns == [Made(number=number).run_id for number in (2, 3, 4)]
     said = [one.message.parts[0].text for one in await store.sessions.messages(session_id(1), through=9)]

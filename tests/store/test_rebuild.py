@@ -10,9 +10,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bough.v1 import error_pb2, event_pb2, message_pb2
+from bough.v1 import error_pb2, event_pb2, message_pb2, state_pb2
 from bough_server import events
 from bough_server.errors import ConfigurationError
+from bough_server.store.ports import SessionCut
 from bough_server.store.sql.rebuild import rebuild_projections
 from bough_server.store.sql.store import Store, open_store
 from tests.store import questions
@@ -24,6 +25,7 @@ _DAMAGE = """
     DELETE FROM usage_entries;
     DELETE FROM run_definitions;
     UPDATE sessions SET last_position = 99, current_run_id = 'nobody';
+    UPDATE sessions SET state_json = 'lost' WHERE state_run_id != '';
     UPDATE runs SET last_sequence = 99, ended = NOT ended, agent = '', state = 0, labels = '{}', start_time_ns = 0,
         end_time_ns = 7, error = x'00', tree_usage = x'00', request_id = '', request_digest = '',
         open_requests = x'00', next_expire_time_ns = 7, origin_run_id = 'x', origin_sequence = 7;
@@ -54,9 +56,17 @@ def _answered(kind: str, tokens: int | None) -> event_pb2.AgentEvent:
     return event
 
 
-def _tool_done() -> event_pb2.AgentEvent:
+def _tool_done(kept: int | None) -> event_pb2.AgentEvent:
     result = message_pb2.ToolResult(call=message_pb2.ToolCall(call_id="c1"), agent="lead")
-    return event_pb2.AgentEvent(effect_key="s0.t0", tool_completed=event_pb2.ToolCompleted(result=result))
+    event = event_pb2.AgentEvent(effect_key="s0.t0", tool_completed=event_pb2.ToolCompleted(result=result))
+    if kept is not None:
+        event.tool_completed.state_delta.add(key="n", value_json=str(kept))
+    return event
+
+
+def _kept(effect: str, value: int | None) -> event_pb2.AgentEvent:
+    change = state_pb2.StateChange(key="n", value_json=None if value is None else str(value))
+    return event_pb2.AgentEvent(effect_key=effect, state_changed=event_pb2.StateChanged(changes=[change]))
 
 
 _KINDS = st.sampled_from(["UNSPECIFIED", "ASSISTANT"])
@@ -69,7 +79,8 @@ _EVENTS = st.one_of(
     st.builds(questions.interrupted, st.sampled_from(_ASKED)),
     st.builds(resumed, st.just(1)),
     st.builds(_answered, _KINDS, st.none() | st.integers(0, 9)),
-    st.builds(_tool_done),
+    st.builds(_tool_done, st.none() | st.integers(0, 3)),
+    st.builds(_kept, st.sampled_from(["e0", "e0/e1", "e1.0/e0", "e1.1/e0"]), st.none() | st.integers(0, 3)),
     st.builds(lambda: event_pb2.AgentEvent(effect_key="s0.m", llm_started=event_pb2.LlmStarted(model="m"))),
 )
 _ERROR = error_pb2.AgentError(reason=error_pb2.ERROR_REASON_INTERNAL, message="No.")
@@ -115,15 +126,16 @@ class _Writing:
         last = self._runs[-1]
         run.session_number = last.session_number or last.number
         if not self._is_held:
-            run.session_cut = await self._last_position(run)
+            run.session_cut, run.state_json = await self._cut(run)
             await self._store.log.create(run.new())
             return run
         run.is_queued, run.last_sequence = True, 2
         await self._store.log.create(run.new())
         while is_executed and (holder := await self._store.runs.holder(run.session_id)) is not None:
             if holder.run.run_id == run.run_id:
-                cut = await self._last_position(run)
-                await self._append(run, event_pb2.AgentEvent(run_dequeued=event_pb2.RunDequeued(session_cut=cut)))
+                cut = await self._cut(run)
+                dequeued = event_pb2.RunDequeued(session_cut=cut.position, state_json=cut.state_json)
+                await self._append(run, event_pb2.AgentEvent(run_dequeued=dequeued))
                 break
             (held,) = (one for one in self._runs if one.run_id == holder.run.run_id)
             await self._append(held, completed())
@@ -139,8 +151,8 @@ class _Writing:
         await self._store.log.fork(fork.of(origin, open_part[-1 - number % 2 * (len(open_part) > 1)], changes=changes))
         return fork
 
-    async def _last_position(self, run: Made) -> int:
-        return await self._store.sessions.last_position(ANNE, run.session_id)
+    async def _cut(self, run: Made) -> SessionCut:
+        return await self._store.sessions.cut(ANNE, run.session_id)
 
     async def _append(self, run: Made, event: event_pb2.AgentEvent) -> None:
         made = event_pb2.AgentEvent()

@@ -35,7 +35,7 @@ async def test_a_session_is_as_it_was_made(store: Store) -> None:
     expected.update_time.FromNanoseconds(START_NS)
     assert made == expected
     assert await store.sessions.get(ANNE, session_id(1)) == expected
-    assert await store.sessions.last_position(ANNE, session_id(1)) == 0
+    assert (await store.sessions.cut(ANNE, session_id(1))).position == 0
 
 
 async def test_nothing_of_another_tenant_exists(store: Store) -> None:
@@ -44,7 +44,7 @@ async def test_nothing_of_another_tenant_exists(store: Store) -> None:
     for asked in (
         store.runs.get(BERT, run.run_id),
         store.sessions.get(BERT, run.session_id),
-        store.sessions.last_position(BERT, run.session_id),
+        store.sessions.cut(BERT, run.session_id),
         store.sessions.list_messages(BERT, run.session_id, _ALL),
         store.sessions.delete(BERT, run.session_id),
     ):
@@ -60,12 +60,12 @@ async def test_a_run_made_without_a_session_makes_one_and_holds_it_until_its_end
     await store.log.create(run.new())
     held = await store.sessions.get(ANNE, run.session_id)
     assert (held.current_run_id, held.user_id) == (run.run_id, "anne")
-    assert await store.sessions.last_position(ANNE, run.session_id) == 1
+    assert (await store.sessions.cut(ANNE, run.session_id)).position == 1
     await store.log.append(run.run_id, epoch=1, records=run.next(completed(text("Yes.", "ASSISTANT"))))
     released = await store.sessions.get(ANNE, run.session_id)
     assert released.current_run_id == ""
     assert released.update_time.ToNanoseconds() == START_NS + 2 * SECOND
-    assert await store.sessions.last_position(ANNE, run.session_id) == 2
+    assert (await store.sessions.cut(ANNE, run.session_id)).position == 2
 
 
 async def test_positions_go_on_over_the_runs_of_a_session(store: Store) -> None:

@@ -20,7 +20,8 @@ from bough_server.runs.roster import Roster
 from bough_server.runs.takeover import Takeover
 from bough_server.runtime.answers import expired, received
 from bough_server.runtime.journal import Journal
-from bough_server.store.ports import Principal, RunMoved, RunRecord
+from bough_server.store.accepting import RunMoved
+from bough_server.store.ports import Principal, RunRecord
 
 T = TypeVar("T")
 
@@ -101,8 +102,8 @@ class Keeper:
         live = self.roster.at_hand(holder.run.run_id) if holder is not None else None
         if holder is None or live is None or not live.is_waiting or self.is_draining:
             return
-        cut = await self._equipment.sessions.last_position(holder.principal, session_id)
-        session = await self._equipment.sessions.messages(session_id, through=cut) if cut else ()
+        cut = await self._equipment.sessions.cut(holder.principal, session_id)
+        session = await self._equipment.sessions.messages(session_id, through=cut.position) if cut.position else ()
         live.begin(cut, session)
 
     async def is_elsewhere(self, record: RunRecord) -> bool:

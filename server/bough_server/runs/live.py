@@ -11,7 +11,7 @@ from bough_server.errors import Fenced, NonDeterministic, ServerStopping, Storag
 from bough_server.runs.endings import Bound, why_ended
 from bough_server.runtime.dispatcher import dispatch_root
 from bough_server.runtime.execution import Execution
-from bough_server.store.ports import RunRecord, StoredMessage
+from bough_server.store.ports import RunRecord, SessionCut, StoredMessage
 
 _log = structlog.get_logger(__name__)
 
@@ -88,13 +88,13 @@ class LiveRun:
         for seconds, reason in bounds:
             self._timers.append(loop.call_later(max(0.0, seconds), self.end_soon, reason))
 
-    def begin(self, cut: int, session: "Iterable[StoredMessage]", state_json: str = "") -> None:
-        """The run's turn: the session is its own now, with what was said before."""
+    def begin(self, cut: SessionCut, session: "Iterable[StoredMessage]") -> None:
+        """The run's turn: the session is its own now, with what was said and kept before."""
         if self.is_waiting and self._ending is None:
             event = self.execution.invocations.root().event("")
-            event.run_dequeued.session_cut, event.run_dequeued.state_json = cut, state_json
+            event.run_dequeued.session_cut, event.run_dequeued.state_json = cut.position, cut.state_json
             self.execution.chronicle.append(event)
-            self.execution.session, self.execution.state_json = tuple(session), state_json
+            self.execution.session, self.execution.state_json = tuple(session), cut.state_json
             self._bound(self._wall)
             self._turn.set()
 

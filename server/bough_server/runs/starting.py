@@ -12,17 +12,8 @@ from bough_server.runs.closing import because, close_run
 from bough_server.runs.equipment import Equipment
 from bough_server.runs.launching import Launcher
 from bough_server.runs.live import LiveRun
-from bough_server.store.ports import (
-    NewRun,
-    Page,
-    Principal,
-    Record,
-    RunFilter,
-    RunMoved,
-    RunRecord,
-    SessionMoved,
-    StoredMessage,
-)
+from bough_server.store.accepting import NewRun, RunMoved, SessionMoved
+from bough_server.store.ports import Page, Principal, Record, RunFilter, RunRecord, SessionCut, StoredMessage
 from bough_server.telemetry import Parent, Traced
 
 _TRIES: Final = 5
@@ -98,9 +89,9 @@ class Starter:
 
     async def _hold(self, principal: Principal, admission: Admission, session_id: str, traced: Traced) -> _Accepted:
         sessions, is_new = self._equipment.sessions, not admission.request.session_id
-        cut = 0 if is_new else await sessions.last_position(principal, session_id)
+        cut = SessionCut(0, "") if is_new else await sessions.cut(principal, session_id)
         # Before the run is accepted: from then on nothing may come between it and its execution.
-        session = await sessions.messages(session_id, through=cut) if cut else ()
+        session = await sessions.messages(session_id, through=cut.position) if cut.position else ()
         started = self._started(admission, cut, traced)
         await self._create(principal, admission, session_id, started, cut=cut)
         return _Accepted(started=started, queued=None, session=session)
@@ -108,13 +99,16 @@ class Starter:
     async def _queue(
         self, principal: Principal, admission: Admission, session_id: str, traced: Traced, holder: RunRecord
     ) -> _Accepted:
-        started = self._started(admission, 0, traced)
+        cut = SessionCut(0, "")
+        started = self._started(admission, cut, traced)
         queued = run_queued(started, holder.run.run_id)
-        await self._create(principal, admission, session_id, started, cut=0, queued=queued)
+        await self._create(principal, admission, session_id, started, cut=cut, queued=queued)
         return _Accepted(started=started, queued=queued, session=())
 
-    def _started(self, admission: Admission, cut: int, traced: Traced) -> event_pb2.AgentEvent:
-        return run_started(admission, session_cut=cut, trace_id=traced.trace_id, span_id=traced.span_id)
+    def _started(self, admission: Admission, cut: SessionCut, traced: Traced) -> event_pb2.AgentEvent:
+        event = run_started(admission, session_cut=cut.position, trace_id=traced.trace_id, span_id=traced.span_id)
+        event.run_started.state_json = cut.state_json
+        return event
 
     async def _create(
         self,
@@ -123,7 +117,7 @@ class Starter:
         session_id: str,
         started: event_pb2.AgentEvent,
         *,
-        cut: int,
+        cut: SessionCut,
         queued: event_pb2.AgentEvent | None = None,
     ) -> None:
         await self._equipment.log.create(
@@ -132,7 +126,8 @@ class Starter:
                 principal=principal,
                 session_id=session_id,
                 new_session=not admission.request.session_id,
-                session_cut=cut,
+                session_cut=cut.position,
+                state_json=cut.state_json,
                 request_id=admission.request.request_id,
                 request_digest=started.run_started.request_digest,
                 create_time_ns=admission.now_ns,

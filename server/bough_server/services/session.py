@@ -1,14 +1,16 @@
-"""SessionService: conversations and their messages, as the store keeps them."""
+"""SessionService: conversations, their messages and the values that their runs share, as the store keeps them."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 
 from grpc import aio
 
 from bough.v1 import session_service_pb2 as pb
-from bough.v1 import session_service_pb2_grpc
+from bough.v1 import session_service_pb2_grpc, state_pb2
 from bough_server.clock import Clock
+from bough_server.errors import FieldViolation, InvalidRequest
 from bough_server.ids import new_uuid7
 from bough_server.services.listing import page_of, read_within
+from bough_server.state import KEY, is_key, is_value
 from bough_server.store.ports import Principal, Sessions
 
 
@@ -67,3 +69,31 @@ class SessionService(session_service_pb2_grpc.SessionServiceServicer):
         page = page_of(request.page_size, request.page_token)
         messages, token = await self._sessions.list_messages(self._principal(), request.session_id, page)
         return pb.ListMessagesResponse(messages=messages, next_page_token=token)
+
+    async def GetState(
+        self, request: pb.GetStateRequest, context: aio.ServicerContext[pb.GetStateRequest, pb.GetStateResponse]
+    ) -> pb.GetStateResponse:
+        """Gives the values that a session's runs share."""
+        cut = await self._sessions.cut(self._principal(), request.session_id)
+        return pb.GetStateResponse(state_json=cut.state_json or "{}")
+
+    async def UpdateState(
+        self,
+        request: pb.UpdateStateRequest,
+        context: aio.ServicerContext[pb.UpdateStateRequest, pb.UpdateStateResponse],
+    ) -> pb.UpdateStateResponse:
+        """Changes some of them, all or none."""
+        if wrong := list(_mistakes(request.changes)):
+            raise InvalidRequest(wrong)
+        state_json = await self._sessions.update_state(self._principal(), request.session_id, request.changes)
+        return pb.UpdateStateResponse(state_json=state_json or "{}")
+
+
+def _mistakes(changes: Sequence[state_pb2.StateChange]) -> Iterator[FieldViolation]:
+    for index, change in enumerate(changes):
+        if not is_key(change.key):
+            said = f"A value's name must fit {KEY}."
+            yield FieldViolation(field=f"changes[{index}].key", description=said, rule="state.key")
+        if change.HasField("value_json") and not is_value(change.value_json):
+            said = "A value must be JSON text, with numbers that a double can hold; leave it out to delete the value."
+            yield FieldViolation(field=f"changes[{index}].value_json", description=said, rule="state.value")

@@ -53,6 +53,8 @@ class Projected:
     end: RunEnd | None
     standing: RunStanding | None = None
     """Where the run stands, where that has changed and the end does not say it."""
+    state_json: str | None = None
+    """The session's state, empty for none; None where the events leave it as it is."""
 
 
 NOTHING: Final = Projected(start=None, messages=(), usage=(), end=None)

@@ -7,20 +7,15 @@ from sqlalchemy.engine.interfaces import DBAPICursor
 
 from bough_server import events
 from bough_server.errors import NotFound, SessionBusy
+from bough_server.store.accepting import NewRun, RequestIdTaken, SessionMoved
 from bough_server.store.derived import LogAddress, Projected
-from bough_server.store.ports import NewRun, Principal, Record, RequestIdTaken, SessionMoved
+from bough_server.store.ports import Principal, Record
 from bough_server.store.projection import RunFold
 from bough_server.store.sql import tables
 from bough_server.store.sql.heads import Head, Heads
 from bough_server.store.sql.new_runs import insert_run, insert_session
-from bough_server.store.sql.statements import (
-    INSERT_MESSAGES,
-    MOVE_RUN,
-    DriverStatement,
-    insert_events,
-    message_rows,
-    standing_row,
-)
+from bough_server.store.sql.rows import message_rows, standing_row
+from bough_server.store.sql.statements import INSERT_MESSAGES, MOVE_RUN, DriverStatement, insert_events
 
 MAX_WAITING: Final = 64
 """How many runs may wait for one session."""
@@ -37,7 +32,7 @@ _REQUEST: Final = select(_runs.run_id, _runs.request_digest).where(
     _runs.request_id == bindparam("request"),
     _runs.request_id != "",
 )
-_SESSION: Final = select(_sessions.current_run_id, _sessions.last_position).where(
+_SESSION: Final = select(_sessions.current_run_id, _sessions.last_position, _sessions.state_json).where(
     _sessions.session_id == bindparam("session"), _sessions.tenant_id == bindparam("tenant")
 )
 _HOLD: Final = DriverStatement(
@@ -92,12 +87,14 @@ def check(new_run: NewRun) -> None:
         raise ValueError("a log begins with run_started, at sequence 1")
     if (started.request_id, started.request_digest) != (new_run.request_id, new_run.request_digest):
         raise ValueError("run_started carries the run's request id and digest, so that its row can be made again")
-    if started.session_cut != new_run.session_cut:
-        raise ValueError("run_started names the session cut that is checked")
+    if (started.session_cut, started.state_json) != (new_run.session_cut, new_run.state_json):
+        raise ValueError("run_started names the session's cut and its state that are checked")
     if queued is not None and (queued.sequence != 2 or queued.kind != events.RUN_QUEUED):
         raise ValueError("a run that waits has run_queued at sequence 2")
-    if queued is not None and (new_run.new_session or new_run.session_cut):
+    if queued is not None and (new_run.new_session or new_run.session_cut or new_run.state_json):
         raise ValueError("a run that waits goes on with a session, and has no cut of it yet")
+    if new_run.new_session and new_run.state_json:
+        raise ValueError("a new session has no state")
 
 
 def is_accepted(connection: Connection, run_id: str, first: Record) -> bool:
@@ -116,15 +113,15 @@ def check_request(connection: Connection, principal: Principal, request_id: str)
 
 
 def _check_session(connection: Connection, new_run: NewRun) -> None:
-    current_run_id, last_position = _session(connection, new_run)
+    current_run_id, *cut = _session(connection, new_run)
     if current_run_id:
         raise session_busy(new_run.session_id, current_run_id)
-    if last_position != new_run.session_cut:
+    if cut != [new_run.session_cut, new_run.state_json]:
         raise SessionMoved
 
 
 def _check_queue(connection: Connection, new_run: NewRun) -> None:
-    current_run_id, _ = _session(connection, new_run)
+    current_run_id, *_ = _session(connection, new_run)
     details = {"session_id": new_run.session_id, "run_id": current_run_id}
     if not current_run_id:
         raise SessionBusy(
@@ -138,14 +135,14 @@ def _check_queue(connection: Connection, new_run: NewRun) -> None:
         )
 
 
-def _session(connection: Connection, new_run: NewRun) -> tuple[str, int]:
-    """Which run holds the session, empty for none, and the position of its last message."""
+def _session(connection: Connection, new_run: NewRun) -> tuple[str, int, str]:
+    """Which run holds the session, empty for none, the position of its last message, and its state."""
     parameters = {"session": new_run.session_id, "tenant": new_run.principal.tenant_id}
     session = connection.execute(_SESSION, parameters).one_or_none()
     if session is None:
         raise NotFound("session", new_run.session_id)
-    current_run_id, last_position = session
-    return current_run_id, last_position
+    current_run_id, last_position, state_json = session
+    return current_run_id, last_position, state_json
 
 
 def session_busy(session_id: str, run_id: str) -> SessionBusy:

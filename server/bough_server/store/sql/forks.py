@@ -11,8 +11,9 @@ from sqlalchemy import Connection, bindparam, insert, select
 
 from bough_server import events
 from bough_server.errors import ForkRefused, NotFound
+from bough_server.store.accepting import NewFork
 from bough_server.store.derived import LogAddress, Projected
-from bough_server.store.ports import NewFork, Record
+from bough_server.store.ports import Record
 from bough_server.store.projection import RunFold
 from bough_server.store.sql import tables
 from bough_server.store.sql.acceptance import check_request, is_accepted

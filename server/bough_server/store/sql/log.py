@@ -5,7 +5,8 @@ from functools import partial
 
 from bough_server import events
 from bough_server.errors import ServerStopping
-from bough_server.store.ports import NewFork, NewRun, Record, StoredEvent
+from bough_server.store.accepting import NewFork, NewRun
+from bough_server.store.ports import Record, StoredEvent
 from bough_server.store.sql.acceptance import accept, check, records_of
 from bough_server.store.sql.forks import accept_fork, check_fork, fold_fork
 from bough_server.store.sql.readers import Readers

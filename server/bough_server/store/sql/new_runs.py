@@ -70,6 +70,7 @@ def insert_session(cursor: DBAPICursor, address: LogAddress, *, now_ns: int, pos
     """Writes the row of a session that a run is the first to hold."""
     row = {"session_id": address.session_id, **_tenancy(address), "labels": "{}", "last_position": position}
     row |= {"create_time_ns": now_ns, "update_time_ns": now_ns, "current_run_id": address.run_id}
+    row |= {"state_json": "", "state_run_id": ""}
     _INSERT_SESSION.write(cursor, [row])
 
 

@@ -10,21 +10,15 @@ from bough_server.store.projection import RunFold
 from bough_server.store.sql import tables
 from bough_server.store.sql.heads import stored_records
 from bough_server.store.sql.new_runs import start_values
+from bough_server.store.sql.rows import end_row, message_rows, standing_row, state_row, usage_rows
 from bough_server.store.sql.schema import database_status, exclusive_engine, migrate, opening
-from bough_server.store.sql.statements import (
-    END_RUN,
-    INSERT_MESSAGES,
-    INSERT_USAGE,
-    MOVE_RUN,
-    end_row,
-    message_rows,
-    standing_row,
-    usage_rows,
-)
+from bough_server.store.sql.statements import END_RUN, INSERT_MESSAGES, INSERT_USAGE, MOVE_RUN, SET_STATE
 
 _runs, _sessions, _messages = tables.runs.c, tables.sessions.c, tables.messages.c
 
-_ADDRESSES: Final = select(_runs.run_id, _runs.tenant_id, _runs.user_id, _runs.session_id)
+_ADDRESSES: Final = select(
+    _runs.run_id, _runs.tenant_id, _runs.user_id, _runs.session_id, _sessions.state_run_id == _runs.run_id
+).join_from(tables.runs, tables.sessions, _sessions.session_id == _runs.session_id)
 _LAST: Final = select(func.max(tables.events.c.sequence)).where(tables.events.c.run_id == bindparam("run"))
 _START_RUN: Final = update(tables.runs).where(_runs.run_id == bindparam("run"))
 _FORGET_MESSAGES: Final = delete(tables.messages).where(
@@ -50,6 +44,7 @@ _REFRESH_SESSIONS: Final = update(tables.sessions).values(
 def rebuild_projections(url: str) -> int:
     """Makes messages, usage entries, run rows and request ids again from the logs, in one transaction; counts the runs.
 
+    So it does with the states of sessions, but for those that a call has changed since: no log has them.
     Usage entries of runs whose logs are gone stay as they are. Raises ConfigurationError where there is no database,
     which it does not make, and while a server has the file.
     """
@@ -75,15 +70,18 @@ def _rebuild(connection: Connection) -> int:
     return len(addresses)
 
 
-def _rebuild_run(connection: Connection, row: "Row[tuple[str, str, str, str]]") -> None:
-    run_id, tenant_id, user_id, session_id = row
+def _rebuild_run(connection: Connection, row: "Row[tuple[str, str, str, str, bool]]") -> None:
+    run_id, tenant_id, user_id, session_id, makes_state = row
     address = LogAddress(run_id=run_id, tenant_id=tenant_id, user_id=user_id, session_id=session_id)
-    projected = RunFold(address).project(stored_records(connection, run_id))
+    fold = RunFold(address)
+    projected = fold.project(stored_records(connection, run_id))
     _restore_row(connection, address, projected)
     if rows := message_rows(session_id, tenant_id, projected):
         connection.execute(INSERT_MESSAGES, rows)
     if rows := usage_rows(projected):
         connection.execute(INSERT_USAGE, rows)
+    if makes_state:
+        connection.execute(SET_STATE, state_row(session_id, run_id, fold.state_json))
 
 
 def _restore_row(connection: Connection, address: LogAddress, projected: Projected) -> None:

@@ -1,4 +1,4 @@
-"""Sessions and their messages on SQL; a session's runs write to it in the transactions of their events."""
+"""Sessions, their messages and states on SQL; a session's runs write to it in the transactions of their events."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -7,15 +7,18 @@ from typing import Any, Final
 
 from sqlalchemy import Connection, Row, Select, bindparam, delete, insert, select
 
-from bough.v1 import message_pb2, session_service_pb2
-from bough_server.errors import NotFound
-from bough_server.store.ports import Page, Principal, StoredMessage
+from bough.v1 import message_pb2, session_service_pb2, state_pb2
+from bough_server.errors import FieldViolation, InvalidRequest, NotFound
+from bough_server.state import MAX_STATE_BYTES, applied, fits, json_of, values_of
+from bough_server.store.ports import Page, Principal, SessionCut, StoredMessage
 from bough_server.store.sql import tables
 from bough_server.store.sql.acceptance import session_busy
 from bough_server.store.sql.new_runs import labels_text
 from bough_server.store.sql.paging import key_of, read_page, token_of
 from bough_server.store.sql.readers import Readers
+from bough_server.store.sql.rows import state_row
 from bough_server.store.sql.runs import has_labels, is_before
+from bough_server.store.sql.statements import SET_STATE
 from bough_server.store.sql.write_queue import WriteQueue
 
 _sessions, _messages = tables.sessions.c, tables.messages.c
@@ -61,6 +64,8 @@ class SqlSessions:
             "update_time_ns": now_ns,
             "current_run_id": "",
             "last_position": 0,
+            "state_json": "",
+            "state_run_id": "",
         }
         await self._queue.execute(partial(_create, row=row))
         return await self.get(principal, session_id)
@@ -89,9 +94,18 @@ class SqlSessions:
         """See Sessions."""
         await self._queue.execute(partial(_delete, tenant_id=principal.tenant_id, session_id=session_id))
 
-    async def last_position(self, principal: Principal, session_id: str) -> int:
+    async def cut(self, principal: Principal, session_id: str) -> SessionCut:
         """See Sessions."""
-        return int((await self._row(principal, session_id)).last_position)
+        row = await self._row(principal, session_id)
+        return SessionCut(position=row.last_position, state_json=row.state_json)
+
+    async def update_state(
+        self, principal: Principal, session_id: str, changes: Sequence[state_pb2.StateChange]
+    ) -> str:
+        """See Sessions."""
+        return await self._queue.execute(
+            partial(_update_state, tenant_id=principal.tenant_id, session_id=session_id, changes=changes)
+        )
 
     async def messages(self, session_id: str, *, through: int) -> Sequence[StoredMessage]:
         """See Sessions."""
@@ -143,6 +157,23 @@ def _create(connection: Connection, *, row: dict[str, object]) -> None:
     found = connection.execute(_ONE, {"session": row["session_id"], "tenant": row["tenant_id"]}).one_or_none()
     if found is None:  # else an earlier attempt of this very transaction was committed after all
         connection.execute(insert(tables.sessions), row)
+
+
+def _update_state(
+    connection: Connection, *, tenant_id: str, session_id: str, changes: Sequence[state_pb2.StateChange]
+) -> str:
+    row = connection.execute(_ONE, {"session": session_id, "tenant": tenant_id}).one_or_none()
+    if row is None:
+        raise NotFound("session", session_id)
+    if row.current_run_id:
+        raise session_busy(session_id, row.current_run_id)
+    values = applied(values_of(row.state_json), changes)
+    if not fits(values):
+        said = f"With these the session's state would be larger than {MAX_STATE_BYTES // 1024} KiB."
+        raise InvalidRequest([FieldViolation(field="changes", description=said, rule="state.size")])
+    state_json = json_of(values)
+    connection.execute(SET_STATE, state_row(session_id, "", state_json))
+    return state_json
 
 
 def _delete(connection: Connection, *, tenant_id: str, session_id: str) -> None:

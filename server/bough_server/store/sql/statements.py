@@ -1,6 +1,6 @@
 """The statements of an append: the compare-and-set, the events, and what is derived from them."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final, Protocol
 
@@ -22,13 +22,11 @@ from sqlalchemy.dialects import sqlite
 from sqlalchemy.engine.interfaces import DBAPICursor
 from sqlalchemy.sql.compiler import SQLCompiler
 
-from bough_server.store.derived import NOTHING, Projected, RunEnd
+from bough_server.store.derived import NOTHING, Projected
 from bough_server.store.ports import Record
 from bough_server.store.sql import tables
 from bough_server.store.sql.jobs import Append
-from bough_server.store.standing import RunStanding
-
-Row = Mapping[str, object]
+from bough_server.store.sql.rows import Row, end_row, message_rows, standing_row, state_row, usage_rows
 
 
 def _text(statement: Update | Insert, *order: str) -> str:
@@ -100,6 +98,11 @@ _EXTEND_SESSION: Final = (
     .where(tables.sessions.c.session_id == bindparam("session"))
     .values(last_position=bindparam("position"), update_time_ns=bindparam("said"))
 )
+SET_STATE: Final = (
+    update(tables.sessions)
+    .where(tables.sessions.c.session_id == bindparam("session"))
+    .values(state_json=bindparam("state"), state_run_id=bindparam("run"))
+)
 
 
 class DriverStatement:
@@ -116,9 +119,18 @@ class DriverStatement:
             cursor.executemany(self._text, [{**self._fixed, **row} for row in rows] if self._fixed else rows)
 
 
-_SAY, _CHARGE, _EXTEND, _MOVE, _END, _RELEASE, _DROP = (
+_SAY, _CHARGE, _EXTEND, _MOVE, _END, _RELEASE, _DROP, _SET_STATE = (
     DriverStatement(each)
-    for each in (INSERT_MESSAGES, INSERT_USAGE, _EXTEND_SESSION, MOVE_RUN, END_RUN, _RELEASE_SESSION, _DROP_LETTERS)
+    for each in (
+        INSERT_MESSAGES,
+        INSERT_USAGE,
+        _EXTEND_SESSION,
+        MOVE_RUN,
+        END_RUN,
+        _RELEASE_SESSION,
+        _DROP_LETTERS,
+        SET_STATE,
+    )
 )
 
 _STORED: Final = (
@@ -200,13 +212,14 @@ def insert_events(cursor: DBAPICursor, run_id: str, records: Sequence[Record]) -
 
 
 def write_derived(connection: Connection, prepared: Sequence[Prepared]) -> None:
-    """Writes the messages, the usage entries and the changes of rows that go with some records."""
+    """Writes the messages, the usage entries, the states and the changes of rows that go with some records."""
     said: list[Row] = []
     charged: list[Row] = []
     extended: list[Row] = []
     moved: list[Row] = []
     ended: list[Row] = []
     released: list[Row] = []
+    states: dict[str, Row] = {}
     for one in prepared:
         projected = one.projected
         assert projected is not None, "an append is prepared before it is written"
@@ -218,6 +231,8 @@ def write_derived(connection: Connection, prepared: Sequence[Prepared]) -> None:
             extended.append({"session": one.session_id, "position": newest.position, "said": time_ns})
         if projected.standing is not None:
             moved.append(standing_row(one.run_id, projected.standing))
+        if projected.state_json is not None:
+            states[one.session_id] = state_row(one.session_id, one.run_id, projected.state_json)
         if (end := projected.end) is not None:
             ended.append(end_row(one.run_id, end))
             released.append({"session": one.session_id, "run": one.run_id, "end_time": end.end_time_ns})
@@ -225,67 +240,11 @@ def write_derived(connection: Connection, prepared: Sequence[Prepared]) -> None:
     try:
         for statement, rows in ((_SAY, said), (_CHARGE, charged), (_EXTEND, extended), (_MOVE, moved), (_END, ended)):
             statement.write(cursor, rows)
+        _SET_STATE.write(cursor, list(states.values()))
         _RELEASE.write(cursor, released)
         _DROP.write(cursor, [{"run": row["run"]} for row in released])
     finally:
         cursor.close()
-
-
-def message_rows(session_id: str, tenant_id: str, projected: Projected) -> list[Row]:
-    """Rows of the messages table."""
-    return [
-        {
-            "session_id": session_id,
-            "position": stored.message.position,
-            "tenant_id": tenant_id,
-            "run_id": stored.run_id,
-            "agent": stored.agent,
-            "chain": stored.chain,
-            "data": stored.message.SerializeToString(deterministic=True),
-        }
-        for stored in projected.messages
-    ]
-
-
-def usage_rows(projected: Projected) -> list[Row]:
-    """Rows of the usage table."""
-    return [
-        {
-            "run_id": entry.run_id,
-            "sequence": entry.sequence,
-            "tenant_id": entry.tenant_id,
-            "user_id": entry.user_id,
-            "session_id": entry.session_id,
-            "agent": entry.agent,
-            "invocation_id": entry.invocation_id,
-            "model": entry.model,
-            "time_ns": entry.time_ns,
-            "usage": entry.usage.SerializeToString(deterministic=True),
-        }
-        for entry in projected.usage
-    ]
-
-
-def end_row(run_id: str, end: RunEnd) -> Row:
-    """What END_RUN takes."""
-    return {
-        "run": run_id,
-        "end_state": end.state,
-        "end_time": end.end_time_ns,
-        "end_error": end.error,
-        "end_usage": end.tree_usage,
-    }
-
-
-def standing_row(run_id: str, standing: RunStanding) -> Row:
-    """What MOVE_RUN takes."""
-    return {
-        "run": run_id,
-        "new_state": standing.state,
-        "start_time": standing.start_time_ns,
-        "requests": standing.open_requests,
-        "expire_time": standing.next_expire_time_ns,
-    }
 
 
 def is_stored(connection: Connection, *, run_id: str, epoch: int, records: Sequence[Record]) -> bool:

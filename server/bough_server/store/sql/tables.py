@@ -74,7 +74,10 @@ class RunRow(_Row, table=True):
 
 
 class SessionRow(_Row, table=True):
-    """A session; `current_run_id` is the run that holds it, empty for none."""
+    """A session; `current_run_id` is the run that holds it, empty for none.
+
+    `state_run_id` is the run whose log makes its state, empty where a call has changed it since or it has none.
+    """
 
     __tablename__ = "sessions"
     __table_args__ = (Index("sessions_newest_first", "tenant_id", "create_time_ns", "session_id"),)
@@ -87,6 +90,8 @@ class SessionRow(_Row, table=True):
     update_time_ns: int
     current_run_id: str
     last_position: int
+    state_json: str
+    state_run_id: str
 
 
 class MessageRow(_Row, table=True):

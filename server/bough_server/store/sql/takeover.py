@@ -6,7 +6,8 @@ from typing import Final
 from sqlalchemy import Connection, bindparam, select, update
 
 from bough_server.errors import NotFound
-from bough_server.store.ports import Record, RunMoved
+from bough_server.store.accepting import RunMoved
+from bough_server.store.ports import Record
 from bough_server.store.sql import tables
 from bough_server.store.sql.heads import Heads, refusal
 from bough_server.store.sql.statements import FirstRecords, is_stored, write_first

@@ -17,7 +17,7 @@ from sqlalchemy import Engine, text
 from sqlalchemy.exc import DBAPIError
 
 from bough_server.errors import BoughError, StorageFailed
-from bough_server.store.ports import RequestIdTaken, RunMoved, SessionMoved
+from bough_server.store.accepting import RequestIdTaken, RunMoved, SessionMoved
 from bough_server.store.sql.heads import Heads, refusal
 from bough_server.store.sql.jobs import Append, Command, Settled
 from bough_server.store.sql.statements import Refused, is_stored, write_appends

@@ -2,5 +2,5 @@
 
 from typing import Final
 
-HEAD: Final = "0003"
+HEAD: Final = "0004"
 """The revision that this version of the code reads and writes."""
