@@ -144,6 +144,26 @@ def test_times_of_recorded_events_and_of_definitions_are_others_to_judge() -> No
     assert broken(catalog_service_pb2.ValidateAgentRequest(definitions=[definition])) == []
 
 
+def test_events_have_no_rules_and_none_are_looked_for_in_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[Message] = []
+
+    def collect(request: Message) -> list[Any]:
+        seen.append(request)
+        return []
+
+    monkeypatch.setattr("protovalidate.collect_violations", collect)
+    options = invocation_pb2.InvocationOptions(max_agents=1)
+    request = eval_service_pb2.AggregateEventsRequest(events=[event_pb2.AgentEvent(run_id="r")], options=options)
+    assert broken(request) == []
+    assert seen == [eval_service_pb2.AggregateEventsRequest(options=options)]
+
+
+def test_a_part_that_nobody_can_say_is_named() -> None:
+    parts = [message_pb2.Part(text="hi"), message_pb2.Part(reasoning=message_pb2.Reasoning(text="so"))]
+    request = pb.RunRequest(agent="echo", input=message_pb2.Message(parts=parts))
+    assert broken(request) == [("input.parts[1].reasoning", "input.parts")]
+
+
 def test_enum_values_of_a_policy_that_are_not_known_are_refused() -> None:
     unknown = policy_pb2.RunPolicy(on_disconnect=9, on_sub_agent_failure=-1)  # type: ignore[arg-type]
     assert broken(asking(unknown)) == [("policy", "policy.on_disconnect"), ("policy", "policy.on_sub_agent_failure")]

@@ -50,9 +50,9 @@ def broken(request: Message) -> list[tuple[str, str]]:
         (resuming(run_id="r" * 65), "run_id", "string.max_len"),
         (pb.ResumeRunRequest(run_id="r"), "answers", "repeated.min_items"),
         (resuming(*(approving(str(number)) for number in range(257))), "answers", "repeated.max_items"),
-        (resuming(approving("q"), approving("p"), approving("q")), "answers", "answers.request_id"),
-        (resuming(approving("q"), approving("")), "answers", "answers.request_id"),
-        (resuming(approving("q"), input_pb2.InputAnswer(request_id="p")), "answers", "answers.answer"),
+        (resuming(approving("q"), approving("p"), approving("q")), "answers[2].request_id", "answers.request_id"),
+        (resuming(approving("q"), approving("")), "answers[1].request_id", "answers.request_id"),
+        (resuming(approving("q"), input_pb2.InputAnswer(request_id="p")), "answers[1]", "answers.answer"),
         (resuming(request_id="x" * 129), "request_id", "string.max_len"),
         (resuming(after_sequence=-1), "after_sequence", "int64.gte"),
         (resuming(follow=pb.FollowOptions(event_names=["all"])), "follow.event_names[0]", "string.pattern"),
@@ -84,8 +84,16 @@ def test_a_request_to_resume_that_breaks_a_rule_is_refused_by_its_field(
         (forking(labels={"a": "x" * 257}), 'labels["a"]', "string.max_len"),
         (forking(labels={str(number): "" for number in range(65)}), "labels", "map.max_pairs"),
         (forking(follow=pb.FollowOptions(view=9)), "follow.view", "enum.defined_only"),  # type: ignore[arg-type]
-        (changing(tool_results=[edited(), edited(call_id="")]), "changes", "changes.tool_results"),
-        (changing(tool_results=[edited(), edited(result=None)]), "changes", "changes.tool_results"),
+        (
+            changing(tool_results=[edited(), edited(call_id="")]),
+            "changes.tool_results[1].call_id",
+            "changes.tool_results",
+        ),
+        (
+            changing(tool_results=[edited(), edited(result=None)]),
+            "changes.tool_results[1].result",
+            "changes.tool_results",
+        ),
         (changing(input=message_pb2.Message()), "changes", "changes.input.not_empty"),
         (changing(input=message_pb2.Message(parts=[message_pb2.Part(text=" ")])), "changes", "changes.input.not_empty"),
         (
@@ -95,7 +103,7 @@ def test_a_request_to_resume_that_breaks_a_rule_is_refused_by_its_field(
         ),
         (
             changing(input=message_pb2.Message(parts=[*SAID, message_pb2.Part(tool_call=message_pb2.ToolCall())])),
-            "changes",
+            "changes.input.parts[1].tool_call",
             "changes.input.parts",
         ),
         (
@@ -107,6 +115,15 @@ def test_a_request_to_resume_that_breaks_a_rule_is_refused_by_its_field(
 )
 def test_a_request_to_fork_that_breaks_a_rule_is_refused_by_its_field(request_: Message, field: str, rule: str) -> None:
     assert broken(request_) == [(field, rule)]
+
+
+def test_every_item_that_breaks_a_rule_of_its_list_is_named() -> None:
+    request = resuming(approving(""), approving("q"), approving("q"), input_pb2.InputAnswer(request_id="p"))
+    assert broken(request) == [
+        ("answers[0].request_id", "answers.request_id"),
+        ("answers[2].request_id", "answers.request_id"),
+        ("answers[3]", "answers.answer"),
+    ]
 
 
 @pytest.mark.parametrize(
@@ -138,7 +155,7 @@ def test_what_becomes_of_a_busy_session_is_one_of_what_is_known() -> None:
 @pytest.mark.parametrize(
     ("method", "request_", "fields"),
     [
-        ("ResumeRun", resuming(approving("q"), approving("q"), run_id=""), ["run_id", "answers"]),
+        ("ResumeRun", resuming(approving("q"), approving("q"), run_id=""), ["run_id", "answers[1].request_id"]),
         ("ForkRun", forking(run_id="", after_sequence=0), ["run_id", "after_sequence"]),
     ],
 )

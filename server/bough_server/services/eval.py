@@ -59,15 +59,7 @@ class EvalService(eval_service_pb2_grpc.EvalServiceServicer):
         context: aio.ServicerContext[pb.AggregateEventsRequest, pb.AggregateEventsResponse],
     ) -> pb.AggregateEventsResponse:
         """Makes the record of the events that are sent, in the order of arrival."""
-        folding: Folding | None = None
-        async for request in request_iterator:
-            folding = folding or Folding(Tree(request.options))
-            size = request.ByteSize()
-            if folding.count + len(request.events) > MAX_EVENTS or folding.size + size > MAX_BYTES:
-                said = f"are more than {MAX_EVENTS:,} or {MAX_BYTES >> 20} MiB. Aggregate each run by itself."
-                raise InvalidRequest([FieldViolation(field="events", description=said, rule="events.size")])
-            await folding.take(request.events, size=size)
-        return pb.AggregateEventsResponse(invocation=await (folding or Folding(Tree())).invocation())
+        return pb.AggregateEventsResponse(invocation=await (await _folded(request_iterator)).invocation())
 
     async def _read_tree(
         self, run: agent_service_pb2.Run, through: int, options: invocation_pb2.InvocationOptions
@@ -83,6 +75,19 @@ class EvalService(eval_service_pb2_grpc.EvalServiceServicer):
         invocation = await folding.invocation()
         invocation.as_of_sequence = through
         return invocation
+
+
+async def _folded(requests: AsyncIterator[pb.AggregateEventsRequest]) -> Folding:
+    """The fold of a stream of events; no request outlives its turn. Raises InvalidRequest where they are too many."""
+    folding: Folding | None = None
+    async for request in requests:
+        folding = folding or Folding(Tree(request.options))
+        size = request.ByteSize()
+        if folding.count + len(request.events) > MAX_EVENTS or folding.size + size > MAX_BYTES:
+            said = f"are more than {MAX_EVENTS:,} or {MAX_BYTES >> 20} MiB. Aggregate each run by itself."
+            raise InvalidRequest([FieldViolation(field="events", description=said, rule="events.size")])
+        await folding.take(request.events, size=size)
+    return folding or Folding(Tree())
 
 
 def _outline(run: agent_service_pb2.Run) -> invocation_pb2.Invocation:
