@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 
 from bough.v1 import agent_pb2, error_pb2, event_pb2, message_pb2, policy_pb2
+from bough_server.agents.until import is_done
 from bough_server.errors import RunError
 from bough_server.runtime.agent import Outcome
 from bough_server.runtime.children import Child, begin_round, run_child
@@ -33,7 +34,7 @@ class SequenceAgent:
 
 
 class LoopAgent:
-    """Its children in order, round after round, until one breaks the loop or the rounds are used up."""
+    """Its children in order, round after round, until one breaks it, its `until` holds or the rounds are used up."""
 
     kind = event_pb2.AGENT_KIND_LOOP
     tool_links: Sequence[agent_pb2.ToolLink] = ()
@@ -44,7 +45,8 @@ class LoopAgent:
     async def run(self, ctx: Context, input: message_pb2.Message) -> Outcome:
         """The last answer of a child; a break ends the loop and asks nothing of whoever waits for it.
 
-        Raises RunError SUB_AGENT_FAILED where a child failed whose link does not say CONTINUE.
+        Raises RunError SUB_AGENT_FAILED where a child failed whose link does not say CONTINUE, and what its condition
+        raises.
         """
         course = Course()
         for number in range(self.definition.loop.max_iterations):
@@ -53,6 +55,8 @@ class LoopAgent:
                 ended = await run_child(ctx, Child(link=link, name=f"l{number}.c{index}"))
                 if course.take(link, ended):
                     return course.outcome(in_loop=True)
+            if is_done(ctx, self.definition.loop.until, number):
+                return course.outcome()
         return course.outcome(end_reason=event_pb2.END_REASON_ITERATIONS_EXHAUSTED)
 
 

@@ -11,6 +11,7 @@ from bough_server.models.model import ModelRequest
 from bough_server.runtime.agent import Outcome, broke_loop, exited, llm_of, transferred
 from bough_server.runtime.children import hand_over
 from bough_server.runtime.context import Context
+from bough_server.templates import render
 from bough_server.tools.builtin import PLAN, action_of, closing_output
 
 OnTransfer = Callable[[Context, event_pb2.Transfer, str], Awaitable[Outcome | None]]
@@ -77,7 +78,7 @@ class LlmAgent:
             messages.append(message_pb2.Message(role=message_pb2.ROLE_USER, parts=[message_pb2.Part(text=_GO_ON)]))
         return ModelRequest(
             messages=messages,
-            instruction=llm.instruction,
+            instruction=render(llm.instruction, {}, ctx.state, what=f"The instruction of {self.definition.name!r}"),
             tools=ctx.offers(),
             settings=llm.settings,
             tool_choice="required" if ctx.frame.toolset.must_close else "auto",

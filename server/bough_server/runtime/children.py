@@ -1,6 +1,7 @@
 """The effects of composite agents: their children and the rounds of loops; what comes next is the agent's to say."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 from bough.v1 import agent_pb2, event_pb2, message_pb2
 from bough_server import events
@@ -25,6 +26,8 @@ class Child:
     input: message_pb2.Message | None = None
     handover: Handover | None = None
     """How it came to be handed over to, where it was."""
+    facts: Mapping[str, str] = field(default_factory=dict)
+    """What an input builder is told beside the rest: `plan`, `step`, `executed_steps`."""
 
 
 async def _nothing(_: RunError) -> None:
@@ -46,6 +49,7 @@ async def run_child(ctx: Context, child: Child, *, on_failure: OnFailure = _noth
             trigger=child.trigger,
             path=ctx.path,
             handover=child.handover,
+            facts=child.facts,
         )
 
         async def fail(error: RunError) -> None:

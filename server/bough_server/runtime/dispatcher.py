@@ -19,6 +19,7 @@ from bough_server.runtime.execution import Execution, as_run_error
 from bough_server.runtime.frame import Frame, root_frame
 from bough_server.runtime.handoffs import check_hops
 from bough_server.runtime.refusals import refusal_event, refusal_of
+from bough_server.runtime.telling import with_input
 
 if TYPE_CHECKING:
     from bough_server.runtime.context import Context
@@ -44,7 +45,7 @@ async def dispatch(ctx: "Context", work: Dispatch, *, on_failure: OnFailure) -> 
         await ctx.until_live(work.key)
         execution.cancelling.refuse_sealed(work.key)
     try:
-        child, told = _admit(execution, caller, work)
+        child, told = _admit(ctx, work)
     except RunError as refusal:
         event = refusal_event(caller, work, digest, refusal)
         execution.emit(event)
@@ -58,13 +59,14 @@ async def _refused(ended: Ended, on_failure: OnFailure) -> Ended:
     return ended
 
 
-def _admit(execution: Execution, caller: Frame, work: Dispatch) -> tuple[Agent, message_pb2.Message]:
+def _admit(ctx: "Context", work: Dispatch) -> tuple[Agent, message_pb2.Message]:
+    execution, caller = ctx.execution, ctx.frame
     is_linked = any(link.agent == work.agent for link in caller.agent.definition.sub_agents)
     if not is_linked and not (work.handover and work.agent in caller.toolset.targets):
         raise RunError(
             f"The agent {work.agent!r} is not linked to {caller.name!r}.", reason=error_pb2.ERROR_REASON_NOT_LINKED
         )
-    told = told_to(work, caller, execution.facts.key_root)
+    told = told_to(with_input(ctx, work), caller, execution.facts.key_root)
     caller.budget.check_depth(caller.depth + 1)
     if work.call is not None:
         caller.budget.reserve_tool_call()

@@ -1,8 +1,8 @@
 """A child to be run, what it is told, how it ended, and how long it may take; running it is the dispatcher's."""
 
 import asyncio
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from bough.v1 import agent_pb2, error_pb2, event_pb2, message_pb2
@@ -56,6 +56,8 @@ class Dispatch:
     """How it came to be handed over to, where it was."""
     state: LaneState | None = None
     """The session's values as it sees them; None for those of its caller's lane."""
+    facts: Mapping[str, str] = field(default_factory=dict)
+    """What its caller knows beside that, for an input builder: `plan`, `step`, `executed_steps`."""
     closing: Sequence[ToolSpec] = ()
     """The tools by one of which it has to end; empty where it ends as it likes."""
 
@@ -80,7 +82,7 @@ def told_to(work: Dispatch, caller: Frame, key_root: str) -> message_pb2.Message
     if work.input is not None:
         told.CopyFrom(work.input)
     elif work.call is not None:
-        told.parts.add(text=_told(work.call, caller))
+        told.parts.add(text=said_by(work.call, caller))
     else:
         # It is in the histories as it was told to the caller: it has no place of its own in the session.
         told.role, told.author = caller.told.role, caller.told.author
@@ -99,7 +101,8 @@ def told_to(work: Dispatch, caller: Frame, key_root: str) -> message_pb2.Message
     return told
 
 
-def _told(call: message_pb2.ToolCall, caller: Frame) -> str:
+def said_by(call: message_pb2.ToolCall, caller: Frame) -> str:
+    """What a model's call tells a linked agent. Raises RunError BAD_ARGUMENTS."""
     offer = caller.toolset.offers[call.name]
     arguments = parse_arguments(call.arguments_json, offer.spec.input_schema_json)
     message = arguments.get("message")

@@ -1,0 +1,98 @@
+"""What a child is told where its link says how that is made: by a template, or by a function of the operator's."""
+
+import json
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING, Final
+
+from bough.v1 import error_pb2, message_pb2
+from bough_server import events
+from bough_server.errors import RunError
+from bough_server.functions import InputBuilder
+from bough_server.history.rewrite import for_context
+from bough_server.runtime.dispatches import Dispatch, said_by
+from bough_server.runtime.situations import situation_of
+from bough_server.situation import Situation, text_of
+from bough_server.templates import names_in, render
+
+if TYPE_CHECKING:
+    from bough_server.runtime.context import Context
+
+_CONTEXT: Final = "For context: "
+
+
+def with_input(ctx: "Context", work: Dispatch) -> Dispatch:
+    """The same dispatch with what its link's builder makes, which is taken from the log where that holds its start.
+
+    Raises RunError: BAD_ARGUMENTS where a template names a value that is not there or nothing is left to say, and what
+    the operator's function raises.
+    """
+    if not work.link.HasField("input"):
+        return work
+    recorded = ctx.execution.journal.recorded.get((work.key, events.SUB_AGENT_STARTED, 0))
+    if recorded is not None:
+        return replace(work, input=recorded.sub_agent_started.input)
+    told = _told(ctx, work)
+    if not any(part.text.strip() or part.data_json or part.HasField("blob") for part in told.parts):
+        raise RunError(
+            f"There is nothing to tell {work.agent!r}: what its link's `input` makes is empty.",
+            reason=error_pb2.ERROR_REASON_BAD_ARGUMENTS,
+        )
+    return replace(work, input=told)
+
+
+def _told(ctx: "Context", work: Dispatch) -> message_pb2.Message:
+    situation = situation_of(
+        ctx,
+        message=_message(ctx, work),
+        arguments=json.loads(work.call.arguments_json or "{}") if work.call is not None else None,
+        state=work.state,
+        facts=work.facts,
+    )
+    builder = work.link.input
+    if builder.HasField("function"):
+        function = ctx.execution.resolver.function(builder.function)
+        assert isinstance(function, InputBuilder)  # judged when the run began
+        return function.built(situation)
+    return _filled(builder.template, situation, what=f"The `input` of the link to {work.agent!r}")
+
+
+def _message(ctx: "Context", work: Dispatch) -> message_pb2.Message | None:
+    """What the call says; arguments that do not fit are refused whatever the builder does with them."""
+    if work.call is None:
+        return work.input
+    return message_pb2.Message(parts=[message_pb2.Part(text=said_by(work.call, ctx.frame))])
+
+
+def _filled(template: str, situation: Situation, *, what: str) -> message_pb2.Message:
+    """A template filled in; the files of the messages that it names come after it."""
+    messages = {
+        "input": situation.input,
+        "message": situation.message or message_pb2.Message(),
+        "user": situation.user,
+    }
+    known: dict[str, Callable[[], str]] = {name: partial(text_of, said) for name, said in messages.items()}
+    known |= {
+        "history": lambda: _as_text(situation.history),
+        "plan": lambda: situation.plan,
+        "step": lambda: situation.step,
+        "executed_steps": lambda: situation.executed_steps,
+    }
+    told = message_pb2.Message()
+    text = render(template, known, situation.state, what=what)
+    if text:
+        told.parts.add(text=text)
+    for name in sorted(names_in(template) & messages.keys()):
+        told.parts.extend(part for part in messages[name].parts if part.HasField("blob") and part not in told.parts)
+    return told
+
+
+def _as_text(messages: Iterable[message_pb2.Message]) -> str:
+    """Messages as lines of text: who said and did what."""
+    lines = []
+    for message in messages:
+        is_rewritten = message.role == message_pb2.ROLE_USER and not message.kind
+        shown = [message] if is_rewritten else for_context(message)
+        lines += [text.removeprefix(_CONTEXT) for one in shown if (text := text_of(one))]
+    return "\n".join(lines)
