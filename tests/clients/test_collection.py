@@ -166,6 +166,15 @@ def test_what_was_said_before_a_crash_is_void_once_the_model_is_asked_again() ->
     assert (run.state, [text.text for text in run.texts]) == (event_pb2.STATE_RUNNING, ["This stays.", "This counts."])
 
 
+def test_a_call_that_summarizes_voids_nothing_of_its_agents_steps() -> None:
+    turn = Turn()
+    turn.start()
+    turn.model("lead", "This stays.")
+    again = turn.add("lead", attempt=2, llm_retrying=event_pb2.LlmRetrying(reason=event_pb2.RETRY_REASON_TIMEOUT))
+    again.step_id, again.step_index = "", 0
+    assert [text.text for text in collected(turn.events).texts] == ["This stays."]
+
+
 def test_partials_of_a_summary_are_text_as_well() -> None:
     turn = Turn()
     turn.start()

@@ -17,7 +17,10 @@ class StepText:
 
 
 class Transcript:
-    """Streamed text by step. A higher attempt voids what a lower one said; a late piece of a lower one is dropped."""
+    """Streamed text by step. A higher attempt voids what a lower one said; a late piece of a lower one is dropped.
+
+    A model call outside of a step says nothing for its agent, and its attempts void nothing.
+    """
 
     def __init__(self) -> None:
         self._attempts: dict[tuple[str, int], tuple[str, int, list[str]]] = {}
@@ -25,7 +28,7 @@ class Transcript:
     def add(self, event: event_pb2.AgentEvent) -> None:
         """Takes any event; one without text may still begin an attempt."""
         kind = event.WhichOneof("payload")
-        if kind not in ("llm_output_delta", "sub_agent_partial", "llm_retrying"):
+        if kind not in ("llm_output_delta", "sub_agent_partial", "llm_retrying") or not event.step_id:
             return
         key = (event.invocation_id, event.step_index)
         known = self._attempts.get(key)

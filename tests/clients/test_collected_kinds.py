@@ -1,0 +1,85 @@
+"""Runs of every kind of agent, recorded and collected: in both views the same answer, texts and end."""
+
+import asyncio
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+from bough import CollectedRun, collected, text_of
+from bough.v1 import agent_service_pb2, event_pb2, step_pb2
+from bough_server.views import Selection
+from tests.durability.prefixes.finishing import record
+from tests.durability.prefixes.scenario import Scenario
+from tests.support.kinds import KINDS
+
+SUMMARY = Selection(view=agent_service_pb2.VIEW_SUMMARY)
+Log = list[event_pb2.AgentEvent]
+
+every_kind = pytest.mark.parametrize("scenario", KINDS, ids=str)
+
+
+@pytest.fixture(scope="module")
+def recorded(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Scenario], Log]:
+    """Gives the log of a run of a scenario, made once."""
+
+    @cache
+    def made(name: str) -> Log:
+        scenario = next(one for one in KINDS if one.name == name)
+        folder: Path = tmp_path_factory.mktemp("recorded") / "run"
+        return list(asyncio.run(record(scenario, folder, is_cancelled=False)).log)
+
+    return lambda scenario: made(scenario.name)
+
+
+@every_kind
+def test_every_step_has_the_text_that_its_model_said(scenario: Scenario, recorded: Callable[[Scenario], Log]) -> None:
+    run = collected(recorded(scenario))
+    said = {(step.invocation_id, step.index): text_of(step.llm_response.message) for step in _answered(run)}
+    streamed = {(text.invocation_id, text.step_index): text.text for text in run.texts}
+    assert {key: streamed.get(key, "") for key in said} == said
+    assert len(streamed) == len(run.texts)
+
+
+@every_kind
+def test_what_an_agent_answered_itself_is_its_last_text(
+    scenario: Scenario, recorded: Callable[[Scenario], Log]
+) -> None:
+    run = collected(recorded(scenario))
+    last = {text.invocation_id: text.text for text in run.texts}
+    for event in run.events:
+        end = event.sub_agent_completed
+        if event.HasField("sub_agent_completed") and end.step_id and end.end_reason == event_pb2.END_REASON_ANSWERED:
+            assert last[event.invocation_id] == text_of(end.output)
+
+
+@every_kind
+def test_a_summary_is_collected_to_the_same_run(scenario: Scenario, recorded: Callable[[Scenario], Log]) -> None:
+    log = recorded(scenario)
+    whole = collected(log)
+    summary = collected(shown for event in log if (shown := SUMMARY.apply(event)) is not None)
+    assert _told(summary) == _told(whole)
+    assert summary.turns == whole.turns
+
+
+@every_kind
+def test_the_end_of_the_log_is_the_end_of_the_run(scenario: Scenario, recorded: Callable[[Scenario], Log]) -> None:
+    log = recorded(scenario)
+    run = collected(log)
+    if log[-1].HasField("run_completed"):
+        end = log[-1].run_completed
+        assert (run.state, run.message, run.usage) == (event_pb2.STATE_SUCCEEDED, end.final_answer, end.tree_usage)
+    else:
+        end_of_failure = log[-1].run_failed
+        assert (run.state, run.error, run.answer) == (event_pb2.STATE_FAILED, end_of_failure.error, "")
+
+
+def _answered(run: CollectedRun) -> list[step_pb2.AgentStep]:
+    """The steps whose model has answered: of one that broke off there is what it said, and no answer."""
+    return [step for step in run.steps if step.HasField("llm_response")]
+
+
+def _told(run: CollectedRun) -> object:
+    texts = [(text.invocation_id, text.agent, text.step_index, text.text) for text in run.texts]
+    return run.run_id, run.state, run.answer, run.error, run.usage, run.open_requests, texts, run.last_sequence
