@@ -233,3 +233,15 @@ async def test_a_loop_tells_its_child_each_round_what_is_known_then(tmp_path: Pa
         log = await house.turn("l")
         await check_replay(house, log)
     assert told(log) == [("a", "Improve: "), ("a", "Improve: One.")]
+
+
+async def test_an_instruction_that_names_a_missing_value_fails_its_agent_for_good(tmp_path: Path) -> None:
+    lead, a = llm("lead", links=["a"]), llm("a")
+    a.llm.instruction = "About {{state.topic}}."
+    turns = script(lead=[calls(call("call_a", message="go")), "I see."], a=["never"])
+    async with open_team(tmp_path, turns, lead, a) as house:
+        log = await house.turn("lead")
+        await check_replay(house, log)
+    assert "The instruction of 'a' names {{state.topic}}" in failed_result(log)[0]
+    assert next(iter(having(log, "llm_failed"))).llm_failed.error.reason == error_pb2.ERROR_REASON_BAD_ARGUMENTS
+    assert answer_of(log) == "I see."

@@ -53,9 +53,8 @@ async def ask(ctx: "Context", effect: ModelEffect, request: Asked, name: str) ->
     await ctx.until_live(key)
     execution.cancelling.refuse_sealed(key)
     async with execution.slots.place(key, frame.budget):
-        agent = frame.name if index is not None else f"{frame.name}.summary"
-        made = replace(request() if callable(request) else request, agent=agent)
         try:
+            made = _made(frame, effect, request)
             models, amount = _admitted(ctx, key, name, made)
         except RunError as refusal:
             event = frame.opened.in_step(frame.event(key), index)
@@ -64,6 +63,15 @@ async def ask(ctx: "Context", effect: ModelEffect, request: Asked, name: str) ->
             execution.emit(event)
             raise
         return await _ask(ctx, effect, made, models, amount)
+
+
+def _made(frame: Frame, effect: ModelEffect, request: Asked) -> ModelRequest:
+    """The request as it is sent. Raises RunError where what makes it does: that is recorded, as what it reads may go."""
+    agent = frame.name if effect.index is not None else f"{frame.name}.summary"
+    try:
+        return replace(request() if callable(request) else request, agent=agent)
+    except Exception as error:
+        raise as_run_error(error) from error
 
 
 def _admitted(ctx: "Context", key: str, name: str, request: ModelRequest) -> tuple[Succession, Amount]:
