@@ -19,18 +19,18 @@ class StepText:
 class Transcript:
     """Streamed text by step. A higher attempt voids what a lower one said; a late piece of a lower one is dropped.
 
-    A model call outside of a step says nothing for its agent, and its attempts void nothing.
+    Attempts of a model call that is no step void nothing of a step's.
     """
 
     def __init__(self) -> None:
-        self._attempts: dict[tuple[str, int], tuple[str, int, list[str]]] = {}
+        self._attempts: dict[tuple[str, str, int], tuple[str, int, list[str]]] = {}
 
     def add(self, event: event_pb2.AgentEvent) -> None:
         """Takes any event; one without text may still begin an attempt."""
         kind = event.WhichOneof("payload")
-        if kind not in ("llm_output_delta", "sub_agent_partial", "llm_retrying") or not event.step_id:
+        if kind not in ("llm_output_delta", "sub_agent_partial", "llm_retrying"):
             return
-        key = (event.invocation_id, event.step_index)
+        key = (event.invocation_id, event.step_id, event.step_index)
         known = self._attempts.get(key)
         if known is not None and event.attempt < known[1]:
             return
@@ -45,6 +45,6 @@ class Transcript:
         """What was said, by step, in order of first appearance."""
         return tuple(
             StepText(invocation_id=invocation, agent=agent, step_index=index, attempt=attempt, text="".join(pieces))
-            for (invocation, index), (agent, attempt, pieces) in self._attempts.items()
+            for (invocation, _, index), (agent, attempt, pieces) in self._attempts.items()
             if pieces
         )
