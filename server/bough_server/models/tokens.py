@@ -1,20 +1,45 @@
-"""How many tokens a text, a message or a request takes, by a stated estimate; it knows no model's own tokenizer.
+"""How many tokens a text, a message or a request takes: by a model's own tokenizer, else by a stated estimate.
 
-Four bytes of UTF-8 are taken for a token, which fits English prose and is off by up to a half for other scripts; an
-image or a file for 1,000 tokens.
+The estimate takes four bytes of UTF-8 for a token, which fits English prose and is off by up to a half for other
+scripts, and an image or a file for 1,000 tokens.
 """
 
+import asyncio
 from collections.abc import Iterable
-from typing import Final
+from typing import Final, Protocol, runtime_checkable
 
 from bough.v1 import message_pb2
 from bough_server.cutting import size_of
-from bough_server.models.model import ModelRequest
+from bough_server.models.model import Model, ModelRequest
 
 BYTES_PER_TOKEN: Final = 4
 FILE_TOKENS: Final = 1_000
 _FRAME_TOKENS: Final = 4
 """What a provider puts around a message."""
+
+_COUNTING_SECONDS: Final = 5.0
+
+
+@runtime_checkable
+class CountsTokens(Protocol):
+    """A model that knows its own tokenizer."""
+
+    async def count_tokens(self, request: ModelRequest) -> int | None:
+        """The tokens of a request, files as the estimate has them; None where it cannot say. It may raise anything."""
+        ...
+
+
+async def counted(model: Model | None, request: ModelRequest) -> int:
+    """The tokens of a request by a model's own tokenizer; by the estimate where it has none, fails, or takes 5 s."""
+    if isinstance(model, CountsTokens):
+        try:
+            async with asyncio.timeout(_COUNTING_SECONDS):
+                tokens = await model.count_tokens(request)
+        except Exception:  # nobody is refused a call because it could not be measured
+            tokens = None
+        if tokens is not None:
+            return tokens
+    return request_tokens(request)
 
 
 def text_tokens(text: str) -> int:

@@ -12,13 +12,13 @@ from typing import Any, TypeVar
 from bough.v1 import agent_pb2, event_pb2, message_pb2, step_pb2
 from bough_server import ids
 from bough_server.errors import RunError
-from bough_server.history.build import build
-from bough_server.history.transcript import Said, Transcript
+from bough_server.history.overflow import Compaction
+from bough_server.history.transcript import Transcript
 from bough_server.models.model import ModelRequest, ToolSpec
 from bough_server.runtime import keys
-from bough_server.runtime.agent import llm_of
 from bough_server.runtime.asking import ModelEffect, ask
 from bough_server.runtime.calls import Answered, StepCalls
+from bough_server.runtime.compaction import fitted
 from bough_server.runtime.dispatcher import dispatch
 from bough_server.runtime.dispatches import Dispatch
 from bough_server.runtime.ends import end_effect, end_others
@@ -27,11 +27,11 @@ from bough_server.runtime.frame import Frame
 from bough_server.runtime.gathering import gather
 from bough_server.runtime.lane import Lane
 from bough_server.runtime.questions import NO_DEFAULT, question
+from bough_server.runtime.sight import Sight
 from bough_server.runtime.state import LaneState
 from bough_server.runtime.steps import StepNumbers, WaitingCalls
-from bough_server.runtime.transfers import is_transfer, skip_transfers, without_transfers
+from bough_server.runtime.transfers import is_transfer
 from bough_server.runtime.values import Value, record_value
-from bough_server.store.ports import StoredMessage
 
 T = TypeVar("T")
 
@@ -48,11 +48,14 @@ class Context(Lane):
         steps: StepNumbers | None = None,
         transcript: Transcript | None = None,
         state: LaneState | None = None,
+        compaction: Compaction | None = None,
     ) -> None:
         super().__init__(execution, frame, scope=scope, transcript=transcript, state=state)
         self._steps = steps or StepNumbers()
         self._step = -1
         self._waiting = WaitingCalls(())
+        self.sight = Sight(self, compaction)
+        """What it sees; the window of its model calls among it."""
 
     # What an agent may know
 
@@ -63,10 +66,7 @@ class Context(Lane):
 
     def history(self) -> list[message_pb2.Message]:
         """What this agent sees of the session and the run so far, its own input and steps included."""
-        session = (Said(one.message, one.agent, one.chain) for one in self.execution.session if not _is_relayed(one))
-        if not llm_of(self.definition).skip_transfer_messages:
-            return build(self.transcript, session, scope=self.frame.history)
-        return without_transfers(build(self.transcript, session, scope=self.frame.history, rewrite=skip_transfers))
+        return self.sight.messages()
 
     def offers(self) -> list[ToolSpec]:
         """The tools and linked agents that may still be called."""
@@ -84,7 +84,8 @@ class Context(Lane):
     ) -> step_pb2.LlmResponse:
         """Asks a model; the answer's calls, if any, are for `tools`. An empty `model` is the agent's own.
 
-        A request that is a function is made only if it is sent, and not while a log is handed back.
+        A request that is a function is made only if it is sent, and not while a log is handed back; where what it makes
+        of `history` is more than the agent's history policy allows, it is made again of less.
 
         Raises RunError: the limit of model calls is reached, or the model's retries are used up.
         """
@@ -95,6 +96,8 @@ class Context(Lane):
             await self.execution.reach_step_end(keys.below(self.scope, f"s{self._step}.m"))
             self.complete_steps()
             self._step, self._waiting = index, WaitingCalls(())
+            if callable(request):
+                request = await fitted(self, index, request, name=model or self.frame.model_name)
             response = await ask(self, ModelEffect(key=key, index=index), request, model or self.frame.model_name)
         calls = [part.tool_call for part in response.message.parts if part.HasField("tool_call")]
         self.frame.call_ids.update(call.call_id for call in calls)
@@ -272,9 +275,3 @@ class Context(Lane):
             invocation_id=self.frame.invocation_id,
             parts=[message_pb2.Part(tool_result=result)],
         )
-
-
-def _is_relayed(stored: StoredMessage) -> bool:
-    """Whether an agent only handed a message on: it is in the session as its author's, too."""
-    message = stored.message
-    return message.role == message_pb2.ROLE_ASSISTANT and message.author != stored.agent

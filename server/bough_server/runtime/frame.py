@@ -7,6 +7,7 @@ from typing import Any, Final
 
 from bough.v1 import agent_pb2, event_pb2, message_pb2, policy_pb2
 from bough_server.errors import RunError
+from bough_server.history.policy import policy_of
 from bough_server.history.transcript import Transcript
 from bough_server.models.model import ToolSpec
 from bough_server.runtime.agent import Agent, llm_of
@@ -41,7 +42,7 @@ class Frame:
     model_name: str
     """The model's name in force: its own, else its caller's."""
     on_failure: policy_pb2.OnSubAgentFailure.ValueType
-    history: agent_pb2.HistoryScope.ValueType
+    history: agent_pb2.HistoryPolicy
     joining: Joining
     transcript: Transcript
     state: LaneState
@@ -162,7 +163,7 @@ def child_frame(execution: Execution, caller: Frame, place: Place, *, opened: Op
         ),
         model_name=llm_of(definition).model or caller.model_name,
         on_failure=definition.on_sub_agent_failure or policy.on_sub_agent_failure,
-        history=link.history.scope or definition.history.scope or agent_pb2.HISTORY_SCOPE_SESSION,
+        history=policy_of(definition, link),
         joining=joining([policy.delta, definition.delta, execution.default_delta]),
         transcript=transcript,
         state=place.state,
@@ -200,7 +201,7 @@ def root_frame(execution: Execution, agent: Agent, traced: Traced) -> Frame:
         toolset=toolset(definition, agent.tool_links, execution.resolver, None),
         model_name=llm_of(definition).model,
         on_failure=definition.on_sub_agent_failure or policy.on_sub_agent_failure,
-        history=definition.history.scope or agent_pb2.HISTORY_SCOPE_SESSION,
+        history=policy_of(definition),
         joining=joining([policy.delta, definition.delta, execution.default_delta]),
         transcript=Transcript(agent=definition.name, chain=agent_chain("", definition.name)),
         state=LaneState(values_of(execution.state_json)),
