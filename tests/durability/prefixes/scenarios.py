@@ -3,6 +3,7 @@
 from typing import Final
 
 from tests.durability.prefixes.asking import APPROVING, ASKING, CLIENT_SIDE, DISMISSED, RECOVERING
+from tests.durability.prefixes.bounding import ONE_AT_A_TIME, SPENT, UNSAID
 from tests.durability.prefixes.calling import BOUNDED, DEEP, PLAIN, RETRYING, SUB_AGENTS, TOOLS
 from tests.durability.prefixes.coding import CODED
 from tests.durability.prefixes.ending import ABORTING, CANCELLED, OVERTIME
@@ -23,4 +24,7 @@ SCENARIOS: Final = (
     RECOVERING,
     DISMISSED,
     CODED,
+    SPENT,
+    UNSAID,
+    ONE_AT_A_TIME,
 )
