@@ -123,8 +123,15 @@ class StateFold:
         self._values = changed(self._values or {}, [changes]) if is_known else None
 
 
+_BEGIN: Final = frozenset({events.TOOL_STARTED, events.INPUT_REQUESTED})
+_END: Final = frozenset({events.TOOL_COMPLETED, events.TOOL_FAILED})
+
+CONCERNED: Final = frozenset({*_BEGIN, *_END, events.STATE_CHANGED})
+"""The kinds of events that say who wrote what, and when calls began and ended."""
+
+
 class Conflicts:
-    """Which values were written by several at once, and differently: give it every event that is no delta, in order.
+    """Which values were written by several at once, and differently: give it the events of CONCERNED kinds, in order.
 
     It takes anybody's events and refuses none. Calls of a step of which one began when the other had ended were no
     conflict, since the later one could see what the earlier wrote.
@@ -166,10 +173,6 @@ class Conflicts:
         return self._began.get(one, 0) < self._ended.get(other, never) and self._began.get(other, 0) < self._ended.get(
             one, never
         )
-
-
-_BEGIN: Final = frozenset({events.TOOL_STARTED, events.INPUT_REQUESTED})
-_END: Final = frozenset({events.TOOL_COMPLETED, events.TOOL_FAILED})
 
 
 def _values(state_json: str) -> Mapping[str, str]:

@@ -10,6 +10,7 @@ from google.protobuf import timestamp_pb2
 
 from bough.v1 import event_pb2, message_pb2, step_pb2
 from bough_server import events, tree_usage
+from bough_server.state_fold import CONCERNED, Conflicts
 from bough_server.tree_limits import Bounds
 from bough_server.tree_nodes import End, Node, copied, time_of
 from bough_server.tree_requests import Requests
@@ -29,6 +30,7 @@ class Facts:
         """By first appearance."""
         self.tools = ToolCalls(bounds)
         self.requests = Requests()
+        self.conflicts = Conflicts()
         self.steps: list[tuple[str, step_pb2.AgentStep]] = []
         """Each with its invocation's id, where steps are wanted."""
         self.first_time: timestamp_pb2.Timestamp | None = None
@@ -68,6 +70,8 @@ class Facts:
             node = self.nodes[invocation_id] = Node(invocation_id)
         if not node.is_known:
             node.look(event)
+        if kind in CONCERNED:
+            self.conflicts.take(event, kind)
         reader = _READERS.get(kind)
         if reader is not None:
             reader(self, node, event, kind, sequence)

@@ -147,6 +147,8 @@ def _steps(facts: Facts) -> Iterator[step_pb2.AgentStep]:
 
 def _anomalies(facts: Facts, forest: Forest, made: invocation_pb2.Invocation) -> Iterator[str]:
     yield from facts.run.anomalies
+    for name in facts.conflicts.names():
+        yield f"The value {name!r} of the state was written by several at once; the last of them in order counts."
     if facts.not_rising:
         yield f"Sequences that do not rise: {facts.not_rising}."
     if forest.cyclic:
