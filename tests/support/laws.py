@@ -27,6 +27,7 @@ def check_laws(log: Sequence[event_pb2.AgentEvent]) -> None:
     _check_starts_and_ends(log)
     _check_texts(log)
     _check_steps(log)
+    _check_summaries(log)
     _check_traces(log)
     _check_effects(log)
     _check_requests(log)
@@ -56,7 +57,7 @@ def _check_texts(log: Sequence[event_pb2.AgentEvent]) -> None:
         if event.HasField("llm_output_delta"):
             key = event.step_id, event.attempt
             said[key] = said.get(key, "") + event.llm_output_delta.text
-        if event.HasField("llm_completed"):
+        if event.HasField("llm_completed") and not events.is_summarizing(event):
             text = "".join(part.text for part in event.llm_completed.response.message.parts)
             assert said.get((event.step_id, event.attempt), "") == text
 
@@ -67,11 +68,30 @@ def _check_steps(log: Sequence[event_pb2.AgentEvent]) -> None:
         if events.kind_of(event) in _STEP_ENDS:
             assert event.step_id not in ended, "a step ends once"
             ended[event.step_id] = event.sequence
-    begun = {event.step_id for event in log if event.HasField("llm_started")}
+    begun = {event.step_id for event in log if event.HasField("llm_started") and not events.is_summarizing(event)}
     assert begun <= ended.keys()
+    assert all(bool(event.step_id) is not events.is_summarizing(event) for event in log if _is_of_a_model(event))
     for event in log:
         if events.kind_of(event) in _TOOL_ENDS:
             assert event.sequence < ended[event.step_id]
+
+
+def _is_of_a_model(event: event_pb2.AgentEvent) -> bool:
+    return (event.WhichOneof("payload") or "").startswith("llm_")
+
+
+def _check_summaries(log: Sequence[event_pb2.AgentEvent]) -> None:
+    """A summary follows right behind the model's answer that it was made of, and is before the step that it is for."""
+    for event, following in itertools.pairwise(log):
+        if following.HasField("history_compacted"):
+            assert event.HasField("llm_completed")
+            assert event.effect_key == following.effect_key
+            assert events.is_summarizing(following)
+    stepped = {event.effect_key: event.sequence for event in reversed(log) if event.HasField("llm_started")}
+    for event in log:
+        if events.is_summarizing(event):
+            step = event.effect_key.removesuffix("compact") + "m"
+            assert event.sequence < stepped.get(step, log[-1].sequence)
 
 
 def _check_traces(log: Sequence[event_pb2.AgentEvent]) -> None:

@@ -62,7 +62,10 @@ class _Fitting:
         check_asked(execution, self._key)
         await self._ctx.until_live(self._key)
         execution.cancelling.refuse_sealed(self._key)
-        made = self._make()
+        try:
+            made = self._make()
+        except Exception:
+            return self._make  # the call itself records what goes wrong
         size = await self._measure(made)
         if unused:
             self._compact(unused, self._plan(made, size))
