@@ -1,4 +1,4 @@
-"""Tools and agents found in Python modules."""
+"""Tools, agents and functions found in Python modules."""
 
 import sys
 from collections.abc import Iterator
@@ -58,6 +58,45 @@ def test_tools_and_agents_are_found_once_each(tmp_path: Path) -> None:
     assert [each.name for each in parts.tools] == ["search"]
     assert [each.definition.name for each in parts.agents] == ["coder"]
     assert parts.tools[0]("x") == "n"
+
+
+FUNCTIONS = """
+from bough_server import condition, input_builder, rewriter
+
+@condition
+def enough(situation):
+    return True
+
+@input_builder(name="build")
+def built(situation):
+    return ""
+
+bare = rewriter(name="bare")(lambda message: [message])
+again = enough
+"""
+
+
+def test_functions_are_found_once_each_with_their_kinds(tmp_path: Path) -> None:
+    write(tmp_path, "desk_functions.py", FUNCTIONS)
+    write(tmp_path, "desk_more.py", "from desk_functions import enough\n")
+    parts = load_python(["desk_functions", "desk_more"], tmp_path)
+    assert [(each.name, each.kind) for each in parts.functions] == [
+        ("enough", "condition"),
+        ("build", "input builder"),
+        ("bare", "rewriter"),
+    ]
+
+
+def test_two_functions_of_one_name_are_refused_whatever_they_are(tmp_path: Path) -> None:
+    write(tmp_path, "desk_one.py", "from bough_server import condition\nx = condition(name='same')(lambda one: True)\n")
+    write(tmp_path, "desk_two.py", "from bough_server import rewriter\nx = rewriter(name='same')(lambda one: [])\n")
+    assert refusal(tmp_path, "desk_one", "desk_two") == "desk_two: There are two functions named 'same'."
+
+
+def test_a_function_that_waits_is_refused_with_its_line(tmp_path: Path) -> None:
+    text = "from bough_server import condition\n\n@condition\nasync def later(situation):\n    return True\n"
+    write(tmp_path, "desk_later.py", text)
+    assert refusal(tmp_path, "desk_later").startswith(f"{tmp_path}/desk_later.py:3: TypeError: 'later' must be a plain")
 
 
 def test_a_module_of_the_same_name_in_another_folder_is_another(tmp_path: Path) -> None:

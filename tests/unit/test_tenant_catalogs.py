@@ -132,3 +132,23 @@ async def test_what_is_gone_is_named_all_at_once(shelf: Shelf) -> None:
     ]
     assert refused.value.message == " ".join([*gone, "Change what names it, or bring it back."])
     assert [each.name for each in (await catalog.of("a")).agents.reachable("poet")] == ["poet", "writer"]
+
+
+async def test_code_and_functions_that_are_gone_are_named_too(shelf: Shelf) -> None:
+    coder = agent_pb2.AgentDefinition(name="coder", description="Codes.")
+    coder.function.code = "writer"  # a name that a definition has, and no code
+    poet = define("poet", "writer")
+    poet.llm.history_rewriter = "bare"
+    poet.sub_agents[0].input.function = "build"
+    await shelf.put("a", coder, version=0)
+    await shelf.put("a", poet, version=1)
+    catalog = catalog_of(shelf)
+    for name, gone in {
+        "coder": ["the code 'writer'"],
+        "poet": ["the rewriter 'bare'", "the input builder 'build'"],
+    }.items():
+        with pytest.raises(AgentUnusable) as refused:
+            await catalog.resolver("a", name)
+        told = [f"The agent {name!r} names {each}, which is not there any more." for each in gone]
+        assert refused.value.message == " ".join([*told, "Change what names it, or bring it back."])
+    assert (await catalog.of("a")).agent("coder").definition == coder
