@@ -86,7 +86,7 @@ async def _run(
 ) -> Ended:
     execution, caller = ctx.execution, ctx.frame
     frame = begin(ctx, work, agent, told, digest)
-    if told.kind or frame.history == agent_pb2.HISTORY_SCOPE_NONE:
+    if told.kind or frame.history.scope == agent_pb2.HISTORY_SCOPE_NONE:
         frame.transcript.say(told)
     task = execution.tasks.spawn(frame.scope, _body(execution, frame, told))
     cut = await joined(execution, frame, work, task)
