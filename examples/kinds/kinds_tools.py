@@ -1,10 +1,10 @@
-"""A tool, and an agent that is Python code: what it does through its context is recorded, shown and replayed."""
+"""What the teams name: a tool, an agent that is Python code, and two functions that a loop is steered by."""
 
 from bough.v1 import message_pb2
-from bough_server import Context, agent, tool
+from bough_server import Context, Situation, agent, condition, input_builder, tool
 
 FREE = {"tonight": [12, 14], "tomorrow": [12]}
-JURORS = ["farmer", "baker", "teacher"]
+LONGEST = 24
 
 
 @tool
@@ -18,16 +18,35 @@ def free_rooms(night: str) -> str:
     return f"Free {night}: {', '.join(map(str, rooms)) or 'none'}."
 
 
-# `version` changes when what it does in which order does: a run that was going is then not continued by other code.
-@agent(agents=JURORS, version="1")
-async def jury(ctx: Context, input: message_pb2.Message) -> str:
-    """Asks three jurors at once and goes with the majority."""
+# What it does through its context is recorded, shown in the tree, and replayed. `version` changes when what it does, in
+# which order, does: a run that was going is then not continued by other code.
+@agent(version="1")
+async def majority(ctx: Context, input: message_pb2.Message) -> str:
+    """Asks all linked agents at once and goes with the majority."""
 
     async def ask(lane: Context, juror: str) -> str:
         vote = await lane.dispatch(juror, input)
         return "".join(part.text for part in vote.parts)
 
-    # Three lanes: none hears the others, and the votes come in this order, whoever was first.
-    votes = await ctx.gather(*(lambda lane, name=name: ask(lane, name) for name in JURORS))  # type: ignore[misc]
+    # A lane for each: none hears the others, and the votes come in the order of the links, whoever was first.
+    jurors = [link.agent for link in ctx.definition.sub_agents]
+    votes = await ctx.gather(*(lambda lane, juror=juror: ask(lane, juror) for juror in jurors))  # type: ignore[misc]
     yes = sum(vote.casefold().startswith("yes") for vote in votes)
     return f"{'Yes' if 2 * yes > len(votes) else 'No'}, by {yes} votes to {len(votes) - yes}."
+
+
+# Conditions and input builders are pure: they look at what is recorded and touch nothing, so a replay asks them again.
+@condition
+def fits_the_sign(situation: Situation) -> bool:
+    """Whether the last slogan is short enough."""
+    return len(situation.state["slogan"]) <= LONGEST
+
+
+@input_builder
+def brief(situation: Situation) -> str:
+    """What the copywriter is told: the order, and from the second round on what was wrong with the last slogan."""
+    order = "".join(part.text for part in situation.input.parts)
+    last = situation.state.get("slogan", "")
+    if len(last) <= LONGEST:
+        return f"A slogan for {order}"
+    return f"{last!r} has {len(last)} letters and may have {LONGEST}. Write a shorter slogan for {order}"
