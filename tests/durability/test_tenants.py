@@ -10,7 +10,7 @@ from google.rpc.error_details_pb2 import ErrorInfo, ResourceInfo
 from grpc import aio
 
 from bough.v1 import agent_service_pb2 as pb
-from bough.v1 import eval_service_pb2, event_pb2, session_service_pb2
+from bough.v1 import eval_service_pb2, event_pb2, session_service_pb2, state_pb2
 from bough_server.store.ports import Principal
 from tests.rpc.servers import status_details
 from tests.rpc.team import GATES
@@ -66,6 +66,10 @@ async def test_another_tenants_runs_and_sessions_do_not_exist(tmp_path: Path, ca
             server.sessions.GetSession(session.GetSessionRequest(session_id=session_id)),
             server.sessions.ListMessages(session.ListMessagesRequest(session_id=session_id)),
             server.sessions.DeleteSession(session.DeleteSessionRequest(session_id=session_id)),
+            server.sessions.GetState(session.GetStateRequest(session_id=session_id)),
+            server.sessions.UpdateState(
+                session.UpdateStateRequest(session_id=session_id, changes=[state_pb2.StateChange(key="a")])
+            ),
             begin(server, "echo", "hi", session_id=session_id).call.read(),
         ):
             await _is_hidden(call, "session", session_id)

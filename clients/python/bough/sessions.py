@@ -1,10 +1,10 @@
-"""Conversations: made, read and deleted; running a turn in one is the client's `run`."""
+"""Conversations: made, read, changed and deleted; running a turn in one is the client's `run`."""
 
 from collections.abc import AsyncIterator, Mapping
 from typing import TYPE_CHECKING
 
 from bough.calls import PAGE_SIZE, Calls
-from bough.v1 import message_pb2, session_service_pb2
+from bough.v1 import message_pb2, session_service_pb2, state_pb2
 
 if TYPE_CHECKING:
     # Only stub files have it.
@@ -43,3 +43,18 @@ class Sessions:
         """A session's messages, main and sub-agents' in one order, the newest first."""
         request = session_service_pb2.ListMessagesRequest(session_id=session_id, page_size=page_size)
         return self._calls.pages(self._stub.ListMessages, request, lambda response: response.messages)
+
+    async def state(self, session_id: str) -> str:
+        """The values that a session's runs share, as one JSON object. Raises NotFound."""
+        request = session_service_pb2.GetStateRequest(session_id=session_id)
+        return (await self._calls.one(self._stub.GetState, request)).state_json
+
+    async def update_state(self, session_id: str, changes: Mapping[str, str | None]) -> str:
+        """Changes some of these values, all or none, and gives the state as it is then.
+
+        `changes` are JSON texts by name, None to delete a value. Raises NotFound, InvalidRequest, and SessionBusy
+        while a run holds the session.
+        """
+        made = [state_pb2.StateChange(key=name, value_json=text) for name, text in changes.items()]
+        request = session_service_pb2.UpdateStateRequest(session_id=session_id, changes=made)
+        return (await self._calls.one(self._stub.UpdateState, request)).state_json

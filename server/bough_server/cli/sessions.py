@@ -1,13 +1,17 @@
-"""`bough sessions`: conversations and what was said in them; nothing is changed."""
+"""`bough sessions`: conversations, what was said in them, and the values that their runs share; it touches no run."""
 
+from collections.abc import Sequence
 from typing import Annotated
 
 import typer
 
 from bough_server.cli.choices import JsonOption, LimitOption, SessionArgument, Target, target_of
 from bough_server.cli.outcome import ExitCode, finish
+from bough_server.errors import ConfigurationError
 
-sessions = typer.Typer(help="List and show sessions and their messages.", no_args_is_help=True)
+StateJsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
+
+sessions = typer.Typer(help="List and show sessions, their messages and their state.", no_args_is_help=True)
 
 
 @sessions.command("list")
@@ -31,6 +35,26 @@ def messages(
 ) -> None:
     """Print a session's messages, main and sub-agents' in one order, the oldest first."""
     finish(_messages(target_of(context), session, limit=limit, json=json))
+
+
+@sessions.command("state")
+def state(context: typer.Context, session: SessionArgument, json: StateJsonOption = False) -> None:
+    """Print the values that a session's runs share; while one runs, with what it has changed so far."""
+    finish(_state(target_of(context), session, json=json))
+
+
+@sessions.command("set")
+def set_state(
+    context: typer.Context,
+    session: SessionArgument,
+    values: Annotated[
+        list[str] | None, typer.Argument(metavar="KEY=JSON", help="A value to keep; a text needs quotes: 'name=\"x\"'.")
+    ] = None,
+    delete: Annotated[list[str] | None, typer.Option("--delete", metavar="KEY", help="A value to delete.")] = None,
+    json: StateJsonOption = False,
+) -> None:
+    """Change some of these values, all or none, and print them; not while a run holds the session."""
+    finish(_set(target_of(context), session, values=values or [], deleted=delete or [], json=json))
 
 
 async def _list(target: Target, *, limit: int, json: bool) -> ExitCode:
@@ -87,3 +111,59 @@ async def _messages(target: Target, session_id: str, *, limit: int, json: bool) 
     else:
         print_lines([line for message in found for line in message_lines(message, width=terminal().width)])
     return ExitCode.YES
+
+
+async def _state(target: Target, session_id: str, *, json: bool) -> ExitCode:
+    from bough_server.cli.connection import connected
+
+    async with connected(target, is_reading=True) as connection:
+        state_json = await connection.client.sessions.state(session_id)
+    _print_state(state_json, json=json)
+    return ExitCode.YES
+
+
+async def _set(
+    target: Target, session_id: str, *, values: Sequence[str], deleted: Sequence[str], json: bool
+) -> ExitCode:
+    from bough_server.cli.connection import connected
+
+    changes = _changes(values, deleted)
+    async with connected(target, is_reading=True) as connection:
+        state_json = await connection.client.sessions.update_state(session_id, changes)
+    _print_state(state_json, json=json)
+    return ExitCode.YES
+
+
+def _changes(values: Sequence[str], deleted: Sequence[str]) -> dict[str, str | None]:
+    """The changes of a state by name, None for a value to delete. Raises ConfigurationError for one that is none."""
+    from bough_server.cli.answers import json_of
+
+    changes: dict[str, str | None] = {}
+    for text in values:
+        name, equals, value = text.partition("=")
+        if not equals:
+            raise ConfigurationError(f"{text!r} has no value: write KEY=JSON, or --delete {text}.")
+        json_of(value, what=f"The value of {name!r}")
+        _add(changes, name, value)
+    for name in deleted:
+        _add(changes, name, None)
+    if not changes:
+        raise ConfigurationError("Nothing is to be changed: give KEY=JSON, or --delete KEY.")
+    return changes
+
+
+def _add(changes: dict[str, str | None], name: str, value: str | None) -> None:
+    if name in changes:
+        raise ConfigurationError(f"The value {name!r} is changed twice: say what it is to be.")
+    changes[name] = value
+
+
+def _print_state(state_json: str, *, json: bool) -> None:
+    from bough_server.cli.printing import print_line
+    from bough_server.state import values_of
+
+    if json:
+        print_line(state_json)
+        return
+    for name, value in values_of(state_json).items():
+        print_line(f"{name}={value}")
