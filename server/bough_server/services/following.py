@@ -12,6 +12,7 @@ from typing import Final
 from bough_server.clock import Clock
 from bough_server.events import parse
 from bough_server.store.ports import StoredEvent
+from bough_server.store.stretch import data_of
 from bough_server.views import Selection
 
 MAX_EVENTS: Final = 256
@@ -57,7 +58,7 @@ class Following:
     def take(self, page: Sequence[StoredEvent]) -> Iterator[bytes]:
         """The responses that a page makes; none where the view shows none of it."""
         if self._selection.takes_all and page:
-            data = [stored.data for stored in page]
+            data = data_of(page)
             if len(data) <= MAX_EVENTS and sum(map(len, data)) <= MAX_BYTES:
                 yield self._joined(data, page[-1].sequence)
                 return

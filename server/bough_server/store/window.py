@@ -6,20 +6,18 @@ Readers pull: a window has no list of readers and no queue for any of them. All 
 import asyncio
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
-from operator import attrgetter
 from typing import Final
 from weakref import WeakValueDictionary
 
 from bough_server import events
 from bough_server.store.ports import Record, StoredEvent
+from bough_server.store.stretch import data_of
 
 PAGE_EVENTS: Final = 256
 """The most events of a page that a reader is given."""
 
 PAGE_BYTES: Final = 1024 * 1024
 """The most bytes of a page that a reader is given; a page of one event may be larger."""
-
-_data: Final = attrgetter("data")
 
 _CHUNK_BYTES: Final = 64 * 1024
 _EVENT_OVERHEAD: Final = 160
@@ -29,7 +27,7 @@ _EVENT_OVERHEAD: Final = 160
 def page_of(stored: Sequence[StoredEvent], *, first: int = 0) -> Sequence[StoredEvent]:
     """The events from a place on that are one page."""
     page = stored[first : first + PAGE_EVENTS]
-    if sum(map(len, map(_data, page))) <= PAGE_BYTES:
+    if sum(map(len, data_of(page))) <= PAGE_BYTES:
         return page
     size = 0
     for count, event in enumerate(page):

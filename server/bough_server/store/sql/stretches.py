@@ -1,8 +1,7 @@
 """Stretches of a log as the disk has them, longer than the pages that readers are given; it waits for nothing."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
-from itertools import chain
 from operator import itemgetter
 from typing import Any, Final
 
@@ -12,6 +11,7 @@ from bough_server import events
 from bough_server.errors import NotFound
 from bough_server.store.ports import StoredEvent
 from bough_server.store.sql import tables
+from bough_server.store.stretch import Stretch
 from bough_server.store.window import PAGE_BYTES
 
 STRETCH_EVENTS: Final = 2048
@@ -24,21 +24,22 @@ _CHUNK: Final = 16
 
 _events, _runs = tables.events.c, tables.runs.c
 
-_STRETCH: Final = (
+_WHICH: Final = (
+    _events.run_id == bindparam("run"),
+    _events.sequence > bindparam("after"),
+    _events.sequence <= bindparam("through"),
+)
+_STRETCH: Final = select(_events.kind, _events.data).where(*_WHICH).order_by(_events.sequence).limit(bindparam("count"))
+_WITHOUT_DELTAS: Final = (
     select(_events.sequence, _events.kind, _events.data)
-    .where(
-        _events.run_id == bindparam("run"),
-        _events.sequence > bindparam("after"),
-        _events.sequence <= bindparam("through"),
-    )
+    .where(*_WHICH, _events.kind.not_in(sorted(events.DELTA_KINDS)))
     .order_by(_events.sequence)
     .limit(bindparam("count"))
 )
-_WITHOUT_DELTAS: Final = _STRETCH.where(_events.kind.not_in(sorted(events.DELTA_KINDS)))
 _END: Final = select(_runs.last_sequence, _runs.ended).where(_runs.run_id == bindparam("run"))
 
 _stored_event: Final = partial(tuple.__new__, StoredEvent)
-_data: Final = itemgetter(2)
+_data: Final = itemgetter(-1)
 
 
 def stretch(
@@ -51,18 +52,24 @@ def stretch(
     deltas: bool = True,
 ) -> Sequence[StoredEvent]:
     """So many events after a sequence, or as many as make a page's bytes; none where there is none."""
-    statement: Select[tuple[int, int, bytes]] = _STRETCH if deltas else _WITHOUT_DELTAS
     parameters = {"run": run_id, "after": after, "through": through, "count": count}
+    if deltas:
+        return Stretch(after + 1, _rows(connection, _STRETCH, parameters))
+    return list(map(_stored_event, _rows(connection, _WITHOUT_DELTAS, parameters)))
+
+
+def _rows(connection: Connection, statement: Select[Any], parameters: Mapping[str, object]) -> list[Any]:
+    """The rows of a statement whose last column is the data, as many as make a page's bytes."""
     with connection.execute(statement, parameters) as result:
         # The driver's rows are taken as they are: making SQLAlchemy's of them costs as much as reading them.
         cursor = result.cursor
         assert cursor is not None, "a query has a cursor until its result is closed"
-        chunks: list[Sequence[tuple[Any, ...]]] = []
+        rows: list[Any] = []
         size = 0
         while size <= PAGE_BYTES and (chunk := cursor.fetchmany(_CHUNK)):
-            chunks.append(chunk)
+            rows += chunk
             size += sum(map(len, map(_data, chunk)))
-    return list(map(_stored_event, chain.from_iterable(chunks)))
+    return rows
 
 
 def stretch_of_run(
