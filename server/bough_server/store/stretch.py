@@ -31,9 +31,7 @@ class Stretch(Sequence[StoredEvent]):
         return len(self._rows)
 
     def __iter__(self) -> Iterator[StoredEvent]:
-        return starmap(
-            StoredEvent, zip(count(self._first), map(_kind, self._rows), map(_data, self._rows), strict=False)
-        )
+        return map(StoredEvent, count(self._first), map(_kind, self._rows), map(_data, self._rows))
 
     @overload
     def __getitem__(self, place: int) -> StoredEvent: ...
