@@ -66,7 +66,7 @@ async def ask(ctx: "Context", effect: ModelEffect, request: Asked, name: str) ->
 
 
 def _made(frame: Frame, effect: ModelEffect, request: Asked) -> ModelRequest:
-    """The request as it is sent. Raises RunError where what makes it does: that is recorded, as what it reads may go."""
+    """The request as it is sent. Raises RunError with what goes wrong while it is made."""
     agent = frame.name if effect.index is not None else f"{frame.name}.summary"
     try:
         return replace(request() if callable(request) else request, agent=agent)

@@ -6,11 +6,14 @@ While a request is made that would be more than the policy allows, some of it is
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 from bough.v1 import event_pb2, message_pb2
+from bough_server.functions import Rewriter
 from bough_server.history.build import summaries, view
 from bough_server.history.overflow import Compaction, Unit, in_its_place, units
+from bough_server.history.rewrite import Rewriter as Rewrite
 from bough_server.history.rewrite import for_context
 from bough_server.history.shown import Shown
 from bough_server.history.transcript import Said
@@ -48,11 +51,19 @@ class Sight:
         if standing is not None:
             through = standing.summary.summarized.to_position
             session = [one for one in session if one.position > through]
-        skips = llm_of(self._lane.definition).skip_transfer_messages
-        shown = view(transcript, session, scope=frame.history.scope, rewrite=skip_transfers if skips else for_context)
-        if skips:
+        shown = view(transcript, session, scope=frame.history.scope, rewrite=self._rewrite())
+        if llm_of(self._lane.definition).skip_transfer_messages:
             shown = [replace(one, message=left) for one in shown for left in without_transfers([one.message])]
         return shown if standing is None else in_its_place(shown, standing)
+
+    def _rewrite(self) -> Rewrite:
+        """How the agent is shown what others said."""
+        llm, rewrite = llm_of(self._lane.definition), for_context
+        if llm.history_rewriter:
+            function = self._lane.execution.resolver.function(llm.history_rewriter)
+            assert isinstance(function, Rewriter)  # judged when the run began
+            rewrite = function.rewritten
+        return partial(skip_transfers, rewrite=rewrite) if llm.skip_transfer_messages else rewrite
 
     def standing(self, session: Sequence[Said] | None = None) -> Compaction | None:
         """The summary that stands for a part of what the agent saw; None where none does."""

@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 
 from bough.v1 import message_pb2
-from bough_server.history.rewrite import for_context
+from bough_server.history.rewrite import Rewriter, for_context
 from bough_server.tools.builtin import TRANSFER
 
 
@@ -12,9 +12,9 @@ def is_transfer(result: message_pb2.ToolResult) -> bool:
     return result.call.name == TRANSFER and not result.HasField("error")
 
 
-def skip_transfers(message: message_pb2.Message) -> list[message_pb2.Message]:
+def skip_transfers(message: message_pb2.Message, rewrite: Rewriter = for_context) -> list[message_pb2.Message]:
     """Another agent's message as a reader is shown it that is shown no transfers."""
-    return [shown for left in without_transfers([message]) for shown in for_context(left)]
+    return [shown for left in without_transfers([message]) for shown in rewrite(left)]
 
 
 def without_transfers(messages: Iterable[message_pb2.Message]) -> list[message_pb2.Message]:
