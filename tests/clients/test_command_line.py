@@ -254,7 +254,7 @@ async def test_help_and_version_need_no_server() -> None:
     assert (shown.code, "Run agents, follow them" in shown.out) == (0, True)
     assert (await bough("--version")).out.startswith("bough ")
     turns = ("run", "resume", "fork", "replay", "watch", "tree", "events", "runs", "cancel")
-    for command in (*turns, "serve", "agents", "sessions", "db", "doctor"):
+    for command in (*turns, "serve", "agents", "models", "sessions", "db", "doctor"):
         assert f"\n  {command} " in shown.out
 
 

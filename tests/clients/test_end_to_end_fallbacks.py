@@ -88,7 +88,15 @@ async def test_the_commands_print_the_answer_once_and_say_what_happened(tmp_path
         port = int(address.rpartition(":")[2])
         ran = await bough("run", "talker", "What is it?", port=port)
         plain = await bough("events", "last", port=port)
-    assert ran.code == 0
+        models = await bough("models", "list", port=port)
+    assert (ran.code, models.code) == (0, 0)
+    assert [line.split() for line in models.out.splitlines()] == [
+        ["model", "provider", "at", "the", "provider", "then"],
+        ["default", "openai", "m", "-"],
+        ["desk", "openai", "m", "-"],
+        ["first", "openai", "m", "second"],
+        ["second", "openai", "m", "-"],
+    ]
     lines = ran.out.splitlines()
     assert (lines[0], lines[1][:43]) == ("● talker", "│ ↻ going on with second, attempt 2: bad re")
     # Once in the agent's block, line by line, and once below it as the answer, whole.

@@ -4,12 +4,28 @@ import pytest
 import typer
 from google.protobuf import timestamp_pb2
 
-from bough.v1 import agent_pb2, agent_service_pb2, event_pb2, fork_pb2, message_pb2, policy_pb2, session_service_pb2
+from bough.v1 import (
+    agent_pb2,
+    agent_service_pb2,
+    catalog_service_pb2,
+    event_pb2,
+    fork_pb2,
+    message_pb2,
+    policy_pb2,
+    session_service_pb2,
+)
 from bough_server.agents.definition import parse_definition, with_revision
 from bough_server.cli.addressing import resolve_run
 from bough_server.cli.choices import Delta, OnBusy, OnDisconnect, View, seconds
 from bough_server.cli.render.definition import definition_yaml
-from bough_server.cli.render.tables import agents_table, message_lines, runs_table, session_lines, sessions_table
+from bough_server.cli.render.tables import (
+    agents_table,
+    message_lines,
+    models_table,
+    runs_table,
+    session_lines,
+    sessions_table,
+)
 from bough_server.cli.requests import event_names_of, is_named, policy_of, state_of, view_of
 from bough_server.documents import parse_documents
 from bough_server.errors import ConfigurationError
@@ -148,12 +164,26 @@ def test_agents_say_their_model_and_what_they_do() -> None:
         agent_pb2.AgentDefinition(name="lead", description="Leads.", llm=agent_pb2.LlmAgent(model="default")),
         agent_pb2.AgentDefinition(name="writer", description="Writes\ntexts.", llm=agent_pb2.LlmAgent()),
         agent_pb2.AgentDefinition(name="coded", description="Counts."),
+        agent_pb2.AgentDefinition(name="line", description="Waits.", sequence=agent_pb2.SequenceAgent()),
     ]
     assert [line.plain for line in agents_table(agents, width=80)] == [
         "agent   model       what it does",
         "lead    default     Leads.",
         "writer  (caller's)  Writes texts.",
         "coded   (code)      Counts.",
+        "line    (sequence)  Waits.",
+    ]
+
+
+def test_models_say_who_answers_where_they_cannot() -> None:
+    models = [
+        catalog_service_pb2.ModelInfo(name="default", provider="openai", model="gpt-5-mini", fallbacks=["b", "local"]),
+        catalog_service_pb2.ModelInfo(name="b", provider="scripted"),
+    ]
+    assert [line.plain for line in models_table(models, width=80)] == [
+        "model    provider  at the provider  then",
+        "default  openai    gpt-5-mini       b, local",
+        "b        scripted  -                -",
     ]
 
 

@@ -102,6 +102,14 @@ def test_fallbacks_are_the_models_of_their_names_each_followed_by_its_own(folder
         "c": (),
         "e": (),
     }
+    assert {info.name: list(info.fallbacks) for info in models.list()} == {
+        "a": ["b", "c", "d", "e"],
+        "b": ["c", "d"],
+        "c": [],
+        "d": ["c"],
+        "e": [],
+        "other": [],
+    }
 
 
 @pytest.mark.parametrize(

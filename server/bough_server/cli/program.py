@@ -12,6 +12,7 @@ from bough_server.cli.choices import Target
 from bough_server.cli.db import db
 from bough_server.cli.doctor import doctor
 from bough_server.cli.fork import fork
+from bough_server.cli.models import models
 from bough_server.cli.replay import replay
 from bough_server.cli.resume import resume
 from bough_server.cli.run import run
@@ -32,7 +33,7 @@ program = typer.Typer(
 )
 for command in (serve, run, resume, fork, replay, watch, tree, events, runs, cancel, doctor):
     program.command()(command)
-for group, name in ((agents, "agents"), (sessions, "sessions"), (db, "db")):
+for group, name in ((agents, "agents"), (models, "models"), (sessions, "sessions"), (db, "db")):
     program.add_typer(group, name=name)
 
 

@@ -45,7 +45,10 @@ class ConfiguredModels:
         named = {**{name: name for name in self._models}, **self._aliases}
         return [
             catalog_service_pb2.ModelInfo(
-                name=name, provider=self._models[target].provider, model=self._models[target].model
+                name=name,
+                provider=self._models[target].provider,
+                model=self._models[target].model,
+                fallbacks=self._models[target].fallbacks,
             )
             for name, target in sorted(named.items())
         ]

@@ -505,22 +505,30 @@ class ModelInfo(_message.Message):
     NAME_FIELD_NUMBER: _builtins.int
     PROVIDER_FIELD_NUMBER: _builtins.int
     MODEL_FIELD_NUMBER: _builtins.int
+    FALLBACKS_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     """Its name in the server's configuration."""
     provider: _builtins.str
     """Its provider: "openai", "scripted" or "local"."""
     model: _builtins.str
     """Its name at the provider."""
+    @_builtins.property
+    def fallbacks(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """The models that a call of it goes on with, in order, where this one cannot answer; by their own names in the
+        configuration, never by an alias.
+        """
+
     def __init__(
         self,
         *,
         name: _builtins.str = ...,
         provider: _builtins.str = ...,
         model: _builtins.str = ...,
+        fallbacks: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["model", b"model", "name", b"name", "provider", b"provider"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["fallbacks", b"fallbacks", "model", b"model", "name", b"name", "provider", b"provider"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

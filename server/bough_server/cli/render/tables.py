@@ -6,7 +6,7 @@ from typing import Final
 from rich.text import Text
 
 from bough import text_of
-from bough.v1 import agent_pb2, agent_service_pb2, message_pb2, session_service_pb2
+from bough.v1 import agent_pb2, agent_service_pb2, catalog_service_pb2, message_pb2, session_service_pb2
 from bough_server.cli.render.amounts import clip, moment, one_line, printable, short_state_text, state_style
 from bough_server.cli.render.questions import origin_lines, standing_lines
 
@@ -50,7 +50,10 @@ def session_lines(session: session_service_pb2.Session, *, width: int) -> list[T
 
 
 def agents_table(agents: Sequence[agent_pb2.AgentDefinition], *, width: int) -> list[Text]:
-    """A row for each agent: its name, its model and what it does; where any is stored, its revision and since when."""
+    """A row for each agent: its name, its model and what it does; where any is stored, its revision and since when.
+
+    An agent that asks no model has its kind in the model's place.
+    """
     name_width = max([5, *(len(agent.name) for agent in agents)])
     model_width = max([5, *(len(_model(agent)) for agent in agents)])
     has_stored = any(agent.HasField("create_time") for agent in agents)
@@ -63,6 +66,21 @@ def agents_table(agents: Sequence[agent_pb2.AgentDefinition], *, width: int) -> 
         rest = f"  {_model(agent):{model_width}}{stored}  {one_line(agent.description)}"
         line.append(clip(rest, max(8, width - name_width)), style="not bold")
         lines.append(line)
+    return lines
+
+
+def models_table(models: Sequence[catalog_service_pb2.ModelInfo], *, width: int) -> list[Text]:
+    """A row for each model: its name, its provider, its name there, and who answers where it cannot."""
+    columns = [("model", 5), ("provider", 8), ("at the provider", 15)]
+    rows = [(model.name, model.provider, model.model or "-") for model in models]
+    sizes = [max([least, *(len(row[place]) for row in rows)]) for place, (_, least) in enumerate(columns)]
+    head = "  ".join(f"{name:{size}}" for (name, _), size in zip(columns, sizes, strict=True))
+    lines = [Text(f"{head}  then"[:width].rstrip(), style="dim")]
+    for model, row in zip(models, rows, strict=True):
+        line = Text(f"{row[0]:{sizes[0]}}", style="bold")
+        rest = "".join(f"  {cell:{size}}" for cell, size in zip(row[1:], sizes[1:], strict=True))
+        line.append(f"{rest}  {', '.join(model.fallbacks) or '-'}", style="not bold")
+        lines.append(_fitted(line, width))
     return lines
 
 
@@ -85,8 +103,9 @@ def message_lines(message: message_pb2.Message, *, width: int) -> list[Text]:
 
 
 def _model(agent: agent_pb2.AgentDefinition) -> str:
-    if agent.WhichOneof("kind") is None:
-        return "(code)"
+    kind = agent.WhichOneof("kind")
+    if kind not in ("llm", "supervisor"):
+        return f"({kind or 'code'})"
     return agent.supervisor.llm.model or agent.llm.model or "(caller's)"
 
 
