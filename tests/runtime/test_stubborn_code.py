@@ -150,3 +150,20 @@ async def test_a_child_that_cancels_itself_does_not_wait_for_its_wall(tmp_path: 
         check_laws(log)
         assert (await it.replay(log)).divergence == ""
     assert log[-1].run_completed.final_answer.parts[0].text == "went on"
+
+
+async def test_a_replay_of_code_that_waits_for_something_else_than_its_effects_ends(tmp_path: Path) -> None:
+    came = asyncio.Event()
+
+    @agent(description="Waits for something of its own.")
+    async def waiter(ctx: Context, input: message_pb2.Message) -> str:
+        await ctx.now()
+        await came.wait()
+        return "done"
+
+    async with house(tmp_path, waiter) as it:
+        came.set()
+        log = await it.turn("waiter")
+        came.clear()
+        replayed = await it.replay(log, patience=0.05)
+    assert "waits for something else" in replayed.divergence

@@ -83,7 +83,7 @@ class StepCalls:
             work = Dispatch(
                 key=key, agent=offer.link.agent, link=offer.link, call=call, step_index=self._index, state=state
             )
-            ended = await dispatch(self._ctx, work, on_failure=lambda _: self._fail(position))
+            ended = await dispatch(self._ctx, work, on_failure=partial(self._fail, position))
             return Answered(result=ended.result, child=ended.transcript)
         effect = ToolEffect(
             self._ctx, key=key, index=self._index, call=call, state=state, refusal=self._refusal(position)
@@ -114,9 +114,9 @@ class StepCalls:
                 )
         return None
 
-    async def _fail(self, position: int) -> None:
+    async def _fail(self, position: int, failure: RunError) -> None:
         """Ends the siblings of a call whose failure fails the caller."""
-        if self._frame.abort is None:
+        if failure is not self._frame.abort:
             return
         error = RunError("A sibling failed and aborted the caller.", reason=error_pb2.ERROR_REASON_CANCELLED)
         wish = partial(

@@ -5,7 +5,6 @@ What has been sealed begins nothing and writes nothing, whatever its code still 
 
 import asyncio
 from collections.abc import Callable
-from typing import Any
 
 from bough.v1 import error_pb2, event_pb2
 from bough_server.clock import Clock
@@ -34,7 +33,7 @@ class Cancelling:
         self._journal, self._chronicle, self._tasks = journal, chronicle, tasks
         self._clock, self._spans = clock, spans
         self._sealed: set[str] = set()
-        self._cuts: dict[str, asyncio.Future[None]] = {}
+        self._cuts: dict[str, asyncio.Future[bool]] = {}
 
     def seal(self, scope: str) -> None:
         """Nothing begins in a scope from now on."""
@@ -49,6 +48,11 @@ class Cancelling:
         if self.is_sealed(scope):
             raise asyncio.CancelledError
 
+    def refuse_sealed_above(self, scope: str) -> None:
+        """Ends a coroutine that goes on although something above a scope was cancelled."""
+        if any(sealed != scope and keys.covers(sealed, scope) for sealed in self._sealed):
+            raise asyncio.CancelledError
+
     async def cancel(
         self,
         scope: str,
@@ -57,17 +61,12 @@ class Cancelling:
         reason: event_pb2.CancelReason.ValueType,
         error: error_pb2.AgentError,
         below: error_pb2.AgentError,
-        waiter: asyncio.Task[Any] | None = None,
     ) -> None:
-        """Ends everything in a scope.
+        """Ends everything in a scope; `caller` is the invocation that speaks of it."""
+        if self.wish(scope, caller=caller, reason=reason) or self.is_ending(scope):
+            await self.end(scope, error, below)
 
-        `caller` is the invocation that speaks of it; it is the scope's own for the whole run. `waiter` is the task that
-        waits for the scope and goes on without it.
-        """
-        if self.wish(scope, caller=caller, reason=reason) or self._is_ending(scope):
-            await self.end(scope, error, below, waiter=waiter)
-
-    def _is_ending(self, scope: str) -> bool:
+    def is_ending(self, scope: str) -> bool:
         """Whether somebody else ends a scope at this moment: whoever needs it ended must not run ahead of that."""
         return not self._chronicle.is_offline and self.is_sealed(scope) and not self.is_sealed("")
 
@@ -87,16 +86,9 @@ class Cancelling:
         self.seal(scope)
         return True
 
-    async def end(
-        self,
-        scope: str,
-        error: error_pb2.AgentError,
-        below: error_pb2.AgentError,
-        *,
-        waiter: asyncio.Task[Any] | None = None,
-    ) -> None:
-        """Stops the tasks of a sealed scope, but for the one that waits for it, and records what ends there."""
-        await self._tasks.stop(scope, spared=waiter)
+    async def end(self, scope: str, error: error_pb2.AgentError, below: error_pb2.AgentError) -> None:
+        """Stops the tasks of a sealed scope and records what ends there."""
+        await self._tasks.stop(scope)
         await self._chronicle.committed()
         self.close(scope, error, below)
         await self._chronicle.committed()
@@ -109,12 +101,19 @@ class Cancelling:
         for key in [key for key in self._spans if keys.covers(scope, key)]:
             self._spans.pop(key).end(error=error)
 
-    def cut(self, scope: str) -> "asyncio.Future[None]":
-        """Done when a scope has been ended because its own time was up, while its caller goes on."""
+    def cut(self, scope: str) -> "asyncio.Future[bool]":
+        """Done when a scope has been ended because its own time was up, while its caller goes on.
+
+        It gives whether that was handed back from the log: then nobody has done yet what follows from it.
+        """
         return self._cuts.setdefault(scope, asyncio.get_running_loop().create_future())
 
     def replay_cut(self, scope: str) -> None:
         """A scope was cut at this point of the log."""
         self.seal(scope)
         self._chronicle.observe_scope(scope)
-        self.cut(scope).set_result(None)
+
+    def replay_cut_end(self, scope: str) -> None:
+        """A scope that was cut has ended at this point of the log, and its caller went on."""
+        if not self.cut(scope).done():
+            self.cut(scope).set_result(True)

@@ -53,7 +53,7 @@ async def run_child(ctx: Context, child: Child, *, on_failure: OnFailure = _noth
         )
 
         async def fail(error: RunError) -> None:
-            await end_others(ctx.execution, ctx.frame, key)
+            await end_others(ctx.execution, ctx.frame, key, error)
             await on_failure(error)
 
         ended = await dispatch(ctx, work, on_failure=fail)

@@ -142,7 +142,9 @@ class Context(Lane):
         effect = self.next_key(key)
         async with self.effect(effect):
             work = Dispatch(key=effect, agent=agent, link=link, input=told)
-            ended = await dispatch(self, work, on_failure=lambda _: end_others(self.execution, self.frame, effect))
+            ended = await dispatch(
+                self, work, on_failure=lambda error: end_others(self.execution, self.frame, effect, error)
+            )
         if ended.transcript is not None:
             self.transcript.join(ended.transcript, by_call=False)
         if ended.outcome is None:

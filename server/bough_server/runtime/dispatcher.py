@@ -5,6 +5,7 @@ agent in a task of its own, and records exactly one end, whatever happened.
 """
 
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from bough.v1 import agent_pb2, error_pb2, message_pb2, policy_pb2
@@ -89,11 +90,17 @@ async def _run(
     if told.kind or frame.history.scope == agent_pb2.HISTORY_SCOPE_NONE:
         frame.transcript.say(told)
     task = execution.tasks.spawn(frame.scope, _body(execution, frame, told))
-    cut = await joined(execution, frame, work, task)
+    late = overtime(work.agent)
+
+    async def cut_off() -> None:
+        with suppress(Abort):  # it is raised where the caller goes on
+            await _fail(work, caller, late, on_failure)
+
+    is_cut = await joined(execution, frame, work, task, cut_off)
     frame.state.join()  # what ended it from outside joined none of its lanes
-    if cut:
-        late = overtime(work.agent)
-        await _fail(work, caller, late, on_failure)
+    if is_cut:
+        if (abort := _abort_of(work, caller, late)) is not None:
+            raise abort
         result = result_of(work, caller, frame, None, late)
         return Ended(result=result, path=frame.run_path, error=late, transcript=frame.transcript)
     await execution.reach_end(work.key)
@@ -101,7 +108,7 @@ async def _run(
     await end_leftovers(execution, frame)
     execution.cancelling.refuse_sealed(work.key)
     outcome, error = outcome_of(task, frame)
-    abort: Abort | None = None
+    abort = None
     if error is not None:
         try:
             await _fail(work, caller, error, on_failure)

@@ -1,8 +1,9 @@
 """A child to be run, what it is told, how it ended, and how long it may take; running it is the dispatcher's."""
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from bough.v1 import agent_pb2, error_pb2, event_pb2, message_pb2
@@ -113,8 +114,17 @@ def said_by(call: message_pb2.ToolCall, caller: Frame) -> str:
     return call.arguments_json
 
 
-async def joined(execution: Execution, frame: Frame, work: Dispatch, task: "asyncio.Task[Outcome]") -> bool:
-    """Waits for a child; gives whether it was cut short because its own time was up."""
+async def joined(
+    execution: Execution,
+    frame: Frame,
+    work: Dispatch,
+    task: "asyncio.Task[Outcome]",
+    fail: Callable[[], Awaitable[None]],
+) -> bool:
+    """Waits for a child; gives whether it was cut short because its own time was up.
+
+    `fail` does to others what its failure does, before its end is recorded as with any other failure.
+    """
     bounds = [work.link.limits, frame.agent.definition.limits]
     seconds = [bound.wall_duration.ToTimedelta().total_seconds() for bound in bounds if bound.HasField("wall_duration")]
     if not seconds:
@@ -123,37 +133,51 @@ async def joined(execution: Execution, frame: Frame, work: Dispatch, task: "asyn
     cut = execution.cancelling.cut(work.key)
     timer = None
     if not execution.chronicle.is_offline:
-        cutting = _cut_after(execution, frame, work, min(seconds), asyncio.current_task())
+        cutting = _cut_after(execution, frame, work, min(seconds), partial(_cut, asyncio.current_task(), fail))
         timer = execution.tasks.spawn(f"{work.key}.timer", cutting)
     await execution.tasks.join(task, cut, first=True)
     # Where it had ended when its time was up, the log says which of the two came first.
     is_cut = not task.done() or execution.cancelling.is_sealed(work.key) or execution.journal.is_cut_short(work.key)
     if is_cut:
         await execution.tasks.join(cut)
-        execution.cancelling.close(work.key, *_cut_errors(work.agent))  # what a lost server did not come to
-    elif timer is not None:
+    if timer is not None and not timer.done():
         timer.cancel()
+    if is_cut and cut.result():
+        await fail()
+        execution.cancelling.close(work.key, *_cut_errors(work.agent))  # what a lost server did not come to
     return is_cut
 
 
 async def _cut_after(
-    execution: Execution, frame: Frame, work: Dispatch, seconds: float, waiter: "asyncio.Task[Any] | None"
+    execution: Execution,
+    frame: Frame,
+    work: Dispatch,
+    seconds: float,
+    cut: Callable[[Execution, Dispatch], Awaitable[None]],
 ) -> None:
     await execution.tasks.aside(execution.pump.lived.wait())
-    spent = execution.journal.running_ns(frame.opened.start_ns, execution.clock.now_ns()) / 1e9
-    await execution.tasks.aside(execution.clock.sleep(max(0.0, seconds - spent)))
-    error, below = _cut_errors(work.agent)
-    await execution.cancelling.cancel(
-        work.key,
-        caller=frame.parent.invocation_id if frame.parent else frame.invocation_id,
-        reason=event_pb2.CANCEL_REASON_LIMIT,
-        error=error,
-        below=below,
-        waiter=waiter,
-    )
+    cancelling = execution.cancelling
+    if not cancelling.is_sealed(work.key):
+        spent = execution.journal.running_ns(frame.opened.start_ns, execution.clock.now_ns()) / 1e9
+        await execution.tasks.aside(execution.clock.sleep(max(0.0, seconds - spent)))
+    caller = frame.parent.invocation_id if frame.parent else frame.invocation_id
+    is_wished = cancelling.wish(work.key, caller=caller, reason=event_pb2.CANCEL_REASON_LIMIT)
+    if is_wished or cancelling.is_ending(work.key):
+        await cut(execution, work)
+
+
+async def _cut(
+    waiter: "asyncio.Task[Any] | None", fail: Callable[[], Awaitable[None]], execution: Execution, work: Dispatch
+) -> None:
+    """Ends a child that is sealed, but not who waits for it and goes on."""
+    await execution.tasks.stop(work.key, spared=waiter)
+    await execution.committed()
+    execution.cancelling.refuse_sealed_above(work.key)  # then whoever ends its caller ends it too
+    await fail()
+    execution.cancelling.close(work.key, *_cut_errors(work.agent))
     cut = execution.cancelling.cut(work.key)
     if not cut.done():
-        cut.set_result(None)
+        cut.set_result(False)
 
 
 def overtime(agent: str) -> RunError:

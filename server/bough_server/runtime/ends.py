@@ -83,22 +83,35 @@ async def end_leftovers(execution: Execution, frame: Frame) -> None:
         await end_effect(execution, frame, key)
 
 
-async def end_others(execution: Execution, frame: Frame, key: str) -> None:
-    """Ends everything of an invocation but one effect, where the failure of that one has aborted it."""
-    if frame.abort is None:
+async def end_others(execution: Execution, frame: Frame, key: str, error: RunError) -> None:
+    """Ends everything of an invocation but one effect, where it is that one's failure that aborts it."""
+    if error is not frame.abort:
         return
-    for lane, scope in frame.lanes.items():
-        if not keys.covers(scope, key):
-            lane.cancel()
-    others = [*execution.invocations.children_of(frame.invocation_id), *frame.opened.effects]
-    for other in dict.fromkeys(others):
-        if other != key:
-            await end_effect(execution, frame, other)
+    lanes = {scope: lane for lane, scope in frame.lanes.items() if not keys.covers(scope, key)}
+    others = [*lanes, *execution.invocations.children_of(frame.invocation_id), *frame.opened.effects]
+    doomed = [other for other in dict.fromkeys(others) if other != key]
+    cancelling = execution.cancelling
+    # All are sealed before the first is waited for: one that fails meanwhile would end this one halfway.
+    ending = [
+        other
+        for other in doomed
+        if cancelling.wish(other, caller=frame.invocation_id, reason=event_pb2.CANCEL_REASON_ABORT)
+        or cancelling.is_ending(other)
+    ]
+    for lane in lanes.values():
+        lane.cancel()
+    left = _left_behind()
+    for other in ending:
+        await cancelling.end(other, left, left)
 
 
 async def end_effect(execution: Execution, frame: Frame, key: str) -> None:
     """Ends an effect of an invocation that its code no longer waits for."""
-    error = RunError("Its caller went on without it.", reason=error_pb2.ERROR_REASON_CANCELLED).to_agent_error()
+    error = _left_behind()
     await execution.cancelling.cancel(
         key, caller=frame.invocation_id, reason=event_pb2.CANCEL_REASON_ABORT, error=error, below=error
     )
+
+
+def _left_behind() -> error_pb2.AgentError:
+    return RunError("Its caller went on without it.", reason=error_pb2.ERROR_REASON_CANCELLED).to_agent_error()

@@ -80,6 +80,7 @@ class Execution:
             self.tasks,
             on_divergence=self.stop,
             on_cut=self.cancelling.replay_cut,
+            on_cut_end=self.cancelling.replay_cut_end,
             on_live=self._replayed,
         )
         self.inputs = Inputs(self.tasks, self._asked)
@@ -104,7 +105,8 @@ class Execution:
         still runs there, against its cancellation, writes nothing.
         """
         for event in batch:
-            self.refuse(event.parent_invocation_id if is_start(event) else event.invocation_id, event.effect_key)
+            is_start = event.HasField("sub_agent_started")  # it begins an invocation that is in no list before
+            self.refuse(event.parent_invocation_id if is_start else event.invocation_id, event.effect_key)
         self._emit(*batch)
 
     def _emit(self, *batch: event_pb2.AgentEvent) -> None:
@@ -247,6 +249,12 @@ class Execution:
     # What the barrier says
 
     def _quiet(self) -> None:
+        try:
+            self._go_on()
+        except Exception as error:  # nobody else would wake the run any more
+            self.stop(error)
+
+    def _go_on(self) -> None:
         if not self.pump.live:
             self.pump.advance()
         elif self.cancelling.is_sealed(""):
@@ -282,13 +290,7 @@ class Execution:
         elif self.journal.is_interrupted and set(map(keys.owner, frontier)) <= self._waiting():
             self._end_without_error()
         else:
-            asked = ", ".join(frontier) or "nothing, and never ended"
-            self.stop(NonDeterministic(f"The log ends, but the agents asked for {asked}."))
-
-
-def is_start(event: event_pb2.AgentEvent) -> bool:
-    """Whether an event begins an invocation, which is in no list before."""
-    return event.HasField("sub_agent_started") or event.HasField("run_started")
+            self.stop(NonDeterministic(f"The log ends, but the agents asked for {', '.join(frontier) or 'nothing'}."))
 
 
 def as_run_error(error: BaseException) -> RunError:

@@ -174,6 +174,14 @@ class Journal:
         """Whether a sub-agent was ended because its own time was up."""
         return any(event.cancel_requested.scope == scope for event in self.cut_short.values())
 
+    def ends_cut(self, event: event_pb2.AgentEvent) -> bool:
+        """Whether a sub-agent whose own time was up ends here, and its caller goes on: nothing above was ended."""
+        scope = event.effect_key
+        if self.ends.get(scope) is not event or not self.is_cut_short(scope):
+            return False
+        above = ((other, sequence) for other, sequence in self.cancelled.items() if other != scope)
+        return not any(keys.covers(other, scope) and sequence < event.sequence for other, sequence in above)
+
     def is_step_cut_off(self, key: str) -> bool:
         """Whether a step was ended by a cancellation, whatever results it had."""
         ends = (event for event in self.of_effect.get(key, ()) if events.kind_of(event) in _STEP_ENDS)

@@ -77,7 +77,7 @@ class _Lanes:
     async def _fail(self, place: int) -> None:
         """Ends the other lanes where the failure of one is to."""
         is_tolerated = self._children[place].link.on_failure == policy_pb2.ON_SUB_AGENT_FAILURE_CONTINUE
-        if self._frame.abort is not None or not self._fails_fast or is_tolerated:
+        if self._is_over or self._frame.abort is not None or not self._fails_fast or is_tolerated:
             return
         self._is_over = True
         error = RunError("A child beside it failed.", reason=error_pb2.ERROR_REASON_CANCELLED).to_agent_error()

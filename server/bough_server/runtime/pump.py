@@ -24,6 +24,7 @@ class Pump:
         *,
         on_divergence: Callable[[NonDeterministic], None],
         on_cut: Callable[[str], None],
+        on_cut_end: Callable[[str], None],
         on_live: Callable[[Sequence[str]], None],
     ) -> None:
         self._journal = journal
@@ -32,6 +33,7 @@ class Pump:
         self._frontier: list[tuple[str, Gate[None]]] = []
         self._on_divergence = on_divergence
         self._on_cut = on_cut
+        self._on_cut_end = on_cut_end
         self._on_live = on_live
         self._is_held = False
         self.live = journal.is_empty
@@ -67,6 +69,9 @@ class Pump:
             event = self._journal.todo.popleft()
             if event.sequence in self._journal.cut_short:
                 self._on_cut(event.cancel_requested.scope)
+                continue
+            if self._journal.ends_cut(event):
+                self._on_cut_end(event.effect_key)
                 self._tasks.check_soon()
                 return
             waiter = self._waiters.pop(event.effect_key, None)
@@ -75,8 +80,8 @@ class Pump:
             if waiter is None:
                 self._diverge(event)
                 return
-            waiter.open(event)
-            return
+            if waiter.open(event):
+                return
         if not self.live:
             self._go_live()
 
@@ -86,7 +91,7 @@ class Pump:
             self._diverge(forgotten)
             return
         self.live = True
-        self._on_live([key for key, _ in self._frontier])
+        self._on_live([key for key, _ in self._frontier if not self._journal.is_in_cancelled(key)])
         self.lived.set()
         if not self._is_held:
             frontier, self._frontier = self._frontier, []

@@ -1,7 +1,9 @@
 """Re-executing a run from its log alone: the same agents, models and tools that are never touched, no event added."""
 
+import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Final
 
 from bough.v1 import event_pb2
 from bough_server import events
@@ -13,6 +15,9 @@ from bough_server.runtime.execution import Execution, RunFacts
 from bough_server.runtime.journal import Journal
 from bough_server.store.ports import StoredMessage
 from bough_server.telemetry import Parent, Tracing
+
+PATIENCE: Final = 10.0
+"""Seconds in which a replay hands something back, or ends."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,11 +35,13 @@ async def replay(
     tracing: Tracing,
     clock: Clock,
     session: Sequence[StoredMessage] = (),
+    patience: float = PATIENCE,
 ) -> Replayed:
     """Runs the agents of a finished run again, answered from its log.
 
     Every effect gets its recorded result; every end is computed again and compared with the recorded one. Anything that
-    the log does not hold is a divergence: nothing is appended and no model or tool is called.
+    the log does not hold is a divergence: nothing is appended and no model or tool is called. So is code that waits for
+    something else than its effects, for `patience` seconds.
     """
     facts = RunFacts(
         run_id=log[0].run_id or log[0].invocation_id,
@@ -59,7 +66,7 @@ async def replay(
     )
     divergence = ""
     try:
-        await execution.finish(dispatch_root(execution))
+        await _finished(execution, patience)
         if events.kind_of(log[-1]) not in {*events.TERMINAL_KINDS, events.RUN_INTERRUPTED}:
             divergence = "The log has no end."
     except NonDeterministic as error:
@@ -67,3 +74,23 @@ async def replay(
     finally:
         execution.end_spans()
     return Replayed(results=results, divergence=divergence)
+
+
+async def _finished(execution: Execution, patience: float) -> None:
+    """Runs the run's root to its end. Raises NonDeterministic, also where nothing happens for so many seconds."""
+    finishing = asyncio.get_running_loop().create_task(execution.finish(dispatch_root(execution)))
+    try:
+        left = None
+        while not finishing.done():
+            await asyncio.wait({finishing}, timeout=patience)
+            before, left = left, len(execution.journal.todo)
+            if before == left:
+                execution.stop(
+                    NonDeterministic(
+                        f"The log holds {left} more results and ends, but the agents' code waits for something "
+                        "else. Agent code must take the world in by effects only."
+                    )
+                )
+    finally:
+        finishing.cancel()
+    finishing.result()

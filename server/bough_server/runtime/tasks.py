@@ -34,12 +34,16 @@ class Gate(Generic[T]):
         self._future: asyncio.Future[T] = asyncio.get_running_loop().create_future()
         self._is_resting = False
 
-    def open(self, value: T) -> None:
-        """Lets the waiter go on; it is awake from this moment, before it runs. A second time does nothing."""
+    def open(self, value: T) -> bool:
+        """Lets the waiter go on; it is awake from this moment, before it runs. A second time does nothing.
+
+        Gives whether it did: it does not where the waiter was ended meanwhile, either.
+        """
         if self._future.done():
-            return
+            return False
         self._future.set_result(value)
         self._end_rest()
+        return True
 
     async def wait(self) -> T:
         """The value, once there is one."""

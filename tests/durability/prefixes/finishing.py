@@ -67,12 +67,17 @@ async def recover(whole: Finished, through: int, folder: Path) -> Finished:
 
 def cut(whole: Finished, through: int, folder: Path) -> None:
     """A copy of a run's database as it was after one of its events, but for the epoch, which nobody turns back."""
+    cut_off(whole.folder, whole.log[:through], folder)
+
+
+def cut_off(whole: Path, prefix: Sequence[event_pb2.AgentEvent], folder: Path) -> None:
+    """The same of a database in a folder, where a run's log is to be this one."""
     folder.mkdir()
-    path = folder / _FILE
-    shutil.copyfile(whole.folder / _FILE, path)
+    path, run_id, last = folder / _FILE, prefix[0].run_id, prefix[-1].sequence
+    shutil.copyfile(whole / _FILE, path)
     connection = sqlite3.connect(path)
     with connection:
-        connection.execute("DELETE FROM events WHERE run_id = ? AND sequence > ?", (whole.log[0].run_id, through))
+        connection.execute("DELETE FROM events WHERE run_id = ? AND sequence > ?", (run_id, last))
     connection.close()
     rebuild_projections(f"sqlite:///{path}")
 
