@@ -103,7 +103,7 @@ async def _turn(
 ) -> list[event_pb2.AgentEvent]:
     """A run of a scenario, cancelled after so many events where that is not 0; it keeps the laws and replays."""
     team = scenario.team(World(HeldClock(), is_patient=True))
-    parts = {"tools": team.tools, "code_agents": team.code_agents}
+    parts = {"tools": team.tools, "code_agents": team.code_agents, "functions": team.functions}
     async with open_team(folder, script(**scenario.turns), *team.definitions, **parts) as house:
         run = await house.start(scenario.root, policy=policy)
         log: list[event_pb2.AgentEvent] = []

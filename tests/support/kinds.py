@@ -10,6 +10,7 @@ from bough_server.tools.tool import Tool, ToolContext, tool
 from tests.durability.prefixes.props import asks, failing, looking, said, waiting
 from tests.durability.prefixes.scenario import Scenario, Team, World
 from tests.support.composites import loop, parallel, sequence, supervisor, swarm
+from tests.support.named_kinds import NAMED_KINDS
 from tests.support.teams import call, llm
 
 BLIND: Final = agent_pb2.HistoryPolicy(scope=agent_pb2.HISTORY_SCOPE_NONE)
@@ -219,4 +220,4 @@ SWARM: Final = Scenario(
     root="top",
 )
 
-KINDS: Final = (SEQUENCE, EXIT, LOOP, BREAK, PARALLEL, FAIL_FAST, TRANSFER, SUPERVISOR, SWARM)
+KINDS: Final = (SEQUENCE, EXIT, LOOP, BREAK, PARALLEL, FAIL_FAST, TRANSFER, SUPERVISOR, SWARM, *NAMED_KINDS)

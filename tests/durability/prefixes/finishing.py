@@ -108,6 +108,7 @@ async def _house(scenario: Scenario, folder: Path, world: World, *, failed: int 
         *team.definitions,
         tools=team.tools,
         code_agents=team.code_agents,
+        functions=team.functions,
         heard=world.heard,
         retry=PATIENT,
         clock=world.clock,

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from bough.v1 import agent_pb2, input_pb2, policy_pb2
+from bough_server.functions import Function
 from bough_server.models.conversation import current_turn, step_of
 from bough_server.models.model import ModelRequest
 from bough_server.runtime.agent import Agent
@@ -68,6 +69,7 @@ class Team:
     definitions: Sequence[agent_pb2.AgentDefinition] = ()
     code_agents: Sequence[Agent] = ()
     tools: Sequence[Tool] = ()
+    functions: Sequence[Function] = ()
 
 
 def nobody(_: World) -> Team:
