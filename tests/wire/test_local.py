@@ -16,6 +16,7 @@ from bough_server.errors import ModelError
 from bough_server.models.local import MODEL, LocalModel, available
 from bough_server.models.local_engine import LocalEngine
 from bough_server.models.model import TextDelta, ToolCallDelta, ToolSpec
+from bough_server.models.tokens import FILE_TOKENS, counted, request_tokens
 from tests.support.model_calls import LOOKUP, answer, asking, assistant, tool_result, user
 
 pytestmark = pytest.mark.skipif(available() is not None, reason=f"THE EMBEDDED MODEL IS NOT TESTED: {available()}")
@@ -151,3 +152,27 @@ async def test_an_engine_that_is_too_slow_to_start_is_an_error_and_leaves_no_pro
         await engine.base_url()
     assert raised.value.reason == error_pb2.ERROR_REASON_MODEL_UNAVAILABLE
     assert engine.process_id is None
+
+
+async def test_it_counts_a_request_by_its_own_tokenizer(model: LocalModel) -> None:
+    short = asking(user("What is an oak?"), instruction="Answer in one sentence.")
+    tokens = await counted(model, short)
+    assert 9 <= tokens <= 20
+    assert await counted(model, asking(user("ö" * 400))) > 1.5 * request_tokens(asking(user("ö" * 400)))
+    with_tools = replace(short, tools=[LOOKUP, WRITER])
+    assert await counted(model, with_tools) > tokens + 20
+    picture = message_pb2.Part(blob=message_pb2.Blob(uri="file:///oak.png"))
+    shown = message_pb2.Message(role=message_pb2.ROLE_USER, parts=[picture])
+    assert await counted(model, asking(*short.messages, shown, instruction=short.instruction)) >= tokens + FILE_TOKENS
+
+
+async def test_a_request_is_estimated_where_it_cannot_be_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    broken = LocalModel(name="local")
+    monkeypatch.setattr(broken._engine, "base_url", _nowhere)
+    request = asking(user("What is an oak?"))
+    assert await counted(broken, request) == request_tokens(request)
+    assert await counted(None, request) == request_tokens(request)
+
+
+async def _nowhere() -> str:
+    return "http://127.0.0.1:1/v1"

@@ -19,6 +19,7 @@ from bough_server.models.local_engine import LocalEngine, available
 from bough_server.models.local_process import SLOTS
 from bough_server.models.local_prompt import ANSWER_TOKENS, Prompt, call_prompt, question_of, text_prompt
 from bough_server.models.local_schema import Schema, arguments_schema, call_schema, example
+from bough_server.models.local_tokens import count_tokens
 from bough_server.models.model import Delta, Meter, ModelRequest, Price, RetryPolicy, TextDelta, ToolCallDelta, ToolSpec
 from bough_server.models.openai_endpoint import Endpoint, Timeouts
 from bough_server.models.turnstile import Turnstile
@@ -82,6 +83,10 @@ class LocalModel:
             async with aclosing(items):
                 async for item in items:
                     yield item
+
+    async def count_tokens(self, request: ModelRequest) -> int | None:
+        """The tokens of a whole request by its own tokenizer; of what it is really asked, some may be cut."""
+        return await count_tokens(await self._engine.base_url(), request)
 
     async def close(self) -> None:
         """Ends the connections and the process."""

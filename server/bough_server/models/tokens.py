@@ -14,7 +14,7 @@ from bough_server.models.model import Model, ModelRequest
 
 BYTES_PER_TOKEN: Final = 4
 FILE_TOKENS: Final = 1_000
-_FRAME_TOKENS: Final = 4
+FRAME_TOKENS: Final = 4
 """What a provider puts around a message."""
 
 _COUNTING_SECONDS: Final = 5.0
@@ -49,7 +49,7 @@ def text_tokens(text: str) -> int:
 
 def message_tokens(message: message_pb2.Message) -> int:
     """The tokens of a message, calls and results included."""
-    return _FRAME_TOKENS + _parts_tokens(message.parts)
+    return FRAME_TOKENS + _parts_tokens(message.parts)
 
 
 def request_tokens(request: ModelRequest) -> int:
