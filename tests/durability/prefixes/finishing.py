@@ -34,6 +34,8 @@ class Finished:
     ledger: Sequence[message_pb2.Usage]
     messages: Sequence[StoredMessage]
     """The session's."""
+    state_json: str
+    """The values that the session has at the end."""
     replayed: Replayed
 
 
@@ -159,5 +161,6 @@ async def _finished(
         tree=await house.tree(log),
         ledger=[entry.usage for entry in await house.store.usage.of_run(run.run_id)],
         messages=await house.messages(run.session_id),
+        state_json=(await house.store.sessions.cut(ME, run.session_id)).state_json,
         replayed=await house.replay(log),
     )

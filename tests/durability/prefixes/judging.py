@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from bough.v1 import error_pb2, event_pb2, invocation_pb2, message_pb2
 from bough_server import events, usage
 from bough_server.runtime import keys
+from bough_server.state import json_of
+from bough_server.state_fold import StateFold
 from bough_server.tools.builtin import RESERVED
 from tests.durability.prefixes.finishing import Finished
 from tests.durability.prefixes.scenario import name_of
@@ -29,6 +31,7 @@ def check_finished(finished: Finished, prefix: Sequence[event_pb2.AgentEvent], w
     assert _end(finished) == _end(whole)
     assert _agents(finished.tree) == _agents(whole.tree)
     assert _tools(finished.tree) == _tools(whole.tree)
+    assert finished.state_json == whole.state_json
     _check_calls(finished, whole, prefix)
     _check_words(finished, whole)
     _check_usage(finished, whole)
@@ -39,9 +42,17 @@ def check_kept(finished: Finished, prefix: Sequence[event_pb2.AgentEvent], whole
     assert finished.log[: len(prefix)] == prefix
     check_laws(finished.log)
     assert finished.replayed.divergence == ""
+    assert finished.state_json == _folded_state(finished.log)
     wished = [event.cancel_requested.reason for event in finished.log if event.HasField("cancel_requested")]
     assert event_pb2.CANCEL_REASON_SERVER not in wished, "no log is refused that was written by the same agents"
     assert usage.summed(finished.ledger) == _tokens(_tree_usage(finished))
+
+
+def _folded_state(log: Sequence[event_pb2.AgentEvent]) -> str:
+    fold = StateFold()
+    for event in log:
+        fold.take(event)
+    return json_of(fold.values)
 
 
 def _end(finished: Finished) -> tuple[str | None, list[str], error_pb2.AgentError, event_pb2.EndReason.ValueType]:
@@ -148,7 +159,8 @@ def _each_call(log: Sequence[event_pb2.AgentEvent]) -> Iterator[tuple[str, Calle
         if event.HasField("llm_started") or event.HasField("tool_started"):
             started[key] = event
         elif event.HasField("llm_completed") or (event.HasField("llm_failed") and key in started):
-            name = f"{event.agent} asks its model at step {event.step_index}"
+            who = f"{event.agent}.summary" if events.is_summarizing(event) else event.agent
+            name = f"{who} asks its model at step {event.step_index}"
             yield key, Called(name, event.attempt, not _is_cancelled(event.llm_failed.error))
         elif events.kind_of(event) in (events.TOOL_COMPLETED, events.TOOL_FAILED) and key in started:
             result = event.tool_completed.result if event.HasField("tool_completed") else event.tool_failed.result
