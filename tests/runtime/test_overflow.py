@@ -1,4 +1,4 @@
-"""Histories that are more than a model takes: what its requests then hold, what is recorded, and what later runs see."""
+"""Histories that are more than a model takes: what its requests hold, what is recorded, and what later runs see."""
 
 import json
 from pathlib import Path

@@ -81,12 +81,14 @@ def _is_of_a_model(event: event_pb2.AgentEvent) -> bool:
 
 
 def _check_summaries(log: Sequence[event_pb2.AgentEvent]) -> None:
-    """A summary follows right behind the model's answer that it was made of, and is before the step that it is for."""
-    for event, following in itertools.pairwise(log):
-        if following.HasField("history_compacted"):
-            assert event.HasField("llm_completed")
-            assert event.effect_key == following.effect_key
-            assert events.is_summarizing(following)
+    """A summary is recorded after the model's answer that it was made of, once, and before the step that it is for."""
+    answered: set[str] = set()
+    for event in log:
+        if event.HasField("llm_completed") and events.is_summarizing(event):
+            answered.add(event.effect_key)
+        elif event.HasField("history_compacted"):
+            assert event.effect_key in answered
+            answered.discard(event.effect_key)
     stepped = {event.effect_key: event.sequence for event in reversed(log) if event.HasField("llm_started")}
     for event in log:
         if events.is_summarizing(event):

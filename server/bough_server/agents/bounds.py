@@ -9,6 +9,7 @@ from google.protobuf.duration_pb2 import Duration
 from google.protobuf.message import Message
 
 from bough.v1 import agent_pb2, policy_pb2
+from bough_server.agents.histories import history_mistakes
 from bough_server.runtime.agent import llm_of
 
 FieldMistake: TypeAlias = tuple[str, str]
@@ -39,6 +40,7 @@ def bound_mistakes(definition: agent_pb2.AgentDefinition) -> Iterator[FieldMista
         yield from _limits_mistakes(link.limits, f"sub_agents[{index}].limits")
     yield from _delta_mistakes(definition.delta.aggregated)
     yield from _llm_mistakes(llm_of(definition))
+    yield from history_mistakes(definition)
 
 
 def json_object_mistake(text: str) -> str:

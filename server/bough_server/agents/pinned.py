@@ -7,11 +7,12 @@ from collections.abc import Mapping, Sequence
 from typing import Final
 
 from bough.v1 import agent_pb2, event_pb2
+from bough_server.agents.histories import models_of
 from bough_server.agents.kinds import agent_of
 from bough_server.agents.naming import functions_gone
 from bough_server.functions import Function
 from bough_server.models.model import Model
-from bough_server.runtime.agent import Agent, Resolver, RunVersions, llm_of
+from bough_server.runtime.agent import Agent, Resolver, RunVersions
 from bough_server.tools.tool import Tool
 
 REPLAY_VERSION: Final = 1
@@ -76,7 +77,7 @@ def pinned(
         _check_functions(agent.definition, resolver)
     for name, digest in versions.tools.items():
         _check_tool(name, digest, resolver)
-    asked = {llm_of(each).model for each in definitions.values()} - {""}
+    asked = {name for each in definitions.values() for name in models_of(each)} - {""}
     for name in sorted({*versions.models, *asked}):
         _check_model(name, resolver)
     return PinnedResolver(resolver, agents)

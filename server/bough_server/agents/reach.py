@@ -6,9 +6,10 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import asdict
 
 from bough.v1 import agent_pb2
+from bough_server.agents.histories import models_of
 from bough_server.agents.naming import functions_gone
 from bough_server.models.model import Model
-from bough_server.runtime.agent import Resolver, RunVersions, llm_of
+from bough_server.runtime.agent import Resolver, RunVersions
 from bough_server.tools.builtin import SPECS
 
 
@@ -36,7 +37,7 @@ def versions_of(resolver: Resolver, root: str) -> RunVersions:
     agents = [resolver.agent(definition.name) for definition in definitions]
     names = {link.name for agent in agents for link in agent.tool_links} - SPECS.keys()
     tools = {name: resolver.tool(name).digest for name in names}
-    models = _models(resolver, {llm_of(agent.definition).model for agent in agents})
+    models = _models(resolver, {name for definition in definitions for name in models_of(definition)})
     code = {each.name: each for each in definitions if each.WhichOneof("kind") is None}
     named = {each.function.code for each in definitions if each.HasField("function")}
     code |= {name: resolver.agent(name).definition for name in named}
@@ -76,8 +77,9 @@ def gone(resolver: Resolver, root: str) -> Iterator[str]:
         for tool in agent.tool_links:
             if tool.name not in SPECS and not _has(resolver.tool, tool.name):
                 yield f"The agent {definition.name!r} names the tool {tool.name!r}, which is not there any more."
-        model = llm_of(definition).model
-        if model and not _has(resolver.model, model):
+        for model in sorted(models_of(definition) - {""}):
+            if _has(resolver.model, model):
+                continue
             yield f"The agent {definition.name!r} names the model {model!r}, which is not there any more."
 
 

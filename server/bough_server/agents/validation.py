@@ -9,6 +9,7 @@ from typing import Final
 
 from bough.v1 import agent_pb2, catalog_service_pb2, error_pb2
 from bough_server.agents.bounds import MAX_SCHEMA_BYTES, bound_mistakes, json_object_mistake
+from bough_server.agents.histories import history_mistakes, unknown_models
 from bough_server.agents.naming import naming_mistakes
 from bough_server.agents.structure import structure_mistakes
 from bough_server.documents import suggestion
@@ -69,6 +70,7 @@ def judge(definitions: Sequence[agent_pb2.AgentDefinition], known: Known) -> lis
         mistakes += [Mistake(*each) for each in bound_mistakes(definition)]
         mistakes += [Mistake(*each) for each in structure_mistakes(definition, world.agents)]
         mistakes += [Mistake(*each) for each in naming_mistakes(definition, known.functions, known.code_agents)]
+        mistakes += [Mistake(*each) for each in unknown_models(definition, known.models)]
         if problem := _schema_problem(definition.input_schema_json):
             mistakes.append(Mistake("input_schema_json", problem))
         mistakes += _output(definition)
@@ -131,6 +133,7 @@ def judge_code_agent(
     tools = agent_pb2.AgentDefinition(llm=agent_pb2.LlmAgent(tools=tool_links), sub_agents=agent.sub_agents)
     mistakes = [*_tools(tools, known), *_links(agent, _world(definitions, known))]
     mistakes += [Mistake(*each) for each in naming_mistakes(agent, known.functions, known.code_agents)]
+    mistakes += [Mistake(*each) for each in (*history_mistakes(agent), *unknown_models(agent, known.models))]
     return [Mistake(mistake.field.removeprefix("llm."), mistake.description, mistake.reason) for mistake in mistakes]
 
 

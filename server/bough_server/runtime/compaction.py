@@ -60,6 +60,8 @@ class _Fitting:
         if is_asked:
             return self._make
         check_asked(execution, self._key)
+        if is_begun:
+            check_asked(execution, self._effect)
         await self._ctx.until_live(self._key)
         execution.cancelling.refuse_sealed(self._key)
         try:
