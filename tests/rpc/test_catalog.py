@@ -100,6 +100,8 @@ async def test_a_page_of_agents_stays_within_what_a_client_receives(tmp_path: Pa
     assert (pages, names) == (8, [agent.name for agent in team])
 
 
-async def test_a_server_without_models_and_tools_lists_none(server: Served) -> None:
-    assert await server.catalog.ListTools(pb.ListToolsRequest()) == pb.ListToolsResponse()
+async def test_a_server_without_models_and_tools_lists_the_tools_it_brings_itself(server: Served) -> None:
+    tools = (await server.catalog.ListTools(pb.ListToolsRequest())).tools
+    assert [tool.name for tool in tools if tool.is_built_in] == ["break_loop", "exit", "get_state", "set_state"]
+    assert [tool.name for tool in tools if not tool.is_built_in] == []
     assert await server.catalog.ListModels(pb.ListModelsRequest()) == pb.ListModelsResponse()

@@ -1,6 +1,7 @@
 """The catalog in force: what it finds, lists, hashes and refuses."""
 
 import hashlib
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -124,12 +125,23 @@ def test_versions_are_of_what_a_run_can_reach(registry: Registry) -> None:
 
 def test_everything_is_listed_by_name(registry: Registry) -> None:
     assert [each.name for each in registry.list_agents()] == ["alone", "coder", "lead", "researcher", "writer"]
-    assert list(registry.list_tools()) == [
+    listed = registry.list_tools()
+    assert [(each.name, each.is_built_in) for each in listed] == [
+        ("break_loop", True),
+        ("exit", True),
+        ("forget", False),
+        ("get_state", True),
+        ("search", False),
+        ("set_state", True),
+    ]
+    assert [each for each in listed if not each.is_built_in] == [
         catalog_service_pb2.ToolInfo(
             name=each.name, description=each.description, input_schema_json=each.input_schema_json
         )
         for each in (forget, search)
     ]
+    assert json.loads(listed[1].input_schema_json)["required"] == ["final_result"]
+    assert "Nobody after you is asked" in listed[1].description
     assert [each.name for each in registry.list_models()] == ["large", "small"]
 
 

@@ -15,8 +15,8 @@ from bough_server.errors import ConfigurationError, Problem
 from bough_server.functions import Function
 from bough_server.models.model import Model
 from bough_server.runtime.agent import Agent, RunVersions, llm_of
-from bough_server.tools.builtin import RESERVED
-from bough_server.tools.tool import Tool
+from bough_server.tools.builtin import RESERVED, SPECS
+from bough_server.tools.tool import Tool, spec
 
 T = TypeVar("T")
 
@@ -93,12 +93,16 @@ class Registry:
         return [agent.definition for agent in self._agents.values()]
 
     def list_tools(self) -> Sequence[catalog_service_pb2.ToolInfo]:
-        """Every tool, by name."""
+        """Every tool that a definition may name, by name: the server's own among them."""
+        specs = [*(spec(tool) for tool in self._tools.values()), *SPECS.values()]
         return [
             catalog_service_pb2.ToolInfo(
-                name=tool.name, description=tool.description, input_schema_json=tool.input_schema_json
+                name=each.name,
+                description=each.description,
+                input_schema_json=each.input_schema_json,
+                is_built_in=each.name in SPECS,
             )
-            for _, tool in sorted(self._tools.items())
+            for each in sorted(specs, key=lambda each: each.name)
         ]
 
     def list_models(self) -> Sequence[catalog_service_pb2.ModelInfo]:
