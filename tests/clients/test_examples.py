@@ -1,13 +1,15 @@
 """The examples by their commands, as their READMEs have them: what each answers, and the tree that it makes."""
 
 import re
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import pytest
 from google.protobuf import json_format
 
-from bough import text_of
+from bough import collected, text_of
 from bough.v1 import event_pb2, invocation_pb2
+from bough_server.cli.render.live import LiveView
 from bough_server.models.local import available
 from bough_server.tree import fold
 from tests.clients.commands import bough
@@ -68,10 +70,67 @@ EXPECTED: dict[str, tuple[str, list[Node]]] = {
 }
 
 
-@pytest.fixture
-def database(tmp_path: Path) -> dict[str, str]:
-    """The environment of a database of its own."""
-    return {"BOUGH_DATABASE": str(tmp_path / "bough.db")}
+_TIMES = re.compile(r"(, |  )[0-9.]+ m?s(, [0-9,]+ tokens)?$")
+SHOWN = {
+    "haiku": [
+        "● haiku  loop",
+        "│ ○ round 1",
+        "│ ● poet",
+        "│ │ Red leaves on the path.",
+        "│ │ My old broom is very slow this morning.",
+        "│ │ The wind is quicker.",
+        "│ ✓ poet",
+        "│ ● critic",
+        "│ │ The second line has ten syllables, and may have seven. Take two words out.",
+        "│ ✓ critic",
+        "│ ○ round 2",
+        "│ ● poet #2",
+        "│ │ Red leaves on the path.",
+        "│ │ My broom is slow this morning.",
+        "│ │ The wind is quicker.",
+        "│ ✓ poet #2",
+        "│ ● critic #2",
+        "│ │ → break_loop",
+        "│ │ ← break_loop  The loop ends here.",
+        "│ ✓ critic #2  broke the loop",
+        "✓ haiku  ended by a break",
+    ],
+    "helpline": [
+        "● helpline  swarm",
+        "│ ● greeter",
+        '│ │ → transfer_to_agent {"agent_name": "technician"}',
+        "│ ✓ greeter  handed over",
+        "│ ⇢ greeter hands over to technician",
+        "│ ● technician",
+        "│ │ The router first: hold its button for ten seconds, and the light turns green.",
+        '│ │ → transfer_to_agent {"agent_name": "billing"}',
+        "│ ✓ technician  handed over",
+        "│ ⇢ technician hands over to billing",
+        "│ ● billing",
+        "│ │ I am sorry for the second charge. It is back on your card in three days.",
+        "│ ✓ billing",
+        "✓ helpline",
+    ],
+}
+"""What the live view shows of some turns, in lines without their times."""
+
+Log = list[event_pb2.AgentEvent]
+
+
+@pytest.fixture(scope="module")
+def turn(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Awaitable[Log]]:
+    """Gives the events of the command that the README has for an agent; it is run once."""
+    environment = {"BOUGH_DATABASE": str(tmp_path_factory.mktemp("kinds") / "bough.db")}
+    made: dict[str, Log] = {}
+
+    async def events_of(agent: str) -> Log:
+        if agent not in made:
+            ran = await bough(*CONFIG, "run", agent, COMMANDS[agent], "--output", "json", environment=environment)
+            assert ran.code == 0, ran.err
+            made[agent] = [json_format.Parse(line, event_pb2.AgentEvent()) for line in ran.out.splitlines()]
+        return made[agent]
+
+    return events_of
 
 
 def test_the_readme_has_a_command_for_every_team() -> None:
@@ -79,23 +138,34 @@ def test_the_readme_has_a_command_for_every_team() -> None:
 
 
 @pytest.mark.parametrize("agent", EXPECTED)
-async def test_a_team_of_each_kind_answers_and_has_its_tree(agent: str, database: dict[str, str]) -> None:
+async def test_a_team_of_each_kind_answers_and_has_its_tree(agent: str, turn: Callable[[str], Awaitable[Log]]) -> None:
     answer, nodes = EXPECTED[agent]
-    record = await _record(agent, database)
-    assert text_of(record.final_response) == answer
+    log = await turn(agent)
+    record = fold(log)
+    assert collected(log).answer == text_of(record.final_response) == answer
     assert [(node.depth, node.name, _reason(node)) for node in record.agents] == nodes
     assert not [*record.anomalies, *(text for node in record.agents for text in node.anomalies)]
 
 
-async def test_the_definitions_are_right(database: dict[str, str]) -> None:
-    found = await bough(*CONFIG, "agents", "validate", str(KINDS / "agents"), environment=database)
+@pytest.mark.parametrize("agent", SHOWN)
+async def test_a_turn_reads_as_what_happened(agent: str, turn: Callable[[str], Awaitable[Log]]) -> None:
+    view = LiveView(width=100)
+    lines = [_TIMES.sub("", line.plain) for event in await turn(agent) for line in view.feed(event)]
+    assert lines == SHOWN[agent]
+
+
+async def test_the_definitions_are_right(tmp_path: Path) -> None:
+    environment = {"BOUGH_DATABASE": str(tmp_path / "bough.db")}
+    found = await bough(*CONFIG, "agents", "validate", str(KINDS / "agents"), environment=environment)
     assert (found.code, found.out) == (0, "")
 
 
 @pytest.mark.skipif(available() is not None, reason=f"THE EMBEDDED SUPERVISOR IS NOT TESTED: {available()}")
 @pytest.mark.timeout(120)
-async def test_the_embedded_model_hands_over_to_a_member_and_answers_after_it(database: dict[str, str]) -> None:
-    record = await _record("porter", database)
+async def test_the_embedded_model_hands_over_to_a_member_and_answers_after_it(
+    turn: Callable[[str], Awaitable[Log]],
+) -> None:
+    record = fold(await turn("porter"))
     assert text_of(record.final_response).strip() != ""
     # Which guide it asks, and what they say, is a very small model's.
     assert [(node.depth, node.kind, node.trigger, node.step_count) for node in record.agents] == [
@@ -103,13 +173,6 @@ async def test_the_embedded_model_hands_over_to_a_member_and_answers_after_it(da
         (1, event_pb2.AGENT_KIND_LLM, event_pb2.TRIGGER_TRANSFER, 1),
     ]
     assert [tool.name for tool in record.tools] == ["transfer_to_agent"]
-
-
-async def _record(agent: str, database: dict[str, str]) -> invocation_pb2.Invocation:
-    """What the command that the README has for an agent makes."""
-    ran = await bough(*CONFIG, "run", agent, COMMANDS[agent], "--output", "json", environment=database)
-    assert ran.code == 0, ran.err
-    return fold([json_format.Parse(line, event_pb2.AgentEvent()) for line in ran.out.splitlines()])
 
 
 def _reason(node: invocation_pb2.AgentInvocation) -> str:
