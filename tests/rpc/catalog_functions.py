@@ -1,0 +1,28 @@
+"""Pure functions and code that stored agents may name."""
+
+from bough.v1.message_pb2 import Message
+from bough_server import Context, Situation, agent, condition, input_builder, rewriter
+
+
+@condition
+def enough(situation: Situation) -> bool:
+    """Whether there were two rounds."""
+    return situation.round == 1
+
+
+@input_builder
+def in_capitals(situation: Situation) -> str:
+    """What the caller was told, louder."""
+    return "".join(part.text for part in situation.input.parts).upper()
+
+
+@rewriter
+def hidden(message: Message) -> list[Message]:
+    """Nothing of what others said."""
+    return []
+
+
+@agent(version="3")
+async def repeater(ctx: Context, input: Message) -> str:
+    """Says who it is and what it was told."""
+    return f"{ctx.definition.name}: {input.parts[0].text}"
