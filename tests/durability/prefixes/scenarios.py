@@ -7,6 +7,8 @@ from tests.durability.prefixes.bounding import ONE_AT_A_TIME, SPENT, UNSAID
 from tests.durability.prefixes.calling import BOUNDED, DEEP, PLAIN, RETRYING, SUB_AGENTS, TOOLS
 from tests.durability.prefixes.coding import CODED
 from tests.durability.prefixes.ending import ABORTING, CANCELLED, OVERTIME
+from tests.durability.prefixes.keeping import KEEPING
+from tests.durability.prefixes.remembering import REMEMBERING
 
 SCENARIOS: Final = (
     PLAIN,
@@ -24,6 +26,8 @@ SCENARIOS: Final = (
     RECOVERING,
     DISMISSED,
     CODED,
+    KEEPING,
+    REMEMBERING,
     SPENT,
     UNSAID,
     ONE_AT_A_TIME,
