@@ -201,6 +201,16 @@ def test_only_the_last_attempt_of_a_step_counts(pieces: list[tuple[str, int, int
     assert {(t.invocation_id, t.step_index): t.text for t in collected(turn.events).texts} == expected
 
 
+def test_agents_in_one_place_of_the_tree_are_told_apart_by_their_invocations() -> None:
+    turn = Turn()
+    for chain, text in (("lead/poet", "Leaves."), ("lead/poet#2", "Red leaves."), ("lead/poet", " More.")):
+        turn.add(chain, sub_agent_partial=event_pb2.SubAgentPartial(text=text))
+    assert [(text.invocation_id, text.agent, text.text) for text in collected(turn.events).texts] == [
+        ("id-of-lead/poet", "poet", "Leaves. More."),
+        ("id-of-lead/poet#2", "poet", "Red leaves."),
+    ]
+
+
 def test_a_retry_voids_what_was_said_even_if_the_next_attempt_says_nothing() -> None:
     turn = Turn()
     turn.add("lead", attempt=1, llm_output_delta=event_pb2.LlmOutputDelta(text="Ow"))

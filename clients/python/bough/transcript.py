@@ -7,7 +7,10 @@ from bough.v1 import event_pb2
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepText:
-    """What an agent said in one step, as streamed: the deltas of its last attempt."""
+    """What an agent said in one step, as streamed: the deltas of its last attempt.
+
+    A SUMMARY shows no retries of sub-agents: there the last attempt is the last one that said something.
+    """
 
     invocation_id: str
     agent: str
