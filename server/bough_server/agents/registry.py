@@ -6,6 +6,7 @@ from typing import Protocol, TypeVar
 
 from bough.v1 import agent_pb2, catalog_service_pb2
 from bough_server.agents.definition import Source, with_revision
+from bough_server.agents.histories import models_of
 from bough_server.agents.kinds import agent_of
 from bough_server.agents.reach import reachable, versions_of
 from bough_server.agents.sources import source_problems
@@ -14,7 +15,7 @@ from bough_server.documents import raise_problems
 from bough_server.errors import ConfigurationError, Problem
 from bough_server.functions import Function
 from bough_server.models.model import Model
-from bough_server.runtime.agent import Agent, RunVersions, llm_of
+from bough_server.runtime.agent import Agent, RunVersions
 from bough_server.tools.builtin import RESERVED, SPECS
 from bough_server.tools.tool import Tool, spec
 
@@ -121,7 +122,7 @@ class Registry:
         stored: Iterable[agent_pb2.AgentDefinition] = (),
     ) -> Known:
         """What definitions may name in this catalog, with those that are stored beside it."""
-        named = {llm_of(definition).model for definition in definitions} - {""}
+        named = {name for definition in definitions for name in models_of(definition)} - {""}
         listed = {info.name for info in self._models.list()}
         return Known(
             tools=self._tools.keys(),
