@@ -47,11 +47,18 @@ def test_what_an_agent_answered_itself_is_its_last_text(
     scenario: Scenario, recorded: Callable[[Scenario], Log]
 ) -> None:
     run = collected(recorded(scenario))
-    last = {text.invocation_id: text.text for text in run.texts}
+    started = {event.invocation_id: event.sub_agent_started for event in run.events if _has(event, "sub_agent_started")}
+    last_step = {step.invocation_id: step for step in run.steps}
+    last_text = {text.invocation_id: text.text for text in run.texts}
     for event in run.events:
-        end = event.sub_agent_completed
-        if event.HasField("sub_agent_completed") and end.step_id and end.end_reason == event_pb2.END_REASON_ANSWERED:
-            assert last[event.invocation_id] == text_of(end.output)
+        id, end = event.invocation_id, event.sub_agent_completed
+        if not _has(event, "sub_agent_completed") or started[id].kind != event_pb2.AGENT_KIND_LLM:
+            continue
+        said = last_step[id].llm_response.message
+        if end.end_reason == event_pb2.END_REASON_ANSWERED and not any(
+            part.HasField("tool_call") for part in said.parts
+        ):
+            assert last_text[id] == text_of(end.output)
 
 
 @every_kind
@@ -73,6 +80,10 @@ def test_the_end_of_the_log_is_the_end_of_the_run(scenario: Scenario, recorded: 
     else:
         end_of_failure = log[-1].run_failed
         assert (run.state, run.error, run.answer) == (event_pb2.STATE_FAILED, end_of_failure.error, "")
+
+
+def _has(event: event_pb2.AgentEvent, payload: str) -> bool:
+    return event.WhichOneof("payload") == payload
 
 
 def _answered(run: CollectedRun) -> list[step_pb2.AgentStep]:
