@@ -40,6 +40,19 @@ async def coder(ctx: Context, input: message_pb2.Message) -> str:
     return await ctx.step("{step}", work) + ": " + input.parts[0].text
 """
 
+KEEPER = """
+from bough.v1 import message_pb2
+from bough_server import Context, agent
+
+
+@agent
+async def keeper(ctx: Context, input: message_pb2.Message) -> str:
+    '''Counts its turns in the session.'''
+    ctx.state["turns"] = ctx.state.get("turns", 0) + 1
+    await ctx.now()
+    return f"turn {ctx.state['turns']}"
+"""
+
 
 async def embedded(config: Path, *arguments: str, database: Path) -> Finished:
     environment = {"BOUGH_DATABASE": str(database), "BOUGH_DEFAULT_MODEL": ""}
@@ -88,6 +101,21 @@ async def test_a_run_replays_from_its_log_also_as_a_later_turn_of_its_session(tm
         )
         assert replayed == Finished(code=0, out=said, err="")
     assert (await embedded(config, "runs", "--json", database=database)).out == before.out
+
+
+async def test_a_run_replays_with_the_values_that_it_began_with(tmp_path: Path) -> None:
+    database, folder = tmp_path / "bough.db", tmp_path / "a"
+    folder.mkdir()
+    (folder / "keeper.py").write_text(KEEPER, encoding="utf-8")
+    config = write_project(folder, llm("lead"), script={"lead": ["Hm."]}, python=["keeper"])
+    first = await recorded(config, "keeper", database=database)
+    session_id = first[0].session_id
+    second = await recorded(config, "keeper", "--session", session_id, database=database)
+    assert second[-1].run_completed.final_answer.parts[0].text == "turn 2"
+    changed = await embedded(config, "sessions", "set", session_id, "turns=9", database=database)
+    assert (changed.code, changed.out) == (0, "turns=9\n")
+    replayed = await embedded(config, "replay", second[0].run_id, database=database)
+    assert (replayed.code, "nothing diverged" in replayed.out) == (0, True), replayed.out
 
 
 async def test_an_agent_that_changed_is_named_with_both_revisions_and_tried_by_force(tmp_path: Path) -> None:
