@@ -11,6 +11,7 @@ import signal
 import sys
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
@@ -33,6 +34,7 @@ from bough_server.errors import ConfigurationError
 from bough_server.ids import new_uuid7
 from bough_server.interceptors.auth import current_principal
 from bough_server.interceptors.chain import interceptors
+from bough_server.metrics import open_metrics
 from bough_server.models.configured import ConfiguredModels, build_models
 from bough_server.runs import RunDefaults, Runs
 from bough_server.runs.equipment import Equipment
@@ -73,6 +75,8 @@ class App:
         self._watching: asyncio.Task[None] | None = None
         self.address = ""
         """HOST:PORT, with the port that was bound."""
+        self.scraped = ""
+        """HOST:PORT where metrics are found; empty where they are not."""
 
     @classmethod
     @asynccontextmanager
@@ -95,7 +99,13 @@ class App:
             provider = make_provider(export=settings.exports_traces)
             tracing = Tracing(provider, capture_content=settings.telemetry.capture_content)
             stack.push_async_callback(asyncio.to_thread, tracing.close)
-            equipment = _equipment(settings, store=store, registry=registry, tracing=tracing, clock=clock)
+            told = settings.telemetry
+            metrics, scraped = await stack.enter_async_context(
+                open_metrics(host=told.prometheus_host, port=told.prometheus_port, export=settings.exports_metrics)
+            )
+            equipment = replace(
+                _equipment(settings, store=store, registry=registry, tracing=tracing, clock=clock), metrics=metrics
+            )
             runs = Runs(equipment)
             stack.push_async_callback(runs.close)
             found = await runs.recover() if goes_on else 0
@@ -106,6 +116,7 @@ class App:
             if settings.server.reflection:
                 add_reflection(server)
             app = cls(settings=settings, store=store, registry=registry, runs=runs, server=server)
+            app.scraped = scraped
             stack.push_async_callback(app.stop)
             await app.start()
             yield app

@@ -69,22 +69,31 @@ class _Environment(BaseSettings):
 
 
 class _OpenTelemetry(BaseSettings):
-    """Of what OpenTelemetry's own variables say, whether spans are to go anywhere; the exporter reads the rest."""
+    """Of what OpenTelemetry's own variables say, whether spans and metrics go anywhere; exporters read the rest."""
 
     model_config = SettingsConfigDict(env_prefix="OTEL_", env_ignore_empty=True, extra="ignore", frozen=True)
 
     sdk_disabled: str = "false"
     traces_exporter: str = ""
+    metrics_exporter: str = ""
     exporter_otlp_endpoint: str = ""
     exporter_otlp_traces_endpoint: str = ""
+    exporter_otlp_metrics_endpoint: str = ""
 
     @property
     def exports_traces(self) -> bool:
+        return self._exports(self.traces_exporter, self.exporter_otlp_traces_endpoint)
+
+    @property
+    def exports_metrics(self) -> bool:
+        return self._exports(self.metrics_exporter, self.exporter_otlp_metrics_endpoint)
+
+    def _exports(self, exporter: str, endpoint: str) -> bool:
         if self.sdk_disabled.strip().lower() == "true":
             return False
-        if self.traces_exporter:
-            return "otlp" in self.traces_exporter
-        return bool(self.exporter_otlp_endpoint or self.exporter_otlp_traces_endpoint)
+        if exporter:
+            return "otlp" in exporter
+        return bool(self.exporter_otlp_endpoint or endpoint)
 
 
 class Secrets(Mapping[str, str]):
@@ -131,11 +140,17 @@ class Settings(Section):
     _secrets: Secrets = PrivateAttr(default_factory=lambda: Secrets({}))
 
     _exports_traces: bool = PrivateAttr(default=False)
+    _exports_metrics: bool = PrivateAttr(default=False)
 
     @property
     def exports_traces(self) -> bool:
         """Whether OpenTelemetry's variables ask for spans by OTLP, and so name where to."""
         return self._exports_traces
+
+    @property
+    def exports_metrics(self) -> bool:
+        """The same of metrics."""
+        return self._exports_metrics
 
     @property
     def folder(self) -> Path:
@@ -172,7 +187,8 @@ class Settings(Section):
         names = {model.api_key_env for model in settings.models.values()} - {""}
         variables = os.environ
         settings._secrets = Secrets({name: variables[name] for name in sorted(names) if variables.get(name)})
-        settings._exports_traces = _OpenTelemetry().exports_traces
+        telemetry = _OpenTelemetry()
+        settings._exports_traces, settings._exports_metrics = telemetry.exports_traces, telemetry.exports_metrics
         return settings
 
 

@@ -132,9 +132,12 @@ class RunsSection(Section):
 
 
 class TelemetrySection(Section):
-    """What spans carry; where they go is said by the OTEL_ variables."""
+    """What spans carry, and where metrics are found; where both go by OTLP is said by the OTEL_ variables."""
 
     capture_content: Flag = False
+    prometheus_host: Annotated[str, Field(min_length=1)] = "127.0.0.1"
+    prometheus_port: Annotated[int, Field(ge=0, le=65535, strict=True)] | None = None
+    """Where metrics are scraped; None for nowhere, 0 for any port that is free."""
 
 
 def database_url(text: str, folder: Path) -> str:

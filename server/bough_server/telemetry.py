@@ -190,12 +190,16 @@ def make_provider(*, export: bool, processor: SpanProcessor | None = None) -> Tr
     Without export spans are not recorded, which makes them cheap, and still have ids. Another processor takes the
     exporter's place.
     """
-    resource = Resource({"service.name": "bough"}).merge(OTELResourceDetector().detect())
     if not export and processor is None:
-        return TracerProvider(sampler=ALWAYS_OFF, resource=resource, shutdown_on_exit=False)
-    provider = TracerProvider(resource=resource, shutdown_on_exit=False)
+        return TracerProvider(sampler=ALWAYS_OFF, resource=resource(), shutdown_on_exit=False)
+    provider = TracerProvider(resource=resource(), shutdown_on_exit=False)
     provider.add_span_processor(processor or _exporting())
     return provider
+
+
+def resource() -> Resource:
+    """Who speaks: OTEL_SERVICE_NAME and OTEL_RESOURCE_ATTRIBUTES, or `bough`."""
+    return Resource({"service.name": "bough"}).merge(OTELResourceDetector().detect())
 
 
 def _exporting() -> SpanProcessor:

@@ -22,6 +22,7 @@ from bough_server.agents.catalog import AgentCatalog
 from bough_server.agents.registry import Models, Registry
 from bough_server.clock import Clock, SystemClock
 from bough_server.functions import Function
+from bough_server.metrics import Metrics
 from bough_server.runs import Runs
 from bough_server.runs.admission import RunDefaults
 from bough_server.runs.equipment import Equipment
@@ -208,6 +209,7 @@ async def open_house(
     hooks: CommitHooks | None = None,
     clock: Clock | None = None,
     worker: str = "the-house",
+    metrics: Metrics | None = None,
 ) -> AsyncIterator[House]:
     """A house on a database file in a folder; it lets go of everything at the end."""
     clock = clock or SystemClock()
@@ -228,6 +230,7 @@ async def open_house(
             clock=clock,
             defaults=defaults or RunDefaults(),
             worker=worker,
+            metrics=metrics,
         )
     )
     await store.leases.renew(worker)

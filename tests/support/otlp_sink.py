@@ -1,4 +1,4 @@
-"""An OTLP/gRPC endpoint that keeps the spans it is sent; a program of its own, or a context inside a test.
+"""An OTLP/gRPC endpoint that keeps what it is sent of spans and metrics; a program of its own, or a context of a test.
 
 python -m tests.support.otlp_sink --port 0 --out SPANS.jsonl --ready-file F
 """
@@ -14,6 +14,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import grpc
+from opentelemetry.proto.collector.metrics.v1 import metrics_service_pb2, metrics_service_pb2_grpc
 from opentelemetry.proto.collector.trace.v1 import trace_service_pb2, trace_service_pb2_grpc
 from opentelemetry.proto.common.v1.common_pb2 import AnyValue, KeyValue
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
@@ -53,12 +54,33 @@ class TraceSink(trace_service_pb2_grpc.TraceServiceServicer):
         return trace_service_pb2.ExportTraceServiceResponse()
 
 
+class MetricsSink(metrics_service_pb2_grpc.MetricsServiceServicer):
+    """Hands the name of every metric on, each time it comes."""
+
+    def __init__(self, count: Callable[[str], None]) -> None:
+        self._count = count
+
+    def Export(
+        self, request: metrics_service_pb2.ExportMetricsServiceRequest, context: grpc.ServicerContext
+    ) -> metrics_service_pb2.ExportMetricsServiceResponse:
+        """Takes a batch of metrics."""
+        for resource in request.resource_metrics:
+            for scope in resource.scope_metrics:
+                for metric in scope.metrics:
+                    self._count(metric.name)
+        return metrics_service_pb2.ExportMetricsServiceResponse()
+
+
 @contextmanager
-def serving_sink(keep: Callable[[SentSpan], None], *, port: int = 0) -> Iterator[str]:
+def serving_sink(
+    keep: Callable[[SentSpan], None], *, count: Callable[[str], None] = lambda _: None, port: int = 0
+) -> Iterator[str]:
     """Serves a sink on loopback, in a thread of its own; gives its address."""
     server = grpc.server(ThreadPoolExecutor(max_workers=1), options=(("grpc.so_reuseport", 0),))
     sink = TraceSink(keep)
     trace_service_pb2_grpc.add_TraceServiceServicer_to_server(sink, server)  # type: ignore[no-untyped-call] # untyped
+    counter = MetricsSink(count)
+    metrics_service_pb2_grpc.add_MetricsServiceServicer_to_server(counter, server)  # type: ignore[no-untyped-call]
     bound = server.add_insecure_port(f"127.0.0.1:{port}")
     server.start()
     try:

@@ -11,6 +11,7 @@ from pydantic import BaseModel
 from bough.v1 import error_pb2
 from bough_server.errors import CallError
 from bough_server.settings import Settings
+from bough_server.settings_sections import LimitSet
 
 ROOT = Path(__file__).parents[2]
 ROW = re.compile(r"^\| `([A-Z_]+)` \| ([a-z, ]+) \| ([A-Z_]*) ?\|", re.MULTILINE)
@@ -53,7 +54,7 @@ def test_every_setting_is_in_the_reference_and_no_other() -> None:
     assert documented == set(_keys(Settings, "")) - {f"limits.maximum.{name}" for name in _LIMITS} | {"limits.maximum"}
 
 
-_LIMITS = ("model_calls", "tool_calls", "depth", "handoffs", "wall_duration")
+_LIMITS = tuple(LimitSet.model_fields)
 
 
 def _keys(section: type[BaseModel], prefix: str) -> list[str]:

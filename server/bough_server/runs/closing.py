@@ -10,6 +10,8 @@ from bough_server.runs.endings import why_ended
 from bough_server.runs.equipment import Equipment
 from bough_server.runtime.closing import closing
 from bough_server.runtime.invocations import Invocations
+from bough_server.runtime.journal import Journal
+from bough_server.runtime.measuring import Measuring
 from bough_server.store.ports import EventLog, Record, RunRecord
 
 
@@ -56,6 +58,10 @@ async def close_run(equipment: Equipment, record: RunRecord, why: Why) -> None:
     made.extend(closing(invocations, "", why.error, why.below, now))
     records = as_records(made, after=record.run.last_sequence, now_ns=now)
     await equipment.log.take_over(record.run.run_id, epoch=record.epoch + 1, owner=equipment.worker, records=records)
+    if equipment.metrics is not None:
+        measuring = Measuring(equipment.metrics, invocations, Journal(log))
+        for event in made:
+            measuring.take(event)
 
 
 async def read_log(log: EventLog, run_id: str) -> list[event_pb2.AgentEvent]:

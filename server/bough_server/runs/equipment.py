@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 from bough_server.agents.catalog import AgentCatalog
 from bough_server.clock import Clock
+from bough_server.metrics import Metrics
 from bough_server.runs.admission import RunDefaults
 from bough_server.runtime.agent import Resolver
 from bough_server.store.owners import Lease, Mailbox
@@ -31,3 +32,5 @@ class Equipment:
     clock: Clock
     defaults: RunDefaults
     worker: str
+    metrics: Metrics | None = None
+    """What the process counts; None where nobody asks for it."""

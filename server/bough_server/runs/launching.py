@@ -61,9 +61,10 @@ class Launcher:
             journal=journal,
             recorder=recorder,
             default_delta=equipment.defaults.delta,
+            metrics=equipment.metrics,
         )
         execution.spans[""] = traced
-        live = LiveRun(record, execution, is_queued=is_queued, on_end=self._on_end)
+        live = LiveRun(record, execution, is_queued=is_queued, on_end=self._on_end, metrics=equipment.metrics)
         self._roster.add(live)
         deadline = deadline_ns(log)
         bounds = [deadline_bound(deadline, equipment.clock.now_ns())] if deadline is not None else []

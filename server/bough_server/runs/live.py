@@ -2,12 +2,14 @@
 
 import asyncio
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import nullcontext
 from typing import Final
 
 import structlog
 
 from bough.v1 import event_pb2, policy_pb2
 from bough_server.errors import Fenced, NonDeterministic, ServerStopping, StorageFailed
+from bough_server.metrics import Metrics
 from bough_server.runs.endings import Bound, why_ended
 from bough_server.runtime.dispatcher import dispatch_root
 from bough_server.runtime.execution import Execution
@@ -29,7 +31,9 @@ class LiveRun:
         *,
         is_queued: bool,
         on_end: "Callable[[LiveRun, BaseException | None], None]",
+        metrics: Metrics | None = None,
     ) -> None:
+        self._metrics = metrics
         self.record = record
         self.has_waited = is_queued
         """Whether it had to wait for its session."""
@@ -185,7 +189,8 @@ class LiveRun:
         stopped: BaseException | None = None
         try:
             await self._turn.wait()
-            await self._execute()
+            with self._metrics.run_active() if self._metrics is not None else nullcontext():
+                await self._execute()
         except ServerStopping as error:
             stopped = error
         except (StorageFailed, Fenced) as error:

@@ -9,9 +9,11 @@ from collections.abc import Callable, Sequence
 from bough.v1 import event_pb2
 from bough_server import events
 from bough_server.errors import NonDeterministic
+from bough_server.metrics import Metrics
 from bough_server.runtime import keys
 from bough_server.runtime.invocations import Invocations
 from bough_server.runtime.journal import Identity, Journal, identity_of
+from bough_server.runtime.measuring import Measuring
 from bough_server.runtime.recorder import Joining, Piece, Recorder
 from bough_server.runtime.sameness import same_fact
 
@@ -19,9 +21,10 @@ from bough_server.runtime.sameness import same_fact
 class Chronicle:
     """What one run says, and what is open in it."""
 
-    def __init__(self, journal: Journal, recorder: Recorder | None) -> None:
+    def __init__(self, journal: Journal, recorder: Recorder | None, metrics: Metrics | None = None) -> None:
         self.journal = journal
         self.invocations = Invocations()
+        self._measuring = Measuring(metrics, self.invocations, journal) if metrics is not None else None
         self.is_live = journal.is_empty
         self._recorder = recorder
         self._observed: set[Identity] = set()
@@ -57,6 +60,7 @@ class Chronicle:
         kept, self._kept = self._kept, []
         if kept and self._recorder is not None:
             self._recorder.record(kept)
+            self._measure(kept)
 
     def observe(self, event: event_pb2.AgentEvent) -> None:
         """Takes in an event that is recorded, or was."""
@@ -107,8 +111,14 @@ class Chronicle:
             )
         if self.is_live:
             self._recorder.record(fresh)
+            self._measure(fresh)
         else:
             self._kept.extend(fresh)
+
+    def _measure(self, recorded: Sequence[event_pb2.AgentEvent]) -> None:
+        if self._measuring is not None:
+            for event in recorded:
+                self._measuring.take(event)
 
     def _holds(self, event: event_pb2.AgentEvent) -> bool:
         recorded = self.journal.recorded.get(identity_of(event))

@@ -12,6 +12,7 @@ from typing import Any
 from bough.v1 import error_pb2, event_pb2, input_pb2, policy_pb2
 from bough_server.clock import Clock
 from bough_server.errors import NonDeterministic, RunError, ServerStopping
+from bough_server.metrics import Metrics
 from bough_server.runtime import keys
 from bough_server.runtime.agent import Resolver
 from bough_server.runtime.answers import expired, received
@@ -56,6 +57,7 @@ class Execution:
         journal: Journal,
         recorder: Recorder | None,
         default_delta: policy_pb2.DeltaPolicy | None = None,
+        metrics: Metrics | None = None,
     ) -> None:
         self.facts = facts
         self.session = facts.session
@@ -71,7 +73,7 @@ class Execution:
         self.clock = clock
         self.journal = journal
         self.tasks = Tasks(facts.run_id, self._quiet)
-        self.chronicle = Chronicle(journal, recorder)
+        self.chronicle = Chronicle(journal, recorder, metrics)
         self.invocations = self.chronicle.invocations
         self.spans: dict[str, Traced] = {}
         self.cancelling = Cancelling(journal, self.chronicle, self.tasks, clock, self.spans, emit=self._emit)

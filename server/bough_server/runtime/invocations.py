@@ -23,12 +23,18 @@ class Invocations:
 
     def __init__(self) -> None:
         self._open: dict[str, OpenInvocation] = {}
+        self.kinds: dict[str, event_pb2.AgentKind.ValueType] = {}
+        """The kind of agent of every invocation, over or not."""
 
     def __contains__(self, invocation_id: str) -> bool:
         return invocation_id in self._open
 
     def __getitem__(self, invocation_id: str) -> OpenInvocation:
         return self._open[invocation_id]
+
+    def get(self, invocation_id: str) -> OpenInvocation | None:
+        """The open invocation of an id; None where there is none."""
+        return self._open.get(invocation_id)
 
     def root(self) -> OpenInvocation:
         """The run's root, while it is open."""
@@ -65,6 +71,7 @@ class Invocations:
             trace_id=event.trace_id,
             span_id=event.span_id,
         )
+        self.kinds[event.invocation_id] = event.run_started.kind or event.sub_agent_started.kind
         start_ns = event.time.ToNanoseconds()
         caller = self._open.get(event.parent_invocation_id)
         if caller is not None and event.sub_agent_started.call_id:

@@ -1,0 +1,243 @@
+"""Metrics of this process by OpenTelemetry: agents, model calls, tools and runs, for Prometheus and by OTLP.
+
+Names of model calls are those of the GenAI conventions. What is counted costs the caller an entry in a queue; whoever
+collects does the rest. Names that come from outside are bounded in number. It knows no events.
+"""
+
+import asyncio
+import contextlib
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator
+from threading import Thread
+from typing import TYPE_CHECKING, Final, NamedTuple
+from wsgiref.simple_server import WSGIServer
+
+from opentelemetry.metrics import CallbackOptions, Histogram, Observation
+from opentelemetry.sdk.metrics import AlwaysOffExemplarFilter, MeterProvider
+from opentelemetry.sdk.metrics.export import MetricReader, PeriodicExportingMetricReader
+
+from bough.v1 import message_pb2
+from bough_server.errors import ConfigurationError
+from bough_server.telemetry import resource
+
+if TYPE_CHECKING:
+    from prometheus_client import CollectorRegistry
+
+MAX_NAMES: Final = 256
+"""How many names of agents, of tools and of models are told apart; further ones are OTHER."""
+OTHER: Final = "other"
+
+_MAX_PENDING: Final = 4096
+_SECONDS: Final = (0.01, 0.02, 0.04, 0.08, 0.16, 0.32, 0.64, 1.28, 2.56, 5.12, 10.24, 20.48, 40.96, 81.92)
+"""What the GenAI conventions advise for the duration of an operation."""
+_LONG_SECONDS: Final = (*_SECONDS, 163.84, 327.68, 655.36, 1310.72, 2621.44)
+_TOKENS: Final = tuple(4**power for power in range(14))
+"""What they advise for tokens."""
+
+
+class Names:
+    """Names as attributes: the first MAX_NAMES of them, and OTHER for all that come later."""
+
+    def __init__(self, most: int = MAX_NAMES) -> None:
+        self._most, self._known = most, set[str]()
+
+    def __call__(self, name: str) -> str:
+        """The name as it may be told."""
+        if name in self._known:
+            return name
+        if len(self._known) >= self._most:
+            return OTHER
+        self._known.add(name)
+        return name
+
+
+class ModelCalled(NamedTuple):
+    """A model call that ended, or lost an attempt."""
+
+    agent: str
+    provider: str
+    model: str
+    """The model that was asked."""
+    answered_by: str
+    """The provider's own name of the model that answered; empty where none did."""
+    seconds: float | None
+    """How long the call took with all its attempts; None where it goes on."""
+    error: str
+    """Why it failed; empty where it did not."""
+    used: message_pb2.Usage | None
+    """What the attempt used; None where nobody said which tokens."""
+
+
+class Metrics:
+    """What a process counts; to be told of what is new alone, never of what a log is read again for."""
+
+    def __init__(self, provider: MeterProvider) -> None:
+        self._provider = provider
+        meter = provider.get_meter("bough")
+        self._pending: deque[tuple[Callable[..., None], tuple[object, ...]]] = deque()
+        self._runs = 0
+        self._agents, self._tools, self._models = Names(), Names(), Names()
+        self._invocations = meter.create_counter(
+            "bough.agent.invocations", unit="{invocation}", description="Agent invocations that ended."
+        )
+        self._cost = meter.create_counter(
+            "bough.agent.cost",
+            unit="{millionth}",
+            description="What model calls of an agent cost, in millionths of the prices' currency.",
+        )
+
+        def histogram(name: str, unit: str, description: str, bounds: tuple[float, ...]) -> Histogram:
+            return meter.create_histogram(
+                name, unit=unit, description=description, explicit_bucket_boundaries_advisory=bounds
+            )
+
+        self._agent_time = histogram("bough.agent.duration", "s", "An invocation, start to end.", _LONG_SECONDS)
+        self._run_time = histogram("bough.run.duration", "s", "A run, start to end.", _LONG_SECONDS)
+        self._tool_time = histogram("bough.tool.duration", "s", "A call of a tool, start to end.", _SECONDS)
+        self._used = histogram("gen_ai.client.token.usage", "{token}", "Input and output tokens.", _TOKENS)
+        self._model_time = histogram(
+            "gen_ai.client.operation.duration", "s", "A model call with all its attempts.", _SECONDS
+        )
+        meter.create_observable_up_down_counter(
+            "bough.runs.active",
+            callbacks=[self._collect],
+            unit="{run}",
+            description="Runs that this process executes; not those that wait for a session or for input.",
+        )
+
+    @contextlib.contextmanager
+    def run_active(self) -> Iterator[None]:
+        """Counts a run as one that this process executes."""
+        self._runs += 1
+        try:
+            yield
+        finally:
+            self._runs -= 1
+
+    def agent_ended(self, agent: str, *, kind: str, state: str, end_reason: str, seconds: float) -> None:
+        """An invocation ended."""
+        self._take(self._write_agent, agent, kind, state, end_reason, seconds)
+
+    def run_ended(self, agent: str, *, state: str, seconds: float) -> None:
+        """A run of an agent ended."""
+        self._take(self._write_run, agent, state, seconds)
+
+    def tool_ended(self, tool: str, *, outcome: str, error: str, seconds: float) -> None:
+        """A tool ended; `error` says why where its outcome is `failed`."""
+        self._take(self._write_tool, tool, outcome, error, seconds)
+
+    def model_called(self, call: "ModelCalled") -> None:
+        """An attempt of a model call was lost, or the call ended."""
+        self._take(self._write_model, call)
+
+    def close(self) -> None:
+        """Exports what is left, for at most some seconds; blocks, so call it off the loop."""
+        self._provider.shutdown(5_000)
+
+    def _take(self, write: Callable[..., None], *told: object) -> None:
+        self._pending.append((write, told))
+        if len(self._pending) > _MAX_PENDING:  # nobody collects: little by little, so that no caller waits for it
+            self._drain(2)
+
+    def _drain(self, most: int) -> None:
+        for _ in range(most):
+            try:
+                write, told = self._pending.popleft()
+            except IndexError:
+                return
+            write(*told)
+
+    def _write_agent(self, agent: str, kind: str, state: str, end_reason: str, seconds: float) -> None:
+        named = {"agent": self._agents(agent), "kind": kind, "state": state}
+        self._invocations.add(1, {**named, "end_reason": end_reason})
+        self._agent_time.record(seconds, named)
+
+    def _write_run(self, agent: str, state: str, seconds: float) -> None:
+        self._run_time.record(seconds, {"agent": self._agents(agent), "state": state})
+
+    def _write_tool(self, tool: str, outcome: str, error: str, seconds: float) -> None:
+        named = {"tool": self._tools(tool), "outcome": outcome}
+        self._tool_time.record(seconds, {**named, "error.type": error} if error else named)
+
+    def _write_model(self, call: "ModelCalled") -> None:
+        agent = self._agents(call.agent)
+        named = {
+            "gen_ai.operation.name": "chat",
+            "gen_ai.provider.name": call.provider or "unknown",
+            "gen_ai.request.model": self._models(call.model),
+            "gen_ai.agent.name": agent,
+        }
+        if call.answered_by:
+            named["gen_ai.response.model"] = self._models(call.answered_by)
+        if call.seconds is not None:
+            self._model_time.record(call.seconds, {**named, "error.type": call.error} if call.error else named)
+        if call.used is not None:
+            if call.used.HasField("input_tokens"):
+                self._used.record(call.used.input_tokens, {**named, "gen_ai.token.type": "input"})
+            if call.used.HasField("output_tokens"):
+                self._used.record(call.used.output_tokens, {**named, "gen_ai.token.type": "output"})
+            if call.used.cost_micros:
+                self._cost.add(call.used.cost_micros, {"agent": agent})
+
+    def _collect(self, _: CallbackOptions) -> Iterable[Observation]:
+        # Callbacks come before what they add to is read.
+        self._drain(2 * _MAX_PENDING)
+        return [Observation(self._runs)]
+
+
+@contextlib.asynccontextmanager
+async def open_metrics(*, host: str, port: int | None, export: bool) -> AsyncIterator[tuple[Metrics | None, str]]:
+    """Metrics that Prometheus finds on a port, 0 for any that is free, and that go out by OTLP where that is wanted.
+
+    Gives None where nobody asks for any, and HOST:PORT where they can be found. Raises ConfigurationError.
+    """
+    if port is None and not export:
+        yield None, ""
+        return
+    async with contextlib.AsyncExitStack() as stack:
+        readers: list[MetricReader] = []
+        address = ""
+        if port is not None:
+            # Only a server that is scraped, or that exports, pays for loading what does it.
+            from opentelemetry.exporter.prometheus import PrometheusMetricReader
+            from prometheus_client import CollectorRegistry
+
+            registry = CollectorRegistry()
+            readers.append(PrometheusMetricReader(registry=registry, scope_info_enabled=False))
+            server, thread = _listen(registry, host, port)
+            stack.push_async_callback(asyncio.to_thread, _stop, server, thread)
+            address = f"[{host}]:{server.server_port}" if ":" in host else f"{host}:{server.server_port}"
+        if export:
+            from opentelemetry.exporter.otlp.proto.grpc.metric_exporter import OTLPMetricExporter
+
+            readers.append(PeriodicExportingMetricReader(OTLPMetricExporter()))
+        metrics = make_metrics(*readers)
+        stack.push_async_callback(asyncio.to_thread, metrics.close)
+        yield metrics, address
+
+
+def make_metrics(*readers: MetricReader) -> Metrics:
+    """Metrics that readers collect."""
+    exemplars = AlwaysOffExemplarFilter()
+    provider = MeterProvider(
+        metric_readers=readers, resource=resource(), exemplar_filter=exemplars, shutdown_on_exit=False
+    )
+    return Metrics(provider)
+
+
+def _listen(registry: "CollectorRegistry", host: str, port: int) -> "tuple[WSGIServer, Thread]":
+    from prometheus_client import start_http_server
+
+    try:
+        return start_http_server(port, host, registry)
+    except OSError as error:
+        raise ConfigurationError(
+            f"Port {port} of {host} cannot be listened on for metrics; it is probably in use. Choose another as "
+            "telemetry.prometheus_port, or 0 for any that is free."
+        ) from error
+
+
+def _stop(server: WSGIServer, thread: Thread) -> None:
+    server.shutdown()
+    server.server_close()
+    thread.join()

@@ -1,0 +1,107 @@
+"""What the metrics are told of a run: of the events that are recorded here, each once; it records none."""
+
+from collections.abc import Mapping
+from typing import Final
+
+from google.protobuf.duration_pb2 import Duration
+
+from bough.v1 import error_pb2, event_pb2
+from bough_server import events
+from bough_server.metrics import Metrics, ModelCalled
+from bough_server.runtime.invocations import Invocations
+from bough_server.runtime.journal import Journal
+from bough_server.runtime.open_invocation import OpenInvocation
+
+_KINDS: Final[Mapping[int, str]] = {
+    number: name.removeprefix("AGENT_KIND_").lower() for name, number in event_pb2.AgentKind.items()
+}
+_END_REASONS: Final[Mapping[int, str]] = {
+    number: name.removeprefix("END_REASON_").lower() for name, number in event_pb2.EndReason.items()
+}
+_REASONS: Final[Mapping[int, str]] = {
+    number: name.removeprefix("ERROR_REASON_") for name, number in error_pb2.ErrorReason.items()
+}
+_MODEL_ENDS: Final = frozenset({events.LLM_COMPLETED, events.LLM_RETRYING, events.LLM_FAILED})
+_TOOL_ENDS: Final = frozenset({events.TOOL_COMPLETED, events.TOOL_FAILED})
+_ENDS: Final = frozenset({events.SUB_AGENT_COMPLETED, events.SUB_AGENT_FAILED, *events.TERMINAL_KINDS})
+
+
+class Measuring:
+    """Tells of the new events of one run, each before it is taken into the list of invocations."""
+
+    def __init__(self, metrics: Metrics, invocations: Invocations, journal: Journal) -> None:
+        self._metrics, self._invocations, self._journal = metrics, invocations, journal
+
+    def take(self, event: event_pb2.AgentEvent) -> None:
+        """Tells of an event, if there is anything to tell."""
+        kind = events.kind_of(event)
+        if kind in _ENDS:
+            self._agent_ended(event)
+        elif kind in _MODEL_ENDS or kind in _TOOL_ENDS:
+            opened = self._invocations.get(event.invocation_id)
+            begun = opened.effects.get(event.effect_key) if opened is not None else None
+            if opened is None or begun is None:
+                return  # it was refused, and nothing happened
+            if kind in _MODEL_ENDS:
+                self._model_ended(event, begun, kind)
+            else:
+                self._tool_ended(event, begun, opened)
+
+    def _agent_ended(self, event: event_pb2.AgentEvent) -> None:
+        end = getattr(event, event.WhichOneof("payload") or "")
+        kind = events.kind_of(event)
+        state = "failed"
+        if kind in (events.SUB_AGENT_COMPLETED, events.RUN_COMPLETED):
+            state = "succeeded"
+        elif end.error.reason == error_pb2.ERROR_REASON_CANCELLED:
+            state = "cancelled"
+        seconds = _seconds(end.duration)
+        agent_kind = _KINDS.get(self._invocations.kinds.get(event.invocation_id, 0), "")
+        reason = _END_REASONS.get(end.end_reason, "")
+        self._metrics.agent_ended(event.agent, kind=agent_kind, state=state, end_reason=reason, seconds=seconds)
+        if kind in events.TERMINAL_KINDS:
+            self._metrics.run_ended(event.agent, state=state, seconds=seconds)
+
+    def _model_ended(self, event: event_pb2.AgentEvent, begun: event_pb2.AgentEvent, kind: int) -> None:
+        answered_by, error = "", ""
+        seconds: float | None = None
+        if kind == events.LLM_COMPLETED:
+            response = event.llm_completed.response
+            answered_by, used, seconds = response.model, response.usage, self._since(begun, event)
+        elif kind == events.LLM_RETRYING:
+            used = event.llm_retrying.lost_usage
+        else:
+            failed = event.llm_failed
+            used = failed.lost_usage
+            if not failed.not_sent:
+                error, seconds = _REASONS.get(failed.error.reason, ""), self._since(begun, event)
+        is_reported = used.HasField("input_tokens") or used.HasField("output_tokens")
+        reported = used if is_reported else None
+        if seconds is not None or reported is not None:
+            started = begun.llm_started
+            self._metrics.model_called(
+                ModelCalled(event.agent, started.provider, started.model, answered_by, seconds, error, reported)
+            )
+
+    def _tool_ended(self, event: event_pb2.AgentEvent, begun: event_pb2.AgentEvent, opened: OpenInvocation) -> None:
+        if not begun.HasField("tool_started") or event.effect_key in opened.called:
+            return  # a client ran it, or an agent did
+        is_failed = event.HasField("tool_failed")
+        result = event.tool_failed.result if is_failed else event.tool_completed.result
+        self._metrics.tool_ended(
+            begun.tool_started.call.name,
+            outcome="failed" if is_failed else "succeeded",
+            error=_REASONS.get(result.error.reason, "") if is_failed else "",
+            seconds=_seconds(result.latency),
+        )
+
+    def _since(self, begun: event_pb2.AgentEvent, event: event_pb2.AgentEvent) -> float:
+        """How long somebody executed the run between two events, in seconds."""
+        if self._journal.gaps:
+            return self._journal.running_ns(begun.time.ToNanoseconds(), event.time.ToNanoseconds()) / 1e9
+        begin, end = begun.time, event.time
+        return max(0.0, end.seconds - begin.seconds + (end.nanos - begin.nanos) / 1e9)
+
+
+def _seconds(duration: Duration) -> float:
+    return duration.seconds + duration.nanos / 1e9

@@ -1,0 +1,166 @@
+"""Metrics of a whole server: scraped as Prometheus does, sent by OTLP, or nowhere; and limits that a request sets."""
+
+import asyncio
+import socket
+import urllib.request
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+from grpc import aio
+
+from bough.v1 import error_pb2, event_pb2, policy_pb2
+from bough_server.app import App
+from bough_server.errors import ConfigurationError
+from tests.rpc.turns import begin, served, settings
+from tests.support.otlp_sink import serving_sink
+from tests.support.teams import call, calls, script
+
+DESK = """\
+name: desk
+description: Answers.
+llm: {model: default, instruction: Answer., tools: [{name: look_up}]}
+"""
+USED = {"usage": {"input_tokens": 1_000, "output_tokens": 500}}
+TURNS = script(desk=[calls(call("look_up", what="leaf"), **USED), {"text": "It is red.", **USED}])
+TOOLS = '''\
+from bough_server import tool
+
+
+@tool
+def look_up(what: str) -> str:
+    """Looks something up."""
+    return f"{what} is red"
+'''
+
+
+def desk(folder: Path, **changes: Any) -> Any:
+    """Settings of a server with an agent that calls a tool and then answers; its model has a price."""
+    for name, text in (("desk.yaml", DESK), ("turns.yaml", TURNS), ("metrics_tools.py", TOOLS)):
+        (folder / name).write_text(text)
+    made = settings(
+        folder,
+        python=["metrics_tools"],
+        agents=["desk.yaml"],
+        models={
+            "default": {
+                "provider": "scripted",
+                "script": str(folder / "turns.yaml"),
+                "price": {"input": 1_000_000, "output": 2_000_000},
+            }
+        },
+        **changes,
+    )
+    made._folder = folder
+    return made
+
+
+def scraped(address: str) -> dict[str, float]:
+    """The samples of a page of metrics."""
+    with urllib.request.urlopen(f"http://{address}/metrics", timeout=10) as page:
+        lines = page.read().decode().splitlines()
+    return {line.rpartition(" ")[0]: float(line.rpartition(" ")[2]) for line in lines if not line.startswith("#")}
+
+
+async def test_prometheus_finds_what_a_turn_took(tmp_path: Path) -> None:
+    made = desk(tmp_path, telemetry={"prometheus_port": 0})
+    async with served(made) as server:
+        assert server.app.scraped.startswith("127.0.0.1:")
+        turn = await begin(server, "desk", "hi").to_the_end()
+        await server.app.runs.drain(10)
+        found = await asyncio.to_thread(scraped, server.app.scraped)
+    assert turn.kinds[-1] == "run_completed"
+    agent = 'agent="desk",kind="llm",state="succeeded"'
+    model = (
+        'gen_ai_agent_name="desk",gen_ai_operation_name="chat",gen_ai_provider_name="scripted",'
+        'gen_ai_request_model="default",gen_ai_response_model="scripted"'
+    )
+    assert found['bough_agent_invocations_total{agent="desk",end_reason="answered",kind="llm",state="succeeded"}'] == 1
+    assert found[f"bough_agent_duration_seconds_count{{{agent}}}"] == 1
+    assert found['bough_agent_cost_total{agent="desk"}'] == 4_000
+    tokens = {name: value for name, value in found.items() if name.startswith("gen_ai_client_token_usage_sum")}
+    assert sorted(tokens.values()) == [1_000, 2_000]
+    assert all(model.rpartition(",")[0] in name for name in tokens)
+    durations = [name for name in found if name.startswith("gen_ai_client_operation_duration_seconds_count")]
+    assert [found[name] for name in durations] == [2]
+    assert found['bough_tool_duration_seconds_count{outcome="succeeded",tool="look_up"}'] == 1
+    assert found['bough_run_duration_seconds_count{agent="desk",state="succeeded"}'] == 1
+    assert found["bough_runs_active"] == 0
+    assert any(name.startswith("target_info{") and 'service_name="bough"' in name for name in found)
+
+
+async def test_the_port_of_metrics_is_free_again_after_the_server(tmp_path: Path) -> None:
+    async with served(desk(tmp_path, telemetry={"prometheus_port": 0})) as server:
+        port = int(server.app.scraped.rpartition(":")[2])
+    async with served(desk(tmp_path, telemetry={"prometheus_port": port})) as server:
+        assert server.app.scraped == f"127.0.0.1:{port}"
+
+
+async def test_a_port_that_is_taken_is_a_mistake_of_the_configuration(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        made = desk(tmp_path, telemetry={"prometheus_port": taken.getsockname()[1]})
+        with pytest.raises(ConfigurationError, match="cannot be listened on for metrics"):
+            async with App.open(made):
+                pass
+
+
+async def test_metrics_go_out_by_otlp_where_that_is_configured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    sent: list[str] = []
+    with serving_sink(lambda _: None, count=sent.append) as endpoint:
+        monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", f"http://{endpoint}")
+        made = desk(tmp_path)
+        made._exports_metrics = True
+        async with served(made) as server:
+            assert server.app.scraped == ""
+            await begin(server, "desk", "hi").to_the_end()
+    assert {"bough.agent.invocations", "gen_ai.client.token.usage", "bough.runs.active"} <= set(sent)
+
+
+async def test_nothing_is_counted_where_nobody_asks(tmp_path: Path) -> None:
+    async with served(desk(tmp_path)) as server:
+        turn = await begin(server, "desk", "hi").to_the_end()
+        assert server.app.scraped == ""
+        assert server.app.runs._keeper._equipment.metrics is None
+    assert turn.kinds[-1] == "run_completed"
+
+
+@pytest.mark.parametrize(
+    ("limits", "words"),
+    [
+        ({"tokens": 2_000}, ""),
+        ({"tokens": 1_500}, "The limit of 1500 tokens for the run is reached: 0 are left"),
+        ({"cost_micros": 2_001}, "The limit of 2001 millionths of cost for the run is reached: 1 are left"),
+        ({"parallel": 1}, ""),
+    ],
+)
+async def test_a_request_bounds_tokens_cost_and_parallelism(tmp_path: Path, limits: dict[str, int], words: str) -> None:
+    async with served(desk(tmp_path)) as server:
+        policy = policy_pb2.RunPolicy(limits=policy_pb2.Limits(**limits))
+        turn = await begin(server, "desk", "hi", policy=policy).to_the_end()
+    if not words:
+        assert turn.kinds[-1] == "run_completed"
+        return
+    failed = turn.events[-1].run_failed
+    assert failed.error.reason == error_pb2.ERROR_REASON_LIMIT_EXCEEDED
+    assert failed.end_reason == event_pb2.END_REASON_LIMIT
+    assert failed.error.message.startswith(words)
+
+
+async def test_the_servers_maximum_of_tokens_wins_and_its_default_is_given(tmp_path: Path) -> None:
+    bounds = {"default": {"parallel": 2, "cost_micros": 9_000}, "maximum": {"tokens": 1_500}}
+    async with served(desk(tmp_path, limits=bounds)) as server:
+        policy = policy_pb2.RunPolicy(limits=policy_pb2.Limits(tokens=10**12))
+        turn = await begin(server, "desk", "hi", policy=policy).to_the_end()
+    limits = turn.events[0].run_started.policy.limits
+    assert (limits.tokens, limits.parallel, limits.cost_micros) == (1_500, 2, 9_000)
+    assert turn.kinds[-1] == "run_failed"
+
+
+@pytest.mark.parametrize("limits", [{"tokens": -1}, {"cost_micros": -1}, {"parallel": 0}])
+async def test_bounds_that_mean_nothing_are_refused(tmp_path: Path, limits: dict[str, int]) -> None:
+    async with served(desk(tmp_path)) as server:
+        policy = policy_pb2.RunPolicy(limits=policy_pb2.Limits(**limits))
+        with pytest.raises(aio.AioRpcError) as refused:
+            await begin(server, "desk", "hi", policy=policy).to_the_end()
+    assert refused.value.code() == grpc.StatusCode.INVALID_ARGUMENT

@@ -1,0 +1,69 @@
+"""Metrics: few names, an entry in a queue for each thing told, and all of them there when somebody collects."""
+
+from bough.v1 import message_pb2
+from bough_server.metrics import MAX_NAMES, OTHER, Metrics, ModelCalled, Names
+from tests.support.counted import Counted
+
+
+def tell_of(metrics: Metrics, agent: str) -> None:
+    metrics.agent_ended(agent, kind="llm", state="succeeded", end_reason="completed", seconds=0.5)
+
+
+def test_only_so_many_names_are_told_apart() -> None:
+    names = Names(2)
+    assert [names(name) for name in ("a", "b", "c", "a", "d", "b")] == ["a", "b", OTHER, "a", OTHER, "b"]
+
+
+def test_agents_that_requests_bring_do_not_grow_the_metrics_without_bound() -> None:
+    counted = Counted()
+    for number in range(MAX_NAMES + 50):
+        tell_of(counted.metrics, f"agent-{number}")
+    by_agent = counted.of("bough.agent.invocations", "agent")
+    assert len(by_agent) == MAX_NAMES + 1
+    assert by_agent[(OTHER,)] == 50
+
+
+def test_what_nobody_collects_is_bounded_and_is_not_lost() -> None:
+    counted = Counted()
+    for _ in range(10_000):
+        tell_of(counted.metrics, "a")
+    assert len(counted.metrics._pending) <= 4097
+    assert counted.of("bough.agent.invocations", "agent", "kind", "state", "end_reason") == {
+        ("a", "llm", "succeeded", "completed"): 10_000
+    }
+    assert counted.times("bough.agent.duration", "agent", "kind", "state") == {("a", "llm", "succeeded"): 10_000}
+    assert not counted.metrics._pending
+
+
+def test_a_model_call_is_told_of_in_the_words_of_the_conventions() -> None:
+    counted = Counted()
+    used = message_pb2.Usage(input_tokens=7, output_tokens=3, cost_micros=13)
+    counted.metrics.model_called(ModelCalled("a", "openai", "default", "large-2", 2.0, "", used))
+    counted.metrics.model_called(ModelCalled("a", "", "default", "", 1.0, "MODEL_TIMEOUT", None))
+    by = ("gen_ai.operation.name", "gen_ai.provider.name", "gen_ai.request.model", "gen_ai.response.model")
+    assert counted.of("gen_ai.client.token.usage", *by, "gen_ai.token.type", "gen_ai.agent.name") == {
+        ("chat", "openai", "default", "large-2", "input", "a"): 7,
+        ("chat", "openai", "default", "large-2", "output", "a"): 3,
+    }
+    assert counted.of("gen_ai.client.operation.duration", *by, "error.type") == {
+        ("chat", "openai", "default", "large-2", ""): 2.0,
+        ("chat", "unknown", "default", "", "MODEL_TIMEOUT"): 1.0,
+    }
+    assert counted.of("bough.agent.cost", "agent") == {("a",): 13}
+
+
+def test_tools_are_told_of_by_name_and_outcome() -> None:
+    counted = Counted()
+    counted.metrics.tool_ended("look", outcome="succeeded", error="", seconds=0.25)
+    counted.metrics.tool_ended("look", outcome="failed", error="TOOL_TIMEOUT", seconds=1.0)
+    assert counted.of("bough.tool.duration", "tool", "outcome", "error.type") == {
+        ("look", "succeeded", ""): 0.25,
+        ("look", "failed", "TOOL_TIMEOUT"): 1.0,
+    }
+
+
+def test_active_runs_are_those_of_this_moment() -> None:
+    counted = Counted()
+    with counted.metrics.run_active(), counted.metrics.run_active():
+        assert counted.of("bough.runs.active") == {(): 2}
+    assert counted.of("bough.runs.active") == {(): 0}
