@@ -91,6 +91,32 @@ async def test_what_a_definition_does_not_link_its_code_cannot_run(tmp_path: Pat
     assert log[-1].run_failed.error.reason == error_pb2.ERROR_REASON_NOT_LINKED
 
 
+@pytest.mark.parametrize(
+    ("answer", "said"),
+    [
+        ('{"n": 1}', ""),
+        ('{"n": "x"}', "The answer of the agent 'form' does not fit its output schema: n: 'x' is not of type"),
+        ("one", "The answer of the agent 'form' does not fit its output schema: it is not JSON"),
+    ],
+)
+async def test_an_answer_of_code_fits_the_definitions_schema(tmp_path: Path, answer: str, said: str) -> None:
+    @agent
+    async def forms(ctx: Context, input: message_pb2.Message) -> str:
+        """Fills a form in."""
+        return answer
+
+    form = named("form", code="forms")
+    form.output_schema_json = '{"type": "object", "properties": {"n": {"type": "integer"}}}'
+    async with open_team(tmp_path, script(), form, code_agents=[forms]) as house:
+        log = await house.turn("form")
+        await check_replay(house, log)
+    if said:
+        error = log[-1].run_failed.error
+        assert (error.message[: len(said)], error.reason) == (said, error_pb2.ERROR_REASON_INVALID_OUTPUT)
+    else:
+        assert log[-1].run_completed.final_answer.parts[0].data_json == answer
+
+
 class Held:
     """Holds the model of one agent until it is let go."""
 
@@ -112,7 +138,7 @@ def build(_: object) -> str:
 
 
 def bare(message: message_pb2.Message) -> list[message_pb2.Message]:
-    return [message_pb2.Message(parts=message.parts)]
+    return [message_pb2.Message(parts=[part for part in message.parts if part.text])]
 
 
 ENOUGH, BUILD, BARE = (

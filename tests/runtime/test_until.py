@@ -101,3 +101,14 @@ async def test_a_condition_that_raises_fails_its_loop_and_its_replay(tmp_path: P
     failed = next(iter(having(log, "sub_agent_failed"))).sub_agent_failed.error
     assert (failed.agent, failed.message) == ("l", "The condition 'broken' raised KeyError: 'nothing'.")
     assert log[-1].HasField("run_failed")
+
+
+async def test_a_condition_that_says_otherwise_in_a_replay_is_found(tmp_path: Path) -> None:
+    answers = [False, True]
+    fickle = condition(name="fickle")(lambda _: answers.pop(0))
+    team = [until("counts", predicate="fickle")]
+    async with open_team(tmp_path, script(), *team, code_agents=[counts], functions=[fickle]) as house:
+        log = await house.turn("l")
+        answers[:] = [True]
+        replayed = await house.replay(log)
+    assert "loop_round_started" in replayed.divergence or "l1" in replayed.divergence

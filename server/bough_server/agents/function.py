@@ -1,8 +1,10 @@
 """Agents that are Python coroutines over a context, under their own names or definitions'; they find no other."""
 
 import inspect
+import json
 import re
 from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import replace
 from typing import overload
 
 from bough.v1 import agent_pb2, error_pb2, event_pb2, message_pb2
@@ -10,6 +12,7 @@ from bough_server import ids
 from bough_server.errors import RunError
 from bough_server.runtime.agent import Agent, Outcome
 from bough_server.runtime.context import Context
+from bough_server.tools.arguments import schema_mistakes
 
 Answer = Outcome | message_pb2.Message | str
 Code = Callable[[Context, message_pb2.Message], Awaitable[Answer]]
@@ -61,8 +64,30 @@ class DefinedCode:
         return self._find(self.definition.function.code).tool_links
 
     async def run(self, ctx: Context, input: message_pb2.Message) -> Outcome:
-        """Runs the code, which has the definition in its context. Raises what it raises."""
-        return await self._find(self.definition.function.code).run(ctx, input)
+        """Runs the code, which has the definition in its context.
+
+        Raises what it raises, and RunError INVALID_OUTPUT for an answer that does not fit the definition's schema.
+        """
+        outcome = await self._find(self.definition.function.code).run(ctx, input)
+        schema = self.definition.output_schema_json
+        if not schema or outcome.action is not None:
+            return outcome
+        return replace(outcome, output=_fitting(self.definition.name, outcome.output, schema))
+
+
+def _fitting(name: str, output: message_pb2.Message, schema_json: str) -> message_pb2.Message:
+    """An answer as one part of JSON. Raises RunError INVALID_OUTPUT where it does not fit."""
+    text = "".join(part.text or part.data_json for part in output.parts)
+    try:
+        mistakes = schema_mistakes(json.loads(text), schema_json)
+    except (ValueError, RecursionError) as error:
+        mistakes = [f"it is not JSON ({error})"]
+    if mistakes:
+        raise RunError(
+            f"The answer of the agent {name!r} does not fit its output schema: {mistakes[0][:500]}.",
+            reason=error_pb2.ERROR_REASON_INVALID_OUTPUT,
+        )
+    return message_pb2.Message(parts=[message_pb2.Part(data_json=text)])
 
 
 @overload
