@@ -50,6 +50,15 @@ def swarm(name: str, *links: Link, entry: str = "") -> agent_pb2.AgentDefinition
     return composite(name, links, swarm=agent_pb2.SwarmAgent(entry=entry))
 
 
+def plan_execute(
+    name: str, *links: Link, roles: Sequence[str] = ("planner", "executor", "replanner"), rounds: int | None = None
+) -> agent_pb2.AgentDefinition:
+    """A planner, an executor and a replanner, linked as `links` or else by their names."""
+    names = dict(zip(("planner", "executor", "replanner"), roles, strict=False))
+    plan = agent_pb2.PlanExecuteAgent(max_rounds=rounds, **names)
+    return composite(name, links or list(dict.fromkeys(roles)), plan_execute=plan)
+
+
 def loop(name: str, *links: Link, rounds: int) -> agent_pb2.AgentDefinition:
     """Children in order, again and again."""
     return composite(name, links, loop=agent_pb2.LoopAgent(max_iterations=rounds))

@@ -9,7 +9,7 @@ from bough_server.runtime.context import Context
 from bough_server.tools.tool import Tool, ToolContext, tool
 from tests.durability.prefixes.props import asks, failing, looking, said, waiting
 from tests.durability.prefixes.scenario import Scenario, Team, World
-from tests.support.composites import loop, parallel, sequence, supervisor, swarm
+from tests.support.composites import loop, parallel, plan_execute, sequence, supervisor, swarm
 from tests.support.named_kinds import NAMED_KINDS
 from tests.support.teams import call, llm
 
@@ -220,4 +220,43 @@ SWARM: Final = Scenario(
     root="top",
 )
 
-KINDS: Final = (SEQUENCE, EXIT, LOOP, BREAK, PARALLEL, FAIL_FAST, TRANSFER, SUPERVISOR, SWARM, *NAMED_KINDS)
+PLAN_EXECUTE: Final = Scenario(
+    name="plan_execute",
+    turns={
+        "top": [asks(call("call_lead", message="go")), said("It came back.")],
+        "planner": [said("Let me see."), asks(call("plan", steps=["s1", "s2"]))],
+        "executor": [{"when": "no other: s1", **asks(call("look", what="bark"))}, said("It is red.")],
+        "replanner": [
+            {"when": "2. s2", **asks(call("respond", answer="All is red."), text="So.")},
+            {"when": "Left of the plan:\n1. s2", **asks(call("plan", steps=["s2"]))},
+        ],
+    },
+    team=lambda world: Team(
+        definitions=[
+            llm("top", links=["lead"]),
+            plan_execute(
+                "lead",
+                "planner",
+                *(agent_pb2.AgentLink(agent=name, history=BLIND) for name in ("executor", "replanner")),
+            ),
+            *(llm(name) for name in ("planner", "replanner")),
+            llm("executor", tools=["look"]),
+        ],
+        tools=[looking(world)],
+    ),
+    root="top",
+)
+
+KINDS: Final = (
+    SEQUENCE,
+    EXIT,
+    LOOP,
+    BREAK,
+    PARALLEL,
+    FAIL_FAST,
+    TRANSFER,
+    SUPERVISOR,
+    SWARM,
+    PLAN_EXECUTE,
+    *NAMED_KINDS,
+)

@@ -7,7 +7,7 @@ from bough_server.agents.definition import parse_definition
 from bough_server.agents.definition_text import definition_yaml
 from bough_server.agents.validation import Known, violations
 from bough_server.documents import parse_documents
-from tests.support.composites import composite, loop, parallel, sequence, supervisor, swarm
+from tests.support.composites import composite, loop, parallel, plan_execute, sequence, supervisor, swarm
 from tests.support.teams import llm
 
 KNOWN = Known(models=["default"])
@@ -49,6 +49,18 @@ def test_sensible_composites_have_no_violations() -> None:
             "sub_agents[0].link_mode",
             "TOOL is for an agent's own links: members of a swarm hand over to one another.",
         ),
+        (plan_execute("s", "a", roles=["", "a"]), "plan_execute.planner", "is required: it is one of the sub_agents."),
+        (plan_execute("s", "a", roles=["a"]), "plan_execute.executor", "is required: it is one of the sub_agents."),
+        (
+            plan_execute("s", "a", roles=["a", "a", "b"]),
+            "plan_execute.replanner",
+            "'b' is none of its sub_agents. There is a.",
+        ),
+        (
+            plan_execute("s", "a", roles=["a", "a"], rounds=0),
+            "plan_execute.max_rounds",
+            "must be between 1 and 1000.",
+        ),
         (loop("s", "a", rounds=0), "loop.max_iterations", "must be between 1 and 10000."),
         (loop("s", "a", rounds=10_001), "loop.max_iterations", "must be between 1 and 10000."),
     ],
@@ -64,6 +76,19 @@ def test_no_agent_is_its_own_ancestor_by_rule_alone() -> None:
         ("s", "sub_agents[0].agent", "'t' runs 's' in turn: nothing would ever end that."),
         ("t", "sub_agents[1].agent", "'u' runs 't' in turn: nothing would ever end that."),
         ("u", "sub_agents[0].agent", "'s' runs 'u' in turn: nothing would ever end that."),
+    ]
+
+
+def test_all_that_is_wrong_with_a_plan_is_said_at_once() -> None:
+    team = (plan_execute("s", "a", "p", "x", roles=["p", "e", "s"], rounds=-1), llm("a"), sequence("p", "a"), llm("x"))
+    assert mistakes(*team) == [
+        ("s", "plan_execute.planner", "'p' asks no model that could call `plan`: give an llm or a supervisor."),
+        ("s", "plan_execute.executor", "'e' is none of its sub_agents. There is a, p, x."),
+        ("s", "plan_execute.replanner", "'s' is none of its sub_agents. There is a, p, x."),
+        ("s", "plan_execute.replanner", "'s' asks no model that could call `plan`: give an llm or a supervisor."),
+        ("s", "sub_agents[0].agent", "'a' is no planner, executor or replanner: nothing runs it."),
+        ("s", "sub_agents[2].agent", "'x' is no planner, executor or replanner: nothing runs it."),
+        ("s", "plan_execute.max_rounds", "must be between 1 and 1000."),
     ]
 
 
@@ -92,6 +117,11 @@ def test_a_swarm_may_come_round_to_itself_where_members_choose_to_but_not_by_its
             "name: s\ndescription: Does what s does.\n"
             "swarm: {entry: b}\nsub_agents: [{agent: a}, {agent: b, link_mode: TRANSFER}]\n",
             swarm("s", "a", agent_pb2.AgentLink(agent="b", link_mode=agent_pb2.LINK_MODE_TRANSFER), entry="b"),
+        ),
+        (
+            "name: s\ndescription: Does what s does.\n"
+            "plan_execute: {planner: a, executor: b, max_rounds: 3}\nsub_agents: [{agent: a}, {agent: b}]\n",
+            plan_execute("s", roles=["a", "b"], rounds=3),
         ),
         (
             "name: s\ndescription: Does what s does.\n"

@@ -7,6 +7,7 @@ from bough.v1 import agent_pb2
 from bough_server.agents.flow import LoopAgent, ParallelAgent, SequenceAgent
 from bough_server.agents.function import DefinedCode
 from bough_server.agents.llm import LlmAgent
+from bough_server.agents.plan_execute import PlanExecuteAgent
 from bough_server.agents.team import SupervisorAgent, SwarmAgent
 from bough_server.runtime.agent import Agent
 
@@ -17,6 +18,7 @@ _KINDS: Final[Mapping[str, Callable[[agent_pb2.AgentDefinition], Agent]]] = {
     "loop": LoopAgent,
     "supervisor": SupervisorAgent,
     "swarm": SwarmAgent,
+    "plan_execute": PlanExecuteAgent,
 }
 
 

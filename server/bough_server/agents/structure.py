@@ -8,6 +8,8 @@ from bough_server.agents.bounds import FieldMistake
 from bough_server.documents import suggestion
 
 _MOST_ROUNDS: Final = 10_000
+_MOST_STEPS: Final = 1000
+"""Of a plan: all that was done goes along with every step."""
 
 
 def structure_mistakes(
@@ -25,6 +27,8 @@ def structure_mistakes(
         yield "parallel.max_concurrency", "must be at least 1."
     if definition.HasField("swarm"):
         yield from _member_mistakes(definition.swarm.entry, definition, "swarm.entry")
+    if definition.HasField("plan_execute"):
+        yield from _plan_mistakes(definition, agents)
     certain = _run_in_any_case(definition)
     for index, link in enumerate(definition.sub_agents):
         if link.agent in certain - {definition.name} and definition.name in _below(link.agent, agents):
@@ -56,6 +60,26 @@ def _member_mistakes(name: str, definition: agent_pb2.AgentDefinition, place: st
     names = [link.agent for link in definition.sub_agents]
     if name and name not in names:
         yield place, f"{name!r} is none of its sub_agents.{suggestion(name, names)}"
+
+
+def _plan_mistakes(
+    definition: agent_pb2.AgentDefinition, agents: Mapping[str, agent_pb2.AgentDefinition]
+) -> Iterator[FieldMistake]:
+    plan = definition.plan_execute
+    for role, name in (("planner", plan.planner), ("executor", plan.executor)):
+        if not name:
+            yield f"plan_execute.{role}", "is required: it is one of the sub_agents."
+    for role, name in (("planner", plan.planner), ("executor", plan.executor), ("replanner", plan.replanner)):
+        yield from _member_mistakes(name, definition, f"plan_execute.{role}")
+        found = agents.get(name)
+        if role != "executor" and found is not None and found.WhichOneof("kind") not in ("llm", "supervisor"):
+            yield f"plan_execute.{role}", f"{name!r} asks no model that could call `plan`: give an llm or a supervisor."
+    roles = (plan.planner, plan.executor, plan.replanner)
+    for index, link in enumerate(definition.sub_agents):
+        if link.agent and link.agent not in roles:
+            yield f"sub_agents[{index}].agent", f"{link.agent!r} is no planner, executor or replanner: nothing runs it."
+    if plan.HasField("max_rounds") and not 1 <= plan.max_rounds <= _MOST_STEPS:
+        yield "plan_execute.max_rounds", f"must be between 1 and {_MOST_STEPS}."
 
 
 def _run_in_any_case(definition: agent_pb2.AgentDefinition) -> set[str]:

@@ -1,11 +1,12 @@
-"""The effects of composite agents: their children and the rounds of loops; what comes next is the agent's to say."""
+"""The effects of composite agents: children, rounds and plans; what comes next is the agent's to say."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from bough.v1 import agent_pb2, event_pb2, message_pb2
 from bough_server import events
 from bough_server.errors import RunError
+from bough_server.models.model import ToolSpec
 from bough_server.runtime import keys
 from bough_server.runtime.context import Context
 from bough_server.runtime.dispatcher import OnFailure, dispatch
@@ -22,6 +23,8 @@ class Child:
 
     link: agent_pb2.AgentLink
     name: str
+    closing: Sequence[ToolSpec] = ()
+    """The tools by one of which it has to end; empty where it ends as it likes."""
     trigger: event_pb2.Trigger.ValueType = event_pb2.TRIGGER_WORKFLOW
     input: message_pb2.Message | None = None
     handover: Handover | None = None
@@ -47,6 +50,7 @@ async def run_child(ctx: Context, child: Child, *, on_failure: OnFailure = _noth
             link=child.link,
             input=child.input,
             trigger=child.trigger,
+            closing=child.closing,
             path=ctx.path,
             handover=child.handover,
             facts=child.facts,
@@ -85,11 +89,26 @@ async def begin_round(ctx: Context, number: int) -> None:
     """Records that a round of a loop begins, from 0."""
     key = keys.below(ctx.scope, f"l{number}")
     async with ctx.effect(key):
-        execution = ctx.execution
         begun = ctx.frame.event(key)
         begun.loop_round_started.round = number
-        if not execution.journal.holds(key, events.LOOP_ROUND_STARTED):
-            # A run that was cancelled between two rounds is replayed to its end without the next one.
-            await ctx.until_live(key)
-            execution.cancelling.refuse_sealed(key)
-        execution.emit(begun)
+        await _say(ctx, begun)
+
+
+async def begin_plan(ctx: Context, number: int, steps: Iterable[str]) -> None:
+    """Records the plan that a round begins with, from 0: in the first it is made, in any other it is another one."""
+    key = keys.below(ctx.scope, f"p{number}")
+    async with ctx.effect(key):
+        made = ctx.frame.event(key)
+        items = made.plan_revised.items if number else made.plan_made.items
+        items.extend(event_pb2.PlanItem(text=step) for step in steps)
+        await _say(ctx, made)
+
+
+async def _say(ctx: Context, event: event_pb2.AgentEvent) -> None:
+    """Records an event that is no result: nobody waits for it."""
+    execution, key = ctx.execution, event.effect_key
+    if not execution.journal.holds(key, events.kind_of(event)):
+        # A run that was cancelled between two rounds is replayed to its end without the next one.
+        await ctx.until_live(key)
+        execution.cancelling.refuse_sealed(key)
+    execution.emit(event)

@@ -1,0 +1,211 @@
+"""Agents that plan: one makes a plan, one does its first step, one says what is left or answers, round after round.
+
+What they are told is told here, where their links do not say it; how a model is made to plan is the LLM agent's.
+"""
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Final, TypedDict
+
+from bough.v1 import agent_pb2, error_pb2, event_pb2, message_pb2, policy_pb2
+from bough_server.agents.flow import failure, passed_on
+from bough_server.cutting import fit_texts, size_of
+from bough_server.errors import MAX_DETAILS_BYTES, RunError
+from bough_server.models.model import ToolSpec
+from bough_server.models.wording import in_words
+from bough_server.runtime.agent import Outcome
+from bough_server.runtime.children import Child, begin_plan, run_child
+from bough_server.runtime.context import Context
+from bough_server.runtime.dispatches import Ended
+from bough_server.tools.builtin import PLAN, PLAN_SPEC, RESPOND, RESPOND_SPEC
+
+MAX_ROUNDS: Final = 10
+"""How many steps are done where a definition does not say."""
+
+_ROOM: Final = 48 * 1024
+"""The most bytes of a plan and of what was done, with results, as they are told on: the longest texts are cut."""
+
+_REPLAN: Final = (
+    "If the objective is reached, call `respond` with the whole answer. Else call `plan` with the steps that are left."
+)
+
+
+class PlanExecuteAgent:
+    """A planner, an executor and a replanner, in rounds of one step each."""
+
+    kind = event_pb2.AGENT_KIND_PLAN_EXECUTE
+    tool_links: Sequence[agent_pb2.ToolLink] = ()
+
+    def __init__(self, definition: agent_pb2.AgentDefinition) -> None:
+        self.definition = definition
+
+    async def run(self, ctx: Context, input: message_pb2.Message) -> Outcome:
+        """The replanner's answer, or that of a child that exits or breaks a loop.
+
+        Raises RunError: SUB_AGENT_FAILED where a child failed, but for an executor whose link says CONTINUE;
+        INVALID_OUTPUT where the planner or the replanner ended otherwise than they had to; LIMIT_EXCEEDED after
+        `max_rounds` steps without an answer, with the plan and what was done in its details.
+        """
+        roles = self.definition.plan_execute
+        links = {link.agent: link for link in self.definition.sub_agents}
+        most = roles.max_rounds if roles.HasField("max_rounds") else MAX_ROUNDS
+        progress = Progress(objective=_text_of(input))
+        child = Child(
+            link=links[roles.planner],
+            name="p0.c0",
+            trigger=event_pb2.TRIGGER_PLAN,
+            closing=(PLAN_SPEC,),
+            facts=progress.facts(""),
+        )
+        planned = await run_child(ctx, child)
+        for number in range(most):
+            if (steps := _steps(planned)) is None:
+                return passed_on(planned)
+            progress.plan = steps
+            progress.keep(ctx)
+            await begin_plan(ctx, number, steps)
+            done = await run_child(ctx, _executor(links[roles.executor], number, progress))
+            if done.outcome is not None and done.outcome.action is not None:
+                return passed_on(done)
+            progress.did(_result(links[roles.executor], done))
+            progress.keep(ctx)
+            planned = await run_child(ctx, _replanner(links[roles.replanner or roles.planner], number, progress))
+        if (steps := _steps(planned)) is None:
+            return passed_on(planned)
+        progress.plan = steps
+        progress.keep(ctx)
+        await begin_plan(ctx, most, steps)
+        raise RunError(
+            f"The agent {self.definition.name!r} has done {most} steps without an answer: max_rounds is reached. "
+            f"{len(steps)} more are planned.",
+            reason=error_pb2.ERROR_REASON_LIMIT_EXCEEDED,
+            details_json=progress.details(),
+        )
+
+
+class ExecutedStep(TypedDict):
+    """A step that was done, as the session keeps it."""
+
+    step: str
+    result: str
+
+
+class Kept(TypedDict):
+    """The plan and what was done, as the session keeps them."""
+
+    plan: list[str]
+    executed_steps: list[ExecutedStep]
+
+
+@dataclass(slots=True, kw_only=True)
+class Progress:
+    """How far a plan has come."""
+
+    objective: str
+    plan: list[str] = field(default_factory=list)
+    """The steps that are left."""
+    executed: list[ExecutedStep] = field(default_factory=list)
+
+    def did(self, result: str) -> None:
+        """Takes the first step of the plan for done."""
+        self.executed.append(ExecutedStep(step=self.plan.pop(0), result=fit_texts([result], _ROOM)[0]))
+
+    def kept(self, room: int = _ROOM) -> Kept:
+        """What is kept of it: the texts together in at most `room` bytes."""
+        texts = [*self.plan, *(text for one in self.executed for text in (one["step"], one["result"]))]
+        fitting = fit_texts(texts, room)
+        done = fitting[len(self.plan) :]
+        executed = [ExecutedStep(step=done[at], result=done[at + 1]) for at in range(0, len(done), 2)]
+        return Kept(plan=fitting[: len(self.plan)], executed_steps=executed)
+
+    def keep(self, ctx: Context) -> None:
+        """Writes it to the session's state, where it is recorded with the next effect."""
+        kept = self.kept()
+        ctx.state["plan"], ctx.state["executed_steps"] = kept["plan"], kept["executed_steps"]
+
+    def details(self) -> str:
+        """It as JSON for an error, cut as far as an error needs."""
+        room = _ROOM
+        while size_of(text := json.dumps(self.kept(room), ensure_ascii=False)) > MAX_DETAILS_BYTES and room:
+            room //= 2
+        return text
+
+    def facts(self, step: str) -> dict[str, str]:
+        """It as texts for an input builder; `step` is the one that is to be done, or was done last."""
+        kept = self.kept()
+        done = [f"{one['step']}\n   Result: {one['result']}" for one in kept["executed_steps"]]
+        return {"plan": _numbered(kept["plan"]), "step": step, "executed_steps": _numbered(done)}
+
+
+def _executor(link: agent_pb2.AgentLink, number: int, progress: Progress) -> Child:
+    facts = progress.facts(progress.plan[0])
+    told = [
+        f"Objective: {progress.objective}",
+        f"The plan:\n{facts['plan']}",
+        f"Done so far:\n{facts['executed_steps'] or 'Nothing.'}",
+        f"Do the first step of the plan now, and no other: {facts['step']}",
+    ]
+    return _told(link, f"p{number}.c1", told, facts=facts)
+
+
+def _replanner(link: agent_pb2.AgentLink, number: int, progress: Progress) -> Child:
+    facts = progress.facts(progress.executed[-1]["step"])
+    told = [
+        f"Objective: {progress.objective}",
+        f"Done so far:\n{facts['executed_steps']}",
+        f"Left of the plan:\n{facts['plan'] or 'Nothing.'}",
+        _REPLAN,
+    ]
+    return _told(link, f"p{number}.c2", told, facts=facts, closing=(PLAN_SPEC, RESPOND_SPEC))
+
+
+def _told(
+    link: agent_pb2.AgentLink,
+    name: str,
+    told: Sequence[str],
+    *,
+    facts: dict[str, str],
+    closing: Sequence[ToolSpec] = (),
+) -> Child:
+    text = fit_texts(["\n\n".join(told)], 2 * _ROOM)
+    return Child(
+        link=link,
+        name=name,
+        trigger=event_pb2.TRIGGER_PLAN,
+        input=message_pb2.Message(parts=[message_pb2.Part(text=text[0])]),
+        closing=closing,
+        facts=facts,
+    )
+
+
+def _steps(planned: Ended) -> list[str] | None:
+    """The steps of a plan; None where its child answered instead. Raises RunError where it did neither, or failed."""
+    if planned.outcome is None:
+        raise failure(planned)
+    outcome = planned.outcome
+    if outcome.action is not None or outcome.closed_by == RESPOND:
+        return None
+    if outcome.closed_by != PLAN:
+        raise RunError(
+            f"{planned.author!r} answered in the place of an agent that had to plan. Who plans hands over to nobody.",
+            reason=error_pb2.ERROR_REASON_INVALID_OUTPUT,
+        )
+    return [str(step).strip() for step in json.loads(outcome.output.parts[0].data_json)["steps"]]
+
+
+def _result(link: agent_pb2.AgentLink, done: Ended) -> str:
+    """What a step came to. Raises RunError where it failed and its link does not say CONTINUE."""
+    if done.outcome is not None:
+        return _text_of(done.outcome.output)
+    if link.on_failure != policy_pb2.ON_SUB_AGENT_FAILURE_CONTINUE:
+        raise failure(done)
+    return f"failed: {done.error.message if done.error is not None else done.result.error.message}"
+
+
+def _text_of(message: message_pb2.Message) -> str:
+    return "\n".join(filter(None, (in_words(part) for part in message.parts)))
+
+
+def _numbered(lines: Sequence[str]) -> str:
+    return "\n".join(f"{number}. {line}" for number, line in enumerate(lines, 1))
