@@ -4,7 +4,10 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from functools import partial
 
+import pytest
+
 from bough.v1 import event_pb2, message_pb2
+from bough_server.errors import InvalidRequest
 from bough_server.services.folding import Folding
 from bough_server.store.ports import StoredEvent
 from bough_server.tree import Tree, fold
@@ -57,6 +60,15 @@ async def test_many_small_events_are_folded_beside_the_loop() -> None:
     folding = Folding(Tree(run_id="r", session_id="s"))
     assert await turns_of_the_loop(partial(folding.take_stored, log)) > 0
     assert (folding.count, folding.size) == (2_000, 0)
+
+
+async def test_events_of_more_items_than_are_worth_their_bytes_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("bough_server.services.folding.MAX_ITEMS", 50_000)
+    folding, event = Folding(Tree()), of_many_parts()
+    await folding.take([event], size=event.ByteSize())
+    with pytest.raises(InvalidRequest) as refused:
+        await folding.take([event], size=event.ByteSize())
+    assert [(one.field, one.rule) for one in refused.value.violations] == [("events", "events.items")]
 
 
 async def test_a_short_log_is_folded_at_once() -> None:
