@@ -2,21 +2,22 @@
 
 import asyncio
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from bough.v1 import error_pb2, event_pb2, policy_pb2
+from bough.v1 import agent_pb2, error_pb2, event_pb2, policy_pb2
 from bough_server import events
 from tests.durability.prefixes.finishing import Finished, record, recover
 from tests.durability.prefixes.judging import check_finished
-from tests.durability.prefixes.scenario import Scenario, World
+from tests.durability.prefixes.scenario import Scenario, Team, World
 from tests.support.held_clock import HeldClock
 from tests.support.house import ME
 from tests.support.kinds import KINDS
 from tests.support.laws import check_laws
-from tests.support.readings import check_replay, having
-from tests.support.teams import open_team, script
+from tests.support.readings import answer_of, check_replay, having, most_at_once
+from tests.support.teams import call, calls, llm, open_team, script
 
 AT_ONCE = 4
 """How many houses stand at the same time."""
@@ -125,16 +126,85 @@ async def test_a_cancel_anywhere_ends_each_of_its_agents_once(
             await _turn(scenario, folders[after], cancelled_after=after)
 
 
+BOUNDS = (
+    policy_pb2.Limits(model_calls=0),
+    policy_pb2.Limits(model_calls=1),
+    policy_pb2.Limits(depth=0),
+    policy_pb2.Limits(tokens=1),
+    policy_pb2.Limits(cost_micros=1),
+)
+"""One call of a model is more than one token, and costs more than one millionth."""
+
+
 @every_kind
 async def test_limits_hold_for_all_of_it(scenario: Scenario, tmp_path: Path) -> None:
-    folders = _folders(tmp_path, 3)
-    for number, limits in enumerate(
-        [policy_pb2.Limits(model_calls=0), policy_pb2.Limits(model_calls=1), policy_pb2.Limits(depth=0)]
-    ):
-        log = await _turn(scenario, folders[number], policy=policy_pb2.RunPolicy(limits=limits))
-        assert len(having(log, "llm_started")) <= limits.model_calls or not limits.HasField("model_calls")
+    for folder, limits in zip(_folders(tmp_path, len(BOUNDS)), BOUNDS, strict=True):
+        log = await _turn(scenario, folder, policy=policy_pb2.RunPolicy(limits=limits))
+        started = len(having(log, "llm_started"))
+        assert started <= limits.model_calls or limits.HasField("depth")
         assert not (limits.HasField("depth") and having(log, "sub_agent_started"))
         told = [event.llm_failed.error for event in log if event.HasField("llm_failed")]
         told += [event.value_recorded.error for event in log if event.HasField("value_recorded")]
         told += [event.tool_failed.result.error for event in log if event.HasField("tool_failed")]
         assert error_pb2.ERROR_REASON_LIMIT_EXCEEDED in {error.reason for error in told}
+
+
+@every_kind
+async def test_it_runs_as_much_at_once_as_it_may(scenario: Scenario, tmp_path: Path) -> None:
+    """Two, since tools of some wait for each other."""
+    async with asyncio.timeout(PATIENCE):
+        log = await _turn(scenario, tmp_path, policy=policy_pb2.RunPolicy(limits=policy_pb2.Limits(parallel=2)))
+    assert 1 <= most_at_once(log) <= 2
+
+
+def _held(scenario: Scenario, owner: str, on_failure: policy_pb2.OnSubAgentFailure.ValueType) -> Scenario:
+    """The scenario's lead, which is what it is about, as a sub-agent whose own time is five seconds."""
+    link = agent_pb2.AgentLink(agent="lead", on_failure=on_failure)
+    if owner == "link":
+        link.limits.wall_duration.FromSeconds(5)
+
+    def team(world: World) -> Team:
+        made = scenario.team(world)
+        for definition in made.definitions:
+            if owner == "definition" and definition.name == "lead":
+                definition.limits.wall_duration.FromSeconds(5)
+        return replace(made, definitions=[*made.definitions, llm("above", links=[link])])
+
+    above = [calls(call("call_lead", message="go")), "Going on."]
+    return replace(scenario, root="above", turns={**scenario.turns, "above": above}, team=team)
+
+
+@every_kind
+@pytest.mark.parametrize("owner", ["link", "definition"])
+@pytest.mark.parametrize(
+    "on_failure", [policy_pb2.ON_SUB_AGENT_FAILURE_CONTINUE, policy_pb2.ON_SUB_AGENT_FAILURE_ABORT], ids=["go", "abort"]
+)
+async def test_its_own_time_ends_all_of_it_and_its_caller_goes_on_or_not(
+    scenario: Scenario, owner: str, on_failure: policy_pb2.OnSubAgentFailure.ValueType, tmp_path: Path
+) -> None:
+    async def hangs(agent: str, turn: int, chunk: int) -> None:
+        if agent != "above":
+            await asyncio.Event().wait()
+
+    clock, held = HeldClock(), _held(scenario, owner, on_failure)
+    team = held.team(World(clock, is_patient=True))
+    parts = {"tools": team.tools, "code_agents": team.code_agents, "functions": team.functions}
+    async with (
+        asyncio.timeout(PATIENCE),
+        open_team(tmp_path, script(**held.turns), *team.definitions, gate=hangs, clock=clock, **parts) as house,
+    ):
+        run = await house.start("above")
+        assert await clock.next_sleep() == 5
+        clock.advance(5)
+        log = await house.log(run)
+        await check_replay(house, log)
+    child = having(log, "sub_agent_failed")[-1]
+    assert (child.agent, child.depth) == ("lead", 1)
+    assert child.sub_agent_failed.error.reason == error_pb2.ERROR_REASON_LIMIT_EXCEEDED
+    assert child.sub_agent_failed.end_reason == event_pb2.END_REASON_LIMIT
+    below = [event.sub_agent_failed.error.reason for event in having(log, "sub_agent_failed")[:-1]]
+    assert set(below) <= {error_pb2.ERROR_REASON_CANCELLED}
+    if on_failure == policy_pb2.ON_SUB_AGENT_FAILURE_CONTINUE:
+        assert answer_of(log) == "Going on."
+    else:
+        assert log[-1].run_failed.error.reason == error_pb2.ERROR_REASON_SUB_AGENT_FAILED

@@ -1,21 +1,20 @@
 """How much runs at once in a subtree: further calls of models and tools wait, in order, and can be ended there."""
 
 import asyncio
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from bough import approve, tool_result
-from bough.v1 import agent_pb2, error_pb2, event_pb2, message_pb2, policy_pb2
+from bough.v1 import agent_pb2, error_pb2, message_pb2, policy_pb2
 from bough_server.agents.function import agent
 from bough_server.runtime.context import Context
 from bough_server.tools.tool import tool
 from tests.support.composites import parallel
 from tests.support.held_clock import HeldClock
 from tests.support.house import ME
-from tests.support.readings import answer_of, check_replay, having, results_of, text_of
+from tests.support.readings import answer_of, check_replay, having, most_at_once, results_of, text_of
 from tests.support.teams import call, calls, llm, open_team, script
 
 
@@ -25,23 +24,6 @@ def at_once(most: int) -> policy_pb2.RunPolicy:
 
 def bounded(name: str, **limits: Any) -> agent_pb2.AgentLink:
     return agent_pb2.AgentLink(agent=name, limits=policy_pb2.Limits(**limits))
-
-
-def most_open(log: Sequence[event_pb2.AgentEvent], *agents: str) -> int:
-    """How many calls of models and ordinary tools were open at the same time at most, of some agents or of all."""
-    dispatched = {event.effect_key for event in having(log, "sub_agent_started")}
-    running: set[str] = set()
-    most = 0
-    for event in log:
-        if agents and event.agent not in agents:
-            continue
-        kind = event.WhichOneof("payload")
-        if kind in ("llm_started", "tool_started") and event.effect_key not in dispatched:
-            running.add(event.effect_key)
-        elif kind in ("llm_completed", "llm_failed", "tool_completed", "tool_failed"):
-            running.discard(event.effect_key)
-        most = max(most, len(running))
-    return most
 
 
 class Desk:
@@ -91,7 +73,7 @@ async def test_tools_beyond_the_bound_wait_and_begin_in_the_order_of_their_calls
         await check_replay(house, log)
     assert answer_of(log) == "Done."
     assert desk.came == [0, 1, 2, 3, 4, 5]
-    assert most_open(log) == min(most, 6)
+    assert most_at_once(log) == min(most, 6)
     assert [text_of(result) for result in results_of(log)] == [f"sat {number}" for number in range(6)]
 
 
@@ -118,9 +100,9 @@ async def test_bounds_of_the_run_and_of_a_link_hold_together(tmp_path: Path) -> 
         log = await house.turn("p", policy=at_once(3))
         await check_replay(house, log)
     assert log[-1].HasField("run_completed")
-    assert most_open(log, "b") == 1
-    assert most_open(log, "c") <= 2
-    assert 2 <= most_open(log) <= 3
+    assert most_at_once(log, "b") == 1
+    assert most_at_once(log, "c") <= 2
+    assert 2 <= most_at_once(log) <= 3
 
 
 async def test_an_agent_that_waits_for_its_children_holds_no_place(tmp_path: Path) -> None:
@@ -133,7 +115,7 @@ async def test_an_agent_that_waits_for_its_children_holds_no_place(tmp_path: Pat
         log = await house.turn("a", policy=at_once(1))
         await check_replay(house, log)
     assert answer_of(log) == "a"
-    assert most_open(log) == 1
+    assert most_at_once(log) == 1
     assert len(having(log, "sub_agent_completed")) == 4
 
 
@@ -170,7 +152,7 @@ async def test_what_waits_for_an_approval_or_a_client_holds_no_place_and_the_run
         log = await house.log(run)
         await check_replay(house, log)
     assert answer_of(log) == "Done."
-    assert most_open(log) == 1
+    assert most_at_once(log) == 1
 
 
 async def test_a_run_that_is_cancelled_while_calls_wait_ends_and_begins_none_of_them(tmp_path: Path) -> None:
@@ -285,7 +267,7 @@ async def test_a_drain_begins_nothing_that_waits_and_the_run_goes_on_later(tmp_p
         await check_replay(house, log)
     assert answer_of(log) == "Done."
     assert desk.came == [0, 1, 2, 3, 4, 5]
-    assert most_open(log) == 1
+    assert most_at_once(log) == 1
 
 
 async def test_a_drain_interrupts_no_run_in_which_a_call_still_waits(tmp_path: Path) -> None:
@@ -326,7 +308,7 @@ async def test_code_that_dispatches_at_once_waits_with_its_childrens_models(tmp_
         log = await house.turn("caller", policy=at_once(2))
         await check_replay(house, log)
     assert answer_of(log) == "5 answers"
-    assert most_open(log) == 2
+    assert most_at_once(log) == 2
 
 
 async def test_a_bound_of_nothing_at_once_refuses_what_would_wait_for_ever(tmp_path: Path) -> None:

@@ -45,6 +45,23 @@ def results_of(log: Iterable[event_pb2.AgentEvent]) -> list[message_pb2.ToolResu
     ]
 
 
+def most_at_once(log: Sequence[event_pb2.AgentEvent], *agents: str) -> int:
+    """How many calls of models and ordinary tools were open at the same time at most, of some agents or of all."""
+    dispatched = {event.effect_key for event in having(log, "sub_agent_started")}
+    running: set[str] = set()
+    most = 0
+    for event in log:
+        if agents and event.agent not in agents:
+            continue
+        kind = event.WhichOneof("payload")
+        if kind in ("llm_started", "tool_started") and event.effect_key not in dispatched:
+            running.add(event.effect_key)
+        elif kind in ("llm_completed", "llm_failed", "tool_completed", "tool_failed"):
+            running.discard(event.effect_key)
+        most = max(most, len(running))
+    return most
+
+
 class Masks:
     """Names for the ids of one run, in the order in which they are met, so that two runs can be compared."""
 
