@@ -5,7 +5,7 @@ Each value is JSON text and stays the text that it was written as. Whose writes 
 
 import json
 import re
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 
 from bough.v1 import event_pb2, state_pb2
@@ -17,11 +17,12 @@ MAX_STATE_BYTES: Final = 256 * 1024
 KEY: Final = r"[A-Za-z][A-Za-z0-9_.:-]{0,127}"
 """What a value may be called."""
 
-Write = Collection[state_pb2.StateChange]
-"""Changes that are recorded together: all of them count, in order, or none does."""
+Write = Sequence[tuple[str, str | None]]
+"""Changes that are recorded together, JSON text by name and None to delete: all of them count, in order, or none."""
 
 _SPACE: Final = re.compile(r"[ \t\r\n]*")
 _DECODER: Final = json.JSONDecoder()
+_ENCODER: Final = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), allow_nan=False)
 
 
 def values_of(state_json: str) -> dict[str, str]:
@@ -76,7 +77,7 @@ def json_of(values: Mapping[str, str]) -> str:
 
 def json_text(value: object) -> str:
     """A value as JSON text. Raises TypeError or ValueError for what JSON cannot hold."""
-    return json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+    return _ENCODER.encode(value)
 
 
 def is_value(text: str) -> bool:
@@ -102,19 +103,20 @@ def _size_of(values: Mapping[str, str]) -> int:
     return 1 + sum(map(_size, values.items()))
 
 
-def _size(item: tuple[str, str]) -> int:
-    """Bytes of a value in its state, with its name and what parts them from the next."""
+def _size(item: tuple[str, str | None]) -> int:
+    """Bytes of a value in its state, with its name and what parts them from the next; 0 of one that is not there."""
     name, text = item
-    return size_of(name if is_key(name) else json_text(name)[1:-1]) + size_of(text) + 4
+    return 0 if text is None else size_of(_ENCODER.encode(name)) + size_of(text) + 2
 
 
 def applied(values: Mapping[str, str], write: Write) -> dict[str, str]:
     """Values after changes, however large that makes them."""
     after = dict(values)
-    for change in write:
-        after.pop(change.key, None)
-        if change.HasField("value_json"):
-            after[change.key] = change.value_json
+    for name, text in write:
+        if text is None:
+            after.pop(name, None)
+        else:
+            after[name] = text
     return after
 
 
@@ -123,21 +125,27 @@ def changed(values: Mapping[str, str], writes: Iterable[Write]) -> dict[str, str
     after = dict(values)
     size = _size_of(after)
     for write in writes:
-        names = dict.fromkeys(change.key for change in write)
-        before = {name: after[name] for name in names if name in after}
-        now = applied(before, write)
-        new_size = size - sum(map(_size, before.items())) + sum(map(_size, now.items()))
-        if new_size <= max(MAX_STATE_BYTES, size):
-            for name in names:
+        last = dict(write)
+        grown = size + sum(_size(item) - _size((item[0], after.get(item[0]))) for item in last.items())
+        if grown > max(MAX_STATE_BYTES, size):
+            continue
+        size = grown
+        for name, text in last.items():
+            if text is None:
                 after.pop(name, None)
-            after.update(now)
-            size = new_size
+            else:
+                after[name] = text
     return after
+
+
+def write_of(changes: Iterable[state_pb2.StateChange]) -> Write:
+    """Changes as they are applied."""
+    return [(change.key, change.value_json if change.HasField("value_json") else None) for change in changes]
 
 
 def changes_of(event: event_pb2.AgentEvent) -> Write:
     """What an event changes of its session's state."""
     kind = event.WhichOneof("payload")
     if kind == "state_changed":
-        return event.state_changed.changes
-    return event.tool_completed.state_delta if kind == "tool_completed" else ()
+        return write_of(event.state_changed.changes)
+    return write_of(event.tool_completed.state_delta) if kind == "tool_completed" else ()

@@ -5,19 +5,17 @@ in the order of their keys, not of their sequences.
 """
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import chain, pairwise
 from typing import Final
 
-from bough.v1 import event_pb2, state_pb2
+from bough.v1 import event_pb2
 from bough_server import events
-from bough_server.state import changed, changes_of, values_of
+from bough_server.state import Write, changed, changes_of, values_of
 
 _LANE: Final = re.compile(r"(?:(?:^|/)g|\.t|\.)([0-9]{1,9})(?=[/.]|$)")
 """Names of what runs at once, in a key: lanes of an agent, calls of a step, lanes of code."""
-
-Changes = Sequence[state_pb2.StateChange]
 
 
 @dataclass(slots=True)
@@ -34,14 +32,14 @@ class Writes:
     __slots__ = ("_entries",)
 
     def __init__(self) -> None:
-        self._entries: list[Changes | _Group] = []
+        self._entries: list[Write | _Group] = []
 
     @property
     def has_group_last(self) -> bool:
         """Whether the last thing in it is something that ran at once."""
         return bool(self._entries) and isinstance(self._entries[-1], _Group)
 
-    def add(self, changes: Changes) -> None:
+    def add(self, changes: Write) -> None:
         """Takes in a write of the lane itself."""
         self._entries.append(changes)
 
@@ -65,10 +63,10 @@ class Writes:
         last = self._entries[-1]
         return isinstance(last, _Group) and number == max(last.lanes)
 
-    def in_order(self) -> list[Changes]:
+    def in_order(self) -> list[Write]:
         """All writes in the order that counts; those that ran at once by the numbers of their lanes."""
-        found: list[Changes] = []
-        open_lanes: list[Iterator[Changes | _Group]] = [iter(self._entries)]
+        found: list[Write] = []
+        open_lanes: list[Iterator[Write | _Group]] = [iter(self._entries)]
         while open_lanes:
             entry = next(open_lanes[-1], None)
             if entry is None:
@@ -99,7 +97,7 @@ class StateFold:
             begun = event.run_started if kind == "run_started" else event.run_dequeued
             self._began, self._values = _values(begun.state_json), None
             return bool(self._began)
-        changes = list(changes_of(event))
+        changes = changes_of(event)
         if changes:
             self._write(event.effect_key, changes)
         return bool(changes)
@@ -111,7 +109,7 @@ class StateFold:
             self._values = changed(self._began, self._writes.in_order())
         return self._values
 
-    def _write(self, key: str, changes: Changes) -> None:
+    def _write(self, key: str, changes: Write) -> None:
         lane, at, is_newest = self._writes, 0, True
         for found in _LANE.finditer(key):
             above, number = lane, int(found[1])
@@ -138,7 +136,7 @@ class Conflicts:
     """
 
     def __init__(self) -> None:
-        self._written: dict[tuple[str, str], dict[int, tuple[str, state_pb2.StateChange]]] = {}
+        self._written: dict[tuple[str, str], dict[int, tuple[str, str | None]]] = {}
         self._began: dict[str, int] = {}
         self._ended: dict[str, int] = {}
         self._taken = 0
@@ -149,8 +147,8 @@ class Conflicts:
         key = event.effect_key
         if kind in _BEGIN:
             self._began.setdefault(key.removesuffix(".ok"), self._taken)
-        for changes in changes_of(event):
-            self._note(key, changes)
+        for name, text in changes_of(event):
+            self._note(key, name, text)
         if kind in _END:
             self._ended[key] = self._taken
 
@@ -158,12 +156,12 @@ class Conflicts:
         """The names of the values, sorted."""
         return sorted({name for (_, name), lanes in self._written.items() if self._differ(lanes)})
 
-    def _note(self, key: str, change: state_pb2.StateChange) -> None:
+    def _note(self, key: str, name: str, text: str | None) -> None:
         for found in _LANE.finditer(key):
-            lanes = self._written.setdefault((key[: found.start(1)], change.key), {})
-            lanes[int(found[1])] = (key[: found.end()], change)
+            lanes = self._written.setdefault((key[: found.start(1)], name), {})
+            lanes[int(found[1])] = (key[: found.end()], text)
 
-    def _differ(self, lanes: Mapping[int, tuple[str, state_pb2.StateChange]]) -> bool:
+    def _differ(self, lanes: Mapping[int, tuple[str, str | None]]) -> bool:
         ordered = [lanes[number] for number in sorted(lanes)]
         return any(one != other and self._met(lane, next_lane) for (lane, one), (next_lane, other) in pairwise(ordered))
 

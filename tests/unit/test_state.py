@@ -10,6 +10,7 @@ from bough.v1 import event_pb2, state_pb2
 from bough_server import events
 from bough_server.state import (
     MAX_STATE_BYTES,
+    Write,
     changed,
     fits,
     is_key,
@@ -118,16 +119,19 @@ def test_a_state_is_as_large_as_its_json() -> None:
 
 
 def test_a_write_that_makes_the_state_too_large_has_no_effect_and_is_not_taken_in_part() -> None:
-    large = change("large", "x" * MAX_STATE_BYTES)
-    after = changed(
-        {"a": "1"}, [[change("a", 2), large], [change("b", 3)], [change("a")], [change("b"), change("b", 4)]]
-    )
-    assert after == {"b": "4"}
+    large = ("large", json.dumps("x" * MAX_STATE_BYTES))
+    writes: list[Write] = [[("a", "2"), large], [("b", "3")], [("a", None)], [("b", None), ("b", "4")]]
+    assert changed({"a": "1"}, writes) == {"b": "4"}
 
 
 def test_a_write_may_take_the_place_of_what_it_deletes() -> None:
-    half = "x" * (MAX_STATE_BYTES * 2 // 3)
-    assert changed({"a": json.dumps(half)}, [[change("b", half), change("a")]]) == {"b": json.dumps(half)}
+    half = json.dumps("x" * (MAX_STATE_BYTES * 2 // 3))
+    assert changed({"a": half}, [[("b", half), ("a", None)]]) == {"b": half}
+
+
+def test_a_state_that_is_too_large_already_may_shrink() -> None:
+    large = json.dumps("x" * MAX_STATE_BYTES)
+    assert changed({"a": large, "b": "1"}, [[("c", "1")], [("b", None)]]) == {"a": large}
 
 
 def test_writes_of_one_lane_count_in_their_order() -> None:

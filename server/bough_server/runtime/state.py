@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from bough.v1 import error_pb2, state_pb2
 from bough_server.errors import RunError
 from bough_server.runtime import keys
-from bough_server.state import KEY, MAX_STATE_BYTES, changed, fits, is_key, json_text
+from bough_server.state import KEY, MAX_STATE_BYTES, changed, fits, is_key, json_text, write_of
 from bough_server.state_fold import Writes
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ class LaneState:
 
     def take(self, changes: Iterable[state_pb2.StateChange]) -> None:
         """Takes in changes that are recorded."""
-        if made := list(changes):
+        if made := write_of(changes):
             self._writes.add(made)
             self.values = changed(self.values, [made])
 

@@ -9,7 +9,7 @@ from sqlalchemy import Connection, Row, Select, bindparam, delete, insert, selec
 
 from bough.v1 import message_pb2, session_service_pb2, state_pb2
 from bough_server.errors import FieldViolation, InvalidRequest, NotFound
-from bough_server.state import MAX_STATE_BYTES, applied, fits, json_of, values_of
+from bough_server.state import MAX_STATE_BYTES, applied, fits, json_of, values_of, write_of
 from bough_server.store.ports import Page, Principal, SessionCut, StoredMessage
 from bough_server.store.sql import tables
 from bough_server.store.sql.acceptance import session_busy
@@ -167,7 +167,7 @@ def _update_state(
         raise NotFound("session", session_id)
     if row.current_run_id:
         raise session_busy(session_id, row.current_run_id)
-    values = applied(values_of(row.state_json), changes)
+    values = applied(values_of(row.state_json), write_of(changes))
     if not fits(values):
         said = f"With these the session's state would be larger than {MAX_STATE_BYTES // 1024} KiB."
         raise InvalidRequest([FieldViolation(field="changes", description=said, rule="state.size")])
