@@ -21,7 +21,7 @@ SERVICES = {
 }
 NOT_TWICE = {
     "bough.v1.CatalogService": {"CreateAgent", "DeleteAgent"},
-    "bough.v1.SessionService": {"CreateSession", "DeleteSession"},
+    "bough.v1.SessionService": {"CreateSession", "DeleteSession", "UpdateState"},
 }
 
 

@@ -26,11 +26,11 @@ RETRIED_METHODS: Final[Mapping[str, tuple[str, ...]]] = {
         "ListTools",
         "ListModels",
     ),
-    "bough.v1.SessionService": ("GetSession", "ListSessions", "ListMessages"),
+    "bough.v1.SessionService": ("GetSession", "ListSessions", "ListMessages", "GetState"),
 }
 """The methods that may be called twice for once, by service: Run, ResumeRun and ForkRun because the client never sends
 them without a request id. CreateSession would make two sessions, CreateAgent would find its own name taken, and
-DeleteSession and DeleteAgent would find nothing to delete."""
+DeleteSession and DeleteAgent would find nothing to delete; UpdateState might undo what somebody changed between."""
 
 _SERVICE_CONFIG: Final = {
     "methodConfig": [
