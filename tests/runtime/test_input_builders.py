@@ -12,7 +12,7 @@ from bough_server.models.model import ModelRequest
 from bough_server.runtime.context import Context
 from bough_server.situation import Situation
 from bough_server.tools.tool import tool
-from tests.support.composites import loop, parallel, sequence, supervisor
+from tests.support.composites import loop, parallel, plan_execute, sequence, supervisor
 from tests.support.readings import answer_of, check_replay, having, text_of
 from tests.support.teams import call, calls, llm, open_team, script
 
@@ -245,3 +245,38 @@ async def test_an_instruction_that_names_a_missing_value_fails_its_agent_for_goo
     assert "The instruction of 'a' names {{state.topic}}" in failed_result(log)[0]
     assert next(iter(having(log, "llm_failed"))).llm_failed.error.reason == error_pb2.ERROR_REASON_BAD_ARGUMENTS
     assert answer_of(log) == "I see."
+
+
+async def test_a_plans_agents_are_told_what_is_planned_and_done(tmp_path: Path) -> None:
+    seen: list[tuple[str, str, str]] = []
+
+    @input_builder
+    def note(situation: Situation) -> str:
+        seen.append((situation.plan, situation.step, situation.executed_steps))
+        assert situation.message is not None
+        return "Plan again."
+
+    lead = plan_execute(
+        "lead",
+        link("planner", "Plan {{input}}.{{plan}}{{message}}"),
+        link("executor", "Do {{step}} for {{user}}: {{plan}}; done: {{executed_steps}}", history=BLIND),
+        link("replanner", function="note"),
+        rounds=2,
+    )
+    turns = script(
+        planner=[calls(call("plan", steps=["s1", "s2"]))],
+        executor=["r1"],
+        replanner=[calls(call("plan", steps=["s3"]))],
+    )
+    team = [lead, llm("planner"), llm("executor"), llm("replanner")]
+    async with open_team(tmp_path, turns, *team, functions=[note]) as house:
+        log = await house.turn("lead", "Go")
+        await check_replay(house, log)
+    assert told(log)[:3] == [
+        ("planner", "Plan Go."),
+        ("executor", "Do s1 for Go: 1. s1\n2. s2; done: "),
+        ("replanner", "Plan again."),
+    ]
+    assert told(log)[3] == ("executor", "Do s3 for Go: 1. s3; done: 1. s1\n   Result: r1")
+    assert seen[0] == ("1. s2", "s1", "1. s1\n   Result: r1")
+    assert [step for _, step, _ in seen] == ["s1", "s3"]
