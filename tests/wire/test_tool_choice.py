@@ -1,14 +1,40 @@
 """A call that has to be made, on the wire: how both APIs are asked for it, and how the embedded model is made to."""
 
+import json
+from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
 
+import jsonschema
 import pytest
 
+from bough.v1 import catalog_service_pb2, error_pb2
 from bough_server.models.configured import build_models
+from bough_server.models.local import LocalModel, available
+from bough_server.models.model import ToolSpec
 from bough_server.settings_models import ModelSection
-from tests.support.model_calls import LOOKUP, answer, asking
+from bough_server.tools.builtin import PLAN_SPEC, RESPOND_SPEC
+from tests.support.composites import plan_execute
+from tests.support.house import open_house
+from tests.support.model_calls import LOOKUP, answer, asking, assistant, call, tool_result, user
 from tests.support.model_server import serving_model
+from tests.support.readings import check_replay, having
+from tests.support.teams import llm
+
+
+class Only:
+    """A configuration with one model, whatever it is called."""
+
+    def __init__(self, model: LocalModel) -> None:
+        self._model = model
+
+    def get(self, name: str) -> LocalModel:
+        """The model."""
+        return self._model
+
+    def list(self) -> list[catalog_service_pb2.ModelInfo]:
+        """The one model."""
+        return [catalog_service_pb2.ModelInfo(name="default", provider="local", model=self._model.model)]
 
 
 @pytest.mark.parametrize("api", ["chat", "responses"])
@@ -25,3 +51,42 @@ async def test_providers_are_told_that_a_tool_must_be_called(tmp_path: Path, api
     (sent,) = server.requests
     assert sent.get("tool_choice") == ("required" if is_required else None)
     assert len(sent["tools"]) == 1
+
+
+IS_HERE = pytest.mark.skipif(available() is not None, reason=f"THE EMBEDDED MODEL IS NOT TESTED: {available()}")
+REFUSED = call("c1", "plan", '{"steps": []}')
+
+
+@pytest.fixture(scope="module")
+async def embedded() -> AsyncIterator[LocalModel]:
+    """The embedded model, started by the first test that asks it."""
+    model = LocalModel(name="local")
+    yield model
+    await model.close()
+
+
+@IS_HERE
+@pytest.mark.parametrize("tools", [[PLAN_SPEC], [PLAN_SPEC, RESPOND_SPEC], [LOOKUP, PLAN_SPEC]])
+@pytest.mark.parametrize("was_refused", [False, True])
+async def test_the_embedded_model_plans_where_it_has_to(
+    embedded: LocalModel, tools: list[ToolSpec], was_refused: bool
+) -> None:
+    before = [assistant("", REFUSED), tool_result(REFUSED, "Error: too few steps")] if was_refused else []
+    asked = asking(user("Paint the house red."), *before, instruction="Plan it.", tools=tools)
+    _, response = await answer(embedded, replace(asked, tool_choice="required"))
+    (made,) = [part.tool_call for part in response.message.parts]
+    schema = {tool.name: tool.input_schema_json for tool in tools}[made.name]
+    jsonschema.validate(json.loads(made.arguments_json), json.loads(schema))
+
+
+@IS_HERE
+async def test_a_plan_is_made_and_carried_out_by_the_embedded_model(embedded: LocalModel, tmp_path: Path) -> None:
+    team = [plan_execute("lead", rounds=1), *(llm(name) for name in ("planner", "executor", "replanner"))]
+    async with open_house(tmp_path, models=Only(embedded), definitions=team) as house:
+        log = await house.turn("lead", "Paint the house red.")
+        await check_replay(house, log)
+    (made,) = having(log, "plan_made")
+    assert len(made.plan_made.items) > 0
+    assert len([event for event in having(log, "sub_agent_completed") if event.agent == "executor"]) > 0
+    failed = log[-1].run_failed.error.reason if log[-1].HasField("run_failed") else None
+    assert failed in (None, error_pb2.ERROR_REASON_LIMIT_EXCEEDED), "it answers, or plans to the end"
