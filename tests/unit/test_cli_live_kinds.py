@@ -87,6 +87,15 @@ def test_a_plan_is_a_list_of_which_a_long_one_is_cut() -> None:
     ]
 
 
+def test_what_a_planning_agent_keeps_of_its_plan_is_not_said_twice() -> None:
+    turn = Turn()
+    begin(turn, "lead/party", "plan_execute")
+    for keys in (("plan", "executed_steps"), ("plan", "guests")):
+        changes = [state_pb2.StateChange(key=key, value_json="6") for key in keys]
+        turn.add("lead/party", state_changed=event_pb2.StateChanged(changes=changes))
+    assert shown(turn.events)[1:] == ["│ │ ≔ guests = 6"]
+
+
 def test_values_and_summaries_stand_in_their_agents_blocks() -> None:
     turn = Turn()
     turn.start()

@@ -19,6 +19,7 @@ from bough_server.cli.render.notes import (
 from bough_server.cli.render.speaker import STARTING, Speaker
 
 AgentEvent = event_pb2.AgentEvent
+_KEPT_OF_PLANS: Final = ("plan", "executed_steps")
 _MOST_STEPS: Final = 8
 
 
@@ -99,7 +100,10 @@ def _plan(blocks: Blocks, speaker: Speaker, items: Sequence[event_pb2.PlanItem],
 
 
 def _changed(blocks: Blocks, event: AgentEvent, speaker: Speaker, now: float) -> None:
-    blocks.say(speaker, f"≔ {changes_text(event.state_changed.changes)}", "dim")
+    # What a planning agent keeps of its plan stands there as the plan.
+    hidden = _KEPT_OF_PLANS if speaker.kind == event_pb2.AGENT_KIND_PLAN_EXECUTE else ()
+    if changes := [change for change in event.state_changed.changes if change.key not in hidden]:
+        blocks.say(speaker, f"≔ {changes_text(changes)}", "dim")
 
 
 def _compacted(blocks: Blocks, event: AgentEvent, speaker: Speaker, now: float) -> None:
