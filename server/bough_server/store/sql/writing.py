@@ -12,6 +12,8 @@ from bough_server.errors import StorageFailed
 STALL_SECONDS: Final = 5.0
 """From how long on a write that has not ended is one of a disk that does not answer."""
 
+_GRACE: Final = 0.1
+
 
 class Writing:
     """The state of all writes together."""
@@ -70,15 +72,20 @@ class Writing:
             self._timer.cancel()
             self._timer = None
 
-    def _look(self) -> None:
+    def _look(self, is_suspected: bool = False) -> None:
         self._timer = None
         if not self._jobs:
             return
         loop = asyncio.get_running_loop()
         left = self._since + self._stall_seconds - loop.time()
-        if left <= 0:
+        if left > 0:
+            self._timer = loop.call_later(left, self._look)
+        elif not is_suspected:
+            # Where the loop was held up, what ended meanwhile is told first.
+            self._timer = loop.call_later(_GRACE, self._look, True)
+        else:
             self._turn(is_failing=self._is_failing, is_stalled=True)
-        self._timer = loop.call_later(left if left > 0 else self._stall_seconds, self._look)
+            self._timer = loop.call_later(self._stall_seconds, self._look)
 
     def _turn(self, *, is_failing: bool, is_stalled: bool) -> None:
         if (is_failing, is_stalled) == (self._is_failing, self._is_stalled):
