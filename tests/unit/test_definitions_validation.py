@@ -91,6 +91,9 @@ def test_sensible_definitions_have_no_violations() -> None:
             "must be longer than 0 s.",
         ),
         (agent(limits=limits(tool_calls=-1)), "limits.tool_calls", "must not be negative."),
+        (agent(limits=limits(tokens=-1)), "limits.tokens", "must not be negative."),
+        (agent(limits=limits(cost_micros=-1)), "limits.cost_micros", "must not be negative."),
+        (agent(limits=limits(parallel=0)), "limits.parallel", "must be at least 1."),
         (agent(limits=limits(wall_duration=Duration())), "limits.wall_duration", "must be longer than 0 s."),
         (
             agent(delta=policy_pb2.DeltaPolicy(aggregated=policy_pb2.AggregatedDeltas(max_chars=0))),

@@ -244,3 +244,50 @@ def test_an_empty_file_and_empty_sections_are_the_defaults(tmp_path: Path) -> No
     for text in ("", "server:\nmodels:\nstorage:\n"):
         (tmp_path / "bough.yaml").write_text(text)
         assert Settings.load() == Settings()
+
+
+def test_tokens_cost_and_parallelism_are_bounded_and_metrics_are_found_on_loopback(tmp_path: Path) -> None:
+    (tmp_path / "bough.yaml").write_text(
+        "limits: {default: {tokens: 9000000000, parallel: 4}, maximum: {cost_micros: 5}}\n"
+        "telemetry: {prometheus_port: 9464}\n"
+    )
+    settings = Settings.load()
+    assert settings.limits.default.message() == policy_pb2.Limits(model_calls=500, tokens=9_000_000_000, parallel=4)
+    assert settings.limits.maximum.message() == policy_pb2.Limits(cost_micros=5)
+    assert (settings.telemetry.prometheus_host, settings.telemetry.prometheus_port) == ("127.0.0.1", 9464)
+
+
+def test_bounds_and_ports_that_mean_nothing_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "bough.yaml"
+    path.write_text(
+        "limits: {default: {parallel: 0},\n  maximum: {tokens: -1}}\ntelemetry:\n  prometheus_port: 65536\n"
+    )
+    assert sorted(refusal(path)) == [
+        f"{path}:1: limits.default.parallel: Input should be greater than or equal to 1",
+        f"{path}:2: limits.maximum.tokens: Input should be greater than or equal to 0",
+        f"{path}:4: telemetry.prometheus_port: Input should be less than or equal to 65535",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("variables", "traces", "metrics"),
+    [
+        ({}, False, False),
+        ({"ENDPOINT": "http://x"}, True, True),
+        ({"TRACES_ENDPOINT": "http://x"}, True, False),
+        ({"METRICS_ENDPOINT": "http://x"}, False, True),
+    ],
+)
+def test_the_variables_of_otlp_say_what_goes_out(
+    variables: dict[str, str], traces: bool, metrics: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in variables.items():
+        monkeypatch.setenv(f"OTEL_EXPORTER_OTLP_{name}", value)
+    settings = Settings.load()
+    assert (settings.exports_traces, settings.exports_metrics) == (traces, metrics)
+    monkeypatch.setenv("OTEL_METRICS_EXPORTER", "none")
+    assert not Settings.load().exports_metrics
+    monkeypatch.setenv("OTEL_METRICS_EXPORTER", "otlp")
+    assert Settings.load().exports_metrics
+    monkeypatch.setenv("OTEL_SDK_DISABLED", "true")
+    assert not Settings.load().exports_metrics
