@@ -66,8 +66,10 @@ def render(template: str, known: Mapping[str, Callable[[], str]], state: Mapping
 def _filled(
     name: str, known: Mapping[str, Callable[[], str]], state: Mapping[str, Any], *, is_optional: bool, what: str
 ) -> str:
-    if not name.startswith(_STATE):
+    if name in known:
         return known[name]()
+    if not name.startswith(_STATE):
+        raise _refused(f"{what} names {{{{{name}}}}}, which stands for nothing there.")
     path = name.removeprefix(_STATE)
     try:
         value = value_at(state, path)

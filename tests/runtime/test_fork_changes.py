@@ -135,6 +135,7 @@ async def test_two_results_of_one_step_may_be_edited_at_once(tmp_path: Path) -> 
         ({"models": {"nobody": "other"}}, "changes.models['nobody']"),
         ({"models": {"p": "unknown"}}, "changes.models['p']"),
         ({"instructions": {"nobody": "x"}}, "changes.instructions['nobody']"),
+        ({"instructions": {"p": "{{input}}"}}, "changes.instructions['p']"),
         ({"tool_results": [edited("x", "nothing")]}, "changes.tool_results[0].call_id"),
         ({"tool_results": [edited("x", "call_0_0")]}, "changes.tool_results[0].call_id"),
         ({"tool_results": [edited("x", "call_0_1")]}, "changes.tool_results[0].call_id"),

@@ -73,6 +73,10 @@ def test_a_missing_value_is_named_with_what_to_write_instead() -> None:
     assert "{{state.name.first}}" in refusal("{{state.name.first}}")
 
 
+def test_a_name_that_nobody_judged_is_an_error_too() -> None:
+    assert refusal("{{nothing}}") == "The text names {{nothing}}, which stands for nothing there."
+
+
 def test_a_name_is_asked_for_once_and_only_where_it_is_there() -> None:
     asked: list[str] = []
 

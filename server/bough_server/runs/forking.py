@@ -13,6 +13,7 @@ from bough_server.runtime import keys
 from bough_server.runtime.agent import Resolver, llm_of
 from bough_server.runtime.journal import Journal
 from bough_server.store.ports import RunRecord
+from bough_server.templates import template_mistake
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,6 +93,9 @@ def changed_definitions(changes: fork_pb2.ForkChanges, resolver: Resolver) -> li
             llm_of(definition).model = changes.models[name]
         if name in changes.instructions:
             llm_of(definition).instruction = changes.instructions[name]
+            if problem := template_mistake(changes.instructions[name], ()):
+                place = f"changes.instructions[{name!r}]"
+                wrong.append(FieldViolation(field=place, description=problem, rule="fork.instruction"))
         made.append(with_revision(definition))
     if wrong:
         raise InvalidRequest(wrong)
