@@ -5,7 +5,6 @@ import asyncio
 from bough.v1 import error_pb2, event_pb2, message_pb2
 from bough_server import ids
 from bough_server.errors import RunError
-from bough_server.history.transcript import Said
 from bough_server.runtime import keys
 from bough_server.runtime.agent import Outcome
 from bough_server.runtime.execution import Execution, as_run_error
@@ -64,10 +63,9 @@ def close_span(execution: Execution, frame: Frame, outcome: Outcome | None, erro
     """Ends an invocation's span."""
     traced = execution.spans.pop(frame.scope, None)
     if traced is not None:
-        told = next((entry.message for entry in frame.transcript.entries if isinstance(entry, Said)), None)
         traced.end(
             error=error.to_agent_error() if error else None,
-            input=[told] if told is not None else None,
+            input=[frame.told],
             output=[outcome.output] if outcome is not None else None,
         )
 
