@@ -12,7 +12,7 @@ from bough_server.models.model import ModelRequest
 from bough_server.runtime.context import Context
 from bough_server.situation import Situation
 from bough_server.tools.tool import tool
-from tests.support.composites import loop, parallel, plan_execute, sequence, supervisor
+from tests.support.composites import loop, parallel, plan_execute, sequence, supervisor, swarm
 from tests.support.readings import answer_of, check_replay, having, text_of
 from tests.support.teams import call, calls, llm, open_team, script
 
@@ -122,6 +122,15 @@ async def test_a_member_of_a_supervisor_is_told_what_its_template_makes(tmp_path
         log = await house.turn("lead", "Go.")
         await check_replay(house, log)
     assert told(log) == [("a", "|Go.")]
+
+
+async def test_a_member_of_a_swarm_is_told_what_its_template_makes(tmp_path: Path) -> None:
+    team = [swarm("s", link("a", "Begin: {{input}}"), link("b", "{{message}}|{{user}}")), llm("a"), llm("b")]
+    turns = script(a=[calls(call("transfer_to_agent", agent_name="b", message="Help."))], b=["Helped."])
+    async with open_team(tmp_path, turns, *team) as house:
+        log = await house.turn("s", "Go.")
+        await check_replay(house, log)
+    assert told(log) == [("a", "Begin: Go."), ("b", "Help.|Go.")]
 
 
 async def test_what_code_says_is_the_message_of_a_builder(tmp_path: Path) -> None:

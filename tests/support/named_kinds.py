@@ -82,6 +82,12 @@ def tagged(message: message_pb2.Message) -> list[message_pb2.Message]:
     return [message_pb2.Message(parts=[tag])] if said else []
 
 
+@rewriter
+def refusing(message: message_pb2.Message) -> list[message_pb2.Message]:
+    """Raises, whoever spoke."""
+    raise ValueError(message.author)
+
+
 FUNCTIONS: Final[tuple[Function, ...]] = (twice, in_short, tagged)
 
 FUNCTION: Final = Scenario(
@@ -150,5 +156,33 @@ UNTIL_TRUE: Final = Scenario(
     root="s",
 )
 
-NAMED_KINDS: Final = (FUNCTION, UNTIL, UNTIL_TRUE)
+
+def _lost(name: str) -> agent_pb2.AgentDefinition:
+    lost = llm(name)
+    lost.llm.instruction = "You know {{state.nothing}}."
+    return lost
+
+
+NOTHING: Final = Scenario(
+    name="names of nothing",
+    turns={
+        "lead": [
+            asks(call("look", what="leaf"), text="I look."),
+            asks(call("call_a", message="go"), call("call_b", message="go"), call("call_c", message="go")),
+            said("None of them knows."),
+        ],
+    },
+    team=lambda world: Team(
+        definitions=[
+            llm("lead", links=["a", _link("b", "{{state.nothing}}"), "c"], tools=["look"]),
+            _lost("a"),
+            llm("b"),
+            llm("c", history_rewriter="refusing"),
+        ],
+        tools=[looking(world)],
+        functions=[refusing],
+    ),
+)
+
+NAMED_KINDS: Final = (FUNCTION, UNTIL, UNTIL_TRUE, NOTHING)
 """Those that name what is not in a definition."""
