@@ -5,12 +5,16 @@ from pathlib import Path
 
 import pytest
 
+from bough import reply
 from bough.v1 import agent_pb2, error_pb2, event_pb2, message_pb2, policy_pb2
+from bough_server.agents.function import agent
 from bough_server.models.model import ModelRequest
+from bough_server.runtime.context import Context
 from tests.runtime.test_flows import EXIT, FAILS, ends, keys_of_children
 from tests.runtime.test_supervisors import shown_to
 from tests.runtime.test_transfers import to, transfer
 from tests.support.composites import plan_execute, sequence, supervisor
+from tests.support.questions import open_requests
 from tests.support.readings import answer_of, check_replay, having, results_of, text_of
 from tests.support.teams import call, calls, llm, open_team, script
 
@@ -303,3 +307,22 @@ async def test_an_input_builder_is_given_the_plan_and_what_was_done(tmp_path: Pa
         ["USER: s1 of\n1. s1\n2. s2\nafter\n"],
         ["USER: s2 of\n1. s2\nafter\n1. s1\n   Result: r1"],
     ]
+
+
+async def test_a_plan_waits_for_what_a_step_asks_over_a_restart(tmp_path: Path) -> None:
+    @agent
+    async def executor(ctx: Context, input: message_pb2.Message) -> str:
+        """Asks somebody."""
+        return str(await ctx.ask("Which red?"))
+
+    turns = script(planner=[plan("s1")], replanner=[{**respond("Painted."), "when": "Result: dark"}])
+    team = (plan_execute("lead"), llm("planner"), llm("replanner"))
+    async with open_team(tmp_path, turns, *team, code_agents=[executor]) as house:
+        run = await house.start("lead")
+        asked = open_requests(await house.until_interrupted(run))["Which red?"]
+    async with open_team(tmp_path, turns, *team, code_agents=[executor]) as house:
+        await house.resume(run, reply(asked, "dark"))
+        log = await house.log(run)
+        await check_replay(house, log)
+    assert list(asked.address) == ["lead", "executor"]
+    assert (answer_of(log), len(having(log, "plan_made"))) == ("Painted.", 1)

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from bough import reply
 from bough.v1 import agent_pb2, error_pb2, event_pb2, message_pb2, policy_pb2
 from bough_server.agents.function import agent
 from bough_server.models.model import ModelRequest
@@ -13,6 +14,7 @@ from tests.runtime.test_flows import EXIT, FAILS, ends, heard_by, keys_of_childr
 from tests.runtime.test_supervisors import shown_to
 from tests.runtime.test_transfers import to, transfer
 from tests.support.composites import loop, sequence, supervisor, swarm
+from tests.support.questions import open_requests
 from tests.support.readings import answer_of, check_replay, having, results_of, text_of
 from tests.support.teams import call, calls, llm, open_team, script
 
@@ -228,3 +230,32 @@ async def test_members_have_their_own_places_in_two_turns_of_a_session(tmp_path:
         await check_replay(house, log)
     assert answer_of(log) == "From b."
     assert shown_to(heard, "b")[-1][-2:] == ["USER: two", "USER: For context: [a] said: Over.."]
+
+
+async def test_a_swarm_waits_for_what_a_member_asks_over_a_restart(tmp_path: Path) -> None:
+    @agent
+    async def b(ctx: Context, input: message_pb2.Message) -> Outcome:
+        """Hands over to whom it is told."""
+        return transferred(str(await ctx.ask("Who?")))
+
+    turns = script(a=[calls(transfer("b"))], c=["From c."])
+    team = (swarm("s", "a", "b", "c"), llm("a"), llm("c"))
+    async with open_team(tmp_path, turns, *team, code_agents=[b]) as house:
+        run = await house.start("s")
+        asked = open_requests(await house.until_interrupted(run))["Who?"]
+    async with open_team(tmp_path, turns, *team, code_agents=[b]) as house:
+        await house.resume(run, reply(asked, "c"))
+        log = await house.log(run)
+        await check_replay(house, log)
+    assert (answer_of(log), moves(log)) == ("From c.", [("a", "b", "call_0_0"), ("b", "c", "")])
+
+
+async def test_a_member_keeps_no_answer_where_it_hands_over(tmp_path: Path) -> None:
+    a, b = llm("a"), llm("b")
+    a.output_key = b.output_key = "answer"
+    turns = script(a=[calls(transfer("b"), text="Over.")], b=["From b."])
+    async with open_team(tmp_path, turns, swarm("s", "a", "b"), a, b) as house:
+        log = await house.turn("s")
+        await check_replay(house, log)
+    changes = [change for event in having(log, "state_changed") for change in event.state_changed.changes]
+    assert [change.value_json for change in changes] == ['"From b."']

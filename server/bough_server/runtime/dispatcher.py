@@ -167,8 +167,9 @@ async def _body(execution: Execution, frame: Frame, told: message_pb2.Message) -
     with frame.traced.attached():
         try:
             outcome = await frame.agent.run(ctx, told)
-            if isinstance(outcome, Outcome) and fits(outcome.output) and frame.agent.definition.output_key:
-                ctx.state[frame.agent.definition.output_key] = value_of(outcome.output)
+            output_key = frame.agent.definition.output_key
+            if output_key and isinstance(outcome, Outcome) and fits(outcome.output) and not _hands_over(outcome):
+                ctx.state[output_key] = value_of(outcome.output)
             await ctx.settle()
         except SystemExit as error:  # it would end the server's event loop, and every run with it
             raise as_run_error(error) from error
@@ -179,7 +180,7 @@ async def _body(execution: Execution, frame: Frame, told: message_pb2.Message) -
             f"The agent {frame.name!r} gave back {type(outcome).__name__}; it must give an Outcome.",
             reason=error_pb2.ERROR_REASON_INTERNAL,
         )
-    if outcome.action is not None and outcome.action.HasField("transfer"):
+    if outcome.action is not None and _hands_over(outcome):
         _check_peer(frame, outcome.action.transfer.agent)
     if not fits(outcome.output):
         raise RunError(
@@ -188,6 +189,11 @@ async def _body(execution: Execution, frame: Frame, told: message_pb2.Message) -
             reason=error_pb2.ERROR_REASON_OUTPUT_TOO_LARGE,
         )
     return outcome
+
+
+def _hands_over(outcome: Outcome) -> bool:
+    """Whether another member of its swarm answers instead."""
+    return outcome.action is not None and outcome.action.HasField("transfer")
 
 
 def _check_peer(frame: Frame, agent: str) -> None:
