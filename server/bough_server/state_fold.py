@@ -128,6 +128,10 @@ CONCERNED: Final = frozenset({*_BEGIN, *_END, events.STATE_CHANGED})
 """The kinds of events that say who wrote what, and when calls began and ended."""
 
 
+MAX_NOTED: Final = 100_000
+"""The most lanes, and the most writes in them, that are compared; anybody's events may have many more."""
+
+
 class Conflicts:
     """Which values were written by several at once, and differently: give it the events of CONCERNED kinds, in order.
 
@@ -136,36 +140,56 @@ class Conflicts:
     """
 
     def __init__(self) -> None:
-        self._written: dict[tuple[str, str], dict[int, tuple[str, str | None]]] = {}
-        self._began: dict[str, int] = {}
-        self._ended: dict[str, int] = {}
+        self._places: dict[tuple[int, str], int] = {}
+        """Groups and lanes, each by the one that it is in and its name there: keys are as long as calls are deep."""
+        self._written: dict[tuple[int, str], dict[int, tuple[int, str | None]]] = {}
+        """By group and value's name, by the lane's number: the lane, and what it wrote last."""
+        self._noted = 0
+        self._began: dict[int, int] = {}
+        self._ended: dict[int, int] = {}
         self._taken = 0
 
     def take(self, event: event_pb2.AgentEvent, kind: int) -> None:
         """Takes an event in."""
         self._taken += 1
-        key = event.effect_key
-        if kind in _BEGIN:
-            self._began.setdefault(key.removesuffix(".ok"), self._taken)
-        for name, text in changes_of(event):
-            self._note(key, name, text)
-        if kind in _END:
-            self._ended[key] = self._taken
+        write = changes_of(event)
+        is_call = kind in _BEGIN or kind in _END
+        lanes = list(self._lanes(event.effect_key.removesuffix(".ok"))) if write or is_call else []
+        if kind in _BEGIN and lanes:
+            self._began.setdefault(lanes[-1][2], self._taken)
+        for group, number, lane in lanes:
+            self._note(group, number, lane, write)
+        if kind in _END and lanes:
+            self._ended[lanes[-1][2]] = self._taken
 
     def names(self) -> list[str]:
         """The names of the values, sorted."""
         return sorted({name for (_, name), lanes in self._written.items() if self._differ(lanes)})
 
-    def _note(self, key: str, name: str, text: str | None) -> None:
+    def _lanes(self, key: str) -> Iterator[tuple[int, int, int]]:
+        """The lanes that a key lies in, from the root down: each with its group, and its number there."""
+        above, at = 0, 0
         for found in _LANE.finditer(key):
-            lanes = self._written.setdefault((key[: found.start(1)], name), {})
-            lanes[int(found[1])] = (key[: found.end()], text)
+            if len(self._places) >= MAX_NOTED:
+                return
+            group = self._place(above, key[at : found.start(1)])
+            above = self._place(group, found[1])
+            at = found.end()
+            yield group, int(found[1]), above
 
-    def _differ(self, lanes: Mapping[int, tuple[str, str | None]]) -> bool:
+    def _place(self, above: int, name: str) -> int:
+        return self._places.setdefault((above, name), len(self._places) + 1)
+
+    def _note(self, group: int, number: int, lane: int, write: Write) -> None:
+        for name, text in write[: MAX_NOTED - self._noted]:
+            self._noted += 1
+            self._written.setdefault((group, name), {})[number] = (lane, text)
+
+    def _differ(self, lanes: Mapping[int, tuple[int, str | None]]) -> bool:
         ordered = [lanes[number] for number in sorted(lanes)]
         return any(one != other and self._met(lane, next_lane) for (lane, one), (next_lane, other) in pairwise(ordered))
 
-    def _met(self, one: str, other: str) -> bool:
+    def _met(self, one: int, other: int) -> bool:
         """Whether neither lane had ended when the other began."""
         never = self._taken + 1
         return self._began.get(one, 0) < self._ended.get(other, never) and self._began.get(other, 0) < self._ended.get(

@@ -1,6 +1,7 @@
 """The record of a run made of its facts: the forest in preorder with its sums, within bounds; it reads no events."""
 
 from collections.abc import Iterator, Mapping
+from typing import Final
 
 from bough.v1 import event_pb2, invocation_pb2, step_pb2
 from bough_server import tree_usage
@@ -9,6 +10,9 @@ from bough_server.tree_limits import Bounds, fit
 from bough_server.tree_order import Forest, arrange
 from bough_server.tree_run import Run
 from bough_server.tree_usage import Sums
+
+_MAX_CONFLICTS: Final = 16
+"""How many values are named that several wrote at once."""
 
 
 def record(facts: Facts, bounds: Bounds) -> invocation_pb2.Invocation:
@@ -147,8 +151,11 @@ def _steps(facts: Facts) -> Iterator[step_pb2.AgentStep]:
 
 def _anomalies(facts: Facts, forest: Forest, made: invocation_pb2.Invocation) -> Iterator[str]:
     yield from facts.run.anomalies
-    for name in facts.conflicts.names():
+    conflicts = facts.conflicts.names()
+    for name in conflicts[:_MAX_CONFLICTS]:
         yield f"The value {name!r} of the state was written by several at once; the last of them in order counts."
+    if len(conflicts) > _MAX_CONFLICTS:
+        yield f"So were {len(conflicts) - _MAX_CONFLICTS} more."
     if facts.not_rising:
         yield f"Sequences that do not rise: {facts.not_rising}."
     if forest.cyclic:

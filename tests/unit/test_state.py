@@ -212,6 +212,13 @@ def test_what_did_not_run_at_once_or_is_the_same_is_no_conflict() -> None:
     assert conflicts(wrote("e0.0/e0", change("a", 1)), wrote("e1.1/e0", change("a", 2))) == []
 
 
+def test_lanes_without_number_or_end_are_bounded() -> None:
+    deep = "/".join(["g0"] * 300_000)
+    many = [change(f"a{number}", number) for number in range(10)]
+    assert conflicts(wrote(deep, *many), wrote("g1", *many)) == []
+    assert len(conflicts(wrote("g0", *many), wrote("g1", *many[1:], change("a0", 7)), wrote(deep, *many))) == 1
+
+
 def test_calls_that_ran_one_after_the_other_are_no_conflict() -> None:
     one_by_one = [began("s0.t0"), called("s0.t0", change("a", 1)), began("s0.t1"), called("s0.t1", change("a", 2))]
     assert conflicts(*one_by_one) == []
@@ -227,6 +234,12 @@ def test_a_failed_tool_writes_nothing() -> None:
 def _of_root(event: event_pb2.AgentEvent) -> event_pb2.AgentEvent:
     event.invocation_id = "r"
     return event
+
+
+def test_a_tree_names_some_of_many_conflicts() -> None:
+    log = [wrote(f"g{lane}", *(change(f"a{number:02}", lane) for number in range(20))) for lane in (0, 1)]
+    said = [said for said in fold(map(_of_root, log)).anomalies if not said.startswith("Sequences")]
+    assert ("'a00'" in said[0], "'a15'" in said[15], said[16:]) == (True, True, ["So were 4 more."])
 
 
 @pytest.mark.parametrize("is_ours", [True, False])
