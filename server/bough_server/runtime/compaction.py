@@ -56,6 +56,7 @@ class _Fitting:
         execution, journal = self._ctx.execution, self._ctx.execution.journal
         is_asked, is_over = self._key in journal.results, self._effect in journal.results
         is_begun = self._effect in journal.started and not is_over
+        may_begin = self._key not in journal.started and not is_over
         unused = await self._handed_back() if is_over else ""
         if is_asked:
             return self._make
@@ -71,7 +72,7 @@ class _Fitting:
         size = await self._measure(made)
         if unused:
             self._compact(unused, self._plan(made, size))
-        elif self._summarize is not None and not is_over and (is_begun or size > self._limit):
+        elif self._summarize is not None and (is_begun or (may_begin and size > self._limit)):
             await self._summarized(self._plan(made, size))
         else:
             return await self._windowed(made, size)

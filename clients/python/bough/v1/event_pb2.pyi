@@ -561,7 +561,7 @@ class AgentEvent(_message.Message):
     session_id: _builtins.str
     """The session. Stamped when the event is read."""
     step_id: _builtins.str
-    """The step; empty outside of one."""
+    """The step; empty outside of one. A model call outside of steps makes a summary: nothing of its text is streamed."""
     step_index: _builtins.int
     """The step's number in its invocation, from 0; meaningful where step_id is set."""
     attempt: _builtins.int
@@ -1374,7 +1374,7 @@ Global___SubAgentFailed: _TypeAlias = SubAgentFailed  # noqa: Y015
 
 @_typing.final
 class LlmStarted(_message.Message):
-    """A model call begins."""
+    """A model call begins: a step of its agent, or, where the envelope has no step_id, a summary of what the agent sees."""
 
     DESCRIPTOR: _descriptor.Descriptor
 

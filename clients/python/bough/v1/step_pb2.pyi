@@ -173,7 +173,9 @@ class LlmResponse(_message.Message):
     """
     @_builtins.property
     def message(self) -> _message_pb2.Message:
-        """The answer. Its text is the concatenation of the last attempt's llm_output_delta events."""
+        """The answer. Its text is the concatenation of the last attempt's llm_output_delta events; of a call outside of steps none are
+        recorded.
+        """
 
     @_builtins.property
     def usage(self) -> _message_pb2.Usage:
