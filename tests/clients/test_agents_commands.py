@@ -99,3 +99,45 @@ async def test_runs_of_agents_that_stand_in_no_file_replay_with_their_revisions(
         assert (each.code, each.out.strip().partition(" replays ")[2]) == (0, expected[1].partition("replays ")[2])
     assert changed.revision != stored.revision
     assert json.loads(shown.out)["revision"] == stored.revision
+
+
+HOUSE_CODE = """\
+from bough_server import agent, condition
+
+@condition
+def enough(situation):
+    return situation.round == 1
+
+@agent(version="3")
+async def counts(ctx, input):
+    \"\"\"Counts its rounds.\"\"\"
+    ctx.state["count"] = ctx.state.get("count", 0) + 1
+    return f"Round {ctx.state['count']}."
+"""
+
+ROUNDS = """\
+name: rounds
+description: Goes on until it is enough.
+loop: {max_iterations: 5, until: {predicate: enough}}
+sub_agents: [{agent: counter, input: {template: "Go on with {{user}}."}}]
+---
+name: counter
+description: Counts.
+function: {code: counts}
+"""
+
+
+async def test_definitions_name_the_code_and_the_functions_of_a_configuration(tmp_path: Path) -> None:
+    config = tmp_path / "bough.yaml"
+    config.write_text("agents: [rounds.yaml]\npython: [house_code]\n", encoding="utf-8")
+    (tmp_path / "house_code.py").write_text(HOUSE_CODE, encoding="utf-8")
+    (tmp_path / "rounds.yaml").write_text(ROUNDS, encoding="utf-8")
+    wrong = tmp_path / "wrong.yaml"
+    text = ROUNDS.replace("enough}", "enuogh}").replace("{{user}}", "{{usr}}").replace("code: counts", "code: cuonts")
+    wrong.write_text(text, encoding="utf-8")
+    ran = await _embedded(config, "run", "rounds", "it", "--output", "answer")
+    validated = await _embedded(config, "agents", "validate", str(wrong))
+    assert (ran.out, ran.code) == ("Round 2.\n", 0)
+    assert validated.code == 1
+    places = [line.partition(": ")[2].partition(": ")[0] for line in validated.out.splitlines()]
+    assert places[:3] == ["loop.until.predicate", "sub_agents[0].input.template", "function.code"]
