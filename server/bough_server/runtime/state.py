@@ -87,7 +87,8 @@ class StateView(MutableMapping[str, Any]):
 
     def pending(self) -> list[state_pb2.StateChange]:
         """The writes that wait, each name once, in the order of the first write to it."""
-        return [state_pb2.StateChange(key=key, value_json=text) for key, text in self._pending.items()]
+        # A function whose time was up may still be writing in its thread.
+        return [state_pb2.StateChange(key=key, value_json=text) for key, text in list(self._pending.items())]
 
     def taken(self) -> list[state_pb2.StateChange]:
         """The same; they wait no longer."""

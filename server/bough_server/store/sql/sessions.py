@@ -23,9 +23,11 @@ from bough_server.store.sql.write_queue import WriteQueue
 
 _sessions, _messages = tables.sessions.c, tables.messages.c
 
-_ONE: Final = select(tables.sessions).where(
-    _sessions.session_id == bindparam("session"), _sessions.tenant_id == bindparam("tenant")
-)
+_SHOWN: Final = [column for column in _sessions if column.name not in ("state_json", "state_run_id")]
+"""What a session is shown by: a page of sessions must not read all their states."""
+_WHERE: Final = (_sessions.session_id == bindparam("session"), _sessions.tenant_id == bindparam("tenant"))
+_ONE: Final = select(*_SHOWN).where(*_WHERE)
+_CUT: Final = select(_sessions.last_position, _sessions.state_json, _sessions.current_run_id).where(*_WHERE)
 _MESSAGES: Final = (
     select(_messages.run_id, _messages.agent, _messages.chain, _messages.data)
     .where(_messages.session_id == bindparam("session"), _messages.position <= bindparam("through"))
@@ -79,7 +81,7 @@ class SqlSessions:
     ) -> tuple[Sequence[session_service_pb2.Session], str]:
         """See Sessions."""
         filters = ["sessions", principal.tenant_id, dict(labels)]
-        statement = select(tables.sessions).where(
+        statement = select(*_SHOWN).where(
             _sessions.tenant_id == principal.tenant_id, *has_labels(_sessions.labels, dict(labels))
         )
         if (after := key_of(page.token, filters)) is not None:
@@ -96,7 +98,7 @@ class SqlSessions:
 
     async def cut(self, principal: Principal, session_id: str) -> SessionCut:
         """See Sessions."""
-        row = await self._row(principal, session_id)
+        row = await self._row(principal, session_id, statement=_CUT)
         return SessionCut(position=row.last_position, state_json=row.state_json)
 
     async def update_state(
@@ -135,8 +137,8 @@ class SqlSessions:
         token = token_of((shown[-1].position, ""), filters) if more else ""
         return [message_pb2.Message.FromString(row.data) for row in shown], token
 
-    async def _row(self, principal: Principal, session_id: str) -> Row[Any]:
-        rows = await self._rows(_ONE, {"session": session_id, "tenant": principal.tenant_id})
+    async def _row(self, principal: Principal, session_id: str, *, statement: Select[Any] = _ONE) -> Row[Any]:
+        rows = await self._rows(statement, {"session": session_id, "tenant": principal.tenant_id})
         if not rows:
             raise NotFound("session", session_id)
         return rows[0]
@@ -162,7 +164,7 @@ def _create(connection: Connection, *, row: dict[str, object]) -> None:
 def _update_state(
     connection: Connection, *, tenant_id: str, session_id: str, changes: Sequence[state_pb2.StateChange]
 ) -> str:
-    row = connection.execute(_ONE, {"session": session_id, "tenant": tenant_id}).one_or_none()
+    row = connection.execute(_CUT, {"session": session_id, "tenant": tenant_id}).one_or_none()
     if row is None:
         raise NotFound("session", session_id)
     if row.current_run_id:
