@@ -5,7 +5,9 @@ object for every chunk costs several times the rest of a call. What is asked and
 """
 
 import asyncio
+import gc
 import json
+import sys
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
@@ -198,9 +200,13 @@ class Endpoint:
 
 
 def _transport_errors() -> tuple[type[Exception], ...]:
-    """What the client, its HTTP layer and its transport raise when a connection fails."""
+    """What the client, its HTTP layer and its transport raise when a connection fails; loads them."""
+    is_new = "openai" not in sys.modules
     import aiohttp
     import httpx2
     import openai
 
+    if is_new:
+        # Sixty thousand objects that stay to the end: every full collection would look at them and hold up all calls.
+        gc.freeze()
     return (openai.OpenAIError, httpx2.HTTPError, httpx2.InvalidURL, httpx2.StreamError, aiohttp.ClientError, OSError)
