@@ -3,13 +3,14 @@
 import re
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
-from typing import Final
+from typing import Final, NoReturn
 
 import pytest
 
 from bough.v1 import agent_pb2, agent_service_pb2, catalog_service_pb2, event_pb2, message_pb2, step_pb2
 from bough_server.models.model import Delta, Meter, Model, ModelRequest, Price, RetryPolicy, TextDelta, ToolCallDelta
 from bough_server.models.tokens import request_tokens
+from bough_server.runtime.sight import Sight
 from bough_server.views import Selection
 from tests.support.house import open_house
 from tests.support.readings import answer_of, check_replay, having, text_of
@@ -140,3 +141,41 @@ async def test_fifty_turns_stay_within_a_window_by_summaries_which_remember(tmp_
     partials = [one for log in logs for event in log if (one := shown.apply(event)) is not None]
     assert not any("cedar" in event.sub_agent_partial.text for event in partials if event.agent == "lead")
     assert {event.agent for event in partials if event.HasField("history_compacted")} == {"lead"}
+
+
+class Counting(Attentive):
+    """The same with a tokenizer of its own, which makes three tokens of every two of the estimate."""
+
+    async def count_tokens(self, request: ModelRequest) -> int | None:
+        """The tokens of a request."""
+        return request_tokens(request) * 3 // 2
+
+
+@pytest.mark.parametrize("overflow", ["sliding_window", "summarize"])
+async def test_a_model_s_own_tokenizer_measures_its_window(tmp_path: Path, overflow: str) -> None:
+    policy = agent_pb2.HistoryPolicy()
+    getattr(policy, overflow).max_tokens = 900
+    model = Counting()
+    async with open_house(tmp_path, models=OneModel(model), definitions=team(policy)) as house:
+        log = await house.turn("lead", f"The code word is cedar. {FILLER}")
+        for turn in range(8):
+            log = await house.turn("lead", f"{turn}: what is it? {FILLER}", session_id=log[0].session_id)
+        await check_replay(house, log)
+    check_bounds(model.heard, 600)
+    assert max(request_tokens(request) for request in model.heard) > 400, "what fits is sent"
+    assert answer_of(log).startswith("It is cedar." if overflow == "summarize" else "I know no such word.")
+
+
+async def test_no_history_is_built_while_a_log_is_handed_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    policy = agent_pb2.HistoryPolicy(summarize=agent_pb2.Summarize(max_tokens=300))
+    model = Attentive()
+    async with open_house(tmp_path, models=OneModel(model), definitions=team(policy)) as house:
+        first = await house.turn("lead", f"The code word is cedar. {FILLER}")
+        log = await house.turn("lead", f"What is it? {FILLER}", session_id=first[0].session_id)
+        assert having(log, "history_compacted")
+
+        def built(_: Sight) -> NoReturn:
+            raise AssertionError("a history was built")
+
+        monkeypatch.setattr(Sight, "shown", built)
+        await check_replay(house, log)
