@@ -53,7 +53,7 @@ class _LinkMode:
 class _LinkModeEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_LinkMode.ValueType], _builtins.type):
     DESCRIPTOR: _descriptor.EnumDescriptor
     LINK_MODE_UNSPECIFIED: _LinkMode.ValueType  # 0
-    """TOOL."""
+    """TOOL; of members of a supervisor or a swarm TRANSFER."""
     LINK_MODE_TOOL: _LinkMode.ValueType  # 1
     """By a tool `call_<name>` whose result is the agent's answer."""
     LINK_MODE_TRANSFER: _LinkMode.ValueType  # 2
@@ -63,7 +63,7 @@ class LinkMode(_LinkMode, metaclass=_LinkModeEnumTypeWrapper):
     """How a model runs an agent that it is linked to."""
 
 LINK_MODE_UNSPECIFIED: LinkMode.ValueType  # 0
-"""TOOL."""
+"""TOOL; of members of a supervisor or a swarm TRANSFER."""
 LINK_MODE_TOOL: LinkMode.ValueType  # 1
 """By a tool `call_<name>` whose result is the agent's answer."""
 LINK_MODE_TRANSFER: LinkMode.ValueType  # 2
@@ -450,7 +450,7 @@ class SwarmAgent(_message.Message):
 
     ENTRY_FIELD_NUMBER: _builtins.int
     entry: _builtins.str
-    """The member that begins; the first where empty."""
+    """The member that begins; the first where empty. A member that fails fails the swarm, whatever its link says."""
     def __init__(
         self,
         *,
@@ -477,11 +477,11 @@ class PlanExecuteAgent(_message.Message):
     REPLANNER_FIELD_NUMBER: _builtins.int
     MAX_ROUNDS_FIELD_NUMBER: _builtins.int
     planner: _builtins.str
-    """The linked agent that makes the plan."""
+    """The linked agent that makes the plan: an `llm` or a `supervisor`."""
     executor: _builtins.str
     """The linked agent that does the first step of the plan."""
     replanner: _builtins.str
-    """The linked agent that then says what is left to do, or answers; the planner where empty."""
+    """The linked agent that then says what is left to do, or answers, of the same kinds; the planner where empty."""
     max_rounds: _builtins.int
     """The most steps that are done; 10 where absent. Then it fails with LIMIT_EXCEEDED, and says what was done."""
     def __init__(

@@ -393,7 +393,7 @@ class Action(_message.Message):
 
     @_builtins.property
     def transfer(self) -> Global___Transfer:
-        """Another agent answers in its place."""
+        """Another agent answers in its place: one that it links itself, or another member of its swarm."""
 
     def __init__(
         self,
@@ -2111,11 +2111,11 @@ class AgentTransferred(_message.Message):
     CALL_ID_FIELD_NUMBER: _builtins.int
     TO_INVOCATION_ID_FIELD_NUMBER: _builtins.int
     from_agent: _builtins.str
-    """Who hands over."""
+    """Who hands over: the agent whose event this is or, where that is a swarm, the member that has ended with it."""
     to_agent: _builtins.str
     """To whom."""
     call_id: _builtins.str
-    """The call that asked for it."""
+    """The call that asked for it; empty where code did."""
     to_invocation_id: _builtins.str
     """The invocation that begins."""
     def __init__(
@@ -2242,7 +2242,7 @@ Global___PlanMade: _TypeAlias = PlanMade  # noqa: Y015
 
 @_typing.final
 class PlanRevised(_message.Message):
-    """What is left to do is another plan."""
+    """What is left to do is another plan. The next round begins with it, if there is one."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
