@@ -5,13 +5,13 @@ What they are told is told here, where their links do not say it; how a model is
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import Final, TypedDict
+from typing import Final
 
 from bough.v1 import agent_pb2, error_pb2, event_pb2, message_pb2, policy_pb2
 from bough_server.agents.flow import failure, passed_on
-from bough_server.cutting import fit_texts, size_of
-from bough_server.errors import MAX_DETAILS_BYTES, RunError
+from bough_server.agents.progress import ROOM, Progress
+from bough_server.cutting import cut_text
+from bough_server.errors import RunError
 from bough_server.models.model import ToolSpec
 from bough_server.models.wording import in_words
 from bough_server.runtime.agent import Outcome
@@ -22,9 +22,6 @@ from bough_server.tools.builtin import PLAN, PLAN_SPEC, RESPOND, RESPOND_SPEC
 
 MAX_ROUNDS: Final = 10
 """How many steps are done where a definition does not say."""
-
-_ROOM: Final = 48 * 1024
-"""The most bytes of a plan and of what was done, with results, as they are told on: the longest texts are cut."""
 
 _REPLAN: Final = (
     "If the objective is reached, call `respond` with the whole answer. Else call `plan` with the steps that are left."
@@ -50,7 +47,7 @@ class PlanExecuteAgent:
         roles = self.definition.plan_execute
         links = {link.agent: link for link in self.definition.sub_agents}
         most = roles.max_rounds if roles.HasField("max_rounds") else MAX_ROUNDS
-        progress = Progress(objective=_text_of(input))
+        progress = Progress(objective=cut_text(_text_of(input), ROOM))
         child = Child(
             link=links[roles.planner],
             name="p0.c0",
@@ -63,18 +60,18 @@ class PlanExecuteAgent:
             if (steps := _steps(planned)) is None:
                 return passed_on(planned)
             progress.plan = steps
-            progress.keep(ctx)
+            _keep(ctx, progress)
             await begin_plan(ctx, number, steps)
             done = await run_child(ctx, _executor(links[roles.executor], number, progress))
             if done.outcome is not None and done.outcome.action is not None:
                 return passed_on(done)
             progress.did(_result(links[roles.executor], done))
-            progress.keep(ctx)
+            _keep(ctx, progress)
             planned = await run_child(ctx, _replanner(links[roles.replanner or roles.planner], number, progress))
         if (steps := _steps(planned)) is None:
             return passed_on(planned)
         progress.plan = steps
-        progress.keep(ctx)
+        _keep(ctx, progress)
         await begin_plan(ctx, most, steps)
         raise RunError(
             f"The agent {self.definition.name!r} has done {most} steps without an answer: max_rounds is reached. "
@@ -84,58 +81,10 @@ class PlanExecuteAgent:
         )
 
 
-class ExecutedStep(TypedDict):
-    """A step that was done, as the session keeps it."""
-
-    step: str
-    result: str
-
-
-class Kept(TypedDict):
-    """The plan and what was done, as the session keeps them."""
-
-    plan: list[str]
-    executed_steps: list[ExecutedStep]
-
-
-@dataclass(slots=True, kw_only=True)
-class Progress:
-    """How far a plan has come."""
-
-    objective: str
-    plan: list[str] = field(default_factory=list)
-    """The steps that are left."""
-    executed: list[ExecutedStep] = field(default_factory=list)
-
-    def did(self, result: str) -> None:
-        """Takes the first step of the plan for done."""
-        self.executed.append(ExecutedStep(step=self.plan.pop(0), result=fit_texts([result], _ROOM)[0]))
-
-    def kept(self, room: int = _ROOM) -> Kept:
-        """What is kept of it: the texts together in at most `room` bytes."""
-        texts = [*self.plan, *(text for one in self.executed for text in (one["step"], one["result"]))]
-        fitting = fit_texts(texts, room)
-        done = fitting[len(self.plan) :]
-        executed = [ExecutedStep(step=done[at], result=done[at + 1]) for at in range(0, len(done), 2)]
-        return Kept(plan=fitting[: len(self.plan)], executed_steps=executed)
-
-    def keep(self, ctx: Context) -> None:
-        """Writes it to the session's state, where it is recorded with the next effect."""
-        kept = self.kept()
-        ctx.state["plan"], ctx.state["executed_steps"] = kept["plan"], kept["executed_steps"]
-
-    def details(self) -> str:
-        """It as JSON for an error, cut as far as an error needs."""
-        room = _ROOM
-        while size_of(text := json.dumps(self.kept(room), ensure_ascii=False)) > MAX_DETAILS_BYTES and room:
-            room //= 2
-        return text
-
-    def facts(self, step: str) -> dict[str, str]:
-        """It as texts for an input builder; `step` is the one that is to be done, or was done last."""
-        kept = self.kept()
-        done = [f"{one['step']}\n   Result: {one['result']}" for one in kept["executed_steps"]]
-        return {"plan": _numbered(kept["plan"]), "step": step, "executed_steps": _numbered(done)}
+def _keep(ctx: Context, progress: Progress) -> None:
+    """Writes how far it has come to the session's state, where it is recorded with the next effect."""
+    kept = progress.kept()
+    ctx.state["plan"], ctx.state["executed_steps"] = kept["plan"], kept["executed_steps"]
 
 
 def _executor(link: agent_pb2.AgentLink, number: int, progress: Progress) -> Child:
@@ -168,12 +117,11 @@ def _told(
     facts: dict[str, str],
     closing: Sequence[ToolSpec] = (),
 ) -> Child:
-    text = fit_texts(["\n\n".join(told)], 2 * _ROOM)
     return Child(
         link=link,
         name=name,
         trigger=event_pb2.TRIGGER_PLAN,
-        input=message_pb2.Message(parts=[message_pb2.Part(text=text[0])]),
+        input=message_pb2.Message(parts=[message_pb2.Part(text="\n\n".join(told))]),
         closing=closing,
         facts=facts,
     )
@@ -205,7 +153,3 @@ def _result(link: agent_pb2.AgentLink, done: Ended) -> str:
 
 def _text_of(message: message_pb2.Message) -> str:
     return "\n".join(filter(None, (in_words(part) for part in message.parts)))
-
-
-def _numbered(lines: Sequence[str]) -> str:
-    return "\n".join(f"{number}. {line}" for number, line in enumerate(lines, 1))
