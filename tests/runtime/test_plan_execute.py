@@ -168,7 +168,7 @@ async def test_ten_steps_are_done_where_nobody_says_how_many(tmp_path: Path) -> 
 
 
 async def test_large_results_are_cut_where_they_are_told_on(tmp_path: Path) -> None:
-    turns = script(planner=[plan("s1")], executor=[{"text": "a\n" * 100_000}], replanner=[plan("s1")])
+    turns = script(planner=[plan("s1")], executor=[{"text": "a" * 200_000}], replanner=[plan("s1")])
     links = [agent_pb2.AgentLink(agent=name, history=BLIND) for name in ROLES]
     async with open_team(tmp_path, turns, plan_execute("lead", *links), *TEAM[1:]) as house:
         log = await house.turn("lead", "long " * 50_000)
