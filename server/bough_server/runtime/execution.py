@@ -248,8 +248,6 @@ class Execution:
             traced.end()
         self.spans.clear()
 
-    # What the barrier says
-
     def _quiet(self) -> None:
         try:
             self._go_on()
