@@ -90,29 +90,3 @@ async def test_a_run_that_waits_writes_nothing_whatever_its_code_does(
         "stubborn: run.completed",
     ]
     assert answer_of(log) == "A"
-
-
-async def test_code_that_stops_asking_by_its_own_clock_is_told_that_it_cannot_be_replayed(tmp_path: Path) -> None:
-    gave_up = asyncio.Event()
-
-    @agent(description="Loses its patience.")
-    async def impatient(ctx: Context, input: Message) -> str:
-        async def ask(lane: Context) -> str:
-            try:
-                async with asyncio.timeout(0.01):
-                    return str(await lane.ask("a?"))
-            except TimeoutError:
-                gave_up.set()
-                return str(await lane.now())
-
-        said = await ctx.gather(ask, lambda lane: lane.step("work", gave_up.wait))
-        return f"{said[0]} {await ctx.ask('b?')}"
-
-    async with house(tmp_path, impatient) as it:
-        run = await it.start("impatient")
-        asked = open_requests(await it.until_interrupted(run))
-        await it.resume(run, reply(asked["b?"], "B"))
-        log = await it.log(run)
-    assert asked.keys() == {"b?"}
-    assert log[-1].run_failed.error.reason == error_pb2.ERROR_REASON_NON_DETERMINISTIC
-    assert "by effects only" in log[-1].run_failed.error.message

@@ -9,7 +9,8 @@ from bough_server.runs.equipment import Equipment
 from bough_server.runs.live import LiveRun
 from bough_server.runs.roster import Roster
 from bough_server.runtime.agent import Resolver
-from bough_server.runtime.execution import Execution, RunFacts
+from bough_server.runtime.execution import Execution
+from bough_server.runtime.facts import RunFacts
 from bough_server.runtime.journal import Journal
 from bough_server.runtime.recorder import Recorder
 from bough_server.store.ports import RunRecord, StoredMessage

@@ -89,6 +89,7 @@ class Context(Lane):
 
         Raises RunError: the limit of model calls is reached, or the model's retries are used up.
         """
+        self.check_task()
         index = self._steps.take()
         key = keys.below(self.scope, f"s{index}.m")
         async with self.effect(key):
@@ -115,6 +116,7 @@ class Context(Lane):
         """
         if not calls:
             return []
+        self.check_task()
         async with self.effect(keys.below(self.scope, f"s{self._step}.t")):
             taken = self._waiting.take(calls)
             try:

@@ -141,7 +141,7 @@ async def joined(
     if is_cut:
         await execution.tasks.join(cut)
     if timer is not None and not timer.done():
-        timer.cancel()
+        execution.tasks.cancel(timer)
     if is_cut and cut.result():
         await fail()
         execution.cancelling.close(work.key, *_cut_errors(work.agent))  # what a lost server did not come to

@@ -73,7 +73,7 @@ def close_span(execution: Execution, frame: Frame, outcome: Outcome | None, erro
 async def end_leftovers(execution: Execution, frame: Frame) -> None:
     """Ends what an agent's code left running when it ended itself, so that no child outlives its caller."""
     for lane in frame.lanes:
-        lane.cancel()
+        execution.tasks.cancel(lane)
     if frame.lanes:
         await asyncio.wait(frame.lanes, timeout=STOP_SECONDS)
     left = [*execution.invocations.children_of(frame.invocation_id), *frame.opened.effects]
@@ -97,7 +97,7 @@ async def end_others(execution: Execution, frame: Frame, key: str, error: RunErr
         or cancelling.is_ending(other)
     ]
     for lane in lanes.values():
-        lane.cancel()
+        execution.tasks.cancel(lane)
     left = _left_behind()
     for other in ending:
         await cancelling.end(other, left, left)

@@ -6,7 +6,6 @@ A run that is interrupted, or stopped unrecorded, is sealed: what still runs in 
 import asyncio
 from collections import Counter
 from collections.abc import Callable, Coroutine, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from bough.v1 import error_pb2, event_pb2, input_pb2, policy_pb2
@@ -18,30 +17,14 @@ from bough_server.runtime.agent import Resolver
 from bough_server.runtime.answers import expired, received
 from bough_server.runtime.cancelling import Cancelling
 from bough_server.runtime.chronicle import Chronicle
+from bough_server.runtime.facts import RunFacts
 from bough_server.runtime.inputs import Inputs
 from bough_server.runtime.journal import Journal
 from bough_server.runtime.pump import Pump
 from bough_server.runtime.recorder import Joining, Piece, Recorder
 from bough_server.runtime.slots import Slots
 from bough_server.runtime.tasks import Tasks
-from bough_server.store.ports import StoredMessage
 from bough_server.telemetry import Traced, Tracing
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RunFacts:
-    """What a run is: its ids, its first event, and the session as it was when it began."""
-
-    run_id: str
-    session_id: str
-    user_id: str
-    started: event_pb2.AgentEvent
-    session: Sequence[StoredMessage] = ()
-
-    @property
-    def key_root(self) -> str:
-        """The UUID that the run's ids are derived from."""
-        return self.started.run_started.key_root
 
 
 class Execution:
@@ -73,6 +56,7 @@ class Execution:
         self.clock = clock
         self.journal = journal
         self.tasks = Tasks(facts.run_id, self._quiet)
+        self.tasks.is_handing_back = not journal.is_empty
         self.chronicle = Chronicle(journal, recorder, metrics)
         self.invocations = self.chronicle.invocations
         self.spans: dict[str, Traced] = {}
@@ -162,9 +146,12 @@ class Execution:
 
     def refuse(self, invocation_id: str, key: str) -> None:
         """Ends a coroutine that tries an effect after its scope was cancelled, or its invocation ended."""
-        self.cancelling.refuse_sealed(key)
-        if invocation_id not in self.invocations and invocation_id:
+        if self.is_refused(invocation_id, key):
             raise asyncio.CancelledError
+
+    def is_refused(self, invocation_id: str, key: str) -> bool:
+        """Whether the scope of an effect was cancelled, or its invocation has ended."""
+        return self.cancelling.is_sealed(key) or bool(invocation_id and invocation_id not in self.invocations)
 
     # Answers from outside
 
@@ -181,7 +168,7 @@ class Execution:
             return await self.inputs.wait(asked)
         finally:
             if timer is not None:
-                timer.cancel()
+                self.tasks.cancel(timer)
 
     async def _asked(self, asked: event_pb2.AgentEvent) -> None:
         await self.committed()
@@ -221,7 +208,7 @@ class Execution:
             self.cancelling.seal("")
             self.tasks.close()
             await self.tasks.stop("")
-            root.cancel()
+            self.tasks.cancel(root)
             await asyncio.wait({root})
 
     def stop(self, error: BaseException) -> None:
@@ -282,6 +269,7 @@ class Execution:
 
     def _replayed(self, frontier: Sequence[str]) -> None:
         """Everything recorded has been handed back; a replay without a recorder must need nothing more."""
+        self.tasks.is_handing_back = False
         if not self.chronicle.is_offline:
             self.chronicle.go_live()
         elif "" in self.journal.cancelled:

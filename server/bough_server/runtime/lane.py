@@ -1,14 +1,12 @@
 """What the effects of one lane have in common: its keys, their order, and what each of them is recorded after."""
 
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
-
 from bough.v1 import agent_pb2, error_pb2
 from bough_server.errors import RunError
 from bough_server.history.transcript import Transcript
 from bough_server.runtime import keys
 from bough_server.runtime.execution import Execution
 from bough_server.runtime.frame import Frame
+from bough_server.runtime.in_flight import InFlight
 from bough_server.runtime.state import LaneState, StateView, record_changes
 
 
@@ -32,8 +30,11 @@ class Lane:
         self.state = StateView(self.lane_state)
         """The session's values; what is written is recorded with the next effect, or the agent's end."""
         self._effects = 0
-        self._in_flight = ""
+        self.in_flight = ""
+        """The key of the effect that holds the lane; empty for none."""
         self._keys: set[str] = set()
+        self.refusals = 0
+        """How often an effect was refused because its code had been ended."""
         self.wake_ns = 0
         """When the last sleep ends that was handed back; 0 for none."""
         self.path = frame.run_path
@@ -83,6 +84,7 @@ class Lane:
 
     def next_key(self, explicit: str) -> str:
         """The key of the next effect of code: its number in the lane, or a name that the code gives it."""
+        self.check_task()
         name = explicit
         if not name:
             name = f"e{self._effects}"
@@ -109,22 +111,19 @@ class Lane:
             await record_changes(self, key, changes)
             self.lane_state.take(changes)
 
-    @asynccontextmanager
-    async def effect(self, key: str) -> AsyncIterator[None]:
+    def effect(self, key: str) -> InFlight:
         """Holds the lane while one of its effects is in flight; what was written before it is recorded first.
 
-        Raises RunError CONCURRENT_EFFECTS.
+        Entering raises RunError CONCURRENT_EFFECTS.
         """
-        self.execution.refuse(self.frame.invocation_id, key)
-        if self._in_flight:
+        return InFlight(self, key)
+
+    def check_task(self) -> None:
+        """Refuses an effect of a task that the code made: it could begin at any time. Raises CONCURRENT_EFFECTS."""
+        if not self.execution.tasks.is_own() and not self.execution.is_refused(self.frame.invocation_id, self.scope):
             raise RunError(
-                f"The effect {key} began while {self._in_flight} was in flight. Run effects one after another, or at "
-                "once with ctx.gather(lambda lane: lane.dispatch(...), ...), using each lane's own context.",
+                f"An effect of {self.frame.name!r} began in a task or a thread that its code made. Await effects in "
+                "the agent's own coroutine; run them at once with ctx.gather(lambda lane: lane.dispatch(...), ...). "
+                "Instead of asyncio.wait_for give ctx.ask `expires`, and links and tools limits of their own.",
                 reason=error_pb2.ERROR_REASON_CONCURRENT_EFFECTS,
             )
-        self._in_flight = key
-        try:
-            await self.record_state()
-            yield
-        finally:
-            self._in_flight = ""

@@ -27,32 +27,45 @@ _TURNS: Final = 32
 class Gate(Generic[T]):
     """Something that one coroutine waits for, resting, until another opens it with a value."""
 
-    __slots__ = ("_future", "_is_resting", "_tasks")
+    __slots__ = ("_future", "_is_over", "_is_resting", "_tasks", "_values")
 
     def __init__(self, tasks: "Tasks") -> None:
         self._tasks = tasks
-        self._future: asyncio.Future[T] = asyncio.get_running_loop().create_future()
+        self._values: list[T] = []
+        self._future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._is_resting = False
+        self._is_over = False
 
     def open(self, value: T) -> bool:
         """Lets the waiter go on; it is awake from this moment, before it runs. A second time does nothing.
 
         Gives whether it did: it does not where the waiter was ended meanwhile, either.
         """
-        if self._future.done():
+        if self._values or self._is_over:
             return False
-        self._future.set_result(value)
+        self._values.append(value)
+        if not self._future.done():
+            self._future.set_result(None)
         self._end_rest()
         return True
 
     async def wait(self) -> T:
         """The value, once there is one."""
-        if not self._future.done():
+        if not self._values:
             self._is_resting = True
             self._tasks.rest_now()
         try:
-            return await self._future
+            while not self._values:
+                try:
+                    await self._future
+                except asyncio.CancelledError:
+                    if not (self._tasks.is_handing_back and self._tasks.is_cancelled_by_code()):
+                        raise
+                    # What the code's own time was up for is in the log already: it is handed back all the same.
+                    self._future = asyncio.get_running_loop().create_future()
+            return self._values[0]
         finally:
+            self._is_over = True
             self._end_rest()
 
     def _end_rest(self) -> None:
@@ -72,6 +85,10 @@ class Tasks:
         self._is_checking = False
         self._is_over = False
         self._turns = 0
+        self._doomed: set[asyncio.Task[Any]] = set()
+        self._disowned: set[asyncio.Task[Any]] = set()
+        self.is_handing_back = False
+        """Whether the run's log is handed back: nothing is given up then that code gives up by itself."""
         self.sleeping = 0
         """How many of those that rest only wait for time to pass."""
 
@@ -83,9 +100,28 @@ class Tasks:
         task.add_done_callback(self._ended)
         return task
 
-    def gate(self) -> Gate[Any]:
-        """A new gate."""
-        return Gate(self)
+    def is_own(self) -> bool:
+        """Whether the current task is one of the run's, and not one that its code made."""
+        try:
+            return asyncio.current_task() in self._scopes
+        except RuntimeError:  # a thread without an event loop
+            return False
+
+    def cancel(self, task: asyncio.Task[Any]) -> None:
+        """Ends a task from outside of its code."""
+        self._doomed.add(task)
+        task.cancel()
+
+    def is_cancelled_by_code(self) -> bool:
+        """Whether the current task was cancelled, and by its own code: by an `asyncio.timeout`, say."""
+        task = asyncio.current_task()
+        return task is not None and task.cancelling() > 0 and task in self._scopes and task not in self._doomed
+
+    def disown(self, task: asyncio.Task[Any]) -> None:
+        """Goes on without a task that ignores its end: whether it rests does not count any more."""
+        if task in self._scopes and task not in self._disowned:
+            self._disowned.add(task)
+            self.rest()
 
     async def join(self, *futures: "asyncio.Future[Any]", first: bool = False) -> None:
         """Waits for all, or the first, without owning their fate: cancelling the waiter cancels none, at any depth."""
@@ -110,6 +146,13 @@ class Tasks:
     async def never(self) -> None:
         """Rests for good: the coroutine was ended at this point, or is to be."""
         await Gate[None](self).wait()
+
+    async def abandoned(self) -> None:
+        """Never returns, to code that ignores its end."""
+        task = asyncio.current_task()
+        if task is not None:
+            self.disown(task)
+        await asyncio.get_running_loop().create_future()
 
     async def asleep(self, waiting: Awaitable[T]) -> T:
         """Awaits the passing of time, resting."""
@@ -143,11 +186,12 @@ class Tasks:
         kept = (asyncio.current_task(), spared)
         doomed = [task for task, of in self._scopes.items() if task not in kept and keys.covers(scope, of)]
         for task in sorted(doomed, key=lambda task: self._scopes.get(task, "").count("/"), reverse=True):
-            task.cancel()
+            self.cancel(task)
         if doomed:
             _, late = await asyncio.wait(doomed, timeout=STOP_SECONDS)
             for task in late:
                 _log.warning("task ignores its cancellation", run_id=self._run_id, task=task.get_name())
+                self.disown(task)
 
     def close(self) -> None:
         """From now on nothing is quiet: the run is over."""
@@ -190,6 +234,10 @@ class Tasks:
     def _ended(self, task: asyncio.Task[Any]) -> None:
         # Whoever joins the task is told after this and before the check that it brings about.
         del self._scopes[task]
-        self.rest()
+        self._doomed.discard(task)
+        if task in self._disowned:
+            self._disowned.discard(task)
+        else:
+            self.rest()
         if not task.cancelled():
             task.exception()  # who would read it may be ended before
