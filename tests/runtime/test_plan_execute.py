@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from bough import reply
-from bough.v1 import agent_pb2, error_pb2, event_pb2, message_pb2, policy_pb2
+from bough.v1 import agent_pb2, error_pb2, event_pb2, fork_pb2, message_pb2, policy_pb2
 from bough_server.agents.function import agent
 from bough_server.models.model import ModelRequest
 from bough_server.runtime.context import Context
@@ -14,6 +14,7 @@ from tests.runtime.test_flows import EXIT, FAILS, ends, keys_of_children
 from tests.runtime.test_supervisors import shown_to
 from tests.runtime.test_transfers import to, transfer
 from tests.support.composites import plan_execute, sequence, supervisor
+from tests.support.forked import run_of
 from tests.support.questions import open_requests
 from tests.support.readings import answer_of, check_replay, having, results_of, text_of
 from tests.support.teams import call, calls, llm, open_team, script
@@ -326,3 +327,22 @@ async def test_a_plan_waits_for_what_a_step_asks_over_a_restart(tmp_path: Path) 
         await check_replay(house, log)
     assert list(asked.address) == ["lead", "executor"]
     assert (answer_of(log), len(having(log, "plan_made"))) == ("Painted.", 1)
+
+
+@pytest.mark.parametrize("steps", [["s2"], []])
+async def test_a_fork_goes_on_with_an_edited_plan(tmp_path: Path, steps: list[str]) -> None:
+    replanner = [{**respond("Only s2."), "when": "1. s2\n   Result"}, after(2, respond("All.")), after(1, plan("s2"))]
+    turns = script(planner=[plan("s1", "s2")], executor=EXECUTOR, replanner=replanner)
+    async with open_team(tmp_path, turns, *TEAM) as house:
+        origin = await house.turn("lead")
+        (planned, *_) = having(origin, "tool_completed")
+        instead = message_pb2.ToolResult(parts=[message_pb2.Part(data_json=json.dumps({"steps": steps}))])
+        edit = fork_pb2.EditedResult(
+            call_id=planned.tool_completed.result.call.call_id, invocation_id=planned.invocation_id, result=instead
+        )
+        fork = await house.fork(run_of(origin), len(origin) - 1, tool_results=[edit])
+        log = await house.log(fork)
+        await check_replay(house, log)
+    assert items(log, "plan_made") == ([("p0", ["s2"])] if steps else [])
+    assert (answer_of(origin), answer_of(log)) == ("All.", "Only s2." if steps else "")
+    assert (log[-1].run_failed.error.reason == error_pb2.ERROR_REASON_BAD_ARGUMENTS) is not bool(steps)

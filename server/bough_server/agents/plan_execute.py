@@ -3,7 +3,6 @@
 What they are told is told here, where their links do not say it; how a model is made to plan is the LLM agent's.
 """
 
-import json
 from collections.abc import Sequence
 from typing import Final
 
@@ -18,6 +17,7 @@ from bough_server.runtime.agent import Outcome
 from bough_server.runtime.children import Child, begin_plan, run_child
 from bough_server.runtime.context import Context
 from bough_server.runtime.dispatches import Ended
+from bough_server.tools.arguments import parse_arguments
 from bough_server.tools.builtin import PLAN, PLAN_SPEC, RESPOND, RESPOND_SPEC
 
 MAX_ROUNDS: Final = 10
@@ -139,7 +139,8 @@ def _steps(planned: Ended) -> list[str] | None:
             f"{planned.author!r} answered in the place of an agent that had to plan. Who plans hands over to nobody.",
             reason=error_pb2.ERROR_REASON_INVALID_OUTPUT,
         )
-    return [str(step).strip() for step in json.loads(outcome.output.parts[0].data_json)["steps"]]
+    planning = parse_arguments(outcome.output.parts[0].data_json, PLAN_SPEC.input_schema_json)
+    return [step.strip() for step in planning["steps"]]
 
 
 def _result(link: agent_pb2.AgentLink, done: Ended) -> str:

@@ -153,10 +153,14 @@ def _said(call: message_pb2.ToolCall, arguments: Mapping[str, Any]) -> str:
 
 
 def closing_output(result: message_pb2.ToolResult) -> message_pb2.Message:
-    """The output of an agent that a call ended: of a plan its arguments, of an answer its text."""
-    if result.call.name == PLAN:
-        return message_pb2.Message(parts=[message_pb2.Part(data_json=result.call.arguments_json)])
-    return message_pb2.Message(parts=result.parts)
+    """The output of an agent that a call ended: of a plan its arguments, of an answer its text.
+
+    A fork may have edited the result: JSON in that of a plan is the plan.
+    """
+    if result.call.name != PLAN:
+        return message_pb2.Message(parts=result.parts)
+    edited = [part for part in result.parts if part.HasField("data_json")]
+    return message_pb2.Message(parts=edited[:1] or [message_pb2.Part(data_json=result.call.arguments_json)])
 
 
 def action_of(result: message_pb2.ToolResult) -> event_pb2.Action | None:
