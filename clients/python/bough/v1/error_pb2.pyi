@@ -56,9 +56,13 @@ class _ErrorReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorReas
     ERROR_REASON_CANCELLED: _ErrorReason.ValueType  # 15
     """It was cancelled."""
     ERROR_REASON_CONCURRENT_EFFECTS: _ErrorReason.ValueType  # 17
-    """An agent's code began an effect while another of the same lane was in flight. Use ctx.gather."""
+    """An agent's code began an effect while another of the same lane was in flight, or in a task that it made itself. Use
+    ctx.gather.
+    """
     ERROR_REASON_NON_DETERMINISTIC: _ErrorReason.ValueType  # 18
-    """A replay asked for something else than the log holds."""
+    """A replay asked for something else than the log holds; or an agent's code gave up an effect in flight, which no log
+    could say again.
+    """
     ERROR_REASON_RECOVERY_LIMIT: _ErrorReason.ValueType  # 19
     """The servers that executed the run were lost again and again, and it got no further."""
     ERROR_REASON_SERVER_STOPPED: _ErrorReason.ValueType  # 20
@@ -143,9 +147,13 @@ ERROR_REASON_DEADLINE_EXCEEDED: ErrorReason.ValueType  # 14
 ERROR_REASON_CANCELLED: ErrorReason.ValueType  # 15
 """It was cancelled."""
 ERROR_REASON_CONCURRENT_EFFECTS: ErrorReason.ValueType  # 17
-"""An agent's code began an effect while another of the same lane was in flight. Use ctx.gather."""
+"""An agent's code began an effect while another of the same lane was in flight, or in a task that it made itself. Use
+ctx.gather.
+"""
 ERROR_REASON_NON_DETERMINISTIC: ErrorReason.ValueType  # 18
-"""A replay asked for something else than the log holds."""
+"""A replay asked for something else than the log holds; or an agent's code gave up an effect in flight, which no log
+could say again.
+"""
 ERROR_REASON_RECOVERY_LIMIT: ErrorReason.ValueType  # 19
 """The servers that executed the run were lost again and again, and it got no further."""
 ERROR_REASON_SERVER_STOPPED: ErrorReason.ValueType  # 20
