@@ -56,7 +56,7 @@ class _Fitting:
         execution, journal = self._ctx.execution, self._ctx.execution.journal
         is_asked, is_over = self._key in journal.results, self._effect in journal.results
         is_begun = self._effect in journal.started and not is_over
-        may_begin = self._key not in journal.started and not is_over
+        is_new = self._key not in journal.started
         unused = await self._handed_back() if is_over else ""
         if is_asked:
             return self._make
@@ -70,9 +70,9 @@ class _Fitting:
         except Exception:
             return self._make  # the call itself records what goes wrong
         size = await self._measure(made)
-        if unused:
+        if unused and is_new:
             self._compact(unused, self._plan(made, size))
-        elif self._summarize is not None and (is_begun or (may_begin and size > self._limit)):
+        elif self._summarize is not None and (is_begun or (is_new and not is_over and size > self._limit)):
             await self._summarized(self._plan(made, size))
         else:
             return await self._windowed(made, size)
@@ -139,8 +139,11 @@ class _Fitting:
         assert self._summarize is not None, "who does not summarize plans nothing"
         parts = self._ctx.sight.units()
         room = self._room(self._limit, made, size, parts) - self._limit // _SHARE - _FRAME_TOKENS
-        before = self._ctx.sight.standing()
-        return to_be_summarized(parts, _sizes(parts), room, keep_recent=self._summarize.keep_recent, before=before)
+        before, keep = self._ctx.sight.standing(), self._summarize.keep_recent
+        if size <= self._limit:
+            # It was too long when it was begun, by another count than today's: as little as can be is kept.
+            keep, room = 1, 0
+        return to_be_summarized(parts, _sizes(parts), room, keep_recent=keep, before=before)
 
     def _room(self, limit: int, made: ModelRequest, size: int, parts: Sequence[Unit]) -> int:
         """The tokens by the estimate that are left for the history, where all of the request may take `limit`."""
