@@ -9,10 +9,11 @@ import pytest
 from bough.v1 import agent_pb2, error_pb2, event_pb2, message_pb2, policy_pb2
 from bough_server.agents.function import agent
 from bough_server.models.model import ModelRequest
+from bough_server.models.tokens import request_tokens
 from bough_server.runtime.context import Context
 from tests.support.house import ME, House
 from tests.support.readings import answer_of, check_replay, having, text_of
-from tests.support.teams import calls, llm, open_team, script
+from tests.support.teams import Overheard, calls, llm, open_team, script
 
 LONG = "word " * 80
 POLICY = agent_pb2.HistoryPolicy(summarize=agent_pb2.Summarize(max_tokens=300))
@@ -52,6 +53,38 @@ async def test_a_cancel_ends_a_summary_s_call_and_leaves_none(tmp_path: Path, ch
     assert [(event.effect_key, event.step_id) for event in having(log, "llm_failed")] == [("s0.compact", "")]
     assert not having(log, "step_failed")
     assert message_pb2.MESSAGE_KIND_SUMMARY not in {one.message.kind for one in messages}
+
+
+async def test_a_summary_that_was_under_way_is_gone_on_with_however_its_history_is_counted_then(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    arrived = asyncio.Event()
+    scale = 10
+
+    async def count_tokens(_: Overheard, request: ModelRequest) -> int | None:
+        return request_tokens(request) * scale
+
+    async def gate(agent: str, turn: int, number: int) -> None:
+        if agent == "p.summary":
+            arrived.set()
+            await asyncio.Event().wait()
+
+    monkeypatch.setattr(Overheard, "count_tokens", count_tokens, raising=False)
+    definition = summarizing()
+    definition.history.summarize.max_tokens = 2500
+    async with open_team(tmp_path, TALK, definition, gate=gate) as house:
+        session_id = await past(house)
+        run = await house.start("p", f"1 {LONG}", session_id=session_id)
+        await arrived.wait()
+        await house.crash()
+    scale = 1
+    async with open_team(tmp_path, TALK, definition) as house:
+        await house.runs.recover()
+        log = await house.log(run)
+        await check_replay(house, log)
+    [made] = having(log, "history_compacted")
+    assert [event.llm_retrying.reason for event in having(log, "llm_retrying")] == [event_pb2.RETRY_REASON_RECOVERED]
+    assert made.history_compacted.to_position == 2
 
 
 async def test_a_summary_is_a_model_call_of_its_run_s_limits(tmp_path: Path) -> None:
