@@ -73,8 +73,25 @@ def test_a_refused_reservation_takes_nothing() -> None:
     run = run_of(tool_calls=1)
     child = below(run, tool_calls=0)
     with pytest.raises(RunError):
-        child.reserve_tool_call()
-    run.reserve_tool_call()
+        child.reserve_tool_call("s0.t0", "a", message_pb2.ToolCall(name="look"))
+    run.reserve_tool_call("s0.t1", "r", message_pb2.ToolCall(name="look"))
+
+
+def test_what_is_reserved_for_a_tool_is_given_back_until_the_tool_has_begun() -> None:
+    run, look = run_of(tool_calls=1), message_pb2.ToolCall(name="look")
+    child = below(run)
+    for key in ("s0.t0", "s0.t0", "s0.t1"):
+        child.reserve_tool_call(key, "a", look)
+        child.release_tool_call(key, "a", look)
+    assert run.calls_made("a", "look") == 0
+    begun = event_pb2.AgentEvent(effect_key="s0.t2", agent="a", tool_started=event_pb2.ToolStarted(call=look))
+    child.observe(begun)
+    child.observe(begun)
+    child.release_tool_call("s0.t2", "a", look)
+    child.reserve_tool_call("s0.t2", "a", look)
+    assert run.calls_made("a", "look") == child.calls_made("a", "look") == 1
+    with pytest.raises(RunError, match="1 tool calls for the run"):
+        run.reserve_tool_call("s0.t3", "r", look)
 
 
 def test_a_depth_limit_counts_from_where_it_is_set() -> None:

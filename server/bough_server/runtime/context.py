@@ -70,11 +70,11 @@ class Context(Lane):
 
     def offers(self) -> list[ToolSpec]:
         """The tools and linked agents that may still be called."""
-        made, name = self.execution.calls_made, self.frame.name
+        budget, name = self.frame.budget, self.frame.name
         return [
             offer.spec
             for offer in self.frame.toolset.offers.values()
-            if offer.max_calls is None or made[name, offer.spec.name] < offer.max_calls
+            if offer.max_calls is None or budget.calls_made(name, offer.spec.name) < offer.max_calls
         ]
 
     # Effects

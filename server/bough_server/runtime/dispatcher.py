@@ -70,7 +70,7 @@ def _admit(ctx: "Context", work: Dispatch) -> tuple[Agent, message_pb2.Message]:
     told = told_to(with_input(ctx, work), caller, execution.facts.key_root)
     caller.budget.check_depth(caller.depth + 1)
     if work.call is not None:
-        caller.budget.reserve_tool_call()
+        caller.budget.reserve_tool_call(work.key, caller.name, work.call)
     if work.handover is not None:
         check_hops((*work.handover.path, work.agent))
         caller.budget.reserve_handoff()

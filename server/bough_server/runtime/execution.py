@@ -4,7 +4,6 @@ A run that is interrupted, or stopped unrecorded, is sealed: what still runs in 
 """
 
 import asyncio
-from collections import Counter
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
@@ -71,8 +70,6 @@ class Execution:
         )
         self.inputs = Inputs(self.tasks, self._asked)
         self.slots = Slots(self.tasks)
-        self.calls_made: Counter[tuple[str, str]] = Counter()
-        """How often an agent has called a tool in this run, by both names."""
         self.is_interrupted = False
         """Whether it waits for input: nothing more is recorded until somebody takes it over."""
         self._is_draining = False

@@ -14,7 +14,14 @@ from bough_server.runtime.open_invocation import OpenInvocation, OpenStep, copie
 
 _RootEnd = event_pb2.RunCompleted | event_pb2.RunFailed | event_pb2.RunCancelled
 _End = _RootEnd | event_pb2.SubAgentCompleted | event_pb2.SubAgentFailed
-_OF_A_MODEL_CALL = {events.LLM_STARTED, events.LLM_RETRYING, events.LLM_COMPLETED, events.LLM_FAILED}
+_BOUNDED = {
+    events.LLM_STARTED,
+    events.LLM_RETRYING,
+    events.LLM_COMPLETED,
+    events.LLM_FAILED,
+    events.TOOL_STARTED,
+    events.INPUT_REQUESTED,
+}
 _END_OF_ROOT = {events.RUN_COMPLETED, events.RUN_FAILED, events.RUN_CANCELLED}
 
 
@@ -173,7 +180,7 @@ def _fill(end: _End, opened: OpenInvocation, end_reason: event_pb2.EndReason.Val
 
 def _take_effect(opened: OpenInvocation, event: event_pb2.AgentEvent, kind: int) -> None:
     key = event.effect_key
-    if opened.budget is not None and kind in _OF_A_MODEL_CALL:
+    if opened.budget is not None and kind in _BOUNDED:
         opened.budget.observe(event)
     if kind == events.LLM_STARTED:
         opened.effects[key] = event

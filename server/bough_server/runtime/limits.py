@@ -3,10 +3,11 @@
 Tokens and cost are kept in spending.py, and who waits for room in slots.py.
 """
 
+from collections import Counter
 from collections.abc import Iterator
 from typing import Final
 
-from bough.v1 import error_pb2, event_pb2, policy_pb2
+from bough.v1 import error_pb2, event_pb2, input_pb2, message_pb2, policy_pb2
 from bough_server.errors import RunError
 from bough_server.runtime.spending import Amount, Purse, Purses, reported
 
@@ -25,6 +26,10 @@ class Budget:
         self._deepest = depth + limits.depth if limits.HasField("depth") else None
         self._used_models = 0
         self._used_tools = 0
+        self._tools: dict[str, bool] = {}
+        """Effects of its tool calls that count, and whether each has begun."""
+        self._made: Counter[tuple[str, str]] = Counter()
+        """In the run's: how often an agent has called a tool, by both names."""
         self._handoffs = limits.handoffs if limits.HasField("handoffs") else None
         if self._handoffs is None and above is None:
             self._handoffs = MAX_HANDOFFS
@@ -70,7 +75,7 @@ class Budget:
                 raise exceeded(what, budget.owner, why)
 
     def observe(self, event: event_pb2.AgentEvent) -> None:
-        """Takes in what an event of a model call says of it, as it is made or as the log holds it."""
+        """Takes in what an event says of a call of a model or a tool, as it is made or as the log holds it."""
         key = event.effect_key
         match event.WhichOneof("payload"):
             case "llm_started":
@@ -85,6 +90,10 @@ class Budget:
                 held = self._release(key)
                 unknown = Amount() if event.llm_failed.not_sent else held
                 self._spend(reported(event.llm_failed.lost_usage, unknown=unknown))
+            case "tool_started":
+                self._begin_tool(key, event.agent, event.tool_started.call)
+            case "input_requested" if event.input_requested.request.reason == input_pb2.INPUT_REASON_CLIENT_TOOL:
+                self._begin_tool(key, event.agent, event.input_requested.request.call)
 
     def _begin(self, key: str, amount: Amount) -> None:
         self._held[key] = amount
@@ -102,22 +111,36 @@ class Budget:
         for budget in self.chain():
             budget.purses.spend(amount)
 
-    def reserve_tool_call(self) -> None:
-        """Takes a tool call from every bound above, or from none. Raises RunError LIMIT_EXCEEDED."""
+    def reserve_tool_call(self, key: str, agent: str, call: message_pb2.ToolCall) -> None:
+        """Takes a tool call from every bound above, or from none; once for each. Raises RunError LIMIT_EXCEEDED."""
+        if key in self._tools:
+            return
         for budget in self.chain():
             if budget._tool_calls is not None and budget._used_tools >= budget._tool_calls:
                 raise exceeded(f"{budget._tool_calls} tool calls", budget.owner)
-        self.count_tool_call()
+        self._tools[key] = False
+        self._count_tool(agent, call, 1)
 
-    def release_tool_call(self) -> None:
-        """Gives back what a call reserved that was refused before it started."""
-        for budget in self.chain():
-            budget._used_tools -= 1
+    def release_tool_call(self, key: str, agent: str, call: message_pb2.ToolCall) -> None:
+        """Gives back what a call reserved that has not begun: refused, or ended while it waited."""
+        if self._tools.get(key) is False:
+            del self._tools[key]
+            self._count_tool(agent, call, -1)
 
-    def count_tool_call(self) -> None:
-        """Counts a tool call that the log holds."""
+    def calls_made(self, agent: str, tool: str) -> int:
+        """How often an agent has called a tool in this run."""
+        return list(self.chain())[-1]._made[agent, tool]
+
+    def _begin_tool(self, key: str, agent: str, call: message_pb2.ToolCall) -> None:
+        if key not in self._tools:
+            self._count_tool(agent, call, 1)
+        self._tools[key] = True
+
+    def _count_tool(self, agent: str, call: message_pb2.ToolCall, number: int) -> None:
         for budget in self.chain():
-            budget._used_tools += 1
+            budget._used_tools += number
+            if budget._above is None:
+                budget._made[agent, call.name] += number
 
     def reserve_handoff(self) -> None:
         """Takes a transfer from every bound above, or from none. Raises RunError LIMIT_EXCEEDED."""

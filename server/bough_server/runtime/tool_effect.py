@@ -76,31 +76,36 @@ class ToolEffect:
         if key in execution.journal.results:
             recorded = await execution.pump.result(key)
             execution.observe_recorded(key)
-            if key in execution.journal.started or key in execution.journal.requested:
-                self._count()
             self._state.take(recorded.tool_completed.state_delta)
             return _result_of(recorded)
         await self._ctx.until_live(key)
         execution.cancelling.refuse_sealed(key)
-        started = execution.journal.started.get(key)
+        try:
+            return await self._made(offer)
+        finally:
+            self._release()
+
+    async def _made(self, offer: Offer | None) -> message_pb2.ToolResult:
+        started = self._execution.journal.started.get(self._key)
         try:
             if started is not None:
                 return await self._again(started, offer)
             offer = self._admitted(offer)
-            call = await self._approved(offer)
+            call = await self._approvals.approved(self._call, offer)
         except RunError as refusal:
+            self._release()  # before the refusal is recorded: whoever reads of it may call
             return self._fail(refusal)
         if offer.tool is not None and offer.tool.is_client_side:
             return await self._in_client(call, offer)
-        return await self._run(call, offer, ids.derived_id(execution.facts.run_id, key))
+        return await self._run(call, offer, ids.derived_id(self._execution.facts.run_id, self._key))
 
-    def _count(self) -> None:
-        self._frame.budget.count_tool_call()
-        self._execution.calls_made[self._frame.name, self._call.name] += 1
+    def _release(self) -> None:
+        """Gives back what the call reserved, where it has not begun."""
+        self._frame.budget.release_tool_call(self._key, self._frame.name, self._call)
 
     def _admitted(self, offer: Offer | None) -> Offer:
         """Checks a call before it starts and reserves what it takes. Raises RunError to refuse it."""
-        execution, frame, call = self._execution, self._frame, self._call
+        frame, call = self._frame, self._call
         if offer is None:
             raise unknown_tool(call.name, list(frame.toolset.offers))
         if self._refusal is not None:
@@ -108,7 +113,7 @@ class ToolEffect:
         if call.name == builtin.TRANSFER and (problem := builtin.target_problem(call, frame.toolset.targets)):
             raise RunError(problem, reason=error_pb2.ERROR_REASON_UNKNOWN_AGENT)
         parse_arguments(call.arguments_json, offer.spec.input_schema_json)
-        made = execution.calls_made[frame.name, call.name]
+        made = frame.budget.calls_made(frame.name, call.name)
         if offer.max_calls is not None and made >= offer.max_calls:
             raise RunError(
                 f"The tool {call.name!r} may be called {offer.max_calls} times in a run by {frame.name!r}, "
@@ -117,23 +122,12 @@ class ToolEffect:
             )
         if offer.tool is None or not offer.tool.is_client_side:
             frame.budget.check_parallel()
-        frame.budget.reserve_tool_call()
-        execution.calls_made[frame.name, call.name] += 1
+        frame.budget.reserve_tool_call(self._key, frame.name, call)
         return offer
-
-    async def _approved(self, offer: Offer) -> message_pb2.ToolCall:
-        """The call as it may run. Raises RunError NOT_APPROVED, and gives back what was reserved."""
-        try:
-            return await self._approvals.approved(self._call, offer)
-        except RunError:
-            self._frame.budget.release_tool_call()
-            self._execution.calls_made[self._frame.name, self._call.name] -= 1
-            raise
 
     async def _again(self, started: event_pb2.AgentEvent, offer: Offer | None) -> message_pb2.ToolResult:
         """What becomes of a call that was running when its owner was lost. Raises RunError to refuse it."""
         execution, key = self._execution, self._key
-        self._count()
         self._attempt = execution.journal.attempts[key]
         if offer is None:
             raise unknown_tool(self._call.name, list(self._frame.toolset.offers))
