@@ -24,6 +24,26 @@ def read(text: str) -> agent_pb2.AgentDefinition:
     return source.definition
 
 
+@pytest.mark.parametrize(
+    "definition",
+    [sequence("s", "a"), parallel("s", "a"), loop("s", "a", rounds=1), swarm("s", "a"), plan_execute("s", roles=["a", "a"])],
+    ids=lambda definition: definition.WhichOneof("kind"),
+)
+def test_who_only_hands_an_answer_on_has_no_output_schema(definition: agent_pb2.AgentDefinition) -> None:
+    definition.output_schema_json = '{"type": "object"}'
+    [(who, field, words)] = mistakes(definition, llm("a"))
+    assert (who, field) == ("s", "output_schema_json")
+    is_plan = definition.HasField("plan_execute")
+    remedy = "in a sequence" if is_plan else "Give the schema to who answers."
+    assert str(definition.WhichOneof("kind")) in words and remedy in words
+
+
+@pytest.mark.parametrize("definition", [supervisor("s", "a"), llm("s")], ids=lambda definition: definition.WhichOneof("kind"))
+def test_who_asks_a_model_may_have_an_output_schema(definition: agent_pb2.AgentDefinition) -> None:
+    definition.output_schema_json = '{"type": "object"}'
+    assert mistakes(definition, llm("a")) == []
+
+
 def test_sensible_composites_have_no_violations() -> None:
     team = (sequence("s", "l", "b"), loop("l", "a", rounds=1), llm("a", links=["s"], tools=["exit", "break_loop"]))
     assert mistakes(*team, llm("b")) == []

@@ -21,6 +21,8 @@ def structure_mistakes(
     if not is_composite(definition):
         return
     yield from _link_mistakes(definition)
+    if definition.output_schema_json:
+        yield "output_schema_json", _schema_mistake(definition)
     if definition.HasField("loop"):
         yield from _loop_mistakes(definition.loop)
     if definition.parallel.HasField("max_concurrency") and definition.parallel.max_concurrency < 1:
@@ -41,6 +43,13 @@ def structure_mistakes(
 def is_composite(definition: agent_pb2.AgentDefinition) -> bool:
     """Whether an agent runs its sub-agents by a rule, and not where a model or its code wants to."""
     return definition.WhichOneof("kind") not in (None, "function", "llm", "supervisor")
+
+
+def _schema_mistake(definition: agent_pb2.AgentDefinition) -> str:
+    """Nobody asks again for an answer that a rule hands on, so it is no place for a schema."""
+    if definition.HasField("plan_execute"):
+        return "is not for a plan_execute, which answers in words. Let an agent with the schema follow it in a sequence."
+    return f"is not for a {definition.WhichOneof('kind')}, which hands on what others say. Give the schema to who answers."
 
 
 def _link_mistakes(definition: agent_pb2.AgentDefinition) -> Iterator[FieldMistake]:

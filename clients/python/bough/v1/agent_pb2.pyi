@@ -136,6 +136,8 @@ class AgentDefinition(_message.Message):
     output_schema_json: _builtins.str
     """JSON Schema of its answer, as text: an object's. The answer is then one part `data_json` that fits it: where the model's
     does not, it is asked again, twice at most, and then the agent fails with INVALID_OUTPUT. Empty for an answer in words.
+    For llm, supervisor and function; refused of the others, which hand on what their children answer. An answer that another
+    agent gives after a transfer, and the result of an exit, need not fit.
     """
     output_key: _builtins.str
     """The value of the session's state that its answer is put into: JSON where it answers with JSON, else its text. Empty for none."""
