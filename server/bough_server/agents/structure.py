@@ -48,8 +48,9 @@ def is_composite(definition: agent_pb2.AgentDefinition) -> bool:
 def _schema_mistake(definition: agent_pb2.AgentDefinition) -> str:
     """Nobody asks again for an answer that a rule hands on, so it is no place for a schema."""
     if definition.HasField("plan_execute"):
-        return "is not for a plan_execute, which answers in words. Let an agent with the schema follow it in a sequence."
-    return f"is not for a {definition.WhichOneof('kind')}, which hands on what others say. Give the schema to who answers."
+        return "is not for a plan_execute, which answers in words. Let an agent that has it follow in a sequence."
+    kind = definition.WhichOneof("kind")
+    return f"is not for a {kind}, which hands on what others say. Give the schema to who answers."
 
 
 def _link_mistakes(definition: agent_pb2.AgentDefinition) -> Iterator[FieldMistake]:
