@@ -53,6 +53,8 @@ class StepCalls:
     async def run(self, *, parallel: bool) -> list[Answered]:
         """Runs the calls; raises Abort where a sub-agent's failure fails the calling invocation."""
         self._is_parallel = parallel
+        if parallel and len(self._calls) <= MAX_LANES and all(map(self._is_recorded, self._calls)):
+            return await self._handed_back()
         waiting = iter(self._calls)
         lanes = min(len(self._calls), MAX_LANES) if parallel else 1
         for position in [next(waiting) for _ in range(lanes)]:
@@ -71,24 +73,53 @@ class StepCalls:
             await self._execution.tasks.never()  # whoever ended a call ends the step as well
         return [self._answers[position] for position in self._calls]
 
+    def _is_recorded(self, position: int) -> bool:
+        """Whether the log holds the result of a call, and that of no agent's."""
+        journal, key = self._execution.journal, self.key(position)
+        return key in journal.results and key not in journal.dispatched and not self._is_of_an_agent(position)
+
+    def _is_of_an_agent(self, position: int) -> bool:
+        offer = self._frame.toolset.offers.get(self._calls[position].name)
+        return offer is not None and offer.link is not None
+
+    async def _handed_back(self) -> list[Answered]:
+        """The results of calls that the log holds all of: none of them needs a task of its own to wait in."""
+        effects = [self._effect(position) for position in self._calls]
+        recorded = [effect.recorded() for effect in effects]
+        return [
+            Answered(result=await effect.handed_back(gate))
+            for effect, gate in zip(effects, recorded, strict=True)
+            if gate is not None
+        ]
+
+    def _effect(self, position: int) -> ToolEffect:
+        return ToolEffect(
+            self._ctx,
+            key=self.key(position),
+            index=self._index,
+            call=self._calls[position],
+            state=self._state(position),
+            refusal=self._refusal(position),
+        )
+
     def _start(self, position: int) -> None:
         task = self._execution.tasks.spawn(self.key(position), self._answer(position))
         self._running[position] = task
 
     async def _answer(self, position: int) -> Answered:
-        call, state = self._calls[position], self._state(position)
-        offer = self._frame.toolset.offers.get(call.name)
-        key = self.key(position)
+        call, offer = self._calls[position], self._frame.toolset.offers.get(self._calls[position].name)
         if offer is not None and offer.link is not None:
             work = Dispatch(
-                key=key, agent=offer.link.agent, link=offer.link, call=call, step_index=self._index, state=state
+                key=self.key(position),
+                agent=offer.link.agent,
+                link=offer.link,
+                call=call,
+                step_index=self._index,
+                state=self._state(position),
             )
             ended = await dispatch(self._ctx, work, on_failure=partial(self._fail, position))
             return Answered(result=ended.result, child=ended.transcript)
-        effect = ToolEffect(
-            self._ctx, key=key, index=self._index, call=call, state=state, refusal=self._refusal(position)
-        )
-        return Answered(result=await effect.result(offer))
+        return Answered(result=await self._effect(position).result(offer))
 
     def _state(self, position: int) -> LaneState:
         """The session's values as a call sees them that begins now: what runs at once does not see each other's."""

@@ -14,6 +14,7 @@ from bough_server.runtime import keys
 from bough_server.runtime.invocations import Invocations
 from bough_server.runtime.journal import Identity, Journal, identity_of
 from bough_server.runtime.measuring import Measuring
+from bough_server.runtime.open_invocation import OpenStep
 from bough_server.runtime.recorder import Joining, Piece, Recorder
 from bough_server.runtime.sameness import same_fact
 
@@ -74,6 +75,18 @@ class Chronicle:
             is_step_end = event.HasField("step_completed") or event.HasField("step_failed")
             if identity_of(event) not in self._observed and not is_step_end and not self.journal.is_cancelled(event):
                 self.observe(event)
+
+    def ends_again(self, step: OpenStep) -> bool:
+        """Takes in the end of a step that the log holds; False where it is to be made.
+
+        What it says follows from results that were handed back, so only a replay offline makes it again to compare.
+        """
+        if self.is_live or self.is_offline:
+            return False
+        recorded = self.journal.recorded.get((step.key, events.STEP_COMPLETED, step.attempt))
+        if recorded is not None:
+            self.observe(recorded)
+        return recorded is not None
 
     def observe_scope(self, scope: str) -> None:
         """Takes in everything that the log holds of a scope; from the moment when the run is live, it has been."""

@@ -262,12 +262,12 @@ class Context(Lane):
 
     def complete_steps(self) -> None:
         """Ends the step that the lane's last model call began: it has all its results, or nobody asked for them."""
-        key = keys.below(self.scope, f"s{self._step}.m")
-        opened = self.frame.opened
-        if key in opened.steps:
-            only = opened.steps[key]
-            made = self.execution.invocations.completing_steps(opened, self.execution.clock.now_ns())
-            self.execution.emit(*[event for event in made if event.effect_key == only.key])
+        opened, execution = self.frame.opened, self.execution
+        step = opened.steps.get(keys.below(self.scope, f"s{self._step}.m"))
+        if step is not None:
+            execution.refuse(self.frame.invocation_id, step.key)
+            if not execution.chronicle.ends_again(step):
+                execution.emit(execution.invocations.completed(opened, step, execution.clock.now_ns()))
 
     def _tool_message(self, position: int, result: message_pb2.ToolResult) -> message_pb2.Message:
         key = keys.below(self.scope, f"s{self._step}.t{position}")

@@ -116,13 +116,14 @@ class Invocations:
 
     def completing_steps(self, opened: OpenInvocation, now_ns: int) -> Sequence[event_pb2.AgentEvent]:
         """What ends the open steps of an invocation that goes on, or ends well."""
-        made = []
-        for step in list(opened.steps.values()):
-            event = opened.in_step(opened.event(step.key), step.index)
-            event.attempt = step.attempt
-            event.step_completed.step.CopyFrom(opened.step(step, now_ns))
-            made.append(event)
-        return made
+        return [self.completed(opened, step, now_ns) for step in opened.steps.values()]
+
+    def completed(self, opened: OpenInvocation, step: OpenStep, now_ns: int) -> event_pb2.AgentEvent:
+        """What ends one open step of an invocation that goes on."""
+        event = opened.in_step(opened.event(step.key), step.index)
+        event.attempt = step.attempt
+        event.step_completed.step.CopyFrom(opened.step(step, now_ns))
+        return event
 
     def succeeded(
         self,

@@ -50,10 +50,14 @@ class Pump:
         """From now on no effect begins: what asks for one waits."""
         self._is_held = True
 
+    def expect(self, key: str) -> Gate[event_pb2.AgentEvent]:
+        """Where the recorded result of an effect will be handed back."""
+        gate = self._waiters[key] = Gate[event_pb2.AgentEvent](self._tasks)
+        return gate
+
     async def result(self, key: str) -> event_pb2.AgentEvent:
         """Waits for the recorded result of an effect to be handed back."""
-        gate = self._waiters[key] = Gate[event_pb2.AgentEvent](self._tasks)
-        return await gate.wait()
+        return await self.expect(key).wait()
 
     async def until_live(self, key: str) -> None:
         """Waits until everything recorded has been handed back; then effects may go to the world."""

@@ -1,9 +1,9 @@
-"""Children that are never begun: how a refusal is recorded and what its caller gets; whom to refuse is not its own.
+"""Children that are never begun, and tools that are not begun again: how a refusal reads; whom to refuse is others'.
 
 Of a model's call a refusal is a failed result, of code's a value that is an error.
 """
 
-from bough.v1 import event_pb2, message_pb2
+from bough.v1 import error_pb2, event_pb2, message_pb2
 from bough_server.errors import RunError
 from bough_server.runtime.dispatches import Dispatch, Ended
 from bough_server.runtime.frame import Frame
@@ -32,3 +32,12 @@ def refusal_of(recorded: event_pb2.AgentEvent) -> Ended:
     if recorded.HasField("value_recorded"):
         result = message_pb2.ToolResult(error=recorded.value_recorded.error)
     return Ended(result=result, error=RunError(result.error.message, reason=result.error.reason))
+
+
+def lost(name: str) -> RunError:
+    """The refusal to run a tool again that was running when its server was lost."""
+    return RunError(
+        f"The server was lost while the tool {name!r} ran, and it must not simply be run again: nobody knows whether "
+        "it did its work.",
+        reason=error_pb2.ERROR_REASON_TOOL_FAILED,
+    )

@@ -39,15 +39,16 @@ class Gate(Generic[T]):
     def open(self, value: T) -> bool:
         """Lets the waiter go on; it is awake from this moment, before it runs. A second time does nothing.
 
-        Gives whether it did: it does not where the waiter was ended meanwhile, either.
+        Gives whether it did: it does not where the waiter was ended meanwhile, or has not come yet.
         """
         if self._values or self._is_over:
             return False
         self._values.append(value)
         if not self._future.done():
             self._future.set_result(None)
+        was_resting = self._is_resting
         self._end_rest()
-        return True
+        return was_resting
 
     async def wait(self) -> T:
         """The value, once there is one."""

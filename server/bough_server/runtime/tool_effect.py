@@ -18,7 +18,9 @@ from bough_server.runtime import keys
 from bough_server.runtime.approvals import Approvals
 from bough_server.runtime.execution import as_run_error
 from bough_server.runtime.recorder import Piece
+from bough_server.runtime.refusals import lost
 from bough_server.runtime.state import LaneState, StateView
+from bough_server.runtime.tasks import Gate
 from bough_server.runtime.toolset import Offer
 from bough_server.telemetry import Traced
 from bough_server.tools import builtin
@@ -72,12 +74,8 @@ class ToolEffect:
     async def result(self, offer: Offer | None) -> message_pb2.ToolResult:
         """The call's result, from the log or made now; whatever goes wrong is a failed one."""
         execution, key = self._execution, self._key
-        execution.check(key, self._digest)
-        if key in execution.journal.results:
-            recorded = await execution.pump.result(key)
-            execution.observe_recorded(key)
-            self._state.take(recorded.tool_completed.state_delta)
-            return _result_of(recorded)
+        if (recorded := self.recorded()) is not None:
+            return await self.handed_back(recorded)
         await self._ctx.until_live(key)
         execution.cancelling.refuse_sealed(key)
         try:
@@ -102,6 +100,18 @@ class ToolEffect:
     def _release(self) -> None:
         """Gives back what the call reserved, where it has not begun."""
         self._frame.budget.release_tool_call(self._key, self._frame.name, self._call)
+
+    def recorded(self) -> Gate[event_pb2.AgentEvent] | None:
+        """Where its result will be handed back; None where the log holds none."""
+        self._execution.check(self._key, self._digest)
+        return self._execution.pump.expect(self._key) if self._key in self._execution.journal.results else None
+
+    async def handed_back(self, recorded: Gate[event_pb2.AgentEvent]) -> message_pb2.ToolResult:
+        """Its result from the log, in its turn."""
+        event = await recorded.wait()
+        self._execution.observe_recorded(self._key)
+        self._state.take(event.tool_completed.state_delta)
+        return _result_of(event)
 
     def _admitted(self, offer: Offer | None) -> Offer:
         """Checks a call before it starts and reserves what it takes. Raises RunError to refuse it."""
@@ -135,7 +145,7 @@ class ToolEffect:
         call = begun[-1].tool_started.call
         rule = offer.tool.on_recovery if offer.tool is not None else "retry"
         if rule == "fail":
-            raise _lost(call.name)
+            raise lost(call.name)
         if rule == "ask":
             said = await self._approvals.after_loss(call, offer, attempt=self._attempt)
             if isinstance(said, message_pb2.ToolResult):
@@ -270,14 +280,6 @@ def unknown_tool(name: str, known: Sequence[str]) -> RunError:
             reason=error_pb2.ERROR_REASON_NOT_LINKED,
         )
     return RunError(f"There is no tool {name!r}.{offered}", reason=error_pb2.ERROR_REASON_UNKNOWN_TOOL)
-
-
-def _lost(name: str) -> RunError:
-    return RunError(
-        f"The server was lost while the tool {name!r} ran, and it must not simply be run again: nobody knows whether "
-        "it did its work.",
-        reason=error_pb2.ERROR_REASON_TOOL_FAILED,
-    )
 
 
 def _result_of(event: event_pb2.AgentEvent) -> message_pb2.ToolResult:
