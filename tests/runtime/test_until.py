@@ -55,6 +55,21 @@ async def test_a_loop_ends_after_the_round_whose_condition_holds(tmp_path: Path)
     assert not any("condition" in str(event) for event in log), "nothing of it is recorded"
 
 
+async def test_what_a_condition_is_shown_stays_as_it_was_when_it_was_asked(tmp_path: Path) -> None:
+    kept: list[Situation] = []
+
+    @condition
+    def enough(situation: Situation) -> bool:
+        kept.append(situation)
+        return situation.round == 2
+
+    parts = {"code_agents": [counts], "functions": [enough]}
+    async with open_team(tmp_path, script(), until("counts", predicate="enough"), **parts) as house:
+        await house.turn("l", "Go.")
+    assert [len(situation.history) for situation in kept] == [2, 3, 4]
+    assert [situation.state["count"] for situation in kept] == [1, 2, 3]
+
+
 async def test_a_loop_ends_after_the_round_that_makes_a_path_true(tmp_path: Path) -> None:
     async with open_team(tmp_path, script(), until("counts", state="review.done"), code_agents=[counts]) as house:
         log = await house.turn("l")

@@ -16,7 +16,7 @@ from bough_server.history.overflow import Compaction, Unit, in_its_place, units
 from bough_server.history.rewrite import Rewriter as Rewrite
 from bough_server.history.rewrite import for_context
 from bough_server.history.shown import Shown
-from bough_server.history.transcript import Said
+from bough_server.history.transcript import Said, Transcript
 from bough_server.runtime.agent import llm_of
 from bough_server.runtime.transfers import skip_transfers, without_transfers
 from bough_server.store.ports import StoredMessage
@@ -28,10 +28,17 @@ if TYPE_CHECKING:
 class Sight:
     """The history of one lane. `compaction` is the newest of its invocation, made in this lane or before it forked."""
 
-    def __init__(self, lane: "Lane", compaction: Compaction | None = None) -> None:
+    def __init__(
+        self, lane: "Lane", compaction: Compaction | None = None, *, transcript: Transcript | None = None
+    ) -> None:
         self._lane = lane
+        self._transcript = transcript or lane.transcript
         self.compaction = compaction
         self._kept: Collection[int] | None = None
+
+    def frozen(self) -> "Sight":
+        """The same for later: what is said from now on is not in it."""
+        return Sight(self._lane, self.compaction, transcript=self._transcript.lane())
 
     def messages(self) -> list[message_pb2.Message]:
         """What the agent sees now."""
@@ -45,7 +52,7 @@ class Sight:
 
     def shown(self) -> list[Shown]:
         """The same with where each message is from, whatever is left out."""
-        execution, frame, transcript = self._lane.execution, self._lane.frame, self._lane.transcript
+        execution, frame, transcript = self._lane.execution, self._lane.frame, self._transcript
         session = [_said(one) for one in execution.session if not _is_relayed(one)]
         standing = self.standing(session)
         if standing is not None:
@@ -72,13 +79,13 @@ class Sight:
             return self.compaction
         if session is None:
             session = [_said(one) for one in self._lane.execution.session]
-        newest = list(summaries(self._lane.transcript, session, scope=history.scope))[-1:]
+        newest = list(summaries(self._transcript, session, scope=history.scope))[-1:]
         return Compaction(summary=newest[0]) if newest else None
 
     def take(self, compacted: event_pb2.HistoryCompacted) -> None:
         """From now on a summary stands for what was before it."""
         self.compaction = Compaction(summary=compacted.summary, run_messages=compacted.run_messages)
-        self._lane.transcript.say(compacted.summary)
+        self._transcript.say(compacted.summary)
 
     @contextmanager
     def narrowed(self, kept: Collection[int]) -> Iterator[None]:

@@ -33,5 +33,5 @@ def situation_of(
         plan=plan.get("plan", ""),
         step=plan.get("step", ""),
         executed_steps=plan.get("executed_steps", ""),
-        look=ctx.history,
+        look=ctx.sight.frozen().messages,
     )
