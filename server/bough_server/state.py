@@ -14,12 +14,18 @@ from bough_server.cutting import size_of
 MAX_STATE_BYTES: Final = 256 * 1024
 """The most bytes of a session's state as JSON; a write beyond it is refused, and one in a log that is has no effect."""
 
+MAX_DEPTH: Final = 100
+"""How deep lists and objects of a value may be nested: what was written must be read from any stack."""
+
 KEY: Final = r"[A-Za-z][A-Za-z0-9_.:-]{0,127}"
 """What a value may be called."""
 
 Write = Sequence[tuple[str, str | None]]
 """Changes that are recorded together, JSON text by name and None to delete: all of them count, in order, or none."""
 
+_NESTING: Final = re.compile(r'"(?:[^"\\]|\\.)*+"|([\[{])|[\]}]')
+"""Texts, whose brackets are none, and brackets; the group is of those that open."""
+_LONG_NUMBER: Final = re.compile(r"[0-9]{309}")
 _SPACE: Final = re.compile(r"[ \t\r\n]*")
 _DECODER: Final = json.JSONDecoder()
 _ENCODER: Final = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), allow_nan=False)
@@ -80,13 +86,45 @@ def json_text(value: object) -> str:
     return _ENCODER.encode(value)
 
 
+def value_text(value: object) -> str:
+    """A value as JSON text that the state may hold. Raises TypeError or ValueError for one that it may not."""
+    text = json_text(value)
+    text.encode()
+    if not is_value(text):
+        raise ValueError(f"it may be nested {MAX_DEPTH} deep and have numbers that a double can hold")
+    return text
+
+
 def is_value(text: str) -> bool:
-    """Whether a text is a JSON value that the state may hold: NaN, infinities and numbers beyond a float are none."""
+    """Whether a text is a JSON value that the state may hold: nested at most MAX_DEPTH deep, without a number beyond a
+    double, NaN and infinities among them."""
+    if _is_too_deep(text):
+        return False
     try:
-        json_text(json.loads(text)).encode()
-    except (ValueError, RecursionError):
+        json_text(json.loads(text, parse_int=_integer if _LONG_NUMBER.search(text) else None)).encode()
+    except (ValueError, OverflowError, RecursionError):
         return False
     return True
+
+
+def _integer(text: str) -> int:
+    number = int(text)
+    float(number)
+    return number
+
+
+def _is_too_deep(text: str) -> bool:
+    if text.count("[") + text.count("{") <= MAX_DEPTH:
+        return False
+    depth = 0
+    for found in _NESTING.finditer(text):
+        if found[1]:
+            depth += 1
+        elif found[0] in "]}":
+            depth -= 1
+        if depth > MAX_DEPTH:
+            return True
+    return False
 
 
 def is_key(name: str) -> bool:
@@ -96,16 +134,16 @@ def is_key(name: str) -> bool:
 
 def fits(values: Mapping[str, str]) -> bool:
     """Whether a state is within its bound."""
-    return not values or _size_of(values) <= MAX_STATE_BYTES
+    return not values or state_size(values) <= MAX_STATE_BYTES
 
 
-def _size_of(values: Mapping[str, str]) -> int:
-    return 1 + sum(map(_size, values.items()))
+def state_size(values: Mapping[str, str]) -> int:
+    """Bytes of a state that is not empty, as one JSON object."""
+    return 1 + sum(value_size(name, text) for name, text in values.items())
 
 
-def _size(item: tuple[str, str | None]) -> int:
+def value_size(name: str, text: str | None) -> int:
     """Bytes of a value in its state, with its name and what parts them from the next; 0 of one that is not there."""
-    name, text = item
     return 0 if text is None else size_of(_ENCODER.encode(name)) + size_of(text) + 2
 
 
@@ -123,10 +161,10 @@ def applied(values: Mapping[str, str], write: Write) -> dict[str, str]:
 def changed(values: Mapping[str, str], writes: Iterable[Write]) -> dict[str, str]:
     """Values after writes, in order. A write that would make them larger than they may be has no effect."""
     after = dict(values)
-    size = _size_of(after)
+    size = state_size(after)
     for write in writes:
         last = dict(write)
-        grown = size + sum(_size(item) - _size((item[0], after.get(item[0]))) for item in last.items())
+        grown = size + sum(value_size(name, text) - value_size(name, after.get(name)) for name, text in last.items())
         if grown > max(MAX_STATE_BYTES, size):
             continue
         size = grown

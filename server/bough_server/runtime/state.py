@@ -5,12 +5,13 @@ A lane sees the values of its fork and its own writes; where lanes end, the late
 
 import json
 from collections.abc import Iterable, Iterator, Mapping, MutableMapping, Sequence
+from threading import Lock
 from typing import TYPE_CHECKING, Any
 
 from bough.v1 import error_pb2, state_pb2
 from bough_server.errors import RunError
 from bough_server.runtime import keys
-from bough_server.state import KEY, MAX_STATE_BYTES, changed, fits, is_key, json_text, write_of
+from bough_server.state import KEY, MAX_STATE_BYTES, changed, is_key, state_size, value_size, value_text, write_of
 from bough_server.state_fold import Writes
 
 if TYPE_CHECKING:
@@ -52,9 +53,14 @@ class StateView(MutableMapping[str, Any]):
     def __init__(self, state: LaneState) -> None:
         self._state = state
         self._pending: dict[str, str | None] = {}
+        self._writing = Lock()
+        """A plain function's threads write here, and their bytes are counted."""
+        self._size = 0
+        self._sized: Mapping[str, str] | None = None
+        """The recorded values that the size was counted with; None before it is."""
 
     def __getitem__(self, key: str) -> Any:
-        text = self._pending[key] if key in self._pending else self._state.values.get(key)
+        text = self._text(key)
         if text is None:
             raise KeyError(key)
         return json.loads(text)
@@ -63,21 +69,32 @@ class StateView(MutableMapping[str, Any]):
         if not isinstance(key, str) or not is_key(key):
             raise _refused(f"{key!r} cannot name a value of the state: give a text that fits {KEY}.")
         try:
-            text = json_text(value)
-            text.encode()
+            text = value_text(value)
         except (TypeError, ValueError, RecursionError) as error:
             raise _refused(f"The value {key!r} of the state is nothing that JSON can hold: {error}.") from None
-        if not fits({**self._texts(), key: text}):
-            raise _refused(
-                f"With {key!r} the session's state would be larger than {MAX_STATE_BYTES // 1024} KiB. Keep large "
-                "values elsewhere and put references to them here."
-            )
-        self._pending[key] = text
+        with self._writing:
+            size = self._counted() + value_size(key, text) - value_size(key, self._text(key))
+            if size > MAX_STATE_BYTES:
+                raise _refused(
+                    f"With {key!r} the session's state would be larger than {MAX_STATE_BYTES // 1024} KiB. Keep large "
+                    "values elsewhere and put references to them here."
+                )
+            self._pending[key], self._size = text, size
 
     def __delitem__(self, key: str) -> None:
-        if key not in self:
-            raise KeyError(key)
-        self._pending[key] = None
+        with self._writing:
+            if (text := self._text(key)) is None:
+                raise KeyError(key)
+            self._size = self._counted() - value_size(key, text)
+            if key in self._state.values:
+                self._pending[key] = None
+            else:
+                del self._pending[key]  # nobody has heard of it
+
+    def clear(self) -> None:
+        """Deletes all values."""
+        for key in self._texts():
+            del self[key]
 
     def __iter__(self) -> Iterator[str]:
         return iter(sorted(self._texts()))
@@ -94,7 +111,17 @@ class StateView(MutableMapping[str, Any]):
         """The same; they wait no longer."""
         changes = self.pending()
         self._pending.clear()
+        self._sized = None
         return changes
+
+    def _text(self, key: str) -> str | None:
+        return self._pending[key] if key in self._pending else self._state.values.get(key)
+
+    def _counted(self) -> int:
+        """Bytes of the values as they are, counted once for those that are recorded."""
+        if self._sized is not self._state.values:
+            self._sized, self._size = self._state.values, state_size(self._texts())
+        return self._size
 
     def _texts(self) -> dict[str, str]:
         return {key: text for key, text in {**self._state.values, **self._pending}.items() if text is not None}

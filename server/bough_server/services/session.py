@@ -10,7 +10,7 @@ from bough_server.clock import Clock
 from bough_server.errors import FieldViolation, InvalidRequest
 from bough_server.ids import new_uuid7
 from bough_server.services.listing import page_of, read_within
-from bough_server.state import KEY, is_key, is_value
+from bough_server.state import KEY, MAX_DEPTH, is_key, is_value
 from bough_server.store.ports import Principal, Sessions
 
 
@@ -95,5 +95,6 @@ def _mistakes(changes: Sequence[state_pb2.StateChange]) -> Iterator[FieldViolati
             said = f"A value's name must fit {KEY}."
             yield FieldViolation(field=f"changes[{index}].key", description=said, rule="state.key")
         if change.HasField("value_json") and not is_value(change.value_json):
-            said = "A value must be JSON text, with numbers that a double can hold; leave it out to delete the value."
+            said = f"A value must be JSON text, nested at most {MAX_DEPTH} deep, with numbers that a double can hold."
+            said += " Leave it out to delete the value."
             yield FieldViolation(field=f"changes[{index}].value_json", description=said, rule="state.value")
