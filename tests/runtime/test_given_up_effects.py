@@ -80,7 +80,7 @@ async def test_an_effect_in_a_thread_is_refused(tmp_path: Path) -> None:
 
 @pytest.mark.timeout(20)
 async def test_code_that_will_not_hear_of_its_end_does_not_hold_the_others(tmp_path: Path) -> None:
-    began = asyncio.Event()
+    began, is_over = asyncio.Event(), asyncio.Event()
 
     @agent(description="Goes on and on.")
     async def stubborn(ctx: Context, input: message_pb2.Message) -> str:
@@ -88,9 +88,10 @@ async def test_code_that_will_not_hear_of_its_end_does_not_hold_the_others(tmp_p
             began.set()
             await asyncio.Event().wait()
 
-        while True:
+        while not is_over.is_set():
             with suppress(asyncio.CancelledError):
                 await ctx.step("work", work)
+        return "never"
 
     @agent(description="Answers.")
     async def quick(ctx: Context, input: message_pb2.Message) -> str:
@@ -105,19 +106,21 @@ async def test_code_that_will_not_hear_of_its_end_does_not_hold_the_others(tmp_p
         log = await it.log(run)
         check_laws(log)
         await it.until_over(run)
+    is_over.set()
     assert log[-1].HasField("run_cancelled")
 
 
 @pytest.mark.timeout(20)
 async def test_a_run_waits_for_input_beside_code_that_will_not_hear_of_its_end(tmp_path: Path) -> None:
-    began = asyncio.Event()
+    began, is_over = asyncio.Event(), asyncio.Event()
 
     @agent(description="Goes on and on.")
     async def stubborn(ctx: Context, input: message_pb2.Message) -> str:
         began.set()
-        while True:
+        while not is_over.is_set():
             with suppress(asyncio.CancelledError):
                 await asyncio.Event().wait()
+        return "never"
 
     @agent(description="Fails.")
     async def failing(ctx: Context, input: message_pb2.Message) -> str:
@@ -141,6 +144,7 @@ async def test_a_run_waits_for_input_beside_code_that_will_not_hear_of_its_end(t
         run = await it.start("asker")
         log = await it.until_interrupted(run)
         assert (await it.runs.get(ME, run.run_id)).run.state == event_pb2.STATE_INPUT_REQUIRED
+    is_over.set()
     assert log[-1].HasField("run_interrupted")
 
 
