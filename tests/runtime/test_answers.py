@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from bough.v1 import error_pb2, event_pb2, message_pb2
+from bough.v1 import agent_pb2, error_pb2, event_pb2, message_pb2
 from bough_server.models.model import ModelRequest
 from bough_server.tools.tool import tool
 from tests.support.house import names
@@ -123,6 +123,21 @@ async def test_calls_beside_final_answer_are_run_and_the_first_final_answer_coun
         await check_replay(house, log)
     step = having(log, "step_completed")[0].step_completed.step
     assert [text_of(result) for result in step.tool_results] == ["leaf is red", "One.", "Two."]
+    assert answer_of(log) == "One."
+
+
+@pytest.mark.parametrize("action", [call("exit", final_result="Bye."), call("transfer_to_agent", agent_name="a")])
+async def test_an_action_behind_a_final_answer_is_not_carried_out(tmp_path: Path, action: dict[str, object]) -> None:
+    to_a = agent_pb2.AgentLink(agent="a", link_mode=agent_pb2.LINK_MODE_TRANSFER)
+    lead = llm("p", links=[to_a], tools=["exit"], final_answer_tool=True)
+    turns = script(p=[calls(call("final_answer", answer="One."), action)])
+    async with open_team(tmp_path, turns, lead, llm("a")) as house:
+        log = await house.turn("p")
+        await check_replay(house, log)
+    (refused,) = [result for result in results_of(log) if result.HasField("error")]
+    assert refused.call.name == action["name"]
+    assert refused.error.reason == error_pb2.ERROR_REASON_BAD_ARGUMENTS
+    assert refused.error.message == "An earlier call of final_answer ends the agent. This call was not carried out."
     assert answer_of(log) == "One."
 
 

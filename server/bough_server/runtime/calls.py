@@ -135,13 +135,12 @@ class StepCalls:
             return None
         for earlier in sorted(self._calls):
             call = self._calls[earlier]
-            if earlier >= position or call.name not in ACTIONS or call.name not in offers:
+            is_ending = call.name in ACTIONS or call.name in self._frame.toolset.closing
+            if earlier >= position or not is_ending or call.name not in offers:
                 continue
             if not target_problem(call, targets) and _is_in_order(call, offers[call.name]):
                 return RunError(
-                    f"An answer can take one of {', '.join(sorted(ACTIONS))}, and an earlier call took {call.name}. "
-                    "This call was not carried out.",
-                    reason=error_pb2.ERROR_REASON_BAD_ARGUMENTS,
+                    f"{_taken(call.name)} This call was not carried out.", reason=error_pb2.ERROR_REASON_BAD_ARGUMENTS
                 )
         return None
 
@@ -159,6 +158,12 @@ class StepCalls:
             wish(key)
         for key in siblings:
             await self._execution.cancelling.end(key, error.to_agent_error(), error.to_agent_error())
+
+
+def _taken(name: str) -> str:
+    if name not in ACTIONS:
+        return f"An earlier call of {name} ends the agent."
+    return f"An answer can take one of {', '.join(sorted(ACTIONS))}, and an earlier call took {name}."
 
 
 def _is_in_order(call: message_pb2.ToolCall, offer: Offer) -> bool:
