@@ -32,3 +32,17 @@ def test_authors_find_what_they_need_and_nothing_else() -> None:
     assert set(bough_server.__all__) <= set(dir(bough_server))
     with pytest.raises(AttributeError, match="has no attribute 'metric'"):
         bough_server.metric  # noqa: B018
+
+
+def test_the_command_has_grpc_say_nothing_of_the_child_that_is_the_embedded_model() -> None:
+    code = """
+import os, sys, bough_server.cli as cli
+sys.argv = ["bough", "--version"]
+assert "grpc" not in sys.modules
+try:
+    cli.main()
+except SystemExit as end:
+    print(end.code, os.environ["GRPC_ENABLE_FORK_SUPPORT"])
+"""
+    said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    assert said.splitlines()[-1] == "0 0"
