@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from bough_server.agents.sources import definition_files, load_sources, read_sources, source_problems
+from bough_server.agents.sources import definition_files, load_sources, not_yet_said, read_sources, source_problems
 from bough_server.agents.validation import Known
 from bough_server.errors import ConfigurationError
 
@@ -53,3 +53,14 @@ def test_how_they_are_written_is_judged_over_all_files(desk: Path) -> None:
     with pytest.raises(ConfigurationError) as refused:
         load_sources(files)
     assert refused.value.message.splitlines() == [str(problem) for problem in problems]
+
+
+def test_what_cannot_be_read_is_not_said_to_be_missing_as_well(desk: Path) -> None:
+    broken = desk / "agents" / "c.yaml"
+    broken.write_text(
+        "name: c\ndescription: C.\nloop: {max_iterations: many}\nsub_agents: [writer, {agent: gone}]\n---\n- a list\n"
+    )
+    sources, problems = read_sources([broken])
+    judged = not_yet_said(source_problems(sources, Known(models=["default"])), problems)
+    assert [(each.line, each.field) for each in problems] == [(3, "loop.max_iterations"), (4, "sub_agents[0]"), (6, "")]
+    assert [(each.line, each.field) for each in judged] == [(4, "sub_agents[1].agent")]

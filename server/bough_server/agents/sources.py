@@ -53,6 +53,23 @@ def source_problems(sources: Sequence[Source], known: Known) -> list[Problem]:
     ]
 
 
+def not_yet_said(problems: Iterable[Problem], said: Iterable[Problem]) -> list[Problem]:
+    """Those that are about no field of which something is said already, nor about anything in one.
+
+    A number that cannot be read is not missing as well.
+    """
+    places = list(said)
+    return [each for each in problems if not any(_is_within(each, place) for place in places)]
+
+
+def _is_within(inner: Problem, outer: Problem) -> bool:
+    if (inner.path, inner.line) != (outer.path, outer.line):
+        return False
+    return (
+        not outer.field or inner.field == outer.field or inner.field.startswith((f"{outer.field}.", f"{outer.field}["))
+    )
+
+
 def load_sources(paths: Iterable[Path]) -> list[Source]:
     """The definitions of files. Raises ConfigurationError with every mistake of how they are written."""
     sources, problems = read_sources(paths)

@@ -71,7 +71,7 @@ async def _show(target: Target, name: str, *, revision: str, json: bool) -> Exit
 
 
 async def _validate(target: Target, paths: list[Path]) -> ExitCode:
-    from bough_server.agents.sources import read_sources, source_problems
+    from bough_server.agents.sources import not_yet_said, read_sources, source_problems
     from bough_server.cli.catalog import known_to
     from bough_server.cli.definitions import files_of
     from bough_server.cli.printing import print_line
@@ -81,7 +81,8 @@ async def _validate(target: Target, paths: list[Path]) -> ExitCode:
     files = files_of(paths)
     sources, problems = read_sources(files)
     known = known_to(Settings.load(target.config), without=files)
-    found = list(dict.fromkeys(str(problem) for problem in [*problems, *source_problems(sources, known)]))
+    judged = not_yet_said(source_problems(sources, known), problems)
+    found = list(dict.fromkeys(str(problem) for problem in [*problems, *judged]))
     for problem in found:
         print_line(problem)
     if found:
