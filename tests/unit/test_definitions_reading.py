@@ -128,7 +128,7 @@ def test_approval_is_required_or_not_and_nothing_between() -> None:
 
 def test_a_document_that_is_no_mapping_says_what_it_should_be() -> None:
     _, problems = read("- lead\n")
-    assert problems == ["lead.yaml:1: must be a mapping with `name`, `description` and `llm`"]
+    assert problems == ["lead.yaml:1: must be a mapping with `name`, `description` and what runs it, such as `llm`"]
 
 
 def test_a_problem_is_placed_at_the_nearest_thing_that_is_written() -> None:

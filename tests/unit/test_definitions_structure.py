@@ -62,7 +62,11 @@ def test_sensible_composites_have_no_violations() -> None:
     ("definition", "field", "description"),
     [
         (supervisor("s"), "sub_agents", "is required: they are its members."),
-        (supervisor("s", "a", tools=["gone"]), "supervisor.llm.tools[0].name", "There is no tool 'gone'."),
+        (
+            supervisor("s", "a", tools=["gone"]),
+            "supervisor.llm.tools[0].name",
+            "There is no tool 'gone'. There is break_loop, exit, get_state, set_state.",
+        ),
         (sequence("s"), "sub_agents", "is required: they are its children, in order."),
         (loop("s", rounds=1), "sub_agents", "is required: they are its children, in order."),
         (

@@ -61,16 +61,26 @@ def test_sensible_definitions_have_no_violations() -> None:
         (
             agent_pb2.AgentDefinition(name="a", description="A."),
             "llm",
-            "is required: it says what runs the agent.",
+            "is required, or another kind such as `sequence: {}`: it says what runs the agent.",
         ),
         (agent(llm=llm(model="lage")), "llm.model", "There is no model 'lage'. Did you mean 'large'?"),
         (agent(llm=tools("")), "llm.tools[0].name", "is required."),
         (agent(llm=tools("serch")), "llm.tools[0].name", "There is no tool 'serch'. Did you mean 'search'?"),
+        (
+            agent(llm=tools("break_lop")),
+            "llm.tools[0].name",
+            "There is no tool 'break_lop'. Did you mean 'break_loop'?",
+        ),
         (agent(llm=tools("search", "search")), "llm.tools[1].name", "'search' is there twice."),
         (
             agent(llm=llm(tools=tools("final_answer").tools, final_answer_tool=True)),
             "llm.tools[0].name",
             "'final_answer' is also the tool of the final answer; one of the two must go.",
+        ),
+        (
+            agent(output_key="9 lives"),
+            "output_key",
+            "must be a name of the state: a letter, then up to 127 of letters, digits and _ - . :",
         ),
         (agent(sub_agents=links("")), "sub_agents[0].agent", "is required."),
         (agent(sub_agents=links("lead")), "sub_agents[0].agent", "An agent cannot link to itself."),
@@ -208,7 +218,11 @@ def test_an_agent_in_code_is_judged_by_what_it_calls() -> None:
     coded = agent_pb2.AgentDefinition(name="coded", description="Codes.", sub_agents=links("nobody"))
     found = judge_code_agent(coded, [agent_pb2.ToolLink(name="hammer")], [agent()], KNOWN)
     assert [(mistake.field, mistake.description) for mistake in found] == [
-        ("tools[0].name", "There is no tool 'hammer'. There is call_writer, final_answer, search."),
+        (
+            "tools[0].name",
+            "There is no tool 'hammer'. "
+            "There is break_loop, call_writer, exit, final_answer, get_state, search, set_state.",
+        ),
         ("sub_agents[0].agent", "There is no agent 'nobody'. There is lead."),
     ]
 

@@ -171,7 +171,8 @@ def test_a_catalog_with_mistakes_is_refused_with_all_of_them() -> None:
     assert refused.value.message.splitlines() == [
         "lead.yaml:7: sub_agents[0].agent: There is no agent 'nobody'. There is coder, lead, writer.",
         "agents: llm.tools[0].name: There is no tool 'serch'. Did you mean 'search'?",
-        "agent coder: tools[0].name: There is no tool 'forget'. There is search.",
+        "agent coder: tools[0].name: There is no tool 'forget'. "
+        "There is break_loop, exit, get_state, search, set_state.",
     ]
 
 

@@ -48,7 +48,7 @@ def parse_definition(document: Document) -> tuple[Source, list[Problem]]:
     if isinstance(document.value, dict):
         reader.message(document.value, definition, (), "")
     else:
-        reader.report((), "must be a mapping with `name`, `description` and `llm`")
+        reader.report((), "must be a mapping with `name`, `description` and what runs it, such as `llm`")
     definition.ClearField("create_time")
     definition.revision = revision(definition)
     return Source(definition=definition, path=document.path, lines=reader.lines), reader.problems

@@ -12,12 +12,14 @@ from bough_server.documents import suggestion
 from bough_server.errors import Reason
 from bough_server.functions import Condition, Function, InputBuilder, Rewriter
 from bough_server.runtime.agent import Resolver, llm_of
+from bough_server.state import is_key
 from bough_server.state_paths import is_path
 from bough_server.templates import template_mistake
 
 NamingMistake: TypeAlias = tuple[str, str, Reason]
 """A field's path, what is wrong with it, and the kind of mistake."""
 
+_KEY_WORDS: Final = "a letter, then up to 127 of letters, digits and _ - . :"
 _INVALID: Final = error_pb2.ERROR_REASON_INVALID_REQUEST
 _ALWAYS: Final = ("input", "user", "history")
 _OF_PLANS: Final = ("plan", "step", "executed_steps")
@@ -66,6 +68,8 @@ def naming_mistakes(
     if wrong := template_mistake(llm_of(definition).instruction, ()):
         yield "llm.instruction", wrong, _INVALID
     yield from _until_mistakes(definition.loop)
+    if definition.output_key and not is_key(definition.output_key):
+        yield "output_key", f"must be a name of the state: {_KEY_WORDS}", _INVALID
     for index, link in enumerate(definition.sub_agents):
         if not link.HasField("input"):
             continue

@@ -184,7 +184,7 @@ def _identity(definition: agent_pb2.AgentDefinition, world: _World, seen: Collec
     if not definition.description.strip():
         yield Mistake("description", "is required: it is what a model chooses the agent by.")
     if definition.WhichOneof("kind") is None:
-        yield Mistake("llm", "is required: it says what runs the agent.")
+        yield Mistake("llm", "is required, or another kind such as `sequence: {}`: it says what runs the agent.")
 
 
 def _llm(definition: agent_pb2.AgentDefinition, world: _World) -> Iterator[Mistake]:
@@ -211,7 +211,8 @@ def _tools(definition: agent_pb2.AgentDefinition, known: Known) -> Iterator[Mist
             yield Mistake(place, "is required.")
         elif link.name not in known.tools and link.name not in SPECS:
             reason = error_pb2.ERROR_REASON_UNKNOWN_TOOL
-            yield Mistake(place, f"There is no tool {link.name!r}.{suggestion(link.name, known.tools)}", reason)
+            there = {*known.tools, *SPECS}
+            yield Mistake(place, f"There is no tool {link.name!r}.{suggestion(link.name, there)}", reason)
         if link.name in seen:
             yield Mistake(place, f"{link.name!r} is there twice.")
         elif link.name in others:
