@@ -11,6 +11,7 @@ from bough.v1 import agent_pb2, error_pb2, message_pb2, policy_pb2
 from bough_server import ids
 from bough_server.models.model import ModelRequest
 from bough_server.tools.tool import ToolContext, tool
+from tests.support.held_clock import HeldClock
 from tests.support.house import ME, names
 from tests.support.readings import answer_of, check_replay, having, results_of, text_of
 from tests.support.teams import call, calls, llm, open_team, script
@@ -268,3 +269,28 @@ async def test_a_tool_knows_its_call_and_gets_a_stable_key(tmp_path: Path) -> No
         for event in started
     )
     assert len({event.tool_started.idempotency_key for event in started}) == 2
+
+
+async def test_steps_and_results_say_when_they_began_and_how_long_they_took(tmp_path: Path) -> None:
+    clock = HeldClock()
+    began = clock.now_ns()
+
+    async def gate(agent: str, turn: int, chunk: int) -> None:
+        if turn == chunk == 0:
+            clock.advance(2)
+
+    @tool
+    def long() -> str:
+        """Takes three seconds."""
+        clock.advance(3)
+        return "done"
+
+    script = calling(call("long"))
+    async with open_team(tmp_path, script, llm("p", tools=["long"]), tools=[long], gate=gate, clock=clock) as house:
+        log = await house.turn("p")
+    steps = [event.step_completed.step for event in having(log, "step_completed")]
+    assert len({step.step_id for step in steps}) == 2
+    times = [(step.start_time.ToNanoseconds() - began, step.latency.ToSeconds()) for step in steps]
+    assert times == [(0, 5), (5_000_000_000, 0)]
+    (result,) = steps[0].tool_results
+    assert (result.start_time.ToNanoseconds() - began, result.latency.ToSeconds()) == (2_000_000_000, 3)
