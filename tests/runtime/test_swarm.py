@@ -198,6 +198,18 @@ async def test_a_member_in_python_hands_over_by_its_outcome(tmp_path: Path) -> N
     assert answer_of(log) == "From b."
 
 
+async def test_a_member_in_python_that_names_a_call_it_never_made_hands_over_all_the_same(tmp_path: Path) -> None:
+    @agent
+    async def a(ctx: Context, input: message_pb2.Message) -> Outcome:
+        """Hands over."""
+        return transferred("b", call_id="call_0_0")
+
+    async with open_team(tmp_path, script(b=["From b."]), swarm("s", "a", "b"), llm("b"), code_agents=[a]) as house:
+        log = await house.turn("s", "u")
+        await check_replay(house, log)
+    assert answer_of(log) == "From b."
+
+
 @pytest.mark.parametrize("is_member", [False, True])
 async def test_code_that_hands_over_to_no_other_member_fails(tmp_path: Path, is_member: bool) -> None:
     @agent

@@ -8,11 +8,13 @@ from collections.abc import Sequence
 from bough.v1 import agent_pb2, event_pb2, message_pb2
 from bough_server.agents.flow import failure, passed_on
 from bough_server.agents.llm import LlmAgent
+from bough_server.history.transcript import Said, Transcript
 from bough_server.runtime.agent import Outcome, llm_of
 from bough_server.runtime.children import Child, hand_over, run_child
 from bough_server.runtime.context import Context
 from bough_server.runtime.dispatches import Ended, Handover
 from bough_server.runtime.handoffs import WINDOW
+from bough_server.runtime.transfers import is_transfer
 
 
 class SupervisorAgent:
@@ -73,8 +75,8 @@ class SwarmAgent:
         path = [self.definition.swarm.entry or self.definition.sub_agents[0].agent]
         ended = await run_child(ctx, Child(link=links[path[0]], name="h0"))
         while (outcome := _member(ended)).action is not None and outcome.action.HasField("transfer"):
-            if ended.transcript is not None and outcome.transfer_id:
-                ended.transcript.entries.pop()  # the transfer's result: nobody is shown the transfer
+            if ended.transcript is not None:
+                _forget_transfer(ended.transcript)
             transfer = outcome.action.transfer
             child = Child(
                 link=links[transfer.agent],
@@ -86,6 +88,13 @@ class SwarmAgent:
             path.append(transfer.agent)
             ended = await run_child(ctx, child)
         return passed_on(ended)
+
+
+def _forget_transfer(transcript: Transcript) -> None:
+    """Leaves out the result of the transfer that a member ended with, so that nobody is shown the transfer."""
+    last = transcript.entries[-1] if transcript.entries else None
+    if isinstance(last, Said) and any(is_transfer(part.tool_result) for part in last.message.parts):
+        transcript.entries.pop()
 
 
 def _member(ended: Ended) -> Outcome:
