@@ -97,6 +97,9 @@ async def test_what_a_definition_does_not_link_its_code_cannot_run(tmp_path: Pat
         ('{"n": 1}', ""),
         ('{"n": "x"}', "The answer of the agent 'form' does not fit its output schema: n: 'x' is not of type"),
         ("one", "The answer of the agent 'form' does not fit its output schema: it is not JSON"),
+        ('{"n": 1, "m": NaN}', "The answer of the agent 'form' does not fit its output schema: it is not JSON"),
+        ('{"n": 1, "m": 1e999}', "The answer of the agent 'form' does not fit its output schema: it is not JSON"),
+        ('{"n": 1, "m": "\\ud800"}', "The answer of the agent 'form' does not fit its output schema: it is not JSON"),
     ],
 )
 async def test_an_answer_of_code_fits_the_definitions_schema(tmp_path: Path, answer: str, said: str) -> None:
@@ -115,6 +118,31 @@ async def test_an_answer_of_code_fits_the_definitions_schema(tmp_path: Path, ans
         assert (error.message[: len(said)], error.reason) == (said, error_pb2.ERROR_REASON_INVALID_OUTPUT)
     else:
         assert log[-1].run_completed.final_answer.parts[0].data_json == answer
+
+
+@pytest.mark.parametrize(
+    ("part", "said"),
+    [
+        (message_pb2.Part(data_json="{"), "which is not JSON"),
+        (message_pb2.Part(data_json="[NaN]"), "which is not JSON"),
+        (message_pb2.Part(tool_call=message_pb2.ToolCall(call_id="1", name="look")), "with a call or a result"),
+        (message_pb2.Part(tool_result=message_pb2.ToolResult()), "with a call or a result"),
+    ],
+)
+async def test_an_answer_of_code_is_something_that_can_be_said(
+    tmp_path: Path, part: message_pb2.Part, said: str
+) -> None:
+    @agent
+    async def odd(ctx: Context, input: message_pb2.Message) -> message_pb2.Message:
+        """Answers oddly."""
+        return message_pb2.Message(parts=[message_pb2.Part(text="So: "), part])
+
+    async with open_team(tmp_path, script(), code_agents=[odd]) as house:
+        log = await house.turn("odd")
+        await check_replay(house, log)
+    error = log[-1].run_failed.error
+    assert error.reason == error_pb2.ERROR_REASON_INVALID_OUTPUT
+    assert said in error.message
 
 
 class Held:

@@ -71,7 +71,17 @@ async def test_the_model_is_told_what_does_not_fit_and_answers_again_in_further_
     assert [said(stored.message) for stored in messages] == ["hello", GOOD]
 
 
-@pytest.mark.parametrize("bad", ["no", "[]", '{"title": 1, "words": 1}', '{"title": "a", "words": NaN}', "{" * 5000])
+@pytest.mark.parametrize(
+    "bad",
+    [
+        "no",
+        "[]",
+        '{"title": 1, "words": 1}',
+        '{"title": "a", "words": NaN}',
+        '{"title": "\\ud800", "words": 1}',
+        "{" * 5000,
+    ],
+)
 async def test_after_two_repairs_the_agent_fails(tmp_path: Path, bad: str) -> None:
     async with open_team(tmp_path, script(p=[bad] * 4), formed("p")) as house:
         log = await house.turn("p")

@@ -1,7 +1,6 @@
 """Agents that are Python coroutines over a context, under their own names or definitions'; they find no other."""
 
 import inspect
-import json
 import re
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
@@ -9,10 +8,10 @@ from typing import overload
 
 from bough.v1 import agent_pb2, error_pb2, event_pb2, message_pb2
 from bough_server import ids
+from bough_server.agents.insistence import answer_mistakes, json_value
 from bough_server.errors import RunError
 from bough_server.runtime.agent import Agent, Outcome
 from bough_server.runtime.context import Context
-from bough_server.tools.arguments import schema_mistakes
 
 Answer = Outcome | message_pb2.Message | str
 Code = Callable[[Context, message_pb2.Message], Awaitable[Answer]]
@@ -31,13 +30,14 @@ class FunctionAgent:
         self.tool_links = tool_links
 
     async def run(self, ctx: Context, input: message_pb2.Message) -> Outcome:
-        """Runs the code. Raises what it raises, and RunError INVALID_OUTPUT for an answer of another type."""
+        """Runs the code. Raises what it raises, and RunError INVALID_OUTPUT for an answer that is none."""
         answer = await self._code(ctx, input)
         if isinstance(answer, str):
             answer = message_pb2.Message(parts=[message_pb2.Part(text=answer)])
         if isinstance(answer, message_pb2.Message):
-            return Outcome(output=answer)
+            answer = Outcome(output=answer)
         if isinstance(answer, Outcome):
+            _check_said(self.definition.name, answer.output)
             return answer
         raise RunError(
             f"The agent {self.definition.name!r} answered with {type(answer).__name__}; "
@@ -75,16 +75,27 @@ class DefinedCode:
         return replace(outcome, output=_fitting(self.definition.name, outcome.output, schema))
 
 
+def _check_said(name: str, output: message_pb2.Message) -> None:
+    """Raises RunError INVALID_OUTPUT for calls and results, which models alone are shown, and for JSON that is none."""
+    problem = ""
+    for part in output.parts:
+        if part.WhichOneof("content") in ("tool_call", "tool_result"):
+            problem = "with a call or a result in it; give text, JSON or files"
+        elif part.HasField("data_json"):
+            try:
+                json_value(part.data_json)
+            except (ValueError, RecursionError) as error:
+                problem = f"with a `data_json` which is not JSON ({error})"
+    if problem:
+        raise RunError(f"The agent {name!r} answered {problem}.", reason=error_pb2.ERROR_REASON_INVALID_OUTPUT)
+
+
 def _fitting(name: str, output: message_pb2.Message, schema_json: str) -> message_pb2.Message:
     """An answer as one part of JSON. Raises RunError INVALID_OUTPUT where it does not fit."""
     text = "".join(part.text or part.data_json for part in output.parts)
-    try:
-        mistakes = schema_mistakes(json.loads(text), schema_json)
-    except (ValueError, RecursionError) as error:
-        mistakes = [f"it is not JSON ({error})"]
-    if mistakes:
+    if mistakes := answer_mistakes(text, schema_json):
         raise RunError(
-            f"The answer of the agent {name!r} does not fit its output schema: {mistakes[0][:500]}.",
+            f"The answer of the agent {name!r} does not fit its output schema: {mistakes}.",
             reason=error_pb2.ERROR_REASON_INVALID_OUTPUT,
         )
     return message_pb2.Message(parts=[message_pb2.Part(data_json=text)])

@@ -7,6 +7,7 @@ from typing import Final, NoReturn
 
 from bough.v1 import error_pb2, message_pb2
 from bough_server.errors import RunError
+from bough_server.state import json_text
 from bough_server.tools.arguments import schema_mistakes
 
 REPAIRS: Final = 2
@@ -64,7 +65,7 @@ class Insistence:
         text = "".join(part.text or part.data_json for part in answer.parts)
         fenced = _FENCED.fullmatch(text)
         value_json = (fenced.group(1) if fenced else text).strip()
-        mistakes = _mistakes(value_json, self._schema_json)
+        mistakes = answer_mistakes(value_json, self._schema_json)
         if not mistakes:
             return message_pb2.Message(parts=[message_pb2.Part(data_json=value_json)])
         if self._repairs == REPAIRS:
@@ -93,10 +94,10 @@ def spoken(message: message_pb2.Message) -> message_pb2.Message | None:
     return message_pb2.Message(parts=parts)
 
 
-def _mistakes(value_json: str, schema_json: str) -> str:
+def answer_mistakes(value_json: str, schema_json: str) -> str:
     """What is wrong with an answer, in one line; empty where nothing is."""
     try:
-        value = json.loads(value_json, parse_constant=_refuse)
+        value = json_value(value_json)
     except (ValueError, RecursionError) as error:
         return f"it is not JSON ({error})"
     found = schema_mistakes(value, schema_json)
@@ -106,8 +107,11 @@ def _mistakes(value_json: str, schema_json: str) -> str:
     return "; ".join(shown)
 
 
-def _refuse(constant: str) -> NoReturn:
-    raise ValueError(f"{constant} is no JSON number")
+def json_value(text: str) -> object:
+    """The value of a JSON text. Raises ValueError or RecursionError, for NaN, infinities and half surrogates too."""
+    value: object = json.loads(text)
+    json_text(value).encode()
+    return value
 
 
 def _asked(text: str) -> message_pb2.Message:
