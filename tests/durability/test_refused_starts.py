@@ -59,8 +59,8 @@ async def test_a_port_or_a_database_that_another_server_has_is_refused_and_that_
     )
     database = config.parent / "bough.db"
     assert on_the_file == [
-        f"The database {str(database)!r} is in use by process {server.pid}: stop that one, or name another database; "
-        "one process serves one file."
+        f"The database {str(database)!r} is in use by process {server.pid}: stop that one, "
+        "speak to it by --address, or name another database; one process serves one file."
     ]
     assert (asked.code, asked.out) == (0, "Yes.\n")
 

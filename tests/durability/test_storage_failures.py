@@ -198,8 +198,8 @@ async def test_a_second_process_is_refused_and_told_the_first_ones_number(path: 
             check=True,
         )
     assert said.stdout == (
-        f"The database {str(path)!r} is in use by process {os.getpid()}: stop that one, or name another database; "
-        "one process serves one file.\n"
+        f"The database {str(path)!r} is in use by process {os.getpid()}: stop that one, "
+        "speak to it by --address, or name another database; one process serves one file.\n"
     )
 
 

@@ -27,7 +27,7 @@ class FileLock:
             os.close(self._descriptor)
             raise ConfigurationError(
                 f"The database {str(database)!r} is in use by process {owner}: "
-                "stop that one, or name another database; one process serves one file."
+                "stop that one, speak to it by --address, or name another database; one process serves one file."
             ) from error
         os.ftruncate(self._descriptor, 0)
         os.pwrite(self._descriptor, f"{os.getpid()}\n".encode(), 0)
