@@ -157,6 +157,8 @@ async def _cut_after(
 ) -> None:
     await execution.tasks.aside(execution.pump.lived.wait())
     cancelling = execution.cancelling
+    if work.key in execution.journal.ends:
+        return  # something else ended it, and is to end who waits for it
     if not cancelling.is_sealed(work.key):
         spent = execution.journal.running_ns(frame.opened.start_ns, execution.clock.now_ns()) / 1e9
         await execution.tasks.aside(execution.clock.sleep(max(0.0, seconds - spent)))

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Final
 
-from bough.v1 import event_pb2, input_pb2, message_pb2
+from bough.v1 import error_pb2, event_pb2, input_pb2, message_pb2
 from bough_server import events
 from bough_server.errors import NonDeterministic
 from bough_server.runtime import keys
@@ -175,9 +175,14 @@ class Journal:
         return any(event.cancel_requested.scope == scope for event in self.cut_short.values())
 
     def ends_cut(self, event: event_pb2.AgentEvent) -> bool:
-        """Whether a sub-agent whose own time was up ends here, and its caller goes on: nothing above was ended."""
+        """Whether a sub-agent whose own time was up ends here, and its caller goes on: nothing above was ended.
+
+        Whatever else ended it, while it was about to end for that reason, ended who waits for it as well.
+        """
         scope = event.effect_key
         if self.ends.get(scope) is not event or not self.is_cut_short(scope):
+            return False
+        if event.sub_agent_failed.error.reason != error_pb2.ERROR_REASON_LIMIT_EXCEEDED:
             return False
         above = ((other, sequence) for other, sequence in self.cancelled.items() if other != scope)
         return not any(keys.covers(other, scope) and sequence < event.sequence for other, sequence in above)

@@ -1,0 +1,84 @@
+"""Children whose time is up at the same moment, where the failure of one ends the others: the log says who was first."""
+
+import asyncio
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from bough.v1 import agent_pb2, agent_service_pb2, event_pb2, policy_pb2
+from bough_server.agents.function import agent
+from bough_server.runtime.context import Context
+from tests.durability.prefixes.finishing import cut_off
+from tests.support.composites import parallel
+from tests.support.held_clock import HeldClock
+from tests.support.readings import check_replay, having
+from tests.support.teams import call, calls, llm, open_team, script
+
+SECONDS = 5
+SAID = script(p=[calls(call("call_a", message="go"), call("call_b", message="go")), "never"], a=["never"], b=["never"])
+
+
+def short(name: str, *, aborts: bool = True) -> agent_pb2.AgentLink:
+    link = agent_pb2.AgentLink(agent=name)
+    link.limits.wall_duration.FromSeconds(SECONDS)
+    if aborts:
+        link.on_failure = policy_pb2.ON_SUB_AGENT_FAILURE_ABORT
+    return link
+
+
+@agent(name="p", description="Runs both at once.", agents=[short("a"), short("b")])
+async def code(ctx: Context, input: object) -> str:
+    await ctx.gather(lambda lane: lane.dispatch("a", "go"), lambda lane: lane.dispatch("b", "go"))
+    return "never"
+
+
+LANES = parallel("p", short("a", aborts=False), short("b", aborts=False), fails_fast=True)
+CALLS = llm("p", links=[short("a"), short("b")])
+
+
+async def run(folder: Path, root: str, prefix: Sequence[event_pb2.AgentEvent] = ()) -> list[event_pb2.AgentEvent]:
+    """The log of a run whose children have the same time and use it up; after a prefix, what becomes of that."""
+    clock = HeldClock(*[event.time.ToNanoseconds() for event in prefix[-1:]])
+
+    async def gate(agent: str, turn: int, chunk: int) -> None:
+        if agent in "ab":
+            await asyncio.Event().wait()
+
+    team = [llm("a"), llm("b"), *([LANES] if root == "lanes" else [CALLS] if root == "calls" else [])]
+    agents = [code] if root == "code" else []
+    async with open_team(folder, SAID, *team, gate=gate, clock=clock, code_agents=agents) as house:
+        if prefix:
+            going = agent_service_pb2.Run(run_id=prefix[0].run_id, session_id=prefix[0].session_id)
+            await house.runs.recover()
+        else:
+            going = await house.start("p")
+        async with asyncio.timeout(SECONDS), asyncio.TaskGroup() as tasks:
+            passing = tasks.create_task(_pass(clock))
+            log = await house.log(going)
+            passing.cancel()
+        await check_replay(house, log)
+    return log
+
+
+async def _pass(clock: HeldClock) -> None:
+    while True:
+        await clock.next_sleep()
+        for _ in range(100):
+            await asyncio.sleep(0)
+        clock.advance(SECONDS)
+
+
+@pytest.mark.parametrize("root", ["lanes", "calls", "code"])
+async def test_one_of_two_is_first_and_the_log_is_finished_wherever_it_ends_and_replays(
+    tmp_path: Path, root: str
+) -> None:
+    (tmp_path / "whole").mkdir()
+    log = await run(tmp_path / "whole", root)
+    assert "took longer" in log[-1].run_failed.error.message
+    assert len(having(log, "sub_agent_failed")) == 2
+    for last in range(having(log, "cancel_requested")[0].sequence, len(log)):
+        cut_off(tmp_path / "whole", log[:last], tmp_path / str(last))
+        again = await run(tmp_path / str(last), root, log[:last])
+        assert "took longer" in again[-1].run_failed.error.message, last
+        assert len(having(again, "sub_agent_failed")) == 2
