@@ -29,10 +29,6 @@ class Roster:
         if self._arriving.get(run_id) is work:
             del self._arriving[run_id]
 
-    def is_arriving(self, run_id: str) -> bool:
-        """Whether somebody makes the run live at this moment."""
-        return run_id in self._arriving
-
     def add(self, live: LiveRun) -> None:
         """The run is live; who followed it before still does."""
         self._live[live.run_id] = live
