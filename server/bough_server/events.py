@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Final
 
-from bough.v1 import event_pb2, options_pb2
+from bough.v1 import event_pb2, message_pb2, options_pb2
 
 AgentEvent = event_pb2.AgentEvent
 
@@ -17,9 +17,6 @@ NAME_OF_KIND: Final[Mapping[int, str]] = MappingProxyType(
 
 KIND_OF_FIELD: Final[Mapping[str, int]] = MappingProxyType({field.name: field.number for field in _PAYLOADS})
 """Payload field name to tag: what WhichOneof("payload") gives, as the number that the log stores as `kind`."""
-
-FIELD_OF_KIND: Final[Mapping[int, str]] = MappingProxyType({field.number: field.name for field in _PAYLOADS})
-"""Payload tag to field name."""
 
 RUN_STARTED: Final = KIND_OF_FIELD["run_started"]
 RUN_QUEUED: Final = KIND_OF_FIELD["run_queued"]
@@ -64,6 +61,12 @@ DELTA_KINDS: Final = frozenset({LLM_OUTPUT_DELTA, LLM_REASONING_DELTA, LLM_TOOL_
 TERMINAL_KINDS: Final = frozenset({RUN_COMPLETED, RUN_FAILED, RUN_CANCELLED})
 """The last event of a log."""
 
+AGENT_END_KINDS: Final = frozenset({SUB_AGENT_COMPLETED, SUB_AGENT_FAILED, *TERMINAL_KINDS})
+"""The last event of an invocation, the root's among them."""
+
+TOOL_END_KINDS: Final = frozenset({TOOL_COMPLETED, TOOL_FAILED})
+"""The last event of a call, which has its result."""
+
 
 def kind_of(event: AgentEvent) -> int:
     """The payload's tag; 0 for a payload that this reader does not know."""
@@ -74,6 +77,11 @@ def kind_of(event: AgentEvent) -> int:
 def name_of(event: AgentEvent) -> str:
     """The payload's dotted name; empty for a payload that this reader does not know."""
     return NAME_OF_KIND.get(kind_of(event), "")
+
+
+def tool_result_of(event: AgentEvent) -> message_pb2.ToolResult:
+    """What a call gave, of the event that is its end."""
+    return event.tool_completed.result if event.HasField("tool_completed") else event.tool_failed.result
 
 
 def in_place_of(event: AgentEvent) -> AgentEvent:

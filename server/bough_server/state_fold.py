@@ -122,9 +122,8 @@ class StateFold:
 
 
 _BEGIN: Final = frozenset({events.TOOL_STARTED, events.INPUT_REQUESTED})
-_END: Final = frozenset({events.TOOL_COMPLETED, events.TOOL_FAILED})
 
-CONCERNED: Final = frozenset({*_BEGIN, *_END, events.STATE_CHANGED})
+CONCERNED: Final = frozenset({*_BEGIN, *events.TOOL_END_KINDS, events.STATE_CHANGED})
 """The kinds of events that say who wrote what, and when calls began and ended."""
 
 
@@ -153,13 +152,13 @@ class Conflicts:
         """Takes an event in."""
         self._taken += 1
         write = changes_of(event)
-        is_call = kind in _BEGIN or kind in _END
+        is_call = kind in _BEGIN or kind in events.TOOL_END_KINDS
         lanes = list(self._lanes(event.effect_key.removesuffix(".ok"))) if write or is_call else []
         if kind in _BEGIN and lanes:
             self._began.setdefault(lanes[-1][2], self._taken)
         for group, number, lane in lanes:
             self._note(group, number, lane, write)
-        if kind in _END and lanes:
+        if kind in events.TOOL_END_KINDS and lanes:
             self._ended[lanes[-1][2]] = self._taken
 
     def names(self) -> list[str]:

@@ -163,7 +163,7 @@ class Facts:
         self.tools.output(event, sequence)
 
     def _take_tool_end(self, node: Node, event: event_pb2.AgentEvent, kind: int, sequence: int) -> None:
-        call_id = self.tools.end(event, kind, sequence)
+        call_id = self.tools.end(event, sequence)
         node.open_tools.discard(call_id)
         self.requests.end((node.invocation_id, call_id))
 

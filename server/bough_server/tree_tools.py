@@ -52,10 +52,9 @@ class ToolCalls:
         if key not in self._calls:
             self._open(key, message_pb2.ToolCall(call_id=key[1]), event, sequence)
 
-    def end(self, event: event_pb2.AgentEvent, kind: int, sequence: int) -> str:
+    def end(self, event: event_pb2.AgentEvent, sequence: int) -> str:
         """Takes in a tool_completed or tool_failed and gives the call's id; the first end of a call counts."""
-        is_completed = kind == events.TOOL_COMPLETED
-        result = event.tool_completed.result if is_completed else event.tool_failed.result
+        result = events.tool_result_of(event)
         key = (event.invocation_id, result.call.call_id)
         if key not in self._calls:
             self._open(key, result.call, event, sequence)

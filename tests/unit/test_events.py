@@ -42,7 +42,7 @@ def test_a_name_derives_from_the_group_of_the_tag_and_the_field(field: FieldDesc
 
 def test_names_kinds_and_fields_are_one_to_one() -> None:
     assert len(set(events.NAME_OF_KIND.values())) == len(events.NAME_OF_KIND) == len(PAYLOADS)
-    assert {events.KIND_OF_FIELD[name]: name for name in events.KIND_OF_FIELD} == events.FIELD_OF_KIND
+    assert len(set(events.KIND_OF_FIELD.values())) == len(events.KIND_OF_FIELD) == len(PAYLOADS)
     assert {26, 27, 28} == events.TERMINAL_KINDS
     assert {events.NAME_OF_KIND[kind] for kind in events.DELTA_KINDS} == {
         "agent.llm.output_delta",

@@ -9,8 +9,6 @@ from bough_server.cutting import MAX_RESULT_BYTES, MAX_TEXT_BYTES, size_of
 from bough_server.errors import FieldViolation, InvalidRequest, RunError
 from bough_server.runtime.answers import result_mistakes
 
-_TOOL_ENDS = {events.TOOL_COMPLETED, events.TOOL_FAILED}
-
 
 def edited_ends(changes: fork_pb2.ForkChanges, log: Sequence[event_pb2.AgentEvent]) -> list[event_pb2.AgentEvent]:
     """The events that ended the edited calls, in the order of the edits. Raises InvalidRequest."""
@@ -43,7 +41,7 @@ def with_result(end: event_pb2.AgentEvent, edited: fork_pb2.EditedResult) -> eve
     event = event_pb2.AgentEvent()
     event.CopyFrom(end)
     event.ClearField("payload")
-    before, given = _result_of(end), edited.result
+    before, given = events.tool_result_of(end), edited.result
     result = (event.tool_failed if given.HasField("error") else event.tool_completed).result
     result.call.CopyFrom(before.call)
     result.agent, result.invocation_id = before.agent, before.invocation_id
@@ -65,8 +63,8 @@ def _ends_of(edited: fork_pb2.EditedResult, log: Sequence[event_pb2.AgentEvent])
     return [
         event
         for event in log
-        if events.kind_of(event) in _TOOL_ENDS
-        and _result_of(event).call.call_id == edited.call_id
+        if events.kind_of(event) in events.TOOL_END_KINDS
+        and events.tool_result_of(event).call.call_id == edited.call_id
         and edited.invocation_id in ("", event.invocation_id)
     ]
 
@@ -78,7 +76,7 @@ def _call_mistakes(ends: Sequence[event_pb2.AgentEvent], calls: Counter[str]) ->
         yield "In this run several have; name the invocation_id."
     elif calls[ends[0].effect_key] > 1:
         yield "It is edited twice."
-    elif _result_of(ends[0]).child_invocation_id:
+    elif events.tool_result_of(ends[0]).child_invocation_id:
         yield "It called an agent; fork inside of that one, or change what it is told."
 
 
@@ -93,7 +91,3 @@ def _result_mistakes(result: message_pb2.ToolResult) -> Iterator[str]:
 def _violation(index: int, field: str, said: str) -> FieldViolation:
     rule = "fork.call" if field == "call_id" else "fork.result"
     return FieldViolation(field=f"changes.tool_results[{index}].{field}", description=said, rule=rule)
-
-
-def _result_of(event: event_pb2.AgentEvent) -> message_pb2.ToolResult:
-    return event.tool_completed.result if event.HasField("tool_completed") else event.tool_failed.result

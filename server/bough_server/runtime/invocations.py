@@ -22,7 +22,6 @@ _BOUNDED = {
     events.TOOL_STARTED,
     events.INPUT_REQUESTED,
 }
-_END_OF_ROOT = {events.RUN_COMPLETED, events.RUN_FAILED, events.RUN_CANCELLED}
 
 
 class Invocations:
@@ -60,7 +59,7 @@ class Invocations:
         opened = self._open.get(event.invocation_id)
         if opened is None:
             return
-        if kind in _END_OF_ROOT or kind in (events.SUB_AGENT_COMPLETED, events.SUB_AGENT_FAILED):
+        if kind in events.AGENT_END_KINDS:
             self._end(opened)
         elif kind in (events.STEP_COMPLETED, events.STEP_FAILED):
             opened.steps.pop(event.effect_key, None)
@@ -210,14 +209,13 @@ def _take_effect(opened: OpenInvocation, event: event_pb2.AgentEvent, kind: int)
         before = opened.effects.get(key)
         opened.own.tool_calls += before is None or not before.HasField("tool_started")
         opened.effects[key] = event
-    elif kind in (events.TOOL_COMPLETED, events.TOOL_FAILED):
+    elif kind in events.TOOL_END_KINDS:
         opened.effects.pop(key, None)
         opened.called.pop(key, None)
         opened.ended.add(key)
-        done = event.tool_completed.result if kind == events.TOOL_COMPLETED else event.tool_failed.result
         step_key = key.rpartition(".t")[0] + ".m"
         if step_key in opened.steps:
-            opened.steps[step_key].results[key] = done
+            opened.steps[step_key].results[key] = events.tool_result_of(event)
 
 
 def _count_attempt(opened: OpenInvocation, used: message_pb2.Usage) -> None:

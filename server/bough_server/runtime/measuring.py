@@ -22,8 +22,6 @@ _REASONS: Final[Mapping[int, str]] = {
     number: name.removeprefix("ERROR_REASON_") for name, number in error_pb2.ErrorReason.items()
 }
 _MODEL_ENDS: Final = frozenset({events.LLM_COMPLETED, events.LLM_RETRYING, events.LLM_FAILED})
-_TOOL_ENDS: Final = frozenset({events.TOOL_COMPLETED, events.TOOL_FAILED})
-_ENDS: Final = frozenset({events.SUB_AGENT_COMPLETED, events.SUB_AGENT_FAILED, *events.TERMINAL_KINDS})
 
 
 class Measuring:
@@ -35,9 +33,9 @@ class Measuring:
     def take(self, event: event_pb2.AgentEvent) -> None:
         """Tells of an event, if there is anything to tell."""
         kind = events.kind_of(event)
-        if kind in _ENDS:
+        if kind in events.AGENT_END_KINDS:
             self._agent_ended(event)
-        elif kind in _MODEL_ENDS or kind in _TOOL_ENDS:
+        elif kind in _MODEL_ENDS or kind in events.TOOL_END_KINDS:
             opened = self._invocations.get(event.invocation_id)
             begun = opened.effects.get(event.effect_key) if opened is not None else None
             if opened is None or begun is None:
@@ -87,7 +85,7 @@ class Measuring:
         if not begun.HasField("tool_started") or event.effect_key in opened.called:
             return  # a client ran it, or an agent did
         is_failed = event.HasField("tool_failed")
-        result = event.tool_failed.result if is_failed else event.tool_completed.result
+        result = events.tool_result_of(event)
         self._metrics.tool_ended(
             begun.tool_started.call.name,
             outcome="failed" if is_failed else "succeeded",

@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator, Iterable, Sequence
 from contextlib import asynccontextmanager
 
 from bough.v1 import event_pb2
+from bough_server import events
 from bough_server.runtime.limits import Budget
 from bough_server.runtime.tasks import Gate, Tasks
 
@@ -47,7 +48,7 @@ class Slots:
         """Takes back the places of effects that end, whatever their code still does."""
         if self._holders:
             for event in batch:
-                if event.effect_key in self._holders and event.WhichOneof("payload") in _ENDS:
+                if event.effect_key in self._holders and events.kind_of(event) in _ENDS:
                     self._leave(event.effect_key)
 
     async def _take(self, key: str, bounds: Sequence[Budget]) -> None:
@@ -85,4 +86,4 @@ class Slots:
                 gate.open(None)
 
 
-_ENDS = frozenset({"llm_completed", "llm_failed", "tool_completed", "tool_failed"})
+_ENDS = frozenset({events.LLM_COMPLETED, events.LLM_FAILED, *events.TOOL_END_KINDS})

@@ -111,7 +111,7 @@ class ToolEffect:
         event = await recorded.wait()
         self._execution.observe_recorded(self._key)
         self._state.take(event.tool_completed.state_delta)
-        return _result_of(event)
+        return events.tool_result_of(event)
 
     def _admitted(self, offer: Offer | None) -> Offer:
         """Checks a call before it starts and reserves what it takes. Raises RunError to refuse it."""
@@ -280,10 +280,6 @@ def unknown_tool(name: str, known: Sequence[str]) -> RunError:
             reason=error_pb2.ERROR_REASON_NOT_LINKED,
         )
     return RunError(f"There is no tool {name!r}.{offered}", reason=error_pb2.ERROR_REASON_UNKNOWN_TOOL)
-
-
-def _result_of(event: event_pb2.AgentEvent) -> message_pb2.ToolResult:
-    return event.tool_completed.result if event.HasField("tool_completed") else event.tool_failed.result
 
 
 def _measure(result: message_pb2.ToolResult, now_ns: int) -> None:

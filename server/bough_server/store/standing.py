@@ -103,8 +103,7 @@ class StandingFold:
             self._is_changed = True
 
     def _call_ended(self, event: event_pb2.AgentEvent) -> None:
-        ended = event.tool_completed if event.HasField("tool_completed") else event.tool_failed
-        self._close(event.invocation_id, ended.result.call.call_id)
+        self._close(event.invocation_id, events.tool_result_of(event).call.call_id)
 
     def _invocation_ended(self, event: event_pb2.AgentEvent) -> None:
         self._close(event.invocation_id)
