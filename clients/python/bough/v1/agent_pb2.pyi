@@ -140,7 +140,9 @@ class AgentDefinition(_message.Message):
     agent gives after a transfer, and the result of an exit, need not fit.
     """
     output_key: _builtins.str
-    """The value of the session's state that its answer is put into: JSON where it answers with JSON, else its text. Empty for none."""
+    """The value of the session's state that its answer is put into when it ends well, by a name as in StateChange: JSON where
+    it answers with JSON, else its text. Empty for none.
+    """
     on_sub_agent_failure: _policy_pb2.OnSubAgentFailure.ValueType
     """What the failure of an agent it calls does to it."""
     revision: _builtins.str
@@ -367,7 +369,7 @@ class LoopAgent(_message.Message):
     MAX_ITERATIONS_FIELD_NUMBER: _builtins.int
     UNTIL_FIELD_NUMBER: _builtins.int
     max_iterations: _builtins.int
-    """The most rounds. Required."""
+    """The most rounds, from 1 to 10,000. Required."""
     @_builtins.property
     def until(self) -> Global___LoopUntil:
         """When it is done; asked after every round. Absent: when a child breaks it."""
@@ -485,7 +487,7 @@ class PlanExecuteAgent(_message.Message):
     replanner: _builtins.str
     """The linked agent that then says what is left to do, or answers, of the same kinds; the planner where empty."""
     max_rounds: _builtins.int
-    """The most steps that are done; 10 where absent. Then it fails with LIMIT_EXCEEDED, and says what was done."""
+    """The most steps that are done, from 1 to 1,000; 10 where absent. Then it fails with LIMIT_EXCEEDED, and says what was done."""
     def __init__(
         self,
         *,

@@ -328,7 +328,7 @@ class AgentInvocation(_message.Message):
     end_reason: _event_pb2.EndReason.ValueType
     """Why it ended."""
     step_count: _builtins.int
-    """How many model calls it has made."""
+    """How many steps it has begun. Model calls that make summaries are none, and are in its usage."""
     trace_id: _builtins.str
     """W3C trace id in hex."""
     span_id: _builtins.str
