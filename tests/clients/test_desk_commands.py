@@ -112,6 +112,8 @@ async def test_definitions_are_validated_with_file_line_and_field(tmp_path: Path
     bad = await bough(*CONFIG, "agents", "validate", str(typo), environment=database)
     assert bad.code == 1
     assert f"{typo}:4: llm.model: There is no model 'defult'. Did you mean 'default'?" in bad.out.splitlines()
+    places = [line.removeprefix(f"{typo}:").split(": ")[:2] for line in bad.out.splitlines()]
+    assert places == [["1", "description"], ["2", "descripton"], ["4", "llm.model"]]
     missing = await bough(*CONFIG, "agents", "validate", str(tmp_path / "no.yaml"), environment=database)
     assert (missing.code, "cannot be read" in missing.err) == (2, True)
 

@@ -82,7 +82,9 @@ async def _validate(target: Target, paths: list[Path]) -> ExitCode:
     sources, problems = read_sources(files)
     known = known_to(Settings.load(target.config), without=files)
     judged = not_yet_said(source_problems(sources, known), problems)
-    found = list(dict.fromkeys(str(problem) for problem in [*problems, *judged]))
+    order = {str(path): place for place, path in enumerate(files)}
+    in_order = sorted([*problems, *judged], key=lambda problem: (order[problem.path], problem.line))
+    found = list(dict.fromkeys(str(problem) for problem in in_order))
     for problem in found:
         print_line(problem)
     if found:
