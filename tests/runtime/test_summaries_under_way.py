@@ -11,9 +11,10 @@ from bough_server.agents.function import agent
 from bough_server.models.model import ModelRequest
 from bough_server.models.tokens import request_tokens
 from bough_server.runtime.context import Context
+from bough_server.tools.tool import tool
 from tests.support.house import ME, House
 from tests.support.readings import answer_of, check_replay, having, text_of
-from tests.support.teams import Overheard, calls, llm, open_team, script
+from tests.support.teams import Overheard, call, calls, llm, open_team, script
 
 LONG = "word " * 80
 POLICY = agent_pb2.HistoryPolicy(summarize=agent_pb2.Summarize(max_tokens=300))
@@ -153,6 +154,36 @@ async def test_lanes_of_code_each_have_a_summary_of_what_they_see(tmp_path: Path
     made = sorted(event.effect_key for event in having(log, "history_compacted"))
     assert made == ["e0.0/s0.compact", "e0.1/s1.compact"], "what lanes have summarized serves who joined them"
     assert [request.agent for request in heard if request.agent.startswith("code")].count("code.summary") == 2
+
+
+async def test_lanes_of_code_begin_with_the_summary_that_stood_when_they_forked(tmp_path: Path) -> None:
+    seen: list[list[str]] = []
+
+    @tool
+    def look(what: str) -> str:
+        """Looks something up."""
+        return LONG
+
+    async def see(own: Context) -> None:
+        seen.append([text_of(message) for message in own.history()])
+
+    @agent(name="code", description="Looks again and again, then asks twice at once.", tools=["look"])
+    async def code(ctx: Context, input: message_pb2.Message) -> str:
+        for _ in range(4):
+            response = await ctx.model(lambda: ModelRequest(messages=ctx.history(), tools=ctx.offers()))
+            await ctx.tools([part.tool_call for part in response.message.parts])
+        await see(ctx)
+        await ctx.gather(see, see)
+        return "Seen."
+
+    code.definition.history.CopyFrom(POLICY)
+    turns = script(**{"code": [calls(call("look", what="leaf"))] * 4, "code.summary": ["All about words."]})
+    async with open_team(tmp_path, turns, code_agents=[code], tools=[look]) as house:
+        log = await house.turn("code", "Go.")
+        await check_replay(house, log)
+    assert having(log, "history_compacted")
+    assert seen[0][0].startswith("For context: a summary")
+    assert seen[:3] == [seen[0]] * 3
 
 
 def sent(log: Sequence[event_pb2.AgentEvent]) -> list[str]:

@@ -175,6 +175,7 @@ class Context(Lane):
                 steps=own,
                 transcript=self.transcript.lane(),
                 state=self.lane_state.fork(f"{group}.", lane),
+                compaction=self.sight.compaction,
             )
             for lane, own in enumerate(self._steps.split(count))
         ]
