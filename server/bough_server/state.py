@@ -17,6 +17,9 @@ MAX_STATE_BYTES: Final = 256 * 1024
 MAX_DEPTH: Final = 100
 """How deep lists and objects of a value may be nested: what was written must be read from any stack."""
 
+LIMITS: Final = f"it may be nested {MAX_DEPTH} deep and have numbers that a double can hold"
+"""What a value that is JSON has to keep to, as people are told."""
+
 KEY: Final = r"[A-Za-z][A-Za-z0-9_.:-]{0,127}"
 """What a value may be called."""
 
@@ -91,7 +94,7 @@ def value_text(value: object) -> str:
     text = json_text(value)
     text.encode()
     if not is_value(text):
-        raise ValueError(f"it may be nested {MAX_DEPTH} deep and have numbers that a double can hold")
+        raise ValueError(LIMITS)
     return text
 
 

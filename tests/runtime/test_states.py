@@ -280,6 +280,16 @@ async def test_an_answer_is_kept_under_the_output_key_as_text_or_as_the_json_tha
     assert state == {**kept, "all": json.dumps(kept)}
 
 
+async def test_an_answer_that_is_json_is_kept_as_the_text_that_it_is(tmp_path: Path) -> None:
+    shaped = llm("p")
+    shaped.output_key, shaped.output_schema_json = "order", '{"type":"object"}'
+    said = '{"price": 1.50, "id": 12345678901234567890.5}'
+    async with open_team(tmp_path, script(p=[said]), shaped) as house:
+        log = await house.turn("p")
+        await check_replay(house, log)
+        assert (await house.store.sessions.cut(ME, log[0].session_id)).state_json == f'{{"order":{said}}}'
+
+
 async def test_the_next_run_of_the_session_goes_on_with_what_is_kept(tmp_path: Path) -> None:
     turns = [calls(call("add", amount=1)), "Done."]
     async with open_team(tmp_path, script(p=turns), llm("p", tools=["add"]), tools=[add]) as house:

@@ -1,6 +1,5 @@
 """What the runtime asks of an agent and of whoever finds agents, tools and models by name."""
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
@@ -8,6 +7,7 @@ from typing import TYPE_CHECKING, Protocol
 from bough.v1 import agent_pb2, event_pb2, message_pb2
 from bough_server.functions import Function
 from bough_server.models.model import Model
+from bough_server.state import json_text
 from bough_server.tools.tool import Tool
 
 if TYPE_CHECKING:
@@ -64,11 +64,11 @@ def transferred(
     )
 
 
-def value_of(output: message_pb2.Message) -> object:
-    """An answer as a value of the session's state: JSON where it is one piece of that, else its text."""
+def value_of(output: message_pb2.Message) -> str:
+    """An answer as a value of the session's state: the JSON that it is where it is one piece of that, else its text."""
     if len(output.parts) == 1 and output.parts[0].HasField("data_json"):
-        return json.loads(output.parts[0].data_json)
-    return "".join(part.text or part.data_json for part in output.parts)
+        return output.parts[0].data_json
+    return json_text("".join(part.text or part.data_json for part in output.parts))
 
 
 def llm_of(definition: agent_pb2.AgentDefinition) -> agent_pb2.LlmAgent:

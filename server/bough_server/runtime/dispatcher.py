@@ -169,7 +169,7 @@ async def _body(execution: Execution, frame: Frame, told: message_pb2.Message) -
             outcome = await frame.agent.run(ctx, told)
             output_key = frame.agent.definition.output_key
             if output_key and isinstance(outcome, Outcome) and fits(outcome.output) and not _hands_over(outcome):
-                ctx.state[output_key] = value_of(outcome.output)
+                ctx.state.keep_text(output_key, value_of(outcome.output))
             await ctx.settle()
         except SystemExit as error:  # it would end the server's event loop, and every run with it
             raise as_run_error(error) from error

@@ -11,7 +11,18 @@ from typing import TYPE_CHECKING, Any
 from bough.v1 import error_pb2, state_pb2
 from bough_server.errors import RunError
 from bough_server.runtime import keys
-from bough_server.state import KEY, MAX_STATE_BYTES, changed, is_key, state_size, value_size, value_text, write_of
+from bough_server.state import (
+    KEY,
+    LIMITS,
+    MAX_STATE_BYTES,
+    changed,
+    is_key,
+    is_value,
+    state_size,
+    value_size,
+    value_text,
+    write_of,
+)
 from bough_server.state_fold import Writes
 
 if TYPE_CHECKING:
@@ -66,12 +77,21 @@ class StateView(MutableMapping[str, Any]):
         return json.loads(text)
 
     def __setitem__(self, key: str, value: Any) -> None:
-        if not isinstance(key, str) or not is_key(key):
-            raise _refused(f"{key!r} cannot name a value of the state: give a text that fits {KEY}.")
         try:
             text = value_text(value)
         except (TypeError, ValueError, RecursionError) as error:
             raise _refused(f"The value {key!r} of the state is nothing that JSON can hold: {error}.") from None
+        self._keep(key, text)
+
+    def keep_text(self, key: str, text: str) -> None:
+        """Keeps a value as the JSON text that it is."""
+        if not is_value(text):
+            raise _refused(f"The value {key!r} of the state is nothing that JSON can hold: {LIMITS}.")
+        self._keep(key, text.strip())
+
+    def _keep(self, key: str, text: str) -> None:
+        if not isinstance(key, str) or not is_key(key):
+            raise _refused(f"{key!r} cannot name a value of the state: give a text that fits {KEY}.")
         with self._writing:
             size = self._counted() + value_size(key, text) - value_size(key, self._text(key))
             if size > MAX_STATE_BYTES:
