@@ -160,6 +160,17 @@ async def test_a_plan_that_is_never_done_ends_at_its_limit_with_the_work_so_far(
     assert (json.loads(error.details_json), state_of(log)) == (work, work)
 
 
+async def test_the_work_so_far_reaches_the_root_through_what_the_plan_is_in(tmp_path: Path) -> None:
+    turns = script(planner=[plan("s1")], executor=[{"text": "r1"}], replanner=[plan("s2")])
+    team = (sequence("outer", "inner"), sequence("inner", "lead"), plan_execute("lead", rounds=1), *TEAM[1:])
+    async with open_team(tmp_path, turns, *team) as house:
+        log = await house.turn("outer")
+        await check_replay(house, log)
+    error = log[-1].run_failed.error
+    assert error.reason == error_pb2.ERROR_REASON_SUB_AGENT_FAILED
+    assert json.loads(error.details_json) == {"plan": ["s2"], "executed_steps": [{"step": "s1", "result": "r1"}]}
+
+
 async def test_ten_steps_are_done_where_nobody_says_how_many(tmp_path: Path) -> None:
     turns = script(planner=[plan("s1")], executor=[{"text": "r1"}], replanner=[plan("s1")])
     links = [agent_pb2.AgentLink(agent=name, history=BLIND) for name in ROLES]

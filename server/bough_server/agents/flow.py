@@ -163,8 +163,11 @@ def passed_on(ended: Ended) -> Outcome:
 
 
 def failure(ended: Ended) -> RunError:
-    """The error of a composite whose child failed."""
+    """The error of a composite whose child failed, with that one's details."""
     error = ended.result.error
     return RunError(
-        error.message, reason=error.reason or error_pb2.ERROR_REASON_SUB_AGENT_FAILED, retryable=error.retryable
+        error.message,
+        reason=error.reason or error_pb2.ERROR_REASON_SUB_AGENT_FAILED,
+        retryable=error.retryable,
+        details_json=ended.error.details_json if ended.error is not None else "",
     )
