@@ -12,7 +12,7 @@ from bough_server.runtime.context import Context
 from tests.support.house import ME, open_house
 from tests.support.laws import check_laws
 from tests.support.readings import answer_of, check_replay, having
-from tests.support.teams import Scripts
+from tests.support.teams import Scripts, llm, open_team, script
 
 
 async def test_a_drain_lets_effects_in_flight_end_and_none_begin(tmp_path: Path) -> None:
@@ -165,3 +165,37 @@ async def test_code_that_decides_by_what_no_effect_gave_is_told_what_to_do_and_w
     assert "Agent code must take the world in by effects only" in error.message
     assert touched == before
     assert len(having(log, "value_recorded")) == 1
+
+
+async def test_a_run_whose_log_is_handed_back_is_drained_at_once(tmp_path: Path) -> None:
+    is_stuck = True
+
+    async def gate(agent: str, turn: int, chunk: int) -> None:
+        if is_stuck:
+            await asyncio.Event().wait()
+
+    async with open_team(tmp_path, script(p=["Done."]), llm("p"), gate=gate) as house:
+        run = await house.start("p")
+        async for event in house.follow(run):
+            if event.HasField("llm_started"):
+                break
+        await house.crash()
+    async with open_team(tmp_path, script(p=["Done."]), llm("p"), gate=gate) as house:
+        recovering = asyncio.create_task(house.runs.recover())
+        live = None
+        for _ in range(10_000):
+            await asyncio.sleep(0)
+            if (live := house.runs._keeper.roster.at_hand(run.run_id)) is not None:
+                break
+        assert live is not None
+        assert not live.execution.pump.live
+        async with asyncio.timeout(5):
+            await house.runs.drain(60)
+        await recovering
+    is_stuck = False
+    async with open_team(tmp_path, script(p=["Done."]), llm("p"), gate=gate) as house:
+        await house.runs.recover()
+        log = await house.log(run)
+        await check_replay(house, log)
+    assert answer_of(log) == "Done."
+    assert [event.attempt for event in having(log, "llm_retrying")] == [2], "the drained one asked nobody"

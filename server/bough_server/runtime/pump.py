@@ -97,7 +97,9 @@ class Pump:
         self.live = True
         self._on_live([key for key, _ in self._frontier if not self._journal.is_in_cancelled(key)])
         self.lived.set()
-        if not self._is_held:
+        if self._is_held:
+            self._tasks.check_soon()  # where everybody rests nobody wakes any more, and whoever holds it waits for that
+        else:
             frontier, self._frontier = self._frontier, []
             for key, gate in frontier:
                 if not self._journal.is_in_cancelled(key):  # there whoever cancelled it ends who waits
