@@ -1,9 +1,11 @@
 """The words of the command line: runs by a part of their id, states, names of events, tables."""
 
+import grpc
 import pytest
 import typer
 from google.protobuf import timestamp_pb2
 
+from bough.errors import DeadlineExceeded, Status, deadline_exceeded
 from bough.v1 import (
     agent_pb2,
     agent_service_pb2,
@@ -17,6 +19,7 @@ from bough.v1 import (
 from bough_server.agents.definition import parse_definition, with_revision
 from bough_server.cli.addressing import resolve_run
 from bough_server.cli.choices import Delta, OnBusy, OnDisconnect, View, seconds
+from bough_server.cli.outcome import sentences
 from bough_server.cli.render.definition import definition_yaml
 from bough_server.cli.render.tables import (
     agents_table,
@@ -219,3 +222,9 @@ def test_messages_show_their_author_text_and_calls() -> None:
         "      Now.",
         '      → search {"query": "owls"}',
     ]
+
+
+def test_a_deadline_that_only_grpc_speaks_of_is_a_sentence() -> None:
+    passed = DeadlineExceeded(Status(code=grpc.StatusCode.DEADLINE_EXCEEDED, message="Deadline Exceeded"))
+    assert list(sentences(passed)) == ["The call's time was over before the server had ended it."]
+    assert list(sentences(deadline_exceeded("It took too long."))) == ["It took too long."]

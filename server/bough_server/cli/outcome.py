@@ -65,7 +65,7 @@ def _fast_loop() -> Callable[[], asyncio.AbstractEventLoop] | None:
 
 def sentences(error: Exception) -> Iterator[str]:
     """An error in words: its message, then the fields it names, each on a line."""
-    from bough import CallFailed, InvalidRequest
+    from bough import CallFailed, DeadlineExceeded, InvalidRequest
 
     if not isinstance(error, CallFailed):
         yield str(error)
@@ -75,6 +75,7 @@ def sentences(error: Exception) -> Iterator[str]:
         for violation in error.violations:
             yield f"  {violation.field}: {violation.description}" if violation.field else f"  {violation.description}"
         return
-    yield error.message
+    is_grpcs_own = isinstance(error, DeadlineExceeded) and not error.reason
+    yield "The call's time was over before the server had ended it." if is_grpcs_own else error.message
     if error.run_id and error.run_id not in error.message:
         yield f"  run: {error.run_id}"
