@@ -53,6 +53,12 @@ async def test_values_are_printed_by_name_and_as_json(server: Served) -> None:
     assert (deleted.code, deleted.out) == (0, '{"b":[1.50],"c":null}\n')
 
 
+async def test_a_value_is_one_line_and_steers_no_terminal(server: Served) -> None:
+    session_id = await _session(server)
+    await _command(server, "set", session_id, 'a={\n\t"b":  "x  y\x9b2J"\r\n}')
+    assert (await _command(server, "state", session_id)).out == 'a={  "b":  "x  y2J"  }\n'
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [

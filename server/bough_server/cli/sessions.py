@@ -1,7 +1,7 @@
 """`bough sessions`: conversations, what was said in them, and the values that their runs share; it touches no run."""
 
 from collections.abc import Sequence
-from typing import Annotated
+from typing import Annotated, Final
 
 import typer
 
@@ -10,6 +10,9 @@ from bough_server.cli.outcome import ExitCode, finish
 from bough_server.errors import ConfigurationError
 
 StateJsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
+
+_BETWEEN: Final = str.maketrans("\r\n\t", "   ")
+"""White space that JSON text may have between its tokens and not in its strings."""
 
 sessions = typer.Typer(help="List and show sessions, their messages and their state.", no_args_is_help=True)
 
@@ -160,10 +163,11 @@ def _add(changes: dict[str, str | None], name: str, value: str | None) -> None:
 
 def _print_state(state_json: str, *, json: bool) -> None:
     from bough_server.cli.printing import print_line
+    from bough_server.cli.render.amounts import printable
     from bough_server.state import values_of
 
     if json:
         print_line(state_json)
         return
     for name, value in values_of(state_json).items():
-        print_line(f"{name}={value}")
+        print_line(f"{name}={printable(value.translate(_BETWEEN))}")
