@@ -160,3 +160,11 @@ def test_messages_that_were_said_in_another_order_than_they_are_shown_stay_toget
         ["a", "b", "c", "d"],
         ["e"],
     ]
+
+
+def test_what_a_window_leaves_of_a_run_does_not_begin_with_the_reader_s_own_words() -> None:
+    shown = [user("one"), said("first", "x"), gave("x"), user("For context", is_told=False), user("two"), said("last")]
+    parts = units(shown)
+    weights = sizes(parts)
+    left = [one for index in window(parts, weights, sum(weights) - 1) for one in parts[index]]
+    assert left == shown[3:]

@@ -54,12 +54,16 @@ def told_last(parts: Sequence[Unit]) -> int:
 
 
 def window(parts: Sequence[Unit], sizes: Sequence[int], room: int) -> list[int]:
-    """The units that stay so that they fit `room` tokens: the newest, what was told last, and a summary before all."""
+    """The units that stay so that they fit `room` tokens: the newest, what was told last, and a summary before all.
+
+    What is left out does not end before the reader's own words: some providers refuse a request that begins with them.
+    """
     fixed = {told_last(parts), len(parts) - 1, *(index for index, unit in enumerate(parts) if _stands_for_more(unit))}
     over = sum(sizes) - room
     kept: list[int] = []
     for index, size in enumerate(sizes):
-        if over > 0 and index not in fixed:
+        is_answer = index > 0 and not kept and _begins_with_answer(parts[index])
+        if index not in fixed and (over > 0 or is_answer):
             over -= size
         else:
             kept.append(index)
@@ -144,6 +148,10 @@ def _out_of_order(shown: Sequence[Shown]) -> set[int]:
         if lowest and highest[index - 1] > lowest:
             barred.add(index)
     return barred
+
+
+def _begins_with_answer(unit: Unit) -> bool:
+    return unit[0].message.role == message_pb2.ROLE_ASSISTANT
 
 
 def _stands_for_more(unit: Unit) -> bool:
