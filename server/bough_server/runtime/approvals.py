@@ -1,23 +1,19 @@
 """What a call of a tool asks people and clients for: an approval, a result, a word after a crash; it runs no tool."""
 
-from typing import TYPE_CHECKING
-
 from bough.v1 import error_pb2, input_pb2, message_pb2
 from bough_server.errors import RunError
+from bough_server.runtime.lane import Lane
 from bough_server.runtime.questions import Asking, ask_outside
 from bough_server.runtime.toolset import Offer
 from bough_server.tools.approval import needs_approval
 from bough_server.tools.arguments import parse_arguments
 
-if TYPE_CHECKING:
-    from bough_server.runtime.context import Context
-
 
 class Approvals:
     """The questions of one call: `key` is its effect, `index` its step."""
 
-    def __init__(self, ctx: "Context", *, key: str, index: int) -> None:
-        self._ctx = ctx
+    def __init__(self, lane: Lane, *, key: str, index: int) -> None:
+        self._lane = lane
         self._key = key
         self._index = index
 
@@ -26,11 +22,11 @@ class Approvals:
         if not self._is_needed(call, offer):
             return call
         answer = await ask_outside(
-            self._ctx,
+            self._lane,
             Asking(
                 key=f"{self._key}.ok",
                 reason=input_pb2.INPUT_REASON_APPROVAL,
-                prompt=f"May {self._ctx.frame.name} call {call.name}?",
+                prompt=f"May {self._lane.frame.name} call {call.name}?",
                 schema_json=offer.spec.input_schema_json,
                 call=call,
                 step_index=self._index,
@@ -42,7 +38,7 @@ class Approvals:
     async def from_client(self, call: message_pb2.ToolCall, offer: Offer, digest: str) -> message_pb2.ToolResult:
         """What the client's tool gave; a failed result where it gave nothing in time."""
         answer = await ask_outside(
-            self._ctx,
+            self._lane,
             Asking(
                 key=self._key,
                 reason=input_pb2.INPUT_REASON_CLIENT_TOOL,
@@ -68,7 +64,7 @@ class Approvals:
         Raises RunError where it must not run again.
         """
         answer = await ask_outside(
-            self._ctx,
+            self._lane,
             Asking(
                 key=f"{self._key}.again{attempt}",
                 reason=input_pb2.INPUT_REASON_RECOVERY,
@@ -84,7 +80,7 @@ class Approvals:
         return _as_approved(call, answer)
 
     def _is_needed(self, call: message_pb2.ToolCall, offer: Offer) -> bool:
-        if offer.requires_approval or f"{self._key}.ok" in self._ctx.execution.journal.requested:
+        if offer.requires_approval or f"{self._key}.ok" in self._lane.execution.journal.requested:
             return True  # what was asked before a crash is asked, whatever code decides today
         if offer.tool is None:
             return False

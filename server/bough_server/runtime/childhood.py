@@ -1,9 +1,5 @@
 """What begins and ends a child in the log, each in one append with the call that made it run; it runs none."""
 
-from typing import TYPE_CHECKING
-
-from google.protobuf import duration_pb2
-
 from bough.v1 import event_pb2, message_pb2
 from bough_server import ids
 from bough_server.errors import RunError
@@ -13,83 +9,98 @@ from bough_server.runtime.dispatches import Dispatch, Handover
 from bough_server.runtime.ends import close_span, finish
 from bough_server.runtime.execution import Execution
 from bough_server.runtime.frame import Frame, Place, branch_below, child_frame, run_path_below
+from bough_server.runtime.lane import Lane
+from bough_server.runtime.open_invocation import duration
 from bough_server.telemetry import Traced
 
-if TYPE_CHECKING:
-    from bough_server.runtime.context import Context
 
-
-def begin(ctx: "Context", work: Dispatch, agent: Agent, told: message_pb2.Message, digest: str) -> Frame:
+def begin(lane: Lane, work: Dispatch, agent: Agent, told: message_pb2.Message, digest: str) -> Frame:
     """Records the start of a child, with the call that made it run in the same append, and gives its frame."""
-    execution, caller = ctx.execution, ctx.frame
-    facts = execution.facts
-    child_id = ids.invocation_id(facts.key_root, work.key)
-    branch = branch_below(caller.branch, work.agent)
-    traced = execution.tracing.invoke_agent(
-        agent=work.agent,
-        description=agent.definition.description,
-        invocation_id=child_id,
-        run_id=facts.run_id,
-        session_id=facts.session_id,
-        branch=branch,
-        depth=caller.depth + 1,
-        parent=caller.traced.below,
-        is_over=work.key in execution.journal.ends,
-    )
-    execution.spans[work.key] = traced
+    execution, caller = lane.execution, lane.frame
+    started = _started(lane, work, agent, told)
+    started.effect_digest = digest
+    traced = _traced(lane, work, agent, started)
+    started.trace_id, started.span_id = traced.trace_id, traced.span_id
     batch: list[event_pb2.AgentEvent] = []
     if work.call is not None:
-        called = caller.opened.in_step(caller.event(work.key, traced=traced), work.step_index)
-        called.effect_digest, called.attempt = digest, 1
-        called.tool_started.call.CopyFrom(work.call)
-        earlier = execution.journal.started.get(work.key)
-        called.tool_started.idempotency_key = (
-            earlier.tool_started.idempotency_key if earlier else ids.derived_id(facts.run_id, work.key)
-        )
-        batch.append(called)
+        batch.append(_called(lane, work, work.call, traced))
+        batch[-1].effect_digest = digest
+    if work.handover is not None:
+        batch.append(_transferred(caller, work.handover, started, traced))
+    execution.emit(*batch, started)
+    place = _place(lane, work, agent, told)
+    opened = execution.invocations[started.invocation_id]
+    return child_frame(execution, caller, place, opened=opened, traced=traced)
+
+
+def _started(lane: Lane, work: Dispatch, agent: Agent, told: message_pb2.Message) -> event_pb2.AgentEvent:
+    caller = lane.frame
     started = event_pb2.AgentEvent(
-        invocation_id=child_id,
+        invocation_id=ids.invocation_id(lane.execution.facts.key_root, work.key),
         parent_invocation_id=caller.invocation_id,
         agent=work.agent,
-        branch=branch,
+        branch=branch_below(caller.branch, work.agent),
         depth=caller.depth + 1,
         effect_key=work.key,
-        effect_digest=digest,
-        trace_id=traced.trace_id,
-        span_id=traced.span_id,
     )
     begun = started.sub_agent_started
     begun.kind, begun.description = agent.kind, agent.definition.description
     begun.trigger = event_pb2.TRIGGER_TOOL if work.call is not None else work.trigger
-    handover = work.handover
     if work.call is not None:
         begun.call_id = work.call.call_id
-    elif handover is not None:
-        begun.call_id = handover.call_id
-    path = caller.run_path if work.path is None else work.path
-    begun.run_path.extend(run_path_below(path, work.agent))
+    elif work.handover is not None:
+        begun.call_id = work.handover.call_id
+    begun.run_path.extend(run_path_below(_path(caller, work), work.agent))
     begun.input.CopyFrom(told)
-    if handover is not None:
-        batch.append(_transferred(caller, handover, started, traced))
-    batch.append(started)
-    execution.emit(*batch)
-    return child_frame(
-        execution,
-        caller,
-        Place(
-            agent=agent,
-            link=work.link,
-            scope=work.key,
-            above=ctx.transcript,
-            state=work.state or ctx.lane_state,
-            told=told,
-            path=path,
-            is_handed_over=handover is not None and handover.by == caller.name,
-            comes_back=handover is not None and handover.comes_back,
-            closing=work.closing,
-        ),
-        opened=execution.invocations[child_id],
-        traced=traced,
+    return started
+
+
+def _traced(lane: Lane, work: Dispatch, agent: Agent, started: event_pb2.AgentEvent) -> Traced:
+    execution, facts = lane.execution, lane.execution.facts
+    traced = execution.tracing.invoke_agent(
+        agent=work.agent,
+        description=agent.definition.description,
+        invocation_id=started.invocation_id,
+        run_id=facts.run_id,
+        session_id=facts.session_id,
+        branch=started.branch,
+        depth=started.depth,
+        parent=lane.frame.traced.below,
+        is_over=work.key in execution.journal.ends,
+    )
+    execution.spans[work.key] = traced
+    return traced
+
+
+def _called(lane: Lane, work: Dispatch, call: message_pb2.ToolCall, traced: Traced) -> event_pb2.AgentEvent:
+    execution, caller = lane.execution, lane.frame
+    called = caller.opened.in_step(caller.event(work.key, traced=traced), work.step_index)
+    called.attempt = 1
+    called.tool_started.call.CopyFrom(call)
+    earlier = execution.journal.started.get(work.key)
+    called.tool_started.idempotency_key = (
+        earlier.tool_started.idempotency_key if earlier else ids.derived_id(execution.facts.run_id, work.key)
+    )
+    return called
+
+
+def _path(caller: Frame, work: Dispatch) -> tuple[str, ...]:
+    return caller.run_path if work.path is None else work.path
+
+
+def _place(lane: Lane, work: Dispatch, agent: Agent, told: message_pb2.Message) -> Place:
+    caller, handover = lane.frame, work.handover
+    return Place(
+        agent=agent,
+        link=work.link,
+        scope=work.key,
+        above=lane.transcript,
+        state=work.state or lane.lane_state,
+        told=told,
+        path=_path(caller, work),
+        is_handed_over=handover is not None and handover.by == caller.name,
+        comes_back=handover is not None and handover.comes_back,
+        closing=work.closing,
     )
 
 
@@ -131,9 +142,7 @@ def end(
     """Records the end of a child, with that of the call that made it run in the same append."""
     batch = finish(execution, frame, outcome, error)
     if work.call is not None:
-        latency = duration_pb2.Duration()
-        latency.FromNanoseconds(max(0, execution.clock.now_ns() - frame.opened.start_ns))
-        result.latency.CopyFrom(latency)
+        result.latency.CopyFrom(duration(execution.clock.now_ns() - frame.opened.start_ns))
         ended = caller.opened.in_step(caller.event(work.key, traced=frame.traced), work.step_index)
         ended.attempt = 1
         (ended.tool_failed if error else ended.tool_completed).result.CopyFrom(result)

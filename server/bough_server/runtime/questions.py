@@ -6,7 +6,7 @@ Asking is the execution's; what an answer means to the effect that asked is the 
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from bough.v1 import error_pb2, event_pb2, input_pb2, message_pb2
 from bough_server import ids
@@ -14,10 +14,8 @@ from bough_server.cutting import MAX_TEXT_BYTES, size_of
 from bough_server.errors import RunError
 from bough_server.runtime import keys
 from bough_server.runtime.frame import Frame
+from bough_server.runtime.lane import Lane
 from bough_server.tools.arguments import schema_mistakes, value_schema_problem
-
-if TYPE_CHECKING:
-    from bough_server.runtime.context import Context
 
 NO_DEFAULT: Final = object()
 """The default of a question that fails where nobody answers it in time."""
@@ -38,21 +36,21 @@ class Asking:
     default_json: str | None = None
 
 
-async def ask_outside(ctx: "Context", asking: Asking) -> input_pb2.InputAnswer:
+async def ask_outside(lane: Lane, asking: Asking) -> input_pb2.InputAnswer:
     """Asks, and gives the answer, whenever it comes; what the log holds of it is used."""
-    execution, frame = ctx.execution, ctx.frame
+    execution, frame = lane.execution, lane.frame
     asked = next(
         (event for event in execution.journal.of_effect.get(asking.key, ()) if event.HasField("input_requested")), None
     )
     if asked is None:
-        asked = _requested(ctx, asking)
+        asked = _requested(lane, asking)
     answer = await execution.ask_outside(asked)
     execution.refuse(frame.invocation_id, asking.key)
     return answer
 
 
-def _requested(ctx: "Context", asking: Asking) -> event_pb2.AgentEvent:
-    execution, frame = ctx.execution, ctx.frame
+def _requested(lane: Lane, asking: Asking) -> event_pb2.AgentEvent:
+    execution, frame = lane.execution, lane.frame
     event = frame.event(asking.key)
     if asking.step_index is not None:
         frame.opened.in_step(event, asking.step_index)
@@ -82,13 +80,13 @@ def _address(frame: Frame) -> list[str]:
 
 
 async def question(
-    ctx: "Context", key: str, prompt: str, *, schema: Mapping[str, Any] | None, within: float | None, default: object
+    lane: Lane, key: str, prompt: str, *, schema: Mapping[str, Any] | None, within: float | None, default: object
 ) -> str:
     """The answer to a question of an agent's code, as JSON text.
 
     Raises RunError: BAD_ARGUMENTS where nobody could answer it or the default does not fit, INPUT_EXPIRED.
     """
-    execution = ctx.execution
+    execution = lane.execution
     schema_json = json.dumps(schema, allow_nan=False) if schema is not None else ""
     default_json = json.dumps(default, allow_nan=False) if default is not NO_DEFAULT else None
     _check_sizes(prompt, schema_json, default_json)
@@ -102,7 +100,7 @@ async def question(
         recorded = await execution.pump.result(key)
         execution.observe_recorded(key)
         return _value_of(recorded.input_received.answer, prompt)
-    await ctx.until_live(key)
+    await lane.until_live(key)
     execution.cancelling.refuse_sealed(key)
     asking = Asking(
         key=key,
@@ -113,7 +111,7 @@ async def question(
         within=within,
         default_json=default_json,
     )
-    return _value_of(await ask_outside(ctx, asking), prompt)
+    return _value_of(await ask_outside(lane, asking), prompt)
 
 
 def _check_sizes(prompt: str, schema_json: str, default_json: str | None) -> None:

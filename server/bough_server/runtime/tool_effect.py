@@ -6,9 +6,7 @@ tool_started, and a tool that lives in the client never has tool_started.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
-
-from google.protobuf import duration_pb2
+from typing import Final
 
 from bough.v1 import error_pb2, event_pb2, message_pb2, state_pb2
 from bough_server import events, ids
@@ -17,6 +15,8 @@ from bough_server.errors import RunError
 from bough_server.runtime import keys
 from bough_server.runtime.approvals import Approvals
 from bough_server.runtime.execution import as_run_error
+from bough_server.runtime.lane import Lane
+from bough_server.runtime.open_invocation import duration
 from bough_server.runtime.recorder import Piece
 from bough_server.runtime.refusals import lost
 from bough_server.runtime.state import LaneState, StateView
@@ -26,9 +26,6 @@ from bough_server.telemetry import Traced
 from bough_server.tools import builtin
 from bough_server.tools import execution as tool_execution
 from bough_server.tools.arguments import parse_arguments
-
-if TYPE_CHECKING:
-    from bough_server.runtime.context import Context
 
 _PIECE_CHARACTERS: Final = 64 * 1024
 
@@ -51,7 +48,7 @@ class ToolEffect:
 
     def __init__(
         self,
-        ctx: "Context",
+        lane: Lane,
         *,
         key: str,
         index: int,
@@ -61,22 +58,22 @@ class ToolEffect:
     ) -> None:
         self._refusal = refusal
         self._state = state
-        self._ctx = ctx
-        self._execution = ctx.execution
-        self._frame = ctx.frame
+        self._lane = lane
+        self._execution = lane.execution
+        self._frame = lane.frame
         self._key = key
         self._index = index
         self._call = call
         self._digest = keys.digest("tool", call.name, call.arguments_json)
         self._attempt = 1
-        self._approvals = Approvals(ctx, key=key, index=index)
+        self._approvals = Approvals(lane, key=key, index=index)
 
     async def result(self, offer: Offer | None) -> message_pb2.ToolResult:
         """The call's result, from the log or made now; whatever goes wrong is a failed one."""
         execution, key = self._execution, self._key
         if (recorded := self.recorded()) is not None:
             return await self.handed_back(recorded)
-        await self._ctx.until_live(key)
+        await self._lane.until_live(key)
         execution.cancelling.refuse_sealed(key)
         try:
             return await self._made(offer)
@@ -218,7 +215,7 @@ class ToolEffect:
                 result.parts.extend(await self._execute(started, offer, state))
         except Exception as raised:
             result.error.CopyFrom(as_run_error(raised).to_agent_error())
-        _measure(result, execution.clock.now_ns())
+        result.latency.CopyFrom(duration(execution.clock.now_ns() - result.start_time.ToNanoseconds()))
         result = self._end(result, traced, state.taken())
         said = "".join(part.text or part.data_json for part in result.parts)
         error = result.error if result.HasField("error") else None
@@ -280,9 +277,3 @@ def unknown_tool(name: str, known: Sequence[str]) -> RunError:
             reason=error_pb2.ERROR_REASON_NOT_LINKED,
         )
     return RunError(f"There is no tool {name!r}.{offered}", reason=error_pb2.ERROR_REASON_UNKNOWN_TOOL)
-
-
-def _measure(result: message_pb2.ToolResult, now_ns: int) -> None:
-    latency = duration_pb2.Duration()
-    latency.FromNanoseconds(max(0, now_ns - result.start_time.ToNanoseconds()))
-    result.latency.CopyFrom(latency)

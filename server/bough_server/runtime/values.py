@@ -3,16 +3,13 @@
 import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from bough.v1 import error_pb2, event_pb2
 from bough_server.cutting import MAX_TEXT_BYTES, size_of
 from bough_server.errors import RunError
 from bough_server.runtime import keys
 from bough_server.runtime.execution import as_run_error
-
-if TYPE_CHECKING:
-    from bough_server.runtime.context import Context
+from bough_server.runtime.lane import Lane
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,24 +21,24 @@ class Value:
     name: str
 
 
-async def record_value(ctx: "Context", value: Value, work: Callable[[], Awaitable[str]]) -> str:
+async def record_value(lane: Lane, value: Value, work: Callable[[], Awaitable[str]]) -> str:
     """The value as JSON text, made by `work` or read from the log. Raises RunError where the work raised."""
-    recorded = await _recorded(ctx, value, work)
+    recorded = await _recorded(lane, value, work)
     if recorded.value_recorded.HasField("error"):
         error = recorded.value_recorded.error
         raise RunError(error.message, reason=error.reason)
     return recorded.value_recorded.value_json
 
 
-async def _recorded(ctx: "Context", value: Value, work: Callable[[], Awaitable[str]]) -> event_pb2.AgentEvent:
-    execution, frame = ctx.execution, ctx.frame
+async def _recorded(lane: Lane, value: Value, work: Callable[[], Awaitable[str]]) -> event_pb2.AgentEvent:
+    execution, frame = lane.execution, lane.frame
     digest = keys.digest("value", str(value.kind), value.name)
     execution.check(value.key, digest)
     if value.key in execution.journal.results:
         recorded = await execution.pump.result(value.key)
         execution.observe_recorded(value.key)
         return recorded
-    await ctx.until_live(value.key)
+    await lane.until_live(value.key)
     execution.cancelling.refuse_sealed(value.key)
     await execution.committed()
     recorded = frame.event(value.key)
