@@ -42,6 +42,7 @@ def check_asked(execution: Execution, key: str) -> None:
 
 
 async def ask(ctx: "Context", effect: ModelEffect, request: Asked, name: str) -> step_pb2.LlmResponse:
+    """What a model of that name answers, or answered. Raises RunError where it is refused, and where it fails."""
     execution, frame, key, index = ctx.execution, ctx.frame, effect.key, effect.index
     check_asked(execution, key)
     if key in execution.journal.results:

@@ -24,7 +24,6 @@ _RESULTS: Final = frozenset(
     }
 )
 _STARTS: Final = frozenset({events.LLM_STARTED, events.TOOL_STARTED, events.SUB_AGENT_STARTED, events.RUN_STARTED})
-_ENDS: Final = frozenset({events.SUB_AGENT_COMPLETED, events.SUB_AGENT_FAILED, *events.TERMINAL_KINDS})
 _STEP_ENDS: Final = frozenset({events.STEP_COMPLETED, events.STEP_FAILED})
 _OF_THE_RUN: Final = frozenset({events.RUN_QUEUED, events.RUN_DEQUEUED, events.RUN_RESUMED, events.RUN_FORKED})
 
@@ -111,7 +110,7 @@ class Journal:
             self.attempts[key] = max(event.attempt, self.attempts.get(key, 0))
         if kind == events.SUB_AGENT_STARTED:
             self.dispatched.add(key)
-        if kind in _ENDS:
+        if kind in events.AGENT_END_KINDS:
             self.ends[key] = event
         if kind in _RESULTS:
             self.results[key] = event
