@@ -1,4 +1,4 @@
-"""Children whose time is up at the same moment, where the failure of one ends the others: the log says who was first."""
+"""Children whose time is up at once, where the failure of one ends the others: the log says who was first."""
 
 import asyncio
 from collections.abc import Sequence
