@@ -16,6 +16,7 @@ BoughError
 │   ├── AgentUnusable         FAILED_PRECONDITION: it names something that is gone
 │   ├── RevisionMoved         ABORTED: the agent is another one by now
 │   ├── CatalogFull           RESOURCE_EXHAUSTED
+│   ├── RunParked             UNAVAILABLE: what the run began with is missing
 │   ├── ServerStopping        UNAVAILABLE
 │   └── StorageFailed         UNAVAILABLE: the disk, the lock or the database
 ├── RunError                  what goes wrong in a run: an AgentError in an event
@@ -183,6 +184,14 @@ class CatalogFull(CallError):
 
     code = code_pb2.RESOURCE_EXHAUSTED
     reason = error_pb2.ERROR_REASON_CATALOG_FULL
+
+
+class RunParked(CallError):
+    """A run that nobody executes until a server has what it began with; the message says what is missing."""
+
+    code = code_pb2.UNAVAILABLE
+    reason = error_pb2.ERROR_REASON_RUN_PARKED
+    retry_delay = 5.0
 
 
 class ServerStopping(CallError):

@@ -6,11 +6,13 @@ from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from types import SimpleNamespace
 
+import grpc
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bough import AsyncClient, Client, collect, collected, rejoining, reply
+from bough import AsyncClient, Client, Unavailable, collect, collected, rejoining, reply
+from bough.errors import Status, from_status
 from bough.v1 import agent_service_pb2 as pb
 from tests.clients.cutting import cutting
 from tests.clients.enduring import FORK_ID, Drop, Logs, Moment, enduring
@@ -176,3 +178,21 @@ async def test_a_connection_that_is_cut_after_any_byte_loses_and_repeats_nothing
     async with enduring(logs) as address, cutting(address, cuts) as proxied, client_of(proxied) as client:
         assert (await collect(client.run("lead", "hi"))).events == tuple(desk())
     assert (list(logs.by_run), len(logs.known)) == ([RUN_ID], 1)
+
+
+@pytest.mark.parametrize("reason", ["RUN_PARKED", "STORAGE_FAILED"])
+def test_a_server_that_answers_and_cannot_go_on_with_the_run_is_given_up_after_the_patience(
+    reason: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seconds = itertools.count()
+    monkeypatch.setattr(rejoining, "time", SimpleNamespace(monotonic=lambda: float(next(seconds))))
+    comeback = rejoining.Comeback(rejoining.Rejoining(longest_delay=0.0, patience=9.0), timeout=None)
+    failed = from_status(Status(code=grpc.StatusCode.UNAVAILABLE, message="The code is missing.", reason=reason))
+
+    def come_back_often() -> None:
+        for _ in range(20):
+            comeback.delay_after(failed)
+            comeback.answered()
+
+    with pytest.raises(Unavailable, match="The code is missing"):
+        come_back_often()

@@ -81,6 +81,11 @@ async def _failed_call(error: Exception) -> aio.AioRpcError:
             (ErrorInfo(reason="SERVER_STOPPED", domain="bough"), RetryInfo(retry_delay=Duration(seconds=1))),
         ),
         (
+            errors.RunParked("The code is missing."),
+            grpc.StatusCode.UNAVAILABLE,
+            (ErrorInfo(reason="RUN_PARKED", domain="bough"), RetryInfo(retry_delay=Duration(seconds=5))),
+        ),
+        (
             errors.StorageFailed("The storage failed."),
             grpc.StatusCode.UNAVAILABLE,
             (ErrorInfo(reason="STORAGE_FAILED", domain="bough"), RetryInfo(retry_delay=Duration(seconds=1))),

@@ -5,6 +5,7 @@ import sqlite3
 import time
 from collections.abc import Sequence
 from contextlib import AbstractAsyncContextManager, closing
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ from google.protobuf.duration_pb2 import Duration
 
 from bough.v1 import agent_service_pb2, error_pb2, event_pb2, message_pb2, policy_pb2
 from bough_server.agents.function import FunctionAgent, agent
+from bough_server.errors import RunParked
 from bough_server.models.configured import build_models
 from bough_server.models.model import ModelRequest
 from bough_server.models.scripted import ScriptedModel
@@ -151,6 +153,45 @@ async def test_a_run_whose_definition_is_lost_is_parked(tmp_path: Path) -> None:
         event_pb2.STATE_RUNNING,
         True,
     )
+
+
+async def test_followers_of_a_parked_run_are_told_why_after_what_is_committed(tmp_path: Path) -> None:
+    run = await crashed_at_work(tmp_path)
+    async with at_work(tmp_path, version="2") as house:
+        committed = await house.store.log.last_sequence(run.run_id)
+        early = house.follow(run)
+        told = [(await anext(early)).sequence for _ in range(committed)]
+        waiting = asyncio.ensure_future(anext(early))
+        reason = (await revived(house, run)).parked_reason
+        with pytest.raises(RunParked) as heard_early:
+            await waiting
+        later = house.follow(run)
+        late = [(await anext(later)).sequence for _ in range(committed)]
+        with pytest.raises(RunParked) as heard_late:
+            await anext(later)
+    assert told == late == list(range(1, committed + 1))
+    assert reason in heard_early.value.message
+    assert reason in heard_late.value.message
+
+
+async def test_a_parked_run_that_is_cancelled_is_followed_to_its_end(tmp_path: Path) -> None:
+    run = await crashed_at_work(tmp_path)
+    async with at_work(tmp_path, version="2") as house:
+        await revived(house, run)
+        with pytest.raises(RunParked):
+            await house.log(run)
+        await house.runs.cancel(ME, run.run_id)
+        log = await house.log(run)
+    assert log[-1].HasField("run_cancelled")
+
+
+async def test_a_worker_that_lacks_the_code_sends_no_followers_of_the_owner_away(tmp_path: Path) -> None:
+    run = await crashed_at_work(tmp_path)
+    async with at_work(tmp_path, version="2") as house:
+        before = await house.store.runs.find(run.run_id)
+        assert before is not None
+        await house.runs._keeper.park(replace(before, epoch=before.epoch - 1), "missing")
+        assert (await house.runs.get(ME, run.run_id)).run.parked_reason == ""
 
 
 async def test_a_parked_run_is_cancelled_like_any_other(tmp_path: Path) -> None:

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from bough_server.errors import NotFound, ServerStopping
+from bough_server.errors import NotFound, RunParked, ServerStopping
 from bough_server.store.sql.store import Store, open_store
 from tests.store.logs import ANNE, Made, as_stored, completed, delta, everything, next_page, resumed
 
@@ -158,6 +158,24 @@ async def test_readers_that_are_dismissed_get_what_is_committed_and_the_run_goes
             await reader
     await store.log.append(run.run_id, epoch=1, records=made[1:])
     assert await everything(store.log, run.run_id, after=2) == as_stored(made[1:])
+
+
+async def test_readers_of_a_run_that_is_held_up_are_told_until_somebody_takes_it_over(store: Store) -> None:
+    run = Made()
+    await store.log.create(run.new())
+    tail = store.log.tail(run.run_id)
+    await anext(tail)
+    waiting = asyncio.ensure_future(next_page(tail))
+    await asyncio.sleep(0)
+    store.log.hold_up(run.run_id, RunParked("The code is missing."))
+    late = store.log.tail(run.run_id)
+    assert await next_page(late) == as_stored([run.new().first])
+    for reader in (waiting, anext(late)):
+        with pytest.raises(RunParked):
+            await reader
+    made = run.next(resumed(2), completed())
+    await store.log.take_over(run.run_id, epoch=2, owner="another", records=made)
+    assert await everything(store.log, run.run_id, after=1) == as_stored(made)
 
 
 async def test_closing_the_store_commits_what_is_queued(url: str) -> None:

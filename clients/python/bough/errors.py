@@ -153,7 +153,7 @@ class RevisionMoved(CallFailed):
 
 
 class Unavailable(CallFailed):
-    """Nobody answers at the address, or the server is stopping."""
+    """Nobody answers at the address, the server is stopping, or it cannot go on with the run; `reason` says which."""
 
 
 class DeadlineExceeded(CallFailed):

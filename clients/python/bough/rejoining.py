@@ -7,7 +7,8 @@ from typing import Final
 
 from bough.errors import CallFailed, Unavailable, deadline_exceeded
 
-_STORAGE_FAILED: Final = "STORAGE_FAILED"
+_OF_THE_RUN: Final = frozenset({"STORAGE_FAILED", "RUN_PARKED"})
+"""Why a server that is there cannot go on with a run."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,7 +71,7 @@ class Comeback:
         if not isinstance(error, Unavailable):
             raise error
         # Only its next owner can end such a run: a server that is there is then as good as gone.
-        self._is_stuck = error.reason == _STORAGE_FAILED
+        self._is_stuck = error.reason in _OF_THE_RUN
         now = time.monotonic()
         if self._gone_since is None:
             self._gone_since = now

@@ -9,7 +9,7 @@ import structlog
 
 from bough.v1 import error_pb2, event_pb2
 from bough_server.agents.pinned import MissingVersion
-from bough_server.errors import Fenced, NonDeterministic, NotFound, RunError, ServerStopping, StorageFailed
+from bough_server.errors import Fenced, NonDeterministic, NotFound, RunError, RunParked, ServerStopping, StorageFailed
 from bough_server.runs.closing import Why, close_run, failed, read_log
 from bough_server.runs.equipment import Equipment
 from bough_server.runs.launching import Launcher
@@ -125,8 +125,7 @@ class Keeper:
         try:
             live = await self.go_on(record, event_pb2.RESUME_CAUSE_RECOVERY)
         except MissingVersion as missing:
-            self.parked[run_id] = str(missing)
-            _log.warning("run parked", run_id=run_id, reason=str(missing))
+            await self.park(record, str(missing))
         except StorageFailed:
             self.recovery.try_later(record)
         except (RunMoved, Fenced, ServerStopping):
@@ -134,6 +133,16 @@ class Keeper:
         else:
             if live is not None and not live.is_waiting:
                 await live.lived()
+
+    async def park(self, record: RunRecord, missing: str) -> None:
+        """Leaves a run that cannot be executed here and tells its followers, unless somebody took it over meanwhile."""
+        run_id = record.run.run_id
+        now = await self._equipment.index.find(run_id)
+        if now is None or now.epoch != record.epoch or now.run.HasField("end_time"):
+            return
+        self.parked[run_id] = missing
+        self._equipment.log.hold_up(run_id, RunParked(f"The run is parked, and goes on where this is there: {missing}"))
+        _log.warning("run parked", run_id=run_id, reason=missing)
 
     async def _expire(self, run_id: str) -> None:
         """Answers what is overdue of a run that waits for input, and continues it."""

@@ -114,6 +114,10 @@ class EventLog(Protocol):
         """The last committed sequence."""
         ...
 
+    def hold_up(self, run_id: str, error: Exception) -> None:
+        """Ends every tail of a run with an error, after what is committed, until its log grows or is taken over."""
+        ...
+
     def dismiss(self) -> None:
         """Ends every tail with ServerStopping, after what is committed: the server stops."""
         ...

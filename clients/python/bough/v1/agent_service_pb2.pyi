@@ -720,7 +720,9 @@ class Run(_message.Message):
     last_sequence: _builtins.int
     """The last sequence of its log."""
     parked_reason: _builtins.str
-    """Why nobody executes it although it is RUNNING: what it began with and is missing here. Empty otherwise."""
+    """Why nobody executes it although it is RUNNING: what it began with and is missing here. Empty otherwise. Streams that
+    follow it end with UNAVAILABLE (RUN_PARKED) and this reason, once they have everything recorded.
+    """
     @_builtins.property
     def error(self) -> _error_pb2.AgentError:
         """Why it failed or was cancelled."""

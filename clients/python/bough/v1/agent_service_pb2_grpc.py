@@ -29,7 +29,9 @@ class AgentServiceStub:
     """Runs agents and lets anybody follow.
 
     What is wrong with a call is a gRPC status with google.rpc details, ErrorInfo always among them. What goes wrong in
-    a run is an event of it, and the stream ends with OK.
+    a run is an event of it, and the stream ends with OK: a terminal event or an interruption was reached, or what
+    WatchRun's `until` asks. A server that stops ends its streams with UNAVAILABLE (SERVER_STOPPED), also after events. So
+    do the streams of a run that nobody executes, as Run.parked_reason says (RUN_PARKED), after everything recorded.
     """
 
     def __init__(self, channel):
@@ -79,7 +81,9 @@ class AgentServiceServicer:
     """Runs agents and lets anybody follow.
 
     What is wrong with a call is a gRPC status with google.rpc details, ErrorInfo always among them. What goes wrong in
-    a run is an event of it, and the stream ends with OK.
+    a run is an event of it, and the stream ends with OK: a terminal event or an interruption was reached, or what
+    WatchRun's `until` asks. A server that stops ends its streams with UNAVAILABLE (SERVER_STOPPED), also after events. So
+    do the streams of a run that nobody executes, as Run.parked_reason says (RUN_PARKED), after everything recorded.
     """
 
     def Run(self, request, context):
@@ -192,7 +196,9 @@ class AgentService:
     """Runs agents and lets anybody follow.
 
     What is wrong with a call is a gRPC status with google.rpc details, ErrorInfo always among them. What goes wrong in
-    a run is an event of it, and the stream ends with OK.
+    a run is an event of it, and the stream ends with OK: a terminal event or an interruption was reached, or what
+    WatchRun's `until` asks. A server that stops ends its streams with UNAVAILABLE (SERVER_STOPPED), also after events. So
+    do the streams of a run that nobody executes, as Run.parked_reason says (RUN_PARKED), after everything recorded.
     """
 
     @staticmethod

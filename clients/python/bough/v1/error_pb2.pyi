@@ -105,6 +105,10 @@ class _ErrorReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorReas
     """The agent has another revision by now than the caller read; details carry it."""
     ERROR_REASON_CATALOG_FULL: _ErrorReason.ValueType  # 40
     """The tenant has as many agents as it may store, or as large ones."""
+    ERROR_REASON_RUN_PARKED: _ErrorReason.ValueType  # 41
+    """Nobody executes the run, because something that it began with is missing: the message says what. Its streams end
+    with this, after everything that is recorded. It goes on when a server is started that has it again.
+    """
 
 class ErrorReason(_ErrorReason, metaclass=_ErrorReasonEnumTypeWrapper):
     """Why something failed. In events it stands in AgentError.reason; on a failed call its name without the prefix is
@@ -196,6 +200,10 @@ ERROR_REASON_REVISION_MOVED: ErrorReason.ValueType  # 39
 """The agent has another revision by now than the caller read; details carry it."""
 ERROR_REASON_CATALOG_FULL: ErrorReason.ValueType  # 40
 """The tenant has as many agents as it may store, or as large ones."""
+ERROR_REASON_RUN_PARKED: ErrorReason.ValueType  # 41
+"""Nobody executes the run, because something that it began with is missing: the message says what. Its streams end
+with this, after everything that is recorded. It goes on when a server is started that has it again.
+"""
 Global___ErrorReason: _TypeAlias = ErrorReason  # noqa: Y015
 
 @_typing.final

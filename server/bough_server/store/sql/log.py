@@ -87,6 +87,10 @@ class SqlEventLog:
             else:
                 await changed.wait()
 
+    def hold_up(self, run_id: str, error: Exception) -> None:
+        """See EventLog."""
+        self._windows.fail(run_id, error)
+
     def dismiss(self) -> None:
         """See EventLog."""
         self._windows.dismiss(ServerStopping("The server is stopping: follow again when it is back."))
