@@ -170,6 +170,14 @@ async def test_a_summary_that_says_nothing_is_none(tmp_path: Path) -> None:
     assert answer_of(logs[2]).startswith("answer")
 
 
+async def test_a_bound_below_what_a_summary_is_asked_with_leaves_out_and_asks_for_none(tmp_path: Path) -> None:
+    heard: list[ModelRequest] = []
+    async with open_team(tmp_path, ANSWERS, with_history(llm("p"), summarize(10)), heard=heard) as house:
+        logs = await talk(house, "p", "0", "1")
+    assert [(request.agent, told(request)) for request in heard] == [("p", ["0"]), ("p", ["1"])]
+    assert not having(logs[1], "history_compacted")
+
+
 async def test_other_agents_see_no_summaries_and_go_on_seeing_what_they_stand_for(tmp_path: Path) -> None:
     heard: list[ModelRequest] = []
     turns = script(

@@ -51,6 +51,7 @@ class _Fitting:
         self._summarize = policy.summarize if policy.HasField("summarize") else None
         window = policy.sliding_window
         self._limit = self._summarize.max_tokens if self._summarize else window.max_tokens - window.reserve
+        self._words = max(_LEAST_WORDS, min(_MOST_WORDS, self._limit // (2 * _SHARE)))
 
     async def run(self) -> Asked:
         execution, journal = self._ctx.execution, self._ctx.execution.journal
@@ -72,7 +73,7 @@ class _Fitting:
         size = await self._measure(made)
         if unused and is_new:
             self._compact(unused, self._plan(made, size))
-        elif self._summarize is not None and (is_begun or (is_new and not is_over and size > self._limit)):
+        elif self._summarize is not None and (is_begun or (is_new and not is_over and self._is_worth(size))):
             await self._summarized(self._plan(made, size))
         else:
             return await self._windowed(made, size)
@@ -150,11 +151,18 @@ class _Fitting:
         estimated = request_tokens(made)
         return limit * estimated // max(1, size) - (estimated - sum(_sizes(parts)))
 
+    def _is_worth(self, size: int) -> bool:
+        """Whether a summary is called for: the request is too long, and one could be asked for within the bound."""
+        return size > self._limit and self._room_to_ask() > 0
+
+    def _room_to_ask(self) -> int:
+        """The tokens by the estimate that a summary's request has left for what is summarized."""
+        return self._limit - request_tokens(summary_request([], room=0, words=self._words))
+
     async def _asked(self, plan: Plan, name: str) -> ModelRequest:
-        words = max(_LEAST_WORDS, min(_MOST_WORDS, self._limit // (2 * _SHARE)))
-        room = (self._limit - request_tokens(summary_request([], room=0, words=words))) * BYTES_PER_TOKEN
+        room = self._room_to_ask() * BYTES_PER_TOKEN
         for _ in range(_TRIES):
-            request = summary_request(plan.messages, room=room, words=words)
+            request = summary_request(plan.messages, room=room, words=self._words)
             over = await counted(self._model(name), request) - self._limit
             if over <= 0:
                 break
