@@ -118,7 +118,6 @@ def test_all_that_is_wrong_with_a_plan_is_said_at_once() -> None:
         ("s", "plan_execute.planner", "'p' asks no model that could call `plan`: give an llm or a supervisor."),
         ("s", "plan_execute.executor", "'e' is none of its sub_agents. There is a, p, x."),
         ("s", "plan_execute.replanner", "'s' is none of its sub_agents. There is a, p, x."),
-        ("s", "plan_execute.replanner", "'s' asks no model that could call `plan`: give an llm or a supervisor."),
         ("s", "sub_agents[0].agent", "'a' is no planner, executor or replanner: nothing runs it."),
         ("s", "sub_agents[2].agent", "'x' is no planner, executor or replanner: nothing runs it."),
         ("s", "plan_execute.max_rounds", "must be between 1 and 1000."),

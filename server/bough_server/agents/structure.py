@@ -80,9 +80,10 @@ def _plan_mistakes(
         if not name:
             yield f"plan_execute.{role}", "is required: it is one of the sub_agents."
     for role, name in (("planner", plan.planner), ("executor", plan.executor), ("replanner", plan.replanner)):
-        yield from _member_mistakes(name, definition, f"plan_execute.{role}")
-        found = agents.get(name)
-        if role != "executor" and found is not None and found.WhichOneof("kind") not in ("llm", "supervisor"):
+        missing = list(_member_mistakes(name, definition, f"plan_execute.{role}"))
+        yield from missing
+        found = None if missing or role == "executor" else agents.get(name)
+        if found is not None and found.WhichOneof("kind") not in ("llm", "supervisor"):
             yield f"plan_execute.{role}", f"{name!r} asks no model that could call `plan`: give an llm or a supervisor."
     roles = (plan.planner, plan.executor, plan.replanner)
     for index, link in enumerate(definition.sub_agents):
