@@ -145,6 +145,18 @@ async def test_an_answer_of_code_is_something_that_can_be_said(
     assert said in error.message
 
 
+async def test_a_definition_whose_code_answers_with_nothing_that_can_be_said_is_named(tmp_path: Path) -> None:
+    @agent
+    async def odd(ctx: Context, input: message_pb2.Message) -> str:
+        """Answers oddly."""
+        return {"not": "an answer"}  # type: ignore[return-value]
+
+    async with open_team(tmp_path, script(), named("coded", code="odd"), code_agents=[odd]) as house:
+        said = [(await house.turn(name))[-1].run_failed.error.message for name in ("coded", "odd")]
+    end = "answered with dict; give a text, a Message or an Outcome."
+    assert said == [f"The agent 'coded', whose code is 'odd', {end}", f"The agent 'odd' {end}"]
+
+
 class Held:
     """Holds the model of one agent until it is let go."""
 

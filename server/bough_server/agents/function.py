@@ -37,10 +37,10 @@ class FunctionAgent:
         if isinstance(answer, message_pb2.Message):
             answer = Outcome(output=answer)
         if isinstance(answer, Outcome):
-            _check_said(self.definition.name, answer.output)
+            _check_said(_called(self.definition.name, ctx), answer.output)
             return answer
         raise RunError(
-            f"The agent {self.definition.name!r} answered with {type(answer).__name__}; "
+            f"The agent {_called(self.definition.name, ctx)} answered with {type(answer).__name__}; "
             "give a text, a Message or an Outcome.",
             reason=error_pb2.ERROR_REASON_INVALID_OUTPUT,
         )
@@ -75,6 +75,12 @@ class DefinedCode:
         return replace(outcome, output=_fitting(self.definition.name, outcome.output, schema))
 
 
+def _called(code: str, ctx: Context) -> str:
+    """The name of the agent that runs, with that of its code where a definition runs it under another."""
+    name = ctx.definition.name
+    return repr(name) if name == code else f"{name!r}, whose code is {code!r},"
+
+
 def _check_said(name: str, output: message_pb2.Message) -> None:
     """Raises RunError INVALID_OUTPUT for calls and results, which models alone are shown, and for JSON that is none."""
     problem = ""
@@ -87,7 +93,7 @@ def _check_said(name: str, output: message_pb2.Message) -> None:
             except (ValueError, RecursionError) as error:
                 problem = f"with a `data_json` which is not JSON ({error})"
     if problem:
-        raise RunError(f"The agent {name!r} answered {problem}.", reason=error_pb2.ERROR_REASON_INVALID_OUTPUT)
+        raise RunError(f"The agent {name} answered {problem}.", reason=error_pb2.ERROR_REASON_INVALID_OUTPUT)
 
 
 def _fitting(name: str, output: message_pb2.Message, schema_json: str) -> message_pb2.Message:
