@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from bough.v1 import agent_pb2, error_pb2, message_pb2, step_pb2
+from bough.v1 import agent_pb2, error_pb2, event_pb2, message_pb2, step_pb2
 from bough_server.agents.function import agent
 from bough_server.errors import RunError
 from bough_server.models.model import ModelRequest
@@ -214,8 +214,9 @@ async def test_a_lane_sees_what_its_agent_was_told_and_did_before_the_fork(tmp_p
     assert shown[1] == ["text", "tool_call", "tool_result"]
 
 
-@pytest.mark.parametrize("key", ["a/e0", "report.pdf", "e0", "s12", "", "x" * 65, "über", "e0\n"])
-async def test_a_name_of_an_effect_that_could_be_another_ones_is_refused(tmp_path: Path, key: str) -> None:
+async def _named(folder: Path, key: str) -> list[event_pb2.AgentEvent]:
+    """The log of an agent in code that does a step under a name."""
+
     @agent(description="Names its effect.")
     async def namer(ctx: Context, input: message_pb2.Message) -> str:
         async def nothing() -> None:
@@ -224,9 +225,15 @@ async def test_a_name_of_an_effect_that_could_be_another_ones_is_refused(tmp_pat
         await ctx.step("nothing", nothing, key=key)
         return "named"
 
-    async with open_team(tmp_path, script(), code_agents=[namer]) as house:
+    async with open_team(folder, script(), code_agents=[namer]) as house:
         log = await house.turn("namer")
         await check_replay(house, log)
+    return log
+
+
+@pytest.mark.parametrize("key", ["a/e0", "report.pdf", "e0", "s12", "", "x" * 65, "über", "e0\n"])
+async def test_a_name_of_an_effect_that_could_be_another_ones_is_refused(tmp_path: Path, key: str) -> None:
+    log = await _named(tmp_path, key)
     if key:
         assert log[-1].run_failed.error.reason == error_pb2.ERROR_REASON_BAD_ARGUMENTS
         assert log[-1].run_failed.error.message.startswith(f"The key {key!r} cannot name an effect.")
@@ -236,17 +243,7 @@ async def test_a_name_of_an_effect_that_could_be_another_ones_is_refused(tmp_pat
 
 @pytest.mark.parametrize("key", ["report", "e", "e1x", "step_2", "A-1", "x" * 64])
 async def test_a_name_of_an_effect_is_its_key(tmp_path: Path, key: str) -> None:
-    @agent(description="Names its effect.")
-    async def namer(ctx: Context, input: message_pb2.Message) -> str:
-        async def nothing() -> None:
-            return None
-
-        await ctx.step("nothing", nothing, key=key)
-        return "named"
-
-    async with open_team(tmp_path, script(), code_agents=[namer]) as house:
-        log = await house.turn("namer")
-        await check_replay(house, log)
+    log = await _named(tmp_path, key)
     assert having(log, "value_recorded")[0].effect_key == key
 
 

@@ -6,8 +6,7 @@ from bough.v1 import agent_pb2, message_pb2, policy_pb2
 from bough_server.agents.function import agent
 from bough_server.runtime.agent import Agent, Outcome, transferred
 from bough_server.runtime.context import Context
-from bough_server.tools.tool import Tool, ToolContext, tool
-from tests.durability.prefixes.props import asks, failing, looking, said, waiting
+from tests.durability.prefixes.props import asks, failing, looking, meeting, said, waiting
 from tests.durability.prefixes.scenario import Scenario, Team, World
 from tests.support.composites import loop, parallel, plan_execute, sequence, supervisor, swarm
 from tests.support.named_kinds import NAMED_KINDS
@@ -20,17 +19,6 @@ CONTINUE: Final = policy_pb2.ON_SUB_AGENT_FAILURE_CONTINUE
 
 def _to(name: str) -> agent_pb2.AgentLink:
     return agent_pb2.AgentLink(agent=name, link_mode=agent_pb2.LINK_MODE_TRANSFER)
-
-
-def _meeting(world: World) -> Tool:
-    @tool
-    async def meet(ctx: ToolContext) -> str:
-        """Waits until the lane beside it waits."""
-        world.call("meet", ctx.idempotency_key)
-        await world.until_arrived("wait")
-        return "they wait"
-
-    return meet
 
 
 SEQUENCE: Final = Scenario(
@@ -132,7 +120,7 @@ FAIL_FAST: Final = Scenario(
             llm("a", tools=["meet"]),
             llm("b", tools=["wait"]),
         ],
-        tools=[_meeting(world), waiting(world)],
+        tools=[meeting(world), waiting(world)],
     ),
     root="top",
 )

@@ -6,21 +6,9 @@ from google.protobuf.duration_pb2 import Duration
 
 from bough.v1 import agent_pb2, policy_pb2
 from bough_server.tools.tool import Tool, ToolContext, tool
-from tests.durability.prefixes.props import ABORT, asks, failing, looking, said, waiting
+from tests.durability.prefixes.props import ABORT, asks, failing, looking, meeting, said, waiting
 from tests.durability.prefixes.scenario import Scenario, Team, World
 from tests.support.teams import call, llm
-
-
-def _meeting(world: World) -> Tool:
-    @tool
-    async def meet(ctx: ToolContext) -> str:
-        """Waits until the sibling waits."""
-        world.call("meet", ctx.idempotency_key)
-        await world.until_arrived("wait")
-        return "they wait"
-
-    return meet
-
 
 ABORTING: Final = Scenario(
     name="continue and abort",
@@ -37,7 +25,7 @@ ABORTING: Final = Scenario(
             llm("loser", tools=["meet"]),
             llm("waiter", tools=["wait", "look"]),
         ],
-        tools=[looking(world), _meeting(world), waiting(world)],
+        tools=[looking(world), meeting(world), waiting(world)],
     ),
 )
 

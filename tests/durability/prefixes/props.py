@@ -54,3 +54,16 @@ def waiting(world: World) -> Tool:
         return "it was not long"
 
     return wait
+
+
+def meeting(world: World) -> Tool:
+    """A tool that answers as soon as the waiting one has begun."""
+
+    @tool
+    async def meet(ctx: ToolContext) -> str:
+        """Waits until the other one waits."""
+        world.call("meet", ctx.idempotency_key)
+        await world.until_arrived("wait")
+        return "they wait"
+
+    return meet

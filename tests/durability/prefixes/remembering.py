@@ -1,4 +1,4 @@
-"""A run of agents that see more than their models take: one leaves out, two have it summarized, and one of those fails."""
+"""A run of agents that see more than their models take: one leaves out, two summarize, and one of those fails at it."""
 
 from typing import Final
 
