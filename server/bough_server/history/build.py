@@ -123,7 +123,8 @@ def _for_reader(lines: Sequence[Said], own: Sequence[Said], reader: str, rewrite
         shown.extend(_shown(line, rewrite, is_native=_is_native(line, reader)))
     for line in own:
         shown.extend(_shown(line, rewrite, is_native=line.agent == reader))
-    return [replace(one, message=_small(one.message)) for one in _results_after_calls(shown)]
+    ordered = _results_after_calls(shown)
+    return [one if (small := _small(one.message)) is one.message else replace(one, message=small) for one in ordered]
 
 
 def _is_native(line: Said, reader: str) -> bool:

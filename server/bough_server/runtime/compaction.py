@@ -121,16 +121,17 @@ class _Fitting:
 
     async def _windowed(self, made: ModelRequest, size: int) -> ModelRequest:
         """The request without its oldest units, as many as have to go."""
+        if size <= self._limit:
+            return made
         narrower, left, room = made, size, self._limit
-        kept: Sequence[int] = ()
+        parts, kept = self._ctx.sight.units(), list[int]()
         for _ in range(_TRIES):
             if left <= self._limit:
                 break
-            parts, before = self._ctx.sight.units(), kept
-            kept = window(parts, _sizes(parts), self._room(room, made, size, parts))
+            before, kept = kept, window(parts, _sizes(parts), self._room(room, made, size, parts))
             if kept == before:
                 break  # there is no more to leave out
-            with self._ctx.sight.narrowed(kept):
+            with self._ctx.sight.narrowed([parts[index] for index in kept]):
                 narrower = self._make()
             left = await self._measure(narrower)
             room -= left - self._limit

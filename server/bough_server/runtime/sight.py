@@ -3,7 +3,7 @@
 While a request is made that would be more than the policy allows, some of it is left out; nothing of that is recorded.
 """
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
@@ -34,7 +34,7 @@ class Sight:
         self._lane = lane
         self._transcript = transcript or lane.transcript
         self.compaction = compaction
-        self._kept: Collection[int] | None = None
+        self._left: Sequence[Unit] | None = None
 
     def frozen(self) -> "Sight":
         """The same for later: what is said from now on is not in it."""
@@ -42,9 +42,8 @@ class Sight:
 
     def messages(self) -> list[message_pb2.Message]:
         """What the agent sees now."""
-        if self._kept is None:
-            return [one.message for one in self.shown()]
-        return [one.message for index, unit in enumerate(self.units()) if index in self._kept for one in unit]
+        shown = self.shown() if self._left is None else [one for unit in self._left for one in unit]
+        return [one.message for one in shown]
 
     def units(self) -> list[Unit]:
         """The same, cut where it may be cut."""
@@ -88,13 +87,13 @@ class Sight:
         self._transcript.say(compacted.summary)
 
     @contextmanager
-    def narrowed(self, kept: Collection[int]) -> Iterator[None]:
-        """Leaves out all units but some meanwhile."""
-        self._kept = kept
+    def narrowed(self, left: Sequence[Unit]) -> Iterator[None]:
+        """Leaves out all units but these meanwhile."""
+        self._left = left
         try:
             yield
         finally:
-            self._kept = None
+            self._left = None
 
 
 def _said(stored: StoredMessage) -> Said:
