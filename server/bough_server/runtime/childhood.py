@@ -117,6 +117,7 @@ def _transferred(
 def result_of(
     work: Dispatch, caller: Frame, frame: Frame, outcome: Outcome | None, error: RunError | None
 ) -> message_pb2.ToolResult:
+    """What the call that made a child run gives; where nobody called, what its end would be as a call's."""
     result = message_pb2.ToolResult(
         agent=caller.name, invocation_id=caller.invocation_id, child_invocation_id=frame.invocation_id
     )
