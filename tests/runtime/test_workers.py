@@ -4,7 +4,7 @@ import asyncio
 from dataclasses import replace
 from pathlib import Path
 
-from bough.v1 import event_pb2, input_pb2, message_pb2
+from bough.v1 import agent_service_pb2, event_pb2, input_pb2, message_pb2
 from bough_server.agents.function import FunctionAgent, agent
 from bough_server.runs import Runs
 from bough_server.runtime.context import Context
@@ -78,6 +78,22 @@ async def test_an_answer_to_another_workers_run_reaches_it_by_letter(tmp_path: P
         await theirs.runs.close()
     assert answer_of(log) == "good"
     assert having(log, "run_resumed")[0].run_resumed.owner == "the-house"
+
+
+async def test_an_answer_by_letter_brings_its_callers_deadline(tmp_path: Path) -> None:
+    async with open_house(tmp_path, models=Scripts("agents: {}"), code_agents=[asker]) as mine:
+        theirs = beside(mine, "the-other")
+        await mine.runs.recover()
+        await theirs.runs.recover()
+        run = await mine.start("asker")
+        request = having(await mine.until_interrupted(run), "input_requested")[0].input_requested.request
+        answer = input_pb2.InputAnswer(request_id=request.request_id, value_json='"good"')
+        deadline = mine.clock.now_ns() + 3600 * 10**9
+        resuming = agent_service_pb2.ResumeRunRequest(run_id=run.run_id, answers=[answer])
+        await theirs.runs.resume(ME, resuming, deadline_time_ns=deadline)
+        (resumed,) = having(await theirs.log(run), "run_resumed")
+        await theirs.runs.close()
+    assert (resumed.run_resumed.owner, resumed.run_resumed.deadline_time.ToNanoseconds()) == ("the-house", deadline)
 
 
 async def test_a_worker_without_its_lease_loses_its_runs_and_writes_nothing_more(tmp_path: Path) -> None:

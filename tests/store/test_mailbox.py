@@ -18,7 +18,7 @@ def _cancel(run: Made, letter_id: int = 0) -> Letter:
 def _answers(run: Made, letter_id: int = 0) -> Letter:
     answer = input_pb2.InputAnswer(request_id="q1", value_json="1")
     answers = agent_service_pb2.ResumeRunRequest(run_id=run.run_id, answers=[answer], request_id="ask")
-    return Letter(letter_id=letter_id, run_id=run.run_id, answers=answers, user_id="bert")
+    return Letter(letter_id=letter_id, run_id=run.run_id, answers=answers, user_id="bert", deadline_time_ns=2**62)
 
 
 async def _made(store: Store, number: int = 1) -> Made:

@@ -13,6 +13,7 @@ from sqlalchemy import Connection, text
 
 from bough.v1 import agent_service_pb2, event_pb2
 from bough_server.errors import ConfigurationError
+from bough_server.store.owners import Letter
 from bough_server.store.ports import Principal, RunRecord
 from bough_server.store.sql import migrations
 from bough_server.store.sql.engine import database_path
@@ -37,7 +38,8 @@ def _migrations() -> Config:
 
 def _schema(connection: Connection) -> set[str]:
     statements = connection.execute(text("SELECT sql FROM sqlite_master WHERE sql IS NOT NULL")).scalars()
-    return {" ".join(statement.replace('"', "").split()).replace("( ", "(") for statement in statements}
+    spaced = {" ".join(statement.replace('"', "").split()) for statement in statements}
+    return {one.replace("( ", "(").replace(" )", ")").replace(" ,", ",") for one in spaced}
 
 
 def test_migrating_an_empty_database_gives_the_tables_that_the_code_names(url: str) -> None:
@@ -85,6 +87,18 @@ async def test_a_database_of_the_first_schema_is_upgraded_with_what_is_in_it(url
         assert record == RunRecord(run=expected, principal=principal, epoch=2, request_digest="d")
         assert await store.runs.holder("s1") == record
         assert await store.runs.find_request(principal, "ask") == record
+
+
+async def test_letters_that_wait_outlive_an_upgrade(url: str) -> None:
+    config = _migrations()
+    with exclusive_engine(url) as (engine, _), engine.begin() as connection:
+        config.attributes["connection"] = connection
+        command.upgrade(config, "0004")
+        connection.exec_driver_sql("INSERT INTO letters VALUES (7, 'r1', 1, NULL, 'anne')")
+    async with open_store(url) as store:
+        assert await store.mailbox.take("r1") == [
+            Letter(letter_id=7, run_id="r1", cancel=event_pb2.CANCEL_REASON_CALLER, user_id="anne")
+        ]
 
 
 def test_the_code_names_the_newest_revision() -> None:

@@ -60,7 +60,9 @@ class Answering:
             if live is not None:
                 since = await self._answer(live, verdict)
             elif await self._keeper.is_elsewhere(record):
-                await self._letters.answer(record, request, principal.user_id)
+                await self._letters.answer(
+                    record, request, user_id=principal.user_id, deadline_time_ns=deadline_time_ns
+                )
                 continue
             else:
                 is_background = log[0].run_started.policy.background

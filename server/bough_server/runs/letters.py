@@ -34,10 +34,18 @@ class Letters:
         await self._equipment.mailbox.post(Letter(letter_id=0, run_id=run_id, cancel=reason))
         await self._until(run_id, after=record.run.last_sequence, kinds={events.CANCEL_REQUESTED})
 
-    async def answer(self, record: RunRecord, request: agent_service_pb2.ResumeRunRequest, user_id: str) -> None:
-        """Gives the owner of a run answers that fit, and waits until some are in its log."""
+    async def answer(
+        self,
+        record: RunRecord,
+        request: agent_service_pb2.ResumeRunRequest,
+        *,
+        user_id: str,
+        deadline_time_ns: int | None,
+    ) -> None:
+        """Gives the owner of a run answers that fit, with their caller's deadline; waits until some are in its log."""
         run_id = record.run.run_id
-        await self._equipment.mailbox.post(Letter(letter_id=0, run_id=run_id, answers=request, user_id=user_id))
+        letter = Letter(letter_id=0, run_id=run_id, answers=request, user_id=user_id, deadline_time_ns=deadline_time_ns)
+        await self._equipment.mailbox.post(letter)
         await self._until(run_id, after=record.run.last_sequence, kinds={events.INPUT_RECEIVED})
 
     async def read(self, act: Act, is_elsewhere: Callable[[RunRecord], Awaitable[bool]]) -> None:

@@ -196,7 +196,7 @@ class Runs:
     async def _act(self, record: RunRecord, letter: Letter) -> None:
         if letter.answers is not None:
             principal = Principal(tenant_id=record.principal.tenant_id, user_id=letter.user_id)
-            await self._answering.resume(principal, letter.answers, deadline_time_ns=None)
+            await self._answering.resume(principal, letter.answers, deadline_time_ns=letter.deadline_time_ns)
         else:
             await self._cancel(record, letter.cancel)
 

@@ -40,6 +40,8 @@ class Letter:
     answers: agent_service_pb2.ResumeRunRequest | None = None
     user_id: str = ""
     """Who sent it."""
+    deadline_time_ns: int | None = None
+    """Of answers: until when their caller wants the run to have ended; nanoseconds since the epoch."""
 
 
 class Mailbox(Protocol):

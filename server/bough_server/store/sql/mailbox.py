@@ -19,9 +19,9 @@ _letters, _runs = tables.letters.c, tables.runs.c
 
 _IS_ENDED: Final = select(_runs.ended).where(_runs.run_id == bindparam("run"))
 _POST: Final = insert(tables.letters).returning(_letters.letter_id)
-_ONE: Final = select(_letters.run_id, _letters.cancel, _letters.answers, _letters.user_id).where(
-    _letters.letter_id == bindparam("letter")
-)
+_ONE: Final = select(
+    _letters.run_id, _letters.cancel, _letters.answers, _letters.user_id, _letters.deadline_time_ns
+).where(_letters.letter_id == bindparam("letter"))
 _OF_RUN: Final = select(tables.letters).where(_letters.run_id == bindparam("run")).order_by(_letters.letter_id)
 _WAITING: Final = select(_letters.run_id).distinct()
 _DONE: Final = delete(tables.letters).where(_letters.letter_id == bindparam("letter"))
@@ -93,20 +93,26 @@ class _Posting:
         if (letter.answers is None) == (letter.cancel == event_pb2.CANCEL_REASON_UNSPECIFIED):
             raise ValueError("a letter is a wish to cancel, or brings answers")
         answers = None if letter.answers is None else letter.answers.SerializeToString(deterministic=True)
-        self._row = (letter.run_id, letter.cancel, answers, letter.user_id)
+        self._row = (letter.run_id, letter.cancel, answers, letter.user_id, letter.deadline_time_ns)
         self._letter_id = 0
 
     def __call__(self, connection: Connection) -> int:
         """Stores the letter and gives its id. Raises NotFound, Fenced."""
         if self._letter_id and connection.execute(_ONE, {"letter": self._letter_id}).one_or_none() == self._row:
             return self._letter_id
-        run_id, cancel, answers, user_id = self._row
+        run_id, cancel, answers, user_id, deadline_ns = self._row
         is_ended = connection.execute(_IS_ENDED, {"run": run_id}).scalar_one_or_none()
         if is_ended is None:
             raise NotFound("run", run_id)
         if is_ended:
             raise Fenced(f"The run {run_id} has ended: nobody takes letters to it.")
-        row = {"run_id": run_id, "cancel": cancel, "answers": answers, "user_id": user_id}
+        row = {
+            "run_id": run_id,
+            "cancel": cancel,
+            "answers": answers,
+            "user_id": user_id,
+            "deadline_time_ns": deadline_ns,
+        }
         self._letter_id = connection.execute(_POST, row).scalar_one()
         return self._letter_id
 
@@ -122,4 +128,5 @@ def _letter(row: Row[Any]) -> Letter:
         cancel=row.cancel,
         answers=None if row.answers is None else agent_service_pb2.ResumeRunRequest.FromString(row.answers),
         user_id=row.user_id,
+        deadline_time_ns=row.deadline_time_ns,
     )

@@ -191,6 +191,7 @@ class LetterRow(_Row, table=True):
     cancel: int
     answers: bytes | None = Field(sa_column=Column(LargeBinary, nullable=True))
     user_id: str
+    deadline_time_ns: int | None
 
 
 events: Final[Table] = metadata.tables["events"]

@@ -2,5 +2,5 @@
 
 from typing import Final
 
-HEAD: Final = "0004"
+HEAD: Final = "0005"
 """The revision that this version of the code reads and writes."""
