@@ -93,6 +93,31 @@ async def test_a_refused_call_stays_ended_where_a_crash_cuts_the_end_of_its_agen
     assert answer_of(finished) == "went on"
 
 
+async def test_whose_time_was_up_is_said_by_who_ends_the_run_after_a_crash_too(tmp_path: Path) -> None:
+    whole, part = tmp_path / "whole", tmp_path / "part"
+    whole.mkdir()
+    lead = llm("lead", tools=["wait"])
+    lead.limits.wall_duration.FromMilliseconds(30)
+
+    @tool
+    async def wait() -> str:
+        """Waits."""
+        await asyncio.Event().wait()
+        return "never"
+
+    said = script(lead=[calls(call("wait")), "never"])
+    async with open_team(whole, said, lead, tools=[wait]) as first:
+        run = await first.start("lead")
+        log = await first.log(run)
+    cut(whole, part, having(log, "cancel_requested")[0].sequence)
+    async with open_team(part, said, lead, tools=[wait]) as second:
+        await second.runs.recover()
+        finished = await second.log(run)
+        check_laws(finished)
+    messages = [each[-1].run_failed.error.message for each in (log, finished)]
+    assert messages == ["The agent 'lead' took longer than its wall_duration."] * 2
+
+
 @asynccontextmanager
 async def bounded(folder: Path, clock: HeldClock, began: asyncio.Event) -> AsyncIterator[House]:
     """A house with an agent in code that goes on without a child whose time is up."""

@@ -257,6 +257,8 @@ async def test_a_run_whose_time_is_up_fails_with_its_children_cancelled(tmp_path
         await check_replay(house, log)
     end = log[-1].run_failed
     assert (end.error.reason, end.end_reason) == (EXCEEDED, event_pb2.END_REASON_LIMIT)
+    bounded = "The agent 'p'" if owner == "definition" else "The run"
+    assert end.error.message == f"{bounded} took longer than its wall_duration."
     assert having(log, "cancel_requested")[0].cancel_requested.reason == event_pb2.CANCEL_REASON_LIMIT
     children = [event.sub_agent_failed.error.reason for event in having(log, "sub_agent_failed")]
     assert children in ([], [error_pb2.ERROR_REASON_CANCELLED])

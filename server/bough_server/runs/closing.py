@@ -6,13 +6,13 @@ from dataclasses import dataclass
 from bough.v1 import error_pb2, event_pb2
 from bough_server import events
 from bough_server.errors import RunError
-from bough_server.runs.endings import why_ended
+from bough_server.runs.endings import RUN, wall_owner, why_ended
 from bough_server.runs.equipment import Equipment
 from bough_server.runtime.closing import closing
 from bough_server.runtime.invocations import Invocations
 from bough_server.runtime.journal import Journal
 from bough_server.runtime.measuring import Measuring
-from bough_server.store.ports import EventLog, Record, RunRecord
+from bough_server.store.ports import Catalog, EventLog, Record, RunRecord
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,9 +24,9 @@ class Why:
     below: error_pb2.AgentError
 
 
-def because(reason: event_pb2.CancelReason.ValueType) -> Why:
-    """The words for an end from outside."""
-    return Why(reason, *why_ended(reason))
+def because(reason: event_pb2.CancelReason.ValueType, owner: str = RUN) -> Why:
+    """The words for an end from outside; `owner` is whose time was up, where that is the reason."""
+    return Why(reason, *why_ended(reason, owner))
 
 
 def failed(error: RunError) -> Why:
@@ -49,7 +49,7 @@ async def close_run(equipment: Equipment, record: RunRecord, why: Why) -> None:
             wished = wished or event.cancel_requested.reason
     made: list[event_pb2.AgentEvent] = []
     if wished:
-        why = because(wished)
+        why = because(wished, await _wall_owner(equipment.catalog, log[0].run_started))
     else:
         wish = invocations.root().event("")
         wish.cancel_requested.reason = why.reason
@@ -62,6 +62,15 @@ async def close_run(equipment: Equipment, record: RunRecord, why: Why) -> None:
         measuring = Measuring(equipment.metrics, invocations, Journal(log))
         for event in made:
             measuring.take(event)
+
+
+async def _wall_owner(catalog: Catalog, started: event_pb2.RunStarted) -> str:
+    """Whose time on the wall is up first, as wall_owner has it; agents in code have no bounds of their own."""
+    for ref in started.definitions:
+        definition = await catalog.get(ref.revision) if ref.name == started.agent else None
+        if definition is not None:
+            return wall_owner(started.policy.limits, definition)
+    return RUN
 
 
 async def read_log(log: EventLog, run_id: str) -> list[event_pb2.AgentEvent]:

@@ -1,9 +1,12 @@
 """Why and when a run is ended from outside, in words and codes; who ends it is not here."""
 
 from collections.abc import Iterable
+from typing import Final
 
-from bough.v1 import error_pb2, event_pb2, policy_pb2
+from bough.v1 import agent_pb2, error_pb2, event_pb2, policy_pb2
 from bough_server.errors import RunError
+
+RUN: Final = "The run"
 
 Bound = tuple[float, event_pb2.CancelReason.ValueType]
 """Seconds after which a run ends by itself, and why."""
@@ -23,8 +26,23 @@ def wall_bounds(limits: Iterable[policy_pb2.Limits], spent_ns: int) -> list[Boun
     ]
 
 
-def why_ended(reason: event_pb2.CancelReason.ValueType) -> tuple[error_pb2.AgentError, error_pb2.AgentError]:
-    """The error of a run that is ended from outside, and that of everything below its root."""
+def wall_owner(policy: policy_pb2.Limits, root: agent_pb2.AgentDefinition) -> str:
+    """Whose time on the wall is up first, in words: the run's, unless its root's definition allows it less."""
+    if not root.limits.HasField("wall_duration"):
+        return RUN
+    own = root.limits.wall_duration.ToNanoseconds()
+    if policy.HasField("wall_duration") and policy.wall_duration.ToNanoseconds() <= own:
+        return RUN
+    return f"The agent {root.name!r}"
+
+
+def why_ended(
+    reason: event_pb2.CancelReason.ValueType, owner: str = RUN
+) -> tuple[error_pb2.AgentError, error_pb2.AgentError]:
+    """The error of a run that is ended from outside, and that of everything below its root.
+
+    `owner` is whose time was up, where that is the reason.
+    """
     said = {
         event_pb2.CANCEL_REASON_CALLER: ("The run was cancelled.", error_pb2.ERROR_REASON_CANCELLED),
         event_pb2.CANCEL_REASON_DISCONNECTED: (
@@ -36,7 +54,7 @@ def why_ended(reason: event_pb2.CancelReason.ValueType) -> tuple[error_pb2.Agent
             error_pb2.ERROR_REASON_DEADLINE_EXCEEDED,
         ),
         event_pb2.CANCEL_REASON_LIMIT: (
-            "The run took longer than its wall_duration.",
+            f"{owner} took longer than its wall_duration.",
             error_pb2.ERROR_REASON_LIMIT_EXCEEDED,
         ),
         event_pb2.CANCEL_REASON_SERVER: (

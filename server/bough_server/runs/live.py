@@ -10,7 +10,7 @@ import structlog
 from bough.v1 import event_pb2, policy_pb2
 from bough_server.errors import Fenced, NonDeterministic, ServerStopping, StorageFailed
 from bough_server.metrics import Metrics
-from bough_server.runs.endings import Bound, why_ended
+from bough_server.runs.endings import Bound, wall_owner, why_ended
 from bough_server.runtime.dispatcher import dispatch_root
 from bough_server.runtime.execution import Execution
 from bough_server.store.ports import RunRecord, SessionCut, StoredMessage
@@ -168,7 +168,9 @@ class LiveRun:
             await self.execution.pump.lived.wait()
             is_wished = self._wish(reason)
         if is_wished:
-            await self.execution.cancelling.end("", *why_ended(reason))
+            started = self.execution.facts.started.run_started
+            owner = wall_owner(self._policy.limits, self.execution.resolver.agent(started.agent).definition)
+            await self.execution.cancelling.end("", *why_ended(reason, owner))
             self.execution.ended()
 
     def _grace_seconds(self) -> float:
