@@ -149,15 +149,12 @@ class StepCalls:
         if failure is not self._frame.abort:
             return
         error = RunError("A sibling failed and aborted the caller.", reason=error_pb2.ERROR_REASON_CANCELLED)
-        wish = partial(
-            self._execution.cancelling.wish, caller=self._frame.invocation_id, reason=event_pb2.CANCEL_REASON_ABORT
+        await self._execution.cancelling.cancel_siblings(
+            [self.key(sibling) for sibling in sorted(self._running.keys() - {position})],
+            caller=self._frame.invocation_id,
+            reason=event_pb2.CANCEL_REASON_ABORT,
+            error=error.to_agent_error(),
         )
-        # All are sealed before the first is waited for: a sibling that fails meanwhile would end this one halfway.
-        siblings = [self.key(sibling) for sibling in sorted(self._running.keys() - {position})]
-        for key in siblings:
-            wish(key)
-        for key in siblings:
-            await self._execution.cancelling.end(key, error.to_agent_error(), error.to_agent_error())
 
 
 def _taken(name: str) -> str:

@@ -4,7 +4,7 @@ What has been sealed begins nothing and writes nothing, whatever its code still 
 """
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from bough.v1 import error_pb2, event_pb2
 from bough_server.clock import Clock
@@ -65,6 +65,21 @@ class Cancelling:
         """Ends everything in a scope; `caller` is the invocation that speaks of it."""
         if self.wish(scope, caller=caller, reason=reason) or self.is_ending(scope):
             await self.end(scope, error, below)
+
+    async def cancel_siblings(
+        self,
+        scopes: Sequence[str],
+        *,
+        caller: str,
+        reason: event_pb2.CancelReason.ValueType,
+        error: error_pb2.AgentError,
+    ) -> None:
+        """Ends everything in several scopes that run at once, because of what became of another beside them."""
+        # All are sealed before the first is waited for: one that fails meanwhile would end this one halfway.
+        for scope in scopes:
+            self.wish(scope, caller=caller, reason=reason)
+        for scope in scopes:
+            await self.end(scope, error, error)
 
     def is_ending(self, scope: str) -> bool:
         """Whether somebody else ends a scope at this moment: whoever needs it ended must not run ahead of that."""

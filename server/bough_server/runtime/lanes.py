@@ -81,13 +81,12 @@ class _Lanes:
             return
         self._is_over = True
         error = RunError("A child beside it failed.", reason=error_pb2.ERROR_REASON_CANCELLED).to_agent_error()
-        cancelling = self._execution.cancelling
-        others = [self._key(other) for other in sorted(self._running.keys() - {place})]
-        # All are sealed before the first is waited for: one that fails meanwhile would end this one halfway.
-        for key in others:
-            cancelling.wish(key, caller=self._frame.invocation_id, reason=event_pb2.CANCEL_REASON_FAIL_FAST)
-        for key in others:
-            await cancelling.end(key, error, error)
+        await self._execution.cancelling.cancel_siblings(
+            [self._key(other) for other in sorted(self._running.keys() - {place})],
+            caller=self._frame.invocation_id,
+            reason=event_pb2.CANCEL_REASON_FAIL_FAST,
+            error=error,
+        )
 
     def _join(self) -> None:
         before = self._ctx.path
