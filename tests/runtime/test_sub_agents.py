@@ -218,3 +218,29 @@ async def test_an_agents_own_policy_on_failures_wins_over_the_runs(tmp_path: Pat
         log = await house.turn("p", policy=policy)
         await check_replay(house, log)
     assert answer_of(log) == ("Done." if on_agent else "")
+
+
+@pytest.mark.parametrize(
+    "part",
+    [
+        message_pb2.Part(tool_call=message_pb2.ToolCall(name="look", call_id="c")),
+        message_pb2.Part(tool_result=message_pb2.ToolResult(call=message_pb2.ToolCall(name="look", call_id="c"))),
+    ],
+    ids=lambda part: part.WhichOneof("content"),
+)
+async def test_code_tells_a_child_no_call_and_no_result(tmp_path: Path, part: message_pb2.Part) -> None:
+    @agent(description="Tells what nobody is told.", agents=["b"])
+    async def lead(ctx: Context, input: message_pb2.Message) -> str:
+        told = message_pb2.Message(parts=[message_pb2.Part(text="Go on."), part])
+        try:
+            await ctx.dispatch("b", told)
+        except RunError as error:
+            return f"{error_pb2.ErrorReason.Name(error.reason)}: {error.message}"
+        return "It was told."
+
+    async with open_team(tmp_path, script(b=["From b."]), llm("b"), code_agents=[lead]) as house:
+        log = await house.turn("lead")
+        await check_replay(house, log)
+    said = "The message to 'b' has a call or a result, which nobody is told; write it as text."
+    assert answer_of(log) == f"ERROR_REASON_BAD_ARGUMENTS: {said}"
+    assert having(log, "sub_agent_started") == []

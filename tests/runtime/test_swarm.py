@@ -198,6 +198,21 @@ async def test_a_member_in_python_hands_over_by_its_outcome(tmp_path: Path) -> N
     assert answer_of(log) == "From b."
 
 
+async def test_a_member_in_python_tells_another_one_no_call(tmp_path: Path) -> None:
+    @agent
+    async def a(ctx: Context, input: message_pb2.Message) -> Outcome:
+        """Hands over with a call."""
+        called = message_pb2.Part(tool_call=message_pb2.ToolCall(name="look", call_id="c"))
+        return transferred("b", message=message_pb2.Message(parts=[called]))
+
+    async with open_team(tmp_path, script(b=["From b."]), swarm("s", "a", "b"), llm("b"), code_agents=[a]) as house:
+        log = await house.turn("s", "u")
+        await check_replay(house, log)
+    error = log[-1].run_failed.error
+    assert error.reason == error_pb2.ERROR_REASON_BAD_ARGUMENTS
+    assert error.message == "The message to 'b' has a call or a result, which nobody is told; write it as text."
+
+
 async def test_a_member_in_python_that_names_a_call_it_never_made_hands_over_all_the_same(tmp_path: Path) -> None:
     @agent
     async def a(ctx: Context, input: message_pb2.Message) -> Outcome:

@@ -82,6 +82,11 @@ def told_to(work: Dispatch, caller: Frame, key_root: str) -> message_pb2.Message
     told = message_pb2.Message()
     if work.input is not None:
         told.CopyFrom(work.input)
+        if any(part.WhichOneof("content") in ("tool_call", "tool_result") for part in told.parts):
+            raise RunError(
+                f"The message to {work.agent!r} has a call or a result, which nobody is told; write it as text.",
+                reason=error_pb2.ERROR_REASON_BAD_ARGUMENTS,
+            )
     elif work.call is not None:
         told.parts.add(text=said_by(work.call, caller))
     else:
