@@ -5,14 +5,26 @@ from pathlib import Path
 
 import pytest
 
-from bough.v1 import agent_pb2, event_pb2, input_pb2, policy_pb2
+from bough.v1 import agent_pb2, event_pb2, input_pb2, message_pb2, policy_pb2
+from bough_server.agents.function import FunctionAgent, agent
 from bough_server.models.model import ModelRequest
 from bough_server.runtime import keys
+from bough_server.runtime.context import Context
 from bough_server.tools.tool import tool
 from tests.runtime.test_flows import BREAK, EXIT, FAILS, ends, heard_by, keys_of_children, paths
 from tests.support.composites import loop, parallel, sequence
 from tests.support.readings import answer_of, check_replay, having
 from tests.support.teams import call, calls, llm, open_team, script
+
+
+def code(name: str, *parts: message_pb2.Part) -> FunctionAgent:
+    """An agent in code that says so."""
+
+    @agent(name=name, description="Says what it says.")
+    async def says(ctx: Context, input: message_pb2.Message) -> message_pb2.Message:
+        return message_pb2.Message(parts=parts)
+
+    return says
 
 
 async def test_lanes_see_what_was_before_them_and_their_own_and_afterwards_all_is_seen_in_their_order(
@@ -72,6 +84,44 @@ async def test_the_answer_of_lanes_is_theirs_in_their_order_whoever_was_first(tm
     assert answer_of(log) == "From a.\n\nFrom b."
     assert log[-1].run_completed.final_answer.author == "a, b"
     assert sorted(keys_of_children(log)) == ["g0", "g1"]
+
+
+@pytest.mark.parametrize("size", [300, 255])
+async def test_long_answers_of_lanes_are_parts_of_their_own_where_one_text_cannot_hold_them(
+    tmp_path: Path, size: int
+) -> None:
+    said = [letter * size * 1024 for letter in "ab"]
+    team = [code(name, message_pb2.Part(text=text)) for name, text in zip("ab", said, strict=True)]
+    async with open_team(tmp_path, script(), parallel("p", "a", "b"), code_agents=team) as house:
+        log = await house.turn("p")
+        await check_replay(house, log)
+    parts = [part.text for part in log[-1].run_completed.final_answer.parts]
+    assert parts == (said if size == 300 else ["\n\n".join(said)])
+
+
+@pytest.mark.parametrize(
+    ("answers", "kept"),
+    [
+        (['{"n":1.50}', "[2]", "3"], '[{"n":1.50},[2],3]'),
+        (['{"n":1.50}', None, "3"], '[{"n":1.50},3]'),
+        (['{"n":1.50}'], '{"n":1.50}'),
+    ],
+)
+async def test_answers_of_lanes_that_are_json_are_kept_as_a_list_of_them(
+    tmp_path: Path, answers: list[str | None], kept: str
+) -> None:
+    names = "abc"[: len(answers)]
+    team = [
+        code(name, *([] if answer is None else [message_pb2.Part(data_json=answer)]))
+        for name, answer in zip(names, answers, strict=True)
+    ]
+    lead = parallel("p", *names)
+    lead.output_key = "all"
+    async with open_team(tmp_path, script(), lead, code_agents=team) as house:
+        log = await house.turn("p")
+        await check_replay(house, log)
+    [change] = having(log, "state_changed")[0].state_changed.changes
+    assert (change.key, change.value_json) == ("all", kept)
 
 
 async def test_no_more_lanes_run_at_once_than_allowed(tmp_path: Path) -> None:

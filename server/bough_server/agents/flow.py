@@ -1,15 +1,19 @@
 """Agents that run their children by a rule: in order, again and again, or at once. They ask no model themselves."""
 
 from collections.abc import Sequence
+from typing import Final
 
 from bough.v1 import agent_pb2, error_pb2, event_pb2, message_pb2, policy_pb2
 from bough_server.agents.until import is_done
+from bough_server.cutting import MAX_TEXT_BYTES, size_of
 from bough_server.errors import RunError
 from bough_server.runtime.agent import Outcome
 from bough_server.runtime.children import Child, begin_round, run_child
 from bough_server.runtime.context import Context
 from bough_server.runtime.dispatches import Ended
 from bough_server.runtime.lanes import run_lanes
+
+_BLANK_LINE: Final = "\n\n"
 
 
 class SequenceAgent:
@@ -130,13 +134,16 @@ class Course:
 
 
 def joined(outcomes: Sequence[Outcome]) -> Outcome:
-    """Outcomes of lanes as one: their answers with a blank line between texts, and the first action among them."""
+    """Outcomes of lanes as one: their answers in order, and the first action among them.
+
+    Texts are one text with blank lines between, as far as one text may hold them.
+    """
     output = message_pb2.Message()
     for outcome in outcomes:
         for position, part in enumerate(outcome.output.parts):
             last = output.parts[-1] if output.parts else None
-            if position == 0 and part.text and last is not None and last.text:
-                last.text += f"\n\n{part.text}"
+            if position == 0 and part.text and last is not None and last.text and _fit_one(last.text, part.text):
+                last.text += _BLANK_LINE + part.text
             else:
                 output.parts.append(part)
     acting = next((outcome for outcome in outcomes if outcome.action is not None), None)
@@ -149,6 +156,10 @@ def joined(outcomes: Sequence[Outcome]) -> Outcome:
         author=", ".join(outcome.author for outcome in outcomes if outcome.output.parts),
         is_said=True,
     )
+
+
+def _fit_one(text: str, following: str) -> bool:
+    return size_of(text) + len(_BLANK_LINE) + size_of(following) <= MAX_TEXT_BYTES
 
 
 def passed_on(ended: Ended) -> Outcome:

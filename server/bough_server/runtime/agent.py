@@ -65,9 +65,10 @@ def transferred(
 
 
 def value_of(output: message_pb2.Message) -> str:
-    """An answer as a value of the session's state: the JSON that it is where it is one piece of that, else its text."""
-    if len(output.parts) == 1 and output.parts[0].HasField("data_json"):
-        return output.parts[0].data_json
+    """An answer as a value of the session's state: the JSON that it is, several pieces as a list, else its text."""
+    if output.parts and all(part.HasField("data_json") for part in output.parts):
+        pieces = [part.data_json for part in output.parts]
+        return pieces[0] if len(pieces) == 1 else f"[{','.join(pieces)}]"
     return json_text("".join(part.text or part.data_json for part in output.parts))
 
 
