@@ -6,9 +6,11 @@ from pathlib import Path
 
 from bough.v1 import agent_service_pb2, event_pb2, input_pb2, message_pb2
 from bough_server.agents.function import FunctionAgent, agent
+from bough_server.errors import RunParked
 from bough_server.runs import Runs
 from bough_server.runtime.context import Context
 from bough_server.store.owners import Letter
+from tests.support.floor import QUEUE
 from tests.support.house import ME, House, open_house
 from tests.support.laws import check_laws
 from tests.support.readings import answer_of, check_replay, having
@@ -23,6 +25,11 @@ def beside(house: House, worker: str) -> House:
 @agent(description="Asks.")
 async def asker(ctx: Context, input: message_pb2.Message) -> str:
     return str(await ctx.ask("well?"))
+
+
+@agent(description="Says the same.")
+async def echo(ctx: Context, input: message_pb2.Message) -> str:
+    return input.parts[0].text
 
 
 class Slow:
@@ -94,6 +101,43 @@ async def test_an_answer_by_letter_brings_its_callers_deadline(tmp_path: Path) -
         (resumed,) = having(await theirs.log(run), "run_resumed")
         await theirs.runs.close()
     assert (resumed.run_resumed.owner, resumed.run_resumed.deadline_time.ToNanoseconds()) == ("the-house", deadline)
+
+
+async def test_a_queued_run_begins_when_another_workers_run_gives_up_the_session(tmp_path: Path) -> None:
+    slow = Slow()
+    async with open_house(tmp_path, models=Scripts("agents: {}"), code_agents=[slow.agent(), echo]) as mine:
+        theirs = beside(mine, "the-other")
+        await mine.runs.recover()
+        await theirs.runs.recover()
+        holder = await mine.start("slow")
+        await slow.began.wait()
+        houses = (theirs, mine, theirs)
+        waiting = [await each.start("echo", session_id=holder.session_id, policy=QUEUE) for each in houses]
+        slow.may_end.set()
+        async with asyncio.timeout(5):
+            logs = [await each.log(run) for each, run in zip(houses, waiting, strict=True)]
+        for log in logs:
+            await check_replay(mine, log)
+        await theirs.runs.close()
+    assert [answer_of(log) for log in logs] == ["hello"] * 3
+    assert [having(log, "run_dequeued")[0].run_dequeued.session_cut for log in logs] == [2, 4, 6]
+
+
+async def test_a_queued_run_begins_when_a_run_that_could_not_be_followed_is_over(tmp_path: Path) -> None:
+    slow = Slow()
+    async with open_house(tmp_path, models=Scripts("agents: {}"), code_agents=[slow.agent(), echo]) as mine:
+        theirs = beside(mine, "the-other")
+        await mine.runs.recover()
+        await theirs.runs.recover()
+        holder = await mine.start("slow")
+        await slow.began.wait()
+        waiting = await theirs.start("echo", session_id=holder.session_id, policy=QUEUE)
+        mine.store.log.hold_up(holder.run_id, RunParked("The code is missing."))
+        slow.may_end.set()
+        async with asyncio.timeout(5):
+            log = await theirs.log(waiting)
+        await theirs.runs.close()
+    assert answer_of(log) == "hello"
 
 
 async def test_a_worker_without_its_lease_loses_its_runs_and_writes_nothing_more(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ from bough_server.agents.pinned import MissingVersion
 from bough_server.errors import Fenced, NonDeterministic, NotFound, RunError, RunParked, ServerStopping, StorageFailed
 from bough_server.runs.closing import Why, close_run, failed, read_log
 from bough_server.runs.equipment import Equipment
+from bough_server.runs.holders import Holders
 from bough_server.runs.launching import Launcher
 from bough_server.runs.live import LiveRun
 from bough_server.runs.patience import until_stored
@@ -39,6 +40,7 @@ class Keeper:
         self.launcher = Launcher(equipment, self.roster, on_end=self._ended)
         self.takeover = Takeover(equipment, self.launcher)
         self.recovery = Recovery(equipment.index, equipment.clock, revive=self._revive, expire=self._expire)
+        self._holders = Holders(equipment, spawn=self.recovery.spawn, on_end=self.call_next)
         self.parked: dict[str, str] = {}
         """Runs that cannot be executed here, and what is missing."""
         self.is_draining = False
@@ -99,8 +101,12 @@ class Keeper:
 
     async def _call_next(self, session_id: str) -> None:
         holder = await self._equipment.index.holder(session_id)
-        live = self.roster.at_hand(holder.run.run_id) if holder is not None else None
-        if holder is None or live is None or not live.is_waiting or self.is_draining:
+        if holder is None or self.is_draining:
+            return
+        live = self.roster.at_hand(holder.run.run_id)
+        if live is None and holder.owner != self._equipment.worker and self.roster.has_waiting(session_id):
+            self._holders.watch(holder)
+        if live is None or not live.is_waiting:
             return
         cut = await self._equipment.sessions.cut(holder.principal, session_id)
         session = await self._equipment.sessions.messages(session_id, through=cut.position) if cut.position else ()
