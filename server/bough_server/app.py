@@ -268,7 +268,9 @@ def _add_services(server: aio.Server, *, runs: Runs, store: Store, equipment: Eq
         principal=current_principal,
     )
     catalog_service_pb2_grpc.add_CatalogServiceServicer_to_server(catalog, server)
-    sessions = SessionService(sessions=store.sessions, principal=current_principal, clock=clock)
+    sessions = SessionService(
+        sessions=store.sessions, changing=equipment.changing, principal=current_principal, clock=clock
+    )
     session_service_pb2_grpc.add_SessionServiceServicer_to_server(sessions, server)
 
 

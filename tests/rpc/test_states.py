@@ -1,7 +1,9 @@
 """The values that a session's runs share, over gRPC."""
 
+import asyncio
 import json
 from collections.abc import AsyncIterator
+from contextlib import suppress
 from pathlib import Path
 
 import grpc
@@ -90,6 +92,29 @@ async def test_the_state_of_a_session_is_live_and_its_runs_alone_may_change_it(s
     DOORS["live"].set()
     await turn.to_the_end()
     assert await _update(server, session_id, StateChange(key="a", value_json="2")) == '{"a":2}'
+
+
+async def test_runs_begin_while_clients_change_the_values_without_pause(server: Served) -> None:
+    session_id = await _new_session(server)
+    is_over = asyncio.Event()
+
+    async def change(name: str) -> int:
+        made = 0
+        while not is_over.is_set():
+            with suppress(aio.AioRpcError):  # a run holds the session
+                await _update(server, session_id, StateChange(key=name, value_json=str(made)))
+                made += 1
+        return made
+
+    changing = [asyncio.create_task(change(name)) for name in ("a", "b", "c")]
+    try:
+        for number in range(5):
+            turn = await _keep(server, session_id, n=number).to_the_end()
+            assert turn.kinds[-1] == "run_completed"
+    finally:
+        is_over.set()
+        made = await asyncio.gather(*changing)
+    assert min(made) > 0
 
 
 async def test_a_queued_run_begins_with_what_its_session_has_by_then(server: Served) -> None:

@@ -1,11 +1,12 @@
 """What runs are executed with: ports of the store, the catalog, the clock, the operator's defaults; it does nothing."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from bough_server.agents.catalog import AgentCatalog
 from bough_server.clock import Clock
 from bough_server.metrics import Metrics
 from bough_server.runs.admission import RunDefaults
+from bough_server.runs.changing import Changing
 from bough_server.runtime.agent import Resolver
 from bough_server.store.owners import Lease, Mailbox
 from bough_server.store.ports import Catalog, EventLog, RunIndex, Sessions
@@ -34,3 +35,5 @@ class Equipment:
     worker: str
     metrics: Metrics | None = None
     """What the process counts; None where nobody asks for it."""
+    changing: Changing = field(default_factory=Changing)
+    """Where runs that begin and calls that change values wait for each other."""

@@ -57,7 +57,7 @@ class Starter:
 
     async def _accept(self, principal: Principal, admission: Admission, session_id: str, traced: Traced) -> _Accepted:
         policy = admission.policy.on_busy_session
-        busy = SessionBusy("Other runs of this session begin and end at this moment. Try again.")
+        busy = SessionBusy("Others change this session at this moment. Try again.")
         for _ in range(_TRIES):
             try:
                 return await self._hold(principal, admission, session_id, traced)
@@ -88,10 +88,17 @@ class Starter:
         return not runs
 
     async def _hold(self, principal: Principal, admission: Admission, session_id: str, traced: Traced) -> _Accepted:
-        sessions, is_new = self._equipment.sessions, not admission.request.session_id
-        cut = SessionCut(0, "") if is_new else await sessions.cut(principal, session_id)
+        if not admission.request.session_id:
+            return await self._hold_at(SessionCut(0, ""), principal, admission, session_id, traced=traced)
+        async with self._equipment.changing.alone(principal, session_id):
+            cut = await self._equipment.sessions.cut(principal, session_id)
+            return await self._hold_at(cut, principal, admission, session_id, traced=traced)
+
+    async def _hold_at(
+        self, cut: SessionCut, principal: Principal, admission: Admission, session_id: str, *, traced: Traced
+    ) -> _Accepted:
         # Before the run is accepted: from then on nothing may come between it and its execution.
-        session = await sessions.messages(session_id, through=cut.position) if cut.position else ()
+        session = await self._equipment.sessions.messages(session_id, through=cut.position) if cut.position else ()
         started = self._started(admission, cut, traced)
         await self._create(principal, admission, session_id, started, cut=cut)
         return _Accepted(started=started, queued=None, session=session)

@@ -9,6 +9,7 @@ from bough.v1 import session_service_pb2_grpc, state_pb2
 from bough_server.clock import Clock
 from bough_server.errors import FieldViolation, InvalidRequest
 from bough_server.ids import new_uuid7
+from bough_server.runs.changing import Changing
 from bough_server.services.listing import page_of, read_within
 from bough_server.state import KEY, MAX_DEPTH, is_key, is_value
 from bough_server.store.ports import Principal, Sessions
@@ -17,8 +18,10 @@ from bough_server.store.ports import Principal, Sessions
 class SessionService(session_service_pb2_grpc.SessionServiceServicer):
     """Keeps conversations."""
 
-    def __init__(self, *, sessions: Sessions, principal: Callable[[], Principal], clock: Clock) -> None:
-        self._sessions, self._principal, self._clock = sessions, principal, clock
+    def __init__(
+        self, *, sessions: Sessions, changing: Changing, principal: Callable[[], Principal], clock: Clock
+    ) -> None:
+        self._sessions, self._changing, self._principal, self._clock = sessions, changing, principal, clock
 
     async def CreateSession(
         self,
@@ -85,7 +88,9 @@ class SessionService(session_service_pb2_grpc.SessionServiceServicer):
         """Changes some of them, all or none."""
         if wrong := list(_mistakes(request.changes)):
             raise InvalidRequest(wrong)
-        state_json = await self._sessions.update_state(self._principal(), request.session_id, request.changes)
+        principal = self._principal()
+        async with self._changing.alone(principal, request.session_id):
+            state_json = await self._sessions.update_state(principal, request.session_id, request.changes)
         return pb.UpdateStateResponse(state_json=state_json or "{}")
 
 
