@@ -220,6 +220,11 @@ class RunError(BoughError):
         self.retryable = retryable
         self.details_json = details_json if size_of(details_json) <= MAX_DETAILS_BYTES else ""
 
+    @classmethod
+    def of(cls, error: error_pb2.AgentError) -> "RunError":
+        """What an event carries, as it was raised."""
+        return RunError(error.message, reason=error.reason, retryable=error.retryable, details_json=error.details_json)
+
     def to_agent_error(self, *, agent: str = "", invocation_id: str = "") -> error_pb2.AgentError:
         """The error as an event carries it, with who it happened to."""
         return error_pb2.AgentError(

@@ -33,3 +33,9 @@ def test_any_text_becomes_an_error_that_an_event_can_hold(text: str, times: int)
     carried = RunError(text * times, reason=INTERNAL).to_agent_error()
     assert len(carried.message.encode()) <= MAX_MESSAGE_BYTES
     assert RunError(carried.message, reason=INTERNAL).message == carried.message
+
+
+def test_what_an_event_carries_is_the_error_that_was_raised() -> None:
+    carried = RunError("Größe", reason=INTERNAL, retryable=True, details_json='{"a":1}').to_agent_error(agent="a")
+    again = RunError.of(carried)
+    assert again.to_agent_error(agent="a") == carried

@@ -153,8 +153,7 @@ def _place(execution: Execution, frame: Frame, effect: ModelEffect, message: mes
 
 def _answered(recorded: event_pb2.AgentEvent) -> step_pb2.LlmResponse:
     if recorded.HasField("llm_failed"):
-        error = recorded.llm_failed.error
-        raise RunError(error.message, reason=error.reason, retryable=error.retryable, details_json=error.details_json)
+        raise RunError.of(recorded.llm_failed.error)
     response = step_pb2.LlmResponse()
     response.CopyFrom(recorded.llm_completed.response)
     return response

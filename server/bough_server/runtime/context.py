@@ -150,8 +150,7 @@ class Context(Lane):
         if ended.transcript is not None:
             self.transcript.join(ended.transcript, by_call=False)
         if ended.outcome is None:
-            error = ended.result.error
-            raise RunError(error.message, reason=error.reason, retryable=error.retryable)
+            raise RunError.of(ended.result.error)
         return ended.outcome.output
 
     async def gather(self, *lanes: "Callable[[Context], Awaitable[T]]") -> list[T]:

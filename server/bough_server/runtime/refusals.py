@@ -31,7 +31,7 @@ def refusal_of(recorded: event_pb2.AgentEvent) -> Ended:
     result = recorded.tool_failed.result
     if recorded.HasField("value_recorded"):
         result = message_pb2.ToolResult(error=recorded.value_recorded.error)
-    return Ended(result=result, error=RunError(result.error.message, reason=result.error.reason))
+    return Ended(result=result, error=RunError.of(result.error))
 
 
 def lost(name: str) -> RunError:

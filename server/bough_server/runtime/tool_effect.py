@@ -177,7 +177,7 @@ class ToolEffect:
     ) -> message_pb2.ToolResult:
         """Records a result, whoever made it."""
         result = cut_result(result, MAX_RESULT_BYTES)
-        error = RunError(result.error.message, reason=result.error.reason) if result.HasField("error") else None
+        error = RunError.of(result.error) if result.HasField("error") else None
         self._fill(result, error)
         ended = self._frame.opened.in_step(self._frame.event(self._key, traced=traced), self._index)
         ended.attempt = self._attempt

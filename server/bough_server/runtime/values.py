@@ -25,8 +25,7 @@ async def record_value(lane: Lane, value: Value, work: Callable[[], Awaitable[st
     """The value as JSON text, made by `work` or read from the log. Raises RunError where the work raised."""
     recorded = await _recorded(lane, value, work)
     if recorded.value_recorded.HasField("error"):
-        error = recorded.value_recorded.error
-        raise RunError(error.message, reason=error.reason)
+        raise RunError.of(recorded.value_recorded.error)
     return recorded.value_recorded.value_json
 
 
