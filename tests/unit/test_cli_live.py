@@ -287,6 +287,13 @@ def test_a_fork_says_where_it_comes_from() -> None:
     assert shown(turn.events) == ["▸ lead", "│ ⑂ fork of run r1 after 7"]
 
 
+def test_a_fork_ends_with_the_time_that_it_took_itself() -> None:
+    turn = Turn()
+    turn.add("lead", run_forked=event_pb2.RunForked(origin_run_id="r1", origin_sequence=7))
+    turn.end("Done.")
+    assert shown(turn.events)[-1] == "✓ lead  1.0 s, 1,204 tokens"
+
+
 def test_payloads_that_are_not_known_are_passed_over() -> None:
     assert shown([AgentEvent(sequence=1, invocation_id="x", agent="lead")]) == []
 

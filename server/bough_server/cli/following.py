@@ -13,6 +13,7 @@ from bough import AsyncClient, CallFailed, CollectedRun, DeadlineExceeded, RunSt
 from bough.v1 import agent_service_pb2, event_pb2
 from bough_server.cli.choices import Display, Output, View
 from bough_server.cli.connection import Connection
+from bough_server.cli.fork_times import in_own_time
 from bough_server.cli.outcome import ExitCode, say
 from bough_server.cli.printing import forgive_encoding, json_line, print_line, print_lines, terminal
 from bough_server.cli.render.amounts import error_text, printable
@@ -152,7 +153,7 @@ def _print_answer(text: str, *, apart: bool) -> None:
 
 async def _print_tree(client: AsyncClient, run_id: str) -> None:
     try:
-        invocation = await client.tree(run_id)
+        invocation = await in_own_time(client, await client.tree(run_id))
     except CallFailed as error:
         say(f"The tree could not be read: {error.message}")
         return

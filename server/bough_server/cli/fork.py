@@ -134,11 +134,12 @@ async def _fork(target: Target, wanted: Fork, display: Display, *, default_model
 
 async def _print_both(client: "AsyncClient", origin_id: str, fork_id: str) -> None:
     from bough import CallFailed
+    from bough_server.cli.fork_times import in_own_time
     from bough_server.cli.printing import print_lines, terminal
     from bough_server.cli.render.beside import trees_beside
 
     try:
-        origin, forked = await client.tree(origin_id), await client.tree(fork_id)
+        origin, forked = [await in_own_time(client, await client.tree(each)) for each in (origin_id, fork_id)]
     except CallFailed as error:
         say(f"The trees could not be read: {error.message}")
         return

@@ -73,6 +73,7 @@ async def _tree(target: Target, text: str, *, json: bool, max_agents: int | None
     from bough.v1 import invocation_pb2
     from bough_server.cli.addressing import resolve_run
     from bough_server.cli.connection import connected
+    from bough_server.cli.fork_times import in_own_time
     from bough_server.cli.printing import json_text, print_line, print_lines, terminal
     from bough_server.cli.render.amounts import clip
     from bough_server.cli.render.questions import standing_lines
@@ -84,11 +85,12 @@ async def _tree(target: Target, text: str, *, json: bool, max_agents: int | None
         invocation = await connection.client.tree(run_id, options=options)
         # What a run asks and why it is parked is no part of its record.
         run = None if invocation.complete else await connection.client.get_run(run_id)
+        shown = invocation if json else await in_own_time(connection.client, invocation)
     if json:
         print_line(json_text(invocation))
         return ExitCode.YES
     width = terminal().width
-    print_lines(tree_lines(invocation, width=width))
+    print_lines(tree_lines(shown, width=width))
     for line in standing_lines(run) if run is not None else ():
         print_line(clip(line, width))
     return ExitCode.YES

@@ -6,7 +6,7 @@ from google.protobuf import duration_pb2
 from rich.text import Text
 
 from bough.v1 import event_pb2, message_pb2
-from bough_server.cli.render.amounts import duration_text, error_text, tokens, tokens_text
+from bough_server.cli.render.amounts import error_text, seconds_text, tokens, tokens_text
 from bough_server.cli.render.blocks import Blocks, Handlers
 from bough_server.cli.render.calls import CALLS
 from bough_server.cli.render.kinds import ending_text, kind_text
@@ -49,7 +49,7 @@ def _started(blocks: Blocks, event: AgentEvent, speaker: Speaker, now: float) ->
 def _ended_well(blocks: Blocks, event: AgentEvent, speaker: Speaker, now: float) -> None:
     end = event.run_completed if event.HasField("run_completed") else event.sub_agent_completed
     how = ending_text(end.end_reason, speaker.kind)
-    used = _used(end.duration, end.tree_usage)
+    used = _used(_seconds(event, end.duration, speaker), end.tree_usage)
     blocks.close(speaker, "✓", "green", f"{how}, {used}" if how else used)
 
 
@@ -65,9 +65,16 @@ def _cancelled(blocks: Blocks, event: AgentEvent, speaker: Speaker, now: float) 
     blocks.close(speaker, "■", "yellow", "cancelled")
 
 
-def _used(duration: duration_pb2.Duration, usage: message_pb2.Usage) -> str:
+def _seconds(event: AgentEvent, duration: duration_pb2.Duration, speaker: Speaker) -> float:
+    """How long an agent took; the log counts from where a fork's origin began, and readers want the fork's own time."""
+    if speaker.forked_ns:
+        return (event.time.ToNanoseconds() - speaker.forked_ns) / 1e9
+    return duration.ToTimedelta().total_seconds()
+
+
+def _used(seconds: float, usage: message_pb2.Usage) -> str:
     known = "" if tokens(usage) is None else f", {tokens_text(usage)} tokens"
-    return f"{duration_text(duration)}{known}"
+    return f"{seconds_text(seconds)}{known}"
 
 
 _HANDLERS: Final[Handlers] = {

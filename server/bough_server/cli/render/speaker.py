@@ -39,6 +39,8 @@ class Speaker:
     has_shown: bool = False
     """Whether lines of this attempt's text stand on the screen."""
     has_ended: bool = False
+    forked_ns: int = 0
+    """When its run was forked, since the Unix epoch; 0 where that is not known."""
     tools: dict[str, "Running"] = field(default_factory=dict)
 
     def wait_for(self, what: str, now: float) -> None:

@@ -49,6 +49,7 @@ def _dequeued(blocks: Blocks, event: AgentEvent, speaker: Speaker, now: float) -
 
 def _forked(blocks: Blocks, event: AgentEvent, speaker: Speaker, now: float) -> None:
     blocks.say(speaker, f"⑂ {one_line(forked_text(event.run_forked))}", "yellow")
+    speaker.forked_ns = event.time.ToNanoseconds()
 
 
 def _resumed(blocks: Blocks, event: AgentEvent, speaker: Speaker, now: float) -> None:
