@@ -71,10 +71,15 @@ def field_text(path: FieldPath) -> str:
 def suggestion(name: str, known: Iterable[str]) -> str:
     """ " Did you mean 'x'?" where a known name is close, else what there is."""
     names = sorted(known)
-    close = get_close_matches(name, names, n=1, cutoff=0.6)
-    if close:
-        return f" Did you mean {close[0]!r}?"
+    if near := nearest(name, names):
+        return f" {near}"
     return f" There is {', '.join(names[:20])}." if names else ""
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """ "Did you mean 'x'?" where a known name is close, else nothing."""
+    close = get_close_matches(name, sorted(known), n=1, cutoff=0.6)
+    return f"Did you mean {close[0]!r}?" if close else ""
 
 
 def read_documents(path: Path) -> list[Document]:

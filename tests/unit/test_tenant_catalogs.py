@@ -134,6 +134,45 @@ async def test_what_is_gone_is_named_all_at_once(shelf: Shelf) -> None:
     assert [each.name for each in (await catalog.of("a")).agents.reachable("poet")] == ["poet", "writer"]
 
 
+async def test_a_stored_agent_whose_key_no_state_can_hold_is_refused_before_it_runs_and_hides_no_other(
+    shelf: Shelf,
+) -> None:
+    poet = define("poet")
+    poet.output_key = "9 lives"
+    await shelf.put("a", poet, version=0)
+    await shelf.put("a", define("reader", "poet"), version=1)
+    catalog = catalog_of(shelf)
+    assert [each.name for each in (await catalog.of("a")).list_agents()] == ["poet", "reader", "writer"]
+    for name in ("poet", "reader"):
+        with pytest.raises(AgentUnusable) as refused:
+            await catalog.resolver("a", name)
+        assert refused.value.message.startswith(
+            "The agent 'poet' has the output_key '9 lives', which no state can hold"
+        )
+    assert (await catalog.resolver("a", "writer")).versions("writer").models == {"m": ""}
+
+
+async def test_an_agent_that_is_not_there_is_answered_with_the_nearest_that_the_caller_can_list(shelf: Shelf) -> None:
+    await shelf.put("a", define("guide"), version=0)
+    await shelf.put("b", define("guido"), version=0)
+    catalog = catalog_of(shelf)
+    said = []
+    for tenant, name in (("a", "guid"), ("b", "guid"), ("c", "guid"), ("a", "zzz")):
+        with pytest.raises(NotFound) as missing:
+            await catalog.resolver(tenant, name, [define("mine")])
+        said.append(missing.value.message)
+        with pytest.raises(NotFound) as missing:
+            (await catalog.of(tenant)).agent(name)
+        assert missing.value.message == said[-1]
+    end = "CatalogService.ListAgents lists those there are."
+    assert said == [
+        f"There is no agent 'guid'. Did you mean 'guide'? {end}",
+        f"There is no agent 'guid'. Did you mean 'guido'? {end}",
+        f"There is no agent 'guid'. {end}",
+        f"There is no agent 'zzz'. {end}",
+    ]
+
+
 async def test_code_and_functions_that_are_gone_are_named_too(shelf: Shelf) -> None:
     coder = agent_pb2.AgentDefinition(name="coder", description="Codes.")
     coder.function.code = "writer"  # a name that a definition has, and no code

@@ -5,7 +5,7 @@ A catalog never changes: a change makes another one, and a run keeps the one tha
 
 import asyncio
 from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Final
 
 import structlog
@@ -15,6 +15,7 @@ from bough_server.agents.definition import received
 from bough_server.agents.overlay import Overlay
 from bough_server.agents.registry import Registry
 from bough_server.agents.validation import Known, judge, judge_reached, violations
+from bough_server.documents import nearest
 from bough_server.errors import FieldViolation, InvalidRequest, NotFound, Reason
 from bough_server.runtime.agent import Agent
 from bough_server.store.agents import AgentStore, StoredAgents
@@ -43,7 +44,7 @@ class TenantCatalog:
 
     def agent(self, name: str) -> Agent:
         """The agent of a name. Raises NotFound."""
-        return _found(self.agents, name)
+        return _found(self.agents, name, self.list_agents)
 
     def in_force(self, name: str, revision: str) -> agent_pb2.AgentDefinition | None:
         """The definition of a name, if it has this revision."""
@@ -99,7 +100,7 @@ class AgentCatalog:
             # Beside the event loop: schemas take seconds a MiB.
             await asyncio.to_thread(refuse, own, known, lambda index: f"definitions[{index}]")
             resolver = Overlay(resolver, own)
-        _found(resolver, root)
+        _found(resolver, root, lambda: [*catalog.list_agents(), *definitions])
         resolver.versions(root)
         return resolver
 
@@ -149,9 +150,11 @@ def _rule(reason: Reason) -> str:
     return error_pb2.ErrorReason.Name(reason).removeprefix("ERROR_REASON_")
 
 
-def _found(agents: Overlay, name: str) -> Agent:
+def _found(agents: Overlay, name: str, listed: Callable[[], Iterable[agent_pb2.AgentDefinition]]) -> Agent:
+    """The agent of a name; `listed` gives those that the caller can list, and of which the nearest is named."""
     try:
         return agents.agent(name)
     except KeyError:
-        hint = "CatalogService.ListAgents lists those there are."
+        near = nearest(name, (each.name for each in listed()))
+        hint = f"{near} CatalogService.ListAgents lists those there are.".lstrip()
         raise NotFound("agent", name, reason=error_pb2.ERROR_REASON_UNKNOWN_AGENT, hint=hint) from None

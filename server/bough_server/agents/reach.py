@@ -10,6 +10,7 @@ from bough_server.agents.histories import models_of
 from bough_server.agents.naming import functions_gone
 from bough_server.models.model import Model
 from bough_server.runtime.agent import Resolver, RunVersions
+from bough_server.state import is_key
 from bough_server.tools.builtin import SPECS
 
 
@@ -62,8 +63,14 @@ def _models(resolver: Resolver, names: Collection[str]) -> dict[str, Model]:
 
 
 def gone(resolver: Resolver, root: str) -> Iterator[str]:
-    """What those definitions name and nobody finds, each in a sentence. Raises KeyError where there is no `root`."""
+    """What those definitions name and nobody finds, each in a sentence. Raises KeyError where there is no `root`.
+
+    A stored agent was judged when it was stored: where rules came since, its runs are refused before they begin.
+    """
     for definition in reachable(resolver, root):
+        if definition.output_key and not is_key(definition.output_key):
+            key = definition.output_key
+            yield f"The agent {definition.name!r} has the output_key {key!r}, which no state can hold."
         if definition.HasField("function") and not is_code(resolver, definition.function.code):
             code = definition.function.code
             yield f"The agent {definition.name!r} names the code {code!r}, which is not there any more."
