@@ -255,12 +255,25 @@ async def test_a_model_reads_and_writes_values_by_tools(tmp_path: Path) -> None:
     assert [text_of(result) for result in ordered[:5]] == [
         "Kept.",
         "Kept.",
-        '{"name":"red"}',
-        '{"color":{"name":"red"},"gone":1}',
+        '{"name": "red"}',
+        '{"color":{"name": "red"},"gone":1}',
         "Kept.",
     ]
     assert [result.error.reason for result in ordered[5:]] == [error_pb2.ERROR_REASON_BAD_ARGUMENTS] * 2
     assert "There is no value 'gone'. There are: color." in ordered[5].error.message
+
+
+async def test_what_a_model_keeps_stays_the_text_that_it_wrote(tmp_path: Path) -> None:
+    order = '{"price": 1.50, "id": 12345678901234567890.5}'
+    kept = {"name": "set_state", "arguments_json": f'{{"value": {order}, "key": "order"}}'}
+    gone = {"name": "set_state", "arguments_json": '{"key": "gone", "value": null }'}
+    turns = [calls(kept, gone), calls(call("get_state", key="order"), call("get_state")), "Done."]
+    async with open_team(tmp_path, script(p=turns), llm("p", tools=["get_state", "set_state"])) as house:
+        log = await house.turn("p")
+        await check_replay(house, log)
+        state_json = (await house.store.sessions.cut(ME, log[0].session_id)).state_json
+    assert state_json == f'{{"order":{order}}}'
+    assert [text_of(result) for result in results_of(log)[2:]] == [order, state_json]
 
 
 async def test_an_answer_is_kept_under_the_output_key_as_text_or_as_the_json_that_it_is(tmp_path: Path) -> None:

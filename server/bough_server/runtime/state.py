@@ -113,14 +113,14 @@ class StateView(MutableMapping[str, Any]):
 
     def clear(self) -> None:
         """Deletes all values."""
-        for key in self._texts():
+        for key in self.texts():
             del self[key]
 
     def __iter__(self) -> Iterator[str]:
-        return iter(sorted(self._texts()))
+        return iter(sorted(self.texts()))
 
     def __len__(self) -> int:
-        return len(self._texts())
+        return len(self.texts())
 
     def pending(self) -> list[state_pb2.StateChange]:
         """The writes that wait, each name once, in the order of the first write to it."""
@@ -140,10 +140,11 @@ class StateView(MutableMapping[str, Any]):
     def _counted(self) -> int:
         """Bytes of the values as they are, counted once for those that are recorded."""
         if self._sized is not self._state.values:
-            self._sized, self._size = self._state.values, state_size(self._texts())
+            self._sized, self._size = self._state.values, state_size(self.texts())
         return self._size
 
-    def _texts(self) -> dict[str, str]:
+    def texts(self) -> dict[str, str]:
+        """JSON text of each value, by name."""
         return {key: text for key, text in {**self._state.values, **self._pending}.items() if text is not None}
 
 

@@ -4,13 +4,13 @@ They touch nothing but the session's values; obeying them is up to the agent tha
 """
 
 import json
-from collections.abc import Collection, Mapping, MutableMapping, Sequence
-from typing import Any, Final
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any, Final, Protocol
 
 from bough.v1 import error_pb2, event_pb2, message_pb2
 from bough_server.errors import RunError
 from bough_server.models.model import ToolSpec
-from bough_server.state import KEY, json_text
+from bough_server.state import KEY, json_of, values_of
 
 FINAL_ANSWER: Final = "final_answer"
 """The name of the tool whose argument is the answer."""
@@ -113,30 +113,47 @@ def transfer_spec(targets: Mapping[str, str]) -> ToolSpec:
     )
 
 
-def answer(call: message_pb2.ToolCall, state: MutableMapping[str, Any]) -> message_pb2.Part:
+class Values(Protocol):
+    """The session's values, as JSON text by name."""
+
+    def texts(self) -> Mapping[str, str]:
+        """All of them."""
+        ...
+
+    def keep_text(self, key: str, text: str) -> None:
+        """Keeps one. Raises RunError BAD_ARGUMENTS for what no state can hold."""
+        ...
+
+    def __delitem__(self, key: str) -> None:
+        """Deletes one. Raises KeyError for one that is not there."""
+        ...
+
+
+def answer(call: message_pb2.ToolCall, state: Values) -> message_pb2.Part:
     """What a call of one of these tools gives; its arguments fit the tool's schema. Raises RunError BAD_ARGUMENTS."""
     arguments = json.loads(call.arguments_json or "{}")
     if call.name == GET_STATE:
-        return message_pb2.Part(data_json=json_text(_read(state, arguments.get("key"))))
+        return message_pb2.Part(data_json=_read(state.texts(), arguments.get("key")))
     if call.name == SET_STATE:
-        _write(state, arguments["key"], arguments["value"])
+        _write(state, arguments["key"], values_of(call.arguments_json)["value"])
         return message_pb2.Part(text="Kept.")
     return message_pb2.Part(text=_said(call, arguments))
 
 
-def _read(state: Mapping[str, Any], key: str | None) -> Any:
+def _read(texts: Mapping[str, str], key: str | None) -> str:
     if key is None:
-        return dict(state)
-    if key in state:
-        return state[key]
-    known = f"There are: {', '.join(sorted(state))}." if state else "There are none."
+        return json_of(texts) or "{}"
+    if key in texts:
+        return texts[key]
+    known = f"There are: {', '.join(sorted(texts))}." if texts else "There are none."
     raise RunError(f"There is no value {key!r}. {known}", reason=error_pb2.ERROR_REASON_BAD_ARGUMENTS)
 
 
-def _write(state: MutableMapping[str, Any], key: str, value: object) -> None:
-    if value is not None:
-        state[key] = value
-    elif key in state:
+def _write(state: Values, key: str, text: str) -> None:
+    """A value stays the text that the model wrote it as."""
+    if text != "null":
+        state.keep_text(key, text)
+    elif key in state.texts():
         del state[key]
 
 
