@@ -3,6 +3,7 @@
 import pytest
 
 from bough.v1 import agent_pb2
+from bough_server.agents.circles import circles
 from bough_server.agents.definition import parse_definition
 from bough_server.agents.definition_text import definition_yaml
 from bough_server.agents.validation import Known, violations
@@ -110,6 +111,31 @@ def test_no_agent_is_its_own_ancestor_by_rule_alone() -> None:
         ("t", "sub_agents[1].agent", "'u' runs 't' in turn: nothing would ever end that."),
         ("u", "sub_agents[0].agent", "'s' runs 'u' in turn: nothing would ever end that."),
     ]
+
+
+def test_agents_beside_a_circle_are_not_a_part_of_it() -> None:
+    circle = [sequence("t", "u", "a"), sequence("u", "t", "b")]
+    assert mistakes(sequence("s", "t"), *circle, sequence("a", "b"), llm("b", links=["s"])) == [
+        ("t", "sub_agents[0].agent", "'u' runs 't' in turn: nothing would ever end that."),
+        ("u", "sub_agents[0].agent", "'t' runs 'u' in turn: nothing would ever end that."),
+    ]
+
+
+@pytest.mark.parametrize("is_round", [False, True])
+def test_the_work_to_judge_a_long_chain_grows_as_the_chain(is_round: bool) -> None:
+    """It is counted in links that are looked at, so no clock decides."""
+    looked = []
+
+    class Watched(dict[str, list[str]]):
+        def get(self, name: str, default: object = None) -> list[str]:  # type: ignore[override]
+            looked.append(name)
+            return super().get(name, [])
+
+    runs = Watched({f"s{number}": [f"s{number + 1}"] for number in range(600)})
+    runs["s600"] = ["s0"] if is_round else []
+    groups = circles(runs)
+    assert len(set(groups.values())) == (1 if is_round else 601)
+    assert len(looked) <= 3 * 601
 
 
 def test_all_that_is_wrong_with_a_plan_is_said_at_once() -> None:

@@ -5,6 +5,7 @@ from typing import Final
 
 from bough.v1 import agent_pb2
 from bough_server.agents.bounds import FieldMistake
+from bough_server.agents.circles import circles
 from bough_server.documents import suggestion
 
 _MOST_ROUNDS: Final = 10_000
@@ -13,9 +14,14 @@ _MOST_STEPS: Final = 1000
 
 
 def structure_mistakes(
-    definition: agent_pb2.AgentDefinition, agents: Mapping[str, agent_pb2.AgentDefinition]
+    definition: agent_pb2.AgentDefinition,
+    agents: Mapping[str, agent_pb2.AgentDefinition],
+    circle_of: Mapping[str, str],
 ) -> Iterator[FieldMistake]:
-    """Everything that is wrong with how a definition is put together; `agents` are all that it may link, by name."""
+    """Everything that is wrong with how a definition is put together.
+
+    `agents` are all that it may link, by name, and `circle_of` is what `rule_circles` says of them.
+    """
     if definition.HasField("supervisor") and not definition.sub_agents:
         yield "sub_agents", "is required: they are its members."
     if not is_composite(definition):
@@ -33,11 +39,17 @@ def structure_mistakes(
         yield from _plan_mistakes(definition, agents)
     certain = _run_in_any_case(definition)
     for index, link in enumerate(definition.sub_agents):
-        if link.agent in certain - {definition.name} and definition.name in _below(link.agent, agents):
+        is_itself = link.agent == definition.name
+        if link.agent in certain and not is_itself and circle_of.get(link.agent) == circle_of[definition.name]:
             yield (
                 f"sub_agents[{index}].agent",
                 f"{link.agent!r} runs {definition.name!r} in turn: nothing would ever end that.",
             )
+
+
+def rule_circles(agents: Mapping[str, agent_pb2.AgentDefinition]) -> dict[str, str]:
+    """Who runs one another in turn whatever models say: the circle that each agent is in, by name."""
+    return circles({name: _run_in_any_case(each) if is_composite(each) else () for name, each in agents.items()})
 
 
 def is_composite(definition: agent_pb2.AgentDefinition) -> bool:
@@ -105,16 +117,3 @@ def _loop_mistakes(loop: agent_pb2.LoopAgent) -> Iterator[FieldMistake]:
         yield "loop.max_iterations", "is required: a loop without a bound may never end."
     elif not 1 <= loop.max_iterations <= _MOST_ROUNDS:
         yield "loop.max_iterations", f"must be between 1 and {_MOST_ROUNDS}."
-
-
-def _below(name: str, agents: Mapping[str, agent_pb2.AgentDefinition]) -> set[str]:
-    """Whom an agent runs in any case, at any depth."""
-    found: set[str] = set()
-    pending = [name]
-    while pending:
-        definition = agents.get(pending.pop())
-        if definition is not None and is_composite(definition):
-            links = _run_in_any_case(definition) - found
-            found |= links
-            pending.extend(links)
-    return found

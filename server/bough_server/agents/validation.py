@@ -11,7 +11,7 @@ from bough.v1 import agent_pb2, catalog_service_pb2, error_pb2
 from bough_server.agents.bounds import MAX_SCHEMA_BYTES, bound_mistakes, json_object_mistake
 from bough_server.agents.histories import history_mistakes, unknown_models
 from bough_server.agents.naming import naming_mistakes
-from bough_server.agents.structure import structure_mistakes
+from bough_server.agents.structure import rule_circles, structure_mistakes
 from bough_server.documents import suggestion
 from bough_server.errors import Reason
 from bough_server.ids import AGENT_NAME
@@ -63,12 +63,13 @@ def violations(definitions: Sequence[agent_pb2.AgentDefinition], known: Known) -
 def judge(definitions: Sequence[agent_pb2.AgentDefinition], known: Known) -> list[list[Mistake]]:
     """The mistakes of each definition."""
     world = _world(definitions, known)
+    circle_of = rule_circles(world.agents)
     seen: set[str] = set()
     judged: list[list[Mistake]] = []
     for definition in definitions:
         mistakes = [*_identity(definition, world, seen), *_llm(definition, world), *_links(definition, world)]
         mistakes += [Mistake(*each) for each in bound_mistakes(definition)]
-        mistakes += [Mistake(*each) for each in structure_mistakes(definition, world.agents)]
+        mistakes += [Mistake(*each) for each in structure_mistakes(definition, world.agents, circle_of)]
         mistakes += [Mistake(*each) for each in naming_mistakes(definition, known.functions, known.code_agents)]
         mistakes += [Mistake(*each) for each in unknown_models(definition, known.models)]
         if problem := _schema_problem(definition.input_schema_json):
