@@ -10,6 +10,7 @@ from bough.v1 import agent_pb2, error_pb2, event_pb2, fork_pb2, message_pb2, pol
 from bough_server.agents.function import agent
 from bough_server.models.model import ModelRequest
 from bough_server.runtime.context import Context
+from bough_server.state import MAX_STATE_BYTES
 from tests.runtime.test_flows import EXIT, FAILS, ends, keys_of_children
 from tests.runtime.test_supervisors import shown_to
 from tests.runtime.test_transfers import to, transfer
@@ -357,3 +358,28 @@ async def test_a_fork_goes_on_with_an_edited_plan(tmp_path: Path, steps: list[st
     assert items(log, "plan_made") == ([("p0", ["s2"])] if steps else [])
     assert (answer_of(origin), answer_of(log)) == ("All.", "Only s2." if steps else "")
     assert (log[-1].run_failed.error.reason == error_pb2.ERROR_REASON_BAD_ARGUMENTS) is not bool(steps)
+
+
+@pytest.mark.parametrize("room", [16 * 1024, 60, 30, 29])
+@pytest.mark.parametrize("result", ["r" * 60_000, "\x01" * 60_000], ids=["letters", "controls"])
+async def test_a_plan_goes_on_however_little_room_the_state_has_left(tmp_path: Path, room: int, result: str) -> None:
+    @agent(description="Leaves so many bytes of the state.")
+    async def fill(ctx: Context, input: message_pb2.Message) -> str:
+        ctx.state["big"] = "x" * (MAX_STATE_BYTES - len('{"big":""}') - room)
+        return "Full."
+
+    replans = [{**respond("All done."), "when": "\n2. s1\n"}, plan("s1", "s2")]
+    turns = script(planner=[plan("s1", "s2")], executor=[{"text": result}], replanner=replans)
+    async with open_team(tmp_path, turns, sequence("p", "fill", "lead"), *TEAM, code_agents=[fill]) as house:
+        log = await house.turn("p", "Paint it.")
+        await check_replay(house, log)
+    assert answer_of(log) == "All done."
+    kept = state_of(log)
+    if room < len(',"plan":[],"executed_steps":[]'):
+        assert kept.keys() == {"big"}
+    elif room == 30:
+        assert (kept["plan"], kept["executed_steps"]) == ([], [])
+    elif room > 60:
+        assert kept["plan"] == ["s2"]
+        first, second = kept["executed_steps"]  # type: ignore[attr-defined]
+        assert first["result"][:500] == second["result"][:500] == result[:500]

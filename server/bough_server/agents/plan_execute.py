@@ -8,7 +8,7 @@ from typing import Final
 
 from bough.v1 import agent_pb2, error_pb2, event_pb2, message_pb2, policy_pb2
 from bough_server.agents.flow import failure, passed_on
-from bough_server.agents.progress import ROOM, Progress
+from bough_server.agents.progress import EMPTY_BYTES, ROOM, Progress
 from bough_server.cutting import cut_text
 from bough_server.errors import RunError
 from bough_server.models.model import ToolSpec
@@ -17,11 +17,14 @@ from bough_server.runtime.agent import Outcome
 from bough_server.runtime.children import Child, begin_plan, run_child
 from bough_server.runtime.context import Context
 from bough_server.runtime.dispatches import Ended
+from bough_server.state import MAX_STATE_BYTES, applied, state_size, value_size, write_of
 from bough_server.tools.arguments import parse_arguments
 from bough_server.tools.builtin import PLAN, PLAN_SPEC, RESPOND, RESPOND_SPEC
 
 MAX_ROUNDS: Final = 10
 """How many steps are done where a definition does not say."""
+
+_KEPT: Final = ("plan", "executed_steps")
 
 _REPLAN: Final = (
     "If the objective is reached, call `respond` with the whole answer. Else call `plan` with the steps that are left."
@@ -82,8 +85,15 @@ class PlanExecuteAgent:
 
 
 def _keep(ctx: Context, progress: Progress) -> None:
-    """Writes how far it has come to the session's state, where it is recorded with the next effect."""
-    kept = progress.kept()
+    """Writes how far it has come to the session's state, where there is room; the next effect records it."""
+    values = applied(ctx.lane_state.values, write_of(ctx.state.pending()))
+    others = {name: text for name, text in values.items() if name not in _KEPT}
+    room = MAX_STATE_BYTES - state_size(others) - sum(value_size(name, "") for name in _KEPT)
+    if room < EMPTY_BYTES:
+        return
+    kept = progress.kept(min(room, ROOM))
+    for name in _KEPT:
+        ctx.state.pop(name, None)  # together they fit; beside what is kept already they may not
     ctx.state["plan"], ctx.state["executed_steps"] = kept["plan"], kept["executed_steps"]
 
 
