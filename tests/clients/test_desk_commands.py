@@ -48,7 +48,7 @@ async def test_without_a_server_the_first_line_is_still_the_run(database: dict[s
 async def test_an_agent_that_is_not_there_is_a_sentence(database: dict[str, str]) -> None:
     ran = await bough(*CONFIG, "--embedded", "run", "led", QUESTION, environment=database)
     assert (ran.code, ran.out) == (2, "")
-    assert "There is no agent 'led'" in ran.err
+    assert ran.err == "There is no agent 'led'. Did you mean 'lead'? `bough agents list` lists those there are.\n"
     assert "Traceback" not in ran.err
 
 

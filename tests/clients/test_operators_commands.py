@@ -37,7 +37,7 @@ def _stamp(database: Path, revision: str) -> None:
     ("revision", "code", "state"),
     [
         (HEAD, 0, "current"),
-        ("0000", 1, f"needs {HEAD}: run `bough db upgrade`"),
+        ("0000", 1, f"needs {HEAD}: run `bough --config CONFIG db upgrade`"),
         ("9999", 1, f"newer than {HEAD}, the newest that this version of bough knows: use the newer version"),
     ],
 )
@@ -45,8 +45,9 @@ async def test_the_status_of_a_database_says_what_helps(tmp_path: Path, revision
     database = tmp_path / "bough.db"
     upgrade_database(str(database))
     _stamp(database, revision)
-    ended = await bough("--config", str(_config(tmp_path, database)), "db", "status")
-    size = database.stat().st_size
+    config = str(_config(tmp_path, database))
+    ended = await bough("--config", config, "db", "status")
+    size, state = database.stat().st_size, state.replace("CONFIG", config)
     assert ended == Finished(code=code, out=f"{database}: revision {revision}, {state}, {size:,} bytes\n", err="")
 
 

@@ -4,6 +4,7 @@ import asyncio
 import os
 import pty
 import signal
+from dataclasses import replace
 
 from google.protobuf import json_format
 
@@ -34,13 +35,15 @@ The run waits for 2 answers.
     takes JSON that fits {{"type": "string"}}
     id {QUESTION_ID}
 Answer with:
-  bough resume {RUN_ID} --answer {APPROVAL_ID}=true --answer {QUESTION_ID}=JSON
+  bough --address 127.0.0.1:PORT resume {RUN_ID} --answer {APPROVAL_ID}=true --answer {QUESTION_ID}=JSON
 """
 
 
 async def served(service: WaitingService, *arguments: str) -> Finished:
+    """What a command leaves behind, with the word PORT for the port."""
     async with listening(service) as port:
-        return await bough(*arguments, port=port)
+        ran = await bough(*arguments, port=port)
+    return replace(ran, out=ran.out.replace(f":{port}", ":PORT"), err=ran.err.replace(f":{port}", ":PORT"))
 
 
 async def test_a_run_that_waits_exits_3_with_what_it_asks_and_the_command_that_answers() -> None:

@@ -1,8 +1,11 @@
 """What happens to a run from outside in words: waiting, asking, answering, continuing, forking."""
 
+from pathlib import Path
+
 import pytest
 
 from bough.v1 import error_pb2, event_pb2, fork_pb2, input_pb2, message_pb2
+from bough_server.cli.choices import Target
 from bough_server.cli.render.notes import (
     expiry_text,
     forked_text,
@@ -109,6 +112,7 @@ def test_a_request_is_shown_with_all_of_a_long_prompt_and_what_it_takes() -> Non
 
 def test_a_shell_takes_the_command_that_answers() -> None:
     lost = card(input_pb2.INPUT_REASON_RECOVERY)
-    assert answer_command("r1", [approval(), lost]) == (
-        f"bough resume r1 --answer {APPROVAL_ID}=true --answer {CARD_ID}=true"
+    command = Target(config=Path("my house/bough.yaml"), embedded=True).command
+    assert answer_command("r1", [approval(), lost], command) == (
+        f"bough --config 'my house/bough.yaml' --embedded resume r1 --answer {APPROVAL_ID}=true --answer {CARD_ID}=true"
     )

@@ -1,5 +1,6 @@
 """The arguments and options that several commands share; what they mean is the commands' own."""
 
+import shlex
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -64,6 +65,15 @@ class Target:
     config: Path | None = None
     address: str | None = None
     embedded: bool = False
+
+    @property
+    def command(self) -> str:
+        """`bough` with the same global flags, for a shell: what a command to the same server begins with."""
+        words = ["bough"]
+        words += ["--config", str(self.config)] if self.config is not None else []
+        words += ["--address", self.address] if self.address is not None else []
+        words += ["--embedded"] if self.embedded else []
+        return shlex.join(words)
 
 
 def target_of(context: typer.Context) -> Target:

@@ -25,6 +25,8 @@ class Connection:
     """A server to speak to. `note` is what the user has yet to hear of it, empty for nothing."""
 
     client: AsyncClient
+    command: str
+    """What a command to the same server begins with."""
     note: str = ""
 
 
@@ -54,7 +56,7 @@ async def connected(
             "add --embedded, or give it to `bough serve`."
         )
     async with AsyncClient(address, timeout=None) as client:
-        yield Connection(client=client)
+        yield Connection(client=client, command=target.command)
 
 
 async def _running_server(target: Target, default_model: str | None) -> str | None:
@@ -97,4 +99,4 @@ async def _embedded(target: Target, default_model: str | None, *, goes_on: bool)
     configure_logging(settings.log_level if "log_level" in settings.model_fields_set else "warning")
     note = "" if target.embedded else f"No server answers at {DEFAULT_ADDRESS}: using one inside this command."
     async with serving(settings, goes_on=goes_on) as address, AsyncClient(address, timeout=None) as client:
-        yield Connection(client=client, note=note)
+        yield Connection(client=client, command=target.command, note=note)

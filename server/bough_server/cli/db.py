@@ -43,7 +43,7 @@ async def _status(target: Target, *, json: bool) -> ExitCode:
         known = {"path": str(found.path), "revision": found.revision, "head": found.head, "bytes": found.size_bytes}
         print_line(json_module.dumps(known))
     else:
-        print_line(_sentence(found))
+        print_line(_sentence(found, target.command))
     return ExitCode.YES if found.is_current else ExitCode.FAILED
 
 
@@ -52,7 +52,7 @@ async def _upgrade(target: Target) -> ExitCode:
     from bough_server.settings import Settings
     from bough_server.store.sql.schema import upgrade_database
 
-    print_line(_sentence(upgrade_database(Settings.load(target.config).storage.url)))
+    print_line(_sentence(upgrade_database(Settings.load(target.config).storage.url), target.command))
     return ExitCode.YES
 
 
@@ -67,15 +67,16 @@ async def _rebuild(target: Target) -> ExitCode:
     return ExitCode.YES
 
 
-def _sentence(status: "DatabaseStatus") -> str:
+def _sentence(status: "DatabaseStatus", command: str) -> str:
     if status.revision is None:
-        return f"{status.path}: not there yet; `bough serve` and `bough db upgrade` make it"
-    return f"{status.path}: revision {status.revision}, {_state(status, status.revision)}, {status.size_bytes:,} bytes"
+        return f"{status.path}: not there yet; `{command} serve` and `{command} db upgrade` make it"
+    state = _state(status, status.revision, command)
+    return f"{status.path}: revision {status.revision}, {state}, {status.size_bytes:,} bytes"
 
 
-def _state(status: "DatabaseStatus", revision: str) -> str:
+def _state(status: "DatabaseStatus", revision: str, command: str) -> str:
     if status.is_current:
         return "current"
     if revision > status.head:  # revisions are numbers of four digits
         return f"newer than {status.head}, the newest that this version of bough knows: use the newer version"
-    return f"needs {status.head}: run `bough db upgrade`"
+    return f"needs {status.head}: run `{command} db upgrade`"

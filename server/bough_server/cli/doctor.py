@@ -63,7 +63,7 @@ async def examine(target: Target) -> list[Finding]:
         return [*findings, Finding(name="configuration", is_right=False, words=str(error))]
     findings.append(_configuration(settings))
     findings.append(_checked("agents", lambda: _agents(settings)))
-    findings.append(_checked("database", lambda: _database(settings)))
+    findings.append(_checked("database", lambda: _database(settings, target.command)))
     findings += [_model(settings, name) for name in settings.models]
     findings.append(await _server(target, settings))
     return findings
@@ -103,7 +103,7 @@ def _agents(settings: "Settings") -> Finding:
     return Finding(name="agents", is_right=True, words=", ".join(names) or "none")
 
 
-def _database(settings: "Settings") -> Finding:
+def _database(settings: "Settings", command: str) -> Finding:
     from bough_server.store.sql.schema import database_status
 
     status = database_status(settings.storage.url)
@@ -112,7 +112,7 @@ def _database(settings: "Settings") -> Finding:
     words = f"{status.path}, revision {status.revision}, {status.size_bytes:,} bytes"
     if status.is_current:
         return Finding(name="database", is_right=True, words=words)
-    return Finding(name="database", is_right=False, words=f"{words}; run `bough db upgrade`")
+    return Finding(name="database", is_right=False, words=f"{words}; run `{command} db upgrade`")
 
 
 def _model(settings: "Settings", name: str) -> Finding:

@@ -106,18 +106,17 @@ async def follow_to_the_end(client: AsyncClient, stream: RunStream, sink: Sink, 
 
 async def see_through(connection: Connection, stream: RunStream, display: Display) -> ExitCode:
     """Follows a run that this command began or continued, says what came of it, and lets Ctrl-C cancel it."""
-    client = connection.client
     async with stream, interruptible(stream) as interrupted:
         say(f"run {await stream.started()}")
         if connection.note:
             say(connection.note)
         async with sink_of(display.output) as sink:
-            ended = await follow_to_the_end(client, stream, sink, display.view)
-        code = await conclude(client, stream.run_id, ended, display.output, tree=display.tree)
+            ended = await follow_to_the_end(connection.client, stream, sink, display.view)
+        code = await conclude(connection, stream.run_id, ended, display.output, tree=display.tree)
     return ExitCode.INTERRUPTED if interrupted.is_set() else code
 
 
-async def conclude(client: AsyncClient, run_id: str, run: CollectedRun, output: Output, *, tree: bool) -> ExitCode:
+async def conclude(connection: Connection, run_id: str, run: CollectedRun, output: Output, *, tree: bool) -> ExitCode:
     """Prints what comes after the events: the answer, the tree, or on standard error why there is no answer yet."""
     if run.message is not None and output in (Output.LIVE, Output.ANSWER):
         _print_answer(text_of(run.message), apart=output is Output.LIVE)
@@ -125,12 +124,13 @@ async def conclude(client: AsyncClient, run_id: str, run: CollectedRun, output: 
         say(f"The run failed: {error_text(run.error)}")
     if run.state == event_pb2.STATE_CANCELLED:
         say("The run was cancelled.")
-    for line in waiting_lines(run_id, run.open_requests) if run.state == event_pb2.STATE_INPUT_REQUIRED else ():
-        say(line)
+    if run.state == event_pb2.STATE_INPUT_REQUIRED:
+        for line in waiting_lines(run_id, run.open_requests, connection.command):
+            say(line)
     if tree and output is Output.LIVE:
         if run.message is None:
             print_line("")
-        await _print_tree(client, run_id)
+        await _print_tree(connection.client, run_id)
     return code_of(run.state)
 
 

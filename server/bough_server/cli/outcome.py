@@ -5,11 +5,14 @@ import os
 import sys
 from collections.abc import Callable, Coroutine, Iterator
 from enum import IntEnum
-from typing import NoReturn
+from typing import Final, NoReturn
 
 import typer
 
 from bough_server.errors import BoughError
+
+_COMMANDS: Final = {"CatalogService.ListAgents": "bough agents list"}
+"""Calls that messages of servers name, and the commands that make them."""
 
 
 class ExitCode(IntEnum):
@@ -64,7 +67,10 @@ def _fast_loop() -> Callable[[], asyncio.AbstractEventLoop] | None:
 
 
 def sentences(error: Exception) -> Iterator[str]:
-    """An error in words: its message, then the fields it names, each on a line."""
+    """An error in words: its message, then the fields it names, each on a line.
+
+    A call that the message sends its reader to becomes the command that makes it.
+    """
     from bough import CallFailed, DeadlineExceeded, InvalidRequest
 
     if not isinstance(error, CallFailed):
@@ -76,6 +82,12 @@ def sentences(error: Exception) -> Iterator[str]:
             yield f"  {violation.field}: {violation.description}" if violation.field else f"  {violation.description}"
         return
     is_grpcs_own = isinstance(error, DeadlineExceeded) and not error.reason
-    yield "The call's time was over before the server had ended it." if is_grpcs_own else error.message
+    yield "The call's time was over before the server had ended it." if is_grpcs_own else _in_commands(error.message)
     if error.run_id and error.run_id not in error.message:
         yield f"  run: {error.run_id}"
+
+
+def _in_commands(message: str) -> str:
+    for call, words in _COMMANDS.items():
+        message = message.replace(call, f"`{words}`")
+    return message

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
     from bough import AsyncClient
     from bough.v1 import agent_service_pb2, input_pb2
+    from bough_server.cli.connection import Connection
 
 AnswerOption = Annotated[
     list[str] | None,
@@ -84,7 +85,7 @@ async def _resume(
     async with connected(target, default_model=default_model, is_silent=True) as connection:
         client = connection.client
         run = await client.get_run(await resolve_run(client, text))
-        answers = await _answers(client, run, given)
+        answers = await _answers(connection, run, given)
         if not answers:
             return ExitCode.INPUT_REQUIRED
         stream = client.resume(run.run_id, answers, request_id=request_id, view=view_of(display.view), timeout=timeout)
@@ -92,7 +93,7 @@ async def _resume(
 
 
 async def _answers(
-    client: "AsyncClient", run: "agent_service_pb2.Run", given: "Sequence[str]"
+    connection: "Connection", run: "agent_service_pb2.Run", given: "Sequence[str]"
 ) -> "list[input_pb2.InputAnswer]":
     """The answers that are given or typed; none where somebody has yet to be asked."""
     from bough_server.cli.answers import answers_of
@@ -104,11 +105,11 @@ async def _answers(
     from bough_server.errors import ConfigurationError
 
     if given:
-        return answers_of(given, await _asked(client, run, given))
+        return answers_of(given, await _asked(connection.client, run, given))
     if not run.open_requests:
         raise ConfigurationError(f"Run {run.run_id} asks nothing, and its state is {state_text(run.state)}.")
     if not is_terminal():
-        for line in waiting_lines(run.run_id, run.open_requests):
+        for line in waiting_lines(run.run_id, run.open_requests, connection.command):
             print_line(line)
         return []
     answers = await ask_all(run.open_requests, TerminalDialog())

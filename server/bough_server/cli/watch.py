@@ -69,7 +69,7 @@ async def _watch(target: Target, text: str, *, after: int, view: View, output: O
             run = await client.get_run(run_id)
             error = run.error if run.HasField("error") else None
             ended = replace(ended, state=run.state, error=error, open_requests=tuple(run.open_requests))
-        return await conclude(client, run_id, ended, output, tree=True)
+        return await conclude(connection, run_id, ended, output, tree=True)
 
 
 async def _shown(

@@ -31,12 +31,12 @@ def request_lines(request: input_pb2.InputRequest) -> list[str]:
     return [*question_lines(request), f"    takes {takes_text(request)}", f"    id {request.request_id}"]
 
 
-def waiting_lines(run_id: str, requests: Sequence[input_pb2.InputRequest]) -> list[str]:
-    """Everything that a run asks, and the command that answers."""
+def waiting_lines(run_id: str, requests: Sequence[input_pb2.InputRequest], command: str) -> list[str]:
+    """Everything that a run asks, and the command that answers, which begins with `command`."""
     lines = [f"The run waits for {counted(len(requests), 'answer')}."]
     for request in requests:
         lines += request_lines(request)
-    return [*lines, "Answer with:", f"  {answer_command(run_id, requests)}"]
+    return [*lines, "Answer with:", f"  {answer_command(run_id, requests, command)}"]
 
 
 def standing_lines(run: agent_service_pb2.Run) -> list[str]:
@@ -51,10 +51,10 @@ def origin_lines(run: agent_service_pb2.Run) -> list[str]:
     return [f"⑂ fork of run {origin.run_id} after {origin.sequence}"] if run.HasField("forked_from") else []
 
 
-def answer_command(run_id: str, requests: Sequence[input_pb2.InputRequest]) -> str:
+def answer_command(run_id: str, requests: Sequence[input_pb2.InputRequest], command: str) -> str:
     """The command that answers everything; it asks in a terminal where the answers are left out."""
     answers = (shlex.quote(f"{request.request_id}={_example(request)}") for request in requests)
-    return " ".join(["bough resume", run_id, *(f"--answer {answer}" for answer in answers)])
+    return " ".join([command, "resume", run_id, *(f"--answer {answer}" for answer in answers)])
 
 
 def takes_text(request: input_pb2.InputRequest) -> str:
