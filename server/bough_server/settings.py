@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Final, TypedDict, Unpack
 
 from pydantic import Field, PrivateAttr, ValidationError
+from pydantic_core import ErrorDetails
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from bough_server.documents import Document, FieldPath, Value, raise_problems, read_documents
@@ -24,6 +25,7 @@ from bough_server.settings_sections import (
     TelemetrySection,
     database_url,
     known_keys,
+    mistake_words,
 )
 
 DEFAULT_FILE: Final = "bough.yaml"
@@ -179,7 +181,7 @@ class Settings(Section):
         except ValidationError as error:
             raise ConfigurationError(
                 "\n".join(
-                    str(_problem(each["loc"], each["type"], each["msg"], document, origins)) for each in error.errors()
+                    str(_problem(each["loc"], each["type"], _words(each), document, origins)) for each in error.errors()
                 )
             ) from None
         raise_problems([_located(path, words, document, origins) for path, words in model_problems(settings.models)])
@@ -196,7 +198,7 @@ def _environment() -> _Environment:
     try:
         return _Environment()
     except ValidationError as error:
-        lines = [f"BOUGH_{str(each['loc'][0]).upper()}: {each['msg']}" for each in error.errors()]
+        lines = [f"BOUGH_{str(each['loc'][0]).upper()}: {_words(each)}" for each in error.errors()]
         raise ConfigurationError("\n".join(lines)) from None
 
 
@@ -269,6 +271,10 @@ def _problem(path: FieldPath, kind: str, message: str, document: Document, origi
     if kind == "extra_forbidden":
         message = f"There is no such setting.{known_keys(Settings, path)}"
     return _located(path, message.removeprefix("Value error, "), document, origins)
+
+
+def _words(error: ErrorDetails) -> str:
+    return mistake_words(error["type"], error.get("ctx", {})) or error["msg"]
 
 
 def _located(path: FieldPath, message: str, document: Document, origins: Mapping[FieldPath, str]) -> Problem:

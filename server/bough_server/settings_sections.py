@@ -1,5 +1,6 @@
 """The sections of Settings, each a frozen model that takes no unknown key; where values come from is settings.py's."""
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal, TypeAlias, get_args
 
@@ -149,6 +150,29 @@ def database_url(text: str, folder: Path) -> str:
         path = rest[1:]
         return f"{scheme}:///{(folder / path).resolve()}" if path and path != ":memory:" else text
     return text
+
+
+_WORDS: Final[Mapping[str, str]] = {
+    "bool_type": "must be true or false",
+    "bool_parsing": "must be true or false",
+    "int_type": "must be a whole number",
+    "float_type": "must be a number",
+    "finite_number": "must be a finite number",
+    "string_type": "must be text; put it in quotes",
+    "string_too_short": "must not be empty",
+    "model_type": "must be a mapping",
+    "dict_type": "must be a mapping",
+    "tuple_type": "must be a list",
+    "literal_error": "must be {expected}",
+    "greater_than": "must be more than {gt:g}",
+    "greater_than_equal": "must be at least {ge}",
+    "less_than_equal": "must be at most {le}",
+}
+
+
+def mistake_words(kind: str, context: Mapping[str, object]) -> str:
+    """A mistake of a value in the words of definitions' mistakes; empty for a kind that has none."""
+    return _WORDS.get(kind, "").format(**context)
 
 
 def known_keys(root: type[BaseModel], path: FieldPath) -> str:

@@ -169,13 +169,13 @@ storage: 3
 """)
     assert sorted(refusal(path)) == [
         f"{path}:10: lmits: There is no such setting. Did you mean 'limits'?",
-        f"{path}:11: limits.maximum.model_calls: Input should be greater than or equal to 0",
-        f"{path}:12: storage: Input should be a valid dictionary or instance of StorageSection",
+        f"{path}:11: limits.maximum.model_calls: must be at least 0",
+        f"{path}:12: storage: must be a mapping",
         f"{path}:2: server.prot: There is no such setting. Did you mean 'port'?",
-        f"{path}:3: server.reflection: Input should be a valid boolean",
+        f"{path}:3: server.reflection: must be true or false",
         f"{path}:5: models.a.api_key_env: must be the name of an environment variable that holds the key, not the key",
         f"{path}:5: models.a.mdel: There is no such setting. Did you mean 'model'?",
-        f"{path}:5: models.a.provider: Input should be 'openai', 'scripted' or 'local'",
+        f"{path}:5: models.a.provider: must be 'openai', 'scripted' or 'local'",
         f"{path}:5: models.a.timeouts.start: must be a duration such as 10m, 50ms or 1h30m, not '10 s'",
         f"{path}:6: models.b: is an alias and so has nothing else; leave out model",
         f"{path}:7: models.d: needs a provider (openai, scripted or local) or an alias",
@@ -213,11 +213,30 @@ def test_fallbacks_lead_somewhere_and_nowhere_back(tmp_path: Path) -> None:
 
 
 def test_a_mistake_of_a_flag_or_a_variable_names_it(config: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert refusal(config, port=70_000) == ["--port: Input should be less than or equal to 65535"]
+    assert refusal(config, port=70_000) == ["--port: must be at most 65535"]
     monkeypatch.setenv("BOUGH_DEFAULT_MODEL", "opanai")
     assert refusal(config) == ["BOUGH_DEFAULT_MODEL: There is no model 'opanai'. Did you mean 'openai'?"]
     monkeypatch.setenv("BOUGH_REFLECTION", "perhaps")
-    assert refusal(config) == ["BOUGH_REFLECTION: Input should be a valid boolean, unable to interpret input"]
+    assert refusal(config) == ["BOUGH_REFLECTION: must be true or false"]
+
+
+def test_mistakes_are_told_in_the_words_of_definitions(tmp_path: Path) -> None:
+    path = tmp_path / "bough.yaml"
+    path.write_text("""server: {port: x, host: 3, drain_grace: [1]}
+agents: a.yaml
+models: []
+limits: {default: {wall_duration: 0}}
+log_level: loud
+""")
+    assert sorted(refusal(path)) == [
+        f"{path}:1: server.drain_grace: must be a number",
+        f"{path}:1: server.host: must be text; put it in quotes",
+        f"{path}:1: server.port: must be a whole number",
+        f"{path}:2: agents: must be a list",
+        f"{path}:3: models: must be a mapping",
+        f"{path}:4: limits.default.wall_duration: must be more than 0",
+        f"{path}:5: log_level: must be 'debug', 'info', 'warning' or 'error'",
+    ]
 
 
 def test_a_file_that_was_named_must_be_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -263,9 +282,9 @@ def test_bounds_and_ports_that_mean_nothing_are_refused(tmp_path: Path) -> None:
         "limits: {default: {parallel: 0},\n  maximum: {tokens: -1}}\ntelemetry:\n  prometheus_port: 65536\n"
     )
     assert sorted(refusal(path)) == [
-        f"{path}:1: limits.default.parallel: Input should be greater than or equal to 1",
-        f"{path}:2: limits.maximum.tokens: Input should be greater than or equal to 0",
-        f"{path}:4: telemetry.prometheus_port: Input should be less than or equal to 65535",
+        f"{path}:1: limits.default.parallel: must be at least 1",
+        f"{path}:2: limits.maximum.tokens: must be at least 0",
+        f"{path}:4: telemetry.prometheus_port: must be at most 65535",
     ]
 
 
