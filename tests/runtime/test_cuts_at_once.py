@@ -16,7 +16,9 @@ from tests.support.readings import check_replay, having
 from tests.support.teams import call, calls, llm, open_team, script
 
 SECONDS = 5
-SAID = script(p=[calls(call("call_a", message="go"), call("call_b", message="go")), "never"], a=["never"], b=["never"])
+NAMES = "abc"
+TOLD = calls(*(call(f"call_{name}", message="go") for name in NAMES))
+SAID = script(p=[TOLD, "never"], **{name: ["never"] for name in NAMES})
 
 
 def short(name: str, *, aborts: bool = True) -> agent_pb2.AgentLink:
@@ -27,14 +29,17 @@ def short(name: str, *, aborts: bool = True) -> agent_pb2.AgentLink:
     return link
 
 
-@agent(name="p", description="Runs both at once.", agents=[short("a"), short("b")])
+@agent(name="p", description="Runs all at once.", agents=[short(name) for name in NAMES])
 async def code(ctx: Context, input: object) -> str:
-    await ctx.gather(lambda lane: lane.dispatch("a", "go"), lambda lane: lane.dispatch("b", "go"))
+    await ctx.gather(*(lambda lane, name=name: lane.dispatch(name, "go") for name in NAMES))
     return "never"
 
 
-LANES = parallel("p", short("a", aborts=False), short("b", aborts=False), fails_fast=True)
-CALLS = llm("p", links=[short("a"), short("b")])
+TEAMS = {
+    "lanes": parallel("p", *(short(name, aborts=False) for name in NAMES), fails_fast=True),
+    "lanes that abort": parallel("p", *(short(name) for name in NAMES)),
+    "calls": llm("p", links=[short(name) for name in NAMES]),
+}
 
 
 async def run(folder: Path, root: str, prefix: Sequence[event_pb2.AgentEvent] = ()) -> list[event_pb2.AgentEvent]:
@@ -42,10 +47,10 @@ async def run(folder: Path, root: str, prefix: Sequence[event_pb2.AgentEvent] = 
     clock = HeldClock(*[event.time.ToNanoseconds() for event in prefix[-1:]])
 
     async def gate(agent: str, turn: int, chunk: int) -> None:
-        if agent in "ab":
+        if agent in NAMES:
             await asyncio.Event().wait()
 
-    team = [llm("a"), llm("b"), *([LANES] if root == "lanes" else [CALLS] if root == "calls" else [])]
+    team = [*map(llm, NAMES), *([TEAMS[root]] if root in TEAMS else [])]
     agents = [code] if root == "code" else []
     async with open_team(folder, SAID, *team, gate=gate, clock=clock, code_agents=agents) as house:
         if prefix:
@@ -69,16 +74,16 @@ async def _pass(clock: HeldClock) -> None:
         clock.advance(SECONDS)
 
 
-@pytest.mark.parametrize("root", ["lanes", "calls", "code"])
-async def test_one_of_two_is_first_and_the_log_is_finished_wherever_it_ends_and_replays(
+@pytest.mark.parametrize("root", [*TEAMS, "code"])
+async def test_one_of_three_is_first_and_the_log_is_finished_wherever_it_ends_and_replays(
     tmp_path: Path, root: str
 ) -> None:
     (tmp_path / "whole").mkdir()
     log = await run(tmp_path / "whole", root)
     assert "took longer" in log[-1].run_failed.error.message
-    assert len(having(log, "sub_agent_failed")) == 2
+    assert len(having(log, "sub_agent_failed")) == len(NAMES)
     for last in range(having(log, "cancel_requested")[0].sequence, len(log)):
         cut_off(tmp_path / "whole", log[:last], tmp_path / str(last))
         again = await run(tmp_path / str(last), root, log[:last])
         assert "took longer" in again[-1].run_failed.error.message, last
-        assert len(having(again, "sub_agent_failed")) == 2
+        assert len(having(again, "sub_agent_failed")) == len(NAMES)

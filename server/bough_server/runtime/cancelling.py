@@ -33,6 +33,7 @@ class Cancelling:
         self._journal, self._chronicle, self._tasks = journal, chronicle, tasks
         self._clock, self._spans = clock, spans
         self._sealed: set[str] = set()
+        self._claimed: set[str] = set()
         self._cuts: dict[str, asyncio.Future[bool]] = {}
 
     def seal(self, scope: str) -> None:
@@ -85,10 +86,18 @@ class Cancelling:
         """Whether somebody else ends a scope at this moment: whoever needs it ended must not run ahead of that."""
         return not self._chronicle.is_offline and self.is_sealed(scope) and not self.is_sealed("")
 
+    def is_claimed(self, scope: str) -> bool:
+        """Whether a scope is to end for another reason than its own time: whoever has that reason records its end."""
+        return scope in self._claimed
+
     def wish(self, scope: str, *, caller: str, reason: event_pb2.CancelReason.ValueType) -> bool:
         """Records that a scope is to end and seals it: nothing begins in it any more. False where it has been."""
         chronicle = self._chronicle
-        if self.is_sealed(scope) or caller not in chronicle.invocations:
+        if caller not in chronicle.invocations:
+            return False
+        if reason != event_pb2.CANCEL_REASON_LIMIT:
+            self._claimed.add(scope)
+        if self.is_sealed(scope):
             return False
         if chronicle.is_offline or scope in self._journal.cancelled:
             self.seal(scope)

@@ -176,10 +176,16 @@ async def _cut_after(
 async def _cut(
     waiter: "asyncio.Task[Any] | None", fail: Callable[[], Awaitable[None]], execution: Execution, work: Dispatch
 ) -> None:
-    """Ends a child that is sealed, but not who waits for it and goes on."""
+    """Ends a child that is sealed, but not who waits for it and goes on.
+
+    Where several run out of time at once, who ends the others because of the first records their ends: a replay takes
+    the first end that says so for the failure that ended the others.
+    """
     await execution.tasks.stop(work.key, spared=waiter)
     await execution.committed()
     execution.cancelling.refuse_sealed_above(work.key)  # then whoever ends its caller ends it too
+    if execution.cancelling.is_claimed(work.key):
+        return
     await fail()
     execution.cancelling.close(work.key, *_cut_errors(work.agent))
     cut = execution.cancelling.cut(work.key)
