@@ -74,9 +74,11 @@ class StepCalls:
         return [self._answers[position] for position in self._calls]
 
     def _is_recorded(self, position: int) -> bool:
-        """Whether the log holds the result of a call, and that of no agent's."""
+        """Whether the log hands back the result of a call, which no agent's and no end from outside is."""
         journal, key = self._execution.journal, self.key(position)
-        return key in journal.results and key not in journal.dispatched and not self._is_of_an_agent(position)
+        recorded = journal.results.get(key)
+        is_handed_back = recorded is not None and not journal.is_cancelled(recorded)
+        return is_handed_back and key not in journal.dispatched and not self._is_of_an_agent(position)
 
     def _is_of_an_agent(self, position: int) -> bool:
         offer = self._frame.toolset.offers.get(self._calls[position].name)

@@ -99,7 +99,8 @@ class Cancelling:
             self._claimed.add(scope)
         if self.is_sealed(scope):
             return False
-        if chronicle.is_offline or scope in self._journal.cancelled:
+        is_over = chronicle.invocations[caller].key in self._journal.ends  # of what never began the log says nothing
+        if chronicle.is_offline or is_over or scope in self._journal.cancelled:
             self.seal(scope)
             chronicle.observe_scope(scope)
             return not chronicle.is_offline
