@@ -1,5 +1,6 @@
 """Sequences and loops: order, what each child sees, who has spoken, and what ends them."""
 
+import asyncio
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -7,6 +8,7 @@ from bough.v1 import agent_pb2, error_pb2, event_pb2, message_pb2, policy_pb2
 from bough_server.models.model import ModelRequest
 from bough_server.tools.tool import tool
 from tests.support.composites import loop, sequence
+from tests.support.held_clock import HeldClock
 from tests.support.house import House, names
 from tests.support.readings import answer_of, check_replay, having, text_of
 from tests.support.teams import call, calls, llm, open_team, script
@@ -267,3 +269,22 @@ async def test_children_of_a_sequence_inherit_its_callers_tools_and_model(tmp_pa
         await check_replay(house, log)
     assert {event.agent: event.llm_started.model for event in having(log, "llm_started")} == {"p": "big", "a": "big"}
     assert text_of(having(log, "tool_completed")[0].tool_completed.result) == "leaf is red"
+
+
+async def test_whoever_follows_a_child_that_ran_out_of_time_comes_after_those_who_spoke_in_it(tmp_path: Path) -> None:
+    clock = HeldClock()
+    short = agent_pb2.AgentLink(agent="inner", on_failure=CONTINUE)
+    short.limits.wall_duration.FromSeconds(5)
+
+    async def gate(agent: str, turn: int, chunk: int) -> None:
+        if agent == "b":
+            await clock.next_sleep()
+            clock.advance(5)
+            await asyncio.Event().wait()
+
+    team = (sequence("s", short, "c"), sequence("inner", "a", "b"), *(llm(name) for name in "abc"))
+    turns = script(a=["From a."], b=["never"], c=["From c."])
+    async with open_team(tmp_path, turns, *team, gate=gate, clock=clock) as house:
+        log = await house.turn("s")
+        await check_replay(house, log)
+    assert paths(log)[-1] == ["s", "inner", "a", "c"]

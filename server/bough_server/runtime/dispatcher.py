@@ -89,7 +89,8 @@ async def _run(
     frame = begin(ctx, work, agent, told, digest)
     if told.kind or frame.history.scope == agent_pb2.HISTORY_SCOPE_NONE:
         frame.transcript.say(told)
-    task = execution.tasks.spawn(frame.scope, _body(execution, frame, told))
+    own = _context(execution, frame)
+    task = execution.tasks.spawn(frame.scope, _body(own, told))
     late = overtime(work.agent)
 
     async def cut_off() -> None:
@@ -102,7 +103,7 @@ async def _run(
         if (abort := _abort_of(work, caller, late)) is not None:
             raise abort
         result = result_of(work, caller, frame, None, late)
-        return Ended(result=result, path=frame.run_path, error=late, transcript=frame.transcript)
+        return Ended(result=result, path=own.path, error=late, transcript=frame.transcript)
     await execution.reach_end(work.key)
     execution.cancelling.refuse_sealed(work.key)
     await end_leftovers(execution, frame)
@@ -119,9 +120,7 @@ async def _run(
     if abort is not None:
         raise abort
     author = (outcome.author if outcome is not None else "") or frame.name
-    return Ended(
-        result=result, outcome=outcome, author=author, path=frame.run_path, error=error, transcript=frame.transcript
-    )
+    return Ended(result=result, outcome=outcome, author=author, path=own.path, error=error, transcript=frame.transcript)
 
 
 async def _fail(work: Dispatch, caller: Frame, error: RunError, on_failure: OnFailure) -> None:
@@ -145,7 +144,7 @@ async def dispatch_root(execution: Execution) -> None:
     traced = execution.spans[""]
     frame = root_frame(execution, agent, traced)
     frame.transcript.say(execution.told)
-    task = execution.tasks.spawn("", _body(execution, frame, execution.told))
+    task = execution.tasks.spawn("", _body(_context(execution, frame), execution.told))
     await execution.tasks.join(task)
     if not execution.cancelling.is_sealed(""):
         await execution.reach_end("")
@@ -160,10 +159,14 @@ async def dispatch_root(execution: Execution) -> None:
     await execution.committed()
 
 
-async def _body(execution: Execution, frame: Frame, told: message_pb2.Message) -> Outcome:
+def _context(execution: Execution, frame: Frame) -> "Context":
     from bough_server.runtime.context import Context
 
-    ctx = Context(execution, frame)
+    return Context(execution, frame)
+
+
+async def _body(ctx: "Context", told: message_pb2.Message) -> Outcome:
+    frame = ctx.frame
     with frame.traced.attached():
         try:
             outcome = await frame.agent.run(ctx, told)
@@ -173,8 +176,6 @@ async def _body(execution: Execution, frame: Frame, told: message_pb2.Message) -
             await ctx.settle()
         except SystemExit as error:  # it would end the server's event loop, and every run with it
             raise as_run_error(error) from error
-        finally:
-            frame.run_path = ctx.path
     if not isinstance(outcome, Outcome):
         raise RunError(
             f"The agent {frame.name!r} gave back {type(outcome).__name__}; it must give an Outcome.",
