@@ -128,9 +128,8 @@ async def test_what_waits_for_an_approval_or_a_client_holds_no_place_and_the_run
         return "paid"
 
     @tool(execution="client")
-    async def show() -> str:
+    async def show() -> str:  # type: ignore[empty-body]
         """Shows."""
-        raise NotImplementedError
 
     @tool
     async def look() -> str:
