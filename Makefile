@@ -45,7 +45,7 @@ run: $(STAMP) ## a server, one turn of the desk and its tree; serves until Ctrl-
 	exec $(BIN)/python examples/first_turn.py --host $(HOST) --port $(PORT) --model $$model $$fallback $(if $(ONCE),--once)
 
 test: $(STAMP) ## all tests, on every core; ARGS goes to pytest, "-n 0" for one process
-	@$(BIN)/python -m pytest -n auto --maxprocesses 8 --dist worksteal $(ARGS)
+	@$(BIN)/python -m pytest -n auto --maxprocesses 8 --dist loadfile $(ARGS)
 
 check: $(STAMP) ## format, lint, types, imports, generated stubs and schema; no tests
 	$(BIN)/ruff format --check $(SOURCES)
