@@ -44,15 +44,11 @@ def check_asked(execution: Execution, key: str) -> None:
 async def ask(ctx: "Context", effect: ModelEffect, request: Asked, name: str) -> step_pb2.LlmResponse:
     """What a model of that name answers, or answered. Raises RunError where it is refused, and where it fails."""
     execution, frame, key, index = ctx.execution, ctx.frame, effect.key, effect.index
-    check_asked(execution, key)
-    if key in execution.journal.results:
-        recorded = await execution.pump.result(key)
-        execution.observe_recorded(key)
-        response = _answered(recorded)
+    if (replayed := await ctx.replayed(key, _DIGEST)) is not None:
+        response = _answered(replayed)
         _complete_step(ctx, effect, response)
         return response
-    await ctx.until_live(key)
-    execution.cancelling.refuse_sealed(key)
+    await ctx.go_live(key)
     async with execution.slots.place(key, frame.budget):
         try:
             made = _made(frame, effect, request)

@@ -54,7 +54,7 @@ class StepCalls:
         """Runs the calls; raises Abort where a sub-agent's failure fails the calling invocation."""
         self._is_parallel = parallel
         if parallel and len(self._calls) <= MAX_LANES and all(map(self._is_recorded, self._calls)):
-            return await self._handed_back()
+            return await self._replayed()
         waiting = iter(self._calls)
         lanes = min(len(self._calls), MAX_LANES) if parallel else 1
         for position in [next(waiting) for _ in range(lanes)]:
@@ -84,13 +84,13 @@ class StepCalls:
         offer = self._frame.toolset.offers.get(self._calls[position].name)
         return offer is not None and offer.link is not None
 
-    async def _handed_back(self) -> list[Answered]:
-        """The results of calls that the log holds all of: none of them needs a task of its own to wait in."""
+    async def _replayed(self) -> list[Answered]:
+        """Return the results of calls that the log holds all of: none of them needs a task to wait in."""
         effects = [self._effect(position) for position in self._calls]
-        recorded = [effect.recorded() for effect in effects]
+        gates = [effect.expected() for effect in effects]
         return [
-            Answered(result=await effect.handed_back(gate))
-            for effect, gate in zip(effects, recorded, strict=True)
+            Answered(result=await effect.replayed(gate))
+            for effect, gate in zip(effects, gates, strict=True)
             if gate is not None
         ]
 

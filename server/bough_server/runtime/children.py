@@ -109,6 +109,5 @@ async def _say(ctx: Context, event: event_pb2.AgentEvent) -> None:
     execution, key = ctx.execution, event.effect_key
     if not execution.journal.holds(key, events.kind_of(event)):
         # A run that was cancelled between two rounds is replayed to its end without the next one.
-        await ctx.until_live(key)
-        execution.cancelling.refuse_sealed(key)
+        await ctx.go_live(key)
     execution.emit(event)

@@ -64,8 +64,7 @@ class _Fitting:
         check_asked(execution, self._key)
         if is_begun:
             check_asked(execution, self._effect)
-        await self._ctx.until_live(self._key)
-        execution.cancelling.refuse_sealed(self._key)
+        await self._ctx.go_live(self._key)
         try:
             made = self._make()
         except Exception:

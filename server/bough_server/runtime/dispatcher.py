@@ -37,14 +37,12 @@ async def dispatch(ctx: "Context", work: Dispatch, *, on_failure: OnFailure) -> 
     execution, caller = ctx.execution, ctx.frame
     asked = work.call.arguments_json if work.call else _text_of(work.input)
     digest = keys.digest("dispatch", work.agent, asked)
-    execution.check(work.key, digest)
-    if work.key in execution.journal.results and work.key not in execution.journal.dispatched:
-        recorded = await execution.pump.result(work.key)
-        execution.observe_recorded(work.key)
-        return await _refused(refusal_of(recorded), on_failure)
-    if work.key not in execution.journal.dispatched:
-        await ctx.until_live(work.key)
-        execution.cancelling.refuse_sealed(work.key)
+    if work.key in execution.journal.dispatched:
+        execution.check(work.key, digest)
+    elif (replayed := await ctx.replayed(work.key, digest)) is not None:
+        return await _refused(refusal_of(replayed), on_failure)
+    else:
+        await ctx.go_live(work.key)
     try:
         child, told = _admit(ctx, work)
     except RunError as refusal:

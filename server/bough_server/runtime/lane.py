@@ -1,6 +1,6 @@
 """What the effects of one lane have in common: its keys, their order, and what each of them is recorded after."""
 
-from bough.v1 import agent_pb2, error_pb2
+from bough.v1 import agent_pb2, error_pb2, event_pb2
 from bough_server.errors import RunError
 from bough_server.history.transcript import Transcript
 from bough_server.runtime import keys
@@ -8,6 +8,7 @@ from bough_server.runtime.execution import Execution
 from bough_server.runtime.frame import Frame
 from bough_server.runtime.in_flight import InFlight
 from bough_server.runtime.state import LaneState, StateView, record_changes
+from bough_server.runtime.tasks import Gate
 
 
 class Lane:
@@ -64,6 +65,33 @@ class Lane:
     def definition(self) -> agent_pb2.AgentDefinition:
         """The agent's definition."""
         return self.frame.agent.definition
+
+    async def replayed(self, key: str, digest: str) -> event_pb2.AgentEvent | None:
+        """Return the recorded result of an effect in its turn; None if the log holds none, then it has to `go_live`.
+
+        Stops the run if the log holds another effect under this key.
+        """
+        gate = self.expected(key, digest)
+        return await self.received(key, gate) if gate is not None else None
+
+    def expected(self, key: str, digest: str) -> Gate[event_pb2.AgentEvent] | None:
+        """Check an effect against the log and return the gate of its recorded result, or None if there is none.
+
+        `replayed` in two halves, for effects that begin together: each has to be expected before one is received.
+        """
+        self.execution.check(key, digest)
+        return self.execution.pump.expect(key) if key in self.execution.journal.results else None
+
+    async def received(self, key: str, gate: Gate[event_pb2.AgentEvent]) -> event_pb2.AgentEvent:
+        """Wait for a recorded result that is expected, and apply what the log holds of its effect."""
+        recorded = await gate.wait()
+        self.execution.observe_recorded(key)
+        return recorded
+
+    async def go_live(self, key: str) -> None:
+        """Wait until an effect may touch the world. Raises CancelledError if its scope was cancelled before that."""
+        await self.until_live(key)
+        self.execution.cancelling.refuse_sealed(key)
 
     async def until_live(self, key: str) -> None:
         """Waits until an effect of this lane may go to the world: all that is recorded is handed back, sleeps over."""

@@ -86,7 +86,6 @@ async def question(
 
     Raises RunError: BAD_ARGUMENTS where nobody could answer it or the default does not fit, INPUT_EXPIRED.
     """
-    execution = lane.execution
     schema_json = json.dumps(schema, allow_nan=False) if schema is not None else ""
     default_json = json.dumps(default, allow_nan=False) if default is not NO_DEFAULT else None
     _check_sizes(prompt, schema_json, default_json)
@@ -95,13 +94,9 @@ async def question(
     if schema_json and default_json is not None and (wrong := schema_mistakes(default, schema_json)):
         raise _bad(f"The default of the question {prompt!r} does not fit its schema: {'; '.join(wrong)}.")
     digest = keys.digest("ask", schema_json)
-    execution.check(key, digest)
-    if key in execution.journal.results:
-        recorded = await execution.pump.result(key)
-        execution.observe_recorded(key)
-        return _value_of(recorded.input_received.answer, prompt)
-    await lane.until_live(key)
-    execution.cancelling.refuse_sealed(key)
+    if (replayed := await lane.replayed(key, digest)) is not None:
+        return _value_of(replayed.input_received.answer, prompt)
+    await lane.go_live(key)
     asking = Asking(
         key=key,
         reason=input_pb2.INPUT_REASON_QUESTION,

@@ -150,20 +150,15 @@ class StateView(MutableMapping[str, Any]):
 
 async def record_changes(lane: "Lane", key: str, changes: Sequence[state_pb2.StateChange]) -> None:
     """Records what code wrote to the session's state, or finds it in the log."""
-    execution = lane.execution
     asked = [part for change in changes for part in (change.key, str(change.HasField("value_json")), change.value_json)]
     digest = keys.digest("state", *asked)
-    execution.check(key, digest)
-    if key in execution.journal.results:
-        await execution.pump.result(key)
-        execution.observe_recorded(key)
+    if await lane.replayed(key, digest) is not None:
         return
-    await lane.until_live(key)
-    execution.cancelling.refuse_sealed(key)
+    await lane.go_live(key)
     changed = lane.frame.event(key)
     changed.effect_digest = digest
     changed.state_changed.changes.extend(changes)
-    execution.emit(changed)
+    lane.execution.emit(changed)
 
 
 def _refused(message: str) -> RunError:

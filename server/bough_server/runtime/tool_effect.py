@@ -70,11 +70,9 @@ class ToolEffect:
 
     async def result(self, offer: Offer | None) -> message_pb2.ToolResult:
         """The call's result, from the log or made now; whatever goes wrong is a failed one."""
-        execution, key = self._execution, self._key
-        if (recorded := self.recorded()) is not None:
-            return await self.handed_back(recorded)
-        await self._lane.until_live(key)
-        execution.cancelling.refuse_sealed(key)
+        if (gate := self.expected()) is not None:
+            return await self.replayed(gate)
+        await self._lane.go_live(self._key)
         try:
             return await self._made(offer)
         finally:
@@ -98,15 +96,13 @@ class ToolEffect:
         """Gives back what the call reserved, where it has not begun."""
         self._frame.budget.release_tool_call(self._key, self._frame.name, self._call)
 
-    def recorded(self) -> Gate[event_pb2.AgentEvent] | None:
-        """Where its result will be handed back; None where the log holds none."""
-        self._execution.check(self._key, self._digest)
-        return self._execution.pump.expect(self._key) if self._key in self._execution.journal.results else None
+    def expected(self) -> Gate[event_pb2.AgentEvent] | None:
+        """Return the gate of its recorded result; None if the log holds none."""
+        return self._lane.expected(self._key, self._digest)
 
-    async def handed_back(self, recorded: Gate[event_pb2.AgentEvent]) -> message_pb2.ToolResult:
-        """Its result from the log, in its turn."""
-        event = await recorded.wait()
-        self._execution.observe_recorded(self._key)
+    async def replayed(self, gate: Gate[event_pb2.AgentEvent]) -> message_pb2.ToolResult:
+        """Return its result from the log, in its turn."""
+        event = await self._lane.received(self._key, gate)
         self._state.take(event.tool_completed.state_delta)
         return events.tool_result_of(event)
 

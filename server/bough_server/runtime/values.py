@@ -32,13 +32,9 @@ async def record_value(lane: Lane, value: Value, work: Callable[[], Awaitable[st
 async def _recorded(lane: Lane, value: Value, work: Callable[[], Awaitable[str]]) -> event_pb2.AgentEvent:
     execution, frame = lane.execution, lane.frame
     digest = keys.digest("value", str(value.kind), value.name)
-    execution.check(value.key, digest)
-    if value.key in execution.journal.results:
-        recorded = await execution.pump.result(value.key)
-        execution.observe_recorded(value.key)
-        return recorded
-    await lane.until_live(value.key)
-    execution.cancelling.refuse_sealed(value.key)
+    if (replayed := await lane.replayed(value.key, digest)) is not None:
+        return replayed
+    await lane.go_live(value.key)
     await execution.committed()
     recorded = frame.event(value.key)
     recorded.effect_digest, recorded.value_recorded.kind = digest, value.kind
