@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from bough_server.agents.function import agent
     from bough_server.app import serve
     from bough_server.functions import condition, input_builder, rewriter
-    from bough_server.runtime.context import Context
+    from bough_server.runtime.agent import Context
     from bough_server.situation import Situation
     from bough_server.tools.tool import tool
 
@@ -23,7 +23,7 @@ _HOMES = {
     "input_builder": "bough_server.functions",
     "rewriter": "bough_server.functions",
     "Situation": "bough_server.situation",
-    "Context": "bough_server.runtime.context",
+    "Context": "bough_server.runtime.agent",
     "serve": "bough_server.app",
 }
 

@@ -7,10 +7,10 @@ from bough.v1 import agent_pb2, error_pb2, event_pb2, message_pb2, policy_pb2
 from bough_server.agents.until import is_done
 from bough_server.cutting import MAX_TEXT_BYTES, size_of
 from bough_server.errors import RunError
-from bough_server.runtime.agent import Outcome
+from bough_server.runtime.agent import Context, Outcome
 from bough_server.runtime.children import Child, begin_round, run_child
-from bough_server.runtime.context import Context
 from bough_server.runtime.dispatches import Ended
+from bough_server.runtime.lane import Lane
 from bough_server.runtime.lanes import run_lanes
 
 _BLANK_LINE: Final = "\n\n"
@@ -30,9 +30,9 @@ class SequenceAgent:
 
         Raises RunError SUB_AGENT_FAILED where a child failed whose link does not say CONTINUE.
         """
-        course = Course()
+        lane, course = Lane.of(ctx), Course()
         for index, link in enumerate(self.definition.sub_agents):
-            if course.take(link, await run_child(ctx, Child(link=link, name=f"c{index}"))):
+            if course.take(link, await run_child(lane, Child(link=link, name=f"c{index}"))):
                 break
         return course.outcome()
 
@@ -52,14 +52,14 @@ class LoopAgent:
         Raises RunError SUB_AGENT_FAILED where a child failed whose link does not say CONTINUE, and what its condition
         raises.
         """
-        course = Course()
+        lane, course = Lane.of(ctx), Course()
         for number in range(self.definition.loop.max_iterations):
-            await begin_round(ctx, number)
+            await begin_round(lane, number)
             for index, link in enumerate(self.definition.sub_agents):
-                ended = await run_child(ctx, Child(link=link, name=f"l{number}.c{index}"))
+                ended = await run_child(lane, Child(link=link, name=f"l{number}.c{index}"))
                 if course.take(link, ended):
                     return course.outcome(in_loop=True)
-            if is_done(ctx, self.definition.loop.until, number):
+            if is_done(lane, self.definition.loop.until, number):
                 return course.outcome()
         return course.outcome(end_reason=event_pb2.END_REASON_ITERATIONS_EXHAUSTED)
 
@@ -80,16 +80,16 @@ class ParallelAgent:
         """
         parallel, links = self.definition.parallel, self.definition.sub_agents
         ended = await run_lanes(
-            ctx,
+            Lane.of(ctx),
             [Child(link=link, name=f"g{index}") for index, link in enumerate(links)],
             fails_fast=parallel.on_failure == agent_pb2.ON_LANE_FAILURE_FAIL_FAST,
             at_once=parallel.max_concurrency if parallel.HasField("max_concurrency") else len(links),
         )
         courses = []
-        for link, lane in zip(links, ended, strict=True):
-            if lane is not None:
+        for link, child in zip(links, ended, strict=True):
+            if child is not None:
                 courses.append(Course())
-                courses[-1].take(link, lane)
+                courses[-1].take(link, child)
         return joined([course.outcome() for course in courses])
 
 

@@ -8,13 +8,14 @@ from bough.v1 import agent_pb2, error_pb2, event_pb2, message_pb2
 from bough_server.agents.insistence import Insistence, spoken
 from bough_server.errors import RunError
 from bough_server.models.model import ModelRequest
-from bough_server.runtime.agent import Outcome, broke_loop, exited, llm_of, transferred
+from bough_server.runtime.agent import Context, Outcome, broke_loop, exited, llm_of, transferred
 from bough_server.runtime.children import hand_over
-from bough_server.runtime.context import Context
+from bough_server.runtime.lane import Lane
+from bough_server.runtime.toolset import Toolset
 from bough_server.templates import render
 from bough_server.tools.builtin import PLAN, action_of, closing_output
 
-OnTransfer = Callable[[Context, event_pb2.Transfer, str], Awaitable[Outcome | None]]
+OnTransfer = Callable[[Lane, event_pb2.Transfer, str], Awaitable[Outcome | None]]
 """What a transfer and the id of its call come to: how the agent ends, or None where it goes on."""
 
 MAX_STEPS: Final = 20
@@ -46,20 +47,21 @@ class LlmAgent:
         """
         llm = llm_of(self.definition)
         most = llm.max_steps if llm.HasField("max_steps") else MAX_STEPS
-        toolset = ctx.frame.toolset
+        lane = Lane.of(ctx)
+        toolset = lane.frame.toolset
         insistence = Insistence(
             self.definition.name,
             "" if toolset.must_close else self.definition.output_schema_json,
             must_call=toolset.closing if toolset.must_close else (),
         )
         for _ in range(most):
-            response = await ctx.model(partial(self._request, ctx, insistence))
+            response = await ctx.model(partial(self._request, ctx, toolset, insistence))
             calls = [part.tool_call for part in response.message.parts if part.HasField("tool_call")]
             if calls:
                 insistence.called()
                 answers = await ctx.tools(calls, parallel=not llm.HasField("parallel_tools") or llm.parallel_tools)
                 outcome = await _ending(
-                    ctx, [answer.result for answer in answers], response.message, on_transfer or handed_over
+                    lane, [answer.result for answer in answers], response.message, on_transfer or handed_over
                 )
                 if outcome is not None:
                     return outcome
@@ -70,7 +72,7 @@ class LlmAgent:
             reason=error_pb2.ERROR_REASON_LIMIT_EXCEEDED,
         )
 
-    def _request(self, ctx: Context, insistence: Insistence) -> ModelRequest:
+    def _request(self, ctx: Context, toolset: Toolset, insistence: Insistence) -> ModelRequest:
         llm = llm_of(self.definition)
         messages = [*ctx.history(), *insistence.further()]
         if not messages or messages[-1].role == message_pb2.ROLE_ASSISTANT:
@@ -81,13 +83,13 @@ class LlmAgent:
             instruction=render(llm.instruction, {}, ctx.state, what=f"The instruction of {self.definition.name!r}"),
             tools=ctx.offers(),
             settings=llm.settings,
-            tool_choice="required" if ctx.frame.toolset.must_close else "auto",
-            output_schema_json="" if ctx.frame.toolset.must_close else self.definition.output_schema_json,
+            tool_choice="required" if toolset.must_close else "auto",
+            output_schema_json="" if toolset.must_close else self.definition.output_schema_json,
         )
 
 
 async def _ending(
-    ctx: Context,
+    lane: Lane,
     results: Sequence[message_pb2.ToolResult],
     said: message_pb2.Message,
     on_transfer: OnTransfer,
@@ -95,31 +97,31 @@ async def _ending(
     """How calls end their agent: the first that is a final answer, an exit, a break or a transfer and succeeded."""
     for result in results:
         name = result.call.name
-        if name in ctx.frame.toolset.closing and not result.HasField("error"):
+        if name in lane.frame.toolset.closing and not result.HasField("error"):
             return Outcome(output=closing_output(result), closed_by=name, is_said=name == PLAN)
         action = action_of(result)
         if action is not None and action.HasField("exit"):
             return exited(action.exit.final_result)
         if action is not None and action.HasField("transfer"):
-            return await _transfer(ctx, action.transfer, result.call.call_id, said, on_transfer)
+            return await _transfer(lane, action.transfer, result.call.call_id, said, on_transfer)
         if action is not None:
             return broke_loop(spoken(said) or message_pb2.Message())
     return None
 
 
 async def _transfer(
-    ctx: Context, transfer: event_pb2.Transfer, call_id: str, said: message_pb2.Message, on_transfer: OnTransfer
+    lane: Lane, transfer: event_pb2.Transfer, call_id: str, said: message_pb2.Message, on_transfer: OnTransfer
 ) -> Outcome | None:
     """Leaves another member of its swarm to the swarm; whom it links itself it runs."""
-    if transfer.agent not in ctx.frame.toolset.peers:
-        return await on_transfer(ctx, transfer, call_id)
+    if transfer.agent not in lane.frame.toolset.peers:
+        return await on_transfer(lane, transfer, call_id)
     message = transfer.message if transfer.HasField("message") else None
     return transferred(transfer.agent, message=message, output=spoken(said), call_id=call_id)
 
 
-async def handed_over(ctx: Context, transfer: event_pb2.Transfer, call_id: str) -> Outcome:
+async def handed_over(lane: Lane, transfer: event_pb2.Transfer, call_id: str) -> Outcome:
     """The outcome of an agent in whose place another one answered. Raises RunError with what that one failed with."""
-    ended = await hand_over(ctx, transfer, call_id)
+    ended = await hand_over(lane, transfer, call_id)
     if ended.outcome is None:
         raise ended.error or RunError(
             f"The agent {transfer.agent!r} failed.", reason=error_pb2.ERROR_REASON_SUB_AGENT_FAILED

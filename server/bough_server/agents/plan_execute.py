@@ -13,10 +13,10 @@ from bough_server.cutting import cut_text
 from bough_server.errors import RunError
 from bough_server.models.model import ToolSpec
 from bough_server.models.wording import in_words
-from bough_server.runtime.agent import Outcome
+from bough_server.runtime.agent import Context, Outcome
 from bough_server.runtime.children import Child, begin_plan, run_child
-from bough_server.runtime.context import Context
 from bough_server.runtime.dispatches import Ended
+from bough_server.runtime.lane import Lane
 from bough_server.state import MAX_STATE_BYTES, applied, state_size, value_size, write_of
 from bough_server.tools.arguments import parse_arguments
 from bough_server.tools.builtin import PLAN, PLAN_SPEC, RESPOND, RESPOND_SPEC
@@ -47,7 +47,7 @@ class PlanExecuteAgent:
         INVALID_OUTPUT where the planner or the replanner ended otherwise than they had to; LIMIT_EXCEEDED after
         `max_rounds` steps without an answer, with the plan and what was done in its details.
         """
-        roles = self.definition.plan_execute
+        lane, roles = Lane.of(ctx), self.definition.plan_execute
         links = {link.agent: link for link in self.definition.sub_agents}
         most = roles.max_rounds if roles.HasField("max_rounds") else MAX_ROUNDS
         progress = Progress(objective=cut_text(_text_of(input), ROOM))
@@ -58,24 +58,24 @@ class PlanExecuteAgent:
             closing=(PLAN_SPEC,),
             facts=progress.facts(""),
         )
-        planned = await run_child(ctx, child)
+        planned = await run_child(lane, child)
         for number in range(most):
             if (steps := _steps(planned)) is None:
                 return passed_on(planned)
             progress.plan = steps
-            _keep(ctx, progress)
-            await begin_plan(ctx, number, steps)
-            done = await run_child(ctx, _executor(links[roles.executor], number, progress))
+            _keep(lane, progress)
+            await begin_plan(lane, number, steps)
+            done = await run_child(lane, _executor(links[roles.executor], number, progress))
             if done.outcome is not None and done.outcome.action is not None:
                 return passed_on(done)
             progress.did(_result(links[roles.executor], done))
-            _keep(ctx, progress)
-            planned = await run_child(ctx, _replanner(links[roles.replanner or roles.planner], number, progress))
+            _keep(lane, progress)
+            planned = await run_child(lane, _replanner(links[roles.replanner or roles.planner], number, progress))
         if (steps := _steps(planned)) is None:
             return passed_on(planned)
         progress.plan = steps
-        _keep(ctx, progress)
-        await begin_plan(ctx, most, steps)
+        _keep(lane, progress)
+        await begin_plan(lane, most, steps)
         raise RunError(
             f"The agent {self.definition.name!r} has done {most} steps without an answer: max_rounds is reached. "
             f"{len(steps)} more are planned.",
@@ -84,17 +84,17 @@ class PlanExecuteAgent:
         )
 
 
-def _keep(ctx: Context, progress: Progress) -> None:
+def _keep(lane: Lane, progress: Progress) -> None:
     """Writes how far it has come to the session's state, where there is room; the next effect records it."""
-    values = applied(ctx.lane_state.values, write_of(ctx.state.pending()))
+    values = applied(lane.lane_state.values, write_of(lane.state.pending()))
     others = {name: text for name, text in values.items() if name not in _KEPT}
     room = MAX_STATE_BYTES - state_size(others) - sum(value_size(name, "") for name in _KEPT)
     if room < EMPTY_BYTES:
         return
     kept = progress.kept(min(room, ROOM))
     for name in _KEPT:
-        ctx.state.pop(name, None)  # together they fit; beside what is kept already they may not
-    ctx.state["plan"], ctx.state["executed_steps"] = kept["plan"], kept["executed_steps"]
+        lane.state.pop(name, None)  # together they fit; beside what is kept already they may not
+    lane.state["plan"], lane.state["executed_steps"] = kept["plan"], kept["executed_steps"]
 
 
 def _executor(link: agent_pb2.AgentLink, number: int, progress: Progress) -> Child:

@@ -9,11 +9,11 @@ from bough.v1 import agent_pb2, event_pb2, message_pb2
 from bough_server.agents.flow import failure, passed_on
 from bough_server.agents.llm import LlmAgent
 from bough_server.history.transcript import Said, Transcript
-from bough_server.runtime.agent import Outcome, llm_of
+from bough_server.runtime.agent import Context, Outcome, llm_of
 from bough_server.runtime.children import Child, hand_over, run_child
-from bough_server.runtime.context import Context
 from bough_server.runtime.dispatches import Ended, Handover
 from bough_server.runtime.handoffs import WINDOW
+from bough_server.runtime.lane import Lane
 from bough_server.runtime.transfers import is_transfer
 
 
@@ -35,23 +35,23 @@ class SupervisorAgent:
         """Answers as an LLM agent does; a member that exits or breaks a loop ends it as well. Raises RunError."""
         members = 0
 
-        async def lend(ctx: Context, transfer: event_pb2.Transfer, call_id: str) -> Outcome | None:
+        async def lend(lane: Lane, transfer: event_pb2.Transfer, call_id: str) -> Outcome | None:
             nonlocal members
             member, members = members, members + 1
-            return await _lend(ctx, transfer, call_id, member)
+            return await _lend(lane, transfer, call_id, member)
 
         return await self._lead.run(ctx, input, on_transfer=lend)
 
 
-async def _lend(ctx: Context, transfer: event_pb2.Transfer, call_id: str, member: int) -> Outcome | None:
+async def _lend(lane: Lane, transfer: event_pb2.Transfer, call_id: str, member: int) -> Outcome | None:
     """Lets a member go on until it ends; gives how the supervisor ends with it, if it does."""
-    ended = await hand_over(ctx, transfer, call_id, member=member)
+    ended = await hand_over(lane, transfer, call_id, member=member)
     if ended.outcome is None:
         if ended.error is not None and ended.transcript is None:
             raise ended.error  # it never began: there are no handoffs left, or the tree is too deep
         why = ended.error.message if ended.error is not None else ""
         told = message_pb2.Part(text=f"For context: [{transfer.agent}] failed: {why}")
-        ctx.transcript.say(message_pb2.Message(role=message_pb2.ROLE_USER, author=transfer.agent, parts=[told]))
+        lane.transcript.say(message_pb2.Message(role=message_pb2.ROLE_USER, author=transfer.agent, parts=[told]))
         return None
     return None if ended.outcome.action is None else passed_on(ended)
 
@@ -73,7 +73,8 @@ class SwarmAgent:
         """
         links = {link.agent: link for link in self.definition.sub_agents}
         path = [self.definition.swarm.entry or self.definition.sub_agents[0].agent]
-        ended = await run_child(ctx, Child(link=links[path[0]], name="h0"))
+        lane = Lane.of(ctx)
+        ended = await run_child(lane, Child(link=links[path[0]], name="h0"))
         while (outcome := _member(ended)).action is not None and outcome.action.HasField("transfer"):
             if ended.transcript is not None:
                 _forget_transfer(ended.transcript)
@@ -86,7 +87,7 @@ class SwarmAgent:
                 handover=Handover(by=path[-1], call_id=outcome.transfer_id, path=tuple(path[-WINDOW:])),
             )
             path.append(transfer.agent)
-            ended = await run_child(ctx, child)
+            ended = await run_child(lane, child)
         return passed_on(ended)
 
 

@@ -5,21 +5,21 @@ Both depend on what is recorded alone, so a replay comes to the same and nothing
 
 from bough.v1 import agent_pb2
 from bough_server.functions import Condition
-from bough_server.runtime.context import Context
+from bough_server.runtime.lane import Lane
 from bough_server.runtime.situations import situation_of
 from bough_server.situation import Values
 from bough_server.state_paths import value_at
 
 
-def is_done(ctx: Context, until: agent_pb2.LoopUntil, round: int) -> bool:
+def is_done(lane: Lane, until: agent_pb2.LoopUntil, round: int) -> bool:
     """Whether it says that the loop is done with this round. Raises RunError with what the condition raised."""
     if until.HasField("state"):
         try:
-            return value_at(Values(ctx.lane_state.values), until.state) is True
+            return value_at(Values(lane.lane_state.values), until.state) is True
         except KeyError:
             return False
     if not until.HasField("predicate"):
         return False
-    function = ctx.execution.resolver.function(until.predicate)
+    function = lane.execution.resolver.function(until.predicate)
     assert isinstance(function, Condition)  # judged when the run began
-    return function.holds(situation_of(ctx, round=round))
+    return function.holds(situation_of(lane, round=round))

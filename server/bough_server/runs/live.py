@@ -11,6 +11,7 @@ from bough.v1 import event_pb2, policy_pb2
 from bough_server.errors import Fenced, NonDeterministic, ServerStopping, StorageFailed
 from bough_server.metrics import Metrics
 from bough_server.runs.endings import Bound, wall_owner, why_ended
+from bough_server.runtime.context import LaneContext
 from bough_server.runtime.dispatcher import dispatch_root
 from bough_server.runtime.execution import Execution
 from bough_server.store.ports import RunRecord, SessionCut, StoredMessage
@@ -210,7 +211,7 @@ class LiveRun:
     async def _execute(self) -> None:
         """Runs a run to its end; who ends it from outside is waited for. Raises what stopped the run unrecorded."""
         try:
-            await self.execution.finish(dispatch_root(self.execution))
+            await self.execution.finish(dispatch_root(self.execution, LaneContext))
             await self.execution.committed()
         except ServerStopping:
             await self.execution.committed()  # whoever follows is to see what was recorded until now

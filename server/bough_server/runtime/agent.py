@@ -1,17 +1,19 @@
-"""What the runtime asks of an agent and of whoever finds agents, tools and models by name."""
+"""Agents as the runtime sees them: the `Agent` and `Resolver` protocols, and the `Context` that their code is given."""
 
-from collections.abc import Mapping, Sequence
+import random
+from collections.abc import Awaitable, Callable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from datetime import datetime
+from typing import Any, Final, Protocol, TypeVar
 
-from bough.v1 import agent_pb2, event_pb2, message_pb2
+from bough.v1 import agent_pb2, event_pb2, message_pb2, step_pb2
 from bough_server.functions import Function
-from bough_server.models.model import Model
+from bough_server.history.transcript import Transcript
+from bough_server.models.model import Model, ModelRequest, ToolSpec
 from bough_server.state import json_text
 from bough_server.tools.tool import Tool
 
-if TYPE_CHECKING:
-    from bough_server.runtime.context import Context
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,6 +79,143 @@ def llm_of(definition: agent_pb2.AgentDefinition) -> agent_pb2.LlmAgent:
     return definition.supervisor.llm if definition.HasField("supervisor") else definition.llm
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answered:
+    """A call's result and, for a linked agent, what it saw and said."""
+
+    result: message_pb2.ToolResult
+    child: Transcript | None = None
+
+
+NO_DEFAULT: Final = object()
+"""The default of a question that fails if it is not answered in time."""
+
+
+class Context(Protocol):
+    """What the code of an agent can do: its effects, each recorded, and answered from the log when it is replayed.
+
+    Effects of one context are sequential; concurrency goes through `gather` and `tools`.
+    """
+
+    @property
+    def run_id(self) -> str:
+        """The run."""
+        ...
+
+    @property
+    def session_id(self) -> str:
+        """The session."""
+        ...
+
+    @property
+    def user_id(self) -> str:
+        """The session's user."""
+        ...
+
+    @property
+    def invocation_id(self) -> str:
+        """This execution of this agent."""
+        ...
+
+    @property
+    def definition(self) -> agent_pb2.AgentDefinition:
+        """The agent's definition."""
+        ...
+
+    @property
+    def state(self) -> MutableMapping[str, Any]:
+        """The session's values; what is written is recorded with the next effect, or the agent's end."""
+        ...
+
+    @property
+    def step_index(self) -> int:
+        """The number of the last step; -1 before the first."""
+        ...
+
+    def history(self) -> list[message_pb2.Message]:
+        """Return what this agent sees of the session and the run so far, its own input and steps included."""
+        ...
+
+    def offers(self) -> list[ToolSpec]:
+        """Return the tools and linked agents that may still be called."""
+        ...
+
+    async def model(
+        self, request: ModelRequest | Callable[[], ModelRequest], *, model: str = ""
+    ) -> step_pb2.LlmResponse:
+        """Ask a model; the answer's calls, if any, are for `tools`. An empty `model` is the agent's own.
+
+        A request that is a function is built only if it is sent, and not while a log is replayed; if what it makes of
+        `history` is more than the agent's history policy allows, it is built again of less.
+
+        Raises RunError: the limit of model calls is reached, or the model's retries are used up.
+        """
+        ...
+
+    async def tools(self, calls: Sequence[message_pb2.ToolCall], *, parallel: bool = True) -> list[Answered]:
+        """Run calls of the last model answer, all or some, linked agents among them; results in the order given.
+
+        The step ends when all have results, or with the next model call. Nothing that goes wrong in a call raises: the
+        model is to see it. Raises RunError: BAD_ARGUMENTS if the last answer has no such call or it was run before,
+        SUB_AGENT_FAILED if a sub-agent's failure aborts this agent.
+        """
+        ...
+
+    async def dispatch(self, agent: str, input: str | message_pb2.Message, *, key: str = "") -> message_pb2.Message:
+        """Run a linked agent and return its answer.
+
+        Raises RunError: it is not linked (NOT_LINKED), a limit is reached, it failed (SUB_AGENT_FAILED).
+        """
+        ...
+
+    async def gather(self, *lanes: "Callable[[Context], Awaitable[T]]") -> list[T]:
+        """Run lanes at once, each with a context of its own, and wait for all; results in lane order.
+
+        Raises what the first lane in order raised, after all have ended.
+        """
+        ...
+
+    async def ask(
+        self,
+        prompt: str,
+        *,
+        schema: Mapping[str, Any] | None = None,
+        expires: float | None = None,
+        default: object = NO_DEFAULT,
+        key: str = "",
+    ) -> Any:
+        """Ask the user, and return the answer: a JSON value that fits the schema, if one is given.
+
+        The run waits for as long as it takes, over restarts, or for `expires` seconds; then the default is the answer.
+        Raises RunError: INPUT_EXPIRED without a default, BAD_ARGUMENTS if the default does not fit.
+        """
+        ...
+
+    async def step(self, name: str, work: Callable[[], Awaitable[Any]], *, key: str = "") -> Any:
+        """Do any other work on the world once, and return its value: something that JSON can hold.
+
+        Until its value is recorded it may run again. Raises RunError TOOL_FAILED if the work raises.
+        """
+        ...
+
+    async def now(self) -> datetime:
+        """Return the time, the same on a replay."""
+        ...
+
+    async def sleep(self, seconds: float) -> None:
+        """Wait; after a crash only for what is left of it. A replay of a finished run does not wait."""
+        ...
+
+    def new_id(self) -> str:
+        """Return a new UUID, the same on a replay."""
+        ...
+
+    @property
+    def random(self) -> random.Random:
+        """Random numbers that are the same on a replay; each reading begins a new row of them."""
+        ...
+
+
 class Agent(Protocol):
     """A coroutine over a context, and what is known of it. It fails by raising and touches the world by effects."""
 
@@ -95,7 +234,7 @@ class Agent(Protocol):
         """The tools it may call, besides the agents that its definition links."""
         ...
 
-    async def run(self, ctx: "Context", input: message_pb2.Message) -> Outcome:
+    async def run(self, ctx: Context, input: message_pb2.Message) -> Outcome:
         """Answers an input. Raises RunError, or anything, to fail."""
         ...
 

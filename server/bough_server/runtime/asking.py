@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from bough.v1 import error_pb2, event_pb2, message_pb2, step_pb2
 from bough_server import ids
@@ -12,12 +12,9 @@ from bough_server.runtime import keys
 from bough_server.runtime.attempts import ModelCall
 from bough_server.runtime.execution import Execution, as_run_error
 from bough_server.runtime.frame import Frame
+from bough_server.runtime.lane import Lane
 from bough_server.runtime.spending import Amount, estimated
 from bough_server.runtime.succession import Succession, succession
-
-if TYPE_CHECKING:
-    from bough_server.runtime.context import Context
-
 
 _DIGEST: Final = keys.digest("model")
 """Of every model call: what a model is asked follows from the log, and may be built otherwise one day."""
@@ -41,25 +38,25 @@ def check_asked(execution: Execution, key: str) -> None:
     execution.check(key, _DIGEST)
 
 
-async def ask(ctx: "Context", effect: ModelEffect, request: Asked, name: str) -> step_pb2.LlmResponse:
+async def ask(lane: Lane, effect: ModelEffect, request: Asked, name: str) -> step_pb2.LlmResponse:
     """What a model of that name answers, or answered. Raises RunError where it is refused, and where it fails."""
-    execution, frame, key, index = ctx.execution, ctx.frame, effect.key, effect.index
-    if (replayed := await ctx.replayed(key, _DIGEST)) is not None:
+    execution, frame, key, index = lane.execution, lane.frame, effect.key, effect.index
+    if (replayed := await lane.replayed(key, _DIGEST)) is not None:
         response = _answered(replayed)
-        _complete_step(ctx, effect, response)
+        _complete_step(lane, effect, response)
         return response
-    await ctx.go_live(key)
+    await lane.go_live(key)
     async with execution.slots.place(key, frame.budget):
         try:
             made = _made(frame, effect, request)
-            models, amount = _admitted(ctx, key, name, made)
+            models, amount = _admitted(lane, key, name, made)
         except RunError as refusal:
             event = frame.opened.in_step(frame.event(key), index)
             event.effect_digest = _DIGEST
             event.llm_failed.error.CopyFrom(_error(frame, refusal))
             execution.emit(event)
             raise
-        return await _ask(ctx, effect, made, models, amount)
+        return await _ask(lane, effect, made, models, amount)
 
 
 def _made(frame: Frame, effect: ModelEffect, request: Asked) -> ModelRequest:
@@ -71,11 +68,11 @@ def _made(frame: Frame, effect: ModelEffect, request: Asked) -> ModelRequest:
         raise as_run_error(error) from error
 
 
-def _admitted(ctx: "Context", key: str, name: str, request: ModelRequest) -> tuple[Succession, Amount]:
+def _admitted(lane: Lane, key: str, name: str, request: ModelRequest) -> tuple[Succession, Amount]:
     """Who is asked, and what that reserves; a call that the log holds begun has reserved it there."""
-    journal, budget = ctx.execution.journal, ctx.frame.budget
+    journal, budget = lane.execution.journal, lane.frame.budget
     is_new = key not in journal.started
-    models = succession(ctx.execution.resolver, name, () if is_new else journal.of_effect[key])
+    models = succession(lane.execution.resolver, name, () if is_new else journal.of_effect[key])
     amount = Amount()
     if is_new:
         budget.check_parallel()
@@ -87,9 +84,9 @@ def _admitted(ctx: "Context", key: str, name: str, request: ModelRequest) -> tup
 
 
 async def _ask(
-    ctx: "Context", effect: ModelEffect, request: ModelRequest, models: Succession, amount: Amount
+    lane: Lane, effect: ModelEffect, request: ModelRequest, models: Succession, amount: Amount
 ) -> step_pb2.LlmResponse:
-    execution, frame, model, key, index = ctx.execution, ctx.frame, models.model, effect.key, effect.index
+    execution, frame, model, key, index = lane.execution, lane.frame, models.model, effect.key, effect.index
     traced = execution.tracing.chat(model=model.model or model.name, provider=model.provider, parent=frame.traced.below)
     execution.spans[key] = traced
     lost = execution.journal.attempts.get(key, 0)
@@ -126,14 +123,14 @@ async def _ask(
     ended.llm_completed.response.CopyFrom(response)
     execution.emit(ended, *(effect.beside(response) if effect.beside is not None else ()))
     execution.spans.pop(key).end(response=response, input=request.messages, output=[response.message])
-    _complete_step(ctx, effect, response)
+    _complete_step(lane, effect, response)
     return response
 
 
-def _complete_step(ctx: "Context", effect: ModelEffect, response: step_pb2.LlmResponse) -> None:
+def _complete_step(lane: Lane, effect: ModelEffect, response: step_pb2.LlmResponse) -> None:
     """Ends the step of an answer that calls nothing."""
     if effect.index is not None and not any(part.HasField("tool_call") for part in response.message.parts):
-        ctx.complete_steps()
+        lane.complete_steps()
 
 
 def _place(execution: Execution, frame: Frame, effect: ModelEffect, message: message_pb2.Message) -> None:

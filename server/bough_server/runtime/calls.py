@@ -2,44 +2,33 @@
 
 import asyncio
 from collections.abc import Mapping
-from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from bough.v1 import error_pb2, event_pb2, message_pb2
 from bough_server.errors import RunError
 from bough_server.runtime import keys
+from bough_server.runtime.agent import Answered
 from bough_server.runtime.dispatcher import dispatch
 from bough_server.runtime.dispatches import Dispatch
+from bough_server.runtime.lane import Lane
 from bough_server.runtime.state import LaneState
 from bough_server.runtime.tool_effect import ToolEffect
 from bough_server.runtime.toolset import Offer
 from bough_server.tools.arguments import parse_arguments
 from bough_server.tools.builtin import ACTIONS, target_problem
 
-if TYPE_CHECKING:
-    from bough_server.history.transcript import Transcript
-    from bough_server.runtime.context import Context
-
 MAX_LANES: Final = 16
 """How many calls of one step run at once."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Answered:
-    """A call's result and, for a linked agent, what it saw and said."""
-
-    result: message_pb2.ToolResult
-    child: "Transcript | None" = None
 
 
 class StepCalls:
     """Calls of one step of an invocation, by their positions in the model's answer."""
 
-    def __init__(self, ctx: "Context", *, index: int, calls: Mapping[int, message_pb2.ToolCall]) -> None:
-        self._ctx = ctx
-        self._execution = ctx.execution
-        self._frame = ctx.frame
+    def __init__(self, lane: Lane, *, index: int, calls: Mapping[int, message_pb2.ToolCall]) -> None:
+        self._lane = lane
+        self._execution = lane.execution
+        self._frame = lane.frame
         self._index = index
         self._calls = calls
         self._answers: dict[int, Answered] = {}
@@ -48,7 +37,7 @@ class StepCalls:
 
     def key(self, position: int) -> str:
         """The effect of a call."""
-        return keys.below(self._ctx.scope, f"s{self._index}.t{position}")
+        return keys.below(self._lane.scope, f"s{self._index}.t{position}")
 
     async def run(self, *, parallel: bool) -> list[Answered]:
         """Runs the calls; raises Abort where a sub-agent's failure fails the calling invocation."""
@@ -96,7 +85,7 @@ class StepCalls:
 
     def _effect(self, position: int) -> ToolEffect:
         return ToolEffect(
-            self._ctx,
+            self._lane,
             key=self.key(position),
             index=self._index,
             call=self._calls[position],
@@ -119,16 +108,16 @@ class StepCalls:
                 step_index=self._index,
                 state=self._state(position),
             )
-            ended = await dispatch(self._ctx, work, on_failure=partial(self._fail, position))
+            ended = await dispatch(self._lane, work, on_failure=partial(self._fail, position))
             return Answered(result=ended.result, child=ended.transcript)
         return Answered(result=await self._effect(position).result(offer))
 
     def _state(self, position: int) -> LaneState:
         """The session's values as a call sees them that begins now: what runs at once does not see each other's."""
-        state = self._ctx.lane_state
+        state = self._lane.lane_state
         if not self._is_parallel:
             state.join()
-        return state.fork(keys.below(self._ctx.scope, f"s{self._index}.t"), position)
+        return state.fork(keys.below(self._lane.scope, f"s{self._index}.t"), position)
 
     def _refusal(self, position: int) -> RunError | None:
         """Why a call is not carried out although it could be: an answer takes one action, the first in order."""

@@ -8,10 +8,10 @@ from bough_server import events
 from bough_server.errors import RunError
 from bough_server.models.model import ToolSpec
 from bough_server.runtime import keys
-from bough_server.runtime.context import Context
 from bough_server.runtime.dispatcher import OnFailure, dispatch
 from bough_server.runtime.dispatches import Dispatch, Ended, Handover
 from bough_server.runtime.ends import end_others
+from bough_server.runtime.lane import Lane
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,13 +37,13 @@ async def _nothing(_: RunError) -> None:
     return None
 
 
-async def run_child(ctx: Context, child: Child, *, on_failure: OnFailure = _nothing) -> Ended:
+async def run_child(lane: Lane, child: Child, *, on_failure: OnFailure = _nothing) -> Ended:
     """Runs a child to its end; its caller goes on after what it said. Raises Abort where it fails the caller.
 
     `on_failure` is awaited when it has failed, before its end is recorded.
     """
-    key = keys.below(ctx.scope, child.name)
-    async with ctx.effect(key):
+    key = keys.below(lane.scope, child.name)
+    async with lane.effect(key):
         work = Dispatch(
             key=key,
             agent=child.link.agent,
@@ -51,63 +51,63 @@ async def run_child(ctx: Context, child: Child, *, on_failure: OnFailure = _noth
             input=child.input,
             trigger=child.trigger,
             closing=child.closing,
-            path=ctx.path,
+            path=lane.path,
             handover=child.handover,
             facts=child.facts,
         )
 
         async def fail(error: RunError) -> None:
-            await end_others(ctx.execution, ctx.frame, key, error)
+            await end_others(lane.execution, lane.frame, key, error)
             await on_failure(error)
 
-        ended = await dispatch(ctx, work, on_failure=fail)
+        ended = await dispatch(lane, work, on_failure=fail)
     if ended.transcript is not None:
-        ctx.transcript.join(ended.transcript, by_call=False)
-        ctx.path = ended.path
+        lane.transcript.join(ended.transcript, by_call=False)
+        lane.path = ended.path
     return ended
 
 
-async def hand_over(ctx: Context, transfer: event_pb2.Transfer, call_id: str, *, member: int | None = None) -> Ended:
+async def hand_over(lane: Lane, transfer: event_pb2.Transfer, call_id: str, *, member: int | None = None) -> Ended:
     """Runs the agent that a call of the last step hands over to, in its caller's place; or as its n-th member."""
-    link = ctx.frame.toolset.targets[transfer.agent]
+    link = lane.frame.toolset.targets[transfer.agent]
     child = Child(
         link=link,
-        name=f"s{ctx.step_index}.x" if member is None else f"h{member}",
+        name=f"s{lane.step_index}.x" if member is None else f"h{member}",
         trigger=event_pb2.TRIGGER_TRANSFER,
         input=transfer.message if transfer.HasField("message") else None,
         handover=Handover(
-            by=ctx.frame.name,
+            by=lane.frame.name,
             call_id=call_id,
-            path=ctx.frame.hops if member is None else (),
+            path=lane.frame.hops if member is None else (),
             comes_back=member is not None,
         ),
     )
-    return await run_child(ctx, child)
+    return await run_child(lane, child)
 
 
-async def begin_round(ctx: Context, number: int) -> None:
+async def begin_round(lane: Lane, number: int) -> None:
     """Records that a round of a loop begins, from 0."""
-    key = keys.below(ctx.scope, f"l{number}")
-    async with ctx.effect(key):
-        begun = ctx.frame.event(key)
+    key = keys.below(lane.scope, f"l{number}")
+    async with lane.effect(key):
+        begun = lane.frame.event(key)
         begun.loop_round_started.round = number
-        await _say(ctx, begun)
+        await _say(lane, begun)
 
 
-async def begin_plan(ctx: Context, number: int, steps: Iterable[str]) -> None:
+async def begin_plan(lane: Lane, number: int, steps: Iterable[str]) -> None:
     """Records the plan that a round begins with, from 0: in the first it is made, in any other it is another one."""
-    key = keys.below(ctx.scope, f"p{number}")
-    async with ctx.effect(key):
-        made = ctx.frame.event(key)
+    key = keys.below(lane.scope, f"p{number}")
+    async with lane.effect(key):
+        made = lane.frame.event(key)
         items = made.plan_revised.items if number else made.plan_made.items
         items.extend(event_pb2.PlanItem(text=step) for step in steps)
-        await _say(ctx, made)
+        await _say(lane, made)
 
 
-async def _say(ctx: Context, event: event_pb2.AgentEvent) -> None:
+async def _say(lane: Lane, event: event_pb2.AgentEvent) -> None:
     """Records an event that is no result: nobody waits for it."""
-    execution, key = ctx.execution, event.effect_key
+    execution, key = lane.execution, event.effect_key
     if not execution.journal.holds(key, events.kind_of(event)):
         # A run that was cancelled between two rounds is replayed to its end without the next one.
-        await ctx.go_live(key)
+        await lane.go_live(key)
     execution.emit(event)

@@ -5,7 +5,7 @@ cannot be made fails no agent: what it was to stand for is left out of that one 
 """
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from bough.v1 import agent_pb2, event_pb2, message_pb2, step_pb2
 from bough_server import ids
@@ -16,9 +16,7 @@ from bough_server.models.model import Model, ModelRequest
 from bough_server.models.tokens import BYTES_PER_TOKEN, counted, message_tokens, request_tokens
 from bough_server.runtime import keys
 from bough_server.runtime.asking import Asked, ModelEffect, ask, check_asked
-
-if TYPE_CHECKING:
-    from bough_server.runtime.context import Context
+from bough_server.runtime.lane import Lane
 
 _TRIES: Final = 4
 """How often a request is made shorter: more than once only where a tokenizer counts otherwise than the estimate."""
@@ -30,31 +28,31 @@ _LEAST_WORDS: Final = 20
 _MOST_WORDS: Final = 500
 
 
-async def fitted(ctx: "Context", index: int, make: Callable[[], ModelRequest], *, name: str) -> Asked:
+async def fitted(lane: Lane, index: int, make: Callable[[], ModelRequest], *, name: str) -> Asked:
     """What a step asks, made to fit; what makes it where nothing of it is sent, or there is no bound.
 
     `name` is the model that is asked. A log is handed back as it is: what it says was asked is not made again.
     """
-    if ctx.frame.history.WhichOneof("overflow") is None:
+    if lane.frame.history.WhichOneof("overflow") is None:
         return make
-    return await _Fitting(ctx, index, make, name).run()
+    return await _Fitting(lane, index, make, name).run()
 
 
 class _Fitting:
     """One step's request."""
 
-    def __init__(self, ctx: "Context", index: int, make: Callable[[], ModelRequest], name: str) -> None:
-        self._ctx, self._make, self._name = ctx, make, name
-        self._key = keys.below(ctx.scope, f"s{index}.m")
-        self._effect = keys.below(ctx.scope, f"s{index}.compact")
-        policy = ctx.frame.history
+    def __init__(self, lane: Lane, index: int, make: Callable[[], ModelRequest], name: str) -> None:
+        self._lane, self._make, self._name = lane, make, name
+        self._key = keys.below(lane.scope, f"s{index}.m")
+        self._effect = keys.below(lane.scope, f"s{index}.compact")
+        policy = lane.frame.history
         self._summarize = policy.summarize if policy.HasField("summarize") else None
         window = policy.sliding_window
         self._limit = self._summarize.max_tokens if self._summarize else window.max_tokens - window.reserve
         self._words = max(_LEAST_WORDS, min(_MOST_WORDS, self._limit // (2 * _SHARE)))
 
     async def run(self) -> Asked:
-        execution, journal = self._ctx.execution, self._ctx.execution.journal
+        execution, journal = self._lane.execution, self._lane.execution.journal
         is_asked, is_over = self._key in journal.results, self._effect in journal.results
         is_begun = self._effect in journal.started and not is_over
         is_new = self._key not in journal.started
@@ -64,7 +62,7 @@ class _Fitting:
         check_asked(execution, self._key)
         if is_begun:
             check_asked(execution, self._effect)
-        await self._ctx.go_live(self._key)
+        await self._lane.go_live(self._key)
         try:
             made = self._make()
         except Exception:
@@ -81,15 +79,15 @@ class _Fitting:
 
     async def _handed_back(self) -> str:
         """Takes a recorded summary; gives the text of one whose log was cut off right behind the model's answer."""
-        recorded = [event.history_compacted for event in self._ctx.execution.journal.of_effect.get(self._effect, ())]
+        recorded = [event.history_compacted for event in self._lane.execution.journal.of_effect.get(self._effect, ())]
         compacted = next((one for one in recorded if one.HasField("summary")), None)
         try:
-            response = await ask(self._ctx, ModelEffect(key=self._effect, index=None), self._make, self._name)
+            response = await ask(self._lane, ModelEffect(key=self._effect, index=None), self._make, self._name)
         except RunError:
             return ""
         if compacted is None:
             return self._text(response)
-        self._ctx.sight.take(compacted)
+        self._lane.sight.take(compacted)
         return ""
 
     async def _summarized(self, plan: Plan | None) -> None:
@@ -106,31 +104,31 @@ class _Fitting:
 
         request = await self._asked(plan, name)
         try:
-            await ask(self._ctx, ModelEffect(key=self._effect, index=None, beside=beside), request, name)
+            await ask(self._lane, ModelEffect(key=self._effect, index=None, beside=beside), request, name)
         except RunError:
             return
         for event in made:
-            self._ctx.sight.take(event.history_compacted)
+            self._lane.sight.take(event.history_compacted)
 
     def _compact(self, text: str, plan: Plan | None) -> None:
         if plan is not None:
             event = self._event(text, plan)
-            self._ctx.execution.emit(event)
-            self._ctx.sight.take(event.history_compacted)
+            self._lane.execution.emit(event)
+            self._lane.sight.take(event.history_compacted)
 
     async def _windowed(self, made: ModelRequest, size: int) -> ModelRequest:
         """The request without its oldest units, as many as have to go."""
         if size <= self._limit:
             return made
         narrower, left, room = made, size, self._limit
-        parts, kept = self._ctx.sight.units(), list[int]()
+        parts, kept = self._lane.sight.units(), list[int]()
         for _ in range(_TRIES):
             if left <= self._limit:
                 break
             before, kept = kept, window(parts, _sizes(parts), self._room(room, made, size, parts))
             if kept == before:
                 break  # there is no more to leave out
-            with self._ctx.sight.narrowed([parts[index] for index in kept]):
+            with self._lane.sight.narrowed([parts[index] for index in kept]):
                 narrower = self._make()
             left = await self._measure(narrower)
             room -= left - self._limit
@@ -138,9 +136,9 @@ class _Fitting:
 
     def _plan(self, made: ModelRequest, size: int) -> Plan | None:
         assert self._summarize is not None, "who does not summarize plans nothing"
-        parts = self._ctx.sight.units()
+        parts = self._lane.sight.units()
         room = self._room(self._limit, made, size, parts) - self._limit // _SHARE - _FRAME_TOKENS
-        before, keep = self._ctx.sight.standing(), self._summarize.keep_recent
+        before, keep = self._lane.sight.standing(), self._summarize.keep_recent
         if size <= self._limit:
             # It was too long when it was begun, by another count than today's: as little as can be is kept.
             keep, room = 1, 0
@@ -173,12 +171,12 @@ class _Fitting:
         return summary_of(response.message, most=max(1, self._limit // _SHARE) * BYTES_PER_TOKEN)
 
     def _event(self, text: str, plan: Plan) -> event_pb2.AgentEvent:
-        frame = self._ctx.frame
+        frame = self._lane.frame
         event = frame.event(self._effect)
         compacted, summary = event.history_compacted, event.history_compacted.summary
         compacted.from_position, compacted.to_position = plan.from_position, plan.to_position
         compacted.run_messages = plan.run_messages
-        summary.message_id = ids.message_id(self._ctx.execution.facts.key_root, self._effect, "SUMMARY")
+        summary.message_id = ids.message_id(self._lane.execution.facts.key_root, self._effect, "SUMMARY")
         summary.role, summary.kind = message_pb2.ROLE_USER, message_pb2.MESSAGE_KIND_SUMMARY
         summary.author, summary.invocation_id = frame.name, frame.invocation_id
         summary.parts.add(text=text)
@@ -191,7 +189,7 @@ class _Fitting:
 
     def _model(self, name: str) -> Model | None:
         try:
-            return self._ctx.execution.resolver.model(name)
+            return self._lane.execution.resolver.model(name)
         except KeyError:
             return None  # the call itself says so
 

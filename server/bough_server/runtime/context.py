@@ -12,57 +12,32 @@ from typing import Any, TypeVar
 from bough.v1 import agent_pb2, event_pb2, message_pb2, step_pb2
 from bough_server import ids
 from bough_server.errors import RunError
-from bough_server.history.overflow import Compaction
-from bough_server.history.transcript import Transcript
 from bough_server.models.model import ModelRequest, ToolSpec
 from bough_server.runtime import keys
+from bough_server.runtime.agent import NO_DEFAULT, Answered, Context, Outcome
 from bough_server.runtime.asking import ModelEffect, ask
-from bough_server.runtime.calls import Answered, StepCalls
+from bough_server.runtime.calls import StepCalls
 from bough_server.runtime.compaction import fitted
 from bough_server.runtime.dispatcher import dispatch
 from bough_server.runtime.dispatches import Dispatch
 from bough_server.runtime.ends import end_effect, end_others
-from bough_server.runtime.execution import Execution
-from bough_server.runtime.frame import Frame
-from bough_server.runtime.gathering import gather
-from bough_server.runtime.lane import Lane
-from bough_server.runtime.questions import NO_DEFAULT, question
-from bough_server.runtime.sight import Sight
-from bough_server.runtime.state import LaneState
-from bough_server.runtime.steps import StepNumbers, WaitingCalls
+from bough_server.runtime.execution import as_run_error
+from bough_server.runtime.lane import Lane, WaitingCalls
+from bough_server.runtime.questions import question
 from bough_server.runtime.transfers import is_transfer
 from bough_server.runtime.values import Value, record_value
 
 T = TypeVar("T")
 
 
-class Context(Lane):
-    """The effects of one lane of an invocation."""
+class LaneContext(Lane):
+    """The effects of one lane of an invocation: the `Context` that its code is given."""
 
-    def __init__(
-        self,
-        execution: Execution,
-        frame: Frame,
-        *,
-        scope: str | None = None,
-        steps: StepNumbers | None = None,
-        transcript: Transcript | None = None,
-        state: LaneState | None = None,
-        compaction: Compaction | None = None,
-    ) -> None:
-        super().__init__(execution, frame, scope=scope, transcript=transcript, state=state)
-        self._steps = steps or StepNumbers()
-        self._step = -1
-        self._waiting = WaitingCalls(())
-        self.sight = Sight(self, compaction)
-        """What it sees; the window of its model calls among it."""
+    async def run_agent(self, input: message_pb2.Message) -> Outcome:
+        """Run the code of this lane's agent. Raises what that raises."""
+        return await self.frame.agent.run(self, input)
 
     # What an agent may know
-
-    @property
-    def step_index(self) -> int:
-        """The number of the lane's last step; -1 before the first."""
-        return self._step
 
     def history(self) -> list[message_pb2.Message]:
         """What this agent sees of the session and the run so far, its own input and steps included."""
@@ -90,20 +65,20 @@ class Context(Lane):
         Raises RunError: the limit of model calls is reached, or the model's retries are used up.
         """
         self.check_task()
-        index = self._steps.take()
+        index = self.steps.take()
         key = keys.below(self.scope, f"s{index}.m")
         async with self.effect(key):
             await self._end_open_calls()
-            await self.execution.reach_step_end(keys.below(self.scope, f"s{self._step}.m"))
+            await self.execution.reach_step_end(self.step_key("m"))
             self.complete_steps()
-            self._step, self._waiting = index, WaitingCalls(())
+            self.step_index, self.waiting = index, WaitingCalls(())
             if callable(request):
                 request = await fitted(self, index, request, name=model or self.frame.model_name)
             response = await ask(self, ModelEffect(key=key, index=index), request, model or self.frame.model_name)
         calls = [part.tool_call for part in response.message.parts if part.HasField("tool_call")]
         self.frame.call_ids.update(call.call_id for call in calls)
         if calls:
-            self._waiting = WaitingCalls(calls)
+            self.waiting = WaitingCalls(calls)
             self.transcript.say(response.message)
         return response
 
@@ -117,10 +92,10 @@ class Context(Lane):
         if not calls:
             return []
         self.check_task()
-        async with self.effect(keys.below(self.scope, f"s{self._step}.t")):
-            taken = self._waiting.take(calls)
+        async with self.effect(self.step_key("t")):
+            taken = self.waiting.take(calls)
             try:
-                answers = await StepCalls(self, index=self._step, calls=taken).run(parallel=parallel)
+                answers = await StepCalls(self, index=self.step_index, calls=taken).run(parallel=parallel)
             finally:
                 self.lane_state.join()
         # A transfer comes last: the agent that goes on sees what is before it.
@@ -129,8 +104,8 @@ class Context(Lane):
             if answer.child is not None:
                 self.transcript.join(answer.child, by_call=True)
             self.transcript.say(self._tool_message(position, answer.result))
-        if not self._waiting:
-            await self.execution.reach_step_end(keys.below(self.scope, f"s{self._step}.m"))
+        if not self.waiting:
+            await self.execution.reach_step_end(self.step_key("m"))
             self.complete_steps()
         return answers
 
@@ -153,7 +128,7 @@ class Context(Lane):
             raise RunError.of(ended.result.error)
         return ended.outcome.output
 
-    async def gather(self, *lanes: "Callable[[Context], Awaitable[T]]") -> list[T]:
+    async def gather(self, *lanes: Callable[[Context], Awaitable[T]]) -> list[T]:
         """Runs lanes at once, each with a context of its own, and waits for all; results in lane order.
 
         Raises what the first lane in order raised, after all have ended.
@@ -162,26 +137,32 @@ class Context(Lane):
             return []
         group = self.next_key("")
         async with self.effect(group):
-            return await gather(self, group, lanes)
+            return await self._gathered(group, lanes)
 
-    def forks(self, group: str, count: int) -> "list[Context]":
-        """Contexts for lanes of its code that begin now."""
-        return [
-            Context(
-                self.execution,
-                self.frame,
-                scope=f"{group}.{lane}",
-                steps=own,
-                transcript=self.transcript.lane(),
-                state=self.lane_state.fork(f"{group}.", lane),
-                compaction=self.sight.compaction,
-            )
-            for lane, own in enumerate(self._steps.split(count))
+    async def _gathered(self, group: str, codes: Sequence[Callable[[Context], Awaitable[T]]]) -> list[T]:
+        execution, frame = self.execution, self.frame
+        numbers = self.steps.split(len(codes))
+        lanes = [
+            self.beside(self.lane_state.fork(f"{group}.", place), scope=f"{group}.{place}", steps=own)
+            for place, own in enumerate(numbers)
         ]
+        pairs = zip(lanes, codes, strict=True)
+        tasks = [execution.tasks.spawn(lane.scope, _in_lane(lane, code)) for lane, code in pairs]
+        frame.lanes.update({task: lane.scope for task, lane in zip(tasks, lanes, strict=True)})
+        await execution.tasks.join(*tasks)
+        for task in tasks:
+            frame.lanes.pop(task, None)
+        self._join(lanes)
+        failures = [task.exception() for task in tasks if not task.cancelled()]
+        if frame.abort is not None:
+            raise frame.abort
+        if first := next(filter(None, failures), None):
+            raise first
+        return [task.result() for task in tasks]
 
-    def join(self, lanes: "Sequence[Context]") -> None:
-        """Takes in what lanes of its code saw, said and wrote, after their ends."""
-        self._steps.pass_over([lane._steps for lane in lanes])
+    def _join(self, lanes: "Sequence[LaneContext]") -> None:
+        """Take in what lanes of its code saw, said and wrote, after their ends."""
+        self.steps.pass_over([lane.steps for lane in lanes])
         self.wake_ns = max([self.wake_ns, *(lane.wake_ns for lane in lanes)])
         for lane in lanes:
             self.transcript.entries.extend(lane.transcript.entries)
@@ -256,21 +237,12 @@ class Context(Lane):
 
     async def _end_open_calls(self) -> None:
         """Ends the calls of the step before that its code no longer waits for."""
-        calls = keys.below(self.scope, f"s{self._step}.t")
+        calls = self.step_key("t")
         for key in [key for key in self.frame.opened.effects if key.startswith(calls)]:
             await end_effect(self.execution, self.frame, key)
 
-    def complete_steps(self) -> None:
-        """Ends the step that the lane's last model call began: it has all its results, or nobody asked for them."""
-        opened, execution = self.frame.opened, self.execution
-        step = opened.steps.get(keys.below(self.scope, f"s{self._step}.m"))
-        if step is not None:
-            execution.refuse(self.frame.invocation_id, step.key)
-            if not execution.chronicle.ends_again(step):
-                execution.emit(execution.invocations.completed(opened, step, execution.clock.now_ns()))
-
     def _tool_message(self, position: int, result: message_pb2.ToolResult) -> message_pb2.Message:
-        key = keys.below(self.scope, f"s{self._step}.t{position}")
+        key = self.step_key(f"t{position}")
         return message_pb2.Message(
             message_id=ids.message_id(self.execution.facts.key_root, key, "TOOL"),
             role=message_pb2.ROLE_TOOL,
@@ -279,3 +251,13 @@ class Context(Lane):
             invocation_id=self.frame.invocation_id,
             parts=[message_pb2.Part(tool_result=result)],
         )
+
+
+async def _in_lane(lane: LaneContext, code: Callable[[Context], Awaitable[T]]) -> T:
+    """Run one lane of an agent's code to its end, with the state that it wrote."""
+    try:
+        result = await code(lane)
+        await lane.record_state()
+        return result
+    except SystemExit as error:  # it would end the server's event loop
+        raise as_run_error(error) from error

@@ -6,7 +6,6 @@ agent in a task of its own, and records exactly one end, whatever happened.
 
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
-from typing import TYPE_CHECKING
 
 from bough.v1 import agent_pb2, error_pb2, message_pb2, policy_pb2
 from bough_server.cutting import MAX_TEXT_BYTES, fits
@@ -19,37 +18,34 @@ from bough_server.runtime.ends import close_span, end_leftovers, finish, outcome
 from bough_server.runtime.execution import Execution, as_run_error
 from bough_server.runtime.frame import Frame, root_frame
 from bough_server.runtime.handoffs import check_hops
+from bough_server.runtime.lane import Lane
 from bough_server.runtime.refusals import refusal_event, refusal_of
 from bough_server.runtime.telling import with_input
-
-if TYPE_CHECKING:
-    from bough_server.runtime.context import Context
-
 
 OnFailure = Callable[[RunError], Awaitable[None]]
 
 
-async def dispatch(ctx: "Context", work: Dispatch, *, on_failure: OnFailure) -> Ended:
+async def dispatch(lane: Lane, work: Dispatch, *, on_failure: OnFailure) -> Ended:
     """Runs a child of an invocation to its end. Raises Abort where its failure fails the caller.
 
     `on_failure` is awaited with what a child failed with, or with that Abort, before the child's end is recorded.
     """
-    execution, caller = ctx.execution, ctx.frame
+    execution, caller = lane.execution, lane.frame
     asked = work.call.arguments_json if work.call else _text_of(work.input)
     digest = keys.digest("dispatch", work.agent, asked)
     if work.key in execution.journal.dispatched:
         execution.check(work.key, digest)
-    elif (replayed := await ctx.replayed(work.key, digest)) is not None:
+    elif (replayed := await lane.replayed(work.key, digest)) is not None:
         return await _refused(refusal_of(replayed), on_failure)
     else:
-        await ctx.go_live(work.key)
+        await lane.go_live(work.key)
     try:
-        child, told = _admit(ctx, work)
+        child, told = _admit(lane, work)
     except RunError as refusal:
         event = refusal_event(caller, work, digest, refusal)
         execution.emit(event)
         return await _refused(refusal_of(event), on_failure)
-    return await _run(ctx, work, child, told, digest, on_failure)
+    return await _run(lane, work, child, told, digest, on_failure)
 
 
 async def _refused(ended: Ended, on_failure: OnFailure) -> Ended:
@@ -58,14 +54,14 @@ async def _refused(ended: Ended, on_failure: OnFailure) -> Ended:
     return ended
 
 
-def _admit(ctx: "Context", work: Dispatch) -> tuple[Agent, message_pb2.Message]:
-    execution, caller = ctx.execution, ctx.frame
+def _admit(lane: Lane, work: Dispatch) -> tuple[Agent, message_pb2.Message]:
+    execution, caller = lane.execution, lane.frame
     is_linked = any(link.agent == work.agent for link in caller.agent.definition.sub_agents)
     if not is_linked and not (work.handover and work.agent in caller.toolset.targets):
         raise RunError(
             f"The agent {work.agent!r} is not linked to {caller.name!r}.", reason=error_pb2.ERROR_REASON_NOT_LINKED
         )
-    told = told_to(with_input(ctx, work), caller, execution.facts.key_root)
+    told = told_to(with_input(lane, work), caller, execution.facts.key_root)
     caller.budget.check_depth(caller.depth + 1)
     if work.call is not None:
         caller.budget.reserve_tool_call(work.key, caller.name, work.call)
@@ -76,18 +72,18 @@ def _admit(ctx: "Context", work: Dispatch) -> tuple[Agent, message_pb2.Message]:
 
 
 async def _run(
-    ctx: "Context",
+    lane: Lane,
     work: Dispatch,
     agent: Agent,
     told: message_pb2.Message,
     digest: str,
     on_failure: OnFailure,
 ) -> Ended:
-    execution, caller = ctx.execution, ctx.frame
-    frame = begin(ctx, work, agent, told, digest)
+    execution, caller = lane.execution, lane.frame
+    frame = begin(lane, work, agent, told, digest)
     if told.kind or frame.history.scope == agent_pb2.HISTORY_SCOPE_NONE:
         frame.transcript.say(told)
-    own = _context(execution, frame)
+    own = lane.child(frame)
     task = execution.tasks.spawn(frame.scope, _body(own, told))
     late = overtime(work.agent)
 
@@ -132,8 +128,8 @@ async def _fail(work: Dispatch, caller: Frame, error: RunError, on_failure: OnFa
     raise abort
 
 
-async def dispatch_root(execution: Execution) -> None:
-    """Runs the root of a run, whose start is recorded, and records its end."""
+async def dispatch_root(execution: Execution, context: Callable[[Execution, Frame], Lane]) -> None:
+    """Run the root of a run, whose start is recorded, in a lane that `context` makes, and record its end."""
     facts = execution.facts
     begun = facts.started.run_started
     agent = execution.resolver.agent(begun.agent)
@@ -142,7 +138,7 @@ async def dispatch_root(execution: Execution) -> None:
     traced = execution.spans[""]
     frame = root_frame(execution, agent, traced)
     frame.transcript.say(execution.told)
-    task = execution.tasks.spawn("", _body(_context(execution, frame), execution.told))
+    task = execution.tasks.spawn("", _body(context(execution, frame), execution.told))
     await execution.tasks.join(task)
     if not execution.cancelling.is_sealed(""):
         await execution.reach_end("")
@@ -157,21 +153,15 @@ async def dispatch_root(execution: Execution) -> None:
     await execution.committed()
 
 
-def _context(execution: Execution, frame: Frame) -> "Context":
-    from bough_server.runtime.context import Context
-
-    return Context(execution, frame)
-
-
-async def _body(ctx: "Context", told: message_pb2.Message) -> Outcome:
-    frame = ctx.frame
+async def _body(lane: Lane, told: message_pb2.Message) -> Outcome:
+    frame = lane.frame
     with frame.traced.attached():
         try:
-            outcome = await frame.agent.run(ctx, told)
+            outcome = await lane.run_agent(told)
             output_key = frame.agent.definition.output_key
             if output_key and isinstance(outcome, Outcome) and fits(outcome.output) and not _hands_over(outcome):
-                ctx.state.keep_text(output_key, value_of(outcome.output))
-            await ctx.settle()
+                lane.state.keep_text(output_key, value_of(outcome.output))
+            await lane.settle()
         except SystemExit as error:  # it would end the server's event loop, and every run with it
             raise as_run_error(error) from error
     if not isinstance(outcome, Outcome):

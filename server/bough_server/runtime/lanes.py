@@ -7,37 +7,28 @@ from bough.v1 import error_pb2, event_pb2, policy_pb2
 from bough_server.errors import RunError
 from bough_server.runtime import keys
 from bough_server.runtime.children import Child, run_child
-from bough_server.runtime.context import Context
 from bough_server.runtime.dispatches import Ended
+from bough_server.runtime.lane import Lane
 
 
-async def run_lanes(ctx: Context, children: Sequence[Child], *, fails_fast: bool, at_once: int) -> list[Ended | None]:
+async def run_lanes(lane: Lane, children: Sequence[Child], *, fails_fast: bool, at_once: int) -> list[Ended | None]:
     """How children ended that ran at once, at most so many at a time; None for those that another's failure ended.
 
     With `fails_fast` the first failure, in the order of the log, ends the others; not that of a child whose link says
     CONTINUE. Raises Abort where a failure fails the caller.
     """
-    async with ctx.effect(keys.below(ctx.scope, "g")):
-        return await _Lanes(ctx, children, fails_fast=fails_fast).run(at_once)
+    async with lane.effect(keys.below(lane.scope, "g")):
+        return await _Lanes(lane, children, fails_fast=fails_fast).run(at_once)
 
 
 class _Lanes:
     """The lanes of one caller."""
 
-    def __init__(self, ctx: Context, children: Sequence[Child], *, fails_fast: bool) -> None:
-        self._ctx, self._execution, self._frame = ctx, ctx.execution, ctx.frame
+    def __init__(self, lane: Lane, children: Sequence[Child], *, fails_fast: bool) -> None:
+        self._caller, self._execution, self._frame = lane, lane.execution, lane.frame
         self._children, self._fails_fast = children, fails_fast
-        self._lanes = [
-            Context(
-                ctx.execution,
-                ctx.frame,
-                transcript=ctx.transcript.lane(),
-                state=ctx.lane_state.fork(keys.below(ctx.scope, "g"), place),
-            )
-            for place in range(len(children))
-        ]
-        for lane in self._lanes:
-            lane.path = ctx.path
+        group = keys.below(lane.scope, "g")
+        self._lanes = [lane.beside(lane.lane_state.fork(group, place)) for place in range(len(children))]
         self._running: dict[int, asyncio.Task[Ended]] = {}
         self._is_over = False
 
@@ -57,14 +48,14 @@ class _Lanes:
                 following = None if is_over else next(waiting, None)
                 if following is not None:
                     self._start(following)
-        self._ctx.lane_state.join()
+        self._caller.lane_state.join()
         if self._frame.abort is not None:
             raise self._frame.abort
         self._join()
         return ended
 
     def _key(self, place: int) -> str:
-        return keys.below(self._ctx.scope, self._children[place].name)
+        return keys.below(self._caller.scope, self._children[place].name)
 
     def _start(self, place: int) -> None:
         task = self._execution.tasks.spawn(self._key(place), self._run(place))
@@ -89,8 +80,8 @@ class _Lanes:
         )
 
     def _join(self) -> None:
-        before = self._ctx.path
+        before = self._caller.path
         for lane in self._lanes:
-            self._ctx.transcript.entries.extend(lane.transcript.entries)
+            self._caller.transcript.entries.extend(lane.transcript.entries)
             is_whole = lane.path[: len(before)] == before
-            self._ctx.path += lane.path[len(before) :] if is_whole else lane.path
+            self._caller.path += lane.path[len(before) :] if is_whole else lane.path

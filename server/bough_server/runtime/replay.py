@@ -10,6 +10,7 @@ from bough_server import events
 from bough_server.clock import Clock
 from bough_server.errors import NonDeterministic
 from bough_server.runtime.agent import Resolver
+from bough_server.runtime.context import LaneContext
 from bough_server.runtime.dispatcher import dispatch_root
 from bough_server.runtime.execution import Execution
 from bough_server.runtime.facts import RunFacts
@@ -79,7 +80,7 @@ async def replay(
 
 async def _finished(execution: Execution, patience: float) -> None:
     """Runs the run's root to its end. Raises NonDeterministic, also where nothing happens for so many seconds."""
-    finishing = asyncio.get_running_loop().create_task(execution.finish(dispatch_root(execution)))
+    finishing = asyncio.get_running_loop().create_task(execution.finish(dispatch_root(execution, LaneContext)))
     try:
         left = None
         while not finishing.done():

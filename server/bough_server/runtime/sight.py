@@ -7,7 +7,6 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING
 
 from bough.v1 import event_pb2, message_pb2
 from bough_server.functions import Rewriter
@@ -18,27 +17,27 @@ from bough_server.history.rewrite import for_context
 from bough_server.history.shown import Shown
 from bough_server.history.transcript import Said, Transcript
 from bough_server.runtime.agent import llm_of
+from bough_server.runtime.execution import Execution
+from bough_server.runtime.frame import Frame
 from bough_server.runtime.transfers import skip_transfers, without_transfers
 from bough_server.store.ports import StoredMessage
-
-if TYPE_CHECKING:
-    from bough_server.runtime.lane import Lane
 
 
 class Sight:
     """The history of one lane. `compaction` is the newest of its invocation, made in this lane or before it forked."""
 
     def __init__(
-        self, lane: "Lane", compaction: Compaction | None = None, *, transcript: Transcript | None = None
+        self, execution: Execution, frame: Frame, transcript: Transcript, compaction: Compaction | None = None
     ) -> None:
-        self._lane = lane
-        self._transcript = transcript or lane.transcript
+        self._execution = execution
+        self._frame = frame
+        self._transcript = transcript
         self.compaction = compaction
         self._left: Sequence[Unit] | None = None
 
     def frozen(self) -> "Sight":
         """The same for later: what is said from now on is not in it."""
-        return Sight(self._lane, self.compaction, transcript=self._transcript.lane())
+        return Sight(self._execution, self._frame, self._transcript.lane(), self.compaction)
 
     def messages(self) -> list[message_pb2.Message]:
         """What the agent sees now."""
@@ -51,33 +50,32 @@ class Sight:
 
     def shown(self) -> list[Shown]:
         """The same with where each message is from, whatever is left out."""
-        execution, frame, transcript = self._lane.execution, self._lane.frame, self._transcript
-        session = [_said(one) for one in execution.session if not _is_relayed(one)]
+        session = [_said(one) for one in self._execution.session if not _is_relayed(one)]
         standing = self.standing(session)
         if standing is not None:
             through = standing.summary.summarized.to_position
             session = [one for one in session if one.position > through]
-        shown = view(transcript, session, scope=frame.history.scope, rewrite=self._rewrite())
-        if llm_of(self._lane.definition).skip_transfer_messages:
+        shown = view(self._transcript, session, scope=self._frame.history.scope, rewrite=self._rewrite())
+        if llm_of(self._frame.agent.definition).skip_transfer_messages:
             shown = [replace(one, message=left) for one in shown for left in without_transfers([one.message])]
         return shown if standing is None else in_its_place(shown, standing)
 
     def _rewrite(self) -> Rewrite:
         """How the agent is shown what others said."""
-        llm, rewrite = llm_of(self._lane.definition), for_context
+        llm, rewrite = llm_of(self._frame.agent.definition), for_context
         if llm.history_rewriter:
-            function = self._lane.execution.resolver.function(llm.history_rewriter)
+            function = self._execution.resolver.function(llm.history_rewriter)
             assert isinstance(function, Rewriter)  # judged when the run began
             rewrite = function.rewritten
         return partial(skip_transfers, rewrite=rewrite) if llm.skip_transfer_messages else rewrite
 
     def standing(self, session: Sequence[Said] | None = None) -> Compaction | None:
         """The summary that stands for a part of what the agent saw; None where none does."""
-        history = self._lane.frame.history
+        history = self._frame.history
         if self.compaction is not None or not history.HasField("summarize"):
             return self.compaction
         if session is None:
-            session = [_said(one) for one in self._lane.execution.session]
+            session = [_said(one) for one in self._execution.session]
         newest = list(summaries(self._transcript, session, scope=history.scope))[-1:]
         return Compaction(summary=newest[0]) if newest else None
 

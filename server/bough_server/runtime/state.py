@@ -4,13 +4,12 @@ A lane sees the values of its fork and its own writes; where lanes end, the late
 """
 
 import json
-from collections.abc import Iterable, Iterator, Mapping, MutableMapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, MutableMapping
 from threading import Lock
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from bough.v1 import error_pb2, state_pb2
 from bough_server.errors import RunError
-from bough_server.runtime import keys
 from bough_server.state import (
     KEY,
     LIMITS,
@@ -24,9 +23,6 @@ from bough_server.state import (
     write_of,
 )
 from bough_server.state_fold import Writes
-
-if TYPE_CHECKING:
-    from bough_server.runtime.lane import Lane
 
 
 class LaneState:
@@ -146,19 +142,6 @@ class StateView(MutableMapping[str, Any]):
     def texts(self) -> dict[str, str]:
         """JSON text of each value, by name."""
         return {key: text for key, text in {**self._state.values, **self._pending}.items() if text is not None}
-
-
-async def record_changes(lane: "Lane", key: str, changes: Sequence[state_pb2.StateChange]) -> None:
-    """Records what code wrote to the session's state, or finds it in the log."""
-    asked = [part for change in changes for part in (change.key, str(change.HasField("value_json")), change.value_json)]
-    digest = keys.digest("state", *asked)
-    if await lane.replayed(key, digest) is not None:
-        return
-    await lane.go_live(key)
-    changed = lane.frame.event(key)
-    changed.effect_digest = digest
-    changed.state_changed.changes.extend(changes)
-    lane.execution.emit(changed)
 
 
 def _refused(message: str) -> RunError:

@@ -4,7 +4,7 @@ import json
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from bough.v1 import error_pb2, message_pb2
 from bough_server import events
@@ -12,17 +12,15 @@ from bough_server.errors import RunError
 from bough_server.functions import InputBuilder
 from bough_server.history.rewrite import for_context
 from bough_server.runtime.dispatches import Dispatch, said_by
+from bough_server.runtime.lane import Lane
 from bough_server.runtime.situations import situation_of
 from bough_server.situation import Situation, text_of
 from bough_server.templates import names_in, render
 
-if TYPE_CHECKING:
-    from bough_server.runtime.context import Context
-
 _CONTEXT: Final = "For context: "
 
 
-def with_input(ctx: "Context", work: Dispatch) -> Dispatch:
+def with_input(lane: Lane, work: Dispatch) -> Dispatch:
     """The same dispatch with what its link's builder makes, which is taken from the log where that holds its start.
 
     Raises RunError: BAD_ARGUMENTS where a template names a value that is not there or nothing is left to say, and what
@@ -30,10 +28,10 @@ def with_input(ctx: "Context", work: Dispatch) -> Dispatch:
     """
     if not work.link.HasField("input"):
         return work
-    recorded = ctx.execution.journal.recorded.get((work.key, events.SUB_AGENT_STARTED, 0))
+    recorded = lane.execution.journal.recorded.get((work.key, events.SUB_AGENT_STARTED, 0))
     if recorded is not None:
         return replace(work, input=recorded.sub_agent_started.input)
-    told = _told(ctx, work)
+    told = _told(lane, work)
     if not any(part.text.strip() or part.data_json or part.HasField("blob") for part in told.parts):
         raise RunError(
             f"There is nothing to tell {work.agent!r}: what its link's `input` makes is empty.",
@@ -42,27 +40,27 @@ def with_input(ctx: "Context", work: Dispatch) -> Dispatch:
     return replace(work, input=told)
 
 
-def _told(ctx: "Context", work: Dispatch) -> message_pb2.Message:
+def _told(lane: Lane, work: Dispatch) -> message_pb2.Message:
     situation = situation_of(
-        ctx,
-        message=_message(ctx, work),
+        lane,
+        message=_message(lane, work),
         arguments=json.loads(work.call.arguments_json or "{}") if work.call is not None else None,
         state=work.state,
         facts=work.facts,
     )
     builder = work.link.input
     if builder.HasField("function"):
-        function = ctx.execution.resolver.function(builder.function)
+        function = lane.execution.resolver.function(builder.function)
         assert isinstance(function, InputBuilder)  # judged when the run began
         return function.built(situation)
     return _filled(builder.template, situation, what=f"The `input` of the link to {work.agent!r}")
 
 
-def _message(ctx: "Context", work: Dispatch) -> message_pb2.Message | None:
+def _message(lane: Lane, work: Dispatch) -> message_pb2.Message | None:
     """What the call says; arguments that do not fit are refused whatever the builder does with them."""
     if work.call is None:
         return work.input
-    return message_pb2.Message(parts=[message_pb2.Part(text=said_by(work.call, ctx.frame))])
+    return message_pb2.Message(parts=[message_pb2.Part(text=said_by(work.call, lane.frame))])
 
 
 def _filled(template: str, situation: Situation, *, what: str) -> message_pb2.Message:
