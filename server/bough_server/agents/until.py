@@ -20,6 +20,6 @@ def is_done(lane: Lane, until: agent_pb2.LoopUntil, round: int) -> bool:
             return False
     if not until.HasField("predicate"):
         return False
-    function = lane.execution.resolver.function(until.predicate)
+    function = lane.frame.resolver.function(until.predicate)
     assert isinstance(function, Condition)  # judged when the run began
     return function.holds(situation_of(lane, round=round))

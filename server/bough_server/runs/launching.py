@@ -56,7 +56,6 @@ class Launcher:
         )
         execution = Execution(
             facts,
-            resolver=resolver,
             tracing=equipment.tracing,
             clock=equipment.clock,
             journal=journal,
@@ -65,7 +64,7 @@ class Launcher:
             metrics=equipment.metrics,
         )
         execution.spans[""] = traced
-        live = LiveRun(record, execution, is_queued=is_queued, on_end=self._on_end, metrics=equipment.metrics)
+        live = LiveRun(record, execution, resolver, is_queued=is_queued, on_end=self._on_end, metrics=equipment.metrics)
         self._roster.add(live)
         deadline = deadline_ns(log)
         bounds = [deadline_bound(deadline, equipment.clock.now_ns())] if deadline is not None else []

@@ -11,6 +11,7 @@ from bough.v1 import event_pb2, policy_pb2
 from bough_server.errors import Fenced, NonDeterministic, ServerStopping, StorageFailed
 from bough_server.metrics import Metrics
 from bough_server.runs.endings import Bound, wall_owner, why_ended
+from bough_server.runtime.agent import Resolver
 from bough_server.runtime.context import LaneContext
 from bough_server.runtime.dispatcher import dispatch_root
 from bough_server.runtime.execution import Execution
@@ -29,6 +30,7 @@ class LiveRun:
         self,
         record: RunRecord,
         execution: Execution,
+        resolver: Resolver,
         *,
         is_queued: bool,
         on_end: "Callable[[LiveRun, BaseException | None], None]",
@@ -39,6 +41,7 @@ class LiveRun:
         self.has_waited = is_queued
         """Whether it had to wait for its session."""
         self.execution = execution
+        self._resolver = resolver
         self.task: asyncio.Task[None] | None = None
         self._policy = execution.facts.started.run_started.policy
         self._on_end = on_end
@@ -170,7 +173,7 @@ class LiveRun:
             is_wished = self._wish(reason)
         if is_wished:
             started = self.execution.facts.started.run_started
-            owner = wall_owner(self._policy.limits, self.execution.resolver.agent(started.agent).definition)
+            owner = wall_owner(self._policy.limits, self._resolver.agent(started.agent).definition)
             await self.execution.cancelling.end("", *why_ended(reason, owner))
             self.execution.ended()
 
@@ -211,7 +214,7 @@ class LiveRun:
     async def _execute(self) -> None:
         """Runs a run to its end; who ends it from outside is waited for. Raises what stopped the run unrecorded."""
         try:
-            await self.execution.finish(dispatch_root(self.execution, LaneContext))
+            await self.execution.finish(dispatch_root(self.execution, self._resolver, LaneContext))
             await self.execution.committed()
         except ServerStopping:
             await self.execution.committed()  # whoever follows is to see what was recorded until now

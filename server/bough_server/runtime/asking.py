@@ -72,7 +72,7 @@ def _admitted(lane: Lane, key: str, name: str, request: ModelRequest) -> tuple[S
     """Who is asked, and what that reserves; a call that the log holds begun has reserved it there."""
     journal, budget = lane.execution.journal, lane.frame.budget
     is_new = key not in journal.started
-    models = succession(lane.execution.resolver, name, () if is_new else journal.of_effect[key])
+    models = succession(lane.frame.resolver, name, () if is_new else journal.of_effect[key])
     amount = Amount()
     if is_new:
         budget.check_parallel()

@@ -189,7 +189,7 @@ class _Fitting:
 
     def _model(self, name: str) -> Model | None:
         try:
-            return self._lane.execution.resolver.model(name)
+            return self._lane.frame.resolver.model(name)
         except KeyError:
             return None  # the call itself says so
 

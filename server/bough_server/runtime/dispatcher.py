@@ -11,7 +11,7 @@ from bough.v1 import agent_pb2, error_pb2, message_pb2, policy_pb2
 from bough_server.cutting import MAX_TEXT_BYTES, fits
 from bough_server.errors import RunError
 from bough_server.runtime import keys
-from bough_server.runtime.agent import Agent, Outcome, value_of
+from bough_server.runtime.agent import Agent, Outcome, Resolver, value_of
 from bough_server.runtime.childhood import begin, end, result_of
 from bough_server.runtime.dispatches import Abort, Dispatch, Ended, joined, overtime, told_to
 from bough_server.runtime.ends import close_span, end_leftovers, finish, outcome_of
@@ -68,7 +68,7 @@ def _admit(lane: Lane, work: Dispatch) -> tuple[Agent, message_pb2.Message]:
     if work.handover is not None:
         check_hops((*work.handover.path, work.agent))
         caller.budget.reserve_handoff()
-    return execution.resolver.agent(work.agent), told
+    return caller.resolver.agent(work.agent), told
 
 
 async def _run(
@@ -128,15 +128,15 @@ async def _fail(work: Dispatch, caller: Frame, error: RunError, on_failure: OnFa
     raise abort
 
 
-async def dispatch_root(execution: Execution, context: Callable[[Execution, Frame], Lane]) -> None:
+async def dispatch_root(execution: Execution, resolver: Resolver, context: Callable[[Execution, Frame], Lane]) -> None:
     """Run the root of a run, whose start is recorded, in a lane that `context` makes, and record its end."""
     facts = execution.facts
     begun = facts.started.run_started
-    agent = execution.resolver.agent(begun.agent)
+    agent = resolver.agent(begun.agent)
     if execution.cancelling.is_sealed(""):
         return  # it was ended before it began
     traced = execution.spans[""]
-    frame = root_frame(execution, agent, traced)
+    frame = root_frame(execution, resolver, agent, traced)
     frame.transcript.say(execution.told)
     task = execution.tasks.spawn("", _body(context(execution, frame), execution.told))
     await execution.tasks.join(task)

@@ -12,7 +12,6 @@ from bough_server.clock import Clock
 from bough_server.errors import NonDeterministic, RunError, ServerStopping
 from bough_server.metrics import Metrics
 from bough_server.runtime import keys
-from bough_server.runtime.agent import Resolver
 from bough_server.runtime.answers import expired, received
 from bough_server.runtime.cancelling import Cancelling
 from bough_server.runtime.chronicle import Chronicle
@@ -33,7 +32,6 @@ class Execution:
         self,
         facts: RunFacts,
         *,
-        resolver: Resolver,
         tracing: Tracing,
         clock: Clock,
         journal: Journal,
@@ -50,7 +48,6 @@ class Execution:
         self.told = journal.changed_input or facts.started.run_started.input
         """What the user says."""
         self.default_delta = default_delta or policy_pb2.DeltaPolicy()
-        self.resolver = resolver
         self.tracing = tracing
         self.clock = clock
         self.journal = journal

@@ -10,7 +10,7 @@ from bough_server.errors import RunError
 from bough_server.history.policy import policy_of
 from bough_server.history.transcript import Transcript
 from bough_server.models.model import ToolSpec
-from bough_server.runtime.agent import Agent, llm_of
+from bough_server.runtime.agent import Agent, Resolver, llm_of
 from bough_server.runtime.execution import Execution
 from bough_server.runtime.handoffs import WINDOW
 from bough_server.runtime.limits import Budget, is_bounded
@@ -31,6 +31,8 @@ class Frame:
     """One agent invocation while it runs; `scope` is the key below which all its effects lie."""
 
     agent: Agent
+    resolver: Resolver
+    """What its definition names, as it was when the run began."""
     invocation_id: str
     parent: "Frame | None"
     scope: str
@@ -145,6 +147,7 @@ def child_frame(execution: Execution, caller: Frame, place: Place, *, opened: Op
     policy = execution.facts.started.run_started.policy
     return Frame(
         agent=place.agent,
+        resolver=caller.resolver,
         invocation_id=opened.template.invocation_id,
         parent=caller,
         scope=place.scope,
@@ -155,7 +158,7 @@ def child_frame(execution: Execution, caller: Frame, place: Place, *, opened: Op
         toolset=toolset(
             definition,
             place.agent.tool_links,
-            execution.resolver,
+            caller.resolver,
             caller.toolset,
             parent=caller.name if place.is_handed_over and not place.comes_back else "",
             closing=place.closing,
@@ -180,7 +183,7 @@ def _peers(caller: agent_pb2.AgentDefinition, name: str) -> dict[str, agent_pb2.
     return {link.agent: link for link in links if link.agent != name}
 
 
-def root_frame(execution: Execution, agent: Agent, traced: Traced) -> Frame:
+def root_frame(execution: Execution, resolver: Resolver, agent: Agent, traced: Traced) -> Frame:
     """The frame of a run's root, whose start is recorded."""
     started, definition = execution.facts.started, agent.definition
     policy = started.run_started.policy
@@ -191,6 +194,7 @@ def root_frame(execution: Execution, agent: Agent, traced: Traced) -> Frame:
     opened.budget = budget
     return Frame(
         agent=agent,
+        resolver=resolver,
         invocation_id=started.invocation_id,
         parent=None,
         scope="",
@@ -198,7 +202,7 @@ def root_frame(execution: Execution, agent: Agent, traced: Traced) -> Frame:
         branch=definition.name,
         run_path=(definition.name,),
         budget=budget,
-        toolset=toolset(definition, agent.tool_links, execution.resolver, None),
+        toolset=toolset(definition, agent.tool_links, resolver, None),
         model_name=llm_of(definition).model,
         on_failure=definition.on_sub_agent_failure or policy.on_sub_agent_failure,
         history=policy_of(definition),

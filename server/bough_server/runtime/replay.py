@@ -1,9 +1,9 @@
 """Re-executing a run from its log alone: the same agents, models and tools that are never touched, no event added."""
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Coroutine, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 from bough.v1 import event_pb2
 from bough_server import events
@@ -54,7 +54,7 @@ async def replay(
     )
     journal = Journal(log)
     results = len(journal.results.keys() - journal.dispatched)
-    execution = Execution(facts, resolver=resolver, tracing=tracing, clock=clock, journal=journal, recorder=None)
+    execution = Execution(facts, tracing=tracing, clock=clock, journal=journal, recorder=None)
     definition = resolver.agent(log[0].run_started.agent).definition
     execution.spans[""] = tracing.invoke_agent(
         agent=definition.name,
@@ -68,7 +68,7 @@ async def replay(
     )
     divergence = ""
     try:
-        await _finished(execution, patience)
+        await _finished(execution, dispatch_root(execution, resolver, LaneContext), patience)
         if events.kind_of(log[-1]) not in {*events.TERMINAL_KINDS, events.RUN_INTERRUPTED}:
             divergence = "The log has no end."
     except NonDeterministic as error:
@@ -78,9 +78,9 @@ async def replay(
     return Replayed(results=results, divergence=divergence)
 
 
-async def _finished(execution: Execution, patience: float) -> None:
+async def _finished(execution: Execution, root: Coroutine[Any, Any, None], patience: float) -> None:
     """Runs the run's root to its end. Raises NonDeterministic, also where nothing happens for so many seconds."""
-    finishing = asyncio.get_running_loop().create_task(execution.finish(dispatch_root(execution, LaneContext)))
+    finishing = asyncio.get_running_loop().create_task(execution.finish(root))
     try:
         left = None
         while not finishing.done():

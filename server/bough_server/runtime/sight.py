@@ -64,7 +64,7 @@ class Sight:
         """How the agent is shown what others said."""
         llm, rewrite = llm_of(self._frame.agent.definition), for_context
         if llm.history_rewriter:
-            function = self._execution.resolver.function(llm.history_rewriter)
+            function = self._frame.resolver.function(llm.history_rewriter)
             assert isinstance(function, Rewriter)  # judged when the run began
             rewrite = function.rewritten
         return partial(skip_transfers, rewrite=rewrite) if llm.skip_transfer_messages else rewrite

@@ -50,7 +50,7 @@ def _told(lane: Lane, work: Dispatch) -> message_pb2.Message:
     )
     builder = work.link.input
     if builder.HasField("function"):
-        function = lane.execution.resolver.function(builder.function)
+        function = lane.frame.resolver.function(builder.function)
         assert isinstance(function, InputBuilder)  # judged when the run began
         return function.built(situation)
     return _filled(builder.template, situation, what=f"The `input` of the link to {work.agent!r}")
