@@ -9,8 +9,8 @@ import pytest
 from bough import approve, reply, tool_result
 from bough.v1 import agent_service_pb2, event_pb2, input_pb2, message_pb2, policy_pb2
 from bough_server.agents.function import FunctionAgent, agent
+from bough_server.engine.input_requests import received as as_received
 from bough_server.errors import AgentUnusable, AlreadyAnswered, InvalidRequest, RequestIdReused, RunEnded, RunError
-from bough_server.runtime.answers import received as as_received
 from bough_server.runtime.context import Context
 from tests.support.house import ME, House
 from tests.support.questions import (

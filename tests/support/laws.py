@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from bough.v1 import event_pb2
 from bough_server import events
-from bough_server.runtime import keys
+from bough_server.engine import keys
 
 _STARTS = {events.RUN_STARTED, events.SUB_AGENT_STARTED}
 _CHILD_ENDS = {events.SUB_AGENT_COMPLETED, events.SUB_AGENT_FAILED}

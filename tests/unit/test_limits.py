@@ -8,10 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bough.v1 import error_pb2, event_pb2, message_pb2, policy_pb2
+from bough_server.engine.limits import Amount, Budget, Purse, estimated, reported
 from bough_server.errors import RunError
 from bough_server.models.model import ModelRequest, Price
-from bough_server.runtime.limits import Budget
-from bough_server.runtime.spending import Amount, Purse, estimated, reported
 from tests.support.teams import Scripts, script
 
 

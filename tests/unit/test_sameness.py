@@ -1,7 +1,7 @@
 """When two events say the same: measures at any depth apart, and nothing else apart."""
 
 from bough.v1 import event_pb2, message_pb2, step_pb2
-from bough_server.runtime.sameness import same_fact
+from bough_server.engine.event_writer import same_fact
 from tests.support.logs import LOOK, at, desk, result_of
 
 

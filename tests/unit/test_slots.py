@@ -8,9 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bough.v1 import event_pb2, policy_pb2
-from bough_server.runtime.limits import Budget
-from bough_server.runtime.slots import Slots
-from bough_server.runtime.tasks import Tasks
+from bough_server.engine.concurrency import Slots
+from bough_server.engine.limits import Budget
+from bough_server.engine.scheduler import Tasks
 
 
 def run_of(parallel: int) -> Budget:

@@ -8,11 +8,11 @@ from collections.abc import Sequence
 from bough.v1 import agent_pb2, event_pb2, message_pb2
 from bough_server.agents.flow import failure, passed_on
 from bough_server.agents.llm import LlmAgent
+from bough_server.engine.limits import HANDOFF_WINDOW
 from bough_server.history.transcript import Said, Transcript
 from bough_server.runtime.agent import Context, Outcome, llm_of
 from bough_server.runtime.children import Child, hand_over, run_child
 from bough_server.runtime.dispatches import Ended, Handover
-from bough_server.runtime.handoffs import WINDOW
 from bough_server.runtime.lane import Lane
 from bough_server.runtime.transfers import is_transfer
 
@@ -84,7 +84,7 @@ class SwarmAgent:
                 name=f"h{len(path)}",
                 trigger=event_pb2.TRIGGER_TRANSFER,
                 input=transfer.message if transfer.HasField("message") else None,
-                handover=Handover(by=path[-1], call_id=outcome.transfer_id, path=tuple(path[-WINDOW:])),
+                handover=Handover(by=path[-1], call_id=outcome.transfer_id, path=tuple(path[-HANDOFF_WINDOW:])),
             )
             path.append(transfer.agent)
             ended = await run_child(lane, child)

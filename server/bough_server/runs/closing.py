@@ -5,13 +5,13 @@ from dataclasses import dataclass
 
 from bough.v1 import error_pb2, event_pb2
 from bough_server import events
+from bough_server.engine.cancellation import closing
+from bough_server.engine.journal import Journal
+from bough_server.engine.open_invocations import Invocations
+from bough_server.engine.run_metrics import Measuring
 from bough_server.errors import RunError
 from bough_server.runs.endings import RUN, wall_owner, why_ended
 from bough_server.runs.equipment import Equipment
-from bough_server.runtime.closing import closing
-from bough_server.runtime.invocations import Invocations
-from bough_server.runtime.journal import Journal
-from bough_server.runtime.measuring import Measuring
 from bough_server.store.ports import Catalog, EventLog, Record, RunRecord
 
 

@@ -6,12 +6,12 @@ from dataclasses import dataclass
 from bough.v1 import agent_pb2, agent_service_pb2, event_pb2, fork_pb2
 from bough_server import events
 from bough_server.agents.definition import with_revision
+from bough_server.engine import keys
+from bough_server.engine.journal import Journal
 from bough_server.errors import FieldViolation, ForkRefused, InvalidRequest, SequenceOutOfRange
 from bough_server.runs.admission import check_input, spoken_by_user
 from bough_server.runs.edits import check_edits, edited_ends, with_result
-from bough_server.runtime import keys
 from bough_server.runtime.agent import Resolver, llm_of
-from bough_server.runtime.journal import Journal
 from bough_server.store.ports import RunRecord
 from bough_server.templates import template_mistake
 

@@ -9,6 +9,8 @@ import structlog
 
 from bough.v1 import error_pb2, event_pb2
 from bough_server.agents.pinned import MissingVersion
+from bough_server.engine.input_requests import expired, received
+from bough_server.engine.journal import Journal
 from bough_server.errors import Fenced, NonDeterministic, NotFound, RunError, RunParked, ServerStopping, StorageFailed
 from bough_server.runs.closing import Why, close_run, failed, read_log
 from bough_server.runs.equipment import Equipment
@@ -19,8 +21,6 @@ from bough_server.runs.patience import until_stored
 from bough_server.runs.recovery import Recovery
 from bough_server.runs.roster import Roster
 from bough_server.runs.takeover import Takeover
-from bough_server.runtime.answers import expired, received
-from bough_server.runtime.journal import Journal
 from bough_server.store.accepting import RunMoved
 from bough_server.store.ports import Principal, RunRecord
 

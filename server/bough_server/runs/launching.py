@@ -3,16 +3,16 @@
 from collections.abc import Callable, Sequence
 
 from bough.v1 import agent_pb2, error_pb2, event_pb2
+from bough_server.engine.execution import Execution
+from bough_server.engine.journal import Journal
+from bough_server.engine.keys import RunFacts
+from bough_server.engine.recorder import Recorder
 from bough_server.errors import RunError
 from bough_server.runs.endings import Bound, deadline_bound, wall_bounds
 from bough_server.runs.equipment import Equipment
 from bough_server.runs.live import LiveRun
 from bough_server.runs.roster import Roster
 from bough_server.runtime.agent import Resolver
-from bough_server.runtime.execution import Execution
-from bough_server.runtime.facts import RunFacts
-from bough_server.runtime.journal import Journal
-from bough_server.runtime.recorder import Recorder
 from bough_server.store.ports import RunRecord, StoredMessage
 from bough_server.telemetry import Parent, Traced
 

@@ -5,9 +5,9 @@ from dataclasses import dataclass
 
 from bough.v1 import agent_service_pb2, event_pb2, input_pb2
 from bough_server import events
+from bough_server.engine.input_requests import mistakes, received, same_answer
+from bough_server.engine.journal import Journal
 from bough_server.errors import AlreadyAnswered, FieldViolation, InvalidRequest, RequestIdReused, RunEnded
-from bough_server.runtime.answers import mistakes, received, same_answer
-from bough_server.runtime.journal import Journal
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

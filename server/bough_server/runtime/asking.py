@@ -6,14 +6,14 @@ from typing import Final
 
 from bough.v1 import error_pb2, event_pb2, message_pb2, step_pb2
 from bough_server import ids
+from bough_server.engine import keys
+from bough_server.engine.execution import Execution, as_run_error
+from bough_server.engine.limits import Amount, estimated
 from bough_server.errors import RunError
 from bough_server.models.model import ModelRequest
-from bough_server.runtime import keys
 from bough_server.runtime.attempts import ModelCall
-from bough_server.runtime.execution import Execution, as_run_error
 from bough_server.runtime.frame import Frame
 from bough_server.runtime.lane import Lane
-from bough_server.runtime.spending import Amount, estimated
 from bough_server.runtime.succession import Succession, succession
 
 _DIGEST: Final = keys.digest("model")

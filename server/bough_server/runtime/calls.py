@@ -6,8 +6,8 @@ from functools import partial
 from typing import Final
 
 from bough.v1 import error_pb2, event_pb2, message_pb2
+from bough_server.engine import keys
 from bough_server.errors import RunError
-from bough_server.runtime import keys
 from bough_server.runtime.agent import Answered
 from bough_server.runtime.dispatcher import dispatch
 from bough_server.runtime.dispatches import Dispatch

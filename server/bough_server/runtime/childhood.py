@@ -2,15 +2,15 @@
 
 from bough.v1 import event_pb2, message_pb2
 from bough_server import ids
+from bough_server.engine.cancellation import failure_of_child
+from bough_server.engine.execution import Execution
+from bough_server.engine.open_invocations import duration
 from bough_server.errors import RunError
 from bough_server.runtime.agent import Agent, Outcome
-from bough_server.runtime.closing import failure_of_child
 from bough_server.runtime.dispatches import Dispatch, Handover
 from bough_server.runtime.ends import close_span, finish
-from bough_server.runtime.execution import Execution
 from bough_server.runtime.frame import Frame, Place, branch_below, child_frame, run_path_below
 from bough_server.runtime.lane import Lane
-from bough_server.runtime.open_invocation import duration
 from bough_server.telemetry import Traced
 
 

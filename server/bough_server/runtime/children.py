@@ -5,9 +5,9 @@ from dataclasses import dataclass, field
 
 from bough.v1 import agent_pb2, event_pb2, message_pb2
 from bough_server import events
+from bough_server.engine import keys
 from bough_server.errors import RunError
 from bough_server.models.model import ToolSpec
-from bough_server.runtime import keys
 from bough_server.runtime.dispatcher import OnFailure, dispatch
 from bough_server.runtime.dispatches import Dispatch, Ended, Handover
 from bough_server.runtime.ends import end_others

@@ -11,9 +11,10 @@ from typing import Any, TypeVar
 
 from bough.v1 import agent_pb2, event_pb2, message_pb2, step_pb2
 from bough_server import ids
+from bough_server.engine import keys
+from bough_server.engine.execution import as_run_error
 from bough_server.errors import RunError
 from bough_server.models.model import ModelRequest, ToolSpec
-from bough_server.runtime import keys
 from bough_server.runtime.agent import NO_DEFAULT, Answered, Context, Outcome
 from bough_server.runtime.asking import ModelEffect, ask
 from bough_server.runtime.calls import StepCalls
@@ -21,7 +22,6 @@ from bough_server.runtime.compaction import fitted
 from bough_server.runtime.dispatcher import dispatch
 from bough_server.runtime.dispatches import Dispatch
 from bough_server.runtime.ends import end_effect, end_others
-from bough_server.runtime.execution import as_run_error
 from bough_server.runtime.lane import Lane, WaitingCalls
 from bough_server.runtime.questions import question
 from bough_server.runtime.transfers import is_transfer

@@ -9,15 +9,15 @@ from contextlib import suppress
 
 from bough.v1 import agent_pb2, error_pb2, message_pb2, policy_pb2
 from bough_server.cutting import MAX_TEXT_BYTES, fits
+from bough_server.engine import keys
+from bough_server.engine.execution import Execution, as_run_error
+from bough_server.engine.limits import check_hops
 from bough_server.errors import RunError
-from bough_server.runtime import keys
 from bough_server.runtime.agent import Agent, Outcome, Resolver, value_of
 from bough_server.runtime.childhood import begin, end, result_of
 from bough_server.runtime.dispatches import Abort, Dispatch, Ended, joined, overtime, told_to
 from bough_server.runtime.ends import close_span, end_leftovers, finish, outcome_of
-from bough_server.runtime.execution import Execution, as_run_error
 from bough_server.runtime.frame import Frame, root_frame
-from bough_server.runtime.handoffs import check_hops
 from bough_server.runtime.lane import Lane
 from bough_server.runtime.refusals import refusal_event, refusal_of
 from bough_server.runtime.telling import with_input

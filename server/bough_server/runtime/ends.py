@@ -4,13 +4,13 @@ import asyncio
 
 from bough.v1 import error_pb2, event_pb2, message_pb2
 from bough_server import ids
+from bough_server.engine import keys
+from bough_server.engine.execution import Execution, as_run_error
+from bough_server.engine.open_invocations import OpenInvocation
+from bough_server.engine.scheduler import STOP_SECONDS
 from bough_server.errors import RunError
-from bough_server.runtime import keys
 from bough_server.runtime.agent import Outcome
-from bough_server.runtime.execution import Execution, as_run_error
 from bough_server.runtime.frame import Frame
-from bough_server.runtime.open_invocation import OpenInvocation
-from bough_server.runtime.tasks import STOP_SECONDS
 
 
 def outcome_of(task: "asyncio.Task[Outcome]", frame: Frame) -> tuple[Outcome | None, RunError | None]:

@@ -6,16 +6,15 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from bough.v1 import agent_pb2, event_pb2, message_pb2, policy_pb2
+from bough_server.engine.execution import Execution
+from bough_server.engine.limits import HANDOFF_WINDOW, Budget, is_bounded
+from bough_server.engine.open_invocations import OpenInvocation
+from bough_server.engine.recorder import Joining
 from bough_server.errors import RunError
 from bough_server.history.policy import policy_of
 from bough_server.history.transcript import Transcript
 from bough_server.models.model import ToolSpec
 from bough_server.runtime.agent import Agent, Resolver, llm_of
-from bough_server.runtime.execution import Execution
-from bough_server.runtime.handoffs import WINDOW
-from bough_server.runtime.limits import Budget, is_bounded
-from bough_server.runtime.open_invocation import OpenInvocation
-from bough_server.runtime.recorder import Joining
 from bough_server.runtime.state import LaneState
 from bough_server.runtime.toolset import Toolset, toolset
 from bough_server.state import values_of
@@ -145,6 +144,7 @@ def child_frame(execution: Execution, caller: Frame, place: Place, *, opened: Op
     if place.is_handed_over:
         transcript.cut -= 1  # the result of the transfer, which its caller said last
     policy = execution.facts.started.run_started.policy
+    handed = caller.hops if place.is_handed_over and not place.comes_back else ()
     return Frame(
         agent=place.agent,
         resolver=caller.resolver,
@@ -173,7 +173,7 @@ def child_frame(execution: Execution, caller: Frame, place: Place, *, opened: Op
         opened=opened,
         traced=traced,
         told=place.told,
-        hops=(*(caller.hops if place.is_handed_over and not place.comes_back else ()), definition.name)[-WINDOW:],
+        hops=(*handed, definition.name)[-HANDOFF_WINDOW:],
     )
 
 

@@ -7,16 +7,16 @@ from types import TracebackType
 from typing import Final, Self
 
 from bough.v1 import agent_pb2, error_pb2, event_pb2, message_pb2, state_pb2
+from bough_server.engine import keys
+from bough_server.engine.execution import Execution
+from bough_server.engine.scheduler import Gate
 from bough_server.errors import NonDeterministic, RunError
 from bough_server.history.overflow import Compaction
 from bough_server.history.transcript import Transcript
-from bough_server.runtime import keys
 from bough_server.runtime.agent import Context, Outcome
-from bough_server.runtime.execution import Execution
 from bough_server.runtime.frame import Frame
 from bough_server.runtime.sight import Sight
 from bough_server.runtime.state import LaneState, StateView
-from bough_server.runtime.tasks import Gate
 
 MOST_REFUSALS: Final = 100
 """How often code that was ended may try to begin an effect and hear of its end; then it waits for good."""

@@ -4,8 +4,8 @@ import asyncio
 from collections.abc import Sequence
 
 from bough.v1 import error_pb2, event_pb2, policy_pb2
+from bough_server.engine import keys
 from bough_server.errors import RunError
-from bough_server.runtime import keys
 from bough_server.runtime.children import Child, run_child
 from bough_server.runtime.dispatches import Ended
 from bough_server.runtime.lane import Lane

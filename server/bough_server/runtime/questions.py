@@ -11,8 +11,8 @@ from typing import Any
 from bough.v1 import error_pb2, event_pb2, input_pb2, message_pb2
 from bough_server import ids
 from bough_server.cutting import MAX_TEXT_BYTES, size_of
+from bough_server.engine import keys
 from bough_server.errors import RunError
-from bough_server.runtime import keys
 from bough_server.runtime.agent import NO_DEFAULT
 from bough_server.runtime.frame import Frame
 from bough_server.runtime.lane import Lane

@@ -8,13 +8,13 @@ from typing import Any, Final
 from bough.v1 import event_pb2
 from bough_server import events
 from bough_server.clock import Clock
+from bough_server.engine.execution import Execution
+from bough_server.engine.journal import Journal
+from bough_server.engine.keys import RunFacts
 from bough_server.errors import NonDeterministic
 from bough_server.runtime.agent import Resolver
 from bough_server.runtime.context import LaneContext
 from bough_server.runtime.dispatcher import dispatch_root
-from bough_server.runtime.execution import Execution
-from bough_server.runtime.facts import RunFacts
-from bough_server.runtime.journal import Journal
 from bough_server.store.ports import StoredMessage
 from bough_server.telemetry import Parent, Tracing
 

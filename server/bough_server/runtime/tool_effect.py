@@ -11,16 +11,16 @@ from typing import Final
 from bough.v1 import error_pb2, event_pb2, message_pb2, state_pb2
 from bough_server import events, ids
 from bough_server.cutting import MAX_RESULT_BYTES, cut_result
+from bough_server.engine import keys
+from bough_server.engine.execution import as_run_error
+from bough_server.engine.open_invocations import duration
+from bough_server.engine.recorder import Piece
+from bough_server.engine.scheduler import Gate
 from bough_server.errors import RunError
-from bough_server.runtime import keys
 from bough_server.runtime.approvals import Approvals
-from bough_server.runtime.execution import as_run_error
 from bough_server.runtime.lane import Lane
-from bough_server.runtime.open_invocation import duration
-from bough_server.runtime.recorder import Piece
 from bough_server.runtime.refusals import lost
 from bough_server.runtime.state import LaneState, StateView
-from bough_server.runtime.tasks import Gate
 from bough_server.runtime.toolset import Offer
 from bough_server.telemetry import Traced
 from bough_server.tools import builtin

@@ -11,7 +11,7 @@ from typing import Any, Final, Generic, TypeVar
 
 import structlog
 
-from bough_server.runtime import keys
+from bough_server.engine import keys
 
 T = TypeVar("T")
 

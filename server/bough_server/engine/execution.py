@@ -9,19 +9,18 @@ from typing import Any
 
 from bough.v1 import error_pb2, event_pb2, input_pb2, policy_pb2
 from bough_server.clock import Clock
+from bough_server.engine import keys
+from bough_server.engine.barrier import Pump
+from bough_server.engine.cancellation import Cancelling
+from bough_server.engine.concurrency import Slots
+from bough_server.engine.event_writer import Chronicle
+from bough_server.engine.input_requests import Inputs, expired, received
+from bough_server.engine.journal import Journal
+from bough_server.engine.keys import RunFacts
+from bough_server.engine.recorder import Joining, Piece, Recorder
+from bough_server.engine.scheduler import Tasks
 from bough_server.errors import NonDeterministic, RunError, ServerStopping
 from bough_server.metrics import Metrics
-from bough_server.runtime import keys
-from bough_server.runtime.answers import expired, received
-from bough_server.runtime.cancelling import Cancelling
-from bough_server.runtime.chronicle import Chronicle
-from bough_server.runtime.facts import RunFacts
-from bough_server.runtime.inputs import Inputs
-from bough_server.runtime.journal import Journal
-from bough_server.runtime.pump import Pump
-from bough_server.runtime.recorder import Joining, Piece, Recorder
-from bough_server.runtime.slots import Slots
-from bough_server.runtime.tasks import Tasks
 from bough_server.telemetry import Traced, Tracing
 
 

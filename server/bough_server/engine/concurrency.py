@@ -10,8 +10,8 @@ from contextlib import asynccontextmanager
 
 from bough.v1 import event_pb2
 from bough_server import events
-from bough_server.runtime.limits import Budget
-from bough_server.runtime.tasks import Gate, Tasks
+from bough_server.engine.limits import Budget
+from bough_server.engine.scheduler import Gate, Tasks
 
 
 class Slots:

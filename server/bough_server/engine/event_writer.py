@@ -1,22 +1,85 @@
-"""The events of a run as they are made, against those that its log holds: each is recorded once; it decides no end.
+"""Write the events of a run: each is recorded once, and compared with the log while that is replayed.
 
-While a log is handed back, an event that it does not hold yet is kept until the run is live: what cannot be replayed to
-the end writes nothing. A replay without a recorder must make no such event at all.
+While a log is replayed, an event that it does not hold yet is buffered until the run is live: what cannot be replayed
+to the end writes nothing. A replay without a recorder must make no such event at all.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import cache
+from typing import Any, Final
+
+from google.protobuf.descriptor import Descriptor, FieldDescriptor
 
 from bough.v1 import event_pb2
 from bough_server import events
+from bough_server.engine import keys
+from bough_server.engine.journal import Identity, Journal, identity_of
+from bough_server.engine.open_invocations import Invocations, OpenStep
+from bough_server.engine.recorder import Joining, Piece, Recorder
+from bough_server.engine.run_metrics import Measuring
 from bough_server.errors import NonDeterministic
 from bough_server.metrics import Metrics
-from bough_server.runtime import keys
-from bough_server.runtime.invocations import Invocations
-from bough_server.runtime.journal import Identity, Journal, identity_of
-from bough_server.runtime.measuring import Measuring
-from bough_server.runtime.open_invocation import OpenStep
-from bough_server.runtime.recorder import Joining, Piece, Recorder
-from bough_server.runtime.sameness import same_fact
+
+_MEASURED: Final = ("duration", "latency", "start_time", "create_time")
+
+
+def same_fact(made: event_pb2.AgentEvent, recorded: event_pb2.AgentEvent) -> bool:
+    """Whether two events say the same, times, durations and trace ids apart."""
+    return _without_measures(made) == _without_measures(recorded)
+
+
+def _without_measures(event: event_pb2.AgentEvent) -> event_pb2.AgentEvent:
+    plain = event_pb2.AgentEvent()
+    plain.CopyFrom(event)
+    for name in ("run_id", "session_id", "sequence", "time", "trace_id", "span_id"):
+        plain.ClearField(name)
+    payload = plain.WhichOneof("payload")
+    if payload is not None:
+        _clear_measures(getattr(plain, payload))
+    return plain
+
+
+def _clear_measures(message: Any) -> None:
+    measured, nested = _measures(message.DESCRIPTOR)
+    for name in measured:
+        message.ClearField(name)
+    for name, is_repeated in nested:
+        if is_repeated:
+            for item in getattr(message, name):
+                _clear_measures(item)
+        elif message.HasField(name):
+            _clear_measures(getattr(message, name))
+
+
+@cache
+def _measures(kind: Descriptor) -> tuple[tuple[str, ...], tuple[tuple[str, bool], ...]]:
+    """The fields of a message that are measures, and those that hold some further down, with whether they are lists."""
+    measured = tuple(field.name for field in kind.fields if field.name in _MEASURED)
+    nested = [field for field, below in _nested(kind) if any(map(_has_measures, _within(below)))]
+    return measured, tuple((field.name, field.is_repeated) for field in nested)
+
+
+def _has_measures(kind: Descriptor) -> bool:
+    return any(field.name in _MEASURED for field in kind.fields)
+
+
+def _nested(kind: Descriptor) -> Iterator[tuple[FieldDescriptor, Descriptor]]:
+    for field in kind.fields:
+        below = field.message_type
+        if below is None or field.name in _MEASURED:
+            continue
+        if not (below.GetOptions().map_entry or below.full_name.startswith("google.")):
+            yield field, below
+
+
+def _within(kind: Descriptor) -> set[Descriptor]:
+    """A message's kind, and the kinds of everything in it."""
+    found, waiting = {kind}, [kind]
+    while waiting:
+        new = {below for _, below in _nested(waiting.pop())} - found
+        found |= new
+        waiting.extend(new)
+    return found
 
 
 class Chronicle:

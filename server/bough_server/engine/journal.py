@@ -10,8 +10,8 @@ from typing import Final
 
 from bough.v1 import error_pb2, event_pb2, input_pb2, message_pb2
 from bough_server import events
+from bough_server.engine import keys
 from bough_server.errors import NonDeterministic
-from bough_server.runtime import keys
 
 _RESULTS: Final = frozenset(
     {

@@ -7,10 +7,9 @@ from google.protobuf.duration_pb2 import Duration
 
 from bough.v1 import error_pb2, event_pb2
 from bough_server import events
+from bough_server.engine.journal import Journal
+from bough_server.engine.open_invocations import Invocations, OpenInvocation
 from bough_server.metrics import Metrics, ModelCalled
-from bough_server.runtime.invocations import Invocations
-from bough_server.runtime.journal import Journal
-from bough_server.runtime.open_invocation import OpenInvocation
 
 _KINDS: Final[Mapping[int, str]] = {
     number: name.removeprefix("AGENT_KIND_").lower() for name, number in event_pb2.AgentKind.items()

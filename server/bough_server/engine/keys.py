@@ -1,8 +1,13 @@
-"""Keys of effects: paths from the root of a run, and what lies below what; see the replay design, "Keys"."""
+"""Keys of effects, paths from the root of a run (see the replay design, "Keys"), and the ids of the run itself."""
 
 import hashlib
 import re
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Final
+
+from bough.v1 import event_pb2
+from bough_server.store.ports import StoredMessage
 
 _ABOUT: Final = re.compile(r"\.(ok|again[0-9]+)\Z")
 _FREE: Final = re.compile(r"(?![egs][0-9]+\Z)[A-Za-z0-9_-]{1,64}")
@@ -36,3 +41,19 @@ def digest(*asked: str) -> str:
 def owner(key: str) -> str:
     """The effect that a request is about: of an approval the call, of any other the effect that asks itself."""
     return _ABOUT.sub("", key)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunFacts:
+    """What a run is: its ids, its first event, and the session as it was when it began."""
+
+    run_id: str
+    session_id: str
+    user_id: str
+    started: event_pb2.AgentEvent
+    session: Sequence[StoredMessage] = ()
+
+    @property
+    def key_root(self) -> str:
+        """The UUID that the run's ids are derived from."""
+        return self.started.run_started.key_root

@@ -9,9 +9,9 @@ from collections.abc import Callable, Sequence
 
 from bough.v1 import event_pb2
 from bough_server import events
+from bough_server.engine.journal import Journal
+from bough_server.engine.scheduler import Gate, Tasks
 from bough_server.errors import NonDeterministic
-from bough_server.runtime.journal import Journal
-from bough_server.runtime.tasks import Gate, Tasks
 
 
 class Pump:
