@@ -10,7 +10,7 @@ import pytest
 from bough.v1 import agent_pb2, agent_service_pb2, catalog_service_pb2, event_pb2, message_pb2, step_pb2
 from bough_server.models.model import Delta, Meter, Model, ModelRequest, Price, RetryPolicy, TextDelta, ToolCallDelta
 from bough_server.models.tokens import request_tokens
-from bough_server.runtime.sight import Sight
+from bough_server.runtime.visible_history import Sight
 from bough_server.views import Selection
 from tests.support.house import open_house
 from tests.support.readings import answer_of, check_replay, having, text_of

@@ -11,7 +11,7 @@ from bough_server import ids
 from bough_server.cutting import cut_result, cut_text
 from bough_server.engine import keys
 from bough_server.engine.recorder import Joining
-from bough_server.runtime.frame import MAX_BRANCH_BYTES, branch_below, joining, run_path_below
+from bough_server.runtime.running_agent import MAX_BRANCH_BYTES, branch_below, joining, run_path_below
 
 
 @pytest.mark.parametrize(

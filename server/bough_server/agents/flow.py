@@ -8,10 +8,9 @@ from bough_server.agents.until import is_done
 from bough_server.cutting import MAX_TEXT_BYTES, size_of
 from bough_server.errors import RunError
 from bough_server.runtime.agent import Context, Outcome
-from bough_server.runtime.children import Child, begin_round, run_child
-from bough_server.runtime.dispatches import Ended
+from bough_server.runtime.children import Child, begin_round, run_child, run_lanes
+from bough_server.runtime.dispatch import Ended
 from bough_server.runtime.lane import Lane
-from bough_server.runtime.lanes import run_lanes
 
 _BLANK_LINE: Final = "\n\n"
 

@@ -15,7 +15,7 @@ from bough_server.models.model import ToolSpec
 from bough_server.models.wording import in_words
 from bough_server.runtime.agent import Context, Outcome
 from bough_server.runtime.children import Child, begin_plan, run_child
-from bough_server.runtime.dispatches import Ended
+from bough_server.runtime.dispatch import Ended
 from bough_server.runtime.lane import Lane
 from bough_server.state import MAX_STATE_BYTES, applied, state_size, value_size, write_of
 from bough_server.tools.arguments import parse_arguments

@@ -12,9 +12,9 @@ from bough_server.engine.limits import HANDOFF_WINDOW
 from bough_server.history.transcript import Said, Transcript
 from bough_server.runtime.agent import Context, Outcome, llm_of
 from bough_server.runtime.children import Child, hand_over, run_child
-from bough_server.runtime.dispatches import Ended, Handover
+from bough_server.runtime.dispatch import Ended, Handover
 from bough_server.runtime.lane import Lane
-from bough_server.runtime.transfers import is_transfer
+from bough_server.runtime.visible_history import is_transfer
 
 
 class SupervisorAgent:

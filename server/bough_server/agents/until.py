@@ -5,8 +5,8 @@ Both depend on what is recorded alone, so a replay comes to the same and nothing
 
 from bough.v1 import agent_pb2
 from bough_server.functions import Condition
+from bough_server.runtime.child_input import situation_of
 from bough_server.runtime.lane import Lane
-from bough_server.runtime.situations import situation_of
 from bough_server.situation import Values
 from bough_server.state_paths import value_at
 

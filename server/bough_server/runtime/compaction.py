@@ -15,8 +15,8 @@ from bough_server.history.overflow import Plan, Unit, to_be_summarized, window
 from bough_server.history.summarizing import summary_of, summary_request
 from bough_server.models.model import Model, ModelRequest
 from bough_server.models.tokens import BYTES_PER_TOKEN, counted, message_tokens, request_tokens
-from bough_server.runtime.asking import Asked, ModelEffect, ask, check_asked
 from bough_server.runtime.lane import Lane
+from bough_server.runtime.model_call import Asked, ModelEffect, ask, check_asked
 
 _TRIES: Final = 4
 """How often a request is made shorter: more than once only where a tokenizer counts otherwise than the estimate."""

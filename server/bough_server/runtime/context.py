@@ -16,16 +16,16 @@ from bough_server.engine.execution import as_run_error
 from bough_server.errors import RunError
 from bough_server.models.model import ModelRequest, ToolSpec
 from bough_server.runtime.agent import NO_DEFAULT, Answered, Context, Outcome
-from bough_server.runtime.asking import ModelEffect, ask
-from bough_server.runtime.calls import StepCalls
+from bough_server.runtime.child_events import end_effect, end_others
 from bough_server.runtime.compaction import fitted
+from bough_server.runtime.dispatch import Dispatch
 from bough_server.runtime.dispatcher import dispatch
-from bough_server.runtime.dispatches import Dispatch
-from bough_server.runtime.ends import end_effect, end_others
+from bough_server.runtime.effects import Value, record_value
 from bough_server.runtime.lane import Lane, WaitingCalls
+from bough_server.runtime.model_call import ModelEffect, ask
 from bough_server.runtime.questions import question
-from bough_server.runtime.transfers import is_transfer
-from bough_server.runtime.values import Value, record_value
+from bough_server.runtime.tool_calls import StepCalls
+from bough_server.runtime.visible_history import is_transfer
 
 T = TypeVar("T")
 

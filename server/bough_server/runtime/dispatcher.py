@@ -7,20 +7,44 @@ agent in a task of its own, and records exactly one end, whatever happened.
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 
-from bough.v1 import agent_pb2, error_pb2, message_pb2, policy_pb2
+from bough.v1 import agent_pb2, error_pb2, event_pb2, message_pb2, policy_pb2
 from bough_server.cutting import MAX_TEXT_BYTES, fits
 from bough_server.engine import keys
 from bough_server.engine.execution import Execution, as_run_error
 from bough_server.engine.limits import check_hops
 from bough_server.errors import RunError
 from bough_server.runtime.agent import Agent, Outcome, Resolver, value_of
-from bough_server.runtime.childhood import begin, end, result_of
-from bough_server.runtime.dispatches import Abort, Dispatch, Ended, joined, overtime, told_to
-from bough_server.runtime.ends import close_span, end_leftovers, finish, outcome_of
-from bough_server.runtime.frame import Frame, root_frame
+from bough_server.runtime.child_events import begin, close_span, end, end_leftovers, finish, outcome_of, result_of
+from bough_server.runtime.child_input import with_input
+from bough_server.runtime.dispatch import Abort, Dispatch, Ended, joined, overtime, told_to
 from bough_server.runtime.lane import Lane
-from bough_server.runtime.refusals import refusal_event, refusal_of
-from bough_server.runtime.telling import with_input
+from bough_server.runtime.running_agent import Frame, root_frame
+
+
+def refusal_event(caller: Frame, work: Dispatch, digest: str, refusal: RunError) -> event_pb2.AgentEvent:
+    """The event that is the result of a refused dispatch."""
+    error = refusal.to_agent_error(agent=caller.name, invocation_id=caller.invocation_id)
+    event = caller.event(work.key)
+    event.effect_digest = digest
+    if work.call is None:
+        event.value_recorded.kind = event_pb2.VALUE_KIND_STEP
+        event.value_recorded.error.CopyFrom(error)
+    else:
+        caller.opened.in_step(event, work.step_index)
+        result = event.tool_failed.result
+        result.agent, result.invocation_id = caller.name, caller.invocation_id
+        result.call.CopyFrom(work.call)
+        result.error.CopyFrom(error)
+    return event
+
+
+def refusal_of(recorded: event_pb2.AgentEvent) -> Ended:
+    """What the caller gets of a refusal, recorded now or before."""
+    result = recorded.tool_failed.result
+    if recorded.HasField("value_recorded"):
+        result = message_pb2.ToolResult(error=recorded.value_recorded.error)
+    return Ended(result=result, error=RunError.of(result.error))
+
 
 OnFailure = Callable[[RunError], Awaitable[None]]
 

@@ -14,9 +14,9 @@ from bough_server.errors import NonDeterministic, RunError
 from bough_server.history.overflow import Compaction
 from bough_server.history.transcript import Transcript
 from bough_server.runtime.agent import Context, Outcome
-from bough_server.runtime.frame import Frame
-from bough_server.runtime.sight import Sight
+from bough_server.runtime.running_agent import Frame
 from bough_server.runtime.state import LaneState, StateView
+from bough_server.runtime.visible_history import Sight
 
 MOST_REFUSALS: Final = 100
 """How often code that was ended may try to begin an effect and hear of its end; then it waits for good."""

@@ -1,4 +1,4 @@
-"""What an invocation may call: tools, linked agents and the final answer; calling them is calls.py's."""
+"""What an invocation may call: tools, linked agents and the final answer."""
 
 import json
 from collections.abc import Iterable, Mapping, Sequence

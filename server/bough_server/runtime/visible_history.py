@@ -1,9 +1,9 @@
-"""What an agent is shown in one lane: its history by its policy, with summaries in their place; it makes none of them.
+"""The history that one lane is shown by its policy: summaries in their place, without transfers on demand.
 
-While a request is made that would be more than the policy allows, some of it is left out; nothing of that is recorded.
+A request that is longer than the policy allows is built with some units left out; nothing of that is recorded.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
@@ -18,9 +18,39 @@ from bough_server.history.rewrite import for_context
 from bough_server.history.shown import Shown
 from bough_server.history.transcript import Said, Transcript
 from bough_server.runtime.agent import llm_of
-from bough_server.runtime.frame import Frame
-from bough_server.runtime.transfers import skip_transfers, without_transfers
+from bough_server.runtime.running_agent import Frame
 from bough_server.store.ports import StoredMessage
+from bough_server.tools.builtin import TRANSFER
+
+
+def is_transfer(result: message_pb2.ToolResult) -> bool:
+    """Whether a result is that of a transfer which took place."""
+    return result.call.name == TRANSFER and not result.HasField("error")
+
+
+def skip_transfers(message: message_pb2.Message, rewrite: Rewrite = for_context) -> list[message_pb2.Message]:
+    """Another agent's message as a reader is shown it that is shown no transfers."""
+    return [shown for left in without_transfers([message]) for shown in rewrite(left)]
+
+
+def without_transfers(messages: Iterable[message_pb2.Message]) -> list[message_pb2.Message]:
+    """The same messages without transfers; those of which nothing is left are left out."""
+    kept: list[message_pb2.Message] = []
+    for message in messages:
+        parts = [part for part in message.parts if not _is_about_one(part)]
+        if len(parts) == len(message.parts):
+            kept.append(message)
+        elif parts:
+            left = message_pb2.Message()
+            left.CopyFrom(message)
+            left.ClearField("parts")
+            left.parts.extend(parts)
+            kept.append(left)
+    return kept
+
+
+def _is_about_one(part: message_pb2.Part) -> bool:
+    return TRANSFER in (part.tool_call.name, part.tool_result.call.name)
 
 
 class Sight:

@@ -1,4 +1,4 @@
-"""One agent invocation while it runs: who it is, what bounds it, what it may call and what it has said."""
+"""One running agent invocation: what bounds it, what it may call and what it has said."""
 
 import asyncio
 from collections.abc import Sequence

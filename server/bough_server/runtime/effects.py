@@ -1,4 +1,4 @@
-"""The effect that records what cannot be derived: a reading of the clock, the result of a step of an agent's code."""
+"""Values as effects: readings of the clock, sleeps and steps of an agent's code, recorded once."""
 
 import asyncio
 from collections.abc import Awaitable, Callable

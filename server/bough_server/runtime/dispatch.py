@@ -1,4 +1,4 @@
-"""A child to be run, what it is told, how it ended, and how long it may take; running it is the dispatcher's."""
+"""A child to be run, the result of running it, and the timeout of its own that it may have."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -14,7 +14,7 @@ from bough_server.errors import RunError
 from bough_server.history.transcript import Transcript
 from bough_server.models.model import ToolSpec
 from bough_server.runtime.agent import Outcome
-from bough_server.runtime.frame import Frame
+from bough_server.runtime.running_agent import Frame
 from bough_server.runtime.state import LaneState
 from bough_server.tools.arguments import parse_arguments
 

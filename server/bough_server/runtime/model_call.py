@@ -1,4 +1,4 @@
-"""The effect that asks a model: answered from the log, refused, or made; its attempts are attempts.py's."""
+"""The effect that asks a model: answered from the log, refused, or sent."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -11,10 +11,9 @@ from bough_server.engine.execution import Execution, as_run_error
 from bough_server.engine.limits import Amount, estimated
 from bough_server.errors import RunError
 from bough_server.models.model import ModelRequest
-from bough_server.runtime.attempts import ModelCall
-from bough_server.runtime.frame import Frame
 from bough_server.runtime.lane import Lane
-from bough_server.runtime.succession import Succession, succession
+from bough_server.runtime.model_attempts import ModelCall, Succession, succession
+from bough_server.runtime.running_agent import Frame
 
 _DIGEST: Final = keys.digest("model")
 """Of every model call: what a model is asked follows from the log, and may be built otherwise one day."""

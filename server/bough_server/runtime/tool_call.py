@@ -1,4 +1,4 @@
-"""The effect that calls an ordinary tool: checked, approved, run here or in the client, recorded; lanes are calls.py's.
+"""The effect that calls an ordinary tool: checked, approved, run here or in the client, recorded.
 
 Its order is: checks, input_requested, input_received, tool_started. A refused call has tool_failed without
 tool_started, and a tool that lives in the client never has tool_started.
@@ -17,9 +17,8 @@ from bough_server.engine.open_invocations import duration
 from bough_server.engine.recorder import Piece
 from bough_server.engine.scheduler import Gate
 from bough_server.errors import RunError
-from bough_server.runtime.approvals import Approvals
 from bough_server.runtime.lane import Lane
-from bough_server.runtime.refusals import lost
+from bough_server.runtime.questions import Approvals
 from bough_server.runtime.state import LaneState, StateView
 from bough_server.runtime.toolset import Offer
 from bough_server.telemetry import Traced
@@ -138,7 +137,7 @@ class ToolEffect:
         call = begun[-1].tool_started.call
         rule = offer.tool.on_recovery if offer.tool is not None else "retry"
         if rule == "fail":
-            raise lost(call.name)
+            raise _lost(call.name)
         if rule == "ask":
             said = await self._approvals.after_loss(call, offer, attempt=self._attempt)
             if isinstance(said, message_pb2.ToolResult):
@@ -273,3 +272,12 @@ def unknown_tool(name: str, known: Sequence[str]) -> RunError:
             reason=error_pb2.ERROR_REASON_NOT_LINKED,
         )
     return RunError(f"There is no tool {name!r}.{offered}", reason=error_pb2.ERROR_REASON_UNKNOWN_TOOL)
+
+
+def _lost(name: str) -> RunError:
+    """The refusal to run a tool again that was running when its server was lost."""
+    return RunError(
+        f"The server was lost while the tool {name!r} ran, and it must not simply be run again: nobody knows whether "
+        "it did its work.",
+        reason=error_pb2.ERROR_REASON_TOOL_FAILED,
+    )

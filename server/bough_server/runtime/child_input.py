@@ -1,21 +1,48 @@
-"""What a child is told where its link says how that is made: by a template, or by a function of the operator's."""
+"""The input of a child whose link has a template or an input builder, and the snapshot that functions are given."""
 
 import json
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from functools import partial
-from typing import Final
+from typing import Any, Final
 
 from bough.v1 import error_pb2, message_pb2
 from bough_server import events
 from bough_server.errors import RunError
 from bough_server.functions import InputBuilder
 from bough_server.history.rewrite import for_context
-from bough_server.runtime.dispatches import Dispatch, said_by
+from bough_server.runtime.dispatch import Dispatch, said_by
 from bough_server.runtime.lane import Lane
-from bough_server.runtime.situations import situation_of
-from bough_server.situation import Situation, text_of
+from bough_server.runtime.state import LaneState
+from bough_server.situation import Situation, Values, copied, text_of
 from bough_server.templates import names_in, render
+
+
+def situation_of(
+    lane: Lane,
+    *,
+    message: message_pb2.Message | None = None,
+    arguments: Mapping[str, Any] | None = None,
+    state: LaneState | None = None,
+    round: int | None = None,
+    facts: Mapping[str, str] | None = None,
+) -> Situation:
+    """What is known in a lane of an invocation; `state` are the session's values where they are not the lane's."""
+    plan = facts or {}
+    return Situation(
+        agent=lane.frame.name,
+        state=Values((state or lane.lane_state).values),
+        input=copied(lane.frame.told),
+        user=copied(lane.execution.told),
+        message=copied(message) if message is not None else None,
+        arguments=arguments or {},
+        round=round,
+        plan=plan.get("plan", ""),
+        step=plan.get("step", ""),
+        executed_steps=plan.get("executed_steps", ""),
+        look=lane.sight.frozen().messages,
+    )
+
 
 _CONTEXT: Final = "For context: "
 

@@ -1,4 +1,4 @@
-"""The tool calls of one step: each a lane of its own, results in call order; linked agents go to the dispatcher."""
+"""The tool calls of one step in parallel, with results in call order; linked agents go to the dispatcher."""
 
 import asyncio
 from collections.abc import Mapping
@@ -9,11 +9,11 @@ from bough.v1 import error_pb2, event_pb2, message_pb2
 from bough_server.engine import keys
 from bough_server.errors import RunError
 from bough_server.runtime.agent import Answered
+from bough_server.runtime.dispatch import Dispatch
 from bough_server.runtime.dispatcher import dispatch
-from bough_server.runtime.dispatches import Dispatch
 from bough_server.runtime.lane import Lane
 from bough_server.runtime.state import LaneState
-from bough_server.runtime.tool_effect import ToolEffect
+from bough_server.runtime.tool_call import ToolEffect
 from bough_server.runtime.toolset import Offer
 from bough_server.tools.arguments import parse_arguments
 from bough_server.tools.builtin import ACTIONS, target_problem
