@@ -26,9 +26,9 @@ from bough_server.metrics import Metrics
 from bough_server.runs import Runs
 from bough_server.runs.admission import RunDefaults
 from bough_server.runs.equipment import Equipment
+from bough_server.runs.replay import Replayed, replay
 from bough_server.runs.takeover import session_cut
 from bough_server.runtime.agent import Agent
-from bough_server.runtime.replay import Replayed, replay
 from bough_server.store.ports import Principal, StoredEvent, StoredMessage
 from bough_server.store.sql.store import Store, open_store
 from bough_server.store.sql.writer import CommitHooks

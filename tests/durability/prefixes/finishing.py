@@ -10,7 +10,7 @@ from pathlib import Path
 
 from bough.v1 import agent_service_pb2, event_pb2, invocation_pb2, message_pb2
 from bough_server.models.model import RetryPolicy
-from bough_server.runtime.replay import Replayed
+from bough_server.runs.replay import Replayed
 from bough_server.store.ports import StoredMessage
 from bough_server.store.sql.rebuild import rebuild_projections
 from tests.durability.prefixes.scenario import Answer, Scenario, World
