@@ -1,7 +1,4 @@
-"""What an agent's code has of the world: its effects, each recorded and answered from the log when it is replayed.
-
-Effects of one lane are sequential; concurrency goes through `gather` and `tools`. Agents build no events.
-"""
+"""The effects of one lane, as the code of an agent is given them; what each promises is said in agent.Context."""
 
 import json
 import random
@@ -40,11 +37,11 @@ class LaneContext(Lane):
     # What an agent may know
 
     def history(self) -> list[message_pb2.Message]:
-        """What this agent sees of the session and the run so far, its own input and steps included."""
+        """Return what this agent sees of the session and the run so far."""
         return self.sight.messages()
 
     def offers(self) -> list[ToolSpec]:
-        """The tools and linked agents that may still be called."""
+        """Return the tools and linked agents that may still be called."""
         budget, name = self.frame.budget, self.frame.name
         return [
             offer.spec
@@ -57,13 +54,7 @@ class LaneContext(Lane):
     async def model(
         self, request: ModelRequest | Callable[[], ModelRequest], *, model: str = ""
     ) -> step_pb2.LlmResponse:
-        """Asks a model; the answer's calls, if any, are for `tools`. An empty `model` is the agent's own.
-
-        A request that is a function is made only if it is sent, and not while a log is handed back; where what it makes
-        of `history` is more than the agent's history policy allows, it is made again of less.
-
-        Raises RunError: the limit of model calls is reached, or the model's retries are used up.
-        """
+        """Ask a model, after ending what the step before left open."""
         self.check_task()
         index = self.steps.take()
         key = keys.below(self.scope, f"s{index}.m")
@@ -83,12 +74,7 @@ class LaneContext(Lane):
         return response
 
     async def tools(self, calls: Sequence[message_pb2.ToolCall], *, parallel: bool = True) -> list[Answered]:
-        """Runs calls of the last model answer, all or some, linked agents among them; results in the order given.
-
-        The step ends when all have results, or with the next model call. Nothing that goes wrong in a call raises: the
-        model is to see it. Raises RunError: BAD_ARGUMENTS where the last answer has no such call or it was run before,
-        SUB_AGENT_FAILED where a sub-agent's failure aborts this agent.
-        """
+        """Run calls of the last model answer, and end the step when all of them have results."""
         if not calls:
             return []
         self.check_task()
@@ -110,10 +96,7 @@ class LaneContext(Lane):
         return answers
 
     async def dispatch(self, agent: str, input: str | message_pb2.Message, *, key: str = "") -> message_pb2.Message:
-        """Runs a linked agent and gives its answer.
-
-        Raises RunError: it is not linked (NOT_LINKED), a limit is reached, it failed (SUB_AGENT_FAILED).
-        """
+        """Run a linked agent and return its answer."""
         told = message_pb2.Message(parts=[message_pb2.Part(text=input)]) if isinstance(input, str) else input
         link = next((one for one in self.definition.sub_agents if one.agent == agent), agent_pb2.AgentLink(agent=agent))
         effect = self.next_key(key)
@@ -129,10 +112,7 @@ class LaneContext(Lane):
         return ended.outcome.output
 
     async def gather(self, *lanes: Callable[[Context], Awaitable[T]]) -> list[T]:
-        """Runs lanes at once, each with a context of its own, and waits for all; results in lane order.
-
-        Raises what the first lane in order raised, after all have ended.
-        """
+        """Run lanes at once and return their results in lane order, after all have ended."""
         if not lanes:
             return []
         group = self.next_key("")
@@ -169,7 +149,7 @@ class LaneContext(Lane):
         self.lane_state.join()
 
     async def now(self) -> datetime:
-        """The time, the same on a replay."""
+        """Return the time, the same on a replay."""
 
         async def read() -> str:
             return json.dumps(str(self.execution.clock.now_ns()))
@@ -178,7 +158,7 @@ class LaneContext(Lane):
         return datetime.fromtimestamp(int(json.loads(value)) / 1e9, UTC)
 
     async def sleep(self, seconds: float) -> None:
-        """Waits; after a crash only for what is left of it. A replay of a finished run does not wait."""
+        """Wait; after a crash only for what is left of it."""
         key = self.next_key("")
 
         async def wake() -> str:
@@ -199,21 +179,14 @@ class LaneContext(Lane):
         default: object = NO_DEFAULT,
         key: str = "",
     ) -> Any:
-        """Asks whoever follows the run, and gives the answer: a JSON value that fits the schema, if one is given.
-
-        The run waits for as long as it takes, over restarts, or for `expires` seconds; then the default is the answer.
-        Raises RunError: INPUT_EXPIRED without a default, BAD_ARGUMENTS where the default does not fit.
-        """
+        """Ask the user, and return the answer: a JSON value."""
         effect = self.next_key(key)
         async with self.effect(effect):
             value = await question(self, effect, prompt, schema=schema, within=expires, default=default)
         return json.loads(value)
 
     async def step(self, name: str, work: Callable[[], Awaitable[Any]], *, key: str = "") -> Any:
-        """Does any other work on the world once, and gives its value: something that JSON can hold.
-
-        Until its value is recorded it may run again. Raises RunError TOOL_FAILED where the work raises.
-        """
+        """Do other work on the world once, and return its value."""
 
         async def do() -> str:
             return json.dumps(await work())
@@ -221,12 +194,12 @@ class LaneContext(Lane):
         return json.loads(await self._value(Value(self.next_key(key), event_pb2.VALUE_KIND_STEP, name), do))
 
     def new_id(self) -> str:
-        """A new UUID, the same on a replay."""
+        """Return a new UUID, the same on a replay."""
         return ids.derived_id(self.execution.facts.key_root, self.next_key(""))
 
     @property
     def random(self) -> random.Random:
-        """Random numbers that are the same on a replay; each reading begins a new row of them."""
+        """Random numbers that are the same on a replay."""
         return random.Random(ids.derived_id(self.execution.facts.key_root, self.next_key("")))
 
     # Their common rules
