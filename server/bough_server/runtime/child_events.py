@@ -33,7 +33,7 @@ def finish(
     execution: Execution, frame: Frame, outcome: Outcome | None, error: RunError | None
 ) -> list[event_pb2.AgentEvent]:
     """What ends an invocation: its open steps, then itself. Its answer is said and given its place in the session."""
-    now, opened = execution.clock.now_ns(), frame.opened
+    now, opened = execution.clock.now_ns(), frame.record
     if error is not None:
         failure = error.to_agent_error(agent=frame.name, invocation_id=frame.invocation_id)
         steps = list(execution.invocations.failing_step(opened, failure, now))
@@ -80,7 +80,7 @@ async def end_leftovers(execution: Execution, frame: Frame) -> None:
         execution.tasks.cancel(lane)
     if frame.lanes:
         await asyncio.wait(frame.lanes, timeout=STOP_SECONDS)
-    left = [*execution.invocations.children_of(frame.invocation_id), *frame.opened.effects]
+    left = [*execution.invocations.children_of(frame.invocation_id), *frame.record.effects]
     for key in dict.fromkeys(left):
         await end_effect(execution, frame, key)
 
@@ -90,7 +90,7 @@ async def end_others(execution: Execution, frame: Frame, key: str, error: RunErr
     if error is not frame.abort:
         return
     lanes = {scope: lane for lane, scope in frame.lanes.items() if not keys.covers(scope, key)}
-    others = [*lanes, *execution.invocations.children_of(frame.invocation_id), *frame.opened.effects]
+    others = [*lanes, *execution.invocations.children_of(frame.invocation_id), *frame.record.effects]
     doomed = [other for other in dict.fromkeys(others) if other != key]
     cancelling = execution.cancelling
     # All are sealed before the first is waited for: one that fails meanwhile would end this one halfway.
@@ -134,8 +134,8 @@ def begin(lane: Lane, work: Dispatch, agent: Agent, told: message_pb2.Message, d
         batch.append(_transferred(caller, work.handover, started, traced))
     execution.emit(*batch, started)
     place = _place(lane, work, agent, told)
-    opened = execution.invocations[started.invocation_id]
-    return child_frame(execution, caller, place, opened=opened, traced=traced)
+    record = execution.invocations[started.invocation_id]
+    return child_frame(execution, caller, place, record=record, traced=traced)
 
 
 def _started(lane: Lane, work: Dispatch, agent: Agent, told: message_pb2.Message) -> event_pb2.AgentEvent:
@@ -179,7 +179,7 @@ def _traced(lane: Lane, work: Dispatch, agent: Agent, started: event_pb2.AgentEv
 
 def _called(lane: Lane, work: Dispatch, call: message_pb2.ToolCall, traced: Traced) -> event_pb2.AgentEvent:
     execution, caller = lane.execution, lane.frame
-    called = caller.opened.in_step(caller.event(work.key, traced=traced), work.step_index)
+    called = caller.record.in_step(caller.event(work.key, traced=traced), work.step_index)
     called.attempt = 1
     called.tool_started.call.CopyFrom(call)
     earlier = execution.journal.started.get(work.key)
@@ -198,7 +198,6 @@ def _place(lane: Lane, work: Dispatch, agent: Agent, told: message_pb2.Message) 
     return Place(
         agent=agent,
         link=work.link,
-        scope=work.key,
         above=lane.transcript,
         state=work.state or lane.lane_state,
         told=told,
@@ -228,7 +227,7 @@ def result_of(
     )
     if work.call is not None:
         result.call.CopyFrom(work.call)
-    result.start_time.FromNanoseconds(frame.opened.start_ns)
+    result.start_time.FromNanoseconds(frame.record.start_ns)
     if outcome is not None:
         result.parts.extend(outcome.output.parts)
     if error is not None:
@@ -248,8 +247,8 @@ def end(
     """Records the end of a child, with that of the call that made it run in the same append."""
     batch = finish(execution, frame, outcome, error)
     if work.call is not None:
-        result.latency.CopyFrom(duration(execution.clock.now_ns() - frame.opened.start_ns))
-        ended = caller.opened.in_step(caller.event(work.key, traced=frame.traced), work.step_index)
+        result.latency.CopyFrom(duration(execution.clock.now_ns() - frame.record.start_ns))
+        ended = caller.record.in_step(caller.event(work.key, traced=frame.traced), work.step_index)
         ended.attempt = 1
         (ended.tool_failed if error else ended.tool_completed).result.CopyFrom(result)
         batch.append(ended)

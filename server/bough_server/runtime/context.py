@@ -211,7 +211,7 @@ class LaneContext(Lane):
     async def _end_open_calls(self) -> None:
         """Ends the calls of the step before that its code no longer waits for."""
         calls = self.step_key("t")
-        for key in [key for key in self.frame.opened.effects if key.startswith(calls)]:
+        for key in [key for key in self.frame.record.effects if key.startswith(calls)]:
             await end_effect(self.execution, self.frame, key)
 
     def _tool_message(self, position: int, result: message_pb2.ToolResult) -> message_pb2.Message:

@@ -165,7 +165,7 @@ async def _cut_after(
     if work.key in execution.journal.ends:
         return  # something else ended it, and is to end who waits for it
     if not cancelling.is_sealed(work.key):
-        spent = execution.journal.running_ns(frame.opened.start_ns, execution.clock.now_ns()) / 1e9
+        spent = execution.journal.running_ns(frame.record.start_ns, execution.clock.now_ns()) / 1e9
         await execution.tasks.aside(execution.clock.sleep(max(0.0, seconds - spent)))
     caller = frame.parent.invocation_id if frame.parent else frame.invocation_id
     is_wished = cancelling.wish(work.key, caller=caller, reason=event_pb2.CANCEL_REASON_LIMIT)

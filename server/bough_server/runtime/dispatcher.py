@@ -30,7 +30,7 @@ def refusal_event(caller: Frame, work: Dispatch, digest: str, refusal: RunError)
         event.value_recorded.kind = event_pb2.VALUE_KIND_STEP
         event.value_recorded.error.CopyFrom(error)
     else:
-        caller.opened.in_step(event, work.step_index)
+        caller.record.in_step(event, work.step_index)
         result = event.tool_failed.result
         result.agent, result.invocation_id = caller.name, caller.invocation_id
         result.call.CopyFrom(work.call)

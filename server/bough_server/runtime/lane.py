@@ -265,7 +265,7 @@ class Lane(ABC):
 
     def complete_steps(self) -> None:
         """End the step that the lane's last model call began: it has all its results, or nobody asked for them."""
-        opened, execution = self.frame.opened, self.execution
+        opened, execution = self.frame.record, self.execution
         step = opened.steps.get(self.step_key("m"))
         if step is not None:
             execution.refuse(self.frame.invocation_id, step.key)

@@ -189,7 +189,7 @@ class ModelCall:
 
     def _leave(self) -> None:
         """Tells whoever ends a call that was cancelled how far its last attempt had come."""
-        opened, meter = self._frame.opened, self._meter
+        opened, meter = self._frame.record, self._meter
         if not meter.is_sent:
             opened.unsent.add(self._key)
         if meter.usage is not None:
@@ -261,7 +261,7 @@ class ModelCall:
         self._call_ids = {}
 
     def _event(self) -> event_pb2.AgentEvent:
-        event = self._frame.opened.in_step(self._frame.event(self._key, traced=self._traced), self._index)
+        event = self._frame.record.in_step(self._frame.event(self._key, traced=self._traced), self._index)
         event.attempt = self._attempt
         return event
 

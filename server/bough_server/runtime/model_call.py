@@ -50,7 +50,7 @@ async def ask(lane: Lane, effect: ModelEffect, request: Asked, name: str) -> ste
             made = _made(frame, effect, request)
             models, amount = _admitted(lane, key, name, made)
         except RunError as refusal:
-            event = frame.opened.in_step(frame.event(key), index)
+            event = frame.record.in_step(frame.event(key), index)
             event.effect_digest = _DIGEST
             event.llm_failed.error.CopyFrom(_error(frame, refusal))
             execution.emit(event)
@@ -93,7 +93,7 @@ async def _ask(
     if lost:
         call.recover()
     else:
-        started = frame.opened.in_step(frame.event(key, traced=traced), index)
+        started = frame.record.in_step(frame.event(key, traced=traced), index)
         started.effect_digest, started.attempt = _DIGEST, 1
         begun = started.llm_started
         begun.model, begun.provider = model.name, model.provider
@@ -102,7 +102,7 @@ async def _ask(
         begun.reserved_tokens, begun.reserved_cost_micros = amount.tokens, amount.cost_micros
         execution.emit(started)
     await execution.committed()
-    ended = frame.opened.in_step(frame.event(key, traced=traced), index)
+    ended = frame.record.in_step(frame.event(key, traced=traced), index)
     try:
         response = await call.answer(request)
     except Exception as raised:

@@ -53,7 +53,7 @@ def _requested(lane: Lane, asking: Asking) -> event_pb2.AgentEvent:
     execution, frame = lane.execution, lane.frame
     event = frame.event(asking.key)
     if asking.step_index is not None:
-        frame.opened.in_step(event, asking.step_index)
+        frame.record.in_step(event, asking.step_index)
     event.effect_digest = asking.digest
     request = event.input_requested.request
     request.request_id = ids.derived_id(execution.facts.key_root, asking.key)

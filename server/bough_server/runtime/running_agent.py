@@ -27,16 +27,12 @@ MAX_RUN_PATH: Final = 32
 
 @dataclass(slots=True, kw_only=True)
 class Frame:
-    """One agent invocation while it runs; `scope` is the key below which all its effects lie."""
+    """One agent invocation while it runs: what was settled when it began, and its record in the run."""
 
     agent: Agent
     resolver: Resolver
     """What its definition names, as it was when the run began."""
-    invocation_id: str
     parent: "Frame | None"
-    scope: str
-    depth: int
-    branch: str
     run_path: tuple[str, ...]
     budget: Budget
     toolset: Toolset
@@ -47,7 +43,8 @@ class Frame:
     joining: Joining
     transcript: Transcript
     state: LaneState
-    opened: OpenInvocation
+    record: OpenInvocation
+    """What it has open, has used and has done, as its events say."""
     traced: Traced
     told: message_pb2.Message
     """What it was told."""
@@ -64,9 +61,29 @@ class Frame:
         """The agent's name."""
         return self.agent.definition.name
 
+    @property
+    def invocation_id(self) -> str:
+        """The invocation."""
+        return self.record.template.invocation_id
+
+    @property
+    def scope(self) -> str:
+        """The key below which all its effects lie."""
+        return self.record.key
+
+    @property
+    def depth(self) -> int:
+        """How many agents called one another above it; 0 for the root."""
+        return self.record.template.depth
+
+    @property
+    def branch(self) -> str:
+        """The names from the root down to it."""
+        return self.record.template.branch
+
     def event(self, key: str, *, traced: Traced | None = None) -> event_pb2.AgentEvent:
         """A new event of this invocation."""
-        event = self.opened.event(key)
+        event = self.record.event(key)
         if traced is not None:
             event.trace_id, event.span_id = traced.trace_id, traced.span_id
         return event
@@ -112,11 +129,10 @@ def joining(policies: "list[policy_pb2.DeltaPolicy]") -> Joining:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Place:
-    """Where a child is called: by which link, below which effect, after what its caller saw and said."""
+    """Where a child is called: by which link, after what its caller saw and said."""
 
     agent: Agent
     link: agent_pb2.AgentLink
-    scope: str
     above: Transcript
     state: LaneState
     told: message_pb2.Message
@@ -130,14 +146,16 @@ class Place:
     """The tools by one of which it has to end; empty where it ends as it likes."""
 
 
-def child_frame(execution: Execution, caller: Frame, place: Place, *, opened: OpenInvocation, traced: Traced) -> Frame:
+def child_frame(execution: Execution, caller: Frame, place: Place, *, record: OpenInvocation, traced: Traced) -> Frame:
     """The frame of a child whose start is recorded."""
     definition, link = place.agent.definition, place.link
-    depth, budget = caller.depth + 1, caller.budget
+    budget = caller.budget
     for limits in (definition.limits, link.limits):
         if is_bounded(limits):
-            budget = Budget(limits, owner=f"each call of the agent {definition.name!r}", depth=depth, above=budget)
-    opened.budget = budget
+            budget = Budget(
+                limits, owner=f"each call of the agent {definition.name!r}", depth=record.template.depth, above=budget
+            )
+    record.budget = budget
     transcript = Transcript(
         agent=definition.name, chain=agent_chain(caller.transcript.chain, definition.name), above=place.above
     )
@@ -148,11 +166,7 @@ def child_frame(execution: Execution, caller: Frame, place: Place, *, opened: Op
     return Frame(
         agent=place.agent,
         resolver=caller.resolver,
-        invocation_id=opened.template.invocation_id,
         parent=caller,
-        scope=place.scope,
-        depth=depth,
-        branch=opened.template.branch,
         run_path=run_path_below(place.path, definition.name),
         budget=budget,
         toolset=toolset(
@@ -170,7 +184,7 @@ def child_frame(execution: Execution, caller: Frame, place: Place, *, opened: Op
         joining=joining([policy.delta, definition.delta, execution.default_delta]),
         transcript=transcript,
         state=place.state,
-        opened=opened,
+        record=record,
         traced=traced,
         told=place.told,
         hops=(*handed, definition.name)[-HANDOFF_WINDOW:],
@@ -190,16 +204,12 @@ def root_frame(execution: Execution, resolver: Resolver, agent: Agent, traced: T
     budget = Budget(policy.limits, owner="the run", depth=0)
     if is_bounded(definition.limits):
         budget = Budget(definition.limits, owner=f"the agent {definition.name!r}", depth=0, above=budget)
-    opened = execution.invocations[started.invocation_id]
-    opened.budget = budget
+    record = execution.invocations[started.invocation_id]
+    record.budget = budget
     return Frame(
         agent=agent,
         resolver=resolver,
-        invocation_id=started.invocation_id,
         parent=None,
-        scope="",
-        depth=0,
-        branch=definition.name,
         run_path=(definition.name,),
         budget=budget,
         toolset=toolset(definition, agent.tool_links, resolver, None),
@@ -209,7 +219,7 @@ def root_frame(execution: Execution, resolver: Resolver, agent: Agent, traced: T
         joining=joining([policy.delta, definition.delta, execution.default_delta]),
         transcript=Transcript(agent=definition.name, chain=agent_chain("", definition.name)),
         state=LaneState(values_of(execution.state_json)),
-        opened=opened,
+        record=record,
         traced=traced,
         told=execution.told,
         hops=(definition.name,),

@@ -174,7 +174,7 @@ class ToolEffect:
         result = cut_result(result, MAX_RESULT_BYTES)
         error = RunError.of(result.error) if result.HasField("error") else None
         self._fill(result, error)
-        ended = self._frame.opened.in_step(self._frame.event(self._key, traced=traced), self._index)
+        ended = self._frame.record.in_step(self._frame.event(self._key, traced=traced), self._index)
         ended.attempt = self._attempt
         if self._key not in self._execution.journal.started and traced is None:
             ended.effect_digest = self._digest
@@ -197,7 +197,7 @@ class ToolEffect:
             tool=call.name, call_id=call.call_id, description=offer.spec.description, parent=frame.traced.below
         )
         execution.spans[key] = traced
-        started = frame.opened.in_step(frame.event(key, traced=traced), self._index)
+        started = frame.record.in_step(frame.event(key, traced=traced), self._index)
         started.effect_digest, started.attempt = self._digest, self._attempt
         started.tool_started.call.CopyFrom(call)
         started.tool_started.idempotency_key = idempotency_key
@@ -255,7 +255,7 @@ class ToolEffect:
             await self._execution.room()
 
     def _event(self) -> event_pb2.AgentEvent:
-        return self._frame.opened.in_step(self._frame.event(self._key), self._index)
+        return self._frame.record.in_step(self._frame.event(self._key), self._index)
 
     def _fill(self, result: message_pb2.ToolResult, error: RunError | None) -> None:
         result.agent, result.invocation_id = self._frame.name, self._frame.invocation_id
