@@ -54,7 +54,7 @@ async def test_a_run_that_is_ended_when_its_code_has_ended_in_a_replay_ends(tmp_
     async with house(tmp_path, one) as first:
         run = await first.start("one")
         await lives.lost.wait()
-        await first.runs._keeper.roster.at_hand(run.run_id).execution.committed()  # type: ignore[union-attr]
+        await first.runs._keeper.roster.at_hand(run.run_id).execution.writer.committed()  # type: ignore[union-attr]
         await first.crash()
     async with house(tmp_path, one) as second:
         lives.house = second

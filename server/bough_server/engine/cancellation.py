@@ -4,14 +4,13 @@ A scope that is closed begins nothing and writes nothing, whatever its code stil
 """
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from bough.v1 import error_pb2, event_pb2
 from bough_server import events
 from bough_server.clock import Clock
 from bough_server.engine import keys
 from bough_server.engine.event_writer import Chronicle
-from bough_server.engine.journal import Journal
 from bough_server.engine.open_invocations import Invocations, OpenInvocation, duration
 from bough_server.engine.scheduler import Tasks
 from bough_server.telemetry import Traced
@@ -90,18 +89,8 @@ def _effect_end(
 class Cancelling:
     """The scopes of one run that are sealed, and how they end."""
 
-    def __init__(
-        self,
-        journal: Journal,
-        chronicle: Chronicle,
-        tasks: Tasks,
-        clock: Clock,
-        spans: dict[str, Traced],
-        *,
-        emit: Callable[..., None],
-    ) -> None:
-        self._emit = emit
-        self._journal, self._chronicle, self._tasks = journal, chronicle, tasks
+    def __init__(self, writer: Chronicle, tasks: Tasks, clock: Clock, spans: dict[str, Traced]) -> None:
+        self._journal, self._writer, self._tasks = writer.journal, writer, tasks
         self._clock, self._spans = clock, spans
         self._sealed: set[str] = set()
         self._claimed: set[str] = set()
@@ -155,7 +144,7 @@ class Cancelling:
 
     def is_ending(self, scope: str) -> bool:
         """Whether somebody else ends a scope at this moment: whoever needs it ended must not run ahead of that."""
-        return not self._chronicle.is_offline and self.is_sealed(scope) and not self.is_sealed("")
+        return not self._writer.is_offline and self.is_sealed(scope) and not self.is_sealed("")
 
     def is_claimed(self, scope: str) -> bool:
         """Whether a scope is to end for another reason than its own time: whoever has that reason records its end."""
@@ -163,37 +152,37 @@ class Cancelling:
 
     def wish(self, scope: str, *, caller: str, reason: event_pb2.CancelReason.ValueType) -> bool:
         """Records that a scope is to end and seals it: nothing begins in it any more. False where it has been."""
-        chronicle = self._chronicle
-        if caller not in chronicle.invocations:
+        writer = self._writer
+        if caller not in writer.invocations:
             return False
         if reason != event_pb2.CANCEL_REASON_LIMIT:
             self._claimed.add(scope)
         if self.is_sealed(scope):
             return False
-        is_over = chronicle.invocations[caller].key in self._journal.ends  # of what never began the log says nothing
-        if chronicle.is_offline or is_over or scope in self._journal.cancelled:
+        is_over = writer.invocations[caller].key in self._journal.ends  # of what never began the log says nothing
+        if writer.is_offline or is_over or scope in self._journal.cancelled:
             self.seal(scope)
-            chronicle.observe_scope(scope)
-            return not chronicle.is_offline
-        chronicle.flush_below(scope)
-        event = chronicle.invocations[caller].event(scope)
+            writer.observe_scope(scope)
+            return not writer.is_offline
+        writer.flush_below(scope)
+        event = writer.invocations[caller].event(scope)
         event.cancel_requested.scope, event.cancel_requested.reason = scope, reason
-        self._emit(event)
+        writer.emit(event)
         self.seal(scope)
         return True
 
     async def end(self, scope: str, error: error_pb2.AgentError, below: error_pb2.AgentError) -> None:
         """Stops the tasks of a sealed scope and records what ends there."""
         await self._tasks.stop(scope)
-        await self._chronicle.committed()
+        await self._writer.committed()
         self.close(scope, error, below)
-        await self._chronicle.committed()
+        await self._writer.committed()
 
     def close(self, scope: str, error: error_pb2.AgentError, below: error_pb2.AgentError) -> None:
         """Records the end of everything that is open in a scope, leaf first, in one append."""
-        ends = closing(self._chronicle.invocations, scope, error, below, self._clock.now_ns())
+        ends = closing(self._writer.invocations, scope, error, below, self._clock.now_ns())
         if ends:
-            self._emit(*ends)
+            self._writer.emit(*ends)
         for key in [key for key in self._spans if keys.covers(scope, key)]:
             self._spans.pop(key).end(error=error)
 
@@ -207,7 +196,7 @@ class Cancelling:
     def replay_cut(self, scope: str) -> None:
         """A scope was cut at this point of the log."""
         self.seal(scope)
-        self._chronicle.observe_scope(scope)
+        self._writer.observe_scope(scope)
 
     def replay_cut_end(self, scope: str) -> None:
         """A scope that was cut has ended at this point of the log, and its caller went on."""

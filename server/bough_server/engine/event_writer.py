@@ -4,6 +4,7 @@ While a log is replayed, an event that it does not hold yet is buffered until th
 to the end writes nothing. A replay without a recorder must make no such event at all.
 """
 
+import asyncio
 from collections.abc import Callable, Iterator, Sequence
 from functools import cache
 from typing import Any, Final
@@ -85,8 +86,18 @@ def _within(kind: Descriptor) -> set[Descriptor]:
 class Chronicle:
     """What one run says, and what is open in it."""
 
-    def __init__(self, journal: Journal, recorder: Recorder | None, metrics: Metrics | None = None) -> None:
+    def __init__(
+        self,
+        journal: Journal,
+        recorder: Recorder | None,
+        metrics: Metrics | None = None,
+        *,
+        on_divergence: Callable[[NonDeterministic], None],
+        on_emitted: Callable[[Sequence[event_pb2.AgentEvent]], None],
+    ) -> None:
         self.journal = journal
+        self._on_divergence = on_divergence
+        self._on_emitted = on_emitted
         self.invocations = Invocations()
         self._measuring = Measuring(metrics, self.invocations, journal) if metrics is not None else None
         self.is_live = journal.is_empty
@@ -100,12 +111,31 @@ class Chronicle:
         return self._recorder is None
 
     def emit(self, *batch: event_pb2.AgentEvent) -> None:
-        """Records events in one append, those that the log does not hold yet. Raises NonDeterministic."""
-        fresh = batch if self.journal.is_empty else [event for event in batch if not self._holds(event)]
-        if fresh:
-            self._record(fresh)
+        """Record events in one append, those that the log does not hold yet.
+
+        Raises CancelledError if they are not what the log holds: then the run is stopped.
+        """
+        try:
+            fresh = batch if self.journal.is_empty else [event for event in batch if not self._holds(event)]
+            if fresh:
+                self._record(fresh)
+        except NonDeterministic as error:
+            raise self._diverged(error) from None
         for event in fresh if self.is_live else batch:  # what the log holds was taken in before it went live
             self.observe(event)
+        self._on_emitted(batch)
+
+    def _diverged(self, error: NonDeterministic) -> asyncio.CancelledError:
+        """Stop a replay that cannot go on, and return what to end the code of its agents with."""
+        self._on_divergence(error)
+        return asyncio.CancelledError()
+
+    def check(self, key: str, digest: str) -> None:
+        """Stop the run if an effect asks for something else than the log holds under its key."""
+        try:
+            self.journal.check(key, digest)
+        except NonDeterministic as error:
+            raise self._diverged(error) from None
 
     def append(self, event: event_pb2.AgentEvent) -> None:
         """Records an event that a run may have many of."""

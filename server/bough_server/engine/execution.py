@@ -4,7 +4,7 @@ A run that is interrupted, or stopped unrecorded, is sealed: what still runs in 
 """
 
 import asyncio
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Coroutine, Sequence
 from typing import Any
 
 from bough.v1 import error_pb2, event_pb2, input_pb2, policy_pb2
@@ -17,7 +17,7 @@ from bough_server.engine.event_writer import Chronicle
 from bough_server.engine.input_requests import Inputs, expired, received
 from bough_server.engine.journal import Journal
 from bough_server.engine.keys import RunFacts
-from bough_server.engine.recorder import Joining, Piece, Recorder
+from bough_server.engine.recorder import Recorder
 from bough_server.engine.scheduler import Tasks
 from bough_server.errors import NonDeterministic, RunError, ServerStopping
 from bough_server.metrics import Metrics
@@ -52,10 +52,11 @@ class Execution:
         self.journal = journal
         self.tasks = Tasks(facts.run_id, self._quiet)
         self.tasks.is_handing_back = not journal.is_empty
-        self.chronicle = Chronicle(journal, recorder, metrics)
-        self.invocations = self.chronicle.invocations
+        self.slots = Slots(self.tasks)
+        self.writer = Chronicle(journal, recorder, metrics, on_divergence=self.stop, on_emitted=self.slots.ended)
+        self.invocations = self.writer.invocations
         self.spans: dict[str, Traced] = {}
-        self.cancelling = Cancelling(journal, self.chronicle, self.tasks, clock, self.spans, emit=self._emit)
+        self.cancelling = Cancelling(self.writer, self.tasks, clock, self.spans)
         self.pump = Pump(
             journal,
             self.tasks,
@@ -65,7 +66,6 @@ class Execution:
             on_live=self._replayed,
         )
         self.inputs = Inputs(self.tasks, self._asked)
-        self.slots = Slots(self.tasks)
         self.is_interrupted = False
         """Whether it waits for input: nothing more is recorded until somebody takes it over."""
         self._is_draining = False
@@ -73,7 +73,7 @@ class Execution:
         if recorder is not None:
             recorder.on_failure = self.stop
         # Recorded when the run was accepted; taken in at once, because a run may be ended before it begins.
-        self.chronicle.observe(facts.started)
+        self.writer.observe(facts.started)
 
     # Events
 
@@ -86,30 +86,7 @@ class Execution:
         for event in batch:
             is_start = event.HasField("sub_agent_started")  # it begins an invocation that is in no list before
             self.refuse(event.parent_invocation_id if is_start else event.invocation_id, event.effect_key)
-        self._emit(*batch)
-
-    def _emit(self, *batch: event_pb2.AgentEvent) -> None:
-        try:
-            self.chronicle.emit(*batch)
-        except NonDeterministic as error:
-            raise self.diverged(error) from None
-        self.slots.ended(batch)
-
-    def diverged(self, error: NonDeterministic) -> asyncio.CancelledError:
-        """Stops a replay that cannot go on, and gives what its agents' code is ended with."""
-        self.stop(error)
-        return asyncio.CancelledError()
-
-    def check(self, key: str, digest: str) -> None:
-        """Stops the run where an effect asks for something else than the log holds under its key."""
-        try:
-            self.journal.check(key, digest)
-        except NonDeterministic as error:
-            raise self.diverged(error) from None
-
-    def observe_recorded(self, key: str) -> None:
-        """Takes in what the log holds of an effect, as if it were made now."""
-        self.chronicle.observe_recorded(key)
+        self.writer.emit(*batch)
 
     async def reach_end(self, scope: str) -> None:
         """Waits, in a replay, for the turn of an invocation's end; one that was cancelled never gets there."""
@@ -124,18 +101,6 @@ class Execution:
         """Waits for good, in a replay, where a step was cancelled although it had all its results."""
         if not self.pump.live and self.journal.is_step_cut_off(key):
             await self.tasks.never()
-
-    async def committed(self) -> None:
-        """Waits until everything emitted so far is on disk."""
-        await self.chronicle.committed()
-
-    def delta(self, piece: Piece, joining: Joining, make: Callable[[], event_pb2.AgentEvent]) -> bool:
-        """Takes a piece of streamed text; gives whether the producer has to wait for `room`."""
-        return self.chronicle.delta(piece, joining, make)
-
-    async def room(self) -> None:
-        """Waits until producers of deltas may go on."""
-        await self.chronicle.room()
 
     def refuse(self, invocation_id: str, key: str) -> None:
         """Ends a coroutine that tries an effect after its scope was cancelled, or its invocation ended."""
@@ -164,7 +129,7 @@ class Execution:
                 self.tasks.cancel(timer)
 
     async def _asked(self, asked: event_pb2.AgentEvent) -> None:
-        await self.committed()
+        await self.writer.committed()
         self.refuse(asked.invocation_id, asked.effect_key)
 
     def waits_for(self, event: event_pb2.AgentEvent) -> bool:
@@ -177,7 +142,7 @@ class Execution:
         gate = self.inputs.take(event.input_received.answer.request_id) if self.waits_for(event) else None
         if gate is None:
             return False
-        self._emit(event)
+        self.writer.emit(event)
         gate.open(event.input_received.answer)
         return True
 
@@ -247,7 +212,7 @@ class Execution:
     def _interrupt(self) -> None:
         event = self.invocations.root().event("")
         event.run_interrupted.requests.extend(self.inputs.requests())
-        self.chronicle.append(event)
+        self.writer.append(event)
         self.is_interrupted = True
         self._end_without_error()
 
@@ -263,10 +228,10 @@ class Execution:
     def _replayed(self, frontier: Sequence[str]) -> None:
         """Everything recorded has been handed back; a replay without a recorder must need nothing more."""
         self.tasks.is_handing_back = False
-        if not self.chronicle.is_offline:
-            self.chronicle.go_live()
+        if not self.writer.is_offline:
+            self.writer.go_live()
         elif "" in self.journal.cancelled:
-            self.chronicle.observe_scope("")
+            self.writer.observe_scope("")
             self._end_without_error()
         elif self.journal.is_interrupted and set(map(keys.owner, frontier)) <= self._waiting():
             self._end_without_error()

@@ -94,11 +94,11 @@ class Answering:
         """Records answers in a run that goes on; None where it does not wait for all of them any more."""
         execution = live.execution
         if not all(execution.waits_for(event) for event in verdict.fresh):
-            await execution.committed()  # then the log says who answered, or ended what asked
+            await execution.writer.committed()  # then the log says who answered, or ended what asked
             return None
         for event in verdict.fresh:
             execution.answer(event)
-        await execution.committed()
+        await execution.writer.committed()
         return min(event.sequence for event in verdict.fresh) - 1
 
     async def _go_on(self, record: RunRecord, verdict: Verdict, deadline_time_ns: int | None) -> int | None:

@@ -101,7 +101,7 @@ class LiveRun:
         if self.is_waiting and self._ending is None:
             event = self.execution.invocations.root().event("")
             event.run_dequeued.session_cut, event.run_dequeued.state_json = cut.position, cut.state_json
-            self.execution.chronicle.append(event)
+            self.execution.writer.append(event)
             self.execution.session, self.execution.state_json = tuple(session), cut.state_json
             self._bound(self._wall)
             self._turn.set()
@@ -149,7 +149,7 @@ class LiveRun:
             await self.lived()
             await asyncio.sleep(0)  # the wish follows as soon as the log is handed back
         try:
-            await self.execution.committed()
+            await self.execution.writer.committed()
         except (StorageFailed, ServerStopping):
             await asyncio.wait({self.task})
             return False
@@ -215,9 +215,9 @@ class LiveRun:
         """Runs a run to its end; who ends it from outside is waited for. Raises what stopped the run unrecorded."""
         try:
             await self.execution.finish(dispatch_root(self.execution, self._resolver, LaneContext))
-            await self.execution.committed()
+            await self.execution.writer.committed()
         except ServerStopping:
-            await self.execution.committed()  # whoever follows is to see what was recorded until now
+            await self.execution.writer.committed()  # whoever follows is to see what was recorded until now
             raise
         finally:
             if self._ending is not None:

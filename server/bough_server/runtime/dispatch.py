@@ -137,7 +137,7 @@ async def joined(
         return False
     cut = execution.cancelling.cut(work.key)
     timer = None
-    if not execution.chronicle.is_offline:
+    if not execution.writer.is_offline:
         cutting = _cut_after(execution, frame, work, min(seconds), partial(_cut, asyncio.current_task(), fail))
         timer = execution.tasks.spawn(f"{work.key}.timer", cutting)
     await execution.tasks.join(task, cut, first=True)
@@ -182,7 +182,7 @@ async def _cut(
     the first end that says so for the failure that ended the others.
     """
     await execution.tasks.stop(work.key, spared=waiter)
-    await execution.committed()
+    await execution.writer.committed()
     execution.cancelling.refuse_sealed_above(work.key)  # then whoever ends its caller ends it too
     if execution.cancelling.is_claimed(work.key):
         return

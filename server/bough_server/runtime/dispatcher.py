@@ -58,7 +58,7 @@ async def dispatch(lane: Lane, work: Dispatch, *, on_failure: OnFailure) -> Ende
     asked = work.call.arguments_json if work.call else _text_of(work.input)
     digest = keys.digest("dispatch", work.agent, asked)
     if work.key in execution.journal.dispatched:
-        execution.check(work.key, digest)
+        execution.writer.check(work.key, digest)
     elif (replayed := await lane.replayed(work.key, digest)) is not None:
         return await _refused(refusal_of(replayed), on_failure)
     else:
@@ -174,7 +174,7 @@ async def dispatch_root(execution: Execution, resolver: Resolver, context: Calla
     outcome, error = outcome_of(task, frame)
     execution.emit(*finish(execution, frame, outcome, error))
     close_span(execution, frame, outcome, error)
-    await execution.committed()
+    await execution.writer.committed()
 
 
 async def _body(lane: Lane, told: message_pb2.Message) -> Outcome:

@@ -35,7 +35,7 @@ async def _recorded(lane: Lane, value: Value, work: Callable[[], Awaitable[str]]
     if (replayed := await lane.replayed(value.key, digest)) is not None:
         return replayed
     await lane.go_live(value.key)
-    await execution.committed()
+    await execution.writer.committed()
     recorded = frame.event(value.key)
     recorded.effect_digest, recorded.value_recorded.kind = digest, value.kind
     made = await _made(value, work)

@@ -188,13 +188,13 @@ class Lane(ABC):
 
         `replayed` in two halves, for effects that begin together: each has to be expected before one is received.
         """
-        self.execution.check(key, digest)
+        self.execution.writer.check(key, digest)
         return self.execution.pump.expect(key) if key in self.execution.journal.results else None
 
     async def received(self, key: str, gate: Gate[event_pb2.AgentEvent]) -> event_pb2.AgentEvent:
         """Wait for a recorded result that is expected, and apply what the log holds of its effect."""
         recorded = await gate.wait()
-        self.execution.observe_recorded(key)
+        self.execution.writer.observe_recorded(key)
         return recorded
 
     async def go_live(self, key: str) -> None:
@@ -210,7 +210,7 @@ class Lane(ABC):
     async def settle(self) -> None:
         """Does what is left before its agent ends: records its writes, and waits for a sleep that a crash cut short."""
         await self.record_state()
-        if self.wake_ns and self.scope not in self.execution.journal.ends and not self.execution.chronicle.is_offline:
+        if self.wake_ns and self.scope not in self.execution.journal.ends and not self.execution.writer.is_offline:
             await self.until_live(self.scope)
 
     async def sleep_on(self) -> None:
@@ -269,7 +269,7 @@ class Lane(ABC):
         step = opened.steps.get(self.step_key("m"))
         if step is not None:
             execution.refuse(self.frame.invocation_id, step.key)
-            if not execution.chronicle.ends_again(step):
+            if not execution.writer.ends_again(step):
                 execution.emit(execution.invocations.completed(opened, step, execution.clock.now_ns()))
 
     def effect(self, key: str) -> "InFlight":

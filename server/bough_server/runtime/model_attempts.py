@@ -113,6 +113,7 @@ class ModelCall:
         attempt: int,
     ) -> None:
         self._execution = execution
+        self._writer = execution.writer
         self._frame = frame
         self._key = key
         self._index = index
@@ -184,7 +185,7 @@ class ModelCall:
         self._execution.emit(event)
         self._meter = Meter()
         # On disk before the provider is asked: whoever takes the run over goes on from this attempt.
-        await self._execution.committed()
+        await self._writer.committed()
         await self._execution.clock.sleep(delay)
 
     def _leave(self) -> None:
@@ -210,7 +211,7 @@ class ModelCall:
                 if size > MAX_TEXT_BYTES:
                     raise _too_large()
                 if self._delta(item):
-                    await self._execution.room()
+                    await self._writer.room()
         if response is None:
             raise ModelError(
                 f"The model {model.name!r} ended its stream without an answer.",
@@ -242,7 +243,7 @@ class ModelCall:
                 event.llm_tool_call_delta.name = name
             return event
 
-        return self._execution.delta(Piece(self._key, kind, subject, text), self._frame.joining, make)
+        return self._writer.delta(Piece(self._key, kind, subject, text), self._frame.joining, make)
 
     def _call_id(self, position: int, provider_call_id: str) -> str:
         """The provider's id if this invocation has not used it, else one made of the step and the position.

@@ -34,7 +34,7 @@ class ModelEffect:
 
 def check_asked(execution: Execution, key: str) -> None:
     """Takes note of a model call that its agent is about to make."""
-    execution.check(key, _DIGEST)
+    execution.writer.check(key, _DIGEST)
 
 
 async def ask(lane: Lane, effect: ModelEffect, request: Asked, name: str) -> step_pb2.LlmResponse:
@@ -101,7 +101,7 @@ async def _ask(
         begun.tool_names.extend(tool.name for tool in request.tools)
         begun.reserved_tokens, begun.reserved_cost_micros = amount.tokens, amount.cost_micros
         execution.emit(started)
-    await execution.committed()
+    await execution.writer.committed()
     ended = frame.record.in_step(frame.event(key, traced=traced), index)
     try:
         response = await call.answer(request)
@@ -115,7 +115,7 @@ async def _ask(
             ended.llm_failed.lost_usage.CopyFrom(used)
         execution.emit(ended)
         execution.spans.pop(key).end(error=ended.llm_failed.error, input=request.messages)
-        await execution.committed()
+        await execution.writer.committed()
         raise error from raised
     _place(execution, frame, effect, response.message)
     ended.attempt = call.attempt

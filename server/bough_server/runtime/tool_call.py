@@ -59,6 +59,7 @@ class ToolEffect:
         self._state = state
         self._lane = lane
         self._execution = lane.execution
+        self._writer = lane.execution.writer
         self._frame = lane.frame
         self._key = key
         self._index = index
@@ -202,7 +203,7 @@ class ToolEffect:
         started.tool_started.call.CopyFrom(call)
         started.tool_started.idempotency_key = idempotency_key
         execution.emit(started)
-        await execution.committed()
+        await execution.writer.committed()
         result = message_pb2.ToolResult(call=call, start_time=started.time)
         state = StateView(self._state)
         try:
@@ -215,7 +216,7 @@ class ToolEffect:
         said = "".join(part.text or part.data_json for part in result.parts)
         error = result.error if result.HasField("error") else None
         execution.spans.pop(key).end(error=error, input=call.arguments_json, output=said)
-        await execution.committed()
+        await execution.writer.committed()
         return result
 
     async def _execute(self, started: event_pb2.AgentEvent, offer: Offer, state: StateView) -> list[message_pb2.Part]:
@@ -251,8 +252,8 @@ class ToolEffect:
             return event
 
         self._execution.cancelling.refuse_sealed(self._key)
-        if self._execution.delta(Piece(self._key, events.TOOL_OUTPUT, call_id, text), self._frame.joining, make):
-            await self._execution.room()
+        if self._writer.delta(Piece(self._key, events.TOOL_OUTPUT, call_id, text), self._frame.joining, make):
+            await self._writer.room()
 
     def _event(self) -> event_pb2.AgentEvent:
         return self._frame.record.in_step(self._frame.event(self._key), self._index)
