@@ -13,7 +13,7 @@ from bough_server.errors import RunError
 from bough_server.runtime.agent import Agent, Outcome
 from bough_server.runtime.dispatch import Dispatch, Handover
 from bough_server.runtime.lane import Lane
-from bough_server.runtime.running_agent import Frame, Place, branch_below, child_frame, run_path_below
+from bough_server.runtime.running_agent import Frame, Place, branch_below, run_path_below
 from bough_server.telemetry import Traced
 
 
@@ -135,7 +135,7 @@ def begin(lane: Lane, work: Dispatch, agent: Agent, told: message_pb2.Message, d
     execution.emit(*batch, started)
     place = _place(lane, work, agent, told)
     record = execution.invocations[started.invocation_id]
-    return child_frame(execution, caller, place, record=record, traced=traced)
+    return caller.child(execution, place, record=record, traced=traced)
 
 
 def _started(lane: Lane, work: Dispatch, agent: Agent, told: message_pb2.Message) -> event_pb2.AgentEvent:

@@ -18,7 +18,7 @@ from bough_server.runtime.child_events import begin, close_span, end, end_leftov
 from bough_server.runtime.child_input import with_input
 from bough_server.runtime.dispatch import Abort, Dispatch, Ended, joined, overtime, told_to
 from bough_server.runtime.lane import Lane
-from bough_server.runtime.running_agent import Frame, root_frame
+from bough_server.runtime.running_agent import Frame
 
 
 def refusal_event(caller: Frame, work: Dispatch, digest: str, refusal: RunError) -> event_pb2.AgentEvent:
@@ -160,7 +160,7 @@ async def dispatch_root(execution: Execution, resolver: Resolver, context: Calla
     if execution.cancelling.is_sealed(""):
         return  # it was ended before it began
     traced = execution.spans[""]
-    frame = root_frame(execution, resolver, agent, traced)
+    frame = Frame.root(execution, resolver, agent, traced)
     frame.transcript.say(execution.told)
     task = execution.tasks.spawn("", _body(context(execution, frame), execution.told))
     await execution.tasks.join(task)

@@ -25,6 +25,68 @@ MAX_BRANCH_BYTES: Final = 256
 MAX_RUN_PATH: Final = 32
 
 
+def branch_below(branch: str, name: str) -> str:
+    """The branch of a child: over 256 bytes its middle is left out, the root and the last name kept."""
+    whole = f"{branch}/{name}" if branch else name
+    if len(whole.encode()) <= MAX_BRANCH_BYTES:
+        return whole
+    head = whole.partition("/")[0]
+    room = MAX_BRANCH_BYTES - len(f"{head}/…/{name}".encode())
+    middle: list[str] = []
+    for part in whole.split("/")[1:-1]:
+        if part == "…" or len(part) + 1 > room:
+            break
+        room -= len(part) + 1
+        middle.append(part)
+    return "/".join([head, *middle, "…", name])
+
+
+def run_path_below(path: tuple[str, ...], name: str) -> tuple[str, ...]:
+    """Who has spoken on the way, with one more name; the last 32."""
+    return (*path, name)[-MAX_RUN_PATH:]
+
+
+def joining(policies: "list[policy_pb2.DeltaPolicy]") -> Joining:
+    """The first policy that says anything: the request's, the agent's, the server's; else 50 ms or 256 characters."""
+    for policy in policies:
+        if policy.HasField("passthrough"):
+            return Joining(max_interval=0, max_chars=0)
+        if policy.HasField("aggregated"):
+            said = policy.aggregated
+            default = Joining()
+            return Joining(
+                max_interval=said.max_interval.ToTimedelta().total_seconds()
+                if said.HasField("max_interval")
+                else default.max_interval,
+                max_chars=said.max_chars if said.HasField("max_chars") else default.max_chars,
+            )
+    return Joining()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """Where a child is called: by which link, after what its caller saw and said."""
+
+    agent: Agent
+    link: agent_pb2.AgentLink
+    above: Transcript
+    state: LaneState
+    told: message_pb2.Message
+    path: tuple[str, ...]
+    """Who has spoken before it."""
+    is_handed_over: bool = False
+    """Whether its caller handed over to it: it does not see the transfer."""
+    comes_back: bool = False
+    """Whether its caller goes on when it has ended: it has nobody to hand back to."""
+    closing: Sequence[ToolSpec] = ()
+    """The tools by one of which it has to end; empty where it ends as it likes."""
+
+    @property
+    def is_for_good(self) -> bool:
+        """Whether its caller handed over to it and does not go on."""
+        return self.is_handed_over and not self.comes_back
+
+
 @dataclass(slots=True, kw_only=True)
 class Frame:
     """One agent invocation while it runs: what was settled when it began, and its record in the run."""
@@ -88,139 +150,81 @@ class Frame:
             event.trace_id, event.span_id = traced.trace_id, traced.span_id
         return event
 
+    @classmethod
+    def root(cls, execution: Execution, resolver: Resolver, agent: Agent, traced: Traced) -> "Frame":
+        """Return the root of a run, whose start is recorded."""
+        started, definition = execution.facts.started, agent.definition
+        policy = started.run_started.policy
+        budget = Budget(policy.limits, owner="the run", depth=0)
+        if is_bounded(definition.limits):
+            budget = Budget(definition.limits, owner=f"the agent {definition.name!r}", depth=0, above=budget)
+        record = execution.invocations[started.invocation_id]
+        record.budget = budget
+        return cls(
+            agent=agent,
+            resolver=resolver,
+            parent=None,
+            run_path=(definition.name,),
+            budget=budget,
+            toolset=toolset(definition, agent.tool_links, resolver, None),
+            model_name=llm_of(definition).model,
+            on_failure=definition.on_sub_agent_failure or policy.on_sub_agent_failure,
+            history=policy_of(definition),
+            joining=joining([policy.delta, definition.delta, execution.default_delta]),
+            transcript=Transcript(agent=definition.name, chain=agent_chain("", definition.name)),
+            state=LaneState(values_of(execution.state_json)),
+            record=record,
+            traced=traced,
+            told=execution.told,
+            hops=(definition.name,),
+        )
 
-def branch_below(branch: str, name: str) -> str:
-    """The branch of a child: over 256 bytes its middle is left out, the root and the last name kept."""
-    whole = f"{branch}/{name}" if branch else name
-    if len(whole.encode()) <= MAX_BRANCH_BYTES:
-        return whole
-    head = whole.partition("/")[0]
-    room = MAX_BRANCH_BYTES - len(f"{head}/…/{name}".encode())
-    middle: list[str] = []
-    for part in whole.split("/")[1:-1]:
-        if part == "…" or len(part) + 1 > room:
-            break
-        room -= len(part) + 1
-        middle.append(part)
-    return "/".join([head, *middle, "…", name])
+    def child(self, execution: Execution, place: Place, *, record: OpenInvocation, traced: Traced) -> "Frame":
+        """Return a child of this agent, whose start is recorded."""
+        definition, policy = place.agent.definition, execution.facts.started.run_started.policy
+        record.budget = budget = self._budget_of(place, record.template.depth)
+        return Frame(
+            agent=place.agent,
+            resolver=self.resolver,
+            parent=self,
+            run_path=run_path_below(place.path, definition.name),
+            budget=budget,
+            toolset=self._toolset_of(place),
+            model_name=llm_of(definition).model or self.model_name,
+            on_failure=definition.on_sub_agent_failure or policy.on_sub_agent_failure,
+            history=policy_of(definition, place.link),
+            joining=joining([policy.delta, definition.delta, execution.default_delta]),
+            transcript=self._transcript_of(place),
+            state=place.state,
+            record=record,
+            traced=traced,
+            told=place.told,
+            hops=(*(self.hops if place.is_for_good else ()), definition.name)[-HANDOFF_WINDOW:],
+        )
 
+    def _budget_of(self, place: Place, depth: int) -> Budget:
+        budget, definition = self.budget, place.agent.definition
+        for limits in (definition.limits, place.link.limits):
+            if is_bounded(limits):
+                budget = Budget(limits, owner=f"each call of the agent {definition.name!r}", depth=depth, above=budget)
+        return budget
 
-def run_path_below(path: tuple[str, ...], name: str) -> tuple[str, ...]:
-    """Who has spoken on the way, with one more name; the last 32."""
-    return (*path, name)[-MAX_RUN_PATH:]
-
-
-def joining(policies: "list[policy_pb2.DeltaPolicy]") -> Joining:
-    """The first policy that says anything: the request's, the agent's, the server's; else 50 ms or 256 characters."""
-    for policy in policies:
-        if policy.HasField("passthrough"):
-            return Joining(max_interval=0, max_chars=0)
-        if policy.HasField("aggregated"):
-            said = policy.aggregated
-            default = Joining()
-            return Joining(
-                max_interval=said.max_interval.ToTimedelta().total_seconds()
-                if said.HasField("max_interval")
-                else default.max_interval,
-                max_chars=said.max_chars if said.HasField("max_chars") else default.max_chars,
-            )
-    return Joining()
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Place:
-    """Where a child is called: by which link, after what its caller saw and said."""
-
-    agent: Agent
-    link: agent_pb2.AgentLink
-    above: Transcript
-    state: LaneState
-    told: message_pb2.Message
-    path: tuple[str, ...]
-    """Who has spoken before it."""
-    is_handed_over: bool = False
-    """Whether its caller handed over to it: it does not see the transfer."""
-    comes_back: bool = False
-    """Whether its caller goes on when it has ended: it has nobody to hand back to."""
-    closing: Sequence[ToolSpec] = ()
-    """The tools by one of which it has to end; empty where it ends as it likes."""
-
-
-def child_frame(execution: Execution, caller: Frame, place: Place, *, record: OpenInvocation, traced: Traced) -> Frame:
-    """The frame of a child whose start is recorded."""
-    definition, link = place.agent.definition, place.link
-    budget = caller.budget
-    for limits in (definition.limits, link.limits):
-        if is_bounded(limits):
-            budget = Budget(
-                limits, owner=f"each call of the agent {definition.name!r}", depth=record.template.depth, above=budget
-            )
-    record.budget = budget
-    transcript = Transcript(
-        agent=definition.name, chain=agent_chain(caller.transcript.chain, definition.name), above=place.above
-    )
-    if place.is_handed_over:
-        transcript.cut -= 1  # the result of the transfer, which its caller said last
-    policy = execution.facts.started.run_started.policy
-    handed = caller.hops if place.is_handed_over and not place.comes_back else ()
-    return Frame(
-        agent=place.agent,
-        resolver=caller.resolver,
-        parent=caller,
-        run_path=run_path_below(place.path, definition.name),
-        budget=budget,
-        toolset=toolset(
+    def _toolset_of(self, place: Place) -> Toolset:
+        caller, definition = self.agent.definition, place.agent.definition
+        members = caller.sub_agents if caller.HasField("swarm") else ()
+        return toolset(
             definition,
             place.agent.tool_links,
-            caller.resolver,
-            caller.toolset,
-            parent=caller.name if place.is_handed_over and not place.comes_back else "",
+            self.resolver,
+            self.toolset,
+            parent=self.name if place.is_for_good else "",
             closing=place.closing,
-            peers=_peers(caller.agent.definition, definition.name),
-        ),
-        model_name=llm_of(definition).model or caller.model_name,
-        on_failure=definition.on_sub_agent_failure or policy.on_sub_agent_failure,
-        history=policy_of(definition, link),
-        joining=joining([policy.delta, definition.delta, execution.default_delta]),
-        transcript=transcript,
-        state=place.state,
-        record=record,
-        traced=traced,
-        told=place.told,
-        hops=(*handed, definition.name)[-HANDOFF_WINDOW:],
-    )
+            peers={link.agent: link for link in members if link.agent != definition.name},
+        )
 
-
-def _peers(caller: agent_pb2.AgentDefinition, name: str) -> dict[str, agent_pb2.AgentLink]:
-    """The other members of a swarm that runs an agent."""
-    links = caller.sub_agents if caller.HasField("swarm") else ()
-    return {link.agent: link for link in links if link.agent != name}
-
-
-def root_frame(execution: Execution, resolver: Resolver, agent: Agent, traced: Traced) -> Frame:
-    """The frame of a run's root, whose start is recorded."""
-    started, definition = execution.facts.started, agent.definition
-    policy = started.run_started.policy
-    budget = Budget(policy.limits, owner="the run", depth=0)
-    if is_bounded(definition.limits):
-        budget = Budget(definition.limits, owner=f"the agent {definition.name!r}", depth=0, above=budget)
-    record = execution.invocations[started.invocation_id]
-    record.budget = budget
-    return Frame(
-        agent=agent,
-        resolver=resolver,
-        parent=None,
-        run_path=(definition.name,),
-        budget=budget,
-        toolset=toolset(definition, agent.tool_links, resolver, None),
-        model_name=llm_of(definition).model,
-        on_failure=definition.on_sub_agent_failure or policy.on_sub_agent_failure,
-        history=policy_of(definition),
-        joining=joining([policy.delta, definition.delta, execution.default_delta]),
-        transcript=Transcript(agent=definition.name, chain=agent_chain("", definition.name)),
-        state=LaneState(values_of(execution.state_json)),
-        record=record,
-        traced=traced,
-        told=execution.told,
-        hops=(definition.name,),
-    )
+    def _transcript_of(self, place: Place) -> Transcript:
+        name = place.agent.definition.name
+        transcript = Transcript(agent=name, chain=agent_chain(self.transcript.chain, name), above=place.above)
+        if place.is_handed_over:
+            transcript.cut -= 1  # the result of the transfer, which its caller said last
+        return transcript
