@@ -34,7 +34,7 @@ from bough_server.store.sql.store import Store, open_store
 from bough_server.store.sql.writer import CommitHooks
 from bough_server.telemetry import Parent, Tracing, make_provider
 from bough_server.tools.tool import Tool
-from bough_server.tree import fold_stored
+from bough_server.tree.fold import fold_stored
 
 ME = Principal(tenant_id="local", user_id="local")
 

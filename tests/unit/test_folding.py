@@ -10,7 +10,7 @@ from bough.v1 import event_pb2, message_pb2
 from bough_server.errors import InvalidRequest
 from bough_server.services.folding import Folding
 from bough_server.store.ports import StoredEvent
-from bough_server.tree import Tree, fold
+from bough_server.tree.fold import Tree, fold
 from tests.support.logs import AgentEvent, desk, stored
 
 

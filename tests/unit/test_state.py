@@ -19,7 +19,7 @@ from bough_server.state import (
     values_of,
 )
 from bough_server.state_fold import Conflicts, StateFold
-from bough_server.tree import fold, fold_stored
+from bough_server.tree.fold import fold, fold_stored
 from tests.support.logs import stored
 
 _JSON = st.recursive(

@@ -1,4 +1,4 @@
-"""EvalService: runs and anybody's events as trees; what a tree is belongs to tree.py."""
+"""EvalService: runs and anybody's events as trees; what a tree is belongs to tree/."""
 
 from collections.abc import AsyncIterator, Callable
 from typing import Final
@@ -12,7 +12,7 @@ from bough_server.runs import Runs
 from bough_server.services.folding import Folding
 from bough_server.services.listing import page_of, run_filter
 from bough_server.store.ports import EventLog, Principal
-from bough_server.tree import Tree
+from bough_server.tree.fold import Tree
 
 _TERMINAL: Final = frozenset({event_pb2.STATE_SUCCEEDED, event_pb2.STATE_FAILED, event_pb2.STATE_CANCELLED})
 

@@ -1,4 +1,4 @@
-"""Folding without holding up the server: what is long is folded in a thread; what a tree is belongs to tree.py."""
+"""Folding without holding up the server: what is long is folded in a thread; what a tree is belongs to tree/."""
 
 import asyncio
 from collections.abc import Callable, Iterable, Sequence
@@ -9,7 +9,7 @@ from google.protobuf.message import Message
 from bough.v1 import event_pb2, invocation_pb2
 from bough_server.errors import FieldViolation, InvalidRequest
 from bough_server.store.ports import StoredEvent
-from bough_server.tree import Tree
+from bough_server.tree.fold import Tree
 
 _LONG_COUNT: Final = 1_000
 _LONG_SIZE: Final = 16 * 1024

@@ -10,8 +10,8 @@ from google.protobuf import timestamp_pb2
 from google.protobuf.message import Message
 
 from bough.v1 import error_pb2, event_pb2, invocation_pb2, message_pb2
-from bough_server import events, tree_usage
-from bough_server.tree_usage import Sums
+from bough_server import events, usage
+from bough_server.usage import Sums
 
 _NOT_AGENTS: Final = frozenset({"", "user", "graph-node", "graph-pregel", "graph-executor"})
 """Authors that are no agents: they name no invocation."""
@@ -72,7 +72,7 @@ class End:
         return cls(
             state=state,
             reason=payload.end_reason,
-            usage=tree_usage.sums_of(payload.usage) if payload.HasField("usage") else None,
+            usage=usage.sums_of(payload.usage) if payload.HasField("usage") else None,
             time=time_of(event),
             generation=generation,
             output=output,
@@ -199,7 +199,7 @@ class Node:
             call_id=self.call_id,
             state=self.state(open_state),
             start_time=self.start.time if self.start is not None and self.start.HasField("time") else self.first_time,
-            usage=tree_usage.usage_of(self.usage),
+            usage=usage.usage_of(self.usage),
             step_count=self.step_count,
             trace_id=self.trace[0],
             span_id=self.trace[1],

@@ -1,18 +1,85 @@
-"""The record of a run made of its facts: the forest in preorder with its sums, within bounds; it reads no events."""
+"""Build the record of a run from its facts: the forest in preorder with its sums, within bounds. Never recurses."""
 
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from typing import Final
 
 from bough.v1 import event_pb2, invocation_pb2, step_pb2
-from bough_server import tree_usage
-from bough_server.tree_facts import Facts
-from bough_server.tree_limits import Bounds, fit
-from bough_server.tree_order import Forest, arrange
-from bough_server.tree_run import Run
-from bough_server.tree_usage import Sums
+from bough_server import usage
+from bough_server.tree.bounds import Bounds, fit
+from bough_server.tree.facts import Facts
+from bough_server.tree.run import Run
+from bough_server.usage import Sums
 
 _MAX_CONFLICTS: Final = 16
 """How many values are named that several wrote at once."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Forest:
+    """Ids in preorder, with the links that the order follows."""
+
+    order: tuple[str, ...]
+    depths: Mapping[str, int]
+    parents: Mapping[str, str]
+    """Child to parent, of the links that are followed: not to a parent that is not there, and not around a cycle."""
+    missing: frozenset[str]
+    """Ids whose parent is named and not there; they are roots."""
+    cyclic: frozenset[str]
+    """Ids whose chain of parents leads back to them; they are roots as well, and the last ones."""
+
+    def child_counts(self) -> Mapping[str, int]:
+        """How many children each id has that has any."""
+        counts: dict[str, int] = {}
+        for parent in self.parents.values():
+            counts[parent] = counts.get(parent, 0) + 1
+        return counts
+
+
+def arrange(parents: Mapping[str, str], *, first: str = "") -> Forest:
+    """The forest of ids, given by first appearance, each with its parent or an empty text.
+
+    Roots are `first`, where it is one, then by first appearance; children are by first appearance. Every id is in the
+    order exactly once, whatever the links are.
+    """
+    missing = frozenset(one for one, parent in parents.items() if parent and parent not in parents)
+    cyclic = _cyclic(parents)
+    followed = {one: parent for one, parent in parents.items() if parent and one not in missing and one not in cyclic}
+    children: dict[str, list[str]] = {}
+    for one, parent in followed.items():
+        children.setdefault(parent, []).append(one)
+    roots = [one for one in parents if one not in followed and one not in cyclic]
+    roots.sort(key=lambda one: one != first)
+    roots.extend(one for one in parents if one in cyclic)
+    depths = _depths_in_preorder(roots, children)
+    return Forest(order=tuple(depths), depths=depths, parents=followed, missing=missing, cyclic=cyclic)
+
+
+def _depths_in_preorder(roots: list[str], children: Mapping[str, list[str]]) -> dict[str, int]:
+    depths: dict[str, int] = {}
+    ahead = [(one, 0) for one in reversed(roots)]
+    while ahead:
+        one, depth = ahead.pop()
+        depths[one] = depth
+        ahead.extend((child, depth + 1) for child in reversed(children.get(one, ())))
+    return depths
+
+
+def _cyclic(parents: Mapping[str, str]) -> frozenset[str]:
+    """The ids on cycles, in linear time: each id has one parent at most, so each walk up meets one cycle at most."""
+    walk_of: dict[str, int] = {}
+    found: set[str] = set()
+    for number, start in enumerate(parents):
+        one = start
+        while one in parents and one not in walk_of:
+            walk_of[one] = number
+            one = parents[one]
+        if walk_of.get(one) == number:
+            member = one
+            while member not in found:
+                found.add(member)
+                member = parents[member]
+    return frozenset(found)
 
 
 def record(facts: Facts, bounds: Bounds) -> invocation_pb2.Invocation:
@@ -24,8 +91,8 @@ def record(facts: Facts, bounds: Bounds) -> invocation_pb2.Invocation:
     whole: Sums = {}
     for one in forest.order:
         if one not in forest.parents:
-            tree_usage.add(whole, sums[one])
-    made.tree_usage.CopyFrom(tree_usage.usage_of(whole))
+            usage.add_sums(whole, sums[one])
+    made.tree_usage.CopyFrom(usage.usage_of(whole))
     made.agents_total, made.tools_total = len(forest.order), facts.tools.total
     made.agents_truncated = len(forest.order) > bounds.max_agents
     made.agents.extend(_agents(facts, forest, sums, bounds.max_agents))
@@ -51,7 +118,7 @@ def _described_run(facts: Facts, main: str) -> invocation_pb2.Invocation:
         as_of_sequence=facts.sequence,
         complete=run.end is not None,
         forked_from=run.forked_from,
-        inherited_usage=tree_usage.usage_of(run.inherited) if run.forked_from is not None else None,
+        inherited_usage=usage.usage_of(run.inherited) if run.forked_from is not None else None,
     )
     if run.end is not None:
         end = run.end
@@ -68,7 +135,7 @@ def _sums_below(facts: Facts, forest: Forest) -> Mapping[str, Sums]:
     sums = {one: dict(facts.nodes[one].usage) for one in forest.order}
     for one in reversed(forest.order):
         if one in forest.parents:
-            tree_usage.add(sums[forest.parents[one]], sums[one])
+            usage.add_sums(sums[forest.parents[one]], sums[one])
     return sums
 
 
@@ -83,7 +150,7 @@ def _agents(
         agent.depth = forest.depths[one]
         agent.child_count = counts.get(one, 0)
         agent.revision = run.revision(agent.name, run.generation if node.end is None else node.end.generation)
-        agent.tree_usage.CopyFrom(tree_usage.usage_of(sums[one]))
+        agent.tree_usage.CopyFrom(usage.usage_of(sums[one]))
         if one == run.root:
             _describe_root(agent, run)
         if one in forest.missing:

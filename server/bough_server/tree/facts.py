@@ -1,6 +1,6 @@
-"""What a run's events say, gathered event by event; how it looks as a record is not decided here.
+"""State of a run while its events are folded: invocations, tool calls, steps, sums.
 
-Nothing of an event is kept but copies of what the record needs.
+Only copies of what the record needs are kept of an event.
 """
 
 from collections.abc import Callable, Mapping
@@ -9,14 +9,13 @@ from typing import Final, TypeAlias
 from google.protobuf import timestamp_pb2
 
 from bough.v1 import event_pb2, message_pb2, step_pb2
-from bough_server import events, tree_usage
+from bough_server import events, usage
 from bough_server.state_fold import CONCERNED, Conflicts
-from bough_server.tree_limits import Bounds
-from bough_server.tree_nodes import End, Node, copied, time_of
-from bough_server.tree_requests import Requests
-from bough_server.tree_run import Run
-from bough_server.tree_tools import ToolCalls
-from bough_server.tree_usage import Sums
+from bough_server.tree.bounds import Bounds
+from bough_server.tree.nodes import End, Node, copied, time_of
+from bough_server.tree.run import Requests, Run
+from bough_server.tree.tools import ToolCalls
+from bough_server.usage import Sums
 
 
 class Facts:
@@ -125,12 +124,12 @@ class Facts:
 
     def _take_llm_retrying(self, node: Node, event: event_pb2.AgentEvent, kind: int, sequence: int) -> None:
         if not event.llm_retrying.not_sent:
-            self._charge(node, tree_usage.sums_of_attempt(event.llm_retrying.lost_usage))
+            self._charge(node, usage.sums_of_attempt(event.llm_retrying.lost_usage))
 
     def _take_llm_completed(self, node: Node, event: event_pb2.AgentEvent, kind: int, sequence: int) -> None:
         response = event.llm_completed.response
         node.open_calls.discard(event.effect_key or event.step_id)
-        self._charge(node, tree_usage.sums_of_attempt(response.usage))
+        self._charge(node, usage.sums_of_attempt(response.usage))
         if not node.parent and (said := _said_beside_calls(response.message)) is not None:
             node.said.append(said)
 
@@ -141,18 +140,18 @@ class Facts:
         if call in node.open_calls or failed.HasField("lost_usage"):
             node.open_calls.discard(call)
             if not failed.not_sent:
-                self._charge(node, tree_usage.sums_of_attempt(failed.lost_usage))
+                self._charge(node, usage.sums_of_attempt(failed.lost_usage))
         node.error = copied(failed.error)
 
     def _charge(self, node: Node, used: Mapping[str, int]) -> None:
-        tree_usage.add(node.running, used)
-        tree_usage.add(self._charged, used)
+        usage.add_sums(node.running, used)
+        usage.add_sums(self._charged, used)
 
     def _take_tool_started(self, node: Node, event: event_pb2.AgentEvent, kind: int, sequence: int) -> None:
         call_id = event.tool_started.call.call_id
         if call_id not in node.open_tools:  # another attempt is the same call
             node.open_tools.add(call_id)
-            self._charge(node, tree_usage.ONE_TOOL_CALL)
+            self._charge(node, usage.ONE_TOOL_CALL)
         self._take_call(node, is_new=self.tools.start(event, sequence))
 
     def _take_call(self, node: Node, *, is_new: bool) -> None:

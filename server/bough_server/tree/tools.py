@@ -6,9 +6,9 @@ from typing import Final
 
 from bough.v1 import error_pb2, event_pb2, invocation_pb2, message_pb2
 from bough_server import events
-from bough_server.tree_limits import Bounds, head
-from bough_server.tree_nodes import copied
-from bough_server.tree_requests import CallKey
+from bough_server.tree.bounds import Bounds, head
+from bough_server.tree.nodes import copied
+from bough_server.tree.run import CallKey
 
 _CUT_IN_STEPS: Final = 64 * 1024
 """A step's end has results up to this size whole."""

@@ -1,17 +1,23 @@
-"""The fold from events to the record of a run: who called whom, what was said, what it cost.
+"""Fold events into the record of a run: who called whom, what was said, what it cost.
 
-It takes anybody's events, in order of arrival, and refuses none: what does not add up becomes an anomaly of the record.
+Events may come from any source, in order of arrival. None is refused: contradictions become anomalies of the record,
+and times that JSON cannot express are left out of it.
 """
 
-from collections.abc import Iterable
-from typing import Protocol
+from collections.abc import Iterable, Iterator
+from typing import Final, Protocol
+
+from google.protobuf.duration_pb2 import Duration
+from google.protobuf.message import Message
+from google.protobuf.timestamp_pb2 import Timestamp
 
 from bough.v1 import event_pb2, invocation_pb2
 from bough_server import events
-from bough_server.tree_facts import Facts
-from bough_server.tree_limits import Bounds
-from bough_server.tree_record import record
-from bough_server.tree_times import leave_out_impossible_times
+from bough_server.tree.bounds import Bounds
+from bough_server.tree.facts import Facts
+from bough_server.tree.record import record
+
+ANOMALY: Final = "Some times are outside of the years 1 to 9999, or are no times; they are left out."
 
 
 class Stored(Protocol):
@@ -92,3 +98,41 @@ class Tree:
         if self._is_foreign:
             leave_out_impossible_times(made)
         return made
+
+
+def leave_out_impossible_times(record: invocation_pb2.Invocation) -> None:
+    """Clears what is no time of a record, in place, and says so in its anomalies."""
+    found = False
+    for message in _messages(record):
+        for field, value in message.ListFields():
+            if isinstance(value, Timestamp | Duration) and not _is_possible(value):
+                message.ClearField(field.name)
+                found = True
+    if found:
+        record.anomalies.append(ANOMALY)
+
+
+def _messages(record: Message) -> Iterator[Message]:
+    """A message and all that it holds but times; there may be hundreds of thousands, so no list is made of them."""
+    ahead: list[Iterator[Message]] = [iter((record,))]
+    while ahead:
+        message = next(ahead[-1], None)
+        if message is None:
+            ahead.pop()
+            continue
+        yield message
+        for field, value in message.ListFields():
+            if field.message_type is None or field.message_type.GetOptions().map_entry:
+                continue
+            if field.is_repeated:
+                ahead.append(iter(value))
+            elif not isinstance(value, Timestamp | Duration):
+                ahead.append(iter((value,)))
+
+
+def _is_possible(value: Timestamp | Duration) -> bool:
+    try:
+        value.ToJsonString()
+    except ValueError:
+        return False
+    return True

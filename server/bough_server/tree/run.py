@@ -1,16 +1,16 @@
-"""What a run's own events say of it: its state, beginning, end, where it was forked; it knows no invocations."""
+"""Run-level facts of a fold: state, start, end, forks, and the requests that are still open."""
 
 from bisect import bisect_right
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, KeysView, Mapping
 from operator import itemgetter
-from typing import Final
+from typing import Final, TypeAlias
 
 from google.protobuf import timestamp_pb2
 
-from bough.v1 import event_pb2, fork_pb2, message_pb2
+from bough.v1 import event_pb2, fork_pb2, input_pb2, message_pb2
 from bough_server import events
-from bough_server.tree_nodes import End, copied, time_of
-from bough_server.tree_usage import Sums
+from bough_server.tree.nodes import End, copied, time_of
+from bough_server.usage import Sums
 
 _STATES: Final[Mapping[int, event_pb2.State.ValueType]] = {
     events.RUN_QUEUED: event_pb2.STATE_PENDING,
@@ -20,6 +20,9 @@ _STATES: Final[Mapping[int, event_pb2.State.ValueType]] = {
     events.RUN_INTERRUPTED: event_pb2.STATE_INPUT_REQUIRED,
 }
 _BEGINNINGS: Final = frozenset({events.RUN_DEQUEUED, events.RUN_FORKED})
+
+CallKey: TypeAlias = tuple[str, str]
+"""An invocation's id and the id of a call of it; the call's is empty where none is meant."""
 
 
 class Run:
@@ -112,3 +115,50 @@ class Run:
     def _define(self, definitions: Iterable[event_pb2.DefinitionRef]) -> None:
         for named in definitions:
             self._revisions.setdefault(named.name, []).append((self.generation, named.revision))
+
+
+class Requests:
+    """The open requests of a run, each with who waits for it."""
+
+    def __init__(self) -> None:
+        self._asker_of: dict[str, CallKey] = {}
+        self._open_of: dict[CallKey, dict[str, None]] = {}
+
+    @property
+    def calls(self) -> KeysView[CallKey]:
+        """The calls that wait."""
+        return self._open_of.keys()
+
+    def invocations(self) -> frozenset[str]:
+        """The invocations that wait, for a call of theirs or for themselves."""
+        return frozenset(invocation_id for invocation_id, _ in self._open_of)
+
+    def ask(self, request: input_pb2.InputRequest, invocation_id: str) -> None:
+        """Takes in a request that an invocation makes."""
+        self.answer(request.request_id)
+        asker = (invocation_id, request.call_id)
+        self._asker_of[request.request_id] = asker
+        self._open_of.setdefault(asker, {})[request.request_id] = None
+
+    def answer(self, request_id: str) -> None:
+        """Takes in that a request is answered."""
+        asker = self._asker_of.pop(request_id, None)
+        if asker is not None:
+            waiting = self._open_of[asker]
+            del waiting[request_id]
+            if not waiting:
+                del self._open_of[asker]
+
+    def end(self, call: CallKey) -> None:
+        """Takes in that a call has ended: what it asked is asked no more."""
+        for request_id in self._open_of.pop(call, ()):
+            del self._asker_of[request_id]
+
+    def replace(self, requests: Iterable[input_pb2.InputRequest]) -> None:
+        """Takes in what an interruption says: these requests are open and no others.
+
+        What was asked by a part of the run that was left behind, as the loser of a race, has no end of its own.
+        """
+        self._asker_of, self._open_of = {}, {}
+        for request in requests:
+            self.ask(request, request.invocation_id)

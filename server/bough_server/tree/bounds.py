@@ -1,4 +1,4 @@
-"""The bounds of a record and how it is made to fit them: the longest texts first; the tree stays as it is."""
+"""Size limits of a record. The longest texts are truncated first; the tree keeps its shape."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
