@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 
 from bough.v1 import agent_service_pb2 as pb
 from bough.v1 import event_pb2
+from bough_server.api import following
+from bough_server.api.streaming import Following, responses
 from bough_server.clock import SystemClock
 from bough_server.events import kind_of, stamp
-from bough_server.services import following
-from bough_server.services.following import Following, responses
 from bough_server.store.ports import StoredEvent
 from bough_server.views import Selection
 

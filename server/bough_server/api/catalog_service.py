@@ -10,8 +10,8 @@ from bough.v1 import agent_pb2, catalog_service_pb2_grpc, error_pb2
 from bough.v1 import catalog_service_pb2 as pb
 from bough_server.agents.catalog import AgentCatalog
 from bough_server.agents.editing import AgentEditor
+from bough_server.api.pagination import page_by_name, page_of
 from bough_server.errors import NotFound
-from bough_server.services.listing import page_by_name, page_of
 from bough_server.store.ports import Catalog, Principal
 
 T = TypeVar("T", agent_pb2.AgentDefinition, pb.ToolInfo, pb.ModelInfo)

@@ -6,11 +6,11 @@ from grpc import aio
 
 from bough.v1 import session_service_pb2 as pb
 from bough.v1 import session_service_pb2_grpc, state_pb2
+from bough_server.api.pagination import page_of, read_within
 from bough_server.clock import Clock
 from bough_server.errors import FieldViolation, InvalidRequest
 from bough_server.ids import new_uuid7
 from bough_server.runs.changing import Changing
-from bough_server.services.listing import page_of, read_within
 from bough_server.state import KEY, MAX_DEPTH, is_key, is_value
 from bough_server.store.ports import Principal, Sessions
 

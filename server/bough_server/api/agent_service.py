@@ -9,12 +9,12 @@ from grpc import aio
 
 from bough.v1 import agent_service_pb2 as pb
 from bough.v1 import agent_service_pb2_grpc
+from bough_server.api.pagination import page_of, run_filter
+from bough_server.api.streaming import Following, responses
 from bough_server.clock import Clock
 from bough_server.errors import SequenceOutOfRange
 from bough_server.events import stamp
 from bough_server.runs import Runs
-from bough_server.services.following import Following, responses
-from bough_server.services.listing import page_of, run_filter
 from bough_server.store.ports import Principal
 from bough_server.telemetry import Parent
 from bough_server.views import Selection

@@ -1,8 +1,4 @@
-"""How much a request may hold, checked before anything is done with it that costs by the item; it judges no content.
-
-Parsing, the rules of the schema and the paths of what breaks them cost microseconds an item, and an empty item is two
-bytes: what the transport lets in may be four million of them.
-"""
+"""Size limits of requests, checked before they are parsed."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
