@@ -18,7 +18,7 @@ from bough_server.agents.validation import Known, judge, judge_reached, violatio
 from bough_server.documents import nearest
 from bough_server.errors import FieldViolation, InvalidRequest, NotFound, Reason
 from bough_server.runtime.agent import Agent
-from bough_server.store.agents import AgentStore, StoredAgents
+from bough_server.store.worker_ports import AgentStore, StoredAgents
 
 HELD_BYTES: Final = 64 * 1024 * 1024
 """How much of tenants' stored agents is kept in memory, over all tenants."""

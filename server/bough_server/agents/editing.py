@@ -22,7 +22,7 @@ from bough_server.errors import (
     NotFound,
     RevisionMoved,
 )
-from bough_server.store.agents import AgentStore, CatalogMoved
+from bough_server.store.worker_ports import AgentStore, CatalogMoved
 
 MOST_AGENTS: Final = 1_000
 """How many agents a tenant may store."""

@@ -12,7 +12,7 @@ from typing import Final
 from bough_server.clock import Clock
 from bough_server.events import parse
 from bough_server.store.ports import StoredEvent
-from bough_server.store.stretch import data_of
+from bough_server.store.window import data_of
 from bough_server.views import Selection
 
 MAX_EVENTS: Final = 256

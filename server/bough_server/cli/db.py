@@ -8,7 +8,7 @@ from bough_server.cli.choices import JsonOption, Target, target_of
 from bough_server.cli.outcome import ExitCode, finish
 
 if TYPE_CHECKING:
-    from bough_server.store.sql.schema import DatabaseStatus
+    from bough_server.store.sql.database import DatabaseStatus
 
 db = typer.Typer(help="Look after the database, without a server.", no_args_is_help=True)
 
@@ -36,7 +36,7 @@ async def _status(target: Target, *, json: bool) -> ExitCode:
 
     from bough_server.cli.printing import print_line
     from bough_server.settings import Settings
-    from bough_server.store.sql.schema import database_status
+    from bough_server.store.sql.database import database_status
 
     found = database_status(Settings.load(target.config).storage.url)
     if json:
@@ -50,7 +50,7 @@ async def _status(target: Target, *, json: bool) -> ExitCode:
 async def _upgrade(target: Target) -> ExitCode:
     from bough_server.cli.printing import print_line
     from bough_server.settings import Settings
-    from bough_server.store.sql.schema import upgrade_database
+    from bough_server.store.sql.database import upgrade_database
 
     print_line(_sentence(upgrade_database(Settings.load(target.config).storage.url), target.command))
     return ExitCode.YES

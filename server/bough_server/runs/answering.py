@@ -12,8 +12,7 @@ from bough_server.runs.keeping import Keeper
 from bough_server.runs.letters import Letters
 from bough_server.runs.live import LiveRun
 from bough_server.runs.resuming import Verdict, judged
-from bough_server.store.accepting import RunMoved
-from bough_server.store.ports import Principal, RunRecord
+from bough_server.store.ports import Principal, RunMoved, RunRecord
 
 _TRIES = 20
 

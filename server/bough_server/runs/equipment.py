@@ -8,8 +8,8 @@ from bough_server.metrics import Metrics
 from bough_server.runs.admission import RunDefaults
 from bough_server.runs.changing import Changing
 from bough_server.runtime.agent import Resolver
-from bough_server.store.owners import Lease, Mailbox
 from bough_server.store.ports import Catalog, EventLog, RunIndex, Sessions
+from bough_server.store.worker_ports import Lease, Mailbox
 from bough_server.telemetry import Tracing
 
 

@@ -9,8 +9,7 @@ from bough_server.runs.equipment import Equipment
 from bough_server.runs.forking import Cut, Fork, cut_of, fork_of
 from bough_server.runs.live import LiveRun
 from bough_server.runs.takeover import Takeover
-from bough_server.store.accepting import NewFork
-from bough_server.store.ports import Principal, RunRecord
+from bough_server.store.ports import NewFork, Principal, RunRecord
 
 
 class Forker:

@@ -21,8 +21,7 @@ from bough_server.runs.roster import Roster
 from bough_server.runs.takeover import Takeover
 from bough_server.runtime.answers import expired, received
 from bough_server.runtime.journal import Journal
-from bough_server.store.accepting import RunMoved
-from bough_server.store.ports import Principal, RunRecord
+from bough_server.store.ports import Principal, RunMoved, RunRecord
 
 T = TypeVar("T")
 

@@ -13,8 +13,8 @@ from bough_server.errors import CallError, Fenced, ServerStopping, StorageFailed
 from bough_server.runs.equipment import Equipment
 from bough_server.runs.following import Pages
 from bough_server.runs.patience import until_stored
-from bough_server.store.owners import Letter
 from bough_server.store.ports import RunRecord
+from bough_server.store.worker_ports import Letter
 
 _log = structlog.get_logger(__name__)
 

@@ -24,9 +24,8 @@ from bough_server.runs.forks import Forker
 from bough_server.runs.keeping import Keeper
 from bough_server.runs.letters import Letters
 from bough_server.runs.starting import Starter
-from bough_server.store.accepting import RequestIdTaken
-from bough_server.store.owners import Letter
-from bough_server.store.ports import Page, Principal, RunFilter, RunRecord
+from bough_server.store.ports import Page, Principal, RequestIdTaken, RunFilter, RunRecord
+from bough_server.store.worker_ports import Letter
 from bough_server.telemetry import Parent
 
 _log = structlog.get_logger(__name__)

@@ -12,8 +12,18 @@ from bough_server.runs.closing import because, close_run
 from bough_server.runs.equipment import Equipment
 from bough_server.runs.launching import Launcher
 from bough_server.runs.live import LiveRun
-from bough_server.store.accepting import NewRun, RunMoved, SessionMoved
-from bough_server.store.ports import Page, Principal, Record, RunFilter, RunRecord, SessionCut, StoredMessage
+from bough_server.store.ports import (
+    NewRun,
+    Page,
+    Principal,
+    Record,
+    RunFilter,
+    RunMoved,
+    RunRecord,
+    SessionCut,
+    SessionMoved,
+    StoredMessage,
+)
 from bough_server.telemetry import Parent, Traced
 
 _TRIES: Final = 5

@@ -1,17 +1,15 @@
-"""The event log on SQL: appends go to the writer thread, readers are served from the window and from disk behind it."""
+"""SqlEventLog: appends through the writer thread, reads from the window and from disk behind it."""
 
 from collections.abc import AsyncIterator, Awaitable, Sequence
 from functools import partial
 
 from bough_server import events
 from bough_server.errors import ServerStopping
-from bough_server.store.accepting import NewFork, NewRun
-from bough_server.store.ports import Record, StoredEvent
-from bough_server.store.sql.acceptance import accept, check, records_of
-from bough_server.store.sql.forks import accept_fork, check_fork, fold_fork
-from bough_server.store.sql.readers import Readers
-from bough_server.store.sql.stretches import NO_END, end_of, stretch_and_end, stretch_of_run
-from bough_server.store.sql.takeover import TakeOver
+from bough_server.store.ports import NewFork, NewRun, Record, StoredEvent
+from bough_server.store.sql.create_fork import accept_fork, check_fork, fold_fork
+from bough_server.store.sql.create_run import accept, check, records_of
+from bough_server.store.sql.ownership import TakeOver
+from bough_server.store.sql.readers import NO_END, Readers, end_of, stretch_and_end, stretch_of_run
 from bough_server.store.sql.write_queue import WriteQueue
 from bough_server.store.window import PAGE_EVENTS, Windows, page_of, pages_of
 

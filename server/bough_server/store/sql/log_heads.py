@@ -1,4 +1,4 @@
-"""Where each log that is being written stands, with its fold; kept by the writer thread, made again from the log."""
+"""Last sequence, epoch and fold of each log that is being written; kept by the writer thread, rebuilt from the log."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -7,12 +7,12 @@ from sqlalchemy import Connection, bindparam, select
 
 from bough_server import events
 from bough_server.errors import Fenced
-from bough_server.store.derived import LogAddress
 from bough_server.store.ports import Record
+from bough_server.store.projected import LogAddress
 from bough_server.store.projection import RunFold
 from bough_server.store.sql import tables
 from bough_server.store.sql.jobs import Append
-from bough_server.store.sql.stretches import NO_END
+from bough_server.store.sql.readers import NO_END
 
 _ROW = select(
     tables.runs.c.tenant_id,

@@ -1,6 +1,6 @@
-"""The statements of an append: the compare-and-set, the events, and what is derived from them."""
+"""Statements and rows of an append."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, Protocol
 
@@ -22,11 +22,75 @@ from sqlalchemy.dialects import sqlite
 from sqlalchemy.engine.interfaces import DBAPICursor
 from sqlalchemy.sql.compiler import SQLCompiler
 
-from bough_server.store.derived import NOTHING, Projected
+from bough_server.run_state import RunStanding
 from bough_server.store.ports import Record
+from bough_server.store.projected import NOTHING, Projected, RunEnd
 from bough_server.store.sql import tables
 from bough_server.store.sql.jobs import Append
-from bough_server.store.sql.rows import Row, end_row, message_rows, standing_row, state_row, usage_rows
+
+Row = Mapping[str, object]
+
+
+def message_rows(session_id: str, tenant_id: str, projected: Projected) -> list[Row]:
+    """Rows of the messages table."""
+    return [
+        {
+            "session_id": session_id,
+            "position": stored.message.position,
+            "tenant_id": tenant_id,
+            "run_id": stored.run_id,
+            "agent": stored.agent,
+            "chain": stored.chain,
+            "data": stored.message.SerializeToString(deterministic=True),
+        }
+        for stored in projected.messages
+    ]
+
+
+def usage_rows(projected: Projected) -> list[Row]:
+    """Rows of the usage table."""
+    return [
+        {
+            "run_id": entry.run_id,
+            "sequence": entry.sequence,
+            "tenant_id": entry.tenant_id,
+            "user_id": entry.user_id,
+            "session_id": entry.session_id,
+            "agent": entry.agent,
+            "invocation_id": entry.invocation_id,
+            "model": entry.model,
+            "time_ns": entry.time_ns,
+            "usage": entry.usage.SerializeToString(deterministic=True),
+        }
+        for entry in projected.usage
+    ]
+
+
+def end_row(run_id: str, end: RunEnd) -> Row:
+    """What END_RUN takes."""
+    return {
+        "run": run_id,
+        "end_state": end.state,
+        "end_time": end.end_time_ns,
+        "end_error": end.error,
+        "end_usage": end.tree_usage,
+    }
+
+
+def standing_row(run_id: str, standing: RunStanding) -> Row:
+    """What MOVE_RUN takes."""
+    return {
+        "run": run_id,
+        "new_state": standing.state,
+        "start_time": standing.start_time_ns,
+        "requests": standing.open_requests,
+        "expire_time": standing.next_expire_time_ns,
+    }
+
+
+def state_row(session_id: str, run_id: str, state_json: str) -> Row:
+    """What SET_STATE takes; an empty run where no log makes the state."""
+    return {"session": session_id, "state": state_json, "run": run_id}
 
 
 def _text(statement: Update | Insert, *order: str) -> str:
@@ -42,6 +106,7 @@ def _text(statement: Update | Insert, *order: str) -> str:
 
 _runs = tables.runs.c
 
+
 _COMPARE_AND_SET: Final = _text(
     update(tables.runs)
     .where(
@@ -53,9 +118,17 @@ _COMPARE_AND_SET: Final = _text(
     .values(last_sequence=bindparam("last")),
     *("last", "run", "own_epoch", "expected"),
 )
+
+
 _INSERT_EVENTS: Final = _text(insert(tables.events), "run_id", "sequence", "kind", "data")
+
+
 INSERT_MESSAGES: Final = insert(tables.messages)
+
+
 INSERT_USAGE: Final = insert(tables.usage_entries)
+
+
 END_RUN: Final = (
     update(tables.runs)
     .where(_runs.run_id == bindparam("run"))
@@ -69,6 +142,8 @@ END_RUN: Final = (
         next_expire_time_ns=null(),
     )
 )
+
+
 MOVE_RUN: Final = (
     update(tables.runs)
     .where(_runs.run_id == bindparam("run"))
@@ -79,8 +154,14 @@ MOVE_RUN: Final = (
         next_expire_time_ns=bindparam("expire_time"),
     )
 )
+
+
 _DROP_LETTERS: Final = delete(tables.letters).where(tables.letters.c.run_id == bindparam("run"))
+
+
 _waiting = tables.runs.alias("waiting")
+
+
 _FIRST_WAITING: Final = (
     select(_waiting.c.run_id)
     .where(_waiting.c.session_id == bindparam("session"), _waiting.c.state == literal_column(str(tables.PENDING)))
@@ -88,16 +169,22 @@ _FIRST_WAITING: Final = (
     .limit(literal_column("1"))
     .scalar_subquery()
 )
+
+
 _RELEASE_SESSION: Final = (
     update(tables.sessions)
     .where(tables.sessions.c.session_id == bindparam("session"), tables.sessions.c.current_run_id == bindparam("run"))
     .values(current_run_id=func.coalesce(_FIRST_WAITING, literal_column("''")), update_time_ns=bindparam("end_time"))
 )
+
+
 _EXTEND_SESSION: Final = (
     update(tables.sessions)
     .where(tables.sessions.c.session_id == bindparam("session"))
     .values(last_position=bindparam("position"), update_time_ns=bindparam("said"))
 )
+
+
 SET_STATE: Final = (
     update(tables.sessions)
     .where(tables.sessions.c.session_id == bindparam("session"))
@@ -132,6 +219,7 @@ _SAY, _CHARGE, _EXTEND, _MOVE, _END, _RELEASE, _DROP, _SET_STATE = (
         SET_STATE,
     )
 )
+
 
 _STORED: Final = (
     select(tables.runs.c.epoch, tables.events.c.sequence, tables.events.c.data)

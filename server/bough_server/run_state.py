@@ -1,6 +1,6 @@
-"""Where a run stands while it goes on: its state, when it began, and what it asks that nobody has answered; pure.
+"""State of a run while it is open: its state, its start, and the requests that wait for an answer.
 
-It knows no end of a run, and does not judge answers.
+It knows no end of a run, and judges no answers.
 """
 
 from dataclasses import dataclass

@@ -1,11 +1,11 @@
-"""What events of a run add to the rows beside its log, as values; how they are derived is projection.py's."""
+"""What a projection adds to the rows beside a log, as values."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from bough_server.run_state import RunStanding
 from bough_server.store.ports import StoredMessage, UsageEntry
-from bough_server.store.standing import RunStanding
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,6 +1,6 @@
-"""The transaction that accepts a fork: the beginning of its origin's log, and what is the fork's own; or nothing of it.
+"""Accept a fork in one transaction: the shared beginning of its origin's log, and its own first events.
 
-What is shared is copied in SQL, and folded before, off the thread that writes: it never changes.
+The shared beginning never changes: it is copied in SQL, and folded before, outside of the writer thread.
 """
 
 from dataclasses import dataclass
@@ -11,15 +11,13 @@ from sqlalchemy import Connection, bindparam, insert, select
 
 from bough_server import events
 from bough_server.errors import ForkRefused, NotFound
-from bough_server.store.accepting import NewFork
-from bough_server.store.derived import LogAddress, Projected
-from bough_server.store.ports import Record
+from bough_server.store.ports import NewFork, Record
+from bough_server.store.projected import LogAddress, Projected
 from bough_server.store.projection import RunFold
 from bough_server.store.sql import tables
-from bough_server.store.sql.acceptance import check_request, is_accepted
-from bough_server.store.sql.heads import Head, Heads, stored_records
-from bough_server.store.sql.new_runs import insert_run, insert_session
-from bough_server.store.sql.statements import FirstRecords, write_first
+from bough_server.store.sql.append import FirstRecords, write_first
+from bough_server.store.sql.create_run import check_request, insert_run, insert_session, is_accepted
+from bough_server.store.sql.log_heads import Head, Heads, stored_records
 
 _runs, _events, _messages = tables.runs.c, tables.events.c, tables.messages.c
 

@@ -1,16 +1,19 @@
-"""The transaction that gives a run another owner; whether the one before is gone is its caller's to know."""
+"""Leases of workers, and the takeover of runs whose owner is lost."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Final
 
-from sqlalchemy import Connection, bindparam, select, update
+from sqlalchemy import Connection, Delete, Insert, bindparam, delete, select, update
+from sqlalchemy.dialects.sqlite import insert as upsert
 
 from bough_server.errors import NotFound
-from bough_server.store.accepting import RunMoved
-from bough_server.store.ports import Record
+from bough_server.store.ports import Record, RunMoved
 from bough_server.store.sql import tables
-from bough_server.store.sql.heads import Heads, refusal
-from bough_server.store.sql.statements import FirstRecords, is_stored, write_first
+from bough_server.store.sql.append import FirstRecords, is_stored, write_first
+from bough_server.store.sql.log_heads import Heads, refusal
+from bough_server.store.sql.readers import Readers
+from bough_server.store.sql.write_queue import WriteQueue
 
 _runs = tables.runs.c
 
@@ -20,6 +23,16 @@ _TAKE: Final = (
     .where(_runs.run_id == bindparam("run"))
     .values(epoch=bindparam("own_epoch"), owner=bindparam("own"), last_sequence=bindparam("last"))
 )
+
+_workers = tables.workers.c
+
+_ALL: Final = select(_workers.worker, _workers.counter)
+_RENEW: Final = (
+    upsert(tables.workers)
+    .values(worker=bindparam("worker"), counter=1)
+    .on_conflict_do_update(index_elements=["worker"], set_={"counter": _workers.counter + 1})
+)
+_RELEASE: Final = delete(tables.workers).where(_workers.worker == bindparam("worker"))
 
 
 class TakeOver:
@@ -67,3 +80,36 @@ class TakeOver:
         write_first(connection, first)
         if projected.end is not None:
             self._heads.forget(self._run_id)
+
+
+class SqlLease:
+    """Lease on one SQLite file."""
+
+    def __init__(self, queue: WriteQueue, readers: Readers, crashed: frozenset[str]) -> None:
+        self._queue, self._readers, self._crashed = queue, readers, crashed
+
+    def crashed(self, worker: str) -> bool:
+        """See Lease."""
+        return worker in self._crashed
+
+    async def renew(self, worker: str) -> None:
+        """See Lease."""
+        await self._queue.execute(partial(_write, statement=_RENEW, worker=worker))
+
+    async def counters(self) -> Mapping[str, int]:
+        """See Lease."""
+        rows = await self._readers.run(lambda connection: connection.execute(_ALL).all())
+        return {row.worker: row.counter for row in rows}
+
+    async def release(self, worker: str) -> None:
+        """See Lease."""
+        await self._queue.execute(partial(_write, statement=_RELEASE, worker=worker))
+
+
+def end_leases(connection: Connection) -> frozenset[str]:
+    """Ends the leases of all workers, and names them: whoever holds the file's lock knows that they are dead."""
+    return frozenset(connection.execute(delete(tables.workers).returning(_workers.worker)).scalars())
+
+
+def _write(connection: Connection, *, statement: Insert | Delete, worker: str) -> None:
+    connection.execute(statement, {"worker": worker})

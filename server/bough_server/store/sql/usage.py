@@ -1,4 +1,4 @@
-"""The usage ledger on SQL: read here, written in the transactions of the events that carry the usage."""
+"""The usage ledger: read here, written in the transactions of the events that carry the usage."""
 
 from collections.abc import Sequence
 from typing import Any, Final

@@ -1,17 +1,21 @@
-"""A database file's schema: which revision it has, and bringing it up to this version's; it touches no row of data."""
+"""The SQLite database: its engine, its schema and migrations, and the file lock of its owner."""
 
+import fcntl
+import os
 import sqlite3
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Final, Literal
 
-from sqlalchemy import Connection, Engine, inspect, text
+from sqlalchemy import Connection, Engine, create_engine, event, inspect, text
+from sqlalchemy.engine import URL
+from sqlalchemy.engine.interfaces import DBAPIConnection
 from sqlalchemy.exc import DBAPIError
+from sqlalchemy.pool import ConnectionPoolEntry, QueuePool, StaticPool
 
 from bough_server.errors import ConfigurationError
-from bough_server.store.sql.engine import database_path, reader_engine, writer_engine
-from bough_server.store.sql.lock import FileLock
 from bough_server.store.sql.migrations import HEAD
 from bough_server.store.sql.tables import metadata
 
@@ -23,6 +27,14 @@ _ADVICE = {
     sqlite3.SQLITE_FULL: "cannot be written because the disk is full: make room, and try again",
     sqlite3.SQLITE_CORRUPT: "is damaged: restore it from a backup, or name another one",
 }
+
+Durability = Literal["disk", "process"]
+"""What a commit survives: a power cut (synchronous=FULL), or only a killed process (NORMAL)."""
+
+_SYNCHRONOUS: Final = {"disk": "FULL", "process": "NORMAL"}
+
+_CHECKPOINT_PAGES: Final = 4_000
+"""How long the write-ahead log gets, in pages of 4 KiB, before it is copied into the database: two flushes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -146,3 +158,91 @@ def _upgrade(connection: Connection, path: Path, found: str) -> None:
             "version of bough knows: use the newer version, or name another database."
         )
     command.upgrade(config, "head")
+
+
+def database_path(url: str) -> Path:
+    """The file of a storage URL: a path, or `sqlite:///` and a path. Raises ConfigurationError for anything else."""
+    scheme, separator, rest = url.partition("://")
+    if not separator:
+        path = url
+    elif scheme == "sqlite" and rest.startswith("/"):
+        path = rest[1:]
+    else:
+        raise ConfigurationError(
+            f"The storage URL {url!r} is not served: give a path, or sqlite:/// and a path, as in ./var/bough.db."
+        )
+    if path in ("", ":memory:"):
+        raise ConfigurationError("The storage URL names no file: give a path, as in ./var/bough.db.")
+    return Path(path)
+
+
+def writer_engine(path: Path, *, durability: Durability, busy_timeout: float) -> Engine:
+    """One connection for one thread; its transactions begin with the write lock (BEGIN IMMEDIATE)."""
+    engine = create_engine(
+        URL.create("sqlite", database=str(path)),
+        poolclass=StaticPool,
+        connect_args={"timeout": busy_timeout, "check_same_thread": False},
+    )
+
+    @event.listens_for(engine, "connect")
+    def _set_up(connection: DBAPIConnection, _: ConnectionPoolEntry) -> None:
+        assert isinstance(connection, sqlite3.Connection)
+        connection.isolation_level = None  # the driver begins nothing by itself
+        connection.execute("PRAGMA journal_mode = WAL")
+        connection.execute(f"PRAGMA synchronous = {_SYNCHRONOUS[durability]}")
+        connection.execute(f"PRAGMA wal_autocheckpoint = {_CHECKPOINT_PAGES}")
+
+    @event.listens_for(engine, "begin")
+    def _begin(connection: Connection) -> None:
+        connection.connection.cursor().execute("BEGIN IMMEDIATE")
+
+    return engine
+
+
+def reader_engine(path: Path, *, connections: int, busy_timeout: float) -> Engine:
+    """Connections that cannot write; every statement is a transaction of its own, so none outlives a page."""
+    engine = create_engine(
+        URL.create("sqlite", database=str(path)),
+        poolclass=QueuePool,
+        pool_size=connections,
+        max_overflow=0,
+        isolation_level="AUTOCOMMIT",
+        connect_args={"timeout": busy_timeout, "check_same_thread": False},
+    )
+
+    @event.listens_for(engine, "connect")
+    def _set_up(connection: DBAPIConnection, _: ConnectionPoolEntry) -> None:
+        assert isinstance(connection, sqlite3.Connection)
+        connection.execute("PRAGMA query_only = ON")
+
+    return engine
+
+
+class FileLock:
+    """An advisory lock of the operating system on FILE.lock, which goes with the process however that ends."""
+
+    def __init__(self, database: Path) -> None:
+        """Takes the lock. Raises ConfigurationError where another process holds it, or the file cannot be made."""
+        path = database.with_name(database.name + ".lock")
+        try:
+            self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        except OSError as error:
+            raise ConfigurationError(
+                f"The folder {str(database.parent)!r} cannot be written ({error.strerror}): "
+                "make it writable, or name another database."
+            ) from error
+        try:
+            fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            owner = os.pread(self._descriptor, 20, 0).decode(errors="replace").strip() or "unknown"
+            os.close(self._descriptor)
+            raise ConfigurationError(
+                f"The database {str(database)!r} is in use by process {owner}: "
+                "stop that one, speak to it by --address, or name another database; one process serves one file."
+            ) from error
+        os.ftruncate(self._descriptor, 0)
+        os.pwrite(self._descriptor, f"{os.getpid()}\n".encode(), 0)
+
+    def release(self) -> None:
+        """Gives the lock back; the file stays, for the next owner."""
+        os.close(self._descriptor)
