@@ -11,7 +11,7 @@ from bough_server.agents.sources import definition_files, load_sources, source_p
 from bough_server.agents.validation import Known
 from bough_server.models.script import read_script
 from bough_server.settings import Settings
-from bough_server.tools.approval import needs_approval
+from bough_server.tools.execution import needs_approval
 
 SHOP = Path(__file__).parents[2] / "examples" / "approvals"
 SETTINGS = Settings.load(SHOP / "bough.yaml")

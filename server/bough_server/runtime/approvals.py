@@ -5,8 +5,8 @@ from bough_server.errors import RunError
 from bough_server.runtime.lane import Lane
 from bough_server.runtime.questions import Asking, ask_outside
 from bough_server.runtime.toolset import Offer
-from bough_server.tools.approval import needs_approval
 from bough_server.tools.arguments import parse_arguments
+from bough_server.tools.execution import needs_approval
 
 
 class Approvals:

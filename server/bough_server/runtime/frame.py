@@ -7,8 +7,8 @@ from typing import Any, Final
 
 from bough.v1 import agent_pb2, event_pb2, message_pb2, policy_pb2
 from bough_server.errors import RunError
-from bough_server.history.policy import policy_of
 from bough_server.history.transcript import Transcript
+from bough_server.history.visible import policy_of
 from bough_server.models.model import ToolSpec
 from bough_server.runtime.agent import Agent, llm_of
 from bough_server.runtime.execution import Execution

@@ -1,18 +1,41 @@
-"""What an agent's model is shown of a session and a run; what is stored, or too much for a model, is not its concern.
-
-An agent sees the session up to the run's cut, of each invocation above what it saw and said before the call (open
-calls left out), and its own. Calls of linked agents are shown to others as what the agents said to each other.
-Summaries are no part of it.
-"""
+"""The messages that an agent sees: its session and transcript under the policy of its definition."""
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from typing import Final
 
 from bough.v1 import agent_pb2, message_pb2
+from bough.v1.agent_pb2 import HISTORY_SCOPE_SESSION, AgentDefinition, AgentLink, HistoryPolicy
 from bough_server.cutting import cut_result
 from bough_server.history.rewrite import Rewriter, for_context
-from bough_server.history.shown import Call, Shown, is_summary
 from bough_server.history.transcript import Said, Transcript
+
+Call = tuple[str, str]
+"""The invocation that made a tool call, and the call's id."""
+
+NO_CALLS: Final[frozenset[Call]] = frozenset()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shown:
+    """A message as its reader is shown it: its own in native roles, everybody else's rewritten."""
+
+    message: message_pb2.Message
+    position: int = 0
+    """The place in the session of what it was made of; 0 where that was said in the run."""
+    is_told: bool = False
+    """Whether an exchange begins with it: a user, or a caller, said it to the reader."""
+    is_again: bool = False
+    """Whether a summary stands for it already: it was told last, and is shown behind that all the same."""
+    asks: frozenset[Call] = NO_CALLS
+    """The calls that what it was made of asks for, whether or not their names are left in it."""
+    answers: Call | None = None
+    """The call whose result it was made of."""
+
+
+def is_summary(message: message_pb2.Message) -> bool:
+    """Whether a message stands for older ones; it is shown to its author alone, in their place."""
+    return message.kind == message_pb2.MESSAGE_KIND_SUMMARY
 
 
 def build(
@@ -180,3 +203,12 @@ def _small(message: message_pb2.Message) -> message_pb2.Message:
         if part.HasField("tool_result"):
             part.tool_result.CopyFrom(cut_result(part.tool_result))
     return cut
+
+
+def policy_of(definition: AgentDefinition, link: AgentLink | None = None) -> HistoryPolicy:
+    """The history policy in force: of scope and of overflow the link's, else the definition's; SESSION where none."""
+    own, called = definition.history, link.history if link is not None else HistoryPolicy()
+    policy = HistoryPolicy()
+    policy.CopyFrom(own if called.WhichOneof("overflow") is None else called)
+    policy.scope = called.scope or own.scope or HISTORY_SCOPE_SESSION
+    return policy
