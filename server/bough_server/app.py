@@ -26,9 +26,8 @@ from bough.v1 import (
 )
 from bough_server.agents.catalog import AgentCatalog
 from bough_server.agents.editing import AgentEditor
-from bough_server.agents.python_modules import load_python
+from bough_server.agents.loading import definition_files, load_python, load_sources
 from bough_server.agents.registry import Registry
-from bough_server.agents.sources import definition_files, load_sources
 from bough_server.api.agent_service import AgentService
 from bough_server.api.catalog_service import CatalogService
 from bough_server.api.eval_service import EvalService

@@ -16,11 +16,10 @@ from bough.v1 import (
     policy_pb2,
     session_service_pb2,
 )
-from bough_server.agents.definition import parse_definition, with_revision
+from bough_server.agents.definition import definition_yaml, parse_definition, with_revision
 from bough_server.cli.addressing import resolve_run
 from bough_server.cli.choices import Delta, OnBusy, OnDisconnect, View, seconds
 from bough_server.cli.outcome import sentences
-from bough_server.cli.render.definition import definition_yaml
 from bough_server.cli.render.tables import (
     agents_table,
     message_lines,

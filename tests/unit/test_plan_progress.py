@@ -5,7 +5,7 @@ import json
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bough_server.agents.progress import EMPTY_BYTES, ROOM, ExecutedStep, Kept, Progress
+from bough_server.agents.plan_execute import EMPTY_BYTES, ROOM, ExecutedStep, Kept, Progress
 from bough_server.errors import MAX_DETAILS_BYTES
 from bough_server.state import json_text
 

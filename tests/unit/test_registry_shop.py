@@ -6,8 +6,7 @@ from pathlib import Path
 import pytest
 
 from bough.v1 import agent_pb2
-from bough_server.agents.python_modules import PythonParts, load_python
-from bough_server.agents.sources import definition_files, load_sources, source_problems
+from bough_server.agents.loading import PythonParts, definition_files, load_python, load_sources, source_problems
 from bough_server.agents.validation import Known
 from bough_server.models.script import read_script
 from bough_server.settings import Settings

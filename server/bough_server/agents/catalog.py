@@ -12,8 +12,7 @@ import structlog
 
 from bough.v1 import agent_pb2, catalog_service_pb2, error_pb2
 from bough_server.agents.definition import received
-from bough_server.agents.overlay import Overlay
-from bough_server.agents.registry import Registry
+from bough_server.agents.registry import Overlay, Registry
 from bough_server.agents.validation import Known, judge, judge_reached, violations
 from bough_server.documents import nearest
 from bough_server.errors import FieldViolation, InvalidRequest, NotFound, Reason

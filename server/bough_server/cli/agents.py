@@ -57,21 +57,25 @@ async def _list(target: Target, *, json: bool) -> ExitCode:
 
 
 async def _show(target: Target, name: str, *, revision: str, json: bool) -> ExitCode:
+    from bough_server.agents.definition import definition_yaml
     from bough_server.cli.connection import connected
     from bough_server.cli.printing import json_text, print_line
-    from bough_server.cli.render.definition import definition_yaml
 
     async with connected(target, is_reading=True) as connection:
         agent = await connection.client.catalog.agent(name, revision=revision)
     if json:
         print_line(json_text(agent))
     else:
-        print_line(definition_yaml(agent))
+        # The server's own fields are comments: the text reads back as the definition.
+        print_line(f"# revision: {agent.revision}")
+        if agent.HasField("create_time"):
+            print_line(f"# create_time: {agent.create_time.ToJsonString()}")
+        print_line(definition_yaml(agent).removesuffix("\n"))
     return ExitCode.YES
 
 
 async def _validate(target: Target, paths: list[Path]) -> ExitCode:
-    from bough_server.agents.sources import not_yet_said, read_sources, source_problems
+    from bough_server.agents.loading import not_yet_said, read_sources, source_problems
     from bough_server.cli.catalog import known_to
     from bough_server.cli.definitions import files_of
     from bough_server.cli.printing import print_line

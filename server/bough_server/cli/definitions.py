@@ -7,7 +7,7 @@ from typing import Final
 
 from bough import InvalidRequest
 from bough_server.agents.definition import Source
-from bough_server.agents.sources import load_sources
+from bough_server.agents.loading import load_sources
 from bough_server.errors import ConfigurationError
 
 _PLACE: Final = re.compile(r"definitions\[(\d+)\]\.?(.*)")

@@ -91,7 +91,7 @@ def _configuration(settings: "Settings") -> Finding:
 
 
 def _agents(settings: "Settings") -> Finding:
-    from bough_server.agents.sources import definition_files, load_sources, source_problems
+    from bough_server.agents.loading import definition_files, load_sources, source_problems
     from bough_server.cli.catalog import known_to
     from bough_server.documents import raise_problems
 

@@ -78,7 +78,7 @@ async def _log(client: "AsyncClient", run_id: str) -> "Sequence[event_pb2.AgentE
 async def _agents(client: "AsyncClient", log: "Sequence[event_pb2.AgentEvent]", registry: "Registry") -> "Resolver":
     """The agents that are configured here, and those that the server has stored, or had from the request of the run."""
     from bough import NotFound
-    from bough_server.agents.overlay import Overlay
+    from bough_server.agents.registry import Overlay
 
     brought: list[agent_pb2.AgentDefinition] = []
     for ref in log[0].run_started.definitions:

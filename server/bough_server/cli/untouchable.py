@@ -5,8 +5,8 @@ from dataclasses import replace
 from typing import NoReturn
 
 from bough.v1 import agent_pb2, event_pb2
-from bough_server.agents.kinds import agent_of
 from bough_server.agents.pinned import REPLAY_VERSION, PinnedResolver
+from bough_server.agents.registry import agent_of
 from bough_server.errors import ConfigurationError, NonDeterministic
 from bough_server.functions import Function
 from bough_server.runs.forking import changed_definitions
