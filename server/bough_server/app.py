@@ -39,7 +39,7 @@ from bough_server.ids import new_uuid7
 from bough_server.interceptors.auth import current_principal
 from bough_server.interceptors.chain import interceptors
 from bough_server.metrics import open_metrics
-from bough_server.models.configured import ConfiguredModels, build_models
+from bough_server.models.registry import ConfiguredModels, build_models
 from bough_server.runs import RunDefaults, Runs
 from bough_server.runs.equipment import Equipment
 from bough_server.settings import Settings

@@ -10,7 +10,7 @@ from google.protobuf import json_format
 from bough import collected, text_of
 from bough.v1 import event_pb2, invocation_pb2
 from bough_server.cli.render.live import LiveView
-from bough_server.models.local import available
+from bough_server.models.local.model import available
 from bough_server.tree.fold import fold
 from tests.clients.commands import bough
 

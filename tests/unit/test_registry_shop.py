@@ -8,7 +8,7 @@ import pytest
 from bough.v1 import agent_pb2
 from bough_server.agents.loading import PythonParts, definition_files, load_python, load_sources, source_problems
 from bough_server.agents.validation import Known
-from bough_server.models.script import read_script
+from bough_server.models.scripted.script import read_script
 from bough_server.settings import Settings
 from bough_server.tools.execution import needs_approval
 

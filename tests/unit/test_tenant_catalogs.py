@@ -11,9 +11,9 @@ from bough_server.agents.catalog import AgentCatalog
 from bough_server.agents.definition import received
 from bough_server.agents.registry import Registry
 from bough_server.errors import AgentUnusable, NotFound
-from bough_server.models.configured import ConfiguredModels
-from bough_server.models.script import parse_script
-from bough_server.models.scripted import ScriptedModel
+from bough_server.models.registry import ConfiguredModels
+from bough_server.models.scripted.model import ScriptedModel
+from bough_server.models.scripted.script import parse_script
 from bough_server.store.sql.store import open_store
 from bough_server.store.worker_ports import AgentStore, StoredAgents
 

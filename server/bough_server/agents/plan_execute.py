@@ -10,7 +10,7 @@ from bough_server.agents.flow import failure, passed_on
 from bough_server.cutting import cut_text, fit_texts, size_of
 from bough_server.errors import MAX_DETAILS_BYTES, RunError
 from bough_server.models.model import ToolSpec
-from bough_server.models.wording import in_words
+from bough_server.models.structured_output import in_words
 from bough_server.runtime.agent import Outcome
 from bough_server.runtime.children import Child, begin_plan, run_child
 from bough_server.runtime.context import Context

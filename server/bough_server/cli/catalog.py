@@ -6,7 +6,7 @@ from pathlib import Path
 from bough_server.agents.loading import definition_files, load_python, load_sources, read_sources
 from bough_server.agents.registry import Registry
 from bough_server.agents.validation import Known
-from bough_server.models.configured import build_models
+from bough_server.models.registry import build_models
 from bough_server.settings import Settings
 
 

@@ -133,7 +133,7 @@ def _model_problem(settings: "Settings", name: str) -> str:
     if model.alias:
         return _model_problem(settings, model.alias)
     if model.provider == "local":
-        from bough_server.models.local import available
+        from bough_server.models.local.model import available
 
         return available() or ""
     if model.provider == "scripted" and model.script is not None and not model.script.is_file():

@@ -12,6 +12,7 @@ from typing import Final
 from bough.v1 import error_pb2, event_pb2, message_pb2, step_pb2
 from bough_server.clock import Clock, SystemClock
 from bough_server.errors import ModelError
+from bough_server.models.limiter import Turnstile
 from bough_server.models.model import (
     Delta,
     Meter,
@@ -22,8 +23,7 @@ from bough_server.models.model import (
     TextDelta,
     ToolCallDelta,
 )
-from bough_server.models.script import FaultReason, Script, ScriptedFault, Turn, words
-from bough_server.models.turnstile import Turnstile
+from bough_server.models.scripted.script import FaultReason, Script, ScriptedFault, Turn, words
 
 Gate = Callable[[str, int, int], Awaitable[None]]
 """Awaited before each piece with the agent, the turn's place in its list, and the piece's number, from 0."""

@@ -1,8 +1,4 @@
-"""One address of an OpenAI-compatible API and its connections; the only importer of `openai`, loaded on first use.
-
-Requests go out through the `openai` client and its aiohttp transport, but answers are read as bytes: building a typed
-object for every chunk costs several times the rest of a call. What is asked and what answers mean is its callers'.
-"""
+"""The endpoint of an OpenAI-compatible provider and its server-sent events; the only importer of openai."""
 
 import asyncio
 import gc
@@ -16,18 +12,20 @@ from urllib.parse import urlsplit
 
 from bough.v1 import step_pb2
 from bough_server.errors import ModelError
-from bough_server.models.answer import Answer, BadChunk, ReportedError
 from bough_server.models.failures import Failures
 from bough_server.models.model import Delta
-from bough_server.models.sse import EventDecoder, EventTooLarge
+from bough_server.models.openai.annotations import Answer, BadChunk, ReportedError
 
 if TYPE_CHECKING:
     import httpx2
     import openai
 
+
 OPENAI_BASE_URL: Final = "https://api.openai.com/v1"
 _DRAIN_SECONDS: Final = 0.1
 _HEADERS: Final = {"Content-Type": "application/json", "Accept": "text/event-stream"}
+
+_LARGEST: Final = 16 * 1024 * 1024
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -210,3 +208,58 @@ def _transport_errors() -> tuple[type[Exception], ...]:
         # Sixty thousand objects that stay to the end: every full collection would look at them and hold up all calls.
         gc.freeze()
     return (openai.OpenAIError, httpx2.HTTPError, httpx2.InvalidURL, httpx2.StreamError, aiohttp.ClientError, OSError)
+
+
+class EventTooLarge(ValueError):
+    """One event is larger than 16 MiB."""
+
+
+class EventDecoder:
+    """Takes bytes as they arrive and gives the data of every event that they complete."""
+
+    def __init__(self) -> None:
+        self._rest = b""
+        self._data: list[bytes] = []
+        self._size = 0
+
+    def feed(self, piece: bytes) -> list[bytes]:
+        """The data of the events that this piece completes; several data lines are joined by a line feed.
+
+        Raises EventTooLarge.
+        """
+        buffer = self._rest + piece if self._rest else piece
+        if b"\r" in buffer:
+            # A carriage return at the end may be the first half of a line's end.
+            held = b"\r" if buffer.endswith(b"\r") else b""
+            buffer = buffer.removesuffix(b"\r").replace(b"\r\n", b"\n").replace(b"\r", b"\n")
+        else:
+            held = b""
+        lines = buffer.split(b"\n")
+        self._rest = lines.pop() + held
+        events: list[bytes] = []
+        for line in lines:
+            self._line(line, events)
+        if len(self._rest) + self._size > _LARGEST:
+            raise EventTooLarge("A server-sent event is larger than 16 MiB.")
+        return events
+
+    def finish(self) -> list[bytes]:
+        """The data of an event that the end of the stream cut from its empty line."""
+        events: list[bytes] = []
+        for line in (self._rest.removesuffix(b"\r"), b""):
+            self._line(line, events)
+        self._rest = b""
+        return events
+
+    def _line(self, line: bytes, events: list[bytes]) -> None:
+        if not line:
+            if self._data:
+                events.append(self._data[0] if len(self._data) == 1 else b"\n".join(self._data))
+                self._data = []
+                self._size = 0
+        elif line.startswith(b"data:"):
+            value = line[6:] if line[5:6] == b" " else line[5:]
+            self._data.append(value)
+            self._size += len(value)
+        elif line == b"data":
+            self._data.append(b"")

@@ -1,18 +1,18 @@
-"""Prompts that a very small model understands and that always fit its context; nothing is sent from here.
+"""Prompts of the embedded model, and counts of their tokens."""
 
-A token is at least one byte: a prompt of fewer bytes than there are tokens fits, whatever its language.
-"""
-
+import asyncio
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Final
+from urllib.parse import urlsplit
 
 from bough.v1 import message_pb2
 from bough_server.cutting import cut_text, fit_texts
-from bough_server.models.conversation import current_turn, text_of
-from bough_server.models.local_schema import Schema, example
+from bough_server.models.local.schema import Schema, example
 from bough_server.models.model import ModelRequest
-from bough_server.models.wording import result_text
+from bough_server.models.scripted.script import current_turn, text_of
+from bough_server.models.structured_output import result_text
+from bough_server.models.tokens import FILE_TOKENS, FRAME_TOKENS
 
 Prompt = list[dict[str, object]]
 
@@ -25,6 +25,8 @@ _LEAST_ROOM: Final = 600
 _MOST_OLDER: Final = 4
 _DESCRIPTION_BYTES: Final = 80
 _QUESTIONS: Final = ("How is paper made?", "Where do rivers begin?", "Who built the first clocks?", "What do bees eat?")
+
+_MOST_READ_BYTES: Final = 64 * 1024 * 1024
 
 
 def text_prompt(request: ModelRequest) -> Prompt:
@@ -111,3 +113,49 @@ def _examples(tools: Sequence[tuple[str, str, Schema]]) -> Prompt:
 
 def _size(messages: Prompt) -> int:
     return sum(len(str(message["content"]).encode()) + _FRAME_BYTES for message in messages)
+
+
+async def count_tokens(base_url: str, request: ModelRequest) -> int:
+    """The tokens of a request's texts, with an estimate for files and what stands around messages.
+
+    It is asked of the process at its address. Raises OSError, ValueError or KeyError where that does not answer.
+    """
+    texts = [request.instruction, request.output_schema_json]
+    texts += [tool.name + tool.description + tool.input_schema_json for tool in request.tools]
+    parts = [part for message in request.messages for part in _flat(message.parts)]
+    files = sum(part.HasField("blob") for part in parts)
+    text = "\n".join(filter(None, [*texts, *map(_text, parts)]))
+    tokens = await _tokenized(base_url, text)
+    return tokens + files * FILE_TOKENS + len(request.messages) * FRAME_TOKENS
+
+
+def _flat(parts: Iterable[message_pb2.Part]) -> Iterator[message_pb2.Part]:
+    for part in parts:
+        yield part
+        yield from part.tool_result.parts
+
+
+def _text(part: message_pb2.Part) -> str:
+    content = part.WhichOneof("content")
+    if content == "tool_call":
+        return part.tool_call.name + part.tool_call.arguments_json
+    if content == "tool_result":
+        return part.tool_result.error.message
+    return part.text or part.data_json
+
+
+async def _tokenized(base_url: str, text: str) -> int:
+    """One request of plain HTTP: the process keeps no connections, and its answer ends with one."""
+    address = urlsplit(base_url)
+    body = json.dumps({"content": text}).encode()
+    reader, writer = await asyncio.open_connection(address.hostname, address.port)
+    try:
+        head = f"POST /tokenize HTTP/1.0\r\nHost: {address.netloc}\r\nContent-Type: application/json\r\n"
+        writer.write(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body)
+        await writer.drain()
+        answer = await reader.read(_MOST_READ_BYTES)
+        while piece := await reader.read(_MOST_READ_BYTES):
+            answer += piece
+    finally:
+        writer.close()
+    return len(json.loads(answer.partition(b"\r\n\r\n")[2])["tokens"])

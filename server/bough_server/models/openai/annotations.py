@@ -1,12 +1,14 @@
-"""What providers note beside an answer, as bounded annotations: safety, citations and the rest; it judges nothing."""
+"""Readings of a provider's JSON: annotations of an answer, raw events, checked values."""
 
 import json
 from collections.abc import Mapping
-from typing import Final, TypeAlias
+from typing import Final, Protocol, TypeAlias, TypeGuard
 
-from bough.v1 import step_pb2
+from pydantic_core import from_json
+
+from bough.v1 import message_pb2, step_pb2
 from bough_server.cutting import size_of
-from bough_server.models.answer import is_object, objects, string
+from bough_server.models.model import Delta
 
 MAX_NOTES: Final = 64
 MAX_CITATIONS: Final = 256
@@ -17,6 +19,12 @@ _LONGEST_LABEL: Final = 512
 _LONGEST_URL: Final = 2048
 _CITED: Final = ("url_citation", "file_citation", "container_file_citation", "file_path")
 _Verdict: TypeAlias = step_pb2.SafetyVerdict.ValueType
+
+DONE: Final = b"[DONE]"
+"""The data of the event after which nothing more comes."""
+
+MAX_RAW_BYTES: Final = 256 * 1024
+"""The most bytes of events that are kept of an answer; those that come later are counted only."""
 
 
 class Notes:
@@ -110,3 +118,121 @@ def _verdict(result: Mapping[str, object]) -> _Verdict:
         return step_pb2.SAFETY_VERDICT_BLOCK
     is_noticed = result.get("detected") is True or string(result.get("severity")) not in ("", "safe")
     return step_pb2.SAFETY_VERDICT_REVIEW if is_noticed else step_pb2.SAFETY_VERDICT_ALLOW
+
+
+class BadChunk(ValueError):
+    """What came is not a piece of an answer."""
+
+
+class ReportedError(Exception):
+    """The provider put an error into its stream; `value` is what it said."""
+
+    def __init__(self, value: object) -> None:
+        super().__init__("The stream carries an error.")
+        self.value = value
+
+
+class Answer(Protocol):
+    """One answer that is being put together: the data of events in, deltas out, the whole at the end."""
+
+    @property
+    def usage(self) -> message_pb2.Usage | None:
+        """What the provider reported so far; None where it said nothing."""
+        ...
+
+    @property
+    def is_done(self) -> bool:
+        """Whether the provider said that nothing more comes."""
+        ...
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether the answer has its end; a stream that stops before was cut."""
+        ...
+
+    def take(self, data: bytes) -> list[Delta]:
+        """The deltas in the data of one event. Raises BadChunk or ReportedError."""
+        ...
+
+    def response(self, *, provider: str, model: str) -> step_pb2.LlmResponse:
+        """The whole answer; `model` stands in where the provider names none."""
+        ...
+
+
+def json_object(data: bytes) -> dict[str, object]:
+    """The JSON object in the data of an event. Raises BadChunk."""
+    try:
+        value: object = from_json(data)
+    except ValueError as error:
+        raise BadChunk("not JSON") from error
+    if not is_object(value):
+        raise BadChunk("not a JSON object")
+    return value
+
+
+def is_object(value: object) -> TypeGuard[dict[str, object]]:
+    """Whether a JSON value is an object."""
+    return isinstance(value, dict)
+
+
+def objects(value: object) -> list[dict[str, object]]:
+    """The objects in a list; none where it is no list."""
+    return [each for each in value if is_object(each)] if isinstance(value, list) else []
+
+
+def string(value: object) -> str:
+    """A text; empty where it is none."""
+    return value if isinstance(value, str) else ""
+
+
+def count(value: object) -> int | None:
+    """A number of things; None where it is none."""
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < 2**63:
+        return None
+    return value
+
+
+class RawAnswer:
+    """Another answer, with its events beside it."""
+
+    def __init__(self, answer: Answer) -> None:
+        self._answer = answer
+        self._events: list[str] = []
+        self._size = 0
+        self._left_out = 0
+
+    @property
+    def usage(self) -> message_pb2.Usage | None:
+        """What the provider reported so far; None where it said nothing."""
+        return self._answer.usage
+
+    @property
+    def is_done(self) -> bool:
+        """Whether the provider said that nothing more comes."""
+        return self._answer.is_done
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether the answer has its end."""
+        return self._answer.is_whole
+
+    def take(self, data: bytes) -> list[Delta]:
+        """The deltas in the data of one event. Raises BadChunk or ReportedError."""
+        deltas = self._answer.take(data)
+        if data != DONE:
+            self._keep(data)
+        return deltas
+
+    def response(self, *, provider: str, model: str) -> step_pb2.LlmResponse:
+        """The whole answer, and its events as a JSON array; `{"left_out": 7}` at the end stands for seven more."""
+        response = self._answer.response(provider=provider, model=model)
+        rest = [f'{{"left_out":{self._left_out}}}'] if self._left_out else []
+        response.raw_events_json = f"[{','.join([*self._events, *rest])}]"
+        return response
+
+    def _keep(self, data: bytes) -> None:
+        self._size += len(data) + 1
+        if self._left_out or self._size > MAX_RAW_BYTES:
+            self._left_out += 1
+        else:
+            self._events.append(data.decode(errors="replace"))

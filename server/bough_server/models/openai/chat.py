@@ -1,18 +1,59 @@
-"""A streamed chat completion put together: chunks in, deltas out, the answer at the end; no connection is here."""
+"""Chat Completions: the body of a request, and its streamed or whole response."""
 
+import base64
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Final
 
-from bough.v1 import message_pb2, step_pb2
-from bough_server.models.answer import DONE, BadChunk, ReportedError, count, is_object, json_object, objects, string
-from bough_server.models.model import Delta, Meter, ReasoningDelta, TextDelta, ToolCallDelta
-from bough_server.models.notes import Notes
+from bough.v1 import agent_pb2, message_pb2, step_pb2
+from bough_server.models.model import Delta, Meter, ModelRequest, ReasoningDelta, TextDelta, ToolCallDelta, ToolSpec
+from bough_server.models.openai.annotations import (
+    DONE,
+    BadChunk,
+    Notes,
+    ReportedError,
+    count,
+    is_object,
+    json_object,
+    objects,
+    string,
+)
+from bough_server.models.structured_output import (
+    Body,
+    arguments_text,
+    blob_in_words,
+    chat_format,
+    content,
+    data_uri,
+    further_settings,
+    in_words,
+    result_text,
+    told_in_words,
+)
 
 _REASONING_FIELDS: Final = ("reasoning_content", "reasoning")
 _READ: Final = frozenset({"id", "object", "created", "model", "choices", "usage", "obfuscation"})
 """What chunks are made of; the last is there to be of any length."""
 _NOTED: Final = frozenset({"prompt_filter_results", "citations", "error"})
+
+_AUDIO_FORMATS: Final = {"audio/wav": "wav", "audio/x-wav": "wav", "audio/mpeg": "mp3", "audio/mp3": "mp3"}
+_OURS: Final = frozenset(
+    {
+        "model",
+        "models",
+        "route",
+        "provider",
+        "plugins",
+        "messages",
+        "stream",
+        "stream_options",
+        "tools",
+        "functions",
+        "n",
+    }
+)
 
 
 @dataclass(slots=True)
@@ -202,3 +243,97 @@ def usage_of(said: dict[str, object]) -> message_pb2.Usage:
         cached_input_tokens=count(prompt.get("cached_tokens")) if is_object(prompt) else None,
         reasoning_tokens=count(completion.get("reasoning_tokens")) if is_object(completion) else None,
     )
+
+
+def chat_body(request: ModelRequest, *, model: str, structured_output: bool = True) -> Body:
+    """The body of a streamed chat completion. Raises BadSettings.
+
+    The form of the answer is asked for in words unless the provider can be asked for it.
+    """
+    schema, instruction = request.output_schema_json, request.instruction
+    if schema and not structured_output:
+        instruction = told_in_words(instruction, schema)
+    body: Body = {
+        "model": model,
+        "messages": chat_messages(instruction, request.messages),
+        "stream": True,
+        "stream_options": {"include_usage": True},
+    }
+    if request.tools:
+        body["tools"] = [_tool(tool) for tool in request.tools]
+    body |= _settings(request.settings)
+    if request.tool_choice == "required":
+        body["tool_choice"] = "required"  # whatever the settings say: an answer in words is none
+    return body | {"response_format": chat_format(schema)} if schema and structured_output else body
+
+
+def chat_messages(instruction: str, messages: Sequence[message_pb2.Message]) -> list[Body]:
+    """The instruction and the messages; each tool result is a message of its own."""
+    said: list[Body] = [{"role": "system", "content": instruction}] if instruction else []
+    for message in messages:
+        if message.role == message_pb2.ROLE_ASSISTANT:
+            said.extend(_assistant(message))
+        elif message.role == message_pb2.ROLE_TOOL:
+            said.extend(_result(part.tool_result) for part in message.parts if part.HasField("tool_result"))
+        else:
+            role = "system" if message.role == message_pb2.ROLE_SYSTEM else "user"
+            said.append({"role": role, "content": content(message.parts, text=_text, blob=_blob)})
+    return said
+
+
+def _assistant(message: message_pb2.Message) -> list[Body]:
+    text = "".join(in_words(part) for part in message.parts)
+    calls = [part.tool_call for part in message.parts if part.HasField("tool_call")]
+    if not calls:
+        return [{"role": "assistant", "content": text}] if text else []
+    return [{"role": "assistant", "content": text or None, "tool_calls": [_call(call) for call in calls]}]
+
+
+def _call(call: message_pb2.ToolCall) -> Body:
+    return {
+        "id": call.call_id,
+        "type": "function",
+        "function": {"name": call.name, "arguments": arguments_text(call.arguments_json)},
+    }
+
+
+def _result(result: message_pb2.ToolResult) -> Body:
+    return {"role": "tool", "tool_call_id": result.call.call_id, "content": result_text(result)}
+
+
+def _text(text: str) -> Body:
+    return {"type": "text", "text": text}
+
+
+def _blob(blob: message_pb2.Blob) -> Body:
+    kind = blob.media_type
+    if kind.startswith("image/"):
+        return {"type": "image_url", "image_url": {"url": blob.uri or data_uri(blob)}}
+    if not blob.data or kind.startswith("text/"):
+        return _text(blob_in_words(blob))
+    if kind in _AUDIO_FORMATS:
+        data = base64.b64encode(blob.data).decode()
+        return {"type": "input_audio", "input_audio": {"data": data, "format": _AUDIO_FORMATS[kind]}}
+    if kind.startswith(("audio/", "video/")):
+        return _text(blob_in_words(blob))
+    return {"type": "file", "file": {"filename": blob.filename or "file", "file_data": data_uri(blob)}}
+
+
+@lru_cache(maxsize=1024)
+def _tool(spec: ToolSpec) -> Body:
+    parameters: object = json.loads(spec.input_schema_json) if spec.input_schema_json else {"type": "object"}
+    return {
+        "type": "function",
+        "function": {"name": spec.name, "description": spec.description, "parameters": parameters},
+    }
+
+
+def _settings(settings: agent_pb2.ModelSettings) -> Body:
+    body: Body = {}
+    if settings.HasField("temperature"):
+        body["temperature"] = settings.temperature
+    if settings.HasField("top_p"):
+        body["top_p"] = settings.top_p
+    if settings.HasField("max_output_tokens"):
+        body["max_completion_tokens"] = settings.max_output_tokens
+    return body | (further_settings(settings.extra_json, ours=_OURS) if settings.extra_json else {})

@@ -9,9 +9,17 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from bough.v1 import message_pb2, step_pb2
-from bough_server.models.answer import DONE, ReportedError, count, is_object, json_object, objects, string
 from bough_server.models.model import Delta, Meter, ReasoningDelta, TextDelta, ToolCallDelta
-from bough_server.models.notes import Notes
+from bough_server.models.openai.annotations import (
+    DONE,
+    Notes,
+    ReportedError,
+    count,
+    is_object,
+    json_object,
+    objects,
+    string,
+)
 
 _Event = dict[str, object]
 

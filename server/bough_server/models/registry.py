@@ -1,6 +1,6 @@
-"""The configured models, by name; what they are and how they are asked is their own modules' business.
+"""Configured models by name, with their aliases, fallbacks and limits.
 
-Making them asks nobody and starts nothing: a provider that cannot be reached is an error of the first call.
+Making them sends nothing and starts nothing: an unreachable provider is an error of the first call.
 """
 
 import hashlib
@@ -12,17 +12,15 @@ from typing import Final
 from bough.v1 import catalog_service_pb2
 from bough_server.clock import Clock, SystemClock
 from bough_server.errors import ConfigurationError
-from bough_server.models.breaker import BreakerPolicy
-from bough_server.models.config import ModelConfig
-from bough_server.models.local import LocalModel
-from bough_server.models.local_process import SLOTS
+from bough_server.models.config import ModelSection
+from bough_server.models.limiter import BreakerPolicy, RatePolicy, Turnstile
+from bough_server.models.local.model import LocalModel
+from bough_server.models.local.process import SLOTS
 from bough_server.models.model import Model, Price, RetryPolicy
-from bough_server.models.openai import Api, ChatApi, OpenAIModel, ResponsesApi
-from bough_server.models.openai_endpoint import OPENAI_BASE_URL, Timeouts
-from bough_server.models.rates import RatePolicy
-from bough_server.models.script import Script, read_script
-from bough_server.models.scripted import ScriptedModel
-from bough_server.models.turnstile import Turnstile
+from bough_server.models.openai.client import Api, ChatApi, OpenAIModel, ResponsesApi
+from bough_server.models.openai.transport import OPENAI_BASE_URL, Timeouts
+from bough_server.models.scripted.model import ScriptedModel
+from bough_server.models.scripted.script import Script, read_script
 
 DEFAULT: Final = "default"
 
@@ -66,7 +64,7 @@ class ConfiguredModels:
 
 
 def build_models(
-    configs: Mapping[str, ModelConfig],
+    configs: Mapping[str, ModelSection],
     *,
     secrets: Mapping[str, str],
     folder: Path,
@@ -95,7 +93,7 @@ def build_models(
     return ConfiguredModels(models, aliases, default=default)
 
 
-def _target(name: str, configs: Mapping[str, ModelConfig]) -> str:
+def _target(name: str, configs: Mapping[str, ModelSection]) -> str:
     seen = [name]
     while alias := configs[seen[-1]].alias:
         if alias not in configs:
@@ -106,7 +104,7 @@ def _target(name: str, configs: Mapping[str, ModelConfig]) -> str:
     return seen[-1]
 
 
-def _fallbacks(name: str, configs: Mapping[str, ModelConfig]) -> Sequence[str]:
+def _fallbacks(name: str, configs: Mapping[str, ModelSection]) -> Sequence[str]:
     """Every model that a call of this one may go on with, in order: after each of its fallbacks that one's own."""
     order: list[str] = []
 
@@ -126,7 +124,7 @@ def _fallbacks(name: str, configs: Mapping[str, ModelConfig]) -> Sequence[str]:
     return order
 
 
-def _turnstile(name: str, config: ModelConfig, clock: Clock) -> Turnstile:
+def _turnstile(name: str, config: ModelSection, clock: Clock) -> Turnstile:
     """A breaker is there by itself where calls go over a network."""
     breaker = BreakerPolicy() if config.provider == "openai" else None
     if config.breaker is not None:
@@ -138,7 +136,7 @@ def _turnstile(name: str, config: ModelConfig, clock: Clock) -> Turnstile:
 
 def _model(
     name: str,
-    config: ModelConfig,
+    config: ModelSection,
     *,
     fallbacks: Sequence[str],
     secrets: Mapping[str, str],
@@ -175,7 +173,7 @@ def _model(
 
 
 def _openai(
-    name: str, config: ModelConfig, *, fallbacks: Sequence[str], secrets: Mapping[str, str], turnstile: Turnstile
+    name: str, config: ModelSection, *, fallbacks: Sequence[str], secrets: Mapping[str, str], turnstile: Turnstile
 ) -> OpenAIModel:
     variable = config.api_key_env
     key = secrets.get(variable, "") if variable else ""
@@ -201,19 +199,19 @@ def _openai(
     )
 
 
-def _api(config: ModelConfig) -> Api:
+def _api(config: ModelSection) -> Api:
     if config.api == "responses":
         return ResponsesApi(encrypted_reasoning=config.encrypted_reasoning, structured_output=config.structured_output)
     return ChatApi(structured_output=config.structured_output)
 
 
-def _price(config: ModelConfig) -> Price | None:
+def _price(config: ModelSection) -> Price | None:
     if config.price is None:
         return None
     return Price(input=config.price.input, output=config.price.output, cached_input=config.price.cached_input)
 
 
-def _digest(config: ModelConfig, script: Script | None = None) -> str:
+def _digest(config: ModelSection, script: Script | None = None) -> str:
     """What an answer depends on: how often and how patiently it is asked, what it costs and its key do not count."""
     facts: dict[str, object] = {
         "provider": config.provider,

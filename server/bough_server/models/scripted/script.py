@@ -1,33 +1,6 @@
-"""Scripts: what a scripted model says, as YAML; read whole and checked when the server starts. It answers nobody.
+"""The format of model scripts, and the position of a conversation in its script."""
 
-A script has for every agent a list of turns, one for each time its model is asked in an invocation:
-
-    agents:
-      lead:
-        - calls:                                     # step 0: two tools, or linked agents
-            - {name: call_researcher, arguments: {message: What do we know?}}
-            - {name: note, arguments_json: '{"text": "unfin'}
-          usage: {input_tokens: 12, output_tokens: 5}
-        - The answer.                                # step 1: a text alone may stand by itself
-      writer:
-        - when: poem                                 # only where the user's last message has this text in it
-          reasoning: Four lines.
-          chunks: ["Roses ", "are red."]             # pieces as they stream; `text` is split by words
-          delay_ms: 20                               # before every piece
-        - text: A plain text.
-          error: {reason: RATE_LIMITED, retry_after: 0.5, after_chunks: 1, times: 2}
-      "*":                                           # agents that are not named
-        - ok
-
-Which turn answers depends on the request alone: the number of the model's answers since the user's last message, among
-the turns whose `when` fits. Session after session, and in parallel, the same request gets the same answer.
-
-`error` makes attempts fail after that many pieces: the first `times` attempts of one request, or every one where
-`times` is not given. Reasons are TRANSPORT, RATE_LIMITED, PROVIDER_ERROR, TIMEOUT and BAD_RESPONSE, after which it is
-worth to try again, and UNAVAILABLE, after which it is not. `cut: true` ends the stream before the answer is whole.
-Without `usage` the model reports none. `finish_reason` is `tool_calls` or `stop` where it is not given.
-"""
-
+import itertools
 import json
 import re
 from collections.abc import Mapping, Sequence
@@ -41,7 +14,6 @@ from pydantic_core import ErrorDetails
 from bough.v1 import message_pb2
 from bough_server.documents import Document, parse_documents, read_documents, suggestion
 from bough_server.errors import ConfigurationError, Problem
-from bough_server.models.conversation import current_turn, step_of, text_of
 from bough_server.models.model import ModelRequest
 
 FaultReason: TypeAlias = Literal[
@@ -50,6 +22,8 @@ FaultReason: TypeAlias = Literal[
 _Count = Annotated[int, Field(ge=0, strict=True)]
 _Milliseconds = Annotated[float, Field(ge=0, le=3_600_000, allow_inf_nan=False)]
 _ANY_AGENT: Final = "*"
+
+_REWRITTEN: Final = "For context:"
 
 
 class _Entry(BaseModel):
@@ -193,3 +167,45 @@ def _in_words(error: ErrorDetails) -> str:
     if error["type"] == "tuple_type":
         return "must be a list"
     return error["msg"].removeprefix("Value error, ")
+
+
+def text_of(message: message_pb2.Message) -> str:
+    """The text of a message, its parts joined by line feeds."""
+    return "\n".join(part.text for part in message.parts if part.text)
+
+
+def current_turn(messages: Sequence[message_pb2.Message]) -> Sequence[message_pb2.Message]:
+    """The messages from the user's that opened the turn on.
+
+    It is the last user message that says what it is in its session, and where none does, the last one that is not
+    another agent's ("For context:"). So a question that the runtime adds by itself opens no turn. Without any: all.
+    """
+    plain = [index for index, message in enumerate(messages) if _is_plain(message)]
+    stored = [index for index in plain if messages[index].kind != message_pb2.MESSAGE_KIND_UNSPECIFIED]
+    opening = (stored or plain or [0])[-1]
+    return messages[opening:]
+
+
+def step_of(turn: Sequence[message_pb2.Message]) -> int:
+    """How many answers the model has given in a turn. A repeated question stands for an answer that was empty."""
+    pairs = itertools.pairwise(turn)
+    return sum(
+        after.role == message_pb2.ROLE_ASSISTANT or (_is_plain(after) and before.role != message_pb2.ROLE_ASSISTANT)
+        for before, after in pairs
+    )
+
+
+def answered_tools(turn: Sequence[message_pb2.Message]) -> set[str]:
+    """The names of the tools that have given a result in a turn, failed ones included."""
+    return {part.tool_result.call.name for message in turn for part in message.parts if part.HasField("tool_result")}
+
+
+def _is_plain(message: message_pb2.Message) -> bool:
+    if message.role not in (message_pb2.ROLE_USER, message_pb2.ROLE_UNSPECIFIED):
+        return False
+    return not text_of(message).startswith(_REWRITTEN) and not _has_foreign_author(message)
+
+
+def _has_foreign_author(message: message_pb2.Message) -> bool:
+    """Whether it is another agent's file, which has no text that says so."""
+    return message.kind == message_pb2.MESSAGE_KIND_UNSPECIFIED and message.author not in ("", "user")

@@ -1,4 +1,4 @@
-"""A model request in the words of the Responses API, stateless: the whole history goes along; it sends nothing."""
+"""Body of a request to the Responses API, stateless: it carries the whole history."""
 
 import json
 from collections.abc import Iterator, Sequence
@@ -6,9 +6,8 @@ from functools import lru_cache
 from typing import Final
 
 from bough.v1 import agent_pb2, message_pb2
-from bough_server.models.forms import responses_format, told_in_words
 from bough_server.models.model import ModelRequest, ToolSpec
-from bough_server.models.wording import (
+from bough_server.models.structured_output import (
     Body,
     arguments_text,
     blob_in_words,
@@ -16,7 +15,9 @@ from bough_server.models.wording import (
     data_uri,
     further_settings,
     in_words,
+    responses_format,
     result_text,
+    told_in_words,
 )
 
 _OURS: Final = frozenset(

@@ -1,7 +1,7 @@
-"""The embedded model's own process: an OpenAI-compatible server on a free loopback port; it decides nothing.
+"""The program of the embedded model's process: an OpenAI-compatible server on a free loopback port.
 
-It is started by local_engine.py, not by hand. It writes one line of JSON to its standard output, `{"base_url": ...}` or
-`{"error": ...}`, and lives until its standard input ends: so it goes when its parent does, however that happens.
+engine.py starts it, not a user. It writes one line of JSON to its standard output, `{"base_url": ...}` or
+`{"error": ...}`, and lives until its standard input ends: it ends with its parent, however that happens.
 """
 
 import importlib.util
