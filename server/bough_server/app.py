@@ -41,7 +41,7 @@ from bough_server.interceptors.chain import interceptors
 from bough_server.metrics import open_metrics
 from bough_server.models.registry import ConfiguredModels, build_models
 from bough_server.runs import RunDefaults, Runs
-from bough_server.runs.equipment import Equipment
+from bough_server.runs.dependencies import Equipment
 from bough_server.settings import Settings
 from bough_server.settings_sections import LogLevel, ServerSection
 from bough_server.store.sql.store import Store, open_store

@@ -25,7 +25,7 @@ from bough_server.functions import Function
 from bough_server.metrics import Metrics
 from bough_server.runs import Runs
 from bough_server.runs.admission import RunDefaults
-from bough_server.runs.equipment import Equipment
+from bough_server.runs.dependencies import Equipment
 from bough_server.runs.takeover import session_cut
 from bough_server.runtime.agent import Agent
 from bough_server.runtime.replay import Replayed, replay

@@ -10,7 +10,7 @@ from bough_server.api.pagination import page_of, read_within
 from bough_server.clock import Clock
 from bough_server.errors import FieldViolation, InvalidRequest
 from bough_server.ids import new_uuid7
-from bough_server.runs.changing import Changing
+from bough_server.runs.dependencies import Changing
 from bough_server.state import KEY, MAX_DEPTH, is_key, is_value
 from bough_server.store.ports import Principal, Sessions
 

@@ -38,8 +38,8 @@ async def _replay(target: Target, text: str, *, is_forced: bool) -> ExitCode:
     from bough_server.cli.connection import connected
     from bough_server.cli.printing import print_line
     from bough_server.cli.render.amounts import counted
-    from bough_server.cli.untouchable import untouchable
     from bough_server.clock import SystemClock
+    from bough_server.runs.replay import untouchable
     from bough_server.runtime.replay import replay as replay_log
     from bough_server.settings import Settings
     from bough_server.telemetry import Tracing, make_provider

@@ -10,7 +10,7 @@ import structlog
 from bough.v1 import event_pb2, policy_pb2
 from bough_server.errors import Fenced, NonDeterministic, ServerStopping, StorageFailed
 from bough_server.metrics import Metrics
-from bough_server.runs.endings import Bound, wall_owner, why_ended
+from bough_server.runs.close import Bound, wall_owner, why_ended
 from bough_server.runtime.dispatcher import dispatch_root
 from bough_server.runtime.execution import Execution
 from bough_server.store.ports import RunRecord, SessionCut, StoredMessage

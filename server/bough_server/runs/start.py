@@ -1,4 +1,4 @@
-"""Accepts runs: checked, made durable with their first event, begun or put behind the run that holds their session."""
+"""Accept runs: check them, make them durable with their first event, then begin or queue them."""
 
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
@@ -8,10 +8,10 @@ from bough.v1 import event_pb2, policy_pb2
 from bough_server import events, ids
 from bough_server.errors import Fenced, SessionBusy
 from bough_server.runs.admission import Admission, record_of, run_queued, run_started, stored_definitions
-from bough_server.runs.closing import because, close_run
-from bough_server.runs.equipment import Equipment
-from bough_server.runs.launching import Launcher
+from bough_server.runs.close import because, close_run
+from bough_server.runs.dependencies import Equipment
 from bough_server.runs.live import LiveRun
+from bough_server.runs.takeover import Launcher
 from bough_server.store.ports import (
     NewRun,
     Page,

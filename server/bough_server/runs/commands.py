@@ -1,4 +1,4 @@
-"""Commands to runs that another worker executes: posted until their owner has acted, and taken from there by it."""
+"""Commands to runs that another worker executes: posted to its mailbox until it has acted, and taken from it."""
 
 from collections.abc import Awaitable, Callable, Iterable
 from contextlib import aclosing, suppress
@@ -10,9 +10,9 @@ import structlog
 from bough.v1 import agent_service_pb2, event_pb2
 from bough_server import events
 from bough_server.errors import CallError, Fenced, ServerStopping, StorageFailed
-from bough_server.runs.equipment import Equipment
-from bough_server.runs.following import Pages
-from bough_server.runs.patience import until_stored
+from bough_server.runs.dependencies import Equipment
+from bough_server.runs.follow import Pages
+from bough_server.runs.recovery import until_stored
 from bough_server.store.ports import RunRecord
 from bough_server.store.worker_ports import Letter
 

@@ -1,4 +1,4 @@
-"""Follows logs: which pages, from where, until when; it counts who follows and executes nothing."""
+"""Read and tail a log for a stream: which pages, from which sequence, until which end."""
 
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
@@ -7,8 +7,8 @@ from typing import TypeAlias, cast
 from bough.v1 import agent_service_pb2
 from bough_server import events
 from bough_server.errors import SequenceOutOfRange
-from bough_server.runs.equipment import Equipment
-from bough_server.runs.roster import Roster
+from bough_server.runs.dependencies import Equipment
+from bough_server.runs.registry import Roster
 from bough_server.store.ports import Principal, StoredEvent
 
 Until: TypeAlias = agent_service_pb2.WatchUntil.ValueType

@@ -1,4 +1,4 @@
-"""The runs that this process executes, and those that it is about to; it starts and ends none."""
+"""Live runs of this process by id, with those that it is about to take over."""
 
 import asyncio
 from collections import Counter

@@ -1,4 +1,4 @@
-"""A catalog to replay a run with: its agents as they are here, its tools' rules; no model is asked, no tool runs."""
+"""Catalog for the offline replay of a run: its agents as they are here, and tools and models that raise if called."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -9,7 +9,7 @@ from bough_server.agents.pinned import REPLAY_VERSION, PinnedResolver
 from bough_server.agents.registry import agent_of
 from bough_server.errors import ConfigurationError, NonDeterministic
 from bough_server.functions import Function
-from bough_server.runs.forking import changed_definitions
+from bough_server.runs.fork import changed_definitions
 from bough_server.runtime.agent import Agent, Resolver, RunVersions
 from bough_server.tools.tool import Tool
 

@@ -1,24 +1,23 @@
-"""Keeps runs going or brings them to their ends, each by one task at a time; it decides for nobody who calls."""
+"""Keep runs going: revive, close and park them, and start the next run of a session."""
 
 import asyncio
-from collections.abc import Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from contextlib import aclosing
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import structlog
 
 from bough.v1 import error_pb2, event_pb2
 from bough_server.agents.pinned import MissingVersion
 from bough_server.errors import Fenced, NonDeterministic, NotFound, RunError, RunParked, ServerStopping, StorageFailed
-from bough_server.runs.closing import Why, close_run, failed, read_log
-from bough_server.runs.equipment import Equipment
-from bough_server.runs.holders import Holders
-from bough_server.runs.launching import Launcher
+from bough_server.runs.close import Why, close_run, failed, read_log
+from bough_server.runs.dependencies import Equipment
+from bough_server.runs.follow import Pages
 from bough_server.runs.live import LiveRun
-from bough_server.runs.patience import until_stored
-from bough_server.runs.recovery import Recovery
-from bough_server.runs.roster import Roster
-from bough_server.runs.takeover import Takeover
+from bough_server.runs.recovery import FIRST_PATIENCE, Recovery, until_stored
+from bough_server.runs.registry import Roster
+from bough_server.runs.takeover import Launcher, Takeover
 from bough_server.runtime.answers import expired, received
 from bough_server.runtime.journal import Journal
 from bough_server.store.ports import Principal, RunMoved, RunRecord
@@ -191,3 +190,46 @@ class Keeper:
     def _close_soon(self, live: LiveRun, error: RunError) -> None:
         closing = partial(self.close, live.record.principal, live.run_id, failed(error))
         self.recovery.spawn(until_stored(self._equipment.clock, closing))
+
+
+class Holders:
+    """The sessions that runs of this worker wait for and others hold: `on_end` is told of each that is given up."""
+
+    def __init__(
+        self,
+        equipment: Equipment,
+        *,
+        spawn: Callable[[Coroutine[Any, Any, None]], None],
+        on_end: Callable[[str], Awaitable[None]],
+    ) -> None:
+        self._equipment = equipment
+        self._spawn = spawn
+        self._on_end = on_end
+        self._watched: set[str] = set()
+
+    def watch(self, holder: RunRecord) -> None:
+        """Waits for the end of a run in a task of its own, one for each session."""
+        if holder.run.session_id not in self._watched:
+            self._watched.add(holder.run.session_id)
+            self._spawn(self._watch(holder))
+
+    async def _watch(self, holder: RunRecord) -> None:
+        try:
+            while not await self._is_over(holder):
+                await self._equipment.clock.sleep(FIRST_PATIENCE)
+        except (NotFound, ServerStopping):
+            return  # its session was deleted, or who waits for it waits on where it is taken up
+        finally:
+            self._watched.discard(holder.run.session_id)
+        await self._on_end(holder.run.session_id)
+
+    async def _is_over(self, holder: RunRecord) -> bool:
+        """Waits for the end of a log; gives whether it came: it does not while nobody can write it."""
+        tail = cast(Pages, self._equipment.log.tail(holder.run.run_id, after=holder.run.last_sequence))
+        try:
+            async with aclosing(tail):
+                async for _ in tail:
+                    pass
+        except (StorageFailed, Fenced, RunParked):
+            return False
+        return True

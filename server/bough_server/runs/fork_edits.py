@@ -1,4 +1,4 @@
-"""Results that a fork's calls have instead of their own, judged against its origin's log; pure."""
+"""Edited tool results of a fork, checked against the log of its origin."""
 
 from collections import Counter
 from collections.abc import Iterator, Sequence

@@ -1,16 +1,33 @@
-"""What runs are executed with: ports of the store, the catalog, the clock, the operator's defaults; it does nothing."""
+"""Dependencies shared by this package, and the locks of sessions."""
 
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from weakref import WeakValueDictionary
 
 from bough_server.agents.catalog import AgentCatalog
 from bough_server.clock import Clock
 from bough_server.metrics import Metrics
 from bough_server.runs.admission import RunDefaults
-from bough_server.runs.changing import Changing
 from bough_server.runtime.agent import Resolver
-from bough_server.store.ports import Catalog, EventLog, RunIndex, Sessions
+from bough_server.store.ports import Catalog, EventLog, Principal, RunIndex, Sessions
 from bough_server.store.worker_ports import Lease, Mailbox
 from bough_server.telemetry import Tracing
+
+
+class Changing:
+    """One line for each session, first come, first served; there is none where nobody waits."""
+
+    def __init__(self) -> None:
+        self._lines: WeakValueDictionary[tuple[str, str], asyncio.Lock] = WeakValueDictionary()
+
+    @asynccontextmanager
+    async def alone(self, principal: Principal, session_id: str) -> AsyncIterator[None]:
+        """While this is open, nobody else of the tenant's is here for the session; other tenants hold up nobody."""
+        line = self._lines.setdefault((principal.tenant_id, session_id), asyncio.Lock())
+        async with line:
+            yield
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,18 +1,23 @@
-"""What a fork begins with: a checked request and its origin's log become run_forked and more; it runs nothing."""
+"""Accept a fork: the fork point, the changes after it, and the launch of the new run."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from bough.v1 import agent_pb2, agent_service_pb2, event_pb2, fork_pb2
-from bough_server import events
+from bough_server import events, ids
 from bough_server.agents.definition import with_revision
+from bough_server.agents.pinned import MissingVersion
 from bough_server.errors import FieldViolation, ForkRefused, InvalidRequest, SequenceOutOfRange
 from bough_server.runs.admission import check_input, spoken_by_user
-from bough_server.runs.edits import check_edits, edited_ends, with_result
+from bough_server.runs.close import as_records, read_log
+from bough_server.runs.dependencies import Equipment
+from bough_server.runs.fork_edits import check_edits, edited_ends, with_result
+from bough_server.runs.live import LiveRun
+from bough_server.runs.takeover import Takeover
 from bough_server.runtime import keys
 from bough_server.runtime.agent import Resolver, llm_of
 from bough_server.runtime.journal import Journal
-from bough_server.store.ports import RunRecord
+from bough_server.store.ports import NewFork, Principal, RunRecord
 from bough_server.templates import template_mistake
 
 
@@ -170,3 +175,76 @@ def _forked(request: agent_service_pb2.ForkRunRequest, cut: Cut, digest: str) ->
     forked.request_id = request.request_id
     forked.request_digest = digest if request.request_id else ""
     return event
+
+
+class Forker:
+    """Makes forks of runs."""
+
+    def __init__(self, equipment: Equipment, takeover: Takeover) -> None:
+        self._equipment = equipment
+        self._takeover = takeover
+
+    async def fork(
+        self,
+        principal: Principal,
+        request: agent_service_pb2.ForkRunRequest,
+        *,
+        run_id: str,
+        digest: str,
+        deadline_time_ns: int | None,
+    ) -> LiveRun:
+        """Accepts a fork under `run_id` and launches it.
+
+        Raises NotFound, SequenceOutOfRange, ForkRefused, InvalidRequest, RequestIdTaken and StorageFailed.
+        """
+        equipment = self._equipment
+        origin = await equipment.index.get(principal, request.run_id)
+        # Read first: what the origin says meanwhile must not count.
+        last_sequence = await equipment.log.last_sequence(request.run_id)
+        log = await read_log(equipment.log, request.run_id)
+        cut = cut_of(request, log, last_sequence=last_sequence)
+        try:
+            resolver = await self._takeover.resolver(cut.shared)
+            fork = fork_of(request, cut, origin=origin, resolver=resolver, digest=digest)
+            if deadline_time_ns is not None and not log[0].run_started.policy.background:
+                fork.events[0].run_forked.deadline_time.FromNanoseconds(deadline_time_ns)
+            record = self._record(principal, cut, fork, run_id, digest)
+            await self._create(principal, fork, record)
+            return await self._takeover.launch(record, [*cut.shared, *fork.events])
+        except MissingVersion as missing:
+            raise ForkRefused(str(missing)) from None
+
+    async def _create(self, principal: Principal, fork: Fork, record: RunRecord) -> None:
+        forked, created = fork.events[0].run_forked, record.run.create_time.ToNanoseconds()
+        await self._equipment.log.fork(
+            NewFork(
+                run_id=record.run.run_id,
+                principal=principal,
+                session_id=record.run.session_id,
+                origin_run_id=forked.origin_run_id,
+                origin_sequence=forked.origin_sequence,
+                request_id=forked.request_id,
+                request_digest=forked.request_digest,
+                create_time_ns=created,
+                records=as_records(fork.events, after=forked.origin_sequence, now_ns=created),
+                definitions=fork.definitions,
+                owner=record.owner,
+            )
+        )
+
+    def _record(self, principal: Principal, cut: Cut, fork: Fork, run_id: str, digest: str) -> RunRecord:
+        """The fork as it is when it has been accepted; it began when what it shares did."""
+        now, started, forked = self._equipment.clock.now_ns(), cut.shared[0], fork.events[0].run_forked
+        begins = next((event for event in cut.shared if event.HasField("run_dequeued")), started)
+        run = agent_service_pb2.Run(
+            run_id=run_id,
+            session_id=ids.new_uuid7(now),
+            agent=started.run_started.agent,
+            state=event_pb2.STATE_RUNNING,
+            labels=forked.labels,
+            start_time=begins.time,
+            last_sequence=cut.sequence + len(fork.events),
+            forked_from=fork_pb2.ForkOrigin(run_id=forked.origin_run_id, sequence=cut.sequence),
+        )
+        run.create_time.FromNanoseconds(now)
+        return RunRecord(run=run, principal=principal, epoch=1, request_digest=digest, owner=self._equipment.worker)
