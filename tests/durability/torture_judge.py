@@ -11,7 +11,7 @@ from pathlib import Path
 
 from bough.v1 import event_pb2
 from bough_server import events
-from bough_server.cli.catalog import registry_of
+from bough_server.cli.definitions import registry_of
 from bough_server.clock import SystemClock
 from bough_server.runs.replay import untouchable
 from bough_server.runtime.replay import replay

@@ -4,8 +4,8 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from bough_server.cli.choices import JsonOption, Target, target_of
-from bough_server.cli.outcome import ExitCode, finish
+from bough_server.cli.exit_codes import ExitCode, finish
+from bough_server.cli.options import JsonOption, Target, target_of
 
 if TYPE_CHECKING:
     from bough_server.store.sql.database import DatabaseStatus
@@ -34,7 +34,7 @@ def rebuild(context: typer.Context) -> None:
 async def _status(target: Target, *, json: bool) -> ExitCode:
     import json as json_module
 
-    from bough_server.cli.printing import print_line
+    from bough_server.cli.output import print_line
     from bough_server.settings import Settings
     from bough_server.store.sql.database import database_status
 
@@ -48,7 +48,7 @@ async def _status(target: Target, *, json: bool) -> ExitCode:
 
 
 async def _upgrade(target: Target) -> ExitCode:
-    from bough_server.cli.printing import print_line
+    from bough_server.cli.output import print_line
     from bough_server.settings import Settings
     from bough_server.store.sql.database import upgrade_database
 
@@ -57,8 +57,8 @@ async def _upgrade(target: Target) -> ExitCode:
 
 
 async def _rebuild(target: Target) -> ExitCode:
-    from bough_server.cli.printing import print_line
-    from bough_server.cli.render.amounts import counted
+    from bough_server.cli.output import print_line
+    from bough_server.cli.render.format import counted
     from bough_server.settings import Settings
     from bough_server.store.sql.rebuild import rebuild_projections
 

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from bough_server.cli.choices import JsonOption, Target, target_of
-from bough_server.cli.outcome import ExitCode, finish
+from bough_server.cli.exit_codes import ExitCode, finish
+from bough_server.cli.options import JsonOption, Target, target_of
 
 if TYPE_CHECKING:
     from bough_server.settings import Settings
@@ -37,7 +37,7 @@ def doctor(context: typer.Context, json: JsonOption = False) -> None:
 async def _doctor(target: Target, *, json: bool) -> ExitCode:
     import json as json_module
 
-    from bough_server.cli.printing import print_line
+    from bough_server.cli.output import print_line
 
     findings = await examine(target)
     for finding in findings:
@@ -92,7 +92,7 @@ def _configuration(settings: "Settings") -> Finding:
 
 def _agents(settings: "Settings") -> Finding:
     from bough_server.agents.loading import definition_files, load_sources, source_problems
-    from bough_server.cli.catalog import known_to
+    from bough_server.cli.definitions import known_to
     from bough_server.documents import raise_problems
 
     files = definition_files(settings.agents, settings.folder)

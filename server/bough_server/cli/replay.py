@@ -5,8 +5,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from bough_server.cli.choices import RunArgument, Target, target_of
-from bough_server.cli.outcome import ExitCode, finish
+from bough_server.cli.exit_codes import ExitCode, finish
+from bough_server.cli.options import RunArgument, Target, target_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -33,11 +33,10 @@ def replay(context: typer.Context, run: RunArgument, force: ForceOption = False)
 
 
 async def _replay(target: Target, text: str, *, is_forced: bool) -> ExitCode:
-    from bough_server.cli.addressing import resolve_run
-    from bough_server.cli.catalog import registry_of
-    from bough_server.cli.connection import connected
-    from bough_server.cli.printing import print_line
-    from bough_server.cli.render.amounts import counted
+    from bough_server.cli.connection import connected, resolve_run
+    from bough_server.cli.definitions import registry_of
+    from bough_server.cli.output import print_line
+    from bough_server.cli.render.format import counted
     from bough_server.clock import SystemClock
     from bough_server.runs.replay import untouchable
     from bough_server.runtime.replay import replay as replay_log

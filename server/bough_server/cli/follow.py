@@ -1,4 +1,4 @@
-"""A run followed to its end on standard output, and what its end means for the exit code; it starts no run."""
+"""Follow a run to its end, and tell the inherited part of a fork from its own."""
 
 import asyncio
 import signal
@@ -7,21 +7,19 @@ from collections.abc import AsyncIterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
 from typing import Final, Protocol
 
+from google.protobuf import timestamp_pb2
 from rich.text import Text
 
 from bough import AsyncClient, CallFailed, CollectedRun, DeadlineExceeded, RunStream, collected, text_of
-from bough.v1 import agent_service_pb2, event_pb2
-from bough_server.cli.choices import Display, Output, View
+from bough.v1 import agent_service_pb2, event_pb2, invocation_pb2
 from bough_server.cli.connection import Connection
-from bough_server.cli.fork_times import in_own_time
-from bough_server.cli.outcome import ExitCode, say
-from bough_server.cli.printing import forgive_encoding, json_line, print_line, print_lines, terminal
-from bough_server.cli.render.amounts import error_text, printable
+from bough_server.cli.exit_codes import ExitCode, say
+from bough_server.cli.options import Display, Output, View, view_of
+from bough_server.cli.output import Screen, forgive_encoding, json_line, print_line, print_lines, terminal
+from bough_server.cli.render.format import error_text, printable
 from bough_server.cli.render.plain import plain_line
 from bough_server.cli.render.questions import waiting_lines
 from bough_server.cli.render.tree import tree_lines
-from bough_server.cli.requests import view_of
-from bough_server.cli.screen import Screen
 
 _CODES: Final = {
     event_pb2.STATE_SUCCEEDED: ExitCode.YES,
@@ -196,3 +194,21 @@ async def _cancel(stream: RunStream) -> None:
         await stream.cancel()
     except CallFailed as error:
         say(f"The run could not be cancelled: {error.message}")
+
+
+async def in_own_time(client: AsyncClient, invocation: invocation_pb2.Invocation) -> invocation_pb2.Invocation:
+    """The record for a reader: of a fork, what was open where it was forked begins there. Raises CallFailed."""
+    if not invocation.HasField("forked_from"):
+        return invocation
+    return counted_from(invocation, (await client.get_run(invocation.run_id)).create_time)
+
+
+def counted_from(invocation: invocation_pb2.Invocation, forked: timestamp_pb2.Timestamp) -> invocation_pb2.Invocation:
+    """A copy in which nothing that ended after a time began before it; what had ended by then stays as it was."""
+    counted = invocation_pb2.Invocation()
+    counted.CopyFrom(invocation)
+    times = [(counted.start_time, counted.end_time), *((each.start_time, each.end_time) for each in counted.agents)]
+    for start, end in times:
+        if start.ToNanoseconds() < forked.ToNanoseconds() < end.ToNanoseconds():
+            start.CopyFrom(forked)
+    return counted

@@ -1,4 +1,4 @@
-"""Amounts, states and free text in the words of a terminal; it lays out no lines."""
+"""Numbers, durations, states and free text as they are shown in a terminal."""
 
 import re
 from typing import Final

@@ -1,19 +1,64 @@
-"""The live view on standard output: finished lines stay, what is going on is redrawn below them on a terminal."""
+"""Output of commands: lines, JSON, and the terminal."""
 
 import asyncio
 import sys
 import time
+from collections.abc import Iterable
 from types import TracebackType
 from typing import Self
 
-from rich.console import Group
+from google.protobuf import json_format
+from google.protobuf.message import Message
+from rich.console import Console, Group
 from rich.live import Live
+from rich.text import Text
 
 from bough.v1 import event_pb2
-from bough_server.cli.printing import terminal
 from bough_server.cli.render.live import LiveView
 
 _REDRAW_SECONDS = 0.1
+
+
+class Terminal(Console):
+    """Rich's console, which leaves a closed pipe to its caller instead of exiting."""
+
+    def on_broken_pipe(self) -> None:
+        raise BrokenPipeError
+
+
+def terminal() -> Terminal:
+    """Standard output for styled lines: no control codes in a pipe, no colors with NO_COLOR."""
+    forgive_encoding()
+    return Terminal(highlight=False, markup=False, emoji=False)
+
+
+def forgive_encoding() -> None:
+    """Lets standard output replace what its encoding lacks, instead of failing in mid-run."""
+    if hasattr(sys.stdout, "reconfigure"):
+        sys.stdout.reconfigure(errors="replace")
+
+
+def print_lines(lines: Iterable[Text]) -> None:
+    """Prints styled lines as they are, without wrapping."""
+    console = terminal()
+    for line in lines:
+        console.print(line, no_wrap=True, overflow="ignore", crop=False)
+
+
+def print_line(text: str) -> None:
+    """Prints a line at once, so that a pipe sees it as it happens."""
+    sys.stdout.write(text + "\n")
+    sys.stdout.flush()
+
+
+def json_line(message: Message) -> str:
+    """A message as protobuf JSON on one line."""
+    return json_format.MessageToJson(message, indent=None, ensure_ascii=False)
+
+
+def json_text(message: Message) -> str:
+    """A message as protobuf JSON, indented."""
+    return json_format.MessageToJson(message, indent=2, ensure_ascii=False)
 
 
 class Screen:

@@ -1,4 +1,4 @@
-"""Exit codes, and errors as the sentences that go with them; it prints to standard error alone."""
+"""Exit codes of commands, and errors as sentences on standard error."""
 
 import asyncio
 import os
