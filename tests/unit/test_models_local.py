@@ -12,7 +12,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bough.v1 import message_pb2
-from bough_server.cutting import fit_texts
 from bough_server.models.local.engine import available
 from bough_server.models.local.model import LocalModel, open_offers
 from bough_server.models.local.process import CONTEXT_TOKENS
@@ -20,6 +19,7 @@ from bough_server.models.local.prompt import ANSWER_TOKENS, Prompt, call_prompt,
 from bough_server.models.local.schema import arguments_schema, call_schema, example
 from bough_server.models.model import ToolSpec
 from bough_server.models.scripted.script import answered_tools, current_turn, step_of
+from bough_server.truncation import fit_texts
 from tests.support.model_calls import LOOKUP, asking, assistant, call, failure, tool_result, user
 
 MADE = call("c1", "lookup", '{"query": "oak"}')

@@ -12,8 +12,7 @@ from google.protobuf.descriptor import Descriptor, EnumDescriptor, FieldDescript
 from google.protobuf.message import Message
 
 from bough.v1 import agent_pb2
-from bough_server.documents import FLOAT_PATTERN, Document, FieldPath, Value, suggestion
-from bough_server.durations import parse_duration
+from bough_server.documents import FLOAT_PATTERN, Document, FieldPath, Value, parse_duration, suggestion
 from bough_server.errors import Problem
 
 _INT_BITS: Final = {FieldDescriptor.CPPTYPE_INT32: 31, FieldDescriptor.CPPTYPE_INT64: 63}

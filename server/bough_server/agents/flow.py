@@ -4,17 +4,16 @@ from collections.abc import Sequence
 from typing import Final
 
 from bough.v1 import agent_pb2, error_pb2, event_pb2, message_pb2, policy_pb2
-from bough_server.cutting import MAX_TEXT_BYTES, size_of
 from bough_server.errors import RunError
-from bough_server.functions import Condition
+from bough_server.functions import Condition, Values
 from bough_server.runtime.agent import Outcome
 from bough_server.runtime.children import Child, begin_round, run_child
 from bough_server.runtime.context import Context
 from bough_server.runtime.dispatches import Ended
 from bough_server.runtime.lanes import run_lanes
 from bough_server.runtime.situations import situation_of
-from bough_server.situation import Values
-from bough_server.state_paths import value_at
+from bough_server.session_state import value_at
+from bough_server.truncation import MAX_TEXT_BYTES, size_of
 
 _BLANK_LINE: Final = "\n\n"
 

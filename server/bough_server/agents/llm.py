@@ -12,7 +12,7 @@ from bough_server.models.model import ModelRequest
 from bough_server.runtime.agent import Outcome, broke_loop, exited, llm_of, transferred
 from bough_server.runtime.children import hand_over
 from bough_server.runtime.context import Context
-from bough_server.state import json_text
+from bough_server.session_state import json_text
 from bough_server.templates import render
 from bough_server.tools.arguments import schema_mistakes
 from bough_server.tools.builtin import PLAN, action_of, closing_output

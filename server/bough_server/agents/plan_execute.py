@@ -7,7 +7,6 @@ from typing import Final, TypedDict
 
 from bough.v1 import agent_pb2, error_pb2, event_pb2, message_pb2, policy_pb2
 from bough_server.agents.flow import failure, passed_on
-from bough_server.cutting import cut_text, fit_texts, size_of
 from bough_server.errors import MAX_DETAILS_BYTES, RunError
 from bough_server.models.model import ToolSpec
 from bough_server.models.structured_output import in_words
@@ -15,9 +14,10 @@ from bough_server.runtime.agent import Outcome
 from bough_server.runtime.children import Child, begin_plan, run_child
 from bough_server.runtime.context import Context
 from bough_server.runtime.dispatches import Ended
-from bough_server.state import MAX_STATE_BYTES, applied, json_text, state_size, value_size, write_of
+from bough_server.session_state import MAX_STATE_BYTES, applied, json_text, state_size, value_size, write_of
 from bough_server.tools.arguments import parse_arguments
 from bough_server.tools.builtin import PLAN, PLAN_SPEC, RESPOND, RESPOND_SPEC
+from bough_server.truncation import cut_text, fit_texts, size_of
 
 ROOM: Final = 48 * 1024
 """The most bytes of a plan and of what was done, with results, as JSON: the longest texts are cut."""

@@ -26,7 +26,7 @@ from bough_server.errors import AgentUnusable, ConfigurationError, Problem
 from bough_server.functions import Function
 from bough_server.models.model import Model
 from bough_server.runtime.agent import Agent, Resolver, RunVersions
-from bough_server.state import is_key
+from bough_server.session_state import is_key
 from bough_server.tools.builtin import RESERVED, SPECS
 from bough_server.tools.tool import Tool, spec
 

@@ -10,8 +10,7 @@ from bough_server.documents import suggestion
 from bough_server.errors import Reason
 from bough_server.functions import Condition, Function, InputBuilder, Rewriter
 from bough_server.runtime.agent import Resolver, llm_of
-from bough_server.state import is_key
-from bough_server.state_paths import is_path
+from bough_server.session_state import is_key, is_path
 from bough_server.templates import template_mistake
 
 _MOST_ROUNDS: Final = 10_000

@@ -11,7 +11,7 @@ from bough_server.clock import Clock
 from bough_server.errors import FieldViolation, InvalidRequest
 from bough_server.ids import new_uuid7
 from bough_server.runs.dependencies import Changing
-from bough_server.state import KEY, MAX_DEPTH, is_key, is_value
+from bough_server.session_state import KEY, MAX_DEPTH, is_key, is_value
 from bough_server.store.ports import Principal, Sessions
 
 

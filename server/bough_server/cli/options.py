@@ -86,7 +86,7 @@ def target_of(context: typer.Context) -> Target:
 
 def seconds(text: str) -> float:
     """Seconds of a duration such as 10m, for an option's parser."""
-    from bough_server.durations import parse_duration
+    from bough_server.documents import parse_duration
 
     try:
         nanoseconds = parse_duration(text)

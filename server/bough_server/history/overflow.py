@@ -6,10 +6,10 @@ from itertools import accumulate
 from typing import Final
 
 from bough.v1 import message_pb2
-from bough_server.cutting import cut_text, fit_texts
 from bough_server.history.rewrite import result_text
 from bough_server.history.visible import Call, Shown, is_summary
 from bough_server.models.model import ModelRequest
+from bough_server.truncation import cut_text, fit_texts
 
 SUMMARY: Final = "For context: a summary of the conversation so far:"
 """How a summary begins as its author's model is shown it."""

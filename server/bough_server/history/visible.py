@@ -6,9 +6,9 @@ from typing import Final
 
 from bough.v1 import agent_pb2, message_pb2
 from bough.v1.agent_pb2 import HISTORY_SCOPE_SESSION, AgentDefinition, AgentLink, HistoryPolicy
-from bough_server.cutting import cut_result
 from bough_server.history.rewrite import Rewriter, for_context
 from bough_server.history.transcript import Said, Transcript
+from bough_server.truncation import cut_result
 
 Call = tuple[str, str]
 """The invocation that made a tool call, and the call's id."""

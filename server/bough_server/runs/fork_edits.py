@@ -5,9 +5,9 @@ from collections.abc import Iterator, Sequence
 
 from bough.v1 import error_pb2, event_pb2, fork_pb2, message_pb2
 from bough_server import events
-from bough_server.cutting import MAX_RESULT_BYTES, MAX_TEXT_BYTES, size_of
 from bough_server.errors import FieldViolation, InvalidRequest, RunError
 from bough_server.runtime.answers import result_mistakes
+from bough_server.truncation import MAX_RESULT_BYTES, MAX_TEXT_BYTES, size_of
 
 
 def edited_ends(changes: fork_pb2.ForkChanges, log: Sequence[event_pb2.AgentEvent]) -> list[event_pb2.AgentEvent]:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Protocol
 from bough.v1 import agent_pb2, event_pb2, message_pb2
 from bough_server.functions import Function
 from bough_server.models.model import Model
-from bough_server.state import json_text
+from bough_server.session_state import json_text
 from bough_server.tools.tool import Tool
 
 if TYPE_CHECKING:

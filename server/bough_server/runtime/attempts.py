@@ -10,7 +10,6 @@ from google.protobuf import duration_pb2
 
 from bough.v1 import error_pb2, event_pb2, message_pb2, step_pb2
 from bough_server import events, ids, usage
-from bough_server.cutting import MAX_TEXT_BYTES, size_of
 from bough_server.errors import ModelError
 from bough_server.models.model import Delta, Meter, ModelRequest, ReasoningDelta, TextDelta, cost_of
 from bough_server.runtime.execution import Execution
@@ -18,6 +17,7 @@ from bough_server.runtime.frame import Frame
 from bough_server.runtime.recorder import Piece
 from bough_server.runtime.succession import Succession
 from bough_server.telemetry import Traced
+from bough_server.truncation import MAX_TEXT_BYTES, size_of
 
 _MAX_RAW_BYTES: Final = 512 * 1024
 

@@ -9,7 +9,6 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from bough.v1 import agent_pb2, error_pb2, message_pb2, policy_pb2
-from bough_server.cutting import MAX_TEXT_BYTES, fits
 from bough_server.errors import RunError
 from bough_server.runtime import keys
 from bough_server.runtime.agent import Agent, Outcome, value_of
@@ -21,6 +20,7 @@ from bough_server.runtime.frame import Frame, root_frame
 from bough_server.runtime.handoffs import check_hops
 from bough_server.runtime.refusals import refusal_event, refusal_of
 from bough_server.runtime.telling import with_input
+from bough_server.truncation import MAX_TEXT_BYTES, fits
 
 if TYPE_CHECKING:
     from bough_server.runtime.context import Context

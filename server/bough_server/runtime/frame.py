@@ -18,7 +18,7 @@ from bough_server.runtime.open_invocation import OpenInvocation
 from bough_server.runtime.recorder import Joining
 from bough_server.runtime.state import LaneState
 from bough_server.runtime.toolset import Toolset, toolset
-from bough_server.state import values_of
+from bough_server.session_state import values_of
 from bough_server.store.projection import agent_chain
 from bough_server.telemetry import Traced
 

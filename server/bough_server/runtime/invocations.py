@@ -8,9 +8,9 @@ from collections.abc import Sequence
 
 from bough.v1 import error_pb2, event_pb2, message_pb2
 from bough_server import events, usage
-from bough_server.cutting import without_raw
 from bough_server.runtime import keys
 from bough_server.runtime.open_invocation import OpenInvocation, OpenStep, copied, duration
+from bough_server.truncation import without_raw
 
 _RootEnd = event_pb2.RunCompleted | event_pb2.RunFailed | event_pb2.RunCancelled
 _End = _RootEnd | event_pb2.SubAgentCompleted | event_pb2.SubAgentFailed

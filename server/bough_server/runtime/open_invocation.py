@@ -6,8 +6,8 @@ from google.protobuf import duration_pb2
 
 from bough.v1 import event_pb2, message_pb2, step_pb2
 from bough_server import ids, usage
-from bough_server.cutting import cut_results
 from bough_server.runtime.limits import Budget
+from bough_server.truncation import cut_results
 
 
 @dataclass(slots=True)

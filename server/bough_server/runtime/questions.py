@@ -10,12 +10,12 @@ from typing import Any, Final
 
 from bough.v1 import error_pb2, event_pb2, input_pb2, message_pb2
 from bough_server import ids
-from bough_server.cutting import MAX_TEXT_BYTES, size_of
 from bough_server.errors import RunError
 from bough_server.runtime import keys
 from bough_server.runtime.frame import Frame
 from bough_server.runtime.lane import Lane
 from bough_server.tools.arguments import schema_mistakes, value_schema_problem
+from bough_server.truncation import MAX_TEXT_BYTES, size_of
 
 NO_DEFAULT: Final = object()
 """The default of a question that fails where nobody answers it in time."""

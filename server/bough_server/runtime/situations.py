@@ -4,8 +4,8 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from bough.v1 import message_pb2
+from bough_server.functions import Situation, Values, copied
 from bough_server.runtime.state import LaneState
-from bough_server.situation import Situation, Values, copied
 
 if TYPE_CHECKING:
     from bough_server.runtime.context import Context

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from bough.v1 import error_pb2, state_pb2
 from bough_server.errors import RunError
 from bough_server.runtime import keys
-from bough_server.state import (
+from bough_server.session_state import (
     KEY,
     LIMITS,
     MAX_STATE_BYTES,
@@ -23,7 +23,7 @@ from bough_server.state import (
     value_text,
     write_of,
 )
-from bough_server.state_fold import Writes
+from bough_server.session_state_fold import Writes
 
 if TYPE_CHECKING:
     from bough_server.runtime.lane import Lane

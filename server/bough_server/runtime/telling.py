@@ -9,11 +9,10 @@ from typing import TYPE_CHECKING, Final
 from bough.v1 import error_pb2, message_pb2
 from bough_server import events
 from bough_server.errors import RunError
-from bough_server.functions import InputBuilder
+from bough_server.functions import InputBuilder, Situation, text_of
 from bough_server.history.rewrite import for_context
 from bough_server.runtime.dispatches import Dispatch, said_by
 from bough_server.runtime.situations import situation_of
-from bough_server.situation import Situation, text_of
 from bough_server.templates import names_in, render
 
 if TYPE_CHECKING:

@@ -10,8 +10,8 @@ from google.protobuf.timestamp_pb2 import Timestamp
 from bough.v1 import event_pb2, message_pb2
 from bough_server import events, ids
 from bough_server.run_state import StandingFold
-from bough_server.state import json_of
-from bough_server.state_fold import StateFold
+from bough_server.session_state import json_of
+from bough_server.session_state_fold import StateFold
 from bough_server.store.ports import Record, StoredMessage, UsageEntry
 from bough_server.store.projected import NOTHING, LogAddress, Projected, RunEnd, RunStart
 from bough_server.usage import is_reported

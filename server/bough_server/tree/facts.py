@@ -10,7 +10,7 @@ from google.protobuf import timestamp_pb2
 
 from bough.v1 import event_pb2, message_pb2, step_pb2
 from bough_server import events, usage
-from bough_server.state_fold import CONCERNED, Conflicts
+from bough_server.session_state_fold import CONCERNED, Conflicts
 from bough_server.tree.bounds import Bounds
 from bough_server.tree.nodes import End, Node, copied, time_of
 from bough_server.tree.run import Requests, Run

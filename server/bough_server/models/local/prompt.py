@@ -7,12 +7,12 @@ from typing import Final
 from urllib.parse import urlsplit
 
 from bough.v1 import message_pb2
-from bough_server.cutting import cut_text, fit_texts
 from bough_server.models.local.schema import Schema, example
 from bough_server.models.model import ModelRequest
 from bough_server.models.scripted.script import current_turn, text_of
 from bough_server.models.structured_output import result_text
 from bough_server.models.tokens import FILE_TOKENS, FRAME_TOKENS
+from bough_server.truncation import cut_text, fit_texts
 
 Prompt = list[dict[str, object]]
 

@@ -7,8 +7,8 @@ from typing import Final, Protocol, TypeAlias, TypeGuard
 from pydantic_core import from_json
 
 from bough.v1 import message_pb2, step_pb2
-from bough_server.cutting import size_of
 from bough_server.models.model import Delta
+from bough_server.truncation import size_of
 
 MAX_NOTES: Final = 64
 MAX_CITATIONS: Final = 256

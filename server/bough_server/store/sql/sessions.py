@@ -9,7 +9,7 @@ from sqlalchemy import Connection, Row, Select, bindparam, delete, insert, selec
 
 from bough.v1 import message_pb2, session_service_pb2, state_pb2
 from bough_server.errors import FieldViolation, InvalidRequest, NotFound
-from bough_server.state import MAX_STATE_BYTES, applied, fits, json_of, values_of, write_of
+from bough_server.session_state import MAX_STATE_BYTES, applied, fits, json_of, values_of, write_of
 from bough_server.store.ports import Page, Principal, SessionCut, StoredMessage
 from bough_server.store.sql import tables
 from bough_server.store.sql.append import SET_STATE, state_row

@@ -1,15 +1,12 @@
-"""The values that the runs of a session share, as text, and what a change makes of them; pure.
-
-Each value is JSON text and stays the text that it was written as. Whose writes come first is state_fold's.
-"""
+"""Values of a session's state as JSON text, and paths into them."""
 
 import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Final
+from typing import Any, Final
 
 from bough.v1 import event_pb2, state_pb2
-from bough_server.cutting import size_of
+from bough_server.truncation import size_of
 
 MAX_STATE_BYTES: Final = 256 * 1024
 """The most bytes of a session's state as JSON; a write beyond it is refused, and one in a log that is has no effect."""
@@ -32,6 +29,11 @@ _LONG_NUMBER: Final = re.compile(r"[0-9]{309}")
 _SPACE: Final = re.compile(r"[ \t\r\n]*")
 _DECODER: Final = json.JSONDecoder()
 _ENCODER: Final = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+
+PATH: Final = re.compile(r"[A-Za-z][A-Za-z0-9_:-]*(?:\.[A-Za-z0-9_:-]+)*")
+"""A value's name, then members of objects by name and items of lists by number, from 0, each after a dot."""
+
+_LONGEST: Final = 512
 
 
 def values_of(state_json: str) -> dict[str, str]:
@@ -190,3 +192,29 @@ def changes_of(event: event_pb2.AgentEvent) -> Write:
     if kind == "state_changed":
         return write_of(event.state_changed.changes)
     return write_of(event.tool_completed.state_delta) if kind == "tool_completed" else ()
+
+
+def is_path(text: str) -> bool:
+    """Whether a text is a path, of at most 512 characters."""
+    return len(text) <= _LONGEST and PATH.fullmatch(text) is not None
+
+
+def value_at(state: Mapping[str, Any], path: str) -> Any:
+    """The value at a path. Names may hold dots: the longest name that is there counts. Raises KeyError."""
+    names = path.split(".")
+    for cut in range(len(names), 0, -1):
+        name = ".".join(names[:cut])
+        if name in state:
+            return _below(state[name], names[cut:], path)
+    raise KeyError(path)
+
+
+def _below(value: Any, names: Sequence[str], path: str) -> Any:
+    for name in names:
+        if isinstance(value, dict) and name in value:
+            value = value[name]
+        elif isinstance(value, list) and name.isdecimal() and name.isascii() and int(name) < len(value):
+            value = value[int(name)]
+        else:
+            raise KeyError(path)
+    return value

@@ -1,4 +1,4 @@
-"""A session's state as a log leaves it: whose writes come after whose; pure.
+"""The session state that a log leaves behind, and the writes that conflict in it.
 
 What runs at once does not see each other's writes, and afterwards the later lane or call wins: so a log's writes count
 in the order of their keys, not of their sequences.
@@ -12,7 +12,7 @@ from typing import Final
 
 from bough.v1 import event_pb2
 from bough_server import events
-from bough_server.state import Write, changed, changes_of, values_of
+from bough_server.session_state import Write, changed, changes_of, values_of
 
 _LANE: Final = re.compile(r"(?:(?:^|/)g|\.t|\.)([0-9]{1,9})(?=[/.]|$)")
 """Names of what runs at once, in a key: lanes of an agent, calls of a step, lanes of code."""

@@ -1,4 +1,4 @@
-"""Bounds of texts inside events: what is longer is cut in the middle and marked; nothing is dropped unsaid."""
+"""Size limits of texts inside events, and truncation to them: the middle of a longer text is cut out and marked."""
 
 from collections.abc import Sequence
 from typing import Final
