@@ -4,8 +4,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from bough.v1 import message_pb2
-from bough_server import Context, agent, tool
-from bough_server.tools.tool import ToolContext
+from bough_server.agents.function import agent
+from bough_server.runtime.agent import Context
+from bough_server.tools.tool import ToolContext, tool
 
 DAY = 24 * 60 * 60
 PRICES = {"1001": 40, "1002": 180}

@@ -1,7 +1,10 @@
 """What the teams name: a tool, an agent that is Python code, and two functions that a loop is steered by."""
 
 from bough.v1 import message_pb2
-from bough_server import Context, Situation, agent, condition, input_builder, tool
+from bough_server.agents.function import agent
+from bough_server.functions import Situation, condition, input_builder
+from bough_server.runtime.agent import Context
+from bough_server.tools.tool import tool
 
 FREE = {"tonight": [12, 14], "tomorrow": [12]}
 LONGEST = 24

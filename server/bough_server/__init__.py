@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from bough_server.agents.function import agent
     from bough_server.app import serve
-    from bough_server.functions import condition, input_builder, rewriter
+    from bough_server.functions import Situation, condition, input_builder, rewriter
     from bough_server.runtime.agent import Context
-    from bough_server.situation import Situation
     from bough_server.tools.tool import tool
 
 __all__ = ["Context", "Situation", "agent", "condition", "input_builder", "rewriter", "serve", "tool"]
@@ -22,8 +21,8 @@ _HOMES = {
     "condition": "bough_server.functions",
     "input_builder": "bough_server.functions",
     "rewriter": "bough_server.functions",
-    "Situation": "bough_server.situation",
     "Context": "bough_server.runtime.agent",
+    "Situation": "bough_server.functions",
     "serve": "bough_server.app",
 }
 

@@ -26,23 +26,23 @@ from bough.v1 import (
 )
 from bough_server.agents.catalog import AgentCatalog
 from bough_server.agents.editing import AgentEditor
-from bough_server.agents.python_modules import load_python
+from bough_server.agents.loading import definition_files, load_python, load_sources
 from bough_server.agents.registry import Registry
-from bough_server.agents.sources import definition_files, load_sources
+from bough_server.api.agent_service import AgentService
+from bough_server.api.catalog_service import CatalogService
+from bough_server.api.eval_service import EvalService
+from bough_server.api.health import Health, add_reflection
+from bough_server.api.session_service import SessionService
 from bough_server.clock import Clock, SystemClock
 from bough_server.errors import ConfigurationError
 from bough_server.ids import new_uuid7
 from bough_server.interceptors.auth import current_principal
 from bough_server.interceptors.chain import interceptors
 from bough_server.metrics import open_metrics
-from bough_server.models.configured import ConfiguredModels, build_models
-from bough_server.runs import RunDefaults, Runs
-from bough_server.runs.equipment import Equipment
-from bough_server.services.agent import AgentService
-from bough_server.services.catalog import CatalogService
-from bough_server.services.eval import EvalService
-from bough_server.services.ops import Health, add_reflection
-from bough_server.services.session import SessionService
+from bough_server.models.registry import ConfiguredModels, build_models
+from bough_server.runs.admission import RunDefaults
+from bough_server.runs.dependencies import Equipment
+from bough_server.runs.runs import Runs
 from bough_server.settings import Settings
 from bough_server.settings_sections import LogLevel, ServerSection
 from bough_server.store.sql.store import Store, open_store

@@ -1,11 +1,9 @@
-"""YAML and JSON files as plain values that know their lines; what the values mean is their readers' business.
-
-Plain scalars are read by YAML 1.2's core schema: `no`, `on` and `2026-01-01` are text.
-"""
+"""YAML and JSON documents whose values know their lines, and durations as people write them."""
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from decimal import Decimal
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Final, TypeAlias
@@ -29,15 +27,37 @@ _SEQ: Final = "tag:yaml.org,2002:seq"
 FLOAT_PATTERN: Final = re.compile(r"[-+]?(?:[0-9]+\.[0-9]*|\.[0-9]+|[0-9]+(?=[eE]))(?:[eE][-+]?[0-9]+)?$")
 """Plain scalars that are read as numbers with a fraction or an exponent."""
 
+_UNITS: Final = {
+    "ns": 1,
+    "us": 1_000,
+    "ms": 1_000_000,
+    "s": 1_000_000_000,
+    "m": 60_000_000_000,
+    "h": 3_600_000_000_000,
+    "d": 86_400_000_000_000,
+}
+_PIECE: Final = re.compile(r"([0-9]{1,18}(?:\.[0-9]{1,18})?)(ns|us|ms|s|m|h|d)")
+_WHOLE: Final = re.compile(rf"-?(?:{_PIECE.pattern})+")
+_LONGEST_NS: Final = 315_576_000_000 * 1_000_000_000
+"""Ten thousand years: what google.protobuf.Duration may hold."""
+
 
 class _Loader(yaml.SafeLoader):
     """PyYAML's parser with the core schema's plain scalars alone."""
 
 
 _Loader.yaml_implicit_resolvers = {}
+
+
 _Loader.add_implicit_resolver(_NULL, re.compile(r"(?:~|null|Null|NULL|)$"), ["~", "n", "N", ""])
+
+
 _Loader.add_implicit_resolver(_BOOL, re.compile(r"(?:true|True|TRUE|false|False|FALSE)$"), list("tTfF"))
+
+
 _Loader.add_implicit_resolver(_INT, re.compile(r"[-+]?(?:0|[1-9][0-9]{0,4000})$"), list("-+0123456789"))
+
+
 _Loader.add_implicit_resolver(_FLOAT, FLOAT_PATTERN, list("-+.0123456789"))
 
 
@@ -199,3 +219,14 @@ def _syntax_problem(path: str, error: yaml.YAMLError) -> Problem:
     mark = getattr(error, "problem_mark", None) or getattr(error, "context_mark", None)
     words = getattr(error, "problem", None) or getattr(error, "reason", None) or "cannot be read"
     return Problem(path=path, line=mark.line + 1 if mark else 0, field="", description=f"This is not YAML: {words}.")
+
+
+def parse_duration(text: str) -> int:
+    """Nanoseconds of a text such as "10m", "1.5s" or "1h30m". Raises ValueError with a sentence."""
+    text = text.strip()
+    if not _WHOLE.fullmatch(text):
+        raise ValueError(f"must be a duration such as 10m, 50ms or 1h30m, not {text[:40]!r}")
+    nanoseconds = sum(int(Decimal(number) * _UNITS[unit]) for number, unit in _PIECE.findall(text))
+    if nanoseconds > _LONGEST_NS:
+        raise ValueError("must be a duration of at most ten thousand years")
+    return -nanoseconds if text.startswith("-") else nanoseconds

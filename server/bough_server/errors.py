@@ -33,7 +33,7 @@ from typing import ClassVar, Final, TypeAlias
 from google.rpc import code_pb2
 
 from bough.v1 import error_pb2, event_pb2, message_pb2
-from bough_server.cutting import cut_text, size_of
+from bough_server.truncation import cut_text, size_of
 
 MAX_MESSAGE_BYTES: Final = 8 * 1024
 """The most bytes of the message of an error in a run; its head and its tail are kept."""

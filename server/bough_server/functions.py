@@ -1,18 +1,15 @@
-"""The operator's pure functions by name: conditions, input builders and rewriters; when they are asked is others'.
-
-They are plain functions of what is recorded, so a replay asks them again and nothing of them is in the log. What they
-raise, and an answer of another type, is an error of the run that names them.
-"""
+"""Pure functions by name, @condition, @input_builder and @rewriter, and the Situation they receive."""
 
 import inspect
+import json
 import re
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import ClassVar, Final, TypeAlias, TypeVar, overload
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any, ClassVar, Final, TypeAlias, TypeVar, overload
 
 from bough.v1 import error_pb2, message_pb2
 from bough_server.errors import RunError
-from bough_server.situation import Situation, copied
 
 NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_-]{0,63}")
 """What a function may be called in a definition."""
@@ -22,6 +19,68 @@ _ROLES: Final = (message_pb2.ROLE_UNSPECIFIED, message_pb2.ROLE_USER, message_pb
 
 Given = TypeVar("Given")
 Made = TypeVar("Made")
+
+
+class Values(Mapping[str, Any]):
+    """A session's values by name, read only: every reading gives a copy."""
+
+    def __init__(self, texts: Mapping[str, str]) -> None:
+        """`texts` are the values as JSON text."""
+        self._texts = texts
+
+    def __getitem__(self, key: str) -> Any:
+        return json.loads(self._texts[key])
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._texts)
+
+    def __len__(self) -> int:
+        return len(self._texts)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Situation:
+    """What is known where a condition or an input builder is called: copies of what is recorded, and nothing else."""
+
+    agent: str
+    """The agent whose link or loop it is."""
+    state: Mapping[str, Any]
+    """The session's values, as JSON."""
+    input: message_pb2.Message
+    """What that agent was told."""
+    user: message_pb2.Message
+    """What the user said."""
+    message: message_pb2.Message | None = None
+    """What the call says: of a model, of a transfer or of code; None where nothing does."""
+    arguments: Mapping[str, Any] = field(default_factory=dict)
+    """The arguments of a model's call, as JSON; empty where no model called."""
+    round: int | None = None
+    """The round of the loop that has just ended, from 0; None where it is no loop's condition."""
+    plan: str = ""
+    """The steps of the plan that are left, as text; empty where there is no plan."""
+    step: str = ""
+    """The step of the plan that is to be done; empty where there is none."""
+    executed_steps: str = ""
+    """The steps that were done and what came of them, as text; empty where there are none."""
+    look: Callable[[], Sequence[message_pb2.Message]] = field(default=tuple, repr=False, compare=False)
+    """Gives what `history` is made of."""
+
+    @cached_property
+    def history(self) -> list[message_pb2.Message]:
+        """What the agent sees of the session and the run so far, as its model would be shown it."""
+        return [copied(message) for message in self.look()]
+
+
+def copied(message: message_pb2.Message) -> message_pb2.Message:
+    """A copy that may be changed."""
+    copy = message_pb2.Message()
+    copy.CopyFrom(message)
+    return copy
+
+
+def text_of(message: message_pb2.Message) -> str:
+    """The texts and the JSON of a message as one text."""
+    return "".join(part.text or part.data_json for part in message.parts)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,8 +166,12 @@ Function: TypeAlias = Condition | InputBuilder | Rewriter
 
 @overload
 def condition(function: Callable[[Situation], bool], /) -> Condition: ...
+
+
 @overload
 def condition(*, name: str) -> Callable[[Callable[[Situation], bool]], Condition]: ...
+
+
 def condition(
     function: Callable[[Situation], bool] | None = None, /, *, name: str = ""
 ) -> Condition | Callable[[Callable[[Situation], bool]], Condition]:
@@ -122,8 +185,12 @@ def condition(
 
 @overload
 def input_builder(function: Callable[[Situation], str | message_pb2.Message], /) -> InputBuilder: ...
+
+
 @overload
 def input_builder(*, name: str) -> Callable[[Callable[[Situation], str | message_pb2.Message]], InputBuilder]: ...
+
+
 def input_builder(
     function: Callable[[Situation], str | message_pb2.Message] | None = None, /, *, name: str = ""
 ) -> InputBuilder | Callable[[Callable[[Situation], str | message_pb2.Message]], InputBuilder]:
@@ -137,8 +204,12 @@ def input_builder(
 
 @overload
 def rewriter(function: Callable[[message_pb2.Message], list[message_pb2.Message]], /) -> Rewriter: ...
+
+
 @overload
 def rewriter(*, name: str) -> Callable[[Callable[[message_pb2.Message], list[message_pb2.Message]]], Rewriter]: ...
+
+
 def rewriter(
     function: Callable[[message_pb2.Message], list[message_pb2.Message]] | None = None, /, *, name: str = ""
 ) -> Rewriter | Callable[[Callable[[message_pb2.Message], list[message_pb2.Message]]], Rewriter]:

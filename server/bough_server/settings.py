@@ -14,7 +14,7 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from bough_server.documents import Document, FieldPath, Value, raise_problems, read_documents
 from bough_server.errors import ConfigurationError, Problem
-from bough_server.settings_models import ModelSection, model_problems
+from bough_server.models.config import ModelSection, model_problems
 from bough_server.settings_sections import (
     LimitsSection,
     LogLevel,

@@ -8,8 +8,7 @@ from google.protobuf.duration_pb2 import Duration
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
 from bough.v1 import policy_pb2
-from bough_server.documents import FieldPath, suggestion
-from bough_server.durations import parse_duration
+from bough_server.documents import FieldPath, parse_duration, suggestion
 
 LogLevel: TypeAlias = Literal["debug", "info", "warning", "error"]
 

@@ -8,10 +8,9 @@ from collections.abc import Callable, Collection, Mapping
 from typing import Any, Final
 
 from bough.v1 import error_pb2
-from bough_server.cutting import MAX_TEXT_BYTES, size_of
 from bough_server.errors import RunError
-from bough_server.state import json_text
-from bough_server.state_paths import is_path, value_at
+from bough_server.session_state import is_path, json_text, value_at
+from bough_server.truncation import MAX_TEXT_BYTES, size_of
 
 # Possessive, so that a match takes time linear in the text.
 _PLACEHOLDER: Final = re.compile(r"\{\{ *+([A-Za-z_][A-Za-z0-9_.:-]*+)(\??) *+\}\}")

@@ -9,7 +9,7 @@ from typing import Final
 
 from bough_server import ids
 from bough_server.store.ports import EventLog, Record
-from bough_server.store.sql.engine import Durability
+from bough_server.store.sql.database import Durability
 from bough_server.store.sql.store import open_store
 from bough_server.store.sql.writer import CommitHooks
 from tests.bench.figures import Aim, CaseResult, Figure

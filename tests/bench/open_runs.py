@@ -13,8 +13,8 @@ from typing import Final, NoReturn
 
 from bough.v1 import agent_pb2, catalog_service_pb2, event_pb2, policy_pb2
 from bough_server.models.model import Model
-from bough_server.models.script import Script, parse_script
-from bough_server.models.scripted import Gate, ScriptedModel
+from bough_server.models.scripted.model import Gate, ScriptedModel
+from bough_server.models.scripted.script import Script, parse_script
 from bough_server.store.ports import Page, RunFilter
 from bough_server.tools.tool import tool
 from tests.support.house import ME, House, open_house

@@ -19,7 +19,7 @@ from bough.v1 import (
     eval_service_pb2_grpc,
     event_pb2,
 )
-from bough_server.tree import fold
+from bough_server.tree.fold import fold
 from tests.clients.turns import RUN_ID
 
 AT_ONCE = Rejoining(first_delay=0.0, longest_delay=0.0, patience=20.0)

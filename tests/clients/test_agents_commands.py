@@ -48,7 +48,11 @@ async def test_stored_agents_are_listed_and_shown_with_revision_and_time(client:
     assert head.split() == ["agent", "model", "revision", "stored", "what", "it", "does"]
     coach, editor = (next(row for row in rows if row.startswith(name)) for name in ("coach", "editor"))
     assert (stored.revision in coach, editor.split()[3]) == (True, "-")
-    assert f"revision: {stored.revision}" in shown.out.splitlines()
+    assert shown.out.splitlines()[:3] == [
+        f"# revision: {stored.revision}",
+        f"# create_time: {stored.create_time.ToJsonString()}",
+        "name: coach",
+    ]
     assert (as_json["revision"], as_json["createTime"]) == (stored.revision, stored.create_time.ToJsonString())
 
 

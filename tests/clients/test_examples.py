@@ -10,8 +10,8 @@ from google.protobuf import json_format
 from bough import collected, text_of
 from bough.v1 import event_pb2, invocation_pb2
 from bough_server.cli.render.live import LiveView
-from bough_server.models.local import available
-from bough_server.tree import fold
+from bough_server.models.local.engine import available
+from bough_server.tree.fold import fold
 from tests.clients.commands import bough
 
 KINDS = Path(__file__).parents[2] / "examples" / "kinds"

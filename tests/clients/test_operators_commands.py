@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from bough_server.store.sql.database import upgrade_database
 from bough_server.store.sql.migrations import HEAD
-from bough_server.store.sql.schema import upgrade_database
 from tests.clients.commands import Finished, bough, started
 from tests.clients.loopback import LoopbackService, listening
 from tests.support.projects import llm, write_project

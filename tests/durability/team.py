@@ -2,7 +2,7 @@
 
 from bough.v1 import message_pb2
 from bough_server.agents.function import agent
-from bough_server.runtime.context import Context
+from bough_server.runtime.agent import Context
 
 
 @agent(description="Waits below itself for the gate that it is told, and answers at length.", agents=["waiter"])

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from structlog.testing import capture_logs
 
-from bough_server.runs import Runs
+from bough_server.runs.runs import Runs
 from bough_server.tools.tool import Tool, ToolContext, tool
 from tests.support.house import ME, House
 from tests.support.laws import check_laws

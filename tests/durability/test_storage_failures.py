@@ -15,7 +15,7 @@ import pytest
 from sqlalchemy import Connection
 
 from bough_server.errors import ConfigurationError, NotFound, StorageFailed
-from bough_server.store.sql.schema import upgrade_database
+from bough_server.store.sql.database import upgrade_database
 from bough_server.store.sql.store import Store, open_store
 from tests.store.logs import ANNE, Made, as_stored, completed, delta, everything
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from bough import reply
 from bough.v1 import event_pb2, message_pb2
 from bough_server.agents.function import agent
-from bough_server.runtime.context import Context
+from bough_server.runtime.agent import Context
 from bough_server.tools.tool import Tool, tool
 from tests.support.held_clock import HeldClock
 from tests.support.house import House, open_house

@@ -11,10 +11,9 @@ from pathlib import Path
 
 from bough.v1 import event_pb2
 from bough_server import events
-from bough_server.cli.catalog import registry_of
-from bough_server.cli.untouchable import untouchable
+from bough_server.cli.definitions import registry_of
 from bough_server.clock import SystemClock
-from bough_server.runs.replay import replay
+from bough_server.runs.replay import replay, untouchable
 from bough_server.settings import Settings
 from bough_server.store.sql.store import Store, open_store
 from bough_server.telemetry import Tracing, make_provider

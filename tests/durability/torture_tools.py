@@ -11,7 +11,7 @@ from functools import partial
 
 from bough.v1 import message_pb2
 from bough_server.agents.function import agent
-from bough_server.runtime.context import Context
+from bough_server.runtime.agent import Context
 from bough_server.tools.tool import ToolContext, tool
 
 

@@ -3,7 +3,7 @@
 from google.protobuf import json_format
 
 from bough.v1 import event_pb2
-from bough_server.tree import fold
+from bough_server.tree.fold import fold
 from tests.golden import desk
 from tests.support.readings import masked
 

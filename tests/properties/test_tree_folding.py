@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from bough.v1 import invocation_pb2, message_pb2
 from bough_server import usage
-from bough_server.tree import fold, fold_stored
+from bough_server.tree.fold import fold, fold_stored
 from tests.support.logs import AgentEvent, desk, stored
 from tests.support.told import IDS, TOLD, Story, interleavings, stories, told_logs
 

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bough.v1 import agent_service_pb2, event_pb2, invocation_pb2
-from bough_server.tree import Tree, fold, fold_stored
+from bough_server.tree.fold import Tree, fold, fold_stored
 from bough_server.views import Selection
 from tests.support.asking import DELEGATE, asking_desk, clerk, lead
 from tests.support.logs import RUN_ID, SESSION_ID, AgentEvent, desk, numbered, stamped, stored

@@ -1,7 +1,9 @@
 """Pure functions and code that stored agents may name."""
 
 from bough.v1.message_pb2 import Message
-from bough_server import Context, Situation, agent, condition, input_builder, rewriter
+from bough_server.agents.function import agent
+from bough_server.functions import Situation, condition, input_builder, rewriter
+from bough_server.runtime.agent import Context
 
 
 @condition

@@ -6,7 +6,7 @@ from collections import defaultdict
 
 from bough.v1 import message_pb2
 from bough_server.agents.function import agent
-from bough_server.runtime.context import Context
+from bough_server.runtime.agent import Context
 
 DOORS: defaultdict[str, asyncio.Event] = defaultdict(asyncio.Event)
 """What `keeper` waits for when it has written, by the name it is told; a test uses one of its own."""

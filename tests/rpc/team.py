@@ -5,7 +5,7 @@ from collections import defaultdict
 
 from bough.v1 import message_pb2
 from bough_server.agents.function import agent
-from bough_server.runtime.context import Context
+from bough_server.runtime.agent import Context
 
 Message = message_pb2.Message
 

@@ -24,7 +24,7 @@ from bough.v1 import agent_service_pb2 as pb
 from bough.v1.agent_service_pb2_grpc import add_AgentServiceServicer_to_server
 from bough.v1.eval_service_pb2_grpc import EvalServiceStub, add_EvalServiceServicer_to_server
 from bough_server.errors import FieldViolation
-from bough_server.interceptors.bounds import MAX_BYTES, MAX_ITEMS, MAX_ITEMS_IN_ALL
+from bough_server.interceptors.request_limits import MAX_BYTES, MAX_ITEMS, MAX_ITEMS_IN_ALL
 from bough_server.interceptors.validation import violations
 from tests.rpc.servers import behaving, outcome, status_details
 

@@ -15,12 +15,12 @@ from bough.v1.catalog_service_pb2_grpc import CatalogServiceStub, add_CatalogSer
 from bough_server.agents.catalog import AgentCatalog
 from bough_server.agents.editing import AgentEditor
 from bough_server.agents.registry import Registry
+from bough_server.api.catalog_service import CatalogService
 from bough_server.clock import SystemClock
 from bough_server.interceptors.auth import current_principal
-from bough_server.models.configured import ConfiguredModels
-from bough_server.models.script import parse_script
-from bough_server.models.scripted import ScriptedModel
-from bough_server.services.catalog import CatalogService
+from bough_server.models.registry import ConfiguredModels
+from bough_server.models.scripted.model import ScriptedModel
+from bough_server.models.scripted.script import parse_script
 from bough_server.store.sql.store import Store, open_store
 from tests.rpc.servers import behaving, status_details
 from tests.rpc.turns import Served

@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 
 from bough.v1 import agent_service_pb2 as pb
 from bough.v1 import event_pb2
+from bough_server.api import streaming
+from bough_server.api.streaming import Following, responses
 from bough_server.clock import SystemClock
 from bough_server.events import kind_of, stamp
-from bough_server.services import following
-from bough_server.services.following import Following, responses
 from bough_server.store.ports import StoredEvent
 from bough_server.views import Selection
 
@@ -177,4 +177,4 @@ async def test_a_stream_that_is_cancelled_while_it_waits_closes_its_pages(heartb
 @given(st.integers(0, 2**63 - 1))
 def test_numbers_are_encoded_as_protobuf_does(value: int) -> None:
     response = pb.RunResponse(through_sequence=value).SerializeToString()
-    assert following._varint(value) == (response[1:] or b"\x00")
+    assert streaming._varint(value) == (response[1:] or b"\x00")

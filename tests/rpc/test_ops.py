@@ -13,8 +13,8 @@ from grpc_reflection.v1alpha.reflection_pb2 import ServerReflectionRequest
 from grpc_reflection.v1alpha.reflection_pb2_grpc import ServerReflectionStub
 
 from bough.v1 import agent_service_pb2
+from bough_server.api.health import SERVICES, Health, add_reflection
 from bough_server.interceptors.chain import interceptors
-from bough_server.services.ops import SERVICES, Health, add_reflection
 from bough_server.telemetry import make_provider
 from tests.rpc.servers import outcome
 

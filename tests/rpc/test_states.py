@@ -14,7 +14,7 @@ from grpc import aio
 from bough.v1 import agent_service_pb2, policy_pb2
 from bough.v1 import session_service_pb2 as pb
 from bough.v1.state_pb2 import StateChange
-from bough_server.state import MAX_STATE_BYTES
+from bough_server.session_state import MAX_STATE_BYTES
 from tests.rpc.keeping_team import DOORS
 from tests.rpc.servers import status_details
 from tests.rpc.turns import Served, Turn, begin, served, settings

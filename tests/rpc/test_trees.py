@@ -92,7 +92,7 @@ async def test_the_tree_of_nothing_is_empty(server: Served) -> None:
 
 
 async def test_more_events_than_one_call_may_bring_are_refused(server: Served, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("bough_server.services.eval.MAX_EVENTS", 3)
+    monkeypatch.setattr("bough_server.api.eval_service.MAX_EVENTS", 3)
     requests = [pb.AggregateEventsRequest(events=[event_pb2.AgentEvent(invocation_id="R")] * 2)] * 2
     with pytest.raises(aio.AioRpcError) as caught:
         await server.trees.AggregateEvents(iter(requests))

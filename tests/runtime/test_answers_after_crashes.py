@@ -10,7 +10,7 @@ from bough.v1 import agent_service_pb2, event_pb2, input_pb2, message_pb2
 from bough_server.agents.function import FunctionAgent, agent
 from bough_server.models.model import ModelRequest
 from bough_server.runs.replay import Replayed
-from bough_server.runtime.context import Context
+from bough_server.runtime.agent import Context
 from bough_server.tools.tool import tool
 from tests.support.held_clock import HeldClock
 from tests.support.house import ME, House, names, open_house

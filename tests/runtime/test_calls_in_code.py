@@ -10,7 +10,7 @@ from bough.v1 import agent_pb2, error_pb2, event_pb2, message_pb2, step_pb2
 from bough_server.agents.function import agent
 from bough_server.errors import RunError
 from bough_server.models.model import ModelRequest
-from bough_server.runtime.context import Context
+from bough_server.runtime.agent import Context
 from bough_server.tools.tool import tool
 from tests.support.house import ME, names
 from tests.support.readings import check_replay, having, results_of, text_of

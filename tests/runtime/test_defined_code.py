@@ -12,7 +12,7 @@ from bough.v1.agent_service_pb2 import Run
 from bough_server.agents.function import FunctionAgent, agent
 from bough_server.functions import Condition, Function, InputBuilder, Rewriter
 from bough_server.models.model import ModelRequest
-from bough_server.runtime.context import Context
+from bough_server.runtime.agent import Context
 from bough_server.tools.tool import tool
 from tests.support.composites import composite
 from tests.support.house import ME, House, open_house

@@ -8,7 +8,7 @@ import pytest
 
 from bough.v1 import error_pb2, event_pb2, input_pb2, message_pb2
 from bough_server.agents.function import FunctionAgent, agent
-from bough_server.runtime.context import Context
+from bough_server.runtime.agent import Context
 from tests.support.house import ME, open_house
 from tests.support.laws import check_laws
 from tests.support.readings import answer_of, check_replay, having

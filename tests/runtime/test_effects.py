@@ -12,7 +12,7 @@ from bough.v1 import catalog_service_pb2, error_pb2, event_pb2, message_pb2
 from bough_server import events
 from bough_server.agents.function import FunctionAgent, agent
 from bough_server.errors import RunError
-from bough_server.runtime.context import Context
+from bough_server.runtime.agent import Context
 from tests.support.house import ME, House, names, open_house
 from tests.support.laws import check_laws
 from tests.support.readings import check_replay

@@ -13,8 +13,7 @@ from bough_server.errors import CallError, ForkRefused, NotFound, RequestIdReuse
 from bough_server.models.model import ModelRequest
 from bough_server.store.ports import Principal
 from bough_server.store.sql.rebuild import rebuild_projections
-from bough_server.tools.rules import OnRecovery
-from bough_server.tools.tool import ToolContext, tool
+from bough_server.tools.tool import OnRecovery, ToolContext, tool
 from tests.support.forked import TEAM, TURNS, Log, World, edited, open_forked, place, run_of
 from tests.support.house import ME, names
 from tests.support.laws import check_laws

@@ -9,7 +9,7 @@ import pytest
 from bough.v1 import event_pb2, input_pb2, message_pb2, policy_pb2
 from bough_server.agents.function import agent
 from bough_server.errors import ForkRefused
-from bough_server.runtime.context import Context
+from bough_server.runtime.agent import Context
 from tests.support.forked import Log, Run, place
 from tests.support.house import ME, House
 from tests.support.readings import answer_of, check_replay, having

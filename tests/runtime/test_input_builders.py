@@ -7,10 +7,9 @@ import pytest
 
 from bough.v1 import agent_pb2, error_pb2, event_pb2, message_pb2
 from bough_server.agents.function import agent
-from bough_server.functions import input_builder
+from bough_server.functions import Situation, input_builder
 from bough_server.models.model import ModelRequest
-from bough_server.runtime.context import Context
-from bough_server.situation import Situation
+from bough_server.runtime.agent import Context
 from bough_server.tools.tool import tool
 from tests.support.composites import loop, parallel, plan_execute, sequence, supervisor, swarm
 from tests.support.readings import answer_of, check_replay, having, text_of

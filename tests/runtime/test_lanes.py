@@ -9,7 +9,7 @@ from bough.v1 import agent_pb2, event_pb2, input_pb2, message_pb2, policy_pb2
 from bough_server.agents.function import FunctionAgent, agent
 from bough_server.engine import keys
 from bough_server.models.model import ModelRequest
-from bough_server.runtime.context import Context
+from bough_server.runtime.agent import Context
 from bough_server.tools.tool import tool
 from tests.runtime.test_flows import BREAK, EXIT, FAILS, ends, heard_by, keys_of_children, paths
 from tests.support.composites import loop, parallel, sequence

@@ -10,7 +10,7 @@ import pytest
 from bough.v1 import agent_pb2, agent_service_pb2, event_pb2, message_pb2, policy_pb2
 from bough_server.agents.function import agent
 from bough_server.errors import RunError
-from bough_server.runtime.context import Context
+from bough_server.runtime.agent import Context
 from bough_server.tools.tool import ToolContext, tool
 from tests.durability.prefixes.finishing import cut_off
 from tests.support.composites import parallel

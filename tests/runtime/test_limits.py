@@ -11,7 +11,7 @@ from bough_server.agents.function import agent
 from bough_server.errors import RunError
 from bough_server.models.model import ModelRequest
 from bough_server.runs.admission import RunDefaults
-from bough_server.runtime.context import Context
+from bough_server.runtime.agent import Context
 from bough_server.tools.tool import tool
 from tests.support.held_clock import HeldClock
 from tests.support.house import names

@@ -9,7 +9,7 @@ import pytest
 from bough import approve, tool_result
 from bough.v1 import agent_pb2, error_pb2, message_pb2, policy_pb2
 from bough_server.agents.function import agent
-from bough_server.runtime.context import Context
+from bough_server.runtime.agent import Context
 from bough_server.tools.tool import tool
 from tests.support.composites import parallel
 from tests.support.held_clock import HeldClock

@@ -10,7 +10,7 @@ from bough import reply
 from bough.v1 import error_pb2, event_pb2, input_pb2, message_pb2
 from bough_server.agents.function import agent
 from bough_server.errors import RunEnded
-from bough_server.runtime.context import Context
+from bough_server.runtime.agent import Context
 from tests.support.house import ME, names
 from tests.support.questions import (
     asker,

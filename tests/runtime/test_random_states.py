@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from bough.v1 import agent_pb2, message_pb2
 from bough_server.agents.function import FunctionAgent, agent
-from bough_server.runtime.context import Context
-from bough_server.state_fold import StateFold
+from bough_server.runtime.agent import Context
+from bough_server.session_state_fold import StateFold
 from tests.support.house import ME
 from tests.support.readings import answer_of, check_replay
 from tests.support.teams import call, calls, llm, open_team, script

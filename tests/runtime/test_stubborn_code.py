@@ -8,7 +8,7 @@ from pathlib import Path
 from bough.v1 import agent_pb2, error_pb2, message_pb2, policy_pb2
 from bough_server.agents.function import FunctionAgent, agent
 from bough_server.errors import RunError
-from bough_server.runtime.context import Context
+from bough_server.runtime.agent import Context
 from tests.support.house import House, names, open_house
 from tests.support.laws import check_laws
 from tests.support.teams import Scripts

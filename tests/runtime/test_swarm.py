@@ -8,8 +8,7 @@ from bough import reply
 from bough.v1 import agent_pb2, error_pb2, event_pb2, message_pb2, policy_pb2
 from bough_server.agents.function import agent
 from bough_server.models.model import ModelRequest
-from bough_server.runtime.agent import Outcome, transferred
-from bough_server.runtime.context import Context
+from bough_server.runtime.agent import Context, Outcome, transferred
 from tests.runtime.test_flows import EXIT, FAILS, ends, heard_by, keys_of_children, paths
 from tests.runtime.test_supervisors import shown_to
 from tests.runtime.test_transfers import to, transfer

@@ -14,11 +14,11 @@ from google.protobuf.duration_pb2 import Duration
 from bough.v1 import agent_service_pb2, error_pb2, event_pb2, message_pb2, policy_pb2
 from bough_server.agents.function import FunctionAgent, agent
 from bough_server.errors import RunParked
-from bough_server.models.configured import build_models
+from bough_server.models.config import ModelSection
 from bough_server.models.model import ModelRequest
-from bough_server.models.scripted import ScriptedModel
-from bough_server.runtime.context import Context
-from bough_server.settings_models import ModelSection
+from bough_server.models.registry import build_models
+from bough_server.models.scripted.model import ScriptedModel
+from bough_server.runtime.agent import Context
 from bough_server.store.ports import Page, RunFilter
 from bough_server.tools.tool import Tool, tool
 from tests.support.house import ME, House, open_house

@@ -11,7 +11,7 @@ from bough.v1 import agent_service_pb2, event_pb2, input_pb2, message_pb2, polic
 from bough_server.agents.function import FunctionAgent, agent
 from bough_server.engine.input_requests import received as as_received
 from bough_server.errors import AgentUnusable, AlreadyAnswered, InvalidRequest, RequestIdReused, RunEnded, RunError
-from bough_server.runtime.context import Context
+from bough_server.runtime.agent import Context
 from tests.support.house import ME, House
 from tests.support.questions import (
     asker,

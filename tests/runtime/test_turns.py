@@ -12,7 +12,7 @@ from google.protobuf.message import DecodeError
 from bough.v1 import agent_service_pb2, event_pb2, message_pb2, policy_pb2
 from bough_server.agents.function import agent
 from bough_server.errors import InvalidRequest, NotFound, RequestIdReused, ServerStopping, SessionBusy
-from bough_server.runtime.context import Context
+from bough_server.runtime.agent import Context
 from bough_server.store.ports import Page
 from bough_server.telemetry import Parent
 from tests.support.house import ME, names

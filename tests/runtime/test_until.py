@@ -6,9 +6,8 @@ import pytest
 
 from bough.v1 import agent_pb2, event_pb2, message_pb2
 from bough_server.agents.function import agent
-from bough_server.functions import condition
-from bough_server.runtime.context import Context
-from bough_server.situation import Situation
+from bough_server.functions import Situation, condition
+from bough_server.runtime.agent import Context
 from tests.support.composites import composite
 from tests.support.house import House
 from tests.support.readings import answer_of, check_replay, having, text_of

@@ -9,7 +9,7 @@ from bough import approve, reply
 from bough.v1 import agent_service_pb2, error_pb2, event_pb2, input_pb2, message_pb2, policy_pb2
 from bough_server.agents.function import FunctionAgent, agent
 from bough_server.errors import AlreadyAnswered, RunError
-from bough_server.runtime.context import Context
+from bough_server.runtime.agent import Context
 from bough_server.tools.tool import tool
 from tests.support.held_clock import HeldClock
 from tests.support.house import ME, House, names

@@ -7,9 +7,9 @@ from pathlib import Path
 from bough.v1 import agent_service_pb2, event_pb2, input_pb2, message_pb2
 from bough_server.agents.function import FunctionAgent, agent
 from bough_server.errors import RunParked
-from bough_server.runs import Runs
-from bough_server.runtime.context import Context
-from bough_server.store.owners import Letter
+from bough_server.runs.runs import Runs
+from bough_server.runtime.agent import Context
+from bough_server.store.worker_ports import Letter
 from tests.support.floor import QUEUE
 from tests.support.house import ME, House, open_house
 from tests.support.laws import check_laws

@@ -6,9 +6,9 @@ import pytest
 
 from bough.v1 import agent_pb2
 from bough_server.errors import StorageFailed
-from bough_server.store.agents import CatalogMoved, StoredAgents
 from bough_server.store.sql.store import Store, open_store
 from bough_server.store.sql.writer import CommitHooks
+from bough_server.store.worker_ports import CatalogMoved, StoredAgents
 
 
 def _agent(name: str, description: str = "Is one.") -> agent_pb2.AgentDefinition:

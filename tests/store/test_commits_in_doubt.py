@@ -8,10 +8,10 @@ import pytest
 
 from bough.v1 import event_pb2
 from bough_server.errors import Fenced, StorageFailed
-from bough_server.store.accepting import RunMoved
-from bough_server.store.owners import Letter
+from bough_server.store.ports import RunMoved
 from bough_server.store.sql.store import Store, open_store
 from bough_server.store.sql.writer import CommitHooks
+from bough_server.store.worker_ports import Letter
 from tests.store.fork_logs import Fork
 from tests.store.logs import ANNE, Made, as_stored, completed, delta, everything, record, resumed, text
 

@@ -7,8 +7,7 @@ import pytest
 
 from bough.v1 import event_pb2, message_pb2
 from bough_server.errors import Fenced, ForkRefused, NotFound
-from bough_server.store.accepting import RequestIdTaken
-from bough_server.store.ports import Record
+from bough_server.store.ports import Record, RequestIdTaken
 from bough_server.store.sql.store import Store, open_store
 from tests.store.fork_logs import Fork
 from tests.store.logs import (

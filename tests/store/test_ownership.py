@@ -20,11 +20,10 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, rule, run_sta
 from bough.v1 import event_pb2, input_pb2
 from bough_server import events
 from bough_server.errors import Fenced
-from bough_server.store.accepting import RunMoved
-from bough_server.store.owners import Letter
-from bough_server.store.ports import Record, StoredEvent
+from bough_server.store.ports import Record, RunMoved, StoredEvent
 from bough_server.store.sql.store import Store, open_store
 from bough_server.store.sql.writer import CommitHooks
+from bough_server.store.worker_ports import Letter
 from tests.store.logs import ANNE, Made, as_stored, completed, delta, everything, record, resumed
 
 WORKERS = ("a", "b")

@@ -6,8 +6,8 @@ import pytest
 
 from bough.v1 import error_pb2, event_pb2, message_pb2
 from bough_server import ids
-from bough_server.store.derived import NOTHING, LogAddress, Projected, RunEnd, RunStart
 from bough_server.store.ports import StoredMessage, UsageEntry
+from bough_server.store.projected import NOTHING, LogAddress, Projected, RunEnd, RunStart
 from bough_server.store.projection import RunFold, agent_chain
 from tests.store.logs import SECOND, START_NS, Made, completed, definition, delta, of_invocation, record, text
 

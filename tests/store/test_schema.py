@@ -13,13 +13,18 @@ from sqlalchemy import Connection, text
 
 from bough.v1 import agent_service_pb2, event_pb2
 from bough_server.errors import ConfigurationError
-from bough_server.store.owners import Letter
 from bough_server.store.ports import Principal, RunRecord
 from bough_server.store.sql import migrations
-from bough_server.store.sql.engine import database_path
-from bough_server.store.sql.schema import DatabaseStatus, database_status, exclusive_engine, upgrade_database
+from bough_server.store.sql.database import (
+    DatabaseStatus,
+    database_path,
+    database_status,
+    exclusive_engine,
+    upgrade_database,
+)
 from bough_server.store.sql.store import open_store
 from bough_server.store.sql.tables import metadata
+from bough_server.store.worker_ports import Letter
 
 
 def _execute(url: str, statement: str) -> None:

@@ -6,9 +6,9 @@ import pytest
 
 from bough.v1 import event_pb2, state_pb2
 from bough_server.errors import InvalidRequest, NotFound, SessionBusy
-from bough_server.state import MAX_STATE_BYTES
-from bough_server.store.accepting import SessionMoved
-from bough_server.store.sql.engine import database_path
+from bough_server.session_state import MAX_STATE_BYTES
+from bough_server.store.ports import SessionMoved
+from bough_server.store.sql.database import database_path
 from bough_server.store.sql.rebuild import rebuild_projections
 from bough_server.store.sql.store import Store, open_store
 from tests.store.fork_logs import Fork

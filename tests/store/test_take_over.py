@@ -6,7 +6,7 @@ import pytest
 
 from bough.v1 import event_pb2
 from bough_server.errors import Fenced
-from bough_server.store.accepting import RunMoved
+from bough_server.store.ports import RunMoved
 from bough_server.store.sql.store import Store, open_store
 from tests.store.logs import ANNE, Made, as_stored, completed, delta, everything, record, resumed, text
 

@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from bough_server.errors import StorageFailed
-from bough_server.store.sql.writing import Writing
+from bough_server.store.sql.write_queue import Writing
 
 
 async def _turn(writing: Writing, is_possible: bool) -> None:

@@ -23,10 +23,10 @@ from bough_server.agents.registry import Models, Registry
 from bough_server.clock import Clock, SystemClock
 from bough_server.functions import Function
 from bough_server.metrics import Metrics
-from bough_server.runs import Runs
 from bough_server.runs.admission import RunDefaults
-from bough_server.runs.equipment import Equipment
+from bough_server.runs.dependencies import Equipment
 from bough_server.runs.replay import Replayed, replay
+from bough_server.runs.runs import Runs
 from bough_server.runs.takeover import session_cut
 from bough_server.runtime.agent import Agent
 from bough_server.store.ports import Principal, StoredEvent, StoredMessage
@@ -34,7 +34,7 @@ from bough_server.store.sql.store import Store, open_store
 from bough_server.store.sql.writer import CommitHooks
 from bough_server.telemetry import Parent, Tracing, make_provider
 from bough_server.tools.tool import Tool
-from bough_server.tree import fold_stored
+from bough_server.tree.fold import fold_stored
 
 ME = Principal(tenant_id="local", user_id="local")
 

@@ -4,8 +4,7 @@ from typing import Final
 
 from bough.v1 import agent_pb2, message_pb2, policy_pb2
 from bough_server.agents.function import agent
-from bough_server.runtime.agent import Agent, Outcome, transferred
-from bough_server.runtime.context import Context
+from bough_server.runtime.agent import Agent, Context, Outcome, transferred
 from tests.durability.prefixes.props import asks, failing, looking, meeting, said, waiting
 from tests.durability.prefixes.scenario import Scenario, Team, World
 from tests.support.composites import loop, parallel, plan_execute, sequence, supervisor, swarm

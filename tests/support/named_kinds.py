@@ -4,11 +4,9 @@ from typing import Final
 
 from bough.v1 import agent_pb2, message_pb2
 from bough_server.agents.function import agent
-from bough_server.functions import Function, condition, input_builder, rewriter
+from bough_server.functions import Function, Situation, condition, input_builder, rewriter, text_of
 from bough_server.models.model import ModelRequest
-from bough_server.runtime.agent import Agent
-from bough_server.runtime.context import Context
-from bough_server.situation import Situation, text_of
+from bough_server.runtime.agent import Agent, Context
 from tests.durability.prefixes.props import asks, looking, said
 from tests.durability.prefixes.scenario import Scenario, Team, World
 from tests.support.composites import composite, sequence

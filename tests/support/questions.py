@@ -6,7 +6,7 @@ from pathlib import Path
 
 from bough.v1 import agent_service_pb2, event_pb2, input_pb2, message_pb2
 from bough_server.agents.function import FunctionAgent, agent
-from bough_server.runtime.context import Context
+from bough_server.runtime.agent import Context
 from tests.support.house import House, names, open_house
 from tests.support.readings import having
 from tests.support.teams import Scripts

@@ -10,7 +10,7 @@ from bough.v1 import agent_pb2, message_pb2, policy_pb2
 from bough_server.agents.function import FunctionAgent, agent
 from bough_server.clock import Clock
 from bough_server.errors import RunError
-from bough_server.runtime.context import Context
+from bough_server.runtime.agent import Context
 from tests.support.held_clock import HeldClock
 
 KINDS = ("now", "step", "sleep", "dispatch", "dispatch", "gather")

@@ -7,8 +7,8 @@ from pathlib import Path
 
 from bough.v1 import agent_pb2, catalog_service_pb2, step_pb2
 from bough_server.models.model import Delta, Meter, Model, ModelRequest, Price, RetryPolicy
-from bough_server.models.script import parse_script
-from bough_server.models.scripted import Gate, ScriptedModel
+from bough_server.models.scripted.model import Gate, ScriptedModel
+from bough_server.models.scripted.script import parse_script
 from bough_server.tools.tool import Tool
 from tests.support.house import House, open_house
 

@@ -8,8 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bough.v1 import error_pb2, input_pb2, message_pb2
-from bough_server.cli.answers import answer_of, answers_of, request_named, result_of
-from bough_server.cli.asking import ask_all, value_of
+from bough_server.cli.prompts import answer_of, answers_of, ask_all, request_named, result_of, value_of
 from bough_server.errors import ConfigurationError
 from bough_server.tools.arguments import schema_mistakes
 from tests.clients.waiting import APPROVAL_ID, CARD_ID, QUESTION_ID, approval, card, question

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from bough.v1 import error_pb2, event_pb2, fork_pb2, input_pb2, message_pb2
-from bough_server.cli.choices import Target
+from bough_server.cli.options import Target
 from bough_server.cli.render.notes import (
     expiry_text,
     forked_text,

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from rich.cells import cell_len
 
 from bough.v1 import error_pb2, event_pb2, input_pb2, message_pb2, state_pb2
-from bough_server.cli.render.amounts import (
+from bough_server.cli.render.format import (
     clip,
     clip_middle,
     cost_text,

@@ -7,10 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bough.v1 import error_pb2, event_pb2, fork_pb2, invocation_pb2, message_pb2
-from bough_server.cli.fork_times import counted_from
-from bough_server.cli.render.beside import trees_beside
-from bough_server.cli.render.tree import narrowest_tree, tree_lines
-from bough_server.tree import fold
+from bough_server.cli.follow import counted_from
+from bough_server.cli.render.tree import narrowest_tree, tree_lines, trees_beside
+from bough_server.tree.fold import fold
 from tests.clients.turns import desk
 
 

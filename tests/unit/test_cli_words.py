@@ -16,11 +16,21 @@ from bough.v1 import (
     policy_pb2,
     session_service_pb2,
 )
-from bough_server.agents.definition import parse_definition, with_revision
-from bough_server.cli.addressing import resolve_run
-from bough_server.cli.choices import Delta, OnBusy, OnDisconnect, View, seconds
-from bough_server.cli.outcome import sentences
-from bough_server.cli.render.definition import definition_yaml
+from bough_server.agents.definition import definition_yaml, parse_definition, with_revision
+from bough_server.cli.connection import resolve_run
+from bough_server.cli.exit_codes import sentences
+from bough_server.cli.options import (
+    Delta,
+    OnBusy,
+    OnDisconnect,
+    View,
+    event_names_of,
+    is_named,
+    policy_of,
+    seconds,
+    state_of,
+    view_of,
+)
 from bough_server.cli.render.tables import (
     agents_table,
     message_lines,
@@ -29,7 +39,6 @@ from bough_server.cli.render.tables import (
     session_lines,
     sessions_table,
 )
-from bough_server.cli.requests import event_names_of, is_named, policy_of, state_of, view_of
 from bough_server.documents import parse_documents
 from bough_server.errors import ConfigurationError
 from tests.clients.loopback import LoopbackService, connected

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from bough_server.agents.sources import definition_files, load_sources, not_yet_said, read_sources, source_problems
+from bough_server.agents.loading import definition_files, load_sources, not_yet_said, read_sources, source_problems
 from bough_server.agents.validation import Known
 from bough_server.errors import ConfigurationError
 

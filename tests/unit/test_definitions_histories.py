@@ -4,8 +4,8 @@ import pytest
 
 from bough.v1 import agent_pb2
 from bough_server.agents.definition import parse_definition
-from bough_server.agents.histories import models_of
 from bough_server.agents.validation import Known, judge_code_agent, violations
+from bough_server.agents.validation_bounds import models_of
 from bough_server.documents import parse_documents
 from tests.support.teams import llm
 

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bough.v1 import agent_pb2, policy_pb2
-from bough_server.agents.masks import mask_problems, masked
+from bough_server.agents.editing import mask_problems, masked
 
 PATHS: Final = (
     "description",

@@ -3,13 +3,12 @@
 import pytest
 
 from bough.v1 import agent_pb2, error_pb2
-from bough_server.agents.definition import parse_definition
-from bough_server.agents.definition_text import definition_yaml
+from bough_server.agents.definition import definition_yaml, parse_definition
 from bough_server.agents.function import agent
-from bough_server.agents.naming import functions_named
 from bough_server.agents.validation import Known, judge_code_agent, violations
+from bough_server.agents.validation_links import functions_named
 from bough_server.documents import parse_documents
-from bough_server.runtime.context import Context
+from bough_server.runtime.agent import Context
 from tests.support.composites import composite, loop, parallel, sequence, supervisor, swarm
 from tests.support.teams import llm
 

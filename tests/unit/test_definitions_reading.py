@@ -10,8 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bough.v1 import agent_pb2, policy_pb2
-from bough_server.agents.definition import Source, parse_definition, revision
-from bough_server.agents.definition_text import definition_yaml
+from bough_server.agents.definition import Source, definition_yaml, parse_definition, revision
 from bough_server.documents import parse_documents
 
 LEAD = """

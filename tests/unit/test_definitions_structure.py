@@ -3,10 +3,9 @@
 import pytest
 
 from bough.v1 import agent_pb2
-from bough_server.agents.circles import circles
-from bough_server.agents.definition import parse_definition
-from bough_server.agents.definition_text import definition_yaml
+from bough_server.agents.definition import definition_yaml, parse_definition
 from bough_server.agents.validation import Known, violations
+from bough_server.agents.validation_links import circles
 from bough_server.documents import parse_documents
 from tests.support.composites import composite, loop, parallel, plan_execute, sequence, supervisor, swarm
 from tests.support.teams import llm

@@ -7,10 +7,10 @@ from functools import partial
 import pytest
 
 from bough.v1 import event_pb2, message_pb2
+from bough_server.api.eval_service import Folding
 from bough_server.errors import InvalidRequest
-from bough_server.services.folding import Folding
 from bough_server.store.ports import StoredEvent
-from bough_server.tree import Tree, fold
+from bough_server.tree.fold import Tree, fold
 from tests.support.logs import AgentEvent, desk, stored
 
 
@@ -63,7 +63,7 @@ async def test_many_small_events_are_folded_beside_the_loop() -> None:
 
 
 async def test_events_of_more_items_than_are_worth_their_bytes_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("bough_server.services.folding.MAX_ITEMS", 50_000)
+    monkeypatch.setattr("bough_server.api.eval_service.MAX_ITEMS", 50_000)
     folding, event = Folding(Tree()), of_many_parts()
     await folding.take([event], size=event.ByteSize())
     with pytest.raises(InvalidRequest) as refused:

@@ -7,8 +7,7 @@ import pytest
 import bough_server
 from bough.v1 import error_pb2, message_pb2
 from bough_server.errors import RunError
-from bough_server.functions import Rewriter, condition, input_builder, rewriter
-from bough_server.situation import Situation, Values
+from bough_server.functions import Rewriter, Situation, Values, condition, input_builder, rewriter
 
 HELLO = message_pb2.Message(parts=[message_pb2.Part(text="hello")])
 SITUATION = Situation(agent="lead", state=Values({"x": "[1]"}), input=HELLO, user=HELLO, look=lambda: [HELLO])

@@ -3,9 +3,9 @@
 import pytest
 
 from bough.v1 import agent_pb2, message_pb2
-from bough_server.history.build import build
 from bough_server.history.rewrite import for_context
 from bough_server.history.transcript import Said, Transcript
+from bough_server.history.visible import build
 
 SESSION = agent_pb2.HISTORY_SCOPE_SESSION
 BRANCH = agent_pb2.HISTORY_SCOPE_BRANCH

@@ -2,7 +2,7 @@
 
 import pytest
 
-from bough_server.models.breaker import Breaker, BreakerPolicy, Ended, Shut
+from bough_server.models.limiter import Breaker, BreakerPolicy, Ended, Shut
 from tests.support.held_clock import HeldClock
 
 POLICY = BreakerPolicy(failures=3, cooldown=15.0)

@@ -7,9 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bough.v1 import message_pb2
-from bough_server.models.answer import BadChunk, ReportedError
-from bough_server.models.completion import Completion, usage_of
 from bough_server.models.model import Delta, ReasoningDelta, TextDelta, ToolCallDelta
+from bough_server.models.openai.annotations import BadChunk, ReportedError
+from bough_server.models.openai.chat import Completion, usage_of
 
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.text(),

@@ -6,9 +6,9 @@ import pytest
 
 from bough.v1 import catalog_service_pb2, error_pb2
 from bough_server.errors import ConfigurationError
-from bough_server.models.configured import ConfiguredModels, build_models
+from bough_server.models.config import ModelSection, PriceSection, Timeouts
 from bough_server.models.model import Price, RetryPolicy
-from bough_server.settings_models import ModelSection, PriceSection, Timeouts
+from bough_server.models.registry import ConfiguredModels, build_models
 from tests.support.model_calls import answer, asking, failure
 
 

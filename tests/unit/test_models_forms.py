@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from bough_server.models.forms import chat_format, responses_format
+from bough_server.models.structured_output import chat_format, responses_format
 
 CLOSED = {"type": "object", "properties": {}, "required": [], "additionalProperties": False}
 ONE = {"type": "object", "properties": {"a": {"type": "string"}}, "required": ["a"], "additionalProperties": False}

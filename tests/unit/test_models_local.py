@@ -12,14 +12,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bough.v1 import message_pb2
-from bough_server.cutting import fit_texts
-from bough_server.models.conversation import answered_tools, current_turn, step_of
-from bough_server.models.local import LocalModel, open_offers
-from bough_server.models.local_engine import available
-from bough_server.models.local_process import CONTEXT_TOKENS
-from bough_server.models.local_prompt import ANSWER_TOKENS, Prompt, call_prompt, text_prompt
-from bough_server.models.local_schema import arguments_schema, call_schema, example
+from bough_server.models.local.engine import available
+from bough_server.models.local.model import LocalModel, open_offers
+from bough_server.models.local.process import CONTEXT_TOKENS
+from bough_server.models.local.prompt import ANSWER_TOKENS, Prompt, call_prompt, text_prompt
+from bough_server.models.local.schema import arguments_schema, call_schema, example
 from bough_server.models.model import ToolSpec
+from bough_server.models.scripted.script import answered_tools, current_turn, step_of
+from bough_server.truncation import fit_texts
 from tests.support.model_calls import LOOKUP, asking, assistant, call, failure, tool_result, user
 
 MADE = call("c1", "lookup", '{"query": "oak"}')
@@ -180,7 +180,7 @@ async def test_an_engine_that_ends_at_once_is_an_error_that_may_be_tried_again(
     program.write_text("#!/bin/sh\nexit 3\n", encoding="utf-8")
     program.chmod(0o755)
     monkeypatch.setattr(sys, "executable", str(program))
-    monkeypatch.setattr("bough_server.models.local_engine.available", lambda: None)
+    monkeypatch.setattr("bough_server.models.local.engine.available", lambda: None)
     model = LocalModel(name="local")
     _, error = await failure(model, asking())
     assert error.message == "The embedded model 'local' did not start: its process ended by itself."

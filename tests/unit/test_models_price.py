@@ -5,8 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bough.v1 import message_pb2
-from bough_server.models.model import Price
-from bough_server.models.price import cost
+from bough_server.models.model import Price, cost_of
 
 TOKENS = st.integers(0, 10**9)
 
@@ -38,14 +37,14 @@ TOKENS = st.integers(0, 10**9)
 def test_a_cost_is_whole_micros_half_rounded_up_and_unknown_where_tokens_are(
     price: Price, usage: dict[str, int], micros: int | None
 ) -> None:
-    assert cost(message_pb2.Usage(**usage), price) == micros
+    assert cost_of(message_pb2.Usage(**usage), price) == micros
 
 
 @given(TOKENS, TOKENS, TOKENS)
 def test_a_cost_never_falls_when_tokens_are_added(input_tokens: int, output_tokens: int, more: int) -> None:
     price = Price(input=0.3, output=1.7)
-    less = cost(message_pb2.Usage(input_tokens=input_tokens, output_tokens=output_tokens), price)
-    dearer = cost(message_pb2.Usage(input_tokens=input_tokens, output_tokens=output_tokens + more), price)
+    less = cost_of(message_pb2.Usage(input_tokens=input_tokens, output_tokens=output_tokens), price)
+    dearer = cost_of(message_pb2.Usage(input_tokens=input_tokens, output_tokens=output_tokens + more), price)
     assert less is not None
     assert dearer is not None
     assert less <= dearer

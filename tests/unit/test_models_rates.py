@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bough_server.models.rates import Crowded, RatePolicy, Rates, Turn
+from bough_server.models.limiter import Crowded, RatePolicy, Rates, Turn
 from tests.support.held_clock import HeldClock
 
 

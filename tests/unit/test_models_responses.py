@@ -7,9 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bough.v1 import message_pb2
-from bough_server.models.answer import BadChunk, ReportedError
 from bough_server.models.model import ReasoningDelta, TextDelta, ToolCallDelta
-from bough_server.models.responses import Response, usage_of
+from bough_server.models.openai.annotations import BadChunk, ReportedError
+from bough_server.models.openai.responses import Response, usage_of
 
 
 def data(**event: object) -> bytes:

@@ -9,10 +9,10 @@ from hypothesis import strategies as st
 
 from bough.v1 import error_pb2, event_pb2, message_pb2
 from bough_server.errors import ConfigurationError
+from bough_server.models.limiter import Turnstile
 from bough_server.models.model import Meter, ModelRequest, ReasoningDelta, TextDelta, ToolCallDelta
-from bough_server.models.script import parse_script, words
-from bough_server.models.scripted import Gate, ScriptedModel
-from bough_server.models.turnstile import Turnstile
+from bough_server.models.scripted.model import Gate, ScriptedModel
+from bough_server.models.scripted.script import parse_script, words
 from tests.support.model_calls import answer, asking, assistant, call, failure, text_of, tool_result, user
 
 

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bough_server.models import sse
-from bough_server.models.sse import EventDecoder, EventTooLarge
+from bough_server.models.openai import transport
+from bough_server.models.openai.transport import EventDecoder, EventTooLarge
 
 LINE_ENDS = st.sampled_from([b"\n", b"\r\n", b"\r"])
 LINES = st.binary(max_size=30).map(lambda line: line.replace(b"\n", b"").replace(b"\r", b""))
@@ -56,7 +56,7 @@ def test_events_come_as_soon_as_they_are_complete() -> None:
 
 
 def test_an_event_without_end_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sse, "_LARGEST", 100)
+    monkeypatch.setattr(transport, "_LARGEST", 100)
     with pytest.raises(EventTooLarge):
         EventDecoder().feed(b"data: " + b"a" * 100)
     many_lines = EventDecoder()

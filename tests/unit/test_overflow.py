@@ -16,7 +16,7 @@ from bough_server.history.overflow import (
     units,
     window,
 )
-from bough_server.history.shown import Shown
+from bough_server.history.visible import Shown
 from bough_server.models.tokens import message_tokens
 
 ME = "me"

@@ -15,7 +15,7 @@ def test_importing_the_package_loads_nothing_of_it() -> None:
 
 def test_authors_find_what_they_need_and_nothing_else() -> None:
     from bough_server.agents.function import agent
-    from bough_server.runtime.context import Context
+    from bough_server.runtime.agent import Context
     from bough_server.tools.tool import tool
 
     assert (bough_server.agent, bough_server.tool, bough_server.Context) == (agent, tool, Context)

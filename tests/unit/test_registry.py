@@ -15,8 +15,7 @@ from bough_server.agents.registry import Registry
 from bough_server.agents.validation import violations
 from bough_server.errors import ConfigurationError
 from bough_server.models.model import Model, Price
-from bough_server.runtime.agent import Resolver
-from bough_server.runtime.context import Context
+from bough_server.runtime.agent import Context, Resolver
 from bough_server.tools.tool import Tool, tool
 
 

@@ -3,8 +3,7 @@
 from pathlib import Path
 
 from bough.v1 import agent_pb2, policy_pb2
-from bough_server.agents.python_modules import load_python
-from bough_server.agents.sources import definition_files, load_sources, source_problems
+from bough_server.agents.loading import definition_files, load_python, load_sources, source_problems
 from bough_server.agents.validation import Known
 from bough_server.settings import Settings
 

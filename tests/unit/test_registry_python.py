@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from bough_server.agents.python_modules import load_python
+from bough_server.agents.loading import load_python
 from bough_server.errors import ConfigurationError
 
 TOOLS = '''

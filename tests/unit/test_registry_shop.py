@@ -6,12 +6,11 @@ from pathlib import Path
 import pytest
 
 from bough.v1 import agent_pb2
-from bough_server.agents.python_modules import PythonParts, load_python
-from bough_server.agents.sources import definition_files, load_sources, source_problems
+from bough_server.agents.loading import PythonParts, definition_files, load_python, load_sources, source_problems
 from bough_server.agents.validation import Known
-from bough_server.models.script import read_script
+from bough_server.models.scripted.script import read_script
 from bough_server.settings import Settings
-from bough_server.tools.approval import needs_approval
+from bough_server.tools.execution import needs_approval
 
 SHOP = Path(__file__).parents[2] / "examples" / "approvals"
 SETTINGS = Settings.load(SHOP / "bough.yaml")

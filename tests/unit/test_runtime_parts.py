@@ -8,10 +8,10 @@ from hypothesis import strategies as st
 
 from bough.v1 import message_pb2, policy_pb2
 from bough_server import ids
-from bough_server.cutting import cut_result, cut_text
 from bough_server.engine import keys
 from bough_server.engine.recorder import Joining
 from bough_server.runtime.running_agent import MAX_BRANCH_BYTES, branch_below, joining, run_path_below
+from bough_server.truncation import cut_result, cut_text
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from bough.v1 import event_pb2, state_pb2
 from bough_server import events
-from bough_server.state import (
+from bough_server.session_state import (
     MAX_STATE_BYTES,
     Write,
     changed,
@@ -18,8 +18,8 @@ from bough_server.state import (
     json_of,
     values_of,
 )
-from bough_server.state_fold import Conflicts, StateFold
-from bough_server.tree import fold, fold_stored
+from bough_server.session_state_fold import Conflicts, StateFold
+from bough_server.tree.fold import fold, fold_stored
 from tests.support.logs import stored
 
 _JSON = st.recursive(

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from pydantic import BaseModel
 
 from bough.v1 import error_pb2, message_pb2
-from bough_server.cutting import MAX_TEXT_BYTES
 from bough_server.errors import RunError
 from bough_server.tools.output import Excerpt, result_parts
+from bough_server.truncation import MAX_TEXT_BYTES
 
 Part = message_pb2.Part
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from structlog.testing import capture_logs
 
 from bough_server.models.model import ToolSpec
-from bough_server.tools.approval import needs_approval
+from bough_server.tools.execution import needs_approval
 from bough_server.tools.tool import Tool, ToolContext, spec, tool
 
 

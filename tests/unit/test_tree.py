@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 
 from bough.v1 import error_pb2, event_pb2, invocation_pb2, message_pb2
-from bough_server.tree import Tree, fold
+from bough_server.tree.fold import Tree, fold
 from tests.support.logs import (
     AgentEvent,
     desk,

@@ -3,7 +3,7 @@
 from google.protobuf.message import Message
 
 from bough.v1 import event_pb2, fork_pb2, invocation_pb2, message_pb2
-from bough_server.tree import fold, fold_stored
+from bough_server.tree.fold import fold, fold_stored
 from tests.support.asking import (
     APPROVAL,
     CLIENT_TOOL,

@@ -3,8 +3,8 @@
 import pytest
 
 from bough.v1 import error_pb2, event_pb2, invocation_pb2, message_pb2, step_pb2
-from bough_server.tree import fold
-from bough_server.tree_limits import MAX_BYTES, Bounds, fit, head
+from bough_server.tree.bounds import MAX_BYTES, Bounds, fit, head
+from bough_server.tree.fold import fold
 from tests.support.logs import AgentEvent, desk, says, shape
 
 

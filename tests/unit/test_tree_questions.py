@@ -3,7 +3,7 @@
 import pytest
 
 from bough.v1 import error_pb2, event_pb2, input_pb2, invocation_pb2, message_pb2
-from bough_server.tree import fold
+from bough_server.tree.fold import fold
 from tests.support.asking import (
     APPROVAL,
     CLIENT_TOOL,

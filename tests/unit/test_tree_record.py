@@ -3,8 +3,7 @@
 from google.protobuf import json_format
 
 from bough.v1 import error_pb2, event_pb2, invocation_pb2, message_pb2
-from bough_server.tree import fold, fold_stored
-from bough_server.tree_times import ANOMALY
+from bough_server.tree.fold import ANOMALY, fold, fold_stored
 from tests.support.logs import (
     QUESTION,
     RUN_ID,

@@ -3,7 +3,7 @@
 import pytest
 
 from bough.v1 import error_pb2, event_pb2, invocation_pb2, message_pb2, step_pb2
-from bough_server.tree import fold
+from bough_server.tree.fold import fold
 from tests.support.logs import AgentEvent, at, desk, failure, numbered, result_of
 
 CALL = message_pb2.ToolCall(call_id="1", name="search", arguments_json='{"q": "é"}')

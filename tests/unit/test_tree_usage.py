@@ -1,7 +1,7 @@
 """Usage in a record: each invocation's own, the sums above it, and the difference between zero and unknown."""
 
 from bough.v1 import error_pb2, event_pb2, message_pb2, step_pb2
-from bough_server.tree import fold
+from bough_server.tree.fold import fold
 from tests.support.logs import AgentEvent, desk, failure, tokens
 
 

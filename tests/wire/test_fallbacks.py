@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from bough.v1 import event_pb2
-from bough_server.models.configured import build_models
-from bough_server.settings_models import ModelSection
+from bough_server.models.config import ModelSection
+from bough_server.models.registry import build_models
 from tests.support.house import House, open_house
 from tests.support.model_scenarios import TEXT, Scenario, refusing, scenario
 from tests.support.model_server import ModelServer, serving_model

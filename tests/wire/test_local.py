@@ -13,8 +13,8 @@ import pytest
 
 from bough.v1 import agent_pb2, error_pb2, message_pb2
 from bough_server.errors import ModelError
-from bough_server.models.local import MODEL, LocalModel, available
-from bough_server.models.local_engine import LocalEngine
+from bough_server.models.local.engine import LocalEngine, available
+from bough_server.models.local.model import MODEL, LocalModel
 from bough_server.models.model import TextDelta, ToolCallDelta, ToolSpec
 from bough_server.models.tokens import FILE_TOKENS, counted, request_tokens
 from tests.support.model_calls import LOOKUP, answer, asking, assistant, tool_result, user
@@ -125,7 +125,7 @@ async def test_closing_ends_the_process_and_a_later_call_starts_one() -> None:
 async def test_the_process_ends_when_its_parent_is_killed() -> None:
     program = (
         "import asyncio\n"
-        "from bough_server.models.local_engine import LocalEngine\n"
+        "from bough_server.models.local.engine import LocalEngine\n"
         "async def main():\n"
         "    engine = LocalEngine(name='local')\n"
         "    await engine.base_url()\n"

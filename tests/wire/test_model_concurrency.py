@@ -4,9 +4,9 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import aclosing, asynccontextmanager
 
+from bough_server.models.limiter import Turnstile
 from bough_server.models.model import TextDelta
-from bough_server.models.openai import OpenAIModel
-from bough_server.models.turnstile import Turnstile
+from bough_server.models.openai.client import OpenAIModel
 from tests.support.model_calls import answer, asking, failure, user
 from tests.support.model_scenarios import TEXT, Reply, Request, plain, scenario
 from tests.support.model_server import ModelServer, serving_model

@@ -9,7 +9,7 @@ from pathlib import Path
 import aiohttp
 
 from bough_server.models.model import ToolSpec
-from bough_server.models.openai import OpenAIModel
+from bough_server.models.openai.client import OpenAIModel
 from tests.support.model_calls import answer, asking, assistant, call, tool_result, user
 
 

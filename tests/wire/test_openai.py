@@ -8,9 +8,9 @@ from collections.abc import AsyncIterator
 from contextlib import aclosing, asynccontextmanager
 
 from bough.v1 import agent_pb2, message_pb2
+from bough_server.models.limiter import Turnstile
 from bough_server.models.model import Meter, ReasoningDelta, TextDelta, ToolCallDelta
-from bough_server.models.openai import OpenAIModel
-from bough_server.models.turnstile import Turnstile
+from bough_server.models.openai.client import OpenAIModel
 from tests.support.model_calls import LOOKUP, answer, asking, assistant, call, failure, reasoning_of, tool_result, user
 from tests.support.model_scenarios import TEXT
 from tests.support.model_server import ModelServer, serving_model
@@ -253,5 +253,6 @@ async def test_one_model_serves_many_calls_at_once() -> None:
 
 
 def test_importing_the_adapter_does_not_import_openai() -> None:
-    code = "import sys, bough_server.models.openai as m; print([n for n in sys.modules if n in ('openai', 'aiohttp')])"
+    loaded = "[name for name in sys.modules if name in ('openai', 'aiohttp')]"
+    code = f"import sys, bough_server.models.openai.client; print({loaded})"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"

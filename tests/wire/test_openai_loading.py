@@ -5,7 +5,7 @@ import sys
 
 _PROGRAM = """
 import gc
-from bough_server.models.openai_endpoint import _transport_errors
+from bough_server.models.openai.transport import _transport_errors
 before = gc.get_freeze_count()
 _transport_errors()
 first = gc.get_freeze_count()

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from bough.v1 import agent_pb2, error_pb2, event_pb2, message_pb2
-from bough_server.models.configured import build_models
+from bough_server.models.config import ModelSection
 from bough_server.models.model import ModelRequest, ReasoningDelta, TextDelta, ToolCallDelta
-from bough_server.models.openai import OpenAIModel, ResponsesApi
-from bough_server.settings_models import ModelSection
+from bough_server.models.openai.client import OpenAIModel, ResponsesApi
+from bough_server.models.registry import build_models
 from bough_server.tools.tool import tool
 from tests.support.house import open_house
 from tests.support.model_calls import LOOKUP, answer, asking, assistant, call, failure, text_of, tool_result, user

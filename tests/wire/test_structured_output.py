@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from bough.v1 import agent_pb2
-from bough_server.models.configured import build_models
+from bough_server.models.config import ModelSection
 from bough_server.models.model import Model
-from bough_server.settings_models import ModelSection
+from bough_server.models.registry import build_models
 from tests.support.house import open_house
 from tests.support.model_calls import LOOKUP, answer, asking
 from tests.support.model_scenarios import Reply, Request, chunk, ending

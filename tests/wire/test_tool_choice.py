@@ -9,10 +9,11 @@ import jsonschema
 import pytest
 
 from bough.v1 import catalog_service_pb2, error_pb2
-from bough_server.models.configured import build_models
-from bough_server.models.local import LocalModel, available
+from bough_server.models.config import ModelSection
+from bough_server.models.local.engine import available
+from bough_server.models.local.model import LocalModel
 from bough_server.models.model import ToolSpec
-from bough_server.settings_models import ModelSection
+from bough_server.models.registry import build_models
 from bough_server.tools.builtin import PLAN_SPEC, RESPOND_SPEC
 from tests.support.composites import plan_execute
 from tests.support.house import open_house

@@ -6,9 +6,9 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 from bough.v1 import agent_pb2, error_pb2, event_pb2
-from bough_server.models.configured import build_models
+from bough_server.models.config import ModelSection
 from bough_server.models.model import Model
-from bough_server.settings_models import ModelSection
+from bough_server.models.registry import build_models
 from tests.support.held_clock import HeldClock
 from tests.support.house import ME, open_house
 from tests.support.model_calls import answer, asking, failure

@@ -12,13 +12,12 @@ import structlog
 
 from bough.v1 import agent_pb2, catalog_service_pb2, error_pb2
 from bough_server.agents.definition import received
-from bough_server.agents.overlay import Overlay
-from bough_server.agents.registry import Registry
+from bough_server.agents.registry import Overlay, Registry
 from bough_server.agents.validation import Known, judge, judge_reached, violations
 from bough_server.documents import nearest
 from bough_server.errors import FieldViolation, InvalidRequest, NotFound, Reason
 from bough_server.runtime.agent import Agent
-from bough_server.store.agents import AgentStore, StoredAgents
+from bough_server.store.worker_ports import AgentStore, StoredAgents
 
 HELD_BYTES: Final = 64 * 1024 * 1024
 """How much of tenants' stored agents is kept in memory, over all tenants."""

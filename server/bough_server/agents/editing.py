@@ -1,4 +1,4 @@
-"""Changes of stored agents: each judged against its tenant's whole catalog, and made only if that is still the same."""
+"""Create, update and delete a tenant's stored agents, with field masks."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
@@ -6,11 +6,11 @@ from typing import Final, TypeVar
 from weakref import WeakValueDictionary
 
 from google.protobuf.field_mask_pb2 import FieldMask
+from google.protobuf.message import Message
 
 from bough.v1 import agent_pb2, error_pb2
 from bough_server.agents.catalog import AgentCatalog, TenantCatalog, refuse
 from bough_server.agents.definition import received
-from bough_server.agents.masks import mask_problems, masked
 from bough_server.clock import Clock
 from bough_server.errors import (
     AgentExists,
@@ -22,7 +22,7 @@ from bough_server.errors import (
     NotFound,
     RevisionMoved,
 )
-from bough_server.store.agents import AgentStore, CatalogMoved
+from bough_server.store.worker_ports import AgentStore, CatalogMoved
 
 MOST_AGENTS: Final = 1_000
 """How many agents a tenant may store."""
@@ -34,6 +34,9 @@ _TRIES: Final = 5
 _NAMED: Final = 20
 
 T = TypeVar("T")
+
+_ALL: Final = ["*"]
+_FIXED: Final = ("name", "revision", "create_time")
 
 
 class AgentEditor:
@@ -158,3 +161,50 @@ def _check_room(catalog: TenantCatalog, definition: agent_pb2.AgentDefinition) -
         raise CatalogFull(f"{len(others):,} agents are stored, and no more may be. Delete some first.")
     if sum(each.ByteSize() for each in others) + definition.ByteSize() > MOST_BYTES:
         raise CatalogFull(f"The stored agents would have more than {MOST_BYTES // 1024**2} MiB. Delete some first.")
+
+
+def mask_problems(mask: FieldMask) -> list[FieldViolation]:
+    """What is wrong with the paths of a mask of definitions."""
+    if list(mask.paths) == _ALL:
+        return []
+    descriptor = agent_pb2.AgentDefinition.DESCRIPTOR
+    problems: list[FieldViolation] = []
+    for index, path in enumerate(mask.paths):
+        if path in _FIXED:
+            said = f"{path!r} cannot be changed."
+        elif not FieldMask(paths=[path]).IsValidForDescriptor(descriptor):
+            said = f"{path!r} is no field of an agent, or lies in a list: name the whole list."
+        else:
+            continue
+        problems.append(FieldViolation(field=f"update_mask.paths[{index}]", description=said, rule="mask.path"))
+    return problems
+
+
+def masked(
+    current: agent_pb2.AgentDefinition, asked: agent_pb2.AgentDefinition, paths: Sequence[str]
+) -> agent_pb2.AgentDefinition:
+    """The definition with the fields of these paths as `asked` has them; with all of them where there are none."""
+    if list(paths) in ([], _ALL):
+        return asked
+    merged = agent_pb2.AgentDefinition()
+    merged.CopyFrom(current)
+    for path in paths:
+        _take(path.split("."), asked, merged)
+    return merged
+
+
+def _take(names: Sequence[str], source: Message, target: Message) -> None:
+    """Makes one field the source's, which clears it where the source does not have it."""
+    *outer, leaf = names
+    for name in outer:
+        if not source.HasField(name) and not target.HasField(name):
+            return
+        source, target = getattr(source, name), getattr(target, name)
+    only = type(source)()
+    only.CopyFrom(source)
+    for descriptor, _ in source.ListFields():
+        if descriptor.name != leaf:
+            only.ClearField(descriptor.name)
+    target.ClearField(leaf)
+    if only.ListFields():
+        target.MergeFrom(only)

@@ -1,16 +1,21 @@
-"""Agents that run their children by a rule: in order, again and again, or at once. They ask no model themselves."""
+"""Sequences, loops with their condition, and parallel children.
+
+A loop's condition depends on recorded values alone: a replay evaluates it again, and the log does not hold it.
+"""
 
 from collections.abc import Sequence
 from typing import Final
 
 from bough.v1 import agent_pb2, error_pb2, event_pb2, message_pb2, policy_pb2
-from bough_server.agents.until import is_done
-from bough_server.cutting import MAX_TEXT_BYTES, size_of
 from bough_server.errors import RunError
+from bough_server.functions import Condition, Values
 from bough_server.runtime.agent import Context, Outcome
+from bough_server.runtime.child_input import situation_of
 from bough_server.runtime.children import Child, begin_round, run_child, run_lanes
 from bough_server.runtime.dispatch import Ended
 from bough_server.runtime.lane import Lane
+from bough_server.session_state import value_at
+from bough_server.truncation import MAX_TEXT_BYTES, size_of
 
 _BLANK_LINE: Final = "\n\n"
 
@@ -181,3 +186,17 @@ def failure(ended: Ended) -> RunError:
         retryable=error.retryable,
         details_json=ended.error.details_json if ended.error is not None else "",
     )
+
+
+def is_done(lane: Lane, until: agent_pb2.LoopUntil, round: int) -> bool:
+    """Whether it says that the loop is done with this round. Raises RunError with what the condition raised."""
+    if until.HasField("state"):
+        try:
+            return value_at(Values(lane.lane_state.values), until.state) is True
+        except KeyError:
+            return False
+    if not until.HasField("predicate"):
+        return False
+    function = lane.frame.resolver.function(until.predicate)
+    assert isinstance(function, Condition)  # judged when the run began
+    return function.holds(situation_of(lane, round=round))

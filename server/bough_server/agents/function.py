@@ -8,7 +8,7 @@ from typing import overload
 
 from bough.v1 import agent_pb2, error_pb2, event_pb2, message_pb2
 from bough_server import ids
-from bough_server.agents.insistence import answer_mistakes, json_value
+from bough_server.agents.llm import answer_mistakes, json_value
 from bough_server.errors import RunError
 from bough_server.runtime.agent import Agent, Context, Outcome
 

@@ -7,9 +7,9 @@ from collections.abc import Mapping, Sequence
 from typing import Final
 
 from bough.v1 import agent_pb2, event_pb2
-from bough_server.agents.histories import models_of
-from bough_server.agents.kinds import agent_of
-from bough_server.agents.naming import functions_gone
+from bough_server.agents.registry import agent_of
+from bough_server.agents.validation_bounds import models_of
+from bough_server.agents.validation_links import functions_gone
 from bough_server.functions import Function
 from bough_server.models.model import Model
 from bough_server.runtime.agent import Agent, Resolver, RunVersions

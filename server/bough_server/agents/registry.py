@@ -1,25 +1,46 @@
-"""Finds agents, tools, functions and models by name, as files, modules and settings have them; it never changes."""
+"""The catalog of one request as a value: agents, tools, models and functions by name.
 
-from collections.abc import Iterable, Sequence
+Overlays lay definitions over another catalog; reachability finds what an agent can call.
+"""
+
+import hashlib
+import json
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
-from typing import Protocol, TypeVar
+from typing import Final, Protocol, TypeVar
 
 from bough.v1 import agent_pb2, catalog_service_pb2
 from bough_server.agents.definition import Source, with_revision
-from bough_server.agents.histories import models_of
-from bough_server.agents.kinds import agent_of
-from bough_server.agents.reach import reachable, versions_of
-from bough_server.agents.sources import source_problems
+from bough_server.agents.flow import LoopAgent, ParallelAgent, SequenceAgent
+from bough_server.agents.function import DefinedCode
+from bough_server.agents.llm import LlmAgent
+from bough_server.agents.loading import source_problems
+from bough_server.agents.plan_execute import PlanExecuteAgent
+from bough_server.agents.team import SupervisorAgent, SwarmAgent
 from bough_server.agents.validation import Known, judge_code_agent
+from bough_server.agents.validation_bounds import models_of
+from bough_server.agents.validation_links import functions_gone
 from bough_server.documents import raise_problems
-from bough_server.errors import ConfigurationError, Problem
+from bough_server.errors import AgentUnusable, ConfigurationError, Problem
 from bough_server.functions import Function
 from bough_server.models.model import Model
-from bough_server.runtime.agent import Agent, RunVersions
+from bough_server.runtime.agent import Agent, Resolver, RunVersions
+from bough_server.session_state import is_key
 from bough_server.tools.builtin import RESERVED, SPECS
 from bough_server.tools.tool import Tool, spec
 
 T = TypeVar("T")
+
+_KINDS: Final[Mapping[str, Callable[[agent_pb2.AgentDefinition], Agent]]] = {
+    "llm": LlmAgent,
+    "sequence": SequenceAgent,
+    "parallel": ParallelAgent,
+    "loop": LoopAgent,
+    "supervisor": SupervisorAgent,
+    "swarm": SwarmAgent,
+    "plan_execute": PlanExecuteAgent,
+}
 
 
 class Models(Protocol):
@@ -155,3 +176,140 @@ def _unique(kind: str, items: Iterable[tuple[str, T]]) -> dict[str, T]:
         if found.setdefault(name, item) is not item:
             raise ConfigurationError(f"There are two {kind} named {name!r}; names are unique.")
     return found
+
+
+class Overlay:
+    """A catalog with more agents than the one below it; implements runtime.agent.Resolver, and never changes."""
+
+    def __init__(self, below: Resolver, definitions: Iterable[agent_pb2.AgentDefinition]) -> None:
+        """The definitions carry their revisions."""
+        self._below = below
+        self._agents: Mapping[str, Agent] = {each.name: agent_of(each, below.agent) for each in definitions}
+        self._versions: dict[str, RunVersions] = {}
+
+    def agent(self, name: str) -> Agent:
+        """The agent of a name. Raises KeyError."""
+        return self._agents[name] if name in self._agents else self._below.agent(name)
+
+    def tool(self, name: str) -> Tool:
+        """The tool of a name. Raises KeyError."""
+        return self._below.tool(name)
+
+    def function(self, name: str) -> Function:
+        """The operator's function of a name. Raises KeyError."""
+        return self._below.function(name)
+
+    def model(self, name: str) -> Model:
+        """The model of a name; aliases are followed, empty is the default. Raises KeyError."""
+        return self._below.model(name)
+
+    def reachable(self, root: str) -> Sequence[agent_pb2.AgentDefinition]:
+        """The definitions that a run of `root` can reach by links, sorted by name, the root's among them."""
+        return reachable(self, root)
+
+    def versions(self, root: str) -> RunVersions:
+        """Hashes of the tools and models that those definitions name, of their prices, and agents' code versions.
+
+        Raises AgentUnusable where something that they name is gone.
+        """
+        if root not in self._versions:
+            if missing := list(gone(self, root)):
+                raise AgentUnusable(" ".join([*missing, "Change what names it, or bring it back."]))
+            self._versions[root] = versions_of(self, root)
+        return self._versions[root]
+
+
+def reachable(resolver: Resolver, root: str) -> Sequence[agent_pb2.AgentDefinition]:
+    """The definitions that a run of `root` can reach, sorted by name, the root's among them.
+
+    Links that lead nowhere are left out. Raises KeyError where there is no `root`.
+    """
+    found = {root: resolver.agent(root).definition}
+    pending = [root]
+    while pending:
+        for link in found[pending.pop()].sub_agents:
+            if link.agent not in found and _has(resolver.agent, link.agent):
+                found[link.agent] = resolver.agent(link.agent).definition
+                pending.append(link.agent)
+    return [found[name] for name in sorted(found)]
+
+
+def versions_of(resolver: Resolver, root: str) -> RunVersions:
+    """Hashes of the tools, models and fallbacks that those definitions name, of prices, and agents' code versions.
+
+    Raises KeyError where there is no `root`, or a tool is gone.
+    """
+    definitions = reachable(resolver, root)
+    agents = [resolver.agent(definition.name) for definition in definitions]
+    names = {link.name for agent in agents for link in agent.tool_links} - SPECS.keys()
+    tools = {name: resolver.tool(name).digest for name in names}
+    models = _models(resolver, {name for definition in definitions for name in models_of(definition)})
+    code = {each.name: each for each in definitions if each.WhichOneof("kind") is None}
+    named = {each.function.code for each in definitions if each.HasField("function")}
+    code |= {name: resolver.agent(name).definition for name in named}
+    prices = [(name, asdict(model.price)) for name, model in sorted(models.items()) if model.price]
+    return RunVersions(
+        tools=dict(sorted(tools.items())),
+        models={name: model.config_digest for name, model in sorted(models.items())},
+        agents={name: each.revision for name, each in sorted(code.items())},
+        prices=hashlib.sha256(json.dumps(prices).encode()).hexdigest(),
+    )
+
+
+def _models(resolver: Resolver, names: Collection[str]) -> dict[str, Model]:
+    """The models of these names with their fallbacks, by their own names; those that are not there are left out."""
+    found: dict[str, Model] = {}
+    for name in names:
+        if _has(resolver.model, name):
+            model = resolver.model(name)
+            found[model.name] = model
+            found |= {each: resolver.model(each) for each in model.fallbacks if _has(resolver.model, each)}
+    return found
+
+
+def gone(resolver: Resolver, root: str) -> Iterator[str]:
+    """What those definitions name and nobody finds, each in a sentence. Raises KeyError where there is no `root`.
+
+    A stored agent was judged when it was stored: where rules came since, its runs are refused before they begin.
+    """
+    for definition in reachable(resolver, root):
+        if definition.output_key and not is_key(definition.output_key):
+            key = definition.output_key
+            yield f"The agent {definition.name!r} has the output_key {key!r}, which no state can hold."
+        if definition.HasField("function") and not is_code(resolver, definition.function.code):
+            code = definition.function.code
+            yield f"The agent {definition.name!r} names the code {code!r}, which is not there any more."
+            continue
+        for function in functions_gone(definition, resolver):
+            yield f"The agent {definition.name!r} names {function}, which is not there any more."
+        agent = resolver.agent(definition.name)
+        for link in definition.sub_agents:
+            if not _has(resolver.agent, link.agent):
+                yield f"The agent {definition.name!r} links to the agent {link.agent!r}, which is not there any more."
+        for tool in agent.tool_links:
+            if tool.name not in SPECS and not _has(resolver.tool, tool.name):
+                yield f"The agent {definition.name!r} names the tool {tool.name!r}, which is not there any more."
+        for model in sorted(models_of(definition) - {""}):
+            if _has(resolver.model, model):
+                continue
+            yield f"The agent {definition.name!r} names the model {model!r}, which is not there any more."
+
+
+def is_code(resolver: Resolver, name: str) -> bool:
+    """Whether an agent of this name is there and is code."""
+    return _has(resolver.agent, name) and resolver.agent(name).definition.WhichOneof("kind") is None
+
+
+def _has(find: Callable[[str], object], name: str) -> bool:
+    try:
+        find(name)
+    except KeyError:
+        return False
+    return True
+
+
+def agent_of(definition: agent_pb2.AgentDefinition, code: Callable[[str], Agent]) -> Agent:
+    """The agent of a definition that has been judged; `code` finds agents in code and raises KeyError."""
+    if definition.HasField("function"):
+        return DefinedCode(definition, code)
+    return _KINDS[definition.WhichOneof("kind") or "llm"](definition)

@@ -8,10 +8,14 @@ from dataclasses import dataclass, field, replace
 from typing import Final
 
 from bough.v1 import agent_pb2, catalog_service_pb2, error_pb2
-from bough_server.agents.bounds import MAX_SCHEMA_BYTES, bound_mistakes, json_object_mistake
-from bough_server.agents.histories import history_mistakes, unknown_models
-from bough_server.agents.naming import naming_mistakes
-from bough_server.agents.structure import rule_circles, structure_mistakes
+from bough_server.agents.validation_bounds import (
+    MAX_SCHEMA_BYTES,
+    bound_mistakes,
+    history_mistakes,
+    json_object_mistake,
+    unknown_models,
+)
+from bough_server.agents.validation_links import naming_mistakes, rule_circles, structure_mistakes
 from bough_server.documents import suggestion
 from bough_server.errors import Reason
 from bough_server.ids import AGENT_NAME

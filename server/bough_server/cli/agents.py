@@ -1,20 +1,22 @@
-"""`bough agents`: what there is to run, and whether files with definitions are right; nothing is stored."""
+"""`bough agents` and `bough models`: list, show, check, store and delete."""
 
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from bough_server.cli.choices import JsonOption, Target, target_of
-from bough_server.cli.outcome import ExitCode, finish, say
+from bough_server.cli.exit_codes import ExitCode, finish, say
+from bough_server.cli.options import JsonOption, Target, target_of
 
 agents = typer.Typer(help="List, show and check agents.", no_args_is_help=True)
+
+models = typer.Typer(help="List models.", no_args_is_help=True)
 
 
 @agents.command("list")
 def list_agents(context: typer.Context, json: JsonOption = False) -> None:
     """List the agents that a server runs."""
-    finish(_list(target_of(context), json=json))
+    finish(_list_agents(target_of(context), json=json))
 
 
 @agents.command("show")
@@ -41,9 +43,9 @@ def validate(
     finish(_validate(target_of(context), paths))
 
 
-async def _list(target: Target, *, json: bool) -> ExitCode:
+async def _list_agents(target: Target, *, json: bool) -> ExitCode:
     from bough_server.cli.connection import connected
-    from bough_server.cli.printing import json_line, print_line, print_lines, terminal
+    from bough_server.cli.output import json_line, print_line, print_lines, terminal
     from bough_server.cli.render.tables import agents_table
 
     async with connected(target, is_reading=True) as connection:
@@ -57,25 +59,28 @@ async def _list(target: Target, *, json: bool) -> ExitCode:
 
 
 async def _show(target: Target, name: str, *, revision: str, json: bool) -> ExitCode:
+    from bough_server.agents.definition import definition_yaml
     from bough_server.cli.connection import connected
-    from bough_server.cli.printing import json_text, print_line
-    from bough_server.cli.render.definition import definition_yaml
+    from bough_server.cli.output import json_text, print_line
 
     async with connected(target, is_reading=True) as connection:
         agent = await connection.client.catalog.agent(name, revision=revision)
     if json:
         print_line(json_text(agent))
     else:
-        print_line(definition_yaml(agent))
+        # The server's own fields are comments: the text reads back as the definition.
+        print_line(f"# revision: {agent.revision}")
+        if agent.HasField("create_time"):
+            print_line(f"# create_time: {agent.create_time.ToJsonString()}")
+        print_line(definition_yaml(agent).removesuffix("\n"))
     return ExitCode.YES
 
 
 async def _validate(target: Target, paths: list[Path]) -> ExitCode:
-    from bough_server.agents.sources import not_yet_said, read_sources, source_problems
-    from bough_server.cli.catalog import known_to
-    from bough_server.cli.definitions import files_of
-    from bough_server.cli.printing import print_line
-    from bough_server.cli.render.amounts import counted
+    from bough_server.agents.loading import not_yet_said, read_sources, source_problems
+    from bough_server.cli.definitions import files_of, known_to
+    from bough_server.cli.output import print_line
+    from bough_server.cli.render.format import counted
     from bough_server.settings import Settings
 
     files = files_of(paths)
@@ -91,4 +96,30 @@ async def _validate(target: Target, paths: list[Path]) -> ExitCode:
         say(f"{counted(len(found), 'mistake')} in {counted(len(files), 'file')}.")
         return ExitCode.FAILED
     say(f"{counted(len(sources), 'agent')} in {counted(len(files), 'file')}: all is well.")
+    return ExitCode.YES
+
+
+@models.callback()
+def _group() -> None:
+    """List models."""
+
+
+@models.command("list")
+def list_models(context: typer.Context, json: JsonOption = False) -> None:
+    """List the models that definitions may name, each with its fallbacks in order."""
+    finish(_list_models(target_of(context), json=json))
+
+
+async def _list_models(target: Target, *, json: bool) -> ExitCode:
+    from bough_server.cli.connection import connected
+    from bough_server.cli.output import json_line, print_line, print_lines, terminal
+    from bough_server.cli.render.tables import models_table
+
+    async with connected(target, is_reading=True) as connection:
+        found = [model async for model in connection.client.catalog.models()]
+    if json:
+        for model in found:
+            print_line(json_line(model))
+    else:
+        print_lines(models_table(found, width=terminal().width))
     return ExitCode.YES

@@ -1,8 +1,10 @@
-"""Which server a command speaks to: the one that is named, the local one, or one inside this process."""
+"""The server that a command calls, in this process or elsewhere, and the ids of its runs."""
 
+import re
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from typing import Final
 
 import grpc
 from grpc import aio
@@ -10,14 +12,18 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from bough import AsyncClient
 from bough.channel import DEFAULT_ADDRESS
-from bough_server.cli.choices import Target
-from bough_server.cli.outcome import say
+from bough_server.cli.exit_codes import say
+from bough_server.cli.options import Target
 from bough_server.errors import ConfigurationError
 from bough_server.settings import Settings
 
 _SERVICE = "bough.v1.AgentService"
 _EXPLICIT_PATIENCE = 5.0
 _LOCAL_PATIENCE = 1.0
+
+_FULL: Final = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}", re.IGNORECASE)
+_SHORTEST: Final = 6
+_PAGE_SIZE: Final = 1000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,3 +106,22 @@ async def _embedded(target: Target, default_model: str | None, *, goes_on: bool)
     note = "" if target.embedded else f"No server answers at {DEFAULT_ADDRESS}: using one inside this command."
     async with serving(settings, goes_on=goes_on) as address, AsyncClient(address, timeout=None) as client:
         yield Connection(client=client, command=target.command, note=note)
+
+
+async def resolve_run(client: AsyncClient, text: str) -> str:
+    """The id of the run that is meant. Raises ConfigurationError where none is, or more than one."""
+    if _FULL.fullmatch(text):
+        return text.lower()
+    if text == "last":
+        async for run in client.list_runs(page_size=1):
+            return run.run_id
+        raise ConfigurationError("There is no run yet: start one with `bough run`.")
+    if len(text) < _SHORTEST:
+        raise ConfigurationError(f"{text!r} is too short for a run: use its id, `last`, or 6 characters of its end.")
+    suffix = text.lower()
+    found = [run.run_id async for run in client.list_runs(page_size=_PAGE_SIZE) if run.run_id.endswith(suffix)]
+    if not found:
+        raise ConfigurationError(f"There is no run that ends in {text!r}: `bough runs` lists them.")
+    if len(found) > 1:
+        raise ConfigurationError(f"{len(found)} runs end in {text!r}, such as {found[0]} and {found[1]}: say more.")
+    return found[0]

@@ -4,11 +4,11 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from bough_server.cli.choices import JsonOption, Target, target_of
-from bough_server.cli.outcome import ExitCode, finish
+from bough_server.cli.exit_codes import ExitCode, finish
+from bough_server.cli.options import JsonOption, Target, target_of
 
 if TYPE_CHECKING:
-    from bough_server.store.sql.schema import DatabaseStatus
+    from bough_server.store.sql.database import DatabaseStatus
 
 db = typer.Typer(help="Look after the database, without a server.", no_args_is_help=True)
 
@@ -34,9 +34,9 @@ def rebuild(context: typer.Context) -> None:
 async def _status(target: Target, *, json: bool) -> ExitCode:
     import json as json_module
 
-    from bough_server.cli.printing import print_line
+    from bough_server.cli.output import print_line
     from bough_server.settings import Settings
-    from bough_server.store.sql.schema import database_status
+    from bough_server.store.sql.database import database_status
 
     found = database_status(Settings.load(target.config).storage.url)
     if json:
@@ -48,17 +48,17 @@ async def _status(target: Target, *, json: bool) -> ExitCode:
 
 
 async def _upgrade(target: Target) -> ExitCode:
-    from bough_server.cli.printing import print_line
+    from bough_server.cli.output import print_line
     from bough_server.settings import Settings
-    from bough_server.store.sql.schema import upgrade_database
+    from bough_server.store.sql.database import upgrade_database
 
     print_line(_sentence(upgrade_database(Settings.load(target.config).storage.url), target.command))
     return ExitCode.YES
 
 
 async def _rebuild(target: Target) -> ExitCode:
-    from bough_server.cli.printing import print_line
-    from bough_server.cli.render.amounts import counted
+    from bough_server.cli.output import print_line
+    from bough_server.cli.render.format import counted
     from bough_server.settings import Settings
     from bough_server.store.sql.rebuild import rebuild_projections
 

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from bough_server.cli.choices import JsonOption, Target, target_of
-from bough_server.cli.outcome import ExitCode, finish
+from bough_server.cli.exit_codes import ExitCode, finish
+from bough_server.cli.options import JsonOption, Target, target_of
 
 if TYPE_CHECKING:
     from bough_server.settings import Settings
@@ -37,7 +37,7 @@ def doctor(context: typer.Context, json: JsonOption = False) -> None:
 async def _doctor(target: Target, *, json: bool) -> ExitCode:
     import json as json_module
 
-    from bough_server.cli.printing import print_line
+    from bough_server.cli.output import print_line
 
     findings = await examine(target)
     for finding in findings:
@@ -91,8 +91,8 @@ def _configuration(settings: "Settings") -> Finding:
 
 
 def _agents(settings: "Settings") -> Finding:
-    from bough_server.agents.sources import definition_files, load_sources, source_problems
-    from bough_server.cli.catalog import known_to
+    from bough_server.agents.loading import definition_files, load_sources, source_problems
+    from bough_server.cli.definitions import known_to
     from bough_server.documents import raise_problems
 
     files = definition_files(settings.agents, settings.folder)
@@ -104,7 +104,7 @@ def _agents(settings: "Settings") -> Finding:
 
 
 def _database(settings: "Settings", command: str) -> Finding:
-    from bough_server.store.sql.schema import database_status
+    from bough_server.store.sql.database import database_status
 
     status = database_status(settings.storage.url)
     if status.revision is None:
@@ -133,7 +133,7 @@ def _model_problem(settings: "Settings", name: str) -> str:
     if model.alias:
         return _model_problem(settings, model.alias)
     if model.provider == "local":
-        from bough_server.models.local import available
+        from bough_server.models.local.engine import available
 
         return available() or ""
     if model.provider == "scripted" and model.script is not None and not model.script.is_file():

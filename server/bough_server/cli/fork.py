@@ -1,11 +1,16 @@
-"""`bough fork`: a run that shares another's beginning, followed to its end, with both trees; it changes no run."""
+"""`bough fork`: run again from an event of a run, with changes."""
 
+import re
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Annotated
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
-from bough_server.cli.choices import (
+from bough.v1 import fork_pb2
+from bough_server.cli.exit_codes import ExitCode, finish, say
+from bough_server.cli.options import (
     DefaultModelOption,
     Display,
     NoTreeOption,
@@ -19,7 +24,7 @@ from bough_server.cli.choices import (
     ViewOption,
     target_of,
 )
-from bough_server.cli.outcome import ExitCode, finish, say
+from bough_server.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from bough import AsyncClient
@@ -48,6 +53,8 @@ OpenEffectsOption = Annotated[
     bool,
     typer.Option("--allow-open-effects", help="Also where a tool is running that must not simply be run again."),
 ]
+
+_OF_AN_INVOCATION: Final = re.compile(r"([0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12})/(.+)", re.IGNORECASE)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,11 +109,9 @@ def fork(
 
 
 async def _fork(target: Target, wanted: Fork, display: Display, *, default_model: str | None) -> ExitCode:
-    from bough_server.cli.addressing import resolve_run
-    from bough_server.cli.changes import changes_of
-    from bough_server.cli.connection import connected
-    from bough_server.cli.following import see_through
-    from bough_server.cli.requests import view_of
+    from bough_server.cli.connection import connected, resolve_run
+    from bough_server.cli.follow import see_through
+    from bough_server.cli.options import view_of
 
     changes = changes_of(
         models=wanted.models,
@@ -134,9 +139,9 @@ async def _fork(target: Target, wanted: Fork, display: Display, *, default_model
 
 async def _print_both(client: "AsyncClient", origin_id: str, fork_id: str) -> None:
     from bough import CallFailed
-    from bough_server.cli.fork_times import in_own_time
-    from bough_server.cli.printing import print_lines, terminal
-    from bough_server.cli.render.beside import trees_beside
+    from bough_server.cli.follow import in_own_time
+    from bough_server.cli.output import print_lines, terminal
+    from bough_server.cli.render.tree import trees_beside
 
     try:
         origin, forked = [await in_own_time(client, await client.tree(each)) for each in (origin_id, fork_id)]
@@ -145,3 +150,53 @@ async def _print_both(client: "AsyncClient", origin_id: str, fork_id: str) -> No
         return
     titled = (f"origin {origin_id}", origin), (f"fork {fork_id}", forked)
     print_lines(trees_beside(*titled, width=terminal().width))
+
+
+def changes_of(
+    *, models: Iterable[str], instructions: Iterable[str], tool_results: Iterable[str], said: str | None
+) -> fork_pb2.ForkChanges:
+    """The changes of `--model AGENT=M`, `--instruction AGENT=@FILE`, `--tool-result CALL=JSON` and `--input TEXT`.
+
+    Raises ConfigurationError for one that cannot be read.
+    """
+    from bough import user_message
+    from bough_server.cli.prompts import result_of
+
+    changes = fork_pb2.ForkChanges()
+    for agent, model in _pairs("--model", models, "AGENT=MODEL").items():
+        changes.models[agent] = model
+    for agent, instruction in _pairs("--instruction", instructions, "AGENT=@FILE or AGENT=TEXT").items():
+        changes.instructions[agent] = _content(instruction)
+    for call, text in _pairs("--tool-result", tool_results, "CALL=JSON").items():
+        edited = changes.tool_results.add(call_id=call, result=result_of(text))
+        if found := _OF_AN_INVOCATION.fullmatch(call):
+            edited.invocation_id, edited.call_id = found.group(1).lower(), found.group(2)
+    if said is not None:
+        changes.input.CopyFrom(user_message(said))
+    return changes
+
+
+def _pairs(flag: str, texts: Iterable[str], shape: str) -> dict[str, str]:
+    pairs: dict[str, str] = {}
+    for text in texts:
+        name, equals, value = text.partition("=")
+        name = name.strip()
+        if not equals or not name:
+            raise ConfigurationError(f"{flag} {text!r} cannot be read: write {shape}.")
+        if name in pairs:
+            raise ConfigurationError(f"{flag} names {name!r} twice: say it once.")
+        pairs[name] = value
+    return pairs
+
+
+def _content(text: str) -> str:
+    """A text, or what the file of an @FILE holds."""
+    if not text.startswith("@"):
+        return text
+    path = Path(text[1:])
+    try:
+        return path.read_text(encoding="utf-8")
+    except UnicodeDecodeError:
+        raise ConfigurationError(f"{path}: The file is not UTF-8 text.") from None
+    except OSError as error:
+        raise ConfigurationError(f"{path}: The file cannot be read: {error.strerror or error}.") from None

@@ -7,12 +7,11 @@ from typing import Annotated
 
 import typer
 
-from bough_server.cli.agents import agents
-from bough_server.cli.choices import Target
+from bough_server.cli.agents import agents, models
 from bough_server.cli.db import db
 from bough_server.cli.doctor import doctor
 from bough_server.cli.fork import fork
-from bough_server.cli.models import models
+from bough_server.cli.options import Target
 from bough_server.cli.replay import replay
 from bough_server.cli.resume import resume
 from bough_server.cli.run import run

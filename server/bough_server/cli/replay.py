@@ -5,8 +5,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from bough_server.cli.choices import RunArgument, Target, target_of
-from bough_server.cli.outcome import ExitCode, finish
+from bough_server.cli.exit_codes import ExitCode, finish
+from bough_server.cli.options import RunArgument, Target, target_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -33,14 +33,13 @@ def replay(context: typer.Context, run: RunArgument, force: ForceOption = False)
 
 
 async def _replay(target: Target, text: str, *, is_forced: bool) -> ExitCode:
-    from bough_server.cli.addressing import resolve_run
-    from bough_server.cli.catalog import registry_of
-    from bough_server.cli.connection import connected
-    from bough_server.cli.printing import print_line
-    from bough_server.cli.render.amounts import counted
-    from bough_server.cli.untouchable import untouchable
+    from bough_server.cli.connection import connected, resolve_run
+    from bough_server.cli.definitions import registry_of
+    from bough_server.cli.output import print_line
+    from bough_server.cli.render.format import counted
     from bough_server.clock import SystemClock
     from bough_server.runs.replay import replay as replay_log
+    from bough_server.runs.replay import untouchable
     from bough_server.settings import Settings
     from bough_server.telemetry import Tracing, make_provider
 
@@ -78,7 +77,7 @@ async def _log(client: "AsyncClient", run_id: str) -> "Sequence[event_pb2.AgentE
 async def _agents(client: "AsyncClient", log: "Sequence[event_pb2.AgentEvent]", registry: "Registry") -> "Resolver":
     """The agents that are configured here, and those that the server has stored, or had from the request of the run."""
     from bough import NotFound
-    from bough_server.agents.overlay import Overlay
+    from bough_server.agents.registry import Overlay
 
     brought: list[agent_pb2.AgentDefinition] = []
     for ref in log[0].run_started.definitions:

@@ -1,10 +1,11 @@
-"""`bough resume`: answers what a run asks, given or typed, and follows it on; how answers read is answers.py's."""
+"""`bough resume`: answer the requests of a run, by options or at the terminal, and follow it on."""
 
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from bough_server.cli.choices import (
+from bough_server.cli.exit_codes import ExitCode, finish, say
+from bough_server.cli.options import (
     DefaultModelOption,
     Display,
     NoTreeOption,
@@ -18,7 +19,6 @@ from bough_server.cli.choices import (
     ViewOption,
     target_of,
 )
-from bough_server.cli.outcome import ExitCode, finish, say
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -77,10 +77,9 @@ async def _resume(
     timeout: float,
     default_model: str | None,
 ) -> ExitCode:
-    from bough_server.cli.addressing import resolve_run
-    from bough_server.cli.connection import connected
-    from bough_server.cli.following import see_through
-    from bough_server.cli.requests import view_of
+    from bough_server.cli.connection import connected, resolve_run
+    from bough_server.cli.follow import see_through
+    from bough_server.cli.options import view_of
 
     async with connected(target, default_model=default_model, is_silent=True) as connection:
         client = connection.client
@@ -96,11 +95,9 @@ async def _answers(
     connection: "Connection", run: "agent_service_pb2.Run", given: "Sequence[str]"
 ) -> "list[input_pb2.InputAnswer]":
     """The answers that are given or typed; none where somebody has yet to be asked."""
-    from bough_server.cli.answers import answers_of
-    from bough_server.cli.asking import ask_all
-    from bough_server.cli.dialog import TerminalDialog, is_terminal
-    from bough_server.cli.printing import print_line
-    from bough_server.cli.render.amounts import state_text
+    from bough_server.cli.output import print_line
+    from bough_server.cli.prompts import TerminalDialog, answers_of, ask_all, is_terminal
+    from bough_server.cli.render.format import state_text
     from bough_server.cli.render.questions import waiting_lines
     from bough_server.errors import ConfigurationError
 

@@ -1,4 +1,4 @@
-"""`bough run`: starts a turn and shows it to its end; following itself is following.py's."""
+"""`bough run`: start a turn and follow it to its end."""
 
 import sys
 from collections.abc import Iterator, Sequence
@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from bough_server.cli.choices import (
+from bough_server.cli.exit_codes import ExitCode, finish
+from bough_server.cli.options import (
     DefaultModelOption,
     Delta,
     Display,
@@ -25,7 +26,6 @@ from bough_server.cli.choices import (
     ViewOption,
     target_of,
 )
-from bough_server.cli.outcome import ExitCode, finish
 
 if TYPE_CHECKING:
     from bough_server.agents.definition import Source
@@ -124,8 +124,8 @@ def _read_input() -> str:
 
 async def _run(target: Target, turn: Turn, display: Display, *, default_model: str | None) -> ExitCode:
     from bough_server.cli.connection import connected
-    from bough_server.cli.following import see_through
-    from bough_server.cli.requests import policy_of, view_of
+    from bough_server.cli.follow import see_through
+    from bough_server.cli.options import policy_of, view_of
 
     text = _read_input() if turn.text == "-" else turn.text
     sources = _sources(turn.definitions)

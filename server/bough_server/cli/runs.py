@@ -4,8 +4,8 @@ from typing import Annotated
 
 import typer
 
-from bough_server.cli.choices import JsonOption, LimitOption, RunArgument, Target, target_of
-from bough_server.cli.outcome import ExitCode, finish
+from bough_server.cli.exit_codes import ExitCode, finish
+from bough_server.cli.options import JsonOption, LimitOption, RunArgument, Target, target_of
 
 
 def runs(
@@ -50,9 +50,9 @@ def cancel(context: typer.Context, run: RunArgument) -> None:
 async def _runs(target: Target, *, session: str, state: str, limit: int, json: bool) -> ExitCode:
     from bough import RunQuery
     from bough_server.cli.connection import connected
-    from bough_server.cli.printing import json_line, print_line, print_lines, terminal
+    from bough_server.cli.options import state_of
+    from bough_server.cli.output import json_line, print_line, print_lines, terminal
     from bough_server.cli.render.tables import runs_table
-    from bough_server.cli.requests import state_of
 
     query = RunQuery(session_id=session, states=(state_of(state),) if state else ())
     found = []
@@ -71,11 +71,10 @@ async def _runs(target: Target, *, session: str, state: str, limit: int, json: b
 
 async def _tree(target: Target, text: str, *, json: bool, max_agents: int | None) -> ExitCode:
     from bough.v1 import invocation_pb2
-    from bough_server.cli.addressing import resolve_run
-    from bough_server.cli.connection import connected
-    from bough_server.cli.fork_times import in_own_time
-    from bough_server.cli.printing import json_text, print_line, print_lines, terminal
-    from bough_server.cli.render.amounts import clip
+    from bough_server.cli.connection import connected, resolve_run
+    from bough_server.cli.follow import in_own_time
+    from bough_server.cli.output import json_text, print_line, print_lines, terminal
+    from bough_server.cli.render.format import clip
     from bough_server.cli.render.questions import standing_lines
     from bough_server.cli.render.tree import tree_lines
 
@@ -97,10 +96,9 @@ async def _tree(target: Target, text: str, *, json: bool, max_agents: int | None
 
 
 async def _cancel(target: Target, text: str) -> ExitCode:
-    from bough_server.cli.addressing import resolve_run
-    from bough_server.cli.connection import connected
-    from bough_server.cli.printing import print_line
-    from bough_server.cli.render.amounts import state_text
+    from bough_server.cli.connection import connected, resolve_run
+    from bough_server.cli.output import print_line
+    from bough_server.cli.render.format import state_text
 
     async with connected(target) as connection:
         run_id = await resolve_run(connection.client, text)

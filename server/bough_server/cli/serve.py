@@ -6,8 +6,8 @@ from typing import Annotated
 
 import typer
 
-from bough_server.cli.choices import DefaultModelOption, Target, target_of
-from bough_server.cli.outcome import ExitCode, finish
+from bough_server.cli.exit_codes import ExitCode, finish
+from bough_server.cli.options import DefaultModelOption, Target, target_of
 from bough_server.errors import ConfigurationError
 
 
@@ -56,7 +56,7 @@ async def _serve(
     allow_insecure: bool,
 ) -> ExitCode:
     from bough_server.app import App, configure_logging
-    from bough_server.cli.printing import print_line
+    from bough_server.cli.output import print_line
     from bough_server.settings import Settings
 
     settings = Settings.load(

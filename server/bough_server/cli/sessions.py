@@ -5,8 +5,8 @@ from typing import Annotated, Final
 
 import typer
 
-from bough_server.cli.choices import JsonOption, LimitOption, SessionArgument, Target, target_of
-from bough_server.cli.outcome import ExitCode, finish
+from bough_server.cli.exit_codes import ExitCode, finish
+from bough_server.cli.options import JsonOption, LimitOption, SessionArgument, Target, target_of
 from bough_server.errors import ConfigurationError
 
 StateJsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
@@ -62,7 +62,7 @@ def set_state(
 
 async def _list(target: Target, *, limit: int, json: bool) -> ExitCode:
     from bough_server.cli.connection import connected
-    from bough_server.cli.printing import json_line, print_line, print_lines, terminal
+    from bough_server.cli.output import json_line, print_line, print_lines, terminal
     from bough_server.cli.render.tables import sessions_table
 
     found = []
@@ -82,7 +82,7 @@ async def _list(target: Target, *, limit: int, json: bool) -> ExitCode:
 async def _show(target: Target, session_id: str, *, json: bool) -> ExitCode:
     from bough import RunQuery
     from bough_server.cli.connection import connected
-    from bough_server.cli.printing import json_text, print_line, print_lines, terminal
+    from bough_server.cli.output import json_text, print_line, print_lines, terminal
     from bough_server.cli.render.tables import runs_table, session_lines
 
     async with connected(target, is_reading=True) as connection:
@@ -98,7 +98,7 @@ async def _show(target: Target, session_id: str, *, json: bool) -> ExitCode:
 
 async def _messages(target: Target, session_id: str, *, limit: int, json: bool) -> ExitCode:
     from bough_server.cli.connection import connected
-    from bough_server.cli.printing import json_line, print_line, print_lines, terminal
+    from bough_server.cli.output import json_line, print_line, print_lines, terminal
     from bough_server.cli.render.tables import message_lines
 
     found = []
@@ -139,7 +139,7 @@ async def _set(
 
 def _changes(values: Sequence[str], deleted: Sequence[str]) -> dict[str, str | None]:
     """The changes of a state by name, None for a value to delete. Raises ConfigurationError for one that is none."""
-    from bough_server.cli.answers import json_of
+    from bough_server.cli.prompts import json_of
 
     changes: dict[str, str | None] = {}
     for text in values:
@@ -162,9 +162,9 @@ def _add(changes: dict[str, str | None], name: str, value: str | None) -> None:
 
 
 def _print_state(state_json: str, *, json: bool) -> None:
-    from bough_server.cli.printing import print_line
-    from bough_server.cli.render.amounts import printable
-    from bough_server.state import values_of
+    from bough_server.cli.output import print_line
+    from bough_server.cli.render.format import printable
+    from bough_server.session_state import values_of
 
     if json:
         print_line(state_json)

@@ -5,7 +5,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from bough_server.cli.choices import (
+from bough_server.cli.exit_codes import ExitCode, finish
+from bough_server.cli.options import (
     AfterOption,
     JsonOption,
     Output,
@@ -16,11 +17,10 @@ from bough_server.cli.choices import (
     ViewOption,
     target_of,
 )
-from bough_server.cli.outcome import ExitCode, finish
 
 if TYPE_CHECKING:
     from bough import AsyncClient, CollectedRun
-    from bough_server.cli.following import Sink
+    from bough_server.cli.follow import Sink
 
 
 def watch(
@@ -55,9 +55,8 @@ def events(
 
 
 async def _watch(target: Target, text: str, *, after: int, view: View, output: Output, is_following: bool) -> ExitCode:
-    from bough_server.cli.addressing import resolve_run
-    from bough_server.cli.connection import connected
-    from bough_server.cli.following import conclude, sink_of
+    from bough_server.cli.connection import connected, resolve_run
+    from bough_server.cli.follow import conclude, sink_of
 
     async with connected(target, is_reading=not is_following) as connection:
         client = connection.client
@@ -77,8 +76,8 @@ async def _shown(
 ) -> "CollectedRun":
     """Shows a run to its end or to where it waits now; an interruption that was answered since is passed by."""
     from bough.v1 import agent_service_pb2, event_pb2
-    from bough_server.cli.following import follow
-    from bough_server.cli.requests import view_of
+    from bough_server.cli.follow import follow
+    from bough_server.cli.options import view_of
 
     until = agent_service_pb2.WATCH_UNTIL_INTERRUPTED if is_following else agent_service_pb2.WATCH_UNTIL_CURRENT
     while True:
@@ -93,11 +92,10 @@ async def _shown(
 
 async def _events(target: Target, text: str, *, json: bool, after: int, view: View, types: str) -> ExitCode:
     from bough.v1 import agent_service_pb2
-    from bough_server.cli.addressing import resolve_run
-    from bough_server.cli.connection import connected
-    from bough_server.cli.following import JsonLines, PlainLines
-    from bough_server.cli.printing import forgive_encoding
-    from bough_server.cli.requests import event_names_of, is_named, view_of
+    from bough_server.cli.connection import connected, resolve_run
+    from bough_server.cli.follow import JsonLines, PlainLines
+    from bough_server.cli.options import event_names_of, is_named, view_of
+    from bough_server.cli.output import forgive_encoding
     from bough_server.events import name_of
 
     forgive_encoding()

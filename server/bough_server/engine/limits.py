@@ -11,8 +11,7 @@ from typing import Final
 from bough.v1 import error_pb2, event_pb2, input_pb2, message_pb2, policy_pb2
 from bough_server import usage
 from bough_server.errors import RunError
-from bough_server.models import price
-from bough_server.models.model import Model, ModelRequest
+from bough_server.models.model import Model, ModelRequest, cost_of
 from bough_server.models.tokens import request_tokens
 
 
@@ -84,7 +83,7 @@ def estimated(request: ModelRequest, model: Model) -> Amount:
     written = request.settings.max_output_tokens
     rates = model.price
     used = message_pb2.Usage(input_tokens=sent, output_tokens=written)
-    cost = price.cost(used, rates) if rates is not None else 0
+    cost = cost_of(used, rates) if rates is not None else 0
     return Amount(tokens=sent + written, cost_micros=cost or 0)
 
 

@@ -10,9 +10,9 @@ from google.protobuf import duration_pb2
 
 from bough.v1 import error_pb2, event_pb2, message_pb2, step_pb2
 from bough_server import events, ids, usage
-from bough_server.cutting import cut_results, without_raw
 from bough_server.engine import keys
 from bough_server.engine.limits import Budget
+from bough_server.truncation import cut_results, without_raw
 
 
 @dataclass(slots=True)

@@ -9,7 +9,7 @@ from typing import Final
 import grpc
 from grpc import aio
 
-from bough_server.interceptors.handler import Continuation, Handler
+from bough_server.interceptors.handlers import Continuation, Handler
 from bough_server.store.ports import Principal
 
 LOCAL: Final = Principal(tenant_id="local", user_id="local")

@@ -16,7 +16,7 @@ import grpc
 from google.protobuf.message import Message
 from grpc import aio
 
-from bough_server.interceptors.handler import Context, Continuation, Handler, is_ours, rebuilt, streaming_behavior
+from bough_server.interceptors.handlers import Context, Continuation, Handler, is_ours, rebuilt, streaming_behavior
 
 _streams: ContextVar[AsyncExitStack] = ContextVar("streams")
 

@@ -1,6 +1,6 @@
-"""The schema's rules, enforced on every request before a handler sees it; rules beyond the schema are the handlers'."""
+"""Validate requests by the rules of the schema (protovalidate); violations become a BadRequest."""
 
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
 from typing import Any, Final
 
 import grpc
@@ -10,10 +10,10 @@ from google.protobuf.message import Message
 from google.protobuf.timestamp_pb2 import Timestamp
 from grpc import aio
 
-from bough.v1 import eval_service_pb2
+from bough.v1 import agent_service_pb2 as pb
+from bough.v1 import eval_service_pb2, fork_pb2, input_pb2, message_pb2
 from bough_server.errors import FieldViolation, InvalidRequest
-from bough_server.interceptors.bounds import TooLarge, bounded, excess
-from bough_server.interceptors.handler import (
+from bough_server.interceptors.handlers import (
     Context,
     Continuation,
     Handler,
@@ -23,7 +23,7 @@ from bough_server.interceptors.handler import (
     streaming_behavior,
     unary_behavior,
 )
-from bough_server.interceptors.places import places
+from bough_server.interceptors.request_limits import TooLarge, bounded, excess
 
 _NOT_WALKED: Final = frozenset(
     {
@@ -134,3 +134,45 @@ def _step(element: protovalidate.FieldPathElementPb) -> str:
         return element.field_name
     quoted = f'"{subscript.value}"' if subscript.field == "string_key" else str(subscript.value)
     return f"{element.field_name}[{quoted}]"
+
+
+def places(request: Message, rule: str) -> Sequence[str]:
+    """The paths of the items that break a rule which a request breaks; none where the rule is of no list."""
+    match request:
+        case pb.RunRequest() if rule == "input.parts":
+            return [*_unsaid(request.input.parts, "input.parts")]
+        case pb.ForkRunRequest() if rule == "changes.input.parts":
+            return [*_unsaid(request.changes.input.parts, "changes.input.parts")]
+        case pb.ForkRunRequest() if rule == "changes.tool_results":
+            return [*_unedited(request.changes.tool_results)]
+        case pb.ResumeRunRequest() if rule == "answers.request_id":
+            return [*_unnamed(request.answers)]
+        case pb.ResumeRunRequest() if rule == "answers.answer":
+            return [f"answers[{index}]" for index, one in enumerate(request.answers) if not one.WhichOneof("answer")]
+    return ()
+
+
+def _unsaid(parts: Iterable[message_pb2.Part], place: str) -> Iterator[str]:
+    """Parts that nobody can say."""
+    for index, part in enumerate(parts):
+        content = part.WhichOneof("content")
+        if content in ("tool_call", "tool_result", "reasoning"):
+            yield f"{place}[{index}].{content}"
+
+
+def _unedited(results: Iterable[fork_pb2.EditedResult]) -> Iterator[str]:
+    """Edited results of no call, or without a result."""
+    for index, edited in enumerate(results):
+        if not edited.call_id:
+            yield f"changes.tool_results[{index}].call_id"
+        if not edited.HasField("result"):
+            yield f"changes.tool_results[{index}].result"
+
+
+def _unnamed(answers: Iterable[input_pb2.InputAnswer]) -> Iterator[str]:
+    """Answers to no request, or to one that an answer before them is to."""
+    seen = {""}
+    for index, answer in enumerate(answers):
+        if answer.request_id in seen:
+            yield f"answers[{index}].request_id"
+        seen.add(answer.request_id)

@@ -1,10 +1,13 @@
-"""What the runtime asks of a model; providers are siblings of this module."""
+"""The Model protocol: requests, deltas, responses, and the price of a call."""
 
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, Protocol
+from fractions import Fraction
+from typing import Final, Literal, Protocol
 
 from bough.v1 import agent_pb2, message_pb2, step_pb2
+
+_PER_MILLION: Final = 1_000_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -142,3 +145,24 @@ class Model(Protocol):
     async def close(self) -> None:
         """Ends connections and child processes."""
         ...
+
+
+def cost_of(usage: message_pb2.Usage, price: Price) -> int | None:
+    """The cost in micros, half rounded up; None where the tokens of a direction are unknown.
+
+    Cached input tokens cost `cached_input` where the price has one, and as much as any other where it has not.
+    """
+    if not usage.HasField("input_tokens") or not usage.HasField("output_tokens"):
+        return None
+    cached = min(usage.cached_input_tokens, usage.input_tokens) if price.cached_input is not None else 0
+    exact = (
+        (usage.input_tokens - cached) * _exact(price.input)
+        + cached * _exact(price.cached_input or 0.0)
+        + usage.output_tokens * _exact(price.output)
+    ) / _PER_MILLION
+    return int(exact + Fraction(1, 2))
+
+
+def _exact(price: float) -> Fraction:
+    """The price as it was written: 0.1 is a tenth, not the nearest binary fraction."""
+    return Fraction(repr(price))

@@ -9,8 +9,8 @@ from collections.abc import Iterable
 from typing import Final, Protocol, runtime_checkable
 
 from bough.v1 import message_pb2
-from bough_server.cutting import size_of
 from bough_server.models.model import Model, ModelRequest
+from bough_server.truncation import size_of
 
 BYTES_PER_TOKEN: Final = 4
 FILE_TOKENS: Final = 1_000

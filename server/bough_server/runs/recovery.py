@@ -1,7 +1,4 @@
-"""Looks after the runs that nobody executes: after a start, when an answer is overdue, when a disk is well again.
-
-How a run is continued is takeover.py's; which run a caller wants continued is runs.py's.
-"""
+"""Recover runs of lost workers in the background, expire requests, and retry with backoff."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine
@@ -11,13 +8,17 @@ import structlog
 
 from bough.v1 import event_pb2
 from bough_server.clock import Clock
-from bough_server.runs.patience import FIRST_PATIENCE, LONGEST_PATIENCE, until_stored
+from bough_server.errors import ServerStopping, StorageFailed
 from bough_server.store.ports import RunIndex, RunRecord
 
 _log = structlog.get_logger(__name__)
 
 AT_ONCE: Final = 16
 """How many logs are handed back at once: the others wait, the oldest first."""
+
+FIRST_PATIENCE: Final = 1.0
+LONGEST_PATIENCE: Final = 60.0
+"""Seconds between two tries."""
 
 
 class Recovery:
@@ -141,3 +142,18 @@ class Recovery:
             sleeping.cancel()
             told.cancel()
             await asyncio.wait({sleeping, told})
+
+
+async def until_stored(clock: Clock, work: Callable[[], Awaitable[object]]) -> None:
+    """Does something again and again until storage no longer fails at it, or the server stops."""
+    patience = FIRST_PATIENCE
+    while True:
+        try:
+            await work()
+            break
+        except ServerStopping:
+            break
+        except StorageFailed as error:
+            _log.warning("storage failed; tried again", seconds=patience, error=error.message)
+        await clock.sleep(patience)
+        patience = min(LONGEST_PATIENCE, patience * 2)

@@ -1,22 +1,27 @@
-"""Re-executing a run from its log alone: the same agents, models and tools that are never touched, no event added."""
+"""Offline replay: run the agents of a recorded run from its log alone, with models and tools that raise if called."""
 
 import asyncio
-from collections.abc import Coroutine, Sequence
-from dataclasses import dataclass
-from typing import Any, Final
+from collections.abc import Coroutine, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Final, NoReturn
 
-from bough.v1 import event_pb2
+from bough.v1 import agent_pb2, event_pb2
 from bough_server import events
+from bough_server.agents.pinned import REPLAY_VERSION, PinnedResolver
+from bough_server.agents.registry import agent_of
 from bough_server.clock import Clock
 from bough_server.engine.execution import Execution
 from bough_server.engine.journal import Journal
 from bough_server.engine.keys import RunFacts
-from bough_server.errors import NonDeterministic
-from bough_server.runtime.agent import Resolver
+from bough_server.errors import ConfigurationError, NonDeterministic
+from bough_server.functions import Function
+from bough_server.runs.fork import changed_definitions
+from bough_server.runtime.agent import Agent, Resolver, RunVersions
 from bough_server.runtime.context import LaneContext
 from bough_server.runtime.dispatcher import dispatch_root
 from bough_server.store.ports import StoredMessage
 from bough_server.telemetry import Parent, Tracing
+from bough_server.tools.tool import Tool
 
 PATIENCE: Final = 10.0
 """Seconds in which a replay hands something back, or ends."""
@@ -96,3 +101,107 @@ async def _finished(execution: Execution, root: Coroutine[Any, Any, None], patie
     finally:
         finishing.cancel()
     finishing.result()
+
+
+class Untouchable:
+    """A catalog whose models and tools must not be used; implements runtime.agent.Resolver."""
+
+    def __init__(self, resolver: Resolver) -> None:
+        self._resolver = resolver
+
+    def agent(self, name: str) -> Agent:
+        """The agent of a name. Raises KeyError."""
+        return self._resolver.agent(name)
+
+    def reachable(self, root: str) -> Sequence[agent_pb2.AgentDefinition]:
+        """The definitions that a run of `root` can reach."""
+        return self._resolver.reachable(root)
+
+    def versions(self, root: str) -> RunVersions:
+        """Hashes of what those definitions name."""
+        return self._resolver.versions(root)
+
+    def function(self, name: str) -> Function:
+        """The function of a name, which touches nothing. Raises KeyError."""
+        return self._resolver.function(name)
+
+    def model(self, name: str) -> NoReturn:
+        """Raises NonDeterministic: the log holds no answer to what was asked."""
+        raise NonDeterministic(f"The replay asked the model {name!r}, which a replay never does.")
+
+    def tool(self, name: str) -> Tool:
+        """The tool with its rules, and a function that raises NonDeterministic. Raises KeyError."""
+
+        def touched(**_: object) -> NoReturn:
+            raise NonDeterministic(f"The replay ran the tool {name!r}, which a replay never does.")
+
+        return replace(self._resolver.tool(name), function=touched, context_parameter="", arguments=None)
+
+
+def untouchable(log: Sequence[event_pb2.AgentEvent], resolver: Resolver, *, is_forced: bool) -> Untouchable:
+    """What a log is replayed with: the agents of this catalog, changed as its forks changed them.
+
+    Raises ConfigurationError where an agent is not here, and, unless it `is_forced`, where something that the run began
+    with is another one here; the message names both revisions.
+    """
+    versions = log[0].run_started.versions
+    named = {ref.name: ref.revision for ref in log[0].run_started.definitions} | dict(versions.agents)
+    missing = [
+        f"The agent {name!r} is not in this configuration." for name in sorted(named) if not _has(resolver, name)
+    ]
+    if missing:
+        raise ConfigurationError("\n".join(missing))
+    definitions = {name: resolver.agent(name).definition for name in named}
+    for event in log:
+        if event.HasField("run_forked"):
+            current = _with(definitions, resolver)
+            definitions |= {each.name: each for each in changed_definitions(event.run_forked.changes, current)}
+            named |= {ref.name: ref.revision for ref in event.run_forked.definitions}
+    if not is_forced:
+        revisions = {name: definition.revision for name, definition in definitions.items()}
+        _check(versions, named, revisions, resolver)
+    return Untouchable(_with(definitions, resolver))
+
+
+def _check(versions: event_pb2.Versions, named: Mapping[str, str], here: Mapping[str, str], resolver: Resolver) -> None:
+    """Refuses what is another one here than the run began with; how its models are set up does not matter."""
+    others = [
+        f"The agent {name!r} is another one here: its revision is {here[name]}, and the run began with {revision}."
+        for name, revision in sorted(named.items())
+        if here[name] != revision
+    ]
+    others += [
+        f"The tool {name!r} has another description or schema here than when the run began."
+        for name, digest in sorted(versions.tools.items())
+        if _digest(resolver, name) != digest
+    ]
+    if versions.replay != REPLAY_VERSION:
+        others.append(f"The rules of replay are version {REPLAY_VERSION} here; the run has version {versions.replay}.")
+    if others:
+        raise ConfigurationError("\n".join([*others, "Bring back what the run began with, or try it with --force."]))
+
+
+def _digest(resolver: Resolver, name: str) -> str:
+    try:
+        return resolver.tool(name).digest
+    except KeyError:
+        return ""
+
+
+def _has(resolver: Resolver, name: str) -> bool:
+    try:
+        resolver.agent(name)
+    except KeyError:
+        return False
+    return True
+
+
+def _with(definitions: Mapping[str, agent_pb2.AgentDefinition], resolver: Resolver) -> PinnedResolver:
+    return PinnedResolver(resolver, {name: _agent(each, resolver) for name, each in definitions.items()})
+
+
+def _agent(definition: agent_pb2.AgentDefinition, resolver: Resolver) -> Agent:
+    current = resolver.agent(definition.name)
+    if current.definition.revision == definition.revision:
+        return current
+    return agent_of(definition, resolver.agent)

@@ -16,17 +16,16 @@ from bough_server.runs.admission import (
     request_digest,
     same_request,
 )
-from bough_server.runs.answering import Answering, Resumed
-from bough_server.runs.closing import because
-from bough_server.runs.equipment import Equipment
-from bough_server.runs.following import Follower, Pages, Until
-from bough_server.runs.forks import Forker
-from bough_server.runs.keeping import Keeper
-from bough_server.runs.letters import Letters
-from bough_server.runs.starting import Starter
-from bough_server.store.accepting import RequestIdTaken
-from bough_server.store.owners import Letter
-from bough_server.store.ports import Page, Principal, RunFilter, RunRecord
+from bough_server.runs.close import because
+from bough_server.runs.commands import Letters
+from bough_server.runs.dependencies import Equipment
+from bough_server.runs.follow import Follower, Pages, Until
+from bough_server.runs.fork import Forker
+from bough_server.runs.resume import Answering, Resumed
+from bough_server.runs.start import Starter
+from bough_server.runs.supervisor import Keeper
+from bough_server.store.ports import Page, Principal, RequestIdTaken, RunFilter, RunRecord
+from bough_server.store.worker_ports import Letter
 from bough_server.telemetry import Parent
 
 _log = structlog.get_logger(__name__)

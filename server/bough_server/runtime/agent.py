@@ -10,7 +10,7 @@ from bough.v1 import agent_pb2, event_pb2, message_pb2, step_pb2
 from bough_server.functions import Function
 from bough_server.history.transcript import Transcript
 from bough_server.models.model import Model, ModelRequest, ToolSpec
-from bough_server.state import json_text
+from bough_server.session_state import json_text
 from bough_server.tools.tool import Tool
 
 T = TypeVar("T")

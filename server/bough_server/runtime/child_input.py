@@ -9,12 +9,11 @@ from typing import Any, Final
 from bough.v1 import error_pb2, message_pb2
 from bough_server import events
 from bough_server.errors import RunError
-from bough_server.functions import InputBuilder
+from bough_server.functions import InputBuilder, Situation, Values, copied, text_of
 from bough_server.history.rewrite import for_context
 from bough_server.runtime.dispatch import Dispatch, said_by
 from bough_server.runtime.lane import Lane
 from bough_server.runtime.state import LaneState
-from bough_server.situation import Situation, Values, copied, text_of
 from bough_server.templates import names_in, render
 
 

@@ -11,8 +11,7 @@ from bough.v1 import agent_pb2, event_pb2, message_pb2, step_pb2
 from bough_server import ids
 from bough_server.engine import keys
 from bough_server.errors import RunError
-from bough_server.history.overflow import Plan, Unit, to_be_summarized, window
-from bough_server.history.summarizing import summary_of, summary_request
+from bough_server.history.overflow import Plan, Unit, summary_of, summary_request, to_be_summarized, window
 from bough_server.models.model import Model, ModelRequest
 from bough_server.models.tokens import BYTES_PER_TOKEN, counted, message_tokens, request_tokens
 from bough_server.runtime.lane import Lane

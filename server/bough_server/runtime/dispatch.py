@@ -8,7 +8,6 @@ from typing import Any
 
 from bough.v1 import agent_pb2, error_pb2, event_pb2, message_pb2
 from bough_server import ids
-from bough_server.cutting import MAX_TEXT_BYTES, fits
 from bough_server.engine.execution import Execution
 from bough_server.errors import RunError
 from bough_server.history.transcript import Transcript
@@ -17,6 +16,7 @@ from bough_server.runtime.agent import Outcome
 from bough_server.runtime.running_agent import Frame
 from bough_server.runtime.state import LaneState
 from bough_server.tools.arguments import parse_arguments
+from bough_server.truncation import MAX_TEXT_BYTES, fits
 
 
 class Abort(RunError):

@@ -8,7 +8,6 @@ from collections.abc import Awaitable, Callable
 from contextlib import suppress
 
 from bough.v1 import agent_pb2, error_pb2, event_pb2, message_pb2, policy_pb2
-from bough_server.cutting import MAX_TEXT_BYTES, fits
 from bough_server.engine import keys
 from bough_server.engine.execution import Execution, as_run_error
 from bough_server.engine.limits import check_hops
@@ -19,6 +18,7 @@ from bough_server.runtime.child_input import with_input
 from bough_server.runtime.dispatch import Abort, Dispatch, Ended, joined, overtime, told_to
 from bough_server.runtime.lane import Lane
 from bough_server.runtime.running_agent import Frame
+from bough_server.truncation import MAX_TEXT_BYTES, fits
 
 
 def refusal_event(caller: Frame, work: Dispatch, digest: str, refusal: RunError) -> event_pb2.AgentEvent:

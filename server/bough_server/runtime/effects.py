@@ -5,11 +5,11 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
 from bough.v1 import error_pb2, event_pb2
-from bough_server.cutting import MAX_TEXT_BYTES, size_of
 from bough_server.engine import keys
 from bough_server.engine.execution import as_run_error
 from bough_server.errors import RunError
 from bough_server.runtime.lane import Lane
+from bough_server.truncation import MAX_TEXT_BYTES, size_of
 
 
 @dataclass(frozen=True, slots=True)

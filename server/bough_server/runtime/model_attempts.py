@@ -11,15 +11,14 @@ from google.protobuf import duration_pb2
 
 from bough.v1 import error_pb2, event_pb2, message_pb2, step_pb2
 from bough_server import events, ids, usage
-from bough_server.cutting import MAX_TEXT_BYTES, size_of
 from bough_server.engine.execution import Execution
 from bough_server.engine.recorder import Piece
 from bough_server.errors import ModelError, RunError
-from bough_server.models import price
-from bough_server.models.model import Delta, Meter, Model, ModelRequest, ReasoningDelta, TextDelta
+from bough_server.models.model import Delta, Meter, Model, ModelRequest, ReasoningDelta, TextDelta, cost_of
 from bough_server.runtime.agent import Resolver
 from bough_server.runtime.running_agent import Frame
 from bough_server.telemetry import Traced
+from bough_server.truncation import MAX_TEXT_BYTES, size_of
 
 
 class Succession:
@@ -286,7 +285,7 @@ class ModelCall:
     def _price(self, used: message_pb2.Usage) -> None:
         rates = self._succession.model.price
         if rates is not None and usage.is_reported(used):
-            cost = price.cost(used, rates)
+            cost = cost_of(used, rates)
             if cost is not None:
                 used.cost_micros = cost
 

@@ -10,15 +10,15 @@ from typing import Any
 
 from bough.v1 import error_pb2, event_pb2, input_pb2, message_pb2
 from bough_server import ids
-from bough_server.cutting import MAX_TEXT_BYTES, size_of
 from bough_server.engine import keys
 from bough_server.errors import RunError
 from bough_server.runtime.agent import NO_DEFAULT
 from bough_server.runtime.lane import Lane
 from bough_server.runtime.running_agent import Frame
 from bough_server.runtime.toolset import Offer
-from bough_server.tools.approval import needs_approval
 from bough_server.tools.arguments import parse_arguments, schema_mistakes, value_schema_problem
+from bough_server.tools.execution import needs_approval
+from bough_server.truncation import MAX_TEXT_BYTES, size_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

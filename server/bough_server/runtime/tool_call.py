@@ -10,7 +10,6 @@ from typing import Final
 
 from bough.v1 import error_pb2, event_pb2, message_pb2, state_pb2
 from bough_server import events, ids
-from bough_server.cutting import MAX_RESULT_BYTES, cut_result
 from bough_server.engine import keys
 from bough_server.engine.execution import as_run_error
 from bough_server.engine.open_invocations import duration
@@ -25,6 +24,7 @@ from bough_server.telemetry import Traced
 from bough_server.tools import builtin
 from bough_server.tools import execution as tool_execution
 from bough_server.tools.arguments import parse_arguments
+from bough_server.truncation import MAX_RESULT_BYTES, cut_result
 
 _PIECE_CHARACTERS: Final = 64 * 1024
 

@@ -11,12 +11,11 @@ from functools import partial
 from bough.v1 import event_pb2, message_pb2
 from bough_server.engine.execution import Execution
 from bough_server.functions import Rewriter
-from bough_server.history.build import summaries, view
 from bough_server.history.overflow import Compaction, Unit, in_its_place, units
 from bough_server.history.rewrite import Rewriter as Rewrite
 from bough_server.history.rewrite import for_context
-from bough_server.history.shown import Shown
 from bough_server.history.transcript import Said, Transcript
+from bough_server.history.visible import Shown, summaries, view
 from bough_server.runtime.agent import llm_of
 from bough_server.runtime.running_agent import Frame
 from bough_server.store.ports import StoredMessage

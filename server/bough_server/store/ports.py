@@ -1,13 +1,10 @@
-"""What the server asks of a store; the implementations are siblings of this module and nobody else knows them."""
+"""Ports of the store: event log, run index, sessions, catalog; and the values that accept a run or a fork."""
 
 from collections.abc import AsyncIterator, Awaitable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
 from bough.v1 import agent_pb2, agent_service_pb2, event_pb2, message_pb2, session_service_pb2, state_pb2
-
-if TYPE_CHECKING:
-    from bough_server.store.accepting import NewFork, NewRun
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,10 +48,73 @@ class RunRecord:
     """The worker that has executed it last; whether it still does is the Lease's to say."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NewRun:
+    """A run to be accepted, with everything that is written in the one transaction of its run_started."""
+
+    run_id: str
+    principal: Principal
+    session_id: str
+    new_session: bool
+    session_cut: int
+    """The session's last position that run_started names; refused with SessionMoved where it is another by now."""
+    state_json: str = ""
+    """The session's state that run_started names; the same holds of it."""
+    request_id: str
+    request_digest: str
+    create_time_ns: int
+    first: Record
+    definitions: Sequence[agent_pb2.AgentDefinition] = ()
+    """The definitions that run_started names, each with its revision; kept once by revision."""
+    owner: str = ""
+    """The worker that executes it from the start."""
+    queued: Record | None = None
+    """The second event, run_queued, of a run that waits for its session: then `session_cut` is 0, the state is empty,
+    and neither is checked."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NewFork:
+    """A fork to be accepted, with everything that is written in its one transaction.
+
+    Its log begins with the origin's events up to `origin_sequence`, byte for byte; `records` are its own first, from
+    run_forked. Its session is a new one, with the messages that the origin's run could see or had said by then.
+    """
+
+    run_id: str
+    principal: Principal
+    session_id: str
+    origin_run_id: str
+    origin_sequence: int
+    request_id: str
+    request_digest: str
+    create_time_ns: int
+    records: Sequence[Record]
+    definitions: Sequence[agent_pb2.AgentDefinition] = ()
+    """Those that run_forked names; those of the origin are kept for the fork as well."""
+    owner: str = ""
+
+
+class SessionMoved(Exception):
+    """The session has other messages or another state than the NewRun says: read it again and try again."""
+
+
+class RunMoved(Exception):
+    """A run's log or owner is another by now than the caller read: read it again and try again."""
+
+
+class RequestIdTaken(Exception):
+    """The tenant used this request id before; says for which run and with which content."""
+
+    def __init__(self, run_id: str, request_digest: str) -> None:
+        super().__init__(run_id)
+        self.run_id, self.request_digest = run_id, request_digest
+
+
 class EventLog(Protocol):
     """The logs of runs: append-only, numbered from 1 without gaps, read by any number of readers."""
 
-    async def create(self, new_run: "NewRun") -> None:
+    async def create(self, new_run: NewRun) -> None:
         """Accepts a run at epoch 1: its row, its session (made or held), its request id, its first event; or nothing.
 
         Raises SessionBusy (the session has a run that has not ended, or, for a queued run, none or too many),
@@ -62,7 +122,7 @@ class EventLog(Protocol):
         """
         ...
 
-    async def fork(self, new_fork: "NewFork") -> None:
+    async def fork(self, new_fork: NewFork) -> None:
         """Accepts a fork at epoch 1: its row, session, messages and log up to its own first events; or nothing.
 
         Nothing of the shared beginning is charged again. Raises NotFound (the origin is not the tenant's, or its log is

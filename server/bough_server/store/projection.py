@@ -1,21 +1,19 @@
-"""A run's events folded into what is kept beside them: messages, usage entries and the run's row; pure.
-
-It decides nothing about what is worth storing: a message is stored where whoever recorded it gave it a kind.
-"""
+"""Project events to messages, usage and the row of their run, also for a forked log."""
 
 import hashlib
 from collections.abc import Iterable
 from dataclasses import replace
 from typing import Final
 
+from google.protobuf.timestamp_pb2 import Timestamp
+
 from bough.v1 import event_pb2, message_pb2
 from bough_server import events, ids
-from bough_server.state import json_of
-from bough_server.state_fold import StateFold
-from bough_server.store.derived import NOTHING, LogAddress, Projected, RunEnd, RunStart
-from bough_server.store.forked import of_fork, said_instead
+from bough_server.run_state import StandingFold
+from bough_server.session_state import json_of
+from bough_server.session_state_fold import StateFold
 from bough_server.store.ports import Record, StoredMessage, UsageEntry
-from bough_server.store.standing import StandingFold
+from bough_server.store.projected import NOTHING, LogAddress, Projected, RunEnd, RunStart
 from bough_server.usage import is_reported
 
 _STATES: Final = {
@@ -294,3 +292,28 @@ _FOLDS: Final = {
     events.RUN_FAILED: RunFold._run_failed,
     events.RUN_CANCELLED: RunFold._run_cancelled,
 }
+
+
+def of_fork(origin: RunStart, forked: event_pb2.RunForked) -> RunStart:
+    """What a fork's row takes from its beginning: its origin's, but for what it says itself."""
+    revisions = (*origin.revisions, *(named.revision for named in forked.definitions))
+    return RunStart(
+        agent=origin.agent,
+        labels=dict(forked.labels) or origin.labels,
+        start_time_ns=origin.start_time_ns,
+        request_id=forked.request_id,
+        request_digest=forked.request_digest,
+        revisions=tuple(dict.fromkeys(revisions)),
+        origin_run_id=forked.origin_run_id,
+        origin_sequence=forked.origin_sequence,
+    )
+
+
+def said_instead(said: StoredMessage, instead: message_pb2.Message, time: Timestamp) -> StoredMessage:
+    """The user's message with other content: whose it is and what it is of stay."""
+    message = message_pb2.Message()
+    message.CopyFrom(said.message)
+    message.ClearField("parts")
+    message.parts.extend(instead.parts)
+    message.create_time.CopyFrom(time)
+    return replace(said, message=message)

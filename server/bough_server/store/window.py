@@ -1,17 +1,15 @@
-"""What was committed lately of every live run, in memory and bounded over all of them; it reads no disk.
-
-Readers pull: a window has no list of readers and no queue for any of them. All of it lives on the event loop.
-"""
+"""Recent events of running logs in memory, and pages of stored events as packed bytes."""
 
 import asyncio
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
-from typing import Final
+from itertools import count
+from operator import attrgetter, itemgetter
+from typing import Final, overload
 from weakref import WeakValueDictionary
 
 from bough_server import events
 from bough_server.store.ports import Record, StoredEvent
-from bough_server.store.stretch import data_of
 
 PAGE_EVENTS: Final = 256
 """The most events of a page that a reader is given."""
@@ -23,6 +21,13 @@ _CHUNK_BYTES: Final = 64 * 1024
 _EVENT_OVERHEAD: Final = 160
 """What an event costs in memory besides its bytes: three objects and their places."""
 
+_kind: Final = itemgetter(0)
+_data: Final = itemgetter(1)
+_data_of_one: Final = attrgetter("data")
+
+Rows = Sequence[tuple[int, bytes]]
+"""Kinds and bytes."""
+
 
 def page_of(stored: Sequence[StoredEvent], *, first: int = 0) -> Sequence[StoredEvent]:
     """The events from a place on that are one page."""
@@ -30,10 +35,10 @@ def page_of(stored: Sequence[StoredEvent], *, first: int = 0) -> Sequence[Stored
     if sum(map(len, data_of(page))) <= PAGE_BYTES:
         return page
     size = 0
-    for count, event in enumerate(page):
+    for taken, event in enumerate(page):
         size += len(event.data)
-        if size > PAGE_BYTES and count:
-            return page[:count]
+        if size > PAGE_BYTES and taken:
+            return page[:taken]
     return page
 
 
@@ -209,3 +214,39 @@ class Windows:
         if window is not None:
             self._size -= window.size
             window.keep_last()
+
+
+class Stretch(Sequence[StoredEvent]):
+    """Events without a gap, from a sequence on; each is made when it is looked at."""
+
+    __slots__ = ("_first", "_rows")
+
+    def __init__(self, first: int, rows: Rows) -> None:
+        self._first, self._rows = first, rows
+
+    def data(self) -> list[bytes]:
+        """The stored bytes of all."""
+        return list(map(_data, self._rows))
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def __iter__(self) -> Iterator[StoredEvent]:
+        return map(StoredEvent, count(self._first), map(_kind, self._rows), map(_data, self._rows))
+
+    @overload
+    def __getitem__(self, place: int) -> StoredEvent: ...
+    @overload
+    def __getitem__(self, place: slice) -> "Stretch": ...
+    def __getitem__(self, place: int | slice) -> "StoredEvent | Stretch":
+        if isinstance(place, slice):
+            first, _, step = place.indices(len(self._rows))
+            assert step == 1, "a stretch has no gap"
+            return Stretch(self._first + first, self._rows[place])
+        row = self._rows[place]
+        return StoredEvent(self._first + place % len(self._rows), *row)
+
+
+def data_of(stored: Sequence[StoredEvent]) -> list[bytes]:
+    """The stored bytes of events, one by one."""
+    return stored.data() if isinstance(stored, Stretch) else list(map(_data_of_one, stored))

@@ -10,7 +10,7 @@ from typing import Any, Final, Protocol
 from bough.v1 import error_pb2, event_pb2, message_pb2
 from bough_server.errors import RunError
 from bough_server.models.model import ToolSpec
-from bough_server.state import KEY, json_of, values_of
+from bough_server.session_state import KEY, json_of, values_of
 
 FINAL_ANSWER: Final = "final_answer"
 """The name of the tool whose argument is the answer."""

@@ -1,8 +1,9 @@
-"""Runs one tool once: arguments in, parts or a RunError out; what is recorded of it is the runtime's business."""
+"""Run a tool once, and decide whether a call of it needs an approval."""
 
 import asyncio
+import copy
 import inspect
-from collections.abc import AsyncGenerator, Awaitable, Callable, Generator
+from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Mapping
 from contextlib import aclosing
 from typing import Any, Final, TypeAlias
 
@@ -13,8 +14,7 @@ from bough.v1 import error_pb2, message_pb2
 from bough_server.errors import RunError
 from bough_server.tools.arguments import bad_arguments, parse_arguments, value_path
 from bough_server.tools.output import Excerpt, result_parts
-from bough_server.tools.pulling import pull
-from bough_server.tools.threads import ThreadLimit
+from bough_server.tools.threads import ThreadLimit, pull
 from bough_server.tools.tool import Tool, ToolContext
 
 Emit: TypeAlias = Callable[[str], Awaitable[None]]
@@ -140,3 +140,24 @@ def _failure(tool: Tool, error: BaseException) -> RunError:
         words = ""
     message = f"{type(error).__name__}: {words}" if words else type(error).__name__
     return RunError(message[:_LONGEST_MESSAGE], reason=error_pb2.ERROR_REASON_TOOL_FAILED)
+
+
+def needs_approval(tool: Tool, arguments: Mapping[str, Any]) -> bool:
+    """Whether a call with these arguments, as JSON values, waits for an approval.
+
+    A predicate that raises or that says neither True nor False counts as a yes, and is logged. It is given a copy:
+    what it does to the arguments is lost.
+    """
+    if isinstance(tool.approval, bool):
+        return tool.approval
+    try:
+        said: object = tool.approval(copy.deepcopy(dict(arguments)))
+    except (Exception, SystemExit):
+        _log.warning("approval of a call could not be decided: it is asked for", tool=tool.name, exc_info=True)
+        return True
+    if isinstance(said, bool):
+        return said
+    if inspect.iscoroutine(said):
+        said.close()
+    _log.warning("approval of a call was decided by no bool: it is asked for", tool=tool.name, said=type(said).__name__)
+    return True

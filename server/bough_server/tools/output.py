@@ -10,8 +10,8 @@ from typing import Final
 from pydantic_core import PydanticSerializationError, to_json
 
 from bough.v1 import error_pb2, message_pb2
-from bough_server.cutting import MAX_TEXT_BYTES, cut_text
 from bough_server.errors import RunError
+from bough_server.truncation import MAX_TEXT_BYTES, cut_text
 
 _PARTS_LIMIT: Final = 1024 * 1024
 """The most bytes of parts, so that an event with them, and a step's, stay under 2 MiB."""

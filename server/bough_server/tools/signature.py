@@ -1,7 +1,8 @@
-"""A function's parameters as JSON Schema and as pydantic sees them; what cannot be called by name is refused."""
+"""JSON Schema of a tool's arguments, from the signature and docstring of its function."""
 
 import inspect
 import json
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, Final, get_type_hints
@@ -12,6 +13,12 @@ from pydantic.fields import FieldInfo
 from pydantic.json_schema import GenerateJsonSchema
 
 _CONFIG: Final = ConfigDict(extra="forbid", arbitrary_types_allowed=False, hide_input_in_errors=True)
+
+_SECTION: Final = re.compile(
+    r"(Args|Arguments|Parameters|Returns|Return|Raises|Yields|Yield|Example|Examples|Note|Notes):\s*$"
+)
+_PARAMETERS: Final = {"Args", "Arguments", "Parameters"}
+_PARAMETER: Final = re.compile(r"\*{0,2}(\w+)\s*(?:\([^)]*\))?:\s*(.*)$")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -115,3 +122,38 @@ def _field(parameter: inspect.Parameter, hint: Any, description: str) -> tuple[A
         hint = Annotated[hint, Field(description=description)]
     info: FieldInfo = Field(default, alias=parameter.name)
     return hint, info
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Documentation:
+    """The text before the first section, and what is said of each parameter."""
+
+    summary: str
+    parameters: Mapping[str, str]
+
+
+def parse_docstring(docstring: str) -> Documentation:
+    """Reads a docstring; what it does not understand it leaves out."""
+    summary: list[str] = []
+    parameters: dict[str, list[str]] = {}
+    section = ""
+    current: list[str] | None = None
+    parameter_indent = 0
+    for line in inspect.cleandoc(docstring).splitlines():
+        header = _SECTION.match(line)
+        if header:
+            section, current = header[1], None
+        elif not section:
+            summary.append(line)
+        elif section in _PARAMETERS and line.strip():
+            indent = len(line) - len(line.lstrip())
+            named = _PARAMETER.match(line.strip())
+            if named and (current is None or indent <= parameter_indent):
+                parameter_indent = indent
+                current = parameters.setdefault(named[1], [named[2]])
+            elif current is not None:
+                current.append(line.strip())
+    return Documentation(
+        summary="\n".join(summary).strip(),
+        parameters={name: " ".join(lines).strip() for name, lines in parameters.items()},
+    )

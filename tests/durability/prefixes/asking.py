@@ -6,8 +6,7 @@ from typing import Final
 
 from bough.v1 import input_pb2, message_pb2
 from bough_server.agents.function import agent
-from bough_server.runtime.agent import Agent
-from bough_server.runtime.context import Context
+from bough_server.runtime.agent import Agent, Context
 from bough_server.tools.tool import Tool, ToolContext, tool
 from tests.durability.prefixes.props import asks, looking, said
 from tests.durability.prefixes.scenario import Scenario, Team, World

@@ -7,8 +7,7 @@ from bough.v1 import agent_pb2, message_pb2
 from bough_server.agents.function import agent
 from bough_server.errors import RunError
 from bough_server.models.model import ModelRequest
-from bough_server.runtime.agent import Agent
-from bough_server.runtime.context import Context
+from bough_server.runtime.agent import Agent, Context
 from tests.durability.prefixes.props import ABORT, asks, failing, looking, said, waiting
 from tests.durability.prefixes.scenario import Scenario, Team, World
 from tests.support.teams import call, llm

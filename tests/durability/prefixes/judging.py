@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from bough.v1 import error_pb2, event_pb2, invocation_pb2, message_pb2
 from bough_server import events, usage
 from bough_server.engine import keys
-from bough_server.state import json_of
-from bough_server.state_fold import StateFold
+from bough_server.session_state import json_of
+from bough_server.session_state_fold import StateFold
 from bough_server.tools.builtin import RESERVED
 from tests.durability.prefixes.finishing import Finished
 from tests.durability.prefixes.scenario import name_of

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 
 from bough.v1 import agent_pb2, input_pb2, policy_pb2
 from bough_server.functions import Function
-from bough_server.models.conversation import current_turn, step_of
 from bough_server.models.model import ModelRequest
+from bough_server.models.scripted.script import current_turn, step_of
 from bough_server.runtime.agent import Agent
 from bough_server.tools.tool import Tool
 from tests.support.held_clock import HeldClock

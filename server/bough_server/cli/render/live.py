@@ -6,13 +6,10 @@ from google.protobuf import duration_pb2
 from rich.text import Text
 
 from bough.v1 import event_pb2, message_pb2
-from bough_server.cli.render.amounts import error_text, seconds_text, tokens, tokens_text
-from bough_server.cli.render.blocks import Blocks, Handlers
-from bough_server.cli.render.calls import CALLS
-from bough_server.cli.render.kinds import ending_text, kind_text
-from bough_server.cli.render.speaker import STARTING, Speaker
-from bough_server.cli.render.status import status_lines
-from bough_server.cli.render.steering import STEERING
+from bough_server.cli.render.blocks import STARTING, Blocks, Handlers, Speaker, status_lines
+from bough_server.cli.render.events import CALLS, STEERING
+from bough_server.cli.render.format import error_text, seconds_text, tokens, tokens_text
+from bough_server.cli.render.notes import ending_text, kind_text
 
 AgentEvent = event_pb2.AgentEvent
 

@@ -5,25 +5,23 @@ from typing import Final
 
 from bough import text_of
 from bough.v1 import event_pb2, message_pb2
-from bough_server.cli.render.amounts import clip, duration_text, error_text, one_line, seconds_text
-from bough_server.cli.render.kinds import (
+from bough_server.cli.render.format import clip, duration_text, error_text, one_line, seconds_text
+from bough_server.cli.render.notes import (
     changes_text,
     compacted_text,
     ending_text,
-    kind_text,
-    retry_text,
-    round_text,
-    steps_text,
-)
-from bough_server.cli.render.notes import (
     expiry_text,
     forked_text,
     interrupted_text,
+    kind_text,
     queued_text,
     received_text,
     request_text,
     result_text,
     resumed_text,
+    retry_text,
+    round_text,
+    steps_text,
 )
 from bough_server.events import name_of
 

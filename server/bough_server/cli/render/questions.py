@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from bough.v1 import agent_service_pb2, input_pb2
-from bough_server.cli.render.amounts import counted, one_line, printable
+from bough_server.cli.render.format import counted, one_line, printable
 from bough_server.cli.render.notes import asker_text, expiry_text, request_text
 
 _TAKES: Final = {

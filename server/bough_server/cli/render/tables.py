@@ -7,7 +7,7 @@ from rich.text import Text
 
 from bough import text_of
 from bough.v1 import agent_pb2, agent_service_pb2, catalog_service_pb2, message_pb2, session_service_pb2
-from bough_server.cli.render.amounts import clip, moment, one_line, printable, short_state_text, state_style
+from bough_server.cli.render.format import clip, moment, one_line, printable, short_state_text, state_style
 from bough_server.cli.render.questions import origin_lines, standing_lines
 
 _BELOW: Final = "magenta"

@@ -1,14 +1,15 @@
-"""The record of a run as an indented tree with a row for each agent; it folds no events and prints nothing."""
+"""The tree of a run as a table, alone or beside another."""
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from itertools import zip_longest
 from typing import Final
 
 from rich.cells import cell_len
 from rich.text import Text
 
 from bough.v1 import event_pb2, invocation_pb2
-from bough_server.cli.render.amounts import (
+from bough_server.cli.render.format import (
     UNKNOWN,
     between,
     clip,
@@ -24,7 +25,7 @@ from bough_server.cli.render.amounts import (
     tokens,
     tokens_text,
 )
-from bough_server.cli.render.kinds import ending_text, kind_text
+from bough_server.cli.render.notes import ending_text, kind_text
 
 _DEEPEST: Final = 8
 """Levels that are drawn; what lies deeper says its depth as a number."""
@@ -38,6 +39,10 @@ _COLUMNS: Final[Sequence[tuple[str, int]]] = (
     ("tokens", 9),
     ("cost", 8),
 )
+
+_BETWEEN: Final = " │ "
+
+Titled = tuple[str, invocation_pb2.Invocation]
 
 
 def tree_lines(invocation: invocation_pb2.Invocation, *, width: int = 80) -> list[Text]:
@@ -223,3 +228,23 @@ def _origin(invocation: invocation_pb2.Invocation) -> list[str]:
         if tokens(inherited) is not None:
             parts.append(f"{tokens_text(inherited)} tokens")
     return parts
+
+
+def trees_beside(left: Titled, right: Titled, *, width: int) -> list[Text]:
+    """Both trees, each under its title, in lines of at most that many cells where a tree's own columns fit."""
+    half = (width - len(_BETWEEN)) // 2
+    if half < max(narrowest_tree(left[1]), narrowest_tree(right[1])):
+        return [*_titled(left, width), Text(""), *_titled(right, width)]
+    return [_beside(one, other, half) for one, other in zip_longest(_titled(left, half), _titled(right, half))]
+
+
+def _titled(titled: Titled, width: int) -> Sequence[Text]:
+    title, invocation = titled
+    return [Text(title, style="bold"), *tree_lines(invocation, width=width)]
+
+
+def _beside(left: Text | None, right: Text | None, half: int) -> Text:
+    line = left.copy() if left is not None else Text("")
+    line.truncate(half, overflow="ellipsis", pad=True)
+    line.append(_BETWEEN, style="dim")
+    return line.append_text(right) if right is not None else line

@@ -1,16 +1,16 @@
-"""Agents that calls have stored, on SQL: a row for each, and a counter for each tenant that every change raises."""
+"""Stored agents, and the definitions of runs by their revisions."""
 
 from functools import partial
 from typing import Final
 
-from sqlalchemy import Connection, bindparam, delete, select
+from sqlalchemy import Connection, Select, bindparam, delete, exists, select
 from sqlalchemy.dialects.sqlite import insert as upsert
 
 from bough.v1 import agent_pb2
-from bough_server.store.agents import CatalogMoved, StoredAgents
 from bough_server.store.sql import tables
 from bough_server.store.sql.readers import Readers
 from bough_server.store.sql.write_queue import WriteQueue
+from bough_server.store.worker_ports import CatalogMoved, StoredAgents
 
 MOST_KNOWN: Final = 4096
 """Of how many tenants the version is kept in memory."""
@@ -36,6 +36,16 @@ _put = upsert(tables.agents)
 _PUT: Final = _put.on_conflict_do_update(index_elements=["tenant_id", "name"], set_={"data": _put.excluded.data})
 _raise = upsert(tables.catalogs)
 _RAISE: Final = _raise.on_conflict_do_update(index_elements=["tenant_id"], set_={"version": _raise.excluded.version})
+
+_definitions, _named, _runs = tables.definitions.c, tables.run_definitions.c, tables.runs.c
+
+_ONE: Final = select(_definitions.data).where(_definitions.revision == bindparam("revision"))
+_ONE_OF: Final = select(_definitions.data).where(
+    _definitions.revision == bindparam("revision"),
+    exists().where(
+        _named.revision == bindparam("revision"), _runs.run_id == _named.run_id, _runs.tenant_id == bindparam("tenant")
+    ),
+)
 
 
 class SqlAgents:
@@ -106,3 +116,26 @@ def _write(connection: Connection, *, tenant_id: str, name: str, data: bytes | N
     else:
         connection.execute(_PUT, {"tenant_id": tenant_id, "name": name, "data": data})
     return True
+
+
+class SqlCatalog:
+    """Catalog on one SQLite file."""
+
+    def __init__(self, readers: Readers) -> None:
+        self._readers = readers
+
+    async def get(self, revision: str) -> agent_pb2.AgentDefinition | None:
+        """See Catalog."""
+        return await self._read(_ONE, {"revision": revision})
+
+    async def get_of(self, tenant_id: str, revision: str) -> agent_pb2.AgentDefinition | None:
+        """See Catalog."""
+        return await self._read(_ONE_OF, {"tenant": tenant_id, "revision": revision})
+
+    async def _read(
+        self, statement: Select[tuple[bytes]], parameters: dict[str, str]
+    ) -> agent_pb2.AgentDefinition | None:
+        data = await self._readers.run(
+            lambda connection: connection.execute(statement, parameters).scalar_one_or_none()
+        )
+        return None if data is None else agent_pb2.AgentDefinition.FromString(data)

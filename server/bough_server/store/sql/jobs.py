@@ -6,8 +6,8 @@ from typing import Generic, TypeVar
 
 from sqlalchemy import Connection
 
-from bough_server.store.derived import Projected
 from bough_server.store.ports import Record
+from bough_server.store.projected import Projected
 
 T = TypeVar("T")
 

@@ -10,10 +10,10 @@ from sqlalchemy import Connection, Row, bindparam, delete, insert, select
 
 from bough.v1 import agent_service_pb2, event_pb2
 from bough_server.errors import Fenced, NotFound, ServerStopping
-from bough_server.store.owners import Letter
 from bough_server.store.sql import tables
 from bough_server.store.sql.readers import Readers
 from bough_server.store.sql.write_queue import WriteQueue
+from bough_server.store.worker_ports import Letter
 
 _letters, _runs = tables.letters.c, tables.runs.c
 

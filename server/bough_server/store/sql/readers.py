@@ -1,21 +1,54 @@
-"""A few threads that read, each with a connection of its own while it does; nothing here writes."""
+"""Reader threads, and the ranges of a log that they read."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from operator import itemgetter
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, Final, TypeVar
 
 import structlog
-from sqlalchemy import Connection
+from sqlalchemy import Connection, Select, bindparam, select
 from sqlalchemy.exc import SQLAlchemyError
 
-from bough_server.errors import ServerStopping, StorageFailed
-from bough_server.store.sql.engine import reader_engine
+from bough_server import events
+from bough_server.errors import NotFound, ServerStopping, StorageFailed
+from bough_server.store.ports import StoredEvent
+from bough_server.store.sql import tables
+from bough_server.store.sql.database import reader_engine
+from bough_server.store.window import PAGE_BYTES, Stretch
 
 T = TypeVar("T")
 
 _log = structlog.get_logger(__name__)
+
+STRETCH_EVENTS: Final = 2048
+"""The most events of a stretch: a hop to a reader's thread costs as much as reading a hundred."""
+
+NO_END: Final = 2**63 - 1
+
+_CHUNK: Final = 16
+"""How many events are taken from the driver at once, before their bytes are counted."""
+
+_events, _runs = tables.events.c, tables.runs.c
+
+_WHICH: Final = (
+    _events.run_id == bindparam("run"),
+    _events.sequence > bindparam("after"),
+    _events.sequence <= bindparam("through"),
+)
+_STRETCH: Final = select(_events.kind, _events.data).where(*_WHICH).order_by(_events.sequence).limit(bindparam("count"))
+_WITHOUT_DELTAS: Final = (
+    select(_events.sequence, _events.kind, _events.data)
+    .where(*_WHICH, _events.kind.not_in(sorted(events.DELTA_KINDS)))
+    .order_by(_events.sequence)
+    .limit(bindparam("count"))
+)
+_END: Final = select(_runs.last_sequence, _runs.ended).where(_runs.run_id == bindparam("run"))
+
+_stored_event: Final = partial(tuple.__new__, StoredEvent)
+_data: Final = itemgetter(-1)
 
 
 class Readers:
@@ -45,3 +78,59 @@ class Readers:
         self._is_closed = True
         await asyncio.to_thread(self._pool.shutdown)
         self._engine.dispose()
+
+
+def stretch(
+    connection: Connection,
+    *,
+    run_id: str,
+    after: int,
+    through: int = NO_END,
+    count: int = STRETCH_EVENTS,
+    deltas: bool = True,
+) -> Sequence[StoredEvent]:
+    """So many events after a sequence, or as many as make a page's bytes; none where there is none."""
+    parameters = {"run": run_id, "after": after, "through": through, "count": count}
+    if deltas:
+        return Stretch(after + 1, _rows(connection, _STRETCH, parameters))
+    return list(map(_stored_event, _rows(connection, _WITHOUT_DELTAS, parameters)))
+
+
+def _rows(connection: Connection, statement: Select[Any], parameters: Mapping[str, object]) -> list[Any]:
+    """The rows of a statement whose last column is the data, as many as make a page's bytes."""
+    with connection.execute(statement, parameters) as result:
+        # The driver's rows are taken as they are: making SQLAlchemy's of them costs as much as reading them.
+        cursor = result.cursor
+        assert cursor is not None, "a query has a cursor until its result is closed"
+        rows: list[Any] = []
+        size = 0
+        while size <= PAGE_BYTES and (chunk := cursor.fetchmany(_CHUNK)):
+            rows += chunk
+            size += sum(map(len, map(_data, chunk)))
+    return rows
+
+
+def stretch_of_run(
+    connection: Connection, *, run_id: str, after: int, through: int, count: int, deltas: bool
+) -> Sequence[StoredEvent]:
+    """A stretch of a run that there is. Raises NotFound where it has been deleted, or never was."""
+    found = stretch(connection, run_id=run_id, after=after, through=through, count=count, deltas=deltas)
+    if not found:
+        end_of(connection, run_id=run_id)
+    return found
+
+
+def end_of(connection: Connection, *, run_id: str) -> tuple[int, bool]:
+    """The log's last sequence, and whether the run has ended. Raises NotFound."""
+    row = connection.execute(_END, {"run": run_id}).one_or_none()
+    if row is None:
+        raise NotFound("run", run_id)
+    last_sequence, is_ended = row
+    return last_sequence, is_ended
+
+
+def stretch_and_end(connection: Connection, *, run_id: str, after: int) -> tuple[Sequence[StoredEvent], int, bool]:
+    """A stretch, and where the log ends; the end is read last, so that it is never behind the stretch."""
+    found = stretch(connection, run_id=run_id, after=after)
+    last_sequence, is_ended = end_of(connection, run_id=run_id)
+    return found, last_sequence, is_ended

@@ -5,14 +5,24 @@ from typing import Final
 from sqlalchemy import Connection, Row, bindparam, delete, exists, func, insert, select, update
 
 from bough_server.errors import ConfigurationError
-from bough_server.store.derived import LogAddress, Projected
+from bough_server.store.projected import LogAddress, Projected
 from bough_server.store.projection import RunFold
 from bough_server.store.sql import tables
-from bough_server.store.sql.heads import stored_records
-from bough_server.store.sql.new_runs import start_values
-from bough_server.store.sql.rows import end_row, message_rows, standing_row, state_row, usage_rows
-from bough_server.store.sql.schema import database_status, exclusive_engine, migrate, opening
-from bough_server.store.sql.statements import END_RUN, INSERT_MESSAGES, INSERT_USAGE, MOVE_RUN, SET_STATE
+from bough_server.store.sql.append import (
+    END_RUN,
+    INSERT_MESSAGES,
+    INSERT_USAGE,
+    MOVE_RUN,
+    SET_STATE,
+    end_row,
+    message_rows,
+    standing_row,
+    state_row,
+    usage_rows,
+)
+from bough_server.store.sql.create_run import start_values
+from bough_server.store.sql.database import database_status, exclusive_engine, migrate, opening
+from bough_server.store.sql.log_heads import stored_records
 
 _runs, _sessions, _messages = tables.runs.c, tables.sessions.c, tables.messages.c
 

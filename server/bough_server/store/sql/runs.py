@@ -1,7 +1,10 @@
-"""Runs as rows: read here, written in the transactions of their events."""
+"""The run index, and the page tokens of its listings."""
 
+import base64
+import binascii
+import hashlib
 import json
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from functools import partial
 from typing import Any, Final
 
@@ -9,11 +12,14 @@ from sqlalchemy import ColumnElement, Connection, Row, bindparam, exists, func, 
 from sqlalchemy.sql.selectable import Select
 
 from bough.v1 import agent_service_pb2, error_pb2, event_pb2, message_pb2
-from bough_server.errors import NotFound
+from bough_server.errors import FieldViolation, InvalidRequest, NotFound
 from bough_server.store.ports import Page, Principal, RunFilter, RunRecord
 from bough_server.store.sql import tables
-from bough_server.store.sql.paging import Key, key_of, read_page, token_of
 from bough_server.store.sql.readers import Readers
+from bough_server.store.window import PAGE_BYTES
+
+Key = tuple[int, str]
+"""What lists are ordered by: a number, such as a time, and an id."""
 
 _runs = tables.runs.c
 
@@ -34,6 +40,54 @@ _NEXT_EXPIRY: Final = (
     .order_by(_runs.next_expire_time_ns, _runs.run_id)
     .limit(1)
 )
+
+
+def read_page(
+    connection: Connection, statement: Select[Any], *, count: int, size: Callable[[Row[Any]], int]
+) -> tuple[list[Row[Any]], bool]:
+    """The first rows of a query that are a page, and whether there are more.
+
+    A page has at most `count` rows and PAGE_BYTES, as far as `size` knows the bytes of a row; one row in any case.
+    """
+    page: list[Row[Any]] = []
+    total = 0
+    with connection.execute(statement.limit(count + 1)) as rows:
+        for row in rows:
+            total += size(row)
+            if page and (len(page) == count or total > PAGE_BYTES):
+                return page, True
+            page.append(row)
+    return page, False
+
+
+def token_of(key: Key, filters: Sequence[object]) -> str:
+    """The token of the page after a key."""
+    return base64.urlsafe_b64encode(json.dumps([*key, _digest(filters)]).encode()).decode()
+
+
+def key_of(token: str, filters: Sequence[object]) -> Key | None:
+    """The key that a token continues after; None for the first page. Raises InvalidRequest for a foreign token."""
+    if not token:
+        return None
+    try:
+        number, name, digest = json.loads(base64.b64decode(token, altchars=b"-_", validate=True))
+    except (binascii.Error, ValueError, TypeError):
+        raise _foreign() from None
+    if type(number) is not int or number.bit_length() > 63 or not isinstance(name, str) or digest != _digest(filters):
+        raise _foreign()
+    return number, name
+
+
+def _digest(filters: Sequence[object]) -> str:
+    return hashlib.sha256(json.dumps(filters, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def _foreign() -> InvalidRequest:
+    description = "is not a token of this list with these filters: begin without one"
+    return InvalidRequest(
+        [FieldViolation(field="page_token", description=description)],
+        reason=error_pb2.ERROR_REASON_INVALID_PAGE_TOKEN,
+    )
 
 
 class SqlRunIndex:

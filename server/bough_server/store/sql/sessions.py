@@ -9,16 +9,13 @@ from sqlalchemy import Connection, Row, Select, bindparam, delete, insert, selec
 
 from bough.v1 import message_pb2, session_service_pb2, state_pb2
 from bough_server.errors import FieldViolation, InvalidRequest, NotFound
-from bough_server.state import MAX_STATE_BYTES, applied, fits, json_of, values_of, write_of
+from bough_server.session_state import MAX_STATE_BYTES, applied, fits, json_of, values_of, write_of
 from bough_server.store.ports import Page, Principal, SessionCut, StoredMessage
 from bough_server.store.sql import tables
-from bough_server.store.sql.acceptance import session_busy
-from bough_server.store.sql.new_runs import labels_text
-from bough_server.store.sql.paging import key_of, read_page, token_of
+from bough_server.store.sql.append import SET_STATE, state_row
+from bough_server.store.sql.create_run import labels_text, session_busy
 from bough_server.store.sql.readers import Readers
-from bough_server.store.sql.rows import state_row
-from bough_server.store.sql.runs import has_labels, is_before
-from bough_server.store.sql.statements import SET_STATE
+from bough_server.store.sql.runs import has_labels, is_before, key_of, read_page, token_of
 from bough_server.store.sql.write_queue import WriteQueue
 
 _sessions, _messages = tables.sessions.c, tables.messages.c

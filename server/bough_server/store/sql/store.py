@@ -5,21 +5,25 @@ from typing import Final, Self
 
 from sqlalchemy import Connection
 
-from bough_server.store.sql.agents import SqlAgents
-from bough_server.store.sql.catalog import SqlCatalog
-from bough_server.store.sql.engine import Durability, database_path, writer_engine
-from bough_server.store.sql.leases import SqlLease, end_leases
-from bough_server.store.sql.ledger import SqlUsageLedger
-from bough_server.store.sql.lock import FileLock
-from bough_server.store.sql.log import SqlEventLog
+from bough_server.store.sql.agents import SqlAgents, SqlCatalog
+from bough_server.store.sql.database import (
+    Durability,
+    FileLock,
+    database_path,
+    make_folder,
+    migrate,
+    opening,
+    writer_engine,
+)
+from bough_server.store.sql.event_log import SqlEventLog
 from bough_server.store.sql.mailbox import SqlMailbox
+from bough_server.store.sql.ownership import SqlLease, end_leases
 from bough_server.store.sql.readers import Readers
 from bough_server.store.sql.runs import SqlRunIndex
-from bough_server.store.sql.schema import make_folder, migrate, opening
 from bough_server.store.sql.sessions import SqlSessions
-from bough_server.store.sql.write_queue import WriteQueue
+from bough_server.store.sql.usage import SqlUsageLedger
+from bough_server.store.sql.write_queue import STALL_SECONDS, WriteQueue, Writing
 from bough_server.store.sql.writer import CommitHooks
-from bough_server.store.sql.writing import STALL_SECONDS, Writing
 from bough_server.store.window import Windows
 
 WINDOW_BYTES: Final = 8 * 1024 * 1024

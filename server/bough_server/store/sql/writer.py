@@ -17,10 +17,10 @@ from sqlalchemy import Engine, text
 from sqlalchemy.exc import DBAPIError
 
 from bough_server.errors import BoughError, StorageFailed
-from bough_server.store.accepting import RequestIdTaken, RunMoved, SessionMoved
-from bough_server.store.sql.heads import Heads, refusal
+from bough_server.store.ports import RequestIdTaken, RunMoved, SessionMoved
+from bough_server.store.sql.append import Refused, is_stored, write_appends
 from bough_server.store.sql.jobs import Append, Command, Settled
-from bough_server.store.sql.statements import Refused, is_stored, write_appends
+from bough_server.store.sql.log_heads import Heads, refusal
 
 Job = Append | Command[Any]
 

@@ -1,4 +1,4 @@
-"""The schema's history: one Alembic revision a change, run by bough_server.store.sql.schema and by nothing else."""
+"""The schema's history: one Alembic revision a change, run by bough_server.store.sql.database and by nothing else."""
 
 from typing import Final
 

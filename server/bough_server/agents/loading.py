@@ -1,0 +1,178 @@
+"""Load definition files and Python modules, and report all their problems together."""
+
+import importlib
+import sys
+import traceback
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import TypeVar, get_args
+
+from bough.v1 import agent_pb2
+from bough_server.agents.definition import Source, parse_definition
+from bough_server.agents.validation import Known, judge
+from bough_server.documents import raise_problems, read_documents
+from bough_server.errors import ConfigurationError, Problem
+from bough_server.functions import Function
+from bough_server.runtime.agent import Agent
+from bough_server.tools.tool import Tool
+
+T = TypeVar("T")
+
+
+def definition_files(patterns: Iterable[str], folder: Path) -> list[Path]:
+    """The files of glob patterns relative to a folder, each once, sorted within a pattern.
+
+    Raises ConfigurationError where a pattern matches no file.
+    """
+    files: dict[Path, None] = {}
+    for pattern in patterns:
+        path = Path(pattern)
+        root, relative = (Path(path.anchor), path.relative_to(path.anchor)) if path.anchor else (folder, path)
+        found = sorted(each for each in root.glob(str(relative)) if each.is_file())
+        if not found:
+            raise ConfigurationError(f"{pattern}: No file of agents is there; looked in {folder}.")
+        files.update(dict.fromkeys(found))
+    return list(files)
+
+
+def read_sources(paths: Iterable[Path]) -> tuple[list[Source], list[Problem]]:
+    """The definitions of files, as far as they can be read, and what is wrong with how they are written.
+
+    Raises ConfigurationError for a file that is not there or is no YAML.
+    """
+    sources: list[Source] = []
+    problems: list[Problem] = []
+    for path in paths:
+        documents = read_documents(path)
+        if not documents:
+            problems.append(Problem(path=str(path), line=1, field="", description="The file defines no agent."))
+        for document in documents:
+            source, mistakes = parse_definition(document)
+            sources.append(source)
+            problems += mistakes
+    return sources, problems
+
+
+def source_problems(sources: Sequence[Source], known: Known) -> list[Problem]:
+    """What is wrong with what definitions mean, each with its file, line and field."""
+    judged = judge([source.definition for source in sources], known)
+    return [
+        source.problem(mistake.field, mistake.description)
+        for source, mistakes in zip(sources, judged, strict=True)
+        for mistake in mistakes
+    ]
+
+
+def not_yet_said(problems: Iterable[Problem], said: Iterable[Problem]) -> list[Problem]:
+    """Those that are about no field of which something is said already, nor about anything in one.
+
+    A number that cannot be read is not missing as well.
+    """
+    places = list(said)
+    return [each for each in problems if not any(_is_within(each, place) for place in places)]
+
+
+def _is_within(inner: Problem, outer: Problem) -> bool:
+    if (inner.path, inner.line) != (outer.path, outer.line):
+        return False
+    return (
+        not outer.field or inner.field == outer.field or inner.field.startswith((f"{outer.field}.", f"{outer.field}["))
+    )
+
+
+def load_sources(paths: Iterable[Path]) -> list[Source]:
+    """The definitions of files. Raises ConfigurationError with every mistake of how they are written."""
+    sources, problems = read_sources(paths)
+    raise_problems(problems)
+    return sources
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PythonParts:
+    """What modules bring, in the order in which it was found."""
+
+    tools: tuple[Tool, ...] = ()
+    agents: tuple[Agent, ...] = ()
+    functions: tuple[Function, ...] = ()
+
+
+def load_python(module_names: Iterable[str], folder: Path) -> PythonParts:
+    """The tools, agents and functions in the namespaces of modules, which lie in a folder or are installed.
+
+    Raises ConfigurationError that names the module and the line where an import fails, and for two tools, two agents or
+    two functions of one name.
+    """
+    tools: dict[str, Tool] = {}
+    agents: dict[str, Agent] = {}
+    functions: dict[str, Function] = {}
+    for module_name in module_names:
+        module = _import(module_name, folder.resolve())
+        for value in list(vars(module).values()):
+            if isinstance(value, Tool):
+                _add(tools, value.name, value, f"{module_name}: There are two tools named {value.name!r}.")
+            elif isinstance(value, get_args(Function)):
+                _add(functions, value.name, value, f"{module_name}: There are two functions named {value.name!r}.")
+            elif _is_agent(value):
+                name = value.definition.name
+                _add(agents, name, value, f"{module_name}: There are two agents named {name!r}.")
+    return PythonParts(tools=tuple(tools.values()), agents=tuple(agents.values()), functions=tuple(functions.values()))
+
+
+def _add(found: dict[str, T], name: str, value: T, message: str) -> None:
+    if found.setdefault(name, value) is not value:
+        raise ConfigurationError(message)
+
+
+def _is_agent(value: object) -> bool:
+    return (
+        not isinstance(value, type)
+        and isinstance(getattr(value, "definition", None), agent_pb2.AgentDefinition)
+        and callable(getattr(value, "run", None))
+    )
+
+
+def _import(module_name: str, folder: Path) -> ModuleType:
+    _forget_other(module_name, folder)
+    try:
+        with _importing_from(folder):
+            return importlib.import_module(module_name)
+    except Exception as error:
+        raise ConfigurationError(str(_problem(module_name, folder, error))) from error
+
+
+@contextmanager
+def _importing_from(folder: Path) -> Iterator[None]:
+    """Makes a folder's modules importable, and only while it lasts."""
+    sys.path.insert(0, str(folder))
+    importlib.invalidate_caches()
+    try:
+        yield
+    finally:
+        sys.path.remove(str(folder))
+
+
+def _forget_other(module_name: str, folder: Path) -> None:
+    """Drops a loaded module of this name that came from another folder, where this folder has one of its own."""
+    top = module_name.partition(".")[0]
+    if not ((folder / f"{top}.py").is_file() or (folder / top).is_dir()):
+        return
+    if top in sys.stdlib_module_names:
+        raise ConfigurationError(f"{folder / top}: {top!r} is the name of a module of Python's own; choose another.")
+    loaded = getattr(sys.modules.get(top), "__file__", None)
+    if loaded is not None and folder not in Path(loaded).resolve().parents:
+        for name in [each for each in sys.modules if each == top or each.startswith(f"{top}.")]:
+            del sys.modules[name]
+
+
+def _problem(module_name: str, folder: Path, error: Exception) -> Problem:
+    """The mistake at the last line of the operator's own that led to it."""
+    words = " ".join(f"{type(error).__name__}: {error}".split())[:500]
+    if isinstance(error, SyntaxError):
+        return Problem(path=error.filename or module_name, line=error.lineno or 0, field="", description=words)
+    for frame in reversed(traceback.extract_tb(error.__traceback__)):
+        if folder in Path(frame.filename).parents:
+            return Problem(path=frame.filename, line=frame.lineno or 0, field="", description=words)
+    return Problem(path=module_name, line=0, field="", description=f"cannot be imported: {words}")

@@ -1,0 +1,158 @@
+"""Bounds of the numbers, sizes and histories in agent definitions."""
+
+import json
+import math
+from collections.abc import Collection, Iterator
+from typing import Final, TypeAlias
+
+from google.protobuf.duration_pb2 import Duration
+from google.protobuf.message import Message
+
+from bough.v1 import agent_pb2, policy_pb2
+from bough_server.documents import suggestion
+from bough_server.runtime.agent import llm_of
+
+FieldMistake: TypeAlias = tuple[str, str]
+"""A field's path, and what is wrong with it."""
+
+_MOST_BYTES: Final = 256 * 1024
+
+MAX_SCHEMA_BYTES: Final = 64 * 1024
+"""The most bytes of a schema: judging one takes a second for each 160 KiB."""
+_MOST_DESCRIPTION: Final = 4 * 1024
+_MOST_ITEMS: Final = 128
+_LONGEST_INTERVAL_NS: Final = 10_000_000_000
+_COUNTS: Final = ("model_calls", "tool_calls", "tokens", "cost_micros", "depth", "handoffs")
+
+
+def bound_mistakes(definition: agent_pb2.AgentDefinition) -> Iterator[FieldMistake]:
+    """Everything of a definition that is out of its bounds."""
+    if definition.ByteSize() > _MOST_BYTES:
+        yield "", f"is larger than {_MOST_BYTES // 1024} KiB."
+    if len(definition.description.encode()) > _MOST_DESCRIPTION:
+        yield "description", f"must be at most {_MOST_DESCRIPTION // 1024} KiB; models read it with every call."
+    for name, items in (("llm.tools", llm_of(definition).tools), ("sub_agents", definition.sub_agents)):
+        if len(items) > _MOST_ITEMS:
+            yield name, f"must be at most {_MOST_ITEMS}."
+    yield from _enum_mistakes(definition, "")
+    yield from _limits_mistakes(definition.limits, "limits")
+    for index, link in enumerate(definition.sub_agents):
+        yield from _limits_mistakes(link.limits, f"sub_agents[{index}].limits")
+    yield from _delta_mistakes(definition.delta.aggregated)
+    yield from _llm_mistakes(llm_of(definition))
+    yield from history_mistakes(definition)
+
+
+def json_object_mistake(text: str) -> str:
+    """What keeps a text from being one JSON object; empty where it is one, or where there is no text."""
+    try:
+        return "" if not text or isinstance(json.loads(text), dict) else "must be one JSON object."
+    except (ValueError, RecursionError) as error:
+        return f"must be JSON text: {error}."
+
+
+def _llm_mistakes(llm: agent_pb2.LlmAgent) -> Iterator[FieldMistake]:
+    if llm.HasField("max_steps") and llm.max_steps < 1:
+        yield "llm.max_steps", "must be at least 1."
+    for index, link in enumerate(llm.tools):
+        if link.max_calls_per_run < 0:
+            yield f"llm.tools[{index}].max_calls_per_run", "must not be negative."
+        if link.HasField("timeout"):
+            yield from _positive_mistakes(link.timeout, f"llm.tools[{index}].timeout")
+    settings = llm.settings
+    if not (math.isfinite(settings.temperature) and settings.temperature >= 0):
+        yield "llm.settings.temperature", "must be 0 or more."
+    if settings.HasField("top_p") and not 0 < settings.top_p <= 1:
+        yield "llm.settings.top_p", "must be more than 0 and at most 1."
+    if settings.HasField("max_output_tokens") and settings.max_output_tokens < 1:
+        yield "llm.settings.max_output_tokens", "must be at least 1."
+
+
+def _limits_mistakes(limits: policy_pb2.Limits, place: str) -> Iterator[FieldMistake]:
+    for name in _COUNTS:
+        if getattr(limits, name) < 0:
+            yield f"{place}.{name}", "must not be negative."
+    if limits.HasField("parallel") and limits.parallel < 1:
+        yield f"{place}.parallel", "must be at least 1."
+    if limits.HasField("wall_duration"):
+        yield from _positive_mistakes(limits.wall_duration, f"{place}.wall_duration")
+
+
+def _positive_mistakes(duration: Duration, path: str) -> Iterator[FieldMistake]:
+    if not _is_in_range(duration):
+        yield path, "is out of the range of a duration."
+    elif duration.ToNanoseconds() <= 0:
+        yield path, "must be longer than 0 s."
+
+
+def _delta_mistakes(aggregated: policy_pb2.AggregatedDeltas) -> Iterator[FieldMistake]:
+    if aggregated.HasField("max_chars") and aggregated.max_chars < 1:
+        yield "delta.aggregated.max_chars", "must be at least 1."
+    if not _is_in_range(aggregated.max_interval):
+        yield "delta.aggregated.max_interval", "is out of the range of a duration."
+    elif not 0 <= aggregated.max_interval.ToNanoseconds() <= _LONGEST_INTERVAL_NS:
+        yield "delta.aggregated.max_interval", "must be between 0 s and 10 s."
+
+
+def _enum_mistakes(message: Message, place: str) -> Iterator[FieldMistake]:
+    """Enum values that this server does not know; only the wire can bring them."""
+    for descriptor, value in message.ListFields():
+        inner = f"{place}.{descriptor.name}" if place else descriptor.name
+        items = (
+            [(f"{inner}[{i}]", each) for i, each in enumerate(value)] if descriptor.is_repeated else [(inner, value)]
+        )
+        for path, item in items:
+            if descriptor.enum_type is not None and item not in descriptor.enum_type.values_by_number:
+                yield path, f"has a value that is not known here: {item}."
+            elif descriptor.message_type is not None:
+                yield from _enum_mistakes(item, path)
+
+
+def _is_in_range(duration: Duration) -> bool:
+    """Whether JSON has a form for it; what comes by the wire may be out of range, or of mixed signs."""
+    try:
+        duration.ToJsonString()
+    except ValueError:
+        return False
+    return True
+
+
+def models_of(definition: agent_pb2.AgentDefinition) -> set[str]:
+    """The models that a definition names: the one it asks, empty where that is inherited, and those that summarize."""
+    summarizing = {policy.summarize.model for _, policy in _policies(definition)} - {""}
+    return {llm_of(definition).model, *summarizing}
+
+
+def history_mistakes(definition: agent_pb2.AgentDefinition) -> Iterator[FieldMistake]:
+    """Everything of its history policies that is out of bounds."""
+    for place, policy in _policies(definition):
+        if policy.HasField("sliding_window"):
+            window, path = policy.sliding_window, f"{place}.sliding_window"
+            yield from _size_mistakes(window.max_tokens, path)
+            if window.reserve < 0:
+                yield f"{path}.reserve", "must not be negative."
+            elif 1 <= window.max_tokens <= window.reserve:
+                yield f"{path}.reserve", "must be less than max_tokens: nothing would be left for the request."
+        if policy.HasField("summarize"):
+            yield from _size_mistakes(policy.summarize.max_tokens, f"{place}.summarize")
+            if policy.summarize.keep_recent < 0:
+                yield f"{place}.summarize.keep_recent", "must not be negative."
+
+
+def unknown_models(definition: agent_pb2.AgentDefinition, models: Collection[str]) -> Iterator[FieldMistake]:
+    """The summarizing models that are none of these."""
+    for place, policy in _policies(definition):
+        name = policy.summarize.model
+        if name and name not in models:
+            yield f"{place}.summarize.model", f"There is no model {name!r}.{suggestion(name, models)}"
+
+
+def _policies(definition: agent_pb2.AgentDefinition) -> Iterator[tuple[str, agent_pb2.HistoryPolicy]]:
+    yield "history", definition.history
+    for index, link in enumerate(definition.sub_agents):
+        yield f"sub_agents[{index}].history", link.history
+
+
+def _size_mistakes(max_tokens: int, path: str) -> Iterator[FieldMistake]:
+    if max_tokens < 1:
+        yield f"{path}.max_tokens", "is required: the most tokens of a request, at least 1."

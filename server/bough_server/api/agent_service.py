@@ -1,0 +1,170 @@
+"""AgentService: starting, following, answering, forking and stopping runs; what a run is belongs to runs."""
+
+import asyncio
+from collections.abc import AsyncGenerator, Callable, Coroutine
+from contextlib import aclosing
+from typing import Any, TypeVar
+
+from grpc import aio
+
+from bough.v1 import agent_service_pb2 as pb
+from bough.v1 import agent_service_pb2_grpc
+from bough_server.api.pagination import page_of, run_filter
+from bough_server.api.streaming import Following, responses
+from bough_server.clock import Clock
+from bough_server.errors import SequenceOutOfRange
+from bough_server.events import stamp
+from bough_server.runs.runs import Runs
+from bough_server.store.ports import Principal
+from bough_server.telemetry import Parent
+from bough_server.views import Selection
+
+RUN_ID_KEY = "bough-run-id"
+"""Initial metadata of every stream: the run, before its first event."""
+
+LAST_SEQUENCE_KEY = "bough-last-sequence"
+"""Trailing metadata of every stream: the through_sequence of the last response."""
+
+
+T = TypeVar("T")
+
+
+class AgentService(agent_service_pb2_grpc.AgentServiceServicer):
+    """Runs agents and lets anybody follow."""
+
+    def __init__(self, *, runs: Runs, principal: Callable[[], Principal], clock: Clock) -> None:
+        self._runs, self._principal, self._clock = runs, principal, clock
+
+    async def Run(  # type: ignore[override]  # the responses are serialized already
+        self, request: pb.RunRequest, context: aio.ServicerContext[pb.RunRequest, pb.RunResponse]
+    ) -> AsyncGenerator[bytes, None]:
+        """Starts a turn and follows it to its end."""
+        principal = self._principal()
+        starting = self._runs.start(
+            principal,
+            request,
+            deadline_time_ns=None if request.policy.background else self._deadline(context.time_remaining()),
+            trace=Parent.current(),
+        )
+        record = await _whole(starting)
+        following = self._follow(principal, record.run, request.follow, context, until=pb.WATCH_UNTIL_INTERRUPTED)
+        async with aclosing(following) as messages:
+            async for message in messages:
+                yield message
+
+    async def ResumeRun(  # type: ignore[override]  # the responses are serialized already
+        self, request: pb.ResumeRunRequest, context: aio.ServicerContext[pb.ResumeRunRequest, pb.ResumeRunResponse]
+    ) -> AsyncGenerator[bytes, None]:
+        """Answers what a run asks, and follows it on."""
+        principal = self._principal()
+        resuming = self._runs.resume(principal, request, deadline_time_ns=self._deadline(context.time_remaining()))
+        resumed = await _whole(resuming)
+        after = request.after_sequence if request.HasField("after_sequence") else resumed.since
+        following = self._follow(
+            principal,
+            resumed.record.run,
+            request.follow,
+            context,
+            after=after,
+            until=pb.WATCH_UNTIL_INTERRUPTED,
+            past=resumed.since,
+        )
+        async with aclosing(following) as messages:
+            async for message in messages:
+                yield message
+
+    async def ForkRun(  # type: ignore[override]  # the responses are serialized already
+        self, request: pb.ForkRunRequest, context: aio.ServicerContext[pb.ForkRunRequest, pb.ForkRunResponse]
+    ) -> AsyncGenerator[bytes, None]:
+        """Starts a run that shares the beginning of another's log, and follows it from there."""
+        principal = self._principal()
+        forking = self._runs.fork(principal, request, deadline_time_ns=self._deadline(context.time_remaining()))
+        record, shared = await _whole(forking)
+        following = self._follow(
+            principal, record.run, request.follow, context, after=shared, until=pb.WATCH_UNTIL_INTERRUPTED
+        )
+        async with aclosing(following) as messages:
+            async for message in messages:
+                yield message
+
+    async def WatchRun(  # type: ignore[override]  # the responses are serialized already
+        self, request: pb.WatchRunRequest, context: aio.ServicerContext[pb.WatchRunRequest, pb.WatchRunResponse]
+    ) -> AsyncGenerator[bytes, None]:
+        """Follows any run from any sequence."""
+        principal = self._principal()
+        record = await self._runs.get(principal, request.run_id)
+        following = self._follow(
+            principal, record.run, request.follow, context, after=request.after_sequence, until=request.until
+        )
+        async with aclosing(following) as messages:
+            async for message in messages:
+                yield message
+
+    async def CancelRun(
+        self, request: pb.CancelRunRequest, context: aio.ServicerContext[pb.CancelRunRequest, pb.CancelRunResponse]
+    ) -> pb.CancelRunResponse:
+        """Asks a run to stop."""
+        record = await self._runs.cancel(self._principal(), request.run_id)
+        return pb.CancelRunResponse(run=record.run)
+
+    async def GetRun(
+        self, request: pb.GetRunRequest, context: aio.ServicerContext[pb.GetRunRequest, pb.GetRunResponse]
+    ) -> pb.GetRunResponse:
+        """Gives one run."""
+        record = await self._runs.get(self._principal(), request.run_id)
+        return pb.GetRunResponse(run=record.run)
+
+    async def ListRuns(
+        self, request: pb.ListRunsRequest, context: aio.ServicerContext[pb.ListRunsRequest, pb.ListRunsResponse]
+    ) -> pb.ListRunsResponse:
+        """Lists runs, the newest first."""
+        runs, token = await self._runs.list(
+            self._principal(), run_filter(request), page_of(request.page_size, request.page_token)
+        )
+        return pb.ListRunsResponse(runs=runs, next_page_token=token)
+
+    async def _follow(
+        self,
+        principal: Principal,
+        run: pb.Run,
+        options: pb.FollowOptions,
+        context: aio.ServicerContext[Any, Any],
+        *,
+        until: pb.WatchUntil.ValueType,
+        after: int = 0,
+        past: int = 0,
+    ) -> AsyncGenerator[bytes, None]:
+        await context.send_initial_metadata(((RUN_ID_KEY, run.run_id),))
+        following = Following(
+            stamp=stamp(run.run_id, run.session_id),
+            selection=Selection(options.view, options.event_names),
+            after=after,
+        )
+        heartbeat = options.heartbeat.ToTimedelta().total_seconds() if options.HasField("heartbeat") else None
+        pages = self._runs.follow(principal, run.run_id, after=after, until=until, past=past)
+        try:
+            async with aclosing(responses(pages, following, clock=self._clock, heartbeat=heartbeat)) as messages:
+                async for message in messages:
+                    yield message
+        except SequenceOutOfRange:
+            raise  # there is no such sequence to rejoin with
+        except BaseException:
+            self._tell_last(context, following)
+            raise
+        self._tell_last(context, following)
+
+    def _tell_last(self, context: aio.ServicerContext[Any, Any], following: Following) -> None:
+        context.set_trailing_metadata(((LAST_SEQUENCE_KEY, str(following.told)),))
+
+    def _deadline(self, remaining: float | None) -> int | None:
+        return None if remaining is None else self._clock.now_ns() + int(remaining * 1e9)
+
+
+async def _whole(work: Coroutine[Any, Any, T]) -> T:
+    """Does work to its end even where the caller leaves: a run that is accepted and not begun would be nobody's."""
+    task = asyncio.create_task(work)
+    try:
+        return await asyncio.shield(task)
+    except asyncio.CancelledError:
+        await asyncio.gather(task, return_exceptions=True)
+        raise

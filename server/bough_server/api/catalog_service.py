@@ -1,0 +1,112 @@
+"""CatalogService: the agents of the caller's tenant, shown, checked and stored; tools and models, shown."""
+
+from collections.abc import Callable, Sequence
+from operator import attrgetter, methodcaller
+from typing import Final, TypeVar
+
+from grpc import aio
+
+from bough.v1 import agent_pb2, catalog_service_pb2_grpc, error_pb2
+from bough.v1 import catalog_service_pb2 as pb
+from bough_server.agents.catalog import AgentCatalog
+from bough_server.agents.editing import AgentEditor
+from bough_server.api.pagination import page_by_name, page_of
+from bough_server.errors import NotFound
+from bough_server.store.ports import Catalog, Principal
+
+T = TypeVar("T", agent_pb2.AgentDefinition, pb.ToolInfo, pb.ModelInfo)
+
+_NAME: Final[Callable[[object], str]] = attrgetter("name")
+_SIZE: Final[Callable[[object], int]] = methodcaller("ByteSize")
+
+
+class CatalogService(catalog_service_pb2_grpc.CatalogServiceServicer):
+    """Shows, checks and stores agents; shows tools and models."""
+
+    def __init__(
+        self, *, agents: AgentCatalog, editor: AgentEditor, revisions: Catalog, principal: Callable[[], Principal]
+    ) -> None:
+        self._agents, self._editor, self._revisions, self._principal = agents, editor, revisions, principal
+
+    async def CreateAgent(
+        self,
+        request: pb.CreateAgentRequest,
+        context: aio.ServicerContext[pb.CreateAgentRequest, pb.CreateAgentResponse],
+    ) -> pb.CreateAgentResponse:
+        """Stores a new agent."""
+        return pb.CreateAgentResponse(agent=await self._editor.create(self._tenant_id(), request.agent))
+
+    async def UpdateAgent(
+        self,
+        request: pb.UpdateAgentRequest,
+        context: aio.ServicerContext[pb.UpdateAgentRequest, pb.UpdateAgentResponse],
+    ) -> pb.UpdateAgentResponse:
+        """Changes an agent that is stored."""
+        agent = await self._editor.update(
+            self._tenant_id(), request.agent, mask=request.update_mask, revision=request.revision
+        )
+        return pb.UpdateAgentResponse(agent=agent)
+
+    async def DeleteAgent(
+        self,
+        request: pb.DeleteAgentRequest,
+        context: aio.ServicerContext[pb.DeleteAgentRequest, pb.DeleteAgentResponse],
+    ) -> pb.DeleteAgentResponse:
+        """Removes an agent that is stored."""
+        await self._editor.delete(self._tenant_id(), request.name, revision=request.revision)
+        return pb.DeleteAgentResponse()
+
+    async def GetAgent(
+        self, request: pb.GetAgentRequest, context: aio.ServicerContext[pb.GetAgentRequest, pb.GetAgentResponse]
+    ) -> pb.GetAgentResponse:
+        """Gives one agent."""
+        tenant_id = self._tenant_id()
+        catalog = await self._agents.of(tenant_id)
+        if not request.revision:
+            return pb.GetAgentResponse(agent=catalog.agent(request.name).definition)
+        found = catalog.in_force(request.name, request.revision)
+        found = found or await self._revisions.get_of(tenant_id, request.revision)
+        if found is None or found.name != request.name:
+            hint = f"It has no revision {request.revision!r} that is in force, or that a run names."
+            raise NotFound("agent", request.name, reason=error_pb2.ERROR_REASON_UNKNOWN_AGENT, hint=hint)
+        return pb.GetAgentResponse(agent=found)
+
+    async def ListAgents(
+        self, request: pb.ListAgentsRequest, context: aio.ServicerContext[pb.ListAgentsRequest, pb.ListAgentsResponse]
+    ) -> pb.ListAgentsResponse:
+        """Lists the agents, by name."""
+        catalog = await self._agents.of(self._tenant_id())
+        agents, token = _page(catalog.list_agents(), request, "agents")
+        return pb.ListAgentsResponse(agents=agents, next_page_token=token)
+
+    async def ValidateAgent(
+        self,
+        request: pb.ValidateAgentRequest,
+        context: aio.ServicerContext[pb.ValidateAgentRequest, pb.ValidateAgentResponse],
+    ) -> pb.ValidateAgentResponse:
+        """Checks definitions against each other and the catalog."""
+        return pb.ValidateAgentResponse(violations=await self._agents.validate(self._tenant_id(), request.definitions))
+
+    async def ListTools(
+        self, request: pb.ListToolsRequest, context: aio.ServicerContext[pb.ListToolsRequest, pb.ListToolsResponse]
+    ) -> pb.ListToolsResponse:
+        """Lists the tools, by name."""
+        tools, token = _page(self._agents.registry.list_tools(), request, "tools")
+        return pb.ListToolsResponse(tools=tools, next_page_token=token)
+
+    async def ListModels(
+        self, request: pb.ListModelsRequest, context: aio.ServicerContext[pb.ListModelsRequest, pb.ListModelsResponse]
+    ) -> pb.ListModelsResponse:
+        """Lists the models, by name."""
+        models, token = _page(self._agents.registry.list_models(), request, "models")
+        return pb.ListModelsResponse(models=models, next_page_token=token)
+
+    def _tenant_id(self) -> str:
+        return self._principal().tenant_id
+
+
+def _page(
+    items: Sequence[T], request: pb.ListAgentsRequest | pb.ListToolsRequest | pb.ListModelsRequest, listing: str
+) -> tuple[list[T], str]:
+    page = page_of(request.page_size, request.page_token)
+    return page_by_name(items, page, listing=listing, name=_NAME, size=_SIZE)

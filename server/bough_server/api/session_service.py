@@ -1,0 +1,105 @@
+"""SessionService: conversations, their messages and the values that their runs share, as the store keeps them."""
+
+from collections.abc import Callable, Iterator, Sequence
+
+from grpc import aio
+
+from bough.v1 import session_service_pb2 as pb
+from bough.v1 import session_service_pb2_grpc, state_pb2
+from bough_server.api.pagination import page_of, read_within
+from bough_server.clock import Clock
+from bough_server.errors import FieldViolation, InvalidRequest
+from bough_server.ids import new_uuid7
+from bough_server.runs.dependencies import Changing
+from bough_server.session_state import KEY, MAX_DEPTH, is_key, is_value
+from bough_server.store.ports import Principal, Sessions
+
+
+class SessionService(session_service_pb2_grpc.SessionServiceServicer):
+    """Keeps conversations."""
+
+    def __init__(
+        self, *, sessions: Sessions, changing: Changing, principal: Callable[[], Principal], clock: Clock
+    ) -> None:
+        self._sessions, self._changing, self._principal, self._clock = sessions, changing, principal, clock
+
+    async def CreateSession(
+        self,
+        request: pb.CreateSessionRequest,
+        context: aio.ServicerContext[pb.CreateSessionRequest, pb.CreateSessionResponse],
+    ) -> pb.CreateSessionResponse:
+        """Makes an empty session of the caller's."""
+        now_ns = self._clock.now_ns()
+        session = await self._sessions.create(
+            self._principal(), session_id=new_uuid7(now_ns), labels=dict(request.labels), now_ns=now_ns
+        )
+        return pb.CreateSessionResponse(session=session)
+
+    async def GetSession(
+        self, request: pb.GetSessionRequest, context: aio.ServicerContext[pb.GetSessionRequest, pb.GetSessionResponse]
+    ) -> pb.GetSessionResponse:
+        """Gives one session."""
+        return pb.GetSessionResponse(session=await self._sessions.get(self._principal(), request.session_id))
+
+    async def ListSessions(
+        self,
+        request: pb.ListSessionsRequest,
+        context: aio.ServicerContext[pb.ListSessionsRequest, pb.ListSessionsResponse],
+    ) -> pb.ListSessionsResponse:
+        """Lists sessions, the newest first."""
+        principal, labels = self._principal(), dict(request.labels)
+        sessions, token = await read_within(
+            lambda page: self._sessions.list(principal, labels=labels, page=page),
+            page_of(request.page_size, request.page_token),
+        )
+        return pb.ListSessionsResponse(sessions=sessions, next_page_token=token)
+
+    async def DeleteSession(
+        self,
+        request: pb.DeleteSessionRequest,
+        context: aio.ServicerContext[pb.DeleteSessionRequest, pb.DeleteSessionResponse],
+    ) -> pb.DeleteSessionResponse:
+        """Deletes a session with its runs, their logs and its messages."""
+        await self._sessions.delete(self._principal(), request.session_id)
+        return pb.DeleteSessionResponse()
+
+    async def ListMessages(
+        self,
+        request: pb.ListMessagesRequest,
+        context: aio.ServicerContext[pb.ListMessagesRequest, pb.ListMessagesResponse],
+    ) -> pb.ListMessagesResponse:
+        """Lists the messages of a session, the newest first."""
+        page = page_of(request.page_size, request.page_token)
+        messages, token = await self._sessions.list_messages(self._principal(), request.session_id, page)
+        return pb.ListMessagesResponse(messages=messages, next_page_token=token)
+
+    async def GetState(
+        self, request: pb.GetStateRequest, context: aio.ServicerContext[pb.GetStateRequest, pb.GetStateResponse]
+    ) -> pb.GetStateResponse:
+        """Gives the values that a session's runs share."""
+        cut = await self._sessions.cut(self._principal(), request.session_id)
+        return pb.GetStateResponse(state_json=cut.state_json or "{}")
+
+    async def UpdateState(
+        self,
+        request: pb.UpdateStateRequest,
+        context: aio.ServicerContext[pb.UpdateStateRequest, pb.UpdateStateResponse],
+    ) -> pb.UpdateStateResponse:
+        """Changes some of them, all or none."""
+        if wrong := list(_mistakes(request.changes)):
+            raise InvalidRequest(wrong)
+        principal = self._principal()
+        async with self._changing.alone(principal, request.session_id):
+            state_json = await self._sessions.update_state(principal, request.session_id, request.changes)
+        return pb.UpdateStateResponse(state_json=state_json or "{}")
+
+
+def _mistakes(changes: Sequence[state_pb2.StateChange]) -> Iterator[FieldViolation]:
+    for index, change in enumerate(changes):
+        if not is_key(change.key):
+            said = f"A value's name must fit {KEY}."
+            yield FieldViolation(field=f"changes[{index}].key", description=said, rule="state.key")
+        if change.HasField("value_json") and not is_value(change.value_json):
+            said = f"A value must be JSON text, nested at most {MAX_DEPTH} deep, with numbers that a double can hold."
+            said += " Leave it out to delete the value."
+            yield FieldViolation(field=f"changes[{index}].value_json", description=said, rule="state.value")

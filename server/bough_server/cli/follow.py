@@ -1,0 +1,214 @@
+"""Follow a run to its end, and tell the inherited part of a fork from its own."""
+
+import asyncio
+import signal
+import sys
+from collections.abc import AsyncIterator
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
+from typing import Final, Protocol
+
+from google.protobuf import timestamp_pb2
+from rich.text import Text
+
+from bough import AsyncClient, CallFailed, CollectedRun, DeadlineExceeded, RunStream, collected, text_of
+from bough.v1 import agent_service_pb2, event_pb2, invocation_pb2
+from bough_server.cli.connection import Connection
+from bough_server.cli.exit_codes import ExitCode, say
+from bough_server.cli.options import Display, Output, View, view_of
+from bough_server.cli.output import Screen, forgive_encoding, json_line, print_line, print_lines, terminal
+from bough_server.cli.render.format import error_text, printable
+from bough_server.cli.render.plain import plain_line
+from bough_server.cli.render.questions import waiting_lines
+from bough_server.cli.render.tree import tree_lines
+
+_CODES: Final = {
+    event_pb2.STATE_SUCCEEDED: ExitCode.YES,
+    event_pb2.STATE_FAILED: ExitCode.FAILED,
+    event_pb2.STATE_CANCELLED: ExitCode.CANCELLED,
+    event_pb2.STATE_INPUT_REQUIRED: ExitCode.INPUT_REQUIRED,
+}
+_LAST_WORDS_SECONDS: Final = 10.0
+_ENDS: Final = frozenset({"run_completed", "run_failed", "run_cancelled", "run_interrupted"})
+
+
+class Sink(Protocol):
+    """Where events are shown."""
+
+    def show(self, event: event_pb2.AgentEvent) -> None:
+        """Shows an event."""
+        ...
+
+
+class PlainLines:
+    """A line for each event."""
+
+    def show(self, event: event_pb2.AgentEvent) -> None:
+        """Prints the event's line."""
+        print_line(plain_line(event))
+
+
+class JsonLines:
+    """A message of JSON for each event, a line each."""
+
+    def show(self, event: event_pb2.AgentEvent) -> None:
+        """Prints the event."""
+        print_line(json_line(event))
+
+
+class Nothing:
+    """No events: only the answer is wanted."""
+
+    def show(self, event: event_pb2.AgentEvent) -> None:
+        """Prints nothing."""
+
+
+def sink_of(output: Output) -> AbstractAsyncContextManager[Sink]:
+    """Where events go for a kind of output, open while they come."""
+    forgive_encoding()
+    match output:
+        case Output.LIVE:
+            return Screen()
+        case Output.PLAIN:
+            return nullcontext(PlainLines())
+        case Output.JSON:
+            return nullcontext(JsonLines())
+        case Output.ANSWER:
+            return nullcontext(Nothing())
+
+
+async def follow(stream: RunStream, sink: Sink) -> CollectedRun:
+    """Shows a stream's events to its end; gives what the last one tells of the run: its end, its questions, nothing."""
+    last: list[event_pb2.AgentEvent] = []
+    async for event in stream:
+        sink.show(event)
+        # An interruption that something comes after is none any more.
+        last = [event] if event.WhichOneof("payload") in _ENDS else []
+    return collected(last)
+
+
+async def follow_to_the_end(client: AsyncClient, stream: RunStream, sink: Sink, view: View) -> CollectedRun:
+    """The same for a run whose deadline is the stream's: its end comes a moment after the stream was cut."""
+    try:
+        return await follow(stream, sink)
+    except DeadlineExceeded:
+        rest = client.watch(
+            stream.run_id,
+            after=stream.through_sequence,
+            until=agent_service_pb2.WATCH_UNTIL_INTERRUPTED,
+            view=view_of(view),
+            timeout=_LAST_WORDS_SECONDS,
+        )
+        async with rest:
+            return await follow(rest, sink)
+
+
+async def see_through(connection: Connection, stream: RunStream, display: Display) -> ExitCode:
+    """Follows a run that this command began or continued, says what came of it, and lets Ctrl-C cancel it."""
+    async with stream, interruptible(stream) as interrupted:
+        say(f"run {await stream.started()}")
+        if connection.note:
+            say(connection.note)
+        async with sink_of(display.output) as sink:
+            ended = await follow_to_the_end(connection.client, stream, sink, display.view)
+        code = await conclude(connection, stream.run_id, ended, display.output, tree=display.tree)
+    return ExitCode.INTERRUPTED if interrupted.is_set() else code
+
+
+async def conclude(connection: Connection, run_id: str, run: CollectedRun, output: Output, *, tree: bool) -> ExitCode:
+    """Prints what comes after the events: the answer, the tree, or on standard error why there is no answer yet."""
+    if run.message is not None and output in (Output.LIVE, Output.ANSWER):
+        _print_answer(text_of(run.message), apart=output is Output.LIVE)
+    if run.state == event_pb2.STATE_FAILED and run.error is not None:
+        say(f"The run failed: {error_text(run.error)}")
+    if run.state == event_pb2.STATE_CANCELLED:
+        say("The run was cancelled.")
+    if run.state == event_pb2.STATE_INPUT_REQUIRED:
+        for line in waiting_lines(run_id, run.open_requests, connection.command):
+            say(line)
+    if tree and output is Output.LIVE:
+        if run.message is None:
+            print_line("")
+        await _print_tree(connection.client, run_id)
+    return code_of(run.state)
+
+
+def code_of(state: event_pb2.State.ValueType) -> ExitCode:
+    """The exit code that a run's state means; a run that still goes on is no failure."""
+    return _CODES.get(state, ExitCode.YES)
+
+
+def _print_answer(text: str, *, apart: bool) -> None:
+    if apart:
+        print_line("")
+    if sys.stdout.isatty():
+        terminal().print(Text(printable(text)))
+    else:
+        # A file or another program gets the answer as it is.
+        print_line(text)
+    if apart:
+        print_line("")
+
+
+async def _print_tree(client: AsyncClient, run_id: str) -> None:
+    try:
+        invocation = await in_own_time(client, await client.tree(run_id))
+    except CallFailed as error:
+        say(f"The tree could not be read: {error.message}")
+        return
+    print_lines(tree_lines(invocation, width=terminal().width))
+
+
+@asynccontextmanager
+async def interruptible(stream: RunStream) -> AsyncIterator[asyncio.Event]:
+    """Makes the first Ctrl-C cancel the stream's run and the second one leave; gives whether there was one."""
+    loop, main = asyncio.get_running_loop(), asyncio.current_task()
+    assert main is not None, "a command runs in a task"
+    interrupted = asyncio.Event()
+    cancelling: list[asyncio.Task[None]] = []
+
+    def on_interrupt() -> None:
+        if interrupted.is_set() or not stream.run_id:
+            interrupted.set()
+            main.cancel()
+            return
+        interrupted.set()
+        say("Cancelling the run; Ctrl-C again to leave at once.")
+        cancelling.append(asyncio.create_task(_cancel(stream)))
+
+    loop.add_signal_handler(signal.SIGINT, on_interrupt)
+    try:
+        yield interrupted
+    except asyncio.CancelledError:
+        if not interrupted.is_set():
+            raise
+        raise KeyboardInterrupt from None
+    finally:
+        loop.remove_signal_handler(signal.SIGINT)
+        for task in cancelling:
+            task.cancel()
+            await asyncio.wait({task})
+
+
+async def _cancel(stream: RunStream) -> None:
+    try:
+        await stream.cancel()
+    except CallFailed as error:
+        say(f"The run could not be cancelled: {error.message}")
+
+
+async def in_own_time(client: AsyncClient, invocation: invocation_pb2.Invocation) -> invocation_pb2.Invocation:
+    """The record for a reader: of a fork, what was open where it was forked begins there. Raises CallFailed."""
+    if not invocation.HasField("forked_from"):
+        return invocation
+    return counted_from(invocation, (await client.get_run(invocation.run_id)).create_time)
+
+
+def counted_from(invocation: invocation_pb2.Invocation, forked: timestamp_pb2.Timestamp) -> invocation_pb2.Invocation:
+    """A copy in which nothing that ended after a time began before it; what had ended by then stays as it was."""
+    counted = invocation_pb2.Invocation()
+    counted.CopyFrom(invocation)
+    times = [(counted.start_time, counted.end_time), *((each.start_time, each.end_time) for each in counted.agents)]
+    for start, end in times:
+        if start.ToNanoseconds() < forked.ToNanoseconds() < end.ToNanoseconds():
+            start.CopyFrom(forked)
+    return counted

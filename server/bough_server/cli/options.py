@@ -1,0 +1,202 @@
+"""Options shared by commands, and the messages of the schema that they become."""
+
+import shlex
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from bough.v1 import agent_service_pb2, event_pb2, policy_pb2
+from bough_server.errors import ConfigurationError
+from bough_server.events import NAME_OF_KIND
+
+
+class View(StrEnum):
+    """What a stream shows."""
+
+    FULL = "full"
+    SUMMARY = "summary"
+
+
+class Output(StrEnum):
+    """How events are shown."""
+
+    LIVE = "live"
+    PLAIN = "plain"
+    JSON = "json"
+    ANSWER = "answer"
+
+
+class Delta(StrEnum):
+    """How streamed text is recorded."""
+
+    AGGREGATED = "aggregated"
+    PASSTHROUGH = "passthrough"
+
+
+class OnDisconnect(StrEnum):
+    """What happens to a run that nobody follows."""
+
+    CANCEL = "cancel"
+    CONTINUE = "continue"
+
+
+class OnBusy(StrEnum):
+    """What happens to a turn whose session another run holds."""
+
+    REJECT = "reject"
+    QUEUE = "queue"
+    CANCEL_INTERRUPTED = "cancel-interrupted"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Display:
+    """What a command shows of a run that it follows, and whether its tree comes after the answer."""
+
+    output: Output
+    view: View
+    tree: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Target:
+    """Which server the commands speak to, as the global flags say."""
+
+    config: Path | None = None
+    address: str | None = None
+    embedded: bool = False
+
+    @property
+    def command(self) -> str:
+        """`bough` with the same global flags, for a shell: what a command to the same server begins with."""
+        words = ["bough"]
+        words += ["--config", str(self.config)] if self.config is not None else []
+        words += ["--address", self.address] if self.address is not None else []
+        words += ["--embedded"] if self.embedded else []
+        return shlex.join(words)
+
+
+def target_of(context: typer.Context) -> Target:
+    """The global flags of a command."""
+    target = context.find_object(Target)
+    return target if target is not None else Target()
+
+
+def seconds(text: str) -> float:
+    """Seconds of a duration such as 10m, for an option's parser."""
+    from bough_server.documents import parse_duration
+
+    try:
+        nanoseconds = parse_duration(text)
+    except ValueError as error:
+        raise typer.BadParameter(f"{error}.") from None
+    if nanoseconds <= 0:
+        raise typer.BadParameter("must be longer than nothing.")
+    return nanoseconds / 1e9
+
+
+RunArgument = Annotated[
+    str, typer.Argument(metavar="RUN", help="A run: its full id, `last`, or a unique suffix of 6 or more characters.")
+]
+
+
+SessionArgument = Annotated[str, typer.Argument(metavar="ID", help="The session's id.")]
+
+
+ViewOption = Annotated[
+    View, typer.Option("--view", help="full shows every event; summary, of sub-agents, only start, text and end.")
+]
+
+
+OutputOption = Annotated[
+    Output,
+    typer.Option(
+        "--output",
+        help="live for people; plain, a line for each event; json, an AgentEvent for each line; answer alone.",
+    ),
+]
+
+
+JsonOption = Annotated[bool, typer.Option("--json", help="Print protobuf JSON.")]
+
+
+AfterOption = Annotated[int, typer.Option("--after", min=0, metavar="N", help="Only events after this sequence.")]
+
+
+DefaultModelOption = Annotated[
+    str | None,
+    typer.Option("--default-model", metavar="NAME", help="The configured model that `default` stands for."),
+]
+
+
+RequestIdOption = Annotated[
+    str,
+    typer.Option("--request-id", metavar="ID", help="The same id again does nothing twice; made where left out."),
+]
+
+
+TimeoutOption = Annotated[
+    float,
+    typer.Option("--timeout", parser=seconds, metavar="DURATION", help="The run's deadline, such as 90s or 1h30m."),
+]
+
+
+NoTreeOption = Annotated[bool, typer.Option("--no-tree", help="Leave out the tree after the answer.")]
+
+
+LimitOption = Annotated[int, typer.Option("--limit", min=1, metavar="N", help="The most to list, newest first.")]
+
+
+def view_of(view: View) -> agent_service_pb2.View.ValueType:
+    """The view as the schema names it."""
+    return agent_service_pb2.VIEW_SUMMARY if view is View.SUMMARY else agent_service_pb2.VIEW_FULL
+
+
+def policy_of(
+    delta: Delta | None, on_disconnect: OnDisconnect | None, on_busy: OnBusy | None = None
+) -> policy_pb2.RunPolicy:
+    """A run's policy that says only what the flags say."""
+    policy = policy_pb2.RunPolicy()
+    if delta is Delta.PASSTHROUGH:
+        policy.delta.passthrough.SetInParent()
+    elif delta is Delta.AGGREGATED:
+        policy.delta.aggregated.SetInParent()
+    if on_disconnect is not None:
+        policy.on_disconnect = policy_pb2.OnDisconnect.Value(f"ON_DISCONNECT_{on_disconnect.name}")
+    if on_busy is not None:
+        policy.on_busy_session = policy_pb2.OnBusySession.Value(f"ON_BUSY_SESSION_{on_busy.name}")
+    return policy
+
+
+def state_of(text: str) -> event_pb2.State.ValueType:
+    """The state of a name such as `failed`. Raises ConfigurationError for another."""
+    name = f"STATE_{text.strip().upper().replace('-', '_').replace(' ', '_')}"
+    names = [known for known in event_pb2.State.keys() if known != "STATE_UNSPECIFIED"]  # noqa: SIM118
+    if name not in names:
+        known = ", ".join(each.removeprefix("STATE_").lower() for each in names)
+        raise ConfigurationError(f"There is no state {text!r}; there is {known}.")
+    return event_pb2.State.Value(name)
+
+
+def event_names_of(text: str) -> tuple[str, ...]:
+    """The dotted names in a list such as `llm.completed,tool.*`; `agent.` may be left out.
+
+    Raises ConfigurationError for one that no event has.
+    """
+    names = [name.strip() for name in text.split(",") if name.strip()]
+    patterns = tuple(name if name.startswith("agent.") else f"agent.{name}" for name in names)
+    for pattern in patterns:
+        if not any(is_named(known, (pattern,)) for known in NAME_OF_KIND.values()):
+            from bough_server.documents import suggestion
+
+            raise ConfigurationError(f"There is no event {pattern!r}.{suggestion(pattern, NAME_OF_KIND.values())}")
+    return patterns
+
+
+def is_named(name: str, patterns: tuple[str, ...]) -> bool:
+    """Whether a dotted name is one of those wanted; `agent.llm.*` stands for its group, none for all."""
+    return not patterns or any(
+        name.startswith(pattern[:-1]) if pattern.endswith(".*") else name == pattern for pattern in patterns
+    )

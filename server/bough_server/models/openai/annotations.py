@@ -1,0 +1,238 @@
+"""Readings of a provider's JSON: annotations of an answer, raw events, checked values."""
+
+import json
+from collections.abc import Mapping
+from typing import Final, Protocol, TypeAlias, TypeGuard
+
+from pydantic_core import from_json
+
+from bough.v1 import message_pb2, step_pb2
+from bough_server.models.model import Delta
+from bough_server.truncation import size_of
+
+MAX_NOTES: Final = 64
+MAX_CITATIONS: Final = 256
+MAX_CITED_BYTES: Final = 32 * 1024
+MAX_EXTRA_BYTES: Final = 16 * 1024
+
+_LONGEST_LABEL: Final = 512
+_LONGEST_URL: Final = 2048
+_CITED: Final = ("url_citation", "file_citation", "container_file_citation", "file_path")
+_Verdict: TypeAlias = step_pb2.SafetyVerdict.ValueType
+
+DONE: Final = b"[DONE]"
+"""The data of the event after which nothing more comes."""
+
+MAX_RAW_BYTES: Final = 256 * 1024
+"""The most bytes of events that are kept of an answer; those that come later are counted only."""
+
+
+class Notes:
+    """The notes of one answer, as far as they have come."""
+
+    def __init__(self) -> None:
+        self._safety: dict[str, _Verdict] = {}
+        self._citations: dict[tuple[str, str, str], step_pb2.CitationRef] = {}
+        self._cited_bytes = 0
+        self._extra: dict[str, object] = {}
+
+    def refused(self) -> None:
+        """The model would not answer."""
+        self._judged("refusal", step_pb2.SAFETY_VERDICT_BLOCK)
+
+    def filtered(self) -> None:
+        """The provider cut the answer off."""
+        self._judged("content_filter", step_pb2.SAFETY_VERDICT_BLOCK)
+
+    def filters(self, results: object, *, of_prompt: bool = False) -> None:
+        """Results of content filters by category: `{"hate": {"filtered": false, "severity": "low"}}`."""
+        for category, result in results.items() if is_object(results) else ():
+            if is_object(result) and result.keys() & {"filtered", "detected", "severity"}:
+                self._judged(f"prompt.{category}" if of_prompt else category, _verdict(result))
+
+    def prompt_filters(self, results: object) -> None:
+        """The same for the parts of a prompt: `[{"prompt_index": 0, "content_filter_results": {...}}]`."""
+        for each in objects(results):
+            self.filters(each.get("content_filter_results"), of_prompt=True)
+
+    def cite(self, said: Mapping[str, object]) -> None:
+        """An annotation of the text, with its details in itself or under its type; other kinds are left out."""
+        kind = string(said.get("type"))
+        if kind not in _CITED:
+            return
+        inner = said.get(kind)
+        details = inner if is_object(inner) else said
+        label = string(details.get("title")) or string(details.get("filename"))
+        self._cite(label, string(details.get("url")), string(details.get("file_id")))
+
+    def cite_addresses(self, addresses: object) -> None:
+        """Addresses alone: `["https://example.org"]`."""
+        for address in addresses if isinstance(addresses, list) else ():
+            if isinstance(address, str):
+                self._cite("", address, "")
+
+    def add(self, name: str, value: object) -> None:
+        """Something else that the provider says; the last word of a name counts."""
+        if value is not None:
+            self._extra[name] = value
+
+    def message(self) -> step_pb2.Annotations | None:
+        """The annotations; None where there are none."""
+        safety = [step_pb2.SafetyNote(verdict=verdict, category=name) for name, verdict in self._safety.items()]
+        citations = [*self._citations.values()]
+        extra = self._extra_json()
+        if not safety and not citations and not extra:
+            return None
+        return step_pb2.Annotations(safety=safety, citations=citations, extra_json=extra)
+
+    def _judged(self, category: str, verdict: _Verdict) -> None:
+        if category in self._safety or len(self._safety) < MAX_NOTES:
+            self._safety[category] = max(verdict, self._safety.get(category, verdict))
+
+    def _cite(self, label: str, url: str, reference: str) -> None:
+        """Takes a source that has an address or an id of bearable length, once."""
+        if not (url or reference) or len(url) > _LONGEST_URL or len(reference) > _LONGEST_LABEL:
+            return
+        made = step_pb2.CitationRef(label=label[:_LONGEST_LABEL], url=url, provider_ref=reference)
+        key = (made.label, made.url, made.provider_ref)
+        if key not in self._citations and len(self._citations) < MAX_CITATIONS:
+            self._cited_bytes += made.ByteSize()
+            if self._cited_bytes <= MAX_CITED_BYTES:
+                self._citations[key] = made
+
+    def _extra_json(self) -> str:
+        """The rest as one JSON object; what does not fit is left out by its name."""
+        kept: dict[str, object] = {}
+        size = 0
+        for name, value in self._extra.items():
+            size += size_of(json.dumps({name: value}))
+            if size > MAX_EXTRA_BYTES:
+                break
+            kept[name] = value
+        return json.dumps(kept, ensure_ascii=False, separators=(",", ":")) if kept else ""
+
+
+def _verdict(result: Mapping[str, object]) -> _Verdict:
+    """What a filter's result means: filtered out, noticed, or nothing."""
+    if result.get("filtered") is True:
+        return step_pb2.SAFETY_VERDICT_BLOCK
+    is_noticed = result.get("detected") is True or string(result.get("severity")) not in ("", "safe")
+    return step_pb2.SAFETY_VERDICT_REVIEW if is_noticed else step_pb2.SAFETY_VERDICT_ALLOW
+
+
+class BadChunk(ValueError):
+    """What came is not a piece of an answer."""
+
+
+class ReportedError(Exception):
+    """The provider put an error into its stream; `value` is what it said."""
+
+    def __init__(self, value: object) -> None:
+        super().__init__("The stream carries an error.")
+        self.value = value
+
+
+class Answer(Protocol):
+    """One answer that is being put together: the data of events in, deltas out, the whole at the end."""
+
+    @property
+    def usage(self) -> message_pb2.Usage | None:
+        """What the provider reported so far; None where it said nothing."""
+        ...
+
+    @property
+    def is_done(self) -> bool:
+        """Whether the provider said that nothing more comes."""
+        ...
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether the answer has its end; a stream that stops before was cut."""
+        ...
+
+    def take(self, data: bytes) -> list[Delta]:
+        """The deltas in the data of one event. Raises BadChunk or ReportedError."""
+        ...
+
+    def response(self, *, provider: str, model: str) -> step_pb2.LlmResponse:
+        """The whole answer; `model` stands in where the provider names none."""
+        ...
+
+
+def json_object(data: bytes) -> dict[str, object]:
+    """The JSON object in the data of an event. Raises BadChunk."""
+    try:
+        value: object = from_json(data)
+    except ValueError as error:
+        raise BadChunk("not JSON") from error
+    if not is_object(value):
+        raise BadChunk("not a JSON object")
+    return value
+
+
+def is_object(value: object) -> TypeGuard[dict[str, object]]:
+    """Whether a JSON value is an object."""
+    return isinstance(value, dict)
+
+
+def objects(value: object) -> list[dict[str, object]]:
+    """The objects in a list; none where it is no list."""
+    return [each for each in value if is_object(each)] if isinstance(value, list) else []
+
+
+def string(value: object) -> str:
+    """A text; empty where it is none."""
+    return value if isinstance(value, str) else ""
+
+
+def count(value: object) -> int | None:
+    """A number of things; None where it is none."""
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < 2**63:
+        return None
+    return value
+
+
+class RawAnswer:
+    """Another answer, with its events beside it."""
+
+    def __init__(self, answer: Answer) -> None:
+        self._answer = answer
+        self._events: list[str] = []
+        self._size = 0
+        self._left_out = 0
+
+    @property
+    def usage(self) -> message_pb2.Usage | None:
+        """What the provider reported so far; None where it said nothing."""
+        return self._answer.usage
+
+    @property
+    def is_done(self) -> bool:
+        """Whether the provider said that nothing more comes."""
+        return self._answer.is_done
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether the answer has its end."""
+        return self._answer.is_whole
+
+    def take(self, data: bytes) -> list[Delta]:
+        """The deltas in the data of one event. Raises BadChunk or ReportedError."""
+        deltas = self._answer.take(data)
+        if data != DONE:
+            self._keep(data)
+        return deltas
+
+    def response(self, *, provider: str, model: str) -> step_pb2.LlmResponse:
+        """The whole answer, and its events as a JSON array; `{"left_out": 7}` at the end stands for seven more."""
+        response = self._answer.response(provider=provider, model=model)
+        rest = [f'{{"left_out":{self._left_out}}}'] if self._left_out else []
+        response.raw_events_json = f"[{','.join([*self._events, *rest])}]"
+        return response
+
+    def _keep(self, data: bytes) -> None:
+        self._size += len(data) + 1
+        if self._left_out or self._size > MAX_RAW_BYTES:
+            self._left_out += 1
+        else:
+            self._events.append(data.decode(errors="replace"))

@@ -1,0 +1,265 @@
+"""The endpoint of an OpenAI-compatible provider and its server-sent events; the only importer of openai."""
+
+import asyncio
+import gc
+import json
+import sys
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final, cast
+from urllib.parse import urlsplit
+
+from bough.v1 import step_pb2
+from bough_server.errors import ModelError
+from bough_server.models.failures import Failures
+from bough_server.models.model import Delta
+from bough_server.models.openai.annotations import Answer, BadChunk, ReportedError
+
+if TYPE_CHECKING:
+    import httpx2
+    import openai
+
+
+OPENAI_BASE_URL: Final = "https://api.openai.com/v1"
+_DRAIN_SECONDS: Final = 0.1
+_HEADERS: Final = {"Content-Type": "application/json", "Accept": "text/event-stream"}
+
+_LARGEST: Final = 16 * 1024 * 1024
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Timeouts:
+    """Seconds until an answer begins, and between two pieces of it. They run only while bytes are waited for."""
+
+    start: float = 60.0
+    idle: float = 60.0
+
+
+class _Patience:
+    """How long one answer is waited for: for its beginning in all, then for each next event. Comments are no events."""
+
+    def __init__(self, timeouts: Timeouts) -> None:
+        self._idle = timeouts.idle
+        self._clock = asyncio.get_running_loop().time
+        self._left = timeouts.start
+        self.bound = timeouts.start
+        self.missed = "did not begin to answer"
+
+    def renew(self) -> None:
+        """An event has come."""
+        self.bound = self._left = self._idle
+        self.missed = "sent nothing of its answer"
+
+    @asynccontextmanager
+    async def wait(self) -> AsyncGenerator[None, None]:
+        """Waits no longer than is left. Raises TimeoutError."""
+        began = self._clock()
+        async with asyncio.timeout(self._left):
+            yield
+        self._left -= self._clock() - began
+
+
+class Endpoint:
+    """One address with its connections."""
+
+    def __init__(
+        self, *, name: str, base_url: str, key: str = "", timeouts: Timeouts, keeps_connections: bool = True
+    ) -> None:
+        """An empty key sends none. A server that drops connections between calls is given a new one for each."""
+        self._failures = Failures(name=name, secret=key)
+        self._base_url = base_url
+        self._timeouts = timeouts
+        self._keeps_connections = keeps_connections
+        self._client: openai.AsyncOpenAI | None = None
+        self._opening = asyncio.Lock()
+        self._broken: tuple[type[Exception], ...] = (OSError,)
+
+    async def stream(
+        self, path: str, body: Mapping[str, object], answer: Answer, *, provider: str, model: str
+    ) -> AsyncGenerator[Delta | step_pb2.LlmResponse, None]:
+        """One attempt, put together by `answer`: deltas, then the whole of it. Raises ModelError."""
+        client, patience = await self._open(), _Patience(self._timeouts)
+        response = await self._send(client, path, json.dumps(body, ensure_ascii=False).encode(), patience)
+        try:
+            pieces = response.aiter_bytes()
+            decoder = EventDecoder()
+            while not answer.is_done:
+                piece = await self._read(pieces, answer, patience)
+                for data in decoder.feed(piece) if piece else decoder.finish():
+                    patience.renew()
+                    for delta in answer.take(data):
+                        yield delta
+                if not piece:
+                    break
+            if not answer.is_whole:
+                raise self._failures.bad_response("ended its stream before its answer was whole.")
+            await self._drain(pieces)
+            yield answer.response(provider=provider, model=model)
+        except ModelError as error:
+            error.lost_usage = answer.usage
+            raise
+        except (BadChunk, EventTooLarge, ReportedError) as error:
+            raise self._unusable(error, answer) from error
+        finally:
+            await response.aclose()
+
+    async def close(self) -> None:
+        """Ends the connections."""
+        client, self._client = self._client, None
+        if client is not None:
+            await client.close()
+
+    def _unusable(self, error: Exception, answer: Answer) -> ModelError:
+        if isinstance(error, ReportedError):
+            failure = self._failures.reported(error.value)
+        else:
+            failure = self._failures.bad_response(f"sent something that is not an answer: {error}.")
+        failure.lost_usage = answer.usage
+        return failure
+
+    async def _open(self) -> "openai.AsyncOpenAI":
+        async with self._opening:
+            if self._client is None:
+                self._broken = await asyncio.to_thread(_transport_errors)
+                try:
+                    self._client = await asyncio.to_thread(self._connect)
+                except self._broken as error:
+                    said = self._failures.sentence(error)
+                    raise self._failures.unavailable(f"cannot be reached at its base_url: {said}") from error
+            return self._client
+
+    def _connect(self) -> "openai.AsyncOpenAI":
+        """The client. Loading the package and the certificates takes a second or two: not on the event loop."""
+        import openai
+
+        host = urlsplit(self._base_url).hostname or ""
+        on_loopback = host in ("localhost", "::1") or host.startswith("127.")
+        return openai.AsyncOpenAI(
+            # Without a key of its own the client would take one from the environment; "none" is never sent.
+            api_key=self._failures.secret or "none",
+            base_url=self._base_url,
+            max_retries=0,
+            timeout=None,
+            http_client=openai.DefaultAioHttpClient(timeout=None, trust_env=not on_loopback),
+        )
+
+    async def _send(
+        self, client: "openai.AsyncOpenAI", path: str, content: bytes, patience: _Patience
+    ) -> "httpx2.Response":
+        import httpx2
+        import openai
+
+        headers: dict[str, str | openai.Omit] = dict(_HEADERS)
+        if not self._failures.secret:
+            headers["Authorization"] = openai.Omit()
+        if not self._keeps_connections:
+            headers["Connection"] = "close"
+        try:
+            async with patience.wait():
+                # The client's own `create` would rebuild and check the whole request once more.
+                response: object = await client.post(
+                    path,
+                    cast_to=httpx2.Response,
+                    content=content,
+                    options={"headers": headers},
+                    stream=True,
+                    stream_cls=openai.AsyncStream[object],
+                )
+                return cast(httpx2.Response, response)
+        except TimeoutError as error:
+            raise self._failures.timeout(patience.missed, patience.bound) from error
+        except openai.APIStatusError as error:
+            body = error.body if error.body is not None else error.response.text
+            raise self._failures.status(error.status_code, body, error.response.headers) from None
+        except self._broken as error:
+            raise self._failures.transport(error) from error
+
+    async def _read(self, pieces: AsyncIterator[bytes], answer: Answer, patience: _Patience) -> bytes:
+        """The next bytes; none at the end, or where after the whole answer nothing comes or the connection breaks."""
+        try:
+            async with patience.wait():
+                return await anext(pieces, b"")
+        except TimeoutError as error:
+            if answer.is_whole:
+                return b""
+            raise self._failures.timeout(patience.missed, patience.bound) from error
+        except self._broken as error:
+            if answer.is_whole:
+                return b""
+            raise self._failures.transport(error) from error
+
+    async def _drain(self, pieces: AsyncIterator[bytes]) -> None:
+        """Reads to the end of the body, if it is near: only then the connection serves the next call."""
+        with suppress(TimeoutError, *self._broken):
+            async with asyncio.timeout(_DRAIN_SECONDS):
+                while await anext(pieces, b""):
+                    pass
+
+
+def _transport_errors() -> tuple[type[Exception], ...]:
+    """What the client, its HTTP layer and its transport raise when a connection fails; loads them."""
+    is_new = "openai" not in sys.modules
+    import aiohttp
+    import httpx2
+    import openai
+
+    if is_new:
+        # Sixty thousand objects that stay to the end: every full collection would look at them and hold up all calls.
+        gc.freeze()
+    return (openai.OpenAIError, httpx2.HTTPError, httpx2.InvalidURL, httpx2.StreamError, aiohttp.ClientError, OSError)
+
+
+class EventTooLarge(ValueError):
+    """One event is larger than 16 MiB."""
+
+
+class EventDecoder:
+    """Takes bytes as they arrive and gives the data of every event that they complete."""
+
+    def __init__(self) -> None:
+        self._rest = b""
+        self._data: list[bytes] = []
+        self._size = 0
+
+    def feed(self, piece: bytes) -> list[bytes]:
+        """The data of the events that this piece completes; several data lines are joined by a line feed.
+
+        Raises EventTooLarge.
+        """
+        buffer = self._rest + piece if self._rest else piece
+        if b"\r" in buffer:
+            # A carriage return at the end may be the first half of a line's end.
+            held = b"\r" if buffer.endswith(b"\r") else b""
+            buffer = buffer.removesuffix(b"\r").replace(b"\r\n", b"\n").replace(b"\r", b"\n")
+        else:
+            held = b""
+        lines = buffer.split(b"\n")
+        self._rest = lines.pop() + held
+        events: list[bytes] = []
+        for line in lines:
+            self._line(line, events)
+        if len(self._rest) + self._size > _LARGEST:
+            raise EventTooLarge("A server-sent event is larger than 16 MiB.")
+        return events
+
+    def finish(self) -> list[bytes]:
+        """The data of an event that the end of the stream cut from its empty line."""
+        events: list[bytes] = []
+        for line in (self._rest.removesuffix(b"\r"), b""):
+            self._line(line, events)
+        self._rest = b""
+        return events
+
+    def _line(self, line: bytes, events: list[bytes]) -> None:
+        if not line:
+            if self._data:
+                events.append(self._data[0] if len(self._data) == 1 else b"\n".join(self._data))
+                self._data = []
+                self._size = 0
+        elif line.startswith(b"data:"):
+            value = line[6:] if line[5:6] == b" " else line[5:]
+            self._data.append(value)
+            self._size += len(value)
+        elif line == b"data":
+            self._data.append(b"")

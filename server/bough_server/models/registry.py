@@ -1,0 +1,225 @@
+"""Configured models by name, with their aliases, fallbacks and limits.
+
+Making them sends nothing and starts nothing: an unreachable provider is an error of the first call.
+"""
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Final
+
+from bough.v1 import catalog_service_pb2
+from bough_server.clock import Clock, SystemClock
+from bough_server.errors import ConfigurationError
+from bough_server.models.config import ModelSection
+from bough_server.models.limiter import BreakerPolicy, RatePolicy, Turnstile
+from bough_server.models.local.model import LocalModel
+from bough_server.models.local.process import SLOTS
+from bough_server.models.model import Model, Price, RetryPolicy
+from bough_server.models.openai.client import Api, ChatApi, OpenAIModel, ResponsesApi
+from bough_server.models.openai.transport import OPENAI_BASE_URL, Timeouts
+from bough_server.models.scripted.model import ScriptedModel
+from bough_server.models.scripted.script import Script, read_script
+
+DEFAULT: Final = "default"
+
+
+class ConfiguredModels:
+    """The models of a configuration. Closing it closes them."""
+
+    def __init__(self, models: Mapping[str, Model], aliases: Mapping[str, str], *, default: str) -> None:
+        self._models = dict(models)
+        self._aliases = dict(aliases)
+        self._default = default
+
+    def get(self, name: str) -> Model:
+        """The model of a name; aliases are followed, empty is the default. Raises KeyError where there is none."""
+        name = name or self._default
+        return self._models[self._aliases.get(name, name)]
+
+    def list(self) -> list[catalog_service_pb2.ModelInfo]:
+        """Every name that a definition may give, aliases among them, sorted."""
+        named = {**{name: name for name in self._models}, **self._aliases}
+        return [
+            catalog_service_pb2.ModelInfo(
+                name=name,
+                provider=self._models[target].provider,
+                model=self._models[target].model,
+                fallbacks=self._models[target].fallbacks,
+            )
+            for name, target in sorted(named.items())
+        ]
+
+    async def close(self) -> None:
+        """Ends every model's connections and processes, whatever goes wrong with one of them."""
+        failures: list[Exception] = []
+        for model in self._models.values():
+            try:
+                await model.close()
+            except Exception as error:
+                failures.append(error)
+        if failures:
+            raise ExceptionGroup("Not every model could be closed.", failures)
+
+
+def build_models(
+    configs: Mapping[str, ModelSection],
+    *,
+    secrets: Mapping[str, str],
+    folder: Path,
+    default: str = DEFAULT,
+    clock: Clock | None = None,
+) -> ConfiguredModels:
+    """The models of a configuration: scripts are relative to `folder`, keys are looked up in `secrets`.
+
+    A key that is not there is an error of the model's first call, so that a server can do without it. Raises
+    ConfigurationError where an alias or a fallback leads nowhere or in a circle, a provider is not known, or a script
+    is wrong.
+    """
+    aliases = {name: _target(name, configs) for name, config in configs.items() if config.alias}
+    models = {
+        name: _model(
+            name,
+            config,
+            fallbacks=_fallbacks(name, configs),
+            secrets=secrets,
+            folder=folder,
+            turnstile=_turnstile(name, config, clock or SystemClock()),
+        )
+        for name, config in configs.items()
+        if not config.alias
+    }
+    return ConfiguredModels(models, aliases, default=default)
+
+
+def _target(name: str, configs: Mapping[str, ModelSection]) -> str:
+    seen = [name]
+    while alias := configs[seen[-1]].alias:
+        if alias not in configs:
+            raise ConfigurationError(f"models.{seen[-1]}.alias: There is no model {alias!r}.")
+        if alias in seen:
+            raise ConfigurationError(f"models.{name}.alias: leads in a circle: {' > '.join([*seen, alias])}")
+        seen.append(alias)
+    return seen[-1]
+
+
+def _fallbacks(name: str, configs: Mapping[str, ModelSection]) -> Sequence[str]:
+    """Every model that a call of this one may go on with, in order: after each of its fallbacks that one's own."""
+    order: list[str] = []
+
+    def follow(way: list[str]) -> None:
+        for fallback in configs[way[-1]].fallbacks:
+            if fallback not in configs:
+                raise ConfigurationError(f"models.{way[-1]}.fallbacks: There is no model {fallback!r}.")
+            other = _target(fallback, configs)
+            if other in way:
+                circle = " > ".join([*way[way.index(other) :], other])
+                raise ConfigurationError(f"models.{other}.fallbacks: leads in a circle: {circle}")
+            if other not in order:
+                order.append(other)
+                follow([*way, other])
+
+    follow([name])
+    return order
+
+
+def _turnstile(name: str, config: ModelSection, clock: Clock) -> Turnstile:
+    """A breaker is there by itself where calls go over a network."""
+    breaker = BreakerPolicy() if config.provider == "openai" else None
+    if config.breaker is not None:
+        breaker = BreakerPolicy(failures=config.breaker.failures, cooldown=config.breaker.cooldown)
+    places = SLOTS if config.provider == "local" else config.max_concurrency or 0
+    rates = RatePolicy(requests=config.requests_per_minute, tokens=config.tokens_per_minute, max_wait=config.max_wait)
+    return Turnstile(name=name, max_concurrency=places, breaker=breaker, rates=rates, clock=clock)
+
+
+def _model(
+    name: str,
+    config: ModelSection,
+    *,
+    fallbacks: Sequence[str],
+    secrets: Mapping[str, str],
+    folder: Path,
+    turnstile: Turnstile,
+) -> Model:
+    retry = RetryPolicy(retries=config.retries)
+    if config.provider == "openai":
+        return _openai(name, config, fallbacks=fallbacks, secrets=secrets, turnstile=turnstile)
+    if config.provider == "local":
+        return LocalModel(
+            name=name,
+            retry=retry,
+            fallbacks=fallbacks,
+            price=_price(config),
+            config_digest=_digest(config),
+            turnstile=turnstile,
+        )
+    if config.provider != "scripted":
+        raise ConfigurationError(f"models.{name}.provider: must be openai, scripted or local, not {config.provider!r}")
+    if config.script is None:
+        raise ConfigurationError(f"models.{name}.script: is needed: the file that it answers from")
+    script = read_script(folder / config.script)
+    return ScriptedModel(
+        name=name,
+        script=script,
+        model=config.model or config.script.stem,
+        retry=retry,
+        fallbacks=fallbacks,
+        price=_price(config),
+        config_digest=_digest(config, script),
+        turnstile=turnstile,
+    )
+
+
+def _openai(
+    name: str, config: ModelSection, *, fallbacks: Sequence[str], secrets: Mapping[str, str], turnstile: Turnstile
+) -> OpenAIModel:
+    variable = config.api_key_env
+    key = secrets.get(variable, "") if variable else ""
+    missing = ""
+    if variable and not key:
+        missing = f"the environment variable {variable} is not set. Set it and start the server again."
+    elif not variable and not config.base_url:
+        missing = f"models.{name}.api_key_env does not say which environment variable holds it."
+    return OpenAIModel(
+        name=name,
+        model=config.model,
+        api=_api(config),
+        keep_raw=config.keep_raw,
+        base_url=config.base_url or OPENAI_BASE_URL,
+        key=key,
+        missing_key=missing,
+        timeouts=Timeouts(start=config.timeouts.start, idle=config.timeouts.idle),
+        retry=RetryPolicy(retries=config.retries),
+        fallbacks=fallbacks,
+        price=_price(config),
+        config_digest=_digest(config),
+        turnstile=turnstile,
+    )
+
+
+def _api(config: ModelSection) -> Api:
+    if config.api == "responses":
+        return ResponsesApi(encrypted_reasoning=config.encrypted_reasoning, structured_output=config.structured_output)
+    return ChatApi(structured_output=config.structured_output)
+
+
+def _price(config: ModelSection) -> Price | None:
+    if config.price is None:
+        return None
+    return Price(input=config.price.input, output=config.price.output, cached_input=config.price.cached_input)
+
+
+def _digest(config: ModelSection, script: Script | None = None) -> str:
+    """What an answer depends on: how often and how patiently it is asked, what it costs and its key do not count."""
+    facts: dict[str, object] = {
+        "provider": config.provider,
+        "api": config.api,
+        "model": config.model,
+        "base_url": config.base_url,
+    }
+    if script is not None:
+        turns = {agent: [turn.model_dump(mode="json") for turn in said] for agent, said in script.agents.items()}
+        facts["script"] = turns
+    return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()

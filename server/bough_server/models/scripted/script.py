@@ -1,0 +1,211 @@
+"""The format of model scripts, and the position of a conversation in its script."""
+
+import itertools
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Final, Literal, TypeAlias
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, JsonValue, ValidationError, model_validator
+from pydantic_core import ErrorDetails
+
+from bough.v1 import message_pb2
+from bough_server.documents import Document, parse_documents, read_documents, suggestion
+from bough_server.errors import ConfigurationError, Problem
+from bough_server.models.model import ModelRequest
+
+FaultReason: TypeAlias = Literal[
+    "TRANSPORT", "RATE_LIMITED", "PROVIDER_ERROR", "TIMEOUT", "BAD_RESPONSE", "UNAVAILABLE"
+]
+_Count = Annotated[int, Field(ge=0, strict=True)]
+_Milliseconds = Annotated[float, Field(ge=0, le=3_600_000, allow_inf_nan=False)]
+_ANY_AGENT: Final = "*"
+
+_REWRITTEN: Final = "For context:"
+
+
+class _Entry(BaseModel):
+    """What every mapping of a script is: frozen and strict about its keys."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True)
+
+
+class ScriptedUsage(_Entry):
+    """What a turn reports as used; what is left out is not reported."""
+
+    input_tokens: _Count | None = None
+    cached_input_tokens: _Count | None = None
+    output_tokens: _Count | None = None
+    reasoning_tokens: _Count | None = None
+    total_tokens: _Count | None = None
+
+    def message(self) -> message_pb2.Usage:
+        """The same in the schema's words."""
+        return message_pb2.Usage(**self.model_dump(exclude_none=True))
+
+
+class ScriptedCall(_Entry):
+    """A tool call; its arguments as a mapping, or as raw text that need not be JSON."""
+
+    name: Annotated[str, Field(min_length=1)]
+    arguments: dict[str, JsonValue] | None = None
+    arguments_json: str | None = None
+
+    @model_validator(mode="after")
+    def _has_one_kind_of_arguments(self) -> "ScriptedCall":
+        if self.arguments is not None and self.arguments_json is not None:
+            raise ValueError("has `arguments` and `arguments_json`; leave one out")
+        return self
+
+    @property
+    def arguments_text(self) -> str:
+        """The arguments as the model writes them."""
+        if self.arguments_json is not None:
+            return self.arguments_json
+        return json.dumps(self.arguments or {}, ensure_ascii=False)
+
+
+class ScriptedFault(_Entry):
+    """How attempts fail."""
+
+    reason: FaultReason
+    message: str = "It fails by its script."
+    retry_after: Annotated[float, Field(ge=0, allow_inf_nan=False)] | None = None
+    after_chunks: _Count = 0
+    times: Annotated[int, Field(ge=1, strict=True)] | None = None
+    """How many attempts of one request fail; None for all."""
+    usage: ScriptedUsage | None = None
+    """What the failed attempt reports as used."""
+
+
+def _turn(value: object) -> object:
+    return {"text": value} if isinstance(value, str) else value
+
+
+class Turn(_Entry):
+    """One answer."""
+
+    when: str = ""
+    text: str = ""
+    chunks: tuple[str, ...] = ()
+    reasoning: str = ""
+    calls: tuple[ScriptedCall, ...] = ()
+    usage: ScriptedUsage | None = None
+    finish_reason: str = ""
+    delay_ms: _Milliseconds = 0.0
+    error: ScriptedFault | None = None
+    cut: Annotated[bool, Field(strict=True)] = False
+
+    @model_validator(mode="after")
+    def _has_one_text(self) -> "Turn":
+        if self.text and self.chunks:
+            raise ValueError("has `text` and `chunks`; leave one out")
+        return self
+
+    @property
+    def pieces(self) -> tuple[str, ...]:
+        """The text as it streams."""
+        return self.chunks or words(self.text)
+
+
+class _File(_Entry):
+    agents: dict[str, tuple[Annotated[Turn, BeforeValidator(_turn)], ...]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Script:
+    """The turns of every agent, and the file they stand in."""
+
+    agents: Mapping[str, Sequence[Turn]]
+    path: str
+
+    def turn(self, request: ModelRequest) -> tuple[int, Turn | None]:
+        """Which turn answers: its place in the agent's list, and None where the script has none for this step."""
+        messages = current_turn(request.messages)
+        said = text_of(messages[0]) if messages else ""
+        turns = self.agents.get(request.agent, self.agents.get(_ANY_AGENT, ()))
+        fitting = [place for place, turn in enumerate(turns) if turn.when in said]
+        step = step_of(messages)
+        return (fitting[step], turns[fitting[step]]) if step < len(fitting) else (step, None)
+
+
+def read_script(path: Path) -> Script:
+    """The script of a file. Raises ConfigurationError with every mistake as "file:line: field: message"."""
+    return _script(read_documents(path), str(path))
+
+
+def parse_script(text: str, *, path: str = "script.yaml") -> Script:
+    """The script of a text. Raises ConfigurationError with every mistake."""
+    return _script(parse_documents(text, path=path), path)
+
+
+def words(text: str) -> tuple[str, ...]:
+    """A text as one piece a word, each with the blanks after it."""
+    return tuple(re.findall(r"\s*\S+\s*|\s+", text))
+
+
+def _script(documents: list[Document], path: str) -> Script:
+    if len(documents) != 1:
+        line = documents[1].line(()) if documents else 0
+        raise ConfigurationError(
+            str(Problem(path=path, line=line, field="", description="must be one document with `agents`"))
+        )
+    document = documents[0]
+    try:
+        return Script(agents=_File.model_validate(document.value).agents, path=path)
+    except ValidationError as error:
+        problems = [document.problem(each["loc"], _in_words(each)) for each in error.errors()]
+        raise ConfigurationError("\n".join(str(problem) for problem in problems)) from None
+
+
+def _in_words(error: ErrorDetails) -> str:
+    if error["type"] == "extra_forbidden":
+        known = {name for entry in _Entry.__subclasses__() for name in entry.model_fields}
+        return f"There is no such field.{suggestion(str(error['loc'][-1]), known)}"
+    if error["type"] == "tuple_type":
+        return "must be a list"
+    return error["msg"].removeprefix("Value error, ")
+
+
+def text_of(message: message_pb2.Message) -> str:
+    """The text of a message, its parts joined by line feeds."""
+    return "\n".join(part.text for part in message.parts if part.text)
+
+
+def current_turn(messages: Sequence[message_pb2.Message]) -> Sequence[message_pb2.Message]:
+    """The messages from the user's that opened the turn on.
+
+    It is the last user message that says what it is in its session, and where none does, the last one that is not
+    another agent's ("For context:"). So a question that the runtime adds by itself opens no turn. Without any: all.
+    """
+    plain = [index for index, message in enumerate(messages) if _is_plain(message)]
+    stored = [index for index in plain if messages[index].kind != message_pb2.MESSAGE_KIND_UNSPECIFIED]
+    opening = (stored or plain or [0])[-1]
+    return messages[opening:]
+
+
+def step_of(turn: Sequence[message_pb2.Message]) -> int:
+    """How many answers the model has given in a turn. A repeated question stands for an answer that was empty."""
+    pairs = itertools.pairwise(turn)
+    return sum(
+        after.role == message_pb2.ROLE_ASSISTANT or (_is_plain(after) and before.role != message_pb2.ROLE_ASSISTANT)
+        for before, after in pairs
+    )
+
+
+def answered_tools(turn: Sequence[message_pb2.Message]) -> set[str]:
+    """The names of the tools that have given a result in a turn, failed ones included."""
+    return {part.tool_result.call.name for message in turn for part in message.parts if part.HasField("tool_result")}
+
+
+def _is_plain(message: message_pb2.Message) -> bool:
+    if message.role not in (message_pb2.ROLE_USER, message_pb2.ROLE_UNSPECIFIED):
+        return False
+    return not text_of(message).startswith(_REWRITTEN) and not _has_foreign_author(message)
+
+
+def _has_foreign_author(message: message_pb2.Message) -> bool:
+    """Whether it is another agent's file, which has no text that says so."""
+    return message.kind == message_pb2.MESSAGE_KIND_UNSPECIFIED and message.author not in ("", "user")

@@ -1,0 +1,146 @@
+"""Structured output: JSON schemas as each provider accepts them, and content as text."""
+
+import base64
+import json
+from collections.abc import Callable, Collection, Sequence
+from functools import lru_cache
+from typing import Final, TypeAlias
+
+from bough.v1 import message_pb2
+
+Body: TypeAlias = dict[str, object]
+"""A JSON object as it is sent."""
+
+_NAME: Final = "answer"
+_STRICT: Final = frozenset(
+    {
+        "type",
+        "properties",
+        "required",
+        "additionalProperties",
+        "items",
+        "enum",
+        "const",
+        "anyOf",
+        "$ref",
+        "$defs",
+        "title",
+        "description",
+    }
+)
+"""What a schema may consist of for every provider to hold it strictly."""
+
+
+class BadSettings(ValueError):
+    """The further parameters of a model's settings cannot be sent; the message says why."""
+
+
+def result_text(result: message_pb2.ToolResult) -> str:
+    """A tool's result as a model reads it."""
+    if result.HasField("error"):
+        return f"Error: {result.error.message}"
+    return "\n".join(filter(None, (in_words(part) for part in result.parts)))
+
+
+def content(
+    parts: Sequence[message_pb2.Part], *, text: Callable[[str], Body], blob: Callable[[message_pb2.Blob], Body]
+) -> str | list[Body]:
+    """What a message says: one text or, where there are files, pieces as an API words them, empty texts left out."""
+    if not any(part.HasField("blob") for part in parts):
+        return "\n".join(filter(None, (in_words(part) for part in parts)))
+    pieces = (blob(part.blob) if part.HasField("blob") else text(in_words(part)) for part in parts)
+    return [piece for piece in pieces if piece != text("")]
+
+
+def arguments_text(text: str) -> str:
+    """Arguments that every provider takes back: many refuse a request in which they are not a JSON object."""
+    if not text.strip():
+        return "{}"
+    try:
+        is_object = isinstance(json.loads(text), dict)
+    except (ValueError, RecursionError):
+        is_object = False
+    return text if is_object else json.dumps({"invalid_json": text}, ensure_ascii=False)
+
+
+def data_uri(blob: message_pb2.Blob) -> str:
+    """A file's bytes as a URI."""
+    kind = blob.media_type or "application/octet-stream"
+    return f"data:{kind};base64,{base64.b64encode(blob.data).decode()}"
+
+
+def in_words(part: message_pb2.Part) -> str:
+    """A part as text; reasoning and calls, which have their own place or none, are empty."""
+    content = part.WhichOneof("content")
+    if content == "text":
+        return part.text
+    if content == "data_json":
+        return part.data_json
+    if content == "blob":
+        return blob_in_words(part.blob)
+    return "" if content in ("reasoning", "tool_call", "tool_result") else "[content of an unknown kind]"
+
+
+def blob_in_words(blob: message_pb2.Blob) -> str:
+    """A file as text: where it is, what it says, or how large it is."""
+    name = f" {blob.filename!r}" if blob.filename else ""
+    kind = blob.media_type or "file"
+    if blob.uri:
+        return f"[{kind}{name} at {blob.uri}]"
+    if kind.startswith("text/"):
+        return f"[{kind}{name}]\n{blob.data.decode('utf-8', 'replace')}"
+    return f"[{kind}{name} of {len(blob.data)} bytes, not shown]"
+
+
+def further_settings(text: str, *, ours: Collection[str]) -> Body:
+    """The parameters of `extra_json`; those in `ours` it may not set. Raises BadSettings."""
+    try:
+        further = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise BadSettings("extra_json is not JSON.") from error
+    if not isinstance(further, dict):
+        raise BadSettings("extra_json is not one JSON object.")
+    if taken := sorted(further.keys() & set(ours)):
+        # A definition may come over the wire: it must not choose another model than the operator's.
+        raise BadSettings(f"extra_json may not set {', '.join(taken)}.")
+    return further
+
+
+def chat_format(schema_json: str) -> Body:
+    """The `response_format` of Chat Completions."""
+    return {"type": "json_schema", "json_schema": _named(schema_json)}
+
+
+def responses_format(schema_json: str) -> Body:
+    """The `text.format` of Responses."""
+    return {"type": "json_schema", **_named(schema_json)}
+
+
+def told_in_words(instruction: str, schema_json: str) -> str:
+    """An instruction that asks for the schema, for models that have no way of their own."""
+    asked = (
+        "Your final answer, when you call no tool, must be one JSON object and nothing around it. "
+        f"It must fit this JSON Schema:\n{schema_json}"
+    )
+    return f"{instruction}\n\n{asked}" if instruction else asked
+
+
+@lru_cache(maxsize=256)
+def _named(schema_json: str) -> Body:
+    schema: object = json.loads(schema_json)
+    return {"name": _NAME, "schema": schema, "strict": _is_strict(schema)}
+
+
+def _is_strict(schema: object) -> bool:
+    """Whether a schema is of the kind that providers can enforce: closed objects that require all they have."""
+    if not isinstance(schema, dict) or not schema.keys() <= _STRICT:
+        return False
+    properties = schema.get("properties", {})
+    is_object = schema.get("type") == "object" or "properties" in schema
+    if is_object and (
+        schema.get("additionalProperties") is not False or set(schema.get("required", [])) != {*properties}
+    ):
+        return False
+    inner = [*properties.values(), *schema.get("$defs", {}).values(), *schema.get("anyOf", [])]
+    inner += [schema["items"]] if "items" in schema else []
+    return all(_is_strict(each) for each in inner)

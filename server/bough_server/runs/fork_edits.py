@@ -1,0 +1,93 @@
+"""Edited tool results of a fork, checked against the log of its origin."""
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+
+from bough.v1 import error_pb2, event_pb2, fork_pb2, message_pb2
+from bough_server import events
+from bough_server.engine.input_requests import result_mistakes
+from bough_server.errors import FieldViolation, InvalidRequest, RunError
+from bough_server.truncation import MAX_RESULT_BYTES, MAX_TEXT_BYTES, size_of
+
+
+def edited_ends(changes: fork_pb2.ForkChanges, log: Sequence[event_pb2.AgentEvent]) -> list[event_pb2.AgentEvent]:
+    """The events that ended the edited calls, in the order of the edits. Raises InvalidRequest."""
+    found = [_ends_of(edited, log) for edited in changes.tool_results]
+    calls = Counter(ends[0].effect_key for ends in found if len(ends) == 1)
+    wrong: list[FieldViolation] = []
+    for index, (edited, ends) in enumerate(zip(changes.tool_results, found, strict=True)):
+        wrong += [_violation(index, "call_id", said) for said in _call_mistakes(ends, calls)]
+        wrong += [_violation(index, "result", said) for said in _result_mistakes(edited.result)]
+    if wrong:
+        raise InvalidRequest(wrong)
+    return [ends[0] for ends in found]
+
+
+def check_edits(edited: Sequence[event_pb2.AgentEvent], shared: Sequence[event_pb2.AgentEvent]) -> None:
+    """Refuses edits of calls that nobody has made yet where a fork begins. Raises InvalidRequest."""
+    answered = {event.effect_key for event in shared if event.HasField("llm_completed")}
+    said = f"It was called after sequence {shared[-1].sequence}, where this fork begins."
+    wrong = [
+        _violation(index, "call_id", said)
+        for index, end in enumerate(edited)
+        if end.effect_key.rpartition(".t")[0] + ".m" not in answered
+    ]
+    if wrong:
+        raise InvalidRequest(wrong)
+
+
+def with_result(end: event_pb2.AgentEvent, edited: fork_pb2.EditedResult) -> event_pb2.AgentEvent:
+    """The end of a call with another result; what it says of the call itself stays."""
+    event = event_pb2.AgentEvent()
+    event.CopyFrom(end)
+    event.ClearField("payload")
+    before, given = events.tool_result_of(end), edited.result
+    result = (event.tool_failed if given.HasField("error") else event.tool_completed).result
+    result.call.CopyFrom(before.call)
+    result.agent, result.invocation_id = before.agent, before.invocation_id
+    if before.HasField("start_time"):
+        result.start_time.CopyFrom(before.start_time)
+    result.parts.extend(given.parts)
+    if given.HasField("error"):
+        error = RunError(
+            given.error.message,
+            reason=given.error.reason or error_pb2.ERROR_REASON_TOOL_FAILED,
+            retryable=given.error.retryable,
+            details_json=given.error.details_json,
+        )
+        result.error.CopyFrom(error.to_agent_error(agent=before.agent, invocation_id=before.invocation_id))
+    return event
+
+
+def _ends_of(edited: fork_pb2.EditedResult, log: Sequence[event_pb2.AgentEvent]) -> list[event_pb2.AgentEvent]:
+    return [
+        event
+        for event in log
+        if events.kind_of(event) in events.TOOL_END_KINDS
+        and events.tool_result_of(event).call.call_id == edited.call_id
+        and edited.invocation_id in ("", event.invocation_id)
+    ]
+
+
+def _call_mistakes(ends: Sequence[event_pb2.AgentEvent], calls: Counter[str]) -> Iterator[str]:
+    if not ends:
+        yield "In this run no call of this id has a result."
+    elif len(ends) > 1:
+        yield "In this run several have; name the invocation_id."
+    elif calls[ends[0].effect_key] > 1:
+        yield "It is edited twice."
+    elif events.tool_result_of(ends[0]).child_invocation_id:
+        yield "It called an agent; fork inside of that one, or change what it is told."
+
+
+def _result_mistakes(result: message_pb2.ToolResult) -> Iterator[str]:
+    yield from result_mistakes(result)
+    if result.ByteSize() > MAX_RESULT_BYTES:
+        yield f"A result has at most {MAX_RESULT_BYTES // 1024} KiB."
+    elif any(size_of(part.text or part.data_json) > MAX_TEXT_BYTES for part in result.parts):
+        yield f"A text of a result has at most {MAX_TEXT_BYTES // 1024} KiB."
+
+
+def _violation(index: int, field: str, said: str) -> FieldViolation:
+    rule = "fork.call" if field == "call_id" else "fork.result"
+    return FieldViolation(field=f"changes.tool_results[{index}].{field}", description=said, rule=rule)

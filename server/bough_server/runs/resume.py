@@ -1,0 +1,233 @@
+"""Resume an interrupted run: check the answers to its requests and deliver them."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from bough.v1 import agent_service_pb2, event_pb2, input_pb2
+from bough_server import events
+from bough_server.agents.pinned import MissingVersion
+from bough_server.engine.input_requests import mistakes, received, same_answer
+from bough_server.engine.journal import Journal
+from bough_server.errors import (
+    AgentUnusable,
+    AlreadyAnswered,
+    Fenced,
+    FieldViolation,
+    InvalidRequest,
+    RequestIdReused,
+    RunEnded,
+    SequenceOutOfRange,
+    SessionBusy,
+)
+from bough_server.runs.admission import request_digest
+from bough_server.runs.close import read_log
+from bough_server.runs.commands import Letters
+from bough_server.runs.dependencies import Equipment
+from bough_server.runs.live import LiveRun
+from bough_server.runs.supervisor import Keeper
+from bough_server.store.ports import Principal, RunMoved, RunRecord
+
+_TRIES = 20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verdict:
+    """What a resume changes: events to record, none where all is answered already; then `since` is where to follow."""
+
+    fresh: Sequence[event_pb2.AgentEvent]
+    since: int
+
+
+def judged(
+    request: agent_service_pb2.ResumeRunRequest, log: Sequence[event_pb2.AgentEvent], *, digest: str, user_id: str
+) -> Verdict:
+    """Checks every answer before any is taken. `log` is the run's without deltas.
+
+    Raises InvalidRequest, AlreadyAnswered, RequestIdReused and RunEnded.
+    """
+    asked = {event.input_requested.request.request_id: event for event in log if event.HasField("input_requested")}
+    answered = {event.input_received.answer.request_id: event for event in log if event.HasField("input_received")}
+    _check_repeated(request, answered.values(), digest)
+    known = [answer for answer in request.answers if answer.request_id in answered]
+    for answer in known:
+        if not same_answer(answer, answered[answer.request_id].input_received.answer):
+            raise AlreadyAnswered(
+                f"The request {answer.request_id!r} has another answer; the first one stands.",
+                details={"request_id": answer.request_id},
+            )
+    if len(known) == len(request.answers):
+        return Verdict(fresh=(), since=_followed_from(log, [answered[answer.request_id] for answer in known]))
+    if events.kind_of(log[-1]) in events.TERMINAL_KINDS:
+        raise RunEnded("The run has ended: it takes no answers any more.")
+    _check_answers(request, asked, answered, log)
+    fresh = [
+        received(
+            asked[answer.request_id],
+            _from_caller(answer, user_id),
+            resume_request_id=request.request_id,
+            resume_request_digest=digest if request.request_id else "",
+        )
+        for answer in request.answers
+        if answer.request_id not in answered
+    ]
+    return Verdict(fresh=fresh, since=log[-1].sequence)
+
+
+def _check_repeated(
+    request: agent_service_pb2.ResumeRunRequest, answered: Iterable[event_pb2.AgentEvent], digest: str
+) -> None:
+    if not request.request_id:
+        return
+    for event in answered:
+        known = event.input_received
+        if known.resume_request_id == request.request_id and known.resume_request_digest != digest:
+            raise RequestIdReused(
+                f"The request id {request.request_id!r} brought other answers. Use a new one.",
+                details={"run_id": request.run_id},
+            )
+
+
+def _check_answers(
+    request: agent_service_pb2.ResumeRunRequest,
+    asked: dict[str, event_pb2.AgentEvent],
+    answered: dict[str, event_pb2.AgentEvent],
+    log: Sequence[event_pb2.AgentEvent],
+) -> None:
+    is_open = {one.request_id for _, one in Journal(log).open_requests()}
+    wrong: list[FieldViolation] = []
+    for index, answer in enumerate(request.answers):
+        event = asked.get(answer.request_id)
+        if event is None:
+            said = ["The run asks nothing of this id."]
+        elif answer.request_id in answered:
+            said = []
+        elif answer.request_id not in is_open:
+            said = ["What asked this has ended."]
+        else:
+            said = mistakes(event.input_requested.request, answer)
+        field = f"answers[{index}]"
+        wrong += [FieldViolation(field=field, description=each, rule="answers.fit") for each in said]
+    if wrong:
+        raise InvalidRequest(wrong)
+
+
+def _from_caller(answer: input_pb2.InputAnswer, user_id: str) -> input_pb2.InputAnswer:
+    taken = input_pb2.InputAnswer()
+    taken.CopyFrom(answer)
+    taken.source, taken.answered_by = input_pb2.ANSWER_SOURCE_CALLER, user_id
+    return taken
+
+
+def _followed_from(log: Sequence[event_pb2.AgentEvent], known: Sequence[event_pb2.AgentEvent]) -> int:
+    """The sequence before the run_resumed that answers caused, or before themselves where the run was still going."""
+    first = min(known, key=lambda event: event.sequence)
+    for event in reversed([event for event in log if event.sequence < first.sequence]):
+        if not _is_beside(event, first):
+            is_cause = event.run_resumed.cause == event_pb2.RESUME_CAUSE_ANSWER and event.time == first.time
+            return event.sequence - 1 if is_cause else first.sequence - 1
+    return first.sequence - 1
+
+
+def _is_beside(event: event_pb2.AgentEvent, answered: event_pb2.AgentEvent) -> bool:
+    """Whether an event is another answer that was brought with this one: an append has one time."""
+    one, other = event.input_received, answered.input_received
+    is_same = (one.resume_request_id, one.resume_request_digest) == (
+        other.resume_request_id,
+        other.resume_request_digest,
+    )
+    return event.HasField("input_received") and is_same and event.time == answered.time
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Resumed:
+    """A run that was answered, and after which sequence to follow it."""
+
+    record: RunRecord
+    since: int
+
+
+class Answering:
+    """Takes answers from callers."""
+
+    def __init__(self, equipment: Equipment, keeper: Keeper, letters: Letters) -> None:
+        self._equipment = equipment
+        self._keeper = keeper
+        self._letters = letters
+
+    async def resume(
+        self,
+        principal: Principal,
+        request: agent_service_pb2.ResumeRunRequest,
+        *,
+        deadline_time_ns: int | None,
+    ) -> Resumed:
+        """Checks all answers, records those that are new, and lets the run go on.
+
+        Raises NotFound, InvalidRequest, SequenceOutOfRange, AlreadyAnswered, RunEnded, AgentUnusable (it is parked),
+        RequestIdReused, ServerStopping and StorageFailed.
+        """
+        digest = request_digest(request)
+        for _ in range(_TRIES):
+            live = await self._keeper.roster.find(request.run_id)
+            if live is not None and await self._is_leaving(live):
+                continue
+            record = await self._equipment.index.get(principal, request.run_id)
+            await self._check_place(request)
+            log = await read_log(self._equipment.log, request.run_id)
+            verdict = judged(request, log, digest=digest, user_id=principal.user_id)
+            if not verdict.fresh:
+                return Resumed(record=record, since=verdict.since)
+            if live is not None:
+                since = await self._answer(live, verdict)
+            elif await self._keeper.is_elsewhere(record):
+                await self._letters.answer(
+                    record, request, user_id=principal.user_id, deadline_time_ns=deadline_time_ns
+                )
+                continue
+            else:
+                is_background = log[0].run_started.policy.background
+                since = await self._go_on(record, verdict, None if is_background else deadline_time_ns)
+            if since is not None:
+                return Resumed(record=record, since=since)
+        raise SessionBusy("The run goes on and stops again at this moment. Try again.")
+
+    async def _check_place(self, request: agent_service_pb2.ResumeRunRequest) -> None:
+        """Refuses a stream that could not begin before anything is recorded."""
+        if not request.after_sequence:
+            return
+        last = await self._equipment.log.last_sequence(request.run_id)
+        if request.after_sequence > last:
+            raise SequenceOutOfRange(
+                f"The log of this run ends at sequence {last}; there is nothing after {request.after_sequence}.",
+                details={"last_sequence": str(last)},
+            )
+
+    async def _is_leaving(self, live: LiveRun) -> bool:
+        """Whether a run takes no answers here any more; waits until that is settled."""
+        await live.lived()
+        if live.is_over:
+            await live.over()
+            return True
+        return False
+
+    async def _answer(self, live: LiveRun, verdict: Verdict) -> int | None:
+        """Records answers in a run that goes on; None where it does not wait for all of them any more."""
+        execution = live.execution
+        if not all(execution.waits_for(event) for event in verdict.fresh):
+            await execution.writer.committed()  # then the log says who answered, or ended what asked
+            return None
+        for event in verdict.fresh:
+            execution.answer(event)
+        await execution.writer.committed()
+        return min(event.sequence for event in verdict.fresh) - 1
+
+    async def _go_on(self, record: RunRecord, verdict: Verdict, deadline_time_ns: int | None) -> int | None:
+        try:
+            await self._keeper.go_on(
+                record, event_pb2.RESUME_CAUSE_ANSWER, answers=verdict.fresh, deadline_time_ns=deadline_time_ns
+            )
+        except (RunMoved, Fenced):
+            return None
+        except MissingVersion as missing:
+            raise AgentUnusable(f"The run waits on, and takes no answers now: {missing}") from None
+        return record.run.last_sequence

@@ -1,0 +1,203 @@
+"""The session state that a log leaves behind, and the writes that conflict in it.
+
+What runs at once does not see each other's writes, and afterwards the later lane or call wins: so a log's writes count
+in the order of their keys, not of their sequences.
+"""
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from itertools import chain, pairwise
+from typing import Final
+
+from bough.v1 import event_pb2
+from bough_server import events
+from bough_server.session_state import Write, changed, changes_of, values_of
+
+_LANE: Final = re.compile(r"(?:(?:^|/)g|\.t|\.)([0-9]{1,9})(?=[/.]|$)")
+"""Names of what runs at once, in a key: lanes of an agent, calls of a step, lanes of code."""
+
+
+@dataclass(slots=True)
+class _Group:
+    """Lanes that run at once, by their numbers."""
+
+    name: str
+    lanes: "dict[int, Writes]" = field(default_factory=dict)
+
+
+class Writes:
+    """What one lane writes, and what ran at once below it."""
+
+    __slots__ = ("_entries",)
+
+    def __init__(self) -> None:
+        self._entries: list[Write | _Group] = []
+
+    @property
+    def has_group_last(self) -> bool:
+        """Whether the last thing in it is something that ran at once."""
+        return bool(self._entries) and isinstance(self._entries[-1], _Group)
+
+    def add(self, changes: Write) -> None:
+        """Takes in a write of the lane itself."""
+        self._entries.append(changes)
+
+    def lane(self, group: str, number: int) -> "Writes":
+        """The writes of a lane below this one, in a group that ends with the next thing that this one does."""
+        while self._entries:
+            last = self._entries[-1]
+            if not isinstance(last, _Group):
+                break
+            if last.name == group:
+                return last.lanes.setdefault(number, Writes())
+            if any(lane.in_order() for lane in last.lanes.values()):
+                break
+            self._entries.pop()  # nobody in it wrote anything: it has no place among what did
+        made = _Group(group)
+        self._entries.append(made)
+        return made.lanes.setdefault(number, Writes())
+
+    def is_newest(self, number: int) -> bool:
+        """Whether no lane of the last group comes after this one."""
+        last = self._entries[-1]
+        return isinstance(last, _Group) and number == max(last.lanes)
+
+    def in_order(self) -> list[Write]:
+        """All writes in the order that counts; those that ran at once by the numbers of their lanes."""
+        found: list[Write] = []
+        open_lanes: list[Iterator[Write | _Group]] = [iter(self._entries)]
+        while open_lanes:
+            entry = next(open_lanes[-1], None)
+            if entry is None:
+                open_lanes.pop()
+            elif isinstance(entry, _Group):
+                lanes = [entry.lanes[number]._entries for number in sorted(entry.lanes)]
+                open_lanes.append(chain.from_iterable(lanes))
+            else:
+                found.append(entry)
+        return found
+
+
+class StateFold:
+    """A session's state as one run's log leaves it: give it every event that says anything of it, once and in order.
+
+    It takes anybody's events and refuses none: a state that is no JSON object is an empty one.
+    """
+
+    def __init__(self) -> None:
+        self._began: Mapping[str, str] = {}
+        self._writes = Writes()
+        self._values: dict[str, str] | None = {}
+
+    def take(self, event: event_pb2.AgentEvent) -> bool:
+        """Takes an event in; gives whether it says anything of the state."""
+        kind = event.WhichOneof("payload")
+        if kind == "run_started" or kind == "run_dequeued":
+            begun = event.run_started if kind == "run_started" else event.run_dequeued
+            self._began, self._values = _values(begun.state_json), None
+            return bool(self._began)
+        changes = changes_of(event)
+        if changes:
+            self._write(event.effect_key, changes)
+        return bool(changes)
+
+    @property
+    def values(self) -> dict[str, str]:
+        """JSON text of each value, by name."""
+        if self._values is None:
+            self._values = changed(self._began, self._writes.in_order())
+        return self._values
+
+    def _write(self, key: str, changes: Write) -> None:
+        lane, at, is_newest = self._writes, 0, True
+        for found in _LANE.finditer(key):
+            above, number = lane, int(found[1])
+            lane = above.lane(key[at : found.start(1)], number)
+            is_newest, at = is_newest and above.is_newest(number), found.end()
+        lane.add(changes)
+        # What comes last of all so far only adds to what they came to.
+        is_known = is_newest and self._values is not None
+        self._values = changed(self._values or {}, [changes]) if is_known else None
+
+
+_BEGIN: Final = frozenset({events.TOOL_STARTED, events.INPUT_REQUESTED})
+
+CONCERNED: Final = frozenset({*_BEGIN, *events.TOOL_END_KINDS, events.STATE_CHANGED})
+"""The kinds of events that say who wrote what, and when calls began and ended."""
+
+
+MAX_NOTED: Final = 100_000
+"""The most lanes, and the most writes in them, that are compared; anybody's events may have many more."""
+
+
+class Conflicts:
+    """Which values were written by several at once, and differently: give it the events of CONCERNED kinds, in order.
+
+    It takes anybody's events and refuses none. Calls of a step of which one began when the other had ended were no
+    conflict, since the later one could see what the earlier wrote.
+    """
+
+    def __init__(self) -> None:
+        self._places: dict[tuple[int, str], int] = {}
+        """Groups and lanes, each by the one that it is in and its name there: keys are as long as calls are deep."""
+        self._written: dict[tuple[int, str], dict[int, tuple[int, str | None]]] = {}
+        """By group and value's name, by the lane's number: the lane, and what it wrote last."""
+        self._noted = 0
+        self._began: dict[int, int] = {}
+        self._ended: dict[int, int] = {}
+        self._taken = 0
+
+    def take(self, event: event_pb2.AgentEvent, kind: int) -> None:
+        """Takes an event in."""
+        self._taken += 1
+        write = changes_of(event)
+        is_call = kind in _BEGIN or kind in events.TOOL_END_KINDS
+        lanes = list(self._lanes(event.effect_key.removesuffix(".ok"))) if write or is_call else []
+        if kind in _BEGIN and lanes:
+            self._began.setdefault(lanes[-1][2], self._taken)
+        for group, number, lane in lanes:
+            self._note(group, number, lane, write)
+        if kind in events.TOOL_END_KINDS and lanes:
+            self._ended[lanes[-1][2]] = self._taken
+
+    def names(self) -> list[str]:
+        """The names of the values, sorted."""
+        return sorted({name for (_, name), lanes in self._written.items() if self._differ(lanes)})
+
+    def _lanes(self, key: str) -> Iterator[tuple[int, int, int]]:
+        """The lanes that a key lies in, from the root down: each with its group, and its number there."""
+        above, at = 0, 0
+        for found in _LANE.finditer(key):
+            if len(self._places) >= MAX_NOTED:
+                return
+            group = self._place(above, key[at : found.start(1)])
+            above = self._place(group, found[1])
+            at = found.end()
+            yield group, int(found[1]), above
+
+    def _place(self, above: int, name: str) -> int:
+        return self._places.setdefault((above, name), len(self._places) + 1)
+
+    def _note(self, group: int, number: int, lane: int, write: Write) -> None:
+        for name, text in write[: MAX_NOTED - self._noted]:
+            self._noted += 1
+            self._written.setdefault((group, name), {})[number] = (lane, text)
+
+    def _differ(self, lanes: Mapping[int, tuple[int, str | None]]) -> bool:
+        ordered = [lanes[number] for number in sorted(lanes)]
+        return any(one != other and self._met(lane, next_lane) for (lane, one), (next_lane, other) in pairwise(ordered))
+
+    def _met(self, one: int, other: int) -> bool:
+        """Whether neither lane had ended when the other began."""
+        never = self._taken + 1
+        return self._began.get(one, 0) < self._ended.get(other, never) and self._began.get(other, 0) < self._ended.get(
+            one, never
+        )
+
+
+def _values(state_json: str) -> Mapping[str, str]:
+    try:
+        return values_of(state_json)
+    except ValueError:
+        return {}

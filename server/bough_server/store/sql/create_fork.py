@@ -1,0 +1,156 @@
+"""Accept a fork in one transaction: the shared beginning of its origin's log, and its own first events.
+
+The shared beginning never changes: it is copied in SQL, and folded before, outside of the writer thread.
+"""
+
+from dataclasses import dataclass
+from itertools import chain
+from typing import Final
+
+from sqlalchemy import Connection, bindparam, insert, select
+
+from bough_server import events
+from bough_server.errors import ForkRefused, NotFound
+from bough_server.store.ports import NewFork, Record
+from bough_server.store.projected import LogAddress, Projected
+from bough_server.store.projection import RunFold
+from bough_server.store.sql import tables
+from bough_server.store.sql.append import FirstRecords, write_first
+from bough_server.store.sql.create_run import check_request, insert_run, insert_session, is_accepted
+from bough_server.store.sql.log_heads import Head, Heads, stored_records
+
+_runs, _events, _messages = tables.runs.c, tables.events.c, tables.messages.c
+
+_ORIGIN: Final = select(_runs.session_id).where(
+    _runs.run_id == bindparam("origin"),
+    _runs.tenant_id == bindparam("tenant"),
+    _runs.last_sequence >= bindparam("sequence"),
+)
+_COPY_EVENTS: Final = insert(tables.events).from_select(
+    ["run_id", "sequence", "kind", "data"],
+    select(bindparam("fork"), _events.sequence, _events.kind, _events.data).where(
+        _events.run_id == bindparam("origin"), _events.sequence <= bindparam("sequence")
+    ),
+)
+_COPIED: Final = (_messages.position, _messages.tenant_id, _messages.run_id, _messages.agent, _messages.chain)
+_COPY_MESSAGES: Final = insert(tables.messages).from_select(
+    ["session_id", *(column.name for column in _COPIED), "data"],
+    select(bindparam("own_session"), *_COPIED, _messages.data).where(
+        _messages.session_id == bindparam("its_session"), _messages.position <= bindparam("shared_position")
+    ),
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FoldedFork:
+    """A fork with everything that is derived from its log, ready to be accepted."""
+
+    new_fork: NewFork
+    address: LogAddress
+    fold: RunFold
+    projected: Projected
+
+
+def check_fork(new_fork: NewFork) -> None:
+    """Refuses what only a mistake of the caller's can bring. Raises ValueError."""
+    first = new_fork.records[0]
+    forked = first.event.run_forked
+    if first.kind != events.RUN_FORKED or first.sequence != new_fork.origin_sequence + 1:
+        raise ValueError("what is a fork's own begins with run_forked, right after what it shares")
+    if (forked.origin_run_id, forked.origin_sequence) != (new_fork.origin_run_id, new_fork.origin_sequence):
+        raise ValueError("run_forked names the origin that is copied")
+    if (forked.request_id, forked.request_digest) != (new_fork.request_id, new_fork.request_digest):
+        raise ValueError("run_forked carries the fork's request id and digest, so that its row can be made again")
+
+
+def fold_fork(connection: Connection, new_fork: NewFork) -> FoldedFork:
+    """Folds what a fork shares, and what is its own; only reads. Raises NotFound, ForkRefused."""
+    _origin_session(connection, new_fork)
+    address = LogAddress(
+        run_id=new_fork.run_id,
+        tenant_id=new_fork.principal.tenant_id,
+        user_id=new_fork.principal.user_id,
+        session_id=new_fork.session_id,
+    )
+    fold = RunFold(address)
+    shared = stored_records(connection, new_fork.origin_run_id, through=new_fork.origin_sequence)
+    first = next(shared, None)
+    if first is None:
+        raise _not_there(new_fork)
+    projected = fold.project(chain([first], map(_going_on, shared), new_fork.records))
+    return FoldedFork(new_fork=new_fork, address=address, fold=fold, projected=projected)
+
+
+def accept_fork(connection: Connection, heads: Heads, folded: FoldedFork) -> None:
+    """Accepts a fork. Raises RequestIdTaken and NotFound before it writes anything."""
+    new_fork = folded.new_fork
+    if is_accepted(connection, new_fork.run_id, new_fork.records[0]):
+        return
+    check_request(connection, new_fork.principal, new_fork.request_id)
+    origin_session = _origin_session(connection, new_fork)
+    _write_rows(connection, folded)
+    connection.execute(_COPY_EVENTS, {"fork": new_fork.run_id, **_origin(new_fork)})
+    copied = {"own_session": new_fork.session_id, "its_session": origin_session}
+    connection.execute(_COPY_MESSAGES, {**copied, "shared_position": folded.fold.shared_position})
+    first = FirstRecords(
+        run_id=new_fork.run_id,
+        tenant_id=folded.address.tenant_id,
+        session_id=new_fork.session_id,
+        records=new_fork.records,
+        projected=folded.projected,
+    )
+    write_first(connection, first)
+    head = Head(
+        address=folded.address,
+        epoch=1,
+        last_sequence=new_fork.records[-1].sequence,
+        is_ended=folded.projected.end is not None,
+        fold=folded.fold,
+    )
+    heads.put(head)
+
+
+def _going_on(shared: Record) -> Record:
+    if shared.kind in events.TERMINAL_KINDS:
+        raise ForkRefused(f"The run ended at sequence {shared.sequence}: fork it before that.")
+    return shared
+
+
+def _origin_session(connection: Connection, new_fork: NewFork) -> str:
+    session_id: str | None = connection.execute(_ORIGIN, _origin(new_fork)).scalar_one_or_none()
+    if session_id is None:
+        raise _not_there(new_fork)
+    return session_id
+
+
+def _not_there(new_fork: NewFork) -> NotFound:
+    hint = f"A fork needs one whose log goes to sequence {new_fork.origin_sequence}."
+    return NotFound("run", new_fork.origin_run_id, hint=hint)
+
+
+def _origin(new_fork: NewFork) -> dict[str, object]:
+    return {
+        "origin": new_fork.origin_run_id,
+        "tenant": new_fork.principal.tenant_id,
+        "sequence": new_fork.origin_sequence,
+    }
+
+
+def _write_rows(connection: Connection, folded: FoldedFork) -> None:
+    new_fork, start = folded.new_fork, folded.projected.start
+    assert start is not None, "run_forked makes the row anew"
+    now, position = new_fork.create_time_ns, folded.fold.shared_position
+    cursor = connection.connection.cursor()
+    try:
+        insert_session(cursor, folded.address, now_ns=now, position=position)
+        insert_run(
+            cursor,
+            folded.address,
+            start,
+            create_time_ns=now,
+            owner=new_fork.owner,
+            last_sequence=new_fork.records[-1].sequence,
+            definitions=new_fork.definitions,
+        )
+    finally:
+        cursor.close()

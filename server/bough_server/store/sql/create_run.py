@@ -1,0 +1,258 @@
+"""Accept a run in one transaction: its row, session, request id, definitions and first events."""
+
+import json
+from collections.abc import Sequence
+from typing import Final
+
+from sqlalchemy import Connection, bindparam, func, insert, literal_column, select, update
+from sqlalchemy.dialects.sqlite import insert as upsert
+from sqlalchemy.engine.interfaces import DBAPICursor
+
+from bough.v1 import agent_pb2, event_pb2
+from bough_server import events
+from bough_server.errors import NotFound, SessionBusy
+from bough_server.store.ports import NewRun, Principal, Record, RequestIdTaken, SessionMoved
+from bough_server.store.projected import LogAddress, Projected, RunStart
+from bough_server.store.projection import RunFold
+from bough_server.store.sql import tables
+from bough_server.store.sql.append import (
+    INSERT_MESSAGES,
+    MOVE_RUN,
+    DriverStatement,
+    insert_events,
+    message_rows,
+    standing_row,
+)
+from bough_server.store.sql.log_heads import Head, Heads
+
+MAX_WAITING: Final = 64
+"""How many runs may wait for one session."""
+
+_runs, _sessions = tables.runs.c, tables.sessions.c
+
+_ACCEPTED: Final = (
+    select(_runs.epoch, tables.events.c.data)
+    .join_from(tables.runs, tables.events, tables.events.c.run_id == _runs.run_id)
+    .where(_runs.run_id == bindparam("run"), tables.events.c.sequence == bindparam("sequence"))
+)
+_REQUEST: Final = select(_runs.run_id, _runs.request_digest).where(
+    _runs.tenant_id == bindparam("tenant"),
+    _runs.request_id == bindparam("request"),
+    _runs.request_id != "",
+)
+_SESSION: Final = select(_sessions.current_run_id, _sessions.last_position, _sessions.state_json).where(
+    _sessions.session_id == bindparam("session"), _sessions.tenant_id == bindparam("tenant")
+)
+_HOLD: Final = DriverStatement(
+    update(tables.sessions)
+    .where(_sessions.session_id == bindparam("session"))
+    .values(current_run_id=bindparam("run"), last_position=bindparam("position"), update_time_ns=bindparam("now"))
+)
+_INSERT_MESSAGE: Final = DriverStatement(INSERT_MESSAGES)
+_MOVE_RUN: Final = DriverStatement(MOVE_RUN)
+_WAITING: Final = (
+    select(func.count())
+    .select_from(tables.runs)
+    .where(
+        _runs.session_id == bindparam("session"),
+        _runs.state == literal_column(str(tables.PENDING)),
+        _runs.run_id != bindparam("holder"),
+    )
+)
+
+_INSERT_SESSION: Final = DriverStatement(insert(tables.sessions))
+_INSERT_RUN: Final = DriverStatement(insert(tables.runs))
+_INSERT_RUN_DEFINITION: Final = DriverStatement(insert(tables.run_definitions))
+_KEEP_DEFINITION: Final = DriverStatement(upsert(tables.definitions).on_conflict_do_nothing())
+
+
+def accept(connection: Connection, heads: Heads, new_run: NewRun) -> None:
+    """Accepts a run. Raises RequestIdTaken, NotFound, SessionBusy, SessionMoved before it writes anything."""
+    if is_accepted(connection, new_run.run_id, new_run.first):
+        return
+    check_request(connection, new_run.principal, new_run.request_id)
+    if new_run.queued is not None:
+        _check_queue(connection, new_run)
+    elif not new_run.new_session:
+        _check_session(connection, new_run)
+    address = LogAddress(
+        run_id=new_run.run_id,
+        tenant_id=new_run.principal.tenant_id,
+        user_id=new_run.principal.user_id,
+        session_id=new_run.session_id,
+    )
+    fold = RunFold(address)
+    records = records_of(new_run)
+    projected = fold.project(records)
+    _write(connection, new_run, address, projected)
+    heads.put(Head(address=address, epoch=1, last_sequence=len(records), is_ended=False, fold=fold))
+
+
+def records_of(new_run: NewRun) -> list[Record]:
+    """The events that a run is accepted with."""
+    return [new_run.first] if new_run.queued is None else [new_run.first, new_run.queued]
+
+
+def check(new_run: NewRun) -> None:
+    """Refuses what only a mistake of the caller's can bring, before anything is queued. Raises ValueError."""
+    first, started, queued = new_run.first, new_run.first.event.run_started, new_run.queued
+    if first.sequence != 1 or first.kind != events.RUN_STARTED:
+        raise ValueError("a log begins with run_started, at sequence 1")
+    if (started.request_id, started.request_digest) != (new_run.request_id, new_run.request_digest):
+        raise ValueError("run_started carries the run's request id and digest, so that its row can be made again")
+    if (started.session_cut, started.state_json) != (new_run.session_cut, new_run.state_json):
+        raise ValueError("run_started names the session's cut and its state that are checked")
+    if queued is not None and (queued.sequence != 2 or queued.kind != events.RUN_QUEUED):
+        raise ValueError("a run that waits has run_queued at sequence 2")
+    if queued is not None and (new_run.new_session or new_run.session_cut or new_run.state_json):
+        raise ValueError("a run that waits goes on with a session, and has no cut of it yet")
+    if new_run.new_session and new_run.state_json:
+        raise ValueError("a new session has no state")
+
+
+def is_accepted(connection: Connection, run_id: str, first: Record) -> bool:
+    """Whether an earlier attempt of this very transaction has been committed after all."""
+    row = connection.execute(_ACCEPTED, {"run": run_id, "sequence": first.sequence}).one_or_none()
+    return row is not None and tuple(row) == (1, first.data)
+
+
+def check_request(connection: Connection, principal: Principal, request_id: str) -> None:
+    """Refuses a request id that the tenant has used. Raises RequestIdTaken."""
+    if not request_id:
+        return
+    taken = connection.execute(_REQUEST, {"tenant": principal.tenant_id, "request": request_id}).one_or_none()
+    if taken is not None:
+        raise RequestIdTaken(*taken)
+
+
+def _check_session(connection: Connection, new_run: NewRun) -> None:
+    current_run_id, *cut = _session(connection, new_run)
+    if current_run_id:
+        raise session_busy(new_run.session_id, current_run_id)
+    if cut != [new_run.session_cut, new_run.state_json]:
+        raise SessionMoved
+
+
+def _check_queue(connection: Connection, new_run: NewRun) -> None:
+    current_run_id, *_ = _session(connection, new_run)
+    details = {"session_id": new_run.session_id, "run_id": current_run_id}
+    if not current_run_id:
+        raise SessionBusy(
+            f"No run holds the session {new_run.session_id!r}: there is nothing to wait for.", details=details
+        )
+    waiting = connection.execute(_WAITING, {"session": new_run.session_id, "holder": current_run_id}).scalar_one()
+    if waiting >= MAX_WAITING:
+        raise SessionBusy(
+            f"{waiting} runs wait for the session {new_run.session_id!r} already: wait for some of them to end.",
+            details=details,
+        )
+
+
+def _session(connection: Connection, new_run: NewRun) -> tuple[str, int, str]:
+    """Which run holds the session, empty for none, the position of its last message, and its state."""
+    parameters = {"session": new_run.session_id, "tenant": new_run.principal.tenant_id}
+    session = connection.execute(_SESSION, parameters).one_or_none()
+    if session is None:
+        raise NotFound("session", new_run.session_id)
+    current_run_id, last_position, state_json = session
+    return current_run_id, last_position, state_json
+
+
+def session_busy(session_id: str, run_id: str) -> SessionBusy:
+    """The error of a call that a session's run stands in the way of."""
+    return SessionBusy(
+        f"The session {session_id!r} is held by the run {run_id!r}: wait for its end, or cancel it.",
+        details={"session_id": session_id, "run_id": run_id},
+    )
+
+
+def _write(connection: Connection, new_run: NewRun, address: LogAddress, projected: Projected) -> None:
+    assert projected.start is not None, "the first event starts the run"
+    records = records_of(new_run)
+    cursor = connection.connection.cursor()
+    try:
+        if new_run.queued is None:
+            _hold_session(cursor, new_run, address, projected)
+        insert_run(
+            cursor,
+            address,
+            projected.start,
+            create_time_ns=new_run.create_time_ns,
+            owner=new_run.owner,
+            last_sequence=len(records),
+            definitions=new_run.definitions,
+        )
+        insert_events(cursor, new_run.run_id, records)
+        if projected.standing is not None:
+            _MOVE_RUN.write(cursor, [standing_row(new_run.run_id, projected.standing)])
+    finally:
+        cursor.close()
+
+
+def _hold_session(cursor: DBAPICursor, new_run: NewRun, address: LogAddress, projected: Projected) -> None:
+    run_id, now = new_run.run_id, new_run.create_time_ns
+    position = projected.messages[-1].message.position if projected.messages else new_run.session_cut
+    if new_run.new_session:
+        insert_session(cursor, address, now_ns=now, position=position)
+    else:
+        _HOLD.write(cursor, [{"session": new_run.session_id, "run": run_id, "position": position, "now": now}])
+    _INSERT_MESSAGE.write(cursor, message_rows(new_run.session_id, address.tenant_id, projected))
+
+
+def start_values(start: RunStart) -> dict[str, object]:
+    """The columns of a run's row that come from its first event, with those of a run that goes on."""
+    return {
+        "agent": start.agent,
+        "state": event_pb2.STATE_RUNNING,
+        "labels": labels_text(start.labels),
+        "start_time_ns": start.start_time_ns,
+        "end_time_ns": None,
+        "error": None,
+        "tree_usage": None,
+        "request_id": start.request_id,
+        "request_digest": start.request_digest,
+        "open_requests": None,
+        "next_expire_time_ns": None,
+        "origin_run_id": start.origin_run_id,
+        "origin_sequence": start.origin_sequence,
+    }
+
+
+def labels_text(labels: dict[str, str]) -> str:
+    """Labels as the JSON object that a column holds."""
+    return json.dumps(labels, sort_keys=True, ensure_ascii=False, separators=(",", ":"))
+
+
+def insert_run(
+    cursor: DBAPICursor,
+    address: LogAddress,
+    start: RunStart,
+    *,
+    create_time_ns: int,
+    owner: str,
+    last_sequence: int,
+    definitions: Sequence[agent_pb2.AgentDefinition],
+) -> None:
+    """Writes the row of a run at epoch 1, and keeps what it names."""
+    row = {"run_id": address.run_id, **_tenancy(address), "session_id": address.session_id}
+    row |= {"create_time_ns": create_time_ns, "epoch": 1, "owner": owner, "last_sequence": last_sequence}
+    _INSERT_RUN.write(cursor, [{**row, "ended": False, **start_values(start)}])
+    kept = [
+        {"revision": one.revision, "name": one.name, "data": one.SerializeToString(deterministic=True)}
+        for one in definitions
+    ]
+    _KEEP_DEFINITION.write(cursor, kept)
+    named = [{"run_id": address.run_id, "revision": revision} for revision in start.revisions]
+    _INSERT_RUN_DEFINITION.write(cursor, named)
+
+
+def insert_session(cursor: DBAPICursor, address: LogAddress, *, now_ns: int, position: int) -> None:
+    """Writes the row of a session that a run is the first to hold."""
+    row = {"session_id": address.session_id, **_tenancy(address), "labels": "{}", "last_position": position}
+    row |= {"create_time_ns": now_ns, "update_time_ns": now_ns, "current_run_id": address.run_id}
+    row |= {"state_json": "", "state_run_id": ""}
+    _INSERT_SESSION.write(cursor, [row])
+
+
+def _tenancy(address: LogAddress) -> dict[str, object]:
+    return {"tenant_id": address.tenant_id, "user_id": address.user_id}

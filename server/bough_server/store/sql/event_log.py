@@ -1,0 +1,110 @@
+"""SqlEventLog: appends through the writer thread, reads from the window and from disk behind it."""
+
+from collections.abc import AsyncIterator, Awaitable, Sequence
+from functools import partial
+
+from bough_server import events
+from bough_server.errors import ServerStopping
+from bough_server.store.ports import NewFork, NewRun, Record, StoredEvent
+from bough_server.store.sql.create_fork import accept_fork, check_fork, fold_fork
+from bough_server.store.sql.create_run import accept, check, records_of
+from bough_server.store.sql.ownership import TakeOver
+from bough_server.store.sql.readers import NO_END, Readers, end_of, stretch_and_end, stretch_of_run
+from bough_server.store.sql.write_queue import WriteQueue
+from bough_server.store.window import PAGE_EVENTS, Windows, page_of, pages_of
+
+
+class SqlEventLog:
+    """EventLog on one SQLite file."""
+
+    def __init__(self, queue: WriteQueue, readers: Readers, windows: Windows) -> None:
+        self._queue, self._readers, self._windows = queue, readers, windows
+
+    async def create(self, new_run: NewRun) -> None:
+        """See EventLog. A caller who is cancelled meanwhile does not know whether the run was accepted."""
+        check(new_run)
+        run_id = new_run.run_id
+        show = partial(self._windows.add, run_id, records_of(new_run))
+        accepting = partial(accept, heads=self._queue.heads, new_run=new_run)
+        await self._queue.execute(accepting, run_id=run_id, then=show)
+
+    async def fork(self, new_fork: NewFork) -> None:
+        """See EventLog. Raises ForkRefused where the origin has ended by then."""
+        _check_row(new_fork.records)
+        check_fork(new_fork)
+        folded = await self._readers.run(partial(fold_fork, new_fork=new_fork))
+        run_id = new_fork.run_id
+        show = partial(self._windows.add, run_id, new_fork.records)
+        accepting = partial(accept_fork, heads=self._queue.heads, folded=folded)
+        await self._queue.execute(accepting, run_id=run_id, then=show)
+
+    def append(self, run_id: str, *, epoch: int, records: Sequence[Record]) -> Awaitable[None]:
+        """See EventLog."""
+        _check_row(records)
+        return self._queue.append(run_id, epoch, records)
+
+    def pending_bytes(self) -> int:
+        """See EventLog."""
+        return self._queue.pending_bytes
+
+    async def take_over(self, run_id: str, *, epoch: int, owner: str, records: Sequence[Record]) -> None:
+        """See EventLog. A caller who is cancelled meanwhile does not know whether the run is its own."""
+        if records:
+            _check_row(records)
+        taking = TakeOver(self._queue.heads, run_id=run_id, epoch=epoch, owner=owner, records=records)
+        show = partial(self._windows.add, run_id, records) if records else partial(self._windows.resume, run_id)
+        await self._queue.execute(taking, run_id=run_id, then=show)
+
+    async def read(
+        self, run_id: str, *, after: int = 0, through: int | None = None, deltas: bool = True
+    ) -> Sequence[StoredEvent]:
+        """See EventLog."""
+        last = NO_END if through is None else through
+        read = partial(stretch_of_run, run_id=run_id, after=after, through=last, count=PAGE_EVENTS, deltas=deltas)
+        return page_of(await self._readers.run(read))
+
+    async def tail(self, run_id: str, *, after: int = 0) -> AsyncIterator[Sequence[StoredEvent]]:
+        """See EventLog. Raises NotFound, and what stopped the log, after what is committed, where it cannot go on."""
+        window = self._windows.of(run_id)
+        while True:
+            changed = window.changed
+            if page := window.page(after):
+                yield page
+                after = page[-1].sequence
+            elif not window.is_known_through(after):
+                look = partial(stretch_and_end, run_id=run_id, after=after)
+                found, last_sequence, is_ended = await self._readers.run(look)
+                window.learn(last_sequence, is_ended=is_ended)
+                for page in pages_of(found):
+                    yield page
+                    after = page[-1].sequence
+            elif window.is_ended:
+                return
+            elif (why := window.failure or self._windows.dismissal) is not None:
+                raise why
+            else:
+                await changed.wait()
+
+    def hold_up(self, run_id: str, error: Exception) -> None:
+        """See EventLog."""
+        self._windows.fail(run_id, error)
+
+    def dismiss(self) -> None:
+        """See EventLog."""
+        self._windows.dismiss(ServerStopping("The server is stopping: follow again when it is back."))
+
+    async def last_sequence(self, run_id: str) -> int:
+        """See EventLog."""
+        last_sequence, _ = await self._readers.run(partial(end_of, run_id=run_id))
+        return last_sequence
+
+
+def _check_row(records: Sequence[Record]) -> None:
+    """Refuses what only a mistake of the caller's can bring. Raises ValueError."""
+    if not records:
+        raise ValueError("an append has at least one event")
+    for sequence, record in enumerate(records, records[0].sequence):
+        if record.sequence != sequence:
+            raise ValueError("the sequences of an append have no gap")
+        if record.kind in events.TERMINAL_KINDS and record is not records[-1]:
+            raise ValueError("a run's terminal event is its last")

@@ -1,0 +1,232 @@
+"""State of a run while its events are folded: invocations, tool calls, steps, sums.
+
+Only copies of what the record needs are kept of an event.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Final, TypeAlias
+
+from google.protobuf import timestamp_pb2
+
+from bough.v1 import event_pb2, message_pb2, step_pb2
+from bough_server import events, usage
+from bough_server.session_state_fold import CONCERNED, Conflicts
+from bough_server.tree.bounds import Bounds
+from bough_server.tree.nodes import End, Node, copied, time_of
+from bough_server.tree.run import Requests, Run
+from bough_server.tree.tools import ToolCalls
+from bough_server.usage import Sums
+
+
+class Facts:
+    """The invocations, tool calls and steps of a run, and what its own events say of it."""
+
+    def __init__(self, bounds: Bounds, *, run_id: str, session_id: str) -> None:
+        self._include_steps = bounds.include_steps
+        self.run_id, self.session_id = run_id, session_id
+        self.run = Run()
+        self.nodes: dict[str, Node] = {}
+        """By first appearance."""
+        self.tools = ToolCalls(bounds)
+        self.requests = Requests()
+        self.conflicts = Conflicts()
+        self.steps: list[tuple[str, step_pb2.AgentStep]] = []
+        """Each with its invocation's id, where steps are wanted."""
+        self.first_time: timestamp_pb2.Timestamp | None = None
+        self.sequence = 0
+        """The highest so far."""
+        self.not_rising = 0
+        """How many events came with a sequence that is not above all before it."""
+        self._charged: Sums = {}
+        """What all model calls and tools so far have used."""
+
+    def take_envelope(self, event: event_pb2.AgentEvent) -> None:
+        """Takes in where an event of anybody's stands."""
+        sequence = event.sequence
+        if sequence > self.sequence:
+            self.sequence = sequence
+        elif sequence:  # an event that says no sequence breaks no order
+            self.not_rising += 1
+        run_id = event.run_id
+        if run_id and run_id != self.run_id:
+            if self.run_id:
+                self.run.note("The events are of more than one run.")
+            else:
+                self.run_id = run_id
+        if not self.session_id:
+            self.session_id = event.session_id
+
+    def take(self, kind: int, event: event_pb2.AgentEvent, sequence: int) -> None:
+        """Takes in what an event says; a kind that is not known still counts for its invocation."""
+        if self.first_time is None:
+            self.first_time = time_of(event)
+        invocation_id = event.invocation_id or event.run_started.invocation_id
+        if not invocation_id:
+            self._take_unplaced(event, kind)
+            return
+        node = self.nodes.get(invocation_id)
+        if node is None:
+            node = self.nodes[invocation_id] = Node(invocation_id)
+        if not node.is_known:
+            node.look(event)
+        if kind in CONCERNED:
+            self.conflicts.take(event, kind)
+        reader = _READERS.get(kind)
+        if reader is not None:
+            reader(self, node, event, kind, sequence)
+
+    def _take_unplaced(self, event: event_pb2.AgentEvent, kind: int) -> None:
+        """Takes in an event that names no invocation: where it is the run's, it counts."""
+        if kind in events.TERMINAL_KINDS:
+            end = self._end_of(event, kind)
+            root = self.nodes.get(self.run.root)
+            if root is not None:
+                root.finish(end)
+            self.run.finish(end, "")
+        elif kind in _COURSE:
+            self._take_course(event, kind)
+
+    def _take_run_start(self, node: Node, event: event_pb2.AgentEvent, kind: int, sequence: int) -> None:
+        node.begin(event)
+        self.run.begin(event, node.invocation_id)
+
+    def _take_run_course(self, node: Node, event: event_pb2.AgentEvent, kind: int, sequence: int) -> None:
+        self._take_course(event, kind)
+
+    def _take_course(self, event: event_pb2.AgentEvent, kind: int) -> None:
+        if kind == events.RUN_FORKED:
+            self.run.fork(event, self._charged)
+            return
+        self.run.go_on(event, kind)
+        if kind == events.RUN_INTERRUPTED:
+            self.requests.replace(event.run_interrupted.requests)
+
+    def _take_start(self, node: Node, event: event_pb2.AgentEvent, kind: int, sequence: int) -> None:
+        node.begin(event)
+
+    def _take_run_end(self, node: Node, event: event_pb2.AgentEvent, kind: int, sequence: int) -> None:
+        end = self._end_of(event, kind)
+        node.finish(end)
+        self.run.finish(end, node.invocation_id)
+
+    def _take_end(self, node: Node, event: event_pb2.AgentEvent, kind: int, sequence: int) -> None:
+        node.finish(self._end_of(event, kind))
+
+    def _end_of(self, event: event_pb2.AgentEvent, kind: int) -> End:
+        return End.of(event, kind, generation=self.run.generation)
+
+    def _take_llm_started(self, node: Node, event: event_pb2.AgentEvent, kind: int, sequence: int) -> None:
+        call = event.effect_key or event.step_id
+        if (event.attempt <= 1 or call not in node.open_calls) and not events.is_summarizing(event):
+            node.step_count += 1
+        node.open_calls.add(call)
+        node.error = None
+
+    def _take_llm_retrying(self, node: Node, event: event_pb2.AgentEvent, kind: int, sequence: int) -> None:
+        if not event.llm_retrying.not_sent:
+            self._charge(node, usage.sums_of_attempt(event.llm_retrying.lost_usage))
+
+    def _take_llm_completed(self, node: Node, event: event_pb2.AgentEvent, kind: int, sequence: int) -> None:
+        response = event.llm_completed.response
+        node.open_calls.discard(event.effect_key or event.step_id)
+        self._charge(node, usage.sums_of_attempt(response.usage))
+        if not node.parent and (said := _said_beside_calls(response.message)) is not None:
+            node.said.append(said)
+
+    def _take_llm_failed(self, node: Node, event: event_pb2.AgentEvent, kind: int, sequence: int) -> None:
+        failed = event.llm_failed
+        call = event.effect_key or event.step_id
+        # A call that was refused never went to a provider, so it is not counted.
+        if call in node.open_calls or failed.HasField("lost_usage"):
+            node.open_calls.discard(call)
+            if not failed.not_sent:
+                self._charge(node, usage.sums_of_attempt(failed.lost_usage))
+        node.error = copied(failed.error)
+
+    def _charge(self, node: Node, used: Mapping[str, int]) -> None:
+        usage.add_sums(node.running, used)
+        usage.add_sums(self._charged, used)
+
+    def _take_tool_started(self, node: Node, event: event_pb2.AgentEvent, kind: int, sequence: int) -> None:
+        call_id = event.tool_started.call.call_id
+        if call_id not in node.open_tools:  # another attempt is the same call
+            node.open_tools.add(call_id)
+            self._charge(node, usage.ONE_TOOL_CALL)
+        self._take_call(node, is_new=self.tools.start(event, sequence))
+
+    def _take_call(self, node: Node, *, is_new: bool) -> None:
+        if not is_new:
+            node.note("One of its call ids stands for more than one call.")
+
+    def _take_tool_output(self, node: Node, event: event_pb2.AgentEvent, kind: int, sequence: int) -> None:
+        self.tools.output(event, sequence)
+
+    def _take_tool_end(self, node: Node, event: event_pb2.AgentEvent, kind: int, sequence: int) -> None:
+        call_id = self.tools.end(event, sequence)
+        node.open_tools.discard(call_id)
+        self.requests.end((node.invocation_id, call_id))
+
+    def _take_step_end(self, node: Node, event: event_pb2.AgentEvent, kind: int, sequence: int) -> None:
+        is_completed = kind == events.STEP_COMPLETED
+        if not is_completed:
+            node.error = copied(event.step_failed.error)
+        if self._include_steps:
+            step = event.step_completed.step if is_completed else event.step_failed.step
+            self.steps.append((node.invocation_id, copied(step)))
+
+    def _take_request(self, node: Node, event: event_pb2.AgentEvent, kind: int, sequence: int) -> None:
+        request = event.input_requested.request
+        if request.call_id:
+            self._take_call(node, is_new=self.tools.ask(event, sequence))
+        self.requests.ask(request, node.invocation_id)
+
+    def _take_answer(self, node: Node, event: event_pb2.AgentEvent, kind: int, sequence: int) -> None:
+        self.requests.answer(event.input_received.answer.request_id)
+
+
+_Reader: TypeAlias = Callable[[Facts, Node, event_pb2.AgentEvent, int, int], None]
+
+_COURSE: Final = frozenset(
+    {events.RUN_QUEUED, events.RUN_DEQUEUED, events.RUN_RESUMED, events.RUN_FORKED, events.RUN_INTERRUPTED}
+)
+"""What becomes of a run between its beginning and its end."""
+
+_READERS: Final[Mapping[int, _Reader]] = {
+    events.RUN_STARTED: Facts._take_run_start,
+    **dict.fromkeys(_COURSE, Facts._take_run_course),
+    events.RUN_COMPLETED: Facts._take_run_end,
+    events.RUN_FAILED: Facts._take_run_end,
+    events.RUN_CANCELLED: Facts._take_run_end,
+    events.SUB_AGENT_STARTED: Facts._take_start,
+    events.SUB_AGENT_COMPLETED: Facts._take_end,
+    events.SUB_AGENT_FAILED: Facts._take_end,
+    events.LLM_STARTED: Facts._take_llm_started,
+    events.LLM_RETRYING: Facts._take_llm_retrying,
+    events.LLM_COMPLETED: Facts._take_llm_completed,
+    events.LLM_FAILED: Facts._take_llm_failed,
+    events.TOOL_STARTED: Facts._take_tool_started,
+    events.TOOL_OUTPUT: Facts._take_tool_output,
+    events.TOOL_COMPLETED: Facts._take_tool_end,
+    events.TOOL_FAILED: Facts._take_tool_end,
+    events.STEP_COMPLETED: Facts._take_step_end,
+    events.STEP_FAILED: Facts._take_step_end,
+    events.INPUT_REQUESTED: Facts._take_request,
+    events.INPUT_RECEIVED: Facts._take_answer,
+}
+
+
+def _said_beside_calls(message: message_pb2.Message) -> message_pb2.Message | None:
+    """The texts of a message that holds tool calls as well; None where it has no text or no call."""
+    texts = [part for part in message.parts if part.text]
+    if not texts or not any(part.HasField("tool_call") for part in message.parts):
+        return None
+    return message_pb2.Message(
+        message_id=message.message_id,
+        role=message.role,
+        kind=message.kind,
+        author=message.author,
+        parts=texts,
+        invocation_id=message.invocation_id,
+        create_time=message.create_time if message.HasField("create_time") else None,
+        position=message.position,
+    )

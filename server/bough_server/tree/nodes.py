@@ -1,0 +1,233 @@
+"""One agent's execution as its events tell it; where it stands in the tree and what it may weigh are not its own.
+
+What it keeps of an event is a copy: a part of a message keeps the memory of the whole, a request of 8 MiB for example.
+"""
+
+from dataclasses import dataclass, field
+from typing import Final, TypeAlias, TypeVar
+
+from google.protobuf import timestamp_pb2
+from google.protobuf.message import Message
+
+from bough.v1 import error_pb2, event_pb2, invocation_pb2, message_pb2
+from bough_server import events, usage
+from bough_server.usage import Sums
+
+_NOT_AGENTS: Final = frozenset({"", "user", "graph-node", "graph-pregel", "graph-executor"})
+"""Authors that are no agents: they name no invocation."""
+
+_STATES: Final = {
+    events.RUN_COMPLETED: event_pb2.STATE_SUCCEEDED,
+    events.RUN_FAILED: event_pb2.STATE_FAILED,
+    events.RUN_CANCELLED: event_pb2.STATE_CANCELLED,
+    events.SUB_AGENT_COMPLETED: event_pb2.STATE_SUCCEEDED,
+    events.SUB_AGENT_FAILED: event_pb2.STATE_FAILED,
+}
+
+M = TypeVar("M", bound=Message)
+
+
+def copied(message: M) -> M:
+    """A copy that keeps nothing alive but itself."""
+    copy = type(message)()
+    copy.CopyFrom(message)
+    return copy
+
+
+def time_of(event: event_pb2.AgentEvent) -> timestamp_pb2.Timestamp | None:
+    """When an event was recorded, where it says so; a copy."""
+    return copied(event.time) if event.HasField("time") else None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class End:
+    """How an invocation ended."""
+
+    state: event_pb2.State.ValueType
+    reason: event_pb2.EndReason.ValueType
+    usage: Sums | None
+    """None where the end says nothing of it."""
+    time: timestamp_pb2.Timestamp | None
+    generation: int
+    """How many forks came before it in the log."""
+    output: message_pb2.Message | None = None
+    error: error_pb2.AgentError | None = None
+
+    @classmethod
+    def of(cls, event: event_pb2.AgentEvent, kind: int, *, generation: int) -> "End":
+        """The end that an event of a run's or a sub-agent's end is."""
+        state, output, error = _STATES[kind], None, None
+        payload: _Payload
+        if kind == events.RUN_COMPLETED:
+            payload = event.run_completed
+            output = copied(payload.final_answer) if payload.HasField("final_answer") else None
+        elif kind == events.SUB_AGENT_COMPLETED:
+            payload = event.sub_agent_completed
+            output = copied(payload.output) if payload.HasField("output") else None
+        else:
+            payload = _failure(event, kind)
+            error = copied(payload.error) if payload.HasField("error") else None
+            if kind == events.SUB_AGENT_FAILED and _is_cancel(payload.error):
+                state = event_pb2.STATE_CANCELLED
+        return cls(
+            state=state,
+            reason=payload.end_reason,
+            usage=usage.sums_of(payload.usage) if payload.HasField("usage") else None,
+            time=time_of(event),
+            generation=generation,
+            output=output,
+            error=error,
+        )
+
+
+_Failure: TypeAlias = event_pb2.RunFailed | event_pb2.RunCancelled | event_pb2.SubAgentFailed
+_Payload: TypeAlias = event_pb2.RunCompleted | event_pb2.SubAgentCompleted | _Failure
+
+
+def _failure(event: event_pb2.AgentEvent, kind: int) -> _Failure:
+    if kind == events.RUN_FAILED:
+        return event.run_failed
+    return event.run_cancelled if kind == events.RUN_CANCELLED else event.sub_agent_failed
+
+
+def _is_cancel(error: error_pb2.AgentError) -> bool:
+    return error.reason == error_pb2.ERROR_REASON_CANCELLED
+
+
+@dataclass(slots=True)
+class Node:
+    """What is known of one invocation so far. The first word counts, and a start's word more than any other."""
+
+    invocation_id: str
+    parent: str = ""
+    branch: str = ""
+    author: str = ""
+    call_id: str = ""
+    start: event_pb2.AgentEvent | None = None
+    is_known: bool = False
+    """Whether later envelopes can add nothing."""
+    first_time: timestamp_pb2.Timestamp | None = None
+    trace: tuple[str, str] = ("", "")
+    end: End | None = None
+    error: error_pb2.AgentError | None = None
+    """Of a model call or a step that nothing has followed."""
+    step_count: int = 0
+    running: Sums = field(default_factory=dict)
+    """What it has used as its own events tell, for as long as it has no end."""
+    open_calls: set[str] = field(default_factory=set)
+    """Model calls that have begun and not ended."""
+    open_tools: set[str] = field(default_factory=set)
+    """Tool calls that have started and not ended, by their call ids."""
+    said: list[message_pb2.Message] = field(default_factory=list)
+    anomalies: list[str] = field(default_factory=list)
+
+    def look(self, event: event_pb2.AgentEvent) -> None:
+        """Takes in the envelope of any of its events."""
+        is_root = self.start is not None and self.start.HasField("run_started")
+        if not self.parent and not is_root:
+            self.parent = event.parent_invocation_id
+        if not self.branch:
+            self.branch = event.branch
+        if not self.author and event.agent not in _NOT_AGENTS:
+            self.author = event.agent
+        if self.first_time is None:
+            self.first_time = time_of(event)
+        if not self.trace[0] and event.trace_id:
+            self.trace = (event.trace_id, event.span_id)
+        self.is_known = self.start is not None and bool(self.branch) and (is_root or bool(self.parent))
+
+    def begin(self, event: event_pb2.AgentEvent) -> None:
+        """Takes in a run_started or sub_agent_started; the first one counts."""
+        if self.start is not None:
+            self.note("It began more than once.")
+            return
+        self.start = copied(event)
+        if event.HasField("run_started") or event.parent_invocation_id:
+            self.parent = event.parent_invocation_id
+        if event.HasField("sub_agent_started"):
+            self.call_id = event.sub_agent_started.call_id
+        if event.trace_id:
+            self.trace = (event.trace_id, event.span_id)
+        self.look(event)
+
+    def finish(self, end: End) -> None:
+        """Takes in an end; the first one counts."""
+        if self.end is None:
+            self.end = end
+        else:
+            self.note("It ended more than once.")
+
+    def note(self, anomaly: str) -> None:
+        """Notes what does not add up, once."""
+        if anomaly not in self.anomalies:
+            self.anomalies.append(anomaly)
+
+    @property
+    def usage(self) -> Sums:
+        """What it used itself: as its end says, else as far as its events tell."""
+        return self.running if self.end is None or self.end.usage is None else self.end.usage
+
+    @property
+    def name(self) -> str:
+        """The agent's name: from its start, else the last name of its branch, else who spoke first."""
+        if self.start is not None:
+            named = self.start.run_started.agent or self.start.agent
+            if named:
+                return named
+        return next((name for name in reversed(self.branch.split("/")) if name), self.author)
+
+    def state(self, open_state: event_pb2.State.ValueType | None) -> event_pb2.State.ValueType:
+        """Its state; unspecified where the run ended without a word of what became of it.
+
+        While it has no end it is in the state that is given; None where the run has ended.
+        """
+        if self.end is not None:
+            return self.end.state
+        if open_state is not None:
+            return open_state
+        if self.error is None:
+            return event_pb2.STATE_UNSPECIFIED
+        return event_pb2.STATE_CANCELLED if _is_cancel(self.error) else event_pb2.STATE_FAILED
+
+    def describe(self, open_state: event_pb2.State.ValueType | None) -> invocation_pb2.AgentInvocation:
+        """The node without its place in the tree, its tree usage and its revision; for `open_state` see `state`."""
+        described = invocation_pb2.AgentInvocation(
+            invocation_id=self.invocation_id,
+            parent_invocation_id=self.parent,
+            name=self.name,
+            branch=self.branch,
+            call_id=self.call_id,
+            state=self.state(open_state),
+            start_time=self.start.time if self.start is not None and self.start.HasField("time") else self.first_time,
+            usage=usage.usage_of(self.usage),
+            step_count=self.step_count,
+            trace_id=self.trace[0],
+            span_id=self.trace[1],
+            anomalies=self.anomalies,
+        )
+        if self.start is not None:
+            _describe_start(described, self.start)
+        if self.end is not None:
+            described.end_reason = self.end.reason
+            described.MergeFrom(
+                invocation_pb2.AgentInvocation(error=self.end.error, end_time=self.end.time, output=self.end.output)
+            )
+        elif open_state is None:
+            described.anomalies.append("It has no end, although the run has ended.")
+            if self.error is not None:
+                described.error.CopyFrom(self.error)
+        return described
+
+
+def _describe_start(described: invocation_pb2.AgentInvocation, start: event_pb2.AgentEvent) -> None:
+    payload: event_pb2.RunStarted | event_pb2.SubAgentStarted
+    if start.HasField("run_started"):
+        payload = start.run_started
+        described.trigger = event_pb2.TRIGGER_ROOT
+    else:
+        payload = start.sub_agent_started
+        described.trigger = payload.trigger
+    described.kind = payload.kind
+    described.run_path.extend(payload.run_path)
+    if payload.HasField("input"):
+        described.input.CopyFrom(payload.input)
