@@ -1,4 +1,7 @@
-"""Sequences, loops with their condition, and parallel children."""
+"""Sequences, loops with their condition, and parallel children.
+
+A loop's condition depends on recorded values alone: a replay evaluates it again, and the log does not hold it.
+"""
 
 from collections.abc import Sequence
 from typing import Final
