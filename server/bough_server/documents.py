@@ -1,4 +1,7 @@
-"""YAML and JSON documents whose values know their lines, and durations as people write them."""
+"""YAML and JSON documents whose values know their lines, and durations as people write them.
+
+Plain scalars are read by YAML 1.2's core schema: `no`, `on` and `2026-01-01` are text.
+"""
 
 import re
 from collections.abc import Iterable, Mapping, Sequence

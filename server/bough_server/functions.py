@@ -1,4 +1,8 @@
-"""Pure functions by name, @condition, @input_builder and @rewriter, and the Situation they receive."""
+"""Pure functions by name, @condition, @input_builder and @rewriter, and the Situation they receive.
+
+They are functions of recorded values, so a replay calls them again and the log does not hold their results. An
+exception that one raises, or a result of another type, is an error of the run that names them.
+"""
 
 import inspect
 import json

@@ -1,4 +1,7 @@
-"""Values of a session's state as JSON text, and paths into them."""
+"""Values of a session's state as JSON text, and paths into them.
+
+Each value stays the text that it was written as. The order of writes is decided in session_state_fold.py.
+"""
 
 import json
 import re

@@ -1,4 +1,9 @@
-"""Agent definitions as YAML and JSON documents, in both directions."""
+"""Agent definitions as YAML and JSON documents, in both directions.
+
+Reading follows protobuf's JSON mapping and accepts more: enum values without their prefix, durations as `10m`, and
+every `*_json` field as plain values under its name without the suffix. Whether a definition makes sense is judged in
+validation.py.
+"""
 
 import hashlib
 import json

@@ -1,4 +1,10 @@
-"""Fit a history into its bounds: windows and summaries, as pure functions."""
+"""Fit a history into its bounds: windows and summaries, as pure functions.
+
+A history is cut between units only: an exchange of the session, or one message of the run with the results of its
+calls. The last input and the last unit stay. Callers count the tokens. A summary is asked for with the conversation as
+one text, whatever its roles were: the summarizing model takes no part in it, and is offered none of its tools. Files
+are named in it and not sent.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace

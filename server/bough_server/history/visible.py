@@ -1,4 +1,9 @@
-"""The messages that an agent sees: its session and transcript under the policy of its definition."""
+"""The messages that an agent sees: its session and transcript under the policy of its definition.
+
+An agent sees the session up to the run's cut, of each invocation above what it saw and said before the call (open calls
+left out), and its own. Calls of linked agents are shown to others as what the agents said to each other. Summaries are
+no part of it.
+"""
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace

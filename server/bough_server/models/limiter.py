@@ -1,4 +1,9 @@
-"""Limits of a provider's calls: concurrency, rates per minute, and a circuit breaker."""
+"""Limits of a provider's calls: concurrency, rates per minute, and a circuit breaker.
+
+Every attempt passes the limits of its model. They count in this process alone and apply to live attempts only: a
+replayed call passes none. Attempts wait in the order of their arrival; tokens are an estimate until the provider has
+reported them.
+"""
 
 import asyncio
 from collections import deque

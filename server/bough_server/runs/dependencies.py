@@ -1,4 +1,9 @@
-"""Dependencies shared by this package, and the locks of sessions."""
+"""Dependencies shared by this package, and the locks of sessions.
+
+A run begins with the state that it has read of its session. Without a lock, a caller that changes values continuously
+would change them between the two at every try. Other processes do not take it: the state that was read is checked in
+any case.
+"""
 
 import asyncio
 from collections.abc import AsyncIterator

@@ -1,4 +1,7 @@
-"""Project events to messages, usage and the row of their run, also for a forked log."""
+"""Project events to messages, usage and the row of their run, also for a forked log.
+
+A message is stored if its event gave it a kind; nothing is decided here.
+"""
 
 import hashlib
 from collections.abc import Iterable

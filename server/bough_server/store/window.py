@@ -1,4 +1,7 @@
-"""Recent events of running logs in memory, and pages of stored events as packed bytes."""
+"""Recent events of running logs in memory, bounded over all of them, and pages of stored events as packed bytes.
+
+Readers pull: a window has no list of readers and no queue for any of them. All of it lives on the event loop.
+"""
 
 import asyncio
 from bisect import bisect_right

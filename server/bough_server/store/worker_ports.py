@@ -1,4 +1,7 @@
-"""Ports for workers: leases, the mailbox of commands, stored agents."""
+"""Ports for workers: leases, the mailbox of commands, stored agents.
+
+The revisions of agents, as runs name them, are in ports.Catalog.
+"""
 
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass

@@ -1,4 +1,8 @@
-"""Run blocking tools in threads: a bounded pool, and streaming of generators."""
+"""Run blocking tools in threads: a bounded pool, and streaming of generators.
+
+Threads are made when needed and never awaited at exit. A thread cannot be killed: one that hangs keeps its place, and
+is left behind when the process ends.
+"""
 
 import asyncio
 import contextvars

@@ -1,4 +1,7 @@
-"""Prompts of the embedded model, and counts of their tokens."""
+"""Prompts of the embedded model, and counts of their tokens.
+
+A token is at least one byte: a prompt of fewer bytes than there are tokens fits, whatever its language.
+"""
 
 import asyncio
 import json

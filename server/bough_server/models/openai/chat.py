@@ -1,4 +1,7 @@
-"""Chat Completions: the body of a request, and its streamed or whole response."""
+"""Chat Completions: the body of a request, and its streamed or whole response.
+
+Parts that the API has no field for are sent as text, so that nothing of a message is lost silently.
+"""
 
 import base64
 import json

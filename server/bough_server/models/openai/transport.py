@@ -1,4 +1,10 @@
-"""The endpoint of an OpenAI-compatible provider and its server-sent events; the only importer of openai."""
+"""The endpoint of an OpenAI-compatible provider and its server-sent events; the only importer of openai.
+
+Requests go out through the `openai` client and its aiohttp transport, loaded on first use, but answers are read as
+bytes: building a typed object for every chunk costs several times the rest of a call. Events follow the event stream
+format of the HTML standard, except that an event at the very end needs no empty line after it; names, ids and retry
+times are dropped.
+"""
 
 import asyncio
 import gc

@@ -1,4 +1,33 @@
-"""The format of model scripts, and the position of a conversation in its script."""
+"""The format of model scripts, and the position of a conversation in its script.
+
+A script is YAML, read whole and checked when the server starts. It has for every agent a list of turns, one for each
+time its model is asked in an invocation:
+
+    agents:
+      lead:
+        - calls:                                     # step 0: two tools, or linked agents
+            - {name: call_researcher, arguments: {message: What do we know?}}
+            - {name: note, arguments_json: '{"text": "unfin'}
+          usage: {input_tokens: 12, output_tokens: 5}
+        - The answer.                                # step 1: a text alone may stand by itself
+      writer:
+        - when: poem                                 # only where the user's last message has this text in it
+          reasoning: Four lines.
+          chunks: ["Roses ", "are red."]             # pieces as they stream; `text` is split by words
+          delay_ms: 20                               # before every piece
+        - text: A plain text.
+          error: {reason: RATE_LIMITED, retry_after: 0.5, after_chunks: 1, times: 2}
+      "*":                                           # agents that are not named
+        - ok
+
+Which turn answers depends on the request alone: the number of the model's answers since the user's last message, among
+the turns whose `when` fits. Session after session, and in parallel, the same request gets the same answer.
+
+`error` makes attempts fail after that many pieces: the first `times` attempts of one request, or every one where
+`times` is not given. Reasons are TRANSPORT, RATE_LIMITED, PROVIDER_ERROR, TIMEOUT and BAD_RESPONSE, after which it is
+worth to try again, and UNAVAILABLE, after which it is not. `cut: true` ends the stream before the answer is whole.
+Without `usage` the model reports none. `finish_reason` is `tool_calls` or `stop` where it is not given.
+"""
 
 import itertools
 import json

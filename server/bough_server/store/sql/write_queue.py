@@ -1,4 +1,7 @@
-"""The event loop's side of the writer thread: a bounded queue, and the health of writes."""
+"""The event loop's side of the writer thread: a bounded queue, and the health of writes.
+
+Health is reported by the writer thread, which probes the disk while writes fail.
+"""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
