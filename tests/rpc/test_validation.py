@@ -72,9 +72,7 @@ async def test_every_message_of_a_request_stream_is_checked() -> None:
     assert bad_request == BadRequest(
         field_violations=[
             BadRequest.FieldViolation(
-                field="options",
-                description="limits must not be negative, and max_bytes must be at least 1024",
-                reason="options.not_negative",
+                field="options.max_agents", description="must be greater than or equal to 0", reason="int32.gte"
             )
         ]
     )
@@ -144,30 +142,35 @@ def test_times_of_recorded_events_and_of_definitions_are_others_to_judge() -> No
     assert broken(catalog_service_pb2.ValidateAgentRequest(definitions=[definition])) == []
 
 
-def test_events_have_no_rules_and_none_are_looked_for_in_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    seen: list[Message] = []
-
-    def collect(request: Message) -> list[Any]:
-        seen.append(request)
-        return []
-
-    monkeypatch.setattr("protovalidate.collect_violations", collect)
-    options = invocation_pb2.InvocationOptions(max_agents=1)
-    request = eval_service_pb2.AggregateEventsRequest(events=[event_pb2.AgentEvent(run_id="r")], options=options)
+def test_recorded_events_and_definitions_may_hold_what_the_rules_refuse_in_requests() -> None:
+    unheard = policy_pb2.RunPolicy(limits=policy_pb2.Limits(depth=-1), on_disconnect=9)  # type: ignore[arg-type]
+    started = event_pb2.RunStarted(policy=unheard)
+    assert broken(asking(unheard)) == [
+        ("policy.limits.depth", "int32.gte"),
+        ("policy.on_disconnect", "enum.defined_only"),
+    ]
+    assert broken(eval_service_pb2.AggregateEventsRequest(events=[event_pb2.AgentEvent(run_started=started)])) == []
+    definition = agent_pb2.AgentDefinition(name="lead", limits=unheard.limits)
+    assert broken(catalog_service_pb2.ValidateAgentRequest(definitions=[definition])) == []
+    assert broken(catalog_service_pb2.CreateAgentRequest(agent=definition)) == []
+    assert broken(catalog_service_pb2.UpdateAgentRequest(agent=definition, revision="r")) == []
+    request = asking()
+    request.definitions.append(definition)
     assert broken(request) == []
-    expected = eval_service_pb2.AggregateEventsRequest(options=options)
-    assert [one.SerializeToString() for one in seen] == [expected.SerializeToString()]
 
 
-def test_a_part_that_nobody_can_say_is_named() -> None:
-    parts = [message_pb2.Part(text="hi"), message_pb2.Part(reasoning=message_pb2.Reasoning(text="so"))]
-    request = pb.RunRequest(agent="echo", input=message_pb2.Message(parts=parts))
-    assert broken(request) == [("input.parts[1].reasoning", "input.parts")]
+def test_a_request_has_at_most_so_many_definitions() -> None:
+    request = asking()
+    request.definitions.extend([agent_pb2.AgentDefinition()] * 129)
+    assert broken(request) == [("definitions", "repeated.max_items")]
 
 
 def test_enum_values_of_a_policy_that_are_not_known_are_refused() -> None:
     unknown = policy_pb2.RunPolicy(on_disconnect=9, on_sub_agent_failure=-1)  # type: ignore[arg-type]
-    assert broken(asking(unknown)) == [("policy", "policy.on_disconnect"), ("policy", "policy.on_sub_agent_failure")]
+    assert broken(asking(unknown)) == [
+        ("policy.on_sub_agent_failure", "enum.defined_only"),
+        ("policy.on_disconnect", "enum.defined_only"),
+    ]
     known = policy_pb2.RunPolicy(
         on_disconnect=policy_pb2.ON_DISCONNECT_CONTINUE, on_sub_agent_failure=policy_pb2.ON_SUB_AGENT_FAILURE_ABORT
     )
@@ -189,6 +192,23 @@ def test_enum_values_of_a_policy_that_are_not_known_are_refused() -> None:
 )
 def test_an_input_has_a_part_with_content(part: message_pb2.Part, counts: bool) -> None:
     assert broken(asking(None, part, message_pb2.Part())) == ([] if counts else [("input", "input.not_empty")])
+
+
+@pytest.mark.parametrize("field", ["input", "changes.input"])
+def test_a_part_that_nobody_can_say_is_named(field: str) -> None:
+    parts = [
+        message_pb2.Part(text="hi"),
+        message_pb2.Part(reasoning=message_pb2.Reasoning(text="so")),
+        message_pb2.Part(tool_call=message_pb2.ToolCall()),
+        message_pb2.Part(tool_result=message_pb2.ToolResult()),
+    ]
+    with pytest.raises(InvalidRequest) as caught:
+        check_input(message_pb2.Message(parts=parts), field=field)
+    assert [violation.field for violation in caught.value.violations] == [
+        f"{field}.parts[1].reasoning",
+        f"{field}.parts[2].tool_call",
+        f"{field}.parts[3].tool_result",
+    ]
 
 
 def test_data_of_an_input_that_is_no_json_is_refused_by_its_part() -> None:

@@ -53,6 +53,20 @@ async def test_a_wrong_answer_among_right_ones_changes_nothing(tmp_path: Path, w
         assert (await it.runs.get(ME, run.run_id)).run.state == event_pb2.STATE_INPUT_REQUIRED
 
 
+async def test_a_second_answer_to_the_same_request_is_refused_with_all_the_others(tmp_path: Path) -> None:
+    async with house(tmp_path, asker, pair) as it:
+        run = await it.start("pair")
+        before = await it.until_interrupted(run)
+        asked = open_requests(before)
+        with pytest.raises(InvalidRequest) as raised:
+            await it.resume(run, *(reply(asked[name], "A") for name in ("a?", "b?", "a?", "b?")))
+        assert [violation.field for violation in raised.value.violations] == [
+            "answers[2].request_id",
+            "answers[3].request_id",
+        ]
+        assert await it.until_interrupted(run) == before
+
+
 async def test_a_question_of_what_has_ended_takes_no_answer(tmp_path: Path) -> None:
     @agent(description="Asks, and fails beside it.", agents=["failing"])
     async def torn(ctx: Context, input: Message) -> str:

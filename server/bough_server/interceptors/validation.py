@@ -19,7 +19,7 @@ from google.protobuf.message_factory import GetMessageClass
 from google.protobuf.timestamp_pb2 import Timestamp
 from grpc import aio
 
-from bough.v1 import eval_service_pb2
+from bough.v1 import agent_pb2, event_pb2
 from bough_server.errors import FieldViolation, InvalidRequest
 from bough_server.interceptors.bounds import TooLarge, bounded, excess
 from bough_server.interceptors.handler import (
@@ -32,17 +32,8 @@ from bough_server.interceptors.handler import (
     streaming_behavior,
     unary_behavior,
 )
-from bough_server.interceptors.places import places
 
-_NOT_WALKED: Final = frozenset(
-    {
-        "bough.v1.AggregateEventsRequest.events",
-        "bough.v1.CreateAgentRequest.agent",
-        "bough.v1.RunRequest.definitions",
-        "bough.v1.UpdateAgentRequest.agent",
-        "bough.v1.ValidateAgentRequest.definitions",
-    }
-)
+_NOT_JUDGED: Final = frozenset({event_pb2.AgentEvent.DESCRIPTOR, agent_pb2.AgentDefinition.DESCRIPTOR})
 """Recorded events are read as they are, and what is wrong with a definition is the catalog's answer."""
 
 
@@ -69,26 +60,15 @@ def violations(request: Message) -> list[FieldViolation]:
     """Everything in a request that breaks a rule; of one that holds too much, or times out of range, this alone."""
     if (too_much := excess(request)) is not None:
         return [too_much]
-    # Before the rules, because the schema's expressions cannot be evaluated on a time out of range.
+    # The schema's rules let times out of range pass, and no log could say them as JSON.
     if unwritable := list(_unwritable_times(request, "")):
         return unwritable
-    try:
-        broken = protovalidate.collect_violations(_with_rules(_ruled(request)))
-    except protovalidate.EvaluationError:
-        description = "has a value on which the rules of the schema cannot be evaluated"
-        return [FieldViolation(field="", description=description, rule="schema.evaluation")]
     return [
-        FieldViolation(field=path, description=violation.proto.message, rule=violation.proto.rule_id)
-        for violation in broken
-        for path in places(request, violation.proto.rule_id) or [_path(violation.proto.field)]
+        FieldViolation(
+            field=_path(violation.proto.field), description=violation.proto.message, rule=violation.proto.rule_id
+        )
+        for violation in protovalidate.collect_violations(_with_rules(request))
     ]
-
-
-def _ruled(request: Message) -> Message:
-    """The part of a request that has rules: events have none, and looking for them holds up everybody for seconds."""
-    if isinstance(request, eval_service_pb2.AggregateEventsRequest):
-        return eval_service_pb2.AggregateEventsRequest(options=request.options)
-    return request
 
 
 def _with_rules(request: Message) -> Message:
@@ -138,7 +118,8 @@ def _unwritable_times(message: Message, place: str) -> Iterator[FieldViolation]:
 def _set_messages(message: Message, place: str) -> Iterator[tuple[str, Message]]:
     """The messages that are set in a message, each with its path; maps of requests hold none."""
     for field, value in message.ListFields():
-        if field.message_type is None or field.full_name in _NOT_WALKED or field.message_type.GetOptions().map_entry:
+        kind = field.message_type
+        if kind is None or kind in _NOT_JUDGED or kind.GetOptions().map_entry:
             continue
         path = f"{place}.{field.name}" if place else field.name
         if field.is_repeated:

@@ -25,6 +25,7 @@ def judged(
 
     Raises InvalidRequest, AlreadyAnswered, RequestIdReused and RunEnded.
     """
+    _check_unique(request.answers)
     asked = {event.input_requested.request.request_id: event for event in log if event.HasField("input_requested")}
     answered = {event.input_received.answer.request_id: event for event in log if event.HasField("input_received")}
     _check_repeated(request, answered.values(), digest)
@@ -51,6 +52,19 @@ def judged(
         if answer.request_id not in answered
     ]
     return Verdict(fresh=fresh, since=log[-1].sequence)
+
+
+def _check_unique(answers: Iterable[input_pb2.InputAnswer]) -> None:
+    """Refuses an answer to a request that an answer before it is to."""
+    seen: set[str] = set()
+    wrong: list[FieldViolation] = []
+    for index, answer in enumerate(answers):
+        if answer.request_id in seen:
+            said = "Another answer before it is to the same request."
+            wrong.append(FieldViolation(field=f"answers[{index}].request_id", description=said, rule="answers.unique"))
+        seen.add(answer.request_id)
+    if wrong:
+        raise InvalidRequest(wrong)
 
 
 def _check_repeated(

@@ -166,7 +166,9 @@ class RunRequest(_message.Message):
 
     @_builtins.property
     def input(self) -> _message_pb2.Message:
-        """What the user says: at least one part that is not empty, 256 KiB in all. A missing role is USER."""
+        """What the user says: at least one part that is not empty, 256 KiB in all, and no tool calls, tool
+        results or reasoning. A missing role is USER.
+        """
 
     @_builtins.property
     def policy(self) -> _policy_pb2.RunPolicy:
