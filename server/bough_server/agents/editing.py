@@ -66,7 +66,7 @@ class AgentEditor:
         if problems := mask_problems(mask):
             raise InvalidRequest(problems)
         if not definition.name:
-            raise InvalidRequest([FieldViolation(field="agent.name", description="is required.", rule="agent.name")])
+            raise InvalidRequest([FieldViolation(field="agent.name", description="is required.")])
 
         async def put(catalog: TenantCatalog) -> agent_pb2.AgentDefinition:
             current = _stored(catalog, definition.name)

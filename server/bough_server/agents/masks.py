@@ -26,7 +26,7 @@ def mask_problems(mask: FieldMask) -> list[FieldViolation]:
             said = f"{path!r} is no field of an agent, or lies in a list: name the whole list."
         else:
             continue
-        problems.append(FieldViolation(field=f"update_mask.paths[{index}]", description=said, rule="mask.path"))
+        problems.append(FieldViolation(field=f"update_mask.paths[{index}]", description=said))
     return problems
 
 

@@ -64,9 +64,7 @@ def violations(request: Message) -> list[FieldViolation]:
     if unwritable := list(_unwritable_times(request, "")):
         return unwritable
     return [
-        FieldViolation(
-            field=_path(violation.proto.field), description=violation.proto.message, rule=violation.proto.rule_id
-        )
+        FieldViolation(field=_path(violation.proto.field), description=violation.proto.message)
         for violation in protovalidate.collect_violations(_with_rules(request))
     ]
 
@@ -112,7 +110,7 @@ def _unwritable_times(message: Message, place: str) -> Iterator[FieldViolation]:
             value.ToJsonString()
         except ValueError:
             kind = value.DESCRIPTOR.name.lower()
-            yield FieldViolation(field=path, description=f"is out of the range of a {kind}", rule=f"{kind}.range")
+            yield FieldViolation(field=path, description=f"is out of the range of a {kind}")
 
 
 def _set_messages(message: Message, place: str) -> Iterator[tuple[str, Message]]:

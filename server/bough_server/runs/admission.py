@@ -40,7 +40,7 @@ def check_input(message: message_pb2.Message, *, field: str = "input") -> None:
     size = sum(part.ByteSize() for part in message.parts)
     if size > MAX_INPUT_BYTES:
         said = f"is {size} bytes; an input may have {MAX_INPUT_BYTES}. Give large content by reference (a blob's uri)."
-        raise InvalidRequest([FieldViolation(field=f"{field}.parts", description=said, rule="input.size")])
+        raise InvalidRequest([FieldViolation(field=f"{field}.parts", description=said)])
     if wrong := list(_part_violations(message, field)):
         raise InvalidRequest(wrong)
 
@@ -50,10 +50,10 @@ def _part_violations(message: message_pb2.Message, field: str) -> Iterator[Field
         content = part.WhichOneof("content")
         if content in ("tool_call", "tool_result", "reasoning"):
             said = "An input holds no tool calls, tool results or reasoning."
-            yield FieldViolation(field=f"{field}.parts[{index}].{content}", description=said, rule="input.parts")
+            yield FieldViolation(field=f"{field}.parts[{index}].{content}", description=said)
         elif content == "data_json" and not _is_json(part.data_json):
             said = "must be JSON text"
-            yield FieldViolation(field=f"{field}.parts[{index}].data_json", description=said, rule="input.data_json")
+            yield FieldViolation(field=f"{field}.parts[{index}].data_json", description=said)
 
 
 def _is_json(text: str) -> bool:

@@ -61,7 +61,7 @@ def _check_unique(answers: Iterable[input_pb2.InputAnswer]) -> None:
     for index, answer in enumerate(answers):
         if answer.request_id in seen:
             said = "Another answer before it is to the same request."
-            wrong.append(FieldViolation(field=f"answers[{index}].request_id", description=said, rule="answers.unique"))
+            wrong.append(FieldViolation(field=f"answers[{index}].request_id", description=said))
         seen.add(answer.request_id)
     if wrong:
         raise InvalidRequest(wrong)
@@ -91,6 +91,7 @@ def _check_answers(
     wrong: list[FieldViolation] = []
     for index, answer in enumerate(request.answers):
         event = asked.get(answer.request_id)
+        field = f"answers[{index}].request_id"
         if event is None:
             said = ["The run asks nothing of this id."]
         elif answer.request_id in answered:
@@ -99,8 +100,8 @@ def _check_answers(
             said = ["What asked this has ended."]
         else:
             said = mistakes(event.input_requested.request, answer)
-        field = f"answers[{index}]"
-        wrong += [FieldViolation(field=field, description=each, rule="answers.fit") for each in said]
+            field = f"answers[{index}].{answer.WhichOneof('answer')}"
+        wrong += [FieldViolation(field=field, description=each) for each in said]
     if wrong:
         raise InvalidRequest(wrong)
 

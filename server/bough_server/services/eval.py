@@ -85,7 +85,7 @@ async def _folded(requests: AsyncIterator[pb.AggregateEventsRequest]) -> Folding
         size = request.ByteSize()
         if folding.count + len(request.events) > MAX_EVENTS or folding.size + size > MAX_BYTES:
             said = f"are more than {MAX_EVENTS:,} or {MAX_BYTES >> 20} MiB. Aggregate each run by itself."
-            raise InvalidRequest([FieldViolation(field="events", description=said, rule="events.size")])
+            raise InvalidRequest([FieldViolation(field="events", description=said)])
         await folding.take(request.events, size=size)
     return folding or Folding(Tree())
 

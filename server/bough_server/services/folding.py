@@ -50,7 +50,7 @@ class Folding:
         self._items += _items_of(event, MAX_ITEMS - self._items)
         if self._items > MAX_ITEMS:
             said = f"hold more than {MAX_ITEMS:,} items in their lists. Aggregate each run by itself."
-            raise InvalidRequest([FieldViolation(field="events", description=said, rule="events.items")])
+            raise InvalidRequest([FieldViolation(field="events", description=said)])
         self._tree.add(event)
 
     async def _take(self, add: Callable[[T], None], items: Iterable[T], *, count: int, size: int) -> None:
