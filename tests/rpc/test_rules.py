@@ -76,6 +76,10 @@ MESSAGES: Mapping[str, Callable[[Any], None]] = {
 """What breaks an expression of the schema, which has no value."""
 
 
+KEYS: Mapping[str, str] = {"labels.reserved": "bough/key"}
+"""A key of a map that breaks an expression of the schema."""
+
+
 def typed(rules: Any) -> Iterator[tuple[str, Any]]:
     """The rules of a value by name, such as `string.max_len`, each with what it says; those of items apart."""
     if kind := rules.WhichOneof("type"):
@@ -93,7 +97,8 @@ def rules_of(field: FieldDescriptor, rules: Any) -> Iterator[tuple[str, Callable
         if name in ("repeated.items", "map.keys", "map.values"):
             for inner, bound in typed(said):
                 yield f"{name}.{inner}", breach_of_item(field, name, VALUES[inner](bound))
-            assert not said.cel, "an expression of items has no breach here"
+            for rule in said.cel:
+                yield f"{name}.{rule.id}", breach_of_item(field, name, KEYS[rule.id])
         elif name in LISTS:
             yield name, breach_of_list(field, LISTS[name](said))
         else:

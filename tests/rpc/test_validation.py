@@ -1,6 +1,6 @@
 """What a request that breaks the schema's rules is told."""
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import grpc
@@ -11,6 +11,7 @@ from google.protobuf.timestamp_pb2 import Timestamp
 from google.rpc.error_details_pb2 import BadRequest, ErrorInfo
 from grpc import aio
 
+from bough import user_message
 from bough.v1 import (
     agent_pb2,
     catalog_service_pb2,
@@ -19,6 +20,7 @@ from bough.v1 import (
     invocation_pb2,
     message_pb2,
     policy_pb2,
+    session_service_pb2,
 )
 from bough.v1 import agent_service_pb2 as pb
 from bough.v1.agent_service_pb2_grpc import AgentServiceStub, add_AgentServiceServicer_to_server
@@ -27,6 +29,8 @@ from bough_server.errors import InvalidRequest
 from bough_server.interceptors.validation import violations
 from bough_server.runs.admission import check_input
 from tests.rpc.servers import behaving, outcome, status_details
+
+LABEL_KEY = "^[a-zA-Z][a-zA-Z0-9._/-]{0,62}$"
 
 
 async def test_a_stream_is_refused_before_its_handler_with_every_field_that_is_wrong() -> None:
@@ -47,7 +51,7 @@ async def test_a_stream_is_refused_before_its_handler_with_every_field_that_is_w
         ("agent", "must be at least 1 characters"),
         ("input", "must have the role USER, or none"),
         ("follow.event_names[1]", r"does not match regex pattern `^agent(\.[a-z_]+)*(\.\*)?$`"),
-        ('labels[""]', "must be at least 1 characters"),
+        ('labels[""]', f"does not match regex pattern `{LABEL_KEY}`"),
     ]
     assert {violation.reason for violation in bad_request.field_violations} == {"INVALID_REQUEST"}
 
@@ -160,6 +164,28 @@ def test_recorded_events_and_definitions_may_hold_what_the_rules_refuse_in_reque
     request = asking()
     request.definitions.append(definition)
     assert broken(request) == []
+
+
+LABELED: list[Callable[[dict[str, str]], Message]] = [
+    lambda labels: pb.RunRequest(agent="echo", input=user_message("hi"), labels=labels),
+    lambda labels: pb.ForkRunRequest(run_id="r", after_sequence=1, labels=labels),
+    lambda labels: session_service_pb2.CreateSessionRequest(labels=labels),
+    lambda labels: pb.ListRunsRequest(labels=labels),
+    lambda labels: session_service_pb2.ListSessionsRequest(labels=labels),
+    lambda labels: eval_service_pb2.ListInvocationsRequest(labels=labels),
+]
+
+
+@pytest.mark.parametrize("labeled", LABELED)
+def test_keys_of_labels_are_names_and_those_of_the_server_are_reserved(
+    labeled: Callable[[dict[str, str]], Message],
+) -> None:
+    good = ["a", "Z9", "team.example/eval-set_1", "bough", "boughs/x", "a" * 63]
+    assert broken(labeled(dict.fromkeys(good, ""))) == []
+    for key in ("", "a b\u0001", "1a", "/a", "ä", "a\n", "a" * 64):
+        assert [field for field, _ in broken(labeled({key: ""}))] == [f'labels["{key}"]']
+    reserved = "must not begin with bough/, which is the server's"
+    assert broken(labeled({"bough/evaluation": "1"})) == [('labels["bough/evaluation"]', reserved)]
 
 
 def test_a_request_has_at_most_so_many_definitions() -> None:

@@ -95,9 +95,9 @@ def test_a_request_to_resume_that_breaks_a_rule_is_refused_by_its_field(
         (forking(run_id="r" * 65), "run_id", "must be at most 64 characters"),
         (forking(after_sequence=0), "after_sequence", "must be greater than or equal to 1"),
         (forking(request_id="x" * 129), "request_id", "must be at most 128 characters"),
-        (forking(labels={"": "x"}), 'labels[""]', "must be at least 1 characters"),
+        (forking(labels={"bough/x": "x"}), 'labels["bough/x"]', "must not begin with bough/, which is the server's"),
         (forking(labels={"a": "x" * 257}), 'labels["a"]', "must be at most 256 characters"),
-        (forking(labels={str(number): "" for number in range(65)}), "labels", "map must be at most 64 entries"),
+        (forking(labels={f"n{number}": "" for number in range(65)}), "labels", "map must be at most 64 entries"),
         (forking(follow=pb.FollowOptions(view=9)), "follow.view", "value must be one of the defined enum values"),  # type: ignore[arg-type]
         (
             changing(tool_results=[edited(), edited(call_id="")]),

@@ -180,7 +180,9 @@ class RunRequest(_message.Message):
 
     @_builtins.property
     def labels(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
-        """Labels of the caller's, to find the run by."""
+        """Labels of the caller's, to find the run by. A key is a letter, then up to 62 letters, digits, ".", "_", "/" or "-";
+        those that begin with "bough/" are the server's. A value has at most 256 characters.
+        """
 
     def __init__(
         self,
@@ -421,7 +423,7 @@ class ForkRunRequest(_message.Message):
 
     @_builtins.property
     def labels(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
-        """The fork's labels; its origin's where empty."""
+        """The fork's labels, with keys and values as RunRequest.labels; its origin's where empty."""
 
     def __init__(
         self,
@@ -610,7 +612,7 @@ class ListRunsRequest(_message.Message):
 
     @_builtins.property
     def labels(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
-        """Only runs with all these labels."""
+        """Only runs with all these labels, whose keys and values are as in RunRequest.labels."""
 
     @_builtins.property
     def start_create_time(self) -> _timestamp_pb2.Timestamp:
