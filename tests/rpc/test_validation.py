@@ -11,7 +11,7 @@ from google.protobuf.timestamp_pb2 import Timestamp
 from google.rpc.error_details_pb2 import BadRequest, ErrorInfo
 from grpc import aio
 
-from bough import user_message
+from bough import reply, user_message
 from bough.v1 import (
     agent_pb2,
     catalog_service_pb2,
@@ -26,6 +26,7 @@ from bough.v1 import agent_service_pb2 as pb
 from bough.v1.agent_service_pb2_grpc import AgentServiceStub, add_AgentServiceServicer_to_server
 from bough.v1.eval_service_pb2_grpc import EvalServiceStub, add_EvalServiceServicer_to_server
 from bough_server.errors import InvalidRequest
+from bough_server.events import NAME_OF_KIND
 from bough_server.interceptors.validation import violations
 from bough_server.runs.admission import check_input
 from tests.rpc.servers import behaving, outcome, status_details
@@ -186,6 +187,29 @@ def test_keys_of_labels_are_names_and_those_of_the_server_are_reserved(
         assert [field for field, _ in broken(labeled({key: ""}))] == [f'labels["{key}"]']
     reserved = "must not begin with bough/, which is the server's"
     assert broken(labeled({"bough/evaluation": "1"})) == [('labels["bough/evaluation"]', reserved)]
+
+
+FOLLOWING: list[Callable[[pb.FollowOptions], Message]] = [
+    lambda follow: pb.RunRequest(agent="echo", input=user_message("hi"), follow=follow),
+    lambda follow: pb.WatchRunRequest(run_id="r", follow=follow),
+    lambda follow: pb.ResumeRunRequest(run_id="r", answers=[reply("q", 1)], follow=follow),
+    lambda follow: pb.ForkRunRequest(run_id="r", after_sequence=1, follow=follow),
+]
+
+
+@pytest.mark.parametrize("following", FOLLOWING)
+def test_names_of_events_that_there_are_not_are_told_the_nearest(
+    following: Callable[[pb.FollowOptions], Message],
+) -> None:
+    assert broken(following(pb.FollowOptions(event_names=[*NAME_OF_KIND.values(), "agent.*", "agent.llm.*"]))) == []
+    wrong = ["agent.llm.completed", "agent.llm.complete", "agent.lm.*", "agent.qqqqqqqqqqqqqqqqq", "agent", "Agent.llm"]
+    assert broken(following(pb.FollowOptions(event_names=wrong))) == [
+        ("follow.event_names[5]", r"does not match regex pattern `^agent(\.[a-z_]+)*(\.\*)?$`"),
+        ("follow.event_names[1]", "There is no event 'agent.llm.complete'. Did you mean 'agent.llm.completed'?"),
+        ("follow.event_names[2]", "There is no event 'agent.lm.*'. Did you mean 'agent.llm.*'?"),
+        ("follow.event_names[3]", "There is no event 'agent.qqqqqqqqqqqqqqqqq'."),
+        ("follow.event_names[4]", "There is no event 'agent'."),
+    ]
 
 
 def test_a_request_has_at_most_so_many_definitions() -> None:

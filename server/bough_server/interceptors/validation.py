@@ -1,10 +1,10 @@
-"""The schema's rules, enforced on every request before a handler sees it; rules beyond the schema are the handlers'.
+"""Check every request by the schema's rules before a handler sees it, and the names of events that it asks to follow.
 
 The stubs have no rules, so that no client needs buf.validate. This package has the whole schema as a file; a request is
 parsed once more, by that schema, to be checked.
 """
 
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Container, Iterator
 from functools import cache
 from importlib import resources
 from typing import Any, Final
@@ -20,6 +20,7 @@ from google.protobuf.timestamp_pb2 import Timestamp
 from grpc import aio
 
 from bough.v1 import agent_pb2, event_pb2
+from bough.v1 import agent_service_pb2 as pb
 from bough_server.errors import FieldViolation, InvalidRequest
 from bough_server.interceptors.bounds import TooLarge, bounded, excess
 from bough_server.interceptors.handler import (
@@ -32,9 +33,12 @@ from bough_server.interceptors.handler import (
     streaming_behavior,
     unary_behavior,
 )
+from bough_server.views import unknown_name
 
 _NOT_JUDGED: Final = frozenset({event_pb2.AgentEvent.DESCRIPTOR, agent_pb2.AgentDefinition.DESCRIPTOR})
 """Recorded events are read as they are, and what is wrong with a definition is the catalog's answer."""
+
+_FOLLOWING: Final = (pb.RunRequest, pb.WatchRunRequest, pb.ResumeRunRequest, pb.ForkRunRequest)
 
 
 class Validation(aio.ServerInterceptor):
@@ -63,10 +67,20 @@ def violations(request: Message) -> list[FieldViolation]:
     # The schema's rules let times out of range pass, and no log could say them as JSON.
     if unwritable := list(_unwritable_times(request, "")):
         return unwritable
-    return [
+    broken = [
         FieldViolation(field=_path(violation.proto.field), description=violation.proto.message)
         for violation in protovalidate.collect_violations(_with_rules(request))
     ]
+    return [*broken, *_unknown_event_names(request, {violation.field for violation in broken})]
+
+
+def _unknown_event_names(request: Message, told: Container[str]) -> Iterator[FieldViolation]:
+    """The names of no event, which a stream would show nothing of; but those whose form is told already."""
+    names = request.follow.event_names if isinstance(request, _FOLLOWING) else ()
+    for index, name in enumerate(names):
+        field = f"follow.event_names[{index}]"
+        if field not in told and (description := unknown_name(name)):
+            yield FieldViolation(field=field, description=description)
 
 
 def _with_rules(request: Message) -> Message:

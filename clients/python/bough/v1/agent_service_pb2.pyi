@@ -93,7 +93,9 @@ class FollowOptions(_message.Message):
     """What it shows."""
     @_builtins.property
     def event_names(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """Dotted names of the events wanted, "agent.llm.*" for a group; empty for all. Run events always come."""
+        """Dotted names of the events wanted, "agent.llm.*" for a group; empty for all. Run events always come. A name or a group
+        of no event is INVALID_ARGUMENT, with the nearest one.
+        """
 
     @_builtins.property
     def heartbeat(self) -> _duration_pb2.Duration:
