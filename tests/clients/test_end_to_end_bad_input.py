@@ -52,7 +52,7 @@ TOO_SHALLOW = policy_pb2.RunPolicy(limits=policy_pb2.Limits(depth=-1))
         (pb.RunRequest(agent="echo", input=said("")), ["input"]),
         (pb.RunRequest(agent="echo", input=said("x" * 5_000_000)), ["input.parts"]),
         (pb.RunRequest(agent="echo", input=said("hi"), request_id="x" * 129), ["request_id"]),
-        (pb.RunRequest(agent="echo", input=said("hi"), policy=TOO_SHALLOW), ["policy"]),
+        (pb.RunRequest(agent="echo", input=said("hi"), policy=TOO_SHALLOW), ["policy.limits.depth"]),
         (pb.RunRequest(agent="echo", input=said("hi"), follow=pb.FollowOptions(view=77)), ["follow.view"]),  # type: ignore[arg-type]
         (pb.RunRequest(input=said("")), ["agent", "input"]),
     ],

@@ -69,14 +69,14 @@ def test_what_a_run_cannot_do_any_more_has_a_class_for_each_reason(reason: str, 
 
 def test_an_invalid_request_names_every_field() -> None:
     bad = error_details_pb2.BadRequest()
-    bad.field_violations.add(field="agent", description="must not be empty", reason="string.min_len")
-    bad.field_violations.add(field="input", description="is required", reason="required")
+    bad.field_violations.add(field="agent", description="must not be empty", reason="INVALID_REQUEST")
+    bad.field_violations.add(field="input", description="is required", reason="UNKNOWN_AGENT")
     info = error_details_pb2.ErrorInfo(reason="INVALID_REQUEST", domain="bough")
     error = errors.from_rpc_error(failed(grpc.StatusCode.INVALID_ARGUMENT, "Two mistakes.", info, bad))
     assert isinstance(error, errors.InvalidRequest)
     assert error.violations == (
-        errors.FieldViolation(field="agent", description="must not be empty", rule="string.min_len"),
-        errors.FieldViolation(field="input", description="is required", rule="required"),
+        errors.FieldViolation(field="agent", description="must not be empty", reason="INVALID_REQUEST"),
+        errors.FieldViolation(field="input", description="is required", reason="UNKNOWN_AGENT"),
     )
 
 

@@ -26,7 +26,7 @@ from tests.rpc.turns import Served, Turn, begin, served, settings, watch
 from tests.support.laws import check_laws
 
 LARGE = "x" * 100_000
-LABELS = {str(number): "whispered".ljust(256) for number in range(60)}
+LABELS = {f"n{number}": "whispered".ljust(256) for number in range(60)}
 KEEPS_ON = policy_pb2.RunPolicy(on_disconnect=policy_pb2.ON_DISCONNECT_CONTINUE)
 
 

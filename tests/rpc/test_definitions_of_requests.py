@@ -104,7 +104,7 @@ async def test_a_request_brings_a_bounded_number(tmp_path: Path) -> None:
         with pytest.raises(aio.AioRpcError) as caught:
             await begin(server, "agent7", "Go.", definitions=many).call.read()
         turn = await begin(server, "agent7", "Go.", definitions=many[:128]).to_the_end()
-    assert wrong_fields(caught.value) == [("definitions", "repeated.max_items")]
+    assert wrong_fields(caught.value) == [("definitions", "INVALID_REQUEST")]
     assert answer(turn) == "A word."
 
 

@@ -48,14 +48,24 @@ async def _failed_call(error: Exception) -> aio.AioRpcError:
         ),
         (
             errors.InvalidRequest(
-                [errors.FieldViolation(field="input.parts", description="is too large", rule="size")]
+                [
+                    errors.FieldViolation(field="input.parts", description="is too large"),
+                    errors.FieldViolation(
+                        field="agent.llm.tools[0]", description="is gone", reason=error_pb2.ERROR_REASON_UNKNOWN_TOOL
+                    ),
+                ]
             ),
             grpc.StatusCode.INVALID_ARGUMENT,
             (
                 ErrorInfo(reason="INVALID_REQUEST", domain="bough"),
                 BadRequest(
                     field_violations=[
-                        BadRequest.FieldViolation(field="input.parts", description="is too large", reason="size")
+                        BadRequest.FieldViolation(
+                            field="input.parts", description="is too large", reason="INVALID_REQUEST"
+                        ),
+                        BadRequest.FieldViolation(
+                            field="agent.llm.tools[0]", description="is gone", reason="UNKNOWN_TOOL"
+                        ),
                     ]
                 ),
             ),
@@ -112,8 +122,7 @@ async def test_a_defect_arrives_as_one_generic_sentence_and_is_logged_whole(caps
 
 async def test_many_violations_are_cut_to_what_metadata_can_carry_and_counted() -> None:
     violations = [
-        errors.FieldViolation(field=f"definitions[{i}].name", description="is wrong in some way", rule="name")
-        for i in range(1_000)
+        errors.FieldViolation(field=f"definitions[{i}].name", description="is wrong in some way") for i in range(1_000)
     ]
     failed = await _failed_call(errors.InvalidRequest(violations))
     info, bad_request = status_details(failed)
@@ -134,7 +143,7 @@ def on_the_wire(failed: aio.AioRpcError) -> int:
 @pytest.mark.parametrize(
     "error",
     [
-        lambda said: errors.InvalidRequest([errors.FieldViolation(field=said, description=said, rule=said)] * 300),
+        lambda said: errors.InvalidRequest([errors.FieldViolation(field=said, description=said)] * 300),
         lambda said: errors.InvalidRequest([errors.FieldViolation(field="", description=said * 100)]),
         lambda said: errors.NotFound(said, said),
         lambda said: errors.SessionBusy(said, details={f"{number}{said}": said for number in range(50)}),

@@ -123,9 +123,9 @@ async def test_changes_that_fit_nothing_name_all_their_fields(server: Served) ->
     _, bad = status_details(error)
     assert error.code() == grpc.StatusCode.INVALID_ARGUMENT
     assert [(violation.field, violation.reason) for violation in bad.field_violations] == [
-        ("changes.models['nobody']", "fork.model"),
-        ("changes.instructions['echo']", "fork.agent"),
-        ("changes.models['nobody']", "fork.agent"),
+        ("changes.models['nobody']", "INVALID_REQUEST"),
+        ("changes.instructions['echo']", "INVALID_REQUEST"),
+        ("changes.models['nobody']", "UNKNOWN_AGENT"),
     ]
 
 

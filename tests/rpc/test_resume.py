@@ -115,7 +115,7 @@ async def test_answers_that_do_not_fit_are_named_by_their_fields(server: Served)
     error = await refusal(answer(server, run_id, reply(requests["first?"], 1), wrong, reply("nobody", 1)))
     assert error.code() == grpc.StatusCode.INVALID_ARGUMENT
     (bad,) = [one for one in status_details(error) if hasattr(one, "field_violations")]
-    assert [violation.field for violation in bad.field_violations] == ["answers[1]", "answers[2]"]
+    assert [violation.field for violation in bad.field_violations] == ["answers[1].value_json", "answers[2].request_id"]
     assert (await get(server, run_id)).last_sequence == turn.through
 
 

@@ -7,7 +7,7 @@ import grpc
 import pytest
 from grpc import aio
 
-from bough.v1 import agent_pb2
+from bough.v1 import agent_pb2, catalog_service_pb2
 from bough.v1.session_service_pb2 import DeleteSessionRequest
 from bough_server.agents.definition import revision
 from tests.rpc.catalog_team import (
@@ -88,6 +88,17 @@ async def test_everything_that_is_wrong_is_told_at_once_by_its_path(tmp_path: Pa
     ]
 
 
+async def test_an_agent_that_is_left_out_is_told_what_it_needs(tmp_path: Path) -> None:
+    async with served(team_settings(tmp_path)) as server:
+        with pytest.raises(aio.AioRpcError) as caught:
+            await create(server, agent_pb2.AgentDefinition())
+        with pytest.raises(aio.AioRpcError) as without:
+            await server.catalog.CreateAgent(catalog_service_pb2.CreateAgentRequest())
+    assert caught.value.code() == without.value.code() == grpc.StatusCode.INVALID_ARGUMENT
+    assert wrong_fields(caught.value) == wrong_fields(without.value)
+    assert wrong_fields(without.value)[0][0] == "agent.name"
+
+
 async def test_an_update_takes_over_the_fields_of_its_mask_and_no_other(tmp_path: Path) -> None:
     async with served(team_settings(tmp_path)) as server:
         first = await create(server, define("coach", links=["writer"], tools=["look_up"], instruction="Coach."))
@@ -128,7 +139,7 @@ async def test_a_mask_names_fields_that_can_be_changed(tmp_path: Path) -> None:
                 server, first, "name", "llm.instruction", "llm.tools.name", "wings", "revision", revision=first.revision
             )
         nameless = await refused(update(server, agent_pb2.AgentDefinition(), revision=first.revision))
-    assert wrong_fields(caught.value) == [(f"update_mask.paths[{index}]", "mask.path") for index in (0, 2, 3, 4)]
+    assert wrong_fields(caught.value) == [(f"update_mask.paths[{index}]", "INVALID_REQUEST") for index in (0, 2, 3, 4)]
     assert nameless == (grpc.StatusCode.INVALID_ARGUMENT, info_of("INVALID_REQUEST"))
 
 

@@ -1,6 +1,6 @@
 """What a request that breaks the schema's rules is told."""
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import grpc
@@ -11,6 +11,7 @@ from google.protobuf.timestamp_pb2 import Timestamp
 from google.rpc.error_details_pb2 import BadRequest, ErrorInfo
 from grpc import aio
 
+from bough import reply, user_message
 from bough.v1 import (
     agent_pb2,
     catalog_service_pb2,
@@ -19,14 +20,18 @@ from bough.v1 import (
     invocation_pb2,
     message_pb2,
     policy_pb2,
+    session_service_pb2,
 )
 from bough.v1 import agent_service_pb2 as pb
 from bough.v1.agent_service_pb2_grpc import AgentServiceStub, add_AgentServiceServicer_to_server
 from bough.v1.eval_service_pb2_grpc import EvalServiceStub, add_EvalServiceServicer_to_server
 from bough_server.errors import InvalidRequest
+from bough_server.events import NAME_OF_KIND
 from bough_server.interceptors.validation import violations
 from bough_server.runs.admission import check_input
 from tests.rpc.servers import behaving, outcome, status_details
+
+LABEL_KEY = "^[a-zA-Z][a-zA-Z0-9._/-]{0,62}$"
 
 
 async def test_a_stream_is_refused_before_its_handler_with_every_field_that_is_wrong() -> None:
@@ -43,12 +48,13 @@ async def test_a_stream_is_refused_before_its_handler_with_every_field_that_is_w
     info, bad_request = status_details(error)
     assert error.code() == grpc.StatusCode.INVALID_ARGUMENT
     assert info == ErrorInfo(reason="INVALID_REQUEST", domain="bough")
-    assert [(violation.field, violation.reason) for violation in bad_request.field_violations] == [
-        ("agent", "string.min_len"),
-        ("input", "input.role"),
-        ("follow.event_names[1]", "string.pattern"),
-        ('labels[""]', "string.min_len"),
+    assert [(violation.field, violation.description) for violation in bad_request.field_violations] == [
+        ("agent", "must be at least 1 characters"),
+        ("input", "must have the role USER, or none"),
+        ("follow.event_names[1]", r"does not match regex pattern `^agent(\.[a-z_]+)*(\.\*)?$`"),
+        ('labels[""]', f"does not match regex pattern `{LABEL_KEY}`"),
     ]
+    assert {violation.reason for violation in bad_request.field_violations} == {"INVALID_REQUEST"}
 
 
 async def test_every_message_of_a_request_stream_is_checked() -> None:
@@ -72,9 +78,7 @@ async def test_every_message_of_a_request_stream_is_checked() -> None:
     assert bad_request == BadRequest(
         field_violations=[
             BadRequest.FieldViolation(
-                field="options",
-                description="limits must not be negative, and max_bytes must be at least 1024",
-                reason="options.not_negative",
+                field="options.max_agents", description="must be greater than or equal to 0", reason="INVALID_REQUEST"
             )
         ]
     )
@@ -87,7 +91,7 @@ def asking(policy: policy_pb2.RunPolicy | None = None, *parts: message_pb2.Part)
 
 
 def broken(request: Message) -> list[tuple[str, str]]:
-    return [(violation.field, violation.rule) for violation in violations(request)]
+    return [(violation.field, violation.description) for violation in violations(request)]
 
 
 @pytest.mark.parametrize(
@@ -112,11 +116,11 @@ async def test_a_duration_that_json_cannot_write_is_refused_with_its_path(unwrit
     assert received == []
     assert error is not None
     assert error.code() == grpc.StatusCode.INVALID_ARGUMENT
-    assert [(violation.field, violation.reason) for violation in status_details(error)[1].field_violations] == [
-        ("policy.limits.wall_duration", "duration.range"),
-        ("policy.delta.aggregated.max_interval", "duration.range"),
-        ("policy.disconnect_grace", "duration.range"),
-        ("follow.heartbeat", "duration.range"),
+    assert [(violation.field, violation.description) for violation in status_details(error)[1].field_violations] == [
+        ("policy.limits.wall_duration", "is out of the range of a duration"),
+        ("policy.delta.aggregated.max_interval", "is out of the range of a duration"),
+        ("policy.disconnect_grace", "is out of the range of a duration"),
+        ("follow.heartbeat", "is out of the range of a duration"),
     ]
 
 
@@ -126,7 +130,9 @@ def test_a_list_is_refused_times_out_of_range(
     request_type: type[pb.ListRunsRequest] | type[eval_service_pb2.ListInvocationsRequest], unwritable: Timestamp
 ) -> None:
     request = request_type(start_create_time=unwritable, end_create_time=unwritable)
-    assert broken(request) == [("start_create_time", "timestamp.range"), ("end_create_time", "timestamp.range")]
+    assert broken(request) == [
+        (field, "is out of the range of a timestamp") for field in ("start_create_time", "end_create_time")
+    ]
 
 
 def test_the_longest_times_that_json_can_write_are_fine() -> None:
@@ -144,29 +150,80 @@ def test_times_of_recorded_events_and_of_definitions_are_others_to_judge() -> No
     assert broken(catalog_service_pb2.ValidateAgentRequest(definitions=[definition])) == []
 
 
-def test_events_have_no_rules_and_none_are_looked_for_in_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    seen: list[Message] = []
-
-    def collect(request: Message) -> list[Any]:
-        seen.append(request)
-        return []
-
-    monkeypatch.setattr("protovalidate.collect_violations", collect)
-    options = invocation_pb2.InvocationOptions(max_agents=1)
-    request = eval_service_pb2.AggregateEventsRequest(events=[event_pb2.AgentEvent(run_id="r")], options=options)
+def test_recorded_events_and_definitions_may_hold_what_the_rules_refuse_in_requests() -> None:
+    unheard = policy_pb2.RunPolicy(limits=policy_pb2.Limits(depth=-1), on_disconnect=9)  # type: ignore[arg-type]
+    started = event_pb2.RunStarted(policy=unheard)
+    assert broken(asking(unheard)) == [
+        ("policy.limits.depth", "must be greater than or equal to 0"),
+        ("policy.on_disconnect", "value must be one of the defined enum values"),
+    ]
+    assert broken(eval_service_pb2.AggregateEventsRequest(events=[event_pb2.AgentEvent(run_started=started)])) == []
+    definition = agent_pb2.AgentDefinition(name="lead", limits=unheard.limits)
+    assert broken(catalog_service_pb2.ValidateAgentRequest(definitions=[definition])) == []
+    assert broken(catalog_service_pb2.CreateAgentRequest(agent=definition)) == []
+    assert broken(catalog_service_pb2.UpdateAgentRequest(agent=definition, revision="r")) == []
+    request = asking()
+    request.definitions.append(definition)
     assert broken(request) == []
-    assert seen == [eval_service_pb2.AggregateEventsRequest(options=options)]
 
 
-def test_a_part_that_nobody_can_say_is_named() -> None:
-    parts = [message_pb2.Part(text="hi"), message_pb2.Part(reasoning=message_pb2.Reasoning(text="so"))]
-    request = pb.RunRequest(agent="echo", input=message_pb2.Message(parts=parts))
-    assert broken(request) == [("input.parts[1].reasoning", "input.parts")]
+LABELED: list[Callable[[dict[str, str]], Message]] = [
+    lambda labels: pb.RunRequest(agent="echo", input=user_message("hi"), labels=labels),
+    lambda labels: pb.ForkRunRequest(run_id="r", after_sequence=1, labels=labels),
+    lambda labels: session_service_pb2.CreateSessionRequest(labels=labels),
+    lambda labels: pb.ListRunsRequest(labels=labels),
+    lambda labels: session_service_pb2.ListSessionsRequest(labels=labels),
+    lambda labels: eval_service_pb2.ListInvocationsRequest(labels=labels),
+]
+
+
+@pytest.mark.parametrize("labeled", LABELED)
+def test_keys_of_labels_are_names_and_those_of_the_server_are_reserved(
+    labeled: Callable[[dict[str, str]], Message],
+) -> None:
+    good = ["a", "Z9", "team.example/eval-set_1", "bough", "boughs/x", "a" * 63]
+    assert broken(labeled(dict.fromkeys(good, ""))) == []
+    for key in ("", "a b\u0001", "1a", "/a", "ä", "a\n", "a" * 64):
+        assert [field for field, _ in broken(labeled({key: ""}))] == [f'labels["{key}"]']
+    reserved = "must not begin with bough/, which is the server's"
+    assert broken(labeled({"bough/evaluation": "1"})) == [('labels["bough/evaluation"]', reserved)]
+
+
+FOLLOWING: list[Callable[[pb.FollowOptions], Message]] = [
+    lambda follow: pb.RunRequest(agent="echo", input=user_message("hi"), follow=follow),
+    lambda follow: pb.WatchRunRequest(run_id="r", follow=follow),
+    lambda follow: pb.ResumeRunRequest(run_id="r", answers=[reply("q", 1)], follow=follow),
+    lambda follow: pb.ForkRunRequest(run_id="r", after_sequence=1, follow=follow),
+]
+
+
+@pytest.mark.parametrize("following", FOLLOWING)
+def test_names_of_events_that_there_are_not_are_told_the_nearest(
+    following: Callable[[pb.FollowOptions], Message],
+) -> None:
+    assert broken(following(pb.FollowOptions(event_names=[*NAME_OF_KIND.values(), "agent.*", "agent.llm.*"]))) == []
+    wrong = ["agent.llm.completed", "agent.llm.complete", "agent.lm.*", "agent.qqqqqqqqqqqqqqqqq", "agent", "Agent.llm"]
+    assert broken(following(pb.FollowOptions(event_names=wrong))) == [
+        ("follow.event_names[5]", r"does not match regex pattern `^agent(\.[a-z_]+)*(\.\*)?$`"),
+        ("follow.event_names[1]", "There is no event 'agent.llm.complete'. Did you mean 'agent.llm.completed'?"),
+        ("follow.event_names[2]", "There is no event 'agent.lm.*'. Did you mean 'agent.llm.*'?"),
+        ("follow.event_names[3]", "There is no event 'agent.qqqqqqqqqqqqqqqqq'."),
+        ("follow.event_names[4]", "There is no event 'agent'."),
+    ]
+
+
+def test_a_request_has_at_most_so_many_definitions() -> None:
+    request = asking()
+    request.definitions.extend([agent_pb2.AgentDefinition()] * 129)
+    assert broken(request) == [("definitions", "must contain no more than 128 item(s)")]
 
 
 def test_enum_values_of_a_policy_that_are_not_known_are_refused() -> None:
     unknown = policy_pb2.RunPolicy(on_disconnect=9, on_sub_agent_failure=-1)  # type: ignore[arg-type]
-    assert broken(asking(unknown)) == [("policy", "policy.on_disconnect"), ("policy", "policy.on_sub_agent_failure")]
+    assert broken(asking(unknown)) == [
+        ("policy.on_sub_agent_failure", "value must be one of the defined enum values"),
+        ("policy.on_disconnect", "value must be one of the defined enum values"),
+    ]
     known = policy_pb2.RunPolicy(
         on_disconnect=policy_pb2.ON_DISCONNECT_CONTINUE, on_sub_agent_failure=policy_pb2.ON_SUB_AGENT_FAILURE_ABORT
     )
@@ -187,7 +244,26 @@ def test_enum_values_of_a_policy_that_are_not_known_are_refused() -> None:
     ],
 )
 def test_an_input_has_a_part_with_content(part: message_pb2.Part, counts: bool) -> None:
-    assert broken(asking(None, part, message_pb2.Part())) == ([] if counts else [("input", "input.not_empty")])
+    assert broken(asking(None, part, message_pb2.Part())) == (
+        [] if counts else [("input", "must have at least one part with text, data or a blob")]
+    )
+
+
+@pytest.mark.parametrize("field", ["input", "changes.input"])
+def test_a_part_that_nobody_can_say_is_named(field: str) -> None:
+    parts = [
+        message_pb2.Part(text="hi"),
+        message_pb2.Part(reasoning=message_pb2.Reasoning(text="so")),
+        message_pb2.Part(tool_call=message_pb2.ToolCall()),
+        message_pb2.Part(tool_result=message_pb2.ToolResult()),
+    ]
+    with pytest.raises(InvalidRequest) as caught:
+        check_input(message_pb2.Message(parts=parts), field=field)
+    assert [violation.field for violation in caught.value.violations] == [
+        f"{field}.parts[1].reasoning",
+        f"{field}.parts[2].tool_call",
+        f"{field}.parts[3].tool_result",
+    ]
 
 
 def test_data_of_an_input_that_is_no_json_is_refused_by_its_part() -> None:

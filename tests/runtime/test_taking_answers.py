@@ -45,12 +45,28 @@ async def test_a_wrong_answer_among_right_ones_changes_nothing(tmp_path: Path, w
         run = await it.start("pair")
         before = await it.until_interrupted(run)
         asked = open_requests(before)
+        wrong = WRONG[words](asked)
         with pytest.raises(InvalidRequest) as raised:
-            await it.resume(run, reply(asked["a?"], "A"), WRONG[words](asked))
-        assert [violation.field for violation in raised.value.violations] == ["answers[1]"]
+            await it.resume(run, reply(asked["a?"], "A"), wrong)
+        field = "request_id" if words == "asks nothing" else wrong.WhichOneof("answer")
+        assert [violation.field for violation in raised.value.violations] == [f"answers[1].{field}"]
         assert words.rstrip(".") in raised.value.violations[0].description
         assert await it.until_interrupted(run) == before
         assert (await it.runs.get(ME, run.run_id)).run.state == event_pb2.STATE_INPUT_REQUIRED
+
+
+async def test_a_second_answer_to_the_same_request_is_refused_with_all_the_others(tmp_path: Path) -> None:
+    async with house(tmp_path, asker, pair) as it:
+        run = await it.start("pair")
+        before = await it.until_interrupted(run)
+        asked = open_requests(before)
+        with pytest.raises(InvalidRequest) as raised:
+            await it.resume(run, *(reply(asked[name], "A") for name in ("a?", "b?", "a?", "b?")))
+        assert [violation.field for violation in raised.value.violations] == [
+            "answers[2].request_id",
+            "answers[3].request_id",
+        ]
+        assert await it.until_interrupted(run) == before
 
 
 async def test_a_question_of_what_has_ended_takes_no_answer(tmp_path: Path) -> None:

@@ -68,7 +68,7 @@ async def test_events_of_more_items_than_are_worth_their_bytes_are_refused(monke
     await folding.take([event], size=event.ByteSize())
     with pytest.raises(InvalidRequest) as refused:
         await folding.take([event], size=event.ByteSize())
-    assert [(one.field, one.rule) for one in refused.value.violations] == [("events", "events.items")]
+    assert [one.field for one in refused.value.violations] == ["events"]
 
 
 async def test_a_short_log_is_folded_at_once() -> None:

@@ -48,11 +48,11 @@ class BoughError(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FieldViolation:
-    """A field of a request and what is wrong with it."""
+    """A field of a request and what is wrong with it; `reason` is the name of an ErrorReason without its prefix."""
 
     field: str
     description: str
-    rule: str = ""
+    reason: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -250,7 +250,7 @@ def _described(status: Status, metadata: Iterable[tuple[str, str | bytes]]) -> S
             reason, details = info.reason, dict(info.metadata)
         elif detail.Unpack(bad):
             violations = tuple(
-                FieldViolation(field=v.field, description=v.description, rule=v.reason) for v in bad.field_violations
+                FieldViolation(field=v.field, description=v.description, reason=v.reason) for v in bad.field_violations
             )
         elif detail.Unpack(retry):
             retry_delay = retry.retry_delay.ToTimedelta().total_seconds()

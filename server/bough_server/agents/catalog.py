@@ -15,7 +15,7 @@ from bough_server.agents.definition import received
 from bough_server.agents.registry import Overlay, Registry
 from bough_server.agents.validation import Known, judge, judge_reached, violations
 from bough_server.documents import nearest
-from bough_server.errors import FieldViolation, InvalidRequest, NotFound, Reason
+from bough_server.errors import FieldViolation, InvalidRequest, NotFound
 from bough_server.runtime.agent import Agent
 from bough_server.store.worker_ports import AgentStore, StoredAgents
 
@@ -127,7 +127,7 @@ def refuse(definitions: Sequence[agent_pb2.AgentDefinition], known: Known, path:
         FieldViolation(
             field=f"{path(index)}.{mistake.field}" if mistake.field else path(index),
             description=mistake.description,
-            rule=_rule(mistake.reason),
+            reason=mistake.reason,
         )
         for index, mistakes in enumerate(judge(definitions, known))
         for mistake in mistakes
@@ -136,17 +136,13 @@ def refuse(definitions: Sequence[agent_pb2.AgentDefinition], known: Known, path:
         FieldViolation(
             field=path(0).partition("[")[0],
             description=f"The agent {reached.name!r} would be wrong with it: {mistake.field}: {mistake.description}",
-            rule=_rule(mistake.reason),
+            reason=mistake.reason,
         )
         for reached, mistakes in judge_reached(definitions, known)
         for mistake in mistakes
     ]
     if found:
         raise InvalidRequest(found)
-
-
-def _rule(reason: Reason) -> str:
-    return error_pb2.ErrorReason.Name(reason).removeprefix("ERROR_REASON_")
 
 
 def _found(agents: Overlay, name: str, listed: Callable[[], Iterable[agent_pb2.AgentDefinition]]) -> Agent:

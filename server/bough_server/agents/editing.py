@@ -69,7 +69,7 @@ class AgentEditor:
         if problems := mask_problems(mask):
             raise InvalidRequest(problems)
         if not definition.name:
-            raise InvalidRequest([FieldViolation(field="agent.name", description="is required.", rule="agent.name")])
+            raise InvalidRequest([FieldViolation(field="agent.name", description="is required.")])
 
         async def put(catalog: TenantCatalog) -> agent_pb2.AgentDefinition:
             current = _stored(catalog, definition.name)
@@ -176,7 +176,7 @@ def mask_problems(mask: FieldMask) -> list[FieldViolation]:
             said = f"{path!r} is no field of an agent, or lies in a list: name the whole list."
         else:
             continue
-        problems.append(FieldViolation(field=f"update_mask.paths[{index}]", description=said, rule="mask.path"))
+        problems.append(FieldViolation(field=f"update_mask.paths[{index}]", description=said))
     return problems
 
 

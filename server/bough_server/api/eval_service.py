@@ -60,7 +60,7 @@ class Folding:
         self._items += _items_of(event, MAX_ITEMS - self._items)
         if self._items > MAX_ITEMS:
             said = f"hold more than {MAX_ITEMS:,} items in their lists. Aggregate each run by itself."
-            raise InvalidRequest([FieldViolation(field="events", description=said, rule="events.items")])
+            raise InvalidRequest([FieldViolation(field="events", description=said)])
         self._tree.add(event)
 
     async def _take(self, add: Callable[[T], None], items: Iterable[T], *, count: int, size: int) -> None:
@@ -162,7 +162,7 @@ async def _folded(requests: AsyncIterator[pb.AggregateEventsRequest]) -> Folding
         size = request.ByteSize()
         if folding.count + len(request.events) > MAX_EVENTS or folding.size + size > MAX_BYTES:
             said = f"are more than {MAX_EVENTS:,} or {MAX_BYTES >> 20} MiB. Aggregate each run by itself."
-            raise InvalidRequest([FieldViolation(field="events", description=said, rule="events.size")])
+            raise InvalidRequest([FieldViolation(field="events", description=said)])
         await folding.take(request.events, size=size)
     return folding or Folding(Tree())
 

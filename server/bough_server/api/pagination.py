@@ -88,8 +88,6 @@ def _name_in(token: str, listing: str) -> str:
     except (binascii.Error, ValueError):
         kind, separator, name = "", "", ""
     if kind != listing or not separator:
-        raise InvalidRequest(
-            [FieldViolation(field="page_token", description="is not a token of this listing; begin without one")],
-            reason=error_pb2.ERROR_REASON_INVALID_PAGE_TOKEN,
-        )
+        said, reason = "is not a token of this listing; begin without one", error_pb2.ERROR_REASON_INVALID_PAGE_TOKEN
+        raise InvalidRequest([FieldViolation(field="page_token", description=said, reason=reason)], reason=reason)
     return name

@@ -98,8 +98,8 @@ def _mistakes(changes: Sequence[state_pb2.StateChange]) -> Iterator[FieldViolati
     for index, change in enumerate(changes):
         if not is_key(change.key):
             said = f"A value's name must fit {KEY}."
-            yield FieldViolation(field=f"changes[{index}].key", description=said, rule="state.key")
+            yield FieldViolation(field=f"changes[{index}].key", description=said)
         if change.HasField("value_json") and not is_value(change.value_json):
             said = f"A value must be JSON text, nested at most {MAX_DEPTH} deep, with numbers that a double can hold."
             said += " Leave it out to delete the value."
-            yield FieldViolation(field=f"changes[{index}].value_json", description=said, rule="state.value")
+            yield FieldViolation(field=f"changes[{index}].value_json", description=said)

@@ -16,7 +16,7 @@ from opentelemetry import trace
 from opentelemetry.trace import Status, StatusCode
 
 from bough.v1 import error_pb2
-from bough_server.errors import CallError, InvalidRequest, NotFound
+from bough_server.errors import CallError, InvalidRequest, NotFound, Reason
 from bough_server.interceptors.handlers import (
     Context,
     Continuation,
@@ -128,8 +128,7 @@ _PLAIN: Final = bytes(code for code in range(0x20, 0x7F) if code != ord("%"))
 
 def status_of(error: CallError) -> status_pb2.Status:
     """The status: ErrorInfo always, and of BadRequest, ResourceInfo and RetryInfo what the error knows."""
-    reason = error_pb2.ErrorReason.Name(error.reason).removeprefix("ERROR_REASON_")
-    info = error_details_pb2.ErrorInfo(reason=reason, domain=DOMAIN, metadata=_bounded(error.details))
+    info = error_details_pb2.ErrorInfo(reason=_name(error.reason), domain=DOMAIN, metadata=_bounded(error.details))
     details: list[Message] = [info]
     if isinstance(error, InvalidRequest):
         details.append(_bad_request(error, info))
@@ -140,6 +139,10 @@ def status_of(error: CallError) -> status_pb2.Status:
         delay.FromNanoseconds(int(error.retry_delay * 1e9))
         details.append(error_details_pb2.RetryInfo(retry_delay=delay))
     return status_pb2.Status(code=error.code, message=_message(error), details=[_packed(detail) for detail in details])
+
+
+def _name(reason: Reason) -> str:
+    return error_pb2.ErrorReason.Name(reason).removeprefix("ERROR_REASON_")
 
 
 def _message(error: CallError) -> str:
@@ -179,7 +182,7 @@ def _bad_request(error: InvalidRequest, info: error_details_pb2.ErrorInfo) -> er
         request.field_violations.add(
             field=_cut(violation.field, _FIELD_BYTES),
             description=_cut(violation.description, _DESCRIPTION_BYTES),
-            reason=_cut(violation.rule),
+            reason=_name(violation.reason),
         )
         if request.ByteSize() > _VIOLATIONS_BYTES:
             del request.field_violations[-1]

@@ -55,7 +55,7 @@ class TooLarge:
         said = f"{self.request} is {self.size:,} bytes and may be {_max_bytes(self.request) // 1024:,} KiB."
         if self.request == "RunRequest":
             said += " Give large content by reference (a blob's uri)."
-        return FieldViolation(field=_BULK.get(self.request, ""), description=said, rule="request.size")
+        return FieldViolation(field=_BULK.get(self.request, ""), description=said)
 
 
 def bounded(method: str, parse: Callable[[bytes], Message]) -> Callable[[bytes], Message | TooLarge]:
@@ -105,7 +105,7 @@ def _max_bytes(request: str) -> int:
 
 
 def _too_many(path: str, description: str) -> FieldViolation:
-    return FieldViolation(field=path, description=description, rule="request.items")
+    return FieldViolation(field=path, description=description)
 
 
 def _first_large(items: list[tuple[str, Message]], most: int | None) -> FieldViolation | None:
@@ -114,5 +114,5 @@ def _first_large(items: list[tuple[str, Message]], most: int | None) -> FieldVio
     for path, item in items:
         if (size := item.ByteSize()) > most:
             said = f"is {size:,} bytes and may be {most // 1024:,} KiB"
-            return FieldViolation(field=path, description=said, rule="request.size")
+            return FieldViolation(field=path, description=said)
     return None

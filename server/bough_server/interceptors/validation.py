@@ -1,17 +1,26 @@
-"""Validate requests by the rules of the schema (protovalidate); violations become a BadRequest."""
+"""Check every request by the schema's rules before a handler sees it, and the names of events that it asks to follow.
 
-from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
+The stubs have no rules, so that no client needs buf.validate. This package has the whole schema as a file; a request is
+parsed once more, by that schema, to be checked.
+"""
+
+from collections.abc import AsyncIterator, Container, Iterator
+from functools import cache
+from importlib import resources
 from typing import Any, Final
 
 import grpc
 import protovalidate
+from google.protobuf import descriptor_pb2
+from google.protobuf.descriptor_pool import DescriptorPool
 from google.protobuf.duration_pb2 import Duration
 from google.protobuf.message import Message
+from google.protobuf.message_factory import GetMessageClass
 from google.protobuf.timestamp_pb2 import Timestamp
 from grpc import aio
 
+from bough.v1 import agent_pb2, event_pb2
 from bough.v1 import agent_service_pb2 as pb
-from bough.v1 import eval_service_pb2, fork_pb2, input_pb2, message_pb2
 from bough_server.errors import FieldViolation, InvalidRequest
 from bough_server.interceptors.handlers import (
     Context,
@@ -24,17 +33,12 @@ from bough_server.interceptors.handlers import (
     unary_behavior,
 )
 from bough_server.interceptors.request_limits import TooLarge, bounded, excess
+from bough_server.views import unknown_name
 
-_NOT_WALKED: Final = frozenset(
-    {
-        "bough.v1.AggregateEventsRequest.events",
-        "bough.v1.CreateAgentRequest.agent",
-        "bough.v1.RunRequest.definitions",
-        "bough.v1.UpdateAgentRequest.agent",
-        "bough.v1.ValidateAgentRequest.definitions",
-    }
-)
+_NOT_JUDGED: Final = frozenset({event_pb2.AgentEvent.DESCRIPTOR, agent_pb2.AgentDefinition.DESCRIPTOR})
 """Recorded events are read as they are, and what is wrong with a definition is the catalog's answer."""
+
+_FOLLOWING: Final = (pb.RunRequest, pb.WatchRunRequest, pb.ResumeRunRequest, pb.ForkRunRequest)
 
 
 class Validation(aio.ServerInterceptor):
@@ -60,26 +64,40 @@ def violations(request: Message) -> list[FieldViolation]:
     """Everything in a request that breaks a rule; of one that holds too much, or times out of range, this alone."""
     if (too_much := excess(request)) is not None:
         return [too_much]
-    # Before the rules, because the schema's expressions cannot be evaluated on a time out of range.
+    # The schema's rules let times out of range pass, and no log could say them as JSON.
     if unwritable := list(_unwritable_times(request, "")):
         return unwritable
-    try:
-        broken = protovalidate.collect_violations(_ruled(request))
-    except protovalidate.EvaluationError:
-        description = "has a value on which the rules of the schema cannot be evaluated"
-        return [FieldViolation(field="", description=description, rule="schema.evaluation")]
-    return [
-        FieldViolation(field=path, description=violation.proto.message, rule=violation.proto.rule_id)
-        for violation in broken
-        for path in places(request, violation.proto.rule_id) or [_path(violation.proto.field)]
+    broken = [
+        FieldViolation(field=_path(violation.proto.field), description=violation.proto.message)
+        for violation in protovalidate.collect_violations(_with_rules(request))
     ]
+    return [*broken, *_unknown_event_names(request, {violation.field for violation in broken})]
 
 
-def _ruled(request: Message) -> Message:
-    """The part of a request that has rules: events have none, and looking for them holds up everybody for seconds."""
-    if isinstance(request, eval_service_pb2.AggregateEventsRequest):
-        return eval_service_pb2.AggregateEventsRequest(options=request.options)
-    return request
+def _unknown_event_names(request: Message, told: Container[str]) -> Iterator[FieldViolation]:
+    """The names of no event, which a stream would show nothing of; but those whose form is told already."""
+    names = request.follow.event_names if isinstance(request, _FOLLOWING) else ()
+    for index, name in enumerate(names):
+        field = f"follow.event_names[{index}]"
+        if field not in told and (description := unknown_name(name)):
+            yield FieldViolation(field=field, description=description)
+
+
+def _with_rules(request: Message) -> Message:
+    """The same request by the schema that has the rules; 1.5 us for a minimal one."""
+    return GetMessageClass(schema().FindMessageTypeByName(request.DESCRIPTOR.full_name)).FromString(
+        request.SerializeToString()
+    )
+
+
+@cache
+def schema() -> DescriptorPool:
+    """The whole schema, read from this package in a few milliseconds; apart from the stubs' default pool."""
+    pool = DescriptorPool()
+    data = resources.files("bough_server").joinpath("bough.binpb").read_bytes()
+    for file in descriptor_pb2.FileDescriptorSet.FromString(data).file:
+        pool.Add(file)
+    return pool
 
 
 def _checked(request: Message | TooLarge) -> Message:
@@ -106,13 +124,14 @@ def _unwritable_times(message: Message, place: str) -> Iterator[FieldViolation]:
             value.ToJsonString()
         except ValueError:
             kind = value.DESCRIPTOR.name.lower()
-            yield FieldViolation(field=path, description=f"is out of the range of a {kind}", rule=f"{kind}.range")
+            yield FieldViolation(field=path, description=f"is out of the range of a {kind}")
 
 
 def _set_messages(message: Message, place: str) -> Iterator[tuple[str, Message]]:
     """The messages that are set in a message, each with its path; maps of requests hold none."""
     for field, value in message.ListFields():
-        if field.message_type is None or field.full_name in _NOT_WALKED or field.message_type.GetOptions().map_entry:
+        kind = field.message_type
+        if kind is None or kind in _NOT_JUDGED or kind.GetOptions().map_entry:
             continue
         path = f"{place}.{field.name}" if place else field.name
         if field.is_repeated:
@@ -134,45 +153,3 @@ def _step(element: protovalidate.FieldPathElementPb) -> str:
         return element.field_name
     quoted = f'"{subscript.value}"' if subscript.field == "string_key" else str(subscript.value)
     return f"{element.field_name}[{quoted}]"
-
-
-def places(request: Message, rule: str) -> Sequence[str]:
-    """The paths of the items that break a rule which a request breaks; none where the rule is of no list."""
-    match request:
-        case pb.RunRequest() if rule == "input.parts":
-            return [*_unsaid(request.input.parts, "input.parts")]
-        case pb.ForkRunRequest() if rule == "changes.input.parts":
-            return [*_unsaid(request.changes.input.parts, "changes.input.parts")]
-        case pb.ForkRunRequest() if rule == "changes.tool_results":
-            return [*_unedited(request.changes.tool_results)]
-        case pb.ResumeRunRequest() if rule == "answers.request_id":
-            return [*_unnamed(request.answers)]
-        case pb.ResumeRunRequest() if rule == "answers.answer":
-            return [f"answers[{index}]" for index, one in enumerate(request.answers) if not one.WhichOneof("answer")]
-    return ()
-
-
-def _unsaid(parts: Iterable[message_pb2.Part], place: str) -> Iterator[str]:
-    """Parts that nobody can say."""
-    for index, part in enumerate(parts):
-        content = part.WhichOneof("content")
-        if content in ("tool_call", "tool_result", "reasoning"):
-            yield f"{place}[{index}].{content}"
-
-
-def _unedited(results: Iterable[fork_pb2.EditedResult]) -> Iterator[str]:
-    """Edited results of no call, or without a result."""
-    for index, edited in enumerate(results):
-        if not edited.call_id:
-            yield f"changes.tool_results[{index}].call_id"
-        if not edited.HasField("result"):
-            yield f"changes.tool_results[{index}].result"
-
-
-def _unnamed(answers: Iterable[input_pb2.InputAnswer]) -> Iterator[str]:
-    """Answers to no request, or to one that an answer before them is to."""
-    seen = {""}
-    for index, answer in enumerate(answers):
-        if answer.request_id in seen:
-            yield f"answers[{index}].request_id"
-        seen.add(answer.request_id)

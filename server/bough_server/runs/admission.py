@@ -2,7 +2,7 @@
 
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -40,16 +40,20 @@ def check_input(message: message_pb2.Message, *, field: str = "input") -> None:
     size = sum(part.ByteSize() for part in message.parts)
     if size > MAX_INPUT_BYTES:
         said = f"is {size} bytes; an input may have {MAX_INPUT_BYTES}. Give large content by reference (a blob's uri)."
-        raise InvalidRequest([FieldViolation(field=f"{field}.parts", description=said, rule="input.size")])
-    no_json = [
-        FieldViolation(
-            field=f"{field}.parts[{index}].data_json", description="must be JSON text", rule="input.data_json"
-        )
-        for index, part in enumerate(message.parts)
-        if part.HasField("data_json") and not _is_json(part.data_json)
-    ]
-    if no_json:
-        raise InvalidRequest(no_json)
+        raise InvalidRequest([FieldViolation(field=f"{field}.parts", description=said)])
+    if wrong := list(_part_violations(message, field)):
+        raise InvalidRequest(wrong)
+
+
+def _part_violations(message: message_pb2.Message, field: str) -> Iterator[FieldViolation]:
+    for index, part in enumerate(message.parts):
+        content = part.WhichOneof("content")
+        if content in ("tool_call", "tool_result", "reasoning"):
+            said = "An input holds no tool calls, tool results or reasoning."
+            yield FieldViolation(field=f"{field}.parts[{index}].{content}", description=said)
+        elif content == "data_json" and not _is_json(part.data_json):
+            said = "must be JSON text"
+            yield FieldViolation(field=f"{field}.parts[{index}].data_json", description=said)
 
 
 def _is_json(text: str) -> bool:

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from bough.v1 import agent_pb2, agent_service_pb2, event_pb2, fork_pb2
+from bough.v1 import agent_pb2, agent_service_pb2, error_pb2, event_pb2, fork_pb2
 from bough_server import events, ids
 from bough_server.agents.definition import with_revision
 from bough_server.agents.pinned import MissingVersion
@@ -77,9 +77,7 @@ def changed_definitions(changes: fork_pb2.ForkChanges, resolver: Resolver) -> li
     """The definitions that a fork changes, as they are then, by name. Raises InvalidRequest."""
     made: list[agent_pb2.AgentDefinition] = []
     wrong = [
-        FieldViolation(
-            field=f"changes.models[{name!r}]", description=f"There is no model {model!r}.", rule="fork.model"
-        )
+        FieldViolation(field=f"changes.models[{name!r}]", description=f"There is no model {model!r}.")
         for name, model in changes.models.items()
         if not _has_model(resolver, model)
     ]
@@ -89,10 +87,11 @@ def changed_definitions(changes: fork_pb2.ForkChanges, resolver: Resolver) -> li
             definition = agent_pb2.AgentDefinition()
             definition.CopyFrom(resolver.agent(name).definition)
         except KeyError:
-            wrong.append(FieldViolation(field=field, description="The run has no such agent.", rule="fork.agent"))
+            said, reason = "The run has no such agent.", error_pb2.ERROR_REASON_UNKNOWN_AGENT
+            wrong.append(FieldViolation(field=field, description=said, reason=reason))
             continue
         if definition.WhichOneof("kind") not in ("llm", "supervisor"):
-            wrong.append(FieldViolation(field=field, description="The agent asks no model itself.", rule="fork.agent"))
+            wrong.append(FieldViolation(field=field, description="The agent asks no model itself."))
             continue
         if name in changes.models:
             llm_of(definition).model = changes.models[name]
@@ -100,7 +99,7 @@ def changed_definitions(changes: fork_pb2.ForkChanges, resolver: Resolver) -> li
             llm_of(definition).instruction = changes.instructions[name]
             if problem := template_mistake(changes.instructions[name], ()):
                 place = f"changes.instructions[{name!r}]"
-                wrong.append(FieldViolation(field=place, description=problem, rule="fork.instruction"))
+                wrong.append(FieldViolation(field=place, description=problem))
         made.append(with_revision(definition))
     if wrong:
         raise InvalidRequest(wrong)
@@ -140,7 +139,7 @@ def _check_input_change(changes: fork_pb2.ForkChanges, sequence: int) -> None:
         return
     if sequence != 1:
         said = "What the user says can only be changed where nothing has followed from it: after sequence 1."
-        raise InvalidRequest([FieldViolation(field="changes.input", description=said, rule="fork.input")])
+        raise InvalidRequest([FieldViolation(field="changes.input", description=said)])
     check_input(changes.input, field="changes.input")
 
 

@@ -89,5 +89,4 @@ def _result_mistakes(result: message_pb2.ToolResult) -> Iterator[str]:
 
 
 def _violation(index: int, field: str, said: str) -> FieldViolation:
-    rule = "fork.call" if field == "call_id" else "fork.result"
-    return FieldViolation(field=f"changes.tool_results[{index}].{field}", description=said, rule=rule)
+    return FieldViolation(field=f"changes.tool_results[{index}].{field}", description=said)

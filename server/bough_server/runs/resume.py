@@ -45,6 +45,7 @@ def judged(
 
     Raises InvalidRequest, AlreadyAnswered, RequestIdReused and RunEnded.
     """
+    _check_unique(request.answers)
     asked = {event.input_requested.request.request_id: event for event in log if event.HasField("input_requested")}
     answered = {event.input_received.answer.request_id: event for event in log if event.HasField("input_received")}
     _check_repeated(request, answered.values(), digest)
@@ -73,6 +74,19 @@ def judged(
     return Verdict(fresh=fresh, since=log[-1].sequence)
 
 
+def _check_unique(answers: Iterable[input_pb2.InputAnswer]) -> None:
+    """Refuses an answer to a request that an answer before it is to."""
+    seen: set[str] = set()
+    wrong: list[FieldViolation] = []
+    for index, answer in enumerate(answers):
+        if answer.request_id in seen:
+            said = "Another answer before it is to the same request."
+            wrong.append(FieldViolation(field=f"answers[{index}].request_id", description=said))
+        seen.add(answer.request_id)
+    if wrong:
+        raise InvalidRequest(wrong)
+
+
 def _check_repeated(
     request: agent_service_pb2.ResumeRunRequest, answered: Iterable[event_pb2.AgentEvent], digest: str
 ) -> None:
@@ -97,6 +111,7 @@ def _check_answers(
     wrong: list[FieldViolation] = []
     for index, answer in enumerate(request.answers):
         event = asked.get(answer.request_id)
+        field = f"answers[{index}].request_id"
         if event is None:
             said = ["The run asks nothing of this id."]
         elif answer.request_id in answered:
@@ -105,8 +120,8 @@ def _check_answers(
             said = ["What asked this has ended."]
         else:
             said = mistakes(event.input_requested.request, answer)
-        field = f"answers[{index}]"
-        wrong += [FieldViolation(field=field, description=each, rule="answers.fit") for each in said]
+            field = f"answers[{index}].{answer.WhichOneof('answer')}"
+        wrong += [FieldViolation(field=field, description=each) for each in said]
     if wrong:
         raise InvalidRequest(wrong)
 

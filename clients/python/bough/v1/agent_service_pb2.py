@@ -29,12 +29,11 @@ from bough.v1 import fork_pb2 as bough_dot_v1_dot_fork__pb2
 from bough.v1 import input_pb2 as bough_dot_v1_dot_input__pb2
 from bough.v1 import message_pb2 as bough_dot_v1_dot_message__pb2
 from bough.v1 import policy_pb2 as bough_dot_v1_dot_policy__pb2
-from buf.validate import validate_pb2 as buf_dot_validate_dot_validate__pb2
 from google.protobuf import duration_pb2 as google_dot_protobuf_dot_duration__pb2
 from google.protobuf import timestamp_pb2 as google_dot_protobuf_dot_timestamp__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1c\x62ough/v1/agent_service.proto\x12\x08\x62ough.v1\x1a\x14\x62ough/v1/agent.proto\x1a\x14\x62ough/v1/error.proto\x1a\x14\x62ough/v1/event.proto\x1a\x13\x62ough/v1/fork.proto\x1a\x14\x62ough/v1/input.proto\x1a\x16\x62ough/v1/message.proto\x1a\x15\x62ough/v1/policy.proto\x1a\x1b\x62uf/validate/validate.proto\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"\xb8\x01\n\rFollowOptions\x12&\n\x04view\x18\x01 \x01(\x0e\x32\x0e.bough.v1.ViewB\x08\xbaH\x05\x82\x01\x02\x10\x01\x12=\n\x0b\x65vent_names\x18\x02 \x03(\tB(\xbaH%\x92\x01\"\x10@\"\x1er\x1c\x32\x1a^agent(\\.[a-z_]+)*(\\.\\*)?$\x12@\n\theartbeat\x18\x03 \x01(\x0b\x32\x19.google.protobuf.DurationB\x12\xbaH\x0f\xaa\x01\x0c\"\x03\x08\x90\x1c\x32\x05\x10\x80\xc2\xd7/\"\xc2\x12\n\nRunRequest\x12\x1c\n\nrequest_id\x18\x01 \x01(\tB\x08\xbaH\x05r\x03\x18\x80\x01\x12\x18\n\x05\x61gent\x18\x02 \x01(\tB\t\xbaH\x06r\x04\x10\x01\x18;\x12\x39\n\x0b\x64\x65\x66initions\x18\x03 \x03(\x0b\x32\x19.bough.v1.AgentDefinitionB\t\xbaH\x06\x92\x01\x03\x10\x80\x01\x12\x1b\n\nsession_id\x18\x04 \x01(\tB\x07\xbaH\x04r\x02\x18@\x12\xdc\x03\n\x05input\x18\x05 \x01(\x0b\x32\x11.bough.v1.MessageB\xb9\x03\xbaH\xb5\x03\xba\x01\xcb\x01\n\x0finput.not_empty\x12\x35must have at least one part with text, data or a blob\x1a\x80\x01this.parts.exists(p, p.text.matches(\'\\\\S\') || p.data_json != \'\' || (has(p.blob) && (size(p.blob.data) > 0 || p.blob.uri != \'\')))\xba\x01H\n\ninput.role\x12 must have the role USER, or none\x1a\x18int(this.role) in [0, 1]\xba\x01\x94\x01\n\x0binput.parts\x12\x32must hold no tool calls, tool results or reasoning\x1aQ!this.parts.exists(p, has(p.tool_call) || has(p.tool_result) || has(p.reasoning))\xc8\x01\x01\x12\xa1\x0c\n\x06policy\x18\x06 \x01(\x0b\x32\x13.bough.v1.RunPolicyB\xfb\x0b\xbaH\xf7\x0b\xba\x01\xf7\x04\n\rpolicy.limits\x12Llimits must not be negative, and wall_duration and parallel must be positive\x1a\x97\x04!has(this.limits) || ((!has(this.limits.model_calls) || this.limits.model_calls >= 0) && (!has(this.limits.tool_calls) || this.limits.tool_calls >= 0) && (!has(this.limits.tokens) || this.limits.tokens >= 0) && (!has(this.limits.cost_micros) || this.limits.cost_micros >= 0) && (!has(this.limits.parallel) || this.limits.parallel >= 1) && (!has(this.limits.depth) || this.limits.depth >= 0) && (!has(this.limits.handoffs) || this.limits.handoffs >= 0) && (!has(this.limits.wall_duration) || this.limits.wall_duration > duration(\'0s\')))\xba\x01\xfa\x02\n\x0cpolicy.delta\x12\x42max_chars must be at least 1 and max_interval between 0 s and 10 s\x1a\xa5\x02!has(this.delta) || !has(this.delta.aggregated) || ((!has(this.delta.aggregated.max_chars) || this.delta.aggregated.max_chars >= 1) && (!has(this.delta.aggregated.max_interval) || (this.delta.aggregated.max_interval >= duration(\'0s\') && this.delta.aggregated.max_interval <= duration(\'10s\'))))\xba\x01\x88\x01\n\x17policy.disconnect_grace\x12%disconnect_grace must not be negative\x1a\x46!has(this.disconnect_grace) || this.disconnect_grace >= duration(\'0s\')\xba\x01n\n\x14policy.on_disconnect\x12\x30on_disconnect has a value that is not known here\x1a$int(this.on_disconnect) in [0, 1, 2]\xba\x01w\n\x16policy.on_busy_session\x12\x32on_busy_session has a value that is not known here\x1a)int(this.on_busy_session) in [0, 1, 2, 3]\xba\x01\x83\x01\n\x1bpolicy.on_sub_agent_failure\x12\x37on_sub_agent_failure has a value that is not known here\x1a+int(this.on_sub_agent_failure) in [0, 1, 2]\x12\'\n\x06\x66ollow\x18\x07 \x01(\x0b\x32\x17.bough.v1.FollowOptions\x12I\n\x06labels\x18\t \x03(\x0b\x32 .bough.v1.RunRequest.LabelsEntryB\x17\xbaH\x14\x9a\x01\x11\x10@\"\x06r\x04\x10\x01\x18?*\x05r\x03\x18\x80\x02\x1a-\n\x0bLabelsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"M\n\x0bRunResponse\x12$\n\x06\x65vents\x18\x01 \x03(\x0b\x32\x14.bough.v1.AgentEvent\x12\x18\n\x10through_sequence\x18\x02 \x01(\x03\"\xa5\x01\n\x0fWatchRunRequest\x12\x19\n\x06run_id\x18\x01 \x01(\tB\t\xbaH\x06r\x04\x10\x01\x18@\x12\x1f\n\x0e\x61\x66ter_sequence\x18\x02 \x01(\x03\x42\x07\xbaH\x04\"\x02(\x00\x12-\n\x05until\x18\x03 \x01(\x0e\x32\x14.bough.v1.WatchUntilB\x08\xbaH\x05\x82\x01\x02\x10\x01\x12\'\n\x06\x66ollow\x18\x04 \x01(\x0b\x32\x17.bough.v1.FollowOptions\"R\n\x10WatchRunResponse\x12$\n\x06\x65vents\x18\x01 \x03(\x0b\x32\x14.bough.v1.AgentEvent\x12\x18\n\x10through_sequence\x18\x02 \x01(\x03\"\xfb\x03\n\x10ResumeRunRequest\x12\x19\n\x06run_id\x18\x01 \x01(\tB\t\xbaH\x06r\x04\x10\x01\x18@\x12\xcb\x02\n\x07\x61nswers\x18\x02 \x03(\x0b\x32\x15.bough.v1.InputAnswerB\xa2\x02\xbaH\x9e\x02\x92\x01\x05\x08\x01\x10\x80\x02\xba\x01{\n\x12\x61nswers.request_id\x12\x1e\x65\x61\x63h must name another request\x1a\x45this.all(a, a.request_id != \'\') && this.map(a, a.request_id).unique()\xba\x01\x94\x01\n\x0e\x61nswers.answer\x12\x39\x65\x61\x63h must have an approval, a tool_result or a value_json\x1aGthis.all(a, has(a.approval) || has(a.tool_result) || has(a.value_json))\x12\x1c\n\nrequest_id\x18\x03 \x01(\tB\x08\xbaH\x05r\x03\x18\x80\x01\x12\'\n\x06\x66ollow\x18\x04 \x01(\x0b\x32\x17.bough.v1.FollowOptions\x12$\n\x0e\x61\x66ter_sequence\x18\x05 \x01(\x03\x42\x07\xbaH\x04\"\x02(\x00H\x00\x88\x01\x01\x42\x11\n\x0f_after_sequence\"S\n\x11ResumeRunResponse\x12$\n\x06\x65vents\x18\x01 \x03(\x0b\x32\x14.bough.v1.AgentEvent\x12\x18\n\x10through_sequence\x18\x02 \x01(\x03\"\x83\x08\n\x0e\x46orkRunRequest\x12\x1c\n\nrequest_id\x18\x01 \x01(\tB\x08\xbaH\x05r\x03\x18\x80\x01\x12\x19\n\x06run_id\x18\x02 \x01(\tB\t\xbaH\x06r\x04\x10\x01\x18@\x12\x1f\n\x0e\x61\x66ter_sequence\x18\x03 \x01(\x03\x42\x07\xbaH\x04\"\x02(\x01\x12\xd3\x05\n\x07\x63hanges\x18\x04 \x01(\x0b\x32\x15.bough.v1.ForkChangesB\xaa\x05\xbaH\xa6\x05\xba\x01y\n\x14\x63hanges.tool_results\x12%each must have a call_id and a result\x1a:this.tool_results.all(r, r.call_id != \'\' && has(r.result))\xba\x01\xf3\x01\n\x17\x63hanges.input.not_empty\x12;input must have at least one part with text, data or a blob\x1a\x9a\x01!has(this.input) || this.input.parts.exists(p, p.text.matches(\'\\\\S\') || p.data_json != \'\' || (has(p.blob) && (size(p.blob.data) > 0 || p.blob.uri != \'\')))\xba\x01p\n\x12\x63hanges.input.role\x12&input must have the role USER, or none\x1a\x32!has(this.input) || int(this.input.role) in [0, 1]\xba\x01\xbc\x01\n\x13\x63hanges.input.parts\x12\x38input must hold no tool calls, tool results or reasoning\x1ak!has(this.input) || !this.input.parts.exists(p, has(p.tool_call) || has(p.tool_result) || has(p.reasoning))\x12\x1a\n\x12\x61llow_open_effects\x18\x05 \x01(\x08\x12\'\n\x06\x66ollow\x18\x06 \x01(\x0b\x32\x17.bough.v1.FollowOptions\x12M\n\x06labels\x18\x07 \x03(\x0b\x32$.bough.v1.ForkRunRequest.LabelsEntryB\x17\xbaH\x14\x9a\x01\x11\x10@\"\x06r\x04\x10\x01\x18?*\x05r\x03\x18\x80\x02\x1a-\n\x0bLabelsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"Q\n\x0f\x46orkRunResponse\x12$\n\x06\x65vents\x18\x01 \x03(\x0b\x32\x14.bough.v1.AgentEvent\x12\x18\n\x10through_sequence\x18\x02 \x01(\x03\"-\n\x10\x43\x61ncelRunRequest\x12\x19\n\x06run_id\x18\x01 \x01(\tB\t\xbaH\x06r\x04\x10\x01\x18@\"/\n\x11\x43\x61ncelRunResponse\x12\x1a\n\x03run\x18\x01 \x01(\x0b\x32\r.bough.v1.Run\"*\n\rGetRunRequest\x12\x19\n\x06run_id\x18\x01 \x01(\tB\t\xbaH\x06r\x04\x10\x01\x18@\",\n\x0eGetRunResponse\x12\x1a\n\x03run\x18\x01 \x01(\x0b\x32\r.bough.v1.Run\"\x8e\x03\n\x0fListRunsRequest\x12\x1a\n\tpage_size\x18\x01 \x01(\x05\x42\x07\xbaH\x04\x1a\x02(\x00\x12\x1c\n\npage_token\x18\x02 \x01(\tB\x08\xbaH\x05r\x03\x18\x80\x08\x12\x1b\n\nsession_id\x18\x03 \x01(\tB\x07\xbaH\x04r\x02\x18@\x12\x16\n\x05\x61gent\x18\x04 \x01(\tB\x07\xbaH\x04r\x02\x18;\x12\x30\n\x06states\x18\x05 \x03(\x0e\x32\x0f.bough.v1.StateB\x0f\xbaH\x0c\x92\x01\t\x10\x10\"\x05\x82\x01\x02\x10\x01\x12?\n\x06labels\x18\x06 \x03(\x0b\x32%.bough.v1.ListRunsRequest.LabelsEntryB\x08\xbaH\x05\x9a\x01\x02\x10@\x12\x35\n\x11start_create_time\x18\x07 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x33\n\x0f\x65nd_create_time\x18\x08 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x1a-\n\x0bLabelsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"H\n\x10ListRunsResponse\x12\x1b\n\x04runs\x18\x01 \x03(\x0b\x32\r.bough.v1.Run\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t\"\x93\x04\n\x03Run\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\x12\n\nsession_id\x18\x02 \x01(\t\x12\r\n\x05\x61gent\x18\x03 \x01(\t\x12\x1e\n\x05state\x18\x04 \x01(\x0e\x32\x0f.bough.v1.State\x12#\n\x05\x65rror\x18\x05 \x01(\x0b\x32\x14.bough.v1.AgentError\x12)\n\x06labels\x18\x06 \x03(\x0b\x32\x19.bough.v1.Run.LabelsEntry\x12/\n\x0b\x63reate_time\x18\x07 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12.\n\nstart_time\x18\x08 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12,\n\x08\x65nd_time\x18\t \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x15\n\rlast_sequence\x18\n \x01(\x03\x12-\n\ropen_requests\x18\x0b \x03(\x0b\x32\x16.bough.v1.InputRequest\x12#\n\ntree_usage\x18\x0c \x01(\x0b\x32\x0f.bough.v1.Usage\x12)\n\x0b\x66orked_from\x18\r \x01(\x0b\x32\x14.bough.v1.ForkOrigin\x12\x15\n\rparked_reason\x18\x0f \x01(\t\x1a-\n\x0bLabelsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01*=\n\x04View\x12\x14\n\x10VIEW_UNSPECIFIED\x10\x00\x12\r\n\tVIEW_FULL\x10\x01\x12\x10\n\x0cVIEW_SUMMARY\x10\x02*y\n\nWatchUntil\x12\x1b\n\x17WATCH_UNTIL_UNSPECIFIED\x10\x00\x12\x18\n\x14WATCH_UNTIL_TERMINAL\x10\x01\x12\x1b\n\x17WATCH_UNTIL_INTERRUPTED\x10\x02\x12\x17\n\x13WATCH_UNTIL_CURRENT\x10\x03\x32\xd9\x03\n\x0c\x41gentService\x12\x34\n\x03Run\x12\x14.bough.v1.RunRequest\x1a\x15.bough.v1.RunResponse0\x01\x12\x43\n\x08WatchRun\x12\x19.bough.v1.WatchRunRequest\x1a\x1a.bough.v1.WatchRunResponse0\x01\x12\x46\n\tResumeRun\x12\x1a.bough.v1.ResumeRunRequest\x1a\x1b.bough.v1.ResumeRunResponse0\x01\x12@\n\x07\x46orkRun\x12\x18.bough.v1.ForkRunRequest\x1a\x19.bough.v1.ForkRunResponse0\x01\x12\x44\n\tCancelRun\x12\x1a.bough.v1.CancelRunRequest\x1a\x1b.bough.v1.CancelRunResponse\x12;\n\x06GetRun\x12\x17.bough.v1.GetRunRequest\x1a\x18.bough.v1.GetRunResponse\x12\x41\n\x08ListRuns\x12\x19.bough.v1.ListRunsRequest\x1a\x1a.bough.v1.ListRunsResponseB8Z6github.com/bough-dev/bough/clients/go/bough/v1;boughv1b\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1c\x62ough/v1/agent_service.proto\x12\x08\x62ough.v1\x1a\x14\x62ough/v1/agent.proto\x1a\x14\x62ough/v1/error.proto\x1a\x14\x62ough/v1/event.proto\x1a\x13\x62ough/v1/fork.proto\x1a\x14\x62ough/v1/input.proto\x1a\x16\x62ough/v1/message.proto\x1a\x15\x62ough/v1/policy.proto\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"\x8d\x01\n\rFollowOptions\x12\"\n\x04view\x18\x01 \x01(\x0e\x32\x0e.bough.v1.ViewR\x04view\x12\x1f\n\x0b\x65vent_names\x18\x02 \x03(\tR\neventNames\x12\x37\n\theartbeat\x18\x03 \x01(\x0b\x32\x19.google.protobuf.DurationR\theartbeat\"\x99\x03\n\nRunRequest\x12\x1d\n\nrequest_id\x18\x01 \x01(\tR\trequestId\x12\x14\n\x05\x61gent\x18\x02 \x01(\tR\x05\x61gent\x12;\n\x0b\x64\x65\x66initions\x18\x03 \x03(\x0b\x32\x19.bough.v1.AgentDefinitionR\x0b\x64\x65\x66initions\x12\x1d\n\nsession_id\x18\x04 \x01(\tR\tsessionId\x12\'\n\x05input\x18\x05 \x01(\x0b\x32\x11.bough.v1.MessageR\x05input\x12+\n\x06policy\x18\x06 \x01(\x0b\x32\x13.bough.v1.RunPolicyR\x06policy\x12/\n\x06\x66ollow\x18\x07 \x01(\x0b\x32\x17.bough.v1.FollowOptionsR\x06\x66ollow\x12\x38\n\x06labels\x18\t \x03(\x0b\x32 .bough.v1.RunRequest.LabelsEntryR\x06labels\x1a\x39\n\x0bLabelsEntry\x12\x10\n\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n\x05value\x18\x02 \x01(\tR\x05value:\x02\x38\x01\"f\n\x0bRunResponse\x12,\n\x06\x65vents\x18\x01 \x03(\x0b\x32\x14.bough.v1.AgentEventR\x06\x65vents\x12)\n\x10through_sequence\x18\x02 \x01(\x03R\x0fthroughSequence\"\xac\x01\n\x0fWatchRunRequest\x12\x15\n\x06run_id\x18\x01 \x01(\tR\x05runId\x12%\n\x0e\x61\x66ter_sequence\x18\x02 \x01(\x03R\rafterSequence\x12*\n\x05until\x18\x03 \x01(\x0e\x32\x14.bough.v1.WatchUntilR\x05until\x12/\n\x06\x66ollow\x18\x04 \x01(\x0b\x32\x17.bough.v1.FollowOptionsR\x06\x66ollow\"k\n\x10WatchRunResponse\x12,\n\x06\x65vents\x18\x01 \x03(\x0b\x32\x14.bough.v1.AgentEventR\x06\x65vents\x12)\n\x10through_sequence\x18\x02 \x01(\x03R\x0fthroughSequence\"\xe9\x01\n\x10ResumeRunRequest\x12\x15\n\x06run_id\x18\x01 \x01(\tR\x05runId\x12/\n\x07\x61nswers\x18\x02 \x03(\x0b\x32\x15.bough.v1.InputAnswerR\x07\x61nswers\x12\x1d\n\nrequest_id\x18\x03 \x01(\tR\trequestId\x12/\n\x06\x66ollow\x18\x04 \x01(\x0b\x32\x17.bough.v1.FollowOptionsR\x06\x66ollow\x12*\n\x0e\x61\x66ter_sequence\x18\x05 \x01(\x03H\x00R\rafterSequence\x88\x01\x01\x42\x11\n\x0f_after_sequence\"l\n\x11ResumeRunResponse\x12,\n\x06\x65vents\x18\x01 \x03(\x0b\x32\x14.bough.v1.AgentEventR\x06\x65vents\x12)\n\x10through_sequence\x18\x02 \x01(\x03R\x0fthroughSequence\"\xf6\x02\n\x0e\x46orkRunRequest\x12\x1d\n\nrequest_id\x18\x01 \x01(\tR\trequestId\x12\x15\n\x06run_id\x18\x02 \x01(\tR\x05runId\x12%\n\x0e\x61\x66ter_sequence\x18\x03 \x01(\x03R\rafterSequence\x12/\n\x07\x63hanges\x18\x04 \x01(\x0b\x32\x15.bough.v1.ForkChangesR\x07\x63hanges\x12,\n\x12\x61llow_open_effects\x18\x05 \x01(\x08R\x10\x61llowOpenEffects\x12/\n\x06\x66ollow\x18\x06 \x01(\x0b\x32\x17.bough.v1.FollowOptionsR\x06\x66ollow\x12<\n\x06labels\x18\x07 \x03(\x0b\x32$.bough.v1.ForkRunRequest.LabelsEntryR\x06labels\x1a\x39\n\x0bLabelsEntry\x12\x10\n\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n\x05value\x18\x02 \x01(\tR\x05value:\x02\x38\x01\"j\n\x0f\x46orkRunResponse\x12,\n\x06\x65vents\x18\x01 \x03(\x0b\x32\x14.bough.v1.AgentEventR\x06\x65vents\x12)\n\x10through_sequence\x18\x02 \x01(\x03R\x0fthroughSequence\")\n\x10\x43\x61ncelRunRequest\x12\x15\n\x06run_id\x18\x01 \x01(\tR\x05runId\"4\n\x11\x43\x61ncelRunResponse\x12\x1f\n\x03run\x18\x01 \x01(\x0b\x32\r.bough.v1.RunR\x03run\"&\n\rGetRunRequest\x12\x15\n\x06run_id\x18\x01 \x01(\tR\x05runId\"1\n\x0eGetRunResponse\x12\x1f\n\x03run\x18\x01 \x01(\x0b\x32\r.bough.v1.RunR\x03run\"\xb1\x03\n\x0fListRunsRequest\x12\x1b\n\tpage_size\x18\x01 \x01(\x05R\x08pageSize\x12\x1d\n\npage_token\x18\x02 \x01(\tR\tpageToken\x12\x1d\n\nsession_id\x18\x03 \x01(\tR\tsessionId\x12\x14\n\x05\x61gent\x18\x04 \x01(\tR\x05\x61gent\x12\'\n\x06states\x18\x05 \x03(\x0e\x32\x0f.bough.v1.StateR\x06states\x12=\n\x06labels\x18\x06 \x03(\x0b\x32%.bough.v1.ListRunsRequest.LabelsEntryR\x06labels\x12\x46\n\x11start_create_time\x18\x07 \x01(\x0b\x32\x1a.google.protobuf.TimestampR\x0fstartCreateTime\x12\x42\n\x0f\x65nd_create_time\x18\x08 \x01(\x0b\x32\x1a.google.protobuf.TimestampR\rendCreateTime\x1a\x39\n\x0bLabelsEntry\x12\x10\n\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n\x05value\x18\x02 \x01(\tR\x05value:\x02\x38\x01\"]\n\x10ListRunsResponse\x12!\n\x04runs\x18\x01 \x03(\x0b\x32\r.bough.v1.RunR\x04runs\x12&\n\x0fnext_page_token\x18\x02 \x01(\tR\rnextPageToken\"\xaf\x05\n\x03Run\x12\x15\n\x06run_id\x18\x01 \x01(\tR\x05runId\x12\x1d\n\nsession_id\x18\x02 \x01(\tR\tsessionId\x12\x14\n\x05\x61gent\x18\x03 \x01(\tR\x05\x61gent\x12%\n\x05state\x18\x04 \x01(\x0e\x32\x0f.bough.v1.StateR\x05state\x12*\n\x05\x65rror\x18\x05 \x01(\x0b\x32\x14.bough.v1.AgentErrorR\x05\x65rror\x12\x31\n\x06labels\x18\x06 \x03(\x0b\x32\x19.bough.v1.Run.LabelsEntryR\x06labels\x12;\n\x0b\x63reate_time\x18\x07 \x01(\x0b\x32\x1a.google.protobuf.TimestampR\ncreateTime\x12\x39\n\nstart_time\x18\x08 \x01(\x0b\x32\x1a.google.protobuf.TimestampR\tstartTime\x12\x35\n\x08\x65nd_time\x18\t \x01(\x0b\x32\x1a.google.protobuf.TimestampR\x07\x65ndTime\x12#\n\rlast_sequence\x18\n \x01(\x03R\x0clastSequence\x12;\n\ropen_requests\x18\x0b \x03(\x0b\x32\x16.bough.v1.InputRequestR\x0copenRequests\x12.\n\ntree_usage\x18\x0c \x01(\x0b\x32\x0f.bough.v1.UsageR\ttreeUsage\x12\x35\n\x0b\x66orked_from\x18\r \x01(\x0b\x32\x14.bough.v1.ForkOriginR\nforkedFrom\x12#\n\rparked_reason\x18\x0f \x01(\tR\x0cparkedReason\x1a\x39\n\x0bLabelsEntry\x12\x10\n\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n\x05value\x18\x02 \x01(\tR\x05value:\x02\x38\x01*=\n\x04View\x12\x14\n\x10VIEW_UNSPECIFIED\x10\x00\x12\r\n\tVIEW_FULL\x10\x01\x12\x10\n\x0cVIEW_SUMMARY\x10\x02*y\n\nWatchUntil\x12\x1b\n\x17WATCH_UNTIL_UNSPECIFIED\x10\x00\x12\x18\n\x14WATCH_UNTIL_TERMINAL\x10\x01\x12\x1b\n\x17WATCH_UNTIL_INTERRUPTED\x10\x02\x12\x17\n\x13WATCH_UNTIL_CURRENT\x10\x03\x32\xd9\x03\n\x0c\x41gentService\x12\x34\n\x03Run\x12\x14.bough.v1.RunRequest\x1a\x15.bough.v1.RunResponse0\x01\x12\x43\n\x08WatchRun\x12\x19.bough.v1.WatchRunRequest\x1a\x1a.bough.v1.WatchRunResponse0\x01\x12\x46\n\tResumeRun\x12\x1a.bough.v1.ResumeRunRequest\x1a\x1b.bough.v1.ResumeRunResponse0\x01\x12@\n\x07\x46orkRun\x12\x18.bough.v1.ForkRunRequest\x1a\x19.bough.v1.ForkRunResponse0\x01\x12\x44\n\tCancelRun\x12\x1a.bough.v1.CancelRunRequest\x1a\x1b.bough.v1.CancelRunResponse\x12;\n\x06GetRun\x12\x17.bough.v1.GetRunRequest\x1a\x18.bough.v1.GetRunResponse\x12\x41\n\x08ListRuns\x12\x19.bough.v1.ListRunsRequest\x1a\x1a.bough.v1.ListRunsResponseB8Z6github.com/bough-dev/bough/clients/go/bough/v1;boughv1b\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -42,118 +41,58 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'bough.v1.agent_service_pb2'
 if not _descriptor._USE_C_DESCRIPTORS:
   _globals['DESCRIPTOR']._loaded_options = None
   _globals['DESCRIPTOR']._serialized_options = b'Z6github.com/bough-dev/bough/clients/go/bough/v1;boughv1'
-  _globals['_FOLLOWOPTIONS'].fields_by_name['view']._loaded_options = None
-  _globals['_FOLLOWOPTIONS'].fields_by_name['view']._serialized_options = b'\272H\005\202\001\002\020\001'
-  _globals['_FOLLOWOPTIONS'].fields_by_name['event_names']._loaded_options = None
-  _globals['_FOLLOWOPTIONS'].fields_by_name['event_names']._serialized_options = b'\272H%\222\001\"\020@\"\036r\0342\032^agent(\\.[a-z_]+)*(\\.\\*)?$'
-  _globals['_FOLLOWOPTIONS'].fields_by_name['heartbeat']._loaded_options = None
-  _globals['_FOLLOWOPTIONS'].fields_by_name['heartbeat']._serialized_options = b'\272H\017\252\001\014\"\003\010\220\0342\005\020\200\302\327/'
   _globals['_RUNREQUEST_LABELSENTRY']._loaded_options = None
   _globals['_RUNREQUEST_LABELSENTRY']._serialized_options = b'8\001'
-  _globals['_RUNREQUEST'].fields_by_name['request_id']._loaded_options = None
-  _globals['_RUNREQUEST'].fields_by_name['request_id']._serialized_options = b'\272H\005r\003\030\200\001'
-  _globals['_RUNREQUEST'].fields_by_name['agent']._loaded_options = None
-  _globals['_RUNREQUEST'].fields_by_name['agent']._serialized_options = b'\272H\006r\004\020\001\030;'
-  _globals['_RUNREQUEST'].fields_by_name['definitions']._loaded_options = None
-  _globals['_RUNREQUEST'].fields_by_name['definitions']._serialized_options = b'\272H\006\222\001\003\020\200\001'
-  _globals['_RUNREQUEST'].fields_by_name['session_id']._loaded_options = None
-  _globals['_RUNREQUEST'].fields_by_name['session_id']._serialized_options = b'\272H\004r\002\030@'
-  _globals['_RUNREQUEST'].fields_by_name['input']._loaded_options = None
-  _globals['_RUNREQUEST'].fields_by_name['input']._serialized_options = b'\272H\265\003\272\001\313\001\n\017input.not_empty\0225must have at least one part with text, data or a blob\032\200\001this.parts.exists(p, p.text.matches(\'\\\\S\') || p.data_json != \'\' || (has(p.blob) && (size(p.blob.data) > 0 || p.blob.uri != \'\')))\272\001H\n\ninput.role\022 must have the role USER, or none\032\030int(this.role) in [0, 1]\272\001\224\001\n\013input.parts\0222must hold no tool calls, tool results or reasoning\032Q!this.parts.exists(p, has(p.tool_call) || has(p.tool_result) || has(p.reasoning))\310\001\001'
-  _globals['_RUNREQUEST'].fields_by_name['policy']._loaded_options = None
-  _globals['_RUNREQUEST'].fields_by_name['policy']._serialized_options = b'\272H\367\013\272\001\367\004\n\rpolicy.limits\022Llimits must not be negative, and wall_duration and parallel must be positive\032\227\004!has(this.limits) || ((!has(this.limits.model_calls) || this.limits.model_calls >= 0) && (!has(this.limits.tool_calls) || this.limits.tool_calls >= 0) && (!has(this.limits.tokens) || this.limits.tokens >= 0) && (!has(this.limits.cost_micros) || this.limits.cost_micros >= 0) && (!has(this.limits.parallel) || this.limits.parallel >= 1) && (!has(this.limits.depth) || this.limits.depth >= 0) && (!has(this.limits.handoffs) || this.limits.handoffs >= 0) && (!has(this.limits.wall_duration) || this.limits.wall_duration > duration(\'0s\')))\272\001\372\002\n\014policy.delta\022Bmax_chars must be at least 1 and max_interval between 0 s and 10 s\032\245\002!has(this.delta) || !has(this.delta.aggregated) || ((!has(this.delta.aggregated.max_chars) || this.delta.aggregated.max_chars >= 1) && (!has(this.delta.aggregated.max_interval) || (this.delta.aggregated.max_interval >= duration(\'0s\') && this.delta.aggregated.max_interval <= duration(\'10s\'))))\272\001\210\001\n\027policy.disconnect_grace\022%disconnect_grace must not be negative\032F!has(this.disconnect_grace) || this.disconnect_grace >= duration(\'0s\')\272\001n\n\024policy.on_disconnect\0220on_disconnect has a value that is not known here\032$int(this.on_disconnect) in [0, 1, 2]\272\001w\n\026policy.on_busy_session\0222on_busy_session has a value that is not known here\032)int(this.on_busy_session) in [0, 1, 2, 3]\272\001\203\001\n\033policy.on_sub_agent_failure\0227on_sub_agent_failure has a value that is not known here\032+int(this.on_sub_agent_failure) in [0, 1, 2]'
-  _globals['_RUNREQUEST'].fields_by_name['labels']._loaded_options = None
-  _globals['_RUNREQUEST'].fields_by_name['labels']._serialized_options = b'\272H\024\232\001\021\020@\"\006r\004\020\001\030?*\005r\003\030\200\002'
-  _globals['_WATCHRUNREQUEST'].fields_by_name['run_id']._loaded_options = None
-  _globals['_WATCHRUNREQUEST'].fields_by_name['run_id']._serialized_options = b'\272H\006r\004\020\001\030@'
-  _globals['_WATCHRUNREQUEST'].fields_by_name['after_sequence']._loaded_options = None
-  _globals['_WATCHRUNREQUEST'].fields_by_name['after_sequence']._serialized_options = b'\272H\004\"\002(\000'
-  _globals['_WATCHRUNREQUEST'].fields_by_name['until']._loaded_options = None
-  _globals['_WATCHRUNREQUEST'].fields_by_name['until']._serialized_options = b'\272H\005\202\001\002\020\001'
-  _globals['_RESUMERUNREQUEST'].fields_by_name['run_id']._loaded_options = None
-  _globals['_RESUMERUNREQUEST'].fields_by_name['run_id']._serialized_options = b'\272H\006r\004\020\001\030@'
-  _globals['_RESUMERUNREQUEST'].fields_by_name['answers']._loaded_options = None
-  _globals['_RESUMERUNREQUEST'].fields_by_name['answers']._serialized_options = b'\272H\236\002\222\001\005\010\001\020\200\002\272\001{\n\022answers.request_id\022\036each must name another request\032Ethis.all(a, a.request_id != \'\') && this.map(a, a.request_id).unique()\272\001\224\001\n\016answers.answer\0229each must have an approval, a tool_result or a value_json\032Gthis.all(a, has(a.approval) || has(a.tool_result) || has(a.value_json))'
-  _globals['_RESUMERUNREQUEST'].fields_by_name['request_id']._loaded_options = None
-  _globals['_RESUMERUNREQUEST'].fields_by_name['request_id']._serialized_options = b'\272H\005r\003\030\200\001'
-  _globals['_RESUMERUNREQUEST'].fields_by_name['after_sequence']._loaded_options = None
-  _globals['_RESUMERUNREQUEST'].fields_by_name['after_sequence']._serialized_options = b'\272H\004\"\002(\000'
   _globals['_FORKRUNREQUEST_LABELSENTRY']._loaded_options = None
   _globals['_FORKRUNREQUEST_LABELSENTRY']._serialized_options = b'8\001'
-  _globals['_FORKRUNREQUEST'].fields_by_name['request_id']._loaded_options = None
-  _globals['_FORKRUNREQUEST'].fields_by_name['request_id']._serialized_options = b'\272H\005r\003\030\200\001'
-  _globals['_FORKRUNREQUEST'].fields_by_name['run_id']._loaded_options = None
-  _globals['_FORKRUNREQUEST'].fields_by_name['run_id']._serialized_options = b'\272H\006r\004\020\001\030@'
-  _globals['_FORKRUNREQUEST'].fields_by_name['after_sequence']._loaded_options = None
-  _globals['_FORKRUNREQUEST'].fields_by_name['after_sequence']._serialized_options = b'\272H\004\"\002(\001'
-  _globals['_FORKRUNREQUEST'].fields_by_name['changes']._loaded_options = None
-  _globals['_FORKRUNREQUEST'].fields_by_name['changes']._serialized_options = b'\272H\246\005\272\001y\n\024changes.tool_results\022%each must have a call_id and a result\032:this.tool_results.all(r, r.call_id != \'\' && has(r.result))\272\001\363\001\n\027changes.input.not_empty\022;input must have at least one part with text, data or a blob\032\232\001!has(this.input) || this.input.parts.exists(p, p.text.matches(\'\\\\S\') || p.data_json != \'\' || (has(p.blob) && (size(p.blob.data) > 0 || p.blob.uri != \'\')))\272\001p\n\022changes.input.role\022&input must have the role USER, or none\0322!has(this.input) || int(this.input.role) in [0, 1]\272\001\274\001\n\023changes.input.parts\0228input must hold no tool calls, tool results or reasoning\032k!has(this.input) || !this.input.parts.exists(p, has(p.tool_call) || has(p.tool_result) || has(p.reasoning))'
-  _globals['_FORKRUNREQUEST'].fields_by_name['labels']._loaded_options = None
-  _globals['_FORKRUNREQUEST'].fields_by_name['labels']._serialized_options = b'\272H\024\232\001\021\020@\"\006r\004\020\001\030?*\005r\003\030\200\002'
-  _globals['_CANCELRUNREQUEST'].fields_by_name['run_id']._loaded_options = None
-  _globals['_CANCELRUNREQUEST'].fields_by_name['run_id']._serialized_options = b'\272H\006r\004\020\001\030@'
-  _globals['_GETRUNREQUEST'].fields_by_name['run_id']._loaded_options = None
-  _globals['_GETRUNREQUEST'].fields_by_name['run_id']._serialized_options = b'\272H\006r\004\020\001\030@'
   _globals['_LISTRUNSREQUEST_LABELSENTRY']._loaded_options = None
   _globals['_LISTRUNSREQUEST_LABELSENTRY']._serialized_options = b'8\001'
-  _globals['_LISTRUNSREQUEST'].fields_by_name['page_size']._loaded_options = None
-  _globals['_LISTRUNSREQUEST'].fields_by_name['page_size']._serialized_options = b'\272H\004\032\002(\000'
-  _globals['_LISTRUNSREQUEST'].fields_by_name['page_token']._loaded_options = None
-  _globals['_LISTRUNSREQUEST'].fields_by_name['page_token']._serialized_options = b'\272H\005r\003\030\200\010'
-  _globals['_LISTRUNSREQUEST'].fields_by_name['session_id']._loaded_options = None
-  _globals['_LISTRUNSREQUEST'].fields_by_name['session_id']._serialized_options = b'\272H\004r\002\030@'
-  _globals['_LISTRUNSREQUEST'].fields_by_name['agent']._loaded_options = None
-  _globals['_LISTRUNSREQUEST'].fields_by_name['agent']._serialized_options = b'\272H\004r\002\030;'
-  _globals['_LISTRUNSREQUEST'].fields_by_name['states']._loaded_options = None
-  _globals['_LISTRUNSREQUEST'].fields_by_name['states']._serialized_options = b'\272H\014\222\001\t\020\020\"\005\202\001\002\020\001'
-  _globals['_LISTRUNSREQUEST'].fields_by_name['labels']._loaded_options = None
-  _globals['_LISTRUNSREQUEST'].fields_by_name['labels']._serialized_options = b'\272H\005\232\001\002\020@'
   _globals['_RUN_LABELSENTRY']._loaded_options = None
   _globals['_RUN_LABELSENTRY']._serialized_options = b'8\001'
-  _globals['_VIEW']._serialized_start=6086
-  _globals['_VIEW']._serialized_end=6147
-  _globals['_WATCHUNTIL']._serialized_start=6149
-  _globals['_WATCHUNTIL']._serialized_end=6270
-  _globals['_FOLLOWOPTIONS']._serialized_start=293
-  _globals['_FOLLOWOPTIONS']._serialized_end=477
-  _globals['_RUNREQUEST']._serialized_start=480
-  _globals['_RUNREQUEST']._serialized_end=2850
-  _globals['_RUNREQUEST_LABELSENTRY']._serialized_start=2805
-  _globals['_RUNREQUEST_LABELSENTRY']._serialized_end=2850
-  _globals['_RUNRESPONSE']._serialized_start=2852
-  _globals['_RUNRESPONSE']._serialized_end=2929
-  _globals['_WATCHRUNREQUEST']._serialized_start=2932
-  _globals['_WATCHRUNREQUEST']._serialized_end=3097
-  _globals['_WATCHRUNRESPONSE']._serialized_start=3099
-  _globals['_WATCHRUNRESPONSE']._serialized_end=3181
-  _globals['_RESUMERUNREQUEST']._serialized_start=3184
-  _globals['_RESUMERUNREQUEST']._serialized_end=3691
-  _globals['_RESUMERUNRESPONSE']._serialized_start=3693
-  _globals['_RESUMERUNRESPONSE']._serialized_end=3776
-  _globals['_FORKRUNREQUEST']._serialized_start=3779
-  _globals['_FORKRUNREQUEST']._serialized_end=4806
-  _globals['_FORKRUNREQUEST_LABELSENTRY']._serialized_start=2805
-  _globals['_FORKRUNREQUEST_LABELSENTRY']._serialized_end=2850
-  _globals['_FORKRUNRESPONSE']._serialized_start=4808
-  _globals['_FORKRUNRESPONSE']._serialized_end=4889
-  _globals['_CANCELRUNREQUEST']._serialized_start=4891
-  _globals['_CANCELRUNREQUEST']._serialized_end=4936
-  _globals['_CANCELRUNRESPONSE']._serialized_start=4938
-  _globals['_CANCELRUNRESPONSE']._serialized_end=4985
-  _globals['_GETRUNREQUEST']._serialized_start=4987
-  _globals['_GETRUNREQUEST']._serialized_end=5029
-  _globals['_GETRUNRESPONSE']._serialized_start=5031
-  _globals['_GETRUNRESPONSE']._serialized_end=5075
-  _globals['_LISTRUNSREQUEST']._serialized_start=5078
-  _globals['_LISTRUNSREQUEST']._serialized_end=5476
-  _globals['_LISTRUNSREQUEST_LABELSENTRY']._serialized_start=2805
-  _globals['_LISTRUNSREQUEST_LABELSENTRY']._serialized_end=2850
-  _globals['_LISTRUNSRESPONSE']._serialized_start=5478
-  _globals['_LISTRUNSRESPONSE']._serialized_end=5550
-  _globals['_RUN']._serialized_start=5553
-  _globals['_RUN']._serialized_end=6084
-  _globals['_RUN_LABELSENTRY']._serialized_start=2805
-  _globals['_RUN_LABELSENTRY']._serialized_end=2850
-  _globals['_AGENTSERVICE']._serialized_start=6273
-  _globals['_AGENTSERVICE']._serialized_end=6746
+  _globals['_VIEW']._serialized_start=3447
+  _globals['_VIEW']._serialized_end=3508
+  _globals['_WATCHUNTIL']._serialized_start=3510
+  _globals['_WATCHUNTIL']._serialized_end=3631
+  _globals['_FOLLOWOPTIONS']._serialized_start=264
+  _globals['_FOLLOWOPTIONS']._serialized_end=405
+  _globals['_RUNREQUEST']._serialized_start=408
+  _globals['_RUNREQUEST']._serialized_end=817
+  _globals['_RUNREQUEST_LABELSENTRY']._serialized_start=760
+  _globals['_RUNREQUEST_LABELSENTRY']._serialized_end=817
+  _globals['_RUNRESPONSE']._serialized_start=819
+  _globals['_RUNRESPONSE']._serialized_end=921
+  _globals['_WATCHRUNREQUEST']._serialized_start=924
+  _globals['_WATCHRUNREQUEST']._serialized_end=1096
+  _globals['_WATCHRUNRESPONSE']._serialized_start=1098
+  _globals['_WATCHRUNRESPONSE']._serialized_end=1205
+  _globals['_RESUMERUNREQUEST']._serialized_start=1208
+  _globals['_RESUMERUNREQUEST']._serialized_end=1441
+  _globals['_RESUMERUNRESPONSE']._serialized_start=1443
+  _globals['_RESUMERUNRESPONSE']._serialized_end=1551
+  _globals['_FORKRUNREQUEST']._serialized_start=1554
+  _globals['_FORKRUNREQUEST']._serialized_end=1928
+  _globals['_FORKRUNREQUEST_LABELSENTRY']._serialized_start=760
+  _globals['_FORKRUNREQUEST_LABELSENTRY']._serialized_end=817
+  _globals['_FORKRUNRESPONSE']._serialized_start=1930
+  _globals['_FORKRUNRESPONSE']._serialized_end=2036
+  _globals['_CANCELRUNREQUEST']._serialized_start=2038
+  _globals['_CANCELRUNREQUEST']._serialized_end=2079
+  _globals['_CANCELRUNRESPONSE']._serialized_start=2081
+  _globals['_CANCELRUNRESPONSE']._serialized_end=2133
+  _globals['_GETRUNREQUEST']._serialized_start=2135
+  _globals['_GETRUNREQUEST']._serialized_end=2173
+  _globals['_GETRUNRESPONSE']._serialized_start=2175
+  _globals['_GETRUNRESPONSE']._serialized_end=2224
+  _globals['_LISTRUNSREQUEST']._serialized_start=2227
+  _globals['_LISTRUNSREQUEST']._serialized_end=2660
+  _globals['_LISTRUNSREQUEST_LABELSENTRY']._serialized_start=760
+  _globals['_LISTRUNSREQUEST_LABELSENTRY']._serialized_end=817
+  _globals['_LISTRUNSRESPONSE']._serialized_start=2662
+  _globals['_LISTRUNSRESPONSE']._serialized_end=2755
+  _globals['_RUN']._serialized_start=2758
+  _globals['_RUN']._serialized_end=3445
+  _globals['_RUN_LABELSENTRY']._serialized_start=760
+  _globals['_RUN_LABELSENTRY']._serialized_end=817
+  _globals['_AGENTSERVICE']._serialized_start=3634
+  _globals['_AGENTSERVICE']._serialized_end=4107
 # @@protoc_insertion_point(module_scope)

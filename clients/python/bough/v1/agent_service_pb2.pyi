@@ -93,7 +93,9 @@ class FollowOptions(_message.Message):
     """What it shows."""
     @_builtins.property
     def event_names(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """Dotted names of the events wanted, "agent.llm.*" for a group; empty for all. Run events always come."""
+        """Dotted names of the events wanted, "agent.llm.*" for a group; empty for all. Run events always come. A name or a group
+        of no event is INVALID_ARGUMENT, with the nearest one.
+        """
 
     @_builtins.property
     def heartbeat(self) -> _duration_pb2.Duration:
@@ -166,7 +168,9 @@ class RunRequest(_message.Message):
 
     @_builtins.property
     def input(self) -> _message_pb2.Message:
-        """What the user says: at least one part that is not empty, 256 KiB in all. A missing role is USER."""
+        """What the user says: at least one part that is not empty, 256 KiB in all, and no tool calls, tool
+        results or reasoning. A missing role is USER.
+        """
 
     @_builtins.property
     def policy(self) -> _policy_pb2.RunPolicy:
@@ -178,7 +182,9 @@ class RunRequest(_message.Message):
 
     @_builtins.property
     def labels(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
-        """Labels of the caller's, to find the run by."""
+        """Labels of the caller's, to find the run by. A key is a letter, then up to 62 letters, digits, ".", "_", "/" or "-";
+        those that begin with "bough/" are the server's. A value has at most 256 characters.
+        """
 
     def __init__(
         self,
@@ -419,7 +425,7 @@ class ForkRunRequest(_message.Message):
 
     @_builtins.property
     def labels(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
-        """The fork's labels; its origin's where empty."""
+        """The fork's labels, with keys and values as RunRequest.labels; its origin's where empty."""
 
     def __init__(
         self,
@@ -608,7 +614,7 @@ class ListRunsRequest(_message.Message):
 
     @_builtins.property
     def labels(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
-        """Only runs with all these labels."""
+        """Only runs with all these labels, whose keys and values are as in RunRequest.labels."""
 
     @_builtins.property
     def start_create_time(self) -> _timestamp_pb2.Timestamp:

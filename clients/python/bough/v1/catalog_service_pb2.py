@@ -24,11 +24,10 @@ _sym_db = _symbol_database.Default()
 
 from bough.v1 import agent_pb2 as bough_dot_v1_dot_agent__pb2
 from bough.v1 import error_pb2 as bough_dot_v1_dot_error__pb2
-from buf.validate import validate_pb2 as buf_dot_validate_dot_validate__pb2
 from google.protobuf import field_mask_pb2 as google_dot_protobuf_dot_field__mask__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1e\x62ough/v1/catalog_service.proto\x12\x08\x62ough.v1\x1a\x14\x62ough/v1/agent.proto\x1a\x14\x62ough/v1/error.proto\x1a\x1b\x62uf/validate/validate.proto\x1a google/protobuf/field_mask.proto\"F\n\x12\x43reateAgentRequest\x12\x30\n\x05\x61gent\x18\x01 \x01(\x0b\x32\x19.bough.v1.AgentDefinitionB\x06\xbaH\x03\xc8\x01\x01\"?\n\x13\x43reateAgentResponse\x12(\n\x05\x61gent\x18\x01 \x01(\x0b\x32\x19.bough.v1.AgentDefinition\"\x94\x01\n\x12UpdateAgentRequest\x12\x30\n\x05\x61gent\x18\x01 \x01(\x0b\x32\x19.bough.v1.AgentDefinitionB\x06\xbaH\x03\xc8\x01\x01\x12/\n\x0bupdate_mask\x18\x02 \x01(\x0b\x32\x1a.google.protobuf.FieldMask\x12\x1b\n\x08revision\x18\x03 \x01(\tB\t\xbaH\x06r\x04\x10\x01\x18@\"?\n\x13UpdateAgentResponse\x12(\n\x05\x61gent\x18\x01 \x01(\x0b\x32\x19.bough.v1.AgentDefinition\"H\n\x12\x44\x65leteAgentRequest\x12\x17\n\x04name\x18\x01 \x01(\tB\t\xbaH\x06r\x04\x10\x01\x18;\x12\x19\n\x08revision\x18\x02 \x01(\tB\x07\xbaH\x04r\x02\x18@\"\x15\n\x13\x44\x65leteAgentResponse\"E\n\x0fGetAgentRequest\x12\x17\n\x04name\x18\x01 \x01(\tB\t\xbaH\x06r\x04\x10\x01\x18;\x12\x19\n\x08revision\x18\x02 \x01(\tB\x07\xbaH\x04r\x02\x18@\"<\n\x10GetAgentResponse\x12(\n\x05\x61gent\x18\x01 \x01(\x0b\x32\x19.bough.v1.AgentDefinition\"M\n\x11ListAgentsRequest\x12\x1a\n\tpage_size\x18\x01 \x01(\x05\x42\x07\xbaH\x04\x1a\x02(\x00\x12\x1c\n\npage_token\x18\x02 \x01(\tB\x08\xbaH\x05r\x03\x18\x80\x08\"X\n\x12ListAgentsResponse\x12)\n\x06\x61gents\x18\x01 \x03(\x0b\x32\x19.bough.v1.AgentDefinition\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t\"S\n\x14ValidateAgentRequest\x12;\n\x0b\x64\x65\x66initions\x18\x01 \x03(\x0b\x32\x19.bough.v1.AgentDefinitionB\x0b\xbaH\x08\x92\x01\x05\x08\x01\x10\xe8\x07\"@\n\x15ValidateAgentResponse\x12\'\n\nviolations\x18\x01 \x03(\x0b\x32\x13.bough.v1.Violation\"e\n\tViolation\x12\r\n\x05\x61gent\x18\x01 \x01(\t\x12\r\n\x05\x66ield\x18\x02 \x01(\t\x12\x13\n\x0b\x64\x65scription\x18\x03 \x01(\t\x12%\n\x06reason\x18\x04 \x01(\x0e\x32\x15.bough.v1.ErrorReason\"L\n\x10ListToolsRequest\x12\x1a\n\tpage_size\x18\x01 \x01(\x05\x42\x07\xbaH\x04\x1a\x02(\x00\x12\x1c\n\npage_token\x18\x02 \x01(\tB\x08\xbaH\x05r\x03\x18\x80\x08\"O\n\x11ListToolsResponse\x12!\n\x05tools\x18\x01 \x03(\x0b\x32\x12.bough.v1.ToolInfo\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t\"]\n\x08ToolInfo\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x13\n\x0b\x64\x65scription\x18\x02 \x01(\t\x12\x19\n\x11input_schema_json\x18\x03 \x01(\t\x12\x13\n\x0bis_built_in\x18\x04 \x01(\x08\"M\n\x11ListModelsRequest\x12\x1a\n\tpage_size\x18\x01 \x01(\x05\x42\x07\xbaH\x04\x1a\x02(\x00\x12\x1c\n\npage_token\x18\x02 \x01(\tB\x08\xbaH\x05r\x03\x18\x80\x08\"R\n\x12ListModelsResponse\x12#\n\x06models\x18\x01 \x03(\x0b\x32\x13.bough.v1.ModelInfo\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t\"M\n\tModelInfo\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x10\n\x08provider\x18\x02 \x01(\t\x12\r\n\x05model\x18\x03 \x01(\t\x12\x11\n\tfallbacks\x18\x04 \x03(\t2\xe1\x04\n\x0e\x43\x61talogService\x12J\n\x0b\x43reateAgent\x12\x1c.bough.v1.CreateAgentRequest\x1a\x1d.bough.v1.CreateAgentResponse\x12J\n\x0bUpdateAgent\x12\x1c.bough.v1.UpdateAgentRequest\x1a\x1d.bough.v1.UpdateAgentResponse\x12J\n\x0b\x44\x65leteAgent\x12\x1c.bough.v1.DeleteAgentRequest\x1a\x1d.bough.v1.DeleteAgentResponse\x12\x41\n\x08GetAgent\x12\x19.bough.v1.GetAgentRequest\x1a\x1a.bough.v1.GetAgentResponse\x12G\n\nListAgents\x12\x1b.bough.v1.ListAgentsRequest\x1a\x1c.bough.v1.ListAgentsResponse\x12P\n\rValidateAgent\x12\x1e.bough.v1.ValidateAgentRequest\x1a\x1f.bough.v1.ValidateAgentResponse\x12\x44\n\tListTools\x12\x1a.bough.v1.ListToolsRequest\x1a\x1b.bough.v1.ListToolsResponse\x12G\n\nListModels\x12\x1b.bough.v1.ListModelsRequest\x1a\x1c.bough.v1.ListModelsResponseB8Z6github.com/bough-dev/bough/clients/go/bough/v1;boughv1b\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1e\x62ough/v1/catalog_service.proto\x12\x08\x62ough.v1\x1a\x14\x62ough/v1/agent.proto\x1a\x14\x62ough/v1/error.proto\x1a google/protobuf/field_mask.proto\"E\n\x12\x43reateAgentRequest\x12/\n\x05\x61gent\x18\x01 \x01(\x0b\x32\x19.bough.v1.AgentDefinitionR\x05\x61gent\"F\n\x13\x43reateAgentResponse\x12/\n\x05\x61gent\x18\x01 \x01(\x0b\x32\x19.bough.v1.AgentDefinitionR\x05\x61gent\"\x9e\x01\n\x12UpdateAgentRequest\x12/\n\x05\x61gent\x18\x01 \x01(\x0b\x32\x19.bough.v1.AgentDefinitionR\x05\x61gent\x12;\n\x0bupdate_mask\x18\x02 \x01(\x0b\x32\x1a.google.protobuf.FieldMaskR\nupdateMask\x12\x1a\n\x08revision\x18\x03 \x01(\tR\x08revision\"F\n\x13UpdateAgentResponse\x12/\n\x05\x61gent\x18\x01 \x01(\x0b\x32\x19.bough.v1.AgentDefinitionR\x05\x61gent\"D\n\x12\x44\x65leteAgentRequest\x12\x12\n\x04name\x18\x01 \x01(\tR\x04name\x12\x1a\n\x08revision\x18\x02 \x01(\tR\x08revision\"\x15\n\x13\x44\x65leteAgentResponse\"A\n\x0fGetAgentRequest\x12\x12\n\x04name\x18\x01 \x01(\tR\x04name\x12\x1a\n\x08revision\x18\x02 \x01(\tR\x08revision\"C\n\x10GetAgentResponse\x12/\n\x05\x61gent\x18\x01 \x01(\x0b\x32\x19.bough.v1.AgentDefinitionR\x05\x61gent\"O\n\x11ListAgentsRequest\x12\x1b\n\tpage_size\x18\x01 \x01(\x05R\x08pageSize\x12\x1d\n\npage_token\x18\x02 \x01(\tR\tpageToken\"o\n\x12ListAgentsResponse\x12\x31\n\x06\x61gents\x18\x01 \x03(\x0b\x32\x19.bough.v1.AgentDefinitionR\x06\x61gents\x12&\n\x0fnext_page_token\x18\x02 \x01(\tR\rnextPageToken\"S\n\x14ValidateAgentRequest\x12;\n\x0b\x64\x65\x66initions\x18\x01 \x03(\x0b\x32\x19.bough.v1.AgentDefinitionR\x0b\x64\x65\x66initions\"L\n\x15ValidateAgentResponse\x12\x33\n\nviolations\x18\x01 \x03(\x0b\x32\x13.bough.v1.ViolationR\nviolations\"\x88\x01\n\tViolation\x12\x14\n\x05\x61gent\x18\x01 \x01(\tR\x05\x61gent\x12\x14\n\x05\x66ield\x18\x02 \x01(\tR\x05\x66ield\x12 \n\x0b\x64\x65scription\x18\x03 \x01(\tR\x0b\x64\x65scription\x12-\n\x06reason\x18\x04 \x01(\x0e\x32\x15.bough.v1.ErrorReasonR\x06reason\"N\n\x10ListToolsRequest\x12\x1b\n\tpage_size\x18\x01 \x01(\x05R\x08pageSize\x12\x1d\n\npage_token\x18\x02 \x01(\tR\tpageToken\"e\n\x11ListToolsResponse\x12(\n\x05tools\x18\x01 \x03(\x0b\x32\x12.bough.v1.ToolInfoR\x05tools\x12&\n\x0fnext_page_token\x18\x02 \x01(\tR\rnextPageToken\"\x8c\x01\n\x08ToolInfo\x12\x12\n\x04name\x18\x01 \x01(\tR\x04name\x12 \n\x0b\x64\x65scription\x18\x02 \x01(\tR\x0b\x64\x65scription\x12*\n\x11input_schema_json\x18\x03 \x01(\tR\x0finputSchemaJson\x12\x1e\n\x0bis_built_in\x18\x04 \x01(\x08R\tisBuiltIn\"O\n\x11ListModelsRequest\x12\x1b\n\tpage_size\x18\x01 \x01(\x05R\x08pageSize\x12\x1d\n\npage_token\x18\x02 \x01(\tR\tpageToken\"i\n\x12ListModelsResponse\x12+\n\x06models\x18\x01 \x03(\x0b\x32\x13.bough.v1.ModelInfoR\x06models\x12&\n\x0fnext_page_token\x18\x02 \x01(\tR\rnextPageToken\"o\n\tModelInfo\x12\x12\n\x04name\x18\x01 \x01(\tR\x04name\x12\x1a\n\x08provider\x18\x02 \x01(\tR\x08provider\x12\x14\n\x05model\x18\x03 \x01(\tR\x05model\x12\x1c\n\tfallbacks\x18\x04 \x03(\tR\tfallbacks2\xe1\x04\n\x0e\x43\x61talogService\x12J\n\x0b\x43reateAgent\x12\x1c.bough.v1.CreateAgentRequest\x1a\x1d.bough.v1.CreateAgentResponse\x12J\n\x0bUpdateAgent\x12\x1c.bough.v1.UpdateAgentRequest\x1a\x1d.bough.v1.UpdateAgentResponse\x12J\n\x0b\x44\x65leteAgent\x12\x1c.bough.v1.DeleteAgentRequest\x1a\x1d.bough.v1.DeleteAgentResponse\x12\x41\n\x08GetAgent\x12\x19.bough.v1.GetAgentRequest\x1a\x1a.bough.v1.GetAgentResponse\x12G\n\nListAgents\x12\x1b.bough.v1.ListAgentsRequest\x1a\x1c.bough.v1.ListAgentsResponse\x12P\n\rValidateAgent\x12\x1e.bough.v1.ValidateAgentRequest\x1a\x1f.bough.v1.ValidateAgentResponse\x12\x44\n\tListTools\x12\x1a.bough.v1.ListToolsRequest\x1a\x1b.bough.v1.ListToolsResponse\x12G\n\nListModels\x12\x1b.bough.v1.ListModelsRequest\x1a\x1c.bough.v1.ListModelsResponseB8Z6github.com/bough-dev/bough/clients/go/bough/v1;boughv1b\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -36,72 +35,44 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'bough.v1.catalog_service_pb
 if not _descriptor._USE_C_DESCRIPTORS:
   _globals['DESCRIPTOR']._loaded_options = None
   _globals['DESCRIPTOR']._serialized_options = b'Z6github.com/bough-dev/bough/clients/go/bough/v1;boughv1'
-  _globals['_CREATEAGENTREQUEST'].fields_by_name['agent']._loaded_options = None
-  _globals['_CREATEAGENTREQUEST'].fields_by_name['agent']._serialized_options = b'\272H\003\310\001\001'
-  _globals['_UPDATEAGENTREQUEST'].fields_by_name['agent']._loaded_options = None
-  _globals['_UPDATEAGENTREQUEST'].fields_by_name['agent']._serialized_options = b'\272H\003\310\001\001'
-  _globals['_UPDATEAGENTREQUEST'].fields_by_name['revision']._loaded_options = None
-  _globals['_UPDATEAGENTREQUEST'].fields_by_name['revision']._serialized_options = b'\272H\006r\004\020\001\030@'
-  _globals['_DELETEAGENTREQUEST'].fields_by_name['name']._loaded_options = None
-  _globals['_DELETEAGENTREQUEST'].fields_by_name['name']._serialized_options = b'\272H\006r\004\020\001\030;'
-  _globals['_DELETEAGENTREQUEST'].fields_by_name['revision']._loaded_options = None
-  _globals['_DELETEAGENTREQUEST'].fields_by_name['revision']._serialized_options = b'\272H\004r\002\030@'
-  _globals['_GETAGENTREQUEST'].fields_by_name['name']._loaded_options = None
-  _globals['_GETAGENTREQUEST'].fields_by_name['name']._serialized_options = b'\272H\006r\004\020\001\030;'
-  _globals['_GETAGENTREQUEST'].fields_by_name['revision']._loaded_options = None
-  _globals['_GETAGENTREQUEST'].fields_by_name['revision']._serialized_options = b'\272H\004r\002\030@'
-  _globals['_LISTAGENTSREQUEST'].fields_by_name['page_size']._loaded_options = None
-  _globals['_LISTAGENTSREQUEST'].fields_by_name['page_size']._serialized_options = b'\272H\004\032\002(\000'
-  _globals['_LISTAGENTSREQUEST'].fields_by_name['page_token']._loaded_options = None
-  _globals['_LISTAGENTSREQUEST'].fields_by_name['page_token']._serialized_options = b'\272H\005r\003\030\200\010'
-  _globals['_VALIDATEAGENTREQUEST'].fields_by_name['definitions']._loaded_options = None
-  _globals['_VALIDATEAGENTREQUEST'].fields_by_name['definitions']._serialized_options = b'\272H\010\222\001\005\010\001\020\350\007'
-  _globals['_LISTTOOLSREQUEST'].fields_by_name['page_size']._loaded_options = None
-  _globals['_LISTTOOLSREQUEST'].fields_by_name['page_size']._serialized_options = b'\272H\004\032\002(\000'
-  _globals['_LISTTOOLSREQUEST'].fields_by_name['page_token']._loaded_options = None
-  _globals['_LISTTOOLSREQUEST'].fields_by_name['page_token']._serialized_options = b'\272H\005r\003\030\200\010'
-  _globals['_LISTMODELSREQUEST'].fields_by_name['page_size']._loaded_options = None
-  _globals['_LISTMODELSREQUEST'].fields_by_name['page_size']._serialized_options = b'\272H\004\032\002(\000'
-  _globals['_LISTMODELSREQUEST'].fields_by_name['page_token']._loaded_options = None
-  _globals['_LISTMODELSREQUEST'].fields_by_name['page_token']._serialized_options = b'\272H\005r\003\030\200\010'
-  _globals['_CREATEAGENTREQUEST']._serialized_start=151
-  _globals['_CREATEAGENTREQUEST']._serialized_end=221
-  _globals['_CREATEAGENTRESPONSE']._serialized_start=223
-  _globals['_CREATEAGENTRESPONSE']._serialized_end=286
-  _globals['_UPDATEAGENTREQUEST']._serialized_start=289
-  _globals['_UPDATEAGENTREQUEST']._serialized_end=437
-  _globals['_UPDATEAGENTRESPONSE']._serialized_start=439
-  _globals['_UPDATEAGENTRESPONSE']._serialized_end=502
-  _globals['_DELETEAGENTREQUEST']._serialized_start=504
-  _globals['_DELETEAGENTREQUEST']._serialized_end=576
-  _globals['_DELETEAGENTRESPONSE']._serialized_start=578
-  _globals['_DELETEAGENTRESPONSE']._serialized_end=599
-  _globals['_GETAGENTREQUEST']._serialized_start=601
-  _globals['_GETAGENTREQUEST']._serialized_end=670
-  _globals['_GETAGENTRESPONSE']._serialized_start=672
-  _globals['_GETAGENTRESPONSE']._serialized_end=732
-  _globals['_LISTAGENTSREQUEST']._serialized_start=734
-  _globals['_LISTAGENTSREQUEST']._serialized_end=811
-  _globals['_LISTAGENTSRESPONSE']._serialized_start=813
-  _globals['_LISTAGENTSRESPONSE']._serialized_end=901
-  _globals['_VALIDATEAGENTREQUEST']._serialized_start=903
-  _globals['_VALIDATEAGENTREQUEST']._serialized_end=986
-  _globals['_VALIDATEAGENTRESPONSE']._serialized_start=988
-  _globals['_VALIDATEAGENTRESPONSE']._serialized_end=1052
-  _globals['_VIOLATION']._serialized_start=1054
-  _globals['_VIOLATION']._serialized_end=1155
-  _globals['_LISTTOOLSREQUEST']._serialized_start=1157
-  _globals['_LISTTOOLSREQUEST']._serialized_end=1233
-  _globals['_LISTTOOLSRESPONSE']._serialized_start=1235
-  _globals['_LISTTOOLSRESPONSE']._serialized_end=1314
-  _globals['_TOOLINFO']._serialized_start=1316
-  _globals['_TOOLINFO']._serialized_end=1409
-  _globals['_LISTMODELSREQUEST']._serialized_start=1411
-  _globals['_LISTMODELSREQUEST']._serialized_end=1488
-  _globals['_LISTMODELSRESPONSE']._serialized_start=1490
-  _globals['_LISTMODELSRESPONSE']._serialized_end=1572
-  _globals['_MODELINFO']._serialized_start=1574
-  _globals['_MODELINFO']._serialized_end=1651
-  _globals['_CATALOGSERVICE']._serialized_start=1654
-  _globals['_CATALOGSERVICE']._serialized_end=2263
+  _globals['_CREATEAGENTREQUEST']._serialized_start=122
+  _globals['_CREATEAGENTREQUEST']._serialized_end=191
+  _globals['_CREATEAGENTRESPONSE']._serialized_start=193
+  _globals['_CREATEAGENTRESPONSE']._serialized_end=263
+  _globals['_UPDATEAGENTREQUEST']._serialized_start=266
+  _globals['_UPDATEAGENTREQUEST']._serialized_end=424
+  _globals['_UPDATEAGENTRESPONSE']._serialized_start=426
+  _globals['_UPDATEAGENTRESPONSE']._serialized_end=496
+  _globals['_DELETEAGENTREQUEST']._serialized_start=498
+  _globals['_DELETEAGENTREQUEST']._serialized_end=566
+  _globals['_DELETEAGENTRESPONSE']._serialized_start=568
+  _globals['_DELETEAGENTRESPONSE']._serialized_end=589
+  _globals['_GETAGENTREQUEST']._serialized_start=591
+  _globals['_GETAGENTREQUEST']._serialized_end=656
+  _globals['_GETAGENTRESPONSE']._serialized_start=658
+  _globals['_GETAGENTRESPONSE']._serialized_end=725
+  _globals['_LISTAGENTSREQUEST']._serialized_start=727
+  _globals['_LISTAGENTSREQUEST']._serialized_end=806
+  _globals['_LISTAGENTSRESPONSE']._serialized_start=808
+  _globals['_LISTAGENTSRESPONSE']._serialized_end=919
+  _globals['_VALIDATEAGENTREQUEST']._serialized_start=921
+  _globals['_VALIDATEAGENTREQUEST']._serialized_end=1004
+  _globals['_VALIDATEAGENTRESPONSE']._serialized_start=1006
+  _globals['_VALIDATEAGENTRESPONSE']._serialized_end=1082
+  _globals['_VIOLATION']._serialized_start=1085
+  _globals['_VIOLATION']._serialized_end=1221
+  _globals['_LISTTOOLSREQUEST']._serialized_start=1223
+  _globals['_LISTTOOLSREQUEST']._serialized_end=1301
+  _globals['_LISTTOOLSRESPONSE']._serialized_start=1303
+  _globals['_LISTTOOLSRESPONSE']._serialized_end=1404
+  _globals['_TOOLINFO']._serialized_start=1407
+  _globals['_TOOLINFO']._serialized_end=1547
+  _globals['_LISTMODELSREQUEST']._serialized_start=1549
+  _globals['_LISTMODELSREQUEST']._serialized_end=1628
+  _globals['_LISTMODELSRESPONSE']._serialized_start=1630
+  _globals['_LISTMODELSRESPONSE']._serialized_end=1735
+  _globals['_MODELINFO']._serialized_start=1737
+  _globals['_MODELINFO']._serialized_end=1848
+  _globals['_CATALOGSERVICE']._serialized_start=1851
+  _globals['_CATALOGSERVICE']._serialized_end=2460
 # @@protoc_insertion_point(module_scope)

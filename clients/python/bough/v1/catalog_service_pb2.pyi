@@ -30,7 +30,7 @@ class CreateAgentRequest(_message.Message):
     AGENT_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def agent(self) -> _agent_pb2.AgentDefinition:
-        """The agent. What is output only is ignored."""
+        """The agent. Required. What is output only is ignored."""
 
     def __init__(
         self,
@@ -82,7 +82,7 @@ class UpdateAgentRequest(_message.Message):
     """The revision that the change is made to, as it was read."""
     @_builtins.property
     def agent(self) -> _agent_pb2.AgentDefinition:
-        """The agent of this name, with its new content. What is output only is ignored."""
+        """The agent of this name, with its new content. Required. What is output only is ignored."""
 
     @_builtins.property
     def update_mask(self) -> _field_mask_pb2.FieldMask:

@@ -112,7 +112,8 @@ class _ErrorReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorReas
 
 class ErrorReason(_ErrorReason, metaclass=_ErrorReasonEnumTypeWrapper):
     """Why something failed. In events it stands in AgentError.reason; on a failed call its name without the prefix is
-    google.rpc.ErrorInfo.reason, with the domain "bough".
+    google.rpc.ErrorInfo.reason, with the domain "bough", and so is the reason of each of its
+    google.rpc.BadRequest.FieldViolations.
 
     Values 1 to 25 are given out by the design; those not listed yet come with what raises them: 16
     INSUFFICIENT_BALANCE, 23 REMOTE_UNAVAILABLE.

@@ -24,11 +24,10 @@ _sym_db = _symbol_database.Default()
 
 from bough.v1 import event_pb2 as bough_dot_v1_dot_event__pb2
 from bough.v1 import invocation_pb2 as bough_dot_v1_dot_invocation__pb2
-from buf.validate import validate_pb2 as buf_dot_validate_dot_validate__pb2
 from google.protobuf import timestamp_pb2 as google_dot_protobuf_dot_timestamp__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1b\x62ough/v1/eval_service.proto\x12\x08\x62ough.v1\x1a\x14\x62ough/v1/event.proto\x1a\x19\x62ough/v1/invocation.proto\x1a\x1b\x62uf/validate/validate.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"\x89\x04\n\x14GetInvocationRequest\x12\x19\n\x06run_id\x18\x01 \x01(\tB\t\xbaH\x06r\x04\x10\x01\x18@\x12\xb4\x03\n\x07options\x18\x02 \x01(\x0b\x32\x1b.bough.v1.InvocationOptionsB\x85\x03\xbaH\x81\x03\xba\x01\xfd\x02\n\x14options.not_negative\x12@limits must not be negative, and max_bytes must be at least 1024\x1a\xa2\x02(!has(this.max_agents) || this.max_agents >= 0) && (!has(this.max_tools) || this.max_tools >= 0) && (!has(this.max_tool_args_bytes) || this.max_tool_args_bytes >= 0) && (!has(this.max_tool_result_bytes) || this.max_tool_result_bytes >= 0) && (!has(this.max_bytes) || this.max_bytes >= 1024)\x12\x1f\n\x0e\x61s_of_sequence\x18\x03 \x01(\x03\x42\x07\xbaH\x04\"\x02(\x00\"A\n\x15GetInvocationResponse\x12(\n\ninvocation\x18\x01 \x01(\x0b\x32\x14.bough.v1.Invocation\"\x9c\x03\n\x16ListInvocationsRequest\x12\x1a\n\tpage_size\x18\x01 \x01(\x05\x42\x07\xbaH\x04\x1a\x02(\x00\x12\x1c\n\npage_token\x18\x02 \x01(\tB\x08\xbaH\x05r\x03\x18\x80\x08\x12\x1b\n\nsession_id\x18\x03 \x01(\tB\x07\xbaH\x04r\x02\x18@\x12\x16\n\x05\x61gent\x18\x04 \x01(\tB\x07\xbaH\x04r\x02\x18;\x12\x30\n\x06states\x18\x05 \x03(\x0e\x32\x0f.bough.v1.StateB\x0f\xbaH\x0c\x92\x01\t\x10\x10\"\x05\x82\x01\x02\x10\x01\x12\x46\n\x06labels\x18\x06 \x03(\x0b\x32,.bough.v1.ListInvocationsRequest.LabelsEntryB\x08\xbaH\x05\x9a\x01\x02\x10@\x12\x35\n\x11start_create_time\x18\x07 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x33\n\x0f\x65nd_create_time\x18\x08 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x1a-\n\x0bLabelsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"]\n\x17ListInvocationsResponse\x12)\n\x0binvocations\x18\x01 \x03(\x0b\x32\x14.bough.v1.Invocation\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t\"\xf5\x03\n\x16\x41ggregateEventsRequest\x12$\n\x06\x65vents\x18\x01 \x03(\x0b\x32\x14.bough.v1.AgentEvent\x12\xb4\x03\n\x07options\x18\x02 \x01(\x0b\x32\x1b.bough.v1.InvocationOptionsB\x85\x03\xbaH\x81\x03\xba\x01\xfd\x02\n\x14options.not_negative\x12@limits must not be negative, and max_bytes must be at least 1024\x1a\xa2\x02(!has(this.max_agents) || this.max_agents >= 0) && (!has(this.max_tools) || this.max_tools >= 0) && (!has(this.max_tool_args_bytes) || this.max_tool_args_bytes >= 0) && (!has(this.max_tool_result_bytes) || this.max_tool_result_bytes >= 0) && (!has(this.max_bytes) || this.max_bytes >= 1024)\"C\n\x17\x41ggregateEventsResponse\x12(\n\ninvocation\x18\x01 \x01(\x0b\x32\x14.bough.v1.Invocation2\x91\x02\n\x0b\x45valService\x12P\n\rGetInvocation\x12\x1e.bough.v1.GetInvocationRequest\x1a\x1f.bough.v1.GetInvocationResponse\x12V\n\x0fListInvocations\x12 .bough.v1.ListInvocationsRequest\x1a!.bough.v1.ListInvocationsResponse\x12X\n\x0f\x41ggregateEvents\x12 .bough.v1.AggregateEventsRequest\x1a!.bough.v1.AggregateEventsResponse(\x01\x42\x38Z6github.com/bough-dev/bough/clients/go/bough/v1;boughv1b\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1b\x62ough/v1/eval_service.proto\x12\x08\x62ough.v1\x1a\x14\x62ough/v1/event.proto\x1a\x19\x62ough/v1/invocation.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"\x8a\x01\n\x14GetInvocationRequest\x12\x15\n\x06run_id\x18\x01 \x01(\tR\x05runId\x12\x35\n\x07options\x18\x02 \x01(\x0b\x32\x1b.bough.v1.InvocationOptionsR\x07options\x12$\n\x0e\x61s_of_sequence\x18\x03 \x01(\x03R\x0c\x61sOfSequence\"M\n\x15GetInvocationResponse\x12\x34\n\ninvocation\x18\x01 \x01(\x0b\x32\x14.bough.v1.InvocationR\ninvocation\"\xbf\x03\n\x16ListInvocationsRequest\x12\x1b\n\tpage_size\x18\x01 \x01(\x05R\x08pageSize\x12\x1d\n\npage_token\x18\x02 \x01(\tR\tpageToken\x12\x1d\n\nsession_id\x18\x03 \x01(\tR\tsessionId\x12\x14\n\x05\x61gent\x18\x04 \x01(\tR\x05\x61gent\x12\'\n\x06states\x18\x05 \x03(\x0e\x32\x0f.bough.v1.StateR\x06states\x12\x44\n\x06labels\x18\x06 \x03(\x0b\x32,.bough.v1.ListInvocationsRequest.LabelsEntryR\x06labels\x12\x46\n\x11start_create_time\x18\x07 \x01(\x0b\x32\x1a.google.protobuf.TimestampR\x0fstartCreateTime\x12\x42\n\x0f\x65nd_create_time\x18\x08 \x01(\x0b\x32\x1a.google.protobuf.TimestampR\rendCreateTime\x1a\x39\n\x0bLabelsEntry\x12\x10\n\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n\x05value\x18\x02 \x01(\tR\x05value:\x02\x38\x01\"y\n\x17ListInvocationsResponse\x12\x36\n\x0binvocations\x18\x01 \x03(\x0b\x32\x14.bough.v1.InvocationR\x0binvocations\x12&\n\x0fnext_page_token\x18\x02 \x01(\tR\rnextPageToken\"}\n\x16\x41ggregateEventsRequest\x12,\n\x06\x65vents\x18\x01 \x03(\x0b\x32\x14.bough.v1.AgentEventR\x06\x65vents\x12\x35\n\x07options\x18\x02 \x01(\x0b\x32\x1b.bough.v1.InvocationOptionsR\x07options\"O\n\x17\x41ggregateEventsResponse\x12\x34\n\ninvocation\x18\x01 \x01(\x0b\x32\x14.bough.v1.InvocationR\ninvocation2\x91\x02\n\x0b\x45valService\x12P\n\rGetInvocation\x12\x1e.bough.v1.GetInvocationRequest\x1a\x1f.bough.v1.GetInvocationResponse\x12V\n\x0fListInvocations\x12 .bough.v1.ListInvocationsRequest\x1a!.bough.v1.ListInvocationsResponse\x12X\n\x0f\x41ggregateEvents\x12 .bough.v1.AggregateEventsRequest\x1a!.bough.v1.AggregateEventsResponse(\x01\x42\x38Z6github.com/bough-dev/bough/clients/go/bough/v1;boughv1b\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -36,42 +35,22 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'bough.v1.eval_service_pb2',
 if not _descriptor._USE_C_DESCRIPTORS:
   _globals['DESCRIPTOR']._loaded_options = None
   _globals['DESCRIPTOR']._serialized_options = b'Z6github.com/bough-dev/bough/clients/go/bough/v1;boughv1'
-  _globals['_GETINVOCATIONREQUEST'].fields_by_name['run_id']._loaded_options = None
-  _globals['_GETINVOCATIONREQUEST'].fields_by_name['run_id']._serialized_options = b'\272H\006r\004\020\001\030@'
-  _globals['_GETINVOCATIONREQUEST'].fields_by_name['options']._loaded_options = None
-  _globals['_GETINVOCATIONREQUEST'].fields_by_name['options']._serialized_options = b'\272H\201\003\272\001\375\002\n\024options.not_negative\022@limits must not be negative, and max_bytes must be at least 1024\032\242\002(!has(this.max_agents) || this.max_agents >= 0) && (!has(this.max_tools) || this.max_tools >= 0) && (!has(this.max_tool_args_bytes) || this.max_tool_args_bytes >= 0) && (!has(this.max_tool_result_bytes) || this.max_tool_result_bytes >= 0) && (!has(this.max_bytes) || this.max_bytes >= 1024)'
-  _globals['_GETINVOCATIONREQUEST'].fields_by_name['as_of_sequence']._loaded_options = None
-  _globals['_GETINVOCATIONREQUEST'].fields_by_name['as_of_sequence']._serialized_options = b'\272H\004\"\002(\000'
   _globals['_LISTINVOCATIONSREQUEST_LABELSENTRY']._loaded_options = None
   _globals['_LISTINVOCATIONSREQUEST_LABELSENTRY']._serialized_options = b'8\001'
-  _globals['_LISTINVOCATIONSREQUEST'].fields_by_name['page_size']._loaded_options = None
-  _globals['_LISTINVOCATIONSREQUEST'].fields_by_name['page_size']._serialized_options = b'\272H\004\032\002(\000'
-  _globals['_LISTINVOCATIONSREQUEST'].fields_by_name['page_token']._loaded_options = None
-  _globals['_LISTINVOCATIONSREQUEST'].fields_by_name['page_token']._serialized_options = b'\272H\005r\003\030\200\010'
-  _globals['_LISTINVOCATIONSREQUEST'].fields_by_name['session_id']._loaded_options = None
-  _globals['_LISTINVOCATIONSREQUEST'].fields_by_name['session_id']._serialized_options = b'\272H\004r\002\030@'
-  _globals['_LISTINVOCATIONSREQUEST'].fields_by_name['agent']._loaded_options = None
-  _globals['_LISTINVOCATIONSREQUEST'].fields_by_name['agent']._serialized_options = b'\272H\004r\002\030;'
-  _globals['_LISTINVOCATIONSREQUEST'].fields_by_name['states']._loaded_options = None
-  _globals['_LISTINVOCATIONSREQUEST'].fields_by_name['states']._serialized_options = b'\272H\014\222\001\t\020\020\"\005\202\001\002\020\001'
-  _globals['_LISTINVOCATIONSREQUEST'].fields_by_name['labels']._loaded_options = None
-  _globals['_LISTINVOCATIONSREQUEST'].fields_by_name['labels']._serialized_options = b'\272H\005\232\001\002\020@'
-  _globals['_AGGREGATEEVENTSREQUEST'].fields_by_name['options']._loaded_options = None
-  _globals['_AGGREGATEEVENTSREQUEST'].fields_by_name['options']._serialized_options = b'\272H\201\003\272\001\375\002\n\024options.not_negative\022@limits must not be negative, and max_bytes must be at least 1024\032\242\002(!has(this.max_agents) || this.max_agents >= 0) && (!has(this.max_tools) || this.max_tools >= 0) && (!has(this.max_tool_args_bytes) || this.max_tool_args_bytes >= 0) && (!has(this.max_tool_result_bytes) || this.max_tool_result_bytes >= 0) && (!has(this.max_bytes) || this.max_bytes >= 1024)'
-  _globals['_GETINVOCATIONREQUEST']._serialized_start=153
-  _globals['_GETINVOCATIONREQUEST']._serialized_end=674
-  _globals['_GETINVOCATIONRESPONSE']._serialized_start=676
-  _globals['_GETINVOCATIONRESPONSE']._serialized_end=741
-  _globals['_LISTINVOCATIONSREQUEST']._serialized_start=744
-  _globals['_LISTINVOCATIONSREQUEST']._serialized_end=1156
-  _globals['_LISTINVOCATIONSREQUEST_LABELSENTRY']._serialized_start=1111
-  _globals['_LISTINVOCATIONSREQUEST_LABELSENTRY']._serialized_end=1156
-  _globals['_LISTINVOCATIONSRESPONSE']._serialized_start=1158
-  _globals['_LISTINVOCATIONSRESPONSE']._serialized_end=1251
-  _globals['_AGGREGATEEVENTSREQUEST']._serialized_start=1254
-  _globals['_AGGREGATEEVENTSREQUEST']._serialized_end=1755
-  _globals['_AGGREGATEEVENTSRESPONSE']._serialized_start=1757
-  _globals['_AGGREGATEEVENTSRESPONSE']._serialized_end=1824
-  _globals['_EVALSERVICE']._serialized_start=1827
-  _globals['_EVALSERVICE']._serialized_end=2100
+  _globals['_GETINVOCATIONREQUEST']._serialized_start=124
+  _globals['_GETINVOCATIONREQUEST']._serialized_end=262
+  _globals['_GETINVOCATIONRESPONSE']._serialized_start=264
+  _globals['_GETINVOCATIONRESPONSE']._serialized_end=341
+  _globals['_LISTINVOCATIONSREQUEST']._serialized_start=344
+  _globals['_LISTINVOCATIONSREQUEST']._serialized_end=791
+  _globals['_LISTINVOCATIONSREQUEST_LABELSENTRY']._serialized_start=734
+  _globals['_LISTINVOCATIONSREQUEST_LABELSENTRY']._serialized_end=791
+  _globals['_LISTINVOCATIONSRESPONSE']._serialized_start=793
+  _globals['_LISTINVOCATIONSRESPONSE']._serialized_end=914
+  _globals['_AGGREGATEEVENTSREQUEST']._serialized_start=916
+  _globals['_AGGREGATEEVENTSREQUEST']._serialized_end=1041
+  _globals['_AGGREGATEEVENTSRESPONSE']._serialized_start=1043
+  _globals['_AGGREGATEEVENTSRESPONSE']._serialized_end=1122
+  _globals['_EVALSERVICE']._serialized_start=1125
+  _globals['_EVALSERVICE']._serialized_end=1398
 # @@protoc_insertion_point(module_scope)

@@ -125,7 +125,7 @@ class ListInvocationsRequest(_message.Message):
 
     @_builtins.property
     def labels(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
-        """Only runs with all these labels."""
+        """Only runs with all these labels, whose keys and values are as in RunRequest.labels."""
 
     @_builtins.property
     def start_create_time(self) -> _timestamp_pb2.Timestamp:

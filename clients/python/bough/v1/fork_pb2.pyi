@@ -105,7 +105,7 @@ class ForkChanges(_message.Message):
 
     @_builtins.property
     def input(self) -> _message_pb2.Message:
-        """What the user says instead; only in a fork after sequence 1."""
+        """What the user says instead, as in RunRequest.input; only in a fork after sequence 1."""
 
     @_builtins.property
     def tool_results(self) -> _containers.RepeatedCompositeFieldContainer[Global___EditedResult]:

@@ -27,7 +27,7 @@ from google.protobuf import duration_pb2 as google_dot_protobuf_dot_duration__pb
 from google.protobuf import timestamp_pb2 as google_dot_protobuf_dot_timestamp__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x16\x62ough/v1/message.proto\x12\x08\x62ough.v1\x1a\x14\x62ough/v1/error.proto\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"\x93\x02\n\x07Message\x12\x12\n\nmessage_id\x18\x01 \x01(\t\x12\x1c\n\x04role\x18\x02 \x01(\x0e\x32\x0e.bough.v1.Role\x12#\n\x04kind\x18\x03 \x01(\x0e\x32\x15.bough.v1.MessageKind\x12\x0e\n\x06\x61uthor\x18\x04 \x01(\t\x12\x1d\n\x05parts\x18\x05 \x03(\x0b\x32\x0e.bough.v1.Part\x12\x15\n\rinvocation_id\x18\x06 \x01(\t\x12/\n\x0b\x63reate_time\x18\x07 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x10\n\x08position\x18\x08 \x01(\x03\x12(\n\nsummarized\x18\t \x01(\x0b\x32\x14.bough.v1.Summarized\"N\n\nSummarized\x12\x15\n\rfrom_position\x18\x01 \x01(\x03\x12\x13\n\x0bto_position\x18\x02 \x01(\x03\x12\x14\n\x0cis_of_branch\x18\x03 \x01(\x08\"\xe2\x02\n\x04Part\x12\x0e\n\x04text\x18\x01 \x01(\tH\x00\x12(\n\treasoning\x18\x02 \x01(\x0b\x32\x13.bough.v1.ReasoningH\x00\x12\x1e\n\x04\x62lob\x18\x03 \x01(\x0b\x32\x0e.bough.v1.BlobH\x00\x12\x13\n\tdata_json\x18\x04 \x01(\tH\x00\x12\'\n\ttool_call\x18\x05 \x01(\x0b\x32\x12.bough.v1.ToolCallH\x00\x12+\n\x0btool_result\x18\x06 \x01(\x0b\x32\x14.bough.v1.ToolResultH\x00\x12.\n\x08metadata\x18\x0c \x03(\x0b\x32\x1c.bough.v1.Part.MetadataEntry\x12\x11\n\ttruncated\x18\r \x01(\x08\x12\x16\n\x0eoriginal_bytes\x18\x0e \x01(\x03\x1a/\n\rMetadataEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\x42\t\n\x07\x63ontent\"c\n\tReasoning\x12\x0c\n\x04text\x18\x01 \x01(\t\x12\x11\n\tsignature\x18\x02 \x01(\t\x12\x11\n\tencrypted\x18\x03 \x01(\t\x12\x13\n\x0bprovider_id\x18\x04 \x01(\t\x12\r\n\x05model\x18\x05 \x01(\t\"i\n\x04\x42lob\x12\x0e\n\x04\x64\x61ta\x18\x01 \x01(\x0cH\x00\x12\r\n\x03uri\x18\x02 \x01(\tH\x00\x12\x12\n\nmedia_type\x18\x03 \x01(\t\x12\x10\n\x08\x66ilename\x18\x04 \x01(\t\x12\x12\n\nsize_bytes\x18\x05 \x01(\x03\x42\x08\n\x06source\"[\n\x08ToolCall\x12\x0f\n\x07\x63\x61ll_id\x18\x01 \x01(\t\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\x16\n\x0e\x61rguments_json\x18\x03 \x01(\t\x12\x18\n\x10provider_call_id\x18\x04 \x01(\t\"\xbc\x02\n\nToolResult\x12 \n\x04\x63\x61ll\x18\x01 \x01(\x0b\x32\x12.bough.v1.ToolCall\x12\x1d\n\x05parts\x18\x02 \x03(\x0b\x32\x0e.bough.v1.Part\x12#\n\x05\x65rror\x18\x03 \x01(\x0b\x32\x14.bough.v1.AgentError\x12.\n\nstart_time\x18\x04 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12*\n\x07latency\x18\x05 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\r\n\x05\x61gent\x18\x06 \x01(\t\x12\x15\n\rinvocation_id\x18\x07 \x01(\t\x12\x1b\n\x13\x63hild_invocation_id\x18\x08 \x01(\t\x12\x11\n\ttruncated\x18\t \x01(\x08\x12\x16\n\x0eoriginal_bytes\x18\n \x01(\x03\"\xf1\x02\n\x05Usage\x12\x19\n\x0cinput_tokens\x18\x01 \x01(\x03H\x00\x88\x01\x01\x12 \n\x13\x63\x61\x63hed_input_tokens\x18\x02 \x01(\x03H\x01\x88\x01\x01\x12\x1a\n\routput_tokens\x18\x03 \x01(\x03H\x02\x88\x01\x01\x12\x1d\n\x10reasoning_tokens\x18\x04 \x01(\x03H\x03\x88\x01\x01\x12\x19\n\x0ctotal_tokens\x18\x05 \x01(\x03H\x04\x88\x01\x01\x12\x13\n\x0bmodel_calls\x18\x06 \x01(\x05\x12!\n\x19model_calls_without_usage\x18\x07 \x01(\x05\x12\x12\n\ntool_calls\x18\x08 \x01(\x05\x12\x18\n\x0b\x63ost_micros\x18\t \x01(\x03H\x05\x88\x01\x01\x42\x0f\n\r_input_tokensB\x16\n\x14_cached_input_tokensB\x10\n\x0e_output_tokensB\x13\n\x11_reasoning_tokensB\x0f\n\r_total_tokensB\x0e\n\x0c_cost_micros*_\n\x04Role\x12\x14\n\x10ROLE_UNSPECIFIED\x10\x00\x12\r\n\tROLE_USER\x10\x01\x12\x12\n\x0eROLE_ASSISTANT\x10\x02\x12\r\n\tROLE_TOOL\x10\x03\x12\x0f\n\x0bROLE_SYSTEM\x10\x04*\xd6\x01\n\x0bMessageKind\x12\x1c\n\x18MESSAGE_KIND_UNSPECIFIED\x10\x00\x12\x15\n\x11MESSAGE_KIND_USER\x10\x01\x12\x1a\n\x16MESSAGE_KIND_ASSISTANT\x10\x02\x12\x15\n\x11MESSAGE_KIND_TOOL\x10\x03\x12\x1f\n\x1bMESSAGE_KIND_SUB_AGENT_USER\x10\x04\x12$\n MESSAGE_KIND_SUB_AGENT_ASSISTANT\x10\x05\x12\x18\n\x14MESSAGE_KIND_SUMMARY\x10\x06\x42\x38Z6github.com/bough-dev/bough/clients/go/bough/v1;boughv1b\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x16\x62ough/v1/message.proto\x12\x08\x62ough.v1\x1a\x14\x62ough/v1/error.proto\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"\xe9\x02\n\x07Message\x12\x1d\n\nmessage_id\x18\x01 \x01(\tR\tmessageId\x12\"\n\x04role\x18\x02 \x01(\x0e\x32\x0e.bough.v1.RoleR\x04role\x12)\n\x04kind\x18\x03 \x01(\x0e\x32\x15.bough.v1.MessageKindR\x04kind\x12\x16\n\x06\x61uthor\x18\x04 \x01(\tR\x06\x61uthor\x12$\n\x05parts\x18\x05 \x03(\x0b\x32\x0e.bough.v1.PartR\x05parts\x12#\n\rinvocation_id\x18\x06 \x01(\tR\x0cinvocationId\x12;\n\x0b\x63reate_time\x18\x07 \x01(\x0b\x32\x1a.google.protobuf.TimestampR\ncreateTime\x12\x1a\n\x08position\x18\x08 \x01(\x03R\x08position\x12\x34\n\nsummarized\x18\t \x01(\x0b\x32\x14.bough.v1.SummarizedR\nsummarized\"t\n\nSummarized\x12#\n\rfrom_position\x18\x01 \x01(\x03R\x0c\x66romPosition\x12\x1f\n\x0bto_position\x18\x02 \x01(\x03R\ntoPosition\x12 \n\x0cis_of_branch\x18\x03 \x01(\x08R\nisOfBranch\"\xc9\x03\n\x04Part\x12\x14\n\x04text\x18\x01 \x01(\tH\x00R\x04text\x12\x33\n\treasoning\x18\x02 \x01(\x0b\x32\x13.bough.v1.ReasoningH\x00R\treasoning\x12$\n\x04\x62lob\x18\x03 \x01(\x0b\x32\x0e.bough.v1.BlobH\x00R\x04\x62lob\x12\x1d\n\tdata_json\x18\x04 \x01(\tH\x00R\x08\x64\x61taJson\x12\x31\n\ttool_call\x18\x05 \x01(\x0b\x32\x12.bough.v1.ToolCallH\x00R\x08toolCall\x12\x37\n\x0btool_result\x18\x06 \x01(\x0b\x32\x14.bough.v1.ToolResultH\x00R\ntoolResult\x12\x38\n\x08metadata\x18\x0c \x03(\x0b\x32\x1c.bough.v1.Part.MetadataEntryR\x08metadata\x12\x1c\n\ttruncated\x18\r \x01(\x08R\ttruncated\x12%\n\x0eoriginal_bytes\x18\x0e \x01(\x03R\roriginalBytes\x1a;\n\rMetadataEntry\x12\x10\n\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n\x05value\x18\x02 \x01(\tR\x05value:\x02\x38\x01\x42\t\n\x07\x63ontent\"\x92\x01\n\tReasoning\x12\x12\n\x04text\x18\x01 \x01(\tR\x04text\x12\x1c\n\tsignature\x18\x02 \x01(\tR\tsignature\x12\x1c\n\tencrypted\x18\x03 \x01(\tR\tencrypted\x12\x1f\n\x0bprovider_id\x18\x04 \x01(\tR\nproviderId\x12\x14\n\x05model\x18\x05 \x01(\tR\x05model\"\x94\x01\n\x04\x42lob\x12\x14\n\x04\x64\x61ta\x18\x01 \x01(\x0cH\x00R\x04\x64\x61ta\x12\x12\n\x03uri\x18\x02 \x01(\tH\x00R\x03uri\x12\x1d\n\nmedia_type\x18\x03 \x01(\tR\tmediaType\x12\x1a\n\x08\x66ilename\x18\x04 \x01(\tR\x08\x66ilename\x12\x1d\n\nsize_bytes\x18\x05 \x01(\x03R\tsizeBytesB\x08\n\x06source\"\x88\x01\n\x08ToolCall\x12\x17\n\x07\x63\x61ll_id\x18\x01 \x01(\tR\x06\x63\x61llId\x12\x12\n\x04name\x18\x02 \x01(\tR\x04name\x12%\n\x0e\x61rguments_json\x18\x03 \x01(\tR\rargumentsJson\x12(\n\x10provider_call_id\x18\x04 \x01(\tR\x0eproviderCallId\"\xa6\x03\n\nToolResult\x12&\n\x04\x63\x61ll\x18\x01 \x01(\x0b\x32\x12.bough.v1.ToolCallR\x04\x63\x61ll\x12$\n\x05parts\x18\x02 \x03(\x0b\x32\x0e.bough.v1.PartR\x05parts\x12*\n\x05\x65rror\x18\x03 \x01(\x0b\x32\x14.bough.v1.AgentErrorR\x05\x65rror\x12\x39\n\nstart_time\x18\x04 \x01(\x0b\x32\x1a.google.protobuf.TimestampR\tstartTime\x12\x33\n\x07latency\x18\x05 \x01(\x0b\x32\x19.google.protobuf.DurationR\x07latency\x12\x14\n\x05\x61gent\x18\x06 \x01(\tR\x05\x61gent\x12#\n\rinvocation_id\x18\x07 \x01(\tR\x0cinvocationId\x12.\n\x13\x63hild_invocation_id\x18\x08 \x01(\tR\x11\x63hildInvocationId\x12\x1c\n\ttruncated\x18\t \x01(\x08R\ttruncated\x12%\n\x0eoriginal_bytes\x18\n \x01(\x03R\roriginalBytes\"\xf8\x03\n\x05Usage\x12&\n\x0cinput_tokens\x18\x01 \x01(\x03H\x00R\x0binputTokens\x88\x01\x01\x12\x33\n\x13\x63\x61\x63hed_input_tokens\x18\x02 \x01(\x03H\x01R\x11\x63\x61\x63hedInputTokens\x88\x01\x01\x12(\n\routput_tokens\x18\x03 \x01(\x03H\x02R\x0coutputTokens\x88\x01\x01\x12.\n\x10reasoning_tokens\x18\x04 \x01(\x03H\x03R\x0freasoningTokens\x88\x01\x01\x12&\n\x0ctotal_tokens\x18\x05 \x01(\x03H\x04R\x0btotalTokens\x88\x01\x01\x12\x1f\n\x0bmodel_calls\x18\x06 \x01(\x05R\nmodelCalls\x12\x39\n\x19model_calls_without_usage\x18\x07 \x01(\x05R\x16modelCallsWithoutUsage\x12\x1d\n\ntool_calls\x18\x08 \x01(\x05R\ttoolCalls\x12$\n\x0b\x63ost_micros\x18\t \x01(\x03H\x05R\ncostMicros\x88\x01\x01\x42\x0f\n\r_input_tokensB\x16\n\x14_cached_input_tokensB\x10\n\x0e_output_tokensB\x13\n\x11_reasoning_tokensB\x0f\n\r_total_tokensB\x0e\n\x0c_cost_micros*_\n\x04Role\x12\x14\n\x10ROLE_UNSPECIFIED\x10\x00\x12\r\n\tROLE_USER\x10\x01\x12\x12\n\x0eROLE_ASSISTANT\x10\x02\x12\r\n\tROLE_TOOL\x10\x03\x12\x0f\n\x0bROLE_SYSTEM\x10\x04*\xd6\x01\n\x0bMessageKind\x12\x1c\n\x18MESSAGE_KIND_UNSPECIFIED\x10\x00\x12\x15\n\x11MESSAGE_KIND_USER\x10\x01\x12\x1a\n\x16MESSAGE_KIND_ASSISTANT\x10\x02\x12\x15\n\x11MESSAGE_KIND_TOOL\x10\x03\x12\x1f\n\x1bMESSAGE_KIND_SUB_AGENT_USER\x10\x04\x12$\n MESSAGE_KIND_SUB_AGENT_ASSISTANT\x10\x05\x12\x18\n\x14MESSAGE_KIND_SUMMARY\x10\x06\x42\x38Z6github.com/bough-dev/bough/clients/go/bough/v1;boughv1b\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -37,26 +37,26 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['DESCRIPTOR']._serialized_options = b'Z6github.com/bough-dev/bough/clients/go/bough/v1;boughv1'
   _globals['_PART_METADATAENTRY']._loaded_options = None
   _globals['_PART_METADATAENTRY']._serialized_options = b'8\001'
-  _globals['_ROLE']._serialized_start=1830
-  _globals['_ROLE']._serialized_end=1925
-  _globals['_MESSAGEKIND']._serialized_start=1928
-  _globals['_MESSAGEKIND']._serialized_end=2142
+  _globals['_ROLE']._serialized_start=2436
+  _globals['_ROLE']._serialized_end=2531
+  _globals['_MESSAGEKIND']._serialized_start=2534
+  _globals['_MESSAGEKIND']._serialized_end=2748
   _globals['_MESSAGE']._serialized_start=124
-  _globals['_MESSAGE']._serialized_end=399
-  _globals['_SUMMARIZED']._serialized_start=401
-  _globals['_SUMMARIZED']._serialized_end=479
-  _globals['_PART']._serialized_start=482
-  _globals['_PART']._serialized_end=836
-  _globals['_PART_METADATAENTRY']._serialized_start=778
-  _globals['_PART_METADATAENTRY']._serialized_end=825
-  _globals['_REASONING']._serialized_start=838
-  _globals['_REASONING']._serialized_end=937
-  _globals['_BLOB']._serialized_start=939
-  _globals['_BLOB']._serialized_end=1044
-  _globals['_TOOLCALL']._serialized_start=1046
-  _globals['_TOOLCALL']._serialized_end=1137
-  _globals['_TOOLRESULT']._serialized_start=1140
-  _globals['_TOOLRESULT']._serialized_end=1456
-  _globals['_USAGE']._serialized_start=1459
-  _globals['_USAGE']._serialized_end=1828
+  _globals['_MESSAGE']._serialized_end=485
+  _globals['_SUMMARIZED']._serialized_start=487
+  _globals['_SUMMARIZED']._serialized_end=603
+  _globals['_PART']._serialized_start=606
+  _globals['_PART']._serialized_end=1063
+  _globals['_PART_METADATAENTRY']._serialized_start=993
+  _globals['_PART_METADATAENTRY']._serialized_end=1052
+  _globals['_REASONING']._serialized_start=1066
+  _globals['_REASONING']._serialized_end=1212
+  _globals['_BLOB']._serialized_start=1215
+  _globals['_BLOB']._serialized_end=1363
+  _globals['_TOOLCALL']._serialized_start=1366
+  _globals['_TOOLCALL']._serialized_end=1502
+  _globals['_TOOLRESULT']._serialized_start=1505
+  _globals['_TOOLRESULT']._serialized_end=1927
+  _globals['_USAGE']._serialized_start=1930
+  _globals['_USAGE']._serialized_end=2434
 # @@protoc_insertion_point(module_scope)

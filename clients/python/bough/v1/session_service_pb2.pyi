@@ -118,7 +118,7 @@ class CreateSessionRequest(_message.Message):
     LABELS_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def labels(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
-        """Labels of the caller's."""
+        """Labels of the caller's, with keys and values as RunRequest.labels."""
 
     def __init__(
         self,
@@ -238,7 +238,7 @@ class ListSessionsRequest(_message.Message):
     """next_page_token of the page before, with the same filters."""
     @_builtins.property
     def labels(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
-        """Only sessions with all these labels."""
+        """Only sessions with all these labels, whose keys and values are as in RunRequest.labels."""
 
     def __init__(
         self,

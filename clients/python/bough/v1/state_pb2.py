@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x14\x62ough/v1/state.proto\x12\x08\x62ough.v1\"B\n\x0bStateChange\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\x17\n\nvalue_json\x18\x02 \x01(\tH\x00\x88\x01\x01\x42\r\n\x0b_value_jsonB8Z6github.com/bough-dev/bough/clients/go/bough/v1;boughv1b\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x14\x62ough/v1/state.proto\x12\x08\x62ough.v1\"R\n\x0bStateChange\x12\x10\n\x03key\x18\x01 \x01(\tR\x03key\x12\"\n\nvalue_json\x18\x02 \x01(\tH\x00R\tvalueJson\x88\x01\x01\x42\r\n\x0b_value_jsonB8Z6github.com/bough-dev/bough/clients/go/bough/v1;boughv1b\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -33,5 +33,5 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['DESCRIPTOR']._loaded_options = None
   _globals['DESCRIPTOR']._serialized_options = b'Z6github.com/bough-dev/bough/clients/go/bough/v1;boughv1'
   _globals['_STATECHANGE']._serialized_start=34
-  _globals['_STATECHANGE']._serialized_end=100
+  _globals['_STATECHANGE']._serialized_end=116
 # @@protoc_insertion_point(module_scope)

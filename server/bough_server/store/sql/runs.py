@@ -83,11 +83,9 @@ def _digest(filters: Sequence[object]) -> str:
 
 
 def _foreign() -> InvalidRequest:
-    description = "is not a token of this list with these filters: begin without one"
-    return InvalidRequest(
-        [FieldViolation(field="page_token", description=description)],
-        reason=error_pb2.ERROR_REASON_INVALID_PAGE_TOKEN,
-    )
+    said = "is not a token of this list with these filters: begin without one"
+    reason = error_pb2.ERROR_REASON_INVALID_PAGE_TOKEN
+    return InvalidRequest([FieldViolation(field="page_token", description=said, reason=reason)], reason=reason)
 
 
 class SqlRunIndex:

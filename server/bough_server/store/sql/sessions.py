@@ -169,7 +169,7 @@ def _update_state(
     values = applied(values_of(row.state_json), write_of(changes))
     if not fits(values):
         said = f"With these the session's state would be larger than {MAX_STATE_BYTES // 1024} KiB."
-        raise InvalidRequest([FieldViolation(field="changes", description=said, rule="state.size")])
+        raise InvalidRequest([FieldViolation(field="changes", description=said)])
     state_json = json_of(values)
     connection.execute(SET_STATE, state_row(session_id, "", state_json))
     return state_json

@@ -1,0 +1,217 @@
+"""Every rule of the schema that a request can break, read from the descriptors, is broken once and has to be told."""
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+from google.protobuf.descriptor import Descriptor, FieldDescriptor
+from google.protobuf.duration_pb2 import Duration
+from google.protobuf.message import Message
+from google.protobuf.message_factory import GetMessageClass
+
+from bough.v1 import ROLE_TOOL, agent_service_pb2, catalog_service_pb2, eval_service_pb2, session_service_pb2
+from bough_server.interceptors.validation import schema, violations
+
+SERVICES = (agent_service_pb2, catalog_service_pb2, eval_service_pb2, session_service_pb2)
+REQUESTS = [
+    method.input_type
+    for module in SERVICES
+    for service in module.DESCRIPTOR.services_by_name.values()
+    for method in service.methods
+]
+JUDGED_ELSEWHERE = {"CreateAgentRequest"}
+"""It holds an agent alone, which is the catalog's to judge."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rule:
+    """A rule and the fields that lead to it; `breach` puts what breaks it into the last one's message."""
+
+    fields: tuple[str, ...]
+    name: str
+    breach: Callable[[Message], str]
+    """It gives the path of the breach in that message."""
+
+
+def options_of(descriptor: Any, option: str) -> Any:
+    """The rules in the options of a descriptor of the whole schema, which only classes of its own pool can read."""
+    options = descriptor.GetOptions()
+    known = GetMessageClass(schema().FindMessageTypeByName(options.DESCRIPTOR.full_name))
+    extension = schema().FindExtensionByName(f"buf.validate.{option}")
+    return known.FromString(options.SerializeToString()).Extensions[extension]  # type: ignore[index]
+
+
+def moved(duration: Any, nanoseconds: int) -> Duration:
+    """A duration that is so much longer than one of the whole schema's class."""
+    made = Duration()
+    made.FromNanoseconds(duration.ToNanoseconds() + nanoseconds)
+    return made
+
+
+VALUES: Mapping[str, Callable[[Any], Any]] = {
+    "string.min_len": lambda least: "x" * (least - 1),
+    "string.max_len": lambda most: "x" * (most + 1),
+    "string.pattern": lambda _: " ",
+    "int32.gte": lambda least: least - 1,
+    "int64.gte": lambda least: least - 1,
+    "enum.defined_only": lambda _: 99,
+    "duration.gt": lambda bound: moved(bound, 0),
+    "duration.gte": lambda least: moved(least, -1),
+    "duration.lte": lambda most: moved(most, 1),
+}
+"""A value that breaks a rule, made of the rule's own."""
+
+LISTS: Mapping[str, Callable[[int], int]] = {
+    "repeated.min_items": lambda least: least - 1,
+    "repeated.max_items": lambda most: most + 1,
+    "map.max_pairs": lambda most: most + 1,
+}
+"""How many items break a rule."""
+
+MESSAGES: Mapping[str, Callable[[Any], None]] = {
+    "input.not_empty": lambda said: said.SetInParent(),
+    "input.role": lambda said: setattr(said, "role", ROLE_TOOL),
+}
+"""What breaks an expression of the schema, which has no value."""
+
+
+KEYS: Mapping[str, str] = {"labels.reserved": "bough/key"}
+"""A key of a map that breaks an expression of the schema."""
+
+
+def typed(rules: Any) -> Iterator[tuple[str, Any]]:
+    """The rules of a value by name, such as `string.max_len`, each with what it says; those of items apart."""
+    if kind := rules.WhichOneof("type"):
+        for rule, said in getattr(rules, kind).ListFields():
+            yield f"{kind}.{rule.name}", said
+
+
+def rules_of(field: FieldDescriptor, rules: Any) -> Iterator[tuple[str, Callable[[Message], str]]]:
+    """The rules on one field, each with what breaks it."""
+    if rules.required:
+        yield "required", named(field.name)
+    for rule in rules.cel:
+        yield rule.id, breach_of_message(field, rule.id)
+    for name, said in typed(rules):
+        if name in ("repeated.items", "map.keys", "map.values"):
+            for inner, bound in typed(said):
+                yield f"{name}.{inner}", breach_of_item(field, name, VALUES[inner](bound))
+            for rule in said.cel:
+                yield f"{name}.{rule.id}", breach_of_item(field, name, KEYS[rule.id])
+        elif name in LISTS:
+            yield name, breach_of_list(field, LISTS[name](said))
+        else:
+            yield name, breach_of_value(field, VALUES[name](said))
+
+
+def named(path: str) -> Callable[[Message], str]:
+    """What is broken by being left out."""
+    return lambda _: path
+
+
+def breach_of_message(field: FieldDescriptor, rule: str) -> Callable[[Message], str]:
+    def breach(message: Message) -> str:
+        MESSAGES[rule](getattr(message, field.name))
+        return field.name
+
+    return breach
+
+
+def breach_of_value(field: FieldDescriptor, value: Any) -> Callable[[Message], str]:
+    def breach(message: Message) -> str:
+        if isinstance(value, Message):
+            getattr(message, field.name).CopyFrom(value)
+        else:
+            setattr(message, field.name, value)
+        return field.name
+
+    return breach
+
+
+def breach_of_list(field: FieldDescriptor, count: int) -> Callable[[Message], str]:
+    def breach(message: Message) -> str:
+        items = getattr(message, field.name)
+        for number in range(count):
+            if field.message_type is None:
+                items.append("" if field.type == field.TYPE_STRING else 0)
+            elif field.message_type.GetOptions().map_entry:
+                items[f"key{number}"] = ""
+            else:
+                items.add()
+        return field.name
+
+    return breach
+
+
+def breach_of_item(field: FieldDescriptor, place: str, value: Any) -> Callable[[Message], str]:
+    def breach(message: Message) -> str:
+        items = getattr(message, field.name)
+        if place == "repeated.items":
+            items.append(value)
+            return f"{field.name}[0]"
+        key = value if place == "map.keys" else "key"
+        items[key] = "" if place == "map.keys" else value
+        return f'{field.name}["{key}"]'
+
+    return breach
+
+
+def all_rules(message: Descriptor, fields: tuple[str, ...] = (), above: frozenset[str] = frozenset()) -> Iterator[Rule]:
+    """The rules of a message and of all that it may hold, but what the schema says to ignore."""
+    if message.full_name in above:
+        return
+    for oneof in message.oneofs:
+        if options_of(oneof, "oneof").required:
+            yield Rule(fields=fields, name=f"{oneof.name}.required", breach=named(oneof.name))
+    for field in message.fields:
+        rules = options_of(field, "field")
+        if rules.ignore:
+            continue
+        for name, breach in rules_of(field, rules):
+            yield Rule(fields=fields, name=f"{field.name}.{name}", breach=breach)
+        kind = field.message_type
+        if kind is None or kind.file.package != "bough.v1" or kind.GetOptions().map_entry:
+            continue
+        if not rules.repeated.items.ignore:
+            yield from all_rules(kind, (*fields, field.name), above | {message.full_name})
+
+
+def broken(request: type[Message], rule: Rule) -> tuple[Message, str]:
+    """A request that breaks a rule, and the path where it does."""
+    made = message = request()
+    path = []
+    for name in rule.fields:
+        inner = getattr(message, name)
+        if message.DESCRIPTOR.fields_by_name[name].is_repeated:
+            message = inner.add()
+            path.append(f"{name}[0]")
+        else:
+            inner.SetInParent()
+            message = inner
+            path.append(name)
+    return made, ".".join([*path, rule.breach(message)])
+
+
+def every_rule() -> list[tuple[Descriptor, Rule]]:
+    """Every rule of every request."""
+    found = []
+    for request in REQUESTS:
+        ruled = schema().FindMessageTypeByName(request.full_name)
+        found += [(request, rule) for rule in all_rules(ruled)]
+    return found
+
+
+@pytest.mark.parametrize(
+    ("request_", "rule"),
+    every_rule(),
+    ids=lambda one: one.name if isinstance(one, Descriptor) else ".".join([*one.fields, one.name]),
+)
+def test_a_request_that_breaks_a_rule_is_told_where(request_: Descriptor, rule: Rule) -> None:
+    request, path = broken(GetMessageClass(request_), rule)
+    assert path in [violation.field for violation in violations(request)]
+
+
+def test_every_request_has_a_rule_to_break() -> None:
+    ruled = {request.name for request, _ in every_rule()}
+    assert {request.name for request in REQUESTS} - ruled == JUDGED_ELSEWHERE
