@@ -1,8 +1,9 @@
-"""What every test shares: one event loop."""
+"""What every test shares: one event loop, and the poller of gRPC that wakes it."""
 
 from collections.abc import AsyncIterator
 
 import pytest
+from grpc._cython import cygrpc
 
 
 @pytest.fixture(scope="session")
@@ -13,5 +14,9 @@ def anyio_backend() -> str:
 
 @pytest.fixture(scope="session", autouse=True)
 async def _one_loop(anyio_backend: str) -> AsyncIterator[None]:
-    """Holds one event loop for all tests: grpc.aio polls for the process, and would wake loops that are closed."""
+    """Hold one event loop and one poller for all tests: grpc.aio polls for the process, and would wake closed loops."""
+    # The poller counts its users: channels and servers. When the last one dies, it closes the socket by which it wakes
+    # the loop; a wake-up that is queued at that moment then reads a closed socket, in whatever test comes next.
+    # This user stays until the process ends.
+    cygrpc.init_grpc_aio()
     yield  # noqa: PT022 # while a fixture of the session has not ended, its loop stays
