@@ -12,7 +12,7 @@ import grpc
 from google.protobuf import json_format
 
 from bough.v1 import error_pb2, event_pb2
-from tests.clients.commands import Finished, bough, started
+from tests.clients.commands import Finished, bough, bough_cold, started
 from tests.clients.loopback import Call, LoopbackService, listening
 from tests.clients.turns import RUN_ID, Turn, desk
 
@@ -252,7 +252,8 @@ def read_all(descriptor: int) -> bytes:
 async def test_help_and_version_need_no_server() -> None:
     shown = await bough("--help")
     assert (shown.code, "Run agents, follow them" in shown.out) == (0, True)
-    assert (await bough("--version")).out.startswith("bough ")
+    version = await bough_cold("--version")
+    assert (version.code, version.out.startswith("bough "), version.err) == (0, True, "")
     turns = ("run", "resume", "fork", "replay", "watch", "tree", "events", "runs", "cancel")
     for command in (*turns, "serve", "agents", "models", "sessions", "db", "doctor"):
         assert f"\n  {command} " in shown.out

@@ -9,7 +9,8 @@ import pytest
 from google.protobuf import json_format
 
 from bough.v1 import event_pb2, invocation_pb2
-from tests.clients.commands import bough, started
+from tests.clients.commands import bough, bough_cold, started
+from tests.support.processes import start_cold
 
 DESK = Path(__file__).parents[2] / "examples" / "desk"
 CONFIG = ("--config", str(DESK / "bough.yaml"))
@@ -23,7 +24,7 @@ def database(tmp_path: Path) -> dict[str, str]:
 
 
 async def test_a_turn_of_the_desk_is_run_inside_the_command_and_read_again_later(database: dict[str, str]) -> None:
-    ran = await bough(*CONFIG, "--embedded", "run", "lead", QUESTION, "--output", "json", environment=database)
+    ran = await bough_cold(*CONFIG, "--embedded", "run", "lead", QUESTION, "--output", "json", environment=database)
     events = [json_format.Parse(line, event_pb2.AgentEvent()) for line in ran.out.splitlines()]
     run_id = events[0].run_id
     assert (ran.code, ran.err) == (0, f"run {run_id}\n")
@@ -60,7 +61,7 @@ async def test_a_request_that_breaks_rules_names_its_fields(database: dict[str, 
 
 async def test_serve_says_where_and_serves_until_it_is_told_to_stop(database: dict[str, str], tmp_path: Path) -> None:
     ready = tmp_path / "ready"
-    server = await started(*CONFIG, "serve", "--port", "0", "--ready-file", str(ready), environment=database)
+    server = await start_cold(*CONFIG, "serve", "--port", "0", "--ready-file", str(ready), environment=database)
     assert server.stdout is not None
     line = (await server.stdout.readline()).decode()
     port = int(line.rpartition(":")[2])
