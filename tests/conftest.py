@@ -1,9 +1,25 @@
-"""What every test shares: one event loop, and the poller of gRPC that wakes it."""
+"""What every test shares: one event loop, the poller of gRPC that wakes it, a plain log, and no deadlines."""
 
 from collections.abc import AsyncIterator
 
+import hypothesis
 import pytest
+import structlog
 from grpc._cython import cygrpc
+
+# A machine that is busy with something else is no failure; what is stuck meets the timeout of pytest.
+hypothesis.settings.register_profile("bough", deadline=None)
+hypothesis.settings.load_profile("bough")
+
+# Stacks as the server prints them. By default they are drawn with every local variable, which takes longer than what
+# most tests do that fail on purpose.
+structlog.configure(
+    processors=[
+        structlog.contextvars.merge_contextvars,
+        structlog.processors.add_log_level,
+        structlog.dev.ConsoleRenderer(colors=False, exception_formatter=structlog.dev.plain_traceback),
+    ]
+)
 
 
 @pytest.fixture(scope="session")
