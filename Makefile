@@ -44,8 +44,10 @@ run: $(STAMP) ## a server, one turn of the desk and its tree; serves until Ctrl-
 	fi; \
 	exec $(BIN)/python examples/first_turn.py --host $(HOST) --port $(PORT) --model $$model $$fallback $(if $(ONCE),--once)
 
+# Files come in their order, the slow ones first: the workers end at about the same time.
 test: $(STAMP) ## all tests, on every core; ARGS goes to pytest, "-n 0" for one process
-	@$(BIN)/python -m pytest -n auto --maxprocesses 8 --dist loadfile $(ARGS)
+	@echo "all tests: about three minutes on two cores"
+	@$(BIN)/python -m pytest -n auto --maxprocesses 8 --dist loadfile --no-loadscope-reorder $(ARGS)
 
 check: $(STAMP) ## format, lint, types, imports, generated stubs and schema; no tests
 	$(BIN)/ruff format --check $(SOURCES)
@@ -86,7 +88,8 @@ bench: $(STAMP) ## what Bough costs, beside floors measured in the same run; ARG
 bench-docs: $(STAMP) ## the last bench's table, put into docs/benchmarks.md
 	@$(BIN)/python -m tests.bench --docs
 
-torture: $(STAMP) ## a server killed KILLS times under TURNS turns at once; ARGS="--seed N" as an earlier one was
+torture: $(STAMP) ## runs cut after every event, then a server killed KILLS times under TURNS turns; ARGS="--seed N"
+	@$(BIN)/python -m pytest -n auto --maxprocesses 8 -m grid --whole-grid
 	@$(BIN)/python -m tests.durability.torture --kills $(KILLS) --turns $(TURNS) $(ARGS)
 
 clean: ## what was made, without the databases in var/

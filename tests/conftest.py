@@ -22,6 +22,24 @@ structlog.configure(
 )
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Add the option for the whole grid."""
+    parser.addoption(
+        "--whole-grid", action="store_true", help="cut recorded runs after every event, not once inside each call"
+    )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Register the marker of tests that go over the places of recorded runs."""
+    config.addinivalue_line("markers", "grid: at many places of recorded runs; at each of them with --whole-grid")
+
+
+@pytest.fixture(scope="session")
+def whole_grid(request: pytest.FixtureRequest) -> bool:
+    """Whether a test goes over every place of a recorded run."""
+    return bool(request.config.getoption("--whole-grid"))
+
+
 @pytest.fixture(scope="session")
 def anyio_backend() -> str:
     """The tests run on asyncio, as the server does."""

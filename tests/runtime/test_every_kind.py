@@ -1,4 +1,4 @@
-"""What holds of every kind of agent: the laws, the tree, one trace, a cancel anywhere, every prefix, limits."""
+"""What holds of every kind of agent: the laws, the tree, one trace, a cancel anywhere, limits."""
 
 import asyncio
 from collections.abc import Callable
@@ -8,9 +8,8 @@ from pathlib import Path
 import pytest
 
 from bough.v1 import agent_pb2, error_pb2, event_pb2, policy_pb2
-from bough_server import events
-from tests.durability.prefixes.finishing import Finished, record, recover
-from tests.durability.prefixes.judging import check_finished
+from tests.durability.prefixes.cutting import cuts
+from tests.durability.prefixes.finishing import Finished, record
 from tests.durability.prefixes.scenario import Scenario, Team, World
 from tests.support.held_clock import HeldClock
 from tests.support.house import ME
@@ -18,9 +17,6 @@ from tests.support.kinds import KINDS
 from tests.support.laws import check_laws
 from tests.support.readings import answer_of, check_replay, having, most_at_once
 from tests.support.teams import call, calls, llm, open_team, script
-
-AT_ONCE = 4
-"""How many houses stand at the same time."""
 
 PATIENCE = 10.0
 """Seconds after which a run is stuck."""
@@ -66,32 +62,6 @@ def test_its_events_obey_the_laws_and_are_a_tree_of_one_trace(
     assert len({one.span_id for one in whole.tree.agents}) == len(whole.tree.agents)
 
 
-@every_kind
-def test_every_prefix_of_its_log_is_enough_to_finish_it(
-    scenario: Scenario, recorded: Callable[[Scenario], Finished], tmp_path: Path
-) -> None:
-    asyncio.run(_check_every_prefix(recorded(scenario), tmp_path))
-
-
-async def _check_every_prefix(whole: Finished, folder: Path) -> None:
-    places = asyncio.Semaphore(AT_ONCE)
-
-    async def check(through: int) -> None:
-        prefix = whole.log[:through]
-        async with places:
-            try:
-                async with asyncio.timeout(PATIENCE):
-                    check_finished(await recover(whole, through, folder / str(through)), prefix, whole)
-            except Exception as error:
-                error.add_note(f"cut after {through}, {events.name_of(prefix[-1])}")
-                raise
-
-    ended = await asyncio.gather(*map(check, range(1, len(whole.log) + 1)), return_exceptions=True)
-    failures = [error for error in ended if isinstance(error, Exception)]
-    if failures:
-        raise ExceptionGroup(f"of {len(whole.log)} prefixes", failures)
-
-
 def _folders(above: Path, count: int) -> list[Path]:
     made = [above / str(number) for number in range(count)]
     for folder in made:
@@ -116,14 +86,15 @@ async def _turn(
         return log
 
 
+@pytest.mark.grid
 @every_kind
 async def test_a_cancel_anywhere_ends_each_of_its_agents_once(
-    scenario: Scenario, recorded: Callable[[Scenario], Finished], tmp_path: Path
+    scenario: Scenario, recorded: Callable[[Scenario], Finished], whole_grid: bool, tmp_path: Path
 ) -> None:
-    folders = _folders(tmp_path, len(recorded(scenario).log))
-    for after in range(1, len(folders)):
+    places = cuts(recorded(scenario).log[:-1], whole_grid=whole_grid)
+    for after, folder in zip(places, _folders(tmp_path, len(places)), strict=True):
         async with asyncio.timeout(PATIENCE):
-            await _turn(scenario, folders[after], cancelled_after=after)
+            await _turn(scenario, folder, cancelled_after=after)
 
 
 BOUNDS = (
