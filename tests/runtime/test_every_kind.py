@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from bough.v1 import agent_pb2, error_pb2, event_pb2, policy_pb2
-from tests.durability.prefixes.cutting import cuts
+from tests.durability.prefixes.cutting import cuts, run_in_a_loop
 from tests.durability.prefixes.finishing import Finished, record
 from tests.durability.prefixes.scenario import Scenario, Team, World
 from tests.support.held_clock import HeldClock
@@ -32,7 +32,7 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Scenario], F
     def get(scenario: Scenario) -> Finished:
         if scenario.name not in made:
             folder = tmp_path_factory.mktemp("recorded") / "run"
-            made[scenario.name] = asyncio.run(record(scenario, folder, is_cancelled=False))
+            made[scenario.name] = run_in_a_loop(record(scenario, folder, is_cancelled=False))
         return made[scenario.name]
 
     return get
@@ -88,13 +88,17 @@ async def _turn(
 
 @pytest.mark.grid
 @every_kind
-async def test_a_cancel_anywhere_ends_each_of_its_agents_once(
+def test_a_cancel_anywhere_ends_each_of_its_agents_once(
     scenario: Scenario, recorded: Callable[[Scenario], Finished], whole_grid: bool, tmp_path: Path
 ) -> None:
     places = cuts(recorded(scenario).log[:-1], whole_grid=whole_grid)
-    for after, folder in zip(places, _folders(tmp_path, len(places)), strict=True):
-        async with asyncio.timeout(PATIENCE):
-            await _turn(scenario, folder, cancelled_after=after)
+
+    async def check() -> None:
+        for after, folder in zip(places, _folders(tmp_path, len(places)), strict=True):
+            async with asyncio.timeout(PATIENCE):
+                await _turn(scenario, folder, cancelled_after=after)
+
+    run_in_a_loop(check())
 
 
 BOUNDS = (
