@@ -1,12 +1,15 @@
 """The `bough` command as a process, as a user at a shell runs it."""
 
 import os
-from collections.abc import Mapping
+import signal
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from pathlib import Path
 from subprocess import PIPE
 
 from tests.support.processes import Finished, Forked, start, start_cold
 
-__all__ = ["Finished", "bough", "bough_cold", "started"]
+__all__ = ["Finished", "bough", "bough_cold", "server_of", "started"]
 
 
 async def started(
@@ -43,3 +46,18 @@ async def bough_cold(*arguments: str, environment: Mapping[str, str] | None = No
     process = await start_cold(*arguments, environment={"COLUMNS": "80", **(environment or {})})
     out, err = await process.communicate()
     return Finished(code=process.returncode, out=out.decode(), err=err.decode())
+
+
+@asynccontextmanager
+async def server_of(config: Path, *, environment: Mapping[str, str] | None = None) -> AsyncIterator[int]:
+    """`bough serve` with a configuration, for the commands of several tests; its port. It stops without a complaint."""
+    server = await started("--config", str(config), "serve", "--port", "0", environment=environment)
+    assert server.stdout is not None
+    line = (await server.stdout.readline()).decode()
+    assert line.startswith("serving "), f"it ended before it served: {(await server.communicate())[1].decode()}"
+    try:
+        yield int(line.strip().rpartition(":")[2])
+    finally:
+        server.send_signal(signal.SIGTERM)
+        _, err = await server.communicate()
+    assert (server.returncode, "Traceback" in err.decode()) == (0, False), err.decode()

@@ -41,7 +41,7 @@ class Forked:
         stderr: asyncio.StreamReader | None,
     ) -> None:
         self.pid, self.stdout, self.stderr = pid, stdout, stderr
-        self._ended = asyncio.create_task(status.readline())
+        self._ended = asyncio.create_task(status.read())
 
     @property
     def returncode(self) -> int | None:
