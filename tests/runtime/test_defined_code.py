@@ -233,7 +233,7 @@ async def test_a_run_whose_code_or_function_is_gone_is_parked_until_it_is_back(
     async with _lacking(tmp_path, **{"functions": (ENOUGH, BUILD, BARE), **lacks}) as house:  # type: ignore[arg-type]
         record = await house.store.runs.find(run.run_id)
         assert record is not None
-        await house.runs._keeper.recovery._try(record)
+        await house.try_again(record)
         row = (await house.runs.get(ME, run.run_id)).run
     assert (row.state, row.parked_reason[: len(said)]) == (event_pb2.STATE_RUNNING, said)
     async with at_work(tmp_path) as house:

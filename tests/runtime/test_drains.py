@@ -185,7 +185,7 @@ async def test_a_run_whose_log_is_handed_back_is_drained_at_once(tmp_path: Path)
         live = None
         for _ in range(10_000):
             await asyncio.sleep(0)
-            if (live := house.runs._keeper.roster.at_hand(run.run_id)) is not None:
+            if (live := house.live(run.run_id)) is not None:
                 break
         assert live is not None
         assert not live.execution.pump.live

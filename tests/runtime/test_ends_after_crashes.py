@@ -35,7 +35,7 @@ class Lives:
             self.lost.set()
             await asyncio.Event().wait()
             return
-        live = self.house.runs._keeper.roster.at_hand(run_id)
+        live = self.house.live(run_id)
         if live is not None:  # no replay of it from its log alone
             assert not live.execution.pump.live
             live.end_soon(CALLER)
@@ -54,7 +54,7 @@ async def test_a_run_that_is_ended_when_its_code_has_ended_in_a_replay_ends(tmp_
     async with house(tmp_path, one) as first:
         run = await first.start("one")
         await lives.lost.wait()
-        await first.runs._keeper.roster.at_hand(run.run_id).execution.committed()  # type: ignore[union-attr]
+        await first.live(run.run_id).execution.committed()  # type: ignore[union-attr]
         await first.crash()
     async with house(tmp_path, one) as second:
         lives.house = second

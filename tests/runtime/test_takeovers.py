@@ -104,7 +104,7 @@ async def revived(house: House, run: Run) -> Run:
     """The run's row, once this house has tried to go on with it."""
     record = await house.store.runs.find(run.run_id)
     assert record is not None
-    await house.runs._keeper.recovery._try(record)
+    await house.try_again(record)
     return (await house.runs.get(ME, run.run_id)).run
 
 
@@ -190,7 +190,7 @@ async def test_a_worker_that_lacks_the_code_sends_no_followers_of_the_owner_away
     async with at_work(tmp_path, version="2") as house:
         before = await house.store.runs.find(run.run_id)
         assert before is not None
-        await house.runs._keeper.park(replace(before, epoch=before.epoch - 1), "missing")
+        await house.park(replace(before, epoch=before.epoch - 1), "missing")
         assert (await house.runs.get(ME, run.run_id)).run.parked_reason == ""
 
 

@@ -216,7 +216,7 @@ async def test_who_has_been_answered_and_has_not_woken_yet_takes_no_other_answer
     async with house(tmp_path, busy) as it:
         run = await it.start("busy")
         asked = [event async for event in until(it.follow(run), "input_requested", 1)][-1]
-        live = it.runs._keeper.roster.at_hand(run.run_id)
+        live = it.live(run.run_id)
         assert live is not None
         answers = [as_received(asked, reply(asked.input_requested.request, text)) for text in "AB"]
         assert [live.execution.answer(answer) for answer in answers] == [True, False]

@@ -165,7 +165,8 @@ async def test_who_comes_back_in_time_keeps_the_run_and_the_grace_begins_afresh(
     hold = Hold()
     async with open_team(tmp_path, DONE, llm("p"), gate=hold) as house:
         run = await house.start("p", policy=leaving(3600))
-        live = house.runs._keeper.roster._live[run.run_id]
+        live = house.live(run.run_id)
+        assert live is not None
         graces: list[asyncio.TimerHandle | None] = []
         for _ in range(2):
             follower = house.follow(run)
@@ -186,7 +187,8 @@ async def test_who_comes_back_in_time_keeps_the_run_and_the_grace_begins_afresh(
 async def test_a_run_that_has_ended_waits_for_no_follower(tmp_path: Path) -> None:
     async with open_team(tmp_path, DONE, llm("p")) as house:
         run = await house.start("p", policy=leaving(3600))
-        live = house.runs._keeper.roster._live[run.run_id]
+        live = house.live(run.run_id)
+        assert live is not None
         follower = house.follow(run)
         async for event in follower:
             if event.HasField("run_completed"):

@@ -252,7 +252,7 @@ async def test_a_run_that_goes_on_waits_for_somebody_to_follow_it(tmp_path: Path
         await it.until_interrupted(run)
         await it.until_over(run)
         await it.resume(run, reply(request, 1))
-        live = it.runs._keeper.roster.at_hand(run.run_id)
+        live = it.live(run.run_id)
         assert live is not None
         assert live.grace is not None
         stream = it.follow(run)

@@ -19,7 +19,7 @@ from tests.support.teams import Scripts
 
 def beside(house: House, worker: str) -> House:
     """Another worker on the same store."""
-    return replace(house, runs=Runs(replace(house.runs._equipment, worker=worker)))
+    return replace(house, runs=Runs(replace(house.equipment, worker=worker)))
 
 
 @agent(description="Asks.")

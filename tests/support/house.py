@@ -26,10 +26,11 @@ from bough_server.metrics import Metrics
 from bough_server.runs import Runs
 from bough_server.runs.admission import RunDefaults
 from bough_server.runs.equipment import Equipment
+from bough_server.runs.live import LiveRun
 from bough_server.runs.takeover import session_cut
 from bough_server.runtime.agent import Agent
 from bough_server.runtime.replay import Replayed, replay
-from bough_server.store.ports import Principal, StoredEvent, StoredMessage
+from bough_server.store.ports import Principal, RunRecord, StoredEvent, StoredMessage
 from bough_server.store.sql.store import Store, open_store
 from bough_server.store.sql.writer import CommitHooks
 from bough_server.telemetry import Parent, Tracing, make_provider
@@ -45,6 +46,7 @@ class House:
 
     store: Store
     registry: Registry
+    equipment: Equipment
     runs: Runs
     tracing: Tracing
     clock: Clock
@@ -55,9 +57,27 @@ class House:
         self.crashed.set()
         await self.store.close()
 
+    # Tests look behind the surface of Runs in these three and nowhere else.
+
+    def executed(self) -> list[LiveRun]:
+        """The runs that this process executes."""
+        return list(self.runs._keeper.roster)
+
+    async def try_again(self, record: RunRecord) -> None:
+        """Waits until recovery has tried to continue one run."""
+        await self.runs._keeper.recovery._try(record)
+
+    async def park(self, record: RunRecord, missing: str) -> None:
+        """Leaves a run that cannot be executed here."""
+        await self.runs._keeper.park(record, missing)
+
+    def live(self, run_id: str) -> LiveRun | None:
+        """A run that this process executes."""
+        return next((live for live in self.executed() if live.run_id == run_id), None)
+
     async def until_over(self, run: agent_service_pb2.Run) -> None:
         """Waits until this process has let go of a run, without following it."""
-        live = self.runs._keeper.roster.at_hand(run.run_id)
+        live = self.live(run.run_id)
         if live is not None:
             await live.over()
 
@@ -216,25 +236,24 @@ async def open_house(
     store = open_store(f"sqlite:///{folder / 'bough.db'}", hooks=hooks)
     tracing = Tracing(make_provider(export=False))
     registry = Registry(definitions, models=models, code_agents=code_agents, tools=tools, functions=functions)
-    runs = Runs(
-        Equipment(
-            log=store.log,
-            index=store.runs,
-            sessions=store.sessions,
-            catalog=store.catalog,
-            leases=store.leases,
-            mailbox=store.mailbox,
-            resolver=registry,
-            agents=AgentCatalog(registry, store.agents),
-            tracing=tracing,
-            clock=clock,
-            defaults=defaults or RunDefaults(),
-            worker=worker,
-            metrics=metrics,
-        )
+    equipment = Equipment(
+        log=store.log,
+        index=store.runs,
+        sessions=store.sessions,
+        catalog=store.catalog,
+        leases=store.leases,
+        mailbox=store.mailbox,
+        resolver=registry,
+        agents=AgentCatalog(registry, store.agents),
+        tracing=tracing,
+        clock=clock,
+        defaults=defaults or RunDefaults(),
+        worker=worker,
+        metrics=metrics,
     )
+    runs = Runs(equipment)
     await store.leases.renew(worker)
-    house = House(store=store, registry=registry, runs=runs, tracing=tracing, clock=clock)
+    house = House(store=store, registry=registry, equipment=equipment, runs=runs, tracing=tracing, clock=clock)
     try:
         yield house
     finally:

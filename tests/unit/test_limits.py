@@ -166,7 +166,7 @@ class Tree:
     """Budgets of a run and what goes on in it."""
 
     budgets: list[Budget]
-    open: dict[str, Budget] = field(default_factory=dict)
+    open: dict[str, tuple[Budget, Amount]] = field(default_factory=dict)
 
 
 @st.composite
@@ -203,10 +203,9 @@ def test_reservations_alone_never_pass_a_bound(tree: Tree, done: list[tuple[int,
             except RunError:
                 continue
             budget.observe(started(str(number), amount))
-            tree.open[str(number)] = budget
+            tree.open[str(number)] = budget, amount
         elif tree.open:
-            key, budget = tree.open.popitem()
-            held = budget._held[key]
+            key, (budget, held) = tree.open.popitem()
             used = {
                 "input_tokens": min(tokens, held.tokens),
                 "output_tokens": 0,
@@ -222,7 +221,7 @@ def test_reservations_alone_never_pass_a_bound(tree: Tree, done: list[tuple[int,
             for purse in (each.purses.tokens, each.purses.cost_micros):
                 assert purse.reserved >= 0
                 assert purse.limit is None or purse.spent + purse.reserved <= purse.limit
-    for key, budget in tree.open.items():
+    for key, (budget, _) in tree.open.items():
         budget.observe(failed(key, not_sent=True))
     for each in tree.budgets:
         spent(each)
