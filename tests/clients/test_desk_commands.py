@@ -11,6 +11,7 @@ from google.protobuf import json_format
 from bough.v1 import event_pb2, invocation_pb2
 from tests.clients.commands import bough, bough_cold, started
 from tests.support.processes import start_cold
+from tests.support.readings import failures
 
 DESK = Path(__file__).parents[2] / "examples" / "desk"
 CONFIG = ("--config", str(DESK / "bough.yaml"))
@@ -29,6 +30,7 @@ async def test_a_turn_of_the_desk_is_run_inside_the_command_and_read_again_later
     run_id = events[0].run_id
     assert (ran.code, ran.err) == (0, f"run {run_id}\n")
     assert [event.sequence for event in events] == list(range(1, len(events) + 1))
+    assert failures(events) == []
     tree = await bough(*CONFIG, "--embedded", "tree", "last", "--json", environment=database)
     record = json_format.Parse(tree.out, invocation_pb2.Invocation())
     assert record.run_id == run_id

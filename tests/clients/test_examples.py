@@ -13,6 +13,7 @@ from bough_server.cli.render.live import LiveView
 from bough_server.models.local import available
 from bough_server.tree import fold
 from tests.clients.commands import bough
+from tests.support.readings import failures
 
 KINDS = Path(__file__).parents[2] / "examples" / "kinds"
 CONFIG = ("--config", str(KINDS / "bough.yaml"), "--embedded")
@@ -182,6 +183,7 @@ async def test_a_team_of_each_kind_answers_and_has_its_tree(agent: str, turn: Ca
     record = fold(log)
     assert collected(log).answer == text_of(record.final_response) == answer
     assert [(node.depth, node.name, _reason(node)) for node in record.agents] == nodes
+    assert failures(log) == []
     assert not [*record.anomalies, *(text for node in record.agents for text in node.anomalies)]
 
 
@@ -203,7 +205,9 @@ async def test_the_definitions_are_right(tmp_path: Path) -> None:
 async def test_the_embedded_model_hands_over_to_a_member_and_answers_after_it(
     turn: Callable[[str], Awaitable[Log]],
 ) -> None:
-    record = fold(await turn("porter"))
+    log = await turn("porter")
+    record = fold(log)
+    assert failures(log) == []
     assert text_of(record.final_response).strip() != ""
     # Which guide it asks, and what they say, is a very small model's.
     assert [(node.depth, node.kind, node.trigger, node.step_count) for node in record.agents] == [
