@@ -163,7 +163,7 @@ async def test_a_fork_that_is_told_something_else_answers_that_and_outlives_its_
 async def test_the_deadline_of_the_call_that_forks_is_the_forks(server: Served) -> None:
     began = begin(server, "waiter", "the gate of a fork")
     origin_id = await (await began.until("run_started")).run_id()
-    turn = await fork(server, origin_id, 1, timeout=0.3).until("run_forked")
+    turn = await fork(server, origin_id, 1, timeout=1.5).until("run_forked")
     whole = await watch(server, await turn.run_id()).to_the_end()
     GATES["the gate of a fork"].set()
     origin = await began.to_the_end()

@@ -166,7 +166,7 @@ async def test_a_run_that_was_answered_is_cancelled_when_its_last_follower_leave
 async def test_the_deadline_of_who_answers_ends_the_run(server: Served) -> None:
     turn = await begin(server, "then_worker", "slow", timeout=60).to_the_end()
     run_id, requests = await turn.run_id(), asked(turn)
-    call = answer(server, run_id, reply(requests["before?"], "A"), timeout=0.3)
+    call = answer(server, run_id, reply(requests["before?"], "A"), timeout=1.5)
     assert (await refusal(call)).code() == grpc.StatusCode.DEADLINE_EXCEEDED
     ended = await watch(server, run_id, after_sequence=turn.through).to_the_end()
     assert ended.kinds[-1] == "run_failed"

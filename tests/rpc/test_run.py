@@ -163,7 +163,7 @@ async def test_a_cancelled_run_ends_its_stream_well(server: Served) -> None:
 
 
 async def test_a_run_whose_deadline_passes_fails_by_it(server: Served) -> None:
-    turn = begin(server, "waiter", "overdue", timeout=0.5)
+    turn = begin(server, "waiter", "overdue", timeout=1.5)
     run_id = await turn.run_id()
     code = grpc.StatusCode.OK
     try:

@@ -67,8 +67,8 @@ async def test_a_run_that_sleeps_is_drained_at_once_and_sleeps_on(tmp_path: Path
             if event.HasField("value_recorded"):
                 break
         began = time.monotonic()
-        await house.runs.drain(10)
-        assert time.monotonic() - began < 5
+        await house.runs.drain(60)
+        assert time.monotonic() - began < 30
     async with open_house(tmp_path, models=Scripts("agents: {}"), code_agents=[sleeper]) as house:
         await house.runs.recover()
         log = await house.log(run)
@@ -189,7 +189,7 @@ async def test_a_run_whose_log_is_handed_back_is_drained_at_once(tmp_path: Path)
                 break
         assert live is not None
         assert not live.execution.pump.live
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(30):
             await house.runs.drain(60)
         await recovering
     is_stuck = False

@@ -18,7 +18,7 @@ from tests.support.laws import check_laws
 from tests.support.readings import answer_of, check_replay, having, most_at_once
 from tests.support.teams import call, calls, llm, open_team, script
 
-PATIENCE = 10.0
+PATIENCE = 30.0
 """Seconds after which a run is stuck."""
 
 every_kind = pytest.mark.parametrize("scenario", KINDS, ids=str)

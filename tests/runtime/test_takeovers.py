@@ -2,14 +2,12 @@
 
 import asyncio
 import sqlite3
-import time
 from collections.abc import Sequence
 from contextlib import AbstractAsyncContextManager, closing
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from google.protobuf.duration_pb2 import Duration
 
 from bough.v1 import agent_service_pb2, error_pb2, event_pb2, message_pb2, policy_pb2
 from bough_server.agents.function import FunctionAgent, agent
@@ -21,6 +19,7 @@ from bough_server.runtime.context import Context
 from bough_server.settings_models import ModelSection
 from bough_server.store.ports import Page, RunFilter
 from bough_server.tools.tool import Tool, tool
+from tests.support.held_clock import HeldClock
 from tests.support.house import ME, House, open_house
 from tests.support.laws import check_laws
 from tests.support.readings import answer_of, check_replay, having
@@ -79,6 +78,7 @@ def at_work(
     gate: Held | None = None,
     heard: list[ModelRequest] | None = None,
     models: type[Scripts] = Scripts,
+    clock: HeldClock | None = None,
 ) -> AbstractAsyncContextManager[House]:
     return open_house(
         folder,
@@ -86,6 +86,7 @@ def at_work(
         definitions=[llm("p", tools=["look"], model="" if models is Lacking else "other")],
         tools=tools,
         code_agents=[coder(version)],
+        clock=clock,
     )
 
 
@@ -307,14 +308,13 @@ async def until_resumed(house: House, run: Run, times: int) -> None:
 
 
 async def test_a_run_that_is_found_overdue_is_ended_without_an_effect(tmp_path: Path) -> None:
-    held, heard = Held(), list[ModelRequest]()
-    async with at_work(tmp_path, gate=held) as house:
-        soon = time.time_ns() + 200_000_000
-        run = await house.start("coder", deadline_time_ns=soon)
+    held, heard, clock = Held(), list[ModelRequest](), HeldClock()
+    deadline = clock.now_ns() + 10**9
+    async with at_work(tmp_path, gate=held, clock=clock) as house:
+        run = await house.start("coder", deadline_time_ns=deadline)
         await held.reached.wait()
         await house.crash()
-    async with at_work(tmp_path, heard=heard) as house:
-        await house.clock.sleep(max(0.0, (soon - time.time_ns()) / 1e9))
+    async with at_work(tmp_path, heard=heard, clock=HeldClock(deadline)) as house:
         await house.runs.recover()
         log = await house.log(run)
         check_laws(log)
@@ -323,20 +323,32 @@ async def test_a_run_that_is_found_overdue_is_ended_without_an_effect(tmp_path: 
     assert heard == []
 
 
-async def test_time_that_was_spent_before_a_crash_counts_and_time_between_does_not(tmp_path: Path) -> None:
-    policy = policy_pb2.RunPolicy()
-    policy.limits.wall_duration.CopyFrom(Duration(nanos=400_000_000))
-    held, heard = Held(), list[ModelRequest]()
-    async with at_work(tmp_path, gate=held) as house:
+@pytest.mark.parametrize(("spent", "is_over"), [(40, False), (61, True)])
+async def test_time_that_was_spent_before_a_crash_counts_and_time_between_does_not(
+    tmp_path: Path, spent: int, is_over: bool
+) -> None:
+    clock = HeldClock()
+
+    @tool(name="look")
+    def look_long(what: str) -> str:
+        """Looks something up."""
+        clock.advance(spent)
+        return f"{what} is red"
+
+    policy, held = policy_pb2.RunPolicy(), Held()
+    policy.limits.wall_duration.FromSeconds(60)
+    async with at_work(tmp_path, tools=[look_long], gate=held, clock=clock) as house:
         run = await house.start("coder", policy=policy)
         await held.reached.wait()
-        await house.clock.sleep(0.45 - (time.time_ns() - run.create_time.ToNanoseconds()) / 1e9)
         await house.crash()
-    async with at_work(tmp_path, heard=heard) as house:
+    async with at_work(tmp_path, clock=HeldClock(clock.now_ns() + 3_600 * 10**9)) as house:
         await house.runs.recover()
         log = await house.log(run)
         check_laws(log)
-    assert log[-1].run_failed.error.reason == error_pb2.ERROR_REASON_LIMIT_EXCEEDED
+    if is_over:
+        assert log[-1].run_failed.error.reason == error_pb2.ERROR_REASON_LIMIT_EXCEEDED
+    else:
+        assert answer_of(log) == "Done."
 
 
 async def test_forty_runs_are_recovered_through_the_limits_of_their_model(tmp_path: Path) -> None:

@@ -114,7 +114,7 @@ async def test_a_queued_run_begins_when_another_workers_run_gives_up_the_session
         houses = (theirs, mine, theirs)
         waiting = [await each.start("echo", session_id=holder.session_id, policy=QUEUE) for each in houses]
         slow.may_end.set()
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(30):
             logs = [await each.log(run) for each, run in zip(houses, waiting, strict=True)]
         for log in logs:
             await check_replay(mine, log)
@@ -134,7 +134,7 @@ async def test_a_queued_run_begins_when_a_run_that_could_not_be_followed_is_over
         waiting = await theirs.start("echo", session_id=holder.session_id, policy=QUEUE)
         mine.store.log.hold_up(holder.run_id, RunParked("The code is missing."))
         slow.may_end.set()
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(30):
             log = await theirs.log(waiting)
         await theirs.runs.close()
     assert answer_of(log) == "hello"

@@ -175,7 +175,7 @@ class House:
         """A session's messages."""
         return await self.store.sessions.messages(session_id, through=2**31)
 
-    async def replay(self, log: Sequence[event_pb2.AgentEvent], *, patience: float = 10.0) -> Replayed:
+    async def replay(self, log: Sequence[event_pb2.AgentEvent], *, patience: float = 30.0) -> Replayed:
         """Re-executes a run from its log with models and tools that raise when touched."""
         cut = session_cut(log)
         session = await self.store.sessions.messages(log[0].session_id, through=cut) if cut else ()

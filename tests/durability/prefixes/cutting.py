@@ -18,7 +18,7 @@ Check = Callable[[Finished, Sequence[event_pb2.AgentEvent]], None]
 AT_ONCE = 4
 """How many houses stand at the same time."""
 
-PATIENCE = 10.0
+PATIENCE = 30.0
 """Seconds after which a run is stuck."""
 
 _IN_FLIGHT = {events.LLM_STARTED, *events.DELTA_KINDS}
