@@ -12,7 +12,6 @@ from bough.v1 import agent_service_pb2 as pb
 from bough.v1 import event_pb2
 from bough_server.clock import SystemClock
 from bough_server.events import kind_of, stamp
-from bough_server.services import following
 from bough_server.services.following import Following, responses
 from bough_server.store.ports import StoredEvent
 from bough_server.views import Selection
@@ -174,7 +173,9 @@ async def test_a_stream_that_is_cancelled_while_it_waits_closes_its_pages(heartb
     assert (collecting.cancelled(), closed.is_set()) == (True, True)
 
 
-@given(st.integers(0, 2**63 - 1))
-def test_numbers_are_encoded_as_protobuf_does(value: int) -> None:
-    response = pb.RunResponse(through_sequence=value).SerializeToString()
-    assert following._varint(value) == (response[1:] or b"\x00")
+@given(st.integers(1, 2**63 - 1))
+def test_a_response_says_through_which_sequence_it_goes_however_large_that_is(sequence: int) -> None:
+    event = _delta("a")
+    event.sequence = sequence
+    [response] = _taken(_following(), [StoredEvent(sequence, kind_of(event), event.SerializeToString())])
+    assert response == pb.RunResponse(events=[_stamped(event)], through_sequence=sequence)
