@@ -78,7 +78,12 @@ def _zygote() -> socket.socket:
         # `bough` sets this before it loads gRPC, and the zygote loads gRPC before there is a `bough`.
         environment = {**os.environ, "GRPC_ENABLE_FORK_SUPPORT": "0"}
         zygote = subprocess.Popen(
-            command, env=environment, pass_fds=[its.fileno()], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL
+            command,
+            cwd=Path(__file__).parents[2],
+            env=environment,
+            pass_fds=[its.fileno()],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
         )
 
     def end() -> None:
