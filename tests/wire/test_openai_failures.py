@@ -82,17 +82,17 @@ async def test_usage_that_was_never_reported_is_none() -> None:
 
 async def test_an_answer_that_does_not_begin_is_a_timeout() -> None:
     async with serving_model("slow-start") as server:
-        model = model_at(server.base_url, timeouts=Timeouts(start=0.05, idle=60))
+        model = model_at(server.base_url, timeouts=Timeouts(start=0.5, idle=60))
         _, error = await failure(model, asking())
         await server.left.wait()
         await model.close()
     assert (error.reason, error.retry) == (TIMEOUT, event_pb2.RETRY_REASON_TIMEOUT)
-    assert "did not begin to answer for 0.05 seconds" in error.message
+    assert "did not begin to answer for 0.5 seconds" in error.message
 
 
 async def test_an_answer_that_pauses_too_long_is_a_timeout() -> None:
     async with serving_model("stall") as server:
-        model = model_at(server.base_url, timeouts=Timeouts(start=60, idle=0.05))
+        model = model_at(server.base_url, timeouts=Timeouts(start=60, idle=0.5))
         deltas, error = await failure(model, asking())
         await server.left.wait()
         await model.close()
@@ -102,13 +102,13 @@ async def test_an_answer_that_pauses_too_long_is_a_timeout() -> None:
 
 async def test_the_idle_timeout_stops_while_nobody_reads() -> None:
     async with serving_model("plain") as server:
-        model = model_at(server.base_url, timeouts=Timeouts(start=60, idle=0.02))
+        model = model_at(server.base_url, timeouts=Timeouts(start=60, idle=0.3))
         read_on = asyncio.Event()
         words = 0
         async for _ in model.stream(asking()):
             words += 1
             if words == 1:
-                asyncio.get_running_loop().call_later(0.06, read_on.set)
+                asyncio.get_running_loop().call_later(0.6, read_on.set)
                 await read_on.wait()
         await model.close()
     assert words == 51
