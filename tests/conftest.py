@@ -1,8 +1,43 @@
-"""What every test shares: one event loop."""
+"""What every test shares: one event loop, the poller of gRPC that wakes it, a plain log, and no deadlines."""
 
 from collections.abc import AsyncIterator
 
+import hypothesis
 import pytest
+import structlog
+from grpc._cython import cygrpc
+
+# A machine that is busy with something else is no failure; what is stuck meets the timeout of pytest.
+hypothesis.settings.register_profile("bough", deadline=None)
+hypothesis.settings.load_profile("bough")
+
+# Stacks as the server prints them. By default they are drawn with every local variable, which takes longer than what
+# most tests do that fail on purpose.
+structlog.configure(
+    processors=[
+        structlog.contextvars.merge_contextvars,
+        structlog.processors.add_log_level,
+        structlog.dev.ConsoleRenderer(colors=False, exception_formatter=structlog.dev.plain_traceback),
+    ]
+)
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Add the option for the whole grid."""
+    parser.addoption(
+        "--whole-grid", action="store_true", help="cut recorded runs after every event, not once inside each call"
+    )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Register the marker of tests that go over the places of recorded runs."""
+    config.addinivalue_line("markers", "grid: at many places of recorded runs; at each of them with --whole-grid")
+
+
+@pytest.fixture(scope="session")
+def whole_grid(request: pytest.FixtureRequest) -> bool:
+    """Whether a test goes over every place of a recorded run."""
+    return bool(request.config.getoption("--whole-grid"))
 
 
 @pytest.fixture(scope="session")
@@ -13,5 +48,9 @@ def anyio_backend() -> str:
 
 @pytest.fixture(scope="session", autouse=True)
 async def _one_loop(anyio_backend: str) -> AsyncIterator[None]:
-    """Holds one event loop for all tests: grpc.aio polls for the process, and would wake loops that are closed."""
+    """Hold one event loop and one poller for all tests: grpc.aio polls for the process, and would wake closed loops."""
+    # The poller counts its users: channels and servers. When the last one dies, it closes the socket by which it wakes
+    # the loop; a wake-up that is queued at that moment then reads a closed socket, in whatever test comes next.
+    # This user stays until the process ends.
+    cygrpc.init_grpc_aio()
     yield  # noqa: PT022 # while a fixture of the session has not ended, its loop stays

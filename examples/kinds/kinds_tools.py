@@ -2,7 +2,7 @@
 
 from bough.v1 import message_pb2
 from bough_server.agents.function import agent
-from bough_server.functions import Situation, condition, input_builder
+from bough_server.functions import Snapshot, condition, input_builder
 from bough_server.runtime.agent import Context
 from bough_server.tools.tool import tool
 
@@ -40,14 +40,14 @@ async def majority(ctx: Context, input: message_pb2.Message) -> str:
 
 # Conditions and input builders are pure: they look at what is recorded and touch nothing, so a replay asks them again.
 @condition
-def fits_the_sign(situation: Situation) -> bool:
+def fits_the_sign(situation: Snapshot) -> bool:
     """Whether the last slogan is short enough."""
     return len(situation.state["slogan"]) <= LONGEST
 
 
 @input_builder
-def brief(situation: Situation) -> str:
-    """What the copywriter is told: the order, and from the second round on what was wrong with the last slogan."""
+def brief(situation: Snapshot) -> str:
+    """What the copywriter is told: the order, and from the second iteration on what was wrong with the last slogan."""
     order = "".join(part.text for part in situation.input.parts)
     last = situation.state.get("slogan", "")
     if len(last) <= LONGEST:

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from bough_server.agents.function import agent
     from bough_server.app import serve
-    from bough_server.functions import Situation, condition, input_builder, rewriter
+    from bough_server.functions import Snapshot, condition, input_builder, rewriter
     from bough_server.runtime.agent import Context
     from bough_server.tools.tool import tool
 
-__all__ = ["Context", "Situation", "agent", "condition", "input_builder", "rewriter", "serve", "tool"]
+__all__ = ["Context", "Snapshot", "agent", "condition", "input_builder", "rewriter", "serve", "tool"]
 
 _HOMES = {
     "agent": "bough_server.agents.function",
@@ -22,7 +22,7 @@ _HOMES = {
     "input_builder": "bough_server.functions",
     "rewriter": "bough_server.functions",
     "Context": "bough_server.runtime.agent",
-    "Situation": "bough_server.functions",
+    "Snapshot": "bough_server.functions",
     "serve": "bough_server.app",
 }
 

@@ -18,12 +18,7 @@ from typing import Final
 import structlog
 from grpc import aio
 
-from bough.v1 import (
-    agent_service_pb2_grpc,
-    catalog_service_pb2_grpc,
-    eval_service_pb2_grpc,
-    session_service_pb2_grpc,
-)
+from bough.v1 import agent_service_pb2_grpc, catalog_service_pb2_grpc, eval_service_pb2_grpc, session_service_pb2_grpc
 from bough_server.agents.catalog import AgentCatalog
 from bough_server.agents.editing import AgentEditor
 from bough_server.agents.loading import definition_files, load_python, load_sources
@@ -41,7 +36,7 @@ from bough_server.interceptors.chain import interceptors
 from bough_server.metrics import open_metrics
 from bough_server.models.registry import ConfiguredModels, build_models
 from bough_server.runs.admission import RunDefaults
-from bough_server.runs.dependencies import Equipment
+from bough_server.runs.dependencies import RunDependencies
 from bough_server.runs.runs import Runs
 from bough_server.settings import Settings
 from bough_server.settings_sections import LogLevel, ServerSection
@@ -91,7 +86,13 @@ class App:
         _check_host(settings.server)
         clock = clock or SystemClock()
         async with AsyncExitStack() as stack:
-            models = build_models(settings.models, folder=settings.folder, secrets=settings.secrets, clock=clock)
+            models = build_models(
+                settings.models,
+                folder=settings.folder,
+                secrets=settings.secrets,
+                currency=settings.currency,
+                clock=clock,
+            )
             stack.push_async_callback(models.close)
             registry = _registry(settings, models)
             store = open_store(settings.storage.url, durability=settings.storage.durability)
@@ -227,8 +228,10 @@ def _registry(settings: Settings, models: ConfiguredModels) -> Registry:
     return Registry(sources, models=models, code_agents=python.agents, tools=python.tools, functions=python.functions)
 
 
-def _equipment(settings: Settings, *, store: Store, registry: Registry, tracing: Tracing, clock: Clock) -> Equipment:
-    return Equipment(
+def _equipment(
+    settings: Settings, *, store: Store, registry: Registry, tracing: Tracing, clock: Clock
+) -> RunDependencies:
+    return RunDependencies(
         log=store.log,
         index=store.runs,
         sessions=store.sessions,
@@ -249,13 +252,13 @@ def _defaults(settings: Settings) -> RunDefaults:
     return RunDefaults(
         limits=policy.limits,
         maximum=settings.limits.maximum.message(),
-        delta=policy.delta,
+        deltas=policy.deltas,
         on_disconnect=policy.on_disconnect,
         disconnect_grace=settings.runs.disconnect_grace,
     )
 
 
-def _add_services(server: aio.Server, *, runs: Runs, store: Store, equipment: Equipment) -> None:
+def _add_services(server: aio.Server, *, runs: Runs, store: Store, equipment: RunDependencies) -> None:
     clock, agents = equipment.clock, equipment.agents
     agent = AgentService(runs=runs, principal=current_principal, clock=clock)
     agent_service_pb2_grpc.add_AgentServiceServicer_to_server(agent, server)

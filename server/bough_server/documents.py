@@ -40,7 +40,8 @@ _UNITS: Final = {
     "d": 86_400_000_000_000,
 }
 _PIECE: Final = re.compile(r"([0-9]{1,18}(?:\.[0-9]{1,18})?)(ns|us|ms|s|m|h|d)")
-_WHOLE: Final = re.compile(rf"-?(?:{_PIECE.pattern})+")
+DURATION: Final = re.compile(rf"-?(?:{_PIECE.pattern})+")
+"""A duration as people write it, such as 10m or 1h30m."""
 _LONGEST_NS: Final = 315_576_000_000 * 1_000_000_000
 """Ten thousand years: what google.protobuf.Duration may hold."""
 
@@ -227,7 +228,7 @@ def _syntax_problem(path: str, error: yaml.YAMLError) -> Problem:
 def parse_duration(text: str) -> int:
     """Nanoseconds of a text such as "10m", "1.5s" or "1h30m". Raises ValueError with a sentence."""
     text = text.strip()
-    if not _WHOLE.fullmatch(text):
+    if not DURATION.fullmatch(text):
         raise ValueError(f"must be a duration such as 10m, 50ms or 1h30m, not {text[:40]!r}")
     nanoseconds = sum(int(Decimal(number) * _UNITS[unit]) for number, unit in _PIECE.findall(text))
     if nanoseconds > _LONGEST_NS:

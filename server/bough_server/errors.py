@@ -5,13 +5,14 @@ BoughError
 │   ├── InvalidRequest        INVALID_ARGUMENT, with the fields
 │   ├── NotFound              NOT_FOUND, also for another tenant's
 │   ├── RequestIdReused       ALREADY_EXISTS
+│   ├── SessionExists         ALREADY_EXISTS: the session id is in use
 │   ├── SessionBusy           ABORTED
 │   ├── SequenceOutOfRange    OUT_OF_RANGE
 │   ├── AlreadyAnswered       FAILED_PRECONDITION: the request has another answer
 │   ├── RunEnded              FAILED_PRECONDITION: the run takes no answers any more
 │   ├── ForkRefused           FAILED_PRECONDITION: the run cannot be forked there
 │   ├── AgentExists           ALREADY_EXISTS: the name is taken
-│   ├── AgentFixed            FAILED_PRECONDITION: it stands in a file or in code
+│   ├── AgentFixed            FAILED_PRECONDITION: it is defined in a file or in code
 │   ├── AgentLinked           FAILED_PRECONDITION: others link to it
 │   ├── AgentUnusable         FAILED_PRECONDITION: it names something that is gone
 │   ├── RevisionMoved         ABORTED: the agent is another one by now
@@ -32,7 +33,7 @@ from typing import ClassVar, Final, TypeAlias
 
 from google.rpc import code_pb2
 
-from bough.v1 import error_pb2, event_pb2, message_pb2
+from bough.v1 import error_pb2, event_pb2, usage_pb2
 from bough_server.truncation import cut_text, size_of
 
 MAX_MESSAGE_BYTES: Final = 8 * 1024
@@ -40,6 +41,9 @@ MAX_MESSAGE_BYTES: Final = 8 * 1024
 
 MAX_DETAILS_BYTES: Final = 64 * 1024
 """The most bytes of an error's details: longer ones are left out, as cut JSON is none."""
+
+MAX_NAMED: Final = 20
+"""The most names in the sentence of one error."""
 
 Reason: TypeAlias = error_pb2.ErrorReason.ValueType
 
@@ -109,6 +113,13 @@ class RequestIdReused(CallError):
     reason = error_pb2.ERROR_REASON_REQUEST_ID_REUSED
 
 
+class SessionExists(CallError):
+    """A session id that is in use in the tenant."""
+
+    code = code_pb2.ALREADY_EXISTS
+    reason = error_pb2.ERROR_REASON_SESSION_EXISTS
+
+
 class SessionBusy(CallError):
     """A session that another run holds."""
 
@@ -145,24 +156,31 @@ class ForkRefused(CallError):
 
 
 class AgentExists(CallError):
-    """A name that an agent has already; details say what that one stands in."""
+    """A name that an agent has already; details say where that one is defined."""
 
     code = code_pb2.ALREADY_EXISTS
     reason = error_pb2.ERROR_REASON_AGENT_EXISTS
 
 
 class AgentFixed(CallError):
-    """A change of an agent that stands in a file or in code, where no call comes."""
+    """A change of an agent that is defined in a file or in code, which a call cannot change."""
 
     code = code_pb2.FAILED_PRECONDITION
     reason = error_pb2.ERROR_REASON_AGENT_FIXED
 
 
 class AgentLinked(CallError):
-    """A removal of an agent that others link to."""
+    """A removal of an agent that others link to, which `linked_by` names."""
 
     code = code_pb2.FAILED_PRECONDITION
     reason = error_pb2.ERROR_REASON_AGENT_LINKED
+
+    def __init__(self, name: str, linked_by: Sequence[str]) -> None:
+        named = ", ".join(linked_by[:MAX_NAMED])
+        more = f" and {len(linked_by) - MAX_NAMED} more" if len(linked_by) > MAX_NAMED else ""
+        message = f"The agent {name!r} is linked by {named}{more}: take the links away first."
+        super().__init__(message, details={"name": name})
+        self.linked_by = tuple(linked_by)
 
 
 class AgentUnusable(CallError):
@@ -257,7 +275,7 @@ class ModelError(RunError):
         reason: Reason,
         retry: event_pb2.RetryReason.ValueType | None = None,
         retry_after: float | None = None,
-        lost_usage: message_pb2.Usage | None = None,
+        lost_usage: usage_pb2.Usage | None = None,
         is_of_the_request: bool = False,
     ) -> None:
         super().__init__(message, reason=reason, retryable=retry is not None)

@@ -11,7 +11,7 @@ AgentEvent = event_pb2.AgentEvent
 _PAYLOADS = AgentEvent.DESCRIPTOR.oneofs_by_name["payload"].fields
 
 NAME_OF_KIND: Final[Mapping[int, str]] = MappingProxyType(
-    {field.number: field.GetOptions().Extensions[options_pb2.event].name for field in _PAYLOADS}
+    {field.number: field.GetOptions().Extensions[options_pb2.event_options].name for field in _PAYLOADS}
 )
 """Payload tag to dotted name, such as 40 to "agent.llm.started"."""
 
@@ -32,7 +32,7 @@ SUB_AGENT_PARTIAL: Final = KIND_OF_FIELD["sub_agent_partial"]
 SUB_AGENT_COMPLETED: Final = KIND_OF_FIELD["sub_agent_completed"]
 SUB_AGENT_FAILED: Final = KIND_OF_FIELD["sub_agent_failed"]
 LLM_STARTED: Final = KIND_OF_FIELD["llm_started"]
-LLM_OUTPUT_DELTA: Final = KIND_OF_FIELD["llm_output_delta"]
+LLM_OUTPUT_TEXT_DELTA: Final = KIND_OF_FIELD["llm_output_text_delta"]
 LLM_REASONING_DELTA: Final = KIND_OF_FIELD["llm_reasoning_delta"]
 LLM_TOOL_CALL_DELTA: Final = KIND_OF_FIELD["llm_tool_call_delta"]
 LLM_RETRYING: Final = KIND_OF_FIELD["llm_retrying"]
@@ -47,15 +47,15 @@ STEP_FAILED: Final = KIND_OF_FIELD["step_failed"]
 AGENT_TRANSFERRED: Final = KIND_OF_FIELD["agent_transferred"]
 INPUT_REQUESTED: Final = KIND_OF_FIELD["input_requested"]
 INPUT_RECEIVED: Final = KIND_OF_FIELD["input_received"]
-STATE_CHANGED: Final = KIND_OF_FIELD["state_changed"]
+SESSION_STATE_CHANGED: Final = KIND_OF_FIELD["session_state_changed"]
 VALUE_RECORDED: Final = KIND_OF_FIELD["value_recorded"]
 CANCEL_REQUESTED: Final = KIND_OF_FIELD["cancel_requested"]
 HISTORY_COMPACTED: Final = KIND_OF_FIELD["history_compacted"]
-LOOP_ROUND_STARTED: Final = KIND_OF_FIELD["loop_round_started"]
+LOOP_ITERATION_STARTED: Final = KIND_OF_FIELD["loop_iteration_started"]
 PLAN_MADE: Final = KIND_OF_FIELD["plan_made"]
 PLAN_REVISED: Final = KIND_OF_FIELD["plan_revised"]
 
-DELTA_KINDS: Final = frozenset({LLM_OUTPUT_DELTA, LLM_REASONING_DELTA, LLM_TOOL_CALL_DELTA, TOOL_OUTPUT})
+DELTA_KINDS: Final = frozenset({LLM_OUTPUT_TEXT_DELTA, LLM_REASONING_DELTA, LLM_TOOL_CALL_DELTA, TOOL_OUTPUT})
 """Pieces of something that a later event has whole."""
 
 TERMINAL_KINDS: Final = frozenset({RUN_COMPLETED, RUN_FAILED, RUN_CANCELLED})

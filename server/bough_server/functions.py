@@ -1,4 +1,4 @@
-"""Pure functions by name, @condition, @input_builder and @rewriter, and the Situation they receive.
+"""Pure functions by name, @condition, @input_builder and @rewriter, and the Snapshot they receive.
 
 They are functions of recorded values, so a replay calls them again and the log does not hold their results. An
 exception that one raises, or a result of another type, is an error of the run that names them.
@@ -43,7 +43,7 @@ class Values(Mapping[str, Any]):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Situation:
+class Snapshot:
     """What is known where a condition or an input builder is called: copies of what is recorded, and nothing else."""
 
     agent: str
@@ -58,8 +58,8 @@ class Situation:
     """What the call says: of a model, of a transfer or of code; None where nothing does."""
     arguments: Mapping[str, Any] = field(default_factory=dict)
     """The arguments of a model's call, as JSON; empty where no model called."""
-    round: int | None = None
-    """The round of the loop that has just ended, from 0; None where it is no loop's condition."""
+    iteration: int | None = None
+    """The iteration of the loop that has just ended, from 0; None if it is not a loop's condition."""
     plan: str = ""
     """The steps of the plan that are left, as text; empty where there is no plan."""
     step: str = ""
@@ -93,12 +93,12 @@ class Condition:
 
     kind: ClassVar[str] = "condition"
     name: str
-    function: Callable[[Situation], bool]
+    function: Callable[[Snapshot], bool]
 
-    def __call__(self, situation: Situation) -> bool:
+    def __call__(self, situation: Snapshot) -> bool:
         return self.function(situation)
 
-    def holds(self, situation: Situation) -> bool:
+    def holds(self, situation: Snapshot) -> bool:
         """What it says. Raises RunError INTERNAL, or what RunError it raises."""
         answer = _ask(self, self.function, situation)
         if not isinstance(answer, bool):
@@ -112,13 +112,13 @@ class InputBuilder:
 
     kind: ClassVar[str] = "input builder"
     name: str
-    function: Callable[[Situation], str | message_pb2.Message]
+    function: Callable[[Snapshot], str | message_pb2.Message]
 
-    def __call__(self, situation: Situation) -> str | message_pb2.Message:
+    def __call__(self, situation: Snapshot) -> str | message_pb2.Message:
         return self.function(situation)
 
-    def built(self, situation: Situation) -> message_pb2.Message:
-        """What it makes, with its parts alone. Raises RunError INTERNAL, or what RunError it raises."""
+    def built(self, situation: Snapshot) -> message_pb2.Message:
+        """What it makes, with its parts and metadata alone. Raises RunError INTERNAL, or what RunError it raises."""
         answer = _ask(self, self.function, situation)
         if isinstance(answer, str):
             return message_pb2.Message(parts=[message_pb2.Part(text=answer.encode(errors="replace").decode())])
@@ -126,7 +126,7 @@ class InputBuilder:
             raise _wrong(self, answer, "a text or a Message")
         if any(part.WhichOneof("content") not in _SAYABLE for part in answer.parts):
             raise _refused(self, "gave a Message with other parts than text, JSON and files")
-        return message_pb2.Message(parts=answer.parts)
+        return message_pb2.Message(parts=answer.parts, metadata_json=answer.metadata_json)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -169,38 +169,38 @@ Function: TypeAlias = Condition | InputBuilder | Rewriter
 
 
 @overload
-def condition(function: Callable[[Situation], bool], /) -> Condition: ...
+def condition(function: Callable[[Snapshot], bool], /) -> Condition: ...
 
 
 @overload
-def condition(*, name: str) -> Callable[[Callable[[Situation], bool]], Condition]: ...
+def condition(*, name: str) -> Callable[[Callable[[Snapshot], bool]], Condition]: ...
 
 
 def condition(
-    function: Callable[[Situation], bool] | None = None, /, *, name: str = ""
-) -> Condition | Callable[[Callable[[Situation], bool]], Condition]:
+    function: Callable[[Snapshot], bool] | None = None, /, *, name: str = ""
+) -> Condition | Callable[[Callable[[Snapshot], bool]], Condition]:
     """Makes `def name(situation) -> bool` a condition that a loop's `until` can name. Raises TypeError."""
 
-    def make(function: Callable[[Situation], bool]) -> Condition:
+    def make(function: Callable[[Snapshot], bool]) -> Condition:
         return Condition(name=_name(function, name, "condition", "situation"), function=function)
 
     return make if function is None else make(function)
 
 
 @overload
-def input_builder(function: Callable[[Situation], str | message_pb2.Message], /) -> InputBuilder: ...
+def input_builder(function: Callable[[Snapshot], str | message_pb2.Message], /) -> InputBuilder: ...
 
 
 @overload
-def input_builder(*, name: str) -> Callable[[Callable[[Situation], str | message_pb2.Message]], InputBuilder]: ...
+def input_builder(*, name: str) -> Callable[[Callable[[Snapshot], str | message_pb2.Message]], InputBuilder]: ...
 
 
 def input_builder(
-    function: Callable[[Situation], str | message_pb2.Message] | None = None, /, *, name: str = ""
-) -> InputBuilder | Callable[[Callable[[Situation], str | message_pb2.Message]], InputBuilder]:
+    function: Callable[[Snapshot], str | message_pb2.Message] | None = None, /, *, name: str = ""
+) -> InputBuilder | Callable[[Callable[[Snapshot], str | message_pb2.Message]], InputBuilder]:
     """Makes `def name(situation) -> str | Message` a builder that a link's `input` can name. Raises TypeError."""
 
-    def make(function: Callable[[Situation], str | message_pb2.Message]) -> InputBuilder:
+    def make(function: Callable[[Snapshot], str | message_pb2.Message]) -> InputBuilder:
         return InputBuilder(name=_name(function, name, "input_builder", "situation"), function=function)
 
     return make if function is None else make(function)

@@ -43,6 +43,10 @@ def step_id(invocation: str, index: int) -> str:
     return derived_id(invocation, str(index))
 
 
-def message_id(key_root: str, effect_key: str, kind: str) -> str:
-    """The id of a stored message: one for each effect and message kind, such as "USER"."""
-    return derived_id(key_root, f"{effect_key}/{kind}")
+def message_id(root: str, effect_key: str, kind: str) -> str:
+    """The id of a stored message: one for each effect and message kind, such as "USER".
+
+    `root` is the key root; for what a fork records itself it is the fork's run id. Fork and origin derive the same
+    effect keys, and what they record under one key need not be the same message.
+    """
+    return derived_id(root, f"{effect_key}/{kind}")

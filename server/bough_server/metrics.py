@@ -16,7 +16,7 @@ from opentelemetry.metrics import CallbackOptions, Histogram, Observation
 from opentelemetry.sdk.metrics import AlwaysOffExemplarFilter, MeterProvider
 from opentelemetry.sdk.metrics.export import MetricReader, PeriodicExportingMetricReader
 
-from bough.v1 import message_pb2
+from bough.v1 import usage_pb2
 from bough_server.errors import ConfigurationError
 from bough_server.telemetry import resource
 
@@ -64,7 +64,7 @@ class ModelCalled(NamedTuple):
     """How long the call took with all its attempts; None where it goes on."""
     error: str
     """Why it failed; empty where it did not."""
-    used: message_pb2.Usage | None
+    used: usage_pb2.Usage | None
     """What the attempt used; None where nobody said which tokens."""
 
 
@@ -82,8 +82,8 @@ class Metrics:
         )
         self._cost = meter.create_counter(
             "bough.agent.cost",
-            unit="{millionth}",
-            description="What model calls of an agent cost, in millionths of the prices' currency.",
+            unit="{billionth}",
+            description="What model calls of an agent cost, in billionths of the prices' currency.",
         )
 
         def histogram(name: str, unit: str, description: str, bounds: tuple[float, ...]) -> Histogram:
@@ -176,8 +176,8 @@ class Metrics:
                 self._used.record(call.used.input_tokens, {**named, "gen_ai.token.type": "input"})
             if call.used.HasField("output_tokens"):
                 self._used.record(call.used.output_tokens, {**named, "gen_ai.token.type": "output"})
-            if call.used.cost_micros:
-                self._cost.add(call.used.cost_micros, {"agent": agent})
+            if call.used.cost_nanos:
+                self._cost.add(call.used.cost_nanos, {"agent": agent, "currency": call.used.currency_code})
 
     def _collect(self, _: CallbackOptions) -> Iterable[Observation]:
         # Callbacks come before what they add to is read.

@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
 
-from bough.v1 import event_pb2, state_pb2
+from bough.v1 import event_pb2, session_pb2
 from bough_server.truncation import size_of
 
 MAX_STATE_BYTES: Final = 256 * 1024
@@ -184,7 +184,7 @@ def changed(values: Mapping[str, str], writes: Iterable[Write]) -> dict[str, str
     return after
 
 
-def write_of(changes: Iterable[state_pb2.StateChange]) -> Write:
+def write_of(changes: Iterable[session_pb2.SessionStateChange]) -> Write:
     """Changes as they are applied."""
     return [(change.key, change.value_json if change.HasField("value_json") else None) for change in changes]
 
@@ -192,9 +192,9 @@ def write_of(changes: Iterable[state_pb2.StateChange]) -> Write:
 def changes_of(event: event_pb2.AgentEvent) -> Write:
     """What an event changes of its session's state."""
     kind = event.WhichOneof("payload")
-    if kind == "state_changed":
-        return write_of(event.state_changed.changes)
-    return write_of(event.tool_completed.state_delta) if kind == "tool_completed" else ()
+    if kind == "session_state_changed":
+        return write_of(event.session_state_changed.state_changes)
+    return write_of(event.tool_completed.state_changes) if kind == "tool_completed" else ()
 
 
 def is_path(text: str) -> bool:

@@ -123,7 +123,7 @@ class StateFold:
 
 _BEGIN: Final = frozenset({events.TOOL_STARTED, events.INPUT_REQUESTED})
 
-CONCERNED: Final = frozenset({*_BEGIN, *events.TOOL_END_KINDS, events.STATE_CHANGED})
+CONCERNED: Final = frozenset({*_BEGIN, *events.TOOL_END_KINDS, events.SESSION_STATE_CHANGED})
 """The kinds of events that say who wrote what, and when calls began and ended."""
 
 

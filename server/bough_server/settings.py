@@ -15,7 +15,9 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 from bough_server.documents import Document, FieldPath, Value, raise_problems, read_documents
 from bough_server.errors import ConfigurationError, Problem
 from bough_server.models.config import ModelSection, model_problems
+from bough_server.models.model import DEFAULT_CURRENCY
 from bough_server.settings_sections import (
+    Currency,
     LimitsSection,
     LogLevel,
     RunsSection,
@@ -57,17 +59,25 @@ _PLACES: Final[Mapping[str, FieldPath]] = {
 """Where in the settings a flag or a variable belongs."""
 
 
-class _Environment(BaseSettings):
-    """What the environment may say; an empty variable says nothing."""
+class Environment(BaseSettings):
+    """The environment variables that are settings; an empty one counts as unset."""
 
-    model_config = SettingsConfigDict(env_prefix="BOUGH_", env_ignore_empty=True, extra="ignore", frozen=True)
+    model_config = SettingsConfigDict(
+        env_prefix="BOUGH_", env_ignore_empty=True, extra="ignore", frozen=True, use_attribute_docstrings=True
+    )
 
     config: Path | None = None
+    """The configuration file; default: `bough.yaml` in the working directory, if there is one."""
     address: str | None = None
+    """Sets `address`."""
     database: str | None = None
+    """Sets `storage.url`; a path is relative to the working directory."""
     default_model: str | None = None
+    """Sets `models.default` to an alias of this model."""
     reflection: bool | None = None
+    """Sets `server.reflection`: 0 or 1."""
     log_level: str | None = None
+    """Sets `log_level`."""
 
 
 class _OpenTelemetry(BaseSettings):
@@ -123,20 +133,31 @@ class Settings(Section):
     """Everything that an operator may set, checked. Durations are in seconds, paths absolute."""
 
     server: ServerSection = ServerSection()
+    """Where the server listens, and how it stops."""
     storage: StorageSection = Field(
         default_factory=lambda: StorageSection(url=database_url(DEFAULT_DATABASE, Path.cwd()))
     )
+    """The database that holds the logs of all runs."""
     agents: tuple[str, ...] = ()
-    """Glob patterns of files with definitions, relative to `folder`."""
+    """Glob patterns of files with agent definitions, relative to this file."""
     python: tuple[str, ...] = ()
-    """Modules with tools and agents, importable from `folder`."""
+    """Python modules with tools, agents and functions, beside this file or installed."""
     models: Mapping[str, ModelSection] = {}
+    """The models that agents name, by these names. Agents that name none, and have no caller to take one from, use
+    `default`.
+    """
+    currency: Currency = DEFAULT_CURRENCY
+    """The currency of all prices, by ISO 4217."""
     limits: LimitsSection = LimitsSection()
+    """Limits of runs. A limit that is not set does not apply."""
     runs: RunsSection = RunsSection()
+    """How runs behave if their requests do not say."""
     telemetry: TelemetrySection = TelemetrySection()
+    """Traces and metrics."""
     log_level: LogLevel = "info"
+    """The least severe messages that the server logs."""
     address: str | None = None
-    """The server that commands talk to; None where none was named."""
+    """The server that commands speak to. Unset: 127.0.0.1:50051 if it answers, else a server inside the command."""
 
     _folder: Path = PrivateAttr(default_factory=Path.cwd)
     _secrets: Secrets = PrivateAttr(default_factory=lambda: Secrets({}))
@@ -194,9 +215,9 @@ class Settings(Section):
         return settings
 
 
-def _environment() -> _Environment:
+def _environment() -> Environment:
     try:
-        return _Environment()
+        return Environment()
     except ValidationError as error:
         lines = [f"BOUGH_{str(each['loc'][0]).upper()}: {_words(each)}" for each in error.errors()]
         raise ConfigurationError("\n".join(lines)) from None
@@ -217,7 +238,7 @@ def _document(config: Path | None) -> Document:
 
 
 def _merged(
-    document: Document, environment: _Environment, flags: Flags
+    document: Document, environment: Environment, flags: Flags
 ) -> tuple[dict[str, Value], dict[FieldPath, str]]:
     """The values of all three, and where those came from that are not the file's."""
     values: dict[str, Value] = _copied(document.value)

@@ -1,14 +1,15 @@
 """The sections of Settings, each a frozen model that takes no unknown key; where values come from is settings.py's."""
 
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal, TypeAlias, get_args
 
 from google.protobuf.duration_pb2 import Duration
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema, model_validator
 
 from bough.v1 import policy_pb2
-from bough_server.documents import FieldPath, parse_duration, suggestion
+from bough_server.documents import DURATION, FieldPath, parse_duration, suggestion
 
 LogLevel: TypeAlias = Literal["debug", "info", "warning", "error"]
 
@@ -22,7 +23,12 @@ def _seconds(value: object) -> object:
     return value
 
 
-Seconds = Annotated[float, BeforeValidator(_seconds), Field(ge=0, strict=True, allow_inf_nan=False)]
+_WRITTEN: Final = {
+    "anyOf": [{"type": "number", "minimum": 0}, {"type": "string", "pattern": rf"^\s*{DURATION.pattern}\s*$"}]
+}
+Seconds = Annotated[
+    float, BeforeValidator(_seconds), Field(ge=0, strict=True, allow_inf_nan=False), WithJsonSchema(_WRITTEN)
+]
 """A duration in seconds; written as a number or as 10m, 50ms, 1h30m."""
 Count = Annotated[int, Field(ge=0, le=_LARGEST_INT32, strict=True)]
 Amount = Annotated[int, Field(ge=0, le=_LARGEST_INT64, strict=True)]
@@ -35,38 +41,62 @@ class Section(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True, use_attribute_docstrings=True)
 
 
+def _currency(code: str) -> str:
+    if not re.fullmatch("[A-Z]{3}", code):
+        raise ValueError("must be a currency by ISO 4217: three capital letters, such as USD")
+    return code
+
+
+Currency = Annotated[str, AfterValidator(_currency)]
+
+
 class ServerSection(Section):
-    """Where and how the server listens."""
+    """Where the server listens, and how it stops."""
 
     host: str = "127.0.0.1"
+    """The address that the server listens on."""
     port: Annotated[int, Field(ge=0, le=65535, strict=True)] = 50051
-    """0 for any that is free."""
+    """The port that the server listens on; 0 for any free port."""
     reflection: Flag = True
+    """Whether tools can list the services and read the schema from the server."""
     allow_insecure: Flag = False
-    """Whether it may listen beyond loopback without TLS."""
+    """Whether the server may listen on another address than loopback, although calls are neither encrypted nor
+    authenticated.
+    """
     drain_grace: Seconds = 10.0
-    """How long runs may go on when the server is told to stop."""
+    """How long model and tool calls in flight may take to end when the server stops."""
 
 
 class StorageSection(Section):
-    """Where the log is kept."""
+    """The database that holds the logs of all runs."""
 
     url: Annotated[str, Field(min_length=1)]
+    """The database file: a path, or `sqlite:///` and a path. A path in the file is relative to the file's folder, any
+    other to the working directory.
+    """
     durability: Literal["disk", "process"] = "disk"
-    """disk survives a power cut, process only a killed process."""
+    """`disk`: what a client has seen survives a power cut. `process`: it survives a killed process only."""
 
 
 class LimitSet(Section):
-    """Bounds of a run; None is no bound."""
+    """Limits of a run."""
 
     model_calls: Count | None = None
+    """Model calls; the retries and fallbacks of one call count once."""
     tool_calls: Count | None = None
+    """Tool calls, calls of linked agents included."""
     tokens: Amount | None = None
-    cost_micros: Amount | None = None
+    """Tokens of model calls, input and output."""
+    cost_nanos: Amount | None = None
+    """Cost of model calls, in billionths of `currency`. Calls of models without a price cost nothing."""
     depth: Count | None = None
-    handoffs: Count | None = None
+    """Depth of the agent tree; 0 allows the root only."""
+    transfers: Count | None = None
+    """Transfers from one agent to another; a run without this limit has 20."""
     wall_duration: Annotated[Seconds, Field(gt=0)] | None = None
-    parallel: Annotated[Count, Field(ge=1)] | None = None
+    """Wall-clock time; time during which the run waits for input does not count."""
+    concurrency: Annotated[Count, Field(ge=1)] | None = None
+    """Model calls and tools that run at the same time; further ones wait."""
 
     def message(self) -> policy_pb2.Limits:
         """The same in the schema's words."""
@@ -74,19 +104,21 @@ class LimitSet(Section):
             model_calls=self.model_calls,
             tool_calls=self.tool_calls,
             tokens=self.tokens,
-            cost_micros=self.cost_micros,
+            cost_nanos=self.cost_nanos,
             depth=self.depth,
-            handoffs=self.handoffs,
+            transfers=self.transfers,
             wall_duration=None if self.wall_duration is None else _duration(self.wall_duration),
-            parallel=self.parallel,
+            concurrency=self.concurrency,
         )
 
 
 class LimitsSection(Section):
-    """What a run gets where its request does not say, and the most that a request may ask for."""
+    """Limits of runs. A limit that is not set does not apply."""
 
     default: LimitSet = LimitSet(model_calls=500)
+    """The limits of a run if its request does not say."""
     maximum: LimitSet = LimitSet()
+    """The highest limits that a request can set."""
 
     @model_validator(mode="before")
     @classmethod
@@ -98,11 +130,14 @@ class LimitsSection(Section):
 
 
 class DeltaSection(Section):
-    """How streamed text is recorded where neither the request nor the agent says."""
+    """How streamed text is recorded if neither the request nor the agent says."""
 
     mode: Literal["aggregated", "passthrough"] = "aggregated"
+    """`aggregated` joins fragments before they are recorded, `passthrough` records each one."""
     max_interval: Annotated[Seconds, Field(le=10)] = 0.05
+    """How long a fragment may be held back to be joined with the next ones; at most 10 s."""
     max_chars: Annotated[Count, Field(ge=1)] = 256
+    """How many characters may be held back."""
 
     def message(self) -> policy_pb2.DeltaPolicy:
         """The same in the schema's words."""
@@ -114,30 +149,35 @@ class DeltaSection(Section):
 
 
 class RunsSection(Section):
-    """How runs behave where their requests do not say."""
+    """How runs behave if their requests do not say."""
 
-    delta: DeltaSection = DeltaSection()
+    deltas: DeltaSection = DeltaSection()
+    """How streamed text is recorded."""
     on_disconnect: Literal["cancel", "continue"] = "cancel"
+    """What happens to a run that no stream follows."""
     disconnect_grace: Seconds = 30.0
+    """How long no stream may follow a run before `on_disconnect` applies; 0 for at once."""
 
     def message(self, limits: LimitSet) -> policy_pb2.RunPolicy:
         """The policy of a run whose request says nothing."""
         is_cancel = self.on_disconnect == "cancel"
         return policy_pb2.RunPolicy(
             limits=limits.message(),
-            delta=self.delta.message(),
-            on_disconnect=policy_pb2.ON_DISCONNECT_CANCEL if is_cancel else policy_pb2.ON_DISCONNECT_CONTINUE,
+            deltas=self.deltas.message(),
+            on_disconnect=policy_pb2.DISCONNECT_POLICY_CANCEL if is_cancel else policy_pb2.DISCONNECT_POLICY_CONTINUE,
             disconnect_grace=_duration(self.disconnect_grace),
         )
 
 
 class TelemetrySection(Section):
-    """What spans carry, and where metrics are found; where both go by OTLP is said by the OTEL_ variables."""
+    """Traces and metrics. The `OTEL_*` variables say where they are exported to by OTLP."""
 
     capture_content: Flag = False
+    """Whether spans carry messages, instructions, arguments and results."""
     prometheus_host: Annotated[str, Field(min_length=1)] = "127.0.0.1"
+    """The address of the page with metrics for Prometheus, which is not encrypted."""
     prometheus_port: Annotated[int, Field(ge=0, le=65535, strict=True)] | None = None
-    """Where metrics are scraped; None for nowhere, 0 for any port that is free."""
+    """The port of that page; 0 for any free port. Unset: there is no page."""
 
 
 def database_url(text: str, folder: Path) -> str:

@@ -18,7 +18,7 @@ from opentelemetry.sdk.trace.id_generator import RandomIdGenerator
 from opentelemetry.sdk.trace.sampling import ALWAYS_OFF
 from opentelemetry.trace import NonRecordingSpan, Span, SpanContext, SpanKind, Status, StatusCode, TraceFlags
 
-from bough.v1 import agent_pb2, error_pb2, message_pb2, step_pb2
+from bough.v1 import error_pb2, message_pb2, model_pb2, step_pb2
 
 Content: TypeAlias = str | Sequence[message_pb2.Message]
 """What went into an operation or came out: messages, or a tool's arguments or result as text."""
@@ -150,7 +150,7 @@ class Tracing:
         return self._start("invoke_agent", agent, attributes, parent, SpanKind.INTERNAL)
 
     def chat(
-        self, *, model: str, provider: str, parent: Parent, settings: agent_pb2.ModelSettings | None = None
+        self, *, model: str, provider: str, parent: Parent, settings: model_pb2.ModelSettings | None = None
     ) -> Traced:
         """One model call, with all its attempts."""
         attributes: dict[str, str | int | float] = {"gen_ai.provider.name": provider, "gen_ai.request.model": model}
@@ -227,8 +227,8 @@ def _describe_response(span: Span, response: step_pb2.LlmResponse) -> None:
     for name, text in (("gen_ai.response.id", response.response_id), ("gen_ai.response.model", response.model)):
         if text:
             span.set_attribute(name, text)
-    if response.finish_reason:
-        span.set_attribute("gen_ai.response.finish_reasons", (response.finish_reason,))
+    if response.provider_finish_reason:
+        span.set_attribute("gen_ai.response.finish_reasons", (response.provider_finish_reason,))
     usage = response.usage
     if usage.HasField("input_tokens"):
         span.set_attribute("gen_ai.usage.input_tokens", usage.input_tokens)

@@ -94,6 +94,8 @@ def cut_results(results: Sequence[message_pb2.ToolResult]) -> list[message_pb2.T
 
 
 def _cut_part(part: message_pb2.Part, limit: int) -> None:
+    if size_of(part.metadata_json) > limit:
+        part.ClearField("metadata_json")  # a piece of an object is no JSON
     content = part.WhichOneof("content")
     if content in ("text", "data_json"):
         text = part.text if content == "text" else part.data_json

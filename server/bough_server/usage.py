@@ -1,65 +1,98 @@
-"""Sums of Usage, as messages and as mappings. Absent is unknown and not zero; sums never overflow their fields."""
+"""Sums of Usage: tokens, calls, and cost in one currency. Absent is unknown and not zero; sums never overflow."""
 
-from collections.abc import Iterable, Mapping
-from types import MappingProxyType
-from typing import Final, TypeAlias
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Final
 
-from bough.v1 import message_pb2
+from bough.v1 import usage_pb2
 
-Sums: TypeAlias = dict[str, int]
-"""Field of Usage to its sum; a field that nobody reported is not in it."""
-
-ONE_TOOL_CALL: Final[Mapping[str, int]] = MappingProxyType({"tool_calls": 1})
-"""A tool call that started, as sums."""
-
+_COST: Final = "cost_nanos"
+_CURRENCY: Final = "currency_code"
+_CODE: Final = re.compile(r"[A-Z]{3}")
+"""A currency by ISO 4217."""
+_SEVERAL: Final = "several"
 _COUNTS: Final = ("model_calls", "model_calls_without_usage", "tool_calls")
 _LARGEST_COUNT: Final = 2**31 - 1
 _LARGEST_NUMBER: Final = 2**63 - 1
 
 
-def add(total: message_pb2.Usage, part: message_pb2.Usage) -> None:
-    """Adds `part` to `total` in place; a number that neither knows stays absent."""
-    for field, value in part.ListFields():
-        setattr(total, field.name, getattr(total, field.name) + value)
+@dataclass(slots=True)
+class Sums:
+    """Sums of usages, field by field.
+
+    Costs in different currencies have no sum: as soon as a second currency is added, the cost is unknown and remains
+    so, whatever is added later and in whatever order. That happens only to events of other systems, and to a run during
+    which an operator changed the currency of the prices.
+    """
+
+    numbers: dict[str, int] = field(default_factory=dict)
+    """Each number of Usage that was reported, by the name of its field."""
+    currency: str = ""
+    """The currency of the cost; empty if none is known."""
+
+    @classmethod
+    def of(cls, usage: usage_pb2.Usage) -> "Sums":
+        """Return a usage as sums.
+
+        A cost without a valid currency is unknown, and a currency without a cost says nothing.
+        """
+        numbers = {known.name: value for known, value in usage.ListFields() if known.name != _CURRENCY}
+        currency = usage.currency_code
+        if _COST not in numbers:
+            return cls(numbers)
+        if not _CODE.fullmatch(currency):
+            del numbers[_COST]
+            return cls(numbers)
+        return cls(numbers, currency)
+
+    @classmethod
+    def of_attempt(cls, used: usage_pb2.Usage) -> "Sums":
+        """Return one attempt of a model call as sums. It counts as one call, whatever it says of calls itself."""
+        sums = cls.of(used)
+        for name in _COUNTS:
+            sums.numbers.pop(name, None)
+        sums.numbers["model_calls"] = 1
+        if not is_reported(used):
+            sums.numbers["model_calls_without_usage"] = 1
+        return sums
+
+    def add(self, part: "Sums") -> None:
+        """Add other sums in place."""
+        for name, value in part.numbers.items():
+            self.numbers[name] = self.numbers.get(name, 0) + value
+        if part.currency and part.currency != self.currency:
+            self.currency = _SEVERAL if self.currency else part.currency
+
+    def copy(self) -> "Sums":
+        """Return a copy that changes independently."""
+        return Sums(dict(self.numbers), self.currency)
+
+    def usage(self) -> usage_pb2.Usage:
+        """Return the sums as a usage; a sum beyond its field is the largest that fits."""
+        usage = usage_pb2.Usage()
+        for name, value in self.numbers.items():
+            largest = _LARGEST_COUNT if name in _COUNTS else _LARGEST_NUMBER
+            setattr(usage, name, max(-largest, min(largest, value)))
+        if self.currency == _SEVERAL:
+            usage.ClearField(_COST)
+        else:
+            usage.currency_code = self.currency
+        return usage
 
 
-def summed(parts: Iterable[message_pb2.Usage]) -> message_pb2.Usage:
-    """The sum of usages; each number covers the parts that know it."""
-    total = message_pb2.Usage()
+ONE_TOOL_CALL: Final = Sums({"tool_calls": 1})
+"""A tool call that started."""
+
+
+def summed(parts: Iterable[usage_pb2.Usage]) -> usage_pb2.Usage:
+    """Return the sum of usages; each number covers the parts that know it."""
+    total = Sums()
     for part in parts:
-        add(total, part)
-    return total
+        total.add(Sums.of(part))
+    return total.usage()
 
 
-def is_reported(usage: message_pb2.Usage) -> bool:
-    """Whether a provider said anything: some number of tokens is known."""
+def is_reported(usage: usage_pb2.Usage) -> bool:
+    """Whether the provider reported anything: some number of tokens is known."""
     return any(usage.HasField(name) for name in ("input_tokens", "output_tokens", "total_tokens"))
-
-
-def sums_of(usage: message_pb2.Usage) -> Sums:
-    """A usage as sums."""
-    return {field.name: value for field, value in usage.ListFields()}
-
-
-def add_sums(total: Sums, part: Mapping[str, int]) -> None:
-    """Adds `part` to `total` in place."""
-    for name, value in part.items():
-        total[name] = total.get(name, 0) + value
-
-
-def sums_of_attempt(used: message_pb2.Usage) -> Sums:
-    """One attempt of a model call as sums; it is counted here and not by what it says itself."""
-    sums = {field.name: value for field, value in used.ListFields() if field.name not in _COUNTS}
-    sums["model_calls"] = 1
-    if not is_reported(used):
-        sums["model_calls_without_usage"] = 1
-    return sums
-
-
-def usage_of(sums: Sums) -> message_pb2.Usage:
-    """Sums as a usage; a sum beyond its field is the largest that fits."""
-    usage = message_pb2.Usage()
-    for name, value in sums.items():
-        largest = _LARGEST_COUNT if name in _COUNTS else _LARGEST_NUMBER
-        setattr(usage, name, max(-largest, min(largest, value)))
-    return usage

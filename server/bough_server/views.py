@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from bough.v1 import agent_service_pb2, event_pb2
+from bough.v1 import event_pb2, follow_pb2
 from bough_server import events
 from bough_server.documents import nearest
 from bough_server.events import AgentEvent
@@ -30,7 +30,7 @@ class Selection:
     them, so in SUMMARY a sub-agent's text is "agent.sub_agent.partial". Run events are always shown.
     """
 
-    view: agent_service_pb2.View.ValueType = agent_service_pb2.VIEW_UNSPECIFIED
+    view: follow_pb2.EventView.ValueType = follow_pb2.EVENT_VIEW_UNSPECIFIED
     event_names: Sequence[str] = ()
     _shown: frozenset[int] | None = field(init=False, repr=False, compare=False)
     """The kinds that the mask lets pass; None for all, those included that this reader does not know."""
@@ -46,19 +46,19 @@ class Selection:
 
     @property
     def _is_summary(self) -> bool:
-        return self.view == agent_service_pb2.VIEW_SUMMARY
+        return self.view == follow_pb2.EVENT_VIEW_SUMMARY
 
     def takes_kind(self, kind: int) -> bool:
         """Whether an event of this kind may be shown; where it may not, it need not be parsed."""
         if self._shown is None or kind in self._shown:
             return True
-        return self._is_summary and kind == events.LLM_OUTPUT_DELTA and events.SUB_AGENT_PARTIAL in self._shown
+        return self._is_summary and kind == events.LLM_OUTPUT_TEXT_DELTA and events.SUB_AGENT_PARTIAL in self._shown
 
     def apply(self, event: AgentEvent) -> AgentEvent | None:
         """The event as the view shows it, at the same sequence, or None. The event given stays as it is."""
         kind = events.kind_of(event)
         if self._is_summary and event.parent_invocation_id:
-            if kind == events.LLM_OUTPUT_DELTA:
+            if kind == events.LLM_OUTPUT_TEXT_DELTA:
                 return self._masked(events.SUB_AGENT_PARTIAL, lambda: _partial(event))
             if kind not in _OF_ANY_DEPTH:
                 return None
@@ -78,7 +78,7 @@ def _partial(event: AgentEvent) -> AgentEvent:
     """A sub-agent's delta as a piece of its text; the rest of the envelope is kept."""
     partial = AgentEvent()
     partial.CopyFrom(event)
-    partial.sub_agent_partial.CopyFrom(event_pb2.SubAgentPartial(text=event.llm_output_delta.text))
+    partial.sub_agent_partial.CopyFrom(event_pb2.SubAgentPartial(text=event.llm_output_text_delta.text))
     return partial
 
 

@@ -1,7 +1,7 @@
 """python -m tests.bench [CASE ...]: runs cases, prints a table, writes var/bench.json.
 
 Exits 0 unless a turn failed. `--profile` runs the desk's server under cProfile and writes var/bench.prof; `--docs`
-measures nothing and puts the last report into docs/benchmarks.md.
+measures nothing and puts the last report into docs/explanation/benchmarks.md.
 """
 
 import argparse
@@ -33,7 +33,7 @@ CASES: Final = {
 }
 REPORT: Final = Path("var/bench.json")
 PROFILE: Final = Path("var/bench.prof")
-PAGE: Final = Path("docs/benchmarks.md")
+PAGE: Final = Path("docs/explanation/benchmarks.md")
 
 Measure = Callable[[Path], Awaitable[CaseResult]]
 

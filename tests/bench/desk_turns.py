@@ -35,7 +35,7 @@ class Turns:
     async def _turn(self, request: agent_service_pb2.RunRequest) -> str:
         try:
             stream = self._agents.Run(request, timeout=TURN_SECONDS)
-            return fault_of([event async for response in stream for event in response.events])
+            return fault_of([event async for response in stream for event in response.batch.events])
         except aio.AioRpcError as error:
             return f"The call failed: {error.code().name} {error.details()}"
 
@@ -44,7 +44,7 @@ def _request(agent: str, delta: policy_pb2.DeltaPolicy | None) -> agent_service_
     return agent_service_pb2.RunRequest(
         agent=agent,
         input=message_pb2.Message(role=message_pb2.ROLE_USER, parts=[message_pb2.Part(text=QUESTION)]),
-        policy=policy_pb2.RunPolicy(delta=delta),
+        policy=policy_pb2.RunPolicy(deltas=delta),
     )
 
 
@@ -59,7 +59,7 @@ def fault_of(told: list[event_pb2.AgentEvent]) -> str:
     answer = "".join(part.text for part in end.run_completed.final_answer.parts)
     if answer != TEXT:
         return f"The answer is {answer[:80]!r}."
-    streamed = sum(len(event.llm_output_delta.text) for event in told)
+    streamed = sum(len(event.llm_output_text_delta.text) for event in told)
     if streamed != _ANSWERS * len(TEXT):
         return f"{streamed} characters were streamed instead of {_ANSWERS * len(TEXT)}."
     return ""

@@ -7,7 +7,7 @@ from typing import Final
 
 from grpc import aio
 
-from bough.v1 import event_pb2
+from bough.v1 import execution_pb2
 from bough_server import events
 from bough_server.store.ports import Page, RunFilter, StoredEvent
 from bough_server.store.sql.store import open_store
@@ -56,7 +56,7 @@ async def _read(path: Path) -> Log:
     """The one run's log, as it is on disk."""
     store = open_store(str(path))
     try:
-        filtered = RunFilter(states=[event_pb2.STATE_SUCCEEDED])
+        filtered = RunFilter(states=[execution_pb2.EXECUTION_STATE_SUCCEEDED])
         (run,), _ = await store.runs.list(PRINCIPAL, filtered, Page(size=2))
         log: list[StoredEvent] = []
         while page := await store.log.read(run.run_id, after=len(log)):

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 from google.protobuf import timestamp_pb2
 
-from bough.v1 import event_pb2, message_pb2
+from bough.v1 import event_pb2, execution_pb2, message_pb2
 from bough_server import events, ids
 from bough_server.store.ports import NewRun, Principal, Record
 
@@ -18,12 +18,12 @@ def new_run(run_id: str) -> NewRun:
         invocation_id=run_id,
         key_root=run_id,
         agent="lead",
-        kind=event_pb2.AGENT_KIND_LLM,
+        kind=execution_pb2.AGENT_KIND_LLM,
         run_path=["lead"],
         input=message_pb2.Message(role=message_pb2.ROLE_USER, parts=[message_pb2.Part(text="Speak at length.")]),
     )
     event = event_pb2.AgentEvent(
-        sequence=1, time=_time(1), invocation_id=run_id, agent="lead", branch="lead", run_started=started
+        sequence=1, record_time=_time(1), invocation_id=run_id, agent="lead", branch="lead", run_started=started
     )
     return NewRun(
         run_id=run_id,
@@ -44,7 +44,7 @@ def deltas(run_id: str, count: int, *, first: int = 2) -> Iterator[Record]:
     for sequence in range(first, first + count):
         event = event_pb2.AgentEvent(
             sequence=sequence,
-            time=_time(sequence),
+            record_time=_time(sequence),
             invocation_id=invocation_id,
             parent_invocation_id=run_id,
             agent="botanist",
@@ -53,7 +53,7 @@ def deltas(run_id: str, count: int, *, first: int = 2) -> Iterator[Record]:
             step_id=ids.step_id(invocation_id, 1),
             step_index=1,
             attempt=1,
-            llm_output_delta=event_pb2.LlmOutputDelta(text=f"word{sequence} "),
+            llm_output_text_delta=event_pb2.LlmOutputTextDelta(text=f"word{sequence} "),
         )
         yield record(event)
 
@@ -62,11 +62,11 @@ def end(run_id: str, sequence: int) -> Record:
     """The run's last event."""
     event = event_pb2.AgentEvent(
         sequence=sequence,
-        time=_time(sequence),
+        record_time=_time(sequence),
         invocation_id=run_id,
         agent="lead",
         branch="lead",
-        run_completed=event_pb2.RunCompleted(end_reason=event_pb2.END_REASON_ANSWERED),
+        run_completed=event_pb2.RunCompleted(end_reason=execution_pb2.END_REASON_ANSWERED),
     )
     return record(event)
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, NoReturn
 
-from bough.v1 import agent_pb2, catalog_service_pb2, event_pb2, policy_pb2
+from bough.v1 import agent_pb2, execution_pb2, model_pb2, policy_pb2
 from bough_server.models.model import Model
 from bough_server.models.scripted.model import Gate, ScriptedModel
 from bough_server.models.scripted.script import Script, parse_script
@@ -21,8 +21,8 @@ from tests.support.house import ME, House, open_house
 from tests.support.teams import call, calls, llm, script
 
 _POLICY: Final = policy_pb2.RunPolicy(
-    delta=policy_pb2.DeltaPolicy(passthrough=policy_pb2.PassthroughDeltas()),
-    on_disconnect=policy_pb2.ON_DISCONNECT_CONTINUE,
+    deltas=policy_pb2.DeltaPolicy(passthrough=policy_pb2.PassthroughDeltas()),
+    on_disconnect=policy_pb2.DISCONNECT_POLICY_CONTINUE,
 )
 """Every delta is an event; and nobody follows these runs."""
 
@@ -85,9 +85,9 @@ class _Mind:
         """The model."""
         return self._model
 
-    def list(self) -> Sequence[catalog_service_pb2.ModelInfo]:
+    def list(self) -> Sequence[model_pb2.ModelInfo]:
         """The model."""
-        return [catalog_service_pb2.ModelInfo(name="default", provider="scripted", model="script")]
+        return [model_pb2.ModelInfo(name="default", provider="scripted", model="script")]
 
 
 class Silence:
@@ -158,7 +158,7 @@ async def open_run_ids(house: House) -> list[str]:
     found: list[str] = []
     token = ""
     while True:
-        running = RunFilter(states=[event_pb2.STATE_RUNNING])
+        running = RunFilter(states=[execution_pb2.EXECUTION_STATE_RUNNING])
         runs, token = await house.store.runs.list(ME, running, Page(size=_PAGE, token=token))
         found += [run.run_id for run in runs]
         if not token:

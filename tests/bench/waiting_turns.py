@@ -38,7 +38,7 @@ class WaitingTurns:
         start = time.perf_counter()
         try:
             stream = self._agents.Run(_request(), timeout=_SECONDS)
-            events = [event async for response in stream for event in response.events]
+            events = [event async for response in stream for event in response.batch.events]
         except aio.AioRpcError:
             return None
         return time.perf_counter() - start if events and _is_answer(events[-1]) else None

@@ -24,7 +24,7 @@ async def watch(words: list[str]) -> Mapping[str, float]:
         events = 0
         start = time.perf_counter()
         async for response in stub.WatchRun(agent_service_pb2.WatchRunRequest(run_id=run_id), timeout=_SECONDS):
-            events += len(response.events)
+            events += len(response.batch.events)
         return {"events": events, "seconds": time.perf_counter() - start}
 
 

@@ -1,49 +1,63 @@
-"""The `bough` command as a process of its own, as somebody at a shell runs it."""
+"""The `bough` command as a process, as a user at a shell runs it."""
 
-import asyncio
 import os
-import sys
-from collections.abc import Mapping
-from dataclasses import dataclass
+import signal
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from pathlib import Path
+from subprocess import PIPE
 
+from tests.support.processes import Finished, Forked, start, start_cold
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Finished:
-    """What a command left behind."""
-
-    code: int | None
-    out: str
-    err: str
+__all__ = ["Finished", "bough", "bough_cold", "server_of", "started"]
 
 
 async def started(
     *arguments: str,
     port: int | None = None,
     environment: Mapping[str, str] | None = None,
-    stdin: int = asyncio.subprocess.PIPE,
-    stdout: int | None = None,
-    stderr: int = asyncio.subprocess.PIPE,
-) -> asyncio.subprocess.Process:
+    stdin: int | None = None,
+    stdout: int = PIPE,
+    stderr: int = PIPE,
+) -> Forked:
     """A command that runs; with a port it speaks to the server there."""
     address = () if port is None else ("--address", f"127.0.0.1:{port}")
-    known = {key: value for key, value in os.environ.items() if not key.startswith("BOUGH_")}
-    return await asyncio.create_subprocess_exec(
-        sys.executable,
-        "-m",
-        "bough_server.cli",
-        *address,
-        *arguments,
-        stdin=stdin,
-        stdout=asyncio.subprocess.PIPE if stdout is None else stdout,
-        stderr=stderr,
-        env={**known, "COLUMNS": "80", **(environment or {})},
-    )
+    known = {"COLUMNS": "80", **(environment or {})}
+    return await start(*address, *arguments, environment=known, stdin=stdin, stdout=stdout, stderr=stderr)
 
 
 async def bough(
     *arguments: str, port: int | None = None, said: str = "", environment: Mapping[str, str] | None = None
 ) -> Finished:
-    """Runs a command to its end."""
-    process = await started(*arguments, port=port, environment=environment)
-    out, err = await process.communicate(said.encode())
+    """Runs a command to its end; what is said on its standard input is short enough for a pipe to hold."""
+    read, write = os.pipe()
+    try:
+        os.write(write, said.encode())
+        os.close(write)
+        process = await started(*arguments, port=port, environment=environment, stdin=read)
+    finally:
+        os.close(read)
+    out, err = await process.communicate()
     return Finished(code=process.returncode, out=out.decode(), err=err.decode())
+
+
+async def bough_cold(*arguments: str, environment: Mapping[str, str] | None = None) -> Finished:
+    """Runs a command to its end that has to import the program first, as a shell starts it."""
+    process = await start_cold(*arguments, environment={"COLUMNS": "80", **(environment or {})})
+    out, err = await process.communicate()
+    return Finished(code=process.returncode, out=out.decode(), err=err.decode())
+
+
+@asynccontextmanager
+async def server_of(config: Path, *, environment: Mapping[str, str] | None = None) -> AsyncIterator[int]:
+    """`bough serve` with a configuration, for the commands of several tests; its port. It stops without a complaint."""
+    server = await started("--config", str(config), "serve", "--port", "0", environment=environment)
+    assert server.stdout is not None
+    line = (await server.stdout.readline()).decode()
+    assert line.startswith("serving "), f"it ended before it served: {(await server.communicate())[1].decode()}"
+    try:
+        yield int(line.strip().rpartition(":")[2])
+    finally:
+        server.send_signal(signal.SIGTERM)
+        _, err = await server.communicate()
+    assert (server.returncode, "Traceback" in err.decode()) == (0, False), err.decode()

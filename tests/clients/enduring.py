@@ -14,7 +14,7 @@ import grpc
 from grpc import aio
 
 from bough.v1 import agent_service_pb2 as pb
-from bough.v1 import agent_service_pb2_grpc, event_pb2
+from bough.v1 import agent_service_pb2_grpc, event_pb2, follow_pb2
 from tests.clients.turns import RUN_ID
 
 FORK_ID = RUN_ID[:-4] + "f0f0"
@@ -85,19 +85,19 @@ class EnduringService(agent_service_pb2_grpc.AgentServiceServicer):
 
     async def Run(self, request, context):
         async for events, through in self._serve(request, context, RUN_ID):
-            yield pb.RunResponse(events=events, through_sequence=through)
+            yield pb.RunResponse(batch=follow_pb2.EventBatch(events=events, through_sequence=through))
 
     async def ForkRun(self, request, context):
         async for events, through in self._serve(request, context, FORK_ID):
-            yield pb.ForkRunResponse(events=events, through_sequence=through)
+            yield pb.ForkRunResponse(batch=follow_pb2.EventBatch(events=events, through_sequence=through))
 
     async def ResumeRun(self, request, context):
         async for events, through in self._serve(request, context, request.run_id):
-            yield pb.ResumeRunResponse(events=events, through_sequence=through)
+            yield pb.ResumeRunResponse(batch=follow_pb2.EventBatch(events=events, through_sequence=through))
 
     async def WatchRun(self, request, context):
         async for events, through in self._serve(request, context, request.run_id):
-            yield pb.WatchRunResponse(events=events, through_sequence=through)
+            yield pb.WatchRunResponse(batch=follow_pb2.EventBatch(events=events, through_sequence=through))
 
     async def _serve(self, request: Asked, context, run_id: str) -> AsyncGenerator[Page, None]:
         number = len(self._logs.asked)
@@ -134,7 +134,7 @@ def _given(
     after, stops_after = start or 0, start
     if isinstance(request, pb.WatchRunRequest):
         after = request.after_sequence
-        stops_after = after if request.until == pb.WATCH_UNTIL_INTERRUPTED else None
+        stops_after = after if request.until == follow_pb2.WATCH_UNTIL_INTERRUPTED else None
     elif isinstance(request, pb.ResumeRunRequest) and request.HasField("after_sequence"):
         after = request.after_sequence
     given = []

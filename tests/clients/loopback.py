@@ -18,9 +18,11 @@ from bough.v1 import (
     eval_service_pb2,
     eval_service_pb2_grpc,
     event_pb2,
+    execution_pb2,
+    run_pb2,
 )
 from bough_server.tree.fold import fold
-from tests.clients.turns import RUN_ID
+from tests.clients.turns import RUN_ID, batch_of
 
 AT_ONCE = Rejoining(first_delay=0.0, longest_delay=0.0, patience=20.0)
 NO_TRANSPARENT_RETRIES = (("grpc.enable_retries", 0),)
@@ -53,6 +55,8 @@ class LoopbackService(agent_service_pb2_grpc.AgentServiceServicer):
         self.events, self.calls, self.runs = list(events), list(calls), list(runs)
         self.asked: list[agent_service_pb2.RunRequest | agent_service_pb2.WatchRunRequest] = []
         self.cancelled_runs: list[str] = []
+        self.notes: list[str] = []
+        self.listed: list[agent_service_pb2.ListRunsRequest] = []
         self.ignores_cancel, self.cancel_asked = False, asyncio.Event()
         self.held, self.left, self.stopped = asyncio.Event(), asyncio.Event(), asyncio.Event()
 
@@ -62,11 +66,11 @@ class LoopbackService(agent_service_pb2_grpc.AgentServiceServicer):
 
     async def Run(self, request, context):
         async for response in self._stream(request, 0, context):
-            yield agent_service_pb2.RunResponse(events=response, through_sequence=response[-1].sequence)
+            yield agent_service_pb2.RunResponse(batch=batch_of(response))
 
     async def WatchRun(self, request, context):
         async for response in self._stream(request, request.after_sequence, context):
-            yield agent_service_pb2.WatchRunResponse(events=response, through_sequence=response[-1].sequence)
+            yield agent_service_pb2.WatchRunResponse(batch=batch_of(response))
 
     async def _stream(self, request, after, context):
         call = self.calls[len(self.asked)] if len(self.asked) < len(self.calls) else Call(batch=4)
@@ -91,26 +95,30 @@ class LoopbackService(agent_service_pb2_grpc.AgentServiceServicer):
 
     async def CancelRun(self, request, context):
         self.cancelled_runs.append(request.run_id)
+        self.notes.append(request.note)
         self.cancel_asked.set()
         if self.ignores_cancel:
-            return agent_service_pb2.CancelRunResponse(run=agent_service_pb2.Run(run_id=request.run_id))
+            return agent_service_pb2.CancelRunResponse(run=run_pb2.Run(run_id=request.run_id))
         cancelled = event_pb2.RunCancelled(error=error_pb2.AgentError(message="It was cancelled."))
         last = event_pb2.AgentEvent(sequence=len(self.events) + 1, invocation_id="id-of-lead", run_cancelled=cancelled)
         self.events.append(last)
         self.stopped.set()
-        run = agent_service_pb2.Run(run_id=request.run_id, state=event_pb2.STATE_RUNNING)
+        run = run_pb2.Run(run_id=request.run_id, state=execution_pb2.EXECUTION_STATE_RUNNING)
         return agent_service_pb2.CancelRunResponse(run=run)
 
     async def GetRun(self, request, context):
+        answered = next((event for event in self.events if event.HasField("run_completed")), None)
         return agent_service_pb2.GetRunResponse(
-            run=agent_service_pb2.Run(run_id=request.run_id, state=event_pb2.STATE_FAILED)
+            run=run_pb2.Run(run_id=request.run_id, state=execution_pb2.EXECUTION_STATE_FAILED),
+            final_answer=answered.run_completed.final_answer if answered is not None else None,
         )
 
     async def ListRuns(self, request, context):
+        self.listed.append(request)
         start = int(request.page_token or "0")
         end = min(start + request.page_size, len(self.runs))
         return agent_service_pb2.ListRunsResponse(
-            runs=[agent_service_pb2.Run(run_id=run_id) for run_id in self.runs[start:end]],
+            runs=[run_pb2.Run(run_id=run_id) for run_id in self.runs[start:end]],
             next_page_token=str(end) if end < len(self.runs) else "",
         )
 
@@ -125,9 +133,6 @@ class LoopbackTrees(eval_service_pb2_grpc.EvalServiceServicer):
         return eval_service_pb2.GetInvocationResponse(
             invocation=fold(self._service.events_of(request.run_id), request.options)
         )
-
-    async def ListInvocations(self, request, context):
-        return eval_service_pb2.ListInvocationsResponse()
 
     async def AggregateEvents(self, request_iterator, context):
         return eval_service_pb2.AggregateEventsResponse()

@@ -2,15 +2,13 @@
 
 from collections.abc import Sequence
 
-from bough.v1 import event_pb2, input_pb2
+from bough.v1 import event_pb2, fork_pb2, input_pb2
 from tests.clients.turns import AgentEvent, Turn
 
 
 def question(name: str) -> input_pb2.InputRequest:
     """A question by its name."""
-    return input_pb2.InputRequest(
-        request_id=f"ask-{name}", reason=input_pb2.INPUT_REASON_QUESTION, prompt=f"What is {name}?"
-    )
+    return input_pb2.InputRequest(input_id=f"ask-{name}", kind=input_pb2.INPUT_KIND_QUESTION, prompt=f"What is {name}?")
 
 
 def ask(turn: Turn, *names: str) -> None:
@@ -26,9 +24,8 @@ def wait_for(turn: Turn, *names: str) -> None:
 
 def hear(turn: Turn, name: str) -> None:
     """The run goes on with an answer."""
-    resumed = event_pb2.RunResumed(cause=event_pb2.RESUME_CAUSE_ANSWER, from_sequence=len(turn.events))
-    turn.add("lead", run_resumed=resumed)
-    answer = input_pb2.InputAnswer(request_id=f"ask-{name}", value_json=f'"{name}"')
+    turn.add("lead", run_resumed=event_pb2.RunResumed(cause=event_pb2.RESUME_CAUSE_ANSWER))
+    answer = input_pb2.InputAnswer(input_id=f"ask-{name}", value_json=f'"{name}"')
     turn.add("lead", input_received=event_pb2.InputReceived(answer=answer))
 
 
@@ -62,7 +59,8 @@ def forked(run_id: str, log: Sequence[AgentEvent], shared: int) -> list[AgentEve
         copy.CopyFrom(event)
         copy.run_id = run_id
         turn.events.append(copy)
-    turn.add("lead", run_forked=event_pb2.RunForked(origin_run_id=log[0].run_id, origin_sequence=shared))
+    origin = fork_pb2.ForkOrigin(run_id=log[0].run_id, sequence=shared)
+    turn.add("lead", run_forked=event_pb2.RunForked(origin=origin))
     turn.model("lead", "Other", "wise.", step=3)
     turn.end("Otherwise.")
     return turn.events

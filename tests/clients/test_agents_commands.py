@@ -47,10 +47,16 @@ async def test_stored_agents_are_listed_and_shown_with_revision_and_time(client:
     head, *rows = listed.out.splitlines()
     assert head.split() == ["agent", "model", "revision", "stored", "what", "it", "does"]
     coach, editor = (next(row for row in rows if row.startswith(name)) for name in ("coach", "editor"))
-    assert (stored.revision in coach, editor.split()[3]) == (True, "-")
-    assert shown.out.splitlines()[:3] == [
-        f"# revision: {stored.revision}",
+    assert (f"  {stored.revision[:12]}  " in coach, stored.revision in listed.out, editor.split()[3]) == (
+        True,
+        False,
+        "-",
+    )
+    assert shown.out.splitlines()[:5] == [
+        "# source: stored",
+        f"# revision: {stored.revision[:12]}",
         f"# create_time: {stored.create_time.ToJsonString()}",
+        f"# revision_create_time: {stored.revision_create_time.ToJsonString()}",
         "name: coach",
     ]
     assert (as_json["revision"], as_json["createTime"]) == (stored.revision, stored.create_time.ToJsonString())
@@ -63,7 +69,7 @@ async def test_a_run_tries_agents_of_files(client: AsyncClient, tmp_path: Path) 
     (folder / "writer.yaml").write_text("name: writer\ndescription: Writes.\nllm: {}\n", encoding="utf-8")
     ran = await bough(*("run", "coach", "Go.", "--definitions", str(folder), "--output", "answer"), port=_port(client))
     assert (ran.code, ran.out) == (0, "The coach's word.\n")
-    assert "coach" not in [agent.name async for agent in client.catalog.agents()]
+    assert "coach" not in [agent.definition.name async for agent in client.catalog.agents()]
 
 
 async def test_what_is_wrong_with_them_is_told_by_file_line_and_field(client: AsyncClient, tmp_path: Path) -> None:
@@ -110,7 +116,7 @@ from bough_server import agent, condition
 
 @condition
 def enough(situation):
-    return situation.round == 1
+    return situation.iteration == 1
 
 @agent(version="3")
 async def counts(ctx, input):
@@ -127,21 +133,26 @@ sub_agents: [{agent: counter, input: {template: "Go on with {{user}}."}}]
 ---
 name: counter
 description: Counts.
-function: {code: counts}
+function: {function: counts}
 """
 
 
 async def test_definitions_name_the_code_and_the_functions_of_a_configuration(tmp_path: Path) -> None:
     config = tmp_path / "bough.yaml"
-    config.write_text("agents: [rounds.yaml]\npython: [house_code]\n", encoding="utf-8")
+    storage = f"storage: {{url: {tmp_path / 'bough.db'}}}"
+    config.write_text(f"agents: [rounds.yaml]\npython: [house_code]\n{storage}\n", encoding="utf-8")
     (tmp_path / "house_code.py").write_text(HOUSE_CODE, encoding="utf-8")
     (tmp_path / "rounds.yaml").write_text(ROUNDS, encoding="utf-8")
     wrong = tmp_path / "wrong.yaml"
-    text = ROUNDS.replace("enough}", "enuogh}").replace("{{user}}", "{{usr}}").replace("code: counts", "code: cuonts")
+    text = (
+        ROUNDS.replace("enough}", "enuogh}")
+        .replace("{{user}}", "{{usr}}")
+        .replace("function: counts", "function: cuonts")
+    )
     wrong.write_text(text, encoding="utf-8")
     ran = await _embedded(config, "run", "rounds", "it", "--output", "answer")
     validated = await _embedded(config, "agents", "validate", str(wrong))
     assert (ran.out, ran.code) == ("Round 2.\n", 0)
     assert validated.code == 1
     places = [line.partition(": ")[2].partition(": ")[0] for line in validated.out.splitlines()]
-    assert places[:3] == ["loop.until.predicate", "sub_agents[0].input.template", "function.code"]
+    assert places[:3] == ["loop.until.predicate", "sub_agents[0].input.template", "function.function"]

@@ -21,7 +21,7 @@ SERVICES = {
 }
 NOT_TWICE = {
     "bough.v1.CatalogService": {"CreateAgent", "DeleteAgent"},
-    "bough.v1.SessionService": {"CreateSession", "DeleteSession", "UpdateState"},
+    "bough.v1.SessionService": {"DeleteSession", "UpdateSession", "UpdateSessionState"},
 }
 
 
@@ -30,9 +30,11 @@ class FullSessions(SessionServiceServicer):
 
     def __init__(self) -> None:
         self.asked: list[str] = []
+        self.request_ids: list[str] = []
 
     async def CreateSession(self, request, context):
         self.asked.append("CreateSession")
+        self.request_ids.append(request.request_id)
         await context.abort(grpc.StatusCode.UNAVAILABLE, "full")
 
     async def GetSession(self, request, context):
@@ -61,13 +63,24 @@ def test_of_every_method_it_is_said_whether_it_may_be_called_twice_for_once() ->
     assert said == every
 
 
-async def test_a_session_is_not_asked_for_twice() -> None:
+async def test_a_session_is_asked_for_again_under_the_same_request_id() -> None:
+    async with full() as (service, client):
+        for _ in range(2):
+            with pytest.raises(Unavailable, match="full"):
+                await client.sessions.create()
+        with pytest.raises(Unavailable, match="full"):
+            await client.sessions.create(request_id="mine")
+    first, second, third = (service.request_ids[start : start + 4] for start in (0, 4, 8))
+    assert service.asked == ["CreateSession"] * 12
+    assert (len(set(first)), len(set(second)), set(third)) == (1, 1, {"mine"})
+    assert len({"", first[0], second[0]}) == 3
+
+
+async def test_deleting_is_not_tried_twice() -> None:
     async with full() as (service, client):
         with pytest.raises(Unavailable, match="full"):
-            await client.sessions.create()
-        with pytest.raises(Unavailable, match="full"):
             await client.sessions.delete("s1")
-    assert service.asked == ["CreateSession", "DeleteSession"]
+    assert service.asked == ["DeleteSession"]
 
 
 async def test_reading_is_tried_again() -> None:

@@ -8,13 +8,13 @@ from pathlib import Path
 import pytest
 
 from bough import CollectedRun, collected, text_of
-from bough.v1 import agent_service_pb2, event_pb2, step_pb2
+from bough.v1 import event_pb2, execution_pb2, follow_pb2, step_pb2
 from bough_server.views import Selection
 from tests.durability.prefixes.finishing import record
 from tests.durability.prefixes.scenario import Scenario
 from tests.support.kinds import KINDS
 
-SUMMARY = Selection(view=agent_service_pb2.VIEW_SUMMARY)
+SUMMARY = Selection(view=follow_pb2.EVENT_VIEW_SUMMARY)
 Log = list[event_pb2.AgentEvent]
 
 every_kind = pytest.mark.parametrize("scenario", KINDS, ids=str)
@@ -52,10 +52,10 @@ def test_what_an_agent_answered_itself_is_its_last_text(
     last_text = {text.invocation_id: text.text for text in run.texts}
     for event in run.events:
         id, end = event.invocation_id, event.sub_agent_completed
-        if not _has(event, "sub_agent_completed") or started[id].kind != event_pb2.AGENT_KIND_LLM:
+        if not _has(event, "sub_agent_completed") or started[id].kind != execution_pb2.AGENT_KIND_LLM:
             continue
         said = last_step[id].llm_response.message
-        if end.end_reason == event_pb2.END_REASON_ANSWERED and not any(
+        if end.end_reason == execution_pb2.END_REASON_ANSWERED and not any(
             part.HasField("tool_call") for part in said.parts
         ):
             assert last_text[id] == text_of(end.output)
@@ -76,10 +76,14 @@ def test_the_end_of_the_log_is_the_end_of_the_run(scenario: Scenario, recorded: 
     run = collected(log)
     if log[-1].HasField("run_completed"):
         end = log[-1].run_completed
-        assert (run.state, run.message, run.usage) == (event_pb2.STATE_SUCCEEDED, end.final_answer, end.tree_usage)
+        assert (run.state, run.message, run.usage) == (
+            execution_pb2.EXECUTION_STATE_SUCCEEDED,
+            end.final_answer,
+            end.tree_usage,
+        )
     else:
         end_of_failure = log[-1].run_failed
-        assert (run.state, run.error, run.answer) == (event_pb2.STATE_FAILED, end_of_failure.error, "")
+        assert (run.state, run.error, run.answer) == (execution_pb2.EXECUTION_STATE_FAILED, end_of_failure.error, "")
 
 
 def _has(event: event_pb2.AgentEvent, payload: str) -> bool:

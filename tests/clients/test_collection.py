@@ -17,7 +17,7 @@ from bough import (
     collect,
     collected,
 )
-from bough.v1 import error_pb2, event_pb2
+from bough.v1 import error_pb2, event_pb2, execution_pb2
 from tests.clients.questions import ask, asking, forked, hear, question, wait_for
 from tests.clients.turns import RUN_ID, SESSION_ID, USED, Turn, desk, words
 
@@ -34,7 +34,7 @@ async def test_a_collected_run_equals_its_stream() -> None:
         run_id=RUN_ID,
         session_id=SESSION_ID,
         events=events,
-        state=event_pb2.STATE_SUCCEEDED,
+        state=execution_pb2.EXECUTION_STATE_SUCCEEDED,
         message=words("Owls hunt at night."),
         error=None,
         steps=tuple(e.step_completed.step for e in events if e.HasField("step_completed")),
@@ -60,12 +60,17 @@ def test_turns_are_the_roots_steps() -> None:
 
 def test_a_run_that_goes_on_has_no_answer_yet() -> None:
     run = collected(desk()[:5])
-    assert (run.state, run.message, run.answer, run.last_sequence) == (event_pb2.STATE_RUNNING, None, "", 5)
+    assert (run.state, run.message, run.answer, run.last_sequence) == (
+        execution_pb2.EXECUTION_STATE_RUNNING,
+        None,
+        "",
+        5,
+    )
 
 
 def test_nothing_collected_is_no_run() -> None:
     run = collected([])
-    assert (run.run_id, run.state, run.last_sequence) == ("", event_pb2.STATE_UNSPECIFIED, 0)
+    assert (run.run_id, run.state, run.last_sequence) == ("", execution_pb2.EXECUTION_STATE_UNSPECIFIED, 0)
 
 
 def test_a_failed_run_raises_its_error() -> None:
@@ -74,7 +79,7 @@ def test_a_failed_run_raises_its_error() -> None:
     error = error_pb2.AgentError(reason=error_pb2.ERROR_REASON_MODEL_UNAVAILABLE, message="The model is away.")
     turn.add("lead", run_failed=event_pb2.RunFailed(error=error))
     run = collected(turn.events)
-    assert (run.state, run.error) == (event_pb2.STATE_FAILED, error)
+    assert (run.state, run.error) == (execution_pb2.EXECUTION_STATE_FAILED, error)
     with pytest.raises(RunFailed, match="The model is away") as raised:
         answer_of(run)
     assert (raised.value.run_id, raised.value.error) == (RUN_ID, error)
@@ -83,7 +88,10 @@ def test_a_failed_run_raises_its_error() -> None:
 def test_a_cancelled_run_raises_that() -> None:
     turn = Turn()
     turn.start()
-    turn.add("lead", run_cancelled=event_pb2.RunCancelled(error=error_pb2.AgentError(message="It was cancelled.")))
+    assert collected(turn.events).cancel_reason == execution_pb2.CANCEL_REASON_UNSPECIFIED
+    error, caller = error_pb2.AgentError(message="It was cancelled."), execution_pb2.CANCEL_REASON_CALLER
+    turn.add("lead", run_cancelled=event_pb2.RunCancelled(error=error, cancel_reason=caller))
+    assert collected(turn.events).cancel_reason == caller
     with pytest.raises(RunCancelled, match="It was cancelled"):
         answer_of(collected(turn.events))
 
@@ -96,7 +104,10 @@ def test_a_run_that_goes_on_is_neither_failed_nor_answered() -> None:
 
 def test_an_interrupted_run_says_what_it_asks() -> None:
     run = collected(asking()[0])
-    assert (run.state, run.open_requests) == (event_pb2.STATE_INPUT_REQUIRED, (question("a"), question("b")))
+    assert (run.state, run.open_requests) == (
+        execution_pb2.EXECUTION_STATE_INPUT_REQUIRED,
+        (question("a"), question("b")),
+    )
     with pytest.raises(RunInterrupted, match=r"What is a\?; What is b\?") as raised:
         answer_of(run)
     assert (raised.value.run_id, raised.value.requests) == (RUN_ID, (question("a"), question("b")))
@@ -107,11 +118,11 @@ def test_a_question_is_open_as_soon_as_it_is_asked_and_until_it_is_answered() ->
     turn.start()
     ask(turn, "a", "b")
     asked = collected(turn.events)
-    assert (asked.state, asked.open_requests) == (event_pb2.STATE_RUNNING, (question("a"), question("b")))
+    assert (asked.state, asked.open_requests) == (execution_pb2.EXECUTION_STATE_RUNNING, (question("a"), question("b")))
     wait_for(turn, "a", "b")
     hear(turn, "a")
     heard = collected(turn.events)
-    assert (heard.state, heard.open_requests) == (event_pb2.STATE_RUNNING, (question("b"),))
+    assert (heard.state, heard.open_requests) == (execution_pb2.EXECUTION_STATE_RUNNING, (question("b"),))
     turn.add("lead", run_cancelled=event_pb2.RunCancelled())
     assert collected(turn.events).open_requests == ()
 
@@ -120,7 +131,11 @@ def test_the_streams_of_a_run_and_its_answers_make_the_whole_run() -> None:
     streams = asking()
     whole = [event for stream in streams for event in stream]
     run = collected(whole)
-    assert (run.state, run.answer, run.events) == (event_pb2.STATE_SUCCEEDED, "That is all.", tuple(whole))
+    assert (run.state, run.answer, run.events) == (
+        execution_pb2.EXECUTION_STATE_SUCCEEDED,
+        "That is all.",
+        tuple(whole),
+    )
     assert [text.text for text in run.texts] == ["Let me ask.", "And c?", "That is all."]
 
 
@@ -129,7 +144,7 @@ async def test_what_a_later_stream_gives_again_counts_once() -> None:
     whole = collected(event for stream in streams for event in stream)
     first = await collect(streamed(streams[0]))
     second = await collect(streamed([*streams[0][2:], *streams[1]]), earlier=first.events)
-    assert (second.state, second.open_requests) == (event_pb2.STATE_INPUT_REQUIRED, (question("b"),))
+    assert (second.state, second.open_requests) == (execution_pb2.EXECUTION_STATE_INPUT_REQUIRED, (question("b"),))
     assert await collect(streamed([*streams[2], *streams[3]]), earlier=second.events) == whole
 
 
@@ -137,16 +152,16 @@ def test_a_queued_run_is_pending_until_it_begins() -> None:
     turn = Turn()
     turn.start()
     turn.add("lead", run_queued=event_pb2.RunQueued(behind_run_id="another"))
-    assert collected(turn.events).state == event_pb2.STATE_PENDING
+    assert collected(turn.events).state == execution_pb2.EXECUTION_STATE_PENDING
     turn.add("lead", run_dequeued=event_pb2.RunDequeued())
-    assert collected(turn.events).state == event_pb2.STATE_RUNNING
+    assert collected(turn.events).state == execution_pb2.EXECUTION_STATE_RUNNING
     turn.end("At last.")
     assert answer_of(collected(turn.events)) == "At last."
 
 
 def test_a_fork_of_a_run_that_waited_goes_on() -> None:
     log = forked("fork", asking()[0], len(asking()[0]))
-    assert collected(log[: len(asking()[0]) + 1]).state == event_pb2.STATE_RUNNING
+    assert collected(log[: len(asking()[0]) + 1]).state == execution_pb2.EXECUTION_STATE_RUNNING
     assert collected(log).answer == "Otherwise."
 
 
@@ -155,15 +170,18 @@ def test_what_was_said_before_a_crash_is_void_once_the_model_is_asked_again() ->
     turn.start()
     turn.model("lead", "This ", "stays.")
     turn.add("lead", step=1, llm_started=event_pb2.LlmStarted())
-    turn.add("lead", step=1, llm_output_delta=event_pb2.LlmOutputDelta(text="This is lo"))
+    turn.add("lead", step=1, llm_output_text_delta=event_pb2.LlmOutputTextDelta(text="This is lo"))
     turn.add("lead", run_resumed=event_pb2.RunResumed(cause=event_pb2.RESUME_CAUSE_RECOVERY, epoch=2))
     again = event_pb2.LlmRetrying(reason=event_pb2.RETRY_REASON_RECOVERED)
     turn.add("lead", step=1, attempt=2, llm_retrying=again)
     assert [text.text for text in collected(turn.events).texts] == ["This stays."]
-    turn.add("lead", step=1, attempt=2, llm_output_delta=event_pb2.LlmOutputDelta(text="This "))
-    turn.add("lead", step=1, attempt=2, llm_output_delta=event_pb2.LlmOutputDelta(text="counts."))
+    turn.add("lead", step=1, attempt=2, llm_output_text_delta=event_pb2.LlmOutputTextDelta(text="This "))
+    turn.add("lead", step=1, attempt=2, llm_output_text_delta=event_pb2.LlmOutputTextDelta(text="counts."))
     run = collected(turn.events)
-    assert (run.state, [text.text for text in run.texts]) == (event_pb2.STATE_RUNNING, ["This stays.", "This counts."])
+    assert (run.state, [text.text for text in run.texts]) == (
+        execution_pb2.EXECUTION_STATE_RUNNING,
+        ["This stays.", "This counts."],
+    )
 
 
 def test_a_call_that_summarizes_voids_nothing_of_its_agents_steps() -> None:
@@ -192,7 +210,7 @@ PIECES = st.lists(
 def test_only_the_last_attempt_of_a_step_counts(pieces: list[tuple[str, int, int, str]]) -> None:
     turn = Turn()
     for chain, step, attempt, text in pieces:
-        turn.add(chain, step=step, attempt=attempt, llm_output_delta=event_pb2.LlmOutputDelta(text=text))
+        turn.add(chain, step=step, attempt=attempt, llm_output_text_delta=event_pb2.LlmOutputTextDelta(text=text))
     last = {(chain, step): max(a for c, s, a, _ in pieces if (c, s) == (chain, step)) for chain, step, _, _ in pieces}
     expected = {
         (f"id-of-{chain}", step): "".join(t for c, s, a, t in pieces if (c, s, a) == (chain, step, attempt))
@@ -213,6 +231,6 @@ def test_agents_in_one_place_of_the_tree_are_told_apart_by_their_invocations() -
 
 def test_a_retry_voids_what_was_said_even_if_the_next_attempt_says_nothing() -> None:
     turn = Turn()
-    turn.add("lead", attempt=1, llm_output_delta=event_pb2.LlmOutputDelta(text="Ow"))
+    turn.add("lead", attempt=1, llm_output_text_delta=event_pb2.LlmOutputTextDelta(text="Ow"))
     turn.add("lead", attempt=2, llm_retrying=event_pb2.LlmRetrying(reason=event_pb2.RETRY_REASON_TRANSPORT))
     assert collected(turn.events).texts == ()

@@ -11,8 +11,8 @@ from collections.abc import Mapping
 import grpc
 from google.protobuf import json_format
 
-from bough.v1 import error_pb2, event_pb2
-from tests.clients.commands import Finished, bough, started
+from bough.v1 import agent_service_pb2, error_pb2, event_pb2, execution_pb2
+from tests.clients.commands import Finished, bough, bough_cold, started
 from tests.clients.loopback import Call, LoopbackService, listening
 from tests.clients.turns import RUN_ID, Turn, desk
 
@@ -65,6 +65,25 @@ async def test_a_dash_reads_what_to_say_from_standard_input() -> None:
     assert (request.request_id, request.session_id) == ("mine", "s1")
 
 
+async def test_a_session_is_created_only_if_that_is_asked_for() -> None:
+    service = LoopbackService(desk())
+    turn = ("run", "lead", "hi", "--output", "answer")
+    await served(service, *turn, "--session", "s1")
+    await served(service, *turn, "--session", "s1", "--create-session")
+    asked = [request for request in service.asked if isinstance(request, agent_service_pb2.RunRequest)]
+    assert [(request.session_id, request.on_missing_session) for request in asked] == [
+        ("s1", agent_service_pb2.MISSING_SESSION_POLICY_UNSPECIFIED),
+        ("s1", agent_service_pb2.MISSING_SESSION_POLICY_CREATE),
+    ]
+    without = await served(service, *turn, "--create-session")
+    assert without == Finished(
+        code=2,
+        out="",
+        err="--create-session needs the id of the session: add --session ID, or leave both out.\n",
+    )
+    assert len(service.asked) == 2
+
+
 async def test_a_failed_run_exits_1_and_says_why() -> None:
     turn = Turn()
     turn.start()
@@ -86,12 +105,14 @@ async def test_a_run_past_its_deadline_is_followed_to_the_end_that_the_server_gi
     assert ended.err == f"run {RUN_ID}\nThe run failed: DEADLINE_EXCEEDED: Its time was over.\n"
 
 
-async def test_a_cancelled_run_exits_4() -> None:
-    turn = Turn()
-    turn.start()
-    turn.add("lead", run_cancelled=event_pb2.RunCancelled())
-    ended = await served(LoopbackService(turn.events), "run", "lead", "hi")
-    assert (ended.code, ended.err) == (4, f"run {RUN_ID}\nThe run was cancelled.\n")
+async def test_a_cancelled_run_exits_4_and_says_why() -> None:
+    deadline = event_pb2.RunCancelled(cancel_reason=execution_pb2.CANCEL_REASON_DEADLINE)
+    for cancelled, words in ((deadline, "cancelled: deadline"), (event_pb2.RunCancelled(), "cancelled")):
+        turn = Turn()
+        turn.start()
+        turn.add("lead", run_cancelled=cancelled)
+        ended = await served(LoopbackService(turn.events), "run", "lead", "hi")
+        assert (ended.code, ended.err) == (4, f"run {RUN_ID}\nThe run was {words}.\n")
 
 
 async def test_a_refused_call_is_a_sentence_and_exit_code_2() -> None:
@@ -174,9 +195,14 @@ async def test_ctrl_c_leaves_a_watched_run_alone() -> None:
 
 
 async def test_events_are_filtered_by_name_also_those_of_the_run() -> None:
-    ended = await served(LoopbackService(desk()), "events", RUN_ID, "--types", "tool.completed,sub_agent.*")
+    ended = await served(LoopbackService(desk()), "events", RUN_ID, "--types", "tool_completed,sub_agent.*")
     names = [line.split()[3] for line in ended.out.splitlines()]
-    assert names == ["sub_agent.started", "tool.completed", "sub_agent.completed", "tool.completed"]
+    assert names == [
+        "agent.sub_agent.started",
+        "agent.tool.completed",
+        "agent.sub_agent.completed",
+        "agent.tool.completed",
+    ]
 
 
 async def test_tree_prints_rows_or_json() -> None:
@@ -252,9 +278,10 @@ def read_all(descriptor: int) -> bytes:
 async def test_help_and_version_need_no_server() -> None:
     shown = await bough("--help")
     assert (shown.code, "Run agents, follow them" in shown.out) == (0, True)
-    assert (await bough("--version")).out.startswith("bough ")
+    version = await bough_cold("--version")
+    assert (version.code, version.out.startswith("bough "), version.err) == (0, True, "")
     turns = ("run", "resume", "fork", "replay", "watch", "tree", "events", "runs", "cancel")
-    for command in (*turns, "serve", "agents", "models", "sessions", "db", "doctor"):
+    for command in (*turns, "serve", "agents", "models", "sessions", "db", "doctor", "schema"):
         assert f"\n  {command} " in shown.out
 
 

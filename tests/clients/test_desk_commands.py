@@ -9,7 +9,9 @@ import pytest
 from google.protobuf import json_format
 
 from bough.v1 import event_pb2, invocation_pb2
-from tests.clients.commands import bough, started
+from tests.clients.commands import bough, bough_cold, started
+from tests.support.processes import start_cold
+from tests.support.readings import failures
 
 DESK = Path(__file__).parents[2] / "examples" / "desk"
 CONFIG = ("--config", str(DESK / "bough.yaml"))
@@ -23,11 +25,12 @@ def database(tmp_path: Path) -> dict[str, str]:
 
 
 async def test_a_turn_of_the_desk_is_run_inside_the_command_and_read_again_later(database: dict[str, str]) -> None:
-    ran = await bough(*CONFIG, "--embedded", "run", "lead", QUESTION, "--output", "json", environment=database)
+    ran = await bough_cold(*CONFIG, "--embedded", "run", "lead", QUESTION, "--output", "json", environment=database)
     events = [json_format.Parse(line, event_pb2.AgentEvent()) for line in ran.out.splitlines()]
     run_id = events[0].run_id
     assert (ran.code, ran.err) == (0, f"run {run_id}\n")
     assert [event.sequence for event in events] == list(range(1, len(events) + 1))
+    assert failures(events) == []
     tree = await bough(*CONFIG, "--embedded", "tree", "last", "--json", environment=database)
     record = json_format.Parse(tree.out, invocation_pb2.Invocation())
     assert record.run_id == run_id
@@ -60,7 +63,7 @@ async def test_a_request_that_breaks_rules_names_its_fields(database: dict[str, 
 
 async def test_serve_says_where_and_serves_until_it_is_told_to_stop(database: dict[str, str], tmp_path: Path) -> None:
     ready = tmp_path / "ready"
-    server = await started(*CONFIG, "serve", "--port", "0", "--ready-file", str(ready), environment=database)
+    server = await start_cold(*CONFIG, "serve", "--port", "0", "--ready-file", str(ready), environment=database)
     assert server.stdout is not None
     line = (await server.stdout.readline()).decode()
     port = int(line.rpartition(":")[2])
@@ -74,7 +77,11 @@ async def test_serve_says_where_and_serves_until_it_is_told_to_stop(database: di
     kinds = [json.loads(line)["kind"].removeprefix("MESSAGE_KIND_") for line in messages.out.splitlines()]
     assert (kinds[0], kinds[-1]) == ("USER", "ASSISTANT")
     agents = await bough("agents", "list", "--json", port=port)
-    assert [json.loads(line)["name"] for line in agents.out.splitlines()] == ["lead", "researcher", "writer"]
+    assert [json.loads(line)["definition"]["name"] for line in agents.out.splitlines()] == [
+        "lead",
+        "researcher",
+        "writer",
+    ]
     server.send_signal(signal.SIGTERM)
     await server.communicate()
     assert server.returncode == 0

@@ -39,7 +39,7 @@ async def test_looking_at_a_run_that_was_left_open_neither_continues_it_nor_wear
     flags = ("--config", str(config), "--embedded")
     process = await started(*flags, "run", "digger", "Dig.", "--output", "json")
     assert process.stdout is not None
-    async with asyncio.timeout(15):
+    async with asyncio.timeout(60):
         while b"toolStarted" not in (line := await process.stdout.readline()):
             assert line
     process.kill()

@@ -7,7 +7,7 @@ from google.protobuf import descriptor, descriptor_pb2, descriptor_pool, message
 from google.protobuf.message import Message
 
 from bough import AsyncClient, Rejoining, collect, user_message
-from bough.v1 import agent_service_pb2, event_pb2
+from bough.v1 import agent_service_pb2, event_pb2, execution_pb2
 from bough_server import events
 from tests.rpc.team import GATES
 from tests.rpc.turns import served, settings
@@ -47,7 +47,7 @@ async def test_a_stream_goes_on_over_a_killed_server_and_its_successor(tmp_path:
     assert run == log
     check_laws(log.events)
     assert [event.attempt for event in log.events if event.HasField("tool_started")] == [1, 2]
-    assert (log.state, log.answer) == (event_pb2.STATE_SUCCEEDED, "It is over.")
+    assert (log.state, log.answer) == (execution_pb2.EXECUTION_STATE_SUCCEEDED, "It is over.")
 
 
 async def test_a_stream_goes_on_over_connections_that_are_cut_and_the_run_does_not_notice(tmp_path: Path) -> None:
@@ -61,7 +61,7 @@ async def test_a_stream_goes_on_over_connections_that_are_cut_and_the_run_does_n
         for _ in range(3):
             proxy.cut()
             # The next call has to come by a new connection.
-            assert (await client.get_run(stream.run_id)).state == event_pb2.STATE_RUNNING
+            assert (await client.get_run(stream.run_id)).state == execution_pb2.EXECUTION_STATE_RUNNING
         GATES["cut"].set()
         collected = await collect(stream)
         log = await collect(client.watch(stream.run_id))
@@ -71,7 +71,7 @@ async def test_a_stream_goes_on_over_connections_that_are_cut_and_the_run_does_n
     assert seen + list(collected.events) == list(log.events)
     assert [event.sequence for event in log.events] == [1, 2, 3]
     check_laws(log.events)
-    assert (log.state, log.answer) == (event_pb2.STATE_SUCCEEDED, "opened")
+    assert (log.state, log.answer) == (execution_pb2.EXECUTION_STATE_SUCCEEDED, "opened")
     assert again.answer == "hi 1, hi 2, hi 3"
     assert tree.tree_usage == again.usage
 
@@ -116,7 +116,7 @@ def _older_response() -> type[Message]:
 
 def _events(response: Message) -> list[event_pb2.AgentEvent]:
     """The events of a response of any schema, each of which looks like ours."""
-    found: list[event_pb2.AgentEvent] = response.events  # type: ignore[attr-defined]
+    found: list[event_pb2.AgentEvent] = response.batch.events  # type: ignore[attr-defined]
     return list(found)
 
 

@@ -12,8 +12,10 @@ from bough.v1 import (
     agent_pb2,
     catalog_service_pb2,
     eval_service_pb2,
+    follow_pb2,
     message_pb2,
     policy_pb2,
+    run_pb2,
     session_service_pb2,
 )
 from bough.v1 import agent_service_pb2 as pb
@@ -53,7 +55,7 @@ TOO_SHALLOW = policy_pb2.RunPolicy(limits=policy_pb2.Limits(depth=-1))
         (pb.RunRequest(agent="echo", input=said("x" * 5_000_000)), ["input.parts"]),
         (pb.RunRequest(agent="echo", input=said("hi"), request_id="x" * 129), ["request_id"]),
         (pb.RunRequest(agent="echo", input=said("hi"), policy=TOO_SHALLOW), ["policy.limits.depth"]),
-        (pb.RunRequest(agent="echo", input=said("hi"), follow=pb.FollowOptions(view=77)), ["follow.view"]),  # type: ignore[arg-type]
+        (pb.RunRequest(agent="echo", input=said("hi"), follow=follow_pb2.FollowOptions(view=77)), ["follow.view"]),  # type: ignore[arg-type]
         (pb.RunRequest(input=said("")), ["agent", "input"]),
     ],
     ids=["no agent", "long agent", "no input", "no parts", "no text", "5 MB", "long id", "depth", "view", "two"],
@@ -63,7 +65,7 @@ async def test_a_run_that_breaks_rules_is_refused_with_every_field(
 ) -> None:
     error = await _refusal(server.agents.Run(request_).read(), server)
     info, bad_request = status_details(error)
-    assert (error.code(), info) == (INVALID, ErrorInfo(reason="INVALID_REQUEST", domain="bough"))
+    assert (error.code(), info) == (INVALID, ErrorInfo(reason="INVALID_REQUEST", domain="bough.dev"))
     assert sorted(violation.field for violation in bad_request.field_violations) == fields
     assert len(error.details() or "") < 1_000
     assert [run.agent for run in (await server.agents.ListRuns(pb.ListRunsRequest())).runs] == ["echo"]
@@ -100,11 +102,9 @@ async def test_tokens_of_other_lists_are_refused(server: Served) -> None:
     assert sessions
     for call in (
         server.agents.ListRuns(pb.ListRunsRequest(page_token=sessions)),
-        server.agents.ListRuns(pb.ListRunsRequest(page_token=runs, agent="echo")),
+        server.agents.ListRuns(pb.ListRunsRequest(page_token=runs, filter=run_pb2.RunFilter(agent="echo"))),
         server.agents.ListRuns(pb.ListRunsRequest(page_token="AAAA")),
         server.sessions.ListSessions(session.ListSessionsRequest(page_token=runs)),
-        server.trees.ListInvocations(eval_service_pb2.ListInvocationsRequest(page_token=sessions)),
-        server.trees.ListInvocations(eval_service_pb2.ListInvocationsRequest(page_token=runs)),
     ):
         error = await _refusal(call, server)
         assert (error.code(), status_details(error)[0].reason) == (INVALID, "INVALID_PAGE_TOKEN")
@@ -116,7 +116,7 @@ async def test_a_sequence_beyond_the_log_is_out_of_range_and_one_below_it_invali
 ) -> None:
     turn = await begin(server, "echo", "hi").to_the_end()
     run_id = await turn.run_id()
-    info = ErrorInfo(reason="SEQUENCE_OUT_OF_RANGE", domain="bough", metadata={"last_sequence": "2"})
+    info = ErrorInfo(reason="SEQUENCE_OUT_OF_RANGE", domain="bough.dev", metadata={"last_sequence": "2"})
     tree = eval_service_pb2.GetInvocationRequest
     for call in (
         server.agents.WatchRun(pb.WatchRunRequest(run_id=run_id, after_sequence=sequence)).read(),
@@ -142,8 +142,8 @@ async def test_definitions_with_mistakes_are_judged_all_at_once_and_nothing_is_s
         ),
         agent_pb2.AgentDefinition(name="9lives", llm=agent_pb2.LlmAgent(model="none", tools=[])),
     ]
-    request = catalog_service_pb2.ValidateAgentRequest(definitions=definitions)
-    violations = (await server.catalog.ValidateAgent(request)).violations
+    request = catalog_service_pb2.ValidateAgentsRequest(definitions=definitions)
+    violations = (await server.catalog.ValidateAgents(request)).violations
     assert {(violation.agent, violation.field) for violation in violations} >= {
         ("narcissus", "sub_agents[0].agent"),
         ("9lives", "name"),

@@ -65,5 +65,5 @@ def _events(printed: str) -> list[event_pb2.AgentEvent]:
     while printed[place:].strip():
         place += len(printed[place:]) - len(printed[place:].lstrip())
         value, place = decoder.raw_decode(printed, place)
-        found.extend(json_format.ParseDict(value, agent_service_pb2.RunResponse()).events)
+        found.extend(json_format.ParseDict(value, agent_service_pb2.RunResponse()).batch.events)
     return found

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from bough import AsyncClient, StepText, collect
-from bough.v1 import agent_service_pb2, event_pb2, invocation_pb2
+from bough.v1 import event_pb2, execution_pb2, follow_pb2, invocation_pb2
 from bough_server.app import serving
 from bough_server.settings import Settings
 from tests.clients.commands import bough
@@ -46,8 +46,8 @@ def _spoken(events: tuple[event_pb2.AgentEvent, ...], agent: str) -> dict[int, s
     """What an agent's deltas say, by attempt."""
     said: dict[int, str] = {}
     for event in events:
-        if event.agent == agent and event.WhichOneof("payload") in ("llm_output_delta", "sub_agent_partial"):
-            text = event.llm_output_delta.text or event.sub_agent_partial.text
+        if event.agent == agent and event.WhichOneof("payload") in ("llm_output_text_delta", "sub_agent_partial"):
+            text = event.llm_output_text_delta.text or event.sub_agent_partial.text
             said[event.attempt] = said.get(event.attempt, "") + text
     return said
 
@@ -62,7 +62,7 @@ async def test_the_answer_is_the_second_models_and_nothing_of_the_first_ones(tmp
     (root,) = tree.agents
     assert _spoken(run.events, "talker") == {1: BROKEN_OFF, 2: TEXT}
     whole = StepText(invocation_id=root.invocation_id, agent="talker", step_index=0, attempt=2, text=TEXT)
-    assert (run.state, run.answer, run.texts) == (event_pb2.STATE_SUCCEEDED, TEXT, (whole,))
+    assert (run.state, run.answer, run.texts) == (execution_pb2.EXECUTION_STATE_SUCCEEDED, TEXT, (whole,))
     (retrying,) = [event.llm_retrying for event in run.events if event.HasField("llm_retrying")]
     assert (retrying.next_model, retrying.delay.ToNanoseconds()) == ("second", 0)
     assert [step.attempt for step in tree.steps] == [step.attempt for step in run.steps] == [2]
@@ -73,7 +73,7 @@ async def test_the_answer_is_the_second_models_and_nothing_of_the_first_ones(tmp
 
 async def test_a_summary_of_a_sub_agent_gives_the_same_whole_text_as_the_log(tmp_path: Path) -> None:
     async with _team(tmp_path, "cut") as address, AsyncClient(address, timeout=30) as client:
-        summary = await collect(client.run("lead", "What is it?", view=agent_service_pb2.VIEW_SUMMARY))
+        summary = await collect(client.run("lead", "What is it?", view=follow_pb2.EVENT_VIEW_SUMMARY))
         log = await collect(client.watch(summary.run_id))
     assert _spoken(summary.events, "talker") == {1: BROKEN_OFF, 2: TEXT}
     assert not any(event.HasField("llm_retrying") and event.agent == "talker" for event in summary.events)
@@ -98,11 +98,11 @@ async def test_the_commands_print_the_answer_once_and_say_what_happened(tmp_path
         ["second", "openai", "m", "-"],
     ]
     lines = ran.out.splitlines()
-    assert (lines[0], lines[1][:43]) == ("● talker", "│ ↻ going on with second, attempt 2: bad re")
+    assert (lines[0], lines[1][:43]) == ("● talker", "│ ↻ going on with second, attempt 2: bad_re")
     # Once in the agent's block, line by line, and once below it as the answer, whole.
     assert (ran.out.count(TEXT.strip()), ran.out.count("word0 "), ran.out.count("word49")) == (1, 2, 2)
     (retried,) = [line for line in plain.out.splitlines() if "llm.retrying" in line]
-    assert "(attempt 2) bad response: " in retried
+    assert "(attempt 2) bad_response: " in retried
     answer = [line for line in plain.out.splitlines() if "run.completed" in line]
     assert len(answer) == 1
 

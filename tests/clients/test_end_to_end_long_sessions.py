@@ -11,7 +11,7 @@ from typing import Any, Final
 import pytest
 
 from bough import AsyncClient, collect
-from bough.v1 import event_pb2, message_pb2
+from bough.v1 import event_pb2, execution_pb2, message_pb2
 from bough_server.app import serving
 from bough_server.settings import Settings
 from tests.support.laws import check_laws
@@ -24,8 +24,8 @@ BOUND: Final = 700
 WORD: Final = "The code word is cedar."
 FILLER: Final = "and so on " * 20
 POLICIES: Final[Mapping[str, Mapping[str, object]]] = {
-    "sliding_window": {"sliding_window": {"max_tokens": BOUND + 100, "reserve": 100}},
-    "summarize": {"summarize": {"max_tokens": BOUND, "keep_recent": 2}},
+    "sliding_window": {"sliding_window": {"max_tokens": BOUND + 100, "reserve_tokens": 100}},
+    "summarize": {"summarize": {"max_tokens": BOUND, "keep_recent_exchanges": 2}},
 }
 
 
@@ -81,7 +81,7 @@ async def _talk(
             said = f"Turn {turn}: what is it? {FILLER}" if turn else f"{WORD} Keep it."
             session_id = logs[0][0].session_id if logs else ""
             run = await collect(client.run("lead", said, session_id=session_id))
-            assert run.state == event_pb2.STATE_SUCCEEDED
+            assert run.state == execution_pb2.EXECUTION_STATE_SUCCEEDED
             check_laws(run.events)
             logs.append(run.events)
             answers.append(run.answer)
@@ -114,7 +114,7 @@ async def test_every_request_of_a_long_session_that_arrives_is_within_the_window
         assert 0 < len(compacted) < TURNS
         assert {one.author for one in summaries} == {"lead", "clerk"}
         assert all(text.startswith("It is cedar.") for text in answers)
-        assert all(0 < one.summarized.to_position < one.position for one in summaries)
+        assert all(0 < one.summary_range.to_position < one.position for one in summaries)
     else:
         assert not compacted
         assert answers[-1].startswith("Nothing.")

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from bough import AsyncClient, CollectedRun, collect
-from bough.v1 import error_pb2, event_pb2
+from bough.v1 import error_pb2, execution_pb2
 from bough_server.app import serving
 from bough_server.settings import Settings
 from tests.support.laws import check_laws
@@ -36,7 +36,7 @@ async def _turn(client: AsyncClient, agent: str) -> CollectedRun:
 
 
 def _failed(run: CollectedRun) -> str:
-    assert run.state == event_pb2.STATE_FAILED
+    assert run.state == execution_pb2.EXECUTION_STATE_FAILED
     assert run.error is not None
     return error_pb2.ErrorReason.Name(run.error.reason).removeprefix("ERROR_REASON_")
 
@@ -65,7 +65,7 @@ async def test_a_model_that_answers_badly_fails_the_run_with_its_reason(
     assert _failed(run) == reason
     assert run.error is not None
     assert "Traceback" not in run.error.message
-    assert [(node.name, node.state) for node in tree.agents] == [("talker", event_pb2.STATE_FAILED)]
+    assert [(node.name, node.state) for node in tree.agents] == [("talker", execution_pb2.EXECUTION_STATE_FAILED)]
     # An empty answer is asked for once more; the rest was not to be tried again.
     assert fake.count == (2 if scenario == "empty" else 1)
 
@@ -74,14 +74,14 @@ async def test_a_model_that_answers_badly_fails_the_run_with_its_reason(
 async def test_a_model_that_answers_badly_once_is_asked_again(tmp_path: Path, scenario: str) -> None:
     async with _asked_of(tmp_path, scenario, retries=1) as (client, fake):
         run = await _turn(client, "talker")
-    assert (run.state, run.answer) == (event_pb2.STATE_SUCCEEDED, TEXT)
+    assert (run.state, run.answer) == (execution_pb2.EXECUTION_STATE_SUCCEEDED, TEXT)
     assert fake.count == 2
 
 
 async def test_a_broken_tool_call_is_a_result_that_the_model_sees(tmp_path: Path) -> None:
     async with _asked_of(tmp_path, "broken-arguments") as (client, fake):
         run = await _turn(client, "clerk")
-    assert (run.state, run.answer) == (event_pb2.STATE_SUCCEEDED, TEXT)
+    assert (run.state, run.answer) == (execution_pb2.EXECUTION_STATE_SUCCEEDED, TEXT)
     (failed,) = [event.tool_failed.result for event in run.events if event.HasField("tool_failed")]
     assert failed.error.reason == error_pb2.ERROR_REASON_BAD_ARGUMENTS
     assert not any(event.HasField("tool_started") for event in run.events)
@@ -94,4 +94,4 @@ async def test_a_stalling_model_is_given_up_after_its_idle_timeout(tmp_path: Pat
         run = await _turn(client, "talker")
         await fake.left.wait()
     assert _failed(run) == "MODEL_TIMEOUT"
-    assert "".join(event.llm_output_delta.text for event in run.events) != ""
+    assert "".join(event.llm_output_text_delta.text for event in run.events) != ""

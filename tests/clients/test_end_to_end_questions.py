@@ -16,8 +16,7 @@ from bough import (
     collect,
     reply,
 )
-from bough.v1 import agent_service_pb2 as pb
-from bough.v1 import event_pb2
+from bough.v1 import execution_pb2, follow_pb2
 from bough_server.settings import Settings
 from tests.rpc.turns import served, settings
 from tests.support.laws import check_laws
@@ -42,16 +41,16 @@ async def test_a_run_is_answered_over_restarts_and_its_streams_make_its_log(tmp_
     async with served(_settings(tmp_path)) as server, _client(server.app.address) as client:
         run = await collect(client.run("chief", "Ask."))
     prompts = [[request.prompt for request in run.open_requests]]
-    while run.state == event_pb2.STATE_INPUT_REQUIRED:
+    while run.state == execution_pb2.EXECUTION_STATE_INPUT_REQUIRED:
         async with served(_settings(tmp_path)) as server, _client(server.app.address) as client:
             request = run.open_requests[0]
             answers = client.resume(run.run_id, [reply(request, f"to {request.prompt}")], after=run.last_sequence)
             run = await collect(answers, earlier=run.events)
             prompts.append([request.prompt for request in run.open_requests])
-            log = await collect(client.watch(run.run_id, until=pb.WATCH_UNTIL_CURRENT))
+            log = await collect(client.watch(run.run_id, until=follow_pb2.WATCH_UNTIL_CURRENT))
             assert run == log
     assert prompts == [["first?", "second?"], ["second?"], ["third?"], []]
-    assert (run.state, run.answer) == (event_pb2.STATE_SUCCEEDED, "to first?, to second?, to third?")
+    assert (run.state, run.answer) == (execution_pb2.EXECUTION_STATE_SUCCEEDED, "to first?, to second?, to third?")
     check_laws(run.events)
 
 
@@ -107,7 +106,7 @@ async def test_a_fork_begins_where_it_forks_and_is_made_once(tmp_path: Path) -> 
     async with served(_settings(tmp_path)) as server, _client(server.app.address) as client:
         origin = await collect(client.run("chief", "Ask."))
         forks = [await collect(client.fork(origin.run_id, origin.last_sequence, request_id="mine")) for _ in range(2)]
-        log = await collect(client.watch(forks[0].run_id, until=pb.WATCH_UNTIL_CURRENT))
+        log = await collect(client.watch(forks[0].run_id, until=follow_pb2.WATCH_UNTIL_CURRENT))
         await client.cancel(origin.run_id)
         ended = await collect(client.watch(origin.run_id))
         with pytest.raises(ForkRefused, match="was cancelled"):
@@ -115,7 +114,10 @@ async def test_a_fork_begins_where_it_forks_and_is_made_once(tmp_path: Path) -> 
     assert forks[0] == forks[1]
     assert forks[0].run_id != origin.run_id
     assert _sequences(forks[0])[0] == origin.last_sequence + 1
-    assert (forks[0].state, forks[0].open_requests) == (event_pb2.STATE_INPUT_REQUIRED, origin.open_requests)
+    assert (forks[0].state, forks[0].open_requests) == (
+        execution_pb2.EXECUTION_STATE_INPUT_REQUIRED,
+        origin.open_requests,
+    )
     assert _sequences(log) == list(range(1, log.last_sequence + 1))
 
 
@@ -127,4 +129,4 @@ async def test_a_resume_after_an_earlier_sequence_tells_older_interruptions_agai
         answers = [reply(request, request.prompt) for request in run.open_requests]
         run = await collect(client.resume(run.run_id, answers, after=run.last_sequence), earlier=run.events)
         whole = await collect(client.resume(run.run_id, [reply(run.open_requests[0], "third")], after=0))
-    assert (whole.state, whole.events[: len(run.events)]) == (event_pb2.STATE_SUCCEEDED, run.events)
+    assert (whole.state, whole.events[: len(run.events)]) == (execution_pb2.EXECUTION_STATE_SUCCEEDED, run.events)

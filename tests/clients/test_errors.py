@@ -42,8 +42,21 @@ def test_a_call_that_a_stopping_server_never_took_up_was_not_cancelled_by_anybod
     assert error.message == "The server stopped before it took up the call."
 
 
+def test_an_agent_that_others_link_to_names_them() -> None:
+    info = error_details_pb2.ErrorInfo(reason="AGENT_LINKED", domain="bough.dev", metadata={"name": "poet"})
+    linked = error_details_pb2.PreconditionFailure(
+        violations=[
+            error_details_pb2.PreconditionFailure.Violation(type="AGENT_LINKED", subject=name)
+            for name in ("coach", "editor")
+        ]
+    )
+    error = errors.from_rpc_error(failed(grpc.StatusCode.FAILED_PRECONDITION, "It is linked.", info, linked))
+    assert isinstance(error, errors.AgentLinked)
+    assert error.linked_by == ("coach", "editor")
+
+
 def test_a_busy_session_names_the_run_that_holds_it() -> None:
-    info = error_details_pb2.ErrorInfo(reason="SESSION_BUSY", domain="bough", metadata={"run_id": "r1"})
+    info = error_details_pb2.ErrorInfo(reason="SESSION_BUSY", domain="bough.dev", metadata={"run_id": "r1"})
     error = errors.from_rpc_error(failed(grpc.StatusCode.ABORTED, "Busy.", info))
     assert isinstance(error, errors.SessionBusy)
     assert (error.run_id, error.reason) == ("r1", "SESSION_BUSY")
@@ -62,7 +75,7 @@ def test_a_busy_session_names_the_run_that_holds_it() -> None:
     ],
 )
 def test_what_a_run_cannot_do_any_more_has_a_class_for_each_reason(reason: str, kind: type[errors.CallFailed]) -> None:
-    info = error_details_pb2.ErrorInfo(reason=reason, domain="bough")
+    info = error_details_pb2.ErrorInfo(reason=reason, domain="bough.dev")
     error = errors.from_rpc_error(failed(grpc.StatusCode.FAILED_PRECONDITION, "No.", info))
     assert (type(error), error.reason, error.message) == (kind, reason, "No.")
 
@@ -71,7 +84,7 @@ def test_an_invalid_request_names_every_field() -> None:
     bad = error_details_pb2.BadRequest()
     bad.field_violations.add(field="agent", description="must not be empty", reason="INVALID_REQUEST")
     bad.field_violations.add(field="input", description="is required", reason="UNKNOWN_AGENT")
-    info = error_details_pb2.ErrorInfo(reason="INVALID_REQUEST", domain="bough")
+    info = error_details_pb2.ErrorInfo(reason="INVALID_REQUEST", domain="bough.dev")
     error = errors.from_rpc_error(failed(grpc.StatusCode.INVALID_ARGUMENT, "Two mistakes.", info, bad))
     assert isinstance(error, errors.InvalidRequest)
     assert error.violations == (

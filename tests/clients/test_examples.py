@@ -8,11 +8,12 @@ import pytest
 from google.protobuf import json_format
 
 from bough import collected, text_of
-from bough.v1 import event_pb2, invocation_pb2
+from bough.v1 import event_pb2, execution_pb2, invocation_pb2
 from bough_server.cli.render.live import LiveView
 from bough_server.models.local.engine import available
 from bough_server.tree.fold import fold
 from tests.clients.commands import bough
+from tests.support.readings import failures
 
 KINDS = Path(__file__).parents[2] / "examples" / "kinds"
 CONFIG = ("--config", str(KINDS / "bough.yaml"), "--embedded")
@@ -85,7 +86,7 @@ _TIMES = re.compile(r"(, |  )[0-9.]+ m?s(, [0-9,]+ tokens)?$")
 SHOWN = {
     "haiku": [
         "● haiku  loop",
-        "│ ○ round 1",
+        "│ ○ iteration 1",
         "│ ● poet",
         "│ │ Red leaves on the path.",
         "│ │ My old broom is very slow this morning.",
@@ -94,7 +95,7 @@ SHOWN = {
         "│ ● critic",
         "│ │ The second line has ten syllables, and may have seven. Take two words out.",
         "│ ✓ critic",
-        "│ ○ round 2",
+        "│ ○ iteration 2",
         "│ ● poet #2",
         "│ │ Red leaves on the path.",
         "│ │ My broom is slow this morning.",
@@ -110,13 +111,13 @@ SHOWN = {
         "● helpline  swarm",
         "│ ● greeter",
         '│ │ → transfer_to_agent {"agent_name": "technician"}',
-        "│ ✓ greeter  handed over",
-        "│ ⇢ greeter hands over to technician",
+        "│ ✓ greeter  transferred",
+        "│ ⇢ greeter transfers to technician",
         "│ ● technician",
         "│ │ The router first: hold its button for ten seconds, and the light turns green.",
         '│ │ → transfer_to_agent {"agent_name": "billing"}',
-        "│ ✓ technician  handed over",
-        "│ ⇢ technician hands over to billing",
+        "│ ✓ technician  transferred",
+        "│ ⇢ technician transfers to billing",
         "│ ● billing",
         "│ │ I am sorry for the second charge. It is back on your card in three days.",
         "│ ✓ billing",
@@ -182,6 +183,7 @@ async def test_a_team_of_each_kind_answers_and_has_its_tree(agent: str, turn: Ca
     record = fold(log)
     assert collected(log).answer == text_of(record.final_response) == answer
     assert [(node.depth, node.name, _reason(node)) for node in record.agents] == nodes
+    assert failures(log) == []
     assert not [*record.anomalies, *(text for node in record.agents for text in node.anomalies)]
 
 
@@ -203,15 +205,17 @@ async def test_the_definitions_are_right(tmp_path: Path) -> None:
 async def test_the_embedded_model_hands_over_to_a_member_and_answers_after_it(
     turn: Callable[[str], Awaitable[Log]],
 ) -> None:
-    record = fold(await turn("porter"))
+    log = await turn("porter")
+    record = fold(log)
+    assert failures(log) == []
     assert text_of(record.final_response).strip() != ""
     # Which guide it asks, and what they say, is a very small model's.
     assert [(node.depth, node.kind, node.trigger, node.step_count) for node in record.agents] == [
-        (0, event_pb2.AGENT_KIND_SUPERVISOR, event_pb2.TRIGGER_ROOT, 2),
-        (1, event_pb2.AGENT_KIND_LLM, event_pb2.TRIGGER_TRANSFER, 1),
+        (0, execution_pb2.AGENT_KIND_SUPERVISOR, execution_pb2.INVOCATION_TRIGGER_ROOT, 2),
+        (1, execution_pb2.AGENT_KIND_LLM, execution_pb2.INVOCATION_TRIGGER_TRANSFER, 1),
     ]
     assert [tool.name for tool in record.tools] == ["transfer_to_agent"]
 
 
 def _reason(node: invocation_pb2.AgentInvocation) -> str:
-    return event_pb2.EndReason.Name(node.end_reason).removeprefix("END_REASON_")
+    return execution_pb2.EndReason.Name(node.end_reason).removeprefix("END_REASON_")

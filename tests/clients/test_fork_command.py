@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from pathlib import Path
 
-from bough.v1 import agent_service_pb2, error_pb2, fork_pb2, message_pb2
+from bough.v1 import agent_service_pb2, fork_pb2, message_pb2
 from tests.clients.commands import Finished, bough
 from tests.clients.loopback import listening
 from tests.clients.turns import RUN_ID, desk
@@ -24,21 +24,26 @@ async def test_a_fork_sends_its_changes_and_is_followed(tmp_path: Path) -> None:
         *("fork", RUN_ID, "--after", "1", "--allow-open-effects", "--request-id", "mine", "--output", "answer"),
         *("--model", "writer=big", "--instruction", f"lead=@{instruction}", "--instruction", "writer=Say a=b."),
         *("--tool-result", 'c1="Owls are cats."', "--tool-result", f'{FORK_ID}/c2={{"error": "away"}}'),
+        *("--tool-result", 'c3={"error": "away", "result": [1]}'),
         *("--input", "Write about cats."),
     )
     assert forked == Finished(code=0, out="Owls again.\n", err=f"run {FORK_ID}\n")
     (request,) = service.forked
     request.ClearField("follow")
-    away = error_pb2.AgentError(reason=error_pb2.ERROR_REASON_TOOL_FAILED, message="away")
+    away = message_pb2.ToolFailure(message="away")
+    half = message_pb2.ToolOutcome(failure=away, parts=[message_pb2.Part(data_json="[1]")])
     changes = fork_pb2.ForkChanges(
-        models={"writer": "big"},
-        instructions={"lead": "Be brief.\n", "writer": "Say a=b."},
+        agents={
+            "lead": fork_pb2.AgentOverride(instruction="Be brief.\n"),
+            "writer": fork_pb2.AgentOverride(model="big", instruction="Say a=b."),
+        },
         input=message_pb2.Message(role=message_pb2.ROLE_USER, parts=[message_pb2.Part(text="Write about cats.")]),
         tool_results=[
             fork_pb2.EditedResult(
-                call_id="c1", result=message_pb2.ToolResult(parts=[message_pb2.Part(text="Owls are cats.")])
+                call_id="c1", outcome=message_pb2.ToolOutcome(parts=[message_pb2.Part(text="Owls are cats.")])
             ),
-            fork_pb2.EditedResult(call_id="c2", invocation_id=FORK_ID, result=message_pb2.ToolResult(error=away)),
+            fork_pb2.EditedResult(call_id="c2", invocation_id=FORK_ID, outcome=message_pb2.ToolOutcome(failure=away)),
+            fork_pb2.EditedResult(call_id="c3", outcome=half),
         ],
     )
     assert request == agent_service_pb2.ForkRunRequest(

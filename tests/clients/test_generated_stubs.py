@@ -27,7 +27,8 @@ folder = Path(sys.argv[1])
 assert Path(v1.__file__).is_relative_to(folder), v1.__file__
 request = v1.RunRequest(agent="lead", input=v1.Message(role=v1.ROLE_USER, parts=[v1.Part(text="hi")]))
 assert v1.RunRequest.FromString(request.SerializeToString()) == request
-assert event_pb2.AgentEvent.DESCRIPTOR.fields_by_name["run_started"].GetOptions().Extensions[options_pb2.event].name
+options = event_pb2.AgentEvent.DESCRIPTOR.fields_by_name["run_started"].GetOptions()
+assert options.Extensions[options_pb2.event_options].name
 for proto in sys.argv[2:]:
     file = descriptor_pool.Default().FindFileByName(proto)
     assert not [each.name for each in file.dependencies if each.name.startswith("buf/")], file.name

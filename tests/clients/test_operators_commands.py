@@ -9,7 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from bough_server.store.sql.database import upgrade_database
+from bough_server.cli.db import status_text
+from bough_server.settings import Settings
+from bough_server.store.sql.database import DatabaseStatus, database_path, upgrade_database
 from bough_server.store.sql.migrations import HEAD
 from tests.clients.commands import Finished, bough, started
 from tests.clients.loopback import LoopbackService, listening
@@ -37,7 +39,6 @@ def _stamp(database: Path, revision: str) -> None:
     ("revision", "code", "state"),
     [
         (HEAD, 0, "current"),
-        ("0000", 1, f"needs {HEAD}: run `bough --config CONFIG db upgrade`"),
         ("9999", 1, f"newer than {HEAD}, the newest that this version of bough knows: use the newer version"),
     ],
 )
@@ -49,6 +50,26 @@ async def test_the_status_of_a_database_says_what_helps(tmp_path: Path, revision
     ended = await bough("--config", config, "db", "status")
     size, state = database.stat().st_size, state.replace("CONFIG", config)
     assert ended == Finished(code=code, out=f"{database}: revision {revision}, {state}, {size:,} bytes\n", err="")
+
+
+@pytest.mark.parametrize("command", [("serve", "--port", "0"), ("db", "upgrade"), ("db", "status"), ("db", "rebuild")])
+async def test_a_database_that_is_too_old_is_refused_with_what_to_do(tmp_path: Path, command: tuple[str, ...]) -> None:
+    config = write_project(tmp_path, llm("alone"), script={"alone": ["Hm."]})
+    database = database_path(Settings.load(config).storage.url)
+    upgrade_database(str(database))
+    _stamp(database, "0005")
+    ended = await bough("--config", str(config), *command)
+    sentence = (
+        f"The database {str(database)!r} has revision 0005, which this version of bough cannot read: "
+        "move the file away or delete it, and a new one is created.\n"
+    )
+    assert ended == Finished(code=2, out="", err=sentence)
+
+
+def test_the_status_of_a_database_that_can_be_upgraded_names_the_command() -> None:
+    status = DatabaseStatus(path=Path("bough.db"), revision="0006", head="0007", size_bytes=4096)
+    expected = "bough.db: revision 0006, needs 0007: run `bough --embedded db upgrade`, 4,096 bytes"
+    assert status_text(status, "bough --embedded") == expected
 
 
 @pytest.mark.parametrize("is_empty", [False, True], ids=["missing", "empty"])

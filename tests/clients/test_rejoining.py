@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from bough import AsyncClient, Client, Unavailable, collect, collected, rejoining, reply
 from bough.errors import Status, from_status
 from bough.v1 import agent_service_pb2 as pb
+from bough.v1 import follow_pb2
 from tests.clients.cutting import cutting
 from tests.clients.enduring import FORK_ID, Drop, Logs, Moment, enduring
 from tests.clients.loopback import AT_ONCE, NO_TRANSPARENT_RETRIES
@@ -84,10 +85,13 @@ async def test_answers_are_sent_again_under_one_request_id_until_something_came_
         assert (await collect(stream)).events == tuple(asking()[1])
     asked = [request for request, _ in logs.asked[1:]]
     resume = pb.ResumeRunRequest(
-        run_id=RUN_ID, answers=[reply("ask-a", "a")], request_id=stream.request_id, follow=pb.FollowOptions()
+        run_id=RUN_ID, answers=[reply("ask-a", "a")], request_id=stream.request_id, follow=follow_pb2.FollowOptions()
     )
     watch = pb.WatchRunRequest(
-        run_id=RUN_ID, after_sequence=ENDS[0] + 1, until=pb.WATCH_UNTIL_INTERRUPTED, follow=pb.FollowOptions()
+        run_id=RUN_ID,
+        after_sequence=ENDS[0] + 1,
+        until=follow_pb2.WATCH_UNTIL_INTERRUPTED,
+        follow=follow_pb2.FollowOptions(),
     )
     assert asked == [resume, resume, resume, resume, watch]
     assert stream.request_id != ""
@@ -113,7 +117,7 @@ async def test_a_watch_until_an_interruption_stops_at_the_next_one_and_a_watch_t
         await collect(client.run("lead", "hi"))
         for name in "abc":
             await collect(client.resume(RUN_ID, [reply(question(name), name)]))
-        until = pb.WATCH_UNTIL_INTERRUPTED
+        until = follow_pb2.WATCH_UNTIL_INTERRUPTED
         assert (await collect(client.watch(RUN_ID, after=ENDS[0], until=until))).events == tuple(asking()[1])
         assert (await collect(client.watch(RUN_ID))).events == tuple(WHOLE)
 
@@ -128,7 +132,7 @@ async def test_the_synchronous_client_keeps_the_same_promise(drops: list[Drop | 
             yield tuple(client.run("lead", "hi"))
             for name in "abc":
                 yield tuple(client.resume(RUN_ID, [reply(question(name), name)]))
-            yield tuple(client.watch(RUN_ID, after=ENDS[0], until=pb.WATCH_UNTIL_INTERRUPTED))
+            yield tuple(client.watch(RUN_ID, after=ENDS[0], until=follow_pb2.WATCH_UNTIL_INTERRUPTED))
             yield tuple(client.fork(RUN_ID, ENDS[1]))
 
     async with enduring(logs, [*restarts, *drops]) as address:

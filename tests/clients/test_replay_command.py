@@ -1,13 +1,14 @@
 """`bough replay` on runs of real agents: it says that they come as recorded, or where not, and touches nothing."""
 
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 from google.protobuf import json_format
 
 from bough.v1 import event_pb2
-from tests.clients.commands import Finished, bough
+from tests.clients.commands import Finished, bough, server_of
 from tests.clients.loopback import LoopbackService, listening
 from tests.clients.turns import RUN_ID, Turn
 from tests.support.projects import llm, write_project
@@ -28,6 +29,7 @@ SCRIPT = {
 
 CODER = """
 from bough.v1 import message_pb2
+
 from bough_server import Context, agent
 
 
@@ -42,6 +44,7 @@ async def coder(ctx: Context, input: message_pb2.Message) -> str:
 
 KEEPER = """
 from bough.v1 import message_pb2
+
 from bough_server import Context, agent
 
 
@@ -54,14 +57,30 @@ async def keeper(ctx: Context, input: message_pb2.Message) -> str:
 """
 
 
-async def embedded(config: Path, *arguments: str, database: Path) -> Finished:
-    environment = {"BOUGH_DATABASE": str(database), "BOUGH_DEFAULT_MODEL": ""}
-    return await bough("--config", str(config), "--embedded", *arguments, environment=environment)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Team:
+    """A lead with a writer, an agent that makes a step and one that keeps a number; and their server."""
+
+    config: Path
+    port: int
+
+    async def __call__(self, *arguments: str, config: Path | None = None) -> Finished:
+        """Runs a command against the server, with the agents of the team or of another configuration."""
+        return await bough("--config", str(config or self.config), *arguments, port=self.port)
 
 
-async def recorded(config: Path, agent: str, *flags: str, database: Path) -> Sequence[event_pb2.AgentEvent]:
+@pytest.fixture(scope="module")
+async def team(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Team]:
+    """The team, for the commands of all tests; the newest run is that of the test."""
+    folder = tmp_path_factory.mktemp("team")
+    config = write_team(folder)
+    async with server_of(config) as port:
+        yield Team(config=config, port=port)
+
+
+async def recorded(team: Team, agent: str, *flags: str) -> Sequence[event_pb2.AgentEvent]:
     """The log of a turn."""
-    ran = await embedded(config, "run", agent, "Write about owls.", "--output", "json", *flags, database=database)
+    ran = await team("run", agent, "Write about owls.", "--output", "json", *flags)
     assert ran.code == 0, ran.err
     return [json_format.Parse(line, event_pb2.AgentEvent()) for line in ran.out.splitlines()]
 
@@ -75,74 +94,79 @@ def results(log: Sequence[event_pb2.AgentEvent]) -> int:
     )
 
 
-def team(folder: Path, *, lead_tools: Sequence[str] = ("look_up",), writer: str = "writer") -> Path:
-    """A lead with a tool and a writer."""
-    folder.mkdir(exist_ok=True)
-    return write_project(folder, llm("lead", calls=[writer], tools=lead_tools), llm(writer), script=SCRIPT)
+def write_team(folder: Path) -> Path:
+    """The configuration of the team."""
+    (folder / "keeper.py").write_text(KEEPER, encoding="utf-8")
+    (folder / "coder.py").write_text(CODER.format(version="1", step="first"), encoding="utf-8")
+    lead, writer = llm("lead", calls=["writer"], tools=["look_up"]), llm("writer")
+    return write_project(folder, lead, writer, script=SCRIPT, python=["team_tools", "keeper", "coder"])
 
 
-def coder(folder: Path, *, version: str, step: str) -> Path:
-    """An agent in Python that makes one step."""
+def write_coder(folder: Path, *, version: str, step: str) -> Path:
+    """A configuration with another version of the agent that makes a step."""
     folder.mkdir()
     (folder / "coder.py").write_text(CODER.format(version=version, step=step), encoding="utf-8")
     return write_project(folder, llm("lead"), script={"lead": ["Hm."]}, python=["coder"])
 
 
-async def test_a_run_replays_from_its_log_also_as_a_later_turn_of_its_session(tmp_path: Path) -> None:
-    database, config = tmp_path / "bough.db", team(tmp_path / "a")
-    first = await recorded(config, "lead", database=database)
-    second = await recorded(config, "lead", "--session", first[0].session_id, database=database)
+async def test_a_run_replays_from_its_log_also_as_a_later_turn_of_its_session(team: Team) -> None:
+    first = await recorded(team, "lead")
+    second = await recorded(team, "lead", "--session", first[0].session_id)
     assert second[0].run_started.session_cut > 0
-    before = await embedded(config, "runs", "--json", database=database)
+    before = await team("runs", "--json")
     for log in (first, second):
-        replayed = await embedded(config, "replay", log[0].run_id, database=database)
+        replayed = await team("replay", log[0].run_id)
         said = (
             f"run {log[0].run_id} replays to its end: {results(log)} recorded results handed back, nothing diverged\n"
         )
         assert replayed == Finished(code=0, out=said, err="")
-    assert (await embedded(config, "runs", "--json", database=database)).out == before.out
+    assert (await team("runs", "--json")).out == before.out
 
 
-async def test_a_run_replays_with_the_values_that_it_began_with(tmp_path: Path) -> None:
-    database, folder = tmp_path / "bough.db", tmp_path / "a"
-    folder.mkdir()
-    (folder / "keeper.py").write_text(KEEPER, encoding="utf-8")
-    config = write_project(folder, llm("lead"), script={"lead": ["Hm."]}, python=["keeper"])
-    first = await recorded(config, "keeper", database=database)
+async def test_a_run_replays_with_a_server_inside_the_command(tmp_path: Path) -> None:
+    flags = ("--config", str(write_team(tmp_path)), "--embedded")
+    ran = await bough(*flags, "run", "lead", "Write about owls.", "--output", "answer")
+    replayed = await bough(*flags, "replay", "last")
+    assert (ran.code, ran.out) == (0, "Owls, as written.\n")
+    assert (replayed.code, "nothing diverged" in replayed.out, replayed.err) == (0, True, "")
+
+
+async def test_a_run_replays_with_the_values_that_it_began_with(team: Team) -> None:
+    first = await recorded(team, "keeper")
     session_id = first[0].session_id
-    second = await recorded(config, "keeper", "--session", session_id, database=database)
+    second = await recorded(team, "keeper", "--session", session_id)
     assert second[-1].run_completed.final_answer.parts[0].text == "turn 2"
-    changed = await embedded(config, "sessions", "set", session_id, "turns=9", database=database)
+    changed = await team("sessions", "set", session_id, "turns=9")
     assert (changed.code, changed.out) == (0, "turns=9\n")
-    replayed = await embedded(config, "replay", second[0].run_id, database=database)
+    replayed = await team("replay", second[0].run_id)
     assert (replayed.code, "nothing diverged" in replayed.out) == (0, True), replayed.out
 
 
-async def test_an_agent_that_changed_is_named_with_both_revisions_and_tried_by_force(tmp_path: Path) -> None:
-    database = tmp_path / "bough.db"
-    log = await recorded(coder(tmp_path / "a", version="1", step="first"), "coder", database=database)
-    changed = coder(tmp_path / "b", version="2", step="second")
-    refused = await embedded(changed, "replay", "last", database=database)
+async def test_an_agent_that_changed_is_named_with_both_revisions_and_tried_by_force(
+    team: Team, tmp_path: Path
+) -> None:
+    log = await recorded(team, "coder")
+    changed = write_coder(tmp_path / "b", version="2", step="second")
+    refused = await team("replay", "last", config=changed)
     sentence = (
         "The agent 'coder' is another one here: its revision is 2, and the run began with 1.\n"
         "Bring back what the run began with, or try it with --force.\n"
     )
     assert refused == Finished(code=2, out="", err=sentence)
-    forced = await embedded(changed, "replay", "last", "--force", database=database)
+    forced = await team("replay", "last", "--force", config=changed)
     assert (forced.code, forced.err) == (1, "")
     assert forced.out.startswith(f"run {log[0].run_id} diverges: ")
     assert "e0" in forced.out
-    harmless = coder(tmp_path / "c", version="3", step="first")
-    tried = await embedded(harmless, "replay", "last", "--force", database=database)
+    harmless = write_coder(tmp_path / "c", version="3", step="first")
+    tried = await team("replay", "last", "--force", config=harmless)
     assert (tried.code, tried.err) == (0, "")
 
 
-async def test_an_agent_in_code_that_is_not_configured_is_named(tmp_path: Path) -> None:
-    database = tmp_path / "bough.db"
-    log = await recorded(coder(tmp_path / "a", version="1", step="first"), "coder", database=database)
-    other = team(tmp_path / "b")
+async def test_an_agent_in_code_that_is_not_configured_is_named(team: Team, tmp_path: Path) -> None:
+    log = await recorded(team, "coder")
+    other = write_project(tmp_path, llm("lead"), script=SCRIPT)
     for flags in ((), ("--force",)):
-        replayed = await embedded(other, "replay", log[0].run_id, *flags, database=database)
+        replayed = await team("replay", log[0].run_id, *flags, config=other)
         assert replayed == Finished(code=2, out="", err="The agent 'coder' is not in this configuration.\n")
 
 
@@ -156,25 +180,21 @@ async def test_a_run_that_goes_on_is_not_replayed() -> None:
 
 
 @pytest.mark.parametrize("flags", [("--instruction", "writer=Be brief."), ("--tool-result", 'CALL="Cats."')])
-async def test_a_fork_replays_with_its_changes(tmp_path: Path, flags: tuple[str, str]) -> None:
-    database, config = tmp_path / "bough.db", team(tmp_path / "a")
-    log = await recorded(config, "lead", database=database)
+async def test_a_fork_replays_with_its_changes(team: Team, flags: tuple[str, str]) -> None:
+    log = await recorded(team, "lead")
     (call,) = [event.tool_completed.result.call for event in log if event.tool_completed.result.call.name == "look_up"]
     (step,) = [event.sequence for event in log if event.HasField("step_completed") and event.agent == "lead"][:1]
     changes = [flag.replace("CALL", call.call_id) for flag in flags]
-    forked = await embedded(
-        config, "fork", log[0].run_id, "--after", str(step), *changes, "--output", "json", database=database
-    )
+    forked = await team("fork", log[0].run_id, "--after", str(step), *changes, "--output", "json")
     assert forked.code == 0, forked.err
-    replayed = await embedded(config, "replay", "last", database=database)
+    replayed = await team("replay", "last")
     assert (replayed.code, "to its end: " in replayed.out) == (0, True), replayed.out
 
 
-async def test_a_fork_of_code_that_was_told_something_else_replays(tmp_path: Path) -> None:
-    database, config = tmp_path / "bough.db", coder(tmp_path / "a", version="1", step="first")
-    log = await recorded(config, "coder", database=database)
+async def test_a_fork_of_code_that_was_told_something_else_replays(team: Team) -> None:
+    log = await recorded(team, "coder")
     said = ("--after", "1", "--input", "Write about cats.", "--output", "answer")
-    forked = await embedded(config, "fork", log[0].run_id, *said, database=database)
+    forked = await team("fork", log[0].run_id, *said)
     assert (forked.code, forked.out) == (0, "done: Write about cats.\n"), forked.err
-    replayed = await embedded(config, "replay", "last", database=database)
+    replayed = await team("replay", "last")
     assert (replayed.code, "to its end: " in replayed.out) == (0, True), replayed.out

@@ -102,12 +102,12 @@ async def test_given_answers_are_sent_by_kind_and_the_run_is_followed_on() -> No
     )
     assert resumed == Finished(code=0, out="All done.\n", err=f"run {RUN_ID}\n")
     (request,) = service.resumed
-    approved = input_pb2.Approval(approved=True, arguments_json='{"amount": 90}', note="half")
-    result = message_pb2.ToolResult(parts=[message_pb2.Part(data_json='{"last": 4242}')])
+    approved = input_pb2.ApprovalDecision(approved=True, arguments_json='{"amount": 90}', note="half")
+    result = message_pb2.ToolOutcome(parts=[message_pb2.Part(data_json='{"last": 4242}')])
     assert list(request.answers) == [
-        input_pb2.InputAnswer(request_id=APPROVAL_ID, approval=approved),
-        input_pb2.InputAnswer(request_id=QUESTION_ID, value_json='"it is broken"'),
-        input_pb2.InputAnswer(request_id=CARD_ID, tool_result=result),
+        input_pb2.InputAnswer(input_id=APPROVAL_ID, approval=approved),
+        input_pb2.InputAnswer(input_id=QUESTION_ID, value_json='"it is broken"'),
+        input_pb2.InputAnswer(input_id=CARD_ID, tool_outcome=result),
     ]
     assert (request.run_id, request.request_id) == (RUN_ID, "mine")
 
@@ -141,7 +141,7 @@ async def test_a_run_that_fails_after_its_answers_exits_1() -> None:
 async def test_answers_that_are_none_are_sentences_and_nothing_is_sent() -> None:
     service = WaitingService(interrupted(approval()))
     for answer, words in (
-        ("true", "has no value: write REQUEST_ID=JSON"),
+        ("true", "has no value: write INPUT_ID=JSON"),
         ("aaaa=true", "'aaaa' is too short for a request"),
         ("ffffffff=true", f"No request of the run is 'ffffffff'; it asked {APPROVAL_ID}."),
         (f"{APPROVAL_ID}=yes", "is not JSON"),
@@ -164,7 +164,7 @@ async def test_a_turn_says_what_is_to_happen_where_its_session_is_busy() -> None
     service = WaitingService(interrupted(approval()))
     await served(service, "run", "lead", "hi", "--on-busy", "cancel-interrupted")
     (request,) = service.asked
-    assert request.policy == policy_pb2.RunPolicy(on_busy_session=policy_pb2.ON_BUSY_SESSION_CANCEL_INTERRUPTED)
+    assert request.policy == policy_pb2.RunPolicy(on_busy_session=policy_pb2.BUSY_SESSION_POLICY_CANCEL_INTERRUPTED)
 
 
 class Terminal:
@@ -205,12 +205,12 @@ async def test_a_terminal_is_asked_one_request_after_the_other() -> None:
         code = await terminal.process.wait()
         os.close(terminal.descriptor)
     assert (code, out.decode()) == (0, "All done.\n")
-    refused = input_pb2.Approval(approved=False, note="too much")
-    error = error_pb2.AgentError(reason=error_pb2.ERROR_REASON_TOOL_FAILED, message="no reader")
+    refused = input_pb2.ApprovalDecision(approved=False, note="too much")
+    failure = message_pb2.ToolFailure(message="no reader")
     assert list(service.resumed[0].answers) == [
-        input_pb2.InputAnswer(request_id=APPROVAL_ID, approval=refused),
-        input_pb2.InputAnswer(request_id=QUESTION_ID, value_json='"défectueux"'),
-        input_pb2.InputAnswer(request_id=CARD_ID, tool_result=message_pb2.ToolResult(error=error)),
+        input_pb2.InputAnswer(input_id=APPROVAL_ID, approval=refused),
+        input_pb2.InputAnswer(input_id=QUESTION_ID, value_json='"défectueux"'),
+        input_pb2.InputAnswer(input_id=CARD_ID, tool_outcome=message_pb2.ToolOutcome(failure=failure)),
     ]
 
 

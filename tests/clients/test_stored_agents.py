@@ -34,9 +34,9 @@ async def test_an_agent_that_was_read_can_be_changed_and_given_back(client: Asyn
     created = await client.catalog.create(define("coach", links=["writer"]))
     read = await client.catalog.agent("coach")
     assert read == created
-    read.description = "Trains."
-    changed = await client.catalog.update(read)
-    assert (changed.description, changed.revision != created.revision) == ("Trains.", True)
+    read.definition.description = "Trains."
+    changed = await client.catalog.update(read.definition, revision=read.revision)
+    assert (changed.definition.description, changed.revision != created.revision) == ("Trains.", True)
     with pytest.raises(RevisionMoved) as moved:
         await client.catalog.update(define("coach"), revision=created.revision)
     assert moved.value.revision == changed.revision
@@ -50,7 +50,10 @@ async def test_an_update_may_name_its_fields(client: AsyncClient) -> None:
     created = await client.catalog.create(define("coach", instruction="Coach."))
     asked = define("coach", description="Trains.", instruction="Train.")
     changed = await client.catalog.update(asked, fields=["llm.instruction"], revision=created.revision)
-    assert (changed.description, changed.llm.instruction) == (created.description, "Train.")
+    assert (changed.definition.description, changed.definition.llm.instruction) == (
+        created.definition.description,
+        "Train.",
+    )
 
 
 async def test_refusals_have_their_classes(client: AsyncClient) -> None:
@@ -64,8 +67,11 @@ async def test_refusals_have_their_classes(client: AsyncClient) -> None:
         await client.catalog.delete("poet")
     with pytest.raises(InvalidRequest) as wrong:
         await client.catalog.create(define("trainer", links=["nobody"], tools=["nothing"]))
-    assert linked.value.status.details["linked_by"] == "coach"
-    assert [each.field for each in wrong.value.violations] == ["agent.llm.tools[0].name", "agent.sub_agents[0].agent"]
+    assert linked.value.linked_by == ("coach",)
+    assert [each.field for each in wrong.value.violations] == [
+        "definition.llm.tools[0].name",
+        "definition.sub_agents[0].agent",
+    ]
 
 
 async def test_a_run_takes_definitions_of_its_own(client: AsyncClient) -> None:

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bough import NO_REJOINING, AsyncClient, DeadlineExceeded, NotFound, Rejoining, Unavailable, collect
-from bough.v1 import agent_service_pb2
+from bough.v1 import agent_service_pb2, follow_pb2
 from tests.clients.loopback import AT_ONCE, Call, LoopbackService, client_of, connected, listening
 from tests.clients.turns import RUN_ID, SESSION_ID, desk
 
@@ -31,10 +31,10 @@ async def test_the_run_id_is_known_before_the_first_event_and_no_event_is_lost()
 
 async def test_a_drop_is_rejoined_after_the_last_sequence() -> None:
     service = LoopbackService(desk(), [Call(events=7, batch=2), Call(events=3)])
-    async with connected(service) as client, client.run("lead", "hi", view=agent_service_pb2.VIEW_FULL) as stream:
+    async with connected(service) as client, client.run("lead", "hi", view=follow_pb2.EVENT_VIEW_FULL) as stream:
         assert [event async for event in stream] == desk()
-    follow = agent_service_pb2.FollowOptions(view=agent_service_pb2.VIEW_FULL)
-    until = agent_service_pb2.WATCH_UNTIL_INTERRUPTED
+    follow = follow_pb2.FollowOptions(view=follow_pb2.EVENT_VIEW_FULL)
+    until = follow_pb2.WATCH_UNTIL_INTERRUPTED
     assert service.asked[1:] == [
         agent_service_pb2.WatchRunRequest(run_id=RUN_ID, after_sequence=after, until=until, follow=follow)
         for after in (7, 10)
@@ -71,7 +71,7 @@ async def test_a_drop_between_metadata_and_first_event_watches_from_the_beginnin
     async with connected(service) as client:
         assert (await collect(client.run("lead", "hi"))).events == tuple(desk())
     assert service.asked[1] == agent_service_pb2.WatchRunRequest(
-        run_id=RUN_ID, until=agent_service_pb2.WATCH_UNTIL_INTERRUPTED, follow=agent_service_pb2.FollowOptions()
+        run_id=RUN_ID, until=follow_pb2.WATCH_UNTIL_INTERRUPTED, follow=follow_pb2.FollowOptions()
     )
 
 
@@ -143,12 +143,12 @@ async def test_an_answer_is_not_asked_for_again() -> None:
 async def test_watching_goes_on_with_what_was_asked_for() -> None:
     service = LoopbackService(desk(), [Call(events=2)])
     async with connected(service) as client:
-        stream = client.watch(RUN_ID, after=4, until=agent_service_pb2.WATCH_UNTIL_CURRENT, event_names=["agent.llm.*"])
+        stream = client.watch(RUN_ID, after=4, until=follow_pb2.WATCH_UNTIL_CURRENT, event_names=["agent.llm.*"])
         assert [event async for event in stream] == desk()[4:]
-    follow = agent_service_pb2.FollowOptions(event_names=["agent.llm.*"])
+    follow = follow_pb2.FollowOptions(event_names=["agent.llm.*"])
     expected = [
         agent_service_pb2.WatchRunRequest(
-            run_id=RUN_ID, after_sequence=after, until=agent_service_pb2.WATCH_UNTIL_CURRENT, follow=follow
+            run_id=RUN_ID, after_sequence=after, until=follow_pb2.WATCH_UNTIL_CURRENT, follow=follow
         )
         for after in (4, 6)
     ]

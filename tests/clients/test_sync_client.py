@@ -9,9 +9,9 @@ import pytest
 from google.rpc import error_details_pb2
 
 from bough import NO_REJOINING, Client, NotFound, Unavailable
-from bough.v1 import agent_service_pb2, eval_service_pb2, invocation_pb2
+from bough.v1 import agent_service_pb2, eval_service_pb2, follow_pb2, invocation_pb2, policy_pb2, run_pb2
 from tests.clients.loopback import AT_ONCE, rich_status
-from tests.clients.turns import RUN_ID, desk
+from tests.clients.turns import RUN_ID, batch_of, desk, words
 
 AGENTS = agent_service_pb2.DESCRIPTOR.services_by_name["AgentService"]
 EVAL = eval_service_pb2.DESCRIPTOR.services_by_name["EvalService"]
@@ -42,9 +42,9 @@ def test_a_run_streams_its_events(channel: grpc_testing.Channel, client: Client)
     _, request, rpc = channel.take_unary_stream(method("Run"))
     rpc.send_initial_metadata(())
     events = desk()
-    rpc.send_response(agent_service_pb2.RunResponse(events=events[:4], through_sequence=4))
-    rpc.send_response(agent_service_pb2.RunResponse(through_sequence=4))
-    rpc.send_response(agent_service_pb2.RunResponse(events=events[4:], through_sequence=len(events)))
+    rpc.send_response(agent_service_pb2.RunResponse(batch=batch_of(events[:4])))
+    rpc.send_response(agent_service_pb2.RunResponse(batch=follow_pb2.EventBatch(through_sequence=4)))
+    rpc.send_response(agent_service_pb2.RunResponse(batch=batch_of(events[4:])))
     rpc.terminate((), grpc.StatusCode.OK, "")
     assert (request.agent, request.request_id, request.input.parts[0].text) == ("lead", "mine", "Write about owls.")
     given = [next(stream), next(stream)]
@@ -62,7 +62,7 @@ def test_the_request_id_is_known_at_once_and_the_run_id_before_the_first_event(
     assert stream.request_id != ""
     rpc.send_initial_metadata((("bough-run-id", RUN_ID),))
     assert (stream.started(), stream.run_id) == (RUN_ID, RUN_ID)
-    rpc.send_response(agent_service_pb2.RunResponse(events=desk(), through_sequence=len(desk())))
+    rpc.send_response(agent_service_pb2.RunResponse(batch=batch_of(desk())))
     rpc.terminate((), grpc.StatusCode.OK, "")
     assert list(stream) == desk()
 
@@ -73,7 +73,7 @@ def test_a_drop_is_rejoined_after_the_last_sequence(
     stream = client.run("lead", "hi")
     _, _, rpc = channel.take_unary_stream(method("Run"))
     rpc.send_initial_metadata(())
-    rpc.send_response(agent_service_pb2.RunResponse(events=desk()[:3], through_sequence=3))
+    rpc.send_response(agent_service_pb2.RunResponse(batch=batch_of(desk()[:3])))
     assert [next(stream) for _ in range(3)] == desk()[:3]
     rest = other_thread.submit(list, stream)
     rpc.terminate((), grpc.StatusCode.UNAVAILABLE, "gone")
@@ -81,11 +81,11 @@ def test_a_drop_is_rejoined_after_the_last_sequence(
     assert request == agent_service_pb2.WatchRunRequest(
         run_id=RUN_ID,
         after_sequence=3,
-        until=agent_service_pb2.WATCH_UNTIL_INTERRUPTED,
-        follow=agent_service_pb2.FollowOptions(),
+        until=follow_pb2.WATCH_UNTIL_INTERRUPTED,
+        follow=follow_pb2.FollowOptions(),
     )
     rpc.send_initial_metadata(())
-    rpc.send_response(agent_service_pb2.WatchRunResponse(events=desk()[3:], through_sequence=len(desk())))
+    rpc.send_response(agent_service_pb2.WatchRunResponse(batch=batch_of(desk()[3:])))
     rpc.terminate((), grpc.StatusCode.OK, "")
     assert rest.result() == desk()[3:]
 
@@ -95,7 +95,7 @@ def test_a_drop_says_where_to_go_on_to_who_comes_back_by_himself(channel: grpc_t
     stream = client.run("lead", "hi")
     _, _, rpc = channel.take_unary_stream(method("Run"))
     rpc.send_initial_metadata(())
-    rpc.send_response(agent_service_pb2.RunResponse(events=desk()[:3], through_sequence=3))
+    rpc.send_response(agent_service_pb2.RunResponse(batch=batch_of(desk()[:3])))
     assert [next(stream) for _ in range(3)] == desk()[:3]
     rpc.terminate((), grpc.StatusCode.UNAVAILABLE, "gone")
     with pytest.raises(Unavailable, match="gone"):
@@ -104,7 +104,7 @@ def test_a_drop_says_where_to_go_on_to_who_comes_back_by_himself(channel: grpc_t
     _, request, rpc = channel.take_unary_stream(method("WatchRun"))
     assert (request.run_id, request.after_sequence) == (RUN_ID, 3)
     rpc.send_initial_metadata(())
-    rpc.send_response(agent_service_pb2.WatchRunResponse(events=desk()[3:], through_sequence=len(desk())))
+    rpc.send_response(agent_service_pb2.WatchRunResponse(batch=batch_of(desk()[3:])))
     rpc.terminate((), grpc.StatusCode.OK, "")
     assert list(again) == desk()[3:]
 
@@ -128,8 +128,36 @@ def test_unary_calls_give_the_resource(
         given = other_thread.submit(call, RUN_ID)
         _, request, rpc = channel.take_unary_unary(method(name))
         response = agent_service_pb2.GetRunResponse if name == "GetRun" else agent_service_pb2.CancelRunResponse
-        rpc.terminate(response(run=agent_service_pb2.Run(run_id=request.run_id)), (), grpc.StatusCode.OK, "")
+        rpc.terminate(response(run=run_pb2.Run(run_id=request.run_id)), (), grpc.StatusCode.OK, "")
         assert given.result().run_id == RUN_ID
+
+
+def test_the_note_of_a_cancellation_and_the_final_answer(
+    channel: grpc_testing.Channel, client: Client, other_thread: ThreadPoolExecutor
+) -> None:
+    cancelled = other_thread.submit(client.cancel, RUN_ID, note="Enough.")
+    _, request, rpc = channel.take_unary_unary(method("CancelRun"))
+    assert request == agent_service_pb2.CancelRunRequest(run_id=RUN_ID, note="Enough.")
+    rpc.terminate(agent_service_pb2.CancelRunResponse(), (), grpc.StatusCode.OK, "")
+    assert cancelled.result() == run_pb2.Run()
+    for response in (agent_service_pb2.GetRunResponse(), agent_service_pb2.GetRunResponse(final_answer=words("Owls."))):
+        given = other_thread.submit(client.final_answer, RUN_ID)
+        _, _, rpc = channel.take_unary_unary(method("GetRun"))
+        rpc.terminate(response, (), grpc.StatusCode.OK, "")
+        assert given.result() == (response.final_answer if response.HasField("final_answer") else None)
+
+
+def test_a_turn_may_have_its_session_created_and_a_fork_its_policy(
+    channel: grpc_testing.Channel, client: Client
+) -> None:
+    create = agent_service_pb2.MISSING_SESSION_POLICY_CREATE
+    with client.run("lead", "hi", session_id="chat-7", on_missing_session=create):
+        _, request, _ = channel.take_unary_stream(method("Run"))
+    assert (request.session_id, request.on_missing_session) == ("chat-7", create)
+    policy = policy_pb2.RunPolicy(background=True)
+    with client.fork(RUN_ID, 7, policy=policy):
+        _, request, _ = channel.take_unary_stream(method("ForkRun"))
+    assert (request.after_sequence, request.policy) == (7, policy)
 
 
 def test_a_failed_call_has_the_details_of_the_server(
@@ -137,7 +165,7 @@ def test_a_failed_call_has_the_details_of_the_server(
 ) -> None:
     given = other_thread.submit(client.get_run, "nope")
     _, _, rpc = channel.take_unary_unary(method("GetRun"))
-    info = error_details_pb2.ErrorInfo(reason="NOT_FOUND", domain="bough")
+    info = error_details_pb2.ErrorInfo(reason="NOT_FOUND", domain="bough.dev")
     status = rich_status(grpc.StatusCode.NOT_FOUND, "There is no run 'nope'.", info)
     rpc.terminate(None, (("grpc-status-details-bin", status),), grpc.StatusCode.NOT_FOUND, "There is no run 'nope'.")
     with pytest.raises(NotFound, match="There is no run 'nope'") as raised:

@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 
 from google.protobuf import duration_pb2, timestamp_pb2
 
-from bough.v1 import error_pb2, event_pb2, message_pb2, policy_pb2, step_pb2
+from bough.v1 import error_pb2, event_pb2, execution_pb2, follow_pb2, message_pb2, policy_pb2, step_pb2, usage_pb2
 
 RUN_ID = "0193d6b4-0000-7000-8000-00000000abcd"
 SESSION_ID = "0193d6b4-0000-7000-8000-00000000beef"
@@ -14,6 +14,11 @@ AgentEvent = event_pb2.AgentEvent
 def words(text: str) -> message_pb2.Message:
     """An assistant's message."""
     return message_pb2.Message(role=message_pb2.ROLE_ASSISTANT, parts=[message_pb2.Part(text=text)])
+
+
+def batch_of(events: Sequence[AgentEvent]) -> follow_pb2.EventBatch:
+    """What a stream sends of a log at once; it has come as far as the last of these events."""
+    return follow_pb2.EventBatch(events=events, through_sequence=events[-1].sequence)
 
 
 class Turn:
@@ -30,7 +35,7 @@ class Turn:
             run_id=self.run_id,
             session_id=SESSION_ID,
             sequence=len(self.events) + 1,
-            time=timestamp_pb2.Timestamp(seconds=1_700_000_000 + len(self.events)),
+            record_time=timestamp_pb2.Timestamp(seconds=1_700_000_000 + len(self.events)),
             invocation_id=f"id-of-{chain}",
             parent_invocation_id=f"id-of-{'/'.join(names[:-1])}" if len(names) > 1 else "",
             agent=names[-1].partition("#")[0],
@@ -52,7 +57,7 @@ class Turn:
                 invocation_id=f"id-of-{agent}",
                 key_root=self.run_id,
                 agent=agent,
-                kind=event_pb2.AGENT_KIND_LLM,
+                kind=execution_pb2.AGENT_KIND_LLM,
                 input=message_pb2.Message(role=message_pb2.ROLE_USER, parts=[message_pb2.Part(text=text)]),
                 policy=policy_pb2.RunPolicy(),
             ),
@@ -65,8 +70,8 @@ class Turn:
             delta = event_pb2.LlmReasoningDelta(text=reasoning)
             self.add(chain, step=step, attempt=attempt, llm_reasoning_delta=delta)
         for piece in pieces:
-            delta_of_text = event_pb2.LlmOutputDelta(text=piece)
-            self.add(chain, step=step, attempt=attempt, llm_output_delta=delta_of_text)
+            delta_of_text = event_pb2.LlmOutputTextDelta(text=piece)
+            self.add(chain, step=step, attempt=attempt, llm_output_text_delta=delta_of_text)
         response = step_pb2.LlmResponse(message=words("".join(pieces)), provider="test", model="default")
         self.add(chain, step=step, attempt=attempt, llm_completed=event_pb2.LlmCompleted(response=response))
 
@@ -82,7 +87,7 @@ class Turn:
         result = message_pb2.ToolResult(
             call=message_pb2.ToolCall(call_id=call, name=name),
             parts=[message_pb2.Part(text=text)] if text else [],
-            latency=duration_pb2.Duration(nanos=400_000_000),
+            duration=duration_pb2.Duration(nanos=400_000_000),
             child_invocation_id=f"id-of-{child}" if child else "",
             error=error_pb2.AgentError(reason=error_pb2.ERROR_REASON_TOOL_FAILED, message=error) if error else None,
         )
@@ -93,7 +98,12 @@ class Turn:
 
     def child_start(self, chain: str, text: str) -> None:
         """A sub-agent begins."""
-        self.add(chain, sub_agent_started=event_pb2.SubAgentStarted(input=words(text), trigger=event_pb2.TRIGGER_TOOL))
+        self.add(
+            chain,
+            sub_agent_started=event_pb2.SubAgentStarted(
+                input=words(text), trigger=execution_pb2.INVOCATION_TRIGGER_TOOL
+            ),
+        )
 
     def child_end(self, chain: str, text: str) -> None:
         """A sub-agent ends with an answer."""
@@ -121,7 +131,9 @@ class Turn:
         self.add(agent, run_completed=end)
 
 
-USED = message_pb2.Usage(input_tokens=900, output_tokens=304, model_calls=4, tool_calls=2, cost_micros=1_200)
+USED = usage_pb2.Usage(
+    input_tokens=900, output_tokens=304, model_calls=4, tool_calls=2, cost_nanos=1_200_000, currency_code="USD"
+)
 
 
 def desk() -> Sequence[AgentEvent]:

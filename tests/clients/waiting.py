@@ -5,55 +5,64 @@ from collections.abc import Sequence
 import grpc
 from google.protobuf import timestamp_pb2
 
-from bough.v1 import agent_service_pb2, event_pb2, fork_pb2, input_pb2, message_pb2
+from bough.v1 import (
+    agent_service_pb2,
+    event_pb2,
+    execution_pb2,
+    follow_pb2,
+    fork_pb2,
+    input_pb2,
+    message_pb2,
+    run_pb2,
+)
 from tests.clients.loopback import LoopbackService
-from tests.clients.turns import RUN_ID, AgentEvent, Turn
+from tests.clients.turns import RUN_ID, AgentEvent, Turn, batch_of
 
 APPROVAL_ID = "6f1c2d3e-0000-5000-8000-00000000aaaa"
 QUESTION_ID = "7a2b3c4d-0000-5000-8000-00000000bbbb"
 CARD_ID = "8b3c4d5e-0000-5000-8000-00000000cccc"
 FORK_ID = "0193d6b4-0000-7000-8000-0000000f0f0f"
 _STATES = {
-    "run_interrupted": event_pb2.STATE_INPUT_REQUIRED,
-    "run_completed": event_pb2.STATE_SUCCEEDED,
-    "run_failed": event_pb2.STATE_FAILED,
-    "run_cancelled": event_pb2.STATE_CANCELLED,
+    "run_interrupted": execution_pb2.EXECUTION_STATE_INPUT_REQUIRED,
+    "run_completed": execution_pb2.EXECUTION_STATE_SUCCEEDED,
+    "run_failed": execution_pb2.EXECUTION_STATE_FAILED,
+    "run_cancelled": execution_pb2.EXECUTION_STATE_CANCELLED,
 }
 
 
 def approval(arguments: str = '{"amount": 180}') -> input_pb2.InputRequest:
     """Whether a refund may be paid; until noon of a day, then not."""
     return input_pb2.InputRequest(
-        request_id=APPROVAL_ID,
+        input_id=APPROVAL_ID,
         call_id="c2",
-        reason=input_pb2.INPUT_REASON_APPROVAL,
+        kind=input_pb2.INPUT_KIND_APPROVAL,
         call=message_pb2.ToolCall(call_id="c2", name="refund", arguments_json=arguments),
         prompt="Is that much to be paid?",
-        address=["lead", "refunds"],
+        agent_path=["lead", "refunds"],
         expire_time=timestamp_pb2.Timestamp(seconds=1_700_000_000),
-        default_answer=input_pb2.InputAnswer(approval=input_pb2.Approval(approved=False, note="too late")),
+        default_answer=input_pb2.InputAnswer(approval=input_pb2.ApprovalDecision(approved=False, note="too late")),
     )
 
 
 def question(schema: str = '{"type": "string"}') -> input_pb2.InputRequest:
     """A question of an agent's code."""
     return input_pb2.InputRequest(
-        request_id=QUESTION_ID,
-        reason=input_pb2.INPUT_REASON_QUESTION,
+        input_id=QUESTION_ID,
+        kind=input_pb2.INPUT_KIND_QUESTION,
         prompt="Why does it come back?",
         answer_schema_json=schema,
-        address=["lead", "interviewer"],
+        agent_path=["lead", "interviewer"],
     )
 
 
-def card(reason: input_pb2.InputReason.ValueType = input_pb2.INPUT_REASON_CLIENT_TOOL) -> input_pb2.InputRequest:
+def card(reason: input_pb2.InputKind.ValueType = input_pb2.INPUT_KIND_CLIENT_TOOL) -> input_pb2.InputRequest:
     """A tool that the client runs, or one that its server was lost with."""
     return input_pb2.InputRequest(
-        request_id=CARD_ID,
+        input_id=CARD_ID,
         call_id="c1",
-        reason=reason,
+        kind=reason,
         call=message_pb2.ToolCall(call_id="c1", name="read_card", arguments_json='{"reader": "counter"}'),
-        address=["lead"],
+        agent_path=["lead"],
     )
 
 
@@ -63,7 +72,7 @@ def interrupted(*requests: input_pb2.InputRequest) -> Sequence[AgentEvent]:
     turn.start()
     turn.model("lead", "One moment.")
     for request in requests:
-        chain = "/".join(request.address)
+        chain = "/".join(request.agent_path)
         turn.add(chain, input_requested=event_pb2.InputRequested(request=request))
     turn.add("lead", run_interrupted=event_pb2.RunInterrupted(requests=requests))
     return turn.events
@@ -90,8 +99,8 @@ class WaitingService(LoopbackService):
             if event.sequence <= request.after_sequence:
                 continue
             if not request.follow.event_names or event.HasField("input_requested"):
-                yield agent_service_pb2.WatchRunResponse(events=[event], through_sequence=event.sequence)
-            is_last = event.HasField("run_interrupted") and request.until == agent_service_pb2.WATCH_UNTIL_INTERRUPTED
+                yield agent_service_pb2.WatchRunResponse(batch=batch_of([event]))
+            is_last = event.HasField("run_interrupted") and request.until == follow_pb2.WATCH_UNTIL_INTERRUPTED
             if is_last:
                 return
 
@@ -108,7 +117,7 @@ class WaitingService(LoopbackService):
         self.events = _numbered([*turn.events, *self.rest])
         await context.send_initial_metadata((("bough-run-id", request.run_id),))
         for event in self.events[first - 1 :]:
-            yield agent_service_pb2.ResumeRunResponse(events=[event], through_sequence=event.sequence)
+            yield agent_service_pb2.ResumeRunResponse(batch=batch_of([event]))
 
     async def ForkRun(self, request, context):
         self.forked.append(request)
@@ -116,21 +125,20 @@ class WaitingService(LoopbackService):
             await context.abort(grpc.StatusCode.NOT_FOUND, "There is no such run.")
         turn = Turn(FORK_ID)
         turn.events = [*self.events[: request.after_sequence]]
-        forked = event_pb2.RunForked(
-            origin_run_id=RUN_ID, origin_sequence=request.after_sequence, changes=request.changes
-        )
+        origin = fork_pb2.ForkOrigin(run_id=RUN_ID, sequence=request.after_sequence)
+        forked = event_pb2.RunForked(origin=origin, changes=request.changes)
         turn.add("lead", run_forked=forked)
         self.fork = _numbered([*turn.events, *self.rest], FORK_ID)
         await context.send_initial_metadata((("bough-run-id", FORK_ID),))
         for event in self.fork[request.after_sequence :]:
-            yield agent_service_pb2.ForkRunResponse(events=[event], through_sequence=event.sequence)
+            yield agent_service_pb2.ForkRunResponse(batch=batch_of([event]))
 
     async def GetRun(self, request, context):
         last = self.events_of(request.run_id)[-1]
-        run = agent_service_pb2.Run(
+        run = run_pb2.Run(
             run_id=request.run_id,
             agent="lead",
-            state=_STATES.get(last.WhichOneof("payload"), event_pb2.STATE_RUNNING),
+            state=_STATES.get(last.WhichOneof("payload"), execution_pb2.EXECUTION_STATE_RUNNING),
             open_requests=last.run_interrupted.requests,
             last_sequence=last.sequence,
         )

@@ -1,66 +1,47 @@
 """Every prefix of a log is enough to finish its run: the same answer, the same tree, and nothing done twice."""
 
-import asyncio
-import gc
 import tempfile
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
 
 import pytest
 from hypothesis import Phase, example, given, settings
 from hypothesis import strategies as st
 
 from bough.v1 import event_pb2
-from bough_server import events
-from tests.durability.prefixes.finishing import Finished, record, recover
+from tests.durability.prefixes.cutting import cuts, finish, finish_each, run_in_a_loop
+from tests.durability.prefixes.finishing import Finished, record
 from tests.durability.prefixes.judging import check_finished, check_kept
 from tests.durability.prefixes.scenario import Scenario, Team
 from tests.durability.prefixes.scenarios import SCENARIOS
+from tests.support.kinds import KINDS
 from tests.support.random_teams import Plan, definition, named, plans, turns
 
-T = TypeVar("T")
+RUNS = (*SCENARIOS, *KINDS)
 
 Check = Callable[[Finished, Sequence[event_pb2.AgentEvent], Finished], None]
 
-AT_ONCE = 4
-"""How many houses stand at the same time."""
-
-PATIENCE = 10.0
-"""Seconds after which a run is stuck."""
-
 ONCE = (Phase.explicit, Phase.reuse, Phase.generate)
 """A run that is stuck takes too long to be tried again and again."""
-
-
-def _run(work: Coroutine[Any, Any, T]) -> T:
-    """Runs tests of one loop, and asserts that nobody was left behind with an error that nobody reads."""
-    complaints: list[dict[str, Any]] = []
-
-    async def watched() -> T:
-        asyncio.get_running_loop().set_exception_handler(lambda _, context: complaints.append(context))
-        result = await work
-        gc.collect()
-        return result
-
-    result = asyncio.run(watched())
-    assert complaints == []
-    return result
 
 
 class Recorded:
     """A run from its beginning to its end and, where it was cancelled, as it is when nobody does."""
 
     def __init__(self, scenario: Scenario, folder: Path) -> None:
-        self.run = _run(record(scenario, folder / "run", is_cancelled=True))
+        self.run = run_in_a_loop(record(scenario, folder / "run", is_cancelled=True))
         self._left_alone = (
-            _run(record(scenario, folder / "alone", is_cancelled=False)) if scenario.cancelled_at else self.run
+            run_in_a_loop(record(scenario, folder / "alone", is_cancelled=False)) if scenario.cancelled_at else self.run
         )
 
     def whole(self, prefix: Sequence[event_pb2.AgentEvent]) -> Finished:
         """What a run comes to that has come this far."""
         wished = (event.cancel_requested for event in prefix if event.HasField("cancel_requested"))
-        return self._left_alone if all(wish.scope for wish in wished) else self.run
+        return self._left_alone if all(wish.effect_scope for wish in wished) else self.run
+
+    def judge(self, check: Check) -> Callable[[Finished, Sequence[event_pb2.AgentEvent]], None]:
+        """Compares a run that went on from a prefix with what it comes to."""
+        return lambda finished, prefix: check(finished, prefix, self.whole(prefix))
 
 
 @pytest.fixture(scope="module")
@@ -77,35 +58,6 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Scenario], R
     return get
 
 
-async def _go_on(
-    recording: Recorded, broken: Finished, through: int, folder: Path, *, check: Check = check_finished
-) -> Finished:
-    """Finishes a run that was cut off after a sequence, and checks how it ended."""
-    prefix = broken.log[:through]
-    try:
-        async with asyncio.timeout(PATIENCE):
-            finished = await recover(broken, through, folder)
-        check(finished, prefix, recording.whole(prefix))
-    except Exception as error:
-        error.add_note(f"cut after {through}, {events.name_of(prefix[-1])}")
-        raise
-    return finished
-
-
-async def _check_every_prefix(recording: Recorded, folder: Path) -> None:
-    places = asyncio.Semaphore(AT_ONCE)
-
-    async def check(through: int) -> None:
-        async with places:
-            await _go_on(recording, recording.run, through, folder / str(through))
-
-    length = len(recording.run.log)
-    ended = await asyncio.gather(*(check(through) for through in range(1, length + 1)), return_exceptions=True)
-    failures = [error for error in ended if isinstance(error, Exception)]
-    if failures:
-        raise ExceptionGroup(f"of {length} prefixes", failures)
-
-
 async def _check_crashes(
     recording: Recorded, places: Sequence[float], folder: Path, *, check: Check = check_finished
 ) -> None:
@@ -113,23 +65,26 @@ async def _check_crashes(
     broken, begun = recording.run, 1
     for number, place in enumerate(places):
         through = begun + round(place * (len(broken.log) - begun))
-        broken, begun = await _go_on(recording, broken, through, folder / str(number), check=check), through
+        broken, begun = await finish(broken, through, folder / str(number), recording.judge(check)), through
 
 
-@pytest.mark.parametrize("scenario", SCENARIOS, ids=str)
+@pytest.mark.grid
+@pytest.mark.parametrize("scenario", RUNS, ids=str)
 def test_every_prefix_of_a_log_is_enough_to_finish_its_run(
-    scenario: Scenario, recorded: Callable[[Scenario], Recorded], tmp_path: Path
+    scenario: Scenario, recorded: Callable[[Scenario], Recorded], whole_grid: bool, tmp_path: Path
 ) -> None:
-    _run(_check_every_prefix(recorded(scenario), tmp_path))
+    recording = recorded(scenario)
+    whole = recording.run
+    run_in_a_loop(finish_each(whole, cuts(whole.log, whole_grid=whole_grid), tmp_path, recording.judge(check_finished)))
 
 
 @settings(max_examples=40, deadline=None, phases=ONCE)
-@given(st.sampled_from(SCENARIOS), st.lists(st.floats(0, 1), min_size=2, max_size=4))
+@given(st.sampled_from(RUNS), st.lists(st.floats(0, 1), min_size=2, max_size=4))
 def test_a_recovery_that_crashes_anywhere_is_recovered_like_the_first(
     recorded: Callable[[Scenario], Recorded], scenario: Scenario, places: list[float]
 ) -> None:
     with tempfile.TemporaryDirectory() as folder:
-        _run(_check_crashes(recorded(scenario), places, Path(folder)))
+        run_in_a_loop(_check_crashes(recorded(scenario), places, Path(folder)))
 
 
 def _plan(*children: Plan, fails: bool = False, aborts: bool = False) -> Plan:
@@ -154,4 +109,6 @@ def test_any_team_that_crashes_anywhere_is_finished(plan: Plan, places: list[flo
     with tempfile.TemporaryDirectory() as folder:
         recording = Recorded(scenario, Path(folder) / "whole")
         is_certain = all(one.is_certain() for one in everybody)
-        _run(_check_crashes(recording, places, Path(folder), check=check_finished if is_certain else check_kept))
+        run_in_a_loop(
+            _check_crashes(recording, places, Path(folder), check=check_finished if is_certain else check_kept)
+        )

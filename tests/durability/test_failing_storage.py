@@ -17,7 +17,7 @@ from structlog.testing import capture_logs
 
 from bough import AsyncClient, Rejoining, Unavailable
 from bough.v1 import agent_service_pb2 as pb
-from bough.v1 import event_pb2, policy_pb2
+from bough.v1 import execution_pb2, follow_pb2, policy_pb2
 from bough_server.store.sql.store import Store, open_store
 from bough_server.store.sql.writer import CommitHooks
 from tests.rpc.servers import status_details
@@ -27,7 +27,7 @@ from tests.support.laws import check_laws
 
 LARGE = "x" * 100_000
 LABELS = {f"n{number}": "whispered".ljust(256) for number in range(60)}
-KEEPS_ON = policy_pb2.RunPolicy(on_disconnect=policy_pb2.ON_DISCONNECT_CONTINUE)
+KEEPS_ON = policy_pb2.RunPolicy(on_disconnect=policy_pb2.DISCONNECT_POLICY_CONTINUE)
 
 
 class Commits:
@@ -69,7 +69,7 @@ async def _refused(turn: Turn) -> None:
         await turn.to_the_end()
     assert caught.value.code() == grpc.StatusCode.UNAVAILABLE
     assert caught.value.details() == "The server could not write to its storage; its log says why."
-    assert status_details(caught.value)[0] == ErrorInfo(reason="STORAGE_FAILED", domain="bough")
+    assert status_details(caught.value)[0] == ErrorInfo(reason="STORAGE_FAILED", domain="bough.dev")
 
 
 async def test_while_a_commit_is_held_no_reader_sees_its_event(tmp_path: Path, commits: Commits) -> None:
@@ -80,10 +80,10 @@ async def test_while_a_commit_is_held_no_reader_sees_its_event(tmp_path: Path, c
         GATES["held commit"].set()
         await asyncio.to_thread(commits.reached.wait)
         reading = asyncio.create_task(turn.to_the_end())
-        current = await watch(server, run_id, until=pb.WATCH_UNTIL_CURRENT).to_the_end()
+        current = await watch(server, run_id, until=follow_pb2.WATCH_UNTIL_CURRENT).to_the_end()
         run = (await server.agents.GetRun(pb.GetRunRequest(run_id=run_id))).run
         assert (current.kinds, turn.kinds, reading.done()) == (["run_started"], ["run_started"], False)
-        assert (run.state, run.last_sequence) == (event_pb2.STATE_RUNNING, 1)
+        assert (run.state, run.last_sequence) == (execution_pb2.EXECUTION_STATE_RUNNING, 1)
         commits.released.set()
         await reading
     assert turn.kinds == ["run_started", "value_recorded", "run_completed"]
@@ -128,10 +128,10 @@ async def test_a_run_whose_storage_failed_is_ended_when_it_is_cancelled_and_lets
         answers = await asyncio.gather(*(server.agents.CancelRun(pb.CancelRunRequest(run_id=run_id)) for _ in range(3)))
         log = await watch(server, run_id).to_the_end()
         after = await begin(server, "echo", "next", session_id=session_id).to_the_end()
-    assert status_details(caught.value)[0] == ErrorInfo(reason="STORAGE_FAILED", domain="bough")
-    assert [answer.run.state for answer in answers] == [event_pb2.STATE_CANCELLED] * 3
+    assert status_details(caught.value)[0] == ErrorInfo(reason="STORAGE_FAILED", domain="bough.dev")
+    assert [answer.run.state for answer in answers] == [execution_pb2.EXECUTION_STATE_CANCELLED] * 3
     assert log.kinds == ["run_started", "cancel_requested", "run_cancelled"]
-    assert log.events[1].cancel_requested.reason == event_pb2.CANCEL_REASON_CALLER
+    assert log.events[1].cancel_requested.reason == execution_pb2.CANCEL_REASON_CALLER
     check_laws(log.events)
     assert after.kinds[-1] == "run_completed"
 
@@ -146,8 +146,8 @@ async def test_a_wish_that_cannot_be_stored_is_refused_and_may_be_made_again(tmp
         commits.are_failing = False
         answer = await server.agents.CancelRun(request)
         log = await watch(server, request.run_id).to_the_end()
-    assert status_details(caught.value)[0] == ErrorInfo(reason="STORAGE_FAILED", domain="bough")
-    assert answer.run.state == event_pb2.STATE_CANCELLED
+    assert status_details(caught.value)[0] == ErrorInfo(reason="STORAGE_FAILED", domain="bough.dev")
+    assert answer.run.state == execution_pb2.EXECUTION_STATE_CANCELLED
     assert log.kinds == ["run_started", "cancel_requested", "run_cancelled"]
     check_laws(log.events)
 

@@ -21,7 +21,7 @@ from tests.rpc.servers import status_details
 from tests.rpc.team import GATES
 from tests.rpc.turns import Served, Turn, begin, served, settings, watch
 
-KEEPS_ON = policy_pb2.RunPolicy(on_disconnect=policy_pb2.ON_DISCONNECT_CONTINUE)
+KEEPS_ON = policy_pb2.RunPolicy(on_disconnect=policy_pb2.DISCONNECT_POLICY_CONTINUE)
 SERVING, NOT_SERVING = HealthCheckResponse.SERVING, HealthCheckResponse.NOT_SERVING
 
 
@@ -71,7 +71,7 @@ async def _refusal(turn: Turn) -> str:
     with pytest.raises(aio.AioRpcError) as caught:
         await turn.to_the_end()
     assert caught.value.code() == grpc.StatusCode.UNAVAILABLE
-    assert status_details(caught.value)[0] == ErrorInfo(reason="STORAGE_FAILED", domain="bough")
+    assert status_details(caught.value)[0] == ErrorInfo(reason="STORAGE_FAILED", domain="bough.dev")
     return str(caught.value.details())
 
 

@@ -9,7 +9,7 @@ import grpc
 import pytest
 from grpc import aio
 
-from bough.v1 import event_pb2, policy_pb2
+from bough.v1 import event_pb2, execution_pb2, policy_pb2
 from tests.rpc.turns import Turn
 from tests.support.gate import standing_gate
 from tests.support.laws import check_laws
@@ -19,7 +19,7 @@ from tests.support.processes import Serving, serving
 from tests.support.projects import llm, openai_model, write_project
 from tests.support.remote import Remote, connected
 
-PASSTHROUGH = policy_pb2.RunPolicy(delta=policy_pb2.DeltaPolicy(passthrough=policy_pb2.PassthroughDeltas()))
+PASSTHROUGH = policy_pb2.RunPolicy(deltas=policy_pb2.DeltaPolicy(passthrough=policy_pb2.PassthroughDeltas()))
 
 
 def _told(request: Request) -> str:
@@ -60,7 +60,7 @@ async def test_a_turn_that_was_killed_in_the_middle_goes_on_at_the_next_server_a
         team = (llm("lead", calls=["talker", "waiter"]), llm("talker"), llm("waiter", tools=["wait_at"]))
         config = write_project(tmp_path, *team, model=openai_model(model.base_url))
         async with serving(config) as server, connected(server.address) as remote:
-            turn = await remote.begin("lead", "hold").until("llm_output_delta")
+            turn = await remote.begin("lead", "hold").until("llm_output_text_delta")
             await gate.arrived.wait()
             run_id = await turn.run_id()
             await server.kill()
@@ -83,9 +83,9 @@ async def test_a_turn_that_was_killed_in_the_middle_goes_on_at_the_next_server_a
     keys = [event.tool_started.idempotency_key for event in log if event.tool_started.call.name == "wait_at"]
     assert keys == keys[:1] * 2
     assert [(node.name, node.state) for node in tree.agents] == [
-        ("lead", event_pb2.STATE_SUCCEEDED),
-        ("talker", event_pb2.STATE_SUCCEEDED),
-        ("waiter", event_pb2.STATE_SUCCEEDED),
+        ("lead", execution_pb2.EXECUTION_STATE_SUCCEEDED),
+        ("talker", execution_pb2.EXECUTION_STATE_SUCCEEDED),
+        ("waiter", execution_pb2.EXECUTION_STATE_SUCCEEDED),
     ]
     assert tree.complete
     check_laws(again.events)
@@ -132,7 +132,7 @@ async def _killed_after(count: int, server: Serving, remote: Remote) -> list[Tur
     async def read(turn: Turn) -> None:
         try:
             async for response in turn.call:
-                turn.events.extend(response.events)
+                turn.events.extend(response.batch.events)
                 if sum(len(each.events) for each in turns) >= count:
                     enough.set()
         except aio.AioRpcError as error:

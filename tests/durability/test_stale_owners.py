@@ -55,7 +55,7 @@ async def test_a_worker_that_was_overtaken_writes_nothing_more_and_its_successor
         first = await world.arrivals.get()
         # To the others it looks dead, as one does that has not been heard of for too long.
         await house.store.leases.release("the-house")
-        successor = Runs(replace(house.runs._equipment, worker="successor"))
+        successor = Runs(replace(house.equipment, worker="successor"))
         await successor.recover()
         second = await world.arrivals.get()
         with capture_logs() as logged:
@@ -80,7 +80,7 @@ async def test_a_cancelled_run_that_was_overtaken_is_cancelled_once(tmp_path: Pa
         run = await house.start("root")
         await world.arrivals.get()
         await house.store.leases.release("the-house")
-        successor = Runs(replace(house.runs._equipment, worker="successor"))
+        successor = Runs(replace(house.equipment, worker="successor"))
         await successor.recover()
         await world.arrivals.get()
         await asyncio.gather(*(runs.cancel(ME, run.run_id) for runs in (successor, house.runs)))

@@ -13,7 +13,7 @@ from grpc_health.v1.health_pb2 import HealthCheckRequest, HealthCheckResponse
 from grpc_health.v1.health_pb2_grpc import HealthStub
 
 from bough.v1 import event_pb2
-from bough.v1.agent_service_pb2 import FollowOptions
+from bough.v1.follow_pb2 import FollowOptions
 from tests.rpc.servers import outcome, status_details
 from tests.support.gate import Gate, standing_gate
 from tests.support.laws import check_laws
@@ -42,7 +42,7 @@ def _is_left(error: aio.AioRpcError) -> None:
     """Asserts that a stream ended because its server stops, and says when to come back."""
     assert error.code() == grpc.StatusCode.UNAVAILABLE
     assert status_details(error) == (
-        ErrorInfo(reason="SERVER_STOPPED", domain="bough"),
+        ErrorInfo(reason="SERVER_STOPPED", domain="bough.dev"),
         RetryInfo(retry_delay=Duration(seconds=1)),
     )
 

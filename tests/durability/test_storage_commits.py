@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from bough.v1 import event_pb2
+from bough.v1 import execution_pb2
 from bough_server.errors import Fenced, StorageFailed
 from bough_server.store.sql.store import Store, open_store
 from bough_server.store.sql.writer import CommitHooks
@@ -72,7 +72,7 @@ async def test_while_a_commit_is_held_no_reader_sees_the_event(path: Path) -> No
         await asyncio.to_thread(gate.reached.wait)
         assert await _committed_of(store, run) == [1]
         assert await store.log.last_sequence(run.run_id) == 1
-        assert (await store.runs.get(ANNE, run.run_id)).run.state == event_pb2.STATE_RUNNING
+        assert (await store.runs.get(ANNE, run.run_id)).run.state == execution_pb2.EXECUTION_STATE_RUNNING
         assert store.log.pending_bytes() > 0
         assert not append.done()
         assert not waiting.done()
@@ -100,7 +100,7 @@ async def test_an_event_whose_commit_fails_is_never_seen_and_ends_the_writing_of
             await everything(store.log, run.run_id)
         await store.log.append(other.run_id, epoch=1, records=other.next(completed()))
         assert await _committed_of(store, run) == [1]
-        assert (await store.runs.get(ANNE, run.run_id)).run.state == event_pb2.STATE_RUNNING
+        assert (await store.runs.get(ANNE, run.run_id)).run.state == execution_pb2.EXECUTION_STATE_RUNNING
 
 
 async def test_a_run_whose_storage_failed_goes_on_under_its_next_owner(path: Path) -> None:
@@ -117,7 +117,7 @@ async def test_a_run_whose_storage_failed_goes_on_under_its_next_owner(path: Pat
         made = run.next(completed(text("Found.", "ASSISTANT")))
         await store.log.append(run.run_id, epoch=2, records=made)
         assert await reader == as_stored(made)
-        stored = await store.sessions.messages(run.session_id, through=9)
+        stored = await store.sessions.messages(ANNE, run.session_id, through=9)
         assert [one.message.parts[0].text for one in stored] == ["?", "Found."]
 
 
@@ -129,7 +129,7 @@ async def test_a_failing_commit_is_tried_again_in_place(path: Path) -> None:
         made = run.next(delta(), completed(text("So.", "ASSISTANT")))
         await store.log.append(run.run_id, epoch=1, records=made)
         assert await everything(store.log, run.run_id, after=1) == as_stored(made)
-        assert len(await store.sessions.messages(run.session_id, through=9)) == 2
+        assert len(await store.sessions.messages(ANNE, run.session_id, through=9)) == 2
 
 
 async def test_a_run_that_was_accepted_although_its_commit_failed_is_accepted_once(path: Path) -> None:
@@ -139,7 +139,7 @@ async def test_a_run_that_was_accepted_although_its_commit_failed_is_accepted_on
         await store.log.create(run.new())
         await store.log.append(run.run_id, epoch=1, records=run.next(completed()))
         assert await _committed_of(store, run) == [1, 2]
-        assert len(await store.sessions.messages(run.session_id, through=9)) == 1
+        assert len(await store.sessions.messages(ANNE, run.session_id, through=9)) == 1
 
 
 async def test_an_append_that_was_committed_although_its_commit_failed_is_a_success(path: Path) -> None:
@@ -150,7 +150,7 @@ async def test_an_append_that_was_committed_although_its_commit_failed_is_a_succ
         made = [run.next(delta()), run.next(completed(text("So.", "ASSISTANT")))]
         await asyncio.gather(*(store.log.append(run.run_id, epoch=1, records=one) for one in made))
         assert await everything(store.log, run.run_id, after=1) == as_stored([one for (one,) in made])
-        assert len(await store.sessions.messages(run.session_id, through=9)) == 2
+        assert len(await store.sessions.messages(ANNE, run.session_id, through=9)) == 2
 
 
 async def test_an_append_of_unknown_outcome_is_fenced_where_another_owner_came_in_between(path: Path) -> None:

@@ -1,25 +1,20 @@
 """A run whose own steps are summarized on the way is finished from every prefix of its log with the same summaries."""
 
-import asyncio
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
+import pytest
+
 from bough.v1 import agent_pb2, event_pb2
-from bough_server import events
-from tests.durability.prefixes.finishing import Finished, record, recover
+from tests.durability.prefixes.cutting import cuts, finish_each, run_in_a_loop
+from tests.durability.prefixes.finishing import Finished, record
 from tests.durability.prefixes.judging import check_kept
 from tests.durability.prefixes.props import asks, looking, said
 from tests.durability.prefixes.scenario import Scenario, Team
 from tests.support.composites import sequence
 from tests.support.readings import having, text_of
 from tests.support.teams import call, llm
-
-AT_ONCE: Final = 4
-"""How many houses stand at the same time."""
-
-PATIENCE: Final = 10.0
-"""Seconds after which a run is stuck."""
 
 _LONG: Final = "word " * 40
 
@@ -58,44 +53,28 @@ STEPS: Final = Scenario(
 
 def _summaries(log: Sequence[event_pb2.AgentEvent]) -> list[tuple[str, int, int, int, str]]:
     return [
-        (event.effect_key, one.from_position, one.to_position, one.run_messages, text_of(one.summary))
+        (event.effect_key, stood_for.from_position, stood_for.to_position, one.run_message_count, text_of(one.summary))
         for event in sorted(having(log, "history_compacted"), key=lambda event: event.effect_key)
-        for one in [event.history_compacted]
+        for one, stood_for in [(event.history_compacted, event.history_compacted.summary.summary_range)]
     ]
 
 
-async def _check(whole: Finished, through: int, folder: Path) -> None:
-    prefix = whole.log[:through]
-    try:
-        async with asyncio.timeout(PATIENCE):
-            finished = await recover(whole, through, folder)
-        check_kept(finished, prefix, whole)
-        assert finished.log[-1].run_completed.final_answer.parts == whole.log[-1].run_completed.final_answer.parts
-        assert _summaries(finished.log) == _summaries(whole.log)
-        asked = sum(event.HasField("llm_completed") for event in finished.log[through:])
-        assert len(finished.world.heard) == asked, "what is answered is asked once"
-    except Exception as error:
-        error.add_note(f"cut after {through}, {events.name_of(prefix[-1])}")
-        raise
+def _check(finished: Finished, prefix: Sequence[event_pb2.AgentEvent], whole: Finished) -> None:
+    check_kept(finished, prefix, whole)
+    assert finished.log[-1].run_completed.final_answer.parts == whole.log[-1].run_completed.final_answer.parts
+    assert _summaries(finished.log) == _summaries(whole.log)
+    asked = sum(event.HasField("llm_completed") for event in finished.log[len(prefix) :])
+    assert len(finished.world.heard) == asked, "what is answered is asked once"
 
 
-async def _check_every_prefix(folder: Path) -> Finished:
-    whole = await record(STEPS, folder / "whole", is_cancelled=False)
-    places = asyncio.Semaphore(AT_ONCE)
+@pytest.mark.grid
+def test_every_prefix_is_finished_with_the_same_summaries(whole_grid: bool, tmp_path: Path) -> None:
+    whole = run_in_a_loop(record(STEPS, tmp_path / "whole", is_cancelled=False))
 
-    async def check(through: int) -> None:
-        async with places:
-            await _check(whole, through, folder / str(through))
+    def check(finished: Finished, prefix: Sequence[event_pb2.AgentEvent]) -> None:
+        _check(finished, prefix, whole)
 
-    ended = await asyncio.gather(*map(check, range(1, len(whole.log) + 1)), return_exceptions=True)
-    failures = [error for error in ended if isinstance(error, Exception)]
-    if failures:
-        raise ExceptionGroup(f"of {len(whole.log)} prefixes", failures)
-    return whole
-
-
-def test_every_prefix_is_finished_with_the_same_summaries(tmp_path: Path) -> None:
-    whole = asyncio.run(_check_every_prefix(tmp_path))
+    run_in_a_loop(finish_each(whole, cuts(whole.log, whole_grid=whole_grid), tmp_path, check))
     made = [(key, of_run > 0) for key, _, _, of_run, _ in _summaries(whole.log)]
     assert len(made) == 4
     assert ("c0/s2.compact", True) in made

@@ -9,8 +9,16 @@ import pytest
 from google.rpc.error_details_pb2 import ErrorInfo, ResourceInfo
 from grpc import aio
 
-from bough.v1 import agent_service_pb2 as pb
-from bough.v1 import eval_service_pb2, event_pb2, session_service_pb2, state_pb2
+from bough.v1 import (
+    agent_service_pb2 as pb,
+)
+from bough.v1 import (
+    eval_service_pb2,
+    execution_pb2,
+    run_pb2,
+    session_pb2,
+    session_service_pb2,
+)
 from bough_server.store.ports import Principal
 from tests.rpc.servers import status_details
 from tests.rpc.team import GATES
@@ -44,7 +52,7 @@ async def _is_hidden(call: Awaitable[object], kind: str, name: str) -> None:
         await call
     assert caught.value.code() == grpc.StatusCode.NOT_FOUND
     assert status_details(caught.value) == (
-        ErrorInfo(reason="NOT_FOUND", domain="bough"),
+        ErrorInfo(reason="NOT_FOUND", domain="bough.dev"),
         ResourceInfo(resource_type=kind, resource_name=name),
     )
 
@@ -66,19 +74,24 @@ async def test_another_tenants_runs_and_sessions_do_not_exist(tmp_path: Path, ca
             server.sessions.GetSession(session.GetSessionRequest(session_id=session_id)),
             server.sessions.ListMessages(session.ListMessagesRequest(session_id=session_id)),
             server.sessions.DeleteSession(session.DeleteSessionRequest(session_id=session_id)),
-            server.sessions.GetState(session.GetStateRequest(session_id=session_id)),
-            server.sessions.UpdateState(
-                session.UpdateStateRequest(session_id=session_id, changes=[state_pb2.StateChange(key="a")])
+            server.sessions.GetSessionState(session.GetSessionStateRequest(session_id=session_id)),
+            server.sessions.UpdateSessionState(
+                session.UpdateSessionStateRequest(
+                    session_id=session_id, changes=[session_pb2.SessionStateChange(key="a")]
+                )
             ),
+            server.sessions.UpdateSession(session.UpdateSessionRequest(session_id=session_id, labels={"a": "b"})),
             begin(server, "echo", "hi", session_id=session_id).call.read(),
         ):
             await _is_hidden(call, "session", session_id)
         assert not (await server.agents.ListRuns(pb.ListRunsRequest())).runs
-        assert not (await server.agents.ListRuns(pb.ListRunsRequest(session_id=session_id))).runs
-        assert not (await server.trees.ListInvocations(eval_service_pb2.ListInvocationsRequest())).invocations
+        annes = run_pb2.RunFilter(session_id=session_id)
+        assert not (await server.agents.ListRuns(pb.ListRunsRequest(filter=annes))).runs
         assert not (await server.sessions.ListSessions(session.ListSessionsRequest())).sessions
         caller.principal = ANNE
-        assert (await server.agents.GetRun(pb.GetRunRequest(run_id=run_id))).run.state == event_pb2.STATE_RUNNING
+        assert (
+            await server.agents.GetRun(pb.GetRunRequest(run_id=run_id))
+        ).run.state == execution_pb2.EXECUTION_STATE_RUNNING
         GATES["anne's gate"].set()
         await turn.to_the_end()
     assert turn.kinds == ["run_started", "value_recorded", "run_completed"]

@@ -81,7 +81,7 @@ async def test_a_clock_that_is_set_back_during_a_run_changes_nothing_of_it(tmp_p
         await _check(house, log)
         await _check(house, again)
     (result,) = [event.tool_completed.result for event in log if event.HasField("tool_completed")]
-    assert result.latency.ToNanoseconds() == 0, "nothing takes less than no time"
+    assert result.duration.ToNanoseconds() == 0, "nothing takes less than no time"
     assert (answer_of(log), answer_of(again)) == ("It is there.", "It is there.")
 
 
@@ -100,7 +100,7 @@ async def test_a_run_of_an_hour_from_now_is_recovered(tmp_path: Path) -> None:
         assert (await house.turn("root", session_id=run.session_id))[-1].HasField("run_completed")
     assert answer_of(log) == "It is there."
     (resumed,) = [event for event in log if event.HasField("run_resumed")]
-    assert resumed.time.ToNanoseconds() < log[0].time.ToNanoseconds()
+    assert resumed.record_time.ToNanoseconds() < log[0].record_time.ToNanoseconds()
 
 
 async def test_a_sleep_ends_at_its_time_on_the_next_servers_clock(tmp_path: Path) -> None:

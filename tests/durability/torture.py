@@ -92,7 +92,11 @@ async def torment(folder: Path, faults: Faults, *, turns: int, when: Sequence[Mo
     async with serving_model(mind, delta_interval=_WORD_SECONDS) as model:
         config, port = write_team(folder, model.base_url), _free_port()
         start = partial(
-            starting, config, arguments=("--port", str(port)), environment={"TORTURE_EFFECTS": str(effects)}
+            starting,
+            config,
+            arguments=("--port", str(port)),
+            environment={"TORTURE_EFFECTS": str(effects)},
+            is_cold=True,
         )
         clients = [Client(f"127.0.0.1:{port}", number, faults) for number in range(turns)]
         async with asyncio.TaskGroup() as group:

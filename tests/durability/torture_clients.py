@@ -8,7 +8,7 @@ from typing import Final
 
 from bough import AsyncClient, Rejoining
 from bough.collection import collected
-from bough.v1 import event_pb2
+from bough.v1 import event_pb2, execution_pb2
 from tests.durability.torture_team import KINDS, answer_to, expected
 
 TURN_SECONDS: Final = 120.0
@@ -76,14 +76,16 @@ class Client:
             if is_watched:
                 group.create_task(_read(client.watch(run_id), watched))
             await _read(stream, turn.events)
-            while (run := collected(turn.events)).state == event_pb2.STATE_INPUT_REQUIRED:
+            while (run := collected(turn.events)).state == execution_pb2.EXECUTION_STATE_INPUT_REQUIRED:
                 answers = [answer_to(request) for request in run.open_requests]
                 await _read(client.resume(run_id, answers, after=turn.events[-1].sequence), turn.events)
         self._session_id = run.session_id
         if is_watched and watched != turn.events:
             self._faults.add("lost", f"{kind} {turn.told} {run_id}: a watcher saw another run than its caller")
         if run.answer != expected(kind, turn.told):
-            said = run.answer or event_pb2.State.Name(run.state) + (f": {run.error.message}" if run.error else "")
+            said = run.answer or execution_pb2.ExecutionState.Name(run.state) + (
+                f": {run.error.message}" if run.error else ""
+            )
             self._faults.add("lost", f"{kind} {turn.told} {run_id}: the answer is {said!r}")
 
 

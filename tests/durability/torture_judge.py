@@ -13,7 +13,8 @@ from bough.v1 import event_pb2
 from bough_server import events
 from bough_server.cli.definitions import registry_of
 from bough_server.clock import SystemClock
-from bough_server.runs.replay import replay, untouchable
+from bough_server.interceptors.auth import LOCAL
+from bough_server.runs.replay import offline_resolver, replay
 from bough_server.settings import Settings
 from bough_server.store.sql.store import Store, open_store
 from bough_server.telemetry import Tracing, make_provider
@@ -55,8 +56,8 @@ async def judge(evidence: Evidence, faults: Faults) -> int:
                 _compare(by_run[run_id].events, log, faults)
             _check(log, lines, evidence.asked, faults)
             cut = log[0].run_started.session_cut
-            session = await store.sessions.messages(session_id, through=cut) if cut else ()
-            resolver = untouchable(log, registry, is_forced=False)
+            session = await store.sessions.messages(LOCAL, session_id, through=cut) if cut else ()
+            resolver = offline_resolver(log, registry, is_forced=False)
             replayed = await replay(log, resolver=resolver, tracing=tracing, clock=SystemClock(), session=session)
             if replayed.divergence:
                 faults.add("lost", f"{run_id}: it does not re-execute: {replayed.divergence}")

@@ -75,9 +75,9 @@ def _answer(name: str, told: str, said: Sequence[str]) -> str:
 
 def answer_to(request: input_pb2.InputRequest) -> input_pb2.InputAnswer:
     """What a client says to a request."""
-    if request.reason == input_pb2.INPUT_REASON_APPROVAL:
+    if request.kind == input_pb2.INPUT_KIND_APPROVAL:
         return approve(request)
-    if request.reason == input_pb2.INPUT_REASON_CLIENT_TOOL:
+    if request.kind == input_pb2.INPUT_KIND_CLIENT_TOOL:
         return tool_result(request, f"card of {json.loads(request.call.arguments_json)['label']}")
     return reply(request, f"word for {request.prompt}")
 

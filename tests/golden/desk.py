@@ -71,8 +71,8 @@ def team() -> list[agent_pb2.AgentDefinition]:
 def joined() -> policy_pb2.RunPolicy:
     """Deltas joined by their number alone, so that no clock decides how many there are."""
     policy = policy_pb2.RunPolicy()
-    policy.delta.aggregated.max_chars = 10_000
-    policy.delta.aggregated.max_interval.FromSeconds(10)
+    policy.deltas.aggregated.max_chars = 10_000
+    policy.deltas.aggregated.max_interval.FromSeconds(10)
     return policy
 
 

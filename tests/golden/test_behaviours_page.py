@@ -7,7 +7,7 @@ TESTS = Path(__file__).parents[1]
 
 
 def test_every_test_that_the_page_of_behaviours_names_is_there() -> None:
-    page = (TESTS.parent / "docs" / "behaviours.md").read_text(encoding="utf-8")
+    page = (TESTS / "behaviours.md").read_text(encoding="utf-8")
     named = set(re.findall(r"`(test_\w+)`", page))
     defined = {
         name

@@ -3,15 +3,15 @@
 import asyncio
 from pathlib import Path
 
-from bough.v1 import agent_pb2, agent_service_pb2, error_pb2, event_pb2, message_pb2, policy_pb2
+from bough.v1 import agent_pb2, error_pb2, event_pb2, follow_pb2, message_pb2, policy_pb2, usage_pb2
 from bough_server import events
 from bough_server.views import Selection
 from tests.support.house import ME, names
 from tests.support.readings import check_replay, text_of
 from tests.support.teams import llm, open_team
 
-PASSTHROUGH = policy_pb2.RunPolicy(delta=policy_pb2.DeltaPolicy(passthrough=policy_pb2.PassthroughDeltas()))
-ABORT = policy_pb2.RunPolicy(on_sub_agent_failure=policy_pb2.ON_SUB_AGENT_FAILURE_ABORT)
+PASSTHROUGH = policy_pb2.RunPolicy(deltas=policy_pb2.DeltaPolicy(passthrough=policy_pb2.PassthroughDeltas()))
+ABORT = policy_pb2.RunPolicy(on_sub_agent_failure=policy_pb2.SUB_AGENT_FAILURE_POLICY_ABORT)
 
 ONE_CHILD = """
 agents:
@@ -25,10 +25,10 @@ agents:
       usage: {input_tokens: 5, output_tokens: 3}
 """
 
-CALL = ["p: llm.started", "p: llm.tool_call_delta", "p: llm.completed"]
+CALL = ["p: llm.started", "p: llm.tool_call.delta", "p: llm.completed"]
 ANSWER = [
     "p: llm.started",
-    "p: llm.output_delta",
+    "p: llm.output_text.delta",
     "p: llm.completed",
     "p: step.completed",
     "p: run.completed",
@@ -36,7 +36,7 @@ ANSWER = [
 
 
 def summary(log: list[event_pb2.AgentEvent]) -> list[event_pb2.AgentEvent]:
-    selection = Selection(agent_service_pb2.VIEW_SUMMARY, ())
+    selection = Selection(follow_pb2.EVENT_VIEW_SUMMARY, ())
     return [shown for event in log if (shown := selection.apply(event)) is not None]
 
 
@@ -71,8 +71,13 @@ async def test_s1_one_child_with_joined_deltas(tmp_path: Path) -> None:
         (message_pb2.MESSAGE_KIND_ASSISTANT, "p", "All done."),
     ]
     assert [(entry.agent, entry.usage.input_tokens) for entry in entries] == [("p", 10), ("c", 5), ("p", 20)]
-    assert log[-1].run_completed.tree_usage == message_pb2.Usage(
-        input_tokens=35, output_tokens=9, model_calls=3, tool_calls=1, cost_micros=35 + 18
+    assert log[-1].run_completed.tree_usage == usage_pb2.Usage(
+        input_tokens=35,
+        output_tokens=9,
+        model_calls=3,
+        tool_calls=1,
+        cost_nanos=35_000 + 18_000,
+        currency_code="USD",
     )
 
 
@@ -105,7 +110,7 @@ async def test_s3_a_failed_child_is_a_failed_result_and_the_caller_goes_on(tmp_p
         "p: tool.started",
         "c: sub_agent.started",
         "c: llm.started",
-        "c: llm.output_delta",
+        "c: llm.output_text.delta",
         "c: llm.failed",
         "c: step.failed",
         "c: sub_agent.failed",
@@ -133,7 +138,7 @@ async def test_s4_a_failed_child_aborts_its_caller_and_nothing_follows(tmp_path:
 
 
 async def test_the_policy_of_a_link_wins_over_the_agents_and_the_runs(tmp_path: Path) -> None:
-    carry_on = agent_pb2.AgentLink(agent="c", on_failure=policy_pb2.ON_SUB_AGENT_FAILURE_CONTINUE)
+    carry_on = agent_pb2.AgentLink(agent="c", on_failure=policy_pb2.SUB_AGENT_FAILURE_POLICY_CONTINUE)
     async with open_team(tmp_path, FAILING_CHILD, llm("p", links=[carry_on]), llm("c")) as house:
         log = await house.turn("p", policy=ABORT)
     assert events.name_of(log[-1]) == "agent.run.completed"
@@ -236,7 +241,7 @@ async def test_s8_a_cancelled_run_ends_every_open_thing_once_leaf_first(tmp_path
         log = []
         async for event in house.follow(run):
             log.append(event)
-            if event.HasField("llm_output_delta"):
+            if event.HasField("llm_output_text_delta"):
                 await house.runs.cancel(ME, run.run_id)
         entries = await house.store.usage.of_run(run.run_id)
         await check_replay(house, log)
@@ -246,7 +251,7 @@ async def test_s8_a_cancelled_run_ends_every_open_thing_once_leaf_first(tmp_path
         "p: tool.started",
         "c: sub_agent.started",
         "c: llm.started",
-        "c: llm.output_delta",
+        "c: llm.output_text.delta",
         "p: control.cancel_requested",
         "c: llm.failed",
         "c: step.failed",
@@ -286,9 +291,9 @@ async def test_s10_a_retried_attempt_voids_the_deltas_of_the_one_before(tmp_path
         await check_replay(house, log)
     assert [name for name in names(log) if name.startswith("c: llm.")] == [
         "c: llm.started",
-        "c: llm.output_delta",
+        "c: llm.output_text.delta",
         "c: llm.retrying",
-        "c: llm.output_delta",
+        "c: llm.output_text.delta",
         "c: llm.completed",
     ]
     shown = [event for event in summary(log) if event.HasField("sub_agent_partial")]

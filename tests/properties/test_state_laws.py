@@ -8,7 +8,7 @@ from typing import TypeAlias
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bough.v1 import event_pb2, state_pb2
+from bough.v1 import event_pb2, session_pb2
 from bough_server.runtime.state import LaneState
 from bough_server.session_state_fold import StateFold
 
@@ -23,9 +23,9 @@ class Write:
     name: str
     value: int | None
 
-    def change(self) -> state_pb2.StateChange:
+    def change(self) -> session_pb2.SessionStateChange:
         text = None if self.value is None else str(self.value)
-        return state_pb2.StateChange(key=self.name, value_json=text)
+        return session_pb2.SessionStateChange(key=self.name, value_json=text)
 
 
 @dataclass(frozen=True)
@@ -93,8 +93,10 @@ class Run:
         changes = [write.change() for write in writes]
         state.take(changes)
         if ".t" in key.rpartition("/")[2]:
-            return event_pb2.AgentEvent(effect_key=key, tool_completed=event_pb2.ToolCompleted(state_delta=changes))
-        return event_pb2.AgentEvent(effect_key=key, state_changed=event_pb2.StateChanged(changes=changes))
+            return event_pb2.AgentEvent(effect_key=key, tool_completed=event_pb2.ToolCompleted(state_changes=changes))
+        return event_pb2.AgentEvent(
+            effect_key=key, session_state_changed=event_pb2.SessionStateChanged(state_changes=changes)
+        )
 
     def _lanes(self, lanes: Lanes, group: str, state: LaneState) -> Lane:
         made = [self.lane(plan, f"{group}{place}/", state.fork(group, place)) for place, plan in enumerate(lanes.plans)]

@@ -7,14 +7,14 @@ from google.protobuf.message import Message
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bough.v1 import agent_service_pb2, event_pb2, invocation_pb2
+from bough.v1 import event_pb2, execution_pb2, follow_pb2, invocation_pb2
 from bough_server.tree.fold import Tree, fold, fold_stored
 from bough_server.views import Selection
 from tests.support.asking import DELEGATE, asking_desk, clerk, lead
 from tests.support.logs import RUN_ID, SESSION_ID, AgentEvent, desk, numbered, stamped, stored
 from tests.support.told import called, gave, request, told_logs, waiting
 
-FULL = Selection(agent_service_pb2.VIEW_FULL)
+FULL = Selection(follow_pb2.EVENT_VIEW_FULL)
 EVERYTHING = invocation_pb2.InvocationOptions(max_agents=10_000, max_tools=10_000, include_steps=True)
 
 Log = list[AgentEvent]
@@ -95,7 +95,7 @@ def again(started: AgentEvent) -> AgentEvent:
     event = AgentEvent()
     event.CopyFrom(started)
     event.attempt += 1
-    event.ClearField("time")
+    event.ClearField("record_time")
     return event
 
 
@@ -142,7 +142,7 @@ def waits(draw: st.DrawFn) -> tuple[Log, set[str]]:
         call_id = asked.input_requested.request.call_id
         event = lead() if asked.invocation_id == "L" else clerk()
         if what == "answer" or not call_id:
-            event.input_received.answer.request_id = request_id
+            event.input_received.answer.input_id = request_id
             log.append(event)
         else:
             event.MergeFrom(gave(call_id))
@@ -154,7 +154,7 @@ def waits(draw: st.DrawFn) -> tuple[Log, set[str]]:
 @given(waits())
 def test_exactly_those_wait_whose_requests_are_open(drawn: tuple[Log, set[str]]) -> None:
     log, is_open = drawn
-    asked = [event.input_requested.request for event in log if event.input_requested.request.request_id in is_open]
+    asked = [event.input_requested.request for event in log if event.input_requested.request.input_id in is_open]
     going = fold(numbered(log))
     waits = fold(numbered([*log, with_envelope(waiting(asked))]))
     calls = {(one.invocation_id, one.call_id) for one in asked if one.call_id}
@@ -176,8 +176,8 @@ def with_envelope(event: AgentEvent) -> AgentEvent:
     return placed
 
 
-def is_waiting(state: event_pb2.State.ValueType) -> bool:
-    return state == event_pb2.STATE_INPUT_REQUIRED
+def is_waiting(state: execution_pb2.ExecutionState.ValueType) -> bool:
+    return state == execution_pb2.EXECUTION_STATE_INPUT_REQUIRED
 
 
 @given(st.lists(st.sampled_from("12"), max_size=8), st.integers(0, 2))

@@ -2,18 +2,18 @@
 
 from bough.v1.message_pb2 import Message
 from bough_server.agents.function import agent
-from bough_server.functions import Situation, condition, input_builder, rewriter
+from bough_server.functions import Snapshot, condition, input_builder, rewriter
 from bough_server.runtime.agent import Context
 
 
 @condition
-def enough(situation: Situation) -> bool:
+def enough(situation: Snapshot) -> bool:
     """Whether there were two rounds."""
-    return situation.round == 1
+    return situation.iteration == 1
 
 
 @input_builder
-def in_capitals(situation: Situation) -> str:
+def in_capitals(situation: Snapshot) -> str:
     """What the caller was told, louder."""
     return "".join(part.text for part in situation.input.parts).upper()
 

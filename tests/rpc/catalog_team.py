@@ -76,17 +76,15 @@ def define(name: str, *, links: Sequence[str] = (), tools: Sequence[str] = (), *
     )
 
 
-async def create(server: Served, definition: agent_pb2.AgentDefinition) -> agent_pb2.AgentDefinition:
+async def create(server: Served, definition: agent_pb2.AgentDefinition) -> agent_pb2.Agent:
     """Stores an agent."""
-    response: pb.CreateAgentResponse = await server.catalog.CreateAgent(pb.CreateAgentRequest(agent=definition))
+    response: pb.CreateAgentResponse = await server.catalog.CreateAgent(pb.CreateAgentRequest(definition=definition))
     return response.agent
 
 
-async def update(
-    server: Served, definition: agent_pb2.AgentDefinition, *paths: str, revision: str
-) -> agent_pb2.AgentDefinition:
+async def update(server: Served, definition: agent_pb2.AgentDefinition, *paths: str, revision: str) -> agent_pb2.Agent:
     """Changes an agent."""
-    request = pb.UpdateAgentRequest(agent=definition, update_mask=FieldMask(paths=paths), revision=revision)
+    request = pb.UpdateAgentRequest(definition=definition, update_mask=FieldMask(paths=paths), revision=revision)
     response: pb.UpdateAgentResponse = await server.catalog.UpdateAgent(request)
     return response.agent
 
@@ -96,7 +94,7 @@ async def delete(server: Served, name: str, *, revision: str = "") -> None:
     await server.catalog.DeleteAgent(pb.DeleteAgentRequest(name=name, revision=revision))
 
 
-async def get(server: Served, name: str, *, revision: str = "") -> agent_pb2.AgentDefinition:
+async def get(server: Served, name: str, *, revision: str = "") -> agent_pb2.Agent:
     """An agent in force, or one of a revision."""
     request = pb.GetAgentRequest(name=name, revision=revision)
     response: pb.GetAgentResponse = await server.catalog.GetAgent(request)
@@ -106,12 +104,12 @@ async def get(server: Served, name: str, *, revision: str = "") -> agent_pb2.Age
 async def listed(server: Served) -> list[str]:
     """The names of all agents."""
     response = await server.catalog.ListAgents(pb.ListAgentsRequest(page_size=1_000))
-    return [agent.name for agent in response.agents]
+    return [agent.definition.name for agent in response.agents]
 
 
 def revisions(turn: Turn) -> dict[str, str]:
     """The definitions that a run began with, by name."""
-    return {ref.name: ref.revision for ref in turn.events[0].run_started.definitions}
+    return {ref.name: ref.revision for ref in turn.events[0].run_started.definition_refs}
 
 
 def answer(turn: Turn) -> str:
@@ -130,7 +128,7 @@ async def refused(call: Any) -> tuple[grpc.StatusCode, ErrorInfo]:
 
 def info_of(reason: str, **metadata: str) -> ErrorInfo:
     """An ErrorInfo of this server."""
-    return ErrorInfo(reason=reason, domain="bough", metadata=metadata)
+    return ErrorInfo(reason=reason, domain="bough.dev", metadata=metadata)
 
 
 def wrong_fields(error: Any) -> list[tuple[str, str]]:

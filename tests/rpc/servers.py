@@ -61,6 +61,7 @@ def status_details(error: aio.AioRpcError) -> tuple[Any, ...]:
     """The google.rpc details of a failed call, unpacked."""
     kinds = {
         "ErrorInfo": error_details_pb2.ErrorInfo,
+        "PreconditionFailure": error_details_pb2.PreconditionFailure,
         "BadRequest": error_details_pb2.BadRequest,
         "ResourceInfo": error_details_pb2.ResourceInfo,
         "RetryInfo": error_details_pb2.RetryInfo,

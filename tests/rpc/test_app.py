@@ -13,7 +13,7 @@ from grpc_health.v1.health_pb2 import HealthCheckRequest, HealthCheckResponse
 from grpc_health.v1.health_pb2_grpc import HealthStub
 
 from bough.v1 import agent_service_pb2 as pb
-from bough.v1 import event_pb2
+from bough.v1 import execution_pb2
 from bough_server.app import App, serving
 from bough_server.errors import ConfigurationError
 from tests.rpc.servers import outcome, status_details
@@ -60,7 +60,7 @@ async def test_a_draining_server_lets_live_runs_end_and_refuses_new_ones(tmp_pat
     assert error is not None
     assert error.code() == grpc.StatusCode.UNAVAILABLE
     assert status_details(error) == (
-        ErrorInfo(reason="SERVER_STOPPED", domain="bough"),
+        ErrorInfo(reason="SERVER_STOPPED", domain="bough.dev"),
         RetryInfo(retry_delay=Duration(seconds=1)),
     )
     assert turn.kinds[-1] == "run_completed"
@@ -79,7 +79,7 @@ async def test_a_run_that_outlives_the_grace_is_gone_on_with_by_the_next_server(
         GATES["opened later"].set()
         watched = await watch(server, run_id).to_the_end()
     assert ended.value.code() == grpc.StatusCode.UNAVAILABLE
-    assert before.state == event_pb2.STATE_RUNNING
+    assert before.state == execution_pb2.EXECUTION_STATE_RUNNING
     assert watched.events[: len(turn.events)] == turn.events
     assert watched.kinds[-1] == "run_completed"
 

@@ -15,9 +15,12 @@ from bough.v1 import (
     catalog_service_pb2,
     eval_service_pb2,
     event_pb2,
+    execution_pb2,
+    follow_pb2,
     fork_pb2,
     input_pb2,
     message_pb2,
+    run_pb2,
     session_service_pb2,
 )
 from bough.v1 import agent_service_pb2 as pb
@@ -48,8 +51,8 @@ def pairs(count: int) -> dict[str, str]:
     return {str(number): "" for number in range(count)}
 
 
-def result(count: int) -> message_pb2.ToolResult:
-    return message_pb2.ToolResult(parts=[Part(text="x")] * count)
+def outcome_of(count: int) -> message_pb2.ToolOutcome:
+    return message_pb2.ToolOutcome(parts=[Part(text="x")] * count)
 
 
 @pytest.mark.parametrize(
@@ -58,26 +61,24 @@ def result(count: int) -> message_pb2.ToolResult:
         (pb.RunRequest(agent="a", input=message(MANY)), "input.parts"),
         (pb.RunRequest(agent="a", input=message(1), labels=pairs(MANY)), "labels"),
         (
-            pb.RunRequest(agent="a", input=message_pb2.Message(parts=[Part(text="x", metadata=pairs(MANY))])),
-            "input.parts[0].metadata",
-        ),
-        (
-            pb.RunRequest(agent="a", input=message(1), follow=pb.FollowOptions(event_names=[""] * MANY)),
+            pb.RunRequest(agent="a", input=message(1), follow=follow_pb2.FollowOptions(event_names=[""] * MANY)),
             "follow.event_names",
         ),
         (resuming(*[input_pb2.InputAnswer()] * MANY), "answers"),
         (
-            resuming(input_pb2.InputAnswer(), input_pb2.InputAnswer(tool_result=result(MANY))),
-            "answers[1].tool_result.parts",
+            resuming(input_pb2.InputAnswer(), input_pb2.InputAnswer(tool_outcome=outcome_of(MANY))),
+            "answers[1].tool_outcome.parts",
         ),
         (forking(tool_results=[fork_pb2.EditedResult()] * MANY), "changes.tool_results"),
-        (forking(models=pairs(MANY)), "changes.models"),
-        (forking(instructions=pairs(MANY)), "changes.instructions"),
+        (forking(agents={name: fork_pb2.AgentOverride() for name in pairs(MANY)}), "changes.agents"),
         (forking(input=message(MANY)), "changes.input.parts"),
-        (pb.ListRunsRequest(states=[event_pb2.STATE_RUNNING] * MANY), "states"),
+        (
+            pb.ListRunsRequest(filter=run_pb2.RunFilter(states=[execution_pb2.EXECUTION_STATE_RUNNING] * MANY)),
+            "filter.states",
+        ),
         (session_service_pb2.CreateSessionRequest(labels=pairs(MANY)), "labels"),
         (
-            catalog_service_pb2.ValidateAgentRequest(
+            catalog_service_pb2.ValidateAgentsRequest(
                 definitions=[agent_pb2.AgentDefinition(sub_agents=[agent_pb2.AgentLink()] * MANY)]
             ),
             "definitions[0].sub_agents",
@@ -92,7 +93,7 @@ def test_a_list_of_more_than_a_thousand_is_refused_alone_and_by_its_path(request
 
 
 def test_lists_within_lists_count_together() -> None:
-    answers = [input_pb2.InputAnswer(request_id=str(number), tool_result=result(100)) for number in range(256)]
+    answers = [input_pb2.InputAnswer(input_id=str(number), tool_outcome=outcome_of(100)) for number in range(256)]
     assert violations(resuming(*answers)) == [
         FieldViolation(
             field="",
@@ -109,9 +110,9 @@ def test_an_input_of_a_thousand_parts_is_fine() -> None:
 @pytest.mark.parametrize(
     ("request_", "field"),
     [
-        (resuming(*(input_pb2.InputAnswer(request_id=name, value_json=name * 600_000) for name in "12")), "answers[0]"),
+        (resuming(*(input_pb2.InputAnswer(input_id=name, value_json=name * 600_000) for name in "12")), "answers[0]"),
         (
-            forking(tool_results=[fork_pb2.EditedResult(call_id="c" * 600_000, result=result(1))]),
+            forking(tool_results=[fork_pb2.EditedResult(call_id="c" * 600_000, outcome=outcome_of(1))]),
             "changes.tool_results[0]",
         ),
     ],
@@ -140,7 +141,7 @@ async def test_a_request_that_is_too_large_is_refused_without_being_parsed(metho
     assert error is not None
     assert error.code() == grpc.StatusCode.INVALID_ARGUMENT
     info, bad_request = status_details(error)
-    assert info == ErrorInfo(reason="INVALID_REQUEST", domain="bough")
+    assert info == ErrorInfo(reason="INVALID_REQUEST", domain="bough.dev")
     hint = " Give large content by reference (a blob's uri)." if method == "Run" else ""
     said = f"{method}Request is {most + 1:,} bytes and may be {most // 1024:,} KiB.{hint}"
     assert bad_request == BadRequest(
@@ -150,7 +151,7 @@ async def test_a_request_that_is_too_large_is_refused_without_being_parsed(metho
 
 async def test_a_request_at_its_bound_is_parsed() -> None:
     async def get_run(request: pb.GetRunRequest, context: Any) -> pb.GetRunResponse:
-        return pb.GetRunResponse(run=pb.Run(run_id=request.run_id))
+        return pb.GetRunResponse(run=run_pb2.Run(run_id=request.run_id))
 
     request = pb.GetRunRequest(run_id="r")
     padding = MAX_BYTES - request.ByteSize() - 5
@@ -160,7 +161,7 @@ async def test_a_request_at_its_bound_is_parsed() -> None:
     async with behaving(add_AgentServiceServicer_to_server, GetRun=get_run) as channel:
         call: aio.UnaryUnaryMultiCallable[bytes, bytes] = channel.unary_unary("/bough.v1.AgentService/GetRun")
         answer = await call(data)
-    assert pb.GetRunResponse.FromString(answer) == pb.GetRunResponse(run=pb.Run(run_id="r"))
+    assert pb.GetRunResponse.FromString(answer) == pb.GetRunResponse(run=run_pb2.Run(run_id="r"))
 
 
 async def test_recorded_events_are_bounded_by_the_service_that_reads_them() -> None:

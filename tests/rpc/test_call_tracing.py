@@ -14,6 +14,7 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from opentelemetry.trace import StatusCode
 
 from bough.v1 import agent_service_pb2 as pb
+from bough.v1 import run_pb2
 from bough.v1.agent_service_pb2_grpc import AgentServiceStub, add_AgentServiceServicer_to_server
 from bough_server import errors
 from bough_server.telemetry import Parent, Tracing, make_provider
@@ -93,7 +94,7 @@ async def test_the_callers_trace_goes_on_below_the_call_with_its_baggage() -> No
     async def get_run(request: pb.GetRunRequest, context: Any) -> pb.GetRunResponse:
         parent = Parent.current()
         tracing.chat(model="m", provider="scripted", parent=parent).end()
-        return pb.GetRunResponse(run=pb.Run(agent=str(parent.baggage("team"))))
+        return pb.GetRunResponse(run=run_pb2.Run(agent=str(parent.baggage("team"))))
 
     metadata = (("traceparent", f"00-{_CALLERS_TRACE}-{_CALLERS_SPAN}-01"), ("baggage", "team=desk"))
     async with behaving(add_AgentServiceServicer_to_server, provider=provider, GetRun=get_run) as channel:

@@ -9,7 +9,7 @@ import pytest
 from google.rpc.error_details_pb2 import ErrorInfo, ResourceInfo
 from grpc import aio
 
-from bough.v1 import agent_pb2
+from bough.v1 import agent_pb2, execution_pb2, tool_pb2
 from bough.v1 import catalog_service_pb2 as pb
 from bough.v1.catalog_service_pb2_grpc import CatalogServiceStub, add_CatalogServiceServicer_to_server
 from bough_server.agents.catalog import AgentCatalog
@@ -29,12 +29,17 @@ from tests.rpc.turns import Served
 async def test_agents_are_listed_by_name_in_pages(server: Served) -> None:
     first = await server.catalog.ListAgents(pb.ListAgentsRequest(page_size=3))
     rest = await server.catalog.ListAgents(pb.ListAgentsRequest(page_token=first.next_page_token))
-    names = [[agent.name for agent in page.agents] for page in (first, rest)]
+    names = [[agent.definition.name for agent in page.agents] for page in (first, rest)]
     assert names == [["echo", "failing", "lead"], ["nester", "waiter"]]
     assert rest.next_page_token == ""
     echo = (await server.catalog.GetAgent(pb.GetAgentRequest(name="echo"))).agent
     assert echo == first.agents[0]
-    assert (echo.description, echo.WhichOneof("kind")) == ("Says what it is told.", None)
+    assert echo == agent_pb2.Agent(
+        definition=agent_pb2.AgentDefinition(name="echo", description="Says what it is told."),
+        revision="1",
+        source=agent_pb2.AGENT_SOURCE_CODE,
+        kind=execution_pb2.AGENT_KIND_FUNCTION,
+    )
 
 
 async def test_an_unknown_agent_is_not_found(server: Served) -> None:
@@ -42,7 +47,7 @@ async def test_an_unknown_agent_is_not_found(server: Served) -> None:
         await server.catalog.GetAgent(pb.GetAgentRequest(name="nobody"))
     assert caught.value.code() == grpc.StatusCode.NOT_FOUND
     assert status_details(caught.value) == (
-        ErrorInfo(reason="UNKNOWN_AGENT", domain="bough"),
+        ErrorInfo(reason="UNKNOWN_AGENT", domain="bough.dev"),
         ResourceInfo(resource_type="agent", resource_name="nobody"),
     )
 
@@ -51,7 +56,7 @@ async def test_validating_answers_well_with_everything_that_is_wrong(server: Ser
     wrong = agent_pb2.AgentDefinition(
         name="selfish", description="", sub_agents=[agent_pb2.AgentLink(agent="ghost")], llm=agent_pb2.LlmAgent()
     )
-    response = await server.catalog.ValidateAgent(pb.ValidateAgentRequest(definitions=[wrong]))
+    response = await server.catalog.ValidateAgents(pb.ValidateAgentsRequest(definitions=[wrong]))
     fields = {violation.field for violation in response.violations}
     assert {violation.agent for violation in response.violations} == {"selfish"}
     assert {"description", "sub_agents[0].agent"} <= fields
@@ -65,7 +70,7 @@ async def test_judging_many_schemas_keeps_nobody_else_waiting(server: Served) ->
         )
         for n in range(40)
     ]
-    judging = asyncio.ensure_future(server.catalog.ValidateAgent(pb.ValidateAgentRequest(definitions=team)))
+    judging = asyncio.ensure_future(server.catalog.ValidateAgents(pb.ValidateAgentsRequest(definitions=team)))
     for _ in range(4):
         await server.catalog.GetAgent(pb.GetAgentRequest(name="echo"))
     assert not judging.done()
@@ -95,13 +100,13 @@ async def test_a_page_of_agents_stays_within_what_a_client_receives(tmp_path: Pa
         while pages == 0 or token:
             page = await CatalogServiceStub(channel).ListAgents(pb.ListAgentsRequest(page_size=1_000, page_token=token))
             assert page.ByteSize() < 1024 * 1024 + 4096
-            names += [agent.name for agent in page.agents]
+            names += [agent.definition.name for agent in page.agents]
             pages, token = pages + 1, page.next_page_token
     assert (pages, names) == (8, [agent.name for agent in team])
 
 
 async def test_a_server_without_models_and_tools_lists_the_tools_it_brings_itself(server: Served) -> None:
     tools = (await server.catalog.ListTools(pb.ListToolsRequest())).tools
-    assert [tool.name for tool in tools if tool.is_built_in] == ["break_loop", "exit", "get_state", "set_state"]
-    assert [tool.name for tool in tools if not tool.is_built_in] == []
+    assert [tool.name for tool in tools] == ["break_loop", "exit", "get_state", "set_state"]
+    assert {tool.source for tool in tools} == {tool_pb2.TOOL_SOURCE_BUILT_IN}
     assert await server.catalog.ListModels(pb.ListModelsRequest()) == pb.ListModelsResponse()

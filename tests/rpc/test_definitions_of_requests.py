@@ -6,7 +6,7 @@ import grpc
 import pytest
 from grpc import aio
 
-from bough.v1 import agent_pb2, event_pb2, fork_pb2, session_service_pb2
+from bough.v1 import agent_pb2, execution_pb2, fork_pb2, run_pb2, session_service_pb2
 from bough.v1 import agent_service_pb2 as pb
 from bough_server.agents.definition import revision
 from tests.rpc.catalog_team import (
@@ -26,7 +26,7 @@ from tests.rpc.turns import Served, Turn, begin, served
 from tests.support.projects import llm
 
 
-async def _runs(server: Served) -> list[pb.Run]:
+async def _runs(server: Served) -> list[run_pb2.Run]:
     return list((await server.agents.ListRuns(pb.ListRunsRequest())).runs)
 
 
@@ -52,13 +52,12 @@ async def test_an_agent_may_be_there_for_a_request_alone(tmp_path: Path) -> None
     assert gone == (grpc.StatusCode.NOT_FOUND, info_of("UNKNOWN_AGENT"))
 
 
-async def test_what_is_output_only_is_not_taken_from_a_request(tmp_path: Path) -> None:
+async def test_fields_that_the_server_does_not_know_are_no_part_of_a_definition(tmp_path: Path) -> None:
     coach = define("coach")
-    asked = agent_pb2.AgentDefinition(revision="made-up")
-    asked.create_time.seconds = 7
-    asked.MergeFrom(coach)
+    asked = agent_pb2.AgentDefinition.FromString(coach.SerializeToString() + b"\xf2\x01\x04made")
     async with served(team_settings(tmp_path)) as server:
         turn = await begin(server, "coach", "Go.", definitions=[asked]).to_the_end()
+    assert asked != coach
     assert revisions(turn) == {"coach": revision(coach)}
 
 
@@ -139,12 +138,12 @@ async def test_a_run_goes_on_with_them_after_a_restart(tmp_path: Path) -> None:
     (asked,) = turn.events[-1].run_interrupted.requests
     async with served(team_settings(tmp_path)) as server:
         request = pb.ResumeRunRequest(run_id=await turn.run_id())
-        request.answers.add(request_id=asked.request_id, value_json='"This."')
+        request.answers.add(input_id=asked.input_id, value_json='"This."')
         resumed = await Turn(call=server.agents.ResumeRun(request)).to_the_end()
         (run,) = await _runs(server)
     assert revisions(turn) == {"inquirer": revision(mine)}
     assert answer(resumed) == "It is asked."
-    assert run.state == event_pb2.STATE_SUCCEEDED
+    assert run.state == execution_pb2.EXECUTION_STATE_SUCCEEDED
 
 
 async def test_a_fork_goes_on_with_them_and_may_change_them(tmp_path: Path) -> None:
@@ -154,12 +153,12 @@ async def test_a_fork_goes_on_with_them_and_may_change_them(tmp_path: Path) -> N
         request = pb.ForkRunRequest(
             run_id=await turn.run_id(),
             after_sequence=1,
-            changes=fork_pb2.ForkChanges(instructions={"coach": "Another."}),
+            changes=fork_pb2.ForkChanges(agents={"coach": fork_pb2.AgentOverride(instruction="Another.")}),
         )
         fork = await Turn(call=server.agents.ForkRun(request)).to_the_end()
     forked = fork.events[0].run_forked
     changed = define("coach", links=["writer"], instruction="Another.")
-    assert [(ref.name, ref.revision) for ref in forked.definitions] == [("coach", revision(changed))]
+    assert [(ref.name, ref.revision) for ref in forked.definition_refs] == [("coach", revision(changed))]
     assert answer(fork) == "The coach's word."
 
 

@@ -8,11 +8,11 @@ from urllib.parse import quote
 import grpc
 import pytest
 from google.protobuf.duration_pb2 import Duration
-from google.rpc.error_details_pb2 import BadRequest, ErrorInfo, ResourceInfo, RetryInfo
+from google.rpc.error_details_pb2 import BadRequest, ErrorInfo, PreconditionFailure, ResourceInfo, RetryInfo
 from grpc import aio
 
 from bough.v1 import agent_service_pb2 as pb
-from bough.v1 import error_pb2
+from bough.v1 import error_pb2, follow_pb2
 from bough.v1.agent_service_pb2_grpc import AgentServiceStub, add_AgentServiceServicer_to_server
 from bough_server import errors
 from tests.rpc.servers import behaving, outcome, status_details
@@ -30,19 +30,23 @@ async def _failed_call(error: Exception) -> aio.AioRpcError:
         return caught.value
 
 
+def linking(name: str) -> PreconditionFailure.Violation:
+    return PreconditionFailure.Violation(type="AGENT_LINKED", subject=name, description="links to the agent")
+
+
 @pytest.mark.parametrize(
     ("error", "code", "details"),
     [
         (
             errors.NotFound("run", "r"),
             grpc.StatusCode.NOT_FOUND,
-            (ErrorInfo(reason="NOT_FOUND", domain="bough"), ResourceInfo(resource_type="run", resource_name="r")),
+            (ErrorInfo(reason="NOT_FOUND", domain="bough.dev"), ResourceInfo(resource_type="run", resource_name="r")),
         ),
         (
             errors.NotFound("agent", "nobody", reason=error_pb2.ERROR_REASON_UNKNOWN_AGENT),
             grpc.StatusCode.NOT_FOUND,
             (
-                ErrorInfo(reason="UNKNOWN_AGENT", domain="bough"),
+                ErrorInfo(reason="UNKNOWN_AGENT", domain="bough.dev"),
                 ResourceInfo(resource_type="agent", resource_name="nobody"),
             ),
         ),
@@ -51,20 +55,22 @@ async def _failed_call(error: Exception) -> aio.AioRpcError:
                 [
                     errors.FieldViolation(field="input.parts", description="is too large"),
                     errors.FieldViolation(
-                        field="agent.llm.tools[0]", description="is gone", reason=error_pb2.ERROR_REASON_UNKNOWN_TOOL
+                        field="definition.llm.tools[0]",
+                        description="is gone",
+                        reason=error_pb2.ERROR_REASON_UNKNOWN_TOOL,
                     ),
                 ]
             ),
             grpc.StatusCode.INVALID_ARGUMENT,
             (
-                ErrorInfo(reason="INVALID_REQUEST", domain="bough"),
+                ErrorInfo(reason="INVALID_REQUEST", domain="bough.dev"),
                 BadRequest(
                     field_violations=[
                         BadRequest.FieldViolation(
                             field="input.parts", description="is too large", reason="INVALID_REQUEST"
                         ),
                         BadRequest.FieldViolation(
-                            field="agent.llm.tools[0]", description="is gone", reason="UNKNOWN_TOOL"
+                            field="definition.llm.tools[0]", description="is gone", reason="UNKNOWN_TOOL"
                         ),
                     ]
                 ),
@@ -73,32 +79,45 @@ async def _failed_call(error: Exception) -> aio.AioRpcError:
         (
             errors.RequestIdReused("The request id was used before.", details={"run_id": "r"}),
             grpc.StatusCode.ALREADY_EXISTS,
-            (ErrorInfo(reason="REQUEST_ID_REUSED", domain="bough", metadata={"run_id": "r"}),),
+            (ErrorInfo(reason="REQUEST_ID_REUSED", domain="bough.dev", metadata={"run_id": "r"}),),
         ),
         (
             errors.SessionBusy("The session has a run.", details={"run_id": "r"}),
             grpc.StatusCode.ABORTED,
-            (ErrorInfo(reason="SESSION_BUSY", domain="bough", metadata={"run_id": "r"}),),
+            (ErrorInfo(reason="SESSION_BUSY", domain="bough.dev", metadata={"run_id": "r"}),),
+        ),
+        (
+            errors.SessionExists("There already is a session 's'.", details={"session_id": "s"}),
+            grpc.StatusCode.ALREADY_EXISTS,
+            (ErrorInfo(reason="SESSION_EXISTS", domain="bough.dev", metadata={"session_id": "s"}),),
+        ),
+        (
+            errors.AgentLinked("poet", ["agent", "coach"]),
+            grpc.StatusCode.FAILED_PRECONDITION,
+            (
+                ErrorInfo(reason="AGENT_LINKED", domain="bough.dev", metadata={"name": "poet"}),
+                PreconditionFailure(violations=[linking("agent"), linking("coach")]),
+            ),
         ),
         (
             errors.SequenceOutOfRange("The log ends at 3.", details={"last_sequence": "3"}),
             grpc.StatusCode.OUT_OF_RANGE,
-            (ErrorInfo(reason="SEQUENCE_OUT_OF_RANGE", domain="bough", metadata={"last_sequence": "3"}),),
+            (ErrorInfo(reason="SEQUENCE_OUT_OF_RANGE", domain="bough.dev", metadata={"last_sequence": "3"}),),
         ),
         (
             errors.ServerStopping("The server stops."),
             grpc.StatusCode.UNAVAILABLE,
-            (ErrorInfo(reason="SERVER_STOPPED", domain="bough"), RetryInfo(retry_delay=Duration(seconds=1))),
+            (ErrorInfo(reason="SERVER_STOPPED", domain="bough.dev"), RetryInfo(retry_delay=Duration(seconds=1))),
         ),
         (
             errors.RunParked("The code is missing."),
             grpc.StatusCode.UNAVAILABLE,
-            (ErrorInfo(reason="RUN_PARKED", domain="bough"), RetryInfo(retry_delay=Duration(seconds=5))),
+            (ErrorInfo(reason="RUN_PARKED", domain="bough.dev"), RetryInfo(retry_delay=Duration(seconds=5))),
         ),
         (
             errors.StorageFailed("The storage failed."),
             grpc.StatusCode.UNAVAILABLE,
-            (ErrorInfo(reason="STORAGE_FAILED", domain="bough"), RetryInfo(retry_delay=Duration(seconds=1))),
+            (ErrorInfo(reason="STORAGE_FAILED", domain="bough.dev"), RetryInfo(retry_delay=Duration(seconds=1))),
         ),
     ],
 )
@@ -114,7 +133,7 @@ async def test_a_defect_arrives_as_one_generic_sentence_and_is_logged_whole(caps
     assert (failed.code(), failed.details(), status_details(failed)) == (
         grpc.StatusCode.INTERNAL,
         "The server has a defect; its log has the details.",
-        (ErrorInfo(reason="INTERNAL", domain="bough"),),
+        (ErrorInfo(reason="INTERNAL", domain="bough.dev"),),
     )
     written = capsys.readouterr()
     assert "the secret of the driver" in written.out + written.err
@@ -127,9 +146,23 @@ async def test_many_violations_are_cut_to_what_metadata_can_carry_and_counted() 
     failed = await _failed_call(errors.InvalidRequest(violations))
     info, bad_request = status_details(failed)
     shown = [violation.field for violation in bad_request.field_violations]
-    assert info == ErrorInfo(reason="INVALID_REQUEST", domain="bough", metadata={"violations": "1000"})
+    assert info == ErrorInfo(reason="INVALID_REQUEST", domain="bough.dev", metadata={"violations": "1000"})
     assert 10 < len(shown) < 1_000
     assert shown == [f"definitions[{i}].name" for i in range(len(shown))]
+
+
+async def test_many_agents_that_link_are_cut_to_what_metadata_can_carry_and_counted() -> None:
+    names = [f"agent{number:04}" for number in range(1_000)]
+    failed = await _failed_call(errors.AgentLinked("poet", names))
+    info, precondition = status_details(failed)
+    shown = [violation.subject for violation in precondition.violations]
+    metadata = {"name": "poet", "violations": "1000"}
+    assert info == ErrorInfo(reason="AGENT_LINKED", domain="bough.dev", metadata=metadata)
+    assert 20 < len(shown) < 100
+    assert shown == names[: len(shown)]
+    said = f"The agent 'poet' is linked by {', '.join(names[:20])} and 980 more: take the links away first."
+    assert failed.details() == said
+    assert on_the_wire(failed) < 7 * 1024
 
 
 def on_the_wire(failed: aio.AioRpcError) -> int:
@@ -179,13 +212,13 @@ async def test_one_violation_too_long_to_tell_is_cut_and_the_others_are_counted(
 
 async def test_a_stream_that_fails_after_messages_keeps_them_and_its_trailing_metadata() -> None:
     async def watch(request: pb.WatchRunRequest, context: Any) -> AsyncGenerator[pb.WatchRunResponse, None]:
-        yield pb.WatchRunResponse(through_sequence=1)
+        yield pb.WatchRunResponse(batch=follow_pb2.EventBatch(through_sequence=1))
         context.set_trailing_metadata((("bough-last-sequence", "1"),))
         raise errors.ServerStopping("The server stops.")
 
     async with behaving(add_AgentServiceServicer_to_server, WatchRun=watch) as channel:
         received, error = await outcome(AgentServiceStub(channel).WatchRun(pb.WatchRunRequest(run_id="r")))
-    assert received == [pb.WatchRunResponse(through_sequence=1)]
+    assert received == [pb.WatchRunResponse(batch=follow_pb2.EventBatch(through_sequence=1))]
     assert error is not None
     assert error.code() == grpc.StatusCode.UNAVAILABLE
     assert dict(error.trailing_metadata())["bough-last-sequence"] == "1"

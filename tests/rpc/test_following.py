@@ -5,12 +5,12 @@ from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 
 import pytest
+from google.protobuf.message import Message
 from hypothesis import given
 from hypothesis import strategies as st
 
 from bough.v1 import agent_service_pb2 as pb
-from bough.v1 import event_pb2
-from bough_server.api import streaming
+from bough.v1 import event_pb2, follow_pb2
 from bough_server.api.streaming import Following, responses
 from bough_server.clock import SystemClock
 from bough_server.events import kind_of, stamp
@@ -22,7 +22,7 @@ _CLOCK = SystemClock()
 
 _texts = st.text(max_size=300)
 _payloads = st.one_of(
-    _texts.map(lambda text: {"llm_output_delta": event_pb2.LlmOutputDelta(text=text)}),
+    _texts.map(lambda text: {"llm_output_text_delta": event_pb2.LlmOutputTextDelta(text=text)}),
     _texts.map(lambda text: {"tool_output": event_pb2.ToolOutput(call_id="c", text=text)}),
     st.just({"sub_agent_started": event_pb2.SubAgentStarted(call_id="c")}),
     st.just({"run_completed": event_pb2.RunCompleted()}),
@@ -44,7 +44,7 @@ def _log(events: Sequence[event_pb2.AgentEvent]) -> list[StoredEvent]:
 
 
 def _delta(text: str) -> event_pb2.AgentEvent:
-    return event_pb2.AgentEvent(invocation_id="i", llm_output_delta=event_pb2.LlmOutputDelta(text=text))
+    return event_pb2.AgentEvent(invocation_id="i", llm_output_text_delta=event_pb2.LlmOutputTextDelta(text=text))
 
 
 def _stamped(event: event_pb2.AgentEvent) -> event_pb2.AgentEvent:
@@ -61,31 +61,41 @@ def _taken(place: Following, page: Sequence[StoredEvent]) -> list[pb.RunResponse
     return [pb.RunResponse.FromString(response) for response in place.take(page)]
 
 
+def _response(events: Sequence[event_pb2.AgentEvent], through: int) -> pb.RunResponse:
+    return pb.RunResponse(batch=follow_pb2.EventBatch(events=events, through_sequence=through))
+
+
 def _sizes(events: Sequence[event_pb2.AgentEvent]) -> list[tuple[int, int]]:
-    return [(len(response.events), response.through_sequence) for response in _taken(_following(), _log(events))]
+    return [
+        (len(response.batch.events), response.batch.through_sequence) for response in _taken(_following(), _log(events))
+    ]
 
 
-@given(_events, st.sampled_from([pb.VIEW_FULL, pb.VIEW_SUMMARY]), st.sampled_from([(), ("agent.llm.*",)]))
+@given(
+    _events,
+    st.sampled_from([follow_pb2.EVENT_VIEW_FULL, follow_pb2.EVENT_VIEW_SUMMARY]),
+    st.sampled_from([(), ("agent.llm.*",)]),
+)
 def test_the_responses_of_a_page_are_the_events_of_the_view_in_order(
-    events: list[event_pb2.AgentEvent], view: pb.View.ValueType, names: Sequence[str]
+    events: list[event_pb2.AgentEvent], view: follow_pb2.EventView.ValueType, names: Sequence[str]
 ) -> None:
     selection = Selection(view, names)
     place = _following(selection)
     page = _log(events)
     expected = [shown for event in events if (shown := selection.apply(_stamped(event))) is not None]
     taken = _taken(place, page)
-    assert taken == ([pb.RunResponse(events=expected, through_sequence=len(events))] if expected else [])
+    assert taken == ([_response(expected, len(events))] if expected else [])
     assert place.is_behind == (bool(events) and not expected)
 
 
-def test_both_streams_have_one_layout() -> None:
-    (response,) = _following().take(_log([_delta("a")]))
-    run, watch = pb.RunResponse.FromString(response), pb.WatchRunResponse.FromString(response)
-    assert (list(run.events), run.through_sequence) == (list(watch.events), watch.through_sequence)
-    assert [
-        [(field.name, field.number, field.type, field.is_repeated) for field in message.DESCRIPTOR.fields]
-        for message in (pb.RunResponse, pb.WatchRunResponse)
-    ] == [[("events", 1, 11, True), ("through_sequence", 2, 3, False)]] * 2
+@pytest.mark.parametrize("kind", [pb.RunResponse, pb.WatchRunResponse, pb.ResumeRunResponse, pb.ForkRunResponse])
+def test_every_stream_has_the_same_layout(kind: type[Message]) -> None:
+    event = _delta("a")
+    (response,) = _following().take(_log([event]))
+    batch = follow_pb2.EventBatch(events=[_stamped(event)], through_sequence=1)
+    (field,) = kind.DESCRIPTOR.fields
+    assert (field.name, field.number) == ("batch", 1)
+    assert kind.FromString(response) == kind(batch=batch)
 
 
 def test_a_response_has_at_most_256_events_or_a_mebibyte_and_one_event_at_least() -> None:
@@ -107,13 +117,13 @@ async def _collect(
         pb.RunResponse.FromString(response)
         async for response in responses(pages, place, clock=_CLOCK, heartbeat=heartbeat)
     ]
-    return [(len(response.events), response.through_sequence) for response in parsed]
+    return [(len(response.batch.events), response.batch.through_sequence) for response in parsed]
 
 
 @pytest.mark.parametrize("heartbeat", [None, 60.0])
 async def test_a_stream_whose_last_pages_show_nothing_still_says_how_far_it_went(heartbeat: float | None) -> None:
     log = _log([_delta("a"), event_pb2.AgentEvent(tool_output=event_pb2.ToolOutput(text="b")), _delta("c")])
-    masked = Selection(pb.VIEW_FULL, ["agent.tool.*"])
+    masked = Selection(follow_pb2.EVENT_VIEW_FULL, ["agent.tool.*"])
     pages = _pages(log[:1], log[1:2], log[2:])
     assert await _collect(pages, _following(masked), heartbeat=heartbeat) == [(1, 2), (0, 3)]
 
@@ -127,15 +137,15 @@ async def test_a_heartbeat_comes_while_nothing_is_shown_and_says_how_far_the_log
         await released.wait()
         yield log[1:]
 
-    place = _following(Selection(pb.VIEW_FULL, ["agent.tool.*"]))
+    place = _following(Selection(follow_pb2.EVENT_VIEW_FULL, ["agent.tool.*"]))
     seen = []
     async with aclosing(responses(slow(), place, clock=_CLOCK, heartbeat=0.05)) as stream:
         async for response in stream:
             seen.append(pb.RunResponse.FromString(response))
             if len(seen) == 2:
                 released.set()
-    assert seen[:2] == [pb.RunResponse(through_sequence=1)] * 2
-    assert seen[-1] == pb.RunResponse(through_sequence=2)
+    assert seen[:2] == [_response([], 1)] * 2
+    assert seen[-1] == _response([], 2)
 
 
 @pytest.mark.parametrize("heartbeat", [None, 60.0])
@@ -174,7 +184,9 @@ async def test_a_stream_that_is_cancelled_while_it_waits_closes_its_pages(heartb
     assert (collecting.cancelled(), closed.is_set()) == (True, True)
 
 
-@given(st.integers(0, 2**63 - 1))
-def test_numbers_are_encoded_as_protobuf_does(value: int) -> None:
-    response = pb.RunResponse(through_sequence=value).SerializeToString()
-    assert streaming._varint(value) == (response[1:] or b"\x00")
+@given(st.integers(1, 2**63 - 1))
+def test_a_response_says_through_which_sequence_it_goes_however_large_that_is(sequence: int) -> None:
+    event = _delta("a")
+    event.sequence = sequence
+    [response] = _taken(_following(), [StoredEvent(sequence, kind_of(event), event.SerializeToString())])
+    assert response == pb.RunResponse(batch=follow_pb2.EventBatch(events=[_stamped(event)], through_sequence=sequence))

@@ -9,8 +9,19 @@ import pytest
 from google.rpc.error_details_pb2 import ErrorInfo
 from grpc import aio
 
-from bough.v1 import agent_service_pb2 as pb
-from bough.v1 import error_pb2, eval_service_pb2, event_pb2, fork_pb2, message_pb2, session_service_pb2
+from bough.v1 import (
+    agent_service_pb2 as pb,
+)
+from bough.v1 import (
+    error_pb2,
+    eval_service_pb2,
+    execution_pb2,
+    follow_pb2,
+    fork_pb2,
+    message_pb2,
+    run_pb2,
+    session_service_pb2,
+)
 from tests.rpc.servers import status_details
 from tests.rpc.team import GATES
 from tests.rpc.turns import Served, Turn, begin, said, sequences, served, settings, watch
@@ -35,7 +46,7 @@ async def refused(turn: Turn) -> aio.AioRpcError:
     return caught.value
 
 
-async def run_of(server: Served, run_id: str) -> pb.Run:
+async def run_of(server: Served, run_id: str) -> run_pb2.Run:
     response: pb.GetRunResponse = await server.agents.GetRun(pb.GetRunRequest(run_id=run_id))
     return response.run
 
@@ -65,7 +76,7 @@ async def test_the_summary_of_a_fork_shows_what_is_shared_as_that_of_its_origin(
     origin = await begin(server, "lead", "hi").to_the_end()
     cut = len(origin.events) - 1
     turn = await fork(server, await origin.run_id(), cut).to_the_end()
-    summary = pb.FollowOptions(view=pb.VIEW_SUMMARY)
+    summary = follow_pb2.FollowOptions(view=follow_pb2.EVENT_VIEW_SUMMARY)
     shown = [await watch(server, await one.run_id(), follow=summary).to_the_end() for one in (origin, turn)]
     shared = [[event for event in one.events if event.sequence <= cut] for one in shown]
     assert [event.WhichOneof("payload") for event in shared[0]] == [event.WhichOneof("payload") for event in shared[1]]
@@ -80,7 +91,7 @@ async def test_a_fork_of_a_run_that_waits_ends_its_stream_where_it_waits_itself(
     assert turn.kinds == ["run_forked", "run_interrupted"]
     run = await run_of(server, await turn.run_id())
     assert (run.state, run.open_requests) == (
-        event_pb2.STATE_INPUT_REQUIRED,
+        execution_pb2.EXECUTION_STATE_INPUT_REQUIRED,
         (await run_of(server, await origin.run_id())).open_requests,
     )
 
@@ -109,7 +120,7 @@ async def test_a_place_where_a_run_cannot_be_forked_is_refused_with_its_reason(
     assert len(origin.events) == 2
     error = await refused(fork(server, await origin.run_id(), after))
     info = next(detail for detail in status_details(error) if isinstance(detail, ErrorInfo))
-    assert (error.code(), info.reason, info.domain) == (code, reason, "bough")
+    assert (error.code(), info.reason, info.domain) == (code, reason, "bough.dev")
 
 
 async def test_a_fork_of_no_run_is_not_found(server: Served) -> None:
@@ -118,14 +129,17 @@ async def test_a_fork_of_no_run_is_not_found(server: Served) -> None:
 
 async def test_changes_that_fit_nothing_name_all_their_fields(server: Served) -> None:
     origin = await begin(server, "lead", "hi").to_the_end()
-    changes = fork_pb2.ForkChanges(models={"nobody": "nothing"}, instructions={"echo": "x"})
+    changes = fork_pb2.ForkChanges()
+    changes.agents["nobody"].model = "nothing"
+    changes.agents["echo"].instruction = "{{input}}"
     error = await refused(fork(server, await origin.run_id(), 1, changes=changes))
     _, bad = status_details(error)
     assert error.code() == grpc.StatusCode.INVALID_ARGUMENT
     assert [(violation.field, violation.reason) for violation in bad.field_violations] == [
-        ("changes.models['nobody']", "INVALID_REQUEST"),
-        ("changes.instructions['echo']", "INVALID_REQUEST"),
-        ("changes.models['nobody']", "UNKNOWN_AGENT"),
+        ('changes.agents["echo"].instruction', "INVALID_REQUEST"),
+        ('changes.agents["echo"]', "INVALID_REQUEST"),
+        ('changes.agents["nobody"].model', "INVALID_REQUEST"),
+        ('changes.agents["nobody"]', "UNKNOWN_AGENT"),
     ]
 
 
@@ -163,7 +177,7 @@ async def test_a_fork_that_is_told_something_else_answers_that_and_outlives_its_
 async def test_the_deadline_of_the_call_that_forks_is_the_forks(server: Served) -> None:
     began = begin(server, "waiter", "the gate of a fork")
     origin_id = await (await began.until("run_started")).run_id()
-    turn = await fork(server, origin_id, 1, timeout=0.3).until("run_forked")
+    turn = await fork(server, origin_id, 1, timeout=1.5).until("run_forked")
     whole = await watch(server, await turn.run_id()).to_the_end()
     GATES["the gate of a fork"].set()
     origin = await began.to_the_end()

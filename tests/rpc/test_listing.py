@@ -8,9 +8,7 @@ from google.protobuf.timestamp_pb2 import Timestamp
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bough.v1 import agent_service_pb2 as pb
-from bough.v1 import error_pb2, event_pb2
-from bough.v1.eval_service_pb2 import ListInvocationsRequest
+from bough.v1 import error_pb2, execution_pb2, run_pb2
 from bough_server.api.pagination import PAGE_BYTES, page_by_name, page_of, run_filter
 from bough_server.errors import InvalidRequest
 from bough_server.store.ports import Page, RunFilter
@@ -58,24 +56,19 @@ def test_a_page_is_50_where_nothing_is_said_and_1000_at_most() -> None:
     assert [page_of(size, "t") for size in (0, 7, 5_000)] == [Page(size=n, token="t") for n in (50, 7, 1_000)]
 
 
-def test_a_filter_is_of_the_listing_that_asks() -> None:
-    listings = [run_filter(request).listing for request in (pb.ListRunsRequest(), ListInvocationsRequest())]
-    assert listings == ["runs", "invocations"]
-
-
 def test_a_filter_tells_absent_times_from_the_epoch() -> None:
-    request = pb.ListRunsRequest(
+    asked = run_pb2.RunFilter(
         session_id="s",
         agent="a",
-        states=[event_pb2.STATE_PENDING],
+        states=[execution_pb2.EXECUTION_STATE_PENDING],
         labels={"k": "v"},
-        start_create_time=Timestamp(nanos=5),
+        create_time_from=Timestamp(nanos=5),
     )
-    assert run_filter(request) == RunFilter(
+    assert run_filter(asked) == RunFilter(
         session_id="s",
         agent="a",
-        states=(event_pb2.STATE_PENDING,),
+        states=(execution_pb2.EXECUTION_STATE_PENDING,),
         labels={"k": "v"},
-        start_create_time_ns=5,
-        end_create_time_ns=None,
+        create_time_from_ns=5,
+        create_time_before_ns=None,
     )

@@ -10,7 +10,7 @@ import grpc
 import pytest
 from grpc import aio
 
-from bough.v1 import error_pb2, event_pb2, policy_pb2
+from bough.v1 import error_pb2, execution_pb2, policy_pb2
 from bough_server.app import App
 from bough_server.errors import ConfigurationError
 from tests.rpc.turns import begin, served, settings
@@ -78,7 +78,7 @@ async def test_prometheus_finds_what_a_turn_took(tmp_path: Path) -> None:
     )
     assert found['bough_agent_invocations_total{agent="desk",end_reason="answered",kind="llm",state="succeeded"}'] == 1
     assert found[f"bough_agent_duration_seconds_count{{{agent}}}"] == 1
-    assert found['bough_agent_cost_total{agent="desk"}'] == 4_000
+    assert found['bough_agent_cost_total{agent="desk",currency="USD"}'] == 4_000_000
     tokens = {name: value for name, value in found.items() if name.startswith("gen_ai_client_token_usage_sum")}
     assert sorted(tokens.values()) == [1_000, 2_000]
     assert all(model.rpartition(",")[0] in name for name in tokens)
@@ -128,39 +128,46 @@ async def test_nothing_is_counted_where_nobody_asks(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("limits", "words"),
     [
-        ({"tokens": 2_000}, ""),
-        ({"tokens": 1_500}, "The limit of 1500 tokens for the run is reached: 0 are left"),
-        ({"cost_micros": 2_001}, "The limit of 2001 millionths of cost for the run is reached: 1 are left"),
-        ({"parallel": 1}, ""),
+        (policy_pb2.Limits(tokens=2_000), ""),
+        (policy_pb2.Limits(tokens=1_500), "The limit of 1500 tokens for the run is reached: 0 are left"),
+        (
+            policy_pb2.Limits(cost_nanos=2_000_001),
+            "The limit of 2000001 billionths of cost for the run is reached: 1 are left",
+        ),
+        (policy_pb2.Limits(concurrency=1), ""),
     ],
 )
-async def test_a_request_bounds_tokens_cost_and_parallelism(tmp_path: Path, limits: dict[str, int], words: str) -> None:
+async def test_a_request_bounds_tokens_cost_and_parallelism(
+    tmp_path: Path, limits: policy_pb2.Limits, words: str
+) -> None:
     async with served(desk(tmp_path)) as server:
-        policy = policy_pb2.RunPolicy(limits=policy_pb2.Limits(**limits))
+        policy = policy_pb2.RunPolicy(limits=limits)
         turn = await begin(server, "desk", "hi", policy=policy).to_the_end()
     if not words:
         assert turn.kinds[-1] == "run_completed"
         return
     failed = turn.events[-1].run_failed
     assert failed.error.reason == error_pb2.ERROR_REASON_LIMIT_EXCEEDED
-    assert failed.end_reason == event_pb2.END_REASON_LIMIT
+    assert failed.end_reason == execution_pb2.END_REASON_LIMIT
     assert failed.error.message.startswith(words)
 
 
 async def test_the_servers_maximum_of_tokens_wins_and_its_default_is_given(tmp_path: Path) -> None:
-    bounds = {"default": {"parallel": 2, "cost_micros": 9_000}, "maximum": {"tokens": 1_500}}
+    bounds = {"default": {"concurrency": 2, "cost_nanos": 9_000_000}, "maximum": {"tokens": 1_500}}
     async with served(desk(tmp_path, limits=bounds)) as server:
         policy = policy_pb2.RunPolicy(limits=policy_pb2.Limits(tokens=10**12))
         turn = await begin(server, "desk", "hi", policy=policy).to_the_end()
     limits = turn.events[0].run_started.policy.limits
-    assert (limits.tokens, limits.parallel, limits.cost_micros) == (1_500, 2, 9_000)
+    assert (limits.tokens, limits.concurrency, limits.cost_nanos) == (1_500, 2, 9_000_000)
     assert turn.kinds[-1] == "run_failed"
 
 
-@pytest.mark.parametrize("limits", [{"tokens": -1}, {"cost_micros": -1}, {"parallel": 0}])
-async def test_bounds_that_mean_nothing_are_refused(tmp_path: Path, limits: dict[str, int]) -> None:
+@pytest.mark.parametrize(
+    "limits", [policy_pb2.Limits(tokens=-1), policy_pb2.Limits(cost_nanos=-1), policy_pb2.Limits(concurrency=0)]
+)
+async def test_bounds_that_mean_nothing_are_refused(tmp_path: Path, limits: policy_pb2.Limits) -> None:
     async with served(desk(tmp_path)) as server:
-        policy = policy_pb2.RunPolicy(limits=policy_pb2.Limits(**limits))
+        policy = policy_pb2.RunPolicy(limits=limits)
         with pytest.raises(aio.AioRpcError) as refused:
             await begin(server, "desk", "hi", policy=policy).to_the_end()
     assert refused.value.code() == grpc.StatusCode.INVALID_ARGUMENT

@@ -11,7 +11,7 @@ from grpc import aio
 
 from bough import reply
 from bough.v1 import agent_service_pb2 as pb
-from bough.v1 import event_pb2, input_pb2, policy_pb2
+from bough.v1 import execution_pb2, follow_pb2, input_pb2, policy_pb2, run_pb2
 from tests.rpc.servers import status_details
 from tests.rpc.team import GATES
 from tests.rpc.turns import Served, Turn, begin, sequences, served, settings, watch
@@ -45,7 +45,7 @@ async def refusal(turn: Turn) -> aio.AioRpcError:
     return raised.value
 
 
-async def get(server: Served, run_id: str) -> pb.Run:
+async def get(server: Served, run_id: str) -> run_pb2.Run:
     response: pb.GetRunResponse = await server.agents.GetRun(pb.GetRunRequest(run_id=run_id))
     return response.run
 
@@ -93,7 +93,7 @@ async def test_a_stream_that_cannot_begin_leaves_the_run_unanswered(server: Serv
     info, *_ = status_details(error)
     assert (info.reason, dict(info.metadata)) == ("SEQUENCE_OUT_OF_RANGE", {"last_sequence": str(last)})
     run = await get(server, run_id)
-    assert (run.state, run.last_sequence) == (event_pb2.STATE_INPUT_REQUIRED, last)
+    assert (run.state, run.last_sequence) == (execution_pb2.EXECUTION_STATE_INPUT_REQUIRED, last)
     assert [request.prompt for request in run.open_requests] == list(requests)
 
 
@@ -101,7 +101,9 @@ async def test_runs_that_ask_are_listed_with_what_they_ask(server: Served) -> No
     turn = await begin(server, CHIEF, "go").to_the_end()
     run_id = await turn.run_id()
     await begin(server, "asker", "other?").to_the_end()
-    request = pb.ListRunsRequest(states=[event_pb2.STATE_INPUT_REQUIRED], agent=CHIEF)
+    request = pb.ListRunsRequest(
+        filter=run_pb2.RunFilter(states=[execution_pb2.EXECUTION_STATE_INPUT_REQUIRED], agent=CHIEF)
+    )
     (listed,) = (await server.agents.ListRuns(request)).runs
     assert listed == await get(server, run_id)
     assert list(listed.open_requests) == list(turn.events[-1].run_interrupted.requests)
@@ -111,11 +113,11 @@ async def test_runs_that_ask_are_listed_with_what_they_ask(server: Served) -> No
 async def test_answers_that_do_not_fit_are_named_by_their_fields(server: Served) -> None:
     turn = await begin(server, CHIEF, "go").to_the_end()
     run_id, requests = await turn.run_id(), asked(turn)
-    wrong = input_pb2.InputAnswer(request_id=requests["second?"].request_id, value_json="{")
+    wrong = input_pb2.InputAnswer(input_id=requests["second?"].input_id, value_json="{")
     error = await refusal(answer(server, run_id, reply(requests["first?"], 1), wrong, reply("nobody", 1)))
     assert error.code() == grpc.StatusCode.INVALID_ARGUMENT
     (bad,) = [one for one in status_details(error) if hasattr(one, "field_violations")]
-    assert [violation.field for violation in bad.field_violations] == ["answers[1].value_json", "answers[2].request_id"]
+    assert [violation.field for violation in bad.field_violations] == ["answers[1].value_json", "answers[2].input_id"]
     assert (await get(server, run_id)).last_sequence == turn.through
 
 
@@ -125,17 +127,23 @@ async def test_another_answer_an_ended_run_and_a_foreign_one_are_refused_with_re
     ended = await answer(server, run_id, reply(request, "this"), request_id="mine").to_the_end()
     again = await answer(server, run_id, reply(request, "this"), request_id="mine").to_the_end()
     assert again.events == ended.events
+    other, late = reply(request, "that"), reply("nobody", 1)
+    wrong = grpc.StatusCode.FAILED_PRECONDITION
     refused = [
-        (answer(server, run_id, reply(request, "that")), grpc.StatusCode.FAILED_PRECONDITION, "ALREADY_ANSWERED"),
-        (answer(server, run_id, reply("nobody", 1)), grpc.StatusCode.FAILED_PRECONDITION, "RUN_ENDED"),
-        (answer(server, "nobody's", reply(request, "this")), grpc.StatusCode.NOT_FOUND, "NOT_FOUND"),
+        (answer(server, run_id, other), wrong, "ALREADY_ANSWERED", {"input_id": request.input_id}),
+        (answer(server, run_id, late), wrong, "RUN_ENDED", {"run_id": run_id}),
+        (answer(server, "nobody's", reply(request, "this")), grpc.StatusCode.NOT_FOUND, "NOT_FOUND", {}),
+        (
+            answer(server, run_id, other, request_id="mine"),
+            grpc.StatusCode.ALREADY_EXISTS,
+            "REQUEST_ID_REUSED",
+            {"run_id": run_id},
+        ),
     ]
-    for call, code, reason in refused:
+    for call, code, reason, metadata in refused:
         error = await refusal(call)
         (info,) = [one for one in status_details(error) if hasattr(one, "reason")]
-        assert (error.code(), info.reason) == (code, reason)
-    error = await refusal(answer(server, run_id, reply(request, "that"), request_id="mine"))
-    assert error.code() == grpc.StatusCode.ALREADY_EXISTS
+        assert (error.code(), info.reason, dict(info.metadata)) == (code, reason, metadata)
 
 
 async def test_an_answer_to_a_run_that_goes_on_is_followed_from_its_own_event(server: Served) -> None:
@@ -160,13 +168,13 @@ async def test_a_run_that_was_answered_is_cancelled_when_its_last_follower_leave
     answering.call.cancel()
     ended = await watch(server, run_id, after_sequence=turn.through).to_the_end()
     (wish,) = [event.cancel_requested for event in ended.events if event.HasField("cancel_requested")]
-    assert (wish.reason, ended.kinds[-1]) == (event_pb2.CANCEL_REASON_DISCONNECTED, "run_cancelled")
+    assert (wish.reason, ended.kinds[-1]) == (execution_pb2.CANCEL_REASON_DISCONNECTED, "run_cancelled")
 
 
 async def test_the_deadline_of_who_answers_ends_the_run(server: Served) -> None:
     turn = await begin(server, "then_worker", "slow", timeout=60).to_the_end()
     run_id, requests = await turn.run_id(), asked(turn)
-    call = answer(server, run_id, reply(requests["before?"], "A"), timeout=0.3)
+    call = answer(server, run_id, reply(requests["before?"], "A"), timeout=1.5)
     assert (await refusal(call)).code() == grpc.StatusCode.DEADLINE_EXCEEDED
     ended = await watch(server, run_id, after_sequence=turn.through).to_the_end()
     assert ended.kinds[-1] == "run_failed"
@@ -175,7 +183,7 @@ async def test_the_deadline_of_who_answers_ends_the_run(server: Served) -> None:
 async def test_a_view_and_a_mask_of_what_follows(server: Served) -> None:
     turn = await begin(server, CHIEF, "go").to_the_end()
     run_id, requests = await turn.run_id(), asked(turn)
-    follow = pb.FollowOptions(view=pb.VIEW_SUMMARY, event_names=["agent.control.*"])
+    follow = follow_pb2.FollowOptions(view=follow_pb2.EVENT_VIEW_SUMMARY, event_names=["agent.control.*"])
     answers = [reply(requests[one], one) for one in ("first?", "second?")]
     resumed = await answer(server, run_id, *answers, follow=follow).to_the_end()
     assert resumed.kinds == ["run_resumed", "input_received", "input_received", "input_requested", "run_interrupted"]

@@ -136,7 +136,10 @@ def breach_of_list(field: FieldDescriptor, count: int) -> Callable[[Message], st
             if field.message_type is None:
                 items.append("" if field.type == field.TYPE_STRING else 0)
             elif field.message_type.GetOptions().map_entry:
-                items[f"key{number}"] = ""
+                if field.message_type.fields_by_name["value"].message_type is not None:
+                    items.get_or_create(f"key{number}")
+                else:
+                    items[f"key{number}"] = ""
             else:
                 items.add()
         return field.name

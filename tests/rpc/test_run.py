@@ -8,7 +8,7 @@ from google.rpc.error_details_pb2 import ErrorInfo, ResourceInfo
 from grpc import aio
 
 from bough.v1 import agent_service_pb2 as pb
-from bough.v1 import error_pb2, event_pb2, policy_pb2
+from bough.v1 import error_pb2, event_pb2, execution_pb2, follow_pb2, policy_pb2, run_pb2
 from tests.rpc.servers import outcome, status_details
 from tests.rpc.team import GATES
 from tests.rpc.turns import Served, begin, said, sequences, watch
@@ -54,13 +54,13 @@ async def test_watching_beyond_the_log_is_out_of_range_and_says_what_there_is(se
     last = str(len(turn.events))
     code, details = await _failed(watch(server, await turn.run_id(), after_sequence=99).call)
     assert code == grpc.StatusCode.OUT_OF_RANGE
-    assert details == (ErrorInfo(reason="SEQUENCE_OUT_OF_RANGE", domain="bough", metadata={"last_sequence": last}),)
+    assert details == (ErrorInfo(reason="SEQUENCE_OUT_OF_RANGE", domain="bough.dev", metadata={"last_sequence": last}),)
 
 
 async def test_a_live_run_is_watched_by_many_and_to_what_is_there(server: Served) -> None:
     turn = await begin(server, "waiter", "many").until("run_started")
     run_id = await turn.run_id()
-    current = await watch(server, run_id, until=pb.WATCH_UNTIL_CURRENT).to_the_end()
+    current = await watch(server, run_id, until=follow_pb2.WATCH_UNTIL_CURRENT).to_the_end()
     others = [asyncio.create_task(watch(server, run_id).to_the_end()) for _ in range(5)]
     GATES["many"].set()
     await turn.to_the_end()
@@ -70,7 +70,7 @@ async def test_a_live_run_is_watched_by_many_and_to_what_is_there(server: Served
 
 
 async def test_a_masked_stream_shows_what_was_asked_and_says_how_far_it_is(server: Served) -> None:
-    follow = pb.FollowOptions(event_names=["agent.sub_agent.started"])
+    follow = follow_pb2.FollowOptions(event_names=["agent.sub_agent.started"])
     masked = await begin(server, "lead", "hi", follow=follow).to_the_end()
     whole = await watch(server, await masked.run_id()).to_the_end()
     wanted = ("run_started", "sub_agent_started", "run_completed")
@@ -79,13 +79,13 @@ async def test_a_masked_stream_shows_what_was_asked_and_says_how_far_it_is(serve
 
 
 async def test_a_quiet_stream_has_heartbeats(server: Served) -> None:
-    follow = pb.FollowOptions()
-    follow.heartbeat.FromMilliseconds(100)
+    follow = follow_pb2.FollowOptions()
+    follow.heartbeat_interval.FromMilliseconds(100)
     turn = begin(server, "waiter", "quiet", follow=follow)
     first, beat = await turn.call.read(), await turn.call.read()
     GATES["quiet"].set()
-    assert [event.sequence for event in first.events] == [1]
-    assert beat == pb.RunResponse(through_sequence=1)
+    assert [event.sequence for event in first.batch.events] == [1]
+    assert beat == pb.RunResponse(batch=follow_pb2.EventBatch(through_sequence=1))
     assert (await turn.to_the_end()).kinds[-1] == "run_completed"
 
 
@@ -102,7 +102,7 @@ async def test_a_turn_of_what_is_not_there_is_not_found(
     code, details = await _failed(server.agents.Run(request_))
     assert code == grpc.StatusCode.NOT_FOUND
     assert details == (
-        ErrorInfo(reason=reason, domain="bough"),
+        ErrorInfo(reason=reason, domain="bough.dev"),
         ResourceInfo(resource_type=kind, resource_name=name),
     )
 
@@ -120,13 +120,13 @@ async def test_an_input_of_5_mb_is_refused_by_name_and_one_of_9_by_the_transport
 async def test_the_same_request_follows_the_run_it_started_and_another_content_is_refused(server: Served) -> None:
     first = await begin(server, "echo", "hi", request_id="once").to_the_end()
     again = await begin(
-        server, "echo", "hi", request_id="once", follow=pb.FollowOptions(view=pb.VIEW_FULL)
+        server, "echo", "hi", request_id="once", follow=follow_pb2.FollowOptions(view=follow_pb2.EVENT_VIEW_FULL)
     ).to_the_end()
     assert again.events == first.events
     code, details = await _failed(begin(server, "echo", "ho", request_id="once").call)
     assert code == grpc.StatusCode.ALREADY_EXISTS
     metadata = {"run_id": await first.run_id()}
-    assert details == (ErrorInfo(reason="REQUEST_ID_REUSED", domain="bough", metadata=metadata),)
+    assert details == (ErrorInfo(reason="REQUEST_ID_REUSED", domain="bough.dev", metadata=metadata),)
 
 
 async def test_a_session_runs_one_turn_at_a_time(server: Served) -> None:
@@ -137,7 +137,7 @@ async def test_a_session_runs_one_turn_at_a_time(server: Served) -> None:
     assert code == grpc.StatusCode.ABORTED
     session_id = turn.events[0].session_id
     metadata = {"run_id": await turn.run_id(), "session_id": session_id}
-    assert details == (ErrorInfo(reason="SESSION_BUSY", domain="bough", metadata=metadata),)
+    assert details == (ErrorInfo(reason="SESSION_BUSY", domain="bough.dev", metadata=metadata),)
     after = await begin(server, "echo", "hi", session_id=session_id).to_the_end()
     assert after.events[0].run_started.session_cut == 2
 
@@ -152,18 +152,18 @@ async def test_a_cancelled_run_ends_its_stream_well(server: Served) -> None:
     turn = await begin(server, "waiter", "cancelled").until("run_started")
     run_id = await turn.run_id()
     await server.agents.CancelRun(pb.CancelRunRequest(run_id=run_id))
-    current = await watch(server, run_id, until=pb.WATCH_UNTIL_CURRENT).to_the_end()
+    current = await watch(server, run_id, until=follow_pb2.WATCH_UNTIL_CURRENT).to_the_end()
     await turn.to_the_end()
     assert current.kinds[:2] == ["run_started", "cancel_requested"]
     assert turn.kinds == ["run_started", "cancel_requested", "run_cancelled"]
     run = (await server.agents.GetRun(pb.GetRunRequest(run_id=run_id))).run
-    assert (run.state, run.error.reason) == (event_pb2.STATE_CANCELLED, error_pb2.ERROR_REASON_CANCELLED)
+    assert (run.state, run.error.reason) == (execution_pb2.EXECUTION_STATE_CANCELLED, error_pb2.ERROR_REASON_CANCELLED)
     again = await server.agents.CancelRun(pb.CancelRunRequest(run_id=run_id))
     assert again.run == run
 
 
 async def test_a_run_whose_deadline_passes_fails_by_it(server: Served) -> None:
-    turn = begin(server, "waiter", "overdue", timeout=0.5)
+    turn = begin(server, "waiter", "overdue", timeout=1.5)
     run_id = await turn.run_id()
     code = grpc.StatusCode.OK
     try:
@@ -195,12 +195,51 @@ async def test_a_run_that_nobody_follows_is_cancelled_after_its_grace(server: Se
     turn.call.cancel()
     watched.call.cancel()
     run_id = await turn.run_id()
-    state = event_pb2.STATE_RUNNING
-    while state == event_pb2.STATE_RUNNING:  # a stream of our own would follow it again
+    state = execution_pb2.EXECUTION_STATE_RUNNING
+    while state == execution_pb2.EXECUTION_STATE_RUNNING:  # a stream of our own would follow it again
         state = (await server.agents.GetRun(pb.GetRunRequest(run_id=run_id))).run.state
     seen = await watch(server, run_id).to_the_end()
     assert seen.kinds == ["run_started", "cancel_requested", "run_cancelled"]
-    assert seen.events[1].cancel_requested.reason == event_pb2.CANCEL_REASON_DISCONNECTED
+    assert seen.events[1].cancel_requested.reason == execution_pb2.CANCEL_REASON_DISCONNECTED
+
+
+async def test_a_run_is_shown_with_its_answer_once_it_has_succeeded(server: Served) -> None:
+    gate = GATES["shown"]
+    gate.clear()
+    turn = await begin(server, "waiter", "shown").until("run_started")
+    request = pb.GetRunRequest(run_id=await turn.run_id())
+    before = await server.agents.GetRun(request)
+    gate.set()
+    await turn.to_the_end()
+    after = await server.agents.GetRun(request)
+    failed = await begin(server, "failing", "x").to_the_end()
+    without = await server.agents.GetRun(pb.GetRunRequest(run_id=await failed.run_id()))
+    assert before.run.state == execution_pb2.EXECUTION_STATE_RUNNING
+    assert after.final_answer == turn.events[-1].run_completed.final_answer
+    assert [each.HasField("final_answer") for each in (before, after, without)] == [False, True, False]
+
+
+async def test_a_run_says_who_started_it_with_what_until_when_and_what_it_used(server: Served) -> None:
+    said_at_length = "Once upon a time. " * 20
+    turn = await begin(server, "lead", said_at_length, timeout=60.0).to_the_end()
+    run = (await server.agents.GetRun(pb.GetRunRequest(run_id=await turn.run_id()))).run
+    started = turn.events[0].run_started
+    assert (run.user_id, started.user_id) == ("local", "local")
+    assert run.input_excerpt == said_at_length[:200]
+    assert run.deadline_time == started.deadline_time
+    assert run.HasField("deadline_time")
+    assert run.tree_usage == turn.events[-1].run_completed.tree_usage
+
+
+async def test_a_cancellation_carries_its_note(server: Served) -> None:
+    turn = await begin(server, "waiter", "noted").until("run_started")
+    await server.agents.CancelRun(pb.CancelRunRequest(run_id=await turn.run_id(), note="Not needed any more."))
+    await turn.to_the_end()
+    (asked,) = [event.cancel_requested for event in turn.events if event.HasField("cancel_requested")]
+    assert asked == event_pb2.CancelRequested(
+        reason=execution_pb2.CANCEL_REASON_CALLER, requested_by="local", note="Not needed any more."
+    )
+    assert turn.events[-1].run_cancelled.cancel_reason == execution_pb2.CANCEL_REASON_CALLER
 
 
 async def test_runs_are_listed_the_newest_first_in_pages_and_by_filters(server: Served) -> None:
@@ -216,13 +255,13 @@ async def test_runs_are_listed_the_newest_first_in_pages_and_by_filters(server: 
         token = page.next_page_token
         if not token:
             break
-    odd = await server.agents.ListRuns(pb.ListRunsRequest(labels={"parity": "odd"}))
+    odd = await server.agents.ListRuns(pb.ListRunsRequest(filter=run_pb2.RunFilter(labels={"parity": "odd"})))
     assert pages == [[ids[4], ids[3]], [ids[2], ids[1]], [ids[0]]]
     assert [run.run_id for run in odd.runs] == [ids[3], ids[1]]
     code, details = await _failed_unary(server.agents.ListRuns(pb.ListRunsRequest(page_token="mine")))
     assert (code, details[0]) == (
         grpc.StatusCode.INVALID_ARGUMENT,
-        ErrorInfo(reason="INVALID_PAGE_TOKEN", domain="bough"),
+        ErrorInfo(reason="INVALID_PAGE_TOKEN", domain="bough.dev"),
     )
 
 
@@ -240,7 +279,8 @@ async def test_a_caller_that_leaves_while_its_run_is_accepted_leaves_no_run_behi
         turn.call.cancel()
     for _ in range(100):
         await begin(server, "echo", "later").to_the_end()
-        listed = await server.agents.ListRuns(pb.ListRunsRequest(states=[event_pb2.STATE_RUNNING]))
+        running = run_pb2.RunFilter(states=[execution_pb2.EXECUTION_STATE_RUNNING])
+        listed = await server.agents.ListRuns(pb.ListRunsRequest(filter=running))
         if not listed.runs:
             break
     assert list(listed.runs) == []

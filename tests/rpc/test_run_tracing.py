@@ -13,6 +13,7 @@ from bough_server.events import DELTA_KINDS, kind_of
 from bough_server.settings import Settings
 from tests.rpc.turns import Served, said, served, settings
 from tests.support.otlp_sink import SentSpan, serving_sink
+from tests.support.readings import failures
 
 _TRACE = "0af7651916cd43dd8448eb211c80319c"
 _CALLER = "b7ad6b7169203331"
@@ -45,7 +46,7 @@ async def _sink(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[list[SentSpan]
 async def _events(server: Served, agent: str) -> list[event_pb2.AgentEvent]:
     metadata = (("traceparent", f"00-{_TRACE}-{_CALLER}-01"),)
     call = server.agents.Run(pb.RunRequest(agent=agent, input=said("hi")), metadata=metadata)
-    return [event async for response in call for event in response.events]
+    return [event async for response in call for event in response.batch.events]
 
 
 async def test_a_turn_of_agents_in_code_is_one_trace_with_the_callers(
@@ -74,6 +75,7 @@ async def test_the_model_calls_and_tools_of_a_turn_are_below_their_agents_and_it
         async with served(made) as server:
             events = await _events(server, "lead")
         turn = Traced(spans=spans, events=events)
+    assert failures(events) == []
     agents = {"invoke_agent lead", "invoke_agent researcher", "invoke_agent writer"}
     assert {name for name, _ in turn.edges if name.startswith("invoke_agent")} == agents
     assert {parent for name, parent in turn.edges if name.split()[0] in ("chat", "execute_tool")} <= agents

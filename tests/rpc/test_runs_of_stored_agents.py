@@ -6,8 +6,8 @@ import grpc
 import pytest
 from grpc import aio
 
+from bough.v1 import agent_pb2, error_pb2
 from bough.v1 import agent_service_pb2 as pb
-from bough.v1 import error_pb2
 from tests.rpc.catalog_team import (
     FILES,
     IN_FILES_AND_CODE,
@@ -72,7 +72,7 @@ async def test_stored_agents_are_there_after_a_restart_and_runs_go_on_with_their
     async with served(team_settings(tmp_path)) as server:
         assert await get(server, "inquirer") == second
         request = pb.ResumeRunRequest(run_id=await turn.run_id())
-        request.answers.add(request_id=asked.request_id, value_json='"This."')
+        request.answers.add(input_id=asked.input_id, value_json='"This."')
         resumed = await Turn(call=server.agents.ResumeRun(request)).to_the_end()
     assert answer(resumed) == "It is asked."
     assert revisions(turn) == {"inquirer": first.revision}
@@ -105,7 +105,7 @@ async def test_a_file_that_takes_the_name_of_a_stored_agent_hides_it(tmp_path: P
         stored = await create(server, define("coach"))
     async with served(team_settings(tmp_path, files=[*FILES, llm("coach", calls=["writer"])])) as server:
         shown = await get(server, "coach")
-        assert (len(shown.sub_agents), shown.HasField("create_time")) == (1, False)
+        assert (len(shown.definition.sub_agents), shown.source) == (1, agent_pb2.AGENT_SOURCE_FILE)
         assert await listed(server) == sorted(["coach", *IN_FILES_AND_CODE])
         code, _ = await refused(delete(server, "coach"))
         assert code == grpc.StatusCode.FAILED_PRECONDITION

@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from bough.v1 import agent_service_pb2 as pb
-from bough.v1 import event_pb2, policy_pb2
+from bough.v1 import execution_pb2, follow_pb2, policy_pb2
 from tests.support.gate import Gate, standing_gate
 from tests.support.laws import check_laws
 from tests.support.processes import serving
@@ -20,7 +19,7 @@ LINES, WIDTH = 50_000, 800
 """40 MB of outputs, so that whoever kept them all in memory would be found out."""
 
 MOST_GROWTH = 32 * 1024 * 1024
-PASSTHROUGH = policy_pb2.RunPolicy(delta=policy_pb2.DeltaPolicy(passthrough=policy_pb2.PassthroughDeltas()))
+PASSTHROUGH = policy_pb2.RunPolicy(deltas=policy_pb2.DeltaPolicy(passthrough=policy_pb2.PassthroughDeltas()))
 
 
 @pytest.fixture
@@ -48,7 +47,7 @@ async def test_a_reader_that_pauses_costs_the_run_nothing_and_then_gets_everythi
         turn = await reader.begin("printer", policy=PASSTHROUGH).until("tool_output")
         run_id = await turn.run_id()
         # Reading stops here; only the run's own events are followed, elsewhere, to its end.
-        ended = await other.watch(run_id, follow=pb.FollowOptions(event_names=["agent.run.*"])).to_the_end()
+        ended = await other.watch(run_id, follow=follow_pb2.FollowOptions(event_names=["agent.run.*"])).to_the_end()
         seen = len(turn.events)
         grown = server.peak_bytes() - before
         await turn.to_the_end()
@@ -63,7 +62,7 @@ async def test_a_reader_that_pauses_costs_the_run_nothing_and_then_gets_everythi
     assert {len(text) for text in outputs} == {WIDTH}
 
 
-def _when_cut(on_disconnect: policy_pb2.OnDisconnect.ValueType) -> policy_pb2.RunPolicy:
+def _when_cut(on_disconnect: policy_pb2.DisconnectPolicy.ValueType) -> policy_pb2.RunPolicy:
     policy = policy_pb2.RunPolicy(on_disconnect=on_disconnect)
     policy.disconnect_grace.FromNanoseconds(0)
     return policy
@@ -79,8 +78,8 @@ async def test_what_becomes_of_the_runs_of_a_client_that_is_cut_off_is_their_pol
         config = write_project(tmp_path, *team, script={"waiter": _waiting(gate), "stayer": _waiting(other_gate)})
         async with serving(config) as server, connected(server.address) as other, proxying(server.address) as proxy:
             async with connected(proxy.address) as remote:
-                waiter = remote.begin("waiter", policy=_when_cut(policy_pb2.ON_DISCONNECT_CANCEL))
-                stayer = remote.begin("stayer", policy=_when_cut(policy_pb2.ON_DISCONNECT_CONTINUE))
+                waiter = remote.begin("waiter", policy=_when_cut(policy_pb2.DISCONNECT_POLICY_CANCEL))
+                stayer = remote.begin("stayer", policy=_when_cut(policy_pb2.DISCONNECT_POLICY_CONTINUE))
                 for turn, place in ((waiter, gate), (stayer, other_gate)):
                     await turn.until("tool_started")
                     await place.arrived.wait()
@@ -98,4 +97,4 @@ async def test_what_becomes_of_the_runs_of_a_client_that_is_cut_off_is_their_pol
     assert completed[-1].HasField("run_completed")
     assert cancelled[-1].HasField("run_cancelled")
     (wish,) = [event.cancel_requested for event in cancelled if event.HasField("cancel_requested")]
-    assert wish.reason == event_pb2.CANCEL_REASON_DISCONNECTED
+    assert wish.reason == execution_pb2.CANCEL_REASON_DISCONNECTED

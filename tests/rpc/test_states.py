@@ -13,13 +13,13 @@ from grpc import aio
 
 from bough.v1 import agent_service_pb2, policy_pb2
 from bough.v1 import session_service_pb2 as pb
-from bough.v1.state_pb2 import StateChange
+from bough.v1.session_pb2 import SessionStateChange
 from bough_server.session_state import MAX_STATE_BYTES
 from tests.rpc.keeping_team import DOORS
 from tests.rpc.servers import status_details
 from tests.rpc.turns import Served, Turn, begin, served, settings
 
-QUEUE = policy_pb2.RunPolicy(on_busy_session=policy_pb2.ON_BUSY_SESSION_QUEUE)
+QUEUE = policy_pb2.RunPolicy(on_busy_session=policy_pb2.BUSY_SESSION_POLICY_QUEUE)
 
 
 @pytest.fixture
@@ -34,15 +34,15 @@ async def _new_session(server: Served) -> str:
 
 
 async def _state(server: Served, session_id: str) -> str:
-    return str((await server.sessions.GetState(pb.GetStateRequest(session_id=session_id))).state_json)
+    return str((await server.sessions.GetSessionState(pb.GetSessionStateRequest(session_id=session_id))).state_json)
 
 
-async def _update(server: Served, session_id: str, *changes: StateChange) -> str:
-    request = pb.UpdateStateRequest(session_id=session_id, changes=changes)
-    return str((await server.sessions.UpdateState(request)).state_json)
+async def _update(server: Served, session_id: str, *changes: SessionStateChange) -> str:
+    request = pb.UpdateSessionStateRequest(session_id=session_id, changes=changes)
+    return str((await server.sessions.UpdateSessionState(request)).state_json)
 
 
-async def _refused(server: Served, session_id: str, *changes: StateChange) -> aio.AioRpcError:
+async def _refused(server: Served, session_id: str, *changes: SessionStateChange) -> aio.AioRpcError:
     with pytest.raises(aio.AioRpcError) as caught:
         await _update(server, session_id, *changes)
     return caught.value
@@ -63,16 +63,19 @@ async def test_a_new_session_has_no_values(server: Served) -> None:
 
 async def test_what_a_call_changes_is_kept_as_it_was_written(server: Served) -> None:
     session_id = await _new_session(server)
-    changes = [StateChange(key="price", value_json="1.50"), StateChange(key="a.b", value_json='{"z":1,  "a":2}')]
+    changes = [
+        SessionStateChange(key="price", value_json="1.50"),
+        SessionStateChange(key="a.b", value_json='{"z":1,  "a":2}'),
+    ]
     changed = await _update(server, session_id, *changes)
     assert changed == await _state(server, session_id) == '{"a.b":{"z":1,  "a":2},"price":1.50}'
-    delete, absent = StateChange(key="a.b"), StateChange(key="nobody")
+    delete, absent = SessionStateChange(key="a.b"), SessionStateChange(key="nobody")
     assert await _update(server, session_id, delete, absent, changes[0]) == '{"price":1.50}'
 
 
 async def test_a_run_begins_with_what_is_kept_and_the_next_with_what_it_keeps(server: Served) -> None:
     session_id = await _new_session(server)
-    await _update(server, session_id, StateChange(key="a", value_json="1"))
+    await _update(server, session_id, SessionStateChange(key="a", value_json="1"))
     first = await _keep(server, session_id, b=[2]).to_the_end()
     assert first.events[0].run_started.state_json == '{"a":1}'
     assert _answer(first) == {"a": 1, "b": [2]}
@@ -85,13 +88,13 @@ async def test_the_state_of_a_session_is_live_and_its_runs_alone_may_change_it(s
     session_id = await _new_session(server)
     turn = await _keep(server, session_id, door="live", a=1).until("value_recorded")
     assert await _state(server, session_id) == '{"a":1}'
-    error = await _refused(server, session_id, StateChange(key="a", value_json="2"))
+    error = await _refused(server, session_id, SessionStateChange(key="a", value_json="2"))
     assert error.code() == grpc.StatusCode.ABORTED
     (info,) = [one for one in status_details(error) if isinstance(one, ErrorInfo)]
     assert (info.reason, info.metadata["run_id"]) == ("SESSION_BUSY", await turn.run_id())
     DOORS["live"].set()
     await turn.to_the_end()
-    assert await _update(server, session_id, StateChange(key="a", value_json="2")) == '{"a":2}'
+    assert await _update(server, session_id, SessionStateChange(key="a", value_json="2")) == '{"a":2}'
 
 
 async def test_runs_begin_while_clients_change_the_values_without_pause(server: Served) -> None:
@@ -102,7 +105,7 @@ async def test_runs_begin_while_clients_change_the_values_without_pause(server: 
         made = 0
         while not is_over.is_set():
             with suppress(aio.AioRpcError):  # a run holds the session
-                await _update(server, session_id, StateChange(key=name, value_json=str(made)))
+                await _update(server, session_id, SessionStateChange(key=name, value_json=str(made)))
                 made += 1
         return made
 
@@ -134,10 +137,10 @@ async def test_all_that_is_wrong_with_a_change_is_said_at_once_and_nothing_is_ch
     error = await _refused(
         server,
         session_id,
-        StateChange(key="good", value_json="1"),
-        StateChange(key="1st", value_json="2"),
-        StateChange(key="bad", value_json="{"),
-        StateChange(key="", value_json="NaN"),
+        SessionStateChange(key="good", value_json="1"),
+        SessionStateChange(key="1st", value_json="2"),
+        SessionStateChange(key="bad", value_json="{"),
+        SessionStateChange(key="", value_json="NaN"),
     )
     assert error.code() == grpc.StatusCode.INVALID_ARGUMENT
     (bad,) = [one for one in status_details(error) if isinstance(one, BadRequest)]
@@ -149,11 +152,11 @@ async def test_all_that_is_wrong_with_a_change_is_said_at_once_and_nothing_is_ch
 async def test_a_state_has_a_bound(server: Served) -> None:
     session_id = await _new_session(server)
     half = json.dumps("x" * (MAX_STATE_BYTES // 2))
-    await _update(server, session_id, StateChange(key="a", value_json=half))
-    error = await _refused(server, session_id, StateChange(key="b", value_json=half))
+    await _update(server, session_id, SessionStateChange(key="a", value_json=half))
+    error = await _refused(server, session_id, SessionStateChange(key="b", value_json=half))
     (bad,) = [one for one in status_details(error) if isinstance(one, BadRequest)]
     assert [(one.field, "256 KiB" in one.description) for one in bad.field_violations] == [("changes", True)]
-    moved = await _update(server, session_id, StateChange(key="b", value_json=half), StateChange(key="a"))
+    moved = await _update(server, session_id, SessionStateChange(key="b", value_json=half), SessionStateChange(key="a"))
     assert list(json.loads(moved)) == ["b"]
 
 
@@ -163,11 +166,13 @@ async def test_a_change_of_nothing_is_refused(server: Served) -> None:
 
 async def test_a_session_that_is_not_there_has_no_state(server: Served) -> None:
     gone = await _new_session(server)
-    await _update(server, gone, StateChange(key="a", value_json="1"))
+    await _update(server, gone, SessionStateChange(key="a", value_json="1"))
     await server.sessions.DeleteSession(pb.DeleteSessionRequest(session_id=gone))
     for call in (
-        server.sessions.GetState(pb.GetStateRequest(session_id=gone)),
-        server.sessions.UpdateState(pb.UpdateStateRequest(session_id=gone, changes=[StateChange(key="a")])),
+        server.sessions.GetSessionState(pb.GetSessionStateRequest(session_id=gone)),
+        server.sessions.UpdateSessionState(
+            pb.UpdateSessionStateRequest(session_id=gone, changes=[SessionStateChange(key="a")])
+        ),
     ):
         with pytest.raises(aio.AioRpcError) as caught:
             await call
@@ -177,10 +182,10 @@ async def test_a_session_that_is_not_there_has_no_state(server: Served) -> None:
 
 async def test_a_forks_session_has_what_was_kept_where_it_begins_and_goes_on_from_there(server: Served) -> None:
     session_id = await _new_session(server)
-    await _update(server, session_id, StateChange(key="before", value_json="0"))
+    await _update(server, session_id, SessionStateChange(key="before", value_json="0"))
     origin = await _keep(server, session_id, a=1).to_the_end()
-    (written,) = [event.sequence for event in origin.events if event.HasField("state_changed")]
-    await _update(server, session_id, StateChange(key="a", value_json="9"))
+    (written,) = [event.sequence for event in origin.events if event.HasField("session_state_changed")]
+    await _update(server, session_id, SessionStateChange(key="a", value_json="9"))
     for after in (1, written):
         request = agent_service_pb2.ForkRunRequest(run_id=origin.events[0].run_id, after_sequence=after)
         fork = await Turn(call=server.agents.ForkRun(request)).to_the_end()

@@ -5,9 +5,10 @@ from pathlib import Path
 
 import grpc
 import pytest
+from google.rpc.error_details_pb2 import PreconditionFailure
 from grpc import aio
 
-from bough.v1 import agent_pb2, catalog_service_pb2
+from bough.v1 import agent_pb2, catalog_service_pb2, execution_pb2
 from bough.v1.session_service_pb2 import DeleteSessionRequest
 from bough_server.agents.definition import revision
 from tests.rpc.catalog_team import (
@@ -28,6 +29,7 @@ from tests.rpc.catalog_team import (
     update,
     wrong_fields,
 )
+from tests.rpc.servers import status_details
 from tests.rpc.turns import begin, served
 
 
@@ -47,9 +49,18 @@ async def test_a_created_agent_is_shown_with_its_revision_and_runs_with_agents_o
         assert await listed(server) == sorted(["coach", *IN_FILES_AND_CODE])
         turn = await begin(server, "coach", "Go.").to_the_end()
         writer = await get(server, "writer")
-    assert created.revision == revision(coach)
-    assert created.HasField("create_time")
+    assert created == agent_pb2.Agent(
+        definition=coach,
+        revision=revision(coach),
+        source=agent_pb2.AGENT_SOURCE_STORED,
+        kind=execution_pb2.AGENT_KIND_LLM,
+        create_time=created.create_time,
+        revision_create_time=created.create_time,
+    )
+    assert created.create_time.ToNanoseconds() > 0
+    assert (len(writer.revision), writer.source) == (64, agent_pb2.AGENT_SOURCE_FILE)
     assert not writer.HasField("create_time")
+    assert not writer.HasField("revision_create_time")
     assert answer(turn) == "The coach's word."
     assert revisions(turn) == {"coach": created.revision, "writer": writer.revision}
 
@@ -57,14 +68,13 @@ async def test_a_created_agent_is_shown_with_its_revision_and_runs_with_agents_o
 async def test_a_name_that_is_taken_is_refused_saying_by_what(tmp_path: Path) -> None:
     async with served(team_settings(tmp_path)) as server:
         stored = await create(server, define("coach"))
-        writer = await get(server, "writer")
-        for name, place, held in (
-            ("coach", "stored", stored.revision),
-            ("writer", "the file agents.yaml", writer.revision),
-            ("echo", "Python code", "1"),
+        for name, metadata in (
+            ("coach", {"source": "STORED", "revision": stored.revision}),
+            ("writer", {"source": "FILE"}),
+            ("echo", {"source": "CODE"}),
         ):
             told = await refused(create(server, define(name)))
-            expected = info_of("AGENT_EXISTS", name=name, place=place, revision=held)
+            expected = info_of("AGENT_EXISTS", name=name, **metadata)
             assert told == (grpc.StatusCode.ALREADY_EXISTS, expected)
 
 
@@ -78,13 +88,13 @@ async def test_everything_that_is_wrong_is_told_at_once_by_its_path(tmp_path: Pa
         assert await listed(server) == IN_FILES_AND_CODE
     assert caught.value.code() == grpc.StatusCode.INVALID_ARGUMENT
     assert wrong_fields(caught.value) == [
-        ("agent.description", "INVALID_REQUEST"),
-        ("agent.llm.model", "INVALID_REQUEST"),
-        ("agent.llm.tools[1].name", "UNKNOWN_TOOL"),
-        ("agent.sub_agents[0].agent", "UNKNOWN_AGENT"),
-        ("agent.sub_agents[1].agent", "INVALID_REQUEST"),
-        ("agent.limits.wall_duration", "INVALID_REQUEST"),
-        ("agent.llm.max_steps", "INVALID_REQUEST"),
+        ("definition.description", "INVALID_REQUEST"),
+        ("definition.llm.model", "INVALID_REQUEST"),
+        ("definition.llm.tools[1].name", "UNKNOWN_TOOL"),
+        ("definition.sub_agents[0].agent", "UNKNOWN_AGENT"),
+        ("definition.sub_agents[1].agent", "INVALID_REQUEST"),
+        ("definition.limits.wall_duration", "INVALID_REQUEST"),
+        ("definition.llm.max_steps", "INVALID_REQUEST"),
     ]
 
 
@@ -96,7 +106,7 @@ async def test_an_agent_that_is_left_out_is_told_what_it_needs(tmp_path: Path) -
             await server.catalog.CreateAgent(catalog_service_pb2.CreateAgentRequest())
     assert caught.value.code() == without.value.code() == grpc.StatusCode.INVALID_ARGUMENT
     assert wrong_fields(caught.value) == wrong_fields(without.value)
-    assert wrong_fields(without.value)[0][0] == "agent.name"
+    assert wrong_fields(without.value)[0][0] == "definition.name"
 
 
 async def test_an_update_takes_over_the_fields_of_its_mask_and_no_other(tmp_path: Path) -> None:
@@ -108,14 +118,15 @@ async def test_an_update_takes_over_the_fields_of_its_mask_and_no_other(tmp_path
         whole = await update(server, asked, revision=second.revision)
     expected = define("coach", links=["writer"], description="Trains.", instruction="Coach.", max_steps=3)
     assert second.revision == revision(expected) != first.revision
-    assert second.create_time.ToNanoseconds() > first.create_time.ToNanoseconds()
+    assert second.revision_create_time.ToNanoseconds() > first.revision_create_time.ToNanoseconds()
+    assert first.create_time == second.create_time == whole.create_time
     assert whole.revision == revision(asked)
 
 
 async def test_an_update_that_changes_nothing_leaves_revision_and_time(tmp_path: Path) -> None:
     async with served(team_settings(tmp_path)) as server:
         first = await create(server, define("coach"))
-        assert await update(server, first, revision=first.revision) == first
+        assert await update(server, first.definition, revision=first.revision) == first
         assert await update(server, define("coach"), "description", revision=first.revision) == first
 
 
@@ -134,10 +145,9 @@ async def test_an_update_of_another_revision_than_was_read_changes_nothing(tmp_p
 async def test_a_mask_names_fields_that_can_be_changed(tmp_path: Path) -> None:
     async with served(team_settings(tmp_path)) as server:
         first = await create(server, define("coach"))
+        paths = ("name", "llm.instruction", "llm.tools.name", "wings", "revision")
         with pytest.raises(aio.AioRpcError) as caught:
-            await update(
-                server, first, "name", "llm.instruction", "llm.tools.name", "wings", "revision", revision=first.revision
-            )
+            await update(server, first.definition, *paths, revision=first.revision)
         nameless = await refused(update(server, agent_pb2.AgentDefinition(), revision=first.revision))
     assert wrong_fields(caught.value) == [(f"update_mask.paths[{index}]", "INVALID_REQUEST") for index in (0, 2, 3, 4)]
     assert nameless == (grpc.StatusCode.INVALID_ARGUMENT, info_of("INVALID_REQUEST"))
@@ -150,17 +160,17 @@ async def test_an_update_is_judged_as_a_whole(tmp_path: Path) -> None:
         with pytest.raises(aio.AioRpcError) as caught:
             await update(server, asked, "sub_agents", revision=first.revision)
         assert await get(server, "coach") == first
-    assert wrong_fields(caught.value) == [("agent.sub_agents[1].agent", "UNKNOWN_AGENT")]
+    assert wrong_fields(caught.value) == [("definition.sub_agents[1].agent", "UNKNOWN_AGENT")]
 
 
-@pytest.mark.parametrize(("name", "place"), [("writer", "the file agents.yaml"), ("echo", "Python code")])
-async def test_agents_of_files_and_code_are_not_changed_by_calls(tmp_path: Path, name: str, place: str) -> None:
+@pytest.mark.parametrize(("name", "source"), [("writer", "FILE"), ("echo", "CODE")])
+async def test_agents_of_files_and_code_are_not_changed_by_calls(tmp_path: Path, name: str, source: str) -> None:
     async with served(team_settings(tmp_path)) as server:
         before = await get(server, name)
         updated = await refused(update(server, define(name), revision=before.revision))
         deleted = await refused(delete(server, name))
         assert await get(server, name) == before
-    fixed = (grpc.StatusCode.FAILED_PRECONDITION, info_of("AGENT_FIXED", name=name, place=place))
+    fixed = (grpc.StatusCode.FAILED_PRECONDITION, info_of("AGENT_FIXED", name=name, source=source))
     assert (updated, deleted) == (fixed, fixed)
 
 
@@ -169,15 +179,19 @@ async def test_an_agent_that_others_link_to_is_not_deleted(tmp_path: Path) -> No
         poet = await create(server, define("poet"))
         for name in ("coach", "agent"):
             await create(server, define(name, links=["poet"]))
-        linked = await refused(delete(server, "poet"))
+        with pytest.raises(aio.AioRpcError) as linked:
+            await delete(server, "poet")
         assert await get(server, "poet") == poet
         for name in ("coach", "agent", "poet"):
             await delete(server, name)
         assert await listed(server) == IN_FILES_AND_CODE
         gone = await refused(get(server, "poet"))
         never = await refused(delete(server, "poet"))
-    expected = info_of("AGENT_LINKED", name="poet", linked_by="agent, coach")
-    assert linked == (grpc.StatusCode.FAILED_PRECONDITION, expected)
+    linking = PreconditionFailure()
+    for name in ("agent", "coach"):
+        linking.violations.add(type="AGENT_LINKED", subject=name, description="links to the agent")
+    assert linked.value.code() == grpc.StatusCode.FAILED_PRECONDITION
+    assert status_details(linked.value) == (info_of("AGENT_LINKED", name="poet"), linking)
     assert gone == never == (grpc.StatusCode.NOT_FOUND, info_of("UNKNOWN_AGENT"))
 
 
@@ -203,7 +217,7 @@ async def test_another_tenants_agents_do_not_exist(tmp_path: Path, caller: Calle
         assert await listed(server) == IN_FILES_AND_CODE
         with pytest.raises(aio.AioRpcError) as caught:
             await create(server, define("trainer", links=["coach"]))
-        assert wrong_fields(caught.value) == [("agent.sub_agents[0].agent", "UNKNOWN_AGENT")]
+        assert wrong_fields(caught.value) == [("definition.sub_agents[0].agent", "UNKNOWN_AGENT")]
         berts = await create(server, define("coach", description="Bert's."))
         turn = await begin(server, "coach", "Go.").to_the_end()
         assert revisions(turn) == {"coach": berts.revision}
@@ -226,7 +240,8 @@ async def test_a_revision_is_shown_as_long_as_it_is_in_force_or_a_run_names_it(t
         caller.principal = ANNE
         await server.sessions.DeleteSession(DeleteSessionRequest(session_id=turn.events[0].session_id))
         gone = await refused(get(server, "coach", revision=first.revision))
-    assert shown == [first, third]
+    used = agent_pb2.Agent(definition=first.definition, revision=first.revision, kind=first.kind)
+    assert shown == [used, third]
     assert unused == other_name == hidden == gone == (grpc.StatusCode.NOT_FOUND, info_of("UNKNOWN_AGENT"))
 
 

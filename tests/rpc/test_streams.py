@@ -8,20 +8,25 @@ import pytest
 from opentelemetry import trace
 
 from bough.v1 import agent_service_pb2 as pb
+from bough.v1 import follow_pb2
 from bough.v1.agent_service_pb2_grpc import AgentServiceStub, add_AgentServiceServicer_to_server
 from tests.rpc.servers import behaving
 
 _REQUEST = pb.WatchRunRequest(run_id="r")
 
 
+def _response(through: int) -> pb.WatchRunResponse:
+    return pb.WatchRunResponse(batch=follow_pb2.EventBatch(through_sequence=through))
+
+
 async def test_a_generator_may_yield_messages_and_serialized_messages() -> None:
     async def watch(request: pb.WatchRunRequest, context: Any) -> AsyncGenerator[Any, None]:
-        yield pb.WatchRunResponse(through_sequence=1)
-        yield pb.WatchRunResponse(through_sequence=2).SerializeToString()
+        yield _response(1)
+        yield _response(2).SerializeToString()
 
     async with behaving(add_AgentServiceServicer_to_server, WatchRun=watch) as channel:
         received = [response async for response in AgentServiceStub(channel).WatchRun(_REQUEST)]
-    assert received == [pb.WatchRunResponse(through_sequence=1), pb.WatchRunResponse(through_sequence=2)]
+    assert received == [_response(1), _response(2)]
 
 
 @pytest.mark.parametrize("blocked", ["waiting", "writing"])
@@ -34,7 +39,7 @@ async def test_a_cancelled_stream_is_closed_in_the_task_that_served_it(
 
     async def watch(request: pb.WatchRunRequest, context: Any) -> AsyncGenerator[bytes, None]:
         began.extend((asyncio.current_task(), trace.get_current_span()))
-        filler = pb.WatchRunResponse(through_sequence=1).SerializeToString() + bytes((0x7A, 0x80, 0x80, 0x40))
+        filler = _response(1).SerializeToString() + bytes((0x7A, 0x80, 0x80, 0x40))
         try:
             yield filler + bytes(1 << 20)
             while blocked == "writing":

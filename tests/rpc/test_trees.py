@@ -9,7 +9,15 @@ import pytest
 from google.rpc.error_details_pb2 import ErrorInfo, ResourceInfo
 from grpc import aio
 
-from bough.v1 import agent_service_pb2, error_pb2, event_pb2, invocation_pb2, session_service_pb2
+from bough.v1 import (
+    agent_service_pb2,
+    error_pb2,
+    event_pb2,
+    execution_pb2,
+    invocation_pb2,
+    run_pb2,
+    session_service_pb2,
+)
 from bough.v1 import eval_service_pb2 as pb
 from bough_server.store.ports import StoredEvent
 from tests.rpc.servers import status_details
@@ -26,13 +34,13 @@ async def _tree(
 
 
 def _outline(tree: invocation_pb2.Invocation) -> list[tuple[int, str, str]]:
-    return [(node.depth, node.name, event_pb2.State.Name(node.state)) for node in tree.agents]
+    return [(node.depth, node.name, execution_pb2.ExecutionState.Name(node.state)) for node in tree.agents]
 
 
 async def test_the_tree_of_a_finished_run_says_who_called_whom(server: Served) -> None:
     turn = await begin(server, "lead", "hi", labels={"team": "desk"}).to_the_end()
     tree = await _tree(server, await turn.run_id())
-    done = "STATE_SUCCEEDED"
+    done = "EXECUTION_STATE_SUCCEEDED"
     assert _outline(tree) == [
         (0, "lead", done),
         (1, "echo", done),
@@ -40,7 +48,11 @@ async def test_the_tree_of_a_finished_run_says_who_called_whom(server: Served) -
         (1, "nester", done),
         (2, "echo", done),
     ]
-    assert (tree.state, tree.complete, tree.as_of_sequence) == (event_pb2.STATE_SUCCEEDED, True, len(turn.events))
+    assert (tree.state, tree.complete, tree.as_of_sequence) == (
+        execution_pb2.EXECUTION_STATE_SUCCEEDED,
+        True,
+        len(turn.events),
+    )
     assert (tree.user_content.parts[0].text, tree.final_response.parts[0].text) == ("hi", "hi 1, hi 2, hi 3")
     assert dict(tree.labels) == {"team": "desk"}
 
@@ -58,7 +70,7 @@ async def test_a_tree_is_given_as_of_any_sequence(server: Served) -> None:
     assert caught.value.code() == grpc.StatusCode.OUT_OF_RANGE
     metadata = {"last_sequence": str(len(turn.events))}
     assert status_details(caught.value) == (
-        ErrorInfo(reason="SEQUENCE_OUT_OF_RANGE", domain="bough", metadata=metadata),
+        ErrorInfo(reason="SEQUENCE_OUT_OF_RANGE", domain="bough.dev", metadata=metadata),
     )
 
 
@@ -68,8 +80,8 @@ async def test_a_running_and_a_failed_run_have_trees_too(server: Served) -> None
     GATES["tree"].set()
     await turn.to_the_end()
     failed = await _tree(server, await (await begin(server, "failing", "no").to_the_end()).run_id())
-    assert (running.complete, _outline(running)) == (False, [(0, "waiter", "STATE_RUNNING")])
-    assert (failed.complete, _outline(failed)) == (True, [(0, "failing", "STATE_FAILED")])
+    assert (running.complete, _outline(running)) == (False, [(0, "waiter", "EXECUTION_STATE_RUNNING")])
+    assert (failed.complete, _outline(failed)) == (True, [(0, "failing", "EXECUTION_STATE_FAILED")])
     assert failed.error.reason == error_pb2.ERROR_REASON_INTERNAL
 
 
@@ -104,7 +116,7 @@ async def test_the_tree_of_an_unknown_run_is_not_found(server: Served) -> None:
         await _tree(server, "none")
     assert caught.value.code() == grpc.StatusCode.NOT_FOUND
     assert status_details(caught.value) == (
-        ErrorInfo(reason="NOT_FOUND", domain="bough"),
+        ErrorInfo(reason="NOT_FOUND", domain="bough.dev"),
         ResourceInfo(resource_type="run", resource_name="none"),
     )
 
@@ -128,21 +140,30 @@ async def test_the_tree_of_a_run_that_is_deleted_while_it_is_read_is_not_found(
         await _tree(server, run_id)
     assert caught.value.code() == grpc.StatusCode.NOT_FOUND
     assert status_details(caught.value) == (
-        ErrorInfo(reason="NOT_FOUND", domain="bough"),
+        ErrorInfo(reason="NOT_FOUND", domain="bough.dev"),
         ResourceInfo(resource_type="run", resource_name=run_id),
     )
 
 
-async def test_records_are_listed_without_agents_and_agree_with_the_trees(server: Served) -> None:
+async def test_the_rows_of_runs_agree_with_their_trees(server: Served) -> None:
     for agent in ("lead", "failing"):
         await begin(server, agent, "hi", labels={"of": agent}).to_the_end()
-    listed = (await server.trees.ListInvocations(pb.ListInvocationsRequest())).invocations
-    assert [record.agent for record in listed] == ["failing", "lead"]
-    for record in listed:
-        tree = await _tree(server, record.run_id)
-        for name in ("agents", "tools", "user_content", "final_response", "agents_total", "tools_total"):
-            tree.ClearField(name)
-        assert record == tree
-    only = await server.trees.ListInvocations(pb.ListInvocationsRequest(states=[event_pb2.STATE_FAILED]))
-    runs = await server.agents.ListRuns(agent_service_pb2.ListRunsRequest(agent="failing"))
-    assert [record.run_id for record in only.invocations] == [run.run_id for run in runs.runs]
+    runs = (await server.agents.ListRuns(agent_service_pb2.ListRunsRequest())).runs
+    assert [run.agent for run in runs] == ["failing", "lead"]
+    for run in runs:
+        tree = await _tree(server, run.run_id)
+        of_tree = run_pb2.Run(
+            run_id=tree.run_id,
+            session_id=tree.session_id,
+            agent=tree.agent,
+            state=tree.state,
+            error=tree.error if tree.HasField("error") else None,
+            labels=tree.labels,
+            start_time=tree.start_time,
+            end_time=tree.end_time,
+            last_sequence=tree.as_of_sequence,
+            tree_usage=tree.tree_usage,
+        )
+        for name in ("user_id", "input_excerpt", "create_time"):
+            run.ClearField(name)
+        assert run == of_tree

@@ -5,7 +5,16 @@ from pathlib import Path
 
 import pytest
 
-from bough.v1 import agent_service_pb2, event_pb2, fork_pb2, input_pb2, invocation_pb2, policy_pb2
+from bough.v1 import (
+    agent_service_pb2,
+    execution_pb2,
+    follow_pb2,
+    fork_pb2,
+    input_pb2,
+    invocation_pb2,
+    policy_pb2,
+    run_pb2,
+)
 from bough.v1 import eval_service_pb2 as pb
 from tests.rpc.turns import Served, Turn, begin, served, settings, watch
 
@@ -25,16 +34,16 @@ async def tree(server: Served, run_id: str, as_of: int = 0) -> invocation_pb2.In
     return response.invocation
 
 
-async def listed(server: Served, run_id: str) -> invocation_pb2.Invocation:
-    records = (await server.trees.ListInvocations(pb.ListInvocationsRequest())).invocations
-    (found,) = [record for record in records if record.run_id == run_id]
+async def listed(server: Served, run_id: str) -> run_pb2.Run:
+    response: agent_service_pb2.ListRunsResponse = await server.agents.ListRuns(agent_service_pb2.ListRunsRequest())
+    (found,) = [run for run in response.runs if run.run_id == run_id]
     return found
 
 
 def rows(record: invocation_pb2.Invocation) -> Rows:
     """The state of the run, and of each agent."""
     named = [("run", record.state), *((agent.name, agent.state) for agent in record.agents)]
-    return [(name, event_pb2.State.Name(state).removeprefix("STATE_")) for name, state in named]
+    return [(name, execution_pb2.ExecutionState.Name(state).removeprefix("EXECUTION_STATE_")) for name, state in named]
 
 
 def asked(turn: Turn) -> dict[str, input_pb2.InputRequest]:
@@ -45,8 +54,7 @@ def asked(turn: Turn) -> dict[str, input_pb2.InputRequest]:
 def answer(server: Served, run_id: str, **answers: input_pb2.InputRequest) -> Turn:
     """Answers some requests, each with the word that it is given under."""
     made = [
-        input_pb2.InputAnswer(request_id=request.request_id, value_json=f'"{word}"')
-        for word, request in answers.items()
+        input_pb2.InputAnswer(input_id=request.input_id, value_json=f'"{word}"') for word, request in answers.items()
     ]
     request = agent_service_pb2.ResumeRunRequest(run_id=run_id, answers=made)
     return Turn(call=server.agents.ResumeRun(request))
@@ -90,7 +98,7 @@ async def test_the_tree_of_what_was_streamed_is_the_tree_of_the_run_wherever_it_
 
 async def test_a_run_that_waits_for_its_session_is_pending_and_agrees_with_its_row(server: Served) -> None:
     first = await begin(server, "asker", "what?").to_the_end()
-    policy = policy_pb2.RunPolicy(on_busy_session=policy_pb2.ON_BUSY_SESSION_QUEUE)
+    policy = policy_pb2.RunPolicy(on_busy_session=policy_pb2.BUSY_SESSION_POLICY_QUEUE)
     session_id = first.events[0].session_id
     second = await begin(server, "asker", "and then?", session_id=session_id, policy=policy).until("run_queued")
     run_id = await second.run_id()
@@ -102,8 +110,8 @@ async def test_a_run_that_waits_for_its_session_is_pending_and_agrees_with_its_r
     record, row = await tree(server, run_id), await listed(server, run_id)
     assert rows(record) == [("run", "INPUT_REQUIRED"), ("asker", "INPUT_REQUIRED")]
     dequeued = next(event for event in second.events if event.HasField("run_dequeued"))
-    assert record.start_time == row.start_time == dequeued.time
-    assert (row.state, row.as_of_sequence, row.complete) == (record.state, record.as_of_sequence, False)
+    assert record.start_time == row.start_time == dequeued.record_time
+    assert (row.state, row.last_sequence, record.complete) == (record.state, record.as_of_sequence, False)
 
 
 async def test_a_fork_has_its_origin_s_tree_up_to_where_it_goes_its_own_way(server: Served) -> None:
@@ -124,8 +132,8 @@ async def test_a_fork_has_its_origin_s_tree_up_to_where_it_goes_its_own_way(serv
 
 async def test_the_summary_of_a_run_that_asks_is_enough_to_answer_it(server: Served) -> None:
     turn = await begin(server, "chief", "go").to_the_end()
-    follow = agent_service_pb2.FollowOptions(view=agent_service_pb2.VIEW_SUMMARY)
-    until = agent_service_pb2.WATCH_UNTIL_INTERRUPTED
+    follow = follow_pb2.FollowOptions(view=follow_pb2.EVENT_VIEW_SUMMARY)
+    until = follow_pb2.WATCH_UNTIL_INTERRUPTED
     summary = await watch(server, await turn.run_id(), follow=follow, until=until).to_the_end()
     assert summary.kinds == [
         "run_started",

@@ -17,9 +17,11 @@ from bough.v1 import (
     catalog_service_pb2,
     eval_service_pb2,
     event_pb2,
+    follow_pb2,
     invocation_pb2,
     message_pb2,
     policy_pb2,
+    run_pb2,
     session_service_pb2,
 )
 from bough.v1 import agent_service_pb2 as pb
@@ -38,7 +40,7 @@ async def test_a_stream_is_refused_before_its_handler_with_every_field_that_is_w
     request = pb.RunRequest(
         agent="",
         input=message_pb2.Message(role=message_pb2.ROLE_TOOL, parts=[message_pb2.Part(text="hi")]),
-        follow=pb.FollowOptions(event_names=["agent.llm.*", "everything"]),
+        follow=follow_pb2.FollowOptions(event_names=["agent.llm.*", "everything"]),
         labels={"": "x"},
     )
     async with behaving(add_AgentServiceServicer_to_server) as channel:
@@ -47,7 +49,7 @@ async def test_a_stream_is_refused_before_its_handler_with_every_field_that_is_w
     assert error is not None
     info, bad_request = status_details(error)
     assert error.code() == grpc.StatusCode.INVALID_ARGUMENT
-    assert info == ErrorInfo(reason="INVALID_REQUEST", domain="bough")
+    assert info == ErrorInfo(reason="INVALID_REQUEST", domain="bough.dev")
     assert [(violation.field, violation.description) for violation in bad_request.field_violations] == [
         ("agent", "must be at least 1 characters"),
         ("input", "must have the role USER, or none"),
@@ -106,11 +108,11 @@ def broken(request: Message) -> list[tuple[str, str]]:
 async def test_a_duration_that_json_cannot_write_is_refused_with_its_path(unwritable: Duration) -> None:
     policy = policy_pb2.RunPolicy(
         limits=policy_pb2.Limits(wall_duration=unwritable),
-        delta=policy_pb2.DeltaPolicy(aggregated=policy_pb2.AggregatedDeltas(max_interval=unwritable)),
+        deltas=policy_pb2.DeltaPolicy(aggregated=policy_pb2.AggregatedDeltas(max_interval=unwritable)),
         disconnect_grace=unwritable,
     )
     request = asking(policy)
-    request.follow.heartbeat.CopyFrom(unwritable)
+    request.follow.heartbeat_interval.CopyFrom(unwritable)
     async with behaving(add_AgentServiceServicer_to_server) as channel:
         received, error = await outcome(AgentServiceStub(channel).Run(request))
     assert received == []
@@ -118,20 +120,18 @@ async def test_a_duration_that_json_cannot_write_is_refused_with_its_path(unwrit
     assert error.code() == grpc.StatusCode.INVALID_ARGUMENT
     assert [(violation.field, violation.description) for violation in status_details(error)[1].field_violations] == [
         ("policy.limits.wall_duration", "is out of the range of a duration"),
-        ("policy.delta.aggregated.max_interval", "is out of the range of a duration"),
+        ("policy.deltas.aggregated.max_interval", "is out of the range of a duration"),
         ("policy.disconnect_grace", "is out of the range of a duration"),
-        ("follow.heartbeat", "is out of the range of a duration"),
+        ("follow.heartbeat_interval", "is out of the range of a duration"),
     ]
 
 
 @pytest.mark.parametrize("unwritable", [Timestamp(seconds=2**62), Timestamp(seconds=-(2**62)), Timestamp(nanos=-1)])
-@pytest.mark.parametrize("request_type", [pb.ListRunsRequest, eval_service_pb2.ListInvocationsRequest])
-def test_a_list_is_refused_times_out_of_range(
-    request_type: type[pb.ListRunsRequest] | type[eval_service_pb2.ListInvocationsRequest], unwritable: Timestamp
-) -> None:
-    request = request_type(start_create_time=unwritable, end_create_time=unwritable)
-    assert broken(request) == [
-        (field, "is out of the range of a timestamp") for field in ("start_create_time", "end_create_time")
+def test_a_list_is_refused_times_out_of_range(unwritable: Timestamp) -> None:
+    asked = run_pb2.RunFilter(create_time_from=unwritable, create_time_before=unwritable)
+    assert broken(pb.ListRunsRequest(filter=asked)) == [
+        (field, "is out of the range of a timestamp")
+        for field in ("filter.create_time_from", "filter.create_time_before")
     ]
 
 
@@ -139,15 +139,16 @@ def test_the_longest_times_that_json_can_write_are_fine() -> None:
     longest = Duration(seconds=315_576_000_000, nanos=999_999_999)
     assert broken(asking(policy_pb2.RunPolicy(limits=policy_pb2.Limits(wall_duration=longest)))) == []
     last = Timestamp(seconds=253_402_300_799, nanos=999_999_999)
-    assert broken(pb.ListRunsRequest(start_create_time=Timestamp(seconds=-62_135_596_800), end_create_time=last)) == []
+    asked = run_pb2.RunFilter(create_time_from=Timestamp(seconds=-62_135_596_800), create_time_before=last)
+    assert broken(pb.ListRunsRequest(filter=asked)) == []
 
 
 def test_times_of_recorded_events_and_of_definitions_are_others_to_judge() -> None:
-    event = event_pb2.AgentEvent(time=Timestamp(nanos=-1))
+    event = event_pb2.AgentEvent(record_time=Timestamp(nanos=-1))
     assert broken(eval_service_pb2.AggregateEventsRequest(events=[event])) == []
     far = policy_pb2.Limits(wall_duration=Duration(seconds=2**62))
     definition = agent_pb2.AgentDefinition(name="lead", limits=far)
-    assert broken(catalog_service_pb2.ValidateAgentRequest(definitions=[definition])) == []
+    assert broken(catalog_service_pb2.ValidateAgentsRequest(definitions=[definition])) == []
 
 
 def test_recorded_events_and_definitions_may_hold_what_the_rules_refuse_in_requests() -> None:
@@ -159,9 +160,9 @@ def test_recorded_events_and_definitions_may_hold_what_the_rules_refuse_in_reque
     ]
     assert broken(eval_service_pb2.AggregateEventsRequest(events=[event_pb2.AgentEvent(run_started=started)])) == []
     definition = agent_pb2.AgentDefinition(name="lead", limits=unheard.limits)
-    assert broken(catalog_service_pb2.ValidateAgentRequest(definitions=[definition])) == []
-    assert broken(catalog_service_pb2.CreateAgentRequest(agent=definition)) == []
-    assert broken(catalog_service_pb2.UpdateAgentRequest(agent=definition, revision="r")) == []
+    assert broken(catalog_service_pb2.ValidateAgentsRequest(definitions=[definition])) == []
+    assert broken(catalog_service_pb2.CreateAgentRequest(definition=definition)) == []
+    assert broken(catalog_service_pb2.UpdateAgentRequest(definition=definition, revision="r")) == []
     request = asking()
     request.definitions.append(definition)
     assert broken(request) == []
@@ -171,25 +172,30 @@ LABELED: list[Callable[[dict[str, str]], Message]] = [
     lambda labels: pb.RunRequest(agent="echo", input=user_message("hi"), labels=labels),
     lambda labels: pb.ForkRunRequest(run_id="r", after_sequence=1, labels=labels),
     lambda labels: session_service_pb2.CreateSessionRequest(labels=labels),
-    lambda labels: pb.ListRunsRequest(labels=labels),
     lambda labels: session_service_pb2.ListSessionsRequest(labels=labels),
-    lambda labels: eval_service_pb2.ListInvocationsRequest(labels=labels),
+    lambda labels: session_service_pb2.UpdateSessionRequest(session_id="s", labels=labels),
 ]
 
 
-@pytest.mark.parametrize("labeled", LABELED)
+@pytest.mark.parametrize(
+    ("labeled", "path"),
+    [
+        *((labeled, "labels") for labeled in LABELED),
+        (lambda labels: pb.ListRunsRequest(filter=run_pb2.RunFilter(labels=labels)), "filter.labels"),
+    ],
+)
 def test_keys_of_labels_are_names_and_those_of_the_server_are_reserved(
-    labeled: Callable[[dict[str, str]], Message],
+    labeled: Callable[[dict[str, str]], Message], path: str
 ) -> None:
     good = ["a", "Z9", "team.example/eval-set_1", "bough", "boughs/x", "a" * 63]
     assert broken(labeled(dict.fromkeys(good, ""))) == []
     for key in ("", "a b\u0001", "1a", "/a", "ä", "a\n", "a" * 64):
-        assert [field for field, _ in broken(labeled({key: ""}))] == [f'labels["{key}"]']
-    reserved = "must not begin with bough/, which is the server's"
-    assert broken(labeled({"bough/evaluation": "1"})) == [('labels["bough/evaluation"]', reserved)]
+        assert [field for field, _ in broken(labeled({key: ""}))] == [f'{path}["{key}"]']
+    reserved = "must not begin with bough/, which is reserved"
+    assert broken(labeled({"bough/evaluation": "1"})) == [(f'{path}["bough/evaluation"]', reserved)]
 
 
-FOLLOWING: list[Callable[[pb.FollowOptions], Message]] = [
+FOLLOWING: list[Callable[[follow_pb2.FollowOptions], Message]] = [
     lambda follow: pb.RunRequest(agent="echo", input=user_message("hi"), follow=follow),
     lambda follow: pb.WatchRunRequest(run_id="r", follow=follow),
     lambda follow: pb.ResumeRunRequest(run_id="r", answers=[reply("q", 1)], follow=follow),
@@ -199,11 +205,14 @@ FOLLOWING: list[Callable[[pb.FollowOptions], Message]] = [
 
 @pytest.mark.parametrize("following", FOLLOWING)
 def test_names_of_events_that_there_are_not_are_told_the_nearest(
-    following: Callable[[pb.FollowOptions], Message],
+    following: Callable[[follow_pb2.FollowOptions], Message],
 ) -> None:
-    assert broken(following(pb.FollowOptions(event_names=[*NAME_OF_KIND.values(), "agent.*", "agent.llm.*"]))) == []
+    assert (
+        broken(following(follow_pb2.FollowOptions(event_names=[*NAME_OF_KIND.values(), "agent.*", "agent.llm.*"])))
+        == []
+    )
     wrong = ["agent.llm.completed", "agent.llm.complete", "agent.lm.*", "agent.qqqqqqqqqqqqqqqqq", "agent", "Agent.llm"]
-    assert broken(following(pb.FollowOptions(event_names=wrong))) == [
+    assert broken(following(follow_pb2.FollowOptions(event_names=wrong))) == [
         ("follow.event_names[5]", r"does not match regex pattern `^agent(\.[a-z_]+)*(\.\*)?$`"),
         ("follow.event_names[1]", "There is no event 'agent.llm.complete'. Did you mean 'agent.llm.completed'?"),
         ("follow.event_names[2]", "There is no event 'agent.lm.*'. Did you mean 'agent.llm.*'?"),
@@ -225,7 +234,8 @@ def test_enum_values_of_a_policy_that_are_not_known_are_refused() -> None:
         ("policy.on_disconnect", "value must be one of the defined enum values"),
     ]
     known = policy_pb2.RunPolicy(
-        on_disconnect=policy_pb2.ON_DISCONNECT_CONTINUE, on_sub_agent_failure=policy_pb2.ON_SUB_AGENT_FAILURE_ABORT
+        on_disconnect=policy_pb2.DISCONNECT_POLICY_CONTINUE,
+        on_sub_agent_failure=policy_pb2.SUB_AGENT_FAILURE_POLICY_ABORT,
     )
     assert broken(asking(known)) == []
 

@@ -10,7 +10,7 @@ from google.protobuf.timestamp_pb2 import Timestamp
 from google.rpc.error_details_pb2 import ErrorInfo
 
 from bough.v1 import agent_service_pb2 as pb
-from bough.v1 import fork_pb2, input_pb2, message_pb2, policy_pb2
+from bough.v1 import follow_pb2, fork_pb2, input_pb2, message_pb2, policy_pb2
 from bough.v1.agent_service_pb2_grpc import AgentServiceStub, add_AgentServiceServicer_to_server
 from bough_server.interceptors.validation import violations
 from tests.rpc.servers import behaving, outcome, status_details
@@ -20,7 +20,7 @@ SAID = [message_pb2.Part(text="hi")]
 
 
 def approving(request_id: str) -> input_pb2.InputAnswer:
-    return input_pb2.InputAnswer(request_id=request_id, approval=input_pb2.Approval(approved=True))
+    return input_pb2.InputAnswer(input_id=request_id, approval=input_pb2.ApprovalDecision(approved=True))
 
 
 def resuming(*answers: input_pb2.InputAnswer, **fields: Any) -> pb.ResumeRunRequest:
@@ -28,7 +28,7 @@ def resuming(*answers: input_pb2.InputAnswer, **fields: Any) -> pb.ResumeRunRequ
 
 
 def edited(**fields: Any) -> fork_pb2.EditedResult:
-    return fork_pb2.EditedResult(**{"call_id": "c", "result": message_pb2.ToolResult(agent="a"), **fields})
+    return fork_pb2.EditedResult(**{"call_id": "c", "outcome": message_pb2.ToolOutcome(), **fields})
 
 
 def forking(**fields: Any) -> pb.ForkRunRequest:
@@ -54,31 +54,23 @@ def broken(request: Message) -> list[tuple[str, str]]:
             "answers",
             "must contain no more than 256 item(s)",
         ),
-        (resuming(approving("q"), approving("")), "answers[1].request_id", "must be at least 1 characters"),
+        (resuming(approving("q"), approving("")), "answers[1].input_id", "must be at least 1 characters"),
         (
-            resuming(approving("q"), input_pb2.InputAnswer(request_id="p")),
+            resuming(approving("q"), input_pb2.InputAnswer(input_id="p")),
             "answers[1].answer",
             "exactly one field is required in oneof",
         ),
         (resuming(request_id="x" * 129), "request_id", "must be at most 128 characters"),
         (resuming(after_sequence=-1), "after_sequence", "must be greater than or equal to 0"),
         (
-            resuming(follow=pb.FollowOptions(event_names=["all"])),
+            resuming(follow=follow_pb2.FollowOptions(event_names=["all"])),
             "follow.event_names[0]",
             "does not match regex pattern `^agent(\\.[a-z_]+)*(\\.\\*)?$`",
         ),
         (
-            resuming(follow=pb.FollowOptions(heartbeat=Duration(nanos=1))),
-            "follow.heartbeat",
+            resuming(follow=follow_pb2.FollowOptions(heartbeat_interval=Duration(nanos=1))),
+            "follow.heartbeat_interval",
             "must be greater than or equal to 0.1s and less than or equal to 3600s",
-        ),
-        (
-            resuming(
-                approving("q"),
-                input_pb2.InputAnswer(request_id="p", tool_result=message_pb2.ToolResult(start_time=OUT_OF_RANGE)),
-            ),
-            "answers[1].tool_result.start_time",
-            "is out of the range of a timestamp",
         ),
     ],
 )
@@ -95,18 +87,22 @@ def test_a_request_to_resume_that_breaks_a_rule_is_refused_by_its_field(
         (forking(run_id="r" * 65), "run_id", "must be at most 64 characters"),
         (forking(after_sequence=0), "after_sequence", "must be greater than or equal to 1"),
         (forking(request_id="x" * 129), "request_id", "must be at most 128 characters"),
-        (forking(labels={"bough/x": "x"}), 'labels["bough/x"]', "must not begin with bough/, which is the server's"),
+        (forking(labels={"bough/x": "x"}), 'labels["bough/x"]', "must not begin with bough/, which is reserved"),
         (forking(labels={"a": "x" * 257}), 'labels["a"]', "must be at most 256 characters"),
         (forking(labels={f"n{number}": "" for number in range(65)}), "labels", "map must be at most 64 entries"),
-        (forking(follow=pb.FollowOptions(view=9)), "follow.view", "value must be one of the defined enum values"),  # type: ignore[arg-type]
+        (
+            forking(follow=follow_pb2.FollowOptions(view=9)),  # type: ignore[arg-type]
+            "follow.view",
+            "value must be one of the defined enum values",
+        ),
         (
             changing(tool_results=[edited(), edited(call_id="")]),
             "changes.tool_results[1].call_id",
             "must be at least 1 characters",
         ),
         (
-            changing(tool_results=[edited(), edited(result=None)]),
-            "changes.tool_results[1].result",
+            changing(tool_results=[edited(), edited(outcome=None)]),
+            "changes.tool_results[1].outcome",
             "value is required",
         ),
         (
@@ -138,10 +134,10 @@ def test_a_request_to_fork_that_breaks_a_rule_is_refused_by_its_field(
 
 
 def test_every_item_that_breaks_a_rule_of_its_list_is_named() -> None:
-    request = resuming(approving(""), approving("q"), approving(""), input_pb2.InputAnswer(request_id="p"))
+    request = resuming(approving(""), approving("q"), approving(""), input_pb2.InputAnswer(input_id="p"))
     assert broken(request) == [
-        ("answers[0].request_id", "must be at least 1 characters"),
-        ("answers[2].request_id", "must be at least 1 characters"),
+        ("answers[0].input_id", "must be at least 1 characters"),
+        ("answers[2].input_id", "must be at least 1 characters"),
         ("answers[3].answer", "exactly one field is required in oneof"),
     ]
 
@@ -150,11 +146,11 @@ def test_every_item_that_breaks_a_rule_of_its_list_is_named() -> None:
     "request_",
     [
         resuming(),
-        resuming(approving("q"), input_pb2.InputAnswer(request_id="p", value_json="null"), after_sequence=0),
-        resuming(input_pb2.InputAnswer(request_id="p", value_json="")),
+        resuming(approving("q"), input_pb2.InputAnswer(input_id="p", value_json="null"), after_sequence=0),
+        resuming(input_pb2.InputAnswer(input_id="p", value_json="")),
         resuming(*(approving(str(number)) for number in range(256))),
         forking(),
-        changing(models={"lead": "m"}, instructions={"lead": ""}, tool_results=[edited(), edited()]),
+        changing(agents={"lead": fork_pb2.AgentOverride(model="m", instruction="")}, tool_results=[edited(), edited()]),
         changing(input=message_pb2.Message(parts=[message_pb2.Part(text="hi")])),
     ],
 )
@@ -177,7 +173,7 @@ def test_what_becomes_of_a_busy_session_is_one_of_what_is_known() -> None:
 @pytest.mark.parametrize(
     ("method", "request_", "fields"),
     [
-        ("ResumeRun", resuming(approving("q"), approving(""), run_id=""), ["run_id", "answers[1].request_id"]),
+        ("ResumeRun", resuming(approving("q"), approving(""), run_id=""), ["run_id", "answers[1].input_id"]),
         ("ForkRun", forking(run_id="", after_sequence=0), ["run_id", "after_sequence"]),
     ],
 )
@@ -190,5 +186,5 @@ async def test_they_are_refused_before_their_handlers_with_every_field_that_is_w
     assert error is not None
     assert error.code() == grpc.StatusCode.INVALID_ARGUMENT
     info, bad_request = status_details(error)
-    assert info == ErrorInfo(reason="INVALID_REQUEST", domain="bough")
+    assert info == ErrorInfo(reason="INVALID_REQUEST", domain="bough.dev")
     assert [violation.field for violation in bad_request.field_violations] == fields

@@ -9,8 +9,7 @@ from typing import TypeAlias
 from google.protobuf import json_format
 from google.protobuf.message import Message
 
-from bough.v1 import agent_service_pb2 as pb
-from bough.v1 import event_pb2, policy_pb2
+from bough.v1 import event_pb2, follow_pb2, policy_pb2
 from bough_server.views import Selection
 from tests.rpc.turns import Turn
 from tests.support.laws import check_laws
@@ -65,10 +64,12 @@ class Mask:
         return value
 
 
-async def _followed(remote: Remote, view: pb.View.ValueType) -> Turn:
+async def _followed(remote: Remote, view: follow_pb2.EventView.ValueType) -> Turn:
     # One by one, since how deltas are joined depends on time.
-    policy = policy_pb2.RunPolicy(delta=policy_pb2.DeltaPolicy(passthrough=policy_pb2.PassthroughDeltas()))
-    return await remote.begin("lead", "What is it?", policy=policy, follow=pb.FollowOptions(view=view)).to_the_end()
+    policy = policy_pb2.RunPolicy(deltas=policy_pb2.DeltaPolicy(passthrough=policy_pb2.PassthroughDeltas()))
+    return await remote.begin(
+        "lead", "What is it?", policy=policy, follow=follow_pb2.FollowOptions(view=view)
+    ).to_the_end()
 
 
 async def _record(remote: Remote, run_id: str) -> tuple[list[event_pb2.AgentEvent], list[Json]]:
@@ -80,14 +81,14 @@ async def _record(remote: Remote, run_id: str) -> tuple[list[event_pb2.AgentEven
 async def test_the_log_and_the_tree_are_the_same_whatever_view_was_followed(tmp_path: Path) -> None:
     config = write_project(tmp_path, *TEAM, script=SCRIPT)
     async with serving(config) as server, connected(server.address) as remote:
-        full = await _followed(remote, pb.VIEW_FULL)
-        summary = await _followed(remote, pb.VIEW_SUMMARY)
+        full = await _followed(remote, follow_pb2.EVENT_VIEW_FULL)
+        summary = await _followed(remote, follow_pb2.EVENT_VIEW_SUMMARY)
         log, record = await _record(remote, await full.run_id())
         other_log, other_record = await _record(remote, await summary.run_id())
     assert record == other_record
     check_laws(log)
     assert full.events == log
-    selection = Selection(pb.VIEW_SUMMARY)
+    selection = Selection(follow_pb2.EVENT_VIEW_SUMMARY)
     assert summary.events == [shown for event in other_log if (shown := selection.apply(event)) is not None]
     assert summary.through == full.through == len(log)
     partials = [event for event in summary.events if event.HasField("sub_agent_partial")]

@@ -64,8 +64,8 @@ class Turn:
         return self
 
     def _take(self, response: pb.RunResponse) -> None:
-        self.events.extend(response.events)
-        self.through = response.through_sequence
+        self.events.extend(response.batch.events)
+        self.through = response.batch.through_sequence
 
 
 def settings(folder: Path, *, exports_traces: bool = False, **changes: Any) -> Settings:

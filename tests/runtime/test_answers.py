@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from bough.v1 import agent_pb2, error_pb2, event_pb2, message_pb2
+from bough.v1 import agent_pb2, error_pb2, execution_pb2, message_pb2
 from bough_server.models.model import ModelRequest
 from bough_server.tools.tool import tool
 from tests.support.house import names
@@ -55,10 +55,10 @@ async def test_five_steps_are_not_and_what_was_done_is_kept(tmp_path: Path) -> N
         tree = await house.tree(log)
         await check_replay(house, log)
     end = log[-1].run_failed
-    assert (end.error.reason, end.end_reason) == (error_pb2.ERROR_REASON_LIMIT_EXCEEDED, event_pb2.END_REASON_LIMIT)
+    assert (end.error.reason, end.end_reason) == (error_pb2.ERROR_REASON_LIMIT_EXCEEDED, execution_pb2.END_REASON_LIMIT)
     assert end.step_id == having(log, "step_completed")[-1].step_id
     assert [text_of(result) for result in results_of(log)] == [f"leaf {n} is red" for n in range(5)]
-    assert (tree.state, len(tree.tools)) == (event_pb2.STATE_FAILED, 5)
+    assert (tree.state, len(tree.tools)) == (execution_pb2.EXECUTION_STATE_FAILED, 5)
 
 
 async def test_twenty_steps_are_the_bound_where_the_definition_says_nothing(tmp_path: Path) -> None:

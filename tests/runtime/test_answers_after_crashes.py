@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from bough import approve, refuse, reply
-from bough.v1 import agent_service_pb2, event_pb2, input_pb2, message_pb2
+from bough.v1 import event_pb2, execution_pb2, input_pb2, message_pb2, run_pb2
 from bough_server.agents.function import FunctionAgent, agent
 from bough_server.models.model import ModelRequest
 from bough_server.runs.replay import Replayed
@@ -40,7 +40,7 @@ def beside(done: asyncio.Event) -> FunctionAgent:
     return busy
 
 
-async def asked_in(house: House, run: agent_service_pb2.Run, count: int = 1) -> list[Request]:
+async def asked_in(house: House, run: run_pb2.Run, count: int = 1) -> list[Request]:
     """The first requests of a run, once they are recorded."""
     found: list[Request] = []
     async for event in house.follow(run):
@@ -127,11 +127,11 @@ async def test_models_are_shown_the_same_however_often_the_run_was_restarted(tmp
     assert restarted == plain
 
 
-async def _stopped(house: House, run: agent_service_pb2.Run) -> None:
+async def _stopped(house: House, run: run_pb2.Run) -> None:
     """Waits until a run waits for input, or has ended."""
     await house.until_over(run)
     state = (await house.runs.get(ME, run.run_id)).run.state
-    assert state in (event_pb2.STATE_INPUT_REQUIRED, event_pb2.STATE_SUCCEEDED)
+    assert state in (execution_pb2.EXECUTION_STATE_INPUT_REQUIRED, execution_pb2.EXECUTION_STATE_SUCCEEDED)
 
 
 def _shown(request: ModelRequest) -> list[tuple[int, str, str]]:
@@ -214,7 +214,7 @@ async def test_a_run_that_cannot_go_on_here_holds_up_no_expiry_of_another_s(tmp_
         await it.runs.recover()
         log = await it.log(second)
         assert answer_of(log) == "none"
-        assert (await it.runs.get(ME, first.run_id)).run.state == event_pb2.STATE_INPUT_REQUIRED
+        assert (await it.runs.get(ME, first.run_id)).run.state == execution_pb2.EXECUTION_STATE_INPUT_REQUIRED
     async with house(tmp_path, versioned("old", "1"), versioned("new", "1"), clock=clock) as it:
         await it.runs.recover()
         assert answer_of(await it.log(first)) == "none"

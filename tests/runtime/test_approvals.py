@@ -5,9 +5,10 @@ from pathlib import Path
 import pytest
 
 from bough import approve, refuse, tool_result
-from bough.v1 import agent_pb2, agent_service_pb2, error_pb2, event_pb2, input_pb2, message_pb2, policy_pb2
-from bough_server.errors import InvalidRequest
+from bough.v1 import agent_pb2, error_pb2, execution_pb2, input_pb2, message_pb2, policy_pb2, run_pb2
+from bough_server.errors import AlreadyAnswered, InvalidRequest
 from bough_server.models.model import ModelRequest
+from bough_server.models.structured_output import result_text
 from bough_server.tools.tool import tool
 from tests.support.held_clock import HeldClock
 from tests.support.house import ME, names
@@ -16,7 +17,7 @@ from tests.support.teams import call, calls, llm, open_team, script
 from tests.support.till import DAY, PAY, Till, asked, team, waiting, whole
 
 Request = input_pb2.InputRequest
-Run = agent_service_pb2.Run
+Run = run_pb2.Run
 
 
 @tool
@@ -46,7 +47,7 @@ async def test_an_approved_call_runs_once_and_the_model_is_asked_once_for_each_s
         await it.resume(run, approve(request, note="fine"))
         log = await whole(it, run)
     assert (till.paid, len(heard), answer_of(log)) == ([7], 2, "Done.")
-    assert (request.reason, request.call_id) == (input_pb2.INPUT_REASON_APPROVAL, request.call.call_id)
+    assert (request.kind, request.call_id) == (input_pb2.INPUT_KIND_APPROVAL, request.call.call_id)
     first = names(log).index("p: run.interrupted")
     assert names(log)[first : first + 5] == [
         "p: run.interrupted",
@@ -99,7 +100,10 @@ async def test_a_refusal_is_a_failed_result_that_the_model_sees_and_counts_again
     assert "ask me first" in heard[1].messages[-1].parts[0].tool_result.error.message
     assert len(having(log, "tool_started")) == 1
     assert log[-1].run_completed.tree_usage.tool_calls == 1
-    assert [one.state for one in tree.tools] == [event_pb2.STATE_FAILED, event_pb2.STATE_SUCCEEDED]
+    assert [one.state for one in tree.tools] == [
+        execution_pb2.EXECUTION_STATE_FAILED,
+        execution_pb2.EXECUTION_STATE_SUCCEEDED,
+    ]
 
 
 async def test_a_link_may_ask_where_the_tool_does_not(tmp_path: Path) -> None:
@@ -110,7 +114,7 @@ async def test_a_link_may_ask_where_the_tool_does_not(tmp_path: Path) -> None:
         request = (await waiting(it, run))["look"]
         await it.resume(run, approve(request))
         log = await whole(it, run)
-    assert list(request.address) == ["lead", "p"]
+    assert list(request.agent_path) == ["lead", "p"]
     assert [text_of(result) for result in results_of(log)] == ["leaf is red", "Red."]
 
 
@@ -123,17 +127,17 @@ async def test_calls_beside_those_that_wait_end_first_and_results_are_in_call_or
     async with team(tmp_path, [*BOTH, "Done."], *tools, heard=heard) as it:
         run = await it.start("p")
         requests = await waiting(it, run)
-        assert {name: one.reason for name, one in requests.items()} == {
-            "pay": input_pb2.INPUT_REASON_APPROVAL,
-            "scan": input_pb2.INPUT_REASON_CLIENT_TOOL,
-            "guarded": input_pb2.INPUT_REASON_APPROVAL,
+        assert {name: one.kind for name, one in requests.items()} == {
+            "pay": input_pb2.INPUT_KIND_APPROVAL,
+            "scan": input_pb2.INPUT_KIND_CLIENT_TOOL,
+            "guarded": input_pb2.INPUT_KIND_APPROVAL,
         }
         assert [text_of(one) for one in results_of(await it.until_interrupted(run))] == ["leaf is red"]
         await it.resume(run, tool_result(requests["scan"], "4242"), approve(requests["guarded"]))
         requests = await waiting(it, run, 2)
         assert requests.keys() == {"pay", "guarded"}
-        assert requests["guarded"].reason == input_pb2.INPUT_REASON_CLIENT_TOOL
-        failed = error_pb2.AgentError(reason=error_pb2.ERROR_REASON_TOOL_FAILED, message="no reader")
+        assert requests["guarded"].kind == input_pb2.INPUT_KIND_CLIENT_TOOL
+        failed = message_pb2.ToolFailure(message="no reader")
         await it.resume(run, tool_result(requests["guarded"], failed), refuse(requests["pay"]))
         log = await whole(it, run)
     assert len(heard) == 2
@@ -155,35 +159,66 @@ async def test_a_client_s_result_is_checked_and_what_only_the_server_knows_is_th
     async with team(tmp_path, SCAN, scan) as it:
         run = await it.start("p")
         request = (await waiting(it, run))["scan"]
-        Part, error = message_pb2.Part, error_pb2.AgentError(message="no")
+        Part, Outcome = message_pb2.Part, message_pb2.ToolOutcome
         unfit = [
-            message_pb2.ToolResult(),
-            message_pb2.ToolResult(parts=[Part(text="x")], error=error),
-            message_pb2.ToolResult(parts=[Part(tool_call=message_pb2.ToolCall(name="pay"))]),
-            message_pb2.ToolResult(parts=[Part(tool_result=message_pb2.ToolResult())]),
-            message_pb2.ToolResult(parts=[Part(data_json="{")]),
-            message_pb2.ToolResult(parts=[Part(text="x"), Part()]),
+            Outcome(),
+            Outcome(parts=[Part(tool_call=message_pb2.ToolCall(name="pay"))]),
+            Outcome(parts=[Part(tool_result=message_pb2.ToolResult())]),
+            Outcome(parts=[Part(data_json="{")]),
+            Outcome(parts=[Part(text="x"), Part()]),
+            Outcome(parts=[Part()], failure=message_pb2.ToolFailure(message="no")),
+            Outcome(failure=message_pb2.ToolFailure(message="no", details_json="[]")),
         ]
-        for result in unfit:
-            with pytest.raises(InvalidRequest):
-                await it.resume(run, input_pb2.InputAnswer(request_id=request.request_id, tool_result=result))
-        forged = message_pb2.ToolResult(
-            call=message_pb2.ToolCall(call_id="other", name="pay"),
-            parts=[Part(data_json='{"card": "4242"}')],
-            agent="boss",
-            invocation_id="i",
-            child_invocation_id="c",
-        )
-        await it.resume(run, input_pb2.InputAnswer(request_id=request.request_id, tool_result=forged))
+        for outcome in unfit:
+            with pytest.raises(InvalidRequest) as refused:
+                await it.resume(run, input_pb2.InputAnswer(input_id=request.input_id, tool_outcome=outcome))
+            assert [one.field for one in refused.value.violations] == ["answers[0].tool_outcome"]
+        given = Outcome(parts=[Part(data_json='{"card": "4242"}')])
+        await it.resume(run, input_pb2.InputAnswer(input_id=request.input_id, tool_outcome=given))
         log = await whole(it, run)
         tree = await it.tree(log)
     (result,) = results_of(log)
     assert result == message_pb2.ToolResult(
-        call=request.call, parts=forged.parts, agent="p", invocation_id=log[0].invocation_id
+        call=request.call, parts=given.parts, agent="p", invocation_id=log[0].invocation_id
     )
     assert [(one.name, one.result_json, one.child_invocation_id) for one in tree.tools] == [
         ("scan", '{"card": "4242"}', "")
     ]
+
+
+async def test_a_client_s_tool_may_fail_and_give_content_of_which_the_model_sees_both(tmp_path: Path) -> None:
+    heard: list[ModelRequest] = []
+    failure = message_pb2.ToolFailure(message="The feeder is jammed.", retryable=True, details_json='{"page": 2}')
+    given = message_pb2.ToolOutcome(parts=[message_pb2.Part(text="page 1")], failure=failure)
+    async with team(tmp_path, SCAN, scan, heard=heard) as it:
+        run = await it.start("p")
+        request = (await waiting(it, run))["scan"]
+        answer = input_pb2.InputAnswer(input_id=request.input_id, tool_outcome=given)
+        await it.resume(run, answer)
+        await it.resume(run, answer)
+        other = input_pb2.InputAnswer(input_id=request.input_id, tool_outcome=message_pb2.ToolOutcome(failure=failure))
+        with pytest.raises(AlreadyAnswered) as refused:
+            await it.resume(run, other)
+        log = await whole(it, run)
+        tree = await it.tree(log)
+    assert refused.value.details == {"input_id": request.input_id}
+    assert having(log, "tool_failed")[0].tool_failed.result == message_pb2.ToolResult(
+        call=request.call,
+        parts=given.parts,
+        agent="p",
+        invocation_id=log[0].invocation_id,
+        error=error_pb2.AgentError(
+            reason=error_pb2.ERROR_REASON_TOOL_FAILED,
+            message="The feeder is jammed.",
+            agent="p",
+            invocation_id=log[0].invocation_id,
+            retryable=True,
+            details_json='{"page": 2}',
+        ),
+    )
+    told = heard[1].messages[-1].parts[0].tool_result
+    assert result_text(told) == "Error: The feeder is jammed.\npage 1"
+    assert tree.tools[0].state == execution_pb2.EXECUTION_STATE_FAILED
 
 
 async def test_a_huge_result_of_a_client_is_cut_for_the_model_and_kept_whole_in_the_log(tmp_path: Path) -> None:
@@ -241,7 +276,7 @@ async def test_what_nobody_answers_in_time_is_a_failed_result(tmp_path: Path, na
     (result,) = results_of(log)
     assert (result.error.reason, till.paid) == (error_pb2.ERROR_REASON_INPUT_EXPIRED, [])
     (answer,) = (event.input_received.answer for event in having(log, "input_received"))
-    assert answer == input_pb2.InputAnswer(request_id=request.request_id, source=input_pb2.ANSWER_SOURCE_EXPIRY)
+    assert answer == input_pb2.InputAnswer(input_id=request.input_id, source=input_pb2.ANSWER_SOURCE_EXPIRY)
     assert answer_of(log) == "Done."
 
 
@@ -253,11 +288,12 @@ async def test_a_run_that_waits_is_cancelled_with_its_calls_and_keeps_its_result
         await it.runs.cancel(ME, run.run_id)
         log = await whole(it, run)
         tree = await it.tree(log)
-        assert (await it.runs.get(ME, run.run_id)).run.state == event_pb2.STATE_CANCELLED
+        assert (await it.runs.get(ME, run.run_id)).run.state == execution_pb2.EXECUTION_STATE_CANCELLED
         await waiting(it, await it.start("p", session_id=run.session_id))
-    assert [one.state for one in tree.tools] == [event_pb2.STATE_CANCELLED, event_pb2.STATE_SUCCEEDED] + [
-        event_pb2.STATE_CANCELLED
-    ] * 2
+    assert [one.state for one in tree.tools] == [
+        execution_pb2.EXECUTION_STATE_CANCELLED,
+        execution_pb2.EXECUTION_STATE_SUCCEEDED,
+    ] + [execution_pb2.EXECUTION_STATE_CANCELLED] * 2
     (step,) = having(log, "step_failed")
     assert [one.call.name for one in step.step_failed.step.tool_results] == ["pay", "look", "scan", "guarded"]
     assert log[-1].run_cancelled.tree_usage.tool_calls == 1
@@ -269,14 +305,14 @@ async def test_an_abort_beside_a_call_that_waits_closes_its_request(tmp_path: Pa
         lead=[calls(call("scan", reader="b"), call("call_bad", message="go")), "never"],
         bad=[{"text": "x", "error": {"reason": "UNAVAILABLE"}}],
     )
-    link = agent_pb2.AgentLink(agent="bad", on_failure=policy_pb2.ON_SUB_AGENT_FAILURE_ABORT)
+    link = agent_pb2.AgentLink(agent="bad", on_failure=policy_pb2.SUB_AGENT_FAILURE_POLICY_ABORT)
     team_of = [llm("boss", links=["lead"], tools=["scan"]), llm("lead", links=[link], tools=["scan"]), llm("bad")]
     async with open_team(tmp_path, turns, *team_of, tools=[scan]) as it:
         run = await it.start("boss")
         request = (await waiting(it, run))["scan"]
         log = await it.until_interrupted(run)
         assert list(log[-1].run_interrupted.requests) == [request]
-        assert list(request.address) == ["boss"]
+        assert list(request.agent_path) == ["boss"]
         closed = having(log, "input_requested")[0].input_requested.request
         with pytest.raises(InvalidRequest, match="has ended"):
             await it.resume(run, tool_result(closed, "x"))

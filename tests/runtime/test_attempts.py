@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from bough.v1 import error_pb2, event_pb2, message_pb2
+from bough.v1 import error_pb2, event_pb2, usage_pb2
 from bough_server.models.model import RetryPolicy
 from bough_server.tools.tool import tool
 from tests.support.held_clock import HeldClock
@@ -66,7 +66,7 @@ async def test_a_run_is_cancelled_while_it_waits_for_its_next_attempt(tmp_path: 
     ]
     failed = having(log, "llm_failed")[0]
     assert (failed.attempt, failed.llm_failed.not_sent) == (2, True)
-    assert log[-1].run_cancelled.usage == message_pb2.Usage(model_calls=1, model_calls_without_usage=1)
+    assert log[-1].run_cancelled.usage == usage_pb2.Usage(model_calls=1, model_calls_without_usage=1)
 
 
 async def test_a_call_whose_retries_are_used_up_fails_with_the_last_error(tmp_path: Path) -> None:
@@ -93,6 +93,13 @@ async def test_what_is_not_worth_trying_again_fails_at_once(tmp_path: Path) -> N
 USED = {"input_tokens": 10, "output_tokens": 2}
 
 
+def _costing(nanos: int, **counts: int) -> usage_pb2.Usage:
+    usage = usage_pb2.Usage(cost_nanos=nanos, currency_code="USD")
+    for name, count in counts.items():
+        setattr(usage, name, count)
+    return usage
+
+
 async def test_every_attempt_that_reports_usage_is_charged_once_under_its_own_event(tmp_path: Path) -> None:
     lost = {"reason": "TRANSPORT", "after_chunks": 1, "times": 1, "usage": {"input_tokens": 7, "output_tokens": 1}}
     failed = {"reason": "UNAVAILABLE", "usage": {"input_tokens": 3, "output_tokens": 0}}
@@ -110,17 +117,23 @@ async def test_every_attempt_that_reports_usage_is_charged_once_under_its_own_ev
         entries = await house.store.usage.of_run(log[0].run_id)
         tree = await house.tree(log)
         await check_replay(house, log)
-    charged = {entry.sequence: (entry.agent, entry.usage.input_tokens, entry.usage.cost_micros) for entry in entries}
-    assert sorted(charged.values()) == [("c", 7, 9), ("c", 10, 14), ("d", 3, 3), ("p", 10, 14), ("p", 10, 14)]
+    charged = {entry.sequence: (entry.agent, entry.usage.input_tokens, entry.usage.cost_nanos) for entry in entries}
+    assert sorted(charged.values()) == [
+        ("c", 7, 9_000),
+        ("c", 10, 14_000),
+        ("d", 3, 3_000),
+        ("p", 10, 14_000),
+        ("p", 10, 14_000),
+    ]
     assert len(charged) == len(entries)
     carriers = {log[sequence - 1].WhichOneof("payload") for sequence in charged}
     assert carriers == {"llm_completed", "llm_retrying", "llm_failed"}
     assert {(entry.user_id, entry.session_id) for entry in entries} == {("local", log[0].session_id)}
     own = {one.name: one.usage for one in tree.agents}
-    assert own["c"] == message_pb2.Usage(input_tokens=17, output_tokens=3, model_calls=2, cost_micros=23)
-    assert own["d"] == message_pb2.Usage(input_tokens=3, output_tokens=0, model_calls=1, cost_micros=3)
+    assert own["c"] == _costing(23_000, input_tokens=17, output_tokens=3, model_calls=2)
+    assert own["d"] == _costing(3_000, input_tokens=3, output_tokens=0, model_calls=1)
     total = log[-1].run_completed.tree_usage
-    assert total == message_pb2.Usage(input_tokens=40, output_tokens=7, model_calls=5, tool_calls=2, cost_micros=54)
+    assert total == _costing(54_000, input_tokens=40, output_tokens=7, model_calls=5, tool_calls=2)
     assert tree.tree_usage == total
 
 
@@ -135,8 +148,8 @@ async def test_usage_that_is_unknown_is_absent_and_what_is_zero_is_zero(tmp_path
             log = await house.turn("p")
             ends.append((log[-1].run_completed.usage, len(await house.store.usage.of_run(log[0].run_id))))
     assert ends == [
-        (message_pb2.Usage(model_calls=1, model_calls_without_usage=1), 0),
-        (message_pb2.Usage(input_tokens=0, output_tokens=0, model_calls=1, cost_micros=0), 1),
+        (usage_pb2.Usage(model_calls=1, model_calls_without_usage=1), 0),
+        (_costing(0, input_tokens=0, output_tokens=0, model_calls=1), 1),
     ]
 
 
@@ -150,7 +163,7 @@ async def test_an_answer_longer_than_512_kib_fails_its_call_and_no_event_is_too_
         await check_replay(house, log)
     assert log[-1].run_failed.error.reason == error_pb2.ERROR_REASON_OUTPUT_TOO_LARGE
     assert having(log, "llm_retrying") == []
-    deltas = sum(len(event.llm_output_delta.text.encode()) for event in having(log, "llm_output_delta"))
+    deltas = sum(len(event.llm_output_text_delta.text.encode()) for event in having(log, "llm_output_text_delta"))
     assert deltas <= 512 * 1024
 
 

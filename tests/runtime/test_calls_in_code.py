@@ -201,7 +201,7 @@ async def test_a_lane_sees_what_its_agent_was_told_and_did_before_the_fork(tmp_p
         await ctx.gather(lambda lane: lane.gather(inner))
         return "done"
 
-    none = agent_pb2.HistoryPolicy(scope=agent_pb2.HISTORY_SCOPE_NONE)
+    none = agent_pb2.HistoryPolicy(scope=message_pb2.HISTORY_SCOPE_NONE)
 
     @agent(description="Calls.", agents=[agent_pb2.AgentLink(agent="child", history=none)])
     async def root(ctx: Context, input: message_pb2.Message) -> str:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from bough.v1 import agent_pb2, error_pb2, event_pb2, message_pb2, policy_pb2
+from bough.v1 import agent_pb2, error_pb2, event_pb2, execution_pb2, message_pb2, policy_pb2
 from bough_server import events
 from bough_server.agents.function import agent
 from bough_server.errors import NotFound
@@ -20,8 +20,8 @@ from tests.support.house import ME, House, names
 from tests.support.readings import answer_of, check_replay, having, results_of
 from tests.support.teams import call, calls, llm, open_team, script
 
-PASSTHROUGH = policy_pb2.RunPolicy(delta=policy_pb2.DeltaPolicy(passthrough=policy_pb2.PassthroughDeltas()))
-ABORT = policy_pb2.RunPolicy(on_sub_agent_failure=policy_pb2.ON_SUB_AGENT_FAILURE_ABORT)
+PASSTHROUGH = policy_pb2.RunPolicy(deltas=policy_pb2.DeltaPolicy(passthrough=policy_pb2.PassthroughDeltas()))
+ABORT = policy_pb2.RunPolicy(on_sub_agent_failure=policy_pb2.SUB_AGENT_FAILURE_POLICY_ABORT)
 
 
 async def forever() -> None:
@@ -55,8 +55,39 @@ async def test_a_run_is_cancelled_once_however_often_it_is_asked(tmp_path: Path)
         again = await house.runs.cancel(ME, run.run_id)
         await check_replay(house, log)
     assert len(having(log, "cancel_requested")) == 1
-    assert again.run.state == event_pb2.STATE_CANCELLED
+    assert again.run.state == execution_pb2.EXECUTION_STATE_CANCELLED
     assert again.run.last_sequence == len(log)
+
+
+async def test_a_cancelled_run_says_why_and_who_asked_for_it(tmp_path: Path) -> None:
+    hold = Hold("c")
+    turns = script(p=[calls(call("call_c", message="x"))], c=["never"])
+    async with open_team(tmp_path, turns, llm("p", links=["c"]), llm("c"), gate=hold) as house:
+        run = await house.start("p")
+        await hold.all_reached()
+        anne = Principal(tenant_id=ME.tenant_id, user_id="anne")
+        await house.runs.cancel(anne, run.run_id, note="Wrong file.")
+        log = await house.log(run)
+        await check_replay(house, log)
+    assert having(log, "cancel_requested")[0].cancel_requested == event_pb2.CancelRequested(
+        reason=execution_pb2.CANCEL_REASON_CALLER, requested_by="anne", note="Wrong file."
+    )
+    assert having(log, "sub_agent_failed")[0].sub_agent_failed.cancel_reason == execution_pb2.CANCEL_REASON_CALLER
+    assert log[-1].run_cancelled.cancel_reason == execution_pb2.CANCEL_REASON_CALLER
+
+
+async def test_what_is_below_a_run_whose_deadline_passed_is_cancelled_for_that(tmp_path: Path) -> None:
+    hold = Hold("c")
+    clock = HeldClock()
+    turns = script(p=[calls(call("call_c", message="x"))], c=["never"])
+    async with open_team(tmp_path, turns, llm("p", links=["c"]), llm("c"), gate=hold, clock=clock) as house:
+        run = await house.start("p", deadline_time_ns=clock.now_ns() + 10**8)
+        await hold.all_reached()
+        log = await house.log(run)
+        await check_replay(house, log)
+    assert having(log, "sub_agent_failed")[0].sub_agent_failed.cancel_reason == execution_pb2.CANCEL_REASON_DEADLINE
+    assert log[-1].run_failed.error.reason == error_pb2.ERROR_REASON_DEADLINE_EXCEEDED
+    assert having(log, "cancel_requested")[0].cancel_requested.requested_by == ""
 
 
 async def test_cancelling_a_run_that_has_ended_changes_nothing(tmp_path: Path) -> None:
@@ -64,7 +95,7 @@ async def test_cancelling_a_run_that_has_ended_changes_nothing(tmp_path: Path) -
         log = await house.turn("p")
         record = await house.runs.cancel(ME, log[0].run_id)
         assert await house.log(record.run) == log
-    assert record.run.state == event_pb2.STATE_SUCCEEDED
+    assert record.run.state == execution_pb2.EXECUTION_STATE_SUCCEEDED
 
 
 async def test_nobody_elses_run_is_cancelled(tmp_path: Path) -> None:
@@ -74,7 +105,7 @@ async def test_nobody_elses_run_is_cancelled(tmp_path: Path) -> None:
         await hold.all_reached()
         with pytest.raises(NotFound):
             await house.runs.cancel(Principal(tenant_id="other", user_id="other"), run.run_id)
-        assert (await house.runs.get(ME, run.run_id)).run.state == event_pb2.STATE_RUNNING
+        assert (await house.runs.get(ME, run.run_id)).run.state == execution_pb2.EXECUTION_STATE_RUNNING
 
 
 async def test_a_wish_is_durable_when_it_is_answered(tmp_path: Path) -> None:
@@ -94,7 +125,7 @@ async def test_a_run_whose_time_is_up_before_it_begins_ends_by_it(tmp_path: Path
         log = await house.log(run)
         await check_replay(house, log)
     assert log[-1].run_failed.error.reason == error_pb2.ERROR_REASON_DEADLINE_EXCEEDED
-    assert having(log, "cancel_requested")[0].cancel_requested.reason == event_pb2.CANCEL_REASON_DEADLINE
+    assert having(log, "cancel_requested")[0].cancel_requested.reason == execution_pb2.CANCEL_REASON_DEADLINE
 
 
 async def test_no_delta_follows_the_wish_to_stop(tmp_path: Path) -> None:
@@ -105,7 +136,7 @@ async def test_no_delta_follows_the_wish_to_stop(tmp_path: Path) -> None:
     async def gate(agent: str, turn: int, chunk: int) -> None:
         if chunk == 1:
             begun.set()
-            (live,) = houses[0].runs._keeper.roster
+            (live,) = houses[0].executed()
             while not live.execution.cancelling.is_sealed(""):  # noqa: ASYNC110 # the very turn of the loop is wanted
                 await asyncio.sleep(0)
 
@@ -118,7 +149,7 @@ async def test_no_delta_follows_the_wish_to_stop(tmp_path: Path) -> None:
         log = await house.log(run)
         await check_replay(house, log)
     assert names(log)[2:] == [
-        "p: llm.output_delta",
+        "p: llm.output_text.delta",
         "p: control.cancel_requested",
         "p: llm.failed",
         "p: step.failed",
@@ -176,10 +207,10 @@ async def test_a_cancelled_run_ends_children_at_once_and_keeps_what_had_ended(tm
     assert reasons == [0, error_pb2.ERROR_REASON_CANCELLED, error_pb2.ERROR_REASON_CANCELLED]
     states = {one.name: one.state for one in tree.agents}
     assert states == {
-        "p": event_pb2.STATE_CANCELLED,
-        "a": event_pb2.STATE_SUCCEEDED,
-        "b": event_pb2.STATE_CANCELLED,
-        "c": event_pb2.STATE_CANCELLED,
+        "p": execution_pb2.EXECUTION_STATE_CANCELLED,
+        "a": execution_pb2.EXECUTION_STATE_SUCCEEDED,
+        "b": execution_pb2.EXECUTION_STATE_CANCELLED,
+        "c": execution_pb2.EXECUTION_STATE_CANCELLED,
     }
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from bough.v1 import agent_pb2, agent_service_pb2, event_pb2, policy_pb2
+from bough.v1 import agent_pb2, event_pb2, policy_pb2, run_pb2
 from bough_server.agents.function import agent
 from bough_server.runtime.agent import Context
 from tests.durability.prefixes.finishing import cut_off
@@ -25,7 +25,7 @@ def short(name: str, *, aborts: bool = True) -> agent_pb2.AgentLink:
     link = agent_pb2.AgentLink(agent=name)
     link.limits.wall_duration.FromSeconds(SECONDS)
     if aborts:
-        link.on_failure = policy_pb2.ON_SUB_AGENT_FAILURE_ABORT
+        link.on_failure = policy_pb2.SUB_AGENT_FAILURE_POLICY_ABORT
     return link
 
 
@@ -44,7 +44,7 @@ TEAMS = {
 
 async def run(folder: Path, root: str, prefix: Sequence[event_pb2.AgentEvent] = ()) -> list[event_pb2.AgentEvent]:
     """The log of a run whose children have the same time and use it up; after a prefix, what becomes of that."""
-    clock = HeldClock(*[event.time.ToNanoseconds() for event in prefix[-1:]])
+    clock = HeldClock(*[event.record_time.ToNanoseconds() for event in prefix[-1:]])
 
     async def gate(agent: str, turn: int, chunk: int) -> None:
         if agent in NAMES:
@@ -54,7 +54,7 @@ async def run(folder: Path, root: str, prefix: Sequence[event_pb2.AgentEvent] = 
     agents = [code] if root == "code" else []
     async with open_team(folder, SAID, *team, gate=gate, clock=clock, code_agents=agents) as house:
         if prefix:
-            going = agent_service_pb2.Run(run_id=prefix[0].run_id, session_id=prefix[0].session_id)
+            going = run_pb2.Run(run_id=prefix[0].run_id, session_id=prefix[0].session_id)
             await house.runs.recover()
         else:
             going = await house.start("p")

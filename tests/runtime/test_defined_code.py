@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from bough.v1 import agent_pb2, error_pb2, event_pb2, message_pb2
-from bough.v1.agent_service_pb2 import Run
+from bough.v1 import agent_pb2, error_pb2, execution_pb2, message_pb2
+from bough.v1.run_pb2 import Run
 from bough_server.agents.function import FunctionAgent, agent
 from bough_server.functions import Condition, Function, InputBuilder, Rewriter
 from bough_server.models.model import ModelRequest
@@ -44,7 +44,7 @@ def request(ctx: Context) -> ModelRequest:
 
 def named(name: str, *links: str, code: str = "worker") -> agent_pb2.AgentDefinition:
     """A definition of code."""
-    return composite(name, links, function=agent_pb2.FunctionAgent(code=code))
+    return composite(name, links, function=agent_pb2.FunctionAgent(function=code))
 
 
 TURNS = script(
@@ -65,10 +65,10 @@ async def test_one_piece_of_code_runs_under_several_definitions(tmp_path: Path) 
     answers = [one.tool_completed.result.parts[0].text for one in having(log, "tool_completed")]
     assert {"first of ['a']: A.", "second of ['b', 'a']: B. A."} <= set(answers)
     kinds = {one.name: one.kind for one in tree.agents}
-    assert (kinds["first"], kinds["second"]) == (event_pb2.AGENT_KIND_FUNCTION, event_pb2.AGENT_KIND_FUNCTION)
+    assert (kinds["first"], kinds["second"]) == (execution_pb2.AGENT_KIND_FUNCTION, execution_pb2.AGENT_KIND_FUNCTION)
     assert dict(log[0].run_started.versions.agents) == {"worker": "7"}
     assert set(log[0].run_started.versions.tools) == {"look"}
-    assert "worker" not in {ref.name for ref in log[0].run_started.definitions}
+    assert "worker" not in {ref.name for ref in log[0].run_started.definition_refs}
 
 
 async def test_code_that_is_named_runs_under_its_own_name_as_well(tmp_path: Path) -> None:
@@ -233,9 +233,9 @@ async def test_a_run_whose_code_or_function_is_gone_is_parked_until_it_is_back(
     async with _lacking(tmp_path, **{"functions": (ENOUGH, BUILD, BARE), **lacks}) as house:  # type: ignore[arg-type]
         record = await house.store.runs.find(run.run_id)
         assert record is not None
-        await house.runs._keeper.recovery._try(record)
+        await house.try_again(record)
         row = (await house.runs.get(ME, run.run_id)).run
-    assert (row.state, row.parked_reason[: len(said)]) == (event_pb2.STATE_RUNNING, said)
+    assert (row.state, row.parked_reason[: len(said)]) == (execution_pb2.EXECUTION_STATE_RUNNING, said)
     async with at_work(tmp_path) as house:
         await house.runs.recover()
         log = await house.log(run)

@@ -8,7 +8,7 @@ from typing import NoReturn
 
 import pytest
 
-from bough.v1 import catalog_service_pb2, error_pb2, event_pb2, message_pb2
+from bough.v1 import error_pb2, execution_pb2, message_pb2, model_pb2
 from bough_server import events
 from bough_server.agents.function import FunctionAgent, agent
 from bough_server.errors import RunError
@@ -24,7 +24,7 @@ class NoModels:
     def get(self, name: str) -> NoReturn:
         raise KeyError(name)
 
-    def list(self) -> list[catalog_service_pb2.ModelInfo]:
+    def list(self) -> list[model_pb2.ModelInfo]:
         return []
 
 
@@ -107,7 +107,7 @@ async def test_a_dispatched_child_is_a_node_with_one_start_and_one_end(tmp_path:
         "caller: run.completed",
     ]
     assert log[-1].run_completed.final_answer.parts[0].text == "echo first!"
-    assert log[1].sub_agent_started.trigger == event_pb2.TRIGGER_WORKFLOW
+    assert log[1].sub_agent_started.trigger == execution_pb2.INVOCATION_TRIGGER_WORKFLOW
     assert replayed.divergence == ""
 
 

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, closing
 from pathlib import Path
 
-from bough.v1 import agent_pb2, event_pb2, input_pb2, message_pb2
+from bough.v1 import agent_pb2, event_pb2, execution_pb2, input_pb2, message_pb2
 from bough_server.agents.function import FunctionAgent, agent
 from bough_server.errors import RunError
 from bough_server.runtime.agent import Context
@@ -19,7 +19,7 @@ from tests.support.laws import check_laws
 from tests.support.readings import answer_of, check_replay, having
 from tests.support.teams import call, calls, llm, open_team, script
 
-CALLER = event_pb2.CANCEL_REASON_CALLER
+CALLER = event_pb2.CancelRequested(reason=execution_pb2.CANCEL_REASON_CALLER)
 
 
 class Lives:
@@ -35,7 +35,7 @@ class Lives:
             self.lost.set()
             await asyncio.Event().wait()
             return
-        live = self.house.runs._keeper.roster.at_hand(run_id)
+        live = self.house.live(run_id)
         if live is not None:  # no replay of it from its log alone
             assert not live.execution.pump.live
             live.end_soon(CALLER)
@@ -54,7 +54,7 @@ async def test_a_run_that_is_ended_when_its_code_has_ended_in_a_replay_ends(tmp_
     async with house(tmp_path, one) as first:
         run = await first.start("one")
         await lives.lost.wait()
-        await first.runs._keeper.roster.at_hand(run.run_id).execution.writer.committed()  # type: ignore[union-attr]
+        await first.live(run.run_id).execution.writer.committed()  # type: ignore[union-attr]
         await first.crash()
     async with house(tmp_path, one) as second:
         lives.house = second
@@ -75,7 +75,7 @@ async def test_a_refused_call_stays_ended_where_a_crash_cuts_the_end_of_its_agen
         await began.wait()
         async for event in first.follow(run):
             if event.HasField("input_requested"):
-                refusal = input_pb2.InputAnswer(request_id=event.input_requested.request.request_id)
+                refusal = input_pb2.InputAnswer(input_id=event.input_requested.request.input_id)
                 refusal.approval.approved = False
                 await first.resume(run, refusal)
             if event.HasField("tool_failed"):

@@ -3,7 +3,7 @@
 import asyncio
 from pathlib import Path
 
-from bough.v1 import error_pb2, event_pb2, message_pb2
+from bough.v1 import error_pb2, event_pb2, usage_pb2
 from bough_server.models.model import ModelRequest, RetryPolicy
 from tests.support.held_clock import HeldClock
 from tests.support.house import ME, names
@@ -35,9 +35,9 @@ async def test_a_call_whose_retries_are_used_up_goes_on_with_the_next_model_in_m
     assert (completed.attempt, answer_of(log)) == (4, "Whole from b.")
     response = completed.llm_completed.response
     assert (response.provider, response.model) == ("scripted", "b-1")
-    deltas = {event.attempt: "" for event in having(log, "llm_output_delta")}
-    for event in having(log, "llm_output_delta"):
-        deltas[event.attempt] += event.llm_output_delta.text
+    deltas = {event.attempt: "" for event in having(log, "llm_output_text_delta")}
+    for event in having(log, "llm_output_text_delta"):
+        deltas[event.attempt] += event.llm_output_text_delta.text
     assert deltas == {1: "half ", 2: "half ", 3: "half ", 4: "Whole from b."}
     assert [(entry.model, entry.usage.input_tokens) for entry in entries] == [("a", 7)] * 3 + [("b", 10)]
     assert log[-1].run_completed.usage.model_calls == 4
@@ -166,8 +166,13 @@ async def test_a_run_that_is_cancelled_while_another_model_answers_is_charged_to
         await check_replay(house, log)
     assert [(entry.model, entry.usage.input_tokens) for entry in entries] == [("b", 10)]
     assert names(log)[-1] == "p: run.cancelled"
-    assert log[-1].run_cancelled.usage == message_pb2.Usage(
-        input_tokens=10, output_tokens=2, model_calls=2, model_calls_without_usage=1, cost_micros=14
+    assert log[-1].run_cancelled.usage == usage_pb2.Usage(
+        input_tokens=10,
+        output_tokens=2,
+        model_calls=2,
+        model_calls_without_usage=1,
+        cost_nanos=14_000,
+        currency_code="USD",
     )
 
 

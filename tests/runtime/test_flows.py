@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Sequence
 from pathlib import Path
 
-from bough.v1 import agent_pb2, error_pb2, event_pb2, message_pb2, policy_pb2
+from bough.v1 import action_pb2, agent_pb2, error_pb2, event_pb2, execution_pb2, message_pb2, policy_pb2
 from bough_server.models.model import ModelRequest
 from bough_server.tools.tool import tool
 from tests.support.composites import loop, sequence
@@ -13,7 +13,7 @@ from tests.support.house import House, names
 from tests.support.readings import answer_of, check_replay, having, text_of
 from tests.support.teams import call, calls, llm, open_team, script
 
-CONTINUE = policy_pb2.ON_SUB_AGENT_FAILURE_CONTINUE
+CONTINUE = policy_pb2.SUB_AGENT_FAILURE_POLICY_CONTINUE
 FAILS = {"text": "Half", "error": {"reason": "UNAVAILABLE", "after_chunks": 1}}
 EXIT = calls(call("exit", final_result="It is over."))
 BREAK = calls(call("break_loop"))
@@ -45,7 +45,7 @@ def keys_of_children(log: Sequence[event_pb2.AgentEvent]) -> list[str]:
 async def ends(house: House, log: Sequence[event_pb2.AgentEvent]) -> list[tuple[str, str]]:
     """Everybody with why it ended, in preorder."""
     tree = await house.tree(log)
-    return [(one.name, event_pb2.EndReason.Name(one.end_reason).removeprefix("END_REASON_")) for one in tree.agents]
+    return [(one.name, execution_pb2.EndReason.Name(one.end_reason).removeprefix("END_REASON_")) for one in tree.agents]
 
 
 async def test_a_sequence_runs_its_children_in_order_and_answers_with_the_last_answer(tmp_path: Path) -> None:
@@ -56,7 +56,7 @@ async def test_a_sequence_runs_its_children_in_order_and_answers_with_the_last_a
         await check_replay(house, log)
         assert await ends(house, log) == [("s", "ANSWERED"), ("a", "ANSWERED"), ("b", "ANSWERED")]
         stored = await house.messages(log[0].session_id)
-    child = ["sub_agent.started", "llm.started", "llm.output_delta", "llm.completed", "step.completed"]
+    child = ["sub_agent.started", "llm.started", "llm.output_text.delta", "llm.completed", "step.completed"]
     assert names(log) == [
         "s: run.started",
         *(f"{name}: {event}" for name in ("a", "b") for event in [*child, "sub_agent.completed"]),
@@ -66,7 +66,7 @@ async def test_a_sequence_runs_its_children_in_order_and_answers_with_the_last_a
     assert paths(log) == [["s", "a"], ["s", "a", "b"]]
     assert keys_of_children(log) == ["c0", "c1"]
     assert {event.sub_agent_started.trigger for event in having(log, "sub_agent_started")} == {
-        event_pb2.TRIGGER_WORKFLOW
+        execution_pb2.INVOCATION_TRIGGER_WORKFLOW
     }
     assert heard_by(heard, "a") == [[("USER", "Go.")]]
     assert heard_by(heard, "b") == [[("USER", "Go."), ("USER", "For context: [a] said: From a..")]]
@@ -112,7 +112,7 @@ async def test_nested_sequences_are_nodes_and_say_nothing_twice(tmp_path: Path) 
 
 async def test_a_child_that_sees_no_history_is_told_what_its_sequence_was_told(tmp_path: Path) -> None:
     heard: list[ModelRequest] = []
-    blind = agent_pb2.AgentLink(agent="b", history=agent_pb2.HistoryPolicy(scope=agent_pb2.HISTORY_SCOPE_NONE))
+    blind = agent_pb2.AgentLink(agent="b", history=agent_pb2.HistoryPolicy(scope=message_pb2.HISTORY_SCOPE_NONE))
     turns = script(a=["From a."], b=["From b."])
     async with open_team(tmp_path, turns, sequence("s", "a", blind), llm("a"), llm("b"), heard=heard) as house:
         log = await house.turn("s", "Go.")
@@ -130,7 +130,7 @@ async def test_an_exit_ends_a_sequence_with_its_result_and_nobody_after_it_is_as
     assert len(having(log, "llm_started")) == 1
     ended = having(log, "tool_completed")[0].tool_completed
     final = message_pb2.Message(parts=[message_pb2.Part(text="It is over.")])
-    exit_with_it = event_pb2.Action(exit=event_pb2.Exit(final_result=final))
+    exit_with_it = action_pb2.AgentAction(exit=action_pb2.ExitAction(final_answer=final))
     assert ended.action == exit_with_it
     assert [event.sub_agent_completed.action for event in having(log, "sub_agent_completed")] == [exit_with_it] * 2
     assert log[-1].run_completed.action == exit_with_it
@@ -168,7 +168,7 @@ async def test_a_link_may_let_a_sequence_go_on_after_a_failure(tmp_path: Path) -
 
 
 async def test_a_run_that_aborts_on_failures_fails_with_a_child_of_a_sequence(tmp_path: Path) -> None:
-    abort = policy_pb2.RunPolicy(on_sub_agent_failure=policy_pb2.ON_SUB_AGENT_FAILURE_ABORT)
+    abort = policy_pb2.RunPolicy(on_sub_agent_failure=policy_pb2.SUB_AGENT_FAILURE_POLICY_ABORT)
     async with open_team(tmp_path, script(a=[FAILS]), sequence("s", "a", "b"), llm("a"), llm("b")) as house:
         log = await house.turn("s", policy=abort)
         await check_replay(house, log)
@@ -183,7 +183,7 @@ async def test_a_loop_runs_its_rounds_and_says_that_they_are_used_up(tmp_path: P
         await check_replay(house, log)
         assert (await ends(house, log))[0] == ("l", "ITERATIONS_EXHAUSTED")
     assert answer_of(log) == "b 3"
-    assert [event.loop_round_started.round for event in having(log, "loop_round_started")] == [0, 1, 2]
+    assert [event.loop_iteration_started.iteration for event in having(log, "loop_iteration_started")] == [0, 1, 2]
     assert keys_of_children(log) == ["l0.c0", "l0.c1", "l1.c0", "l1.c1", "l2.c0", "l2.c1"]
     assert paths(log)[:4] == [["l", "a"], ["l", "a", "b"], ["l", "a", "b", "a"], ["l", "a", "b", "a", "b"]]
     assert heard_by(heard, "a")[1] == [
@@ -256,7 +256,7 @@ async def test_a_failure_ends_a_loop_in_its_round(tmp_path: Path) -> None:
         log = await house.turn("l")
         await check_replay(house, log)
         assert (await ends(house, log))[0] == ("l", "FAILED")
-    assert len(having(log, "loop_round_started")) == 3
+    assert len(having(log, "loop_iteration_started")) == 3
 
 
 async def test_children_of_a_sequence_inherit_its_callers_tools_and_model(tmp_path: Path) -> None:

@@ -28,13 +28,12 @@ async def test_a_fork_asks_another_model_with_another_instruction_only_from_ther
         fork = await house.fork(
             run_of(origin),
             place(origin, "step_completed", -2),
-            models={"p": "other"},
-            instructions={"p": "Say it in verse."},
+            agents={"p": fork_pb2.AgentOverride(model="other", instruction="Say it in verse.")},
         )
         log = await house.log(fork)
         await check_replay(house, log)
         catalog = house.store.catalog
-        (named,) = having(log, "run_forked")[0].run_forked.definitions
+        (named,) = having(log, "run_forked")[0].run_forked.definition_refs
         definition = await catalog.get(named.revision)
     assert [event.llm_started.model for event in having(log, "llm_started") if event.agent == "p"] == [
         "default",
@@ -113,7 +112,7 @@ async def test_two_results_of_one_step_may_be_edited_at_once(tmp_path: Path) -> 
             edited("blue", ends[0].tool_completed.result.call.call_id),
             fork_pb2.EditedResult(
                 call_id=ends[1].tool_completed.result.call.call_id,
-                result=message_pb2.ToolResult(error=error_pb2.AgentError(message="Gone.")),
+                outcome=message_pb2.ToolOutcome(failure=message_pb2.ToolFailure(message="Gone.")),
             ),
         ]
         for order in (edits, edits[::-1]):
@@ -132,10 +131,10 @@ async def test_two_results_of_one_step_may_be_edited_at_once(tmp_path: Path) -> 
 @pytest.mark.parametrize(
     ("change", "field"),
     [
-        ({"models": {"nobody": "other"}}, "changes.models['nobody']"),
-        ({"models": {"p": "unknown"}}, "changes.models['p']"),
-        ({"instructions": {"nobody": "x"}}, "changes.instructions['nobody']"),
-        ({"instructions": {"p": "{{input}}"}}, "changes.instructions['p']"),
+        ({"agents": {"nobody": fork_pb2.AgentOverride(model="other")}}, 'changes.agents["nobody"]'),
+        ({"agents": {"p": fork_pb2.AgentOverride(model="unknown")}}, 'changes.agents["p"].model'),
+        ({"agents": {"nobody": fork_pb2.AgentOverride(instruction="x")}}, 'changes.agents["nobody"]'),
+        ({"agents": {"p": fork_pb2.AgentOverride(instruction="{{input}}")}}, 'changes.agents["p"].instruction'),
         ({"tool_results": [edited("x", "nothing")]}, "changes.tool_results[0].call_id"),
         ({"tool_results": [edited("x", "call_0_0")]}, "changes.tool_results[0].call_id"),
         ({"tool_results": [edited("x", "call_0_1")]}, "changes.tool_results[0].call_id"),
@@ -153,23 +152,22 @@ async def test_changes_that_fit_nothing_are_refused_by_their_fields(
 
 
 async def test_edited_results_that_are_none_are_refused_by_their_fields(tmp_path: Path, world: World) -> None:
-    failed = error_pb2.AgentError(message="Gone.")
     nested = message_pb2.Part(tool_call=message_pb2.ToolCall(call_id="x"))
-    results = [
-        message_pb2.ToolResult(),
-        message_pb2.ToolResult(parts=[nested]),
-        message_pb2.ToolResult(parts=[message_pb2.Part(text="x")], error=failed),
-        message_pb2.ToolResult(parts=[message_pb2.Part(text="x" * 600 * 1024)]),
+    outcomes = [
+        message_pb2.ToolOutcome(),
+        message_pb2.ToolOutcome(parts=[nested]),
+        message_pb2.ToolOutcome(failure=message_pb2.ToolFailure(message="Gone.", details_json="{")),
+        message_pb2.ToolOutcome(parts=[message_pb2.Part(text="x" * 600 * 1024)]),
     ]
     async with open_forked(tmp_path, world) as house:
         origin = await house.turn("p")
         end = next(event for event in having(origin, "tool_completed") if event.depth == 0)
         call_id = end.tool_completed.result.call.call_id
-        for result in results:
-            change = fork_pb2.EditedResult(call_id=call_id, invocation_id=end.invocation_id, result=result)
+        for outcome in outcomes:
+            change = fork_pb2.EditedResult(call_id=call_id, invocation_id=end.invocation_id, outcome=outcome)
             with pytest.raises(InvalidRequest) as refused:
                 await house.fork(run_of(origin), len(origin) - 1, tool_results=[change])
-            assert [violation.field for violation in refused.value.violations] == ["changes.tool_results[0].result"]
+            assert [violation.field for violation in refused.value.violations] == ["changes.tool_results[0].outcome"]
 
 
 async def test_a_call_is_edited_once(tmp_path: Path, world: World) -> None:
@@ -187,13 +185,26 @@ async def test_what_an_edited_result_says_of_its_call_is_the_servers(tmp_path: P
         end = next(event for event in having(origin, "tool_completed") if event.depth == 0)
         before = end.tool_completed.result
         change = edited("blue", before.call.call_id, invocation_id=end.invocation_id)
-        change.result.child_invocation_id = having(origin, "sub_agent_started")[0].invocation_id
-        change.result.agent, change.result.invocation_id, change.result.call.name = "x", "y", "z"
+        change.outcome.failure.message, change.outcome.failure.retryable = "Half of it is gone.", True
+        change.outcome.failure.details_json = '{"lost": 1}'
         log = await house.log(await house.fork(run_of(origin), len(origin) - 1, tool_results=[change]))
         check_laws(log)
-    result = log[end.sequence].tool_completed.result
-    assert (result.call, result.agent, result.invocation_id) == (before.call, "p", end.invocation_id)
-    assert result.child_invocation_id == ""
+    result = log[end.sequence].tool_failed.result
+    assert result == message_pb2.ToolResult(
+        call=before.call,
+        parts=[message_pb2.Part(text="blue")],
+        agent="p",
+        invocation_id=end.invocation_id,
+        start_time=before.start_time,
+        error=error_pb2.AgentError(
+            reason=error_pb2.ERROR_REASON_TOOL_FAILED,
+            message="Half of it is gone.",
+            agent="p",
+            invocation_id=end.invocation_id,
+            retryable=True,
+            details_json='{"lost": 1}',
+        ),
+    )
 
 
 async def test_the_same_call_of_two_invocations_needs_the_invocations_name(tmp_path: Path, world: World) -> None:

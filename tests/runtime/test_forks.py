@@ -7,7 +7,7 @@ from typing import get_args
 
 import pytest
 
-from bough.v1 import error_pb2, event_pb2, policy_pb2
+from bough.v1 import error_pb2, event_pb2, fork_pb2, policy_pb2
 from bough_server import ids
 from bough_server.errors import CallError, ForkRefused, NotFound, RequestIdReused, SequenceOutOfRange
 from bough_server.models.model import ModelRequest
@@ -19,6 +19,9 @@ from tests.support.house import ME, names
 from tests.support.laws import check_laws
 from tests.support.readings import answer_of, check_replay, having, results_of, text_of
 from tests.support.teams import call, calls, llm, open_team, script
+
+FIRST = {"p": fork_pb2.AgentOverride(instruction="First.")}
+OTHER = {"p": fork_pb2.AgentOverride(model="other")}
 
 
 @pytest.fixture
@@ -57,7 +60,7 @@ async def test_a_fork_from_every_sequence_gives_the_same_answer_and_does_nothing
             entries = await house.store.usage.of_run(log[0].run_id)
             assert answer_of(log) == "Done."
             assert without_ids(log[:after]) == without_ids(origin[:after])
-            assert log[after].run_forked.origin_sequence == after
+            assert log[after].run_forked.origin.sequence == after
             tool_ends = [event for event in origin if event.HasField("tool_completed") and event.sequence > after]
             ran = [end for end in tool_ends if not end.tool_completed.result.child_invocation_id]
             assert world.looked.total() - looked == len(ran)
@@ -92,13 +95,13 @@ async def test_a_fork_of_a_fork_shares_both_their_changes_only_up_to_where_it_be
     async with open_forked(tmp_path, world) as house:
         origin = await house.turn("p")
         cut = place(origin, "step_completed", 0)
-        first = await house.fork(run_of(origin), cut, instructions={"p": "First."}, labels={"by": "first"})
+        first = await house.fork(run_of(origin), cut, agents=FIRST, labels={"by": "first"})
         first_log = await house.log(first)
         world.heard.clear()
-        before = await house.log(await house.fork(first, cut, models={"p": "other"}))
+        before = await house.log(await house.fork(first, cut, agents=OTHER))
         asked_before = [request.instruction for request in world.heard if request.agent == "p"]
         world.heard.clear()
-        after_fork = await house.fork(first, cut + 1, models={"p": "other"})
+        after_fork = await house.fork(first, cut + 1, agents=OTHER)
         after = await house.log(after_fork)
         asked_after = [request.instruction for request in world.heard if request.agent == "p"]
         row = (await house.runs.get(ME, after_fork.run_id)).run
@@ -124,7 +127,7 @@ async def test_a_fork_says_of_itself_what_its_row_says(tmp_path: Path, world: Wo
 
 
 async def test_a_run_that_was_queued_is_forked_from_its_dequeuing_on(tmp_path: Path) -> None:
-    queue = policy_pb2.RunPolicy(on_busy_session=policy_pb2.ON_BUSY_SESSION_QUEUE)
+    queue = policy_pb2.RunPolicy(on_busy_session=policy_pb2.BUSY_SESSION_POLICY_QUEUE)
     heard: list[ModelRequest] = []
     may_begin = asyncio.Event()
 
@@ -242,9 +245,8 @@ async def test_a_fork_that_is_killed_goes_on_as_a_fork(tmp_path: Path, world: Wo
     async with open_team(tmp_path, TURNS, *TEAM, tools=world.tools(), gate=hold) as house:
         origin = await house.turn("p")
         is_held = True
-        fork = await house.fork(
-            run_of(origin), place(origin, "step_completed", -2), instructions={"p": "In verse."}, models={"p": "other"}
-        )
+        in_verse = fork_pb2.AgentOverride(model="other", instruction="In verse.")
+        fork = await house.fork(run_of(origin), place(origin, "step_completed", -2), agents={"p": in_verse})
         await reached.wait()
         await house.crash()
     world.heard.clear()

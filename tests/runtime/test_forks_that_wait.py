@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from bough.v1 import event_pb2, input_pb2, message_pb2, policy_pb2
+from bough.v1 import execution_pb2, input_pb2, message_pb2, policy_pb2
 from bough_server.agents.function import agent
 from bough_server.errors import ForkRefused
 from bough_server.runtime.agent import Context
@@ -29,7 +29,7 @@ def asking_team(folder: Path) -> AbstractAsyncContextManager[House]:
 
 def answer_to(log: Log, value: str) -> input_pb2.InputAnswer:
     request = having(log, "input_requested")[-1].input_requested.request
-    return input_pb2.InputAnswer(request_id=request.request_id, value_json=f'"{value}"')
+    return input_pb2.InputAnswer(input_id=request.input_id, value_json=f'"{value}"')
 
 
 async def test_a_fork_of_a_run_that_waits_asks_again_under_the_same_id(tmp_path: Path) -> None:
@@ -48,7 +48,7 @@ async def test_a_fork_of_a_run_that_waits_asks_again_under_the_same_id(tmp_path:
         await house.resume(fork, answer_to(second, "done"))
         log = await house.log(fork)
         await check_replay(house, log)
-        assert (await house.runs.get(ME, origin.run_id)).run.state == event_pb2.STATE_INPUT_REQUIRED
+        assert (await house.runs.get(ME, origin.run_id)).run.state == execution_pb2.EXECUTION_STATE_INPUT_REQUIRED
     assert again[-1].HasField("run_interrupted")
     assert len(having(log, "input_requested")) == 2
     assert answer_of(log) == "fork done"
@@ -116,7 +116,7 @@ async def test_a_run_that_goes_on_is_forked_and_both_end(tmp_path: Path) -> None
 
 
 async def test_a_run_that_has_not_begun_cannot_be_forked_whatever_has_become_of_it(tmp_path: Path) -> None:
-    queue = policy_pb2.RunPolicy(on_busy_session=policy_pb2.ON_BUSY_SESSION_QUEUE)
+    queue = policy_pb2.RunPolicy(on_busy_session=policy_pb2.BUSY_SESSION_POLICY_QUEUE)
     async with asking_team(tmp_path) as house:
         holder = await house.start("asker")
         await house.until_interrupted(holder)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from bough.v1 import error_pb2, event_pb2, message_pb2
+from bough.v1 import error_pb2, execution_pb2, message_pb2
 from bough_server.agents.function import FunctionAgent, agent
 from bough_server.errors import RunError
 from bough_server.runtime.agent import Context
@@ -143,7 +143,7 @@ async def test_a_run_waits_for_input_beside_code_that_will_not_hear_of_its_end(t
     async with house(tmp_path, asker, fan, failing, stubborn) as it:
         run = await it.start("asker")
         log = await it.until_interrupted(run)
-        assert (await it.runs.get(ME, run.run_id)).run.state == event_pb2.STATE_INPUT_REQUIRED
+        assert (await it.runs.get(ME, run.run_id)).run.state == execution_pb2.EXECUTION_STATE_INPUT_REQUIRED
     is_over.set()
     assert log[-1].HasField("run_interrupted")
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from bough.v1 import event_pb2, policy_pb2
+from bough.v1 import event_pb2, execution_pb2, policy_pb2
 from bough_server.errors import RequestIdReused, SessionBusy
 from tests.support.floor import CANCEL_INTERRUPTED, QUEUE, Floor, Run, answer_to, house, queued, state_of
 from tests.support.house import ME
@@ -41,8 +41,11 @@ async def test_a_run_that_waits_for_input_gives_way_to_one_that_may_cancel_it(tm
         assert answer_of(await it.log(next_run)) == "saw a b"
         log = await it.log(holder)
         check_laws(log)
-    assert log[-2].cancel_requested.reason == event_pb2.CANCEL_REASON_CALLER
-    assert log[-1].HasField("run_cancelled")
+    assert log[-2].cancel_requested == event_pb2.CancelRequested(
+        reason=execution_pb2.CANCEL_REASON_SUPERSEDED, requested_by="local", by_run_id=next_run.run_id
+    )
+    assert log[-1].run_cancelled.cancel_reason == execution_pb2.CANCEL_REASON_SUPERSEDED
+    assert log[-1].run_cancelled.error.message == "The run was cancelled because another run took over its session."
 
 
 async def test_a_run_that_is_going_gives_way_to_nobody(tmp_path: Path, floor: Floor) -> None:
@@ -64,7 +67,7 @@ async def test_a_run_with_others_behind_it_gives_way_to_nobody(tmp_path: Path, f
         waiting = await queued(it, holder.session_id, "b", "c")
         with pytest.raises(SessionBusy) as refused:
             await it.start("speaker", "d", session_id=holder.session_id, policy=CANCEL_INTERRUPTED)
-        assert await state_of(it, holder) == event_pb2.STATE_INPUT_REQUIRED
+        assert await state_of(it, holder) == execution_pb2.EXECUTION_STATE_INPUT_REQUIRED
         await it.resume(holder, answer_to(having(asked, "input_requested")[0].input_requested.request, "yes"))
         yes = "For context: [asker] said: yes."
         assert [answer_of(await it.log(run)) for run in waiting] == [f"saw a {yes} b", f"saw a {yes} b . c"]

@@ -7,7 +7,7 @@ import pytest
 
 from bough.v1 import agent_pb2, error_pb2, event_pb2, message_pb2
 from bough_server.agents.function import agent
-from bough_server.functions import Situation, input_builder
+from bough_server.functions import Snapshot, input_builder
 from bough_server.models.model import ModelRequest
 from bough_server.runtime.agent import Context
 from bough_server.tools.tool import tool
@@ -15,7 +15,7 @@ from tests.support.composites import loop, parallel, plan_execute, sequence, sup
 from tests.support.readings import answer_of, check_replay, having, text_of
 from tests.support.teams import call, calls, llm, open_team, script
 
-BLIND = agent_pb2.HistoryPolicy(scope=agent_pb2.HISTORY_SCOPE_NONE)
+BLIND = agent_pb2.HistoryPolicy(scope=message_pb2.HISTORY_SCOPE_NONE)
 
 
 def link(name: str, template: str = "", *, function: str = "", **fields: object) -> agent_pb2.AgentLink:
@@ -65,10 +65,10 @@ async def test_a_history_in_a_template_is_what_the_caller_sees(tmp_path: Path) -
 
 
 async def test_a_call_of_a_model_is_the_message_of_its_builder(tmp_path: Path) -> None:
-    seen: list[Situation] = []
+    seen: list[Snapshot] = []
 
     @input_builder
-    def build(situation: Situation) -> str:
+    def build(situation: Snapshot) -> str:
         seen.append(situation)
         assert [text_of(one) for one in situation.history] == ["Go.", "Both."]
         return f"{situation.agent}: {text_of(situation.message or message_pb2.Message())}"
@@ -87,7 +87,7 @@ async def test_a_call_of_a_model_is_the_message_of_its_builder(tmp_path: Path) -
     assert sorted(told(log)) == [("a", "lead: one"), ("b", "<two>")]
     only = seen[0]
     assert (dict(only.arguments), text_of(only.input), text_of(only.user)) == ({"message": "one"}, "Go.", "Go.")
-    assert (only.round, only.plan, only.step) == (None, "", "")
+    assert (only.iteration, only.plan, only.step) == (None, "", "")
 
 
 async def test_arguments_of_a_schema_of_the_childs_own_reach_its_builder(tmp_path: Path) -> None:
@@ -184,7 +184,7 @@ async def test_a_value_that_is_missing_is_a_failed_result_that_the_model_sees(tm
 
 async def test_a_builder_that_raises_fails_a_sequence_and_the_replay_says_the_same(tmp_path: Path) -> None:
     @input_builder
-    def broken(situation: Situation) -> str:
+    def broken(situation: Snapshot) -> str:
         return str(situation.state["nothing"])
 
     async with open_team(
@@ -259,7 +259,7 @@ async def test_a_plans_agents_are_told_what_is_planned_and_done(tmp_path: Path) 
     seen: list[tuple[str, str, str]] = []
 
     @input_builder
-    def note(situation: Situation) -> str:
+    def note(situation: Snapshot) -> str:
         seen.append((situation.plan, situation.step, situation.executed_steps))
         assert situation.message is not None
         return "Plan again."

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from bough.v1 import agent_pb2, event_pb2, input_pb2, message_pb2, policy_pb2
+from bough.v1 import agent_pb2, execution_pb2, input_pb2, message_pb2, policy_pb2
 from bough_server.agents.function import FunctionAgent, agent
 from bough_server.engine import keys
 from bough_server.models.model import ModelRequest
@@ -120,7 +120,7 @@ async def test_answers_of_lanes_that_are_json_are_kept_as_a_list_of_them(
     async with open_team(tmp_path, script(), lead, code_agents=team) as house:
         log = await house.turn("p")
         await check_replay(house, log)
-    [change] = having(log, "state_changed")[0].state_changed.changes
+    [change] = having(log, "session_state_changed")[0].session_state_changed.state_changes
     assert (change.key, change.value_json) == ("all", kept)
 
 
@@ -142,7 +142,7 @@ async def test_a_failure_waits_for_the_other_lanes_and_then_fails_their_caller(t
 
 
 async def test_a_link_may_let_lanes_do_without_its_agent(tmp_path: Path) -> None:
-    optional = agent_pb2.AgentLink(agent="a", on_failure=policy_pb2.ON_SUB_AGENT_FAILURE_CONTINUE)
+    optional = agent_pb2.AgentLink(agent="a", on_failure=policy_pb2.SUB_AGENT_FAILURE_POLICY_CONTINUE)
     team = (parallel("p", optional, "b", fails_fast=True), llm("a"), llm("b"))
     async with open_team(tmp_path, script(a=[FAILS], b=["From b."]), *team) as house:
         log = await house.turn("p")
@@ -161,15 +161,15 @@ async def test_a_failure_that_is_not_waited_with_ends_the_other_lanes(tmp_path: 
             await asyncio.Event().wait()
         await waiting.wait()
 
-    policy = policy_pb2.RunPolicy(on_sub_agent_failure=policy_pb2.ON_SUB_AGENT_FAILURE_ABORT) if abort else None
+    policy = policy_pb2.RunPolicy(on_sub_agent_failure=policy_pb2.SUB_AGENT_FAILURE_POLICY_ABORT) if abort else None
     team = (parallel("p", "a", "b", "c", fails_fast=not abort, max_concurrency=2), *(llm(name) for name in "abc"))
     async with open_team(tmp_path, script(a=[FAILS], b=["b"], c=["c"]), *team, gate=gate) as house:
         log = await house.turn("p", policy=policy)
         await check_replay(house, log)
         assert await ends(house, log) == [("p", "FAILED"), ("a", "FAILED"), ("b", "CANCELLED")]
     (wish,) = having(log, "cancel_requested")
-    reason = event_pb2.CANCEL_REASON_ABORT if abort else event_pb2.CANCEL_REASON_FAIL_FAST
-    assert (wish.cancel_requested.scope, wish.cancel_requested.reason) == ("g1", reason)
+    reason = execution_pb2.CANCEL_REASON_ABORT if abort else execution_pb2.CANCEL_REASON_FAIL_FAST
+    assert (wish.cancel_requested.effect_scope, wish.cancel_requested.reason) == ("g1", reason)
 
 
 async def test_an_exit_in_a_lane_ends_what_is_above_when_the_others_have_ended(tmp_path: Path) -> None:
@@ -221,7 +221,7 @@ async def test_two_lanes_of_four_ask_while_the_others_finish_and_only_those_two_
         ]
         assert sorted(event.agent for event in having(begun, "sub_agent_completed")) == ["b", "d"]
         yes = [
-            input_pb2.InputAnswer(request_id=one.request_id, approval=input_pb2.Approval(approved=True))
+            input_pb2.InputAnswer(input_id=one.input_id, approval=input_pb2.ApprovalDecision(approved=True))
             for one in asked
         ]
         await house.resume(run, *yes)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from bough.v1 import agent_pb2, agent_service_pb2, event_pb2, message_pb2, policy_pb2
+from bough.v1 import agent_pb2, execution_pb2, message_pb2, policy_pb2, run_pb2
 from bough_server.agents.function import agent
 from bough_server.errors import RunError
 from bough_server.runtime.agent import Context
@@ -62,7 +62,7 @@ async def test_calls_that_had_answered_keep_what_they_wrote_although_one_between
     assert json.loads(answer_of(log)) == {"first": True, "last": True}
 
 
-def _lanes(folder: Path, reason: event_pb2.CancelReason.ValueType) -> AbstractAsyncContextManager[House]:
+def _lanes(folder: Path, reason: execution_pb2.CancelReason.ValueType) -> AbstractAsyncContextManager[House]:
     """Three lanes, two at once: the first answers at the moment when the second fails."""
     both = asyncio.Event()
 
@@ -87,16 +87,16 @@ def _lanes(folder: Path, reason: event_pb2.CancelReason.ValueType) -> AbstractAs
             await ctx.dispatch("p", "go")
         return f"{await ctx.now()}"
 
-    is_abort = reason == event_pb2.CANCEL_REASON_ABORT
-    policy = policy_pb2.ON_SUB_AGENT_FAILURE_ABORT if is_abort else policy_pb2.ON_SUB_AGENT_FAILURE_UNSPECIFIED
+    is_abort = reason == execution_pb2.CANCEL_REASON_ABORT
+    policy = policy_pb2.SUB_AGENT_FAILURE_POLICY_ABORT if is_abort else policy_pb2.SUB_AGENT_FAILURE_POLICY_UNSPECIFIED
     links = [agent_pb2.AgentLink(agent=name, on_failure=policy) for name in ("first", "second", "third")]
     p = parallel("p", *links, fails_fast=not is_abort, max_concurrency=2)
     return open_team(folder, script(), p, code_agents=[root, first, second, third])
 
 
-@pytest.mark.parametrize("reason", [event_pb2.CANCEL_REASON_FAIL_FAST, event_pb2.CANCEL_REASON_ABORT])
+@pytest.mark.parametrize("reason", [execution_pb2.CANCEL_REASON_FAIL_FAST, execution_pb2.CANCEL_REASON_ABORT])
 async def test_a_lane_that_had_not_begun_when_its_caller_failed_is_not_ended_after_a_crash(
-    tmp_path: Path, reason: event_pb2.CancelReason.ValueType
+    tmp_path: Path, reason: execution_pb2.CancelReason.ValueType
 ) -> None:
     (tmp_path / "whole").mkdir()
     async with _lanes(tmp_path / "whole", reason) as house:
@@ -104,11 +104,11 @@ async def test_a_lane_that_had_not_begun_when_its_caller_failed_is_not_ended_aft
         await check_replay(house, log)
     # The first had answered, but nobody had heard of it yet who could have begun the third.
     (wish,) = having(log, "cancel_requested")
-    assert (wish.cancel_requested.scope, wish.cancel_requested.reason) == ("e0/g0", reason)
+    assert (wish.cancel_requested.effect_scope, wish.cancel_requested.reason) == ("e0/g0", reason)
     end = next(event for event in log if event.effect_key == "e0" and event.HasField("sub_agent_failed"))
     cut_off(tmp_path / "whole", log[: end.sequence], tmp_path / "again")
     async with _lanes(tmp_path / "again", reason) as house:
         await house.runs.recover()
-        again = await house.log(agent_service_pb2.Run(run_id=log[0].run_id, session_id=log[0].session_id))
+        again = await house.log(run_pb2.Run(run_id=log[0].run_id, session_id=log[0].session_id))
         await check_replay(house, again)
     assert len(having(again, "cancel_requested")) == 1

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from bough.v1 import agent_pb2, error_pb2, event_pb2, message_pb2, policy_pb2
+from bough.v1 import agent_pb2, error_pb2, execution_pb2, message_pb2, policy_pb2
 from bough_server.agents.function import agent
 from bough_server.errors import RunError
 from bough_server.models.model import ModelRequest
@@ -57,7 +57,7 @@ async def test_model_calls_are_counted_over_the_whole_tree(tmp_path: Path, most:
     assert len(having(log, "llm_started")) == most
     if not answer:
         assert log[-1].run_failed.error.reason == EXCEEDED
-        assert log[-1].run_failed.end_reason == event_pb2.END_REASON_LIMIT
+        assert log[-1].run_failed.end_reason == execution_pb2.END_REASON_LIMIT
         assert having(log, "llm_failed")[-1].llm_failed.error.reason == EXCEEDED
 
 
@@ -110,7 +110,7 @@ async def test_limits_of_a_link_and_of_a_definition_hold_for_each_call_and_only_
     assert answer_of(log) == "Done."
     assert [event.agent for event in having(log, "llm_started")] == ["p", "c", "c", "p", "c", "c", "p"]
     failed = [event.sub_agent_failed for event in having(log, "sub_agent_failed")]
-    assert [(end.error.reason, end.end_reason) for end in failed] == [(EXCEEDED, event_pb2.END_REASON_LIMIT)] * 2
+    assert [(end.error.reason, end.end_reason) for end in failed] == [(EXCEEDED, execution_pb2.END_REASON_LIMIT)] * 2
 
 
 async def test_a_link_cannot_give_more_than_the_run_has_left(tmp_path: Path) -> None:
@@ -184,25 +184,28 @@ async def test_a_child_whose_time_is_up_is_a_failed_result_and_its_caller_goes_o
         "p: tool.failed",
         "p: step.completed",
         "p: llm.started",
-        "p: llm.output_delta",
+        "p: llm.output_text.delta",
         "p: llm.completed",
         "p: step.completed",
         "p: run.completed",
     ]
     child = having(log, "sub_agent_failed")[0].sub_agent_failed
-    assert (child.error.reason, child.end_reason) == (EXCEEDED, event_pb2.END_REASON_LIMIT)
+    assert (child.error.reason, child.end_reason) == (EXCEEDED, execution_pb2.END_REASON_LIMIT)
     (result,) = results_of(log)
     assert result.error.reason == error_pb2.ERROR_REASON_SUB_AGENT_FAILED
     assert result.child_invocation_id == child.error.invocation_id
     step = having(log, "step_completed")[0].step_completed.step
     assert [one.error.reason for one in step.tool_results] == [error_pb2.ERROR_REASON_SUB_AGENT_FAILED]
-    assert [one.state for one in tree.agents] == [event_pb2.STATE_SUCCEEDED, event_pb2.STATE_FAILED]
+    assert [one.state for one in tree.agents] == [
+        execution_pb2.EXECUTION_STATE_SUCCEEDED,
+        execution_pb2.EXECUTION_STATE_FAILED,
+    ]
 
 
 async def test_a_child_whose_time_is_up_aborts_where_its_failure_does(tmp_path: Path) -> None:
     clock = HeldClock()
     link = lasting("c", 5)
-    link.on_failure = policy_pb2.ON_SUB_AGENT_FAILURE_ABORT
+    link.on_failure = policy_pb2.SUB_AGENT_FAILURE_POLICY_ABORT
     async with open_team(
         tmp_path, CHILD_THAT_HANGS, llm("p", links=[link]), llm("c"), gate=forever, clock=clock
     ) as house:
@@ -256,9 +259,9 @@ async def test_a_run_whose_time_is_up_fails_with_its_children_cancelled(tmp_path
         log = await house.turn("p", policy=policy)
         await check_replay(house, log)
     end = log[-1].run_failed
-    assert (end.error.reason, end.end_reason) == (EXCEEDED, event_pb2.END_REASON_LIMIT)
+    assert (end.error.reason, end.end_reason) == (EXCEEDED, execution_pb2.END_REASON_LIMIT)
     bounded = "The agent 'p'" if owner == "definition" else "The run"
     assert end.error.message == f"{bounded} took longer than its wall_duration."
-    assert having(log, "cancel_requested")[0].cancel_requested.reason == event_pb2.CANCEL_REASON_LIMIT
+    assert having(log, "cancel_requested")[0].cancel_requested.reason == execution_pb2.CANCEL_REASON_LIMIT
     children = [event.sub_agent_failed.error.reason for event in having(log, "sub_agent_failed")]
     assert children in ([], [error_pb2.ERROR_REASON_CANCELLED])

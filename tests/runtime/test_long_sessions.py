@@ -7,10 +7,19 @@ from typing import Final, NoReturn
 
 import pytest
 
-from bough.v1 import agent_pb2, agent_service_pb2, catalog_service_pb2, event_pb2, message_pb2, step_pb2
-from bough_server.models.model import Delta, Meter, Model, ModelRequest, Price, RetryPolicy, TextDelta, ToolCallDelta
+from bough.v1 import agent_pb2, event_pb2, follow_pb2, message_pb2, model_pb2, step_pb2, usage_pb2
+from bough_server.models.model import (
+    AttemptMeter,
+    Delta,
+    Model,
+    ModelRequest,
+    Price,
+    RetryPolicy,
+    TextDelta,
+    ToolCallDelta,
+)
 from bough_server.models.tokens import request_tokens
-from bough_server.runtime.visible_history import Sight
+from bough_server.runtime.visible_history import VisibleHistory
 from bough_server.views import Selection
 from tests.support.house import open_house
 from tests.support.readings import answer_of, check_replay, having, text_of
@@ -34,7 +43,7 @@ class Attentive:
         self.heard: list[ModelRequest] = []
 
     async def stream(
-        self, request: ModelRequest, *, meter: Meter | None = None
+        self, request: ModelRequest, *, meter: AttemptMeter | None = None
     ) -> AsyncIterator[Delta | step_pb2.LlmResponse]:
         """An answer that depends on the request alone."""
         self.heard.append(request)
@@ -51,7 +60,7 @@ class Attentive:
             text = kept if request.agent.endswith(".summary") else f"{knows} {FILLER}"
             yield TextDelta(text)
             message.parts.add(text=text)
-        used = message_pb2.Usage(input_tokens=request_tokens(request), output_tokens=10)
+        used = usage_pb2.Usage(input_tokens=request_tokens(request), output_tokens=10)
         yield step_pb2.LlmResponse(provider="scripted", model="attentive", message=message, usage=used)
 
     async def close(self) -> None:
@@ -68,9 +77,9 @@ class OneModel:
         """That one."""
         return self._model
 
-    def list(self) -> list[catalog_service_pb2.ModelInfo]:
+    def list(self) -> list[model_pb2.ModelInfo]:
         """That one."""
-        return [catalog_service_pb2.ModelInfo(name="default")]
+        return [model_pb2.ModelInfo(name="default")]
 
 
 def team(policy: agent_pb2.HistoryPolicy) -> list[agent_pb2.AgentDefinition]:
@@ -114,7 +123,7 @@ def check_bounds(heard: Sequence[ModelRequest], bound: int) -> None:
 
 @pytest.mark.timeout(60)
 async def test_fifty_turns_stay_within_a_sliding_window_which_forgets(tmp_path: Path) -> None:
-    window = agent_pb2.SlidingWindow(max_tokens=BOUND, reserve=RESERVE)
+    window = agent_pb2.SlidingWindow(max_tokens=BOUND, reserve_tokens=RESERVE)
     heard, logs, _ = await fifty_turns(tmp_path, agent_pb2.HistoryPolicy(sliding_window=window))
     check_bounds(heard, BOUND - RESERVE)
     assert {request.agent for request in heard} == {"lead", "clerk"}
@@ -125,7 +134,7 @@ async def test_fifty_turns_stay_within_a_sliding_window_which_forgets(tmp_path: 
 
 @pytest.mark.timeout(60)
 async def test_fifty_turns_stay_within_a_window_by_summaries_which_remember(tmp_path: Path) -> None:
-    summarize = agent_pb2.Summarize(max_tokens=BOUND, keep_recent=1)
+    summarize = agent_pb2.Summarization(max_tokens=BOUND, keep_recent_exchanges=1)
     heard, logs, messages = await fifty_turns(tmp_path, agent_pb2.HistoryPolicy(summarize=summarize))
     check_bounds(heard, BOUND)
     assert {request.agent for request in heard} == {"lead", "clerk", "lead.summary", "clerk.summary"}
@@ -137,7 +146,7 @@ async def test_fifty_turns_stay_within_a_window_by_summaries_which_remember(tmp_
     assert [one.message_id for one in kept] == [event.history_compacted.summary.message_id for event in made]
     assert len(made) < TURNS, "a summary serves several turns"
     assert [one.position for one in messages] == list(range(1, len(messages) + 1))
-    shown = Selection(agent_service_pb2.VIEW_SUMMARY, ())
+    shown = Selection(follow_pb2.EVENT_VIEW_SUMMARY, ())
     partials = [one for log in logs for event in log if (one := shown.apply(event)) is not None]
     assert not any("cedar" in event.sub_agent_partial.text for event in partials if event.agent == "lead")
     assert {event.agent for event in partials if event.HasField("history_compacted")} == {"lead"}
@@ -167,15 +176,15 @@ async def test_a_model_s_own_tokenizer_measures_its_window(tmp_path: Path, overf
 
 
 async def test_no_history_is_built_while_a_log_is_handed_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    policy = agent_pb2.HistoryPolicy(summarize=agent_pb2.Summarize(max_tokens=300))
+    policy = agent_pb2.HistoryPolicy(summarize=agent_pb2.Summarization(max_tokens=300))
     model = Attentive()
     async with open_house(tmp_path, models=OneModel(model), definitions=team(policy)) as house:
         first = await house.turn("lead", f"The code word is cedar. {FILLER}")
         log = await house.turn("lead", f"What is it? {FILLER}", session_id=first[0].session_id)
         assert having(log, "history_compacted")
 
-        def built(_: Sight) -> NoReturn:
+        def built(_: VisibleHistory) -> NoReturn:
             raise AssertionError("a history was built")
 
-        monkeypatch.setattr(Sight, "shown", built)
+        monkeypatch.setattr(VisibleHistory, "shown", built)
         await check_replay(house, log)

@@ -5,14 +5,14 @@ from pathlib import Path
 import pytest
 
 from bough import approve, refuse, tool_result
-from bough.v1 import agent_service_pb2, error_pb2, input_pb2
+from bough.v1 import error_pb2, input_pb2, message_pb2, run_pb2
 from bough_server.models.model import ModelRequest
 from bough_server.tools.tool import Tool
 from tests.support.readings import answer_of, having, results_of, text_of
 from tests.support.till import PAY, Till, team, waiting, whole
 
 Request = input_pb2.InputRequest
-Run = agent_service_pb2.Run
+Run = run_pb2.Run
 
 
 async def lost(folder: Path, till: Till, *tools: Tool) -> Run:
@@ -62,7 +62,7 @@ async def test_somebody_says_what_becomes_of_a_call_that_was_running(tmp_path: P
     async with team(tmp_path, PAY, *tools, heard=heard) as it:
         await it.runs.recover()
         request = (await waiting(it, run))["pay"]
-        failed = error_pb2.AgentError(reason=error_pb2.ERROR_REASON_TOOL_FAILED, message="it broke")
+        failed = message_pb2.ToolFailure(message="it broke")
         answers = {
             "again": approve(request),
             "edited": approve(request, arguments_json='{"amount": 3}'),
@@ -72,7 +72,7 @@ async def test_somebody_says_what_becomes_of_a_call_that_was_running(tmp_path: P
         }
         await it.resume(run, answers[said])
         log = await whole(it, run)
-    assert request.reason == input_pb2.INPUT_REASON_RECOVERY
+    assert request.kind == input_pb2.INPUT_KIND_RECOVERY
     assert len(having(log, "input_requested")) == 1
     (result,) = results_of(log)
     told = {"again": "paid 7", "edited": "paid 3", "result": "paid before"}.get(said, "")
@@ -104,7 +104,7 @@ async def test_what_was_run_again_with_other_arguments_and_lost_again_keeps_them
     async with team(tmp_path, PAY, *tools) as it:
         await it.runs.recover()
         again = (await waiting(it, run, 2))["pay"]
-        assert (again.request_id != request.request_id, again.call.arguments_json) == (True, '{"amount": 3}')
+        assert (again.input_id != request.input_id, again.call.arguments_json) == (True, '{"amount": 3}')
         await it.resume(run, approve(again))
         log = await whole(it, run)
     assert (till.paid, len(set(till.keys))) == ([3], 1)

@@ -12,7 +12,7 @@ from tests.support.readings import answer_of, having
 from tests.support.teams import call, calls, llm, open_team, script
 
 USED = {"usage": {"input_tokens": 7, "output_tokens": 3}}
-"""13 millionths at the scripted models' price."""
+"""13,000 nanos at the scripted models' price."""
 
 
 @tool
@@ -49,7 +49,7 @@ def check_whole(*parts: Counted) -> None:
         ("c", "llm", "succeeded", "answered"): 1,
     }
     assert of("bough.agent.duration", "agent", times=True) == {("p",): 1, ("c",): 1}
-    assert of("bough.agent.cost", "agent") == {("p",): 28, ("c",): 26}
+    assert of("bough.agent.cost", "agent") == {("p",): 28_000, ("c",): 26_000}
     assert of("gen_ai.client.token.usage", "gen_ai.agent.name", "gen_ai.token.type") == {
         ("p", "input"): 16,
         ("p", "output"): 6,
@@ -86,7 +86,7 @@ async def test_a_recovery_counts_only_what_it_adds(tmp_path: Path) -> None:
         seen = set[str]()
         async for event in house.follow(run):
             seen |= {str(event.WhichOneof("payload"))} if event.agent == "p" else set()
-            if event.agent == "c" and event.HasField("llm_output_delta") and "tool_failed" in seen:
+            if event.agent == "c" and event.HasField("llm_output_text_delta") and "tool_failed" in seen:
                 break
         await house.crash()
     assert before.of("bough.agent.invocations") == {}

@@ -18,11 +18,13 @@ LONG = "word " * 80
 
 
 def window(max_tokens: int, reserve: int = 0) -> agent_pb2.HistoryPolicy:
-    return agent_pb2.HistoryPolicy(sliding_window=agent_pb2.SlidingWindow(max_tokens=max_tokens, reserve=reserve))
+    return agent_pb2.HistoryPolicy(
+        sliding_window=agent_pb2.SlidingWindow(max_tokens=max_tokens, reserve_tokens=reserve)
+    )
 
 
-def summarize(max_tokens: int, *, keep_recent: int = 0, model: str = "") -> agent_pb2.HistoryPolicy:
-    made = agent_pb2.Summarize(max_tokens=max_tokens, keep_recent=keep_recent, model=model)
+def summarize(max_tokens: int, *, keep_recent_exchanges: int | None = None, model: str = "") -> agent_pb2.HistoryPolicy:
+    made = agent_pb2.Summarization(max_tokens=max_tokens, keep_recent_exchanges=keep_recent_exchanges, model=model)
     return agent_pb2.HistoryPolicy(summarize=made)
 
 
@@ -94,14 +96,16 @@ async def test_the_oldest_exchanges_are_summarized_once_and_the_summary_goes_on(
     compacted = having(logs[2], "history_compacted")[0]
     assert (compacted.effect_key, compacted.step_id) == ("s0.compact", "")
     assert [event.step_id for event in logs[2][1:3]] == ["", ""]
-    assert (compacted.history_compacted.from_position, compacted.history_compacted.to_position) == (1, 4)
-    assert compacted.history_compacted.run_messages == 0
+    assert compacted.history_compacted.summary.summary_range == message_pb2.SummaryRange(
+        from_position=1, to_position=4, scope=message_pb2.HISTORY_SCOPE_SESSION
+    )
+    assert compacted.history_compacted.run_message_count == 0
     summary = "For context: a summary of the conversation so far: It was about words."
     assert [text[0] for text in told(heard[3])] == ["F", "2"]
     assert told(heard[3])[0] == summary
     assert [text[0] for text in told(heard[4])] == ["F", "2", "a", "3"]
     assert [message_pb2.MessageKind.Name(one.kind)[13:] for one in messages[4:7]] == ["USER", "SUMMARY", "ASSISTANT"]
-    assert messages[5].summarized == message_pb2.Summarized(from_position=1, to_position=4)
+    assert messages[5].summary_range == compacted.history_compacted.summary.summary_range
     assert (messages[5].author, text_of(messages[5]), messages[5].position) == ("p", "It was about words.", 6)
     assert tree.agents[0].step_count == 1
     assert tree.agents[0].usage.model_calls == 2
@@ -114,8 +118,8 @@ async def test_a_summary_is_charged_to_whom_it_is_made_for_and_at_its_own_model_
     async with open_team(tmp_path, turns, with_history(llm("p"), summarize(250, model="cheap"))) as house:
         logs = await talk(house, "p", f"1 {LONG}", f"2 {LONG}")
         ledger = await house.store.usage.of_run(logs[1][0].run_id)
-    assert [(entry.agent, entry.model, entry.usage.cost_micros, entry.sequence) for entry in ledger] == [
-        ("p", "cheap", 9, 3)
+    assert [(entry.agent, entry.model, entry.usage.cost_nanos, entry.sequence) for entry in ledger] == [
+        ("p", "cheap", 9_000, 3)
     ]
     assert having(logs[1], "llm_started")[0].llm_started.model == "cheap"
     assert logs[1][-1].run_completed.usage.model_calls == 2
@@ -131,7 +135,8 @@ async def test_the_next_summary_is_made_of_the_last_one_and_what_came_after_it(t
     assert "a summary of the conversation so far: It was about words." in asked[1]
     assert "[user] 2 word" in asked[1]
     assert "[user] 0 word" not in asked[1]
-    stood_for = [event.history_compacted for log in logs for event in having(log, "history_compacted")]
+    made = [event.history_compacted for log in logs for event in having(log, "history_compacted")]
+    stood_for = [one.summary.summary_range for one in made]
     assert [(one.from_position, one.to_position) for one in stood_for] == [(1, 4), (1, 9), (1, 14)]
 
 
@@ -228,7 +233,7 @@ async def test_steps_of_a_run_are_summarized_and_stay_so_for_their_invocation(tm
         await check_replay(house, log)
         session = await house.messages(log[0].session_id)
     stood_for = [event.history_compacted for event in having(log, "history_compacted")]
-    assert [(one.to_position, one.run_messages) for one in stood_for][:1] == [(0, 4)]
+    assert [(one.summary.summary_range.to_position, one.run_message_count) for one in stood_for][:1] == [(0, 4)]
     after = [request for request in heard if any("All is red." in text for text in told(request))]
     assert told(after[0])[:2] == ["For context: a summary of the conversation so far: All is red.", "Look at all."]
     assert [one.message.position for one in session] == list(range(1, len(session) + 1))
@@ -238,7 +243,7 @@ async def test_steps_of_a_run_are_summarized_and_stay_so_for_their_invocation(tm
 async def test_a_branch_s_summary_is_not_for_who_sees_the_whole_session(tmp_path: Path) -> None:
     heard: list[ModelRequest] = []
     branch = summarize(250)
-    branch.scope = agent_pb2.HISTORY_SCOPE_BRANCH
+    branch.scope = message_pb2.HISTORY_SCOPE_BRANCH
     turns = script(
         **{
             "p": [

@@ -19,7 +19,7 @@ from tests.support.teams import call, calls, llm, open_team, script
 
 
 def at_once(most: int) -> policy_pb2.RunPolicy:
-    return policy_pb2.RunPolicy(limits=policy_pb2.Limits(parallel=most))
+    return policy_pb2.RunPolicy(limits=policy_pb2.Limits(concurrency=most))
 
 
 def bounded(name: str, **limits: Any) -> agent_pb2.AgentLink:
@@ -93,7 +93,7 @@ async def test_bounds_of_the_run_and_of_a_link_hold_together(tmp_path: Path) -> 
         return "seen"
 
     team = (
-        parallel("p", bounded("b", parallel=1), bounded("c", parallel=2), "d"),
+        parallel("p", bounded("b", concurrency=1), bounded("c", concurrency=2), "d"),
         *(llm(name, tools=["look"]) for name in "bcd"),
     )
     async with open_team(tmp_path, turns, *team, tools=[look], gate=breathe) as house:
@@ -229,7 +229,7 @@ async def test_an_abort_ends_who_waits_for_a_place(tmp_path: Path) -> None:
         if agent == "d":
             await asyncio.Event().wait()
 
-    link = agent_pb2.AgentLink(agent="c", on_failure=policy_pb2.ON_SUB_AGENT_FAILURE_ABORT)
+    link = agent_pb2.AgentLink(agent="c", on_failure=policy_pb2.SUB_AGENT_FAILURE_POLICY_ABORT)
     turns = script(
         p=[calls(*[call(f"call_{name}", message="go") for name in "cde"]), "never"],
         c=[{"text": "This much", "error": {"reason": "UNAVAILABLE", "after_chunks": 1}}],

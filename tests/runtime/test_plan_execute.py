@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from bough import reply
-from bough.v1 import agent_pb2, error_pb2, event_pb2, fork_pb2, message_pb2, policy_pb2
+from bough.v1 import agent_pb2, error_pb2, event_pb2, execution_pb2, fork_pb2, message_pb2, policy_pb2
 from bough_server.agents.function import agent
 from bough_server.models.model import ModelRequest
 from bough_server.runtime.agent import Context
@@ -21,8 +21,8 @@ from tests.support.readings import answer_of, check_replay, having, results_of, 
 from tests.support.teams import call, calls, llm, open_team, script
 
 ROLES = ("planner", "executor", "replanner")
-CONTINUE = policy_pb2.ON_SUB_AGENT_FAILURE_CONTINUE
-BLIND = agent_pb2.HistoryPolicy(scope=agent_pb2.HISTORY_SCOPE_NONE)
+CONTINUE = policy_pb2.SUB_AGENT_FAILURE_POLICY_CONTINUE
+BLIND = agent_pb2.HistoryPolicy(scope=message_pb2.HISTORY_SCOPE_NONE)
 
 
 def plan(*steps: str) -> dict[str, object]:
@@ -60,7 +60,9 @@ def items(log: list[event_pb2.AgentEvent], payload: str) -> list[tuple[str, list
 
 def state_of(log: list[event_pb2.AgentEvent]) -> dict[str, object]:
     """What a run wrote to the session's state."""
-    changes = [change for event in having(log, "state_changed") for change in event.state_changed.changes]
+    changes = [
+        change for event in having(log, "session_state_changed") for change in event.session_state_changed.state_changes
+    ]
     return {change.key: json.loads(change.value_json) for change in changes}
 
 
@@ -76,7 +78,7 @@ async def test_a_plan_is_done_step_by_step_until_the_replanner_responds(tmp_path
         assert {reason for _, reason in await ends(house, log)} == {"ANSWERED"}
     assert keys_of_children(log) == ["p0.c0", "p0.c1", "p0.c2", "p1.c1", "p1.c2"]
     begun = having(log, "sub_agent_started")
-    assert {event.sub_agent_started.trigger for event in begun} == {event_pb2.TRIGGER_PLAN}
+    assert {event.sub_agent_started.trigger for event in begun} == {execution_pb2.INVOCATION_TRIGGER_PLAN}
     assert items(log, "plan_made") == [("p0", ["s1", "s2"])]
     assert items(log, "plan_revised") == [("p1", ["s2"])]
     assert state_of(log) == {
@@ -155,7 +157,7 @@ async def test_a_plan_that_is_never_done_ends_at_its_limit_with_the_work_so_far(
     error = log[-1].run_failed.error
     assert error.reason == error_pb2.ERROR_REASON_LIMIT_EXCEEDED
     assert error.message == (
-        "The agent 'lead' has done 2 steps without an answer: max_rounds is reached. 2 more are planned."
+        "The agent 'lead' has done 2 steps without an answer: max_iterations is reached. 2 more are planned."
     )
     work = {"plan": ["s1", "s2"], "executed_steps": [{"step": "s1", "result": "r1"}] * 2}
     assert (json.loads(error.details_json), state_of(log)) == (work, work)
@@ -267,7 +269,7 @@ async def test_a_step_that_fails_is_told_to_the_replanner_where_its_link_says_co
 
 @pytest.mark.parametrize("role", ROLES)
 async def test_a_child_that_fails_fails_the_plan(tmp_path: Path, role: str) -> None:
-    on_failure = policy_pb2.ON_SUB_AGENT_FAILURE_UNSPECIFIED if role == "executor" else CONTINUE
+    on_failure = policy_pb2.SUB_AGENT_FAILURE_POLICY_UNSPECIFIED if role == "executor" else CONTINUE
     links = [agent_pb2.AgentLink(agent=name, on_failure=on_failure if name == role else None) for name in ROLES]
     turns = {"planner": [plan("s1")], "executor": ["r1"], "replanner": [respond("Done.")], role: [FAILS]}
     async with open_team(tmp_path, script(**turns), plan_execute("lead", *links), *TEAM[1:]) as house:
@@ -337,7 +339,7 @@ async def test_a_plan_waits_for_what_a_step_asks_over_a_restart(tmp_path: Path) 
         await house.resume(run, reply(asked, "dark"))
         log = await house.log(run)
         await check_replay(house, log)
-    assert list(asked.address) == ["lead", "executor"]
+    assert list(asked.agent_path) == ["lead", "executor"]
     assert (answer_of(log), len(having(log, "plan_made"))) == ("Painted.", 1)
 
 
@@ -348,9 +350,9 @@ async def test_a_fork_goes_on_with_an_edited_plan(tmp_path: Path, steps: list[st
     async with open_team(tmp_path, turns, *TEAM) as house:
         origin = await house.turn("lead")
         (planned, *_) = having(origin, "tool_completed")
-        instead = message_pb2.ToolResult(parts=[message_pb2.Part(data_json=json.dumps({"steps": steps}))])
+        instead = message_pb2.ToolOutcome(parts=[message_pb2.Part(data_json=json.dumps({"steps": steps}))])
         edit = fork_pb2.EditedResult(
-            call_id=planned.tool_completed.result.call.call_id, invocation_id=planned.invocation_id, result=instead
+            call_id=planned.tool_completed.result.call.call_id, invocation_id=planned.invocation_id, outcome=instead
         )
         fork = await house.fork(run_of(origin), len(origin) - 1, tool_results=[edit])
         log = await house.log(fork)

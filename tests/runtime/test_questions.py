@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from bough import reply
-from bough.v1 import error_pb2, event_pb2, input_pb2, message_pb2
+from bough.v1 import error_pb2, execution_pb2, input_pb2, message_pb2
 from bough_server.agents.function import agent
 from bough_server.errors import RunEnded
 from bough_server.runtime.agent import Context
@@ -46,9 +46,9 @@ async def test_a_question_waits_for_its_answer(tmp_path: Path, root: str, addres
         await it.resume(run, reply(asked, "this"))
         log = await it.log(run)
         await check_replay(it, log)
-    assert list(asked.address) == address
+    assert list(asked.agent_path) == address
     assert answer_of(log) == "this"
-    assert (asked.reason, asked.call_id, asked.HasField("expire_time")) == (input_pb2.INPUT_REASON_QUESTION, "", False)
+    assert (asked.kind, asked.call_id, asked.HasField("expire_time")) == (input_pb2.INPUT_KIND_QUESTION, "", False)
 
 
 async def test_a_question_three_agents_down_goes_through_a_restart(tmp_path: Path) -> None:
@@ -60,11 +60,11 @@ async def test_a_question_three_agents_down_goes_through_a_restart(tmp_path: Pat
     async with house(tmp_path, *team) as it:
         assert await it.runs.recover() == 0
         found = (await it.runs.get(ME, run.run_id)).run
-        assert (found.state, list(found.open_requests)) == (event_pb2.STATE_INPUT_REQUIRED, [asked])
+        assert (found.state, list(found.open_requests)) == (execution_pb2.EXECUTION_STATE_INPUT_REQUIRED, [asked])
         await it.resume(run, reply(asked, 42))
         log = await it.log(run)
         await check_replay(it, log)
-    assert list(asked.address) == ["first", "second", "third", "asker"]
+    assert list(asked.agent_path) == ["first", "second", "third", "asker"]
     assert log[: len(before)] == before
     assert names(log[len(before) :]) == [
         "first: run.resumed",
@@ -163,7 +163,7 @@ async def test_a_run_that_waits_is_cancelled_whole_and_its_session_is_free(tmp_p
         await it.resume(run, reply(asked["a?"], "A"))
         await interrupted_again(it, run, 2)
         record = await it.runs.cancel(ME, run.run_id)
-        assert (record.run.state, list(record.run.open_requests)) == (event_pb2.STATE_CANCELLED, [])
+        assert (record.run.state, list(record.run.open_requests)) == (execution_pb2.EXECUTION_STATE_CANCELLED, [])
         log = await it.log(run)
         await check_replay(it, log)
         tree = await it.tree(log)
@@ -172,9 +172,9 @@ async def test_a_run_that_waits_is_cancelled_whole_and_its_session_is_free(tmp_p
         following = await it.start("asker", "next?", session_id=run.session_id)
         await it.until_interrupted(following)
     assert [(one.name, one.state) for one in tree.agents] == [
-        ("pair", event_pb2.STATE_CANCELLED),
-        ("asker", event_pb2.STATE_SUCCEEDED),
-        ("asker", event_pb2.STATE_CANCELLED),
+        ("pair", execution_pb2.EXECUTION_STATE_CANCELLED),
+        ("asker", execution_pb2.EXECUTION_STATE_SUCCEEDED),
+        ("asker", execution_pb2.EXECUTION_STATE_CANCELLED),
     ]
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from google.protobuf.duration_pb2 import Duration
 
-from bough.v1 import error_pb2, event_pb2, policy_pb2
+from bough.v1 import error_pb2, event_pb2, execution_pb2, policy_pb2
 from bough_server.errors import SessionBusy
 from tests.support.floor import QUEUE, Floor, Run, answer_to, house, queued, state_of
 from tests.support.house import ME, House, names
@@ -29,7 +29,7 @@ async def test_queued_runs_begin_first_in_first_out_and_each_sees_those_before_i
     async with house(tmp_path, floor) as it:
         holder = await it.start("speaker", "a")
         waiting = await queued(it, holder.session_id, "b", "c")
-        assert [await state_of(it, run) for run in waiting] == [event_pb2.STATE_PENDING] * 2
+        assert [await state_of(it, run) for run in waiting] == [execution_pb2.EXECUTION_STATE_PENDING] * 2
         floor.let("a")
         logs = [await it.log(run) for run in (holder, *waiting)]
         messages = await it.messages(holder.session_id)
@@ -61,7 +61,7 @@ async def test_queued_runs_keep_their_order_over_a_restart(tmp_path: Path, floor
             await check_replay(it, log)
     assert [answer_of(log) for log in logs][:3] == ORDER
     assert [having(log, "run_dequeued")[0].run_dequeued.session_cut for log in logs[1:]] == [2, 4, 6]
-    ends = [log[-1].time.ToNanoseconds() for log in logs]
+    ends = [log[-1].record_time.ToNanoseconds() for log in logs]
     assert ends == sorted(ends)
 
 
@@ -127,8 +127,8 @@ async def cancel_the_first(
     cancelled = await it.log(waiting[0])
     check_laws(cancelled)
     await it.until_over(waiting[0])
-    assert await state_of(it, waiting[0]) == event_pb2.STATE_CANCELLED
-    assert await state_of(it, waiting[1]) == event_pb2.STATE_PENDING
+    assert await state_of(it, waiting[0]) == execution_pb2.EXECUTION_STATE_CANCELLED
+    assert await state_of(it, waiting[1]) == execution_pb2.EXECUTION_STATE_PENDING
     floor.let("a")
     return [await it.log(holder), cancelled, await it.log(waiting[1])]
 
@@ -168,7 +168,7 @@ async def test_a_deadline_that_passes_while_no_server_is_there_ends_a_queued_run
 
 
 async def test_a_queued_run_that_nobody_follows_any_more_is_cancelled(tmp_path: Path, floor: Floor) -> None:
-    policy = policy_pb2.RunPolicy(on_busy_session=policy_pb2.ON_BUSY_SESSION_QUEUE, disconnect_grace=Duration())
+    policy = policy_pb2.RunPolicy(on_busy_session=policy_pb2.BUSY_SESSION_POLICY_QUEUE, disconnect_grace=Duration())
     async with house(tmp_path, floor) as it:
         holder = await it.start("speaker", "a")
         left = await it.start("speaker", "b", session_id=holder.session_id, policy=policy)
@@ -181,14 +181,14 @@ async def test_a_queued_run_that_nobody_follows_any_more_is_cancelled(tmp_path: 
         assert answer_of(await it.log(kept)) == "saw a . c"
         log = await it.log(left)
     assert [event.WhichOneof("payload") for event in log][2:] == ["cancel_requested", "run_cancelled"]
-    assert log[2].cancel_requested.reason == event_pb2.CANCEL_REASON_DISCONNECTED
+    assert log[2].cancel_requested.reason == execution_pb2.CANCEL_REASON_DISCONNECTED
 
 
 @pytest.mark.parametrize("is_recovered", [False, True])
 async def test_the_time_that_a_run_waits_for_its_session_is_none_of_its_wall_duration(
     tmp_path: Path, floor: Floor, is_recovered: bool
 ) -> None:
-    policy = policy_pb2.RunPolicy(on_busy_session=policy_pb2.ON_BUSY_SESSION_QUEUE)
+    policy = policy_pb2.RunPolicy(on_busy_session=policy_pb2.BUSY_SESSION_POLICY_QUEUE)
     policy.limits.wall_duration.FromMilliseconds(300)
     floor.let("b")
     async with house(tmp_path, floor) as it:

@@ -10,7 +10,7 @@ from pathlib import Path
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from bough.v1 import agent_service_pb2, event_pb2
+from bough.v1 import event_pb2, run_pb2
 from tests.durability.prefixes.finishing import cut_off
 from tests.support.held_clock import HeldClock
 from tests.support.house import House, open_house
@@ -43,10 +43,10 @@ async def whole(code: Code, folder: Path, numbers: random.Random) -> Log:
 
 
 async def recovered(code: Code, folder: Path, numbers: random.Random, prefix: Log) -> Log:
-    clock = HeldClock(prefix[-1].time.ToNanoseconds() + numbers.choice([0, 10**9]))
+    clock = HeldClock(prefix[-1].record_time.ToNanoseconds() + numbers.choice([0, 10**9]))
     async with time_passes(code, folder, numbers, clock) as house:
         await house.runs.recover()
-        run = agent_service_pb2.Run(run_id=prefix[0].run_id, session_id=prefix[0].session_id)
+        run = run_pb2.Run(run_id=prefix[0].run_id, session_id=prefix[0].session_id)
         log = await house.log(run)
         await check_replay(house, log)
     return log

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from bough.v1 import agent_pb2, error_pb2, event_pb2, policy_pb2
+from bough.v1 import agent_pb2, error_pb2, event_pb2, execution_pb2, model_pb2, policy_pb2
 from bough_server.tools.tool import tool
 from tests.support.held_clock import HeldClock
 from tests.support.readings import answer_of, check_replay, having, results_of, text_of
@@ -16,7 +16,7 @@ from tests.support.teams import call, calls, llm, open_team, script
 EXCEEDED = error_pb2.ERROR_REASON_LIMIT_EXCEEDED
 PLENTY = 10**9
 USED = {"usage": {"input_tokens": 1_000, "output_tokens": 500}}
-"""1,500 tokens, and 2,000 millionths at the scripted models' price."""
+"""1,500 tokens, and 2,000,000 nanos at the scripted models' price."""
 
 
 def within(**limits: Any) -> policy_pb2.RunPolicy:
@@ -56,7 +56,7 @@ def refusals(log: Sequence[event_pb2.AgentEvent]) -> list[str]:
 
 
 @pytest.mark.parametrize(
-    ("bound", "of_a_call", "unit"), [("tokens", 1_500, "tokens"), ("cost_micros", 2_000, "millionths of cost")]
+    ("bound", "of_a_call", "unit"), [("tokens", 1_500, "tokens"), ("cost_nanos", 2_000_000, "billionths of cost")]
 )
 @pytest.mark.parametrize("most", [0, 1, 2, 4, 6, 7])
 async def test_what_calls_use_is_counted_over_the_whole_tree(
@@ -71,7 +71,10 @@ async def test_what_calls_use_is_counted_over_the_whole_tree(
     if most == 7:
         assert answer_of(log) == "Done."
         return
-    assert (log[-1].run_failed.error.reason, log[-1].run_failed.end_reason) == (EXCEEDED, event_pb2.END_REASON_LIMIT)
+    assert (log[-1].run_failed.error.reason, log[-1].run_failed.end_reason) == (
+        EXCEEDED,
+        execution_pb2.END_REASON_LIMIT,
+    )
     assert f"The limit of {limit} {unit} for the run is reached: " in refusals(log)[-1]
     assert all(not event.attempt for event in having(log, "llm_failed")), "a refused call is not sent"
 
@@ -84,7 +87,7 @@ async def test_a_bound_of_a_link_holds_for_each_call_and_nesting_resets_none(tmp
     assert answer_of(log) == "Done."
     assert [event.agent for event in having(log, "llm_started")] == ["p", "c", "p", "c", "p"]
     failed = [event.sub_agent_failed for event in having(log, "sub_agent_failed")]
-    assert [(end.error.reason, end.end_reason) for end in failed] == [(EXCEEDED, event_pb2.END_REASON_LIMIT)] * 2
+    assert [(end.error.reason, end.end_reason) for end in failed] == [(EXCEEDED, execution_pb2.END_REASON_LIMIT)] * 2
     assert all("for each call of the agent 'c'" in words for words in refusals(log))
 
 
@@ -144,16 +147,16 @@ async def test_what_nobody_reports_counts_as_it_was_reserved(tmp_path: Path) -> 
 
 
 async def test_the_most_that_may_be_written_is_reserved_and_given_back(tmp_path: Path) -> None:
-    settings = agent_pb2.ModelSettings(max_output_tokens=5_000)
+    settings = model_pb2.ModelSettings(max_output_tokens=5_000)
     p = llm("p", tools=["look"], settings=settings)
     turns = script(p=[calls(call("look"), **USED), said("Done.")])
     async with open_team(tmp_path, turns, p, tools=[look]) as house:
-        log = await house.turn("p", policy=within(tokens=6_700, cost_micros=13_000))
+        log = await house.turn("p", policy=within(tokens=6_700, cost_nanos=13_000_000))
         first, second = (event.llm_started for event in having(log, "llm_started"))
         refused = await house.turn("p", policy=within(tokens=5_000))
     assert answer_of(log) == "Done."
     assert 5_000 < first.reserved_tokens < second.reserved_tokens < 5_200
-    assert first.reserved_cost_micros == first.reserved_tokens + 5_000, "what is written costs twice as much"
+    assert first.reserved_cost_nanos == 1_000 * (first.reserved_tokens + 5_000), "what is written costs twice as much"
     assert having(refused, "llm_started") == []
 
 
@@ -190,7 +193,7 @@ async def test_a_call_that_was_open_at_a_crash_reserves_again_and_counts_once(
     async with open_team(tmp_path, turns, p, tools=[look], gate=gate) as house:
         run = await house.start("p", policy=within(tokens=900 + second + spare))
         async for event in house.follow(run):
-            if event.HasField("llm_output_delta"):
+            if event.HasField("llm_output_text_delta"):
                 break
         await house.crash()
     async with open_team(tmp_path, turns, p, tools=[look]) as house:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from bough.v1 import agent_pb2, error_pb2, event_pb2, message_pb2, policy_pb2
+from bough.v1 import agent_pb2, error_pb2, event_pb2, invocation_pb2, message_pb2, policy_pb2
 from bough_server.agents.function import agent
 from bough_server.errors import RunError
 from bough_server.models.model import ModelRequest
@@ -39,8 +39,11 @@ async def state_of(house: House, log: Sequence[event_pb2.AgentEvent]) -> dict[st
 def written(log: Sequence[event_pb2.AgentEvent]) -> list[tuple[str, dict[str, str]]]:
     """What code wrote, by the keys of its records."""
     return [
-        (event.effect_key, {change.key: change.value_json for change in event.state_changed.changes})
-        for event in having(log, "state_changed")
+        (
+            event.effect_key,
+            {change.key: change.value_json for change in event.session_state_changed.state_changes},
+        )
+        for event in having(log, "session_state_changed")
     ]
 
 
@@ -68,7 +71,13 @@ async def test_what_code_writes_is_recorded_with_its_next_effect_or_at_its_end(t
     assert json.loads(answer_of(log)) == [{"a": 2, "b": {"c": [2.5, None]}}, {"a": 2, "last": "x"}, 2, False]
     assert written(log) == [("e1", {"a": "2", "b": '{"c":[2.5,null]}'}), ("e2", {"last": '"x"', "b": ""})]
     kinds = [event.WhichOneof("payload") for event in log]
-    assert kinds == ["run_started", "state_changed", "value_recorded", "state_changed", "run_completed"]
+    assert kinds == [
+        "run_started",
+        "session_state_changed",
+        "value_recorded",
+        "session_state_changed",
+        "run_completed",
+    ]
     assert state == {"a": 2, "last": "x"}
 
 
@@ -112,7 +121,7 @@ async def test_what_no_state_can_hold_is_refused_where_it_is_written(tmp_path: P
         log = await house.turn("p")
         assert await state_of(house, log) == {}
     assert {error.reason for error in refused} == {error_pb2.ERROR_REASON_BAD_ARGUMENTS}
-    assert (answer_of(log), having(log, "state_changed")) == ("went on", [])
+    assert (answer_of(log), having(log, "session_state_changed")) == ("went on", [])
 
 
 async def test_what_an_agent_writes_right_before_it_fails_is_dropped(tmp_path: Path) -> None:
@@ -155,7 +164,8 @@ async def test_lanes_do_not_see_each_other_and_the_later_one_wins(tmp_path: Path
     assert seen == [["lane1", "n"], ["lane2", "n"]]
     assert (n, names) == (2, ["lane1", "lane2", "n"])
     said = "The value 'n' of the state was written by several at once; the last of them in order counts."
-    assert list(tree.anomalies) == [said]
+    kind = invocation_pb2.ANOMALY_KIND_STATE_CONFLICT
+    assert list(tree.anomalies) == [invocation_pb2.Anomaly(kind=kind, message=said)]
 
 
 async def test_parallel_agents_have_lanes_and_whoever_follows_sees_all(tmp_path: Path) -> None:
@@ -343,7 +353,7 @@ async def test_a_child_whose_time_is_up_leaves_what_it_had_written_in_its_lanes(
         assert await clock.next_sleep() == 5
         written_so_far = 0
         async for event in house.follow(run):
-            written_so_far += event.HasField("state_changed")
+            written_so_far += event.HasField("session_state_changed")
             if written_so_far == 2:
                 break
         clock.advance(5)
@@ -358,7 +368,7 @@ async def test_an_abort_leaves_what_siblings_had_written(tmp_path: Path) -> None
     async def failing(ctx: Context, input: Message) -> str:
         raise ValueError("no luck")
 
-    abort = agent_pb2.AgentLink(agent="failing", on_failure=policy_pb2.ON_SUB_AGENT_FAILURE_ABORT)
+    abort = agent_pb2.AgentLink(agent="failing", on_failure=policy_pb2.SUB_AGENT_FAILURE_POLICY_ABORT)
     strict = llm("strict", links=[abort], tools=["add"], parallel_tools=False)
 
     @agent(description="Goes on.", agents=["strict"])

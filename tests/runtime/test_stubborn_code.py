@@ -13,7 +13,7 @@ from tests.support.house import House, names, open_house
 from tests.support.laws import check_laws
 from tests.support.teams import Scripts
 
-ABORT = policy_pb2.RunPolicy(on_sub_agent_failure=policy_pb2.ON_SUB_AGENT_FAILURE_ABORT)
+ABORT = policy_pb2.RunPolicy(on_sub_agent_failure=policy_pb2.SUB_AGENT_FAILURE_POLICY_ABORT)
 
 
 def house(folder: Path, *agents: FunctionAgent) -> AbstractAsyncContextManager[House]:

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from bough.v1 import agent_pb2, error_pb2, event_pb2, message_pb2, policy_pb2
+from bough.v1 import agent_pb2, error_pb2, execution_pb2, message_pb2, policy_pb2
 from bough_server.agents.function import agent
 from bough_server.errors import RunError
 from bough_server.models.model import ModelRequest
@@ -190,7 +190,7 @@ async def test_a_child_in_code_is_called_by_a_model_and_its_failure_has_no_stack
         log = await house.turn("p")
         tree = await house.tree(log)
         await check_replay(house, log)
-    assert [one.kind for one in tree.agents] == [event_pb2.AGENT_KIND_LLM, event_pb2.AGENT_KIND_FUNCTION]
+    assert [one.kind for one in tree.agents] == [execution_pb2.AGENT_KIND_LLM, execution_pb2.AGENT_KIND_FUNCTION]
     assert results_of(log)[0].error.message == "The agent 'broken' failed: KeyError: 'secret-looking'"
     assert not any(word in str(log) for word in ("Traceback", "test_sub_agents.py"))
 
@@ -209,8 +209,8 @@ async def test_children_speak_between_the_start_and_the_end_of_their_call(tmp_pa
 async def test_an_agents_own_policy_on_failures_wins_over_the_runs(tmp_path: Path, on_agent: bool) -> None:
     p = llm("p", links=[agent_pb2.AgentLink(agent="c")])
     if on_agent:
-        p.on_sub_agent_failure = policy_pb2.ON_SUB_AGENT_FAILURE_CONTINUE
-    policy = policy_pb2.RunPolicy(on_sub_agent_failure=policy_pb2.ON_SUB_AGENT_FAILURE_ABORT)
+        p.on_sub_agent_failure = policy_pb2.SUB_AGENT_FAILURE_POLICY_CONTINUE
+    policy = policy_pb2.RunPolicy(on_sub_agent_failure=policy_pb2.SUB_AGENT_FAILURE_POLICY_ABORT)
     turns = script(
         p=[calls(call("call_c", message="x")), "Done."], c=[{"text": "x", "error": {"reason": "UNAVAILABLE"}}]
     )

@@ -17,7 +17,7 @@ from tests.support.readings import answer_of, check_replay, having, text_of
 from tests.support.teams import Overheard, call, calls, llm, open_team, script
 
 LONG = "word " * 80
-POLICY = agent_pb2.HistoryPolicy(summarize=agent_pb2.Summarize(max_tokens=300))
+POLICY = agent_pb2.HistoryPolicy(summarize=agent_pb2.Summarization(max_tokens=300))
 TALK = script(**{"p": [f"answer {LONG}"], "p.summary": ["It was about words."]})
 
 
@@ -85,7 +85,7 @@ async def test_a_summary_that_was_under_way_is_gone_on_with_however_its_history_
         await check_replay(house, log)
     [made] = having(log, "history_compacted")
     assert [event.llm_retrying.reason for event in having(log, "llm_retrying")] == [event_pb2.RETRY_REASON_RECOVERED]
-    assert made.history_compacted.to_position == 2
+    assert made.history_compacted.summary.summary_range.to_position == 2
 
 
 async def test_a_summary_is_a_model_call_of_its_run_s_limits(tmp_path: Path) -> None:

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from bough.v1 import agent_pb2, error_pb2, event_pb2, message_pb2, policy_pb2
+from bough.v1 import agent_pb2, error_pb2, execution_pb2, message_pb2, policy_pb2
 from bough_server.models.model import ModelRequest
 from tests.runtime.test_flows import EXIT, FAILS, ends, heard_by, keys_of_children, paths
 from tests.runtime.test_transfers import transfer
@@ -61,7 +61,7 @@ async def test_members_are_numbered_and_seen_on_the_path(tmp_path: Path) -> None
     assert paths(log) == [["s", "a"], ["s", "a", "b"]]
     assert [event.agent_transferred.to_agent for event in having(log, "agent_transferred")] == ["a", "b"]
     assert {event.sub_agent_started.trigger for event in having(log, "sub_agent_started")} == {
-        event_pb2.TRIGGER_TRANSFER
+        execution_pb2.INVOCATION_TRIGGER_TRANSFER
     }
 
 
@@ -98,7 +98,7 @@ async def test_a_member_may_be_linked_as_a_tool(tmp_path: Path) -> None:
 
 async def test_handing_over_to_members_counts_as_handoffs(tmp_path: Path) -> None:
     turns = script(s=[calls(transfer("a"))] * 5, a=["a"])
-    policy = policy_pb2.RunPolicy(limits=policy_pb2.Limits(handoffs=2))
+    policy = policy_pb2.RunPolicy(limits=policy_pb2.Limits(transfers=2))
     async with open_team(tmp_path, turns, supervisor("s", "a"), llm("a")) as house:
         log = await house.turn("s", policy=policy)
         await check_replay(house, log)

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from bough import reply
-from bough.v1 import agent_pb2, error_pb2, event_pb2, message_pb2, policy_pb2
+from bough.v1 import action_pb2, agent_pb2, error_pb2, event_pb2, execution_pb2, message_pb2, policy_pb2
 from bough_server.agents.function import agent
 from bough_server.models.model import ModelRequest
 from bough_server.runtime.agent import Context, Outcome, transferred
@@ -40,14 +40,14 @@ async def test_members_hand_over_to_one_another_until_one_answers(tmp_path: Path
     assert paths(log) == [["s", "a"], ["s", "a", "b"], ["s", "a", "b", "c"]]
     begun = [event.sub_agent_started for event in having(log, "sub_agent_started")]
     assert [one.trigger for one in begun] == [
-        event_pb2.TRIGGER_WORKFLOW,
-        event_pb2.TRIGGER_TRANSFER,
-        event_pb2.TRIGGER_TRANSFER,
+        execution_pb2.INVOCATION_TRIGGER_WORKFLOW,
+        execution_pb2.INVOCATION_TRIGGER_TRANSFER,
+        execution_pb2.INVOCATION_TRIGGER_TRANSFER,
     ]
     assert moves(log) == [("a", "b", "call_0_0"), ("b", "c", "call_0_0")]
     (first, second, _) = [event.sub_agent_completed for event in having(log, "sub_agent_completed")]
     assert (text_of(first.output), text_of(second.output)) == ("Over to b.", "")
-    assert first.action == event_pb2.Action(transfer=event_pb2.Transfer(agent="b"))
+    assert first.action == action_pb2.AgentAction(transfer=action_pb2.TransferAction(agent="b"))
     assert (answer_of(log), log[-1].run_completed.final_answer.author) == ("From c.", "c")
 
 
@@ -131,7 +131,7 @@ async def test_two_members_that_go_back_and_forth_are_stopped_with_their_path(tm
 
 async def test_handing_over_to_members_counts_as_handoffs(tmp_path: Path) -> None:
     turns = script(a=[calls(transfer("b"))], b=[calls(transfer("c"))], c=["never"])
-    policy = policy_pb2.RunPolicy(limits=policy_pb2.Limits(handoffs=1))
+    policy = policy_pb2.RunPolicy(limits=policy_pb2.Limits(transfers=1))
     async with open_team(tmp_path, turns, swarm("s", "a", "b", "c"), llm("a"), llm("b"), llm("c")) as house:
         log = await house.turn("s", policy=policy)
         await check_replay(house, log)
@@ -140,10 +140,10 @@ async def test_handing_over_to_members_counts_as_handoffs(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize(
-    "policy", [policy_pb2.ON_SUB_AGENT_FAILURE_UNSPECIFIED, policy_pb2.ON_SUB_AGENT_FAILURE_CONTINUE]
+    "policy", [policy_pb2.SUB_AGENT_FAILURE_POLICY_UNSPECIFIED, policy_pb2.SUB_AGENT_FAILURE_POLICY_CONTINUE]
 )
 async def test_a_member_that_fails_fails_the_swarm_whatever_its_link_says(
-    tmp_path: Path, policy: policy_pb2.OnSubAgentFailure.ValueType
+    tmp_path: Path, policy: policy_pb2.SubAgentFailurePolicy.ValueType
 ) -> None:
     link = agent_pb2.AgentLink(agent="b", on_failure=policy)
     turns = script(a=[calls(transfer("b"))], b=[FAILS])
@@ -176,7 +176,7 @@ async def test_the_break_of_a_member_ends_the_swarm_and_the_loop_above_it(tmp_pa
         log = await house.turn("l")
         await check_replay(house, log)
         assert (await ends(house, log))[:2] == [("l", "BROKE_LOOP"), ("s", "BROKE_LOOP")]
-    assert (answer_of(log), len(having(log, "loop_round_started"))) == ("Good.", 1)
+    assert (answer_of(log), len(having(log, "loop_iteration_started"))) == ("Good.", 1)
 
 
 async def test_a_member_in_python_hands_over_by_its_outcome(tmp_path: Path) -> None:
@@ -283,5 +283,7 @@ async def test_a_member_keeps_no_answer_where_it_hands_over(tmp_path: Path) -> N
     async with open_team(tmp_path, turns, swarm("s", "a", "b"), a, b) as house:
         log = await house.turn("s")
         await check_replay(house, log)
-    changes = [change for event in having(log, "state_changed") for change in event.state_changed.changes]
+    changes = [
+        change for event in having(log, "session_state_changed") for change in event.session_state_changed.state_changes
+    ]
     assert [change.value_json for change in changes] == ['"From b."']

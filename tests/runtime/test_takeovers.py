@@ -2,16 +2,14 @@
 
 import asyncio
 import sqlite3
-import time
 from collections.abc import Sequence
 from contextlib import AbstractAsyncContextManager, closing
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from google.protobuf.duration_pb2 import Duration
 
-from bough.v1 import agent_service_pb2, error_pb2, event_pb2, message_pb2, policy_pb2
+from bough.v1 import error_pb2, event_pb2, execution_pb2, fork_pb2, message_pb2, policy_pb2, run_pb2
 from bough_server.agents.function import FunctionAgent, agent
 from bough_server.errors import RunParked
 from bough_server.models.config import ModelSection
@@ -21,12 +19,13 @@ from bough_server.models.scripted.model import ScriptedModel
 from bough_server.runtime.agent import Context
 from bough_server.store.ports import Page, RunFilter
 from bough_server.tools.tool import Tool, tool
+from tests.support.held_clock import HeldClock
 from tests.support.house import ME, House, open_house
 from tests.support.laws import check_laws
 from tests.support.readings import answer_of, check_replay, having
 from tests.support.teams import Scripts, call, calls, llm, open_team, script
 
-Run = agent_service_pb2.Run
+Run = run_pb2.Run
 TURNS = script(p=[calls(call("look", what="leaf")), "Done."])
 
 
@@ -79,6 +78,7 @@ def at_work(
     gate: Held | None = None,
     heard: list[ModelRequest] | None = None,
     models: type[Scripts] = Scripts,
+    clock: HeldClock | None = None,
 ) -> AbstractAsyncContextManager[House]:
     return open_house(
         folder,
@@ -86,6 +86,7 @@ def at_work(
         definitions=[llm("p", tools=["look"], model="" if models is Lacking else "other")],
         tools=tools,
         code_agents=[coder(version)],
+        clock=clock,
     )
 
 
@@ -104,7 +105,7 @@ async def revived(house: House, run: Run) -> Run:
     """The run's row, once this house has tried to go on with it."""
     record = await house.store.runs.find(run.run_id)
     assert record is not None
-    await house.runs._keeper.recovery._try(record)
+    await house.try_again(record)
     return (await house.runs.get(ME, run.run_id)).run
 
 
@@ -131,7 +132,7 @@ async def test_a_run_whose_code_is_not_here_is_parked_until_it_is(
         row = await revived(house, run)
         (listed,), _ = await house.runs.list(ME, RunFilter(), Page(size=10))
         assert await house.store.runs.find(run.run_id) == before
-    assert row.state == event_pb2.STATE_RUNNING
+    assert row.state == execution_pb2.EXECUTION_STATE_RUNNING
     assert [word for word in said if word not in row.parked_reason] == []
     assert listed.parked_reason == row.parked_reason
     assert heard == []
@@ -150,7 +151,7 @@ async def test_a_run_whose_definition_is_lost_is_parked(tmp_path: Path) -> None:
     async with at_work(tmp_path) as house:
         row = await revived(house, run)
     assert (row.state, row.parked_reason.startswith("The definition of 'p' with revision")) == (
-        event_pb2.STATE_RUNNING,
+        execution_pb2.EXECUTION_STATE_RUNNING,
         True,
     )
 
@@ -190,7 +191,7 @@ async def test_a_worker_that_lacks_the_code_sends_no_followers_of_the_owner_away
     async with at_work(tmp_path, version="2") as house:
         before = await house.store.runs.find(run.run_id)
         assert before is not None
-        await house.runs._keeper.park(replace(before, epoch=before.epoch - 1), "missing")
+        await house.park(replace(before, epoch=before.epoch - 1), "missing")
         assert (await house.runs.get(ME, run.run_id)).run.parked_reason == ""
 
 
@@ -202,7 +203,7 @@ async def test_a_parked_run_is_cancelled_like_any_other(tmp_path: Path) -> None:
         log = await house.log(run)
         check_laws(log)
         again = await house.turn("p", session_id=run.session_id)
-    assert (record.run.state, record.run.parked_reason) == (event_pb2.STATE_CANCELLED, "")
+    assert (record.run.state, record.run.parked_reason) == (execution_pb2.EXECUTION_STATE_CANCELLED, "")
     assert log[-1].HasField("run_cancelled")
     assert again[0].run_started.session_cut > 0
 
@@ -238,14 +239,14 @@ async def test_a_fork_that_asks_another_model_is_parked_where_that_one_is_missin
         tmp_path, models=Scripts(TURNS, gate=held), definitions=[llm("p", tools=["look"])], tools=[look]
     ) as house:
         cut = having(origin, "step_completed")[0].sequence
-        fork = await house.fork(Run(run_id=origin[0].run_id), cut, models={"p": "other"})
+        fork = await house.fork(Run(run_id=origin[0].run_id), cut, agents={"p": fork_pb2.AgentOverride(model="other")})
         await held.reached.wait()
         await house.crash()
     async with open_house(
         tmp_path, models=Lacking(TURNS), definitions=[llm("p", tools=["look"])], tools=[look]
     ) as house:
         row = await revived(house, fork)
-    assert (row.state, "'other'" in row.parked_reason) == (event_pb2.STATE_RUNNING, True)
+    assert (row.state, "'other'" in row.parked_reason) == (execution_pb2.EXECUTION_STATE_RUNNING, True)
 
 
 async def test_an_agent_with_another_body_under_its_old_version_fails_without_touching_anything(tmp_path: Path) -> None:
@@ -277,7 +278,10 @@ async def test_an_agent_with_another_body_under_its_old_version_fails_without_to
     assert "sub_agent.started" in error.message
     assert heard == []
     assert not having(log[log.index(having(log, "run_resumed")[0]) :], "value_recorded")
-    assert {node.state for node in tree.agents} <= {event_pb2.STATE_FAILED, event_pb2.STATE_CANCELLED}
+    assert {node.state for node in tree.agents} <= {
+        execution_pb2.EXECUTION_STATE_FAILED,
+        execution_pb2.EXECUTION_STATE_CANCELLED,
+    }
 
 
 async def test_a_run_that_brings_its_server_down_again_and_again_is_given_up(tmp_path: Path) -> None:
@@ -307,14 +311,13 @@ async def until_resumed(house: House, run: Run, times: int) -> None:
 
 
 async def test_a_run_that_is_found_overdue_is_ended_without_an_effect(tmp_path: Path) -> None:
-    held, heard = Held(), list[ModelRequest]()
-    async with at_work(tmp_path, gate=held) as house:
-        soon = time.time_ns() + 200_000_000
-        run = await house.start("coder", deadline_time_ns=soon)
+    held, heard, clock = Held(), list[ModelRequest](), HeldClock()
+    deadline = clock.now_ns() + 10**9
+    async with at_work(tmp_path, gate=held, clock=clock) as house:
+        run = await house.start("coder", deadline_time_ns=deadline)
         await held.reached.wait()
         await house.crash()
-    async with at_work(tmp_path, heard=heard) as house:
-        await house.clock.sleep(max(0.0, (soon - time.time_ns()) / 1e9))
+    async with at_work(tmp_path, heard=heard, clock=HeldClock(deadline)) as house:
         await house.runs.recover()
         log = await house.log(run)
         check_laws(log)
@@ -323,20 +326,32 @@ async def test_a_run_that_is_found_overdue_is_ended_without_an_effect(tmp_path: 
     assert heard == []
 
 
-async def test_time_that_was_spent_before_a_crash_counts_and_time_between_does_not(tmp_path: Path) -> None:
-    policy = policy_pb2.RunPolicy()
-    policy.limits.wall_duration.CopyFrom(Duration(nanos=400_000_000))
-    held, heard = Held(), list[ModelRequest]()
-    async with at_work(tmp_path, gate=held) as house:
+@pytest.mark.parametrize(("spent", "is_over"), [(40, False), (61, True)])
+async def test_time_that_was_spent_before_a_crash_counts_and_time_between_does_not(
+    tmp_path: Path, spent: int, is_over: bool
+) -> None:
+    clock = HeldClock()
+
+    @tool(name="look")
+    def look_long(what: str) -> str:
+        """Looks something up."""
+        clock.advance(spent)
+        return f"{what} is red"
+
+    policy, held = policy_pb2.RunPolicy(), Held()
+    policy.limits.wall_duration.FromSeconds(60)
+    async with at_work(tmp_path, tools=[look_long], gate=held, clock=clock) as house:
         run = await house.start("coder", policy=policy)
         await held.reached.wait()
-        await house.clock.sleep(0.45 - (time.time_ns() - run.create_time.ToNanoseconds()) / 1e9)
         await house.crash()
-    async with at_work(tmp_path, heard=heard) as house:
+    async with at_work(tmp_path, clock=HeldClock(clock.now_ns() + 3_600 * 10**9)) as house:
         await house.runs.recover()
         log = await house.log(run)
         check_laws(log)
-    assert log[-1].run_failed.error.reason == error_pb2.ERROR_REASON_LIMIT_EXCEEDED
+    if is_over:
+        assert log[-1].run_failed.error.reason == error_pb2.ERROR_REASON_LIMIT_EXCEEDED
+    else:
+        assert answer_of(log) == "Done."
 
 
 async def test_forty_runs_are_recovered_through_the_limits_of_their_model(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from bough import approve, reply, tool_result
-from bough.v1 import agent_service_pb2, event_pb2, input_pb2, message_pb2, policy_pb2
+from bough.v1 import agent_service_pb2, execution_pb2, input_pb2, message_pb2, policy_pb2, run_pb2
 from bough_server.agents.function import FunctionAgent, agent
 from bough_server.engine.input_requests import received as as_received
 from bough_server.errors import AgentUnusable, AlreadyAnswered, InvalidRequest, RequestIdReused, RunEnded, RunError
@@ -30,12 +30,12 @@ Request = input_pb2.InputRequest
 WRONG: dict[str, Callable[[dict[str, Request]], input_pb2.InputAnswer]] = {
     "asks nothing": lambda _: reply("nobody", 1),
     "value_json, not with approval": lambda asked: approve(asked["c?"]),
-    "value_json, not with tool_result": lambda asked: tool_result(asked["c?"], "3"),
+    "value_json, not with tool_outcome": lambda asked: tool_result(asked["c?"], "3"),
     "is not of type 'integer'": lambda asked: reply(asked["c?"], "three"),
-    "is not JSON": lambda asked: input_pb2.InputAnswer(request_id=asked["c?"].request_id, value_json="{"),
-    "NaN is not JSON": lambda asked: input_pb2.InputAnswer(request_id=asked["b?"].request_id, value_json="NaN"),
-    "surrogate": lambda asked: input_pb2.InputAnswer(request_id=asked["b?"].request_id, value_json=r'"\ud800"'),
-    "is not JSON .": lambda asked: input_pb2.InputAnswer(request_id=asked["b?"].request_id, value_json="[" * 100_000),
+    "is not JSON": lambda asked: input_pb2.InputAnswer(input_id=asked["c?"].input_id, value_json="{"),
+    "NaN is not JSON": lambda asked: input_pb2.InputAnswer(input_id=asked["b?"].input_id, value_json="NaN"),
+    "surrogate": lambda asked: input_pb2.InputAnswer(input_id=asked["b?"].input_id, value_json=r'"\ud800"'),
+    "is not JSON .": lambda asked: input_pb2.InputAnswer(input_id=asked["b?"].input_id, value_json="[" * 100_000),
 }
 
 
@@ -48,11 +48,11 @@ async def test_a_wrong_answer_among_right_ones_changes_nothing(tmp_path: Path, w
         wrong = WRONG[words](asked)
         with pytest.raises(InvalidRequest) as raised:
             await it.resume(run, reply(asked["a?"], "A"), wrong)
-        field = "request_id" if words == "asks nothing" else wrong.WhichOneof("answer")
+        field = "input_id" if words == "asks nothing" else wrong.WhichOneof("answer")
         assert [violation.field for violation in raised.value.violations] == [f"answers[1].{field}"]
         assert words.rstrip(".") in raised.value.violations[0].description
         assert await it.until_interrupted(run) == before
-        assert (await it.runs.get(ME, run.run_id)).run.state == event_pb2.STATE_INPUT_REQUIRED
+        assert (await it.runs.get(ME, run.run_id)).run.state == execution_pb2.EXECUTION_STATE_INPUT_REQUIRED
 
 
 async def test_a_second_answer_to_the_same_request_is_refused_with_all_the_others(tmp_path: Path) -> None:
@@ -63,8 +63,8 @@ async def test_a_second_answer_to_the_same_request_is_refused_with_all_the_other
         with pytest.raises(InvalidRequest) as raised:
             await it.resume(run, *(reply(asked[name], "A") for name in ("a?", "b?", "a?", "b?")))
         assert [violation.field for violation in raised.value.violations] == [
-            "answers[2].request_id",
-            "answers[3].request_id",
+            "answers[2].input_id",
+            "answers[3].input_id",
         ]
         assert await it.until_interrupted(run) == before
 
@@ -85,7 +85,7 @@ async def test_a_question_of_what_has_ended_takes_no_answer(tmp_path: Path) -> N
             await ctx.dispatch("torn", "go")
         return str(await ctx.ask("outer?"))
 
-    torn.definition.sub_agents[0].on_failure = policy_pb2.ON_SUB_AGENT_FAILURE_ABORT
+    torn.definition.sub_agents[0].on_failure = policy_pb2.SUB_AGENT_FAILURE_POLICY_ABORT
     async with house(tmp_path, outer, torn, failing) as it:
         run = await it.start("outer")
         log = await it.until_interrupted(run)
@@ -132,7 +132,7 @@ async def test_an_answer_is_taken_while_the_run_goes_and_it_is_never_interrupted
     assert (told.source, told.answered_by) == (input_pb2.ANSWER_SOURCE_CALLER, "local")
 
 
-async def since(it: House, run: agent_service_pb2.Run, *answers: input_pb2.InputAnswer, request_id: str = "") -> int:
+async def since(it: House, run: run_pb2.Run, *answers: input_pb2.InputAnswer, request_id: str = "") -> int:
     request = agent_service_pb2.ResumeRunRequest(run_id=run.run_id, answers=answers, request_id=request_id)
     return (await it.runs.resume(ME, request, deadline_time_ns=None)).since
 
@@ -163,7 +163,7 @@ async def test_two_different_answers_at_once_the_first_one_stands(tmp_path: Path
     (told,) = received(log)
     for number, outcome in enumerate(tried):
         is_same = str(number % 2) == told.value_json
-        assert isinstance(outcome, agent_service_pb2.Run if is_same else AlreadyAnswered)
+        assert isinstance(outcome, run_pb2.Run if is_same else AlreadyAnswered)
 
 
 async def test_a_run_whose_code_is_not_here_takes_no_answer_and_has_not_ended(tmp_path: Path) -> None:
@@ -182,7 +182,7 @@ async def test_a_run_whose_code_is_not_here_takes_no_answer_and_has_not_ended(tm
             await it.resume(run, reply(asked["how?"], "so"))
         row = (await it.runs.get(ME, run.run_id)).run
     assert [word for word in ("'waits'", "'1'", "'2'") if word not in raised.value.message] == []
-    assert (row.state, list(row.open_requests)) == (event_pb2.STATE_INPUT_REQUIRED, [asked["how?"]])
+    assert (row.state, list(row.open_requests)) == (execution_pb2.EXECUTION_STATE_INPUT_REQUIRED, [asked["how?"]])
     async with house(tmp_path, waiter("1")) as it:
         await it.resume(run, reply(asked["how?"], "so"))
         assert answer_of(await it.log(run)) == "so"
@@ -232,7 +232,7 @@ async def test_who_has_been_answered_and_has_not_woken_yet_takes_no_other_answer
     async with house(tmp_path, busy) as it:
         run = await it.start("busy")
         asked = [event async for event in until(it.follow(run), "input_requested", 1)][-1]
-        live = it.runs._keeper.roster.at_hand(run.run_id)
+        live = it.live(run.run_id)
         assert live is not None
         answers = [as_received(asked, reply(asked.input_requested.request, text)) for text in "AB"]
         assert [live.execution.answer(answer) for answer in answers] == [True, False]
@@ -246,9 +246,9 @@ async def test_an_answer_written_otherwise_is_the_same_answer(tmp_path: Path) ->
     async with house(tmp_path, asker, pair) as it:
         run = await it.start("pair")
         asked = open_requests(await it.until_interrupted(run))
-        of = asked["b?"].request_id
+        of = asked["b?"].input_id
         for text in ('{"x": 1, "y": [true]}', ' {"y":[ true ],"x":1}'):
-            await it.resume(run, input_pb2.InputAnswer(request_id=of, value_json=text))
+            await it.resume(run, input_pb2.InputAnswer(input_id=of, value_json=text))
         for text in ('{"x": 1, "y": [1]}', '{"x": true, "y": [true]}'):
             with pytest.raises(AlreadyAnswered):
-                await it.resume(run, input_pb2.InputAnswer(request_id=of, value_json=text))
+                await it.resume(run, input_pb2.InputAnswer(input_id=of, value_json=text))

@@ -16,7 +16,7 @@ from tests.support.house import ME, names
 from tests.support.readings import answer_of, check_replay, having, results_of, text_of
 from tests.support.teams import call, calls, llm, open_team, script
 
-PASSTHROUGH = policy_pb2.RunPolicy(delta=policy_pb2.DeltaPolicy(passthrough=policy_pb2.PassthroughDeltas()))
+PASSTHROUGH = policy_pb2.RunPolicy(deltas=policy_pb2.DeltaPolicy(passthrough=policy_pb2.PassthroughDeltas()))
 
 
 def calling(*made: Mapping[str, object]) -> str:
@@ -190,7 +190,7 @@ async def test_what_a_tool_streamed_before_it_was_cancelled_is_recorded(tmp_path
     slow.aggregated.max_interval.FromSeconds(10)
     telling = tell_async if is_async else tell
     async with open_team(tmp_path, calling(call("tell")), team, tools=[telling]) as house:
-        run = await house.start("p", policy=policy_pb2.RunPolicy(delta=slow))
+        run = await house.start("p", policy=policy_pb2.RunPolicy(deltas=slow))
         await told.wait()
         await house.runs.cancel(ME, run.run_id)
         log = await house.log(run)
@@ -290,7 +290,7 @@ async def test_steps_and_results_say_when_they_began_and_how_long_they_took(tmp_
         log = await house.turn("p")
     steps = [event.step_completed.step for event in having(log, "step_completed")]
     assert len({step.step_id for step in steps}) == 2
-    times = [(step.start_time.ToNanoseconds() - began, step.latency.ToSeconds()) for step in steps]
+    times = [(step.start_time.ToNanoseconds() - began, step.duration.ToSeconds()) for step in steps]
     assert times == [(0, 5), (5_000_000_000, 0)]
     (result,) = steps[0].tool_results
-    assert (result.start_time.ToNanoseconds() - began, result.latency.ToSeconds()) == (2_000_000_000, 3)
+    assert (result.start_time.ToNanoseconds() - began, result.duration.ToSeconds()) == (2_000_000_000, 3)

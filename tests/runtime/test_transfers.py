@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from bough.v1 import agent_pb2, agent_service_pb2, error_pb2, event_pb2, policy_pb2
+from bough.v1 import action_pb2, agent_pb2, error_pb2, event_pb2, execution_pb2, follow_pb2, policy_pb2
 from bough_server.models.model import ModelRequest
 from bough_server.views import Selection
 from tests.runtime.test_flows import EXIT, FAILS, ends, heard_by, keys_of_children, look, paths
@@ -37,7 +37,7 @@ async def test_the_target_answers_in_the_place_of_its_caller_which_ends_right_af
         "r: control.agent_transferred",
         "c: sub_agent.started",
         "c: llm.started",
-        "c: llm.output_delta",
+        "c: llm.output_text.delta",
         "c: llm.completed",
         "c: step.completed",
         "c: sub_agent.completed",
@@ -48,11 +48,11 @@ async def test_the_target_answers_in_the_place_of_its_caller_which_ends_right_af
     assert moved.agent_transferred == event_pb2.AgentTransferred(
         from_agent="r", to_agent="c", call_id="call_0_0", to_invocation_id=begun.invocation_id
     )
-    assert begun.sub_agent_started.trigger == event_pb2.TRIGGER_TRANSFER
+    assert begun.sub_agent_started.trigger == execution_pb2.INVOCATION_TRIGGER_TRANSFER
     assert keys_of_children(log) == ["s0.x"]
     assert text_of(results_of(log)[0]) == "Transferred to c."
-    assert having(log, "tool_completed")[0].tool_completed.action == event_pb2.Action(
-        transfer=event_pb2.Transfer(agent="c")
+    assert having(log, "tool_completed")[0].tool_completed.action == action_pb2.AgentAction(
+        transfer=action_pb2.TransferAction(agent="c")
     )
     assert (answer_of(log), log[-1].run_completed.final_answer.author) == ("From c.", "c")
     assert heard_by(heard, "c") == [[("USER", "Go."), ("USER", "For context: [r] said: I hand over..")]]
@@ -176,11 +176,11 @@ async def test_there_are_no_more_handoffs_than_the_limit(tmp_path: Path, limit: 
     turns = script(a=[calls(transfer("b"))] * 30, b=[calls(transfer("c"))] * 30, c=[calls(transfer("a"))] * 30)
     team = (llm("a", links=[to("b")]), llm("b", links=[to("c")]), llm("c", links=[to("a")]))
     async with open_team(tmp_path, turns, *team) as house:
-        log = await house.turn("a", policy=policy_pb2.RunPolicy(limits=policy_pb2.Limits(handoffs=limit)))
+        log = await house.turn("a", policy=policy_pb2.RunPolicy(limits=policy_pb2.Limits(transfers=limit)))
         await check_replay(house, log)
     assert len(having(log, "agent_transferred")) == made
     assert log[-1].run_failed.error.reason == error_pb2.ERROR_REASON_LIMIT_EXCEEDED
-    assert f"{made} handoffs" in log[-1].run_failed.error.message
+    assert f"{made} transfers" in log[-1].run_failed.error.message
 
 
 async def test_what_the_target_fails_with_its_caller_fails_with(tmp_path: Path) -> None:
@@ -207,7 +207,7 @@ async def test_a_transfer_is_seen_in_a_summary_at_any_depth(tmp_path: Path) -> N
     async with open_team(tmp_path, turns, *team) as house:
         log = await house.turn("p")
         await check_replay(house, log)
-    selection = Selection(agent_service_pb2.VIEW_SUMMARY, ())
+    selection = Selection(follow_pb2.EVENT_VIEW_SUMMARY, ())
     shown = [event for event in log if selection.apply(event) is not None]
     assert "r: control.agent_transferred" in names(shown)
     assert text_of(results_of(log)[-1]) == "From c."

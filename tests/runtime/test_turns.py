@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from google.protobuf.message import DecodeError
 
-from bough.v1 import agent_service_pb2, event_pb2, message_pb2, policy_pb2
+from bough.v1 import agent_service_pb2, execution_pb2, message_pb2, policy_pb2
 from bough_server.agents.function import agent
 from bough_server.errors import InvalidRequest, NotFound, RequestIdReused, ServerStopping, SessionBusy
 from bough_server.runtime.agent import Context
@@ -106,7 +106,7 @@ async def test_the_same_request_finds_its_run_again_and_again(tmp_path: Path) ->
         with pytest.raises(RequestIdReused) as reused:
             await house.start("p", "something else", request_id="r-1")
     assert {run.run_id for run in (*runs, late)} == {runs[0].run_id}
-    assert late.state == event_pb2.STATE_SUCCEEDED
+    assert late.state == execution_pb2.EXECUTION_STATE_SUCCEEDED
     assert reused.value.details == {"run_id": runs[0].run_id}
 
 
@@ -130,10 +130,10 @@ async def test_a_run_that_is_left_without_a_grace_is_cancelled_at_once(tmp_path:
         log = await house.log(run)
         await check_replay(house, log)
     assert log[-1].WhichOneof("payload") == "run_cancelled"
-    assert having(log, "cancel_requested")[0].cancel_requested.reason == event_pb2.CANCEL_REASON_DISCONNECTED
+    assert having(log, "cancel_requested")[0].cancel_requested.reason == execution_pb2.CANCEL_REASON_DISCONNECTED
 
 
-@pytest.mark.parametrize("policy", [{"on_disconnect": policy_pb2.ON_DISCONNECT_CONTINUE}, {"background": True}])
+@pytest.mark.parametrize("policy", [{"on_disconnect": policy_pb2.DISCONNECT_POLICY_CONTINUE}, {"background": True}])
 async def test_a_run_that_may_go_on_alone_does(tmp_path: Path, policy: dict[str, object]) -> None:
     hold = Hold()
     async with open_team(tmp_path, DONE, llm("p"), gate=hold) as house:
@@ -165,7 +165,8 @@ async def test_who_comes_back_in_time_keeps_the_run_and_the_grace_begins_afresh(
     hold = Hold()
     async with open_team(tmp_path, DONE, llm("p"), gate=hold) as house:
         run = await house.start("p", policy=leaving(3600))
-        live = house.runs._keeper.roster._live[run.run_id]
+        live = house.live(run.run_id)
+        assert live is not None
         graces: list[asyncio.TimerHandle | None] = []
         for _ in range(2):
             follower = house.follow(run)
@@ -186,7 +187,8 @@ async def test_who_comes_back_in_time_keeps_the_run_and_the_grace_begins_afresh(
 async def test_a_run_that_has_ended_waits_for_no_follower(tmp_path: Path) -> None:
     async with open_team(tmp_path, DONE, llm("p")) as house:
         run = await house.start("p", policy=leaving(3600))
-        live = house.runs._keeper.roster._live[run.run_id]
+        live = house.live(run.run_id)
+        assert live is not None
         follower = house.follow(run)
         async for event in follower:
             if event.HasField("run_completed"):
@@ -223,7 +225,7 @@ async def test_a_drained_run_that_does_not_end_in_time_is_gone_on_with_by_the_ne
         await house.runs.drain(0)
         with pytest.raises(ServerStopping):
             await house.log(run)
-        assert (await house.runs.get(ME, run.run_id)).run.state == event_pb2.STATE_RUNNING
+        assert (await house.runs.get(ME, run.run_id)).run.state == execution_pb2.EXECUTION_STATE_RUNNING
     async with open_team(tmp_path, TEAM, *team) as house:
         assert await house.runs.recover() == 1
         log = await house.log(run)
@@ -253,7 +255,7 @@ async def test_what_a_dead_server_left_open_is_gone_on_with_and_its_session_is_f
     assert log[: len(seen)] == seen
     assert sorted(names(log)[len(seen) : len(seen) + 3]) == ["c: llm.retrying", "c: llm.retrying", "p: run.resumed"]
     assert {event.attempt for event in having(log, "llm_completed") if event.agent == "c"} == {2}
-    assert record.run.state == event_pb2.STATE_SUCCEEDED
+    assert record.run.state == execution_pb2.EXECUTION_STATE_SUCCEEDED
     assert again[0].run_started.session_cut == 2 + 2 * len(having(log, "sub_agent_started"))
 
 
@@ -286,12 +288,12 @@ async def test_a_start_that_looked_for_its_request_while_the_server_began_to_sto
 @pytest.mark.parametrize(
     ("deadline", "reason", "end"),
     [
-        (False, event_pb2.CANCEL_REASON_CALLER, "run_cancelled"),
-        (True, event_pb2.CANCEL_REASON_DEADLINE, "run_failed"),
+        (False, execution_pb2.CANCEL_REASON_CALLER, "run_cancelled"),
+        (True, execution_pb2.CANCEL_REASON_DEADLINE, "run_failed"),
     ],
 )
 async def test_a_run_that_was_asked_to_end_before_its_server_died_ends_by_that_wish(
-    tmp_path: Path, deadline: bool, reason: event_pb2.CancelReason.ValueType, end: str
+    tmp_path: Path, deadline: bool, reason: execution_pb2.CancelReason.ValueType, end: str
 ) -> None:
     release = asyncio.Event()
 

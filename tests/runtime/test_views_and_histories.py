@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from bough.v1 import agent_pb2, agent_service_pb2, event_pb2, message_pb2, policy_pb2
+from bough.v1 import agent_pb2, event_pb2, follow_pb2, message_pb2, policy_pb2
 from bough_server.models.model import ModelRequest
 from bough_server.runs.admission import RunDefaults
 from bough_server.tools.tool import tool
@@ -40,12 +40,12 @@ async def test_the_request_says_how_deltas_are_recorded_else_the_agent_else_the_
 ) -> None:
     c = llm("c")
     if agent_says is not None:
-        c.delta.CopyFrom(agent_says)
-    defaults = RunDefaults(delta=server_says)
+        c.deltas.CopyFrom(agent_says)
+    defaults = RunDefaults(deltas=server_says)
     async with open_team(tmp_path, SPEECH, llm("p", links=["c"]), c, defaults=defaults) as house:
-        log = await house.turn("p", policy=policy_pb2.RunPolicy(delta=request_says))
+        log = await house.turn("p", policy=policy_pb2.RunPolicy(deltas=request_says))
         await check_replay(house, log)
-    said = [event.llm_output_delta.text for event in having(log, "llm_output_delta") if event.agent == "c"]
+    said = [event.llm_output_text_delta.text for event in having(log, "llm_output_text_delta") if event.agent == "c"]
     assert len(said) == pieces
     assert "".join(said) == "".join(WORDS)
 
@@ -69,10 +69,10 @@ LINKED = (llm("p", links=["c", "d"], tools=["look"], parallel_tools=False), llm(
 
 
 async def test_a_script_followed_in_two_views_has_one_log_and_one_tree(tmp_path: Path) -> None:
-    policy = policy_pb2.RunPolicy(delta=JOINED)
+    policy = policy_pb2.RunPolicy(deltas=JOINED)
     logs, trees, shown = [], [], []
     async with open_team(tmp_path, TEAM, *LINKED, tools=[look]) as house:
-        for view in (agent_service_pb2.VIEW_FULL, agent_service_pb2.VIEW_SUMMARY):
+        for view in (follow_pb2.EVENT_VIEW_FULL, follow_pb2.EVENT_VIEW_SUMMARY):
             selection = Selection(view, ())
             run = await house.start("p", policy=policy)
             shown.append([one async for event in house.follow(run) if (one := selection.apply(event)) is not None])
@@ -88,9 +88,9 @@ async def test_a_script_followed_in_two_views_has_one_log_and_one_tree(tmp_path:
 
 
 async def test_a_childs_answer_is_the_text_of_its_partials_and_the_result_of_its_call(tmp_path: Path) -> None:
-    selection = Selection(agent_service_pb2.VIEW_SUMMARY, ())
+    selection = Selection(follow_pb2.EVENT_VIEW_SUMMARY, ())
     async with open_team(tmp_path, SPEECH, llm("p", links=["c"]), llm("c")) as house:
-        log = await house.turn("p", policy=policy_pb2.RunPolicy(delta=ONE_BY_ONE))
+        log = await house.turn("p", policy=policy_pb2.RunPolicy(deltas=ONE_BY_ONE))
     partials = [one.sub_agent_partial.text for event in log if (one := selection.apply(event)) is not None]
     output = having(log, "sub_agent_completed")[0].sub_agent_completed.output
     result = having(log, "tool_completed")[0].tool_completed.result
@@ -142,7 +142,7 @@ TWO_TURNS = script(
 )
 
 
-async def two_turns(folder: Path, scope: agent_pb2.HistoryScope.ValueType) -> list[tuple[str, list[tuple[str, str]]]]:
+async def two_turns(folder: Path, scope: message_pb2.HistoryScope.ValueType) -> list[tuple[str, list[tuple[str, str]]]]:
     """What the models were asked over two turns of one session, where c sees this much."""
     heard: list[ModelRequest] = []
     link = agent_pb2.AgentLink(agent="c", history=agent_pb2.HistoryPolicy(scope=scope))
@@ -156,7 +156,7 @@ async def two_turns(folder: Path, scope: agent_pb2.HistoryScope.ValueType) -> li
 
 
 async def test_a_child_sees_the_session_its_caller_and_itself_and_never_the_open_call(tmp_path: Path) -> None:
-    asked = await two_turns(tmp_path, agent_pb2.HISTORY_SCOPE_SESSION)
+    asked = await two_turns(tmp_path, message_pb2.HISTORY_SCOPE_SESSION)
     assert asked[1] == (
         "c",
         [("user", "first question"), ("user", "For context: [p] said: I ask.."), ("user", "c, look.")],
@@ -178,7 +178,7 @@ async def test_a_child_sees_the_session_its_caller_and_itself_and_never_the_open
 
 
 async def test_a_childs_messages_never_read_as_the_main_users_on_the_next_turn(tmp_path: Path) -> None:
-    asked = await two_turns(tmp_path, agent_pb2.HISTORY_SCOPE_SESSION)
+    asked = await two_turns(tmp_path, message_pb2.HISTORY_SCOPE_SESSION)
     agent, messages = asked[4]
     assert agent == "p"
     assert [text for role, text in messages if role == "user" and not text.startswith("For context: ")] == [
@@ -191,7 +191,7 @@ async def test_a_childs_messages_never_read_as_the_main_users_on_the_next_turn(t
 
 
 async def test_a_child_of_scope_none_sees_its_own_input_and_steps_only(tmp_path: Path) -> None:
-    asked = await two_turns(tmp_path, agent_pb2.HISTORY_SCOPE_NONE)
+    asked = await two_turns(tmp_path, message_pb2.HISTORY_SCOPE_NONE)
     assert asked[1] == ("c", [("user", "c, look.")])
     assert asked[2] == ("c", [("user", "c, look."), ("assistant", "<look>"), ("tool", "=leaf is red")])
     assert asked[5] == ("c", [("user", "c, again.")])
@@ -199,7 +199,7 @@ async def test_a_child_of_scope_none_sees_its_own_input_and_steps_only(tmp_path:
 
 async def test_a_child_of_scope_branch_does_not_see_its_siblings(tmp_path: Path) -> None:
     heard: list[ModelRequest] = []
-    branch = agent_pb2.HistoryPolicy(scope=agent_pb2.HISTORY_SCOPE_BRANCH)
+    branch = agent_pb2.HistoryPolicy(scope=message_pb2.HISTORY_SCOPE_BRANCH)
     turns = script(
         p=[calls(call("call_d", message="d first.")), calls(call("call_c", message="c now.")), "Done."],
         c=["c answers"],

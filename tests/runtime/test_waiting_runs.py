@@ -6,7 +6,16 @@ from pathlib import Path
 import pytest
 
 from bough import approve, reply
-from bough.v1 import agent_service_pb2, error_pb2, event_pb2, input_pb2, message_pb2, policy_pb2
+from bough.v1 import (
+    agent_service_pb2,
+    error_pb2,
+    event_pb2,
+    execution_pb2,
+    input_pb2,
+    message_pb2,
+    policy_pb2,
+    run_pb2,
+)
 from bough_server.agents.function import FunctionAgent, agent
 from bough_server.errors import AlreadyAnswered, RunError
 from bough_server.runtime.agent import Context
@@ -52,7 +61,7 @@ def beside(done: asyncio.Event, seconds: int = 0) -> FunctionAgent:
     return busy
 
 
-async def asked_in(house: House, run: agent_service_pb2.Run) -> input_pb2.InputRequest:
+async def asked_in(house: House, run: run_pb2.Run) -> input_pb2.InputRequest:
     """The first request of a run, once it is recorded."""
     async for event in house.follow(run):
         if event.HasField("input_requested"):
@@ -252,7 +261,7 @@ async def test_a_run_that_goes_on_waits_for_somebody_to_follow_it(tmp_path: Path
         await it.until_interrupted(run)
         await it.until_over(run)
         await it.resume(run, reply(request, 1))
-        live = it.runs._keeper.roster.at_hand(run.run_id)
+        live = it.live(run.run_id)
         assert live is not None
         assert live.grace is not None
         stream = it.follow(run)
@@ -260,7 +269,7 @@ async def test_a_run_that_goes_on_waits_for_somebody_to_follow_it(tmp_path: Path
         assert live.grace is None
         await stream.aclose()
         assert live.grace is not None
-        live.end_soon(event_pb2.CANCEL_REASON_DISCONNECTED)
+        live.end_soon(event_pb2.CancelRequested(reason=execution_pb2.CANCEL_REASON_DISCONNECTED))
         log = await it.log(run)
     assert names(log)[-2:] == ["worker: control.cancel_requested", "worker: run.cancelled"]
 

@@ -4,22 +4,25 @@ import asyncio
 from dataclasses import replace
 from pathlib import Path
 
-from bough.v1 import agent_service_pb2, event_pb2, input_pb2, message_pb2
+from bough.v1 import agent_service_pb2, event_pb2, execution_pb2, input_pb2, message_pb2
 from bough_server.agents.function import FunctionAgent, agent
 from bough_server.errors import RunParked
 from bough_server.runs.runs import Runs
 from bough_server.runtime.agent import Context
-from bough_server.store.worker_ports import Letter
+from bough_server.store.ports import Principal
+from bough_server.store.worker_ports import RunCommand
 from tests.support.floor import QUEUE
 from tests.support.house import ME, House, open_house
 from tests.support.laws import check_laws
 from tests.support.readings import answer_of, check_replay, having
 from tests.support.teams import Scripts
 
+ANNE = Principal(tenant_id="local", user_id="anne")
+
 
 def beside(house: House, worker: str) -> House:
     """Another worker on the same store."""
-    return replace(house, runs=Runs(replace(house.runs._equipment, worker=worker)))
+    return replace(house, runs=Runs(replace(house.equipment, worker=worker)))
 
 
 @agent(description="Asks.")
@@ -62,12 +65,15 @@ async def test_a_cancel_of_another_workers_run_reaches_it_by_letter(tmp_path: Pa
         await theirs.runs.recover()
         run = await mine.start("slow")
         await slow.began.wait()
-        await theirs.runs.cancel(ME, run.run_id)
+        await theirs.runs.cancel(ANNE, run.run_id, note="It takes too long.")
         log = await mine.log(run)
         check_laws(log)
         assert await mine.store.mailbox.take(run.run_id) == []
         await theirs.runs.close()
-    assert log[-1].HasField("run_cancelled")
+    assert having(log, "cancel_requested")[0].cancel_requested == event_pb2.CancelRequested(
+        reason=execution_pb2.CANCEL_REASON_CALLER, requested_by="anne", note="It takes too long."
+    )
+    assert log[-1].run_cancelled.cancel_reason == execution_pb2.CANCEL_REASON_CALLER
     assert not having(log, "run_resumed")
 
 
@@ -79,7 +85,7 @@ async def test_an_answer_to_another_workers_run_reaches_it_by_letter(tmp_path: P
         run = await mine.start("asker")
         asked = await mine.until_interrupted(run)
         request = having(asked, "input_requested")[0].input_requested.request
-        await theirs.resume(run, input_pb2.InputAnswer(request_id=request.request_id, value_json='"good"'))
+        await theirs.resume(run, input_pb2.InputAnswer(input_id=request.input_id, value_json='"good"'))
         log = await theirs.log(run)
         await check_replay(mine, log)
         await theirs.runs.close()
@@ -94,7 +100,7 @@ async def test_an_answer_by_letter_brings_its_callers_deadline(tmp_path: Path) -
         await theirs.runs.recover()
         run = await mine.start("asker")
         request = having(await mine.until_interrupted(run), "input_requested")[0].input_requested.request
-        answer = input_pb2.InputAnswer(request_id=request.request_id, value_json='"good"')
+        answer = input_pb2.InputAnswer(input_id=request.input_id, value_json='"good"')
         deadline = mine.clock.now_ns() + 3600 * 10**9
         resuming = agent_service_pb2.ResumeRunRequest(run_id=run.run_id, answers=[answer])
         await theirs.runs.resume(ME, resuming, deadline_time_ns=deadline)
@@ -114,7 +120,7 @@ async def test_a_queued_run_begins_when_another_workers_run_gives_up_the_session
         houses = (theirs, mine, theirs)
         waiting = [await each.start("echo", session_id=holder.session_id, policy=QUEUE) for each in houses]
         slow.may_end.set()
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(30):
             logs = [await each.log(run) for each, run in zip(houses, waiting, strict=True)]
         for log in logs:
             await check_replay(mine, log)
@@ -134,7 +140,7 @@ async def test_a_queued_run_begins_when_a_run_that_could_not_be_followed_is_over
         waiting = await theirs.start("echo", session_id=holder.session_id, policy=QUEUE)
         mine.store.log.hold_up(holder.run_id, RunParked("The code is missing."))
         slow.may_end.set()
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(30):
             log = await theirs.log(waiting)
         await theirs.runs.close()
     assert answer_of(log) == "hello"
@@ -168,7 +174,8 @@ async def test_a_letter_that_its_dead_owner_never_read_is_carried_out_by_who_com
     ) as house:
         run = await house.start("slow")
         await slow.began.wait()
-        letter = Letter(letter_id=0, run_id=run.run_id, cancel=event_pb2.CANCEL_REASON_CALLER)
+        caller = execution_pb2.CANCEL_REASON_CALLER
+        letter = RunCommand(letter_id=0, run_id=run.run_id, cancel=caller, user_id="anne", note="Enough.")
         await house.store.mailbox.post(letter)
         await house.crash()
     async with open_house(tmp_path, models=Scripts("agents: {}"), code_agents=[slow.agent()]) as house:
@@ -176,4 +183,6 @@ async def test_a_letter_that_its_dead_owner_never_read_is_carried_out_by_who_com
         log = await house.log(run)
         check_laws(log)
         assert await house.store.mailbox.take(run.run_id) == []
+    request = having(log, "cancel_requested")[0].cancel_requested
+    assert (request.requested_by, request.note) == ("anne", "Enough.")
     assert log[-1].HasField("run_cancelled")

@@ -1,6 +1,6 @@
 """Forks to put into a store; nothing here knows an implementation."""
 
-from bough.v1 import event_pb2
+from bough.v1 import event_pb2, fork_pb2
 from bough_server.store.ports import NewFork, Principal, Record
 from tests.store.logs import ANNE, Made
 
@@ -25,7 +25,7 @@ class Fork(Made):
         principal: Principal = ANNE,
     ) -> NewFork:
         """The fork as a log is asked to accept it, with its own first events; `changes` go into its run_forked."""
-        forked = event_pb2.RunForked(origin_run_id=origin.run_id, origin_sequence=sequence)
+        forked = event_pb2.RunForked(origin=fork_pb2.ForkOrigin(run_id=origin.run_id, sequence=sequence))
         forked.request_id, forked.request_digest = self.request_id, self.request_digest
         forked.MergeFrom(changes or event_pb2.RunForked())
         self.last_sequence = sequence
@@ -41,6 +41,6 @@ class Fork(Made):
             request_digest=self.request_digest,
             create_time_ns=self.create_time_ns,
             records=self.next(event, *then),
-            definitions=self.definitions,
+            definitions={one.description: one for one in self.definitions},
             owner="forker",
         )

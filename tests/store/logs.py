@@ -4,7 +4,7 @@ from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from bough.v1 import agent_pb2, event_pb2, message_pb2
+from bough.v1 import agent_pb2, event_pb2, message_pb2, usage_pb2
 from bough_server import events, ids
 from bough_server.store.ports import EventLog, NewRun, Principal, Record, StoredEvent
 
@@ -18,7 +18,7 @@ SECOND: Final = 1_000_000_000
 def record(event: event_pb2.AgentEvent, sequence: int) -> Record:
     """An event at its place in a log, a second after the one before."""
     event.sequence = sequence
-    event.time.FromNanoseconds(START_NS + sequence * SECOND)
+    event.record_time.FromNanoseconds(START_NS + sequence * SECOND)
     data = event.SerializeToString(deterministic=True)
     return Record(sequence=sequence, kind=events.kind_of(event), data=data, event=event)
 
@@ -37,18 +37,18 @@ def text(words: str, kind: str = "UNSPECIFIED") -> message_pb2.Message:
 
 def delta(words: str = "so ") -> event_pb2.AgentEvent:
     """A piece of a model's answer."""
-    return event_pb2.AgentEvent(llm_output_delta=event_pb2.LlmOutputDelta(text=words))
+    return event_pb2.AgentEvent(llm_output_text_delta=event_pb2.LlmOutputTextDelta(text=words))
 
 
 def completed(answer: message_pb2.Message | None = None) -> event_pb2.AgentEvent:
     """The end of a run that went well."""
-    usage = message_pb2.Usage(input_tokens=3, model_calls=1)
+    usage = usage_pb2.Usage(input_tokens=3, model_calls=1)
     return event_pb2.AgentEvent(run_completed=event_pb2.RunCompleted(final_answer=answer, tree_usage=usage))
 
 
 def definition(name: str, revision: str) -> agent_pb2.AgentDefinition:
-    """A definition that runs may name."""
-    return agent_pb2.AgentDefinition(name=name, description="Answers.", revision=revision)
+    """A definition that runs may name; its description is the revision that they name it by."""
+    return agent_pb2.AgentDefinition(name=name, description=revision)
 
 
 def resumed(epoch: int, owner: str = "") -> event_pb2.AgentEvent:
@@ -111,8 +111,8 @@ class Made:
                 state_json=self.state_json,
                 request_id=self.request_id,
                 request_digest=self.request_digest,
-                definitions=[
-                    event_pb2.DefinitionRef(name=named.name, revision=named.revision) for named in self.definitions
+                definition_refs=[
+                    event_pb2.DefinitionRef(name=named.name, revision=named.description) for named in self.definitions
                 ],
             ),
         )
@@ -135,7 +135,7 @@ class Made:
             request_digest=self.request_digest,
             create_time_ns=self.create_time_ns,
             first=self.first()[0],
-            definitions=self.definitions,
+            definitions={one.description: one for one in self.definitions},
             owner=self.owner,
             queued=self.first()[1] if self.is_queued else None,
         )

@@ -8,7 +8,7 @@ from tests.store.logs import SECOND, START_NS, Made
 def request(name: str, run: Made, *, call_id: str = "", scope: str = "", expires: int = 0) -> input_pb2.InputRequest:
     """A request of the root, or of the invocation of a scope; it expires so many seconds after the start."""
     asker = ids.invocation_id(run.run_id, scope)
-    made = input_pb2.InputRequest(request_id=name, invocation_id=asker, call_id=call_id, prompt="May I?")
+    made = input_pb2.InputRequest(input_id=name, invocation_id=asker, call_id=call_id, prompt="May I?")
     if expires:
         made.expire_time.FromNanoseconds(START_NS + expires * SECOND)
     return made
@@ -22,7 +22,7 @@ def asked(asks: input_pb2.InputRequest) -> event_pb2.AgentEvent:
 
 def answered(name: str) -> event_pb2.AgentEvent:
     """An answer to a request."""
-    return event_pb2.AgentEvent(input_received=event_pb2.InputReceived(answer=input_pb2.InputAnswer(request_id=name)))
+    return event_pb2.AgentEvent(input_received=event_pb2.InputReceived(answer=input_pb2.InputAnswer(input_id=name)))
 
 
 def interrupted(*requests: input_pb2.InputRequest) -> event_pb2.AgentEvent:

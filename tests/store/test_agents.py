@@ -11,8 +11,9 @@ from bough_server.store.sql.writer import CommitHooks
 from bough_server.store.worker_ports import CatalogMoved, StoredAgents
 
 
-def _agent(name: str, description: str = "Is one.") -> agent_pb2.AgentDefinition:
-    return agent_pb2.AgentDefinition(name=name, description=description, revision=f"{name}-{description}")
+def _agent(name: str, description: str = "Is one.") -> agent_pb2.Agent:
+    definition = agent_pb2.AgentDefinition(name=name, description=description)
+    return agent_pb2.Agent(definition=definition, revision=f"{name}-{description}")
 
 
 async def test_a_tenant_has_no_agents_before_it_stores_one(store: Store) -> None:
@@ -25,8 +26,8 @@ async def test_agents_are_of_their_tenant_and_come_by_name(store: Store) -> None
     await store.agents.put("anne's", writer, version=0)
     await store.agents.put("anne's", lead, version=1)
     await store.agents.put("bert's", writer, version=0)
-    assert await store.agents.read("anne's") == StoredAgents(version=2, definitions=(lead, writer))
-    assert await store.agents.read("bert's") == StoredAgents(version=1, definitions=(writer,))
+    assert await store.agents.read("anne's") == StoredAgents(version=2, agents=(lead, writer))
+    assert await store.agents.read("bert's") == StoredAgents(version=1, agents=(writer,))
     assert [await store.agents.version(tenant) for tenant in ("anne's", "bert's", "carl's")] == [2, 1, 0]
 
 
@@ -34,7 +35,7 @@ async def test_a_change_takes_the_place_of_what_was_and_a_removal_leaves_nothing
     await store.agents.put("anne's", _agent("lead"), version=0)
     changed = _agent("lead", "Leads.")
     await store.agents.put("anne's", changed, version=1)
-    assert await store.agents.read("anne's") == StoredAgents(version=2, definitions=(changed,))
+    assert await store.agents.read("anne's") == StoredAgents(version=2, agents=(changed,))
     await store.agents.remove("anne's", "lead", version=2)
     assert await store.agents.read("anne's") == StoredAgents(version=3)
 
@@ -63,7 +64,7 @@ async def test_agents_are_there_when_the_database_is_opened_again(url: str) -> N
         await store.agents.put("anne's", _agent("lead"), version=0)
     async with open_store(url) as store:
         assert await store.agents.version("anne's") == 1
-        assert await store.agents.read("anne's") == StoredAgents(version=1, definitions=(_agent("lead"),))
+        assert await store.agents.read("anne's") == StoredAgents(version=1, agents=(_agent("lead"),))
 
 
 def _failure() -> sqlite3.OperationalError:
@@ -83,7 +84,7 @@ async def test_a_change_whose_commit_was_in_doubt_is_made_once(url: str) -> None
 
     async with open_store(url, retry_delays=(0.0, 0.0), hooks=CommitHooks(after=doubt)) as store:
         await store.agents.put("anne's", _agent("lead"), version=0)
-        assert await store.agents.read("anne's") == StoredAgents(version=1, definitions=(_agent("lead"),))
+        assert await store.agents.read("anne's") == StoredAgents(version=1, agents=(_agent("lead"),))
         await store.agents.remove("anne's", "lead", version=1)
         assert await store.agents.read("anne's") == StoredAgents(version=2)
     assert doubts == 4

@@ -6,12 +6,12 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 
 import pytest
 
-from bough.v1 import event_pb2
+from bough.v1 import execution_pb2
 from bough_server.errors import Fenced, StorageFailed
 from bough_server.store.ports import RunMoved
 from bough_server.store.sql.store import Store, open_store
 from bough_server.store.sql.writer import CommitHooks
-from bough_server.store.worker_ports import Letter
+from bough_server.store.worker_ports import RunCommand
 from tests.store.fork_logs import Fork
 from tests.store.logs import ANNE, Made, as_stored, completed, delta, everything, record, resumed, text
 
@@ -84,7 +84,7 @@ async def test_a_take_over_in_doubt_happens_once(store: Store, doubt: Doubt) -> 
         await store.log.append(run.run_id, epoch=1, records=[record(delta("old owner"), 3)])
     await store.log.append(run.run_id, epoch=2, records=made[1:])
     assert await everything(store.log, run.run_id, after=1) == as_stored(made)
-    assert len(await store.sessions.messages(run.session_id, through=9)) == 2
+    assert len(await store.sessions.messages(ANNE, run.session_id, through=9)) == 2
 
 
 async def test_a_take_over_of_the_epoch_alone_in_doubt_happens_once(store: Store, doubt: Doubt) -> None:
@@ -108,7 +108,7 @@ async def test_a_run_whose_storage_failed_is_taken_over(store: Store, doubt: Dou
     await store.log.take_over(run.run_id, epoch=2, owner="next", records=made[:1])
     await store.log.append(run.run_id, epoch=2, records=made[1:])
     assert await everything(store.log, run.run_id, after=1) == as_stored(made)
-    assert [one.message.position for one in await store.sessions.messages(run.session_id, through=9)] == [1, 2]
+    assert [one.message.position for one in await store.sessions.messages(ANNE, run.session_id, through=9)] == [1, 2]
 
 
 async def test_an_owner_keeps_its_run_where_a_take_over_failed(store: Store, doubt: Doubt) -> None:
@@ -130,7 +130,7 @@ async def test_a_fork_in_doubt_happens_once(store: Store, doubt: Doubt) -> None:
     made = fork.next(completed(text("So.", "ASSISTANT")))
     await store.log.append(fork.run_id, epoch=1, records=made)
     assert await everything(store.log, fork.run_id) == as_stored([*origin.first(), *new_fork.records, *made])
-    assert len(await store.sessions.messages(fork.session_id, through=9)) == 2
+    assert len(await store.sessions.messages(ANNE, fork.session_id, through=9)) == 2
 
 
 async def test_a_run_that_waits_is_accepted_once_in_doubt(store: Store, doubt: Doubt) -> None:
@@ -138,7 +138,7 @@ async def test_a_run_that_waits_is_accepted_once_in_doubt(store: Store, doubt: D
     await store.log.create(holder.new())
     await _in_doubt(lambda: store.log.create(run.new()), doubt)
     await _in_doubt(lambda: store.log.append(holder.run_id, epoch=1, records=holder.next(completed())), doubt)
-    held = await store.runs.holder(holder.session_id)
+    held = await store.runs.holder(ANNE, holder.session_id)
     assert held is not None
     assert held.run.run_id == run.run_id
 
@@ -146,7 +146,7 @@ async def test_a_run_that_waits_is_accepted_once_in_doubt(store: Store, doubt: D
 async def test_a_letter_in_doubt_is_posted_once(store: Store, doubt: Doubt) -> None:
     run = Made()
     await store.log.create(run.new())
-    letter = Letter(letter_id=0, run_id=run.run_id, cancel=event_pb2.CANCEL_REASON_CALLER)
+    letter = RunCommand(letter_id=0, run_id=run.run_id, cancel=execution_pb2.CANCEL_REASON_CALLER)
     await _in_doubt(lambda: store.mailbox.post(letter), doubt)
     (taken,) = await store.mailbox.take(run.run_id)
     await _in_doubt(lambda: store.mailbox.done(taken.letter_id), doubt)

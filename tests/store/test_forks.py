@@ -5,14 +5,16 @@ from dataclasses import replace
 
 import pytest
 
-from bough.v1 import event_pb2, message_pb2
+from bough.v1 import event_pb2, execution_pb2, message_pb2, usage_pb2
+from bough_server import ids
 from bough_server.errors import Fenced, ForkRefused, NotFound
-from bough_server.store.ports import Record, RequestIdTaken
+from bough_server.store.ports import Page, Principal, Record, RequestIdTaken
 from bough_server.store.sql.store import Store, open_store
 from tests.store.fork_logs import Fork
 from tests.store.logs import (
     ANNE,
     BERT,
+    START_NS,
     Made,
     as_stored,
     completed,
@@ -53,7 +55,7 @@ async def _origin(store: Store) -> tuple[Made, list[Record]]:
 
 
 async def _said(store: Store, number: int) -> list[tuple[int, str, str]]:
-    stored = await store.sessions.messages(session_id(number), through=99)
+    stored = await store.sessions.messages(ANNE, session_id(number), through=99)
     return [(one.message.position, one.message.parts[0].text or "result", one.run_id[-1]) for one in stored]
 
 
@@ -77,12 +79,12 @@ async def test_a_forks_row_is_its_origins_but_for_what_it_says_itself(store: Sto
     other.definitions = [definition("writer", "r3")]
     names = [event_pb2.DefinitionRef(name="writer", revision="r3")]
     await store.log.fork(plain.of(origin, 1))
-    await store.log.fork(other.of(origin, 3, changes=event_pb2.RunForked(labels={"of": "fork"}, definitions=names)))
+    await store.log.fork(other.of(origin, 3, changes=event_pb2.RunForked(labels={"of": "fork"}, definition_refs=names)))
     first, second = [await store.runs.get(ANNE, fork.run_id) for fork in (plain, other)]
     assert (first.owner, first.epoch, first.principal, first.request_digest) == ("forker", 1, ANNE, "")
     assert (first.run.agent, first.run.state, dict(first.run.labels)) == (
         "lead",
-        event_pb2.STATE_RUNNING,
+        execution_pb2.EXECUTION_STATE_RUNNING,
         {"of": "origin"},
     )
     assert (first.run.forked_from.run_id, first.run.forked_from.sequence) == (origin.run_id, 1)
@@ -90,7 +92,7 @@ async def test_a_forks_row_is_its_origins_but_for_what_it_says_itself(store: Sto
     assert (first.run.last_sequence, second.run.last_sequence) == (2, 4)
     assert (dict(second.run.labels), second.request_digest) == ({"of": "fork"}, "f")
     assert await store.runs.find_request(ANNE, "fork") == second
-    holder = await store.runs.holder(session_id(4))
+    holder = await store.runs.holder(ANNE, session_id(4))
     assert holder == second
     for run in (plain, origin):
         await store.log.append(run.run_id, epoch=1, records=run.next(completed()))
@@ -102,9 +104,9 @@ async def test_a_forks_row_is_its_origins_but_for_what_it_says_itself(store: Sto
 @pytest.mark.parametrize(
     ("sequence", "shared"),
     [
-        (1, [(1, "Hello.", "1"), (2, "Hi.", "1"), (3, "Why?", "2")]),
-        (2, [(1, "Hello.", "1"), (2, "Hi.", "1"), (3, "Why?", "2")]),
-        (3, [(1, "Hello.", "1"), (2, "Hi.", "1"), (3, "Why?", "2"), (4, "Let me see.", "2")]),
+        (1, [(1, "Hello.", "1"), (2, "Hi.", "1"), (3, "Why?", "3")]),
+        (2, [(1, "Hello.", "1"), (2, "Hi.", "1"), (3, "Why?", "3")]),
+        (3, [(1, "Hello.", "1"), (2, "Hi.", "1"), (3, "Why?", "3"), (4, "Let me see.", "3")]),
     ],
 )
 async def test_a_forks_session_has_what_its_origin_could_see_or_had_said(
@@ -130,6 +132,61 @@ async def test_a_forks_session_has_what_its_origin_could_see_or_had_said(
     assert len(await _said(store, 3)) == len(shared) + 1, "a copy outlives what it is of"
 
 
+async def _ids(store: Store, number: int) -> list[str]:
+    stored = await store.sessions.messages(ANNE, session_id(number), through=99)
+    return [one.message.message_id for one in stored]
+
+
+async def test_messages_that_a_fork_shares_keep_their_ids_and_its_own_have_others(store: Store) -> None:
+    origin, _ = await _origin(store)
+    whole, early, again = Fork(number=3), Fork(number=4), Fork(number=5)
+    await store.log.fork(whole.of(origin, 5))
+    await store.log.fork(early.of(origin, 3, _tool_done(), delta()))
+    await store.log.fork(again.of(early, 5))
+    origins, wholes, earlys, agains = [await _ids(store, number) for number in (1, 3, 4, 5)]
+    assert wholes == origins, "what is shared is the same message"
+    assert earlys[:-1] == origins[:-1]
+    assert earlys[-1] == ids.message_id(early.run_id, "s0.t0", "TOOL")
+    assert origins[-1] == ids.message_id(origin.run_id, "s0.t0", "TOOL")
+    assert agains == earlys
+
+
+async def test_listed_messages_name_their_runs(store: Store) -> None:
+    origin, _ = await _origin(store)
+    fork = Fork(number=3)
+    await store.log.fork(fork.of(origin, 3, completed(text("Thus.", "ASSISTANT"))))
+    listed, _ = await store.sessions.list_messages(ANNE, session_id(3), Page(size=9))
+    assert [(one.position, one.run_id[-1]) for one in listed] == [(5, "3"), (4, "3"), (3, "3"), (2, "1"), (1, "1")]
+    listed, _ = await store.sessions.list_messages(ANNE, session_id(1), Page(size=9))
+    assert [(one.position, one.run_id[-1]) for one in listed] == [(5, "2"), (4, "2"), (3, "2"), (2, "1"), (1, "1")]
+
+
+async def test_a_fork_has_used_what_it_shares_and_what_it_uses_itself(store: Store) -> None:
+    origin, _ = await _origin(store)
+    plain, spending = Fork(number=3), Fork(number=4)
+    await store.log.fork(plain.of(origin, 4))
+    await store.log.fork(spending.of(origin, 4, _answered("Again.", "s1.m")))
+    used = [(await store.runs.get(ANNE, run.run_id)).run.tree_usage for run in (origin, plain, spending)]
+    assert used == [usage_pb2.Usage(input_tokens=7 * calls, model_calls=calls) for calls in (1, 1, 2)]
+
+
+async def test_a_forks_deadline_user_and_excerpt_are_its_own(store: Store) -> None:
+    origin, _ = await _origin(store)
+    carl = Principal(tenant_id=ANNE.tenant_id, user_id="carl")
+    changes = event_pb2.RunForked()
+    changes.changes.input.CopyFrom(text("How  is it?"))
+    changes.deadline_time.FromNanoseconds(START_NS)
+    plain, other = Fork(number=3), Fork(number=4, principal=carl)
+    await store.log.fork(plain.of(origin, 1))
+    await store.log.fork(other.of(origin, 1, changes=changes, principal=carl))
+    first, second = [(await store.runs.get(ANNE, fork.run_id)).run for fork in (plain, other)]
+    assert (first.user_id, first.input_excerpt, first.HasField("deadline_time")) == ("anne", "Why?", False)
+    assert (second.user_id, second.input_excerpt) == ("carl", "How is it?")
+    assert second.deadline_time.ToNanoseconds() == START_NS
+    held = await store.sessions.get(ANNE, session_id(3))
+    assert held.last_run_time.ToNanoseconds() == plain.create_time_ns
+
+
 async def test_what_a_fork_shares_is_not_charged_again(store: Store) -> None:
     origin, _ = await _origin(store)
     fork = Fork(number=3)
@@ -146,16 +203,16 @@ async def test_a_fork_in_which_the_user_says_something_else_has_that_in_its_sess
     new_fork = fork.of(origin, 1, changes=changes)
     await store.log.fork(new_fork)
     assert await _said(store, 3) == [(1, "Hello.", "1"), (2, "Hi.", "1"), (3, "How?", "3")]
-    (said,) = (await store.sessions.messages(session_id(3), through=3))[2:]
+    (said,) = (await store.sessions.messages(ANNE, session_id(3), through=3))[2:]
     assert (said.message.kind, said.agent) == (message_pb2.MESSAGE_KIND_USER, "lead")
-    assert said.message.create_time == new_fork.records[0].event.time
+    assert said.message.create_time == new_fork.records[0].event.record_time
 
 
 async def test_a_result_that_the_fork_has_itself_belongs_to_the_call_that_it_shares(store: Store) -> None:
     origin, _ = await _origin(store)
     fork = Fork(number=3)
     await store.log.fork(fork.of(origin, 3, _tool_done()))
-    assert (await _said(store, 3))[3:] == [(4, "Let me see.", "2"), (5, "result", "3")]
+    assert (await _said(store, 3))[3:] == [(4, "Let me see.", "3"), (5, "result", "3")]
 
 
 async def test_a_fork_can_be_forked(store: Store) -> None:
@@ -167,8 +224,14 @@ async def test_a_fork_can_be_forked(store: Store) -> None:
     await store.log.fork(second)
     assert await everything(store.log, again.run_id) == as_stored([*shared[:3], *first.records, *second.records])
     shown = (await store.runs.get(ANNE, again.run_id)).run
-    assert (shown.state, shown.forked_from.run_id) == (event_pb2.STATE_SUCCEEDED, fork.run_id)
-    assert (await _said(store, 4))[3:] == [(4, "Let me see.", "2"), (5, "Own.", "3"), (6, "Done.", "4")]
+    assert (shown.state, shown.forked_from.run_id) == (execution_pb2.EXECUTION_STATE_SUCCEEDED, fork.run_id)
+    assert (await _said(store, 4))[1:] == [
+        (2, "Hi.", "1"),
+        (3, "Why?", "4"),
+        (4, "Let me see.", "4"),
+        (5, "Own.", "4"),
+        (6, "Done.", "4"),
+    ]
     assert await store.usage.of_run(again.run_id) == []
     assert (await store.sessions.get(ANNE, session_id(4))).current_run_id == ""
 
@@ -192,8 +255,8 @@ async def test_a_fork_of_a_run_that_waits_waits_for_nothing(store: Store) -> Non
     await store.log.fork(fork.of(waiting, 2))
     shown = (await store.runs.get(ANNE, fork.run_id)).run
     assert (shown.state, shown.start_time.ToNanoseconds()) == (
-        event_pb2.STATE_RUNNING,
-        record(delta(), 3).event.time.ToNanoseconds(),
+        execution_pb2.EXECUTION_STATE_RUNNING,
+        record(delta(), 3).event.record_time.ToNanoseconds(),
     )
     assert await _said(store, 3) == [(1, "Why?", "3")]
 
@@ -206,7 +269,7 @@ async def test_a_fork_goes_on_after_the_store_was_closed(url: str) -> None:
     async with open_store(url) as store:
         made = fork.next(_tool_done(), _answered("So.", "s1.m"), completed())
         await store.log.append(fork.run_id, epoch=1, records=made)
-        assert (await _said(store, 3))[3:] == [(4, "Let me see.", "2"), (5, "result", "3"), (6, "So.", "3")]
+        assert (await _said(store, 3))[3:] == [(4, "Let me see.", "3"), (5, "result", "3"), (6, "So.", "3")]
         assert [entry.sequence for entry in await store.usage.of_run(fork.run_id)] == [6]
 
 
@@ -224,7 +287,7 @@ async def test_a_fork_of_what_is_not_there_leaves_nothing(store: Store) -> None:
         await store.sessions.get(ANNE, fork.session_id)
 
 
-async def test_a_forks_request_id_is_taken_once_in_a_tenant(store: Store) -> None:
+async def test_a_forks_request_id_is_taken_once_by_a_user(store: Store) -> None:
     origin, _ = await _origin(store)
     with pytest.raises(RequestIdTaken) as taken:
         await store.log.fork(Fork(number=3, request_id="ask").of(origin, 1))

@@ -4,21 +4,27 @@ import asyncio
 
 import pytest
 
-from bough.v1 import agent_service_pb2, event_pb2, input_pb2
+from bough.v1 import agent_service_pb2, execution_pb2, input_pb2
 from bough_server.errors import Fenced, NotFound, ServerStopping
 from bough_server.store.sql.store import Store, open_store
-from bough_server.store.worker_ports import Letter
+from bough_server.store.worker_ports import RunCommand
 from tests.store.logs import ANNE, Made, completed, resumed
 
 
-def _cancel(run: Made, letter_id: int = 0) -> Letter:
-    return Letter(letter_id=letter_id, run_id=run.run_id, cancel=event_pb2.CANCEL_REASON_CALLER, user_id="anne")
+def _cancel(run: Made, letter_id: int = 0) -> RunCommand:
+    return RunCommand(
+        letter_id=letter_id,
+        run_id=run.run_id,
+        cancel=execution_pb2.CANCEL_REASON_CALLER,
+        user_id="anne",
+        note="It takes too long.",
+    )
 
 
-def _answers(run: Made, letter_id: int = 0) -> Letter:
-    answer = input_pb2.InputAnswer(request_id="q1", value_json="1")
+def _answers(run: Made, letter_id: int = 0) -> RunCommand:
+    answer = input_pb2.InputAnswer(input_id="q1", value_json="1")
     answers = agent_service_pb2.ResumeRunRequest(run_id=run.run_id, answers=[answer], request_id="ask")
-    return Letter(letter_id=letter_id, run_id=run.run_id, answers=answers, user_id="bert", deadline_time_ns=2**62)
+    return RunCommand(letter_id=letter_id, run_id=run.run_id, answers=answers, user_id="bert", deadline_time_ns=2**62)
 
 
 async def _made(store: Store, number: int = 1) -> Made:
@@ -95,11 +101,11 @@ async def test_a_run_that_has_ended_takes_no_letters_and_keeps_none(store: Store
 async def test_a_letter_says_one_thing(store: Store) -> None:
     run = await _made(store)
     for mistaken in (
-        Letter(letter_id=0, run_id=run.run_id),
-        Letter(
+        RunCommand(letter_id=0, run_id=run.run_id),
+        RunCommand(
             letter_id=0,
             run_id=run.run_id,
-            cancel=event_pb2.CANCEL_REASON_CALLER,
+            cancel=execution_pb2.CANCEL_REASON_CALLER,
             answers=agent_service_pb2.ResumeRunRequest(),
         ),
     ):

@@ -17,13 +17,13 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule, run_state_machine_as_test
 
-from bough.v1 import event_pb2, input_pb2
+from bough.v1 import event_pb2, execution_pb2, input_pb2
 from bough_server import events
 from bough_server.errors import Fenced
 from bough_server.store.ports import Record, RunMoved, StoredEvent
 from bough_server.store.sql.store import Store, open_store
 from bough_server.store.sql.writer import CommitHooks
-from bough_server.store.worker_ports import Letter
+from bough_server.store.worker_ports import RunCommand
 from tests.store.logs import ANNE, Made, as_stored, completed, delta, everything, record, resumed
 
 WORKERS = ("a", "b")
@@ -121,13 +121,13 @@ class Model:
 
 
 def _acted_on(letter_id: int) -> event_pb2.AgentEvent:
-    answer = input_pb2.InputAnswer(request_id=f"letter {letter_id}")
+    answer = input_pb2.InputAnswer(input_id=f"letter {letter_id}")
     return event_pb2.AgentEvent(input_received=event_pb2.InputReceived(answer=answer))
 
 
 def _letters_in(log: list[StoredEvent]) -> list[int]:
     received = [events.parse(one.data).input_received for one in log if one.kind == events.INPUT_RECEIVED]
-    return [int(each.answer.request_id.removeprefix("letter ")) for each in received]
+    return [int(each.answer.input_id.removeprefix("letter ")) for each in received]
 
 
 class Ownership(RuleBasedStateMachine):
@@ -198,7 +198,7 @@ class Ownership(RuleBasedStateMachine):
 
     @rule(run=st.sampled_from(RUNS))
     def post(self, run: int) -> None:
-        letter = Letter(letter_id=0, run_id=self._runs[run].run_id, cancel=event_pb2.CANCEL_REASON_CALLER)
+        letter = RunCommand(letter_id=0, run_id=self._runs[run].run_id, cancel=execution_pb2.CANCEL_REASON_CALLER)
         self._submit("post", "", run, self._store.mailbox.post(letter))
 
     @rule(worker=st.sampled_from(WORKERS), run=st.sampled_from(RUNS))

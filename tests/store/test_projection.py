@@ -4,11 +4,12 @@ import hashlib
 
 import pytest
 
-from bough.v1 import error_pb2, event_pb2, message_pb2
+from bough.v1 import error_pb2, event_pb2, execution_pb2, message_pb2, usage_pb2
 from bough_server import ids
 from bough_server.store.ports import StoredMessage, UsageEntry
 from bough_server.store.projected import NOTHING, LogAddress, Projected, RunEnd, RunStart
-from bough_server.store.projection import RunFold, agent_chain
+from bough_server.store.projection import RunFold, agent_chain, excerpt_of
+from bough_server.tree.fold import fold as tree_of
 from tests.store.logs import SECOND, START_NS, Made, completed, definition, delta, of_invocation, record, text
 
 CHILD = "s0.t0"
@@ -127,8 +128,9 @@ def test_a_linked_agents_result_and_one_of_an_unstored_call_are_not_stored() -> 
 
 def test_every_attempt_that_reports_usage_is_charged_to_its_own_model() -> None:
     run = Made()
-    used = message_pb2.Usage(input_tokens=7, output_tokens=0)
-    none = message_pb2.Usage(model_calls_without_usage=1)
+    used = usage_pb2.Usage(input_tokens=7, output_tokens=0)
+    none = usage_pb2.Usage(model_calls_without_usage=1)
+    counted = usage_pb2.Usage(input_tokens=7, output_tokens=0, model_calls=1)
     started = event_pb2.AgentEvent(effect_key="s0.m", llm_started=event_pb2.LlmStarted(model="first"))
     retrying = event_pb2.LlmRetrying(next_model="second", lost_usage=used)
     retrying_alike = event_pb2.LlmRetrying(lost_usage=used)
@@ -159,7 +161,7 @@ def test_every_attempt_that_reports_usage_is_charged_to_its_own_model() -> None:
             invocation_id=run.run_id,
             model=model,
             time_ns=START_NS + sequence * SECOND,
-            usage=used,
+            usage=counted,
         )
         for sequence, model in charged
     ]
@@ -172,7 +174,9 @@ def test_the_first_event_makes_the_row() -> None:
         start=RunStart(
             agent="lead",
             labels={"a": "b"},
+            input_excerpt="",
             start_time_ns=START_NS + SECOND,
+            deadline_time_ns=None,
             request_id="ask",
             request_digest="d",
             revisions=("r1", "r2"),
@@ -180,6 +184,7 @@ def test_the_first_event_makes_the_row() -> None:
         messages=[],
         usage=[],
         end=None,
+        shared=[],
     )
 
 
@@ -189,9 +194,15 @@ _ERROR = error_pb2.AgentError(reason=error_pb2.ERROR_REASON_INTERNAL, message="N
 @pytest.mark.parametrize(
     ("last", "end"),
     [
-        (event_pb2.AgentEvent(run_completed=event_pb2.RunCompleted()), (event_pb2.STATE_SUCCEEDED, None)),
-        (event_pb2.AgentEvent(run_failed=event_pb2.RunFailed(error=_ERROR)), (event_pb2.STATE_FAILED, _ERROR)),
-        (event_pb2.AgentEvent(run_cancelled=event_pb2.RunCancelled(error=_ERROR)), (event_pb2.STATE_CANCELLED, _ERROR)),
+        (event_pb2.AgentEvent(run_completed=event_pb2.RunCompleted()), (execution_pb2.EXECUTION_STATE_SUCCEEDED, None)),
+        (
+            event_pb2.AgentEvent(run_failed=event_pb2.RunFailed(error=_ERROR)),
+            (execution_pb2.EXECUTION_STATE_FAILED, _ERROR),
+        ),
+        (
+            event_pb2.AgentEvent(run_cancelled=event_pb2.RunCancelled(error=_ERROR)),
+            (execution_pb2.EXECUTION_STATE_CANCELLED, _ERROR),
+        ),
     ],
 )
 def test_the_last_event_ends_the_row(last: event_pb2.AgentEvent, end: tuple[int, error_pb2.AgentError | None]) -> None:
@@ -200,7 +211,7 @@ def test_the_last_event_ends_the_row(last: event_pb2.AgentEvent, end: tuple[int,
         state=state,
         end_time_ns=START_NS + 2 * SECOND,
         error=None if error is None else error.SerializeToString(),
-        tree_usage=None,
+        tree_usage=b"",
     )
 
 
@@ -223,3 +234,92 @@ def test_folding_event_by_event_is_folding_at_once() -> None:
     steps = [fold.project([one]) for one in records]
     assert [said for step in steps for said in step.messages] == at_once.messages
     assert (steps[0].start, steps[-1].end) == (at_once.start, at_once.end)
+
+
+@pytest.mark.parametrize(
+    ("parts", "excerpt"),
+    [
+        ([], ""),
+        (["  Why\n\tis it\u00a0 so? "], "Why is it so?"),
+        (["one", "", " two "], "one two"),
+        (["x" * 500], "x" * 200),
+        (["x" * 199 + " yz"], "x" * 199),
+        (["a " * 500], ("a " * 100).rstrip()),
+        (["ä" * 150, "ö" * 150], "ä" * 150 + " " + "ö" * 49),
+    ],
+)
+def test_an_excerpt_is_the_beginning_of_the_text_with_its_white_space_collapsed(parts: list[str], excerpt: str) -> None:
+    said = message_pb2.Message(parts=[message_pb2.Part(text=part) for part in parts])
+    said.parts.add().blob.uri = "https://example.com/a.png"
+    assert excerpt_of(said) == excerpt
+
+
+_USED = usage_pb2.Usage(input_tokens=7, cost_nanos=3, currency_code="EUR")
+
+
+def _spending() -> list[event_pb2.AgentEvent]:
+    """Model calls and tools in every way in which they end, of the root and of a sub-agent."""
+    tool = message_pb2.ToolResult(call=message_pb2.ToolCall(call_id="c1"), agent="lead")
+    started = event_pb2.AgentEvent(effect_key="s0.t0", tool_started=event_pb2.ToolStarted(call=tool.call))
+    completed_call = event_pb2.AgentEvent(effect_key="s1.m", llm_completed=event_pb2.LlmCompleted())
+    completed_call.llm_completed.response.usage.CopyFrom(_USED)
+    batch = [
+        event_pb2.AgentEvent(effect_key="s0.m", llm_started=event_pb2.LlmStarted(model="m")),
+        event_pb2.AgentEvent(effect_key="s0.m", llm_retrying=event_pb2.LlmRetrying(lost_usage=_USED)),
+        event_pb2.AgentEvent(effect_key="s0.m", llm_retrying=event_pb2.LlmRetrying(not_sent=True)),
+        _answered(_calling("c1", kind="ASSISTANT")),
+        started,
+        event_pb2.AgentEvent(effect_key="s0.t0", tool_started=event_pb2.ToolStarted(call=tool.call)),
+        event_pb2.AgentEvent(effect_key="s0.t0", tool_failed=event_pb2.ToolFailed(result=tool)),
+        event_pb2.AgentEvent(effect_key="s1.m", llm_started=event_pb2.LlmStarted(model="m")),
+        event_pb2.AgentEvent(effect_key="s1.m", llm_failed=event_pb2.LlmFailed(lost_usage=_USED)),
+        event_pb2.AgentEvent(effect_key="s2.m", llm_failed=event_pb2.LlmFailed()),
+        event_pb2.AgentEvent(effect_key="s3.m", llm_started=event_pb2.LlmStarted(model="m")),
+        event_pb2.AgentEvent(effect_key="s3.m", llm_failed=event_pb2.LlmFailed(not_sent=True)),
+        completed_call,
+    ]
+    child = event_pb2.AgentEvent(agent="writer", sub_agent_started=event_pb2.SubAgentStarted())
+    child.invocation_id = "child"
+    wrote = event_pb2.AgentEvent(agent="writer", effect_key="c.m", llm_completed=event_pb2.LlmCompleted())
+    wrote.invocation_id = "child"
+    return [*batch, child, wrote, event_pb2.AgentEvent(tool_output=event_pb2.ToolOutput(call_id="c9", text="a"))]
+
+
+def test_what_was_used_so_far_is_after_every_event_what_the_tree_counts() -> None:
+    run = Made()
+    fold = RunFold(LogAddress(run_id=run.run_id, tenant_id="t", user_id="u", session_id=run.session_id))
+    records = [run.new().first, *run.next(*_spending())]
+    seen, stored = [], b""
+    for number, one in enumerate(records, 1):
+        used = fold.project([one]).tree_usage
+        stored = stored if used is None else used
+        so_far = usage_pb2.Usage.FromString(stored)
+        assert so_far == tree_of(each.event for each in records[:number]).tree_usage, one.event
+        seen.append(so_far)
+    assert seen[-1] == usage_pb2.Usage(
+        input_tokens=21,
+        cost_nanos=9,
+        currency_code="EUR",
+        model_calls=5,
+        model_calls_without_usage=2,
+        tool_calls=1,
+    )
+
+
+def test_an_end_without_a_usage_leaves_what_was_used_so_far() -> None:
+    ended = _fold(Made(), *_spending(), completed(), event_pb2.AgentEvent()).end
+    silent = _fold(Made(), *_spending(), event_pb2.AgentEvent(run_failed=event_pb2.RunFailed(error=_ERROR)))
+    assert ended is not None
+    assert silent.end is not None
+    assert usage_pb2.Usage.FromString(ended.tree_usage) == usage_pb2.Usage(input_tokens=3, model_calls=1)
+    assert silent.end.tree_usage == silent.tree_usage
+
+
+def test_the_row_begins_with_the_deadline_of_the_call() -> None:
+    run = Made()
+    first = run.new().first
+    first.event.run_started.deadline_time.FromNanoseconds(START_NS + 9 * SECOND)
+    fold = RunFold(LogAddress(run_id=run.run_id, tenant_id="t", user_id="u", session_id=run.session_id))
+    start = fold.project([first]).start
+    assert start is not None
+    assert start.deadline_time_ns == START_NS + 9 * SECOND

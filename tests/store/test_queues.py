@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from bough.v1 import event_pb2
+from bough.v1 import event_pb2, execution_pb2
 from bough_server.errors import NotFound, SessionBusy
 from bough_server.store.sql.store import Store, open_store
 from tests.store.logs import ANNE, BERT, START_NS, Made, as_stored, completed, everything, resumed, session_id, text
@@ -25,7 +25,7 @@ async def _holding(store: Store) -> Made:
 
 
 async def _holder(store: Store) -> str:
-    holder = await store.runs.holder(session_id(1))
+    holder = await store.runs.holder(ANNE, session_id(1))
     return holder.run.run_id if holder else ""
 
 
@@ -37,7 +37,11 @@ async def test_a_run_that_waits_is_accepted_pending_and_says_nothing_in_the_sess
     first, second = await _holding(store), _queued(2)
     await store.log.create(second.new())
     shown = (await store.runs.get(ANNE, second.run_id)).run
-    assert (shown.state, shown.last_sequence, shown.HasField("start_time")) == (event_pb2.STATE_PENDING, 2, False)
+    assert (shown.state, shown.last_sequence, shown.HasField("start_time")) == (
+        execution_pb2.EXECUTION_STATE_PENDING,
+        2,
+        False,
+    )
     assert await _holder(store) == first.run_id
     assert (await store.sessions.cut(ANNE, session_id(1))).position == 1
     assert list(await store.log.read(second.run_id)) == as_stored(second.first())
@@ -56,7 +60,7 @@ async def test_the_end_of_the_holder_gives_the_session_to_the_run_that_has_waite
         cut = (await store.sessions.cut(ANNE, session_id(1))).position
         await store.log.append(holder, epoch=1, records=run.next(_dequeued(cut), completed()))
     assert turns == [Made(number=number).run_id for number in (2, 3, 4)]
-    said = [one.message.parts[0].text for one in await store.sessions.messages(session_id(1), through=9)]
+    said = [one.message.parts[0].text for one in await store.sessions.messages(ANNE, session_id(1), through=9)]
     assert said == ["1?", "Yes.", "2?", "3?", "4?"]
     assert (await store.sessions.get(ANNE, session_id(1))).current_run_id == ""
 
@@ -68,9 +72,9 @@ async def test_a_run_whose_turn_comes_has_its_message_after_all_that_was_said(st
     begun = second.next(_dequeued(2))
     await store.log.append(second.run_id, epoch=1, records=begun)
     shown = (await store.runs.get(ANNE, second.run_id)).run
-    assert (shown.state, shown.start_time) == (event_pb2.STATE_RUNNING, begun[0].event.time)
+    assert (shown.state, shown.start_time) == (execution_pb2.EXECUTION_STATE_RUNNING, begun[0].event.record_time)
     await _end(store, second, "No.")
-    stored = await store.sessions.messages(session_id(1), through=9)
+    stored = await store.sessions.messages(ANNE, session_id(1), through=9)
     assert [(one.message.position, one.message.parts[0].text, one.run_id) for one in stored] == [
         (1, "1?", first.run_id),
         (2, "Yes.", first.run_id),
@@ -115,7 +119,7 @@ async def test_a_run_that_ends_while_it_waits_was_never_in_the_session(store: St
     assert await _holder(store) == first.run_id
     await _end(store, first)
     assert await _holder(store) == third.run_id
-    assert len(await store.sessions.messages(session_id(1), through=9)) == 2
+    assert len(await store.sessions.messages(ANNE, session_id(1), through=9)) == 2
 
 
 async def test_a_session_that_runs_wait_for_is_not_deleted(store: Store) -> None:
@@ -142,12 +146,12 @@ async def test_waiting_outlives_the_server_and_its_owner(url: str) -> None:
         await store.log.create(second.new())
     async with open_store(url) as store:
         await store.log.take_over(second.run_id, epoch=2, owner="next", records=second.next(resumed(2)))
-        assert (await store.runs.get(ANNE, second.run_id)).run.state == event_pb2.STATE_PENDING
+        assert (await store.runs.get(ANNE, second.run_id)).run.state == execution_pb2.EXECUTION_STATE_PENDING
         await store.log.append(first.run_id, epoch=1, records=first.next(completed()))
         assert await _holder(store) == second.run_id
     async with open_store(url) as store:
         await store.log.append(second.run_id, epoch=2, records=second.next(_dequeued(1), completed()))
-        stored = await store.sessions.messages(session_id(1), through=9)
+        stored = await store.sessions.messages(ANNE, session_id(1), through=9)
         assert [one.message.parts[0].text for one in stored] == ["1?", "2?"]
 
 
@@ -171,8 +175,8 @@ async def test_a_run_waits_for_a_session_of_its_tenant_only(store: Store) -> Non
 
 async def test_a_session_that_nobody_holds_has_no_holder(store: Store) -> None:
     await store.sessions.create(ANNE, session_id=session_id(1), labels={}, now_ns=START_NS)
-    assert await store.runs.holder(session_id(1)) is None
-    assert await store.runs.holder(session_id(2)) is None
+    assert await store.runs.holder(ANNE, session_id(1)) is None
+    assert await store.runs.holder(ANNE, session_id(2)) is None
 
 
 async def test_mistakes_of_a_caller_who_queues_are_told_at_once(store: Store) -> None:

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bough.v1 import error_pb2, event_pb2, message_pb2, state_pb2
+from bough.v1 import error_pb2, event_pb2, message_pb2, session_pb2
 from bough_server import events
 from bough_server.errors import ConfigurationError
 from bough_server.store.ports import SessionCut
@@ -21,14 +21,16 @@ from tests.store.fork_logs import Fork
 from tests.store.logs import ANNE, BERT, Made, completed, definition, delta, resumed, text
 
 _DAMAGE = """
-    DELETE FROM messages WHERE run_id IN (SELECT run_id FROM runs WHERE runs.session_id = messages.session_id);
+    DELETE FROM messages WHERE run_id IN (
+        SELECT run_id FROM runs WHERE runs.tenant_id = messages.tenant_id AND runs.session_id = messages.session_id
+    );
     DELETE FROM usage_entries;
     DELETE FROM run_definitions;
-    UPDATE sessions SET last_position = 99, current_run_id = 'nobody';
+    UPDATE sessions SET last_position = 99, current_run_id = 'nobody', last_run_time_ns = 7;
     UPDATE sessions SET state_json = 'lost' WHERE state_run_id != '';
-    UPDATE runs SET last_sequence = 99, ended = NOT ended, agent = '', state = 0, labels = '{}', start_time_ns = 0,
-        end_time_ns = 7, error = x'00', tree_usage = x'00', request_id = '', request_digest = '',
-        open_requests = x'00', next_expire_time_ns = 7, origin_run_id = 'x', origin_sequence = 7;
+    UPDATE runs SET last_sequence = 99, ended = NOT ended, agent = '', state = 0, labels = '{}', input_excerpt = 'x',
+        start_time_ns = 0, end_time_ns = 7, deadline_time_ns = 7, error = x'00', tree_usage = x'00', request_id = '',
+        request_digest = '', open_requests = x'00', next_expire_time_ns = 7, origin_run_id = 'x', origin_sequence = 7;
 """
 
 
@@ -60,13 +62,15 @@ def _tool_done(kept: int | None) -> event_pb2.AgentEvent:
     result = message_pb2.ToolResult(call=message_pb2.ToolCall(call_id="c1"), agent="lead")
     event = event_pb2.AgentEvent(effect_key="s0.t0", tool_completed=event_pb2.ToolCompleted(result=result))
     if kept is not None:
-        event.tool_completed.state_delta.add(key="n", value_json=str(kept))
+        event.tool_completed.state_changes.add(key="n", value_json=str(kept))
     return event
 
 
 def _kept(effect: str, value: int | None) -> event_pb2.AgentEvent:
-    change = state_pb2.StateChange(key="n", value_json=None if value is None else str(value))
-    return event_pb2.AgentEvent(effect_key=effect, state_changed=event_pb2.StateChanged(changes=[change]))
+    change = session_pb2.SessionStateChange(key="n", value_json=None if value is None else str(value))
+    return event_pb2.AgentEvent(
+        effect_key=effect, session_state_changed=event_pb2.SessionStateChanged(state_changes=[change])
+    )
 
 
 _KINDS = st.sampled_from(["UNSPECIFIED", "ASSISTANT"])
@@ -82,6 +86,7 @@ _EVENTS = st.one_of(
     st.builds(_tool_done, st.none() | st.integers(0, 3)),
     st.builds(_kept, st.sampled_from(["e0", "e0/e1", "e1.0/e0", "e1.1/e0"]), st.none() | st.integers(0, 3)),
     st.builds(lambda: event_pb2.AgentEvent(effect_key="s0.m", llm_started=event_pb2.LlmStarted(model="m"))),
+    st.builds(lambda: event_pb2.AgentEvent(effect_key="s0.t0", tool_started=event_pb2.ToolStarted())),
 )
 _ERROR = error_pb2.AgentError(reason=error_pb2.ERROR_REASON_INTERNAL, message="No.")
 _ENDS = st.one_of(
@@ -131,7 +136,7 @@ class _Writing:
             return run
         run.is_queued, run.last_sequence = True, 2
         await self._store.log.create(run.new())
-        while is_executed and (holder := await self._store.runs.holder(run.session_id)) is not None:
+        while is_executed and (holder := await self._store.runs.holder(ANNE, run.session_id)) is not None:
             if holder.run.run_id == run.run_id:
                 cut = await self._cut(run)
                 dequeued = event_pb2.RunDequeued(session_cut=cut.position, state_json=cut.state_json)
@@ -147,7 +152,7 @@ class _Writing:
         open_part = [event.sequence for event in stored if event.kind not in events.TERMINAL_KINDS]
         fork.definitions = [definition("writer", f"f{number}")]
         named = event_pb2.DefinitionRef(name="writer", revision=f"f{number}")
-        changes = event_pb2.RunForked(labels={"forked": str(number)}, definitions=[named])
+        changes = event_pb2.RunForked(labels={"forked": str(number)}, definition_refs=[named])
         await self._store.log.fork(fork.of(origin, open_part[-1 - number % 2 * (len(open_part) > 1)], changes=changes))
         return fork
 
@@ -193,16 +198,19 @@ async def test_rebuilding_keeps_usage_of_logs_that_are_gone(url: str) -> None:
 
 async def test_rebuilding_keeps_what_a_fork_has_of_a_session_that_is_gone(url: str) -> None:
     async with open_store(url) as store:
-        origin, fork = Made(number=1, question=text("Why?", "USER")), Fork(number=2)
+        before_it = Made(number=3, question=text("Hello.", "USER"))
+        await store.log.create(before_it.new())
+        await store.log.append(before_it.run_id, epoch=1, records=before_it.next(completed()))
+        origin, fork = Made(number=1, session_number=3, session_cut=1, question=text("Why?", "USER")), Fork(number=2)
         await store.log.create(origin.new())
         await store.log.fork(fork.of(origin, 1, completed(text("So.", "ASSISTANT"))))
         await store.log.append(origin.run_id, epoch=1, records=origin.next(completed()))
         await store.sessions.delete(ANNE, origin.session_id)
-        before = await store.sessions.messages(fork.session_id, through=9)
+        before = await store.sessions.messages(ANNE, fork.session_id, through=9)
     assert rebuild_projections(url) == 1
     async with open_store(url) as store:
-        assert [one.message.parts[0].text for one in before] == ["Why?", "So."]
-        assert await store.sessions.messages(fork.session_id, through=9) == before
+        assert [one.message.parts[0].text for one in before] == ["Hello.", "Why?", "So."]
+        assert await store.sessions.messages(ANNE, fork.session_id, through=9) == before
 
 
 async def test_rebuilding_is_refused_while_a_server_has_the_file(url: str) -> None:

@@ -11,9 +11,7 @@ from alembic.migration import MigrationContext
 from alembic.script import ScriptDirectory
 from sqlalchemy import Connection, text
 
-from bough.v1 import agent_service_pb2, event_pb2
 from bough_server.errors import ConfigurationError
-from bough_server.store.ports import Principal, RunRecord
 from bough_server.store.sql import migrations
 from bough_server.store.sql.database import (
     DatabaseStatus,
@@ -22,9 +20,9 @@ from bough_server.store.sql.database import (
     exclusive_engine,
     upgrade_database,
 )
+from bough_server.store.sql.rebuild import rebuild_projections
 from bough_server.store.sql.store import open_store
 from bough_server.store.sql.tables import metadata
-from bough_server.store.worker_ports import Letter
 
 
 def _execute(url: str, statement: str) -> None:
@@ -68,42 +66,44 @@ def test_a_new_database_has_the_schema_that_the_migrations_come_to(tmp_path: Pat
         assert {one for one in _schema(connection) if "alembic_version" not in one} == tables_and_indexes
 
 
-_OLDER_RUN = (
-    "INSERT INTO runs VALUES ('r1', 'acme', 'anne', 's1', 7, 2, 1, 0, 'lead', 2, '{}', 8, NULL, NULL, NULL, 'ask', 'd')"
-)
-_OLDER_SESSION = "INSERT INTO sessions VALUES ('s1', 'acme', 'anne', '{}', 7, 7, 'r1', 0)"
+def _make_older(url: str, revision: str) -> None:
+    """Creates a file as a version of before the first revision left it."""
+    database_path(url).parent.mkdir()
+    _execute(url, "CREATE TABLE letters (letter_id INTEGER PRIMARY KEY, run_id VARCHAR NOT NULL)")
+    _execute(url, "CREATE TABLE alembic_version (version_num VARCHAR(32) NOT NULL PRIMARY KEY)")
+    _execute(url, f"INSERT INTO alembic_version VALUES ('{revision}')")
 
 
-async def test_a_database_of_the_first_schema_is_upgraded_with_what_is_in_it(url: str) -> None:
-    config = _migrations()
-    with exclusive_engine(url) as (engine, _), engine.begin() as connection:
-        config.attributes["connection"] = connection
-        command.upgrade(config, "0001")
-        for statement in (_OLDER_RUN, _OLDER_SESSION):
-            connection.exec_driver_sql(statement)
-    async with open_store(url) as store:
-        (record,) = await store.runs.open_runs()
-        expected = agent_service_pb2.Run(
-            run_id="r1", session_id="s1", agent="lead", state=event_pb2.STATE_RUNNING, last_sequence=1
+@pytest.mark.parametrize("revision", ["0001", "0002", "0003", "0004", "0005"])
+def test_a_database_of_before_the_first_revision_is_refused_in_a_sentence_that_says_what_to_do(
+    url: str, revision: str
+) -> None:
+    _make_older(url, revision)
+    before = database_path(url).read_bytes()
+    for opening in (open_store, upgrade_database, database_status, rebuild_projections):
+        with pytest.raises(ConfigurationError) as refused:
+            opening(url)
+        assert refused.value.message == (
+            f"The database {str(database_path(url))!r} has revision {revision}, which this version of bough cannot "
+            "read: move the file away or delete it, and a new one is created."
         )
-        expected.create_time.FromNanoseconds(7)
-        expected.start_time.FromNanoseconds(8)
-        principal = Principal(tenant_id="acme", user_id="anne")
-        assert record == RunRecord(run=expected, principal=principal, epoch=2, request_digest="d")
-        assert await store.runs.holder("s1") == record
-        assert await store.runs.find_request(principal, "ask") == record
+    connection = sqlite3.connect(database_path(url))
+    names = connection.execute("SELECT name FROM sqlite_master WHERE type = 'table' ORDER BY name").fetchall()
+    connection.close()
+    assert names == [("alembic_version",), ("letters",)]
+    assert len(database_path(url).read_bytes()) == len(before)
 
 
-async def test_letters_that_wait_outlive_an_upgrade(url: str) -> None:
-    config = _migrations()
-    with exclusive_engine(url) as (engine, _), engine.begin() as connection:
-        config.attributes["connection"] = connection
-        command.upgrade(config, "0004")
-        connection.exec_driver_sql("INSERT INTO letters VALUES (7, 'r1', 1, NULL, 'anne')")
-    async with open_store(url) as store:
-        assert await store.mailbox.take("r1") == [
-            Letter(letter_id=7, run_id="r1", cancel=event_pb2.CANCEL_REASON_CALLER, user_id="anne")
-        ]
+async def test_a_new_database_is_created_when_the_older_one_was_moved_away(url: str) -> None:
+    _make_older(url, "0005")
+    path = database_path(url)
+    path.rename(path.with_name("older.db"))
+    async with open_store(url):
+        assert database_status(url).is_current
+
+
+def test_the_first_revision_is_the_oldest_that_is_read() -> None:
+    assert ScriptDirectory.from_config(_migrations()).get_bases() == [migrations.FIRST]
 
 
 def test_the_code_names_the_newest_revision() -> None:

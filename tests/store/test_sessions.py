@@ -2,7 +2,7 @@
 
 import pytest
 
-from bough.v1 import error_pb2, event_pb2, message_pb2, session_service_pb2
+from bough.v1 import error_pb2, event_pb2, execution_pb2, session_pb2, usage_pb2
 from bough_server.errors import InvalidRequest, NotFound, SessionBusy
 from bough_server.store.ports import Page, RunFilter
 from bough_server.store.sql.store import Store
@@ -30,9 +30,8 @@ async def _run_through(store: Store, run: Made) -> None:
 
 async def test_a_session_is_as_it_was_made(store: Store) -> None:
     made = await store.sessions.create(ANNE, session_id=session_id(1), labels={"a": "b"}, now_ns=START_NS)
-    expected = session_service_pb2.Session(session_id=session_id(1), user_id="anne", labels={"a": "b"})
+    expected = session_pb2.Session(session_id=session_id(1), user_id="anne", labels={"a": "b"})
     expected.create_time.FromNanoseconds(START_NS)
-    expected.update_time.FromNanoseconds(START_NS)
     assert made == expected
     assert await store.sessions.get(ANNE, session_id(1)) == expected
     assert (await store.sessions.cut(ANNE, session_id(1))).position == 0
@@ -60,11 +59,12 @@ async def test_a_run_made_without_a_session_makes_one_and_holds_it_until_its_end
     await store.log.create(run.new())
     held = await store.sessions.get(ANNE, run.session_id)
     assert (held.current_run_id, held.user_id) == (run.run_id, "anne")
+    assert held.last_run_time.ToNanoseconds() == START_NS + SECOND
     assert (await store.sessions.cut(ANNE, run.session_id)).position == 1
     await store.log.append(run.run_id, epoch=1, records=run.next(completed(text("Yes.", "ASSISTANT"))))
     released = await store.sessions.get(ANNE, run.session_id)
     assert released.current_run_id == ""
-    assert released.update_time.ToNanoseconds() == START_NS + 2 * SECOND
+    assert released.last_run_time.ToNanoseconds() == START_NS + 2 * SECOND
     assert (await store.sessions.cut(ANNE, run.session_id)).position == 2
 
 
@@ -73,7 +73,7 @@ async def test_positions_go_on_over_the_runs_of_a_session(store: Store) -> None:
         cut = 2 * (number - 1)
         run = Made(number=number, session_number=int(number > 1), session_cut=cut, question=text(f"{number}?", "USER"))
         await _run_through(store, run)
-    stored = await store.sessions.messages(session_id(1), through=5)
+    stored = await store.sessions.messages(ANNE, session_id(1), through=5)
     assert [one.message.position for one in stored] == [1, 2, 3, 4, 5]
     assert [one.message.parts[0].text for one in stored] == ["1?", "Yes.", "2?", "Yes.", "3?"]
     shown, token = await store.sessions.list_messages(ANNE, session_id(1), Page(size=4))
@@ -129,14 +129,17 @@ async def test_runs_made_at_the_same_time_are_neither_lost_nor_repeated(store: S
         (RunFilter(), [4, 3, 2, 1]),
         (RunFilter(agent="writer"), [4, 3]),
         (RunFilter(session_id=session_id(2)), [2]),
-        (RunFilter(states=[event_pb2.STATE_SUCCEEDED]), [3]),
-        (RunFilter(states=[event_pb2.STATE_SUCCEEDED, event_pb2.STATE_RUNNING]), [4, 3, 2, 1]),
+        (RunFilter(states=[execution_pb2.EXECUTION_STATE_SUCCEEDED]), [3]),
+        (
+            RunFilter(states=[execution_pb2.EXECUTION_STATE_SUCCEEDED, execution_pb2.EXECUTION_STATE_RUNNING]),
+            [4, 3, 2, 1],
+        ),
         (RunFilter(labels={"team": "a"}), [3, 1]),
         (RunFilter(labels={"team": "a", "odd.\"key'": "ü"}), [3]),
         (RunFilter(labels={"team": "%"}), []),
-        (RunFilter(start_create_time_ns=START_NS + 120 * SECOND, end_create_time_ns=START_NS + 240 * SECOND), [3, 2]),
+        (RunFilter(create_time_from_ns=START_NS + 120 * SECOND, create_time_before_ns=START_NS + 240 * SECOND), [3, 2]),
         (RunFilter(agent="writer", labels={"team": "b"}), [4]),
-        (RunFilter(start_create_time_ns=-(2**65), end_create_time_ns=2**65), [4, 3, 2, 1]),
+        (RunFilter(create_time_from_ns=-(2**65), create_time_before_ns=2**65), [4, 3, 2, 1]),
     ],
 )
 async def test_runs_are_filtered(store: Store, run_filter: RunFilter, expected: list[int]) -> None:
@@ -166,7 +169,6 @@ async def test_a_token_of_another_list_or_filter_or_tenant_is_refused(store: Sto
     for asked in (
         store.runs.list(ANNE, RunFilter(), Page(size=1, token=sessions)),
         store.runs.list(ANNE, RunFilter(agent="lead"), Page(size=1, token=runs)),
-        store.runs.list(ANNE, RunFilter(listing="invocations"), Page(size=1, token=runs)),
         store.runs.list(BERT, RunFilter(), Page(size=1, token=runs)),
         store.sessions.list(ANNE, labels={"a": "b"}, page=Page(size=1, token=sessions)),
         store.sessions.list_messages(ANNE, session_id(2), Page(size=1, token=messages)),
@@ -186,15 +188,20 @@ async def test_sessions_are_listed_newest_first_by_their_labels(store: Store) ->
 
 
 async def test_a_run_is_shown_as_its_log_says(store: Store) -> None:
-    run = Made(labels={"team": "a"}, request_digest="d", request_id="ask")
+    run = Made(labels={"team": "a"}, request_digest="d", request_id="ask", question=text("Is it\n so?"))
     await store.log.create(run.new())
     error = error_pb2.AgentError(reason=error_pb2.ERROR_REASON_MODEL_UNAVAILABLE, message="It is away.")
-    failed = event_pb2.RunFailed(error=error, tree_usage=message_pb2.Usage(input_tokens=0, model_calls=2))
+    failed = event_pb2.RunFailed(error=error, tree_usage=usage_pb2.Usage(input_tokens=0, model_calls=2))
     await store.log.append(run.run_id, epoch=1, records=run.next(delta(), event_pb2.AgentEvent(run_failed=failed)))
     record = await store.runs.get(ANNE, run.run_id)
     assert (record.principal, record.epoch, record.request_digest) == (ANNE, 1, "d")
     shown = record.run
-    assert (shown.state, shown.error, shown.tree_usage) == (event_pb2.STATE_FAILED, error, failed.tree_usage)
+    assert (shown.user_id, shown.input_excerpt, shown.HasField("deadline_time")) == ("anne", "Is it so?", False)
+    assert (shown.state, shown.error, shown.tree_usage) == (
+        execution_pb2.EXECUTION_STATE_FAILED,
+        error,
+        failed.tree_usage,
+    )
     assert shown.tree_usage.HasField("input_tokens"), "known to be zero is not unknown"
     assert (shown.agent, dict(shown.labels), shown.last_sequence) == ("lead", {"team": "a"}, 3)
     times = [time.ToNanoseconds() for time in (shown.create_time, shown.start_time, shown.end_time)]
@@ -220,7 +227,7 @@ async def test_a_session_that_a_run_holds_is_not_deleted(store: Store) -> None:
     await store.log.create(run.new())
     with pytest.raises(SessionBusy):
         await store.sessions.delete(ANNE, run.session_id)
-    assert (await store.runs.get(ANNE, run.run_id)).run.state == event_pb2.STATE_RUNNING
+    assert (await store.runs.get(ANNE, run.run_id)).run.state == execution_pb2.EXECUTION_STATE_RUNNING
 
 
 async def test_deleting_a_session_takes_its_runs_logs_messages_and_unnamed_definitions(store: Store) -> None:
@@ -239,11 +246,11 @@ async def test_deleting_a_session_takes_its_runs_logs_messages_and_unnamed_defin
     ):
         with pytest.raises(NotFound):
             await asked
-    assert list(await store.sessions.messages(gone.session_id, through=9)) == []
+    assert list(await store.sessions.messages(ANNE, gone.session_id, through=9)) == []
     assert await store.runs.find_request(ANNE, "ask") is None
     assert await store.catalog.get("gone only") is None
     assert await store.catalog.get("both") == definition("lead", "both")
-    assert len(await store.sessions.messages(kept.session_id, through=9)) == 2
+    assert len(await store.sessions.messages(ANNE, kept.session_id, through=9)) == 2
 
 
 async def test_usage_entries_outlive_their_session(store: Store) -> None:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from bough.v1 import agent_service_pb2, event_pb2
+from bough.v1 import event_pb2, execution_pb2, run_pb2
 from bough_server.store.sql.store import Store, open_store
 from tests.store.logs import ANNE, BERT, SECOND, START_NS, Made, completed, delta, resumed
 from tests.store.questions import answered, asked, interrupted, request, tool_ended
@@ -10,7 +10,7 @@ from tests.store.questions import answered, asked, interrupted, request, tool_en
 CHILD = "s0.t0"
 
 
-async def _shown(store: Store, run: Made) -> agent_service_pb2.Run:
+async def _shown(store: Store, run: Made) -> run_pb2.Run:
     return (await store.runs.get(ANNE, run.run_id)).run
 
 
@@ -19,7 +19,7 @@ async def _append(store: Store, run: Made, *batch: event_pb2.AgentEvent) -> tupl
     for event in batch:
         await store.log.append(run.run_id, epoch=1, records=run.next(event))
     shown = await _shown(store, run)
-    return shown.state, [each.request_id for each in shown.open_requests]
+    return shown.state, [each.input_id for each in shown.open_requests]
 
 
 async def test_a_run_that_waits_for_an_answer_is_input_required_until_it_is_resumed(store: Store) -> None:
@@ -27,26 +27,29 @@ async def test_a_run_that_waits_for_an_answer_is_input_required_until_it_is_resu
     await store.log.create(run.new())
     first, second = request("q1", run), request("q2", run, call_id="c1")
     assert await _append(store, run, asked(first), delta(), asked(second)) == (
-        event_pb2.STATE_RUNNING,
+        execution_pb2.EXECUTION_STATE_RUNNING,
         ["q1", "q2"],
     )
     assert list((await _shown(store, run)).open_requests) == [first, second]
     waiting = await _append(store, run, interrupted(first, second))
-    assert waiting == (event_pb2.STATE_INPUT_REQUIRED, ["q1", "q2"])
+    assert waiting == (execution_pb2.EXECUTION_STATE_INPUT_REQUIRED, ["q1", "q2"])
     assert (await store.sessions.get(ANNE, run.session_id)).current_run_id == run.run_id
     resumed_run = await _append(store, run, answered("q1"), resumed(1))
-    assert resumed_run == (event_pb2.STATE_RUNNING, ["q2"])
-    assert await _append(store, run, completed()) == (event_pb2.STATE_SUCCEEDED, [])
+    assert resumed_run == (execution_pb2.EXECUTION_STATE_RUNNING, ["q2"])
+    assert await _append(store, run, completed()) == (execution_pb2.EXECUTION_STATE_SUCCEEDED, [])
 
 
 async def test_a_run_that_waits_and_is_to_end_waits_for_nobody_any_more(store: Store) -> None:
     run = Made()
     await store.log.create(run.new())
     asks = request("q1", run)
-    part = event_pb2.AgentEvent(cancel_requested=event_pb2.CancelRequested(scope=CHILD))
+    part = event_pb2.AgentEvent(cancel_requested=event_pb2.CancelRequested(effect_scope=CHILD))
     whole = event_pb2.AgentEvent(cancel_requested=event_pb2.CancelRequested())
-    assert await _append(store, run, asked(asks), interrupted(asks), part) == (event_pb2.STATE_INPUT_REQUIRED, ["q1"])
-    assert await _append(store, run, whole) == (event_pb2.STATE_RUNNING, ["q1"])
+    assert await _append(store, run, asked(asks), interrupted(asks), part) == (
+        execution_pb2.EXECUTION_STATE_INPUT_REQUIRED,
+        ["q1"],
+    )
+    assert await _append(store, run, whole) == (execution_pb2.EXECUTION_STATE_RUNNING, ["q1"])
 
 
 async def test_what_an_interruption_lists_is_open_and_nothing_else(store: Store) -> None:
@@ -54,7 +57,7 @@ async def test_what_an_interruption_lists_is_open_and_nothing_else(store: Store)
     await store.log.create(run.new())
     requests = [request(name, run) for name in ("q1", "q2", "q3")]
     state = await _append(store, run, *map(asked, requests), interrupted(requests[2], requests[0]))
-    assert state == (event_pb2.STATE_INPUT_REQUIRED, ["q3", "q1"])
+    assert state == (execution_pb2.EXECUTION_STATE_INPUT_REQUIRED, ["q3", "q1"])
 
 
 @pytest.mark.parametrize("failed", [False, True])
@@ -68,7 +71,7 @@ async def test_a_call_that_ends_asks_nothing_any_more(store: Store, failed: bool
         request("question", run),
     ]
     state = await _append(store, run, *map(asked, requests), tool_ended("c1", failed=failed))
-    assert state == (event_pb2.STATE_RUNNING, ["other call", "other agent's", "question"])
+    assert state == (execution_pb2.EXECUTION_STATE_RUNNING, ["other call", "other agent's", "question"])
 
 
 @pytest.mark.parametrize(
@@ -88,7 +91,7 @@ async def test_an_invocation_that_ends_asks_nothing_any_more(store: Store, end: 
     ended = event_pb2.AgentEvent(invocation_id=child.invocation_id)
     ended.MergeFrom(end)
     assert await _append(store, run, asked(child), asked(own), ended) == (
-        event_pb2.STATE_RUNNING,
+        execution_pb2.EXECUTION_STATE_RUNNING,
         ["root's"],
     )
 
@@ -123,5 +126,5 @@ async def test_what_is_asked_outlives_the_server(url: str) -> None:
     async with open_store(url) as store:
         assert await store.runs.next_expiry() == (START_NS + 9 * SECOND, run.run_id)
         assert list((await _shown(store, run)).open_requests) == requests
-        assert await _append(store, run, answered("q1")) == (event_pb2.STATE_INPUT_REQUIRED, ["q2"])
+        assert await _append(store, run, answered("q1")) == (execution_pb2.EXECUTION_STATE_INPUT_REQUIRED, ["q2"])
         assert await store.runs.next_expiry() is None

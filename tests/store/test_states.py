@@ -4,7 +4,7 @@ import sqlite3
 
 import pytest
 
-from bough.v1 import event_pb2, state_pb2
+from bough.v1 import event_pb2, session_pb2
 from bough_server.errors import InvalidRequest, NotFound, SessionBusy
 from bough_server.session_state import MAX_STATE_BYTES
 from bough_server.store.ports import SessionMoved
@@ -15,14 +15,16 @@ from tests.store.fork_logs import Fork
 from tests.store.logs import ANNE, BERT, START_NS, Made, completed, delta, resumed, session_id
 
 
-def change(key: str, text: str | None) -> state_pb2.StateChange:
+def change(key: str, text: str | None) -> session_pb2.SessionStateChange:
     """A change; None deletes."""
-    return state_pb2.StateChange(key=key, value_json=text)
+    return session_pb2.SessionStateChange(key=key, value_json=text)
 
 
-def kept(effect: str, *changes: state_pb2.StateChange) -> event_pb2.AgentEvent:
+def kept(effect: str, *changes: session_pb2.SessionStateChange) -> event_pb2.AgentEvent:
     """What code wrote."""
-    return event_pb2.AgentEvent(effect_key=effect, state_changed=event_pb2.StateChanged(changes=changes))
+    return event_pb2.AgentEvent(
+        effect_key=effect, session_state_changed=event_pb2.SessionStateChanged(state_changes=changes)
+    )
 
 
 async def _state(store: Store, number: int) -> str:

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from bough.v1 import event_pb2
+from bough.v1 import execution_pb2
 from bough_server.errors import Fenced
 from bough_server.store.ports import RunMoved
 from bough_server.store.sql.store import Store, open_store
@@ -23,7 +23,7 @@ async def test_taking_over_refuses_the_owner_before(store: Store) -> None:
     with pytest.raises(Fenced):
         await store.log.append(run.run_id, epoch=1, records=[record(delta("old owner"), 4)])
     await store.log.append(run.run_id, epoch=2, records=run.next(completed()))
-    assert (await store.runs.get(ANNE, run.run_id)).run.state == event_pb2.STATE_SUCCEEDED
+    assert (await store.runs.get(ANNE, run.run_id)).run.state == execution_pb2.EXECUTION_STATE_SUCCEEDED
 
 
 async def test_of_two_who_read_the_same_log_one_takes_it_over(store: Store) -> None:
@@ -83,9 +83,9 @@ async def test_what_a_new_owner_writes_first_is_derived_from_as_any_append(store
     made = run.next(resumed(2), completed(text("So.", "ASSISTANT")))
     await store.log.take_over(run.run_id, epoch=2, owner="next", records=made)
     assert await reader == as_stored(made)
-    assert (await store.runs.get(ANNE, run.run_id)).run.state == event_pb2.STATE_SUCCEEDED
+    assert (await store.runs.get(ANNE, run.run_id)).run.state == execution_pb2.EXECUTION_STATE_SUCCEEDED
     assert (await store.sessions.get(ANNE, run.session_id)).current_run_id == ""
-    stored = await store.sessions.messages(run.session_id, through=9)
+    stored = await store.sessions.messages(ANNE, run.session_id, through=9)
     assert [(one.message.position, one.message.parts[0].text) for one in stored] == [(1, "?"), (2, "So.")]
     with pytest.raises(Fenced):
         await store.log.take_over(run.run_id, epoch=3, owner="late", records=[record(resumed(3), 4)])
@@ -122,6 +122,6 @@ async def test_a_run_goes_on_after_the_store_was_closed(url: str) -> None:
         made = run.next(resumed(2), completed(text("So.", "ASSISTANT")))
         await store.log.take_over(run.run_id, epoch=2, owner="next", records=made[:1])
         await store.log.append(run.run_id, epoch=2, records=made[1:])
-        stored = await store.sessions.messages(run.session_id, through=9)
+        stored = await store.sessions.messages(ANNE, run.session_id, through=9)
         assert [(one.message.position, one.message.parts[0].text) for one in stored] == [(1, "Why?"), (2, "So.")]
         assert [one.agent for one in stored] == ["lead", "lead"]

@@ -1,11 +1,11 @@
 """The windows of live runs: what they hold, and how they stay within their bound."""
 
-from bough_server.store.window import PAGE_BYTES, Windows
+from bough_server.store.window import PAGE_BYTES, RecentEventsOfRuns
 from tests.store.logs import Made, as_stored, completed, delta
 
 
 def test_a_window_gives_what_is_after_a_sequence() -> None:
-    run, windows = Made(), Windows(1 << 20)
+    run, windows = Made(), RecentEventsOfRuns(1 << 20)
     made = run.next(delta("a"), delta("b"), delta("c"))
     windows.add(run.run_id, made[:2])
     windows.add(run.run_id, made[2:])
@@ -15,14 +15,14 @@ def test_a_window_gives_what_is_after_a_sequence() -> None:
 
 
 def test_a_page_ends_at_a_mebibyte() -> None:
-    run, windows = Made(), Windows(1 << 30)
+    run, windows = Made(), RecentEventsOfRuns(1 << 30)
     made = run.next(*(delta("x" * (PAGE_BYTES // 3)) for _ in range(4)))
     windows.add(run.run_id, made)
     assert list(windows.of(run.run_id).page(1)) == as_stored(made[:2])
 
 
 def test_the_largest_run_gives_up_its_oldest_events_first() -> None:
-    small, large, windows = Made(number=1), Made(number=2), Windows(200_000)
+    small, large, windows = Made(number=1), Made(number=2), RecentEventsOfRuns(200_000)
     windows.add(small.run_id, small.next(delta("s" * 1_000)))
     made = [large.next(delta("l" * 70_000)) for _ in range(5)]
     for one in made:
@@ -34,7 +34,7 @@ def test_the_largest_run_gives_up_its_oldest_events_first() -> None:
 
 
 def test_the_bound_counts_every_run() -> None:
-    windows = Windows(50_000)
+    windows = RecentEventsOfRuns(50_000)
     for number in range(40):
         run = Made(number=number)
         windows.add(run.run_id, run.next(delta("x" * 3_000)))
@@ -42,7 +42,7 @@ def test_the_bound_counts_every_run() -> None:
 
 
 def test_an_ended_run_gives_its_memory_back() -> None:
-    run, windows = Made(), Windows(1 << 20)
+    run, windows = Made(), RecentEventsOfRuns(1 << 20)
     reader = windows.of(run.run_id)
     windows.add(run.run_id, run.next(*(delta("x" * 1_000) for _ in range(100))))
     windows.add(run.run_id, run.next(completed()))
@@ -54,7 +54,7 @@ def test_an_ended_run_gives_its_memory_back() -> None:
 
 
 def test_a_run_that_goes_on_after_a_failure_begins_a_new_window() -> None:
-    run, windows = Made(), Windows(1 << 20)
+    run, windows = Made(), RecentEventsOfRuns(1 << 20)
     reader = windows.of(run.run_id)
     windows.add(run.run_id, run.next(delta("a")))
     windows.fail(run.run_id, OSError("disk"))
@@ -68,6 +68,6 @@ def test_a_run_that_goes_on_after_a_failure_begins_a_new_window() -> None:
 
 
 def test_who_comes_after_a_failure_is_told_as_well() -> None:
-    windows = Windows(1 << 20)
+    windows = RecentEventsOfRuns(1 << 20)
     windows.fail("run", OSError("disk"))
     assert isinstance(windows.of("run").failure, OSError)

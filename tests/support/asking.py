@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from bough.v1 import event_pb2, input_pb2, message_pb2, step_pb2
+from bough.v1 import event_pb2, execution_pb2, input_pb2, message_pb2, step_pb2, usage_pb2
 from tests.support.logs import QUESTION, AgentEvent, numbered, result_of, says, tokens
 
 DELEGATE = message_pb2.ToolCall(call_id="delegate", name="call_clerk", arguments_json='{"message": "Look."}')
@@ -10,13 +10,13 @@ PAY = message_pb2.ToolCall(call_id="pay", name="pay", arguments_json='{"amount":
 SCAN = message_pb2.ToolCall(call_id="scan", name="scan", arguments_json="{}")
 
 APPROVAL = input_pb2.InputRequest(
-    request_id="may-pay", invocation_id="L", call_id="pay", reason=input_pb2.INPUT_REASON_APPROVAL, call=PAY
+    input_id="may-pay", invocation_id="L", call_id="pay", kind=input_pb2.INPUT_KIND_APPROVAL, call=PAY
 )
 CLIENT_TOOL = input_pb2.InputRequest(
-    request_id="do-scan", invocation_id="L", call_id="scan", reason=input_pb2.INPUT_REASON_CLIENT_TOOL, call=SCAN
+    input_id="do-scan", invocation_id="L", call_id="scan", kind=input_pb2.INPUT_KIND_CLIENT_TOOL, call=SCAN
 )
 WHICH = input_pb2.InputRequest(
-    request_id="which", invocation_id="C", reason=input_pb2.INPUT_REASON_QUESTION, prompt="Which one?"
+    input_id="which", invocation_id="C", kind=input_pb2.INPUT_KIND_QUESTION, prompt="Which one?"
 )
 
 
@@ -39,7 +39,7 @@ def requested(request: input_pb2.InputRequest) -> event_pb2.InputRequested:
 
 def received(request: input_pb2.InputRequest) -> event_pb2.InputReceived:
     """The payload that records some answer to a request."""
-    return event_pb2.InputReceived(answer=input_pb2.InputAnswer(request_id=request.request_id))
+    return event_pb2.InputReceived(answer=input_pb2.InputAnswer(input_id=request.input_id))
 
 
 def interrupted(*requests: input_pb2.InputRequest) -> AgentEvent:
@@ -52,7 +52,7 @@ def resumed(cause: event_pb2.ResumeCause.ValueType) -> AgentEvent:
     return lead(run_resumed=event_pb2.RunResumed(cause=cause))
 
 
-def answered(text: str, usage: message_pb2.Usage, *calls: message_pb2.ToolCall) -> event_pb2.LlmCompleted:
+def answered(text: str, usage: usage_pb2.Usage, *calls: message_pb2.ToolCall) -> event_pb2.LlmCompleted:
     """The payload of a model's answer."""
     return event_pb2.LlmCompleted(response=step_pb2.LlmResponse(message=says(text, *calls), usage=usage))
 
@@ -73,10 +73,10 @@ def _asks() -> Sequence[AgentEvent]:
         invocation_id="L",
         key_root="L",
         agent="lead",
-        kind=event_pb2.AGENT_KIND_LLM,
+        kind=execution_pb2.AGENT_KIND_LLM,
         input=QUESTION,
         labels={"team": "desk"},
-        definitions=[
+        definition_refs=[
             event_pb2.DefinitionRef(name="lead", revision="l1"),
             event_pb2.DefinitionRef(name="clerk", revision="c1"),
         ],
@@ -122,16 +122,16 @@ def _answers() -> Sequence[AgentEvent]:
     ended = event_pb2.RunCompleted(
         final_answer=says("Done."),
         usage=tokens(20, 5, model_calls=3, model_calls_without_usage=1, tool_calls=2),
-        end_reason=event_pb2.END_REASON_ANSWERED,
+        end_reason=execution_pb2.END_REASON_ANSWERED,
     )
     place = {"step_id": "L-1", "step_index": 1, "effect_key": "s1.m"}
     recovered = event_pb2.LlmRetrying(reason=event_pb2.RETRY_REASON_RECOVERED)
     return (
         lead(**place, attempt=1, llm_started=event_pb2.LlmStarted()),
-        lead(step_id="L-1", step_index=1, attempt=1, llm_output_delta=event_pb2.LlmOutputDelta(text="Do")),
+        lead(step_id="L-1", step_index=1, attempt=1, llm_output_text_delta=event_pb2.LlmOutputTextDelta(text="Do")),
         resumed(event_pb2.RESUME_CAUSE_RECOVERY),
         lead(**place, attempt=2, llm_retrying=recovered),
-        lead(step_id="L-1", step_index=1, attempt=2, llm_output_delta=event_pb2.LlmOutputDelta(text="Done.")),
+        lead(step_id="L-1", step_index=1, attempt=2, llm_output_text_delta=event_pb2.LlmOutputTextDelta(text="Done.")),
         lead(**place, attempt=2, llm_completed=answered("Done.", tokens(11, 2))),
         lead(**place, attempt=2, step_completed=event_pb2.StepCompleted()),
         lead(run_completed=ended),

@@ -27,7 +27,9 @@ def parallel(
     name: str, *links: Link, fails_fast: bool = False, max_concurrency: int | None = None
 ) -> agent_pb2.AgentDefinition:
     """Children at once."""
-    on_failure = agent_pb2.ON_LANE_FAILURE_FAIL_FAST if fails_fast else agent_pb2.ON_LANE_FAILURE_UNSPECIFIED
+    on_failure = (
+        agent_pb2.PARALLEL_FAILURE_POLICY_FAIL_FAST if fails_fast else agent_pb2.PARALLEL_FAILURE_POLICY_UNSPECIFIED
+    )
     return composite(
         name, links, parallel=agent_pb2.ParallelAgent(on_failure=on_failure, max_concurrency=max_concurrency)
     )
@@ -47,7 +49,7 @@ def supervisor(
 
 def swarm(name: str, *links: Link, entry: str = "") -> agent_pb2.AgentDefinition:
     """Members that hand over to one another."""
-    return composite(name, links, swarm=agent_pb2.SwarmAgent(entry=entry))
+    return composite(name, links, swarm=agent_pb2.SwarmAgent(entry_agent=entry))
 
 
 def plan_execute(
@@ -55,7 +57,7 @@ def plan_execute(
 ) -> agent_pb2.AgentDefinition:
     """A planner, an executor and a replanner, linked as `links` or else by their names."""
     names = dict(zip(("planner", "executor", "replanner"), roles, strict=False))
-    plan = agent_pb2.PlanExecuteAgent(max_rounds=rounds, **names)
+    plan = agent_pb2.PlanExecuteAgent(max_iterations=rounds, **names)
     return composite(name, links or list(dict.fromkeys(roles)), plan_execute=plan)
 
 

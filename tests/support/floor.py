@@ -6,16 +6,16 @@ from collections.abc import Sequence
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 
-from bough.v1 import agent_service_pb2, event_pb2, input_pb2, message_pb2, policy_pb2
+from bough.v1 import execution_pb2, input_pb2, message_pb2, policy_pb2, run_pb2
 from bough_server.agents.function import FunctionAgent, agent
 from bough_server.runtime.agent import Context
 from tests.support.house import ME, House, open_house
 from tests.support.readings import text_of
 from tests.support.teams import Scripts
 
-Run = agent_service_pb2.Run
-QUEUE = policy_pb2.RunPolicy(on_busy_session=policy_pb2.ON_BUSY_SESSION_QUEUE)
-CANCEL_INTERRUPTED = policy_pb2.RunPolicy(on_busy_session=policy_pb2.ON_BUSY_SESSION_CANCEL_INTERRUPTED)
+Run = run_pb2.Run
+QUEUE = policy_pb2.RunPolicy(on_busy_session=policy_pb2.BUSY_SESSION_POLICY_QUEUE)
+CANCEL_INTERRUPTED = policy_pb2.RunPolicy(on_busy_session=policy_pb2.BUSY_SESSION_POLICY_CANCEL_INTERRUPTED)
 
 
 class Floor:
@@ -62,9 +62,9 @@ async def queued(it: House, session_id: str, *texts: str) -> list[Run]:
 
 def answer_to(request: input_pb2.InputRequest, value: str) -> input_pb2.InputAnswer:
     """A text as the answer to a question."""
-    return input_pb2.InputAnswer(request_id=request.request_id, value_json=f'"{value}"')
+    return input_pb2.InputAnswer(input_id=request.input_id, value_json=f'"{value}"')
 
 
-async def state_of(it: House, run: Run) -> event_pb2.State.ValueType:
+async def state_of(it: House, run: Run) -> execution_pb2.ExecutionState.ValueType:
     """The state in a run's row."""
     return (await it.runs.get(ME, run.run_id)).run.state

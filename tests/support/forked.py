@@ -5,14 +5,14 @@ from collections.abc import Sequence
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 
-from bough.v1 import agent_service_pb2, event_pb2, fork_pb2, message_pb2
+from bough.v1 import event_pb2, fork_pb2, message_pb2, run_pb2
 from bough_server.models.model import ModelRequest
 from bough_server.tools.tool import Tool, ToolContext, tool
 from tests.support.house import House
 from tests.support.readings import having
 from tests.support.teams import call, calls, llm, open_team, script
 
-Run = agent_service_pb2.Run
+Run = run_pb2.Run
 Log = Sequence[event_pb2.AgentEvent]
 
 SPENT = {"usage": {"input_tokens": 10, "output_tokens": 5}}
@@ -61,5 +61,5 @@ def place(log: Log, payload: str, nth: int = 0) -> int:
 
 def edited(text: str, call_id: str, **fields: object) -> fork_pb2.EditedResult:
     """A call's result that is another text."""
-    result = message_pb2.ToolResult(parts=[message_pb2.Part(text=text)])
-    return fork_pb2.EditedResult(call_id=call_id, result=result, **fields)  # type: ignore[arg-type]
+    outcome = message_pb2.ToolOutcome(parts=[message_pb2.Part(text=text)])
+    return fork_pb2.EditedResult(call_id=call_id, outcome=outcome, **fields)  # type: ignore[arg-type]

@@ -11,11 +11,13 @@ from bough.v1 import (
     agent_pb2,
     agent_service_pb2,
     event_pb2,
+    follow_pb2,
     fork_pb2,
     input_pb2,
     invocation_pb2,
     message_pb2,
     policy_pb2,
+    run_pb2,
 )
 from bough_server import events
 from bough_server.agents.catalog import AgentCatalog
@@ -24,12 +26,13 @@ from bough_server.clock import Clock, SystemClock
 from bough_server.functions import Function
 from bough_server.metrics import Metrics
 from bough_server.runs.admission import RunDefaults
-from bough_server.runs.dependencies import Equipment
+from bough_server.runs.dependencies import RunDependencies
+from bough_server.runs.live import LiveRun
 from bough_server.runs.replay import Replayed, replay
 from bough_server.runs.runs import Runs
 from bough_server.runs.takeover import session_cut
 from bough_server.runtime.agent import Agent
-from bough_server.store.ports import Principal, StoredEvent, StoredMessage
+from bough_server.store.ports import Principal, RunRecord, StoredEvent, StoredMessage
 from bough_server.store.sql.store import Store, open_store
 from bough_server.store.sql.writer import CommitHooks
 from bough_server.telemetry import Parent, Tracing, make_provider
@@ -45,6 +48,7 @@ class House:
 
     store: Store
     registry: Registry
+    equipment: RunDependencies
     runs: Runs
     tracing: Tracing
     clock: Clock
@@ -55,9 +59,27 @@ class House:
         self.crashed.set()
         await self.store.close()
 
-    async def until_over(self, run: agent_service_pb2.Run) -> None:
+    # Tests look behind the surface of Runs in these three and nowhere else.
+
+    def executed(self) -> list[LiveRun]:
+        """The runs that this process executes."""
+        return list(self.runs._keeper.roster)
+
+    async def try_again(self, record: RunRecord) -> None:
+        """Waits until recovery has tried to continue one run."""
+        await self.runs._keeper.recovery._try(record)
+
+    async def park(self, record: RunRecord, missing: str) -> None:
+        """Leaves a run that cannot be executed here."""
+        await self.runs._keeper.park(record, missing)
+
+    def live(self, run_id: str) -> LiveRun | None:
+        """A run that this process executes."""
+        return next((live for live in self.executed() if live.run_id == run_id), None)
+
+    async def until_over(self, run: run_pb2.Run) -> None:
         """Waits until this process has let go of a run, without following it."""
-        live = self.runs._keeper.roster.at_hand(run.run_id)
+        live = self.live(run.run_id)
         if live is not None:
             await live.over()
 
@@ -71,13 +93,16 @@ class House:
         policy: policy_pb2.RunPolicy | None = None,
         deadline_time_ns: int | None = None,
         principal: Principal = ME,
-    ) -> agent_service_pb2.Run:
-        """Starts a run."""
+        creates: bool = False,
+    ) -> run_pb2.Run:
+        """Starts a run; one that `creates` makes the session that it names, if there is none."""
+        create = agent_service_pb2.MISSING_SESSION_POLICY_CREATE
         request = agent_service_pb2.RunRequest(
             agent=agent,
             session_id=session_id,
             request_id=request_id,
             policy=policy,
+            on_missing_session=create if creates else agent_service_pb2.MISSING_SESSION_POLICY_UNSPECIFIED,
             input=message_pb2.Message(parts=[message_pb2.Part(text=text)]),
         )
         record = await self.runs.start(principal, request, deadline_time_ns=deadline_time_ns, trace=Parent.current())
@@ -85,16 +110,17 @@ class House:
 
     async def fork(
         self,
-        run: agent_service_pb2.Run,
+        run: run_pb2.Run,
         after: int,
         *,
         request_id: str = "",
         labels: Mapping[str, str] | None = None,
         allow_open_effects: bool = False,
         deadline_time_ns: int | None = None,
+        policy: policy_pb2.RunPolicy | None = None,
         principal: Principal = ME,
         **changes: object,
-    ) -> agent_service_pb2.Run:
+    ) -> run_pb2.Run:
         """Forks a run after a sequence; `changes` are the fields of ForkChanges."""
         request = agent_service_pb2.ForkRunRequest(
             run_id=run.run_id,
@@ -102,12 +128,13 @@ class House:
             request_id=request_id,
             labels=labels,
             allow_open_effects=allow_open_effects,
+            policy=policy,
             changes=fork_pb2.ForkChanges(**changes) if changes else None,  # type: ignore[arg-type]
         )
         record, _ = await self.runs.fork(principal, request, deadline_time_ns=deadline_time_ns)
         return record.run
 
-    async def follow(self, run: agent_service_pb2.Run, *, after: int = 0) -> AsyncGenerator[event_pb2.AgentEvent, None]:
+    async def follow(self, run: run_pb2.Run, *, after: int = 0) -> AsyncGenerator[event_pb2.AgentEvent, None]:
         """The events of a run as they are committed, to its end."""
         stamp = events.stamp(run.run_id, run.session_id)
         async with aclosing(self.runs.follow(ME, run.run_id, after=after)) as pages:
@@ -115,21 +142,19 @@ class House:
                 for stored in page:
                     yield events.parse(stamp + stored.data)
 
-    async def until_interrupted(self, run: agent_service_pb2.Run) -> list[event_pb2.AgentEvent]:
+    async def until_interrupted(self, run: run_pb2.Run) -> list[event_pb2.AgentEvent]:
         """A run's events up to where it waits for input, or its end."""
-        stamp, until = events.stamp(run.run_id, run.session_id), agent_service_pb2.WATCH_UNTIL_INTERRUPTED
+        stamp, until = events.stamp(run.run_id, run.session_id), follow_pb2.WATCH_UNTIL_INTERRUPTED
         async with aclosing(self.runs.follow(ME, run.run_id, until=until)) as pages:
             return [events.parse(stamp + stored.data) async for page in pages for stored in page]
 
-    async def resume(
-        self, run: agent_service_pb2.Run, *answers: input_pb2.InputAnswer, request_id: str = ""
-    ) -> agent_service_pb2.Run:
+    async def resume(self, run: run_pb2.Run, *answers: input_pb2.InputAnswer, request_id: str = "") -> run_pb2.Run:
         """Answers what a run asks."""
         request = agent_service_pb2.ResumeRunRequest(run_id=run.run_id, answers=answers, request_id=request_id)
         resumed = await self.runs.resume(ME, request, deadline_time_ns=None)
         return resumed.record.run
 
-    async def log(self, run: agent_service_pb2.Run) -> list[event_pb2.AgentEvent]:
+    async def log(self, run: run_pb2.Run) -> list[event_pb2.AgentEvent]:
         """A run's events, once it has ended."""
         return [event async for event in self.follow(run)]
 
@@ -153,12 +178,12 @@ class House:
 
     async def messages(self, session_id: str) -> Sequence[StoredMessage]:
         """A session's messages."""
-        return await self.store.sessions.messages(session_id, through=2**31)
+        return await self.store.sessions.messages(ME, session_id, through=2**31)
 
-    async def replay(self, log: Sequence[event_pb2.AgentEvent], *, patience: float = 10.0) -> Replayed:
+    async def replay(self, log: Sequence[event_pb2.AgentEvent], *, patience: float = 30.0) -> Replayed:
         """Re-executes a run from its log with models and tools that raise when touched."""
         cut = session_cut(log)
-        session = await self.store.sessions.messages(log[0].session_id, through=cut) if cut else ()
+        session = await self.store.sessions.messages(ME, log[0].session_id, through=cut) if cut else ()
         untouchable = Untouchable(self.registry)
         return await replay(
             log, resolver=untouchable, tracing=self.tracing, clock=self.clock, session=session, patience=patience
@@ -216,25 +241,24 @@ async def open_house(
     store = open_store(f"sqlite:///{folder / 'bough.db'}", hooks=hooks)
     tracing = Tracing(make_provider(export=False))
     registry = Registry(definitions, models=models, code_agents=code_agents, tools=tools, functions=functions)
-    runs = Runs(
-        Equipment(
-            log=store.log,
-            index=store.runs,
-            sessions=store.sessions,
-            catalog=store.catalog,
-            leases=store.leases,
-            mailbox=store.mailbox,
-            resolver=registry,
-            agents=AgentCatalog(registry, store.agents),
-            tracing=tracing,
-            clock=clock,
-            defaults=defaults or RunDefaults(),
-            worker=worker,
-            metrics=metrics,
-        )
+    equipment = RunDependencies(
+        log=store.log,
+        index=store.runs,
+        sessions=store.sessions,
+        catalog=store.catalog,
+        leases=store.leases,
+        mailbox=store.mailbox,
+        resolver=registry,
+        agents=AgentCatalog(registry, store.agents),
+        tracing=tracing,
+        clock=clock,
+        defaults=defaults or RunDefaults(),
+        worker=worker,
+        metrics=metrics,
     )
+    runs = Runs(equipment)
     await store.leases.renew(worker)
-    house = House(store=store, registry=registry, runs=runs, tracing=tracing, clock=clock)
+    house = House(store=store, registry=registry, equipment=equipment, runs=runs, tracing=tracing, clock=clock)
     try:
         yield house
     finally:

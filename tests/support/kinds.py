@@ -11,9 +11,9 @@ from tests.support.composites import loop, parallel, plan_execute, sequence, sup
 from tests.support.named_kinds import NAMED_KINDS
 from tests.support.teams import call, llm
 
-BLIND: Final = agent_pb2.HistoryPolicy(scope=agent_pb2.HISTORY_SCOPE_NONE)
+BLIND: Final = agent_pb2.HistoryPolicy(scope=message_pb2.HISTORY_SCOPE_NONE)
 """Who sees only what it is told says the same in every round of a loop."""
-CONTINUE: Final = policy_pb2.ON_SUB_AGENT_FAILURE_CONTINUE
+CONTINUE: Final = policy_pb2.SUB_AGENT_FAILURE_POLICY_CONTINUE
 
 
 def _to(name: str) -> agent_pb2.AgentLink:

@@ -4,7 +4,7 @@ import itertools
 from collections import Counter
 from collections.abc import Sequence
 
-from bough.v1 import event_pb2
+from bough.v1 import event_pb2, execution_pb2
 from bough_server import events
 from bough_server.engine import keys
 
@@ -32,6 +32,7 @@ def check_laws(log: Sequence[event_pb2.AgentEvent]) -> None:
     _check_effects(log)
     _check_requests(log)
     _check_cancelled(log)
+    _check_cancel_reasons(log)
 
 
 def _check_starts_and_ends(log: Sequence[event_pb2.AgentEvent]) -> None:
@@ -54,9 +55,9 @@ def _check_starts_and_ends(log: Sequence[event_pb2.AgentEvent]) -> None:
 def _check_texts(log: Sequence[event_pb2.AgentEvent]) -> None:
     said: dict[tuple[str, int], str] = {}
     for event in log:
-        if event.HasField("llm_output_delta"):
+        if event.HasField("llm_output_text_delta"):
             key = event.step_id, event.attempt
-            said[key] = said.get(key, "") + event.llm_output_delta.text
+            said[key] = said.get(key, "") + event.llm_output_text_delta.text
         if event.HasField("llm_completed") and not events.is_summarizing(event):
             text = "".join(part.text for part in event.llm_completed.response.message.parts)
             assert said.get((event.step_id, event.attempt), "") == text
@@ -130,13 +131,13 @@ def _check_requests(log: Sequence[event_pb2.AgentEvent]) -> None:
     answered: set[str] = set()
     for event, following in itertools.pairwise(log):
         if event.HasField("input_requested"):
-            assert event.input_requested.request.request_id not in asked, "a request is recorded once"
-            asked.add(event.input_requested.request.request_id)
+            assert event.input_requested.request.input_id not in asked, "a request is recorded once"
+            asked.add(event.input_requested.request.input_id)
         elif event.HasField("input_received"):
-            assert event.input_received.answer.request_id in asked - answered, "a request is answered once"
-            answered.add(event.input_received.answer.request_id)
+            assert event.input_received.answer.input_id in asked - answered, "a request is answered once"
+            answered.add(event.input_received.answer.input_id)
         elif event.HasField("run_interrupted"):
-            assert {one.request_id for one in event.run_interrupted.requests} <= asked - answered
+            assert {one.input_id for one in event.run_interrupted.requests} <= asked - answered
             assert events.kind_of(following) in _AFTER_AN_INTERRUPTION
 
 
@@ -144,6 +145,19 @@ def _check_cancelled(log: Sequence[event_pb2.AgentEvent]) -> None:
     cancelled: list[str] = []
     for event in log:
         if event.HasField("cancel_requested"):
-            cancelled.append(event.cancel_requested.scope)
+            cancelled.append(event.cancel_requested.effect_scope)
         elif events.kind_of(event) in _BEGINNINGS:
             assert not any(keys.covers(scope, event.effect_key) for scope in cancelled), "nothing begins after a cancel"
+
+
+def _check_cancel_reasons(log: Sequence[event_pb2.AgentEvent]) -> None:
+    """What was cancelled says why, as the first request that covers it; nothing else does."""
+    requests: list[event_pb2.CancelRequested] = []
+    for event in log:
+        if event.HasField("cancel_requested"):
+            requests.append(event.cancel_requested)
+        elif event.HasField("sub_agent_failed") or event.HasField("run_cancelled"):
+            end = event.sub_agent_failed if event.HasField("sub_agent_failed") else event.run_cancelled
+            covering = (one.reason for one in requests if keys.covers(one.effect_scope, event.effect_key))
+            is_cancelled = end.end_reason == execution_pb2.END_REASON_CANCELLED
+            assert end.cancel_reason == (next(covering, 0) if is_cancelled else 0)

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Sequence
 
 from google.protobuf import duration_pb2, timestamp_pb2
 
-from bough.v1 import error_pb2, event_pb2, invocation_pb2, message_pb2, step_pb2
+from bough.v1 import error_pb2, event_pb2, execution_pb2, invocation_pb2, message_pb2, step_pb2, usage_pb2
 from bough_server import events
 from bough_server.store.ports import StoredEvent
 
@@ -26,9 +26,9 @@ def says(text: str, *calls: message_pb2.ToolCall) -> message_pb2.Message:
     return message_pb2.Message(role=message_pb2.ROLE_ASSISTANT, parts=parts)
 
 
-def tokens(input_tokens: int, output_tokens: int, **counts: int) -> message_pb2.Usage:
+def tokens(input_tokens: int, output_tokens: int, **counts: int) -> usage_pb2.Usage:
     """A usage as a provider reports it, or with the counts that an end carries."""
-    usage = message_pb2.Usage(input_tokens=input_tokens, output_tokens=output_tokens)
+    usage = usage_pb2.Usage(input_tokens=input_tokens, output_tokens=output_tokens)
     for name, value in counts.items():
         setattr(usage, name, value)
     return usage
@@ -53,7 +53,7 @@ def numbered(told: Iterable[AgentEvent]) -> list[AgentEvent]:
         copy = AgentEvent()
         copy.CopyFrom(event)
         copy.sequence = sequence
-        copy.time.CopyFrom(at(sequence))
+        copy.record_time.CopyFrom(at(sequence))
         log.append(copy)
     return log
 
@@ -113,7 +113,7 @@ def _step(lead: bool, index: int, **rest: object) -> AgentEvent:
     return make(step_id=f"{'L' if lead else 'C'}-{index}", step_index=index, attempt=1, effect_key=key, **rest)
 
 
-def _answer(text: str, usage: message_pb2.Usage, *calls: message_pb2.ToolCall) -> event_pb2.LlmCompleted:
+def _answer(text: str, usage: usage_pb2.Usage, *calls: message_pb2.ToolCall) -> event_pb2.LlmCompleted:
     response = step_pb2.LlmResponse(
         provider="scripted", model="m", message=says(text, *calls), usage=usage, raw_json='{"whole": true}'
     )
@@ -139,11 +139,11 @@ def _lead_asks() -> Sequence[AgentEvent]:
         invocation_id="L",
         key_root="L",
         agent="lead",
-        kind=event_pb2.AGENT_KIND_LLM,
+        kind=execution_pb2.AGENT_KIND_LLM,
         run_path=["lead"],
         input=QUESTION,
         labels={"team": "desk"},
-        definitions=[
+        definition_refs=[
             event_pb2.DefinitionRef(name="lead", revision="r1"),
             event_pb2.DefinitionRef(name="researcher", revision="r2"),
         ],
@@ -151,7 +151,7 @@ def _lead_asks() -> Sequence[AgentEvent]:
     return (
         _lead(run_started=started),
         _step(True, 0, llm_started=event_pb2.LlmStarted(model="m", provider="scripted")),
-        _step(True, 0, llm_output_delta=event_pb2.LlmOutputDelta(text="Let me ask.")),
+        _step(True, 0, llm_output_text_delta=event_pb2.LlmOutputTextDelta(text="Let me ask.")),
         _step(True, 0, llm_completed=_answer("Let me ask.", tokens(10, 2), ASK)),
         _lead(step_id="L-0", effect_key="s0.t0", tool_started=event_pb2.ToolStarted(call=ASK)),
     )
@@ -159,8 +159,8 @@ def _lead_asks() -> Sequence[AgentEvent]:
 
 def _researcher_works() -> Sequence[AgentEvent]:
     started = event_pb2.SubAgentStarted(
-        kind=event_pb2.AGENT_KIND_LLM,
-        trigger=event_pb2.TRIGGER_TOOL,
+        kind=execution_pb2.AGENT_KIND_LLM,
+        trigger=execution_pb2.INVOCATION_TRIGGER_TOOL,
         call_id="ask",
         run_path=["lead", "researcher"],
         input=says("Find it."),
@@ -172,7 +172,7 @@ def _researcher_works() -> Sequence[AgentEvent]:
         tree_usage=tokens(30, 5, model_calls=2, tool_calls=1),
         duration=duration_pb2.Duration(seconds=9),
         step_id="C-1",
-        end_reason=event_pb2.END_REASON_ANSWERED,
+        end_reason=execution_pb2.END_REASON_ANSWERED,
     )
     return (
         _researcher(effect_key="s0.t0", sub_agent_started=started),
@@ -182,8 +182,8 @@ def _researcher_works() -> Sequence[AgentEvent]:
         _researcher(step_id="C-0", effect_key="s0.t0/s0.t0", tool_completed=event_pb2.ToolCompleted(result=found)),
         _step(False, 0, step_completed=_recorded("C-0", 0, "", found)),
         _step(False, 1, llm_started=event_pb2.LlmStarted(model="m", provider="scripted")),
-        _step(False, 1, llm_output_delta=event_pb2.LlmOutputDelta(text="It is ")),
-        _step(False, 1, llm_output_delta=event_pb2.LlmOutputDelta(text="one.")),
+        _step(False, 1, llm_output_text_delta=event_pb2.LlmOutputTextDelta(text="It is ")),
+        _step(False, 1, llm_output_text_delta=event_pb2.LlmOutputTextDelta(text="one.")),
         _step(False, 1, llm_completed=_answer("It is one.", tokens(20, 4))),
         _step(False, 1, step_completed=_recorded("C-1", 1, "It is one.")),
         _researcher(effect_key="s0.t0", sub_agent_completed=ended),
@@ -198,13 +198,13 @@ def _lead_answers() -> Sequence[AgentEvent]:
         tree_usage=tokens(55, 8, model_calls=4, tool_calls=2),
         duration=duration_pb2.Duration(seconds=23),
         step_id="L-1",
-        end_reason=event_pb2.END_REASON_ANSWERED,
+        end_reason=execution_pb2.END_REASON_ANSWERED,
     )
     return (
         _lead(step_id="L-0", effect_key="s0.t0", tool_completed=event_pb2.ToolCompleted(result=told)),
         _step(True, 0, step_completed=_recorded("L-0", 0, "Let me ask.", told)),
         _step(True, 1, llm_started=event_pb2.LlmStarted(model="m", provider="scripted")),
-        _step(True, 1, llm_output_delta=event_pb2.LlmOutputDelta(text="One.")),
+        _step(True, 1, llm_output_text_delta=event_pb2.LlmOutputTextDelta(text="One.")),
         _step(True, 1, llm_completed=_answer("One.", tokens(15, 1))),
         _step(True, 1, step_completed=_recorded("L-1", 1, "One.")),
         _lead(run_completed=ended),

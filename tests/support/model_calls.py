@@ -4,7 +4,7 @@ from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from typing import cast
 
-from bough.v1 import agent_pb2, message_pb2, step_pb2
+from bough.v1 import message_pb2, model_pb2, step_pb2
 from bough_server.errors import ModelError
 from bough_server.models.model import Delta, Model, ModelRequest, ReasoningDelta, TextDelta, ToolSpec
 
@@ -42,7 +42,7 @@ def asking(
     *messages: message_pb2.Message,
     instruction: str = "",
     tools: Sequence[ToolSpec] = (),
-    settings: agent_pb2.ModelSettings | None = None,
+    settings: model_pb2.ModelSettings | None = None,
     agent: str = "",
 ) -> ModelRequest:
     """A request; without messages the user says hello."""
@@ -50,7 +50,7 @@ def asking(
         messages=messages or [user("hello")],
         instruction=instruction,
         tools=tools,
-        settings=settings or agent_pb2.ModelSettings(),
+        settings=settings or model_pb2.ModelSettings(),
         agent=agent,
     )
 

@@ -4,7 +4,7 @@ from typing import Final
 
 from bough.v1 import agent_pb2, message_pb2
 from bough_server.agents.function import agent
-from bough_server.functions import Function, Situation, condition, input_builder, rewriter, text_of
+from bough_server.functions import Function, Snapshot, condition, input_builder, rewriter, text_of
 from bough_server.models.model import ModelRequest
 from bough_server.runtime.agent import Agent, Context
 from tests.durability.prefixes.props import asks, looking, said
@@ -12,7 +12,7 @@ from tests.durability.prefixes.scenario import Scenario, Team, World
 from tests.support.composites import composite, sequence
 from tests.support.teams import call, llm
 
-BLIND: Final = agent_pb2.HistoryPolicy(scope=agent_pb2.HISTORY_SCOPE_NONE)
+BLIND: Final = agent_pb2.HistoryPolicy(scope=message_pb2.HISTORY_SCOPE_NONE)
 
 
 def _link(name: str, template: str = "", *, function: str = "", is_blind: bool = True) -> agent_pb2.AgentLink:
@@ -61,13 +61,13 @@ def _counting(world: World) -> Agent:
 
 
 @condition
-def twice(situation: Situation) -> bool:
+def twice(situation: Snapshot) -> bool:
     """Whether there were two rounds."""
-    return bool(situation.round == 1 and situation.state["count"] == 2)
+    return bool(situation.iteration == 1 and situation.state["count"] == 2)
 
 
 @input_builder
-def in_short(situation: Situation) -> str:
+def in_short(situation: Snapshot) -> str:
     """Who asks, and how often somebody has spoken."""
     return f"{situation.agent} after {len(situation.history)}"
 
@@ -102,7 +102,7 @@ FUNCTION: Final = Scenario(
             composite(
                 "lead",
                 [_link("a", "{{message}} {{state.found}}"), _link("b", function="in_short", is_blind=False)],
-                function=agent_pb2.FunctionAgent(code="worker"),
+                function=agent_pb2.FunctionAgent(function="worker"),
             ),
             llm("a", tools=["look"]),
             llm("b", history_rewriter="tagged"),
@@ -124,7 +124,7 @@ def _writer(name: str) -> agent_pb2.AgentDefinition:
 
 def _until(**condition: str) -> agent_pb2.AgentDefinition:
     links = [_link("a", "Improve {{state.draft?}} of {{user}}."), _link("counts", "{{history}}")]
-    until = agent_pb2.LoopUntil(**condition)  # type: ignore[arg-type]
+    until = agent_pb2.LoopUntil(**condition)
     return composite("lead", links, loop=agent_pb2.LoopAgent(max_iterations=5, until=until))
 
 
@@ -144,7 +144,7 @@ UNTIL_TRUE: Final = Scenario(
     team=lambda world: Team(
         definitions=[
             sequence("s", "lead", _link("b", function="in_short")),
-            _until(state="review.done"),
+            _until(state_path="review.done"),
             _writer("a"),
             llm("b"),
         ],

@@ -4,7 +4,7 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 
-from bough.v1 import agent_service_pb2, event_pb2, input_pb2, message_pb2
+from bough.v1 import event_pb2, input_pb2, message_pb2, run_pb2
 from bough_server.agents.function import FunctionAgent, agent
 from bough_server.runtime.agent import Context
 from tests.support.house import House, names, open_house
@@ -66,7 +66,7 @@ async def until(
             return
 
 
-async def interrupted_again(house: House, run: agent_service_pb2.Run, times: int) -> list[event_pb2.AgentEvent]:
+async def interrupted_again(house: House, run: run_pb2.Run, times: int) -> list[event_pb2.AgentEvent]:
     """A run's events up to where it has been interrupted so many times, once it waits."""
     log = [event async for event in until(house.follow(run), "run_interrupted", times)]
     await house.until_over(run)

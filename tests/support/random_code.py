@@ -113,7 +113,7 @@ def _link(act: Act) -> agent_pb2.AgentLink:
     if act.seconds:
         link.limits.wall_duration.FromSeconds(act.seconds)
     if act.aborts:
-        link.on_failure = policy_pb2.ON_SUB_AGENT_FAILURE_ABORT
+        link.on_failure = policy_pb2.SUB_AGENT_FAILURE_POLICY_ABORT
     return link
 
 

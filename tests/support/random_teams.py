@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 from bough.v1 import agent_pb2, policy_pb2
 from tests.support.teams import call, calls, llm
 
-ABORT = policy_pb2.ON_SUB_AGENT_FAILURE_ABORT
-CONTINUE = policy_pb2.ON_SUB_AGENT_FAILURE_CONTINUE
+ABORT = policy_pb2.SUB_AGENT_FAILURE_POLICY_ABORT
+CONTINUE = policy_pb2.SUB_AGENT_FAILURE_POLICY_CONTINUE
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from google.protobuf.message import Message
 
 from bough.v1 import event_pb2, message_pb2
+from bough_server import events
 from tests.support.house import House
 from tests.support.laws import check_laws
 
@@ -24,6 +25,11 @@ async def check_replay(house: House, log: Sequence[event_pb2.AgentEvent]) -> Non
 def having(log: Iterable[event_pb2.AgentEvent], payload: str) -> list[event_pb2.AgentEvent]:
     """The events that have a payload."""
     return [event for event in log if event.WhichOneof("payload") == payload]
+
+
+def failures(log: Iterable[event_pb2.AgentEvent]) -> list[str]:
+    """What failed on the way, as "agent: event" lines: nothing may in a turn that is shown as an example."""
+    return [f"{event.agent}: {name}" for event in log if (name := events.name_of(event)).endswith(".failed")]
 
 
 def text_of(message: message_pb2.Message | message_pb2.ToolResult) -> str:

@@ -8,7 +8,7 @@ from typing import Any
 from grpc import aio
 
 from bough.v1 import agent_service_pb2 as pb
-from bough.v1 import eval_service_pb2, event_pb2, invocation_pb2
+from bough.v1 import eval_service_pb2, event_pb2, execution_pb2, invocation_pb2, run_pb2
 from bough.v1.agent_service_pb2_grpc import AgentServiceStub
 from bough.v1.catalog_service_pb2_grpc import CatalogServiceStub
 from bough.v1.eval_service_pb2_grpc import EvalServiceStub
@@ -45,14 +45,15 @@ class Remote:
         """A run's events to its end."""
         return (await self.watch(run_id).to_the_end()).events
 
-    async def run(self, run_id: str) -> pb.Run:
+    async def run(self, run_id: str) -> run_pb2.Run:
         """One run."""
         response: pb.GetRunResponse = await self.agents.GetRun(pb.GetRunRequest(run_id=run_id))
         return response.run
 
     async def running(self) -> list[str]:
         """The ids of the runs that go on."""
-        request = pb.ListRunsRequest(states=[event_pb2.STATE_PENDING, event_pb2.STATE_RUNNING])
+        states = [execution_pb2.EXECUTION_STATE_PENDING, execution_pb2.EXECUTION_STATE_RUNNING]
+        request = pb.ListRunsRequest(filter=run_pb2.RunFilter(states=states))
         return [run.run_id for run in (await self.agents.ListRuns(request)).runs]
 
     async def tree(self, run_id: str) -> invocation_pb2.Invocation:

@@ -5,8 +5,8 @@ from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-from bough.v1 import agent_pb2, catalog_service_pb2, step_pb2
-from bough_server.models.model import Delta, Meter, Model, ModelRequest, Price, RetryPolicy
+from bough.v1 import agent_pb2, model_pb2, step_pb2
+from bough_server.models.model import AttemptMeter, Delta, Model, ModelRequest, Price, RetryPolicy
 from bough_server.models.scripted.model import Gate, ScriptedModel
 from bough_server.models.scripted.script import parse_script
 from bough_server.tools.tool import Tool
@@ -54,7 +54,7 @@ class Overheard:
         self.fallbacks = model.fallbacks
 
     def stream(
-        self, request: ModelRequest, *, meter: Meter | None = None
+        self, request: ModelRequest, *, meter: AttemptMeter | None = None
     ) -> AsyncIterator[Delta | step_pb2.LlmResponse]:
         """One attempt of the scripted model."""
         self._heard.append(request)
@@ -103,9 +103,9 @@ class Scripts:
         )
         return Overheard(model, self._heard)
 
-    def list(self) -> list[catalog_service_pb2.ModelInfo]:
+    def list(self) -> list[model_pb2.ModelInfo]:
         """The one model."""
-        return [catalog_service_pb2.ModelInfo(name="default", provider="scripted", model="default")]
+        return [model_pb2.ModelInfo(name="default", provider="scripted", model="default")]
 
 
 @asynccontextmanager

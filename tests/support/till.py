@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-from bough.v1 import agent_service_pb2, event_pb2, input_pb2
+from bough.v1 import event_pb2, execution_pb2, input_pb2, run_pb2
 from bough_server.models.model import ModelRequest
 from bough_server.tools.tool import Tool, ToolContext, tool
 from tests.support.house import ME, House
@@ -13,7 +13,7 @@ from tests.support.readings import check_replay
 from tests.support.teams import call, calls, llm, open_team, script
 
 Request = input_pb2.InputRequest
-Run = agent_service_pb2.Run
+Run = run_pb2.Run
 DAY = 86_400
 
 
@@ -65,7 +65,7 @@ async def waiting(house: House, run: Run, times: int = 1) -> dict[str, Request]:
 async def asked(house: House, run: Run) -> dict[str, Request]:
     """What a run that waits asks, by the tools it is about."""
     found = (await house.runs.get(ME, run.run_id)).run
-    assert found.state == event_pb2.STATE_INPUT_REQUIRED
+    assert found.state == execution_pb2.EXECUTION_STATE_INPUT_REQUIRED
     return {request.call.name: request for request in found.open_requests}
 
 

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 
 from hypothesis import strategies as st
 
-from bough.v1 import event_pb2, fork_pb2, input_pb2, message_pb2, step_pb2
+from bough.v1 import event_pb2, fork_pb2, input_pb2, message_pb2, step_pb2, usage_pb2
 from tests.support.logs import AgentEvent, numbered, says
 
 IDS = ("R", "a", "b", "c", "d", "e")
@@ -23,13 +23,13 @@ def named(payload: str) -> AgentEvent:
 
 def used(tokens: int | None) -> AgentEvent:
     """A model's answer."""
-    reported = message_pb2.Usage(input_tokens=tokens)
+    reported = usage_pb2.Usage(input_tokens=tokens, cost_nanos=tokens, currency_code="USD" if tokens else "")
     return AgentEvent(llm_completed=event_pb2.LlmCompleted(response=step_pb2.LlmResponse(usage=reported)))
 
 
 def ended(tokens: int | None) -> AgentEvent:
     """A sub-agent's end."""
-    spent = message_pb2.Usage(output_tokens=tokens, model_calls=2)
+    spent = usage_pb2.Usage(output_tokens=tokens, model_calls=2)
     return AgentEvent(sub_agent_completed=event_pb2.SubAgentCompleted(usage=spent, output=says("done")))
 
 
@@ -47,7 +47,7 @@ def gave(call_id: str) -> AgentEvent:
 
 def request(request_id: str, call_id: str, invocation_id: str = "") -> input_pb2.InputRequest:
     """A request, about a call or a question."""
-    return input_pb2.InputRequest(request_id=request_id, call_id=call_id, invocation_id=invocation_id)
+    return input_pb2.InputRequest(input_id=request_id, call_id=call_id, invocation_id=invocation_id)
 
 
 def asked(request_id: str, call_id: str) -> AgentEvent:
@@ -57,7 +57,7 @@ def asked(request_id: str, call_id: str) -> AgentEvent:
 
 def answered(request_id: str) -> AgentEvent:
     """The answer to a request."""
-    return AgentEvent(input_received=event_pb2.InputReceived(answer=input_pb2.InputAnswer(request_id=request_id)))
+    return AgentEvent(input_received=event_pb2.InputReceived(answer=input_pb2.InputAnswer(input_id=request_id)))
 
 
 def waiting(requests: Sequence[input_pb2.InputRequest]) -> AgentEvent:
@@ -68,10 +68,10 @@ def waiting(requests: Sequence[input_pb2.InputRequest]) -> AgentEvent:
 def forked(label: str, agent: str) -> AgentEvent:
     """A fork that changes something."""
     payload = event_pb2.RunForked(
-        origin_run_id="origin",
+        origin=fork_pb2.ForkOrigin(run_id="origin"),
         changes=fork_pb2.ForkChanges(input=says(label)),
         labels={"label": label} if label else {},
-        definitions=[event_pb2.DefinitionRef(name=agent, revision=label)],
+        definition_refs=[event_pb2.DefinitionRef(name=agent, revision=label)],
     )
     return AgentEvent(run_forked=payload)
 

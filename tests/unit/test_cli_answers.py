@@ -7,40 +7,39 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bough.v1 import error_pb2, input_pb2, message_pb2
-from bough_server.cli.prompts import answer_of, answers_of, ask_all, request_named, result_of, value_of
+from bough.v1 import input_pb2, message_pb2
+from bough_server.cli.prompts import answer_of, answers_of, ask_all, outcome_of, request_named, value_of
 from bough_server.errors import ConfigurationError
 from bough_server.tools.arguments import schema_mistakes
 from tests.clients.waiting import APPROVAL_ID, CARD_ID, QUESTION_ID, approval, card, question
 
 
-def failure(message: str) -> message_pb2.ToolResult:
-    error = error_pb2.AgentError(reason=error_pb2.ERROR_REASON_TOOL_FAILED, message=message)
-    return message_pb2.ToolResult(error=error)
+def failure(message: str, *beside: message_pb2.Part) -> message_pb2.ToolOutcome:
+    return message_pb2.ToolOutcome(parts=beside, failure=message_pb2.ToolFailure(message=message))
 
 
-def text(said: str) -> message_pb2.ToolResult:
-    return message_pb2.ToolResult(parts=[message_pb2.Part(text=said)])
+def text(said: str) -> message_pb2.ToolOutcome:
+    return message_pb2.ToolOutcome(parts=[message_pb2.Part(text=said)])
 
 
-def data(value: str) -> message_pb2.ToolResult:
-    return message_pb2.ToolResult(parts=[message_pb2.Part(data_json=value)])
+def data(value: str) -> message_pb2.ToolOutcome:
+    return message_pb2.ToolOutcome(parts=[message_pb2.Part(data_json=value)])
 
 
 @pytest.mark.parametrize(
     ("typed", "expected"),
     [
-        ("true", input_pb2.Approval(approved=True)),
-        (" false ", input_pb2.Approval()),
-        ('{"approved": false, "note": "no"}', input_pb2.Approval(note="no")),
+        ("true", input_pb2.ApprovalDecision(approved=True)),
+        (" false ", input_pb2.ApprovalDecision()),
+        ('{"approved": false, "note": "no"}', input_pb2.ApprovalDecision(note="no")),
         (
             '{"approved": true, "arguments": {"a": "ü"}}',
-            input_pb2.Approval(approved=True, arguments_json='{"a": "ü"}'),
+            input_pb2.ApprovalDecision(approved=True, arguments_json='{"a": "ü"}'),
         ),
     ],
 )
-def test_an_approval_is_true_false_or_an_object(typed: str, expected: input_pb2.Approval) -> None:
-    assert answer_of(approval(), typed) == input_pb2.InputAnswer(request_id=APPROVAL_ID, approval=expected)
+def test_an_approval_is_true_false_or_an_object(typed: str, expected: input_pb2.ApprovalDecision) -> None:
+    assert answer_of(approval(), typed) == input_pb2.InputAnswer(input_id=APPROVAL_ID, approval=expected)
 
 
 @pytest.mark.parametrize(
@@ -59,31 +58,38 @@ def test_an_approval_of_another_shape_is_refused_with_what_it_takes(typed: str) 
         ('{"last": 4242}', data('{"last": 4242}')),
         ("12345678901234567890123.10", data("12345678901234567890123.10")),
         ('{"error": "no reader"}', failure("no reader")),
+        ('{"error": "torn", "result": "42"}', failure("torn", message_pb2.Part(text="42"))),
+        ('{"error": "torn", "result": {"a": 1}}', failure("torn", message_pb2.Part(data_json='{"a": 1}'))),
+        ('{"error": null, "result": 1}', data('{"error": null, "result": 1}')),
         ('{"error": "x", "code": 1}', data('{"error": "x", "code": 1}')),
     ],
 )
-def test_a_result_is_text_data_or_an_error(typed: str, expected: message_pb2.ToolResult) -> None:
-    assert result_of(typed) == expected
-    assert answer_of(card(), typed) == input_pb2.InputAnswer(request_id=CARD_ID, tool_result=expected)
+def test_a_result_is_text_data_or_an_error(typed: str, expected: message_pb2.ToolOutcome) -> None:
+    assert outcome_of(typed) == expected
+    assert answer_of(card(), typed) == input_pb2.InputAnswer(input_id=CARD_ID, tool_outcome=expected)
 
 
 @pytest.mark.parametrize(
     ("typed", "expected"),
     [
-        ("true", input_pb2.InputAnswer(approval=input_pb2.Approval(approved=True))),
-        ('{"result": "4242"}', input_pb2.InputAnswer(tool_result=text("4242"))),
-        ('{"error": "lost"}', input_pb2.InputAnswer(tool_result=failure("lost"))),
+        ("true", input_pb2.InputAnswer(approval=input_pb2.ApprovalDecision(approved=True))),
+        ('{"result": "4242"}', input_pb2.InputAnswer(tool_outcome=text("4242"))),
+        ('{"error": "lost"}', input_pb2.InputAnswer(tool_outcome=failure("lost"))),
+        (
+            '{"error": "torn", "result": "42"}',
+            input_pb2.InputAnswer(tool_outcome=failure("torn", message_pb2.Part(text="42"))),
+        ),
     ],
 )
 def test_a_lost_tool_is_run_again_refused_or_given_its_result(typed: str, expected: input_pb2.InputAnswer) -> None:
-    expected.request_id = CARD_ID
-    assert answer_of(card(input_pb2.INPUT_REASON_RECOVERY), typed) == expected
+    expected.input_id = CARD_ID
+    assert answer_of(card(input_pb2.INPUT_KIND_RECOVERY), typed) == expected
 
 
 def test_a_question_takes_its_value_as_it_is_written() -> None:
     typed = ' {"b": 1.10, "a": 2} '
     assert answer_of(question(""), typed) == input_pb2.InputAnswer(
-        request_id=QUESTION_ID, value_json='{"b": 1.10, "a": 2}'
+        input_id=QUESTION_ID, value_json='{"b": 1.10, "a": 2}'
     )
 
 
@@ -101,7 +107,7 @@ def test_a_request_is_meant_by_either_end_of_its_id() -> None:
         with pytest.raises(ConfigurationError, match=words):
             request_named(name, requests)
     twin = approval()
-    twin.request_id = APPROVAL_ID[:-1] + "b"
+    twin.input_id = APPROVAL_ID[:-1] + "b"
     with pytest.raises(ConfigurationError, match=f"2 requests are '6f1c2d', such as {APPROVAL_ID} and "):
         request_named("6f1c2d", [approval(), twin])
 
@@ -109,7 +115,7 @@ def test_a_request_is_meant_by_either_end_of_its_id() -> None:
 def test_each_request_is_answered_once() -> None:
     with pytest.raises(ConfigurationError, match="has two answers"):
         answers_of([f"{APPROVAL_ID}=true", "6f1c2d=true"], [approval()])
-    with pytest.raises(ConfigurationError, match="write REQUEST_ID=JSON"):
+    with pytest.raises(ConfigurationError, match="write INPUT_ID=JSON"):
         answers_of([APPROVAL_ID], [approval()])
 
 
@@ -146,16 +152,18 @@ async def test_somebody_sees_who_asks_what_for_and_until_when() -> None:
 @pytest.mark.parametrize(
     ("typed", "expected"),
     [
-        (("y",), input_pb2.Approval(approved=True)),
-        (("YES go on",), input_pb2.Approval(approved=True, note="go on")),
-        (("n too much",), input_pb2.Approval(note="too much")),
-        (("maybe", "y"), input_pb2.Approval(approved=True)),
-        (("e", "{", "[1]", '{"amount": 9}'), input_pb2.Approval(approved=True, arguments_json='{"amount": 9}')),
-        (("e", "", "n"), input_pb2.Approval()),
+        (("y",), input_pb2.ApprovalDecision(approved=True)),
+        (("YES go on",), input_pb2.ApprovalDecision(approved=True, note="go on")),
+        (("n too much",), input_pb2.ApprovalDecision(note="too much")),
+        (("maybe", "y"), input_pb2.ApprovalDecision(approved=True)),
+        (("e", "{", "[1]", '{"amount": 9}'), input_pb2.ApprovalDecision(approved=True, arguments_json='{"amount": 9}')),
+        (("e", "", "n"), input_pb2.ApprovalDecision()),
     ],
 )
-async def test_an_approval_is_typed_as_y_or_n_or_edited(typed: tuple[str, ...], expected: input_pb2.Approval) -> None:
-    assert await answers([approval()], *typed) == [input_pb2.InputAnswer(request_id=APPROVAL_ID, approval=expected)]
+async def test_an_approval_is_typed_as_y_or_n_or_edited(
+    typed: tuple[str, ...], expected: input_pb2.ApprovalDecision
+) -> None:
+    assert await answers([approval()], *typed) == [input_pb2.InputAnswer(input_id=APPROVAL_ID, approval=expected)]
 
 
 async def test_edited_arguments_must_fit_the_tool() -> None:
@@ -169,27 +177,32 @@ async def test_edited_arguments_must_fit_the_tool() -> None:
 
 @pytest.mark.parametrize(
     ("typed", "expected"),
-    [("4242 on it", text("4242 on it")), ('{"a": 1}', data('{"a": 1}')), ("Error: torn", failure("torn"))],
+    [
+        ("4242 on it", text("4242 on it")),
+        ('{"a": 1}', data('{"a": 1}')),
+        ("Error: torn", failure("torn")),
+        ('{"error": "torn", "result": "42"}', failure("torn", message_pb2.Part(text="42"))),
+    ],
 )
-async def test_a_result_is_typed_as_json_text_or_an_error(typed: str, expected: message_pb2.ToolResult) -> None:
-    assert await answers([card()], typed) == [input_pb2.InputAnswer(request_id=CARD_ID, tool_result=expected)]
-    lost = card(input_pb2.INPUT_REASON_RECOVERY)
-    assert await answers([lost], "r", typed) == [input_pb2.InputAnswer(request_id=CARD_ID, tool_result=expected)]
+async def test_a_result_is_typed_as_json_text_or_an_error(typed: str, expected: message_pb2.ToolOutcome) -> None:
+    assert await answers([card()], typed) == [input_pb2.InputAnswer(input_id=CARD_ID, tool_outcome=expected)]
+    lost = card(input_pb2.INPUT_KIND_RECOVERY)
+    assert await answers([lost], "r", typed) == [input_pb2.InputAnswer(input_id=CARD_ID, tool_outcome=expected)]
 
 
 async def test_a_value_that_does_not_fit_is_asked_again() -> None:
     typist = Typist("many", "2.5", "3")
     (answer,) = await ask_all([question('{"type": "integer"}')], typist)
-    assert answer == input_pb2.InputAnswer(request_id=QUESTION_ID, value_json="3")
+    assert answer == input_pb2.InputAnswer(input_id=QUESTION_ID, value_json="3")
     assert len(typist.shown) == 4
 
 
 async def test_what_is_left_out_stays_open_and_nobody_is_asked_after_the_end() -> None:
     assert await answers([approval(), question()], "", "why") == [
-        input_pb2.InputAnswer(request_id=QUESTION_ID, value_json='"why"')
+        input_pb2.InputAnswer(input_id=QUESTION_ID, value_json='"why"')
     ]
     assert await answers([question(), approval()], "why") == [
-        input_pb2.InputAnswer(request_id=QUESTION_ID, value_json='"why"')
+        input_pb2.InputAnswer(input_id=QUESTION_ID, value_json='"why"')
     ]
 
 

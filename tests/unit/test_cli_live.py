@@ -7,9 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.cells import cell_len
 
-from bough.v1 import error_pb2, event_pb2, input_pb2, message_pb2
+from bough.v1 import error_pb2, event_pb2, execution_pb2, fork_pb2, input_pb2, message_pb2, step_pb2
 from bough_server.cli.render.live import LiveView
-from tests.clients.turns import AgentEvent, Turn, desk
+from tests.clients.turns import AgentEvent, Turn, desk, words
 from tests.clients.waiting import APPROVAL_ID, approval
 
 
@@ -25,8 +25,8 @@ def status(events: Iterable[AgentEvent], *, now: float = 0.0) -> list[str]:
     return [line.plain for line in view.status(now)]
 
 
-def delta(text: str) -> event_pb2.LlmOutputDelta:
-    return event_pb2.LlmOutputDelta(text=text)
+def delta(text: str) -> event_pb2.LlmOutputTextDelta:
+    return event_pb2.LlmOutputTextDelta(text=text)
 
 
 def test_a_turn_reads_as_nested_blocks() -> None:
@@ -53,8 +53,8 @@ def test_parallel_agents_speak_in_whole_lines_under_their_names() -> None:
     turn.child_start("lead/a", "")
     turn.child_start("lead/b", "")
     for a, b in (("one ", "uno "), ("two\n", "dos\n"), ("three", "tres")):
-        turn.add("lead/a", llm_output_delta=delta(a))
-        turn.add("lead/b", llm_output_delta=delta(b))
+        turn.add("lead/a", llm_output_text_delta=delta(a))
+        turn.add("lead/b", llm_output_text_delta=delta(b))
     turn.child_end("lead/b", "")
     turn.child_end("lead/a", "")
     assert shown(turn.events) == [
@@ -93,7 +93,7 @@ def test_two_executions_of_one_agent_are_told_apart() -> None:
 def test_a_retry_is_said_and_drops_the_unfinished_line() -> None:
     turn = Turn()
     turn.start()
-    turn.add("lead", llm_output_delta=delta("Owls are fi"))
+    turn.add("lead", llm_output_text_delta=delta("Owls are fi"))
     turn.add("lead", attempt=2, llm_retrying=event_pb2.LlmRetrying(reason=event_pb2.RETRY_REASON_TIMEOUT))
     turn.model("lead", "Owls are birds.", attempt=2)
     assert shown(turn.events) == ["● lead", "│ ↻ trying again, attempt 2: timeout", "│ Owls are birds."]
@@ -102,11 +102,11 @@ def test_a_retry_is_said_and_drops_the_unfinished_line() -> None:
 def test_a_retry_says_that_lines_on_the_screen_do_not_count() -> None:
     turn = Turn()
     turn.start()
-    turn.add("lead", llm_output_delta=delta("Owls are fish.\nAnd"))
+    turn.add("lead", llm_output_text_delta=delta("Owls are fish.\nAnd"))
     error = error_pb2.AgentError(message="The connection was cut.")
     retrying = event_pb2.LlmRetrying(reason=event_pb2.RETRY_REASON_TRANSPORT, error=error)
     turn.add("lead", attempt=2, llm_retrying=retrying)
-    turn.add("lead", attempt=1, llm_output_delta=delta("late"))
+    turn.add("lead", attempt=1, llm_output_text_delta=delta("late"))
     turn.model("lead", "Owls are birds.", attempt=2)
     assert shown(turn.events) == [
         "● lead",
@@ -121,7 +121,7 @@ def test_an_answer_without_deltas_is_shown_when_it_is_whole() -> None:
     turn = Turn()
     turn.start()
     turn.model("lead", "Owls.")
-    events = [event for event in turn.events if not event.HasField("llm_output_delta")]
+    events = [event for event in turn.events if not event.HasField("llm_output_text_delta")]
     assert shown(events) == ["● lead", "│ Owls."]
 
 
@@ -142,7 +142,7 @@ def test_failures_say_why() -> None:
     turn.tool_end("lead", "search", call="c1", error="No\nnetwork.")
     error = error_pb2.AgentError(reason=error_pb2.ERROR_REASON_MODEL_TIMEOUT, message="It was silent for 60 s.")
     turn.add("lead", llm_failed=event_pb2.LlmFailed(error=error))
-    turn.add("lead", run_failed=event_pb2.RunFailed(error=error, end_reason=event_pb2.END_REASON_FAILED))
+    turn.add("lead", run_failed=event_pb2.RunFailed(error=error, end_reason=execution_pb2.END_REASON_FAILED))
     assert shown(turn.events) == [
         "● lead",
         "│ → search",
@@ -152,20 +152,34 @@ def test_failures_say_why() -> None:
     ]
 
 
+def test_an_answer_that_was_cut_off_says_so() -> None:
+    turn = Turn()
+    turn.start()
+    turn.add("lead", llm_output_text_delta=event_pb2.LlmOutputTextDelta(text="Owls are"))
+    cut = step_pb2.LlmResponse(message=words("Owls are"), finish_reason=step_pb2.FINISH_REASON_LENGTH)
+    turn.add("lead", llm_completed=event_pb2.LlmCompleted(response=cut))
+    assert shown(turn.events) == ["● lead", "│ Owls are", "│ ! finish reason length"]
+
+
 def test_a_cancelled_run_ends_every_block() -> None:
     turn = Turn()
     turn.start()
     turn.child_start("lead/a", "")
-    turn.add("lead", cancel_requested=event_pb2.CancelRequested(reason=event_pb2.CANCEL_REASON_CALLER))
-    turn.add("lead/a", sub_agent_failed=event_pb2.SubAgentFailed(end_reason=event_pb2.END_REASON_CANCELLED))
-    turn.add("lead", run_cancelled=event_pb2.RunCancelled())
+    turn.add("lead", cancel_requested=event_pb2.CancelRequested(reason=execution_pb2.CANCEL_REASON_CALLER))
+    turn.child_start("lead/b", "")
+    cancelled, caller = execution_pb2.END_REASON_CANCELLED, execution_pb2.CANCEL_REASON_CALLER
+    turn.add("lead/a", sub_agent_failed=event_pb2.SubAgentFailed(end_reason=cancelled, cancel_reason=caller))
+    turn.add("lead/b", sub_agent_failed=event_pb2.SubAgentFailed(end_reason=cancelled))
+    turn.add("lead", run_cancelled=event_pb2.RunCancelled(cancel_reason=caller))
     assert shown(turn.events) == [
         "● lead",
         "│ ● a",
         "▸ lead",
         "│ ■ stopping: caller",
-        "│ ■ a  cancelled",
-        "■ lead  cancelled",
+        "│ ● b",
+        "│ ■ a  cancelled: caller",
+        "│ ■ b  cancelled",
+        "■ lead  cancelled: caller",
     ]
 
 
@@ -196,7 +210,7 @@ def test_waiting_for_a_model_is_said_until_it_speaks() -> None:
     assert status(turn.events, now=2.0) == ["│ … lead: starting 2.0 s"]
     turn.add("lead", llm_started=event_pb2.LlmStarted(model="default", provider="local"))
     assert status(turn.events, now=3.0) == ["│ … lead: waiting for local/default 3.0 s"]
-    turn.add("lead", llm_output_delta=delta("Ow"))
+    turn.add("lead", llm_output_text_delta=delta("Ow"))
     assert status(turn.events) == ["│ Ow"]
     turn.tool_start("lead", "search", call="c1")
     assert status(turn.events, now=4.0) == ["│ … lead: search 4.0 s"]
@@ -218,12 +232,12 @@ def test_what_was_lost_with_a_server_is_taken_back() -> None:
     turn = Turn()
     turn.start()
     turn.tool_start("lead", "search", call="c1")
-    turn.add("lead", llm_output_delta=delta("Whole line.\nHalf a li"))
+    turn.add("lead", llm_output_text_delta=delta("Whole line.\nHalf a li"))
     turn.add("lead", run_resumed=event_pb2.RunResumed(cause=event_pb2.RESUME_CAUSE_RECOVERY))
     assert status(turn.events) == []
     recovered = event_pb2.LlmRetrying(reason=event_pb2.RETRY_REASON_RECOVERED)
     turn.add("lead", attempt=2, llm_retrying=recovered)
-    turn.add("lead", attempt=2, llm_output_delta=delta("Once more."))
+    turn.add("lead", attempt=2, llm_output_text_delta=delta("Once more."))
     turn.end("Once more.")
     assert shown(turn.events)[2:] == [
         "│ Whole line.",
@@ -255,7 +269,7 @@ def test_questions_and_answers_stand_in_their_agents_blocks() -> None:
     turn.add("lead", run_interrupted=event_pb2.RunInterrupted(requests=[approval()]))
     assert status(turn.events) == []
     turn.add("lead", run_resumed=event_pb2.RunResumed(cause=event_pb2.RESUME_CAUSE_ANSWER))
-    answer = input_pb2.InputAnswer(request_id=APPROVAL_ID, approval=input_pb2.Approval(note="no money"))
+    answer = input_pb2.InputAnswer(input_id=APPROVAL_ID, approval=input_pb2.ApprovalDecision(note="no money"))
     turn.add("lead/refunds", input_received=event_pb2.InputReceived(answer=answer))
     assert shown(turn.events)[2:] == [
         '│ │ ? asks for approval of refund {"amount": 180}',
@@ -281,15 +295,18 @@ def test_a_run_that_waits_for_its_session_says_so() -> None:
     ]
 
 
+ORIGIN = fork_pb2.ForkOrigin(run_id="r1", sequence=7)
+
+
 def test_a_fork_says_where_it_comes_from() -> None:
     turn = Turn()
-    turn.add("lead", run_forked=event_pb2.RunForked(origin_run_id="r1", origin_sequence=7))
+    turn.add("lead", run_forked=event_pb2.RunForked(origin=ORIGIN))
     assert shown(turn.events) == ["▸ lead", "│ ⑂ fork of run r1 after 7"]
 
 
 def test_a_fork_ends_with_the_time_that_it_took_itself() -> None:
     turn = Turn()
-    turn.add("lead", run_forked=event_pb2.RunForked(origin_run_id="r1", origin_sequence=7))
+    turn.add("lead", run_forked=event_pb2.RunForked(origin=ORIGIN))
     turn.end("Done.")
     assert shown(turn.events)[-1] == "✓ lead  1.0 s, 1,204 tokens"
 
@@ -305,7 +322,7 @@ CHAINS = st.sampled_from(["lead", "lead/a", "lead/b", "lead/b/c"])
 def test_every_word_is_shown_once_in_its_speakers_order(pieces: list[tuple[str, str]], width: int) -> None:
     turn = Turn()
     for chain, text in pieces:
-        turn.add(chain, llm_output_delta=delta(text))
+        turn.add(chain, llm_output_text_delta=delta(text))
     for chain in dict.fromkeys(chain for chain, _ in pieces):
         turn.add(chain, llm_completed=event_pb2.LlmCompleted())
     said: dict[str, str] = {}
@@ -341,7 +358,7 @@ def test_a_long_result_leaves_room_for_its_duration() -> None:
     result = message_pb2.ToolResult(
         call=message_pb2.ToolCall(call_id="c1", name="search"),
         parts=[message_pb2.Part(text="owl " * 100)],
-        latency=duration_pb2.Duration(seconds=75),
+        duration=duration_pb2.Duration(seconds=75),
     )
     turn.add("lead", tool_completed=event_pb2.ToolCompleted(result=result))
     line = shown(turn.events)[-1]

@@ -1,16 +1,16 @@
-"""The live view of agents that run agents: kinds, rounds, transfers, plans, summaries, values, and other models."""
+"""The live view of agents that run agents: kinds, iterations, transfers, plans, summaries, values, and other models."""
 
-from bough.v1 import error_pb2, event_pb2, message_pb2, state_pb2, step_pb2
+from bough.v1 import error_pb2, event_pb2, execution_pb2, message_pb2, session_pb2, step_pb2, usage_pb2
 from tests.clients.turns import AgentEvent, Turn, words
 from tests.unit.test_cli_live import delta, shown, status
 
 
 def begin(turn: Turn, chain: str, kind: str = "llm") -> AgentEvent:
-    started = event_pb2.SubAgentStarted(kind=getattr(event_pb2, f"AGENT_KIND_{kind.upper()}"))
+    started = event_pb2.SubAgentStarted(kind=getattr(execution_pb2, f"AGENT_KIND_{kind.upper()}"))
     return turn.add(chain, sub_agent_started=started)
 
 
-def end(turn: Turn, chain: str, reason: event_pb2.EndReason.ValueType = event_pb2.END_REASON_ANSWERED) -> None:
+def end(turn: Turn, chain: str, reason: execution_pb2.EndReason.ValueType = execution_pb2.END_REASON_ANSWERED) -> None:
     turn.add(chain, sub_agent_completed=event_pb2.SubAgentCompleted(output=words("x"), end_reason=reason))
 
 
@@ -22,16 +22,16 @@ def test_a_loop_counts_its_rounds_and_says_what_ended_it() -> None:
     turn = Turn()
     begin(turn, "lead/haiku", "loop")
     for number, chain in enumerate(("lead/haiku/critic", "lead/haiku/critic#2")):
-        turn.add("lead/haiku", loop_round_started=event_pb2.LoopRoundStarted(round=number))
+        turn.add("lead/haiku", loop_iteration_started=event_pb2.LoopIterationStarted(iteration=number))
         begin(turn, chain)
-        end(turn, chain, event_pb2.END_REASON_BROKE_LOOP if number else event_pb2.END_REASON_ANSWERED)
-    end(turn, "lead/haiku", event_pb2.END_REASON_BROKE_LOOP)
+        end(turn, chain, execution_pb2.END_REASON_BROKE_LOOP if number else execution_pb2.END_REASON_ANSWERED)
+    end(turn, "lead/haiku", execution_pb2.END_REASON_BROKE_LOOP)
     assert shown(turn.events) == [
         "│ ● haiku  loop",
-        "│ │ ○ round 1",
+        "│ │ ○ iteration 1",
         "│ │ ● critic",
         "│ │ ✓ critic  0 ms",
-        "│ │ ○ round 2",
+        "│ │ ○ iteration 2",
         "│ │ ● critic #2",
         "│ │ ✓ critic #2  broke the loop, 0 ms",
         "│ ✓ haiku  ended by a break, 0 ms",
@@ -41,8 +41,8 @@ def test_a_loop_counts_its_rounds_and_says_what_ended_it() -> None:
 def test_a_loop_that_ran_out_says_so() -> None:
     turn = Turn()
     begin(turn, "lead/haiku", "loop")
-    end(turn, "lead/haiku", event_pb2.END_REASON_ITERATIONS_EXHAUSTED)
-    assert shown(turn.events)[-1] == "│ ✓ haiku  rounds used up, 0 ms"
+    end(turn, "lead/haiku", execution_pb2.END_REASON_ITERATIONS_EXHAUSTED)
+    assert shown(turn.events)[-1] == "│ ✓ haiku  iterations used up, 0 ms"
 
 
 def test_a_transfer_is_said_once_and_names_who_hands_over_where_that_is_another_one() -> None:
@@ -56,9 +56,9 @@ def test_a_transfer_is_said_once_and_names_who_hands_over_where_that_is_another_
     assert shown(turn.events) == [
         "● lead",
         '│ → transfer_to_agent {"agent_name": "rooms"}',
-        "│ ⇢ hands over to rooms",
+        "│ ⇢ transfers to rooms",
         "│ ● rooms  swarm",
-        "│ │ ⇢ a hands over to b",
+        "│ │ ⇢ a transfers to b",
     ]
     assert status(turn.events, now=1.0) == ["│ │ … rooms: starting 1.0 s"]
 
@@ -91,18 +91,22 @@ def test_what_a_planning_agent_keeps_of_its_plan_is_not_said_twice() -> None:
     turn = Turn()
     begin(turn, "lead/party", "plan_execute")
     for keys in (("plan", "executed_steps"), ("plan", "guests")):
-        changes = [state_pb2.StateChange(key=key, value_json="6") for key in keys]
-        turn.add("lead/party", state_changed=event_pb2.StateChanged(changes=changes))
+        changes = [session_pb2.SessionStateChange(key=key, value_json="6") for key in keys]
+        turn.add("lead/party", session_state_changed=event_pb2.SessionStateChanged(state_changes=changes))
     assert shown(turn.events)[1:] == ["│ │ ≔ guests = 6"]
 
 
 def test_values_and_summaries_stand_in_their_agents_blocks() -> None:
     turn = Turn()
     turn.start()
-    changes = [state_pb2.StateChange(key="guests", value_json="6"), state_pb2.StateChange(key="draft")]
-    turn.add("lead", state_changed=event_pb2.StateChanged(changes=changes))
-    compacted = event_pb2.HistoryCompacted(from_position=1, to_position=9, summary=words("Six come."))
-    turn.add("lead", history_compacted=compacted)
+    changes = [
+        session_pb2.SessionStateChange(key="guests", value_json="6"),
+        session_pb2.SessionStateChange(key="draft"),
+    ]
+    turn.add("lead", session_state_changed=event_pb2.SessionStateChanged(state_changes=changes))
+    summary = words("Six come.")
+    summary.summary_range.CopyFrom(message_pb2.SummaryRange(from_position=1, to_position=9))
+    turn.add("lead", history_compacted=event_pb2.HistoryCompacted(summary=summary))
     assert shown(turn.events)[1:] == [
         "│ ≔ guests = 6, draft deleted",
         "│ ≈ summarized messages 1 to 9 of the session: Six come.",
@@ -123,7 +127,7 @@ def test_a_model_that_summarizes_is_waited_for_and_not_quoted() -> None:
     outside(turn.add("lead", attempt=2, llm_retrying=event_pb2.LlmRetrying(reason=event_pb2.RETRY_REASON_TIMEOUT)))
     response = step_pb2.LlmResponse(message=words("A summary."))
     outside(turn.add("lead", attempt=2, llm_completed=event_pb2.LlmCompleted(response=response)))
-    turn.add("lead", step=1, llm_output_delta=delta("Next.\n"))
+    turn.add("lead", step=1, llm_output_text_delta=delta("Next.\n"))
     assert shown(turn.events)[1:] == ["│ Shown.", "│ ↻ trying again, attempt 2: timeout", "│ Next."]
 
 
@@ -131,19 +135,19 @@ def test_a_call_that_goes_on_with_another_model_names_it() -> None:
     turn = Turn()
     turn.start()
     turn.add("lead", llm_started=event_pb2.LlmStarted(model="first", provider="test"))
-    turn.add("lead", llm_output_delta=delta("Half an\nans"))
+    turn.add("lead", llm_output_text_delta=delta("Half an\nans"))
     error = error_pb2.AgentError(message="It broke off.")
     for attempt, model in ((2, "first"), (3, "second")):
         retrying = event_pb2.LlmRetrying(reason=event_pb2.RETRY_REASON_BAD_RESPONSE, error=error, next_model=model)
         turn.add("lead", attempt=attempt, llm_retrying=retrying)
     assert status(turn.events, now=1.0) == ["│ … lead: waiting for second 1.0 s"]
-    turn.add("lead", attempt=3, llm_output_delta=delta("Whole."))
+    turn.add("lead", attempt=3, llm_output_text_delta=delta("Whole."))
     turn.end("Whole.")
     assert shown(turn.events)[1:] == [
         "│ Half an",
-        "│ ↻ trying again, attempt 2: bad response: It broke off.",
+        "│ ↻ trying again, attempt 2: bad_response: It broke off.",
         "│   what it said in this step does not count",
-        "│ ↻ going on with second, attempt 3: bad response: It broke off.",
+        "│ ↻ going on with second, attempt 3: bad_response: It broke off.",
         "│ Whole.",
         "✓ lead  9.0 s, 1,204 tokens",
     ]
@@ -160,6 +164,6 @@ def test_a_limit_that_stops_an_agent_stands_at_its_end() -> None:
     turn = Turn()
     turn.start()
     error = error_pb2.AgentError(reason=error_pb2.ERROR_REASON_LIMIT_EXCEEDED, message="10 steps were done.")
-    failed = event_pb2.RunFailed(error=error, end_reason=event_pb2.END_REASON_LIMIT, usage=message_pb2.Usage())
+    failed = event_pb2.RunFailed(error=error, end_reason=execution_pb2.END_REASON_LIMIT, usage=usage_pb2.Usage())
     turn.add("lead", run_failed=failed)
     assert shown(turn.events)[-1] == "✗ lead  LIMIT_EXCEEDED: 10 steps were done."

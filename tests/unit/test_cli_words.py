@@ -8,15 +8,17 @@ from google.protobuf import timestamp_pb2
 from bough.errors import DeadlineExceeded, Status, deadline_exceeded
 from bough.v1 import (
     agent_pb2,
-    agent_service_pb2,
-    catalog_service_pb2,
-    event_pb2,
+    execution_pb2,
+    follow_pb2,
     fork_pb2,
     message_pb2,
+    model_pb2,
     policy_pb2,
-    session_service_pb2,
+    run_pb2,
+    session_pb2,
+    usage_pb2,
 )
-from bough_server.agents.definition import definition_yaml, parse_definition, with_revision
+from bough_server.agents.definition import definition_yaml, parse_definition
 from bough_server.cli.connection import resolve_run
 from bough_server.cli.exit_codes import sentences
 from bough_server.cli.options import (
@@ -31,7 +33,9 @@ from bough_server.cli.options import (
     state_of,
     view_of,
 )
+from bough_server.cli.render.format import state_text
 from bough_server.cli.render.tables import (
+    agent_lines,
     agents_table,
     message_lines,
     models_table,
@@ -88,26 +92,38 @@ def test_durations_are_seconds() -> None:
 
 
 def test_flags_become_the_schema_words() -> None:
-    assert view_of(View.SUMMARY) == agent_service_pb2.VIEW_SUMMARY
+    assert view_of(View.SUMMARY) == follow_pb2.EVENT_VIEW_SUMMARY
     assert policy_of(None, None) == policy_pb2.RunPolicy()
     assert policy_of(Delta.PASSTHROUGH, OnDisconnect.CONTINUE) == policy_pb2.RunPolicy(
-        delta=policy_pb2.DeltaPolicy(passthrough=policy_pb2.PassthroughDeltas()),
-        on_disconnect=policy_pb2.ON_DISCONNECT_CONTINUE,
+        deltas=policy_pb2.DeltaPolicy(passthrough=policy_pb2.PassthroughDeltas()),
+        on_disconnect=policy_pb2.DISCONNECT_POLICY_CONTINUE,
     )
     assert policy_of(Delta.AGGREGATED, OnDisconnect.CANCEL) == policy_pb2.RunPolicy(
-        delta=policy_pb2.DeltaPolicy(aggregated=policy_pb2.AggregatedDeltas()),
-        on_disconnect=policy_pb2.ON_DISCONNECT_CANCEL,
+        deltas=policy_pb2.DeltaPolicy(aggregated=policy_pb2.AggregatedDeltas()),
+        on_disconnect=policy_pb2.DISCONNECT_POLICY_CANCEL,
     )
 
 
 @pytest.mark.parametrize("on_busy", OnBusy)
 def test_every_way_with_a_busy_session_has_its_word(on_busy: OnBusy) -> None:
     (field,) = policy_of(None, None, on_busy).ListFields()
-    assert policy_pb2.OnBusySession.Name(field[1]) == f"ON_BUSY_SESSION_{on_busy.name}"
+    assert policy_pb2.BusySessionPolicy.Name(field[1]) == f"BUSY_SESSION_POLICY_{on_busy.name}"
 
 
-def test_states_are_named_in_small_letters() -> None:
-    assert state_of("input-required") == event_pb2.STATE_INPUT_REQUIRED
+@pytest.mark.parametrize(
+    "name",
+    ["input_required", "INPUT_REQUIRED", "input-required", "input required", "EXECUTION_STATE_INPUT_REQUIRED"],
+)
+def test_a_state_is_meant_as_it_is_printed_and_as_the_schema_names_it(name: str) -> None:
+    assert state_of(name) == execution_pb2.EXECUTION_STATE_INPUT_REQUIRED
+
+
+@pytest.mark.parametrize("state", execution_pb2.ExecutionState.values()[1:])
+def test_every_state_that_is_printed_can_be_given(state: execution_pb2.ExecutionState.ValueType) -> None:
+    assert state_of(state_text(state)) == state
+
+
+def test_a_state_that_there_is_not_is_refused() -> None:
     with pytest.raises(ConfigurationError, match="no state 'done'; there is pending, running"):
         state_of("done")
 
@@ -118,6 +134,8 @@ def test_names_of_events_may_leave_out_their_root() -> None:
     asked = ["agent.tool.started", "agent.tool.completed", "agent.llm.started", "agent.llms"]
     assert [is_named(name, names) for name in asked] == [True, False, True, False]
     assert is_named("agent.run.started", ()) is True
+    for given in ("run_started", "RUN_STARTED", "run.started", "agent.run.started"):
+        assert event_names_of(given) == ("agent.run.started",)
     with pytest.raises(
         ConfigurationError, match=r"no event 'agent.tool.complete'. Did you mean 'agent.tool.completed'"
     ):
@@ -126,7 +144,7 @@ def test_names_of_events_may_leave_out_their_root() -> None:
 
 def test_runs_are_rows() -> None:
     run_id = "0193d6b4-0000-7000-8000-00000000abcd"
-    run = agent_service_pb2.Run(run_id=run_id, agent="lead", state=event_pb2.STATE_FAILED, create_time=NOON)
+    run = run_pb2.Run(run_id=run_id, agent="lead", state=execution_pb2.EXECUTION_STATE_FAILED, create_time=NOON)
     assert [line.plain for line in runs_table([run], width=100)] == [
         "run                                   state      created           agent",
         f"{run_id}  failed     2023-11-14 22:13  lead",
@@ -134,49 +152,92 @@ def test_runs_are_rows() -> None:
     assert max(len(line.plain) for line in runs_table([run], width=60)) <= 60
 
 
+def test_below_a_run_stands_what_it_has_used_so_far_and_how_its_input_begins() -> None:
+    used = usage_pb2.Usage(input_tokens=1_000, output_tokens=204, cost_nanos=1_250_000, currency_code="USD")
+    runs = [
+        run_pb2.Run(run_id="r1", agent="lead", state=execution_pb2.EXECUTION_STATE_RUNNING, create_time=NOON),
+        run_pb2.Run(run_id="r2", input_excerpt="Write about\nowls. " * 9, tree_usage=used, create_time=NOON),
+        run_pb2.Run(run_id="r3", input_excerpt="Hello.", tree_usage=usage_pb2.Usage(tool_calls=1), create_time=NOON),
+    ]
+    below = [line.plain for line in runs_table(runs, width=60)][1:]
+    assert [line.split("  ")[0] for line in below if not line.startswith(" ")] == ["r1", "r2", "r3"]
+    assert [line for line in below if line.startswith(" ")] == [
+        "  1,204 tokens · 0.0013 USD · Write about owls. Write about…",
+        "  Hello.",
+    ]
+
+
 def test_below_a_run_stands_what_it_asks_comes_from_and_misses() -> None:
-    waiting = agent_service_pb2.Run(
+    waiting = run_pb2.Run(
         run_id="r2",
         agent="lead",
-        state=event_pb2.STATE_INPUT_REQUIRED,
+        state=execution_pb2.EXECUTION_STATE_INPUT_REQUIRED,
         create_time=NOON,
         open_requests=[approval(), question()],
         forked_from=fork_pb2.ForkOrigin(run_id="r1", sequence=7),
     )
-    parked = agent_service_pb2.Run(
-        run_id="r3", agent="lead", state=event_pb2.STATE_RUNNING, create_time=NOON, parked_reason="No agent\n'lead'."
+    parked = run_pb2.Run(
+        run_id="r3",
+        agent="lead",
+        state=execution_pb2.EXECUTION_STATE_RUNNING,
+        create_time=NOON,
+        parked_reason="No agent\n'lead'.",
     )
     assert [line.plain for line in runs_table([waiting, parked], width=100)][1:] == [
-        "r2                                    waiting    2023-11-14 22:13  lead",
+        "r2                                    input_required  2023-11-14 22:13  lead",
         "  ⑂ fork of run r1 after 7",
         '  ? lead/refunds asks for approval of refund {"amount": 180}',
         "  ? lead/interviewer asks: Why does it come back?",
-        "r3                                    running    2023-11-14 22:13  lead",
+        "r3                                    running         2023-11-14 22:13  lead",
         "  ‖ parked: No agent 'lead'.",
     ]
 
 
 def test_sessions_are_rows_and_fields() -> None:
-    session = session_service_pb2.Session(session_id="s1", user_id="local", create_time=NOON, labels={"pr": "7"})
+    session = session_pb2.Session(session_id="s1", user_id="local", create_time=NOON, labels={"pr": "7"})
     assert [line.plain for line in sessions_table([session], width=80)] == [
-        "session                               last used         held by",
-        "s1                                    2023-11-14 22:13  -",
+        "session                               last run          held by",
+        "s1                                    -                 -",
     ]
     assert [line.plain for line in session_lines(session, width=80)] == [
         "session   s1",
         "user      local",
         "created   2023-11-14 22:13",
+        "last run  -",
         "held by   -",
+        "label     pr=7",
+    ]
+    session.last_run_time.CopyFrom(timestamp_pb2.Timestamp(seconds=1_700_003_600))
+    session.current_run_id = "r1"
+    assert sessions_table([session], width=80)[1].plain == "s1                                    2023-11-14 23:13  r1"
+    assert [line.plain for line in session_lines(session, width=80)][3:] == [
+        "last run  2023-11-14 23:13",
+        "held by   r1",
         "label     pr=7",
     ]
 
 
 def test_agents_say_their_model_and_what_they_do() -> None:
     agents = [
-        agent_pb2.AgentDefinition(name="lead", description="Leads.", llm=agent_pb2.LlmAgent(model="default")),
-        agent_pb2.AgentDefinition(name="writer", description="Writes\ntexts.", llm=agent_pb2.LlmAgent()),
-        agent_pb2.AgentDefinition(name="coded", description="Counts."),
-        agent_pb2.AgentDefinition(name="line", description="Waits.", sequence=agent_pb2.SequenceAgent()),
+        agent_pb2.Agent(
+            definition=agent_pb2.AgentDefinition(
+                name="lead", description="Leads.", llm=agent_pb2.LlmAgent(model="default")
+            ),
+            kind=execution_pb2.AGENT_KIND_LLM,
+        ),
+        agent_pb2.Agent(
+            definition=agent_pb2.AgentDefinition(name="writer", description="Writes\ntexts.", llm=agent_pb2.LlmAgent()),
+            kind=execution_pb2.AGENT_KIND_LLM,
+        ),
+        agent_pb2.Agent(
+            definition=agent_pb2.AgentDefinition(name="coded", description="Counts."),
+            source=agent_pb2.AGENT_SOURCE_CODE,
+            kind=execution_pb2.AGENT_KIND_FUNCTION,
+        ),
+        agent_pb2.Agent(
+            definition=agent_pb2.AgentDefinition(name="line", description="Waits.", sequence=agent_pb2.SequenceAgent()),
+            kind=execution_pb2.AGENT_KIND_SEQUENCE,
+        ),
     ]
     assert [line.plain for line in agents_table(agents, width=80)] == [
         "agent   model       what it does",
@@ -187,10 +248,35 @@ def test_agents_say_their_model_and_what_they_do() -> None:
     ]
 
 
+def test_of_an_agent_is_said_where_it_stands_and_since_when() -> None:
+    later = timestamp_pb2.Timestamp(seconds=1_700_003_600)
+    definition = agent_pb2.AgentDefinition(name="lead", description="Leads.", llm=agent_pb2.LlmAgent(model="default"))
+    stored = agent_pb2.Agent(
+        definition=definition,
+        revision="0123456789abcdef" * 4,
+        source=agent_pb2.AGENT_SOURCE_STORED,
+        kind=execution_pb2.AGENT_KIND_LLM,
+        create_time=NOON,
+        revision_create_time=later,
+    )
+    assert agent_lines(stored) == [
+        "source: stored",
+        "revision: 0123456789ab",
+        "create_time: 2023-11-14T22:13:20Z",
+        "revision_create_time: 2023-11-14T23:13:20Z",
+    ]
+    assert [line.plain for line in agents_table([stored], width=80)] == [
+        "agent  model    revision      stored            what it does",
+        "lead   default  0123456789ab  2023-11-14 23:13  Leads.",
+    ]
+    in_a_file = agent_pb2.Agent(definition=definition, revision="f" * 64, source=agent_pb2.AGENT_SOURCE_FILE)
+    assert agent_lines(in_a_file) == ["source: file", "revision: ffffffffffff"]
+
+
 def test_models_say_who_answers_where_they_cannot() -> None:
     models = [
-        catalog_service_pb2.ModelInfo(name="default", provider="openai", model="gpt-5-mini", fallbacks=["b", "local"]),
-        catalog_service_pb2.ModelInfo(name="b", provider="scripted"),
+        model_pb2.ModelInfo(name="default", provider="openai", model="gpt-5-mini", fallbacks=["b", "local"]),
+        model_pb2.ModelInfo(name="b", provider="scripted"),
     ]
     assert [line.plain for line in models_table(models, width=80)] == [
         "model    provider  at the provider  then",
@@ -201,7 +287,7 @@ def test_models_say_who_answers_where_they_cannot() -> None:
 
 def test_a_definition_is_shown_as_a_file_would_hold_it() -> None:
     llm = agent_pb2.LlmAgent(model="default", instruction="You lead.\nAsk first.\n")
-    links = [agent_pb2.AgentLink(agent="writer", on_failure=policy_pb2.ON_SUB_AGENT_FAILURE_ABORT)]
+    links = [agent_pb2.AgentLink(agent="writer", on_failure=policy_pb2.SUB_AGENT_FAILURE_POLICY_ABORT)]
     definition = agent_pb2.AgentDefinition(name="lead", description="Leads: all.", llm=llm, sub_agents=links)
     text = definition_yaml(definition)
     assert text.splitlines()[:6] == [
@@ -214,7 +300,7 @@ def test_a_definition_is_shown_as_a_file_would_hold_it() -> None:
     ]
     (document,) = parse_documents(text, path="shown.yaml")
     source, problems = parse_definition(document)
-    assert (with_revision(definition), problems) == (source.definition, [])
+    assert (source.definition, problems) == (definition, [])
 
 
 def test_messages_show_their_author_text_and_calls() -> None:
@@ -226,7 +312,7 @@ def test_messages_show_their_author_text_and_calls() -> None:
         parts=[message_pb2.Part(text="Let me look.\nNow."), message_pb2.Part(tool_call=call)],
     )
     assert [line.plain for line in message_lines(message, width=80)] == [
-        "   3  lead  sub agent assistant",
+        "   3  lead  sub_agent_assistant",
         "      Let me look.",
         "      Now.",
         '      → search {"query": "owls"}',

@@ -2,7 +2,7 @@
 
 import pytest
 
-from bough.v1 import agent_pb2
+from bough.v1 import agent_pb2, message_pb2
 from bough_server.agents.definition import parse_definition
 from bough_server.agents.validation import Known, judge_code_agent, violations
 from bough_server.agents.validation_bounds import models_of
@@ -29,18 +29,28 @@ def window(**fields: int) -> agent_pb2.HistoryPolicy:
 
 
 def summarize(model: str = "", **fields: int) -> agent_pb2.HistoryPolicy:
-    return agent_pb2.HistoryPolicy(summarize=agent_pb2.Summarize(model=model, **fields))
+    return agent_pb2.HistoryPolicy(summarize=agent_pb2.Summarization(model=model, **fields))
 
 
 @pytest.mark.parametrize(
     ("policy", "field", "description"),
     [
-        (window(), "history.sliding_window.max_tokens", "is required: the most tokens of a request, at least 1."),
-        (window(max_tokens=-1), "history.sliding_window.max_tokens", "is required"),
-        (window(max_tokens=9, reserve=-1), "history.sliding_window.reserve", "must not be negative."),
-        (window(max_tokens=9, reserve=9), "history.sliding_window.reserve", "must be less than max_tokens"),
-        (summarize(), "history.summarize.max_tokens", "is required: the most tokens of a request, at least 1."),
-        (summarize(max_tokens=9, keep_recent=-1), "history.summarize.keep_recent", "must not be negative."),
+        (window(), "history.sliding_window.max_tokens", "is required: the most tokens of a request."),
+        (window(max_tokens=0), "history.sliding_window.max_tokens", "must be at least 1."),
+        (window(max_tokens=-1), "history.sliding_window.max_tokens", "must be at least 1."),
+        (window(max_tokens=9, reserve_tokens=-1), "history.sliding_window.reserve_tokens", "must not be negative."),
+        (
+            window(max_tokens=9, reserve_tokens=9),
+            "history.sliding_window.reserve_tokens",
+            "must be less than max_tokens",
+        ),
+        (summarize(), "history.summarize.max_tokens", "is required: the most tokens of a request."),
+        (summarize(max_tokens=0), "history.summarize.max_tokens", "must be at least 1."),
+        (
+            summarize(max_tokens=9, keep_recent_exchanges=0),
+            "history.summarize.keep_recent_exchanges",
+            "must be at least 1: the last one has the agent's input.",
+        ),
         (summarize("smal", max_tokens=9), "history.summarize.model", "There is no model 'smal'. Did you mean 'small'?"),
     ],
 )
@@ -53,11 +63,11 @@ def test_a_history_policy_has_bounds(policy: agent_pb2.HistoryPolicy, field: str
 @pytest.mark.parametrize(
     "policy",
     [
-        agent_pb2.HistoryPolicy(scope=agent_pb2.HISTORY_SCOPE_BRANCH),
+        agent_pb2.HistoryPolicy(scope=message_pb2.HISTORY_SCOPE_BRANCH),
         window(max_tokens=1),
-        window(max_tokens=9, reserve=8),
+        window(max_tokens=9, reserve_tokens=8),
         summarize(max_tokens=1),
-        summarize("small", max_tokens=4000, keep_recent=3),
+        summarize("small", max_tokens=4000, keep_recent_exchanges=3),
     ],
 )
 def test_sensible_history_policies_are_none_of_them_mistakes(policy: agent_pb2.HistoryPolicy) -> None:
@@ -83,16 +93,16 @@ name: writer
 description: Writes.
 llm: {model: default}
 history:
-  summarize: {max_tokens: 4000, keep_recent: 3, model: small}
+  summarize: {max_tokens: 4000, keep_recent_exchanges: 3, model: small}
 sub_agents:
   - agent: researcher
-    history: {scope: BRANCH, sliding_window: {max_tokens: 2000, reserve: 500}}
+    history: {scope: BRANCH, sliding_window: {max_tokens: 2000, reserve_tokens: 500}}
 """
     [document] = parse_documents(text, path="writer.yaml")
     source, problems = parse_definition(document)
     assert problems == []
     written = source.definition
-    assert written.history == summarize("small", max_tokens=4000, keep_recent=3)
-    window_of_link = window(max_tokens=2000, reserve=500)
-    window_of_link.scope = agent_pb2.HISTORY_SCOPE_BRANCH
+    assert written.history == summarize("small", max_tokens=4000, keep_recent_exchanges=3)
+    window_of_link = window(max_tokens=2000, reserve_tokens=500)
+    window_of_link.scope = message_pb2.HISTORY_SCOPE_BRANCH
     assert written.sub_agents[0].history == window_of_link

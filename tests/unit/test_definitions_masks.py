@@ -9,7 +9,7 @@ from google.protobuf.message import Message
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bough.v1 import agent_pb2, policy_pb2
+from bough.v1 import agent_pb2, message_pb2, model_pb2, policy_pb2
 from bough_server.agents.editing import mask_problems, masked
 
 PATHS: Final = (
@@ -27,7 +27,7 @@ PATHS: Final = (
     "limits.depth",
     "limits.wall_duration",
     "limits.wall_duration.seconds",
-    "delta.aggregated.max_chars",
+    "deltas.aggregated.max_chars",
     "input_schema_json",
 )
 
@@ -43,16 +43,16 @@ def definitions(draw: st.DrawFn) -> agent_pb2.AgentDefinition:
         made.llm.CopyFrom(agent_pb2.LlmAgent(model=draw(names), max_steps=draw(counts)))
         made.llm.tools.extend(agent_pb2.ToolLink(name=name) for name in draw(st.lists(names, max_size=2)))
         if draw(st.booleans()):
-            made.llm.settings.CopyFrom(agent_pb2.ModelSettings(temperature=draw(counts), extra_json=draw(names)))
+            made.llm.settings.CopyFrom(model_pb2.ModelSettings(temperature=draw(counts), extra_json=draw(names)))
     made.sub_agents.extend(agent_pb2.AgentLink(agent=name) for name in draw(st.lists(names, max_size=2)))
     if draw(st.booleans()):
         made.limits.CopyFrom(policy_pb2.Limits(depth=draw(counts), model_calls=draw(counts)))
     if draw(st.booleans()):
         made.limits.wall_duration.seconds = draw(st.integers(0, 2))
     if draw(st.booleans()):
-        made.history.scope = draw(st.sampled_from(agent_pb2.HistoryScope.values()))
+        made.history.scope = draw(st.sampled_from(message_pb2.HistoryScope.values()))
     if draw(st.booleans()):
-        made.delta.aggregated.CopyFrom(policy_pb2.AggregatedDeltas(max_chars=draw(counts)))
+        made.deltas.aggregated.CopyFrom(policy_pb2.AggregatedDeltas(max_chars=draw(counts)))
     return made
 
 

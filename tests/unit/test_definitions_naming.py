@@ -36,14 +36,14 @@ def filled(template: str, agent: str = "a") -> agent_pb2.AgentLink:
 
 
 def until(**condition: str) -> agent_pb2.AgentDefinition:
-    made = agent_pb2.LoopAgent(max_iterations=1, until=agent_pb2.LoopUntil(**condition))  # type: ignore[arg-type]
+    made = agent_pb2.LoopAgent(max_iterations=1, until=agent_pb2.LoopUntil(**condition))
     return composite("s", ["a"], loop=made)
 
 
 FUNCTION = """
 name: f
 description: Works under a name of its own.
-function: {code: worker}
+function: {function: worker}
 limits: {model_calls: 3}
 sub_agents:
   - agent: a
@@ -53,7 +53,7 @@ sub_agents:
 
 def test_code_is_named_in_yaml_as_by_the_wire() -> None:
     definition = read(FUNCTION)
-    assert definition.function == agent_pb2.FunctionAgent(code="worker")
+    assert definition.function == agent_pb2.FunctionAgent(function="worker")
     assert read(definition_yaml(definition)) == definition
     assert mistakes(definition, llm("a")) == []
 
@@ -65,7 +65,7 @@ def test_everything_that_names_something_has_no_violations() -> None:
     rounds = until(predicate="enough")
     rounds.sub_agents[0].CopyFrom(built)
     assert mistakes(rounds, rewriting) == []
-    assert mistakes(until(state="review.approved"), llm("a")) == []
+    assert mistakes(until(state_path="review.approved"), llm("a")) == []
     assert [(one.field, one.name, one.kind) for one in functions_named(rounds)] == [
         ("loop.until.predicate", "enough", "condition"),
         ("sub_agents[0].input.function", "build", "input builder"),
@@ -76,13 +76,13 @@ def test_everything_that_names_something_has_no_violations() -> None:
     ("definition", "field", "description"),
     [
         (
-            composite("s", [], function=agent_pb2.FunctionAgent(code="wroker")),
-            "function.code",
+            composite("s", [], function=agent_pb2.FunctionAgent(function="wroker")),
+            "function.function",
             "There is no agent in code named 'wroker'. Did you mean 'worker'?",
         ),
         (
             composite("s", [], function=agent_pb2.FunctionAgent()),
-            "function.code",
+            "function.function",
             "is required: the name of an agent in code.",
         ),
         (until(predicate="enuogh"), "loop.until.predicate", "There is no condition 'enuogh'. Did you mean 'enough'?"),
@@ -92,8 +92,8 @@ def test_everything_that_names_something_has_no_violations() -> None:
             "'bare' is a function of another kind, a rewriter; give a condition.",
         ),
         (until(predicate=""), "loop.until.predicate", "is required: the name of a condition."),
-        (until(), "loop.until", "needs a `predicate` or a path in the `state`."),
-        (until(state="a..b"), "loop.until.state", "must be a path such as `approved` or `review.approved`."),
+        (until(), "loop.until", "needs a `predicate` or a `state_path`."),
+        (until(state_path="a..b"), "loop.until.state_path", "must be a path such as `approved` or `review.approved`."),
         (
             llm("s", history_rewriter="gone"),
             "llm.history_rewriter",
@@ -118,7 +118,7 @@ def test_a_name_that_nothing_has_is_named_with_its_field(
 
 
 def test_code_that_is_not_there_has_a_reason_of_its_own() -> None:
-    only = violations([composite("s", [], function=agent_pb2.FunctionAgent(code="x"))], KNOWN)[0]
+    only = violations([composite("s", [], function=agent_pb2.FunctionAgent(function="x"))], KNOWN)[0]
     assert only.reason == error_pb2.ERROR_REASON_UNKNOWN_AGENT
 
 

@@ -5,7 +5,7 @@ import pytest
 from bough.v1 import agent_pb2
 from bough_server.agents.definition import definition_yaml, parse_definition
 from bough_server.agents.validation import Known, violations
-from bough_server.agents.validation_links import circles
+from bough_server.agents.validation_links import cycles
 from bough_server.documents import parse_documents
 from tests.support.composites import composite, loop, parallel, plan_execute, sequence, supervisor, swarm
 from tests.support.teams import llm
@@ -76,7 +76,7 @@ def test_sensible_composites_have_no_violations() -> None:
         ),
         (parallel("s", "a", max_concurrency=0), "parallel.max_concurrency", "must be at least 1."),
         (swarm("s"), "sub_agents", "is required: they are its members."),
-        (swarm("s", "a", entry="b"), "swarm.entry", "'b' is none of its sub_agents. There is a."),
+        (swarm("s", "a", entry="b"), "swarm.entry_agent", "'b' is none of its sub_agents. There is a."),
         (
             swarm("s", agent_pb2.AgentLink(agent="a", link_mode=agent_pb2.LINK_MODE_TOOL)),
             "sub_agents[0].link_mode",
@@ -91,7 +91,7 @@ def test_sensible_composites_have_no_violations() -> None:
         ),
         (
             plan_execute("s", "a", roles=["a", "a"], rounds=0),
-            "plan_execute.max_rounds",
+            "plan_execute.max_iterations",
             "must be between 1 and 1000.",
         ),
         (loop("s", "a", rounds=0), "loop.max_iterations", "must be between 1 and 10000."),
@@ -126,13 +126,13 @@ def test_the_work_to_judge_a_long_chain_grows_as_the_chain(is_round: bool) -> No
     looked = []
 
     class Watched(dict[str, list[str]]):
-        def get(self, name: str, default: object = None) -> list[str]:  # type: ignore[override]
+        def get(self, name: str, default: object = None) -> list[str]:
             looked.append(name)
             return super().get(name, [])
 
     runs = Watched({f"s{number}": [f"s{number + 1}"] for number in range(600)})
     runs["s600"] = ["s0"] if is_round else []
-    groups = circles(runs)
+    groups = cycles(runs)
     assert len(set(groups.values())) == (1 if is_round else 601)
     assert len(looked) <= 3 * 601
 
@@ -145,7 +145,7 @@ def test_all_that_is_wrong_with_a_plan_is_said_at_once() -> None:
         ("s", "plan_execute.replanner", "'s' is none of its sub_agents. There is a, p, x."),
         ("s", "sub_agents[0].agent", "'a' is no planner, executor or replanner: nothing runs it."),
         ("s", "sub_agents[2].agent", "'x' is no planner, executor or replanner: nothing runs it."),
-        ("s", "plan_execute.max_rounds", "must be between 1 and 1000."),
+        ("s", "plan_execute.max_iterations", "must be between 1 and 1000."),
     ]
 
 
@@ -172,12 +172,12 @@ def test_a_swarm_may_come_round_to_itself_where_members_choose_to_but_not_by_its
         ),
         (
             "name: s\ndescription: Does what s does.\n"
-            "swarm: {entry: b}\nsub_agents: [{agent: a}, {agent: b, link_mode: TRANSFER}]\n",
+            "swarm: {entry_agent: b}\nsub_agents: [{agent: a}, {agent: b, link_mode: TRANSFER}]\n",
             swarm("s", "a", agent_pb2.AgentLink(agent="b", link_mode=agent_pb2.LINK_MODE_TRANSFER), entry="b"),
         ),
         (
             "name: s\ndescription: Does what s does.\n"
-            "plan_execute: {planner: a, executor: b, max_rounds: 3}\nsub_agents: [{agent: a}, {agent: b}]\n",
+            "plan_execute: {planner: a, executor: b, max_iterations: 3}\nsub_agents: [{agent: a}, {agent: b}]\n",
             plan_execute("s", roles=["a", "b"], rounds=3),
         ),
         (
@@ -194,7 +194,6 @@ def test_a_swarm_may_come_round_to_itself_where_members_choose_to_but_not_by_its
 def test_composites_are_written_as_yaml_and_read_back(text: str, definition: agent_pb2.AgentDefinition) -> None:
     made = read(text)
     assert read(definition_yaml(made)) == made
-    made.ClearField("revision")
     assert made == definition
 
 

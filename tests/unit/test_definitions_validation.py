@@ -5,7 +5,7 @@ import json
 import pytest
 from google.protobuf.duration_pb2 import Duration
 
-from bough.v1 import agent_pb2, error_pb2, policy_pb2
+from bough.v1 import agent_pb2, error_pb2, model_pb2, policy_pb2
 from bough_server.agents.validation import Known, judge_code_agent, violations
 
 KNOWN = Known(tools=["search", "call_writer", "final_answer"], models=["default", "large"])
@@ -102,38 +102,38 @@ def test_sensible_definitions_have_no_violations() -> None:
         ),
         (agent(limits=limits(tool_calls=-1)), "limits.tool_calls", "must not be negative."),
         (agent(limits=limits(tokens=-1)), "limits.tokens", "must not be negative."),
-        (agent(limits=limits(cost_micros=-1)), "limits.cost_micros", "must not be negative."),
-        (agent(limits=limits(parallel=0)), "limits.parallel", "must be at least 1."),
+        (agent(limits=limits(cost_nanos=-1)), "limits.cost_nanos", "must not be negative."),
+        (agent(limits=limits(concurrency=0)), "limits.concurrency", "must be at least 1."),
         (agent(limits=limits(wall_duration=Duration())), "limits.wall_duration", "must be longer than 0 s."),
         (
-            agent(delta=policy_pb2.DeltaPolicy(aggregated=policy_pb2.AggregatedDeltas(max_chars=0))),
-            "delta.aggregated.max_chars",
+            agent(deltas=policy_pb2.DeltaPolicy(aggregated=policy_pb2.AggregatedDeltas(max_chars=0))),
+            "deltas.aggregated.max_chars",
             "must be at least 1.",
         ),
         (
             agent(
-                delta=policy_pb2.DeltaPolicy(aggregated=policy_pb2.AggregatedDeltas(max_interval=Duration(seconds=11)))
+                deltas=policy_pb2.DeltaPolicy(aggregated=policy_pb2.AggregatedDeltas(max_interval=Duration(seconds=11)))
             ),
-            "delta.aggregated.max_interval",
+            "deltas.aggregated.max_interval",
             "must be between 0 s and 10 s.",
         ),
         (
-            agent(llm=llm(settings=agent_pb2.ModelSettings(temperature=float("nan")))),
+            agent(llm=llm(settings=model_pb2.ModelSettings(temperature=float("nan")))),
             "llm.settings.temperature",
             "must be 0 or more.",
         ),
         (
-            agent(llm=llm(settings=agent_pb2.ModelSettings(top_p=0))),
+            agent(llm=llm(settings=model_pb2.ModelSettings(top_p=0))),
             "llm.settings.top_p",
             "must be more than 0 and at most 1.",
         ),
         (
-            agent(llm=llm(settings=agent_pb2.ModelSettings(max_output_tokens=0))),
+            agent(llm=llm(settings=model_pb2.ModelSettings(max_output_tokens=0))),
             "llm.settings.max_output_tokens",
             "must be at least 1.",
         ),
         (
-            agent(llm=llm(settings=agent_pb2.ModelSettings(extra_json="[]"))),
+            agent(llm=llm(settings=model_pb2.ModelSettings(extra_json="[]"))),
             "llm.settings.extra_json",
             "must be one JSON object.",
         ),
@@ -256,11 +256,11 @@ def test_a_deep_schema_and_a_duration_out_of_range_are_judged_without_failing() 
 def test_every_duration_of_a_definition_is_in_range(unwritable: Duration) -> None:
     definition = agent(
         limits=limits(wall_duration=unwritable),
-        delta=policy_pb2.DeltaPolicy(aggregated=policy_pb2.AggregatedDeltas(max_interval=unwritable)),
+        deltas=policy_pb2.DeltaPolicy(aggregated=policy_pb2.AggregatedDeltas(max_interval=unwritable)),
         llm=llm(tools=[agent_pb2.ToolLink(name="search", timeout=unwritable)]),
         sub_agents=[agent_pb2.AgentLink(agent="writer", limits=limits(wall_duration=unwritable))],
     )
-    fields = ("limits.wall_duration", "sub_agents[0].limits.wall_duration", "delta.aggregated.max_interval")
+    fields = ("limits.wall_duration", "sub_agents[0].limits.wall_duration", "deltas.aggregated.max_interval")
     assert mistakes(definition, agent("writer")) == [
         (field, "is out of the range of a duration.") for field in (*fields, "llm.tools[0].timeout")
     ]

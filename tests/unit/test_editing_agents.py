@@ -9,7 +9,7 @@ from google.protobuf.field_mask_pb2 import FieldMask
 
 from bough.v1 import agent_pb2
 from bough_server.agents.catalog import AgentCatalog
-from bough_server.agents.definition import received
+from bough_server.agents.definition import received, revision
 from bough_server.agents.editing import AgentEditor
 from bough_server.agents.registry import Registry
 from bough_server.clock import SystemClock
@@ -38,9 +38,9 @@ class Contested:
     async def read(self, tenant_id: str) -> StoredAgents:
         return await self.agents.read(tenant_id)
 
-    async def put(self, tenant_id: str, definition: agent_pb2.AgentDefinition, *, version: int) -> None:
+    async def put(self, tenant_id: str, agent: agent_pb2.Agent, *, version: int) -> None:
         await self._give_way()
-        await self.agents.put(tenant_id, definition, version=version)
+        await self.agents.put(tenant_id, agent, version=version)
 
     async def remove(self, tenant_id: str, name: str, *, version: int) -> None:
         await self._give_way()
@@ -61,7 +61,7 @@ class Servers:
 
     async def names(self) -> list[str]:
         """The agents that are stored."""
-        return [each.name for each in (await self.contested.read("a")).definitions]
+        return [each.definition.name for each in (await self.contested.read("a")).agents]
 
 
 @pytest.fixture
@@ -90,7 +90,7 @@ def define(name: str, *links: str) -> agent_pb2.AgentDefinition:
 async def test_a_link_to_an_agent_that_is_deleted_meanwhile_is_refused(servers: Servers) -> None:
     await servers.other.create("a", define("poet"))
     servers.contested.meanwhile.append(lambda: servers.other.delete("a", "poet", revision=""))
-    with pytest.raises(InvalidRequest, match=r"agent\.sub_agents\[0\]\.agent: There is no agent 'poet'"):
+    with pytest.raises(InvalidRequest, match=r"definition\.sub_agents\[0\]\.agent: There is no agent 'poet'"):
         await servers.mine.create("a", define("lead", "poet"))
     assert await servers.names() == []
 
@@ -113,7 +113,7 @@ async def test_an_agent_that_is_changed_meanwhile_keeps_that_change(servers: Ser
     asked.llm.instruction = "Rhyme."
     with pytest.raises(RevisionMoved) as moved:
         await servers.mine.update("a", asked, mask=FieldMask(paths=["llm"]), revision=first.revision)
-    assert moved.value.details == {"name": "poet", "revision": received(theirs).revision}
+    assert moved.value.details == {"name": "poet", "revision": revision(received(theirs))}
 
 
 async def test_other_agents_that_come_meanwhile_do_no_harm(servers: Servers) -> None:

@@ -7,7 +7,7 @@ from google.protobuf import descriptor_pb2, descriptor_pool, json_format, messag
 from google.protobuf.descriptor import Descriptor, FieldDescriptor, FileDescriptor
 from google.protobuf.message import Message
 
-from bough.v1 import agent_service_pb2, event_pb2
+from bough.v1 import agent_service_pb2, event_pb2, follow_pb2
 from bough_server import events
 from tests.support.logs import RUN_ID, SESSION_ID, AgentEvent, at, desk, stamped, stored
 
@@ -37,7 +37,10 @@ def group_of(number: int) -> str:
 @pytest.mark.parametrize("field", PAYLOADS, ids=lambda field: str(field.name))
 def test_a_name_derives_from_the_group_of_the_tag_and_the_field(field: FieldDescriptor) -> None:
     group = group_of(field.number)
-    assert events.NAME_OF_KIND[field.number] == f"agent.{group}.{field.name.removeprefix(group + '_')}"
+    name = field.name.removeprefix(f"{group}_")
+    if name.endswith("_delta"):
+        name = f"{name.removesuffix('_delta')}.delta"
+    assert events.NAME_OF_KIND[field.number] == f"agent.{group}.{name}"
 
 
 def test_names_kinds_and_fields_are_one_to_one() -> None:
@@ -45,9 +48,9 @@ def test_names_kinds_and_fields_are_one_to_one() -> None:
     assert len(set(events.KIND_OF_FIELD.values())) == len(events.KIND_OF_FIELD) == len(PAYLOADS)
     assert {26, 27, 28} == events.TERMINAL_KINDS
     assert {events.NAME_OF_KIND[kind] for kind in events.DELTA_KINDS} == {
-        "agent.llm.output_delta",
-        "agent.llm.reasoning_delta",
-        "agent.llm.tool_call_delta",
+        "agent.llm.output_text.delta",
+        "agent.llm.reasoning.delta",
+        "agent.llm.tool_call.delta",
         "agent.tool.output",
     }
 
@@ -58,15 +61,21 @@ def test_every_payload_is_a_message_of_its_own() -> None:
     assert all(tag < 20 for tag in (one.number for one in AgentEvent.DESCRIPTOR.fields if one not in PAYLOADS))
 
 
-def test_the_streams_have_one_layout() -> None:
-    layouts = [
-        [(field.name, field.number, field.type, field.is_repeated) for field in response.DESCRIPTOR.fields]
-        for response in (agent_service_pb2.RunResponse, agent_service_pb2.WatchRunResponse)
+def test_the_responses_of_all_streams_are_one_batch() -> None:
+    service = agent_service_pb2.DESCRIPTOR.services_by_name["AgentService"]
+    responses = [method.output_type for method in service.methods if method.server_streaming]
+    assert [response.name for response in responses] == [
+        "RunResponse",
+        "WatchRunResponse",
+        "ResumeRunResponse",
+        "ForkRunResponse",
     ]
-    assert layouts[0] == layouts[1]
-    assert layouts[0] == [
-        ("events", 1, FieldDescriptor.TYPE_MESSAGE, True),
-        ("through_sequence", 2, FieldDescriptor.TYPE_INT64, False),
+    for response in responses:
+        ((name, number, kind),) = [(field.name, field.number, field.message_type) for field in response.fields]
+        assert (name, number, kind) == ("batch", 1, follow_pb2.EventBatch.DESCRIPTOR)
+    assert [(field.name, field.number, field.type) for field in follow_pb2.EventBatch.DESCRIPTOR.fields] == [
+        ("events", 1, FieldDescriptor.TYPE_MESSAGE),
+        ("through_sequence", 2, FieldDescriptor.TYPE_INT64),
     ]
 
 
@@ -75,7 +84,11 @@ def filled(message: Message, depth: int = 0) -> Message:
     fields = cast(list[FieldDescriptor], list(message.DESCRIPTOR.fields))
     for number, field in enumerate(fields, start=1):
         if field.message_type is not None and field.message_type.GetOptions().map_entry:
-            getattr(message, field.name)[f"key {number}"] = "välue"
+            values = getattr(message, field.name)
+            if field.message_type.fields_by_name["value"].message_type is None:
+                values[f"key {number}"] = "välue"
+            else:
+                filled(values[f"key {number}"], depth + 1)
         elif field.message_type is not None:
             if depth < 5:
                 one = getattr(message, field.name)
@@ -106,7 +119,7 @@ def event_with(field: FieldDescriptor) -> AgentEvent:
     event = AgentEvent(
         run_id=RUN_ID,
         sequence=2**53 + 1,
-        time=at(1),
+        record_time=at(1),
         invocation_id="i",
         parent_invocation_id="p",
         agent="a",
@@ -213,6 +226,6 @@ def test_an_event_in_the_place_of_another_says_where_it_is_and_nothing_else() ->
         expected = AgentEvent()
         expected.CopyFrom(other)
         expected.ClearField("payload")
-        for own in ("sequence", "time", "attempt", "effect_digest"):
+        for own in ("sequence", "record_time", "attempt", "effect_digest"):
             expected.ClearField(own)
         assert event == expected

@@ -7,10 +7,10 @@ import pytest
 import bough_server
 from bough.v1 import error_pb2, message_pb2
 from bough_server.errors import RunError
-from bough_server.functions import Rewriter, Situation, Values, condition, input_builder, rewriter
+from bough_server.functions import Rewriter, Snapshot, Values, condition, input_builder, rewriter
 
 HELLO = message_pb2.Message(parts=[message_pb2.Part(text="hello")])
-SITUATION = Situation(agent="lead", state=Values({"x": "[1]"}), input=HELLO, user=HELLO, look=lambda: [HELLO])
+SITUATION = Snapshot(agent="lead", state=Values({"x": "[1]"}), input=HELLO, user=HELLO, look=lambda: [HELLO])
 
 
 def message(
@@ -36,11 +36,11 @@ def refusal(ask: Callable[[], object]) -> tuple[str, str]:
 
 def test_a_function_keeps_its_name_and_is_still_callable() -> None:
     @condition
-    def done(situation: Situation) -> bool:
+    def done(situation: Snapshot) -> bool:
         return situation.state["x"] == [1]
 
     @input_builder(name="other")
-    def build(situation: Situation) -> str:
+    def build(situation: Snapshot) -> str:
         return situation.agent
 
     assert (done.name, build.name) == ("done", "other")
@@ -51,18 +51,18 @@ def test_a_function_keeps_its_name_and_is_still_callable() -> None:
 
 def test_authors_import_them_from_the_package() -> None:
     assert (bough_server.condition, bough_server.input_builder) == (condition, input_builder)
-    assert (bough_server.rewriter, bough_server.Situation) == (rewriter, Situation)
+    assert (bough_server.rewriter, bough_server.Snapshot) == (rewriter, Snapshot)
 
 
 def _waits() -> object:
-    async def waits(situation: Situation) -> bool:
+    async def waits(situation: Snapshot) -> bool:
         return True
 
     return waits
 
 
 def _yields() -> object:
-    def yields(situation: Situation) -> object:
+    def yields(situation: Snapshot) -> object:
         yield True
 
     return yields
@@ -77,7 +77,7 @@ def _yields() -> object:
         (7, "@condition takes a function, not a int"),
     ],
 )
-def test_what_cannot_be_pure_is_refused_when_it_is_made(function: Callable[[Situation], bool], words: str) -> None:
+def test_what_cannot_be_pure_is_refused_when_it_is_made(function: Callable[[Snapshot], bool], words: str) -> None:
     with pytest.raises(TypeError) as refused:
         condition(function)
     assert words in str(refused.value)
@@ -93,7 +93,7 @@ def test_a_function_takes_one_thing() -> None:
 
 def test_a_condition_that_raises_is_an_error_with_its_name() -> None:
     @condition
-    def breaks(situation: Situation) -> bool:
+    def breaks(situation: Snapshot) -> bool:
         return bool(situation.state["nothing"])
 
     assert refusal(lambda: breaks.holds(SITUATION)) == (
@@ -104,7 +104,7 @@ def test_a_condition_that_raises_is_an_error_with_its_name() -> None:
 
 def test_an_error_that_a_function_raises_on_purpose_keeps_its_reason() -> None:
     @input_builder
-    def picky(situation: Situation) -> str:
+    def picky(situation: Snapshot) -> str:
         raise RunError("There is no plan.", reason=error_pb2.ERROR_REASON_BAD_ARGUMENTS)
 
     assert refusal(lambda: picky.built(SITUATION)) == (
@@ -114,7 +114,7 @@ def test_an_error_that_a_function_raises_on_purpose_keeps_its_reason() -> None:
 
 
 def test_a_function_that_exits_ends_no_server() -> None:
-    def exits(_: Situation) -> bool:
+    def exits(_: Snapshot) -> bool:
         raise SystemExit(2)
 
     assert "raised SystemExit: 2" in refusal(lambda: condition(exits).holds(SITUATION))[0]

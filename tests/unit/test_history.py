@@ -2,14 +2,14 @@
 
 import pytest
 
-from bough.v1 import agent_pb2, message_pb2
-from bough_server.history.rewrite import for_context
-from bough_server.history.transcript import Said, Transcript
+from bough.v1 import error_pb2, message_pb2
+from bough_server.history.rewrite import as_context, result_text
+from bough_server.history.transcript import HistoryEntry, Transcript
 from bough_server.history.visible import build
 
-SESSION = agent_pb2.HISTORY_SCOPE_SESSION
-BRANCH = agent_pb2.HISTORY_SCOPE_BRANCH
-NONE = agent_pb2.HISTORY_SCOPE_NONE
+SESSION = message_pb2.HISTORY_SCOPE_SESSION
+BRANCH = message_pb2.HISTORY_SCOPE_BRANCH
+NONE = message_pb2.HISTORY_SCOPE_NONE
 
 
 def user(text: str, *, invocation: str = "i0") -> message_pb2.Message:
@@ -64,7 +64,7 @@ def texts(messages: list[message_pb2.Message]) -> list[str]:
 def test_a_tool_call_of_another_agent_and_its_result_are_two_user_messages() -> None:
     call = said("MyAgent", "", ("c", "tool1", "arguments1"))
     answer = result("MyAgent", "c", "tool1", "tool result 1")
-    shown = [*for_context(call), *for_context(answer)]
+    shown = [*as_context(call), *as_context(answer)]
     assert texts(shown) == [
         "For context: [MyAgent] called tool: `tool1` with arguments: arguments1.",
         "For context: [MyAgent] `tool1` tool returned result: tool result 1.",
@@ -74,7 +74,7 @@ def test_a_tool_call_of_another_agent_and_its_result_are_two_user_messages() -> 
 
 def test_text_and_two_calls_of_another_agent_are_one_user_message() -> None:
     message = said("A", "hi", ("1", "x", "{}"), ("2", "y", "{}"))
-    assert texts(for_context(message)) == [
+    assert texts(as_context(message)) == [
         "For context: [A] said: hi. [A] called tool: `x` with arguments: {}. [A] called tool: `y` with arguments: {}."
     ]
 
@@ -88,13 +88,13 @@ def test_reasoning_is_dropped_and_files_stay() -> None:
             message_pb2.Part(blob=blob),
         ],
     )
-    assert for_context(message) == [
+    assert as_context(message) == [
         message_pb2.Message(role=message_pb2.ROLE_USER, author="A", parts=[message_pb2.Part(blob=blob)])
     ]
 
 
 def test_an_empty_message_of_another_agent_is_left_out() -> None:
-    assert for_context(said("A", "  ")) == []
+    assert as_context(said("A", "  ")) == []
 
 
 def test_a_child_never_sees_the_open_call_that_made_it_run() -> None:
@@ -152,17 +152,17 @@ def test_results_follow_their_calls_in_call_order_whatever_came_between() -> Non
     call = said("lead", "", ("c1", "x", "{}"), ("c2", "y", "{}"))
     first, second = result("lead", "c1", "x", "1"), result("lead", "c2", "y", "2")
     session = [
-        Said(call, "lead", "l"),
-        Said(user("later"), "lead", "l"),
-        Said(second, "lead", "l"),
-        Said(first, "lead", "l"),
+        HistoryEntry(call, "lead", "l"),
+        HistoryEntry(user("later"), "lead", "l"),
+        HistoryEntry(second, "lead", "l"),
+        HistoryEntry(first, "lead", "l"),
     ]
     assert build(own, session, scope=SESSION) == [call, first, second, user("later")]
 
 
 def test_a_dangling_call_of_the_session_is_left_out() -> None:
     own = Transcript(agent="lead", chain="l")
-    session = [Said(said("lead", "", ("c1", "x", "{}")), "lead", "l"), Said(user("next"), "lead", "l")]
+    session = [HistoryEntry(said("lead", "", ("c1", "x", "{}")), "lead", "l"), HistoryEntry(user("next"), "lead", "l")]
     assert build(own, session, scope=SESSION) == [user("next")]
 
 
@@ -175,12 +175,12 @@ def test_a_dangling_call_of_the_session_is_left_out() -> None:
     ],
 )
 def test_a_scope_bounds_what_is_seen_of_session_and_ancestors(
-    scope: agent_pb2.HistoryScope.ValueType, expected: list[str]
+    scope: message_pb2.HistoryScope.ValueType, expected: list[str]
 ) -> None:
     session = [
-        Said(user("old"), "lead", "l"),
-        Said(said("other", "noise", invocation="x"), "other", "lo"),
-        Said(said("lead", "mine"), "lead", "l"),
+        HistoryEntry(user("old"), "lead", "l"),
+        HistoryEntry(said("other", "noise", invocation="x"), "other", "lo"),
+        HistoryEntry(said("lead", "mine"), "lead", "l"),
     ]
     parent = Transcript(agent="lead", chain="l")
     parent.say(user("now"))
@@ -191,10 +191,10 @@ def test_a_scope_bounds_what_is_seen_of_session_and_ancestors(
 
 def test_what_a_sub_agent_was_told_never_reads_as_the_main_users() -> None:
     session = [
-        Said(user("first"), "lead", "l"),
-        Said(told("lead", "do it", invocation="ia"), "a", "la"),
-        Said(said("a", "done", invocation="ia"), "a", "la"),
-        Said(said("lead", "answer"), "lead", "l"),
+        HistoryEntry(user("first"), "lead", "l"),
+        HistoryEntry(told("lead", "do it", invocation="ia"), "a", "la"),
+        HistoryEntry(said("a", "done", invocation="ia"), "a", "la"),
+        HistoryEntry(said("lead", "answer"), "lead", "l"),
     ]
     lead = Transcript(agent="lead", chain="l")
     lead.say(user("second"))
@@ -211,8 +211,8 @@ def test_what_a_sub_agent_was_told_never_reads_as_the_main_users() -> None:
 
 def test_a_sub_agent_reads_its_own_earlier_turn_in_native_roles() -> None:
     session = [
-        Said(told("lead", "do it", invocation="ia"), "a", "la"),
-        Said(said("a", "done", invocation="ia"), "a", "la"),
+        HistoryEntry(told("lead", "do it", invocation="ia"), "a", "la"),
+        HistoryEntry(said("a", "done", invocation="ia"), "a", "la"),
     ]
     again = Transcript(agent="a", chain="la")
     assert [message.role for message in build(again, session, scope=SESSION)] == [
@@ -233,7 +233,7 @@ def test_a_very_long_result_is_shown_with_head_and_tail() -> None:
 
 @pytest.mark.parametrize("scope", [SESSION, BRANCH, NONE])
 def test_a_lane_has_what_its_invocation_said_before_the_fork_as_its_own(
-    scope: agent_pb2.HistoryScope.ValueType,
+    scope: message_pb2.HistoryScope.ValueType,
 ) -> None:
     """Its calls of linked agents with their results as well; what another lane says it does not see."""
     lead = Transcript(agent="lead", chain="l")
@@ -252,7 +252,7 @@ def test_a_lane_has_what_its_invocation_said_before_the_fork_as_its_own(
     shown = build(inner, [], scope=scope)
     above = [] if scope == NONE else ["the caller's question"]
     assert texts(shown) == [*above, "the task", "", "", "in this lane"]
-    assert shown[-3:-1] == [entry.message for entry in own.entries if isinstance(entry, Said)][1:3]
+    assert shown[-3:-1] == [entry.message for entry in own.entries if isinstance(entry, HistoryEntry)][1:3]
 
 
 def test_a_tree_of_joined_children_two_thousand_deep_is_read_without_recursion() -> None:
@@ -264,3 +264,16 @@ def test_a_tree_of_joined_children_two_thousand_deep_is_read_without_recursion()
         deepest.join(child, by_call=False)
         deepest = child
     assert len(build(root, [], scope=SESSION)) == 2_000
+
+
+def test_a_failed_tool_s_content_is_read_with_its_error() -> None:
+    result = message_pb2.ToolResult(
+        call=message_pb2.ToolCall(call_id="1", name="look"),
+        parts=[message_pb2.Part(text="Half of it.")],
+        error=error_pb2.AgentError(message="It broke."),
+    )
+    assert result_text(result) == "Error: It broke.\nHalf of it."
+    said = message_pb2.Message(role=message_pb2.ROLE_TOOL, author="a", parts=[message_pb2.Part(tool_result=result)])
+    (shown,) = as_context(said)
+    expected = "For context: [a] `look` tool returned result: Error: It broke.\nHalf of it.."
+    assert [part.text for part in shown.parts] == [expected]

@@ -1,25 +1,24 @@
-"""The reference tables of docs/ say what the code does: every error and its code, every setting and every layer."""
+"""The reference tables of docs/ match the code: errors, events, settings and layers; links lead somewhere."""
 
 import re
 import tomllib
 from pathlib import Path
-from typing import get_args
 
 from google.rpc import code_pb2
-from pydantic import BaseModel
 
 from bough.v1 import error_pb2
+from bough.v1.event_pb2 import AgentEvent
 from bough_server.errors import CallError
-from bough_server.settings import Settings
-from bough_server.settings_sections import LimitSet
+from bough_server.events import NAME_OF_KIND
 
 ROOT = Path(__file__).parents[2]
+LINK = re.compile(r"\]\((?!https?:)([^)\s]+)\)")
 ROW = re.compile(r"^\| `([A-Z_]+)` \| ([a-z, ]+) \| ([A-Z_]*) ?\|", re.MULTILINE)
-KEY = re.compile(r"^\| `([a-zA-Z_.]+)` \|", re.MULTILINE)
+METADATA = re.compile(r"^\| `([A-Z_]+)` \|.*\|([^|]*)\|$", re.MULTILINE)
 
 
 def test_every_error_reason_is_in_the_table_once() -> None:
-    rows = [name for name, _, _ in ROW.findall(_text("docs/protocol.md"))]
+    rows = [name for name, _, _ in ROW.findall(_text("docs/reference/errors.md"))]
 
     known = [name.removeprefix("ERROR_REASON_") for name in error_pb2.ErrorReason.DESCRIPTOR.values_by_name]
 
@@ -27,7 +26,11 @@ def test_every_error_reason_is_in_the_table_once() -> None:
 
 
 def test_the_table_gives_the_code_of_every_failed_call() -> None:
-    codes = {name: code for name, where, code in ROW.findall(_text("docs/protocol.md")) if "call" in where.split(", ")}
+    codes = {
+        name: code
+        for name, where, code in ROW.findall(_text("docs/reference/errors.md"))
+        if "call" in where.split(", ")
+    }
 
     errors: list[type[CallError]] = [CallError, *CallError.__subclasses__()]
     raised = {_name(error): code_pb2.Code.Name(error.code) for error in errors}
@@ -36,38 +39,56 @@ def test_the_table_gives_the_code_of_every_failed_call() -> None:
     assert codes == {**raised, "UNKNOWN_AGENT": "NOT_FOUND", "INVALID_PAGE_TOKEN": "INVALID_ARGUMENT"}
 
 
+def test_the_table_names_the_metadata_that_the_schema_promises() -> None:
+    schema = _text("proto/bough/v1/error.proto").partition("enum ErrorReason {")[2]
+    documented = dict(METADATA.findall(_text("docs/reference/errors.md").partition("| ErrorReason |")[2]))
+
+    promised = {}
+    for comment, name in re.findall(r"((?: *//.*\n)+) *ERROR_REASON_([A-Z_]+) =", schema):
+        said = " ".join(line.strip(" /") for line in comment.splitlines())
+        keys = re.search(r"Metadata(, [^:]*)?: (.*)", said)
+        promised[name] = {key for key in _METADATA_KEYS if keys and re.search(rf"\b{key}\b", keys[2])}
+
+    assert {name: set(re.findall(r"`(\w+)`", keys)) for name, keys in documented.items()} == {
+        name: keys for name, keys in promised.items() if name != "UNSPECIFIED"
+    }
+    assert set().union(*promised.values()) == _METADATA_KEYS
+
+
+def test_every_event_is_in_the_reference_once_with_its_payload() -> None:
+    rows = re.findall(r"^\| `(agent\.[a-z_.]+)` \| `([a-z_]+)` \|", _text("docs/reference/events.md"), re.MULTILINE)
+
+    payloads = AgentEvent.DESCRIPTOR.oneofs_by_name["payload"].fields
+    assert rows == [(NAME_OF_KIND[field.number], field.name) for field in payloads]
+
+
+def test_links_between_pages_lead_to_files_and_headings() -> None:
+    pages = [ROOT / "README.md", *(ROOT / "docs").rglob("*.md"), *(ROOT / "examples").rglob("*.md")]
+    links = [(page, link) for page in pages for link in LINK.findall(page.read_text(encoding="utf-8"))]
+
+    assert [f"{page.relative_to(ROOT)}: {link}" for page, link in links if not _leads_somewhere(page, link)] == []
+
+
+def _leads_somewhere(page: Path, link: str) -> bool:
+    path, _, heading = link.partition("#")
+    target = (page.parent / path).resolve() if path else page
+    if not target.exists() or not heading:
+        return target.exists()
+    headings = re.findall(r"^#+ (.*)$", target.read_text(encoding="utf-8"), re.MULTILINE)
+    return heading in {re.sub(r"[^a-z0-9 _-]", "", each.lower()).replace(" ", "-") for each in headings}
+
+
 def test_the_house_in_the_docs_has_the_layers_that_are_enforced() -> None:
     contracts = tomllib.loads(_text("pyproject.toml"))["tool"]["importlinter"]["contracts"]
     layers = next(contract["layers"] for contract in contracts if contract["type"] == "layers")
     enforced = {name for layer in layers for name in re.split(r" *[|:] *", layer)}
 
-    rows = re.findall(r"^\| (`.*?`) \|", _text("docs/architecture.md"), re.MULTILINE)
+    rows = re.findall(r"^\| (`.*?`) \|", _text("docs/explanation/architecture.md"), re.MULTILINE)
 
     assert {name for row in rows for name in re.findall(r"`([a-z_]+)`", row)} == enforced
 
 
-def test_every_setting_is_in_the_reference_and_no_other() -> None:
-    documented = set(KEY.findall(_text("docs/operations.md").partition("| variable |")[0]))
-
-    assert documented == set(_keys(Settings, "")) - {f"limits.maximum.{name}" for name in _LIMITS} | {"limits.maximum"}
-
-
-_LIMITS = tuple(LimitSet.model_fields)
-
-
-def _keys(section: type[BaseModel], prefix: str) -> list[str]:
-    found: list[str] = []
-    for name, field in section.model_fields.items():
-        inner = _section(field.annotation)
-        path = f"{prefix}{name}.NAME" if name == "models" else f"{prefix}{name}"
-        found.extend(_keys(inner, f"{path}.") if inner else [path])
-    return found
-
-
-def _section(annotation: object) -> type[BaseModel] | None:
-    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
-        return annotation
-    return next((found for each in get_args(annotation) if (found := _section(each))), None)
+_METADATA_KEYS = {"input_id", "last_sequence", "name", "revision", "run_id", "session_id", "source"}
 
 
 def _name(error: type[CallError]) -> str:

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bough.v1 import error_pb2, event_pb2, message_pb2, policy_pb2
-from bough_server.engine.limits import Amount, Budget, Purse, estimated, reported
+from bough.v1 import error_pb2, event_pb2, message_pb2, policy_pb2, usage_pb2
+from bough_server.engine.limits import Allowance, Amount, Budget, estimated, reported
 from bough_server.errors import RunError
 from bough_server.models.model import ModelRequest, Price
 from tests.support.teams import Scripts, script
@@ -26,32 +26,39 @@ def started(key: str, amount: Amount | None = None) -> event_pb2.AgentEvent:
     event = event_pb2.AgentEvent(effect_key=key)
     amount = amount or Amount()
     event.llm_started.reserved_tokens = amount.tokens
-    event.llm_started.reserved_cost_micros = amount.cost_micros
+    event.llm_started.reserved_cost_nanos = amount.cost_nanos
     return event
+
+
+def usage_of(**numbers: int) -> usage_pb2.Usage:
+    usage = usage_pb2.Usage()
+    for name, number in numbers.items():
+        setattr(usage, name, number)
+    return usage
 
 
 def completed(key: str, **used: int) -> event_pb2.AgentEvent:
     event = event_pb2.AgentEvent(effect_key=key)
-    event.llm_completed.response.usage.CopyFrom(message_pb2.Usage(**used))
+    event.llm_completed.response.usage.CopyFrom(usage_of(**used))
     return event
 
 
 def failed(key: str, *, not_sent: bool = False, **lost: int) -> event_pb2.AgentEvent:
     event = event_pb2.AgentEvent(effect_key=key)
     event.llm_failed.not_sent = not_sent
-    event.llm_failed.lost_usage.CopyFrom(message_pb2.Usage(**lost))
+    event.llm_failed.lost_usage.CopyFrom(usage_of(**lost))
     return event
 
 
 def retrying(key: str, **lost: int) -> event_pb2.AgentEvent:
     event = event_pb2.AgentEvent(effect_key=key)
-    event.llm_retrying.lost_usage.CopyFrom(message_pb2.Usage(**lost))
+    event.llm_retrying.lost_usage.CopyFrom(usage_of(**lost))
     return event
 
 
 def spent(budget: Budget) -> tuple[int, int]:
-    assert (budget.purses.tokens.reserved, budget.purses.cost_micros.reserved) == (0, 0), "nothing stays reserved"
-    return budget.purses.tokens.spent, budget.purses.cost_micros.spent
+    assert (budget.purses.tokens.reserved, budget.purses.cost_nanos.reserved) == (0, 0), "nothing stays reserved"
+    return budget.purses.tokens.spent, budget.purses.cost_nanos.spent
 
 
 def test_a_budget_counts_for_every_budget_above() -> None:
@@ -102,28 +109,28 @@ def test_a_depth_limit_counts_from_where_it_is_set() -> None:
 
 
 def test_a_call_that_too_little_is_left_for_is_refused_with_the_bound_and_its_owner() -> None:
-    run = run_of(tokens=100, cost_micros=1_000)
+    run = run_of(tokens=100, cost_nanos=1_000)
     child = below(run, tokens=50)
     child.observe(started("s0.m", Amount(tokens=30)))
     with pytest.raises(RunError, match="limit of 50 tokens for a is reached: 20 are left, and the call may take 21"):
         child.check_spending(Amount(tokens=21))
-    with pytest.raises(RunError, match="limit of 1000 millionths of cost for the run") as raised:
-        child.check_spending(Amount(tokens=20, cost_micros=1_001))
+    with pytest.raises(RunError, match="limit of 1000 billionths of cost for the run") as raised:
+        child.check_spending(Amount(tokens=20, cost_nanos=1_001))
     assert raised.value.reason == error_pb2.ERROR_REASON_LIMIT_EXCEEDED
-    child.check_spending(Amount(tokens=20, cost_micros=1_000))
+    child.check_spending(Amount(tokens=20, cost_nanos=1_000))
 
 
 @pytest.mark.parametrize(
     ("events", "expected"),
     [
-        ([completed("m", input_tokens=7, output_tokens=5, cost_micros=3)], (12, 3)),
+        ([completed("m", input_tokens=7, output_tokens=5, cost_nanos=3)], (12, 3)),
         ([completed("m", input_tokens=7, output_tokens=5)], (12, 0)),
         ([completed("m", total_tokens=12)], (12, 40)),
         ([completed("m")], (10, 40)),
         ([failed("m")], (10, 40)),
         ([failed("m", not_sent=True)], (0, 0)),
-        ([failed("m", input_tokens=7, output_tokens=1, cost_micros=2)], (8, 2)),
-        ([retrying("m", input_tokens=7, output_tokens=1, cost_micros=2), completed("m")], (18, 42)),
+        ([failed("m", input_tokens=7, output_tokens=1, cost_nanos=2)], (8, 2)),
+        ([retrying("m", input_tokens=7, output_tokens=1, cost_nanos=2), completed("m")], (18, 42)),
         ([retrying("m"), retrying("m"), failed("m")], (10, 40)),
         ([retrying("m", total_tokens=4), failed("m", not_sent=True)], (4, 0)),
     ],
@@ -132,8 +139,8 @@ def test_what_a_call_took_takes_the_place_of_what_it_reserved(
     events: Sequence[event_pb2.AgentEvent], expected: tuple[int, int]
 ) -> None:
     run = run_of(tokens=100)
-    child = below(run, cost_micros=100)
-    child.observe(started("m", Amount(tokens=10, cost_micros=40)))
+    child = below(run, cost_nanos=100)
+    child.observe(started("m", Amount(tokens=10, cost_nanos=40)))
     for event in events:
         child.observe(event)
     assert spent(child) == spent(run) == expected
@@ -149,15 +156,15 @@ def test_an_estimate_is_the_request_and_the_most_that_may_be_written() -> None:
     model = Scripts(script(p=["hi"])).get("default")
     assert model.price == Price(input=1_000_000, output=2_000_000)
     request = ModelRequest(messages=(), instruction="x" * 40)
-    assert estimated(request, model) == Amount(tokens=10, cost_micros=10)
+    assert estimated(request, model) == Amount(tokens=10, cost_nanos=10_000)
     request.settings.max_output_tokens = 100
-    assert estimated(request, model) == Amount(tokens=110, cost_micros=210)
+    assert estimated(request, model) == Amount(tokens=110, cost_nanos=210_000)
 
 
 def test_what_is_not_said_of_a_usage_counts_as_it_was_reserved() -> None:
-    unknown = Amount(tokens=10, cost_micros=40)
-    assert reported(message_pb2.Usage(), unknown=unknown) == unknown
-    assert reported(message_pb2.Usage(input_tokens=3), unknown=unknown) == Amount(tokens=3, cost_micros=40)
+    unknown = Amount(tokens=10, cost_nanos=40)
+    assert reported(usage_pb2.Usage(), unknown=unknown) == unknown
+    assert reported(usage_pb2.Usage(input_tokens=3), unknown=unknown) == Amount(tokens=3, cost_nanos=40)
 
 
 @dataclass
@@ -165,7 +172,7 @@ class Tree:
     """Budgets of a run and what goes on in it."""
 
     budgets: list[Budget]
-    open: dict[str, Budget] = field(default_factory=dict)
+    open: dict[str, tuple[Budget, Amount]] = field(default_factory=dict)
 
 
 @st.composite
@@ -173,7 +180,7 @@ def trees(draw: st.DrawFn) -> Tree:
     bound = st.one_of(st.none(), st.integers(0, 60))
     budgets: list[Budget] = []
     for number in range(draw(st.integers(1, 6))):
-        limits = policy_pb2.Limits(tokens=draw(bound), cost_micros=draw(bound))
+        limits = policy_pb2.Limits(tokens=draw(bound), cost_nanos=draw(bound))
         above = draw(st.sampled_from(budgets)) if budgets else None
         budgets.append(Budget(limits, owner=f"b{number}", depth=0, above=above))
     return Tree(budgets)
@@ -196,20 +203,19 @@ def test_reservations_alone_never_pass_a_bound(tree: Tree, done: list[tuple[int,
     for number, (place, what, tokens, cost) in enumerate(done):
         budget = tree.budgets[place % len(tree.budgets)]
         if what == "reserve":
-            amount = Amount(tokens=tokens, cost_micros=cost)
+            amount = Amount(tokens=tokens, cost_nanos=cost)
             try:
                 budget.check_spending(amount)
             except RunError:
                 continue
             budget.observe(started(str(number), amount))
-            tree.open[str(number)] = budget
+            tree.open[str(number)] = budget, amount
         elif tree.open:
-            key, budget = tree.open.popitem()
-            held = budget._held[key]
+            key, (budget, held) = tree.open.popitem()
             used = {
                 "input_tokens": min(tokens, held.tokens),
                 "output_tokens": 0,
-                "cost_micros": min(cost, held.cost_micros),
+                "cost_nanos": min(cost, held.cost_nanos),
             }
             end = {
                 "report": completed(key, **used),
@@ -218,14 +224,14 @@ def test_reservations_alone_never_pass_a_bound(tree: Tree, done: list[tuple[int,
             }
             budget.observe(end[what])
         for each in tree.budgets:
-            for purse in (each.purses.tokens, each.purses.cost_micros):
+            for purse in (each.purses.tokens, each.purses.cost_nanos):
                 assert purse.reserved >= 0
                 assert purse.limit is None or purse.spent + purse.reserved <= purse.limit
-    for key, budget in tree.open.items():
+    for key, (budget, _) in tree.open.items():
         budget.observe(failed(key, not_sent=True))
     for each in tree.budgets:
         spent(each)
 
 
 def test_a_purse_without_a_limit_lacks_nothing() -> None:
-    assert not Purse(None).lacks(10**18)
+    assert not Allowance(None).lacks(10**18)

@@ -1,6 +1,6 @@
 """Metrics: few names, an entry in a queue for each thing told, and all of them there when somebody collects."""
 
-from bough.v1 import message_pb2
+from bough.v1 import usage_pb2
 from bough_server.metrics import MAX_NAMES, OTHER, Metrics, ModelCalled, Names
 from tests.support.counted import Counted
 
@@ -37,7 +37,7 @@ def test_what_nobody_collects_is_bounded_and_is_not_lost() -> None:
 
 def test_a_model_call_is_told_of_in_the_words_of_the_conventions() -> None:
     counted = Counted()
-    used = message_pb2.Usage(input_tokens=7, output_tokens=3, cost_micros=13)
+    used = usage_pb2.Usage(input_tokens=7, output_tokens=3, cost_nanos=13, currency_code="EUR")
     counted.metrics.model_called(ModelCalled("a", "openai", "default", "large-2", 2.0, "", used))
     counted.metrics.model_called(ModelCalled("a", "", "default", "", 1.0, "MODEL_TIMEOUT", None))
     by = ("gen_ai.operation.name", "gen_ai.provider.name", "gen_ai.request.model", "gen_ai.response.model")
@@ -49,7 +49,7 @@ def test_a_model_call_is_told_of_in_the_words_of_the_conventions() -> None:
         ("chat", "openai", "default", "large-2", ""): 2.0,
         ("chat", "unknown", "default", "", "MODEL_TIMEOUT"): 1.0,
     }
-    assert counted.of("bough.agent.cost", "agent") == {("a",): 13}
+    assert counted.of("bough.agent.cost", "agent", "currency") == {("a", "EUR"): 13}
 
 
 def test_tools_are_told_of_by_name_and_outcome() -> None:

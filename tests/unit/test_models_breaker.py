@@ -2,7 +2,7 @@
 
 import pytest
 
-from bough_server.models.limiter import Breaker, BreakerPolicy, Ended, Shut
+from bough_server.models.limiter import Breaker, BreakerPolicy, CircuitOpen, Ended
 from tests.support.held_clock import HeldClock
 
 POLICY = BreakerPolicy(failures=3, cooldown=15.0)
@@ -23,7 +23,7 @@ def attempt(one: Breaker, *ends: Ended) -> list[bool]:
 
 
 def shut_for(one: Breaker) -> float:
-    with pytest.raises(Shut) as shut:
+    with pytest.raises(CircuitOpen) as shut:
         one.enter()
     return shut.value.seconds
 

@@ -8,7 +8,7 @@ from functools import partial
 
 import pytest
 
-from bough.v1 import agent_pb2, error_pb2, message_pb2
+from bough.v1 import error_pb2, message_pb2, model_pb2
 from bough_server.models.model import ToolSpec
 from bough_server.models.openai.chat import chat_body, chat_messages
 from bough_server.models.openai.responses_request import responses_body
@@ -126,6 +126,8 @@ def test_every_result_is_a_message_of_its_own() -> None:
 def test_a_failed_result_is_its_error_and_files_in_a_result_are_said() -> None:
     failed = message_pb2.ToolResult(error=error_pb2.AgentError(message="No such word."))
     assert result_text(failed) == "Error: No such word."
+    failed.parts.add(text="Did you mean 'oak'?")
+    assert result_text(failed) == "Error: No such word.\nDid you mean 'oak'?"
     parts = [message_pb2.Part(text="see"), message_pb2.Part(data_json="[1]"), blob("image/png", data=b"png")]
     assert result_text(message_pb2.ToolResult(parts=parts)) == "see\n[1]\n[image/png of 3 bytes, not shown]"
 
@@ -150,7 +152,7 @@ def test_what_is_not_set_is_not_sent() -> None:
 @pytest.mark.parametrize("body_of", [chat_body, partial(responses_body, name="m")])
 def test_a_call_that_is_required_is_asked_for_whatever_the_settings_say(body_of: Callable[..., Body]) -> None:
     tools = [ToolSpec(name="t", description="", input_schema_json="")]
-    request = asking(tools=tools, settings=agent_pb2.ModelSettings(extra_json='{"tool_choice": "none"}'))
+    request = asking(tools=tools, settings=model_pb2.ModelSettings(extra_json='{"tool_choice": "none"}'))
     assert body_of(request, model="m")["tool_choice"] == "none"
     assert body_of(replace(request, tool_choice="required"), model="m")["tool_choice"] == "required"
     assert "tool_choice" not in body_of(asking(tools=tools), model="m")
@@ -173,5 +175,5 @@ def test_a_tool_without_a_schema_takes_an_object() -> None:
 )
 def test_further_settings_must_be_an_object_that_leaves_the_request_alone(extra: str, said_of_it: str) -> None:
     with pytest.raises(BadSettings) as raised:
-        chat_body(asking(settings=agent_pb2.ModelSettings(extra_json=extra)), model="m")
+        chat_body(asking(settings=model_pb2.ModelSettings(extra_json=extra)), model="m")
     assert str(raised.value) == said_of_it

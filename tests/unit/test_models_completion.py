@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bough.v1 import message_pb2
+from bough.v1 import step_pb2, usage_pb2
 from bough_server.models.model import Delta, ReasoningDelta, TextDelta, ToolCallDelta
 from bough_server.models.openai.annotations import BadChunk, ReportedError
 from bough_server.models.openai.chat import Completion, usage_of
@@ -125,12 +125,12 @@ def test_a_chunk_that_opens_without_an_id_does_not_hide_the_id() -> None:
 
 
 def test_the_model_that_was_asked_stands_in_for_one_that_is_not_named() -> None:
-    completion, _ = taken({"choices": [{"delta": {"content": "a"}}]})
+    completion, _ = taken({"choices": [{"deltas": {"content": "a"}}]})
     assert completion.response(provider="p", model="asked").model == "asked"
 
 
 def test_other_choices_do_not_count() -> None:
-    _, deltas = taken({"choices": [{"index": 1, "delta": {"content": "no"}}]}, saying({"content": "yes"}))
+    _, deltas = taken({"choices": [{"index": 1, "deltas": {"content": "no"}}]}, saying({"content": "yes"}))
     assert deltas == [TextDelta("yes")]
 
 
@@ -140,12 +140,12 @@ def test_the_latest_usage_counts() -> None:
         saying({"content": "b"}, usage={"prompt_tokens": 3, "completion_tokens": 2}),
         saying({"content": "c"}, usage=None),
     )
-    assert completion.usage == message_pb2.Usage(input_tokens=3, output_tokens=2)
+    assert completion.usage == usage_pb2.Usage(input_tokens=3, output_tokens=2)
 
 
 @pytest.mark.parametrize("said", [True, -1, 2**63, 1.5, "3", None, []])
 def test_a_count_that_is_no_count_is_absent(said: object) -> None:
-    assert usage_of({"prompt_tokens": said, "completion_tokens": 0}) == message_pb2.Usage(output_tokens=0)
+    assert usage_of({"prompt_tokens": said, "completion_tokens": 0}) == usage_pb2.Usage(output_tokens=0)
 
 
 @pytest.mark.parametrize("data", [b"{", b"", b"[1]", b'"a"', b'{"choices": 3}', b'{"choices": [3]}', b"\xff"])
@@ -172,3 +172,45 @@ def test_no_json_whatever_raises_anything_else(chunks: list[object]) -> None:
         return
     response = completion.response(provider="p", model="m")
     assert "".join(part.text for part in response.message.parts) == text
+
+
+@pytest.mark.parametrize(
+    ("word", "reason"),
+    [
+        ("stop", step_pb2.FINISH_REASON_STOP),
+        ("tool_calls", step_pb2.FINISH_REASON_TOOL_CALLS),
+        ("function_call", step_pb2.FINISH_REASON_TOOL_CALLS),
+        ("length", step_pb2.FINISH_REASON_LENGTH),
+        ("content_filter", step_pb2.FINISH_REASON_CONTENT_FILTER),
+        ("insufficient_system_resource", step_pb2.FINISH_REASON_OTHER),
+        (None, step_pb2.FINISH_REASON_UNSPECIFIED),
+    ],
+)
+def test_why_the_model_stopped_is_one_vocabulary_and_the_providers_word_beside_it(
+    word: str | None, reason: step_pb2.FinishReason.ValueType
+) -> None:
+    completion, _ = taken(saying({"content": "a"}, finish=word))
+    response = completion.response(provider="p", model="m")
+    assert (response.finish_reason, response.provider_finish_reason) == (reason, word or "")
+
+
+def test_a_complete_answer_with_calls_stopped_for_them_whatever_the_word_and_one_that_was_cut_did_not() -> None:
+    for word, reason in (("stop", step_pb2.FINISH_REASON_TOOL_CALLS), ("length", step_pb2.FINISH_REASON_LENGTH)):
+        completion, _ = taken(calling(0, "a", "f", "{}"), saying({}, finish=word))
+        response = completion.response(provider="p", model="m")
+        assert (response.finish_reason, response.provider_finish_reason) == (reason, word)
+
+
+def test_a_citation_names_the_part_that_has_the_text() -> None:
+    url = {"url": "https://oak.example", "title": "Oaks", "start_index": 0, "end_index": 4}
+    cited = {"annotations": [{"type": "url_citation", "url_citation": url}]}
+    completion, _ = taken(saying({"reasoning": "hm"}), saying({"content": "Oaks grow."}), saying(cited))
+    (citation,) = completion.response(provider="p", model="m").annotations.citations
+    assert citation == step_pb2.CitationRef(label="Oaks", url="https://oak.example", part_index=1, start=0, end=4)
+
+
+def test_a_citation_of_an_answer_without_text_names_no_part() -> None:
+    url = {"url": "https://oak.example", "start_index": 0, "end_index": 4}
+    completion, _ = taken(saying({"annotations": [{"type": "url_citation", "url_citation": url}]}))
+    (citation,) = completion.response(provider="p", model="m").annotations.citations
+    assert citation == step_pb2.CitationRef(url="https://oak.example", start=0, end=4)

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from bough.v1 import catalog_service_pb2, error_pb2
+from bough.v1 import error_pb2, model_pb2
 from bough_server.errors import ConfigurationError
 from bough_server.models.config import ModelSection, PriceSection, Timeouts
 from bough_server.models.model import Price, RetryPolicy
@@ -54,11 +54,21 @@ def test_the_list_has_every_name_in_order(folder: Path) -> None:
         told=scripted(folder),
     )
     assert models.list() == [
-        catalog_service_pb2.ModelInfo(name="default", provider="openai", model="large-1"),
-        catalog_service_pb2.ModelInfo(name="large", provider="openai", model="large-1"),
-        catalog_service_pb2.ModelInfo(name="small", provider="local", model="SmolLM2-135M-Instruct"),
-        catalog_service_pb2.ModelInfo(name="told", provider="scripted", model="desk"),
+        model_pb2.ModelInfo(name="default", provider="openai", model="large-1"),
+        model_pb2.ModelInfo(name="large", provider="openai", model="large-1"),
+        model_pb2.ModelInfo(name="small", provider="local", model="SmolLM2-135M-Instruct"),
+        model_pb2.ModelInfo(name="told", provider="scripted", model="desk"),
     ]
+
+
+def test_prices_are_in_the_currency_of_the_configuration(folder: Path) -> None:
+    price = PriceSection(input=1, output=2)
+    told = ModelSection(provider="scripted", script=folder / "desk.yaml", price=price)
+    local = ModelSection(provider="local", price=price)
+    configs = {"openai": openai(price=price.model_dump()), "local": local, "told": told}
+    for currency in ("USD", "EUR"):
+        models = build_models(configs, secrets={}, folder=folder, currency=currency)
+        assert {models.get(name).price for name in configs} == {Price(input=1, output=2, currency_code=currency)}
 
 
 def test_retries_and_prices_are_the_configured_ones(folder: Path) -> None:

@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bough.v1 import error_pb2, event_pb2, message_pb2
+from bough.v1 import error_pb2, event_pb2, message_pb2, step_pb2, usage_pb2
 from bough_server.errors import ConfigurationError
-from bough_server.models.limiter import Turnstile
-from bough_server.models.model import Meter, ModelRequest, ReasoningDelta, TextDelta, ToolCallDelta
+from bough_server.models.limiter import ModelLimiter
+from bough_server.models.model import AttemptMeter, ModelRequest, ReasoningDelta, TextDelta, ToolCallDelta
 from bough_server.models.scripted.model import Gate, ScriptedModel
 from bough_server.models.scripted.script import parse_script, words
 from tests.support.model_calls import answer, asking, assistant, call, failure, text_of, tool_result, user
@@ -22,7 +22,7 @@ def scripted(text: str, *, gate: Gate | None = None, max_concurrency: int = 0) -
         model="desk",
         script=parse_script(text),
         gate=gate,
-        turnstile=Turnstile(max_concurrency=max_concurrency),
+        turnstile=ModelLimiter(max_concurrency=max_concurrency),
     )
 
 
@@ -39,7 +39,7 @@ async def test_the_first_turn_calls_a_tool_and_the_second_answers() -> None:
     model = scripted(TWO_STEPS)
     deltas, response = await answer(model, asking(user("What is an oak?"), agent="lead"))
     assert deltas == [ToolCallDelta(0, "", "call_0_0", "lookup"), ToolCallDelta(0, '{"query": "oak", "b": 1}')]
-    assert (response.provider, response.model, response.finish_reason) == ("scripted", "desk", "tool_calls")
+    assert (response.provider, response.model, response.provider_finish_reason) == ("scripted", "desk", "tool_calls")
     assert list(response.message.parts) == [
         message_pb2.Part(
             tool_call=message_pb2.ToolCall(
@@ -50,7 +50,7 @@ async def test_the_first_turn_calls_a_tool_and_the_second_answers() -> None:
     history = [user("What is an oak?"), assistant("", CALL), tool_result(CALL, "a tree")]
     deltas, response = await answer(model, asking(*history, agent="lead"))
     assert deltas == [TextDelta("The "), TextDelta("answer.")]
-    assert response.finish_reason == "stop"
+    assert (response.finish_reason, response.provider_finish_reason) == (step_pb2.FINISH_REASON_STOP, "stop")
 
 
 async def test_the_same_request_always_gets_the_same_answer() -> None:
@@ -62,7 +62,7 @@ async def test_the_same_request_always_gets_the_same_answer() -> None:
 async def test_a_new_message_of_the_user_begins_at_the_first_turn_again() -> None:
     history = [user("one"), assistant("", CALL), tool_result(CALL, "a tree"), assistant("The answer."), user("two")]
     _, response = await answer(scripted(TWO_STEPS), asking(*history, agent="lead"))
-    assert response.finish_reason == "tool_calls"
+    assert response.finish_reason == step_pb2.FINISH_REASON_TOOL_CALLS
 
 
 async def test_what_other_agents_said_is_not_a_new_message() -> None:
@@ -111,13 +111,31 @@ async def test_reasoning_streams_before_the_text_and_chunks_stream_as_written() 
         TextDelta("c"),
     ]
     assert response.message.parts[0].reasoning.text == "Let me see."
-    assert response.finish_reason == "length"
+
+
+@pytest.mark.parametrize(
+    ("word", "reason"),
+    [
+        ("stop", step_pb2.FINISH_REASON_STOP),
+        ("tool_calls", step_pb2.FINISH_REASON_TOOL_CALLS),
+        ("length", step_pb2.FINISH_REASON_LENGTH),
+        ("content_filter", step_pb2.FINISH_REASON_CONTENT_FILTER),
+        ("refusal", step_pb2.FINISH_REASON_REFUSAL),
+        ("tired", step_pb2.FINISH_REASON_OTHER),
+    ],
+)
+async def test_a_script_says_why_the_model_stopped_in_a_providers_word(
+    word: str, reason: step_pb2.FinishReason.ValueType
+) -> None:
+    model = scripted(f"agents: {{lead: [{{text: a, finish_reason: {word}}}]}}")
+    _, response = await answer(model, asking(agent="lead"))
+    assert (response.finish_reason, response.provider_finish_reason) == (reason, word)
 
 
 async def test_usage_is_reported_as_far_as_the_script_says() -> None:
     model = scripted("agents: {lead: [{text: a, usage: {input_tokens: 3, output_tokens: 0}}], writer: [b]}")
     _, response = await answer(model, asking(agent="lead"))
-    assert response.usage == message_pb2.Usage(input_tokens=3, output_tokens=0)
+    assert response.usage == usage_pb2.Usage(input_tokens=3, output_tokens=0)
     _, response = await answer(model, asking(agent="writer"))
     assert not response.HasField("usage")
 
@@ -143,7 +161,7 @@ async def test_a_turn_fails_for_the_reason_that_its_script_gives(
     deltas, failed = await failure(model, asking(agent="lead"))
     assert text_of(deltas) == "a b "
     assert (failed.reason, failed.retry, failed.retry_after) == (error, retry, 0.5)
-    assert failed.lost_usage == message_pb2.Usage(input_tokens=7)
+    assert failed.lost_usage == usage_pb2.Usage(input_tokens=7)
 
 
 async def test_the_first_attempts_of_each_request_fail_and_then_it_answers() -> None:
@@ -188,11 +206,11 @@ async def test_what_a_left_call_used_is_known_from_its_first_piece_on() -> None:
     model = scripted("agents: {lead: [{text: a b, usage: {input_tokens: 3}}], writer: [{text: a b, cut: true}]}")
     meters = []
     for agent in ("lead", "writer"):
-        meter = Meter()
+        meter = AttemptMeter()
         async with aclosing(model.stream(asking(agent=agent), meter=meter)) as items:
             await anext(items)
         meters.append(meter)
-    assert meters == [Meter(usage=message_pb2.Usage(input_tokens=3), is_sent=True), Meter(is_sent=True)]
+    assert meters == [AttemptMeter(usage=usage_pb2.Usage(input_tokens=3), is_sent=True), AttemptMeter(is_sent=True)]
 
 
 async def test_concurrency_is_limited() -> None:

@@ -16,31 +16,31 @@ from bough_server.history.overflow import (
     units,
     window,
 )
-from bough_server.history.visible import Shown
+from bough_server.history.visible import VisibleMessage
 from bough_server.models.tokens import message_tokens
 
 ME = "me"
 
 
-def user(text: str, position: int = 0, *, is_told: bool = True) -> Shown:
+def user(text: str, position: int = 0, *, is_told: bool = True) -> VisibleMessage:
     message = message_pb2.Message(role=message_pb2.ROLE_USER, parts=[message_pb2.Part(text=text)])
-    return Shown(message=message, position=position, is_told=is_told)
+    return VisibleMessage(message=message, position=position, is_told=is_told)
 
 
-def said(text: str, *calls: str, position: int = 0) -> Shown:
+def said(text: str, *calls: str, position: int = 0) -> VisibleMessage:
     message = message_pb2.Message(role=message_pb2.ROLE_ASSISTANT, author=ME, parts=[message_pb2.Part(text=text)])
     message.parts.extend(message_pb2.Part(tool_call=message_pb2.ToolCall(call_id=call)) for call in calls)
-    return Shown(message=message, position=position, asks=frozenset((ME, call) for call in calls))
+    return VisibleMessage(message=message, position=position, asks=frozenset((ME, call) for call in calls))
 
 
-def gave(call: str, position: int = 0) -> Shown:
+def gave(call: str, position: int = 0) -> VisibleMessage:
     result = message_pb2.ToolResult(call=message_pb2.ToolCall(call_id=call), parts=[message_pb2.Part(text="It is so.")])
     message = message_pb2.Message(role=message_pb2.ROLE_TOOL, parts=[message_pb2.Part(tool_result=result)])
-    return Shown(message=message, position=position, answers=(ME, call))
+    return VisibleMessage(message=message, position=position, answers=(ME, call))
 
 
 @st.composite
-def exchanges(draw: st.DrawFn, name: str) -> list[Shown]:
+def exchanges(draw: st.DrawFn, name: str) -> list[VisibleMessage]:
     """What a user says, and steps with calls, with other agents' words among them."""
     shown = [user("u" * draw(st.integers(1, 90)))]
     for step in range(draw(st.integers(0, 3))):
@@ -54,11 +54,11 @@ def exchanges(draw: st.DrawFn, name: str) -> list[Shown]:
 
 
 @st.composite
-def histories(draw: st.DrawFn) -> list[Shown]:
+def histories(draw: st.DrawFn) -> list[VisibleMessage]:
     """Exchanges of a session, then one of a run."""
     session = [one for turn in range(draw(st.integers(0, 5))) for one in draw(exchanges(f"t{turn}"))]
     placed = [
-        Shown(message=one.message, position=place, is_told=one.is_told, asks=one.asks, answers=one.answers)
+        VisibleMessage(message=one.message, position=place, is_told=one.is_told, asks=one.asks, answers=one.answers)
         for place, one in enumerate(session, 1)
     ]
     return [*placed, *draw(exchanges("run"))]
@@ -68,19 +68,19 @@ def sizes(parts: Sequence[Unit]) -> list[int]:
     return [sum(message_tokens(one.message) for one in unit) for unit in parts]
 
 
-def check_calls(shown: Sequence[Shown]) -> None:
+def check_calls(shown: Sequence[VisibleMessage]) -> None:
     """Asserts that every call has its result and every result its call."""
     asked = {call for one in shown for call in one.asks}
     answered = [one.answers for one in shown if one.answers is not None]
     assert sorted(asked) == sorted(answered)
 
 
-def told(shown: Sequence[Shown]) -> message_pb2.Message:
+def told(shown: Sequence[VisibleMessage]) -> message_pb2.Message:
     return [one.message for one in shown if one.is_told][-1]
 
 
 @given(histories())
-def test_units_are_the_history_and_no_call_is_cut_from_its_result(shown: list[Shown]) -> None:
+def test_units_are_the_history_and_no_call_is_cut_from_its_result(shown: list[VisibleMessage]) -> None:
     parts = units(shown)
     assert [one for unit in parts for one in unit] == shown
     for unit in parts:
@@ -88,7 +88,7 @@ def test_units_are_the_history_and_no_call_is_cut_from_its_result(shown: list[Sh
 
 
 @given(histories(), st.integers(-10, 300))
-def test_a_window_fits_or_is_what_was_told_and_the_last_unit(shown: list[Shown], room: int) -> None:
+def test_a_window_fits_or_is_what_was_told_and_the_last_unit(shown: list[VisibleMessage], room: int) -> None:
     parts = units(shown)
     weights = sizes(parts)
     kept = window(parts, weights, room)
@@ -105,28 +105,28 @@ def test_a_window_fits_or_is_what_was_told_and_the_last_unit(shown: list[Shown],
 
 def compacted(plan: Plan, text: str = "It was so.") -> Compaction:
     summary = message_pb2.Message(kind=message_pb2.MESSAGE_KIND_SUMMARY, author=ME, parts=[message_pb2.Part(text=text)])
-    summary.summarized.from_position, summary.summarized.to_position = plan.from_position, plan.to_position
-    return Compaction(summary=summary, run_messages=plan.run_messages)
+    summary.summary_range.from_position, summary.summary_range.to_position = plan.from_position, plan.to_position
+    return Compaction(summary=summary, run_message_count=plan.run_message_count)
 
 
-def view(shown: Sequence[Shown], before: Compaction | None) -> list[Shown]:
+def view(shown: Sequence[VisibleMessage], before: Compaction | None) -> list[VisibleMessage]:
     """The history as it is shown after a compaction."""
     if before is None:
         return list(shown)
-    through = before.summary.summarized.to_position
+    through = before.summary.summary_range.to_position
     return in_its_place([one for one in shown if not one.position or one.position > through], before)
 
 
 @given(histories(), st.lists(st.tuples(st.integers(0, 200), st.integers(0, 3)), min_size=1, max_size=3), st.data())
 def test_summaries_and_what_is_left_are_the_whole_history(
-    shown: list[Shown], bounds: list[tuple[int, int]], data: st.DataObject
+    shown: list[VisibleMessage], bounds: list[tuple[int, int]], data: st.DataObject
 ) -> None:
     before: Compaction | None = None
     seen: list[message_pb2.Message] = []
-    for number, (room, keep_recent) in enumerate(bounds):
+    for number, (room, keep_recent_exchanges) in enumerate(bounds):
         shown = [*shown, said("more", f"more.{number}"), gave(f"more.{number}")]
         parts = units(view(shown, before))
-        plan = to_be_summarized(parts, sizes(parts), room, keep_recent=keep_recent, before=before)
+        plan = to_be_summarized(parts, sizes(parts), room, keep_recent_exchanges=keep_recent_exchanges, before=before)
         if plan is None:
             continue
         seen += [message for message in plan.messages if message.kind != message_pb2.MESSAGE_KIND_SUMMARY]
@@ -143,14 +143,16 @@ def test_summaries_and_what_is_left_are_the_whole_history(
 
 
 @given(histories(), st.integers(1, 4))
-def test_the_last_exchanges_are_kept_word_for_word_where_they_fit(shown: list[Shown], keep_recent: int) -> None:
+def test_the_last_exchanges_are_kept_word_for_word_where_they_fit(
+    shown: list[VisibleMessage], keep_recent_exchanges: int
+) -> None:
     parts = units(shown)
-    plan = to_be_summarized(parts, sizes(parts), 10**6, keep_recent=keep_recent, before=None)
-    older = [one for unit in parts[:-keep_recent] for one in unit if one.message is not told(shown)]
+    plan = to_be_summarized(parts, sizes(parts), 10**6, keep_recent_exchanges=keep_recent_exchanges, before=None)
+    older = [one for unit in parts[:-keep_recent_exchanges] for one in unit if one.message is not told(shown)]
     assert (plan is None) is (not older)
     if plan is not None:
         left = view(shown, compacted(plan))
-        recent = [one.message for unit in parts[-keep_recent:] for one in unit]
+        recent = [one.message for unit in parts[-keep_recent_exchanges:] for one in unit]
         assert [one.message for one in left][-len(recent) :] == recent
 
 

@@ -21,7 +21,7 @@ def test_authors_find_what_they_need_and_nothing_else() -> None:
     assert (bough_server.agent, bough_server.tool, bough_server.Context) == (agent, tool, Context)
     assert bough_server.__all__ == [
         "Context",
-        "Situation",
+        "Snapshot",
         "agent",
         "condition",
         "input_builder",

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 
 import pytest
 
-from bough.v1 import agent_pb2, catalog_service_pb2, error_pb2, message_pb2
-from bough_server.agents.definition import Source, revision
+from bough.v1 import agent_pb2, error_pb2, execution_pb2, message_pb2, model_pb2, tool_pb2
+from bough_server.agents.definition import Source, kind_of, revision
 from bough_server.agents.function import FunctionAgent, agent
 from bough_server.agents.llm import LlmAgent
-from bough_server.agents.registry import Registry
+from bough_server.agents.registry import Registry, agent_of
 from bough_server.agents.validation import violations
 from bough_server.errors import ConfigurationError
 from bough_server.models.model import Model, Price
@@ -39,8 +39,8 @@ class Models:
     def get(self, name: str) -> Model:
         return self._models[self._default if name in ("", "default") else name]  # type: ignore[return-value]
 
-    def list(self) -> Sequence[catalog_service_pb2.ModelInfo]:
-        return [catalog_service_pb2.ModelInfo(name=name, provider="scripted") for name in self._models]
+    def list(self) -> Sequence[model_pb2.ModelInfo]:
+        return [model_pb2.ModelInfo(name=name, provider="scripted") for name in self._models]
 
 
 MODELS = Models(Configured("small", "d1", Price(input=1, output=2)), Configured("large", "d2"), default="small")
@@ -102,9 +102,24 @@ def test_an_unknown_name_is_a_key_error(registry: Registry, find: str) -> None:
         getattr(registry, find)("nobody")
 
 
-def test_definitions_carry_their_revisions(registry: Registry) -> None:
-    assert registry.agent("writer").definition.revision == revision(TEAM[2])
-    assert TEAM[2].revision == ""
+def test_agents_have_the_revisions_of_their_definitions_and_those_in_code_their_versions(registry: Registry) -> None:
+    assert registry.agent("writer").revision == revision(TEAM[2])
+    assert registry.agent("coder").revision == "7"
+
+
+@pytest.mark.parametrize(
+    "kind", [field.name for field in agent_pb2.AgentDefinition.DESCRIPTOR.oneofs_by_name["kind"].fields]
+)
+def test_the_kind_of_a_definition_is_that_of_its_agent(registry: Registry, kind: str) -> None:
+    definition = agent_pb2.AgentDefinition(name="a", description="Is one.")
+    getattr(definition, kind).SetInParent()
+    made = agent_of(definition, registry.agent)
+    assert (kind_of(definition), made.revision) == (made.kind, revision(definition))
+
+
+def test_the_kind_of_an_agent_in_code_is_function(registry: Registry) -> None:
+    coder = registry.agent("coder")
+    assert kind_of(coder.definition) == coder.kind == execution_pb2.AGENT_KIND_FUNCTION
 
 
 def test_what_a_run_can_reach_is_sorted_and_survives_circles(registry: Registry) -> None:
@@ -122,20 +137,41 @@ def test_versions_are_of_what_a_run_can_reach(registry: Registry) -> None:
     assert (registry.versions("alone").prices, versions.prices == no_prices) == (no_prices, False)
 
 
+def test_the_hash_of_prices_is_of_their_currency_too() -> None:
+    def prices(currency: str) -> str:
+        price = Price(input=1, output=2, currency_code=currency)
+        models = Models(Configured("small", "d1", price), default="small")
+        return Registry([define("alone")], models=models).versions("alone").prices
+
+    assert prices("USD") == prices("USD") != prices("EUR")
+
+
 def test_everything_is_listed_by_name(registry: Registry) -> None:
-    assert [each.name for each in registry.list_agents()] == ["alone", "coder", "lead", "researcher", "writer"]
-    listed = registry.list_tools()
-    assert [(each.name, each.is_built_in) for each in listed] == [
-        ("break_loop", True),
-        ("exit", True),
-        ("forget", False),
-        ("get_state", True),
-        ("search", False),
-        ("set_state", True),
+    source, kind = agent_pb2.AgentSource, execution_pb2.AgentKind
+    assert [
+        (each.definition.name, source.Name(each.source), kind.Name(each.kind)) for each in registry.list_agents()
+    ] == [
+        ("alone", "AGENT_SOURCE_FILE", "AGENT_KIND_LLM"),
+        ("coder", "AGENT_SOURCE_CODE", "AGENT_KIND_FUNCTION"),
+        ("lead", "AGENT_SOURCE_FILE", "AGENT_KIND_LLM"),
+        ("researcher", "AGENT_SOURCE_FILE", "AGENT_KIND_LLM"),
+        ("writer", "AGENT_SOURCE_FILE", "AGENT_KIND_LLM"),
     ]
-    assert [each for each in listed if not each.is_built_in] == [
-        catalog_service_pb2.ToolInfo(
-            name=each.name, description=each.description, input_schema_json=each.input_schema_json
+    listed = registry.list_tools()
+    assert [(each.name, tool_pb2.ToolSource.Name(each.source)) for each in listed] == [
+        ("break_loop", "TOOL_SOURCE_BUILT_IN"),
+        ("exit", "TOOL_SOURCE_BUILT_IN"),
+        ("forget", "TOOL_SOURCE_CODE"),
+        ("get_state", "TOOL_SOURCE_BUILT_IN"),
+        ("search", "TOOL_SOURCE_CODE"),
+        ("set_state", "TOOL_SOURCE_BUILT_IN"),
+    ]
+    assert [each for each in listed if each.source == tool_pb2.TOOL_SOURCE_CODE] == [
+        tool_pb2.ToolInfo(
+            name=each.name,
+            description=each.description,
+            input_schema_json=each.input_schema_json,
+            source=tool_pb2.TOOL_SOURCE_CODE,
         )
         for each in (forget, search)
     ]
@@ -156,11 +192,42 @@ def test_definitions_are_judged_against_the_catalog(registry: Registry) -> None:
     ]
 
 
+def test_a_tool_of_the_client_and_one_that_is_always_approved_are_shown_as_such() -> None:
+    @tool(execution="client")
+    def pick(what: str) -> str:
+        """Picks."""
+        raise AssertionError
+
+    @tool(approval=True)
+    def pay(amount: int) -> str:
+        """Pays."""
+        return "paid"
+
+    @tool(approval=lambda arguments: arguments["amount"] > 5)
+    def tip(amount: int) -> str:
+        """Tips."""
+        return "tipped"
+
+    listed = Registry([], models=MODELS, tools=[pick, pay, tip]).list_tools()
+    shown = {each.name: (each.source, each.requires_approval) for each in listed}
+    assert {name: shown[name] for name in ("pay", "pick", "tip", "exit")} == {
+        "pay": (tool_pb2.TOOL_SOURCE_CODE, True),
+        "pick": (tool_pb2.TOOL_SOURCE_CLIENT, False),
+        "tip": (tool_pb2.TOOL_SOURCE_CODE, False),
+        "exit": (tool_pb2.TOOL_SOURCE_BUILT_IN, False),
+    }
+
+
 def test_the_place_of_an_agent_is_a_file_or_code(registry: Registry) -> None:
     source = Source(definition=define("reader", model="large"), path="/srv/team/agents/reader.yaml")
     team = Registry([source], models=MODELS)
     assert team.place("reader") == "the file reader.yaml"
     assert (registry.place("coder"), registry.place("nobody")) == ("Python code", "")
+    assert [each.source(name) for each, name in ((team, "reader"), (registry, "coder"), (registry, "nobody"))] == [
+        agent_pb2.AGENT_SOURCE_FILE,
+        agent_pb2.AGENT_SOURCE_CODE,
+        agent_pb2.AGENT_SOURCE_UNSPECIFIED,
+    ]
 
 
 def test_a_catalog_with_mistakes_is_refused_with_all_of_them() -> None:

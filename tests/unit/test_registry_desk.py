@@ -20,7 +20,7 @@ def test_the_desks_definitions_fit_together() -> None:
     assert list(team) == ["lead", "researcher", "writer"]
     assert list(team["lead"].sub_agents) == [
         agent_pb2.AgentLink(agent="researcher"),
-        agent_pb2.AgentLink(agent="writer", on_failure=policy_pb2.ON_SUB_AGENT_FAILURE_ABORT),
+        agent_pb2.AgentLink(agent="writer", on_failure=policy_pb2.SUB_AGENT_FAILURE_POLICY_ABORT),
     ]
     assert [each.name for each in team["researcher"].llm.tools] == ["search_notes"]
 

@@ -1,7 +1,7 @@
 """When two events say the same: measures at any depth apart, and nothing else apart."""
 
 from bough.v1 import event_pb2, message_pb2, step_pb2
-from bough_server.engine.event_writer import same_fact
+from bough_server.engine.event_writer import same_event
 from tests.support.logs import LOOK, at, desk, result_of
 
 
@@ -9,33 +9,33 @@ def step_at(second: int, *, text: str = "found") -> event_pb2.AgentEvent:
     """The end of a step whose every measure is of another time, down to a result within a message."""
     result = result_of(LOOK, message_pb2.Part(text=text))
     result.start_time.CopyFrom(at(second))
-    result.latency.FromSeconds(second)
+    result.duration.FromSeconds(second)
     said = message_pb2.Message(create_time=at(second), parts=[message_pb2.Part(tool_result=result)])
     step = step_pb2.AgentStep(
         step_id="s", start_time=at(second), llm_response=step_pb2.LlmResponse(message=said), tool_results=[result]
     )
-    step.latency.FromSeconds(second)
+    step.duration.FromSeconds(second)
     return event_pb2.AgentEvent(
-        sequence=second, time=at(second), trace_id=f"{second}", step_completed=event_pb2.StepCompleted(step=step)
+        sequence=second, record_time=at(second), trace_id=f"{second}", step_completed=event_pb2.StepCompleted(step=step)
     )
 
 
 def test_an_event_made_at_another_time_says_the_same() -> None:
-    assert same_fact(step_at(1), step_at(2))
+    assert same_event(step_at(1), step_at(2))
     for event in desk():
         later = event_pb2.AgentEvent()
         later.CopyFrom(event)
         later.sequence, later.span_id = 1000, "another"
-        later.time.CopyFrom(at(1000))
-        assert same_fact(event, later)
+        later.record_time.CopyFrom(at(1000))
+        assert same_event(event, later)
 
 
 def test_another_word_in_the_depth_of_an_event_is_another_fact() -> None:
-    assert not same_fact(step_at(1), step_at(1, text="lost"))
-    assert not same_fact(step_at(1), event_pb2.AgentEvent(step_completed=event_pb2.StepCompleted()))
+    assert not same_event(step_at(1), step_at(1, text="lost"))
+    assert not same_event(step_at(1), event_pb2.AgentEvent(step_completed=event_pb2.StepCompleted()))
 
 
 def test_events_that_are_compared_stay_as_they_are() -> None:
     one, other = step_at(1), step_at(2)
-    same_fact(one, other)
+    same_event(one, other)
     assert (one, other) == (step_at(1), step_at(2))

@@ -19,7 +19,7 @@ models:
   scripted: {provider: scripted, script: scripts/desk.yaml}
   openai: {provider: openai, model: m, api_key_env: DESK_KEY, timeouts: {start: 10s}, price: {input: 1, output: 2.5}}
 limits: {default: {wall_duration: 10m}, maximum: {model_calls: 900}}
-runs: {delta: {max_interval: 100ms}, on_disconnect: continue}
+runs: {deltas: {max_interval: 100ms}, on_disconnect: continue}
 log_level: debug
 """
 
@@ -121,18 +121,18 @@ def test_limits_and_policies_are_given_in_the_schemas_words(config: Path) -> Non
     assert settings.limits.maximum.message() == policy_pb2.Limits(model_calls=900)
     assert settings.runs.message(settings.limits.default) == policy_pb2.RunPolicy(
         limits=policy_pb2.Limits(model_calls=500, wall_duration=Duration(seconds=600)),
-        delta=policy_pb2.DeltaPolicy(
+        deltas=policy_pb2.DeltaPolicy(
             aggregated=policy_pb2.AggregatedDeltas(max_interval=Duration(nanos=100_000_000), max_chars=256)
         ),
-        on_disconnect=policy_pb2.ON_DISCONNECT_CONTINUE,
+        on_disconnect=policy_pb2.DISCONNECT_POLICY_CONTINUE,
         disconnect_grace=Duration(seconds=30),
     )
 
 
 def test_passthrough_is_a_delta_policy(tmp_path: Path) -> None:
-    (tmp_path / "bough.yaml").write_text("runs: {delta: {mode: passthrough}}\n")
+    (tmp_path / "bough.yaml").write_text("runs: {deltas: {mode: passthrough}}\n")
     expected = policy_pb2.DeltaPolicy(passthrough=policy_pb2.PassthroughDeltas())
-    assert Settings.load().runs.delta.message() == expected
+    assert Settings.load().runs.deltas.message() == expected
 
 
 def test_only_the_variables_that_models_name_are_handed_on_and_none_is_shown(
@@ -267,25 +267,39 @@ def test_an_empty_file_and_empty_sections_are_the_defaults(tmp_path: Path) -> No
 
 def test_tokens_cost_and_parallelism_are_bounded_and_metrics_are_found_on_loopback(tmp_path: Path) -> None:
     (tmp_path / "bough.yaml").write_text(
-        "limits: {default: {tokens: 9000000000, parallel: 4}, maximum: {cost_micros: 5}}\n"
+        "limits: {default: {tokens: 9000000000, concurrency: 4}, maximum: {cost_nanos: 5}}\n"
         "telemetry: {prometheus_port: 9464}\n"
     )
     settings = Settings.load()
-    assert settings.limits.default.message() == policy_pb2.Limits(model_calls=500, tokens=9_000_000_000, parallel=4)
-    assert settings.limits.maximum.message() == policy_pb2.Limits(cost_micros=5)
+    assert settings.limits.default.message() == policy_pb2.Limits(model_calls=500, tokens=9_000_000_000, concurrency=4)
+    assert settings.limits.maximum.message() == policy_pb2.Limits(cost_nanos=5)
     assert (settings.telemetry.prometheus_host, settings.telemetry.prometheus_port) == ("127.0.0.1", 9464)
 
 
 def test_bounds_and_ports_that_mean_nothing_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "bough.yaml"
     path.write_text(
-        "limits: {default: {parallel: 0},\n  maximum: {tokens: -1}}\ntelemetry:\n  prometheus_port: 65536\n"
+        "limits: {default: {concurrency: 0},\n  maximum: {tokens: -1}}\ntelemetry:\n  prometheus_port: 65536\n"
     )
     assert sorted(refusal(path)) == [
-        f"{path}:1: limits.default.parallel: must be at least 1",
+        f"{path}:1: limits.default.concurrency: must be at least 1",
         f"{path}:2: limits.maximum.tokens: must be at least 0",
         f"{path}:4: telemetry.prometheus_port: must be at most 65535",
     ]
+
+
+def test_prices_are_in_dollars_unless_the_file_names_another_currency(tmp_path: Path) -> None:
+    assert Settings.load().currency == "USD"
+    (tmp_path / "bough.yaml").write_text("currency: EUR\n")
+    assert Settings.load().currency == "EUR"
+
+
+@pytest.mark.parametrize("currency", ["eur", "EURO", "E1R", "$", '""'])
+def test_a_currency_is_three_capital_letters(tmp_path: Path, currency: str) -> None:
+    path = tmp_path / "bough.yaml"
+    path.write_text(f"currency: {currency}\n")
+    words = "currency: must be a currency by ISO 4217: three capital letters, such as USD"
+    assert refusal(path) == [f"{path}:1: {words}"]
 
 
 @pytest.mark.parametrize(

@@ -8,17 +8,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bough.v1 import event_pb2, policy_pb2
-from bough_server.engine.concurrency import Slots
+from bough_server.engine.concurrency import ConcurrencyLimiter
 from bough_server.engine.limits import Budget
-from bough_server.engine.scheduler import Tasks
+from bough_server.engine.scheduler import Scheduler
 
 
-def run_of(parallel: int) -> Budget:
-    return Budget(policy_pb2.Limits(parallel=parallel), owner="the run", depth=0)
+def run_of(concurrency: int) -> Budget:
+    return Budget(policy_pb2.Limits(concurrency=concurrency), owner="the run", depth=0)
 
 
-def below(above: Budget, parallel: int) -> Budget:
-    return Budget(policy_pb2.Limits(parallel=parallel), owner="a", depth=1, above=above)
+def below(above: Budget, concurrency: int) -> Budget:
+    return Budget(policy_pb2.Limits(concurrency=concurrency), owner="a", depth=1, above=above)
 
 
 class Crowd:
@@ -26,8 +26,8 @@ class Crowd:
 
     def __init__(self) -> None:
         self.quiet = 0
-        self.tasks = Tasks("run", self._quiet)
-        self.slots = Slots(self.tasks)
+        self.tasks = Scheduler("run", self._quiet)
+        self.slots = ConcurrencyLimiter(self.tasks)
         self.inside: list[str] = []
         self.entered: list[str] = []
         self._leave: dict[str, asyncio.Event] = {}
@@ -129,7 +129,10 @@ async def test_who_is_cancelled_at_the_moment_of_getting_a_place_gives_it_on() -
         await crowd.cancel("b")
         assert crowd.entered == ["a", "c"]
         await crowd.go("c")
-        assert crowd.slots._running == {}
+        for key in "de":
+            crowd.come(key, run)
+        await crowd.settle()
+        assert crowd.inside == ["a", "d"], "one place is free again, and one only"
 
 
 async def test_an_effect_that_was_ended_holds_no_place_whatever_its_code_still_does() -> None:
@@ -144,7 +147,11 @@ async def test_an_effect_that_was_ended_holds_no_place_whatever_its_code_still_d
         await crowd.settle()
         assert crowd.inside == ["a", "b"]
         await crowd.go("a")
-        assert crowd.slots._running == {run: 1}, "the one that it gave up is not given up again"
+        crowd.come("c", run)
+        await crowd.settle()
+        assert crowd.inside == ["b"], "the place that it gave up is not given up again"
+        await crowd.go("b")
+        assert crowd.inside == ["c"]
 
 
 async def test_nobody_gets_a_place_once_they_are_held_back() -> None:
@@ -167,15 +174,15 @@ comings = st.lists(st.tuples(st.integers(0, 3), st.none() | st.integers(0, 9)), 
 
 @given(st.tuples(bounds, bounds, bounds), comings)
 def test_places_are_never_too_many_and_all_come_in(
-    parallel: tuple[int, int, int], comings: list[tuple[int, int | None]]
+    concurrency: tuple[int, int, int], comings: list[tuple[int, int | None]]
 ) -> None:
-    asyncio.run(come_and_go(parallel, comings))
+    asyncio.run(come_and_go(concurrency, comings))
 
 
-async def come_and_go(parallel: tuple[int, int, int], comings: list[tuple[int, int | None]]) -> None:
+async def come_and_go(concurrency: tuple[int, int, int], comings: list[tuple[int, int | None]]) -> None:
     """Effects come to a run, two below it and one below that; after some of them one that is inside goes."""
-    run = run_of(parallel[0])
-    budgets = [run, below(run, parallel[1]), below(run, parallel[2])]
+    run = run_of(concurrency[0])
+    budgets = [run, below(run, concurrency[1]), below(run, concurrency[2])]
     budgets.append(below(budgets[1], 1))
     whose: dict[str, Budget] = {}
     async with crowd_of() as crowd:
@@ -188,7 +195,7 @@ async def come_and_go(parallel: tuple[int, int, int], comings: list[tuple[int, i
                 await crowd.go(crowd.inside[leaving % len(crowd.inside)])
             for budget in budgets:
                 inside = [one for one in crowd.inside if budget in whose[one].chain()]
-                assert len(inside) <= (budget.parallel or 0)
+                assert len(inside) <= (budget.concurrency or 0)
         while crowd.inside:
             await crowd.go(crowd.inside[0])
         assert sorted(crowd.entered) == sorted(whose)

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bough.v1 import event_pb2, state_pb2
+from bough.v1 import event_pb2, invocation_pb2, session_pb2
 from bough_server import events
 from bough_server.session_state import (
     MAX_STATE_BYTES,
@@ -28,15 +28,19 @@ _JSON = st.recursive(
     max_leaves=8,
 )
 
+CONFLICT = invocation_pb2.ANOMALY_KIND_STATE_CONFLICT
 
-def change(key: str, value: object = None) -> state_pb2.StateChange:
+
+def change(key: str, value: object = None) -> session_pb2.SessionStateChange:
     """A change; None deletes."""
-    return state_pb2.StateChange(key=key, value_json=None if value is None else json.dumps(value))
+    return session_pb2.SessionStateChange(key=key, value_json=None if value is None else json.dumps(value))
 
 
-def wrote(effect: str, *changes: state_pb2.StateChange) -> event_pb2.AgentEvent:
+def wrote(effect: str, *changes: session_pb2.SessionStateChange) -> event_pb2.AgentEvent:
     """What code wrote."""
-    return event_pb2.AgentEvent(effect_key=effect, state_changed=event_pb2.StateChanged(changes=changes))
+    return event_pb2.AgentEvent(
+        effect_key=effect, session_state_changed=event_pb2.SessionStateChanged(state_changes=changes)
+    )
 
 
 def began(effect: str) -> event_pb2.AgentEvent:
@@ -44,9 +48,9 @@ def began(effect: str) -> event_pb2.AgentEvent:
     return event_pb2.AgentEvent(effect_key=effect, tool_started=event_pb2.ToolStarted())
 
 
-def called(effect: str, *delta: state_pb2.StateChange) -> event_pb2.AgentEvent:
+def called(effect: str, *delta: session_pb2.SessionStateChange) -> event_pb2.AgentEvent:
     """The end of a call that wrote."""
-    return event_pb2.AgentEvent(effect_key=effect, tool_completed=event_pb2.ToolCompleted(state_delta=delta))
+    return event_pb2.AgentEvent(effect_key=effect, tool_completed=event_pb2.ToolCompleted(state_changes=delta))
 
 
 def folded(*log: event_pb2.AgentEvent) -> dict[str, object]:
@@ -180,7 +184,7 @@ def test_an_event_that_says_nothing_of_the_state_is_said_to() -> None:
             lambda text: event_pb2.AgentEvent(run_started=event_pb2.RunStarted(state_json=text)),
             st.text() | st.sampled_from(["{", "[]", '{"a":']),
         )
-        | st.builds(lambda key: called(key, state_pb2.StateChange(key="a", value_json="no json")), st.text()),
+        | st.builds(lambda key: called(key, session_pb2.SessionStateChange(key="a", value_json="no json")), st.text()),
         max_size=6,
     )
 )
@@ -238,7 +242,7 @@ def _of_root(event: event_pb2.AgentEvent) -> event_pb2.AgentEvent:
 
 def test_a_tree_names_some_of_many_conflicts() -> None:
     log = [wrote(f"g{lane}", *(change(f"a{number:02}", lane) for number in range(20))) for lane in (0, 1)]
-    said = [said for said in fold(map(_of_root, log)).anomalies if not said.startswith("Sequences")]
+    said = [each.message for each in fold(map(_of_root, log)).anomalies if each.kind == CONFLICT]
     assert ("'a00'" in said[0], "'a15'" in said[15], said[16:]) == (True, True, ["So were 4 more."])
 
 
@@ -250,6 +254,5 @@ def test_a_conflict_is_an_anomaly_of_the_tree(is_ours: bool) -> None:
     for sequence, event in enumerate(log, 1):
         event.sequence = sequence
     made = fold_stored(stored(log), run_id="x", session_id="y") if is_ours else fold(log)
-    assert [said for said in made.anomalies if "state" in said] == [
-        "The value 'a' of the state was written by several at once; the last of them in order counts."
-    ]
+    said = "The value 'a' of the state was written by several at once; the last of them in order counts."
+    assert list(made.anomalies) == [invocation_pb2.Anomaly(kind=CONFLICT, message=said)]

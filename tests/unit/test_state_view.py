@@ -5,7 +5,7 @@ from time import thread_time
 
 import pytest
 
-from bough.v1 import state_pb2
+from bough.v1 import session_pb2
 from bough_server.errors import RunError
 from bough_server.runtime.state import LaneState, StateView
 from bough_server.session_state import MAX_DEPTH, MAX_STATE_BYTES, is_value, json_of, values_of
@@ -46,7 +46,7 @@ def test_what_was_written_and_deleted_before_anybody_heard_of_it_is_no_change() 
         view[f"k{number}"] = number
         del view[f"k{number}"]
     del view["old"]
-    assert view.taken() == [state_pb2.StateChange(key="old")]
+    assert view.taken() == [session_pb2.SessionStateChange(key="old")]
 
 
 def test_a_state_is_as_large_as_it_may_be_to_the_byte_however_it_came_to_be() -> None:

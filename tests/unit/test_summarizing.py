@@ -6,14 +6,14 @@ from hypothesis import strategies as st
 
 from bough.v1 import agent_pb2, message_pb2
 from bough_server.history.overflow import summary_of, summary_request
-from bough_server.history.transcript import Said, Transcript
+from bough_server.history.transcript import HistoryEntry, Transcript
 from bough_server.history.visible import policy_of, summaries, view
 from bough_server.models.model import ModelRequest
 from bough_server.models.tokens import FILE_TOKENS, counted, request_tokens
 
-SESSION = agent_pb2.HISTORY_SCOPE_SESSION
-BRANCH = agent_pb2.HISTORY_SCOPE_BRANCH
-NONE = agent_pb2.HISTORY_SCOPE_NONE
+SESSION = message_pb2.HISTORY_SCOPE_SESSION
+BRANCH = message_pb2.HISTORY_SCOPE_BRANCH
+NONE = message_pb2.HISTORY_SCOPE_NONE
 PICTURE = message_pb2.Part(blob=message_pb2.Blob(uri="file:///oak.png", media_type="image/png", filename="oak.png"))
 
 
@@ -73,10 +73,12 @@ def test_a_summary_is_cut_and_may_be_nothing() -> None:
     assert summary_of(message_pb2.Message(parts=[message_pb2.Part(data_json="{}")]), most=100) == ""
 
 
-def summary(agent: str, chain: str, *, to_position: int = 4, is_of_branch: bool = False) -> Said:
+def summary(
+    agent: str, chain: str, *, to_position: int = 4, saw: message_pb2.HistoryScope.ValueType = SESSION
+) -> HistoryEntry:
     made = message("It was so.", kind=message_pb2.MESSAGE_KIND_SUMMARY, author=agent)
-    made.summarized.to_position, made.summarized.is_of_branch = to_position, is_of_branch
-    return Said(made, agent, chain, 5)
+    made.summary_range.to_position, made.summary_range.scope = to_position, saw
+    return HistoryEntry(made, agent, chain, 5)
 
 
 @pytest.mark.parametrize(
@@ -86,15 +88,15 @@ def summary(agent: str, chain: str, *, to_position: int = 4, is_of_branch: bool 
         (summary("a", "elsewhere"), SESSION, True),
         (summary("b", "la"), SESSION, False),
         (summary("a", "la"), BRANCH, False),
-        (summary("a", "la", is_of_branch=True), BRANCH, True),
-        (summary("a", "elsewhere", is_of_branch=True), BRANCH, False),
-        (summary("a", "la", is_of_branch=True), SESSION, False),
+        (summary("a", "la", saw=BRANCH), BRANCH, True),
+        (summary("a", "elsewhere", saw=BRANCH), BRANCH, False),
+        (summary("a", "la", saw=BRANCH), SESSION, False),
         (summary("a", "la"), NONE, False),
         (summary("a", "la", to_position=0), SESSION, False),
     ],
 )
 def test_a_summary_is_for_the_same_agent_that_sees_as_much(
-    made: Said, scope: agent_pb2.HistoryScope.ValueType, is_seen: bool
+    made: HistoryEntry, scope: message_pb2.HistoryScope.ValueType, is_seen: bool
 ) -> None:
     reader = Transcript(agent="a", chain="la", above=Transcript(agent="lead", chain="l"))
     assert bool(list(summaries(reader, [made], scope=scope))) is is_seen
@@ -107,7 +109,7 @@ def test_the_policy_of_a_link_comes_before_that_of_a_definition() -> None:
     plain = agent_pb2.HistoryPolicy(scope=BRANCH, sliding_window=window)
     assert policy_of(agent_pb2.AgentDefinition()) == agent_pb2.HistoryPolicy(scope=SESSION)
     assert policy_of(definition) == policy_of(definition, agent_pb2.AgentLink()) == plain
-    summarize = agent_pb2.Summarize(max_tokens=7)
+    summarize = agent_pb2.Summarization(max_tokens=7)
     link = agent_pb2.AgentLink(history=agent_pb2.HistoryPolicy(summarize=summarize))
     assert policy_of(definition, link) == agent_pb2.HistoryPolicy(scope=BRANCH, summarize=summarize)
     link = agent_pb2.AgentLink(history=agent_pb2.HistoryPolicy(scope=NONE))

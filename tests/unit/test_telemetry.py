@@ -10,7 +10,7 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.trace import SpanKind, StatusCode
 
-from bough.v1 import agent_pb2, error_pb2, message_pb2, step_pb2
+from bough.v1 import error_pb2, message_pb2, model_pb2, step_pb2, usage_pb2
 from bough_server.telemetry import Parent, Traced, Tracing, make_provider
 from tests.support.otlp_sink import SentSpan, serving_sink
 
@@ -48,14 +48,15 @@ def test_an_agent_a_model_call_and_a_tool_are_spans_of_one_trace_by_the_conventi
         model="small",
         provider="local",
         parent=root.below,
-        settings=agent_pb2.ModelSettings(temperature=0.5, max_output_tokens=9),
+        settings=model_pb2.ModelSettings(temperature=0.5, max_output_tokens=9),
     )
     chat.end(
         response=step_pb2.LlmResponse(
             response_id="x",
             model="small-1",
-            finish_reason="stop",
-            usage=message_pb2.Usage(input_tokens=3, cached_input_tokens=1, output_tokens=0, reasoning_tokens=0),
+            finish_reason=step_pb2.FINISH_REASON_STOP,
+            provider_finish_reason="stop",
+            usage=usage_pb2.Usage(input_tokens=3, cached_input_tokens=1, output_tokens=0, reasoning_tokens=0),
         ),
         output=[_ANSWER],
     )

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from bough.v1 import agent_pb2
+from bough.v1 import agent_pb2, execution_pb2
 from bough_server.agents.catalog import AgentCatalog
-from bough_server.agents.definition import received
+from bough_server.agents.definition import kind_of, received, revision
 from bough_server.agents.registry import Registry
 from bough_server.errors import AgentUnusable, NotFound
 from bough_server.models.registry import ConfiguredModels
@@ -34,8 +34,8 @@ class Shelf:
         self.reads.append(tenant_id)
         return await self.agents.read(tenant_id)
 
-    async def put(self, tenant_id: str, definition: agent_pb2.AgentDefinition, *, version: int) -> None:
-        await self.agents.put(tenant_id, definition, version=version)
+    async def put(self, tenant_id: str, agent: agent_pb2.Agent, *, version: int) -> None:
+        await self.agents.put(tenant_id, agent, version=version)
 
     async def remove(self, tenant_id: str, name: str, *, version: int) -> None:
         await self.agents.remove(tenant_id, name, version=version)
@@ -61,19 +61,32 @@ def define(name: str, *links: str, instruction: str = "", tools: tuple[str, ...]
     )
 
 
+def stored(definition: agent_pb2.AgentDefinition) -> agent_pb2.Agent:
+    return agent_pb2.Agent(
+        definition=definition,
+        revision=revision(definition),
+        source=agent_pb2.AGENT_SOURCE_STORED,
+        kind=kind_of(definition),
+    )
+
+
+async def keep(shelf: Shelf, tenant_id: str, definition: agent_pb2.AgentDefinition, *, version: int) -> None:
+    await shelf.put(tenant_id, stored(definition), version=version)
+
+
 def catalog_of(shelf: Shelf) -> AgentCatalog:
     return AgentCatalog(Registry([define("writer")], models=MODELS), shelf)
 
 
 async def test_a_catalog_is_read_once_for_each_version(shelf: Shelf) -> None:
     catalog = catalog_of(shelf)
-    await shelf.put("a", define("poet"), version=0)
+    await keep(shelf, "a", define("poet"), version=0)
     first = await catalog.of("a")
     assert await catalog.of("a") is first
     assert shelf.reads == ["a"]
     await shelf.remove("a", "poet", version=1)
     second = await catalog.of("a")
-    listed = [[each.name for each in found.list_agents()] for found in (first, second)]
+    listed = [found.names() for found in (first, second)]
     assert listed == [["poet", "writer"], ["writer"]]
 
 
@@ -83,7 +96,7 @@ async def test_catalogs_are_kept_within_their_bound_the_last_used_longest(
     monkeypatch.setattr("bough_server.agents.catalog.HELD_BYTES", 5_000)
     catalog = catalog_of(shelf)
     for name in "abc":
-        await shelf.put(name, define("poet", instruction="x" * 1_000), version=0)
+        await keep(shelf, name, define("poet", instruction="x" * 1_000), version=0)
     for name in ("a", "b", "a", "c", "a", "b"):
         await catalog.of(name)
     assert shelf.reads == ["a", "b", "c", "b"]
@@ -100,7 +113,7 @@ async def test_a_catalog_that_is_larger_than_the_bound_is_kept_while_it_is_used(
 
 
 async def test_a_resolver_stays_as_it_was(shelf: Shelf) -> None:
-    await shelf.put("a", define("poet", "writer"), version=0)
+    await keep(shelf, "a", define("poet", "writer"), version=0)
     catalog = catalog_of(shelf)
     resolver = await catalog.resolver("a", "poet")
     await shelf.remove("a", "poet", version=1)
@@ -122,7 +135,7 @@ async def test_definitions_of_a_request_touch_no_other_resolver(shelf: Shelf) ->
 async def test_what_is_gone_is_named_all_at_once(shelf: Shelf) -> None:
     poet = define("poet", "writer", "ghost", tools=("look_up",))
     poet.llm.model = "huge"
-    await shelf.put("a", poet, version=0)
+    await keep(shelf, "a", poet, version=0)
     catalog = catalog_of(shelf)
     with pytest.raises(AgentUnusable) as refused:
         await catalog.resolver("a", "poet")
@@ -139,10 +152,10 @@ async def test_a_stored_agent_whose_key_no_state_can_hold_is_refused_before_it_r
 ) -> None:
     poet = define("poet")
     poet.output_key = "9 lives"
-    await shelf.put("a", poet, version=0)
-    await shelf.put("a", define("reader", "poet"), version=1)
+    await keep(shelf, "a", poet, version=0)
+    await keep(shelf, "a", define("reader", "poet"), version=1)
     catalog = catalog_of(shelf)
-    assert [each.name for each in (await catalog.of("a")).list_agents()] == ["poet", "reader", "writer"]
+    assert (await catalog.of("a")).names() == ["poet", "reader", "writer"]
     for name in ("poet", "reader"):
         with pytest.raises(AgentUnusable) as refused:
             await catalog.resolver("a", name)
@@ -153,8 +166,8 @@ async def test_a_stored_agent_whose_key_no_state_can_hold_is_refused_before_it_r
 
 
 async def test_an_agent_that_is_not_there_is_answered_with_the_nearest_that_the_caller_can_list(shelf: Shelf) -> None:
-    await shelf.put("a", define("guide"), version=0)
-    await shelf.put("b", define("guido"), version=0)
+    await keep(shelf, "a", define("guide"), version=0)
+    await keep(shelf, "b", define("guido"), version=0)
     catalog = catalog_of(shelf)
     said = []
     for tenant, name in (("a", "guid"), ("b", "guid"), ("c", "guid"), ("a", "zzz")):
@@ -175,12 +188,12 @@ async def test_an_agent_that_is_not_there_is_answered_with_the_nearest_that_the_
 
 async def test_code_and_functions_that_are_gone_are_named_too(shelf: Shelf) -> None:
     coder = agent_pb2.AgentDefinition(name="coder", description="Codes.")
-    coder.function.code = "writer"  # a name that a definition has, and no code
+    coder.function.function = "writer"  # a name that a definition has, and no code
     poet = define("poet", "writer")
     poet.llm.history_rewriter = "bare"
     poet.sub_agents[0].input.function = "build"
-    await shelf.put("a", coder, version=0)
-    await shelf.put("a", poet, version=1)
+    await keep(shelf, "a", coder, version=0)
+    await keep(shelf, "a", poet, version=1)
     catalog = catalog_of(shelf)
     for name, gone in {
         "coder": ["the code 'writer'"],
@@ -191,3 +204,22 @@ async def test_code_and_functions_that_are_gone_are_named_too(shelf: Shelf) -> N
         told = [f"The agent {name!r} names {each}, which is not there any more." for each in gone]
         assert refused.value.message == " ".join([*told, "Change what names it, or bring it back."])
     assert (await catalog.of("a")).agent("coder").definition == coder
+
+
+async def test_an_agent_is_shown_with_where_it_is_defined_and_found_by_its_revision(shelf: Shelf) -> None:
+    poet, writer = define("poet"), define("writer")
+    await keep(shelf, "a", poet, version=0)
+    catalog = await catalog_of(shelf).of("a")
+    of_file = agent_pb2.Agent(
+        definition=writer,
+        revision=revision(writer),
+        source=agent_pb2.AGENT_SOURCE_FILE,
+        kind=execution_pb2.AGENT_KIND_LLM,
+    )
+    assert catalog.list_agents() == [stored(poet), of_file]
+    assert [catalog.current(name) for name in ("poet", "writer")] == [stored(poet), of_file]
+    assert [catalog.in_force(name, revision(poet)) for name in ("poet", "writer", "nobody")] == [
+        stored(poet),
+        None,
+        None,
+    ]

@@ -14,7 +14,7 @@ from pydantic import BaseModel
 from bough.v1 import error_pb2, message_pb2
 from bough_server.errors import RunError
 from bough_server.tools.output import Excerpt, result_parts
-from bough_server.truncation import MAX_TEXT_BYTES
+from bough_server.truncation import MAX_TEXT_BYTES, cut_result
 
 Part = message_pb2.Part
 
@@ -48,7 +48,7 @@ class Mood(Enum):
         (1.5, Part(data_json="1.5")),
         (Pair(second=2, first="ä"), Part(data_json='{"second":2,"first":"ä"}')),
         (Note(title="t", day=date(2026, 1, 31)), Part(data_json='{"title":"t","day":"2026-01-31"}')),
-        (Part(data_json="{}", metadata={"a": "b"}), Part(data_json="{}", metadata={"a": "b"})),
+        (Part(data_json="{}", metadata_json='{"a":"b"}'), Part(data_json="{}", metadata_json='{"a":"b"}')),
         ("half \ud800", Part(text="half ?")),
     ],
 )
@@ -115,3 +115,17 @@ def test_an_excerpt_is_whole_or_within_its_limit_and_says_so(pieces: list[str], 
     head, _, tail = part.text.partition("\n[...]\n")
     assert text.startswith(head)
     assert text.endswith(tail)
+
+
+def test_a_text_that_is_cut_keeps_its_metadata() -> None:
+    long = Part(text="x" * (MAX_TEXT_BYTES + 1), metadata_json='{"a":"b"}')
+    (part,) = result_parts(long)
+    assert (part.truncated, part.metadata_json) == (True, '{"a":"b"}')
+
+
+def test_a_cut_result_keeps_metadata_that_fits_and_leaves_out_what_does_not() -> None:
+    small, large = '{"a":1}', '{"a":"' + "x" * 2_000 + '"}'
+    parts = [Part(text="x" * 5_000, metadata_json=small), Part(text="y", metadata_json=large)]
+    cut = cut_result(message_pb2.ToolResult(parts=parts), 1_000)
+    assert [part.metadata_json for part in cut.parts] == [small, ""]
+    assert cut.truncated

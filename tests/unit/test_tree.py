@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 
-from bough.v1 import error_pb2, event_pb2, invocation_pb2, message_pb2
+from bough.v1 import error_pb2, event_pb2, execution_pb2, invocation_pb2, usage_pb2
 from bough_server.tree.fold import Tree, fold
 from tests.support.logs import (
     AgentEvent,
@@ -14,6 +14,8 @@ from tests.support.logs import (
 )
 
 COMPLETED = event_pb2.RunCompleted()
+MISSING_PARENT, PARENT_CYCLE = invocation_pb2.ANOMALY_KIND_MISSING_PARENT, invocation_pb2.ANOMALY_KIND_PARENT_CYCLE
+NO_END, REPEATED = invocation_pb2.ANOMALY_KIND_NO_END, invocation_pb2.ANOMALY_KIND_REPEATED
 
 
 def said(invocation_id: str, parent: str = "", branch: str = "", agent: str = "") -> AgentEvent:
@@ -23,13 +25,18 @@ def said(invocation_id: str, parent: str = "", branch: str = "", agent: str = ""
         parent_invocation_id=parent,
         branch=branch,
         agent=agent,
-        llm_output_delta=event_pb2.LlmOutputDelta(text="hm"),
+        llm_output_text_delta=event_pb2.LlmOutputTextDelta(text="hm"),
     )
 
 
 def ends(invocation_id: str) -> AgentEvent:
     """The end of the run."""
     return AgentEvent(invocation_id=invocation_id, run_completed=COMPLETED)
+
+
+def noted(anomalies: Iterable[invocation_pb2.Anomaly]) -> list[tuple[int, str, str]]:
+    """Each as its kind, its sentence and the invocation that it names."""
+    return [(each.kind, each.message, each.invocation_id) for each in anomalies]
 
 
 def tree_of(*told: AgentEvent) -> invocation_pb2.Invocation:
@@ -54,6 +61,9 @@ def test_children_and_orphans_are_ordered_by_first_appearance_and_the_main_root_
     ]
     assert (record.invocation_id, record.agent, record.agents_total) == ("root", "R", 5)
     assert record.agents[4].parent_invocation_id == "missing"
+    assert noted(record.agents[4].anomalies)[1:] == [(MISSING_PARENT, "Its parent is not among the events.", "orphan")]
+    many = "Invocations whose parent is not among the events: 1."
+    assert noted(record.anomalies) == [(MISSING_PARENT, many, "")]
 
 
 def test_one_name_with_two_executions_is_two_nodes() -> None:
@@ -65,7 +75,14 @@ def test_a_cycle_of_parents_is_listed_last_and_flagged() -> None:
     record = tree_of(said("A", "B", "a"), said("B", "A", "b"), ends("R"))
     assert shape(record) == [(0, "R", ""), (0, "A", "a"), (0, "B", "b")]
     cycle = "Its chain of parents leads back to itself."
-    assert [cycle in agent.anomalies for agent in record.agents] == [False, True, True]
+    no_end = "It has no end, although the run has ended."
+    assert [noted(agent.anomalies) for agent in record.agents] == [
+        [],
+        [(NO_END, no_end, "A"), (PARENT_CYCLE, cycle, "A")],
+        [(NO_END, no_end, "B"), (PARENT_CYCLE, cycle, "B")],
+    ]
+    many = "Invocations whose chain of parents leads back to themselves: 2."
+    assert noted(record.anomalies) == [(PARENT_CYCLE, many, "")]
 
 
 def test_what_hangs_below_a_cycle_stays_below_it() -> None:
@@ -97,9 +114,9 @@ def test_an_error_in_a_child_marks_the_child_and_keeps_the_tree() -> None:
     broken = AgentEvent(invocation_id="c", step_failed=event_pb2.StepFailed(error=error))
     record = tree_of(said("R", agent="r"), said("c", "R", "r/c"), broken, said("d", "R", "r/d"), ends("R"))
     assert shape(record) == [(0, "R", "r"), (1, "c", "c"), (1, "d", "d")]
-    assert record.agents[1].state == event_pb2.STATE_FAILED
+    assert record.agents[1].state == execution_pb2.EXECUTION_STATE_FAILED
     assert record.agents[1].error == error
-    assert record.state == event_pb2.STATE_SUCCEEDED
+    assert record.state == execution_pb2.EXECUTION_STATE_SUCCEEDED
 
 
 def test_a_model_error_that_was_followed_by_another_call_marks_nobody() -> None:
@@ -109,7 +126,7 @@ def test_a_model_error_that_was_followed_by_another_call_marks_nobody() -> None:
         AgentEvent(invocation_id="R", llm_started=event_pb2.LlmStarted()),
         AgentEvent(run_cancelled=event_pb2.RunCancelled()),
     )
-    assert record.agents[0].state == event_pb2.STATE_UNSPECIFIED
+    assert record.agents[0].state == execution_pb2.EXECUTION_STATE_UNSPECIFIED
     assert not record.agents[0].HasField("error")
 
 
@@ -126,7 +143,7 @@ def test_an_agent_called_as_a_tool_is_in_the_tree_with_its_tools_and_children() 
 def _grandchild() -> Iterable[AgentEvent]:
     place = AgentEvent(invocation_id="G", parent_invocation_id="C", agent="helper", branch="lead/researcher/helper")
     for payload in (
-        AgentEvent(sub_agent_started=event_pb2.SubAgentStarted(trigger=event_pb2.TRIGGER_WORKFLOW)),
+        AgentEvent(sub_agent_started=event_pb2.SubAgentStarted(trigger=execution_pb2.INVOCATION_TRIGGER_WORKFLOW)),
         AgentEvent(sub_agent_completed=event_pb2.SubAgentCompleted()),
     ):
         payload.MergeFrom(place)
@@ -134,7 +151,7 @@ def _grandchild() -> Iterable[AgentEvent]:
 
 
 def test_composites_that_said_nothing_are_nodes_with_their_children_below() -> None:
-    def starts(invocation_id: str, parent: str, agent: str, kind: event_pb2.AgentKind.ValueType) -> AgentEvent:
+    def starts(invocation_id: str, parent: str, agent: str, kind: execution_pb2.AgentKind.ValueType) -> AgentEvent:
         return AgentEvent(
             invocation_id=invocation_id,
             parent_invocation_id=parent,
@@ -144,17 +161,17 @@ def test_composites_that_said_nothing_are_nodes_with_their_children_below() -> N
 
     record = tree_of(
         AgentEvent(
-            invocation_id="R", run_started=event_pb2.RunStarted(agent="outer", kind=event_pb2.AGENT_KIND_SEQUENCE)
+            invocation_id="R", run_started=event_pb2.RunStarted(agent="outer", kind=execution_pb2.AGENT_KIND_SEQUENCE)
         ),
-        starts("p", "R", "inner", event_pb2.AGENT_KIND_PARALLEL),
-        starts("x", "p", "left", event_pb2.AGENT_KIND_LLM),
-        starts("y", "p", "right", event_pb2.AGENT_KIND_LLM),
+        starts("p", "R", "inner", execution_pb2.AGENT_KIND_PARALLEL),
+        starts("x", "p", "left", execution_pb2.AGENT_KIND_LLM),
+        starts("y", "p", "right", execution_pb2.AGENT_KIND_LLM),
         said("x", "p"),
         said("y", "p"),
         ends("R"),
     )
     assert shape(record) == [(0, "R", "outer"), (1, "p", "inner"), (2, "x", "left"), (2, "y", "right")]
-    assert record.agents[1].kind == event_pb2.AGENT_KIND_PARALLEL
+    assert record.agents[1].kind == execution_pb2.AGENT_KIND_PARALLEL
 
 
 def test_nodes_of_a_graph_are_no_agents() -> None:
@@ -162,7 +179,7 @@ def test_nodes_of_a_graph_are_no_agents() -> None:
         AgentEvent(
             invocation_id="R",
             agent="flow",
-            run_started=event_pb2.RunStarted(agent="flow", kind=event_pb2.AGENT_KIND_GRAPH),
+            run_started=event_pb2.RunStarted(agent="flow", kind=execution_pb2.AGENT_KIND_GRAPH),
         ),
         AgentEvent(invocation_id="R", agent="graph-pregel"),
         AgentEvent(invocation_id="R", agent="graph-node"),
@@ -184,7 +201,8 @@ def test_a_start_is_the_authority_for_name_and_parent_wherever_it_comes() -> Non
 def test_sequences_that_do_not_rise_are_an_anomaly_and_no_error() -> None:
     log = [AgentEvent(invocation_id="R", sequence=sequence) for sequence in (5, 3, 5, 6)]
     record = fold(log)
-    assert (record.as_of_sequence, list(record.anomalies)) == (6, ["Sequences that do not rise: 2."])
+    expected = (invocation_pb2.ANOMALY_KIND_SEQUENCE_NOT_RISING, "Sequences that do not rise: 2.", "")
+    assert (record.as_of_sequence, noted(record.anomalies)) == (6, [expected])
 
 
 def test_events_without_sequences_are_read_in_order_of_arrival() -> None:
@@ -195,14 +213,21 @@ def test_events_without_sequences_are_read_in_order_of_arrival() -> None:
 
 def test_events_of_more_than_one_run_are_an_anomaly() -> None:
     record = fold([AgentEvent(run_id=run_id, invocation_id=run_id) for run_id in ("one", "two", "two")])
-    assert (record.run_id, list(record.anomalies)) == ("one", ["The events are of more than one run."])
+    expected = (invocation_pb2.ANOMALY_KIND_SEVERAL_RUNS, "The events are of more than one run.", "")
+    assert (record.run_id, noted(record.anomalies)) == ("one", [expected])
     assert shape(record) == [(0, "one", ""), (0, "two", "")]
 
 
 def test_starts_and_ends_that_come_twice_count_once() -> None:
     record = fold([*desk(), desk()[0], desk()[-1]])
-    assert record.agents[0].anomalies == ["It began more than once.", "It ended more than once."]
-    assert record.anomalies[:2] == ["The run began more than once.", "The run ended more than once."]
+    assert noted(record.agents[0].anomalies) == [
+        (REPEATED, "It began more than once.", "L"),
+        (REPEATED, "It ended more than once.", "L"),
+    ]
+    assert noted(record.anomalies[:2]) == [
+        (REPEATED, "The run began more than once.", ""),
+        (REPEATED, "The run ended more than once.", ""),
+    ]
     assert record.agents[0].output == says("One.")
 
 
@@ -213,7 +238,7 @@ def test_an_unknown_payload_counts_for_its_invocation() -> None:
 
 
 def test_no_events_make_an_empty_record() -> None:
-    assert fold([]) == invocation_pb2.Invocation(tree_usage=message_pb2.Usage())
+    assert fold([]) == invocation_pb2.Invocation(tree_usage=usage_pb2.Usage())
 
 
 def test_a_fold_in_progress_gives_the_same_as_a_fold_of_what_it_has_seen() -> None:

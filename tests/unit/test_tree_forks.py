@@ -2,7 +2,7 @@
 
 from google.protobuf.message import Message
 
-from bough.v1 import event_pb2, fork_pb2, invocation_pb2, message_pb2
+from bough.v1 import event_pb2, execution_pb2, fork_pb2, invocation_pb2, message_pb2
 from bough_server.tree.fold import fold, fold_stored
 from tests.support.asking import (
     APPROVAL,
@@ -30,7 +30,7 @@ from tests.support.logs import (
 
 
 def forked(origin: str = "origin", through: int = 0, **rest: object) -> AgentEvent:
-    payload = event_pb2.RunForked(origin_run_id=origin, origin_sequence=through)
+    payload = event_pb2.RunForked(origin=fork_pb2.ForkOrigin(run_id=origin, sequence=through))
     payload.MergeFrom(event_pb2.RunForked(**rest))  # type: ignore[arg-type]
     return lead(run_forked=payload)
 
@@ -118,7 +118,11 @@ def test_a_tool_that_was_running_at_the_fork_is_one_call_that_the_origin_was_cha
 def test_an_edited_result_is_the_call_s_result() -> None:
     edited = told(PAY, "edited")
     edits = fork_pb2.ForkChanges(
-        tool_results=[fork_pb2.EditedResult(call_id="pay", invocation_id="L", result=edited.result)]
+        tool_results=[
+            fork_pb2.EditedResult(
+                call_id="pay", invocation_id="L", outcome=message_pb2.ToolOutcome(parts=edited.result.parts)
+            )
+        ]
     )
     record = fork_of(asking_desk(), 16, lead(tool_completed=edited), changes=edits)
     assert [tool.result_json for tool in record.tools] == ["", '"edited"', ""]
@@ -139,15 +143,27 @@ def test_a_fork_with_another_input_was_told_that() -> None:
 
 def test_agents_that_go_on_after_the_fork_have_the_definitions_it_made() -> None:
     changed = [event_pb2.DefinitionRef(name=name, revision=f"{name}-2") for name in ("lead", "researcher")]
-    ended_before = fork_of(desk(), 17, definitions=changed)
-    goes_on = fork_of(desk(), 8, definitions=changed)
+    ended_before = fork_of(desk(), 17, definition_refs=changed)
+    goes_on = fork_of(desk(), 8, definition_refs=changed)
     assert [agent.revision for agent in ended_before.agents] == ["lead-2", "r2"]
     assert [agent.revision for agent in goes_on.agents] == ["lead-2", "researcher-2"]
-    assert [agent.revision for agent in fork_of(desk(), 8, definitions=changed[1:]).agents] == ["r1", "researcher-2"]
+    goes_on = fork_of(desk(), 8, definition_refs=changed[1:])
+    assert [agent.revision for agent in goes_on.agents] == ["r1", "researcher-2"]
+
+
+def test_a_start_names_the_revision_it_ran_unless_a_fork_changed_it_while_it_was_open() -> None:
+    log = desk()
+    starts = next(event.sub_agent_started for event in log if event.HasField("sub_agent_started"))
+    starts.revision = "r9"
+    changed = [event_pb2.DefinitionRef(name="researcher", revision="researcher-2")]
+    assert [agent.revision for agent in fold(log).agents] == ["r1", "r9"]
+    assert [agent.revision for agent in fork_of(log, 17, definition_refs=changed).agents] == ["r1", "r9"]
+    assert [agent.revision for agent in fork_of(log, 8, definition_refs=changed).agents] == ["r1", "researcher-2"]
+    assert [agent.revision for agent in fork_of(log, 8).agents] == ["r1", "r9"]
 
 
 def test_a_fork_of_a_run_that_waits_goes_on_and_waits_again() -> None:
-    waiting, going = event_pb2.STATE_INPUT_REQUIRED, event_pb2.STATE_RUNNING
+    waiting, going = execution_pb2.EXECUTION_STATE_INPUT_REQUIRED, execution_pb2.EXECUTION_STATE_RUNNING
     record = fork_of(asking_desk(), 11)
     assert (record.state, [agent.state for agent in record.agents]) == (going, [going, going])
     assert [tool.state for tool in record.tools] == [going, waiting, waiting]

@@ -42,7 +42,7 @@ def test_a_record_that_fits_stays_as_it_is() -> None:
 def test_agents_beyond_the_bound_are_the_last_of_the_preorder() -> None:
     record = fold(desk(), invocation_pb2.InvocationOptions(max_agents=1))
     assert shape(record) == [(0, "L", "lead")]
-    assert (record.agents_truncated, record.agents_total) == (True, 2)
+    assert record.agents_total == 2
     assert record.tree_usage == fold(desk()).tree_usage
     assert record.agents[0].child_count == 1
 
@@ -145,11 +145,10 @@ def test_where_texts_are_not_enough_steps_then_tools_then_agents_go_from_the_end
     fewer_agents = fold(log, invocation_pb2.InvocationOptions(max_bytes=without_tools - 500))
     assert 5 < len(fewer_tools.tools) < 20
     assert [agent.name for agent in fewer_tools.agents] == names
-    assert not fewer_tools.agents_truncated
+    assert fewer_tools.agents_total == 60
     assert list(fewer_agents.tools) == []
     assert 40 < len(fewer_agents.agents) < 60
     assert [agent.name for agent in fewer_agents.agents] == names[: len(fewer_agents.agents)]
-    assert fewer_agents.agents_truncated
     assert (fewer_agents.agents_total, fewer_agents.tools_total) == (60, 60)
     assert fewer_agents.ByteSize() <= without_tools - 500
 
@@ -165,8 +164,25 @@ def test_what_fits_nowhere_is_left_out_and_said() -> None:
         user_content=message("hi"),
         as_of_sequence=7,
         agents_total=1,
-        anomalies=["Parts of this record were left out because they do not fit max_bytes."],
+        anomalies=[
+            invocation_pb2.Anomaly(
+                kind=invocation_pb2.ANOMALY_KIND_CUT,
+                message="Parts of this record were left out because they do not fit max_bytes.",
+            )
+        ],
     )
+
+
+def test_metadata_that_does_not_fit_is_left_out_whole() -> None:
+    object_json = '{"a":"' + "x" * 5_000 + '"}'
+    small = '{"b":1}'
+    said = message("hi")
+    said.metadata_json, said.parts[0].metadata_json = object_json, small
+    record = invocation_pb2.Invocation(user_content=said)
+    fit(record, 1_024)
+    expected = message("hi")
+    expected.parts[0].metadata_json = small
+    assert record == invocation_pb2.Invocation(user_content=expected)
 
 
 def test_a_default_record_of_much_text_stays_under_the_default_bound() -> None:

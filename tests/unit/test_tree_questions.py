@@ -2,7 +2,7 @@
 
 import pytest
 
-from bough.v1 import error_pb2, event_pb2, input_pb2, invocation_pb2, message_pb2
+from bough.v1 import error_pb2, event_pb2, execution_pb2, input_pb2, invocation_pb2, message_pb2, usage_pb2
 from bough_server.tree.fold import fold
 from tests.support.asking import (
     APPROVAL,
@@ -20,10 +20,14 @@ from tests.support.asking import (
 )
 from tests.support.logs import AgentEvent, at, failure, numbered, result_of, tokens
 
-PENDING, RUNNING, WAITING = event_pb2.STATE_PENDING, event_pb2.STATE_RUNNING, event_pb2.STATE_INPUT_REQUIRED
-SUCCEEDED, FAILED = event_pb2.STATE_SUCCEEDED, event_pb2.STATE_FAILED
+PENDING, RUNNING, WAITING = (
+    execution_pb2.EXECUTION_STATE_PENDING,
+    execution_pb2.EXECUTION_STATE_RUNNING,
+    execution_pb2.EXECUTION_STATE_INPUT_REQUIRED,
+)
+SUCCEEDED, FAILED = execution_pb2.EXECUTION_STATE_SUCCEEDED, execution_pb2.EXECUTION_STATE_FAILED
 
-States = dict[str, event_pb2.State.ValueType]
+States = dict[str, execution_pb2.ExecutionState.ValueType]
 
 
 def tree_of(*log: AgentEvent) -> invocation_pb2.Invocation:
@@ -57,7 +61,7 @@ def tools_of(record: invocation_pb2.Invocation) -> States:
     ],
 )
 def test_a_run_its_agents_and_its_calls_are_in_the_state_that_their_events_say(
-    through: int, run: event_pb2.State.ValueType, agents: States, tools: States
+    through: int, run: execution_pb2.ExecutionState.ValueType, agents: States, tools: States
 ) -> None:
     record = fold(asking_desk()[:through])
     assert (record.state, agents_of(record), tools_of(record)) == (run, agents, tools)
@@ -92,7 +96,7 @@ def test_a_queued_run_that_another_server_takes_over_waits_on() -> None:
 
 def test_a_queued_run_that_is_cancelled_never_began() -> None:
     record = tree_of(*asking_desk()[:2], lead(run_cancelled=event_pb2.RunCancelled()))
-    assert (record.state, record.complete) == (event_pb2.STATE_CANCELLED, True)
+    assert (record.state, record.complete) == (execution_pb2.EXECUTION_STATE_CANCELLED, True)
     assert not record.HasField("start_time")
     assert record.end_time == at(3)
 
@@ -112,6 +116,8 @@ def test_a_call_that_asks_is_there_from_its_request_on_and_starts_when_it_starts
         state=WAITING,
         agent="lead",
         invocation_id="L",
+        step_index=0,
+        step_id="L-0",
         sequence=8,
     )
     assert fold(asking_desk()[:11]).tools[1] == asked
@@ -130,6 +136,8 @@ def test_a_call_of_the_client_s_never_starts_and_ends_with_what_the_client_gave(
         state=SUCCEEDED,
         agent="lead",
         invocation_id="L",
+        step_index=0,
+        step_id="L-0",
         sequence=9,
         end_time=at(24),
     )
@@ -157,12 +165,12 @@ def test_a_call_that_was_refused_failed_and_was_never_counted() -> None:
     )
     (tool,) = record.tools
     assert (tool.state, tool.error, tool.HasField("start_time")) == (FAILED, error, False)
-    assert record.tree_usage == message_pb2.Usage()
+    assert record.tree_usage == usage_pb2.Usage()
 
 
 def test_a_running_call_that_recovery_asks_about_waits() -> None:
     again = input_pb2.InputRequest(
-        request_id="again", invocation_id="L", call_id="pay", reason=input_pb2.INPUT_REASON_RECOVERY, call=PAY
+        input_id="again", invocation_id="L", call_id="pay", kind=input_pb2.INPUT_KIND_RECOVERY, call=PAY
     )
     started = lead(attempt=1, tool_started=event_pb2.ToolStarted(call=PAY))
     asks = lead(input_requested=requested(again))
@@ -182,11 +190,11 @@ def test_a_call_that_ends_asks_no_more() -> None:
         lead(input_received=received(APPROVAL)),
         lead(input_requested=requested(CLIENT_TOOL)),
     )
-    assert tools_of(record) == {"pay": event_pb2.STATE_CANCELLED, "scan": WAITING}
+    assert tools_of(record) == {"pay": execution_pb2.EXECUTION_STATE_CANCELLED, "scan": WAITING}
 
 
 def test_an_interruption_says_which_requests_are_open() -> None:
-    left = input_pb2.InputRequest(request_id="left", invocation_id="L", reason=input_pb2.INPUT_REASON_QUESTION)
+    left = input_pb2.InputRequest(input_id="left", invocation_id="L", kind=input_pb2.INPUT_KIND_QUESTION)
     record = tree_of(lead(input_requested=requested(left)), clerk(input_requested=requested(WHICH)), interrupted(WHICH))
     assert agents_of(record) == {"L": RUNNING, "C": WAITING}
 
@@ -199,13 +207,13 @@ def test_an_interruption_makes_no_invocation_and_no_call_of_those_it_names() -> 
 
 def test_an_interrupted_run_that_is_cancelled_has_ended() -> None:
     record = tree_of(*asking_desk()[:11], lead(run_cancelled=event_pb2.RunCancelled()))
-    assert record.state == event_pb2.STATE_CANCELLED
-    assert set(tools_of(record).values()) == {event_pb2.STATE_UNSPECIFIED}
+    assert record.state == execution_pb2.EXECUTION_STATE_CANCELLED
+    assert set(tools_of(record).values()) == {execution_pb2.EXECUTION_STATE_UNSPECIFIED}
 
 
 def test_events_of_the_run_count_where_they_name_no_invocation() -> None:
     queued = AgentEvent(run_queued=event_pb2.RunQueued())
-    assert fold([queued]) == invocation_pb2.Invocation(state=PENDING, tree_usage=message_pb2.Usage())
+    assert fold([queued]) == invocation_pb2.Invocation(state=PENDING, tree_usage=usage_pb2.Usage())
     waits = AgentEvent(run_interrupted=event_pb2.RunInterrupted(requests=[WHICH]))
     record = fold([clerk(input_requested=requested(WHICH)), waits])
     assert (record.state, agents_of(record)) == (WAITING, {"C": WAITING})

@@ -2,7 +2,7 @@
 
 import pytest
 
-from bough.v1 import error_pb2, event_pb2, invocation_pb2, message_pb2, step_pb2
+from bough.v1 import error_pb2, event_pb2, execution_pb2, invocation_pb2, message_pb2, step_pb2
 from bough_server.tree.fold import fold
 from tests.support.logs import AgentEvent, at, desk, failure, numbered, result_of
 
@@ -14,6 +14,7 @@ def started(invocation_id: str = "R", call: message_pb2.ToolCall = CALL, attempt
         invocation_id=invocation_id,
         agent=invocation_id.lower(),
         attempt=attempt,
+        step_id=f"{invocation_id}-3",
         step_index=3,
         tool_started=event_pb2.ToolStarted(call=call),
     )
@@ -55,9 +56,21 @@ def test_a_result_is_its_json_or_its_text_as_a_json_string(parts: list[message_p
 
 def test_the_same_call_id_in_two_invocations_is_two_calls() -> None:
     tools = tools_of(started("A"), started("B"), completed(text("b"), invocation_id="B"))
-    assert [(tool.invocation_id, tool.agent, tool.state, tool.step_index) for tool in tools] == [
-        ("A", "a", event_pb2.STATE_RUNNING, 3),
-        ("B", "b", event_pb2.STATE_SUCCEEDED, 3),
+    assert [(tool.invocation_id, tool.agent, tool.state, tool.step_index, tool.step_id) for tool in tools] == [
+        ("A", "a", execution_pb2.EXECUTION_STATE_RUNNING, 3, "A-3"),
+        ("B", "b", execution_pb2.EXECUTION_STATE_SUCCEEDED, 3, "B-3"),
+    ]
+
+
+def test_a_call_of_the_first_step_has_an_index_and_a_call_outside_of_steps_has_none() -> None:
+    first, outside = started("A"), started("B")
+    first.step_index = 0
+    outside.ClearField("step_id")
+    outside.ClearField("step_index")
+    tools = tools_of(first, outside)
+    assert [(tool.HasField("step_index"), tool.step_index, tool.step_id) for tool in tools] == [
+        (True, 0, "A-3"),
+        (False, 0, ""),
     ]
 
 
@@ -68,7 +81,7 @@ def test_a_call_that_was_refused_never_began() -> None:
             call_id="1",
             name="search",
             arguments_json='{"q": "é"}',
-            state=event_pb2.STATE_FAILED,
+            state=execution_pb2.EXECUTION_STATE_FAILED,
             error=refused,
             agent="r",
             invocation_id="R",
@@ -80,7 +93,7 @@ def test_a_call_that_was_refused_never_began() -> None:
 
 def test_a_call_that_was_cancelled_says_so() -> None:
     tools = tools_of(started(), failed(failure(error_pb2.ERROR_REASON_CANCELLED)))
-    assert [tool.state for tool in tools] == [event_pb2.STATE_CANCELLED]
+    assert [tool.state for tool in tools] == [execution_pb2.EXECUTION_STATE_CANCELLED]
 
 
 def test_a_failed_call_does_not_fail_its_agent() -> None:
@@ -91,7 +104,7 @@ def test_a_failed_call_does_not_fail_its_agent() -> None:
             AgentEvent(invocation_id="R", run_completed=event_pb2.RunCompleted()),
         ]
     )
-    assert record.agents[0].state == event_pb2.STATE_SUCCEEDED
+    assert record.agents[0].state == execution_pb2.EXECUTION_STATE_SUCCEEDED
 
 
 def test_a_second_attempt_is_the_same_call() -> None:
@@ -103,7 +116,9 @@ def test_a_call_id_that_is_used_again_loses_no_call() -> None:
     again = message_pb2.ToolCall(call_id="1", name="write")
     record = fold(numbered([started(), completed(text("a")), started(call=again), completed(text("b"), call=again)]))
     assert [(tool.name, tool.result_json) for tool in record.tools] == [("search", '"a"'), ("write", '"b"')]
-    assert record.agents[0].anomalies == ["One of its call ids stands for more than one call."]
+    (reused,) = record.agents[0].anomalies
+    assert (reused.kind, reused.invocation_id) == (invocation_pb2.ANOMALY_KIND_CALL_ID_REUSED, "R")
+    assert reused.message == "One of its call ids stands for more than one call."
     assert record.tools_total == 2
 
 
@@ -144,8 +159,8 @@ def test_calls_beyond_the_bound_are_counted() -> None:
     log = [event for call in calls for event in (started(call=call), completed(text("x"), call=call))]
     record = fold(log, invocation_pb2.InvocationOptions(max_tools=2))
     assert [(tool.call_id, tool.state) for tool in record.tools] == [
-        ("0", event_pb2.STATE_SUCCEEDED),
-        ("1", event_pb2.STATE_SUCCEEDED),
+        ("0", execution_pb2.EXECUTION_STATE_SUCCEEDED),
+        ("1", execution_pb2.EXECUTION_STATE_SUCCEEDED),
     ]
     assert record.tools_total == 5
 

@@ -1,6 +1,6 @@
 """Usage in a record: each invocation's own, the sums above it, and the difference between zero and unknown."""
 
-from bough.v1 import error_pb2, event_pb2, message_pb2, step_pb2
+from bough.v1 import error_pb2, event_pb2, step_pb2, usage_pb2
 from bough_server.tree.fold import fold
 from tests.support.logs import AgentEvent, desk, failure, tokens
 
@@ -38,12 +38,12 @@ def test_attempts_that_were_lost_are_counted_with_what_their_provider_said() -> 
 def test_a_model_call_that_was_refused_counts_nothing() -> None:
     error = failure(error_pb2.ERROR_REASON_LIMIT_EXCEEDED)
     refused = AgentEvent(invocation_id="R", effect_key="s0.m", llm_failed=event_pb2.LlmFailed(error=error))
-    assert fold([refused]).agents[0].usage == message_pb2.Usage()
+    assert fold([refused]).agents[0].usage == usage_pb2.Usage()
 
 
 def test_unknown_is_not_zero() -> None:
     silent = event_pb2.LlmCompleted(response=step_pb2.LlmResponse())
-    zero = event_pb2.LlmCompleted(response=step_pb2.LlmResponse(usage=message_pb2.Usage(output_tokens=0)))
+    zero = event_pb2.LlmCompleted(response=step_pb2.LlmResponse(usage=usage_pb2.Usage(output_tokens=0)))
     record = fold(
         [
             AgentEvent(invocation_id="R", llm_completed=silent),
@@ -51,11 +51,11 @@ def test_unknown_is_not_zero() -> None:
         ]
     )
     lead, child = record.agents
-    assert lead.usage == message_pb2.Usage(model_calls=1, model_calls_without_usage=1)
-    assert child.usage == message_pb2.Usage(model_calls=1, output_tokens=0)
+    assert lead.usage == usage_pb2.Usage(model_calls=1, model_calls_without_usage=1)
+    assert child.usage == usage_pb2.Usage(model_calls=1, output_tokens=0)
     assert not lead.usage.HasField("output_tokens")
     assert child.usage.HasField("output_tokens")
-    assert lead.tree_usage == message_pb2.Usage(model_calls=2, model_calls_without_usage=1, output_tokens=0)
+    assert lead.tree_usage == usage_pb2.Usage(model_calls=2, model_calls_without_usage=1, output_tokens=0)
 
 
 def test_a_failed_child_s_usage_is_in_the_tree() -> None:
@@ -67,7 +67,7 @@ def test_a_failed_child_s_usage_is_in_the_tree() -> None:
         ]
     )
     assert [agent.tree_usage for agent in record.agents] == [tokens(9, 1), tokens(9, 1)]
-    assert record.agents[0].usage == message_pb2.Usage()
+    assert record.agents[0].usage == usage_pb2.Usage()
     assert record.tree_usage == tokens(9, 1)
 
 
@@ -77,6 +77,6 @@ def test_a_tree_usage_that_somebody_claims_is_not_added_up() -> None:
 
 
 def test_sums_beyond_their_field_are_the_largest_that_fits() -> None:
-    huge = event_pb2.SubAgentCompleted(usage=message_pb2.Usage(input_tokens=2**63 - 1, model_calls=2**31 - 1))
+    huge = event_pb2.SubAgentCompleted(usage=usage_pb2.Usage(input_tokens=2**63 - 1, model_calls=2**31 - 1))
     record = fold([AgentEvent(invocation_id=one, sub_agent_completed=huge) for one in ("a", "b")])
-    assert record.tree_usage == message_pb2.Usage(input_tokens=2**63 - 1, model_calls=2**31 - 1)
+    assert record.tree_usage == usage_pb2.Usage(input_tokens=2**63 - 1, model_calls=2**31 - 1)

@@ -2,14 +2,14 @@
 
 import pytest
 
-from bough.v1 import agent_service_pb2, event_pb2
+from bough.v1 import event_pb2, follow_pb2
 from bough_server import events
 from bough_server.views import Selection
 from tests.support.asking import asking_desk
 from tests.support.logs import AgentEvent, desk, stamped
 
-FULL = Selection(agent_service_pb2.VIEW_FULL)
-SUMMARY = Selection(agent_service_pb2.VIEW_SUMMARY)
+FULL = Selection(follow_pb2.EVENT_VIEW_FULL)
+SUMMARY = Selection(follow_pb2.EVENT_VIEW_SUMMARY)
 ALL = list(events.NAME_OF_KIND)
 
 
@@ -21,11 +21,11 @@ def names(selection: Selection, log: list[AgentEvent]) -> list[str]:
     return [f"{event.agent} {events.name_of(event)}" for event in shown(selection, log)]
 
 
-def masked(*event_names: str, view: agent_service_pb2.View.ValueType = agent_service_pb2.VIEW_FULL) -> Selection:
+def masked(*event_names: str, view: follow_pb2.EventView.ValueType = follow_pb2.EVENT_VIEW_FULL) -> Selection:
     return Selection(view, event_names)
 
 
-@pytest.mark.parametrize("selection", [FULL, Selection(), Selection(agent_service_pb2.VIEW_FULL, [])])
+@pytest.mark.parametrize("selection", [FULL, Selection(), Selection(follow_pb2.EVENT_VIEW_FULL, [])])
 def test_full_shows_every_event_as_it_is(selection: Selection) -> None:
     assert selection.takes_all
     assert shown(selection, desk()) == desk()
@@ -37,7 +37,7 @@ def test_summary_shows_the_root_s_events_and_of_each_sub_agent_its_start_text_an
     assert names(SUMMARY, desk()) == [
         "lead agent.run.started",
         "lead agent.llm.started",
-        "lead agent.llm.output_delta",
+        "lead agent.llm.output_text.delta",
         "lead agent.llm.completed",
         "lead agent.tool.started",
         "researcher agent.sub_agent.started",
@@ -47,7 +47,7 @@ def test_summary_shows_the_root_s_events_and_of_each_sub_agent_its_start_text_an
         "lead agent.tool.completed",
         "lead agent.step.completed",
         "lead agent.llm.started",
-        "lead agent.llm.output_delta",
+        "lead agent.llm.output_text.delta",
         "lead agent.llm.completed",
         "lead agent.step.completed",
         "lead agent.run.completed",
@@ -90,8 +90,8 @@ RUN_NAMES = [name for name in events.NAME_OF_KIND.values() if name.startswith("a
 
 
 @pytest.mark.parametrize("name", RUN_NAMES)
-@pytest.mark.parametrize("view", [agent_service_pb2.VIEW_FULL, agent_service_pb2.VIEW_SUMMARY])
-def test_run_events_come_in_every_view_through_every_mask(name: str, view: agent_service_pb2.View.ValueType) -> None:
+@pytest.mark.parametrize("view", [follow_pb2.EVENT_VIEW_FULL, follow_pb2.EVENT_VIEW_SUMMARY])
+def test_run_events_come_in_every_view_through_every_mask(name: str, view: follow_pb2.EventView.ValueType) -> None:
     event = AgentEvent(invocation_id="G", parent_invocation_id="C")
     getattr(event, "run_" + name.rpartition(".")[2]).SetInParent()
     assert events.name_of(event) == name
@@ -100,7 +100,7 @@ def test_run_events_come_in_every_view_through_every_mask(name: str, view: agent
 
 
 def test_questions_may_be_masked_by_name() -> None:
-    asked = masked("agent.control.input_requested", view=agent_service_pb2.VIEW_SUMMARY)
+    asked = masked("agent.control.input_requested", view=follow_pb2.EVENT_VIEW_SUMMARY)
     assert [name for name in names(asked, asking_desk()) if ".run." not in name] == [
         "lead agent.control.input_requested",
         "lead agent.control.input_requested",
@@ -121,7 +121,9 @@ def test_a_partial_has_the_delta_s_envelope_and_its_text() -> None:
 
 
 def test_an_empty_delta_of_a_sub_agent_is_an_empty_partial() -> None:
-    delta = AgentEvent(invocation_id="C", parent_invocation_id="L", llm_output_delta=event_pb2.LlmOutputDelta())
+    delta = AgentEvent(
+        invocation_id="C", parent_invocation_id="L", llm_output_text_delta=event_pb2.LlmOutputTextDelta()
+    )
     partial = SUMMARY.apply(delta)
     assert partial is not None
     assert partial.WhichOneof("payload") == "sub_agent_partial"
@@ -160,11 +162,11 @@ def test_a_mask_shows_the_events_it_names_and_run_events_always() -> None:
 
 
 def test_a_mask_is_of_the_names_that_the_view_shows() -> None:
-    partials = masked("agent.sub_agent.partial", view=agent_service_pb2.VIEW_SUMMARY)
+    partials = masked("agent.sub_agent.partial", view=follow_pb2.EVENT_VIEW_SUMMARY)
     assert names(partials, desk())[1:-1] == ["researcher agent.sub_agent.partial"] * 2
-    deltas = masked("agent.llm.output_delta", view=agent_service_pb2.VIEW_SUMMARY)
-    assert names(deltas, desk())[1:-1] == ["lead agent.llm.output_delta"] * 2
-    everywhere = masked("agent.llm.output_delta")
+    deltas = masked("agent.llm.output_text.delta", view=follow_pb2.EVENT_VIEW_SUMMARY)
+    assert names(deltas, desk())[1:-1] == ["lead agent.llm.output_text.delta"] * 2
+    everywhere = masked("agent.llm.output_text.delta")
     assert len(names(everywhere, desk())[1:-1]) == 4
 
 
@@ -178,9 +180,9 @@ def test_a_name_that_is_nobody_s_shows_only_run_events(name: str) -> None:
     assert names(masked(name), desk()) == ["lead agent.run.started", "lead agent.run.completed"]
 
 
-@pytest.mark.parametrize("view", [agent_service_pb2.VIEW_FULL, agent_service_pb2.VIEW_SUMMARY])
+@pytest.mark.parametrize("view", [follow_pb2.EVENT_VIEW_FULL, follow_pb2.EVENT_VIEW_SUMMARY])
 @pytest.mark.parametrize("mask", [(), ("agent.llm.*",), ("agent.sub_agent.partial",), ("agent.step.failed",)])
-def test_a_kind_that_is_not_taken_is_never_shown(view: agent_service_pb2.View.ValueType, mask: tuple[str, ...]) -> None:
+def test_a_kind_that_is_not_taken_is_never_shown(view: follow_pb2.EventView.ValueType, mask: tuple[str, ...]) -> None:
     selection = Selection(view, mask)
     taken = {events.kind_of(event) for event in desk() if selection.apply(event) is not None}
     assert taken <= {kind for kind in ALL if selection.takes_kind(kind)}
@@ -189,5 +191,5 @@ def test_a_kind_that_is_not_taken_is_never_shown(view: agent_service_pb2.View.Va
 
 
 def test_selections_of_one_view_and_mask_are_equal() -> None:
-    assert masked("agent.llm.*") == Selection(agent_service_pb2.VIEW_FULL, ["agent.llm.*"])
-    assert hash(masked("agent.llm.*")) == hash(Selection(agent_service_pb2.VIEW_FULL, ["agent.llm.*"]))
+    assert masked("agent.llm.*") == Selection(follow_pb2.EVENT_VIEW_FULL, ["agent.llm.*"])
+    assert hash(masked("agent.llm.*")) == hash(Selection(follow_pb2.EVENT_VIEW_FULL, ["agent.llm.*"]))

@@ -25,6 +25,8 @@ ALLOW, REVIEW, BLOCK = (
     step_pb2.SAFETY_VERDICT_REVIEW,
     step_pb2.SAFETY_VERDICT_BLOCK,
 )
+PROMPT, ANSWER = step_pb2.SAFETY_SUBJECT_PROMPT, step_pb2.SAFETY_SUBJECT_ANSWER
+CITED = step_pb2.CitationRef(label="Oaks", url="https://oak.example", part_index=0, start=0, end=4)
 URL = {"type": "url_citation", "url": "https://oak.example", "title": "Oaks", "start_index": 0, "end_index": 4}
 
 
@@ -48,8 +50,10 @@ async def configured(folder: Path, *pieces: bytes, **facts: object) -> AsyncIter
             await models.close()
 
 
-def notes(*pairs: tuple[str, step_pb2.SafetyVerdict.ValueType]) -> list[step_pb2.SafetyNote]:
-    return [step_pb2.SafetyNote(category=category, verdict=verdict) for category, verdict in pairs]
+def notes(
+    *pairs: tuple[str, step_pb2.SafetyVerdict.ValueType], subject: step_pb2.SafetySubject.ValueType = ANSWER
+) -> list[step_pb2.SafetyNote]:
+    return [step_pb2.SafetyNote(category=category, verdict=verdict, subject=subject) for category, verdict in pairs]
 
 
 async def test_filters_sources_and_extras_of_a_completion_are_annotations(tmp_path: Path) -> None:
@@ -68,8 +72,8 @@ async def test_filters_sources_and_extras_of_a_completion_are_annotations(tmp_pa
     async with configured(tmp_path, *pieces) as model:
         _, response = await answer(model, asking())
     assert response.annotations == step_pb2.Annotations(
-        safety=notes(("prompt.violence", ALLOW), ("hate", REVIEW)),
-        citations=[step_pb2.CitationRef(label="Oaks", url="https://oak.example")],
+        safety=[*notes(("violence", ALLOW), subject=PROMPT), *notes(("hate", REVIEW))],
+        citations=[CITED],
         extra_json='{"service_tier":"default"}',
     )
 
@@ -81,6 +85,8 @@ async def test_an_answer_that_its_provider_cut_off_or_its_model_refused_says_so(
         _, refused = await answer(model, asking())
     assert list(filtered.annotations.safety) == notes(("content_filter", BLOCK))
     assert list(refused.annotations.safety) == notes(("refusal", BLOCK))
+    assert filtered.finish_reason == step_pb2.FINISH_REASON_CONTENT_FILTER
+    assert (refused.finish_reason, refused.provider_finish_reason) == (step_pb2.FINISH_REASON_REFUSAL, "stop")
 
 
 async def test_an_answer_without_notes_has_no_annotations(tmp_path: Path) -> None:
@@ -107,10 +113,10 @@ async def test_sources_filters_and_the_providers_own_tools_of_a_response_are_ann
     async with configured(tmp_path, *pieces, api="responses") as model:
         _, response = await answer(model, asking())
     assert [part.text for part in response.message.parts] == ["Oaks."]
-    assert list(response.annotations.safety) == notes(("prompt.jailbreak", REVIEW))
+    assert list(response.annotations.safety) == notes(("jailbreak", REVIEW), subject=PROMPT)
     assert list(response.annotations.citations) == [
-        step_pb2.CitationRef(label="Oaks", url="https://oak.example"),
-        step_pb2.CitationRef(label="oak.pdf", provider_ref="file-1"),
+        CITED,
+        step_pb2.CitationRef(label="oak.pdf", provider_ref="file-1", part_index=0),
     ]
     assert json.loads(response.annotations.extra_json) == {"service_tier": "flex", "output": [searched]}
 
@@ -122,10 +128,10 @@ async def test_a_response_that_was_refused_or_cut_off_says_so(tmp_path: Path) ->
     async with configured(tmp_path, responses.beginning(), cut, api="responses") as model:
         _, filtered = await answer(model, asking())
     assert list(refused.annotations.safety) == notes(("refusal", BLOCK))
-    assert (list(filtered.annotations.safety), filtered.finish_reason) == (
-        notes(("content_filter", BLOCK)),
-        "content_filter",
-    )
+    assert list(filtered.annotations.safety) == notes(("content_filter", BLOCK))
+    assert (refused.finish_reason, refused.provider_finish_reason) == (step_pb2.FINISH_REASON_REFUSAL, "completed")
+    assert filtered.finish_reason == step_pb2.FINISH_REASON_CONTENT_FILTER
+    assert filtered.provider_finish_reason == "content_filter"
 
 
 async def test_annotations_stand_at_the_calls_end_and_in_the_step_of_the_tree(tmp_path: Path) -> None:
@@ -139,7 +145,7 @@ async def test_annotations_stand_at_the_calls_end_and_in_the_step_of_the_tree(tm
             await check_replay(house, log)
         await models.close()
     completed = having(log, "llm_completed")[0].llm_completed.response
-    expected = step_pb2.Annotations(citations=[step_pb2.CitationRef(label="Oaks", url="https://oak.example")])
+    expected = step_pb2.Annotations(citations=[CITED])
     recorded = having(log, "step_completed")[0].step_completed.step.llm_response
     assert completed.annotations == recorded.annotations == tree.steps[0].llm_response.annotations == expected
     assert having(log, "step_completed")[0].step_completed.step.annotations == tree.steps[0].annotations == expected

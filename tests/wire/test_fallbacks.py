@@ -40,9 +40,9 @@ async def test_an_answer_that_breaks_off_comes_whole_from_another_address(tmp_pa
         await check_replay(house, log)
     assert here.requests[0]["messages"] == there.requests[0]["messages"]
     assert (here.count, there.count, answer_of(log)) == (1, 1, TEXT)
-    spoken = having(log, "llm_output_delta")
-    first = "".join(event.llm_output_delta.text for event in spoken if event.attempt == 1)
-    second = "".join(event.llm_output_delta.text for event in spoken if event.attempt == 2)
+    spoken = having(log, "llm_output_text_delta")
+    first = "".join(event.llm_output_text_delta.text for event in spoken if event.attempt == 1)
+    second = "".join(event.llm_output_text_delta.text for event in spoken if event.attempt == 2)
     assert (first, second) == ("word0 word1 word2 ", TEXT)
     assert having(log, "llm_completed")[0].llm_completed.response.response_id == "chatcmpl-1"
 

@@ -11,7 +11,7 @@ from dataclasses import replace
 import jsonschema
 import pytest
 
-from bough.v1 import agent_pb2, error_pb2, message_pb2
+from bough.v1 import error_pb2, message_pb2, model_pb2, step_pb2
 from bough_server.errors import ModelError
 from bough_server.models.local.engine import LocalEngine, available
 from bough_server.models.local.model import MODEL, LocalModel
@@ -41,7 +41,7 @@ async def test_it_answers_in_words_and_counts_its_tokens(model: LocalModel) -> N
     assert all(isinstance(delta, TextDelta) for delta in deltas)
     assert len(deltas) > 1
     assert (response.provider, response.model.startswith(MODEL)) == ("local", True)
-    assert response.finish_reason in ("stop", "length")
+    assert response.finish_reason in (step_pb2.FINISH_REASON_STOP, step_pb2.FINISH_REASON_LENGTH)
     assert response.usage.input_tokens > 0
     assert 0 < response.usage.output_tokens <= 160
 
@@ -67,7 +67,8 @@ async def test_it_calls_a_tool_with_arguments_that_fit_its_schema(model: LocalMo
         ToolCallDelta(0, "", call.provider_call_id, call.name),
         ToolCallDelta(0, call.arguments_json),
     ]
-    assert (len(response.message.parts), call.call_id, response.finish_reason) == (1, "", "tool_calls")
+    assert (len(response.message.parts), call.call_id) == (1, "")
+    assert response.finish_reason == step_pb2.FINISH_REASON_TOOL_CALLS
     assert response.usage.output_tokens > 0
 
 
@@ -88,19 +89,19 @@ async def test_it_calls_every_tool_once_and_then_answers_in_words(model: LocalMo
 
 async def test_a_text_of_many_tokens_a_character_fits_its_context(model: LocalModel) -> None:
     text = "🌳" * 20_000
-    settings = agent_pb2.ModelSettings(max_output_tokens=1)
+    settings = model_pb2.ModelSettings(max_output_tokens=1)
     _, response = await answer(model, asking(user(text), assistant(text), user(text), settings=settings))
     assert 400 < response.usage.input_tokens < 2048
 
 
 async def test_calls_at_once_are_all_answered(model: LocalModel) -> None:
-    settings = agent_pb2.ModelSettings(max_output_tokens=8)
+    settings = model_pb2.ModelSettings(max_output_tokens=8)
     answers = await asyncio.gather(*(answer(model, asking(settings=settings)) for _ in range(6)))
     assert all(response.usage.output_tokens <= 8 for _, response in answers)
 
 
 async def test_a_process_that_died_is_started_again(model: LocalModel) -> None:
-    settings = agent_pb2.ModelSettings(max_output_tokens=2)
+    settings = model_pb2.ModelSettings(max_output_tokens=2)
     await answer(model, asking(settings=settings))
     first = model.process_id
     assert first is not None
@@ -112,7 +113,7 @@ async def test_a_process_that_died_is_started_again(model: LocalModel) -> None:
 
 async def test_closing_ends_the_process_and_a_later_call_starts_one() -> None:
     model = LocalModel(name="local")
-    settings = agent_pb2.ModelSettings(max_output_tokens=2)
+    settings = model_pb2.ModelSettings(max_output_tokens=2)
     await answer(model, asking(settings=settings))
     process = model.process_id
     assert process is not None

@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import aclosing, asynccontextmanager
 
-from bough_server.models.limiter import Turnstile
+from bough_server.models.limiter import ModelLimiter
 from bough_server.models.model import TextDelta
 from bough_server.models.openai.client import OpenAIModel
 from tests.support.model_calls import answer, asking, failure, user
@@ -26,7 +26,7 @@ class Arrivals:
 @asynccontextmanager
 async def limited(most: int, server: ModelServer) -> AsyncIterator[OpenAIModel]:
     """A model that takes so many calls at once."""
-    turnstile = Turnstile(max_concurrency=most)
+    turnstile = ModelLimiter(max_concurrency=most)
     model = OpenAIModel(name="large", model="scenario-1", base_url=server.base_url, turnstile=turnstile)
     try:
         yield model

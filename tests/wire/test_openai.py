@@ -7,15 +7,15 @@ import sys
 from collections.abc import AsyncIterator
 from contextlib import aclosing, asynccontextmanager
 
-from bough.v1 import agent_pb2, message_pb2
-from bough_server.models.limiter import Turnstile
-from bough_server.models.model import Meter, ReasoningDelta, TextDelta, ToolCallDelta
+from bough.v1 import message_pb2, model_pb2, step_pb2, usage_pb2
+from bough_server.models.limiter import ModelLimiter
+from bough_server.models.model import AttemptMeter, ReasoningDelta, TextDelta, ToolCallDelta
 from bough_server.models.openai.client import OpenAIModel
 from tests.support.model_calls import LOOKUP, answer, asking, assistant, call, failure, reasoning_of, tool_result, user
 from tests.support.model_scenarios import TEXT
 from tests.support.model_server import ModelServer, serving_model
 
-USAGE = message_pb2.Usage(input_tokens=20, cached_input_tokens=5, output_tokens=50, reasoning_tokens=3, total_tokens=70)
+USAGE = usage_pb2.Usage(input_tokens=20, cached_input_tokens=5, output_tokens=50, reasoning_tokens=3, total_tokens=70)
 
 
 @asynccontextmanager
@@ -29,7 +29,7 @@ async def talking(
             model="scenario-1",
             base_url=server.base_url,
             key=key,
-            turnstile=Turnstile(max_concurrency=max_concurrency),
+            turnstile=ModelLimiter(max_concurrency=max_concurrency),
         )
         try:
             yield model, server
@@ -43,7 +43,7 @@ async def test_an_answer_streams_word_by_word_and_ends_with_the_whole_response()
     assert deltas == [TextDelta(f"word{number} ") for number in range(50)]
     assert response.message == message_pb2.Message(role=message_pb2.ROLE_ASSISTANT, parts=[message_pb2.Part(text=TEXT)])
     assert (response.response_id, response.provider, response.model) == ("chatcmpl-1", "openai", "scenario-1")
-    assert response.finish_reason == "stop"
+    assert (response.finish_reason, response.provider_finish_reason) == (step_pb2.FINISH_REASON_STOP, "stop")
     assert response.usage == USAGE
 
 
@@ -86,7 +86,7 @@ async def test_tool_calls_stream_in_pieces_that_name_their_place() -> None:
     ]
     assert len({made.provider_call_id for made in calls}) == 2
     assert all(made.provider_call_id for made in calls)
-    assert response.finish_reason == "tool_calls"
+    assert response.finish_reason == step_pb2.FINISH_REASON_TOOL_CALLS
 
 
 async def test_reasoning_is_kept_apart_from_the_text() -> None:
@@ -123,7 +123,7 @@ async def test_broken_tool_arguments_arrive_as_the_model_wrote_them() -> None:
 
 async def test_a_request_carries_instruction_history_tools_and_settings() -> None:
     made = call("c1", "lookup", '{"query":"oak"}')
-    settings = agent_pb2.ModelSettings(
+    settings = model_pb2.ModelSettings(
         temperature=0.5, top_p=0.25, max_output_tokens=64, extra_json='{"seed": 7, "temperature": 0.0}'
     )
     request = asking(
@@ -219,7 +219,7 @@ async def test_cancelling_the_task_closes_the_connection() -> None:
 
 async def test_what_a_cancelled_call_had_used_so_far_is_known_by_its_meter() -> None:
     async with talking("stall-after-usage") as (model, server):
-        meter, heard = Meter(), asyncio.Event()
+        meter, heard = AttemptMeter(), asyncio.Event()
 
         async def listen() -> None:
             async for item in model.stream(asking(), meter=meter):
@@ -232,17 +232,17 @@ async def test_what_a_cancelled_call_had_used_so_far_is_known_by_its_meter() -> 
         await asyncio.wait([task])
         assert task.cancelled()
         await server.left.wait()
-    assert meter == Meter(usage=USAGE, is_sent=True)
+    assert meter == AttemptMeter(usage=USAGE, is_sent=True)
 
 
 async def test_a_meter_says_what_a_whole_answer_and_a_closed_one_used() -> None:
     async with talking("plain") as (model, _):
-        whole, left = Meter(), Meter()
+        whole, left = AttemptMeter(), AttemptMeter()
         items = [item async for item in model.stream(asking(), meter=whole)]
         async with aclosing(model.stream(asking(), meter=left)) as begun:
             assert await anext(begun) == TextDelta("word0 ")
     assert len(items) == 51
-    assert (whole, left) == (Meter(usage=USAGE, is_sent=True), Meter(is_sent=True))
+    assert (whole, left) == (AttemptMeter(usage=USAGE, is_sent=True), AttemptMeter(is_sent=True))
 
 
 async def test_one_model_serves_many_calls_at_once() -> None:

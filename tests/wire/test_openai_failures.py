@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from bough.v1 import agent_pb2, error_pb2, event_pb2, message_pb2
+from bough.v1 import error_pb2, event_pb2, model_pb2, usage_pb2
 from bough_server.models.openai.client import OpenAIModel
 from bough_server.models.openai.transport import Timeouts
 from tests.support.model_calls import answer, asking, failure, text_of
@@ -67,7 +67,7 @@ async def test_usage_that_was_reported_before_a_failure_is_not_lost() -> None:
         model = model_at(server.base_url)
         _, error = await failure(model, asking())
         await model.close()
-    assert error.lost_usage == message_pb2.Usage(
+    assert error.lost_usage == usage_pb2.Usage(
         input_tokens=20, cached_input_tokens=5, output_tokens=50, reasoning_tokens=3, total_tokens=70
     )
 
@@ -82,17 +82,17 @@ async def test_usage_that_was_never_reported_is_none() -> None:
 
 async def test_an_answer_that_does_not_begin_is_a_timeout() -> None:
     async with serving_model("slow-start") as server:
-        model = model_at(server.base_url, timeouts=Timeouts(start=0.05, idle=60))
+        model = model_at(server.base_url, timeouts=Timeouts(start=0.5, idle=60))
         _, error = await failure(model, asking())
         await server.left.wait()
         await model.close()
     assert (error.reason, error.retry) == (TIMEOUT, event_pb2.RETRY_REASON_TIMEOUT)
-    assert "did not begin to answer for 0.05 seconds" in error.message
+    assert "did not begin to answer for 0.5 seconds" in error.message
 
 
 async def test_an_answer_that_pauses_too_long_is_a_timeout() -> None:
     async with serving_model("stall") as server:
-        model = model_at(server.base_url, timeouts=Timeouts(start=60, idle=0.05))
+        model = model_at(server.base_url, timeouts=Timeouts(start=60, idle=0.5))
         deltas, error = await failure(model, asking())
         await server.left.wait()
         await model.close()
@@ -102,13 +102,13 @@ async def test_an_answer_that_pauses_too_long_is_a_timeout() -> None:
 
 async def test_the_idle_timeout_stops_while_nobody_reads() -> None:
     async with serving_model("plain") as server:
-        model = model_at(server.base_url, timeouts=Timeouts(start=60, idle=0.02))
+        model = model_at(server.base_url, timeouts=Timeouts(start=60, idle=0.3))
         read_on = asyncio.Event()
         words = 0
         async for _ in model.stream(asking()):
             words += 1
             if words == 1:
-                asyncio.get_running_loop().call_later(0.06, read_on.set)
+                asyncio.get_running_loop().call_later(0.6, read_on.set)
                 await read_on.wait()
         await model.close()
     assert words == 51
@@ -155,7 +155,7 @@ async def test_a_key_that_the_provider_repeats_is_masked() -> None:
 async def test_settings_that_cannot_be_sent_ask_nobody() -> None:
     async with serving_model("plain") as server:
         model = model_at(server.base_url)
-        settings = agent_pb2.ModelSettings(extra_json='{"model": "another", "seed": 1}')
+        settings = model_pb2.ModelSettings(extra_json='{"model": "another", "seed": 1}')
         _, error = await failure(model, asking(settings=settings))
         await model.close()
         assert server.count == 0

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from bough.v1 import agent_pb2, error_pb2, event_pb2, message_pb2
+from bough.v1 import error_pb2, event_pb2, message_pb2, model_pb2, step_pb2, usage_pb2
 from bough_server.models.config import ModelSection
 from bough_server.models.model import ModelRequest, ReasoningDelta, TextDelta, ToolCallDelta
 from bough_server.models.openai.client import OpenAIModel, ResponsesApi
@@ -21,7 +21,7 @@ from tests.support.readings import answer_of, check_replay, having
 from tests.support.response_scenarios import failing, plain
 from tests.support.teams import llm
 
-USAGE = message_pb2.Usage(input_tokens=20, cached_input_tokens=5, output_tokens=50, reasoning_tokens=3, total_tokens=70)
+USAGE = usage_pb2.Usage(input_tokens=20, cached_input_tokens=5, output_tokens=50, reasoning_tokens=3, total_tokens=70)
 UNAVAILABLE = error_pb2.ERROR_REASON_MODEL_UNAVAILABLE
 BAD_RESPONSE = error_pb2.ERROR_REASON_MODEL_BAD_RESPONSE
 FIRST_WORDS = "word0 word1 word2 "
@@ -46,14 +46,15 @@ async def test_an_answer_streams_word_by_word_and_ends_with_the_whole_response()
     assert deltas == [TextDelta(f"word{number} ") for number in range(50)]
     assert response.message == message_pb2.Message(role=message_pb2.ROLE_ASSISTANT, parts=[message_pb2.Part(text=TEXT)])
     assert (response.response_id, response.provider, response.model) == ("resp_1", "openai", "scenario-1")
-    assert (response.finish_reason, response.usage) == ("completed", USAGE)
+    assert (response.finish_reason, response.provider_finish_reason) == (step_pb2.FINISH_REASON_STOP, "completed")
+    assert response.usage == USAGE
     raw = json.loads(response.raw_json)
     assert (raw["object"], raw["output"][0]["content"][0]["text"]) == ("response", TEXT)
 
 
 async def test_a_request_is_stateless_and_carries_the_whole_history() -> None:
     made = call("c1", "lookup", '{"query":"oak"}')
-    settings = agent_pb2.ModelSettings(
+    settings = model_pb2.ModelSettings(
         temperature=0.5, top_p=0.25, max_output_tokens=64, extra_json='{"reasoning": {"effort": "low"}}'
     )
     request = asking(
@@ -177,7 +178,9 @@ async def test_a_refusal_is_text_and_an_answer_that_was_cut_by_its_bound_says_so
     )
     async with talking("incomplete") as (model, _):
         _, cut = await answer(model, asking())
-    assert (cut.message.parts[0].text, cut.finish_reason, cut.usage) == (FIRST_WORDS, "max_output_tokens", USAGE)
+    assert (cut.message.parts[0].text, cut.usage) == (FIRST_WORDS, USAGE)
+    assert cut.provider_finish_reason == "max_output_tokens"
+    assert (refused.finish_reason, cut.finish_reason) == (step_pb2.FINISH_REASON_REFUSAL, step_pb2.FINISH_REASON_LENGTH)
 
 
 async def test_what_a_server_says_at_the_end_alone_is_an_answer_too() -> None:
@@ -195,7 +198,7 @@ async def test_what_a_server_says_at_the_end_alone_is_an_answer_too() -> None:
 async def test_an_empty_answer_is_an_answer_without_parts() -> None:
     async with talking("empty") as (model, _):
         deltas, response = await answer(model, asking())
-    assert (deltas, list(response.message.parts), response.finish_reason) == ([], [], "completed")
+    assert (deltas, list(response.message.parts), response.provider_finish_reason) == ([], [], "completed")
 
 
 @pytest.mark.parametrize(
@@ -244,7 +247,7 @@ async def test_an_answer_that_fails_says_by_its_code_what_helps_and_what_it_used
 async def test_settings_may_choose_no_other_model_and_no_stored_state() -> None:
     for taken in ("model", "previous_response_id", "store", "prompt"):
         async with talking("plain") as (model, server):
-            settings = agent_pb2.ModelSettings(extra_json=json.dumps({taken: "x"}))
+            settings = model_pb2.ModelSettings(extra_json=json.dumps({taken: "x"}))
             _, error = await failure(model, asking(settings=settings))
             assert (server.count, f"may not set {taken}" in error.message) == (0, True)
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from bough.v1 import agent_pb2
+from bough.v1 import model_pb2
 from bough_server.models.config import ModelSection
 from bough_server.models.model import Model
 from bough_server.models.registry import build_models
@@ -53,7 +53,7 @@ async def test_chat_completions_are_asked_by_their_response_format_beside_tools(
 
 
 async def test_responses_are_asked_by_their_text_format_which_settings_do_not_displace(tmp_path: Path) -> None:
-    settings = agent_pb2.ModelSettings(extra_json='{"text": {"verbosity": "low", "format": {"type": "text"}}}')
+    settings = model_pb2.ModelSettings(extra_json='{"text": {"verbosity": "low", "format": {"type": "text"}}}')
     request = replace(asking(settings=settings), output_schema_json=json.dumps(STRICT))
     async with configured(tmp_path, api="responses") as (model, server):
         await answer(model, request)

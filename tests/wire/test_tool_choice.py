@@ -8,7 +8,7 @@ from pathlib import Path
 import jsonschema
 import pytest
 
-from bough.v1 import catalog_service_pb2, error_pb2
+from bough.v1 import error_pb2, model_pb2
 from bough_server.models.config import ModelSection
 from bough_server.models.local.engine import available
 from bough_server.models.local.model import LocalModel
@@ -33,9 +33,9 @@ class Only:
         """The model."""
         return self._model
 
-    def list(self) -> list[catalog_service_pb2.ModelInfo]:
+    def list(self) -> list[model_pb2.ModelInfo]:
         """The one model."""
-        return [catalog_service_pb2.ModelInfo(name="default", provider="local", model=self._model.model)]
+        return [model_pb2.ModelInfo(name="default", provider="local", model=self._model.model)]
 
 
 @pytest.mark.parametrize("api", ["chat", "responses"])

@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-from bough.v1 import agent_pb2, error_pb2, event_pb2
+from bough.v1 import error_pb2, event_pb2, model_pb2
 from bough_server.models.config import ModelSection
 from bough_server.models.model import Model
 from bough_server.models.registry import build_models
@@ -137,7 +137,7 @@ async def test_a_request_whose_turn_would_come_too_late_fails_at_once(tmp_path: 
 
 
 async def test_tokens_are_estimated_before_and_counted_as_the_provider_reports_them(tmp_path: Path) -> None:
-    settings = agent_pb2.ModelSettings(max_output_tokens=90)
+    settings = model_pb2.ModelSettings(max_output_tokens=90)
     async with configured(tmp_path, plain, tokens_per_minute=170) as (model, server, clock):
         await answer(model, asking(settings=settings))  # estimated at 96, reported as 70
         await answer(model, asking(settings=settings))  # 96 fit beside 70, and not beside 96

@@ -29,7 +29,6 @@ from bough.errors import (
 )
 from bough.messages import text_of, user_message
 from bough.rejoining import NO_REJOINING, Rejoining
-from bough.requests import RunQuery
 from bough.stream import RunStream
 from bough.sync import Client
 from bough.sync_stream import SyncRunStream
@@ -61,7 +60,6 @@ __all__ = [
     "RunFailed",
     "RunInterrupted",
     "RunNotAnswered",
-    "RunQuery",
     "RunStream",
     "SessionBusy",
     "StepText",

@@ -3,10 +3,9 @@
 from collections.abc import AsyncIterator, Iterable, Sequence
 from typing import TYPE_CHECKING
 
-from google.protobuf import field_mask_pb2
-
+from bough import requests
 from bough.calls import PAGE_SIZE, Calls
-from bough.v1 import agent_pb2, catalog_service_pb2
+from bough.v1 import agent_pb2, catalog_service_pb2, model_pb2, tool_pb2
 
 if TYPE_CHECKING:
     # Only stub files have it.
@@ -19,48 +18,43 @@ class Catalog:
     def __init__(self, stub: "CatalogServiceAsyncStub", calls: Calls) -> None:
         self._stub, self._calls = stub, calls
 
-    def agents(self, *, page_size: int = PAGE_SIZE) -> AsyncIterator[agent_pb2.AgentDefinition]:
-        """The agents in force, by name."""
+    def agents(self, *, page_size: int = PAGE_SIZE) -> AsyncIterator[agent_pb2.Agent]:
+        """The agents in their current revisions, by name."""
         request = catalog_service_pb2.ListAgentsRequest(page_size=page_size)
         return self._calls.pages(self._stub.ListAgents, request, lambda response: response.agents)
 
-    async def agent(self, name: str, *, revision: str = "") -> agent_pb2.AgentDefinition:
-        """One agent's definition in force, or one that has this revision and that a run names. Raises NotFound."""
+    async def agent(self, name: str, *, revision: str = "") -> agent_pb2.Agent:
+        """One agent in its current revision, or in one that a run uses. Raises NotFound."""
         request = catalog_service_pb2.GetAgentRequest(name=name, revision=revision)
         return (await self._calls.one(self._stub.GetAgent, request)).agent
 
-    def tools(self, *, page_size: int = PAGE_SIZE) -> AsyncIterator[catalog_service_pb2.ToolInfo]:
+    def tools(self, *, page_size: int = PAGE_SIZE) -> AsyncIterator[tool_pb2.ToolInfo]:
         """The tools that definitions may name, by name."""
         request = catalog_service_pb2.ListToolsRequest(page_size=page_size)
         return self._calls.pages(self._stub.ListTools, request, lambda response: response.tools)
 
-    def models(self, *, page_size: int = PAGE_SIZE) -> AsyncIterator[catalog_service_pb2.ModelInfo]:
+    def models(self, *, page_size: int = PAGE_SIZE) -> AsyncIterator[model_pb2.ModelInfo]:
         """The models that definitions may name, by name."""
         request = catalog_service_pb2.ListModelsRequest(page_size=page_size)
         return self._calls.pages(self._stub.ListModels, request, lambda response: response.models)
 
-    async def create(self, definition: agent_pb2.AgentDefinition) -> agent_pb2.AgentDefinition:
-        """Stores a new agent, and gives it with its revision.
+    async def create(self, definition: agent_pb2.AgentDefinition) -> agent_pb2.Agent:
+        """Store a new agent, and return it with its revision and its times.
 
         Raises AlreadyExists, and InvalidRequest with everything that is wrong with it.
         """
-        request = catalog_service_pb2.CreateAgentRequest(agent=definition)
+        request = catalog_service_pb2.CreateAgentRequest(definition=definition)
         return (await self._calls.one(self._stub.CreateAgent, request)).agent
 
     async def update(
-        self, definition: agent_pb2.AgentDefinition, *, fields: Iterable[str] = (), revision: str = ""
-    ) -> agent_pb2.AgentDefinition:
-        """Changes the stored agent of this name, and gives it as it is then.
+        self, definition: agent_pb2.AgentDefinition, *, revision: str, fields: Iterable[str] = ()
+    ) -> agent_pb2.Agent:
+        """Change the stored agent that the definition names, and return it as it is then.
 
-        `fields` are those to take over, such as "llm.instruction"; all where there are none. `revision` is the one that
-        the agent was read at; the definition's own where it is empty, so that one that was read can be changed and
-        given back. Raises RevisionMoved, NotFound, AgentFixed and InvalidRequest.
+        `revision` is the one that the agent was read at. `fields` are those to change, such as "llm.instruction"; all
+        if there are none. Raises RevisionMoved, NotFound, AgentFixed and InvalidRequest.
         """
-        request = catalog_service_pb2.UpdateAgentRequest(
-            agent=definition,
-            update_mask=field_mask_pb2.FieldMask(paths=fields),
-            revision=revision or definition.revision,
-        )
+        request = requests.update_agent_request(definition, revision=revision, fields=fields)
         return (await self._calls.one(self._stub.UpdateAgent, request)).agent
 
     async def delete(self, name: str, *, revision: str = "") -> None:
@@ -73,7 +67,7 @@ class Catalog:
 
     async def validate(
         self, definitions: Iterable[agent_pb2.AgentDefinition]
-    ) -> Sequence[catalog_service_pb2.Violation]:
+    ) -> Sequence[catalog_service_pb2.DefinitionViolation]:
         """Everything that is wrong with definitions, checked against each other and the catalog; empty if nothing."""
-        request = catalog_service_pb2.ValidateAgentRequest(definitions=definitions)
-        return tuple((await self._calls.one(self._stub.ValidateAgent, request)).violations)
+        request = catalog_service_pb2.ValidateAgentsRequest(definitions=definitions)
+        return tuple((await self._calls.one(self._stub.ValidateAgents, request)).violations)

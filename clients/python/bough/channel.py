@@ -17,20 +17,21 @@ CALL_TIMEOUT: Final = 10.0
 
 RETRIED_METHODS: Final[Mapping[str, tuple[str, ...]]] = {
     "bough.v1.AgentService": ("Run", "WatchRun", "ResumeRun", "ForkRun", "CancelRun", "GetRun", "ListRuns"),
-    "bough.v1.EvalService": ("GetInvocation", "ListInvocations", "AggregateEvents"),
+    "bough.v1.EvalService": ("GetInvocation", "AggregateEvents"),
     "bough.v1.CatalogService": (
         "UpdateAgent",
         "GetAgent",
         "ListAgents",
-        "ValidateAgent",
+        "ValidateAgents",
         "ListTools",
         "ListModels",
     ),
-    "bough.v1.SessionService": ("GetSession", "ListSessions", "ListMessages", "GetState"),
+    "bough.v1.SessionService": ("CreateSession", "GetSession", "ListSessions", "ListMessages", "GetSessionState"),
 }
-"""The methods that may be called twice for once, by service: Run, ResumeRun and ForkRun because the client never sends
-them without a request id. CreateSession would make two sessions, CreateAgent would find its own name taken, and
-DeleteSession and DeleteAgent would find nothing to delete; UpdateState might undo what somebody changed between."""
+"""The methods that may be called twice for once, by service: Run, ResumeRun, ForkRun and CreateSession because the
+client never sends them without a request id. CreateAgent would find its own name taken, and DeleteSession and
+DeleteAgent would find nothing to delete; UpdateSession and UpdateSessionState might undo another caller's change made
+between the two."""
 
 _SERVICE_CONFIG: Final = {
     "methodConfig": [

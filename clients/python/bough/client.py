@@ -1,6 +1,7 @@
 """The asynchronous client: one method for each call of the services, errors of this package; it keeps no state."""
 
 from collections.abc import AsyncIterable, AsyncIterator, Iterable, Mapping
+from datetime import datetime
 from types import TracebackType
 from typing import Self
 
@@ -15,7 +16,7 @@ from bough.collection import answer_of, collect
 from bough.errors import from_rpc_error
 from bough.position import Request
 from bough.rejoining import Rejoining
-from bough.requests import RunQuery, View, WatchUntil
+from bough.requests import MissingSession, State, View, WatchUntil
 from bough.sessions import Sessions
 from bough.stream import RunStream
 from bough.v1 import (
@@ -25,11 +26,13 @@ from bough.v1 import (
     catalog_service_pb2_grpc,
     eval_service_pb2_grpc,
     event_pb2,
+    follow_pb2,
     fork_pb2,
     input_pb2,
     invocation_pb2,
     message_pb2,
     policy_pb2,
+    run_pb2,
     session_service_pb2_grpc,
 )
 
@@ -85,10 +88,11 @@ class AsyncClient:
         content: str | message_pb2.Message,
         *,
         session_id: str = "",
+        on_missing_session: MissingSession = agent_service_pb2.MISSING_SESSION_POLICY_UNSPECIFIED,
         request_id: str = "",
         definitions: Iterable[agent_pb2.AgentDefinition] = (),
         policy: policy_pb2.RunPolicy | None = None,
-        view: View = agent_service_pb2.VIEW_UNSPECIFIED,
+        view: View = follow_pb2.EVENT_VIEW_UNSPECIFIED,
         event_names: Iterable[str] = (),
         labels: Mapping[str, str] | None = None,
         timeout: float | None = None,
@@ -96,8 +100,9 @@ class AsyncClient:
     ) -> RunStream:
         """Starts a turn and follows it to its end, or to its first interruption.
 
-        `definitions` are agents that this run alone finds, before those of the catalog and in place of those of their
-        names. Without a request id it gets one, so that a drop never starts a second run.
+        `on_missing_session` may have the session created if there is none of that id. `definitions` are agents that
+        this run alone finds, before those of the catalog and in place of those of their names. Without a request id it
+        gets one, so that a drop never starts a second run.
         `timeout` (seconds; the client's where None) is the run's deadline as well, unless its policy says `background`.
         """
         follow = requests.follow_options(view=view, event_names=event_names, heartbeat=heartbeat)
@@ -105,6 +110,7 @@ class AsyncClient:
             agent,
             content,
             session_id=session_id,
+            on_missing_session=on_missing_session,
             request_id=request_id,
             definitions=definitions,
             policy=policy,
@@ -120,7 +126,7 @@ class AsyncClient:
         *,
         request_id: str = "",
         after: int | None = None,
-        view: View = agent_service_pb2.VIEW_UNSPECIFIED,
+        view: View = follow_pb2.EVENT_VIEW_UNSPECIFIED,
         event_names: Iterable[str] = (),
         timeout: float | None = None,
         heartbeat: float | None = None,
@@ -143,16 +149,18 @@ class AsyncClient:
         changes: fork_pb2.ForkChanges | None = None,
         allow_open_effects: bool = False,
         request_id: str = "",
+        policy: policy_pb2.RunPolicy | None = None,
         labels: Mapping[str, str] | None = None,
-        view: View = agent_service_pb2.VIEW_UNSPECIFIED,
+        view: View = follow_pb2.EVENT_VIEW_UNSPECIFIED,
         event_names: Iterable[str] = (),
         timeout: float | None = None,
         heartbeat: float | None = None,
     ) -> RunStream:
         """Starts a run that shares another's log up to a sequence, and follows it from there as `run` does.
 
-        `allow_open_effects` forks although a tool is running there that must not simply be run again. Without a request
-        id it gets one. The stream raises ForkRefused, InvalidRequest or NotFound.
+        `allow_open_effects` forks although a tool is running there that must not simply be run again. A `policy`
+        replaces the one of the other run as a whole. Without a request id it gets one. The stream raises ForkRefused,
+        InvalidRequest or NotFound.
         """
         request = requests.fork_request(
             run_id,
@@ -160,6 +168,7 @@ class AsyncClient:
             changes=changes,
             allow_open_effects=allow_open_effects,
             request_id=request_id,
+            policy=policy,
             follow=requests.follow_options(view=view, event_names=event_names, heartbeat=heartbeat),
             labels=labels,
         )
@@ -170,8 +179,8 @@ class AsyncClient:
         run_id: str,
         *,
         after: int = 0,
-        until: WatchUntil = agent_service_pb2.WATCH_UNTIL_UNSPECIFIED,
-        view: View = agent_service_pb2.VIEW_UNSPECIFIED,
+        until: WatchUntil = follow_pb2.WATCH_UNTIL_UNSPECIFIED,
+        view: View = follow_pb2.EVENT_VIEW_UNSPECIFIED,
         event_names: Iterable[str] = (),
         timeout: float | None = None,
         heartbeat: float | None = None,
@@ -193,20 +202,45 @@ class AsyncClient:
         async with self.run(agent, content, session_id=session_id, timeout=timeout) as stream:
             return answer_of(await collect(stream))
 
-    async def cancel(self, run_id: str) -> agent_service_pb2.Run:
-        """Asks a run to stop; its end follows as events. On a run that has ended it changes nothing."""
-        request = agent_service_pb2.CancelRunRequest(run_id=run_id)
+    async def cancel(self, run_id: str, *, note: str = "") -> run_pb2.Run:
+        """Ask a run to stop, with a note for the record; its end follows as events. An ended run is not changed."""
+        request = agent_service_pb2.CancelRunRequest(run_id=run_id, note=note)
         return (await self._calls.one(self._agents.CancelRun, request)).run
 
-    async def get_run(self, run_id: str) -> agent_service_pb2.Run:
+    async def get_run(self, run_id: str) -> run_pb2.Run:
         """One run."""
         return (await self._calls.one(self._agents.GetRun, agent_service_pb2.GetRunRequest(run_id=run_id))).run
 
+    async def final_answer(self, run_id: str) -> message_pb2.Message | None:
+        """The final answer of a run, in the background or not; None until the run has succeeded."""
+        response = await self._calls.one(self._agents.GetRun, agent_service_pb2.GetRunRequest(run_id=run_id))
+        return response.final_answer if response.HasField("final_answer") else None
+
     def list_runs(
-        self, query: RunQuery | None = None, *, page_size: int = PAGE_SIZE
-    ) -> AsyncIterator[agent_service_pb2.Run]:
-        """Runs, the newest first, page by page as they are asked for."""
-        request = requests.list_runs_request(query or RunQuery(), page_size=page_size)
+        self,
+        *,
+        session_id: str = "",
+        agent: str = "",
+        states: Iterable[State] = (),
+        labels: Mapping[str, str] | None = None,
+        create_time_from: datetime | None = None,
+        create_time_before: datetime | None = None,
+        page_size: int = PAGE_SIZE,
+    ) -> AsyncIterator[run_pb2.Run]:
+        """Runs that match every filter that is set, newest first; pages are fetched as they are needed.
+
+        A run created exactly at `create_time_from` matches, one created at `create_time_before` does not; a time
+        without a zone is this machine's local time.
+        """
+        wanted = requests.run_filter(
+            session_id=session_id,
+            agent=agent,
+            states=states,
+            labels=labels,
+            create_time_from=create_time_from,
+            create_time_before=create_time_before,
+        )
+        request = agent_service_pb2.ListRunsRequest(page_size=page_size, filter=wanted)
         return self._calls.pages(self._agents.ListRuns, request, lambda response: response.runs)
 
     async def tree(
@@ -215,13 +249,6 @@ class AsyncClient:
         """The record of a run with its agent tree; of the log up to a sequence where one is given."""
         request = requests.tree_request(run_id, options=options, as_of_sequence=as_of_sequence)
         return (await self._calls.one(self._eval.GetInvocation, request)).invocation
-
-    def list_invocations(
-        self, query: RunQuery | None = None, *, page_size: int = PAGE_SIZE
-    ) -> AsyncIterator[invocation_pb2.Invocation]:
-        """Records without agents, tools and steps, the newest first, page by page as they are asked for."""
-        request = requests.list_invocations_request(query or RunQuery(), page_size=page_size)
-        return self._calls.pages(self._eval.ListInvocations, request, lambda response: response.invocations)
 
     async def aggregate(
         self,

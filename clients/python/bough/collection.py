@@ -7,7 +7,7 @@ from bough.errors import RunCancelled, RunFailed, RunInterrupted, RunNotAnswered
 from bough.messages import text_of
 from bough.outcome import Outcome
 from bough.transcript import StepText, Transcript
-from bough.v1 import error_pb2, event_pb2, input_pb2, message_pb2, step_pb2
+from bough.v1 import error_pb2, event_pb2, execution_pb2, input_pb2, message_pb2, step_pb2, usage_pb2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -17,18 +17,20 @@ class CollectedRun:
     `message` is the final answer and `answer` its text; both are empty unless the run has succeeded. `steps` are those
     of all agents that the view showed, as they ended, `turns` the root's alone. `texts` are in order of first words.
     `open_requests` are what it asks and nobody has answered, as far as these events tell; an ended run asks nothing.
+    `cancel_reason` is why it was cancelled; unspecified of a run that was not.
     """
 
     run_id: str
     session_id: str
     events: tuple[event_pb2.AgentEvent, ...]
-    state: event_pb2.State.ValueType
+    state: execution_pb2.ExecutionState.ValueType
     message: message_pb2.Message | None
     error: error_pb2.AgentError | None
+    cancel_reason: execution_pb2.CancelReason.ValueType = execution_pb2.CANCEL_REASON_UNSPECIFIED
     open_requests: tuple[input_pb2.InputRequest, ...] = ()
     steps: tuple[step_pb2.AgentStep, ...]
     texts: tuple[StepText, ...]
-    usage: message_pb2.Usage | None
+    usage: usage_pb2.Usage | None
     last_sequence: int
 
     @property
@@ -67,6 +69,7 @@ def collected(events: Iterable[event_pb2.AgentEvent]) -> CollectedRun:
         state=outcome.state,
         message=outcome.message,
         error=outcome.error,
+        cancel_reason=outcome.cancel_reason,
         open_requests=outcome.open_requests,
         steps=tuple(steps),
         texts=transcript.texts(),
@@ -88,13 +91,13 @@ def answer_of(run: CollectedRun) -> str:
     Raises RunFailed, RunCancelled or RunInterrupted where there is none, and RunNotAnswered of a run that goes on.
     """
     match run.state:
-        case event_pb2.STATE_SUCCEEDED:
+        case execution_pb2.EXECUTION_STATE_SUCCEEDED:
             return run.answer
-        case event_pb2.STATE_INPUT_REQUIRED:
+        case execution_pb2.EXECUTION_STATE_INPUT_REQUIRED:
             raise RunInterrupted(run.run_id, run.open_requests)
-        case event_pb2.STATE_CANCELLED:
+        case execution_pb2.EXECUTION_STATE_CANCELLED:
             raise RunCancelled(run.run_id, run.error or error_pb2.AgentError())
-        case event_pb2.STATE_FAILED:
+        case execution_pb2.EXECUTION_STATE_FAILED:
             raise RunFailed(run.run_id, run.error or error_pb2.AgentError())
     raise RunNotAnswered(run.run_id, error_pb2.AgentError(message="The run has not ended yet."))
 

@@ -4,7 +4,7 @@ BoughError
 ├── CallFailed             the server refused the call, or it never arrived: a gRPC status
 │   ├── InvalidRequest     INVALID_ARGUMENT, with the fields
 │   ├── NotFound           NOT_FOUND, also for somebody else's
-│   ├── AlreadyExists      ALREADY_EXISTS: the request id was used with another content, or the agent's name is taken
+│   ├── AlreadyExists      ALREADY_EXISTS: the request id was used with another content, or the name or id is taken
 │   ├── SessionBusy        ABORTED: another run holds the session
 │   ├── OutOfRange         OUT_OF_RANGE: the sequence lies beyond the log
 │   ├── AlreadyAnswered    FAILED_PRECONDITION: the request has another answer
@@ -60,7 +60,8 @@ class Status:
     """A failed call as the server described it.
 
     `reason` is the name of an ErrorReason without its prefix, empty where the server gave none; `details` are the
-    metadata of its ErrorInfo, such as `run_id`; `retry_delay` is the server's wish in seconds.
+    metadata of its ErrorInfo, such as `run_id`; `subjects` are what its PreconditionFailure names; `retry_delay` is the
+    server's wish in seconds.
     """
 
     code: grpc.StatusCode
@@ -68,6 +69,7 @@ class Status:
     reason: str = ""
     details: Mapping[str, str] = field(default_factory=dict)
     violations: tuple[FieldViolation, ...] = ()
+    subjects: tuple[str, ...] = ()
     retry_delay: float | None = None
 
 
@@ -108,7 +110,8 @@ class NotFound(CallFailed):
 
 
 class AlreadyExists(CallFailed):
-    """The request id was used before with another content, for the run `run_id`; or an agent has the name already."""
+    """The request id was used before with another content, for the run `run_id`; or an agent has the name, or a session
+    the id already."""
 
 
 class SessionBusy(CallFailed):
@@ -136,7 +139,12 @@ class AgentFixed(CallFailed):
 
 
 class AgentLinked(CallFailed):
-    """Other agents link to the agent, so it stays; `status.details` has them as `linked_by`."""
+    """Other agents link to the agent, so it stays: `linked_by`."""
+
+    @property
+    def linked_by(self) -> tuple[str, ...]:
+        """The names of the agents that link to it; empty if the server does not say."""
+        return self.status.subjects
 
 
 class AgentUnusable(CallFailed):
@@ -244,14 +252,18 @@ def _described(status: Status, metadata: Iterable[tuple[str, str | bytes]]) -> S
     reason, retry_delay = "", None
     details: dict[str, str] = {}
     violations: tuple[FieldViolation, ...] = ()
+    subjects: tuple[str, ...] = ()
     for detail in status_pb2.Status.FromString(encoded).details:
         info, bad, retry = error_details_pb2.ErrorInfo(), error_details_pb2.BadRequest(), error_details_pb2.RetryInfo()
+        precondition = error_details_pb2.PreconditionFailure()
         if detail.Unpack(info):
             reason, details = info.reason, dict(info.metadata)
         elif detail.Unpack(bad):
             violations = tuple(
                 FieldViolation(field=v.field, description=v.description, reason=v.reason) for v in bad.field_violations
             )
+        elif detail.Unpack(precondition):
+            subjects = tuple(violation.subject for violation in precondition.violations)
         elif detail.Unpack(retry):
             retry_delay = retry.retry_delay.ToTimedelta().total_seconds()
     return Status(
@@ -260,5 +272,6 @@ def _described(status: Status, metadata: Iterable[tuple[str, str | bytes]]) -> S
         reason=reason,
         details=details,
         violations=violations,
+        subjects=subjects,
         retry_delay=retry_delay,
     )

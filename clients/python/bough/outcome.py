@@ -1,16 +1,17 @@
 """Where a run stands by its events: its state, what it asks, how it ended; what was said on the way is not its own."""
 
-from bough.v1 import error_pb2, event_pb2, input_pb2, message_pb2
+from bough.v1 import error_pb2, event_pb2, execution_pb2, input_pb2, message_pb2, usage_pb2
 
 
 class Outcome:
     """The state of a run, one event after the other."""
 
     def __init__(self) -> None:
-        self.state: event_pb2.State.ValueType = event_pb2.STATE_UNSPECIFIED
+        self.state: execution_pb2.ExecutionState.ValueType = execution_pb2.EXECUTION_STATE_UNSPECIFIED
         self.message: message_pb2.Message | None = None
         self.error: error_pb2.AgentError | None = None
-        self.usage: message_pb2.Usage | None = None
+        self.cancel_reason: execution_pb2.CancelReason.ValueType = execution_pb2.CANCEL_REASON_UNSPECIFIED
+        self.usage: usage_pb2.Usage | None = None
         self._open: dict[str, input_pb2.InputRequest] = {}
 
     @property
@@ -22,30 +23,37 @@ class Outcome:
         """Takes the run's next event, of any kind."""
         match event.WhichOneof("payload"):
             case "run_queued":
-                self.state = event_pb2.STATE_PENDING
+                self.state = execution_pb2.EXECUTION_STATE_PENDING
             case "run_dequeued" | "run_resumed" | "run_forked":
-                self.state = event_pb2.STATE_RUNNING
+                self.state = execution_pb2.EXECUTION_STATE_RUNNING
             case "run_interrupted":
-                self.state = event_pb2.STATE_INPUT_REQUIRED
-                self._open = {request.request_id: request for request in event.run_interrupted.requests}
+                self.state = execution_pb2.EXECUTION_STATE_INPUT_REQUIRED
+                self._open = {request.input_id: request for request in event.run_interrupted.requests}
             case "input_requested":
-                self._open[event.input_requested.request.request_id] = event.input_requested.request
+                self._open[event.input_requested.request.input_id] = event.input_requested.request
             case "input_received":
-                self._open.pop(event.input_received.answer.request_id, None)
+                self._open.pop(event.input_received.answer.input_id, None)
             case "run_completed":
                 completed = event.run_completed
-                self._end(event_pb2.STATE_SUCCEEDED, completed.tree_usage, message=completed.final_answer)
+                self._end(execution_pb2.EXECUTION_STATE_SUCCEEDED, completed.tree_usage, message=completed.final_answer)
             case "run_failed":
-                self._end(event_pb2.STATE_FAILED, event.run_failed.tree_usage, error=event.run_failed.error)
+                self._end(
+                    execution_pb2.EXECUTION_STATE_FAILED, event.run_failed.tree_usage, error=event.run_failed.error
+                )
             case "run_cancelled":
-                self._end(event_pb2.STATE_CANCELLED, event.run_cancelled.tree_usage, error=event.run_cancelled.error)
-        if self.state == event_pb2.STATE_UNSPECIFIED:
-            self.state = event_pb2.STATE_RUNNING
+                self.cancel_reason = event.run_cancelled.cancel_reason
+                self._end(
+                    execution_pb2.EXECUTION_STATE_CANCELLED,
+                    event.run_cancelled.tree_usage,
+                    error=event.run_cancelled.error,
+                )
+        if self.state == execution_pb2.EXECUTION_STATE_UNSPECIFIED:
+            self.state = execution_pb2.EXECUTION_STATE_RUNNING
 
     def _end(
         self,
-        state: event_pb2.State.ValueType,
-        usage: message_pb2.Usage,
+        state: execution_pb2.ExecutionState.ValueType,
+        usage: usage_pb2.Usage,
         *,
         message: message_pb2.Message | None = None,
         error: error_pb2.AgentError | None = None,

@@ -2,7 +2,7 @@
 
 from typing import Final, TypeAlias
 
-from bough.v1 import agent_service_pb2, event_pb2
+from bough.v1 import agent_service_pb2, event_pb2, follow_pb2
 
 Request: TypeAlias = (
     agent_service_pb2.RunRequest
@@ -43,7 +43,7 @@ class Position:
                 self.run_id, self.received, self.is_accepted = request.run_id, request.after_sequence, True
             case agent_service_pb2.ResumeRunRequest():
                 self.run_id, self.received = request.run_id, request.after_sequence
-                self._open = {answer.request_id for answer in request.answers}
+                self._open = {answer.input_id for answer in request.answers}
 
     @property
     def request_id(self) -> str:
@@ -67,7 +67,7 @@ class Position:
             case agent_service_pb2.ForkRunRequest() if not self.received:
                 # Its stream begins at the fork, and where that is only its events say.
                 return self._request
-        return self._watch(agent_service_pb2.WATCH_UNTIL_INTERRUPTED)
+        return self._watch(follow_pb2.WATCH_UNTIL_INTERRUPTED)
 
     def accept(self, run_id: str) -> None:
         """Takes the server's word that the run is there."""
@@ -76,10 +76,10 @@ class Position:
     def take(self, response: Response) -> list[event_pb2.AgentEvent]:
         """What a response brings that was not there before, in order."""
         self.is_accepted = True
-        if response.events or response.through_sequence:
+        if response.batch.events or response.batch.through_sequence:
             self._settle()
         new = []
-        for event in response.events:
+        for event in response.batch.events:
             if event.sequence <= self.received:
                 continue
             self.received = event.sequence
@@ -87,10 +87,10 @@ class Position:
             self.session_id = self.session_id or event.session_id
             self._is_over = self._ends(event)
             new.append(event)
-        self.received = max(self.received, response.through_sequence)
+        self.received = max(self.received, response.batch.through_sequence)
         return new
 
-    def _watch(self, until: agent_service_pb2.WatchUntil.ValueType) -> agent_service_pb2.WatchRunRequest:
+    def _watch(self, until: follow_pb2.WatchUntil.ValueType) -> agent_service_pb2.WatchRunRequest:
         follow = self._request.follow if self._request.HasField("follow") else None
         return agent_service_pb2.WatchRunRequest(
             run_id=self.run_id, after_sequence=self.received, until=until, follow=follow
@@ -113,13 +113,13 @@ class Position:
     def _ends(self, event: event_pb2.AgentEvent) -> bool:
         kind = event.WhichOneof("payload")
         if kind == "input_received":
-            self._open.discard(event.input_received.answer.request_id)
+            self._open.discard(event.input_received.answer.input_id)
         if kind != "run_interrupted":
             return kind in _TERMINAL
         if isinstance(self._request, agent_service_pb2.WatchRunRequest):
-            return self._request.until == agent_service_pb2.WATCH_UNTIL_INTERRUPTED
+            return self._request.until == follow_pb2.WATCH_UNTIL_INTERRUPTED
         # An interruption names every request that is open: one that is named no more has been answered.
-        named = {request.request_id for request in event.run_interrupted.requests}
+        named = {request.input_id for request in event.run_interrupted.requests}
         self._open -= self._asked - named
         self._asked |= named
         return not self._open

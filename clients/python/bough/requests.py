@@ -2,43 +2,33 @@
 
 import uuid
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import TypeAlias
 
-from google.protobuf import duration_pb2, timestamp_pb2
+from google.protobuf import duration_pb2, field_mask_pb2, timestamp_pb2
 
 from bough.messages import user_message
 from bough.v1 import (
     agent_pb2,
     agent_service_pb2,
+    catalog_service_pb2,
     eval_service_pb2,
-    event_pb2,
+    execution_pb2,
+    follow_pb2,
     fork_pb2,
     input_pb2,
     invocation_pb2,
     message_pb2,
     policy_pb2,
+    run_pb2,
+    session_pb2,
+    session_service_pb2,
 )
 
-View: TypeAlias = agent_service_pb2.View.ValueType
-WatchUntil: TypeAlias = agent_service_pb2.WatchUntil.ValueType
-State: TypeAlias = event_pb2.State.ValueType
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RunQuery:
-    """Which runs to list: every filter that is set must hold; `since` is inclusive, `before` exclusive.
-
-    A time without a zone is this machine's local time.
-    """
-
-    session_id: str = ""
-    agent: str = ""
-    states: tuple[State, ...] = ()
-    labels: Mapping[str, str] = field(default_factory=dict)
-    since: datetime | None = None
-    before: datetime | None = None
+View: TypeAlias = follow_pb2.EventView.ValueType
+WatchUntil: TypeAlias = follow_pb2.WatchUntil.ValueType
+State: TypeAlias = execution_pb2.ExecutionState.ValueType
+MissingSession: TypeAlias = agent_service_pb2.MissingSessionPolicy.ValueType
 
 
 def duration(seconds: float | None) -> duration_pb2.Duration | None:
@@ -64,12 +54,12 @@ def _timestamp(moment: datetime | None) -> timestamp_pb2.Timestamp | None:
 
 def follow_options(
     *,
-    view: View = agent_service_pb2.VIEW_UNSPECIFIED,
+    view: View = follow_pb2.EVENT_VIEW_UNSPECIFIED,
     event_names: Iterable[str] = (),
     heartbeat: float | None = None,
-) -> agent_service_pb2.FollowOptions:
+) -> follow_pb2.FollowOptions:
     """How to follow a run; `heartbeat` is in seconds."""
-    return agent_service_pb2.FollowOptions(view=view, event_names=list(event_names), heartbeat=duration(heartbeat))
+    return follow_pb2.FollowOptions(view=view, event_names=list(event_names), heartbeat_interval=duration(heartbeat))
 
 
 def run_request(
@@ -77,10 +67,11 @@ def run_request(
     content: str | message_pb2.Message,
     *,
     session_id: str = "",
+    on_missing_session: MissingSession = agent_service_pb2.MISSING_SESSION_POLICY_UNSPECIFIED,
     request_id: str = "",
     definitions: Iterable[agent_pb2.AgentDefinition] = (),
     policy: policy_pb2.RunPolicy | None = None,
-    follow: agent_service_pb2.FollowOptions | None = None,
+    follow: follow_pb2.FollowOptions | None = None,
     labels: Mapping[str, str] | None = None,
 ) -> agent_service_pb2.RunRequest:
     """A turn to start. It always has a request id, so that sending it again never starts a second one."""
@@ -89,6 +80,7 @@ def run_request(
         agent=agent,
         definitions=definitions,
         session_id=session_id,
+        on_missing_session=on_missing_session,
         input=user_message(content),
         policy=policy,
         follow=follow,
@@ -102,7 +94,7 @@ def resume_request(
     *,
     request_id: str = "",
     after: int | None = None,
-    follow: agent_service_pb2.FollowOptions | None = None,
+    follow: follow_pb2.FollowOptions | None = None,
 ) -> agent_service_pb2.ResumeRunRequest:
     """Answers to a run. It always has a request id, so that sending it again follows from the same place."""
     return agent_service_pb2.ResumeRunRequest(
@@ -121,7 +113,8 @@ def fork_request(
     changes: fork_pb2.ForkChanges | None = None,
     allow_open_effects: bool = False,
     request_id: str = "",
-    follow: agent_service_pb2.FollowOptions | None = None,
+    policy: policy_pb2.RunPolicy | None = None,
+    follow: follow_pb2.FollowOptions | None = None,
     labels: Mapping[str, str] | None = None,
 ) -> agent_service_pb2.ForkRunRequest:
     """A run to fork. It always has a request id, so that sending it again never makes a second fork."""
@@ -131,41 +124,36 @@ def fork_request(
         after_sequence=after_sequence,
         changes=changes,
         allow_open_effects=allow_open_effects,
+        policy=policy,
         follow=follow,
         labels=labels,
     )
 
 
 def watch_request(
-    run_id: str, *, after: int = 0, until: WatchUntil, follow: agent_service_pb2.FollowOptions | None = None
+    run_id: str, *, after: int = 0, until: WatchUntil, follow: follow_pb2.FollowOptions | None = None
 ) -> agent_service_pb2.WatchRunRequest:
     """A run to follow, after a sequence."""
     return agent_service_pb2.WatchRunRequest(run_id=run_id, after_sequence=after, until=until, follow=follow)
 
 
-def list_runs_request(query: RunQuery, *, page_size: int) -> agent_service_pb2.ListRunsRequest:
-    """The first page of a list of runs."""
-    return agent_service_pb2.ListRunsRequest(
-        page_size=page_size,
-        session_id=query.session_id,
-        agent=query.agent,
-        states=query.states,
-        labels=query.labels,
-        start_create_time=_timestamp(query.since),
-        end_create_time=_timestamp(query.before),
-    )
-
-
-def list_invocations_request(query: RunQuery, *, page_size: int) -> eval_service_pb2.ListInvocationsRequest:
-    """The first page of a list of records."""
-    return eval_service_pb2.ListInvocationsRequest(
-        page_size=page_size,
-        session_id=query.session_id,
-        agent=query.agent,
-        states=query.states,
-        labels=query.labels,
-        start_create_time=_timestamp(query.since),
-        end_create_time=_timestamp(query.before),
+def run_filter(
+    *,
+    session_id: str = "",
+    agent: str = "",
+    states: Iterable[State] = (),
+    labels: Mapping[str, str] | None = None,
+    create_time_from: datetime | None = None,
+    create_time_before: datetime | None = None,
+) -> run_pb2.RunFilter:
+    """Which runs to list. A time without a zone is this machine's local time."""
+    return run_pb2.RunFilter(
+        session_id=session_id,
+        agent=agent,
+        states=states,
+        labels=labels,
+        create_time_from=_timestamp(create_time_from),
+        create_time_before=_timestamp(create_time_before),
     )
 
 
@@ -174,3 +162,29 @@ def tree_request(
 ) -> eval_service_pb2.GetInvocationRequest:
     """The record of a run, whole or up to a sequence."""
     return eval_service_pb2.GetInvocationRequest(run_id=run_id, options=options, as_of_sequence=as_of_sequence)
+
+
+def create_session_request(
+    *, session_id: str = "", labels: Mapping[str, str] | None = None, request_id: str = ""
+) -> session_service_pb2.CreateSessionRequest:
+    """A session to create. It always has a request id, so that sending it again never creates a second one."""
+    return session_service_pb2.CreateSessionRequest(
+        labels=labels, session_id=session_id, request_id=request_id or _new_request_id()
+    )
+
+
+def update_state_request(
+    session_id: str, changes: Mapping[str, str | None]
+) -> session_service_pb2.UpdateSessionStateRequest:
+    """Changes of a session's values: JSON texts by name, None to delete a value."""
+    made = [session_pb2.SessionStateChange(key=name, value_json=text) for name, text in changes.items()]
+    return session_service_pb2.UpdateSessionStateRequest(session_id=session_id, changes=made)
+
+
+def update_agent_request(
+    definition: agent_pb2.AgentDefinition, *, revision: str, fields: Iterable[str] = ()
+) -> catalog_service_pb2.UpdateAgentRequest:
+    """The new content of an agent that was read at a revision; `fields` are those to change, all if there are none."""
+    return catalog_service_pb2.UpdateAgentRequest(
+        definition=definition, update_mask=field_mask_pb2.FieldMask(paths=fields), revision=revision
+    )

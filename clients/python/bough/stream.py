@@ -12,7 +12,7 @@ from bough.calls import Calls
 from bough.errors import CallFailed, from_rpc_error
 from bough.position import RUN_ID_KEY, Position, Request, Response
 from bough.rejoining import Comeback, Rejoining
-from bough.v1 import agent_service_pb2, event_pb2
+from bough.v1 import agent_service_pb2, event_pb2, run_pb2
 
 if TYPE_CHECKING:
     # Only stub files have it.
@@ -82,7 +82,7 @@ class RunStream(AsyncIterator[event_pb2.AgentEvent]):
             await self._read()
         return self.run_id
 
-    async def cancel(self) -> agent_service_pb2.Run:
+    async def cancel(self) -> run_pb2.Run:
         """Asks the run to stop; its end still comes through the stream. May be called while another task reads."""
         request = agent_service_pb2.CancelRunRequest(run_id=await self.started())
         return (await self._calls.one(self._stub.CancelRun, request)).run

@@ -11,18 +11,20 @@ from bough.channel import CALL_TIMEOUT, DEFAULT_ADDRESS, RUN_TIMEOUT, ChannelOpt
 from bough.errors import from_rpc_error
 from bough.position import Request
 from bough.rejoining import Rejoining
-from bough.requests import View, WatchUntil
+from bough.requests import MissingSession, View, WatchUntil
 from bough.sync_stream import SyncRunStream
 from bough.v1 import (
     agent_pb2,
     agent_service_pb2,
     agent_service_pb2_grpc,
     eval_service_pb2_grpc,
+    follow_pb2,
     fork_pb2,
     input_pb2,
     invocation_pb2,
     message_pb2,
     policy_pb2,
+    run_pb2,
 )
 
 Asked = TypeVar("Asked")
@@ -74,10 +76,11 @@ class Client:
         content: str | message_pb2.Message,
         *,
         session_id: str = "",
+        on_missing_session: MissingSession = agent_service_pb2.MISSING_SESSION_POLICY_UNSPECIFIED,
         request_id: str = "",
         definitions: Iterable[agent_pb2.AgentDefinition] = (),
         policy: policy_pb2.RunPolicy | None = None,
-        view: View = agent_service_pb2.VIEW_UNSPECIFIED,
+        view: View = follow_pb2.EVENT_VIEW_UNSPECIFIED,
         event_names: Iterable[str] = (),
         labels: Mapping[str, str] | None = None,
         timeout: float | None = None,
@@ -88,6 +91,7 @@ class Client:
             agent,
             content,
             session_id=session_id,
+            on_missing_session=on_missing_session,
             request_id=request_id,
             definitions=definitions,
             policy=policy,
@@ -103,7 +107,7 @@ class Client:
         *,
         request_id: str = "",
         after: int | None = None,
-        view: View = agent_service_pb2.VIEW_UNSPECIFIED,
+        view: View = follow_pb2.EVENT_VIEW_UNSPECIFIED,
         event_names: Iterable[str] = (),
         timeout: float | None = None,
         heartbeat: float | None = None,
@@ -121,8 +125,9 @@ class Client:
         changes: fork_pb2.ForkChanges | None = None,
         allow_open_effects: bool = False,
         request_id: str = "",
+        policy: policy_pb2.RunPolicy | None = None,
         labels: Mapping[str, str] | None = None,
-        view: View = agent_service_pb2.VIEW_UNSPECIFIED,
+        view: View = follow_pb2.EVENT_VIEW_UNSPECIFIED,
         event_names: Iterable[str] = (),
         timeout: float | None = None,
         heartbeat: float | None = None,
@@ -134,6 +139,7 @@ class Client:
             changes=changes,
             allow_open_effects=allow_open_effects,
             request_id=request_id,
+            policy=policy,
             follow=requests.follow_options(view=view, event_names=event_names, heartbeat=heartbeat),
             labels=labels,
         )
@@ -144,8 +150,8 @@ class Client:
         run_id: str,
         *,
         after: int = 0,
-        until: WatchUntil = agent_service_pb2.WATCH_UNTIL_UNSPECIFIED,
-        view: View = agent_service_pb2.VIEW_UNSPECIFIED,
+        until: WatchUntil = follow_pb2.WATCH_UNTIL_UNSPECIFIED,
+        view: View = follow_pb2.EVENT_VIEW_UNSPECIFIED,
         event_names: Iterable[str] = (),
         timeout: float | None = None,
         heartbeat: float | None = None,
@@ -154,13 +160,18 @@ class Client:
         follow = requests.follow_options(view=view, event_names=event_names, heartbeat=heartbeat)
         return self._stream(requests.watch_request(run_id, after=after, until=until, follow=follow), timeout)
 
-    def cancel(self, run_id: str) -> agent_service_pb2.Run:
-        """Asks a run to stop; its end follows as events."""
-        return self._one(self._agents.CancelRun, agent_service_pb2.CancelRunRequest(run_id=run_id)).run
+    def cancel(self, run_id: str, *, note: str = "") -> run_pb2.Run:
+        """Ask a run to stop, with a note for the record; its end follows as events. An ended run is not changed."""
+        return self._one(self._agents.CancelRun, agent_service_pb2.CancelRunRequest(run_id=run_id, note=note)).run
 
-    def get_run(self, run_id: str) -> agent_service_pb2.Run:
+    def get_run(self, run_id: str) -> run_pb2.Run:
         """One run."""
         return self._one(self._agents.GetRun, agent_service_pb2.GetRunRequest(run_id=run_id)).run
+
+    def final_answer(self, run_id: str) -> message_pb2.Message | None:
+        """The final answer of a run, in the background or not; None until the run has succeeded."""
+        response = self._one(self._agents.GetRun, agent_service_pb2.GetRunRequest(run_id=run_id))
+        return response.final_answer if response.HasField("final_answer") else None
 
     def tree(
         self, run_id: str, *, options: invocation_pb2.InvocationOptions | None = None, as_of_sequence: int = 0

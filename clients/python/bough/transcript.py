@@ -31,7 +31,7 @@ class Transcript:
     def add(self, event: event_pb2.AgentEvent) -> None:
         """Takes any event; one without text may still begin an attempt."""
         kind = event.WhichOneof("payload")
-        if kind not in ("llm_output_delta", "sub_agent_partial", "llm_retrying"):
+        if kind not in ("llm_output_text_delta", "sub_agent_partial", "llm_retrying"):
             return
         key = (event.invocation_id, event.step_id, event.step_index)
         known = self._attempts.get(key)
@@ -39,8 +39,8 @@ class Transcript:
             return
         if known is None or event.attempt > known[1]:
             self._attempts[key] = known = (event.agent, event.attempt, [])
-        if kind == "llm_output_delta":
-            known[2].append(event.llm_output_delta.text)
+        if kind == "llm_output_text_delta":
+            known[2].append(event.llm_output_text_delta.text)
         elif kind == "sub_agent_partial":
             known[2].append(event.sub_agent_partial.text)
 

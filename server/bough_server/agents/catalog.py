@@ -12,7 +12,7 @@ import structlog
 
 from bough.v1 import agent_pb2, catalog_service_pb2, error_pb2
 from bough_server.agents.definition import received
-from bough_server.agents.registry import Overlay, Registry
+from bough_server.agents.registry import Overlay, Registry, shown
 from bough_server.agents.validation import Known, judge, judge_reached, violations
 from bough_server.documents import nearest
 from bough_server.errors import FieldViolation, InvalidRequest, NotFound
@@ -33,33 +33,43 @@ class TenantCatalog:
 
     def __init__(self, registry: Registry, read: StoredAgents) -> None:
         self.registry, self.version = registry, read.version
-        self.stored: Mapping[str, agent_pb2.AgentDefinition] = {
-            each.name: each for each in read.definitions if not registry.place(each.name)
+        self.stored: Mapping[str, agent_pb2.Agent] = {
+            each.definition.name: each for each in read.agents if not registry.source(each.definition.name)
         }
-        self.agents = Overlay(registry, self.stored.values())
+        self.agents = Overlay(registry, [each.definition for each in self.stored.values()])
         self.bytes_held = _OVERHEAD + sum(each.ByteSize() for each in self.stored.values())
-        if hidden := [each.name for each in read.definitions if each.name not in self.stored]:
+        names = [each.definition.name for each in read.agents]
+        if hidden := [name for name in names if name not in self.stored]:
             _log.warning("stored agents are hidden by files or code with their names", agents=hidden)
 
     def agent(self, name: str) -> Agent:
         """The agent of a name. Raises NotFound."""
-        return _found(self.agents, name, self.list_agents)
+        return _found(self.agents, name, self.names)
 
-    def in_force(self, name: str, revision: str) -> agent_pb2.AgentDefinition | None:
-        """The definition of a name, if it has this revision."""
+    def current(self, name: str) -> agent_pb2.Agent:
+        """The agent of a name, as the catalog shows it. Raises NotFound."""
+        stored = self.stored.get(name)
+        return stored if stored is not None else shown(self.agent(name), self.registry.source(name))
+
+    def in_force(self, name: str, revision: str) -> agent_pb2.Agent | None:
+        """The same if this is its revision; None if it has another one, or if there is no such agent."""
         try:
-            definition = self.agents.agent(name).definition
-        except KeyError:
+            current = self.current(name)
+        except NotFound:
             return None
-        return definition if definition.revision == revision else None
+        return current if current.revision == revision else None
 
-    def list_agents(self) -> Sequence[agent_pb2.AgentDefinition]:
-        """Every definition in force, by name."""
-        return sorted([*self.registry.list_agents(), *self.stored.values()], key=lambda each: each.name)
+    def list_agents(self) -> Sequence[agent_pb2.Agent]:
+        """Every agent in its current revision, by name."""
+        return sorted([*self.registry.list_agents(), *self.stored.values()], key=lambda each: each.definition.name)
+
+    def names(self) -> Sequence[str]:
+        """The name of every agent."""
+        return [each.definition.name for each in self.list_agents()]
 
     def known(self, definitions: Sequence[agent_pb2.AgentDefinition]) -> Known:
         """What these definitions may name."""
-        return self.registry.known(definitions, self.stored.values())
+        return self.registry.known(definitions, [each.definition for each in self.stored.values()])
 
 
 class AgentCatalog:
@@ -99,13 +109,13 @@ class AgentCatalog:
             # Beside the event loop: schemas take seconds a MiB.
             await asyncio.to_thread(refuse, own, known, lambda index: f"definitions[{index}]")
             resolver = Overlay(resolver, own)
-        _found(resolver, root, lambda: [*catalog.list_agents(), *definitions])
+        _found(resolver, root, lambda: [*catalog.names(), *(each.name for each in definitions)])
         resolver.versions(root)
         return resolver
 
     async def validate(
         self, tenant_id: str, definitions: Sequence[agent_pb2.AgentDefinition]
-    ) -> list[catalog_service_pb2.Violation]:
+    ) -> list[catalog_service_pb2.DefinitionViolation]:
         """What would be wrong with definitions in a tenant's catalog, where they replace those of their names."""
         catalog = await self.of(tenant_id)
         return await asyncio.to_thread(violations, definitions, catalog.known(definitions))
@@ -145,11 +155,11 @@ def refuse(definitions: Sequence[agent_pb2.AgentDefinition], known: Known, path:
         raise InvalidRequest(found)
 
 
-def _found(agents: Overlay, name: str, listed: Callable[[], Iterable[agent_pb2.AgentDefinition]]) -> Agent:
-    """The agent of a name; `listed` gives those that the caller can list, and of which the nearest is named."""
+def _found(agents: Overlay, name: str, names: Callable[[], Iterable[str]]) -> Agent:
+    """The agent of a name. The error names the nearest of `names`, those that the caller can list."""
     try:
         return agents.agent(name)
     except KeyError:
-        near = nearest(name, (each.name for each in listed()))
+        near = nearest(name, names())
         hint = f"{near} CatalogService.ListAgents lists those there are.".lstrip()
         raise NotFound("agent", name, reason=error_pb2.ERROR_REASON_UNKNOWN_AGENT, hint=hint) from None

@@ -12,11 +12,11 @@ from dataclasses import dataclass, field
 from typing import Final, TypeAlias, cast
 
 import yaml
-from google.protobuf import duration_pb2, json_format, timestamp_pb2
+from google.protobuf import duration_pb2, json_format
 from google.protobuf.descriptor import Descriptor, EnumDescriptor, FieldDescriptor
 from google.protobuf.message import Message
 
-from bough.v1 import agent_pb2
+from bough.v1 import agent_pb2, execution_pb2
 from bough_server.documents import FLOAT_PATTERN, Document, FieldPath, Value, parse_duration, suggestion
 from bough_server.errors import Problem
 
@@ -51,35 +51,24 @@ def parse_definition(document: Document) -> tuple[Source, list[Problem]]:
         reader.message(document.value, definition, (), "")
     else:
         reader.report((), "must be a mapping with `name`, `description` and what runs it, such as `llm`")
-    definition.ClearField("create_time")
-    definition.revision = revision(definition)
     return Source(definition=definition, path=document.path, lines=reader.lines), reader.problems
 
 
 def revision(definition: agent_pb2.AgentDefinition) -> str:
-    """The hash of a definition's content: 16 hex digits of SHA-256 over its bytes without what is output only."""
-    content = agent_pb2.AgentDefinition()
-    content.CopyFrom(definition)
-    content.ClearField("revision")
-    content.ClearField("create_time")
-    return hashlib.sha256(content.SerializeToString(deterministic=True)).hexdigest()[:16]
+    """SHA-256 hex of a definition's content, the same for the same content."""
+    return hashlib.sha256(definition.SerializeToString(deterministic=True)).hexdigest()
 
 
-def with_revision(definition: agent_pb2.AgentDefinition) -> agent_pb2.AgentDefinition:
-    """A copy that carries its own revision."""
-    copy = agent_pb2.AgentDefinition()
-    copy.CopyFrom(definition)
-    copy.revision = revision(definition)
-    return copy
+def kind_of(definition: agent_pb2.AgentDefinition) -> execution_pb2.AgentKind.ValueType:
+    """How an agent of this definition works; FUNCTION for one in code, whose definition has no kind."""
+    return execution_pb2.AgentKind.Value(f"AGENT_KIND_{(definition.WhichOneof('kind') or 'function').upper()}")
 
 
 def received(definition: agent_pb2.AgentDefinition) -> agent_pb2.AgentDefinition:
-    """A copy of what a call brought, as it is kept: with its own revision, and nothing that nobody here knows."""
+    """A copy of a definition that a call brought, without the fields that this server does not know."""
     copy = agent_pb2.AgentDefinition()
     copy.CopyFrom(definition)
     copy.DiscardUnknownFields()
-    copy.ClearField("create_time")
-    copy.revision = revision(copy)
     return copy
 
 
@@ -87,6 +76,18 @@ def short_enum_name(enum: EnumDescriptor, name: str) -> str:
     """An enum value's name without the enum's name before it: HISTORY_SCOPE_NONE is NONE."""
     prefix = "".join(f"_{letter}" if letter.isupper() else letter.upper() for letter in enum.name).lstrip("_") + "_"
     return name.removeprefix(prefix)
+
+
+def document_names(descriptor: Descriptor) -> dict[str, tuple[str, bool]]:
+    """What a document may call each field, to the field's name and whether its value is plain JSON."""
+    names: dict[str, tuple[str, bool]] = {}
+    for each in descriptor.fields:
+        names[each.name] = names[each.json_name] = (each.name, False)
+    for each in descriptor.fields:
+        if each.name.endswith("_json"):
+            names.setdefault(each.name.removesuffix("_json"), (each.name, True))
+            names.setdefault(each.json_name.removesuffix("Json"), (each.name, True))
+    return names
 
 
 class _Wrong(ValueError):
@@ -107,7 +108,7 @@ class _Reader:
     def message(self, values: Mapping[str, Value], message: Message, path: FieldPath, schema_path: str) -> None:
         """Fills a message; `path` is where the document has it, `schema_path` what the schema calls that place."""
         schema = cast(Descriptor, message.DESCRIPTOR)
-        names = _names(schema)
+        names = document_names(schema)
         given: dict[str, str] = {}
         chosen: dict[str, str] = {}
         for key, value in values.items():
@@ -176,11 +177,6 @@ class _Reader:
                 message.FromNanoseconds(parse_duration(value))
             except ValueError as error:
                 raise _Wrong(str(error)) from None
-        elif isinstance(message, timestamp_pb2.Timestamp):
-            try:
-                message.FromJsonString(value if isinstance(value, str) else "")
-            except ValueError:
-                raise _Wrong("must be a time such as 2026-01-31T12:00:00Z") from None
         elif isinstance(value, dict):
             self.message(value, message, *places)
         else:
@@ -189,22 +185,9 @@ class _Reader:
             )
 
 
-def _names(descriptor: Descriptor) -> dict[str, tuple[str, bool]]:
-    """What a document may call each field, to the field's name and whether its value is plain JSON."""
-    names: dict[str, tuple[str, bool]] = {}
-    for each in descriptor.fields:
-        names[each.name] = names[each.json_name] = (each.name, False)
-    for each in descriptor.fields:
-        if each.name.endswith("_json"):
-            names.setdefault(each.name.removesuffix("_json"), (each.name, True))
-            names.setdefault(each.json_name.removesuffix("Json"), (each.name, True))
-    return names
-
-
 def _shown_names(descriptor: Descriptor) -> list[str]:
     """The names to suggest: the schema's, without suffix where that is shorter."""
-    hidden = {"revision", "create_time"}
-    return [each.name.removesuffix("_json") for each in descriptor.fields if each.name not in hidden]
+    return [each.name.removesuffix("_json") for each in descriptor.fields]
 
 
 def _json_text(value: Value) -> str:
@@ -273,12 +256,8 @@ _Dumper.add_implicit_resolver("tag:yaml.org,2002:float", FLOAT_PATTERN, list("-+
 
 
 def definition_yaml(definition: agent_pb2.AgentDefinition) -> str:
-    """A definition as YAML, as an author would write it: what is output only is left out."""
-    shown = agent_pb2.AgentDefinition()
-    shown.CopyFrom(definition)
-    shown.ClearField("revision")
-    shown.ClearField("create_time")
-    return yaml.dump(_plain(shown), Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=120)
+    """A definition as YAML, as an author would write it."""
+    return yaml.dump(_plain(definition), Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=120)
 
 
 def _plain(message: Message) -> dict[str, _Json]:

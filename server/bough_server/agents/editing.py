@@ -1,7 +1,7 @@
 """Create, update and delete a tenant's stored agents, with field masks."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from typing import Final, TypeVar
 from weakref import WeakValueDictionary
 
@@ -10,7 +10,7 @@ from google.protobuf.message import Message
 
 from bough.v1 import agent_pb2, error_pb2
 from bough_server.agents.catalog import AgentCatalog, TenantCatalog, refuse
-from bough_server.agents.definition import received
+from bough_server.agents.definition import kind_of, received, revision
 from bough_server.clock import Clock
 from bough_server.errors import (
     AgentExists,
@@ -31,12 +31,11 @@ MOST_BYTES: Final = 8 * 1024 * 1024
 """How many bytes they may have together."""
 
 _TRIES: Final = 5
-_NAMED: Final = 20
 
 T = TypeVar("T")
 
 _ALL: Final = ["*"]
-_FIXED: Final = ("name", "revision", "create_time")
+_FIXED: Final = "name"
 
 
 class AgentEditor:
@@ -46,22 +45,24 @@ class AgentEditor:
         self._catalog, self._store, self._clock = catalog, store, clock
         self._turns: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
 
-    async def create(self, tenant_id: str, definition: agent_pb2.AgentDefinition) -> agent_pb2.AgentDefinition:
-        """Stores a new agent, and gives it with its revision and time.
+    async def create(self, tenant_id: str, definition: agent_pb2.AgentDefinition) -> agent_pb2.Agent:
+        """Store a new agent, and return it.
 
         Raises AgentExists, InvalidRequest with everything that is wrong, CatalogFull and StorageFailed.
         """
 
-        async def put(catalog: TenantCatalog) -> agent_pb2.AgentDefinition:
+        async def put(catalog: TenantCatalog) -> agent_pb2.Agent:
             _check_free(catalog, definition.name)
-            return await self._put(tenant_id, catalog, received(definition))
+            agent = self._agent(received(definition))
+            agent.create_time.CopyFrom(agent.revision_create_time)
+            return await self._put(tenant_id, catalog, agent)
 
         return await self._change(tenant_id, put)
 
     async def update(
         self, tenant_id: str, definition: agent_pb2.AgentDefinition, *, mask: FieldMask, revision: str
-    ) -> agent_pb2.AgentDefinition:
-        """Changes the fields of a mask, or all, of an agent that was read at `revision`; gives it as it is then.
+    ) -> agent_pb2.Agent:
+        """Change the fields of a mask, or all, of an agent that was read at `revision`; return it as it is then.
 
         Where it is already as the change would make it, nothing is changed and the revision does not matter: the same
         call may come twice. Raises NotFound, AgentFixed, RevisionMoved, InvalidRequest, CatalogFull and StorageFailed.
@@ -69,14 +70,15 @@ class AgentEditor:
         if problems := mask_problems(mask):
             raise InvalidRequest(problems)
         if not definition.name:
-            raise InvalidRequest([FieldViolation(field="agent.name", description="is required.")])
+            raise InvalidRequest([FieldViolation(field="definition.name", description="is required.")])
 
-        async def put(catalog: TenantCatalog) -> agent_pb2.AgentDefinition:
+        async def put(catalog: TenantCatalog) -> agent_pb2.Agent:
             current = _stored(catalog, definition.name)
-            changed = received(masked(current, definition, mask.paths))
+            changed = self._agent(received(masked(current.definition, definition, mask.paths)))
             if changed.revision == current.revision:
                 return current
             _check_revision(current, revision)
+            changed.create_time.CopyFrom(current.create_time)
             return await self._put(tenant_id, catalog, changed)
 
         return await self._change(tenant_id, put)
@@ -91,9 +93,8 @@ class AgentEditor:
             current = _stored(catalog, name)
             if revision:
                 _check_revision(current, revision)
-            linking = [each for each in catalog.stored.values() if any(link.agent == name for link in each.sub_agents)]
-            if linking:
-                raise _linked(current, sorted(each.name for each in linking))
+            if linking := sorted(_linking(catalog, name)):
+                raise AgentLinked(current.definition.name, linking)
             await self._store.remove(tenant_id, name, version=catalog.version)
 
         await self._change(tenant_id, remove)
@@ -108,58 +109,76 @@ class AgentEditor:
                     continue
         raise RevisionMoved("Other servers change these agents at this moment. Read them again, and try again.")
 
-    async def _put(
-        self, tenant_id: str, catalog: TenantCatalog, definition: agent_pb2.AgentDefinition
-    ) -> agent_pb2.AgentDefinition:
+    def _agent(self, definition: agent_pb2.AgentDefinition) -> agent_pb2.Agent:
+        """A new revision of a stored agent."""
+        agent = agent_pb2.Agent(
+            definition=definition,
+            revision=revision(definition),
+            source=agent_pb2.AGENT_SOURCE_STORED,
+            kind=kind_of(definition),
+        )
+        agent.revision_create_time.FromNanoseconds(self._clock.now_ns())
+        return agent
+
+    async def _put(self, tenant_id: str, catalog: TenantCatalog, agent: agent_pb2.Agent) -> agent_pb2.Agent:
+        known = catalog.known([agent.definition])
         # Beside the event loop: schemas take seconds a MiB.
-        await asyncio.to_thread(refuse, [definition], catalog.known([definition]), lambda _: "agent")
-        definition.create_time.FromNanoseconds(self._clock.now_ns())
-        _check_room(catalog, definition)
-        await self._store.put(tenant_id, definition, version=catalog.version)
-        return definition
+        await asyncio.to_thread(refuse, [agent.definition], known, lambda _: "definition")
+        _check_room(catalog, agent)
+        await self._store.put(tenant_id, agent, version=catalog.version)
+        return agent
 
 
 def _check_free(catalog: TenantCatalog, name: str) -> None:
-    place = catalog.registry.place(name)
-    if not place and name not in catalog.stored:
+    source, stored = catalog.registry.source(name), catalog.stored.get(name)
+    if source:
+        said = f"It is defined in {catalog.registry.place(name)} of the server."
+        details = {"name": name, "source": _source_name(source)}
+    elif stored is not None:
+        said = "It is stored: update it, or delete it first."
+        details = {"name": name, "source": _source_name(stored.source), "revision": stored.revision}
+    else:
         return
-    where = f"It stands in {place} of the server." if place else "It is stored: update it, or delete it first."
-    details = {"name": name, "place": place or "stored", "revision": catalog.agent(name).definition.revision}
-    raise AgentExists(f"There is an agent {name!r} already. {where}", details=details)
+    raise AgentExists(f"There is an agent {name!r} already. {said}", details=details)
 
 
-def _stored(catalog: TenantCatalog, name: str) -> agent_pb2.AgentDefinition:
+def _source_name(source: agent_pb2.AgentSource.ValueType) -> str:
+    return agent_pb2.AgentSource.Name(source).removeprefix("AGENT_SOURCE_")
+
+
+def _stored(catalog: TenantCatalog, name: str) -> agent_pb2.Agent:
     """The stored agent of a name."""
-    if place := catalog.registry.place(name):
-        said = f"The agent {name!r} stands in {place} of the server, and is changed there, not by a call."
-        raise AgentFixed(said, details={"name": name, "place": place})
+    if source := catalog.registry.source(name):
+        place = catalog.registry.place(name)
+        said = f"The agent {name!r} is defined in {place} of the server, and is changed there, not by a call."
+        raise AgentFixed(said, details={"name": name, "source": _source_name(source)})
     current = catalog.stored.get(name)
     if current is None:
         raise NotFound("agent", name, reason=error_pb2.ERROR_REASON_UNKNOWN_AGENT)
     return current
 
 
-def _check_revision(current: agent_pb2.AgentDefinition, revision: str) -> None:
+def _check_revision(current: agent_pb2.Agent, revision: str) -> None:
     if current.revision != revision:
+        name = current.definition.name
         raise RevisionMoved(
-            f"The agent {current.name!r} has the revision {current.revision} by now, not {revision!r}. Read it again.",
-            details={"name": current.name, "revision": current.revision},
+            f"The agent {name!r} has the revision {current.revision} by now, not {revision!r}. Read it again.",
+            details={"name": name, "revision": current.revision},
         )
 
 
-def _linked(definition: agent_pb2.AgentDefinition, names: Sequence[str]) -> AgentLinked:
-    shown = ", ".join(names[:_NAMED]) + (f" and {len(names) - _NAMED} more" if len(names) > _NAMED else "")
-    return AgentLinked(
-        f"The agent {definition.name!r} is linked by {shown}: take the links away first.",
-        details={"name": definition.name, "linked_by": shown},
-    )
+def _linking(catalog: TenantCatalog, name: str) -> Iterator[str]:
+    """The stored agents that link to an agent."""
+    for each in catalog.stored.values():
+        if any(link.agent == name for link in each.definition.sub_agents):
+            yield each.definition.name
 
 
-def _check_room(catalog: TenantCatalog, definition: agent_pb2.AgentDefinition) -> None:
-    others = [each for each in catalog.stored.values() if each.name != definition.name]
+def _check_room(catalog: TenantCatalog, agent: agent_pb2.Agent) -> None:
+    others = [each for each in catalog.stored.values() if each.definition.name != agent.definition.name]
     if len(others) >= MOST_AGENTS:
         raise CatalogFull(f"{len(others):,} agents are stored, and no more may be. Delete some first.")
-    if sum(each.ByteSize() for each in others) + definition.ByteSize() > MOST_BYTES:
+    if sum(each.ByteSize() for each in others) + agent.ByteSize() > MOST_BYTES:
         raise CatalogFull(f"The stored agents would have more than {MOST_BYTES // 1024**2} MiB. Delete some first.")
 
 
@@ -170,7 +189,7 @@ def mask_problems(mask: FieldMask) -> list[FieldViolation]:
     descriptor = agent_pb2.AgentDefinition.DESCRIPTOR
     problems: list[FieldViolation] = []
     for index, path in enumerate(mask.paths):
-        if path in _FIXED:
+        if path == _FIXED:
             said = f"{path!r} cannot be changed."
         elif not FieldMask(paths=[path]).IsValidForDescriptor(descriptor):
             said = f"{path!r} is no field of an agent, or lies in a list: name the whole list."

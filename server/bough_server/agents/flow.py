@@ -6,13 +6,14 @@ A loop's condition depends on recorded values alone: a replay evaluates it again
 from collections.abc import Sequence
 from typing import Final
 
-from bough.v1 import agent_pb2, error_pb2, event_pb2, message_pb2, policy_pb2
+from bough.v1 import action_pb2, agent_pb2, error_pb2, execution_pb2, message_pb2, policy_pb2
+from bough_server.agents.definition import revision
 from bough_server.errors import RunError
 from bough_server.functions import Condition, Values
 from bough_server.runtime.agent import Context, Outcome
-from bough_server.runtime.child_input import situation_of
-from bough_server.runtime.children import Child, begin_round, run_child, run_lanes
-from bough_server.runtime.dispatch import Ended
+from bough_server.runtime.child_input import snapshot_of
+from bough_server.runtime.children import Child, begin_iteration, run_child, run_lanes
+from bough_server.runtime.dispatch import DispatchResult
 from bough_server.runtime.lane import Lane
 from bough_server.session_state import value_at
 from bough_server.truncation import MAX_TEXT_BYTES, size_of
@@ -23,18 +24,19 @@ _BLANK_LINE: Final = "\n\n"
 class SequenceAgent:
     """Its children in order; each sees what was said before it."""
 
-    kind = event_pb2.AGENT_KIND_SEQUENCE
+    kind = execution_pb2.AGENT_KIND_SEQUENCE
     tool_links: Sequence[agent_pb2.ToolLink] = ()
 
     def __init__(self, definition: agent_pb2.AgentDefinition) -> None:
         self.definition = definition
+        self.revision = revision(definition)
 
     async def run(self, ctx: Context, input: message_pb2.Message) -> Outcome:
         """The last child's answer, or that of the first that exits or breaks a loop.
 
         Raises RunError SUB_AGENT_FAILED where a child failed whose link does not say CONTINUE.
         """
-        lane, course = Lane.of(ctx), Course()
+        lane, course = Lane.of(ctx), FlowResult()
         for index, link in enumerate(self.definition.sub_agents):
             if course.take(link, await run_child(lane, Child(link=link, name=f"c{index}"))):
                 break
@@ -42,13 +44,14 @@ class SequenceAgent:
 
 
 class LoopAgent:
-    """Its children in order, round after round, until one breaks it, its `until` holds or the rounds are used up."""
+    """Its children in order, repeatedly, until one breaks it, its `until` holds or max_iterations is reached."""
 
-    kind = event_pb2.AGENT_KIND_LOOP
+    kind = execution_pb2.AGENT_KIND_LOOP
     tool_links: Sequence[agent_pb2.ToolLink] = ()
 
     def __init__(self, definition: agent_pb2.AgentDefinition) -> None:
         self.definition = definition
+        self.revision = revision(definition)
 
     async def run(self, ctx: Context, input: message_pb2.Message) -> Outcome:
         """The last answer of a child; a break ends the loop and asks nothing of whoever waits for it.
@@ -56,26 +59,27 @@ class LoopAgent:
         Raises RunError SUB_AGENT_FAILED where a child failed whose link does not say CONTINUE, and what its condition
         raises.
         """
-        lane, course = Lane.of(ctx), Course()
+        lane, course = Lane.of(ctx), FlowResult()
         for number in range(self.definition.loop.max_iterations):
-            await begin_round(lane, number)
+            await begin_iteration(lane, number)
             for index, link in enumerate(self.definition.sub_agents):
-                ended = await run_child(lane, Child(link=link, name=f"l{number}.c{index}"))
+                ended = await run_child(lane, Child(link=link, name=f"l{number}.c{index}", iteration=number))
                 if course.take(link, ended):
                     return course.outcome(in_loop=True)
             if is_done(lane, self.definition.loop.until, number):
                 return course.outcome()
-        return course.outcome(end_reason=event_pb2.END_REASON_ITERATIONS_EXHAUSTED)
+        return course.outcome(end_reason=execution_pb2.END_REASON_ITERATIONS_EXHAUSTED)
 
 
 class ParallelAgent:
     """Its children at once, each in a lane of its own."""
 
-    kind = event_pb2.AGENT_KIND_PARALLEL
+    kind = execution_pb2.AGENT_KIND_PARALLEL
     tool_links: Sequence[agent_pb2.ToolLink] = ()
 
     def __init__(self, definition: agent_pb2.AgentDefinition) -> None:
         self.definition = definition
+        self.revision = revision(definition)
 
     async def run(self, ctx: Context, input: message_pb2.Message) -> Outcome:
         """The answers of its children in their order, and the action of the first of them that asked for one.
@@ -86,32 +90,32 @@ class ParallelAgent:
         ended = await run_lanes(
             Lane.of(ctx),
             [Child(link=link, name=f"g{index}") for index, link in enumerate(links)],
-            fails_fast=parallel.on_failure == agent_pb2.ON_LANE_FAILURE_FAIL_FAST,
+            fails_fast=parallel.on_failure == agent_pb2.PARALLEL_FAILURE_POLICY_FAIL_FAST,
             at_once=parallel.max_concurrency if parallel.HasField("max_concurrency") else len(links),
         )
         courses = []
         for link, child in zip(links, ended, strict=True):
             if child is not None:
-                courses.append(Course())
+                courses.append(FlowResult())
                 courses[-1].take(link, child)
         return joined([course.outcome() for course in courses])
 
 
-class Course:
+class FlowResult:
     """What the children of a flow have come to so far."""
 
     def __init__(self) -> None:
         self._answer = message_pb2.Message()
         self._author = ""
-        self._action: event_pb2.Action | None = None
+        self._action: action_pb2.AgentAction | None = None
 
-    def take(self, link: agent_pb2.AgentLink, ended: Ended) -> bool:
+    def take(self, link: agent_pb2.AgentLink, ended: DispatchResult) -> bool:
         """Takes in a child's end; gives whether the flow ends with it.
 
         Raises RunError SUB_AGENT_FAILED where it failed and its link does not say CONTINUE.
         """
         if ended.outcome is None:
-            if link.on_failure == policy_pb2.ON_SUB_AGENT_FAILURE_CONTINUE:
+            if link.on_failure == policy_pb2.SUB_AGENT_FAILURE_POLICY_CONTINUE:
                 return False
             raise failure(ended)
         self._action = ended.outcome.action
@@ -125,13 +129,13 @@ class Course:
         self,
         *,
         in_loop: bool = False,
-        end_reason: event_pb2.EndReason.ValueType = event_pb2.END_REASON_ANSWERED,
+        end_reason: execution_pb2.EndReason.ValueType = execution_pb2.END_REASON_ANSWERED,
     ) -> Outcome:
         """How the flow ends; a loop keeps a break for itself."""
         action = self._action
         if action is not None:
             is_exit = action.HasField("exit")
-            end_reason = event_pb2.END_REASON_EXITED if is_exit else event_pb2.END_REASON_BROKE_LOOP
+            end_reason = execution_pb2.END_REASON_EXITED if is_exit else execution_pb2.END_REASON_BROKE_LOOP
             if in_loop and not is_exit:
                 action = None
         return Outcome(output=self._answer, end_reason=end_reason, action=action, author=self._author, is_said=True)
@@ -155,7 +159,7 @@ def joined(outcomes: Sequence[Outcome]) -> Outcome:
         return acting
     return Outcome(
         output=output,
-        end_reason=acting.end_reason if acting is not None else event_pb2.END_REASON_ANSWERED,
+        end_reason=acting.end_reason if acting is not None else execution_pb2.END_REASON_ANSWERED,
         action=acting.action if acting is not None else None,
         author=", ".join(outcome.author for outcome in outcomes if outcome.output.parts),
         is_said=True,
@@ -166,18 +170,18 @@ def _fit_one(text: str, following: str) -> bool:
     return size_of(text) + len(_BLANK_LINE) + size_of(following) <= MAX_TEXT_BYTES
 
 
-def passed_on(ended: Ended) -> Outcome:
+def passed_on(ended: DispatchResult) -> Outcome:
     """The outcome of a composite that ends with a child: its answer, and what it asks of whoever waits."""
     assert ended.outcome is not None, "a child that failed answers nothing"
     action = ended.outcome.action
-    end_reason = event_pb2.END_REASON_ANSWERED
+    end_reason = execution_pb2.END_REASON_ANSWERED
     if action is not None:
         is_exit = action.HasField("exit")
-        end_reason = event_pb2.END_REASON_EXITED if is_exit else event_pb2.END_REASON_BROKE_LOOP
+        end_reason = execution_pb2.END_REASON_EXITED if is_exit else execution_pb2.END_REASON_BROKE_LOOP
     return Outcome(output=ended.outcome.output, end_reason=end_reason, action=action, author=ended.author, is_said=True)
 
 
-def failure(ended: Ended) -> RunError:
+def failure(ended: DispatchResult) -> RunError:
     """The error of a composite whose child failed, with that one's details."""
     error = ended.result.error
     return RunError(
@@ -188,15 +192,15 @@ def failure(ended: Ended) -> RunError:
     )
 
 
-def is_done(lane: Lane, until: agent_pb2.LoopUntil, round: int) -> bool:
-    """Whether it says that the loop is done with this round. Raises RunError with what the condition raised."""
-    if until.HasField("state"):
+def is_done(lane: Lane, until: agent_pb2.LoopUntil, iteration: int) -> bool:
+    """Whether it says that the loop is done with this iteration. Raises RunError with what the condition raised."""
+    if until.HasField("state_path"):
         try:
-            return value_at(Values(lane.lane_state.values), until.state) is True
+            return value_at(Values(lane.lane_state.values), until.state_path) is True
         except KeyError:
             return False
     if not until.HasField("predicate"):
         return False
     function = lane.frame.resolver.function(until.predicate)
     assert isinstance(function, Condition)  # judged when the run began
-    return function.holds(situation_of(lane, round=round))
+    return function.holds(snapshot_of(lane, iteration=iteration))

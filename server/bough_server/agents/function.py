@@ -6,8 +6,9 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 from typing import overload
 
-from bough.v1 import agent_pb2, error_pb2, event_pb2, message_pb2
+from bough.v1 import agent_pb2, error_pb2, execution_pb2, message_pb2
 from bough_server import ids
+from bough_server.agents.definition import revision
 from bough_server.agents.llm import answer_mistakes, json_value
 from bough_server.errors import RunError
 from bough_server.runtime.agent import Agent, Context, Outcome
@@ -19,14 +20,15 @@ Code = Callable[[Context, message_pb2.Message], Awaitable[Answer]]
 class FunctionAgent:
     """A coroutine under a name. Its answer is an Outcome, a Message or a text."""
 
-    kind = event_pb2.AGENT_KIND_FUNCTION
+    kind = execution_pb2.AGENT_KIND_FUNCTION
 
     def __init__(
-        self, code: Code, definition: agent_pb2.AgentDefinition, tool_links: Sequence[agent_pb2.ToolLink]
+        self, code: Code, definition: agent_pb2.AgentDefinition, tool_links: Sequence[agent_pb2.ToolLink], version: str
     ) -> None:
         self._code = code
         self.definition = definition
         self.tool_links = tool_links
+        self.revision = version
 
     async def run(self, ctx: Context, input: message_pb2.Message) -> Outcome:
         """Runs the code. Raises what it raises, and RunError INVALID_OUTPUT for an answer that is none."""
@@ -45,29 +47,30 @@ class FunctionAgent:
         )
 
 
-class DefinedCode:
+class DefinedFunctionAgent:
     """An agent in code under a definition's name, links, limits and history; the tools are the code's.
 
     Whether the code is there is judged when a run begins.
     """
 
-    kind = event_pb2.AGENT_KIND_FUNCTION
+    kind = execution_pb2.AGENT_KIND_FUNCTION
 
     def __init__(self, definition: agent_pb2.AgentDefinition, find: Callable[[str], Agent]) -> None:
         self.definition = definition
+        self.revision = revision(definition)
         self._find = find
 
     @property
     def tool_links(self) -> Sequence[agent_pb2.ToolLink]:
         """The tools of the code. Raises KeyError where there is no such code."""
-        return self._find(self.definition.function.code).tool_links
+        return self._find(self.definition.function.function).tool_links
 
     async def run(self, ctx: Context, input: message_pb2.Message) -> Outcome:
         """Runs the code, which has the definition in its context.
 
         Raises what it raises, and RunError INVALID_OUTPUT for an answer that does not fit the definition's schema.
         """
-        outcome = await self._find(self.definition.function.code).run(ctx, input)
+        outcome = await self._find(self.definition.function.function).run(ctx, input)
         schema = self.definition.output_schema_json
         if not schema or outcome.action is not None:
             return outcome
@@ -146,11 +149,11 @@ def agent(
             raise TypeError(f"{own_name!r} is no agent's name: a letter, then up to 58 letters, digits, '_' or '-'.")
         if not said:
             raise TypeError(f"The agent {own_name!r} needs a description or a docstring: models choose by it.")
-        definition = agent_pb2.AgentDefinition(name=own_name, description=said, revision=version)
+        definition = agent_pb2.AgentDefinition(name=own_name, description=said)
         definition.sub_agents.extend(
             agent_pb2.AgentLink(agent=link) if isinstance(link, str) else link for link in agents
         )
         links = [agent_pb2.ToolLink(name=link) if isinstance(link, str) else link for link in tools]
-        return FunctionAgent(code, definition, links)
+        return FunctionAgent(code, definition, links, version)
 
     return make if code is None else make(code)

@@ -6,7 +6,8 @@ from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from typing import Final, NoReturn
 
-from bough.v1 import agent_pb2, error_pb2, event_pb2, message_pb2
+from bough.v1 import action_pb2, agent_pb2, error_pb2, execution_pb2, message_pb2
+from bough_server.agents.definition import revision
 from bough_server.errors import RunError
 from bough_server.models.model import ModelRequest
 from bough_server.runtime.agent import Context, Outcome, broke_loop, exited, llm_of, transferred
@@ -18,7 +19,7 @@ from bough_server.templates import render
 from bough_server.tools.arguments import schema_mistakes
 from bough_server.tools.builtin import PLAN, action_of, closing_output
 
-OnTransfer = Callable[[Lane, event_pb2.Transfer, str], Awaitable[Outcome | None]]
+OnTransfer = Callable[[Lane, action_pb2.TransferAction, str], Awaitable[Outcome | None]]
 REPAIRS: Final = 2
 """How often an answer that does not fit its schema, or that stands for a call, is asked for again."""
 
@@ -36,7 +37,7 @@ MAX_STEPS: Final = 20
 _GO_ON: Final = "Go on."
 
 
-class Insistence:
+class OutputRepair:
     """What one invocation of an agent has asked again so far.
 
     Without a schema whatever says something is an answer; where one of some tools must be called, words are none.
@@ -137,10 +138,11 @@ def _asked(text: str) -> message_pb2.Message:
 class LlmAgent:
     """An agent that its definition describes whole."""
 
-    kind = event_pb2.AGENT_KIND_LLM
+    kind = execution_pb2.AGENT_KIND_LLM
 
     def __init__(self, definition: agent_pb2.AgentDefinition) -> None:
         self.definition = definition
+        self.revision = revision(definition)
 
     @property
     def tool_links(self) -> Sequence[agent_pb2.ToolLink]:
@@ -159,7 +161,7 @@ class LlmAgent:
         most = llm.max_steps if llm.HasField("max_steps") else MAX_STEPS
         lane = Lane.of(ctx)
         toolset = lane.frame.toolset
-        insistence = Insistence(
+        insistence = OutputRepair(
             self.definition.name,
             "" if toolset.must_close else self.definition.output_schema_json,
             must_call=toolset.closing if toolset.must_close else (),
@@ -182,11 +184,11 @@ class LlmAgent:
             reason=error_pb2.ERROR_REASON_LIMIT_EXCEEDED,
         )
 
-    def _request(self, ctx: Context, toolset: Toolset, insistence: Insistence) -> ModelRequest:
+    def _request(self, ctx: Context, toolset: Toolset, insistence: OutputRepair) -> ModelRequest:
         llm = llm_of(self.definition)
         messages = [*ctx.history(), *insistence.further()]
         if not messages or messages[-1].role == message_pb2.ROLE_ASSISTANT:
-            # In the next round of a loop, say; many providers want to be asked.
+            # In the next iteration of a loop, say; many providers want to be asked.
             messages.append(message_pb2.Message(role=message_pb2.ROLE_USER, parts=[message_pb2.Part(text=_GO_ON)]))
         return ModelRequest(
             messages=messages,
@@ -211,7 +213,7 @@ async def _ending(
             return Outcome(output=closing_output(result), closed_by=name, is_said=name == PLAN)
         action = action_of(result)
         if action is not None and action.HasField("exit"):
-            return exited(action.exit.final_result)
+            return exited(action.exit.final_answer)
         if action is not None and action.HasField("transfer"):
             return await _transfer(lane, action.transfer, result.call.call_id, said, on_transfer)
         if action is not None:
@@ -220,7 +222,7 @@ async def _ending(
 
 
 async def _transfer(
-    lane: Lane, transfer: event_pb2.Transfer, call_id: str, said: message_pb2.Message, on_transfer: OnTransfer
+    lane: Lane, transfer: action_pb2.TransferAction, call_id: str, said: message_pb2.Message, on_transfer: OnTransfer
 ) -> Outcome | None:
     """Leaves another member of its swarm to the swarm; whom it links itself it runs."""
     if transfer.agent not in lane.frame.toolset.peers:
@@ -229,7 +231,7 @@ async def _transfer(
     return transferred(transfer.agent, message=message, output=spoken(said), call_id=call_id)
 
 
-async def handed_over(lane: Lane, transfer: event_pb2.Transfer, call_id: str) -> Outcome:
+async def handed_over(lane: Lane, transfer: action_pb2.TransferAction, call_id: str) -> Outcome:
     """The outcome of an agent in whose place another one answered. Raises RunError with what that one failed with."""
     ended = await hand_over(lane, transfer, call_id)
     if ended.outcome is None:
@@ -238,7 +240,7 @@ async def handed_over(lane: Lane, transfer: event_pb2.Transfer, call_id: str) ->
         )
     return Outcome(
         output=ended.outcome.output,
-        end_reason=event_pb2.END_REASON_TRANSFERRED,
+        end_reason=execution_pb2.END_REASON_TRANSFERRED,
         action=ended.outcome.action,
         author=ended.author,
         is_said=True,

@@ -12,7 +12,7 @@ from bough_server.agents.validation_bounds import models_of
 from bough_server.agents.validation_links import functions_gone
 from bough_server.functions import Function
 from bough_server.models.model import Model
-from bough_server.runtime.agent import Agent, Resolver, RunVersions
+from bough_server.runtime.agent import Agent, Resolver, VersionHashes
 from bough_server.tools.tool import Tool
 
 REPLAY_VERSION: Final = 1
@@ -52,7 +52,7 @@ class PinnedResolver:
         """Every definition of the run, sorted by name."""
         return [self._agents[name].definition for name in sorted(self._agents)]
 
-    def versions(self, root: str) -> RunVersions:
+    def versions(self, root: str) -> VersionHashes:
         """Those of the catalog that is in force."""
         return self._resolver.versions(root)
 
@@ -88,8 +88,7 @@ def _agent(name: str, definition: agent_pb2.AgentDefinition, resolver: Resolver,
         current = resolver.agent(name)
     except KeyError:
         return agent_of(definition, code.__getitem__)
-    is_the_same = current.definition.revision == definition.revision
-    return current if is_the_same else agent_of(definition, code.__getitem__)
+    return current if current.definition == definition else agent_of(definition, code.__getitem__)
 
 
 def _code_agent(name: str, version: str, resolver: Resolver) -> Agent:
@@ -100,7 +99,7 @@ def _code_agent(name: str, version: str, resolver: Resolver) -> Agent:
             f"The agent {name!r} in Python, version {version!r}, is not configured here. Bring it back until the run "
             "has ended, or cancel the run."
         ) from None
-    found = agent.definition.revision
+    found = agent.revision
     if agent.definition.WhichOneof("kind") or found != version:
         raise MissingVersion(
             f"The run began with version {version!r} of the agent {name!r}; here is {found!r}. Bring the code of that "

@@ -5,14 +5,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Final, TypedDict
 
-from bough.v1 import agent_pb2, error_pb2, event_pb2, message_pb2, policy_pb2
+from bough.v1 import agent_pb2, error_pb2, execution_pb2, message_pb2, policy_pb2
+from bough_server.agents.definition import revision
 from bough_server.agents.flow import failure, passed_on
 from bough_server.errors import MAX_DETAILS_BYTES, RunError
 from bough_server.models.model import ToolSpec
-from bough_server.models.structured_output import in_words
+from bough_server.models.structured_output import as_text
 from bough_server.runtime.agent import Context, Outcome
 from bough_server.runtime.children import Child, begin_plan, run_child
-from bough_server.runtime.dispatch import Ended
+from bough_server.runtime.dispatch import DispatchResult
 from bough_server.runtime.lane import Lane
 from bough_server.session_state import MAX_STATE_BYTES, applied, json_text, state_size, value_size, write_of
 from bough_server.tools.arguments import parse_arguments
@@ -28,7 +29,7 @@ EMPTY_BYTES: Final = len("[]") * 2
 _ITEM_BYTES: Final = len('"",')
 _EXECUTED_BYTES: Final = len('{"step":"","result":""},')
 
-MAX_ROUNDS: Final = 10
+MAX_ITERATIONS: Final = 10
 """How many steps are done where a definition does not say."""
 
 _KEPT: Final = ("plan", "executed_steps")
@@ -129,31 +130,33 @@ def _json_size(text: str) -> int:
 
 
 class PlanExecuteAgent:
-    """A planner, an executor and a replanner, in rounds of one step each."""
+    """A planner, an executor and a replanner, in iterations of one step each."""
 
-    kind = event_pb2.AGENT_KIND_PLAN_EXECUTE
+    kind = execution_pb2.AGENT_KIND_PLAN_EXECUTE
     tool_links: Sequence[agent_pb2.ToolLink] = ()
 
     def __init__(self, definition: agent_pb2.AgentDefinition) -> None:
         self.definition = definition
+        self.revision = revision(definition)
 
     async def run(self, ctx: Context, input: message_pb2.Message) -> Outcome:
         """The replanner's answer, or that of a child that exits or breaks a loop.
 
         Raises RunError: SUB_AGENT_FAILED where a child failed, but for an executor whose link says CONTINUE;
         INVALID_OUTPUT where the planner or the replanner ended otherwise than they had to; LIMIT_EXCEEDED after
-        `max_rounds` steps without an answer, with the plan and what was done in its details.
+        `max_iterations` steps without an answer, with the plan and what was done in its details.
         """
         lane, roles = Lane.of(ctx), self.definition.plan_execute
         links = {link.agent: link for link in self.definition.sub_agents}
-        most = roles.max_rounds if roles.HasField("max_rounds") else MAX_ROUNDS
+        most = roles.max_iterations if roles.HasField("max_iterations") else MAX_ITERATIONS
         progress = Progress(objective=cut_text(_text_of(input), ROOM))
         child = Child(
             link=links[roles.planner],
             name="p0.c0",
-            trigger=event_pb2.TRIGGER_PLAN,
+            trigger=execution_pb2.INVOCATION_TRIGGER_PLAN,
             closing=(PLAN_SPEC,),
             facts=progress.facts(""),
+            iteration=0,
         )
         planned = await run_child(lane, child)
         for number in range(most):
@@ -174,7 +177,7 @@ class PlanExecuteAgent:
         _keep(lane, progress)
         await begin_plan(lane, most, steps)
         raise RunError(
-            f"The agent {self.definition.name!r} has done {most} steps without an answer: max_rounds is reached. "
+            f"The agent {self.definition.name!r} has done {most} steps without an answer: max_iterations is reached. "
             f"{len(steps)} more are planned.",
             reason=error_pb2.ERROR_REASON_LIMIT_EXCEEDED,
             details_json=progress.details(),
@@ -202,7 +205,7 @@ def _executor(link: agent_pb2.AgentLink, number: int, progress: Progress) -> Chi
         f"Done so far:\n{facts['executed_steps'] or 'Nothing.'}",
         f"Do the first step of the plan now, and no other: {facts['step']}",
     ]
-    return _told(link, f"p{number}.c1", told, facts=facts)
+    return _told(link, f"p{number}.c1", told, facts=facts, iteration=number)
 
 
 def _replanner(link: agent_pb2.AgentLink, number: int, progress: Progress) -> Child:
@@ -213,7 +216,7 @@ def _replanner(link: agent_pb2.AgentLink, number: int, progress: Progress) -> Ch
         f"Left of the plan:\n{facts['plan'] or 'Nothing.'}",
         _REPLAN,
     ]
-    return _told(link, f"p{number}.c2", told, facts=facts, closing=(PLAN_SPEC, RESPOND_SPEC))
+    return _told(link, f"p{number}.c2", told, facts=facts, closing=(PLAN_SPEC, RESPOND_SPEC), iteration=number)
 
 
 def _told(
@@ -222,19 +225,21 @@ def _told(
     told: Sequence[str],
     *,
     facts: dict[str, str],
+    iteration: int,
     closing: Sequence[ToolSpec] = (),
 ) -> Child:
     return Child(
         link=link,
         name=name,
-        trigger=event_pb2.TRIGGER_PLAN,
+        trigger=execution_pb2.INVOCATION_TRIGGER_PLAN,
         input=message_pb2.Message(parts=[message_pb2.Part(text="\n\n".join(told))]),
         closing=closing,
         facts=facts,
+        iteration=iteration,
     )
 
 
-def _steps(planned: Ended) -> list[str] | None:
+def _steps(planned: DispatchResult) -> list[str] | None:
     """The steps of a plan; None where its child answered instead. Raises RunError where it did neither, or failed."""
     if planned.outcome is None:
         raise failure(planned)
@@ -250,14 +255,14 @@ def _steps(planned: Ended) -> list[str] | None:
     return [step.strip() for step in planning["steps"]]
 
 
-def _result(link: agent_pb2.AgentLink, done: Ended) -> str:
+def _result(link: agent_pb2.AgentLink, done: DispatchResult) -> str:
     """What a step came to. Raises RunError where it failed and its link does not say CONTINUE."""
     if done.outcome is not None:
         return _text_of(done.outcome.output)
-    if link.on_failure != policy_pb2.ON_SUB_AGENT_FAILURE_CONTINUE:
+    if link.on_failure != policy_pb2.SUB_AGENT_FAILURE_POLICY_CONTINUE:
         raise failure(done)
     return f"failed: {done.error.message if done.error is not None else done.result.error.message}"
 
 
 def _text_of(message: message_pb2.Message) -> str:
-    return "\n".join(filter(None, (in_words(part) for part in message.parts)))
+    return "\n".join(filter(None, (as_text(part) for part in message.parts)))

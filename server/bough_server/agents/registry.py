@@ -10,10 +10,10 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Final, Protocol, TypeVar
 
-from bough.v1 import agent_pb2, catalog_service_pb2
-from bough_server.agents.definition import Source, with_revision
+from bough.v1 import agent_pb2, model_pb2, tool_pb2
+from bough_server.agents.definition import Source
 from bough_server.agents.flow import LoopAgent, ParallelAgent, SequenceAgent
-from bough_server.agents.function import DefinedCode
+from bough_server.agents.function import DefinedFunctionAgent
 from bough_server.agents.llm import LlmAgent
 from bough_server.agents.loading import source_problems
 from bough_server.agents.plan_execute import PlanExecuteAgent
@@ -24,8 +24,8 @@ from bough_server.agents.validation_links import functions_gone
 from bough_server.documents import raise_problems
 from bough_server.errors import AgentUnusable, ConfigurationError, Problem
 from bough_server.functions import Function
-from bough_server.models.model import Model
-from bough_server.runtime.agent import Agent, Resolver, RunVersions
+from bough_server.models.model import Model, ToolSpec
+from bough_server.runtime.agent import Agent, Resolver, VersionHashes
 from bough_server.session_state import is_key
 from bough_server.tools.builtin import RESERVED, SPECS
 from bough_server.tools.tool import Tool, spec
@@ -50,7 +50,7 @@ class Models(Protocol):
         """Aliases are followed; empty is the default model. Raises KeyError where there is none."""
         ...
 
-    def list(self) -> Sequence[catalog_service_pb2.ModelInfo]:
+    def list(self) -> Sequence[model_pb2.ModelInfo]:
         """Every name that a definition may give, aliases among them."""
         ...
 
@@ -80,9 +80,9 @@ class Registry:
         known = self.known(bare)
         raise_problems([*source_problems(sources, known), *self._code_problems(bare, known)])
         self._files = {source.definition.name: Path(source.path).name for source in sources}
-        made = {each.name: agent_of(with_revision(each), self._code_agents.__getitem__) for each in bare}
+        made = {each.name: agent_of(each, self._code_agents.__getitem__) for each in bare}
         self._agents = dict(sorted([*made.items(), *self._code_agents.items()]))
-        self._versions: dict[str, RunVersions] = {}
+        self._versions: dict[str, VersionHashes] = {}
 
     def agent(self, name: str) -> Agent:
         """The agent of a name. Raises KeyError."""
@@ -104,35 +104,33 @@ class Registry:
         """The definitions that a run of `root` can reach by links, sorted by name, the root's among them."""
         return reachable(self, root)
 
-    def versions(self, root: str) -> RunVersions:
+    def versions(self, root: str) -> VersionHashes:
         """Hashes of the tools, models and fallbacks that those definitions name, of prices; agents' code versions."""
         if root not in self._versions:
             self._versions[root] = versions_of(self, root)
         return self._versions[root]
 
-    def list_agents(self) -> Sequence[agent_pb2.AgentDefinition]:
-        """Every definition in force, by name."""
-        return [agent.definition for agent in self._agents.values()]
+    def list_agents(self) -> Sequence[agent_pb2.Agent]:
+        """Every agent, by name."""
+        return [shown(agent, self.source(name)) for name, agent in self._agents.items()]
 
-    def list_tools(self) -> Sequence[catalog_service_pb2.ToolInfo]:
+    def list_tools(self) -> Sequence[tool_pb2.ToolInfo]:
         """Every tool that a definition may name, by name: the server's own among them."""
-        specs = [*(spec(tool) for tool in self._tools.values()), *SPECS.values()]
-        return [
-            catalog_service_pb2.ToolInfo(
-                name=each.name,
-                description=each.description,
-                input_schema_json=each.input_schema_json,
-                is_built_in=each.name in SPECS,
-            )
-            for each in sorted(specs, key=lambda each: each.name)
-        ]
+        listed = [*map(_tool_info, self._tools.values()), *map(_built_in_info, SPECS.values())]
+        return sorted(listed, key=lambda info: info.name)
 
-    def list_models(self) -> Sequence[catalog_service_pb2.ModelInfo]:
+    def list_models(self) -> Sequence[model_pb2.ModelInfo]:
         """Every model, by name."""
         return sorted(self._models.list(), key=lambda info: info.name)
 
+    def source(self, name: str) -> agent_pb2.AgentSource.ValueType:
+        """Where the agent of a name is defined; AGENT_SOURCE_UNSPECIFIED if there is none."""
+        if name in self._code_agents:
+            return agent_pb2.AGENT_SOURCE_CODE
+        return agent_pb2.AGENT_SOURCE_FILE if name in self._files else agent_pb2.AGENT_SOURCE_UNSPECIFIED
+
     def place(self, name: str) -> str:
-        """What the agent of a name stands in, in words; empty where there is none."""
+        """The same in words, with the file's name; empty if there is none."""
         if name in self._code_agents:
             return "Python code"
         return f"the file {self._files[name]}" if name in self._files else ""
@@ -170,6 +168,31 @@ class Registry:
         return True
 
 
+def shown(agent: Agent, source: agent_pb2.AgentSource.ValueType) -> agent_pb2.Agent:
+    """An agent as the catalog shows it. It has no times: it is not stored."""
+    return agent_pb2.Agent(definition=agent.definition, revision=agent.revision, source=source, kind=agent.kind)
+
+
+def _tool_info(tool: Tool) -> tool_pb2.ToolInfo:
+    described = spec(tool)
+    return tool_pb2.ToolInfo(
+        name=described.name,
+        description=described.description,
+        input_schema_json=described.input_schema_json,
+        source=tool_pb2.TOOL_SOURCE_CLIENT if tool.is_client_side else tool_pb2.TOOL_SOURCE_CODE,
+        requires_approval=tool.approval is True,
+    )
+
+
+def _built_in_info(described: ToolSpec) -> tool_pb2.ToolInfo:
+    return tool_pb2.ToolInfo(
+        name=described.name,
+        description=described.description,
+        input_schema_json=described.input_schema_json,
+        source=tool_pb2.TOOL_SOURCE_BUILT_IN,
+    )
+
+
 def _unique(kind: str, items: Iterable[tuple[str, T]]) -> dict[str, T]:
     found: dict[str, T] = {}
     for name, item in items:
@@ -182,10 +205,9 @@ class Overlay:
     """A catalog with more agents than the one below it; implements runtime.agent.Resolver, and never changes."""
 
     def __init__(self, below: Resolver, definitions: Iterable[agent_pb2.AgentDefinition]) -> None:
-        """The definitions carry their revisions."""
         self._below = below
         self._agents: Mapping[str, Agent] = {each.name: agent_of(each, below.agent) for each in definitions}
-        self._versions: dict[str, RunVersions] = {}
+        self._versions: dict[str, VersionHashes] = {}
 
     def agent(self, name: str) -> Agent:
         """The agent of a name. Raises KeyError."""
@@ -207,7 +229,7 @@ class Overlay:
         """The definitions that a run of `root` can reach by links, sorted by name, the root's among them."""
         return reachable(self, root)
 
-    def versions(self, root: str) -> RunVersions:
+    def versions(self, root: str) -> VersionHashes:
         """Hashes of the tools and models that those definitions name, of their prices, and agents' code versions.
 
         Raises AgentUnusable where something that they name is gone.
@@ -234,7 +256,7 @@ def reachable(resolver: Resolver, root: str) -> Sequence[agent_pb2.AgentDefiniti
     return [found[name] for name in sorted(found)]
 
 
-def versions_of(resolver: Resolver, root: str) -> RunVersions:
+def versions_of(resolver: Resolver, root: str) -> VersionHashes:
     """Hashes of the tools, models and fallbacks that those definitions name, of prices, and agents' code versions.
 
     Raises KeyError where there is no `root`, or a tool is gone.
@@ -244,14 +266,13 @@ def versions_of(resolver: Resolver, root: str) -> RunVersions:
     names = {link.name for agent in agents for link in agent.tool_links} - SPECS.keys()
     tools = {name: resolver.tool(name).digest for name in names}
     models = _models(resolver, {name for definition in definitions for name in models_of(definition)})
-    code = {each.name: each for each in definitions if each.WhichOneof("kind") is None}
-    named = {each.function.code for each in definitions if each.HasField("function")}
-    code |= {name: resolver.agent(name).definition for name in named}
+    code = {each.name for each in definitions if each.WhichOneof("kind") is None}
+    code |= {each.function.function for each in definitions if each.HasField("function")}
     prices = [(name, asdict(model.price)) for name, model in sorted(models.items()) if model.price]
-    return RunVersions(
+    return VersionHashes(
         tools=dict(sorted(tools.items())),
         models={name: model.config_digest for name, model in sorted(models.items())},
-        agents={name: each.revision for name, each in sorted(code.items())},
+        agents={name: resolver.agent(name).revision for name in sorted(code)},
         prices=hashlib.sha256(json.dumps(prices).encode()).hexdigest(),
     )
 
@@ -276,8 +297,8 @@ def gone(resolver: Resolver, root: str) -> Iterator[str]:
         if definition.output_key and not is_key(definition.output_key):
             key = definition.output_key
             yield f"The agent {definition.name!r} has the output_key {key!r}, which no state can hold."
-        if definition.HasField("function") and not is_code(resolver, definition.function.code):
-            code = definition.function.code
+        if definition.HasField("function") and not is_code(resolver, definition.function.function):
+            code = definition.function.function
             yield f"The agent {definition.name!r} names the code {code!r}, which is not there any more."
             continue
         for function in functions_gone(definition, resolver):
@@ -311,5 +332,5 @@ def _has(find: Callable[[str], object], name: str) -> bool:
 def agent_of(definition: agent_pb2.AgentDefinition, code: Callable[[str], Agent]) -> Agent:
     """The agent of a definition that has been judged; `code` finds agents in code and raises KeyError."""
     if definition.HasField("function"):
-        return DefinedCode(definition, code)
+        return DefinedFunctionAgent(definition, code)
     return _KINDS[definition.WhichOneof("kind") or "llm"](definition)

@@ -1,6 +1,6 @@
 """What makes agent definitions sensible, judged together and all at once; how they are written is definition.py's.
 
-The same list of violations answers ValidateAgent, `bough agents validate` and a server's start.
+The same list of violations answers ValidateAgents, `bough agents validate` and a server's start.
 """
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -44,7 +44,7 @@ class Known:
 
 
 @dataclass(frozen=True, slots=True)
-class Mistake:
+class Problem:
     """Something wrong with one field of one definition."""
 
     field: str
@@ -52,11 +52,13 @@ class Mistake:
     reason: Reason = _INVALID
 
 
-def violations(definitions: Sequence[agent_pb2.AgentDefinition], known: Known) -> list[catalog_service_pb2.Violation]:
+def violations(
+    definitions: Sequence[agent_pb2.AgentDefinition], known: Known
+) -> list[catalog_service_pb2.DefinitionViolation]:
     """Everything that is wrong with definitions, in their order, and with what they reach; empty where all is well."""
     judged = [*zip(definitions, judge(definitions, known), strict=True), *judge_reached(definitions, known)]
     return [
-        catalog_service_pb2.Violation(
+        catalog_service_pb2.DefinitionViolation(
             agent=definition.name, field=mistake.field, description=mistake.description, reason=mistake.reason
         )
         for definition, mistakes in judged
@@ -64,27 +66,27 @@ def violations(definitions: Sequence[agent_pb2.AgentDefinition], known: Known) -
     ]
 
 
-def judge(definitions: Sequence[agent_pb2.AgentDefinition], known: Known) -> list[list[Mistake]]:
+def judge(definitions: Sequence[agent_pb2.AgentDefinition], known: Known) -> list[list[Problem]]:
     """The mistakes of each definition."""
     world = _world(definitions, known)
     circle_of = rule_circles(world.agents)
     seen: set[str] = set()
-    judged: list[list[Mistake]] = []
+    judged: list[list[Problem]] = []
     for definition in definitions:
         mistakes = [*_identity(definition, world, seen), *_llm(definition, world), *_links(definition, world)]
-        mistakes += [Mistake(*each) for each in bound_mistakes(definition)]
-        mistakes += [Mistake(*each) for each in structure_mistakes(definition, world.agents, circle_of)]
-        mistakes += [Mistake(*each) for each in naming_mistakes(definition, known.functions, known.code_agents)]
-        mistakes += [Mistake(*each) for each in unknown_models(definition, known.models)]
+        mistakes += [Problem(*each) for each in bound_mistakes(definition)]
+        mistakes += [Problem(*each) for each in structure_mistakes(definition, world.agents, circle_of)]
+        mistakes += [Problem(*each) for each in naming_mistakes(definition, known.functions, known.code_agents)]
+        mistakes += [Problem(*each) for each in unknown_models(definition, known.models)]
         if problem := _schema_problem(definition.input_schema_json):
-            mistakes.append(Mistake("input_schema_json", problem))
+            mistakes.append(Problem("input_schema_json", problem))
         mistakes += _output(definition)
         seen.add(definition.name)
         judged.append([_placed(mistake, definition) for mistake in mistakes])
     return judged
 
 
-def _placed(mistake: Mistake, definition: agent_pb2.AgentDefinition) -> Mistake:
+def _placed(mistake: Problem, definition: agent_pb2.AgentDefinition) -> Problem:
     """The same mistake where a supervisor has what it is about."""
     is_inside = definition.HasField("supervisor") and mistake.field.startswith("llm.")
     return replace(mistake, field=f"supervisor.{mistake.field}") if is_inside else mistake
@@ -92,10 +94,10 @@ def _placed(mistake: Mistake, definition: agent_pb2.AgentDefinition) -> Mistake:
 
 def judge_reached(
     definitions: Sequence[agent_pb2.AgentDefinition], known: Known
-) -> list[tuple[agent_pb2.AgentDefinition, list[Mistake]]]:
+) -> list[tuple[agent_pb2.AgentDefinition, list[Problem]]]:
     """The catalog's agents that these reach and would leave with mistakes they do not have now, and those mistakes."""
     before, after = _world([], known), _world(definitions, known)
-    judged: list[tuple[agent_pb2.AgentDefinition, list[Mistake]]] = []
+    judged: list[tuple[agent_pb2.AgentDefinition, list[Problem]]] = []
     for name in sorted(_below({each.name for each in definitions}, after.agents)):
         reached = after.agents[name]
         had = {mistake.field for mistake in _relations(reached, before)}
@@ -104,7 +106,7 @@ def judge_reached(
     return judged
 
 
-def _relations(definition: agent_pb2.AgentDefinition, world: "_World") -> list[Mistake]:
+def _relations(definition: agent_pb2.AgentDefinition, world: "_World") -> list[Problem]:
     """Those of a definition's mistakes that depend on other agents."""
     return [_placed(mistake, definition) for mistake in (*_llm(definition, world), *_links(definition, world))]
 
@@ -115,15 +117,15 @@ def _schema_problem(schema_json: str) -> str:
     return schema_problem(schema_json) if schema_json else ""
 
 
-def _output(definition: agent_pb2.AgentDefinition) -> Iterator[Mistake]:
+def _output(definition: agent_pb2.AgentDefinition) -> Iterator[Problem]:
     schema = definition.output_schema_json
     if not schema:
         return
     if problem := _schema_problem(schema):
         # The rule is the same, and its reason another: no provider takes a form of another type.
-        yield Mistake("output_schema_json", problem.replace(": arguments have names", ""))
+        yield Problem("output_schema_json", problem.replace(": arguments have names", ""))
     if llm_of(definition).final_answer_tool:
-        yield Mistake(
+        yield Problem(
             "llm.final_answer_tool", "takes an answer in words; leave it out where there is an output schema."
         )
 
@@ -133,13 +135,13 @@ def judge_code_agent(
     tool_links: Sequence[agent_pb2.ToolLink],
     definitions: Sequence[agent_pb2.AgentDefinition],
     known: Known,
-) -> list[Mistake]:
+) -> list[Problem]:
     """The mistakes of an agent in code, whose tools stand beside its definition."""
     tools = agent_pb2.AgentDefinition(llm=agent_pb2.LlmAgent(tools=tool_links), sub_agents=agent.sub_agents)
     mistakes = [*_tools(tools, known), *_links(agent, _world(definitions, known))]
-    mistakes += [Mistake(*each) for each in naming_mistakes(agent, known.functions, known.code_agents)]
-    mistakes += [Mistake(*each) for each in (*history_mistakes(agent), *unknown_models(agent, known.models))]
-    return [Mistake(mistake.field.removeprefix("llm."), mistake.description, mistake.reason) for mistake in mistakes]
+    mistakes += [Problem(*each) for each in naming_mistakes(agent, known.functions, known.code_agents)]
+    mistakes += [Problem(*each) for each in (*history_mistakes(agent), *unknown_models(agent, known.models))]
+    return [Problem(mistake.field.removeprefix("llm."), mistake.description, mistake.reason) for mistake in mistakes]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -176,36 +178,36 @@ def _below(names: Collection[str], agents: Mapping[str, agent_pb2.AgentDefinitio
     return found
 
 
-def _identity(definition: agent_pb2.AgentDefinition, world: _World, seen: Collection[str]) -> Iterator[Mistake]:
+def _identity(definition: agent_pb2.AgentDefinition, world: _World, seen: Collection[str]) -> Iterator[Problem]:
     name = definition.name
     if not name:
-        yield Mistake("name", "is required.")
+        yield Problem("name", "is required.")
     elif not AGENT_NAME.fullmatch(name):
-        yield Mistake("name", "must be a letter, then up to 58 letters, digits, _ or -.")
+        yield Problem("name", "must be a letter, then up to 58 letters, digits, _ or -.")
     elif name in seen:
-        yield Mistake("name", f"{name!r} is defined twice; names are unique in a catalog.")
+        yield Problem("name", f"{name!r} is defined twice; names are unique in a catalog.")
     elif name in world.taken:
-        yield Mistake("name", f"{name!r} is the name of an agent in code; choose another.")
+        yield Problem("name", f"{name!r} is the name of an agent in code; choose another.")
     if not definition.description.strip():
-        yield Mistake("description", "is required: it is what a model chooses the agent by.")
+        yield Problem("description", "is required: it is what a model chooses the agent by.")
     if definition.WhichOneof("kind") is None:
-        yield Mistake("llm", "is required, or another kind such as `sequence: {}`: it says what runs the agent.")
+        yield Problem("llm", "is required, or another kind such as `sequence: {}`: it says what runs the agent.")
 
 
-def _llm(definition: agent_pb2.AgentDefinition, world: _World) -> Iterator[Mistake]:
+def _llm(definition: agent_pb2.AgentDefinition, world: _World) -> Iterator[Problem]:
     if definition.WhichOneof("kind") not in ("llm", "supervisor"):
         return
     llm, known = llm_of(definition), world.known
     if llm.model and llm.model not in known.models:
-        yield Mistake("llm.model", f"There is no model {llm.model!r}.{suggestion(llm.model, known.models)}")
+        yield Problem("llm.model", f"There is no model {llm.model!r}.{suggestion(llm.model, known.models)}")
     if not llm.model and not known.has_default_model and definition.name not in world.with_model:
-        yield Mistake("llm.model", "is required: there is no model named default, and no caller has one to inherit.")
+        yield Problem("llm.model", "is required: there is no model named default, and no caller has one to inherit.")
     yield from _tools(definition, known)
     if problem := json_object_mistake(llm.settings.extra_json):
-        yield Mistake("llm.settings.extra_json", problem)
+        yield Problem("llm.settings.extra_json", problem)
 
 
-def _tools(definition: agent_pb2.AgentDefinition, known: Known) -> Iterator[Mistake]:
+def _tools(definition: agent_pb2.AgentDefinition, known: Known) -> Iterator[Problem]:
     others = {f"call_{link.agent}": f"the linked agent {link.agent!r}" for link in definition.sub_agents}
     if llm_of(definition).final_answer_tool:
         others[FINAL_ANSWER] = "the final answer"
@@ -213,32 +215,32 @@ def _tools(definition: agent_pb2.AgentDefinition, known: Known) -> Iterator[Mist
     for index, link in enumerate(llm_of(definition).tools):
         place = f"llm.tools[{index}].name"
         if not link.name:
-            yield Mistake(place, "is required.")
+            yield Problem(place, "is required.")
         elif link.name not in known.tools and link.name not in SPECS:
             reason = error_pb2.ERROR_REASON_UNKNOWN_TOOL
             there = {*known.tools, *SPECS}
-            yield Mistake(place, f"There is no tool {link.name!r}.{suggestion(link.name, there)}", reason)
+            yield Problem(place, f"There is no tool {link.name!r}.{suggestion(link.name, there)}", reason)
         if link.name in seen:
-            yield Mistake(place, f"{link.name!r} is there twice.")
+            yield Problem(place, f"{link.name!r} is there twice.")
         elif link.name in others:
-            yield Mistake(place, f"{link.name!r} is also the tool of {others[link.name]}; one of the two must go.")
+            yield Problem(place, f"{link.name!r} is also the tool of {others[link.name]}; one of the two must go.")
         if link.HasField("timeout") and link.name in known.client_tools:
             words = f"{link.name!r} runs in the client, which no timeout stops; the tool's answer_within does."
-            yield Mistake(f"llm.tools[{index}].timeout", words)
+            yield Problem(f"llm.tools[{index}].timeout", words)
         seen.add(link.name)
 
 
-def _links(definition: agent_pb2.AgentDefinition, world: _World) -> Iterator[Mistake]:
+def _links(definition: agent_pb2.AgentDefinition, world: _World) -> Iterator[Problem]:
     seen: set[str] = set()
     for index, link in enumerate(definition.sub_agents):
         place = f"sub_agents[{index}].agent"
         if not link.agent:
-            yield Mistake(place, "is required.")
+            yield Problem(place, "is required.")
         elif link.agent == definition.name:
-            yield Mistake(place, "An agent cannot link to itself.")
+            yield Problem(place, "An agent cannot link to itself.")
         elif link.agent not in world.agents:
             reason = error_pb2.ERROR_REASON_UNKNOWN_AGENT
-            yield Mistake(place, f"There is no agent {link.agent!r}.{suggestion(link.agent, world.agents)}", reason)
+            yield Problem(place, f"There is no agent {link.agent!r}.{suggestion(link.agent, world.agents)}", reason)
         elif link.agent in seen:
-            yield Mistake(place, f"{link.agent!r} is linked twice.")
+            yield Problem(place, f"{link.agent!r} is linked twice.")
         seen.add(link.agent)

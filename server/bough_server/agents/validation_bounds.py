@@ -22,7 +22,7 @@ MAX_SCHEMA_BYTES: Final = 64 * 1024
 _MOST_DESCRIPTION: Final = 4 * 1024
 _MOST_ITEMS: Final = 128
 _LONGEST_INTERVAL_NS: Final = 10_000_000_000
-_COUNTS: Final = ("model_calls", "tool_calls", "tokens", "cost_micros", "depth", "handoffs")
+_COUNTS: Final = ("model_calls", "tool_calls", "tokens", "cost_nanos", "depth", "transfers")
 
 
 def bound_mistakes(definition: agent_pb2.AgentDefinition) -> Iterator[FieldMistake]:
@@ -38,7 +38,7 @@ def bound_mistakes(definition: agent_pb2.AgentDefinition) -> Iterator[FieldMista
     yield from _limits_mistakes(definition.limits, "limits")
     for index, link in enumerate(definition.sub_agents):
         yield from _limits_mistakes(link.limits, f"sub_agents[{index}].limits")
-    yield from _delta_mistakes(definition.delta.aggregated)
+    yield from _delta_mistakes(definition.deltas.aggregated)
     yield from _llm_mistakes(llm_of(definition))
     yield from history_mistakes(definition)
 
@@ -72,8 +72,8 @@ def _limits_mistakes(limits: policy_pb2.Limits, place: str) -> Iterator[FieldMis
     for name in _COUNTS:
         if getattr(limits, name) < 0:
             yield f"{place}.{name}", "must not be negative."
-    if limits.HasField("parallel") and limits.parallel < 1:
-        yield f"{place}.parallel", "must be at least 1."
+    if limits.HasField("concurrency") and limits.concurrency < 1:
+        yield f"{place}.concurrency", "must be at least 1."
     if limits.HasField("wall_duration"):
         yield from _positive_mistakes(limits.wall_duration, f"{place}.wall_duration")
 
@@ -87,11 +87,11 @@ def _positive_mistakes(duration: Duration, path: str) -> Iterator[FieldMistake]:
 
 def _delta_mistakes(aggregated: policy_pb2.AggregatedDeltas) -> Iterator[FieldMistake]:
     if aggregated.HasField("max_chars") and aggregated.max_chars < 1:
-        yield "delta.aggregated.max_chars", "must be at least 1."
+        yield "deltas.aggregated.max_chars", "must be at least 1."
     if not _is_in_range(aggregated.max_interval):
-        yield "delta.aggregated.max_interval", "is out of the range of a duration."
+        yield "deltas.aggregated.max_interval", "is out of the range of a duration."
     elif not 0 <= aggregated.max_interval.ToNanoseconds() <= _LONGEST_INTERVAL_NS:
-        yield "delta.aggregated.max_interval", "must be between 0 s and 10 s."
+        yield "deltas.aggregated.max_interval", "must be between 0 s and 10 s."
 
 
 def _enum_mistakes(message: Message, place: str) -> Iterator[FieldMistake]:
@@ -128,15 +128,18 @@ def history_mistakes(definition: agent_pb2.AgentDefinition) -> Iterator[FieldMis
     for place, policy in _policies(definition):
         if policy.HasField("sliding_window"):
             window, path = policy.sliding_window, f"{place}.sliding_window"
-            yield from _size_mistakes(window.max_tokens, path)
-            if window.reserve < 0:
-                yield f"{path}.reserve", "must not be negative."
-            elif 1 <= window.max_tokens <= window.reserve:
-                yield f"{path}.reserve", "must be less than max_tokens: nothing would be left for the request."
+            yield from _size_mistakes(window, path)
+            if window.reserve_tokens < 0:
+                yield f"{path}.reserve_tokens", "must not be negative."
+            elif 1 <= window.max_tokens <= window.reserve_tokens:
+                yield f"{path}.reserve_tokens", "must be less than max_tokens: nothing would be left for the request."
         if policy.HasField("summarize"):
-            yield from _size_mistakes(policy.summarize.max_tokens, f"{place}.summarize")
-            if policy.summarize.keep_recent < 0:
-                yield f"{place}.summarize.keep_recent", "must not be negative."
+            yield from _size_mistakes(policy.summarize, f"{place}.summarize")
+            if policy.summarize.HasField("keep_recent_exchanges") and policy.summarize.keep_recent_exchanges < 1:
+                yield (
+                    f"{place}.summarize.keep_recent_exchanges",
+                    "must be at least 1: the last one has the agent's input.",
+                )
 
 
 def unknown_models(definition: agent_pb2.AgentDefinition, models: Collection[str]) -> Iterator[FieldMistake]:
@@ -153,6 +156,8 @@ def _policies(definition: agent_pb2.AgentDefinition) -> Iterator[tuple[str, agen
         yield f"sub_agents[{index}].history", link.history
 
 
-def _size_mistakes(max_tokens: int, path: str) -> Iterator[FieldMistake]:
-    if max_tokens < 1:
-        yield f"{path}.max_tokens", "is required: the most tokens of a request, at least 1."
+def _size_mistakes(policy: agent_pb2.SlidingWindow | agent_pb2.Summarization, path: str) -> Iterator[FieldMistake]:
+    if not policy.HasField("max_tokens"):
+        yield f"{path}.max_tokens", "is required: the most tokens of a request."
+    elif policy.max_tokens < 1:
+        yield f"{path}.max_tokens", "must be at least 1."

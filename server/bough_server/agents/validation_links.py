@@ -13,7 +13,7 @@ from bough_server.runtime.agent import Resolver, llm_of
 from bough_server.session_state import is_key, is_path
 from bough_server.templates import template_mistake
 
-_MOST_ROUNDS: Final = 10_000
+_MOST_ITERATIONS: Final = 10_000
 _MOST_STEPS: Final = 1000
 """Of a plan: all that was done goes along with every step."""
 
@@ -48,7 +48,7 @@ def structure_mistakes(
     if definition.parallel.HasField("max_concurrency") and definition.parallel.max_concurrency < 1:
         yield "parallel.max_concurrency", "must be at least 1."
     if definition.HasField("swarm"):
-        yield from _member_mistakes(definition.swarm.entry, definition, "swarm.entry")
+        yield from _member_mistakes(definition.swarm.entry_agent, definition, "swarm.entry_agent")
     if definition.HasField("plan_execute"):
         yield from _plan_mistakes(definition, agents)
     certain = _run_in_any_case(definition)
@@ -63,7 +63,7 @@ def structure_mistakes(
 
 def rule_circles(agents: Mapping[str, agent_pb2.AgentDefinition]) -> dict[str, str]:
     """Who runs one another in turn whatever models say: the circle that each agent is in, by name."""
-    return circles({name: _run_in_any_case(each) if is_composite(each) else () for name, each in agents.items()})
+    return cycles({name: _run_in_any_case(each) if is_composite(each) else () for name, each in agents.items()})
 
 
 def is_composite(definition: agent_pb2.AgentDefinition) -> bool:
@@ -115,25 +115,25 @@ def _plan_mistakes(
     for index, link in enumerate(definition.sub_agents):
         if link.agent and link.agent not in roles:
             yield f"sub_agents[{index}].agent", f"{link.agent!r} is no planner, executor or replanner: nothing runs it."
-    if plan.HasField("max_rounds") and not 1 <= plan.max_rounds <= _MOST_STEPS:
-        yield "plan_execute.max_rounds", f"must be between 1 and {_MOST_STEPS}."
+    if plan.HasField("max_iterations") and not 1 <= plan.max_iterations <= _MOST_STEPS:
+        yield "plan_execute.max_iterations", f"must be between 1 and {_MOST_STEPS}."
 
 
 def _run_in_any_case(definition: agent_pb2.AgentDefinition) -> set[str]:
     """Whom a composite runs whatever models say: of a swarm the member that begins, of any other all."""
     if definition.HasField("swarm") and definition.sub_agents:
-        return {definition.swarm.entry or definition.sub_agents[0].agent}
+        return {definition.swarm.entry_agent or definition.sub_agents[0].agent}
     return {link.agent for link in definition.sub_agents}
 
 
 def _loop_mistakes(loop: agent_pb2.LoopAgent) -> Iterator[FieldMistake]:
     if not loop.HasField("max_iterations"):
         yield "loop.max_iterations", "is required: a loop without a bound may never end."
-    elif not 1 <= loop.max_iterations <= _MOST_ROUNDS:
-        yield "loop.max_iterations", f"must be between 1 and {_MOST_ROUNDS}."
+    elif not 1 <= loop.max_iterations <= _MOST_ITERATIONS:
+        yield "loop.max_iterations", f"must be between 1 and {_MOST_ITERATIONS}."
 
 
-def circles(runs: Mapping[str, Collection[str]]) -> dict[str, str]:
+def cycles(runs: Mapping[str, Collection[str]]) -> dict[str, str]:
     """For each name one that it runs in circles with, the same for all of a circle; a name in none has its own.
 
     `runs` says whom each name runs; who is named there alone runs nobody. Kosaraju's two walks, without recursion.
@@ -216,7 +216,7 @@ def naming_mistakes(
         if problem := _function_problem(named, functions):
             yield named.field, problem, _INVALID
     if definition.HasField("function"):
-        yield from _code_mistakes(definition.function.code, [each.name for each in code_agents])
+        yield from _code_mistakes(definition.function.function, [each.name for each in code_agents])
     if wrong := template_mistake(llm_of(definition).instruction, ()):
         yield "llm.instruction", wrong, _INVALID
     yield from _until_mistakes(definition.loop)
@@ -253,19 +253,19 @@ def _function_problem(named: Named, functions: Mapping[str, str]) -> str:
 
 def _code_mistakes(code: str, known: Collection[str]) -> Iterator[NamingMistake]:
     if not code:
-        yield "function.code", "is required: the name of an agent in code.", _INVALID
+        yield "function.function", "is required: the name of an agent in code.", _INVALID
     elif code not in known:
         reason = error_pb2.ERROR_REASON_UNKNOWN_AGENT
-        yield "function.code", f"There is no agent in code named {code!r}.{suggestion(code, known)}", reason
+        yield "function.function", f"There is no agent in code named {code!r}.{suggestion(code, known)}", reason
 
 
 def _until_mistakes(loop: agent_pb2.LoopAgent) -> Iterator[NamingMistake]:
     if not loop.HasField("until"):
         return
     if loop.until.WhichOneof("condition") is None:
-        yield "loop.until", "needs a `predicate` or a path in the `state`.", _INVALID
-    elif loop.until.HasField("state") and not is_path(loop.until.state):
-        yield "loop.until.state", "must be a path such as `approved` or `review.approved`.", _INVALID
+        yield "loop.until", "needs a `predicate` or a `state_path`.", _INVALID
+    elif loop.until.HasField("state_path") and not is_path(loop.until.state_path):
+        yield "loop.until.state_path", "must be a path such as `approved` or `review.approved`.", _INVALID
 
 
 def _function(resolver: Resolver, name: str) -> Function | None:

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 from grpc import aio
 
 from bough.v1 import agent_service_pb2 as pb
-from bough.v1 import agent_service_pb2_grpc
+from bough.v1 import agent_service_pb2_grpc, follow_pb2, run_pb2
 from bough_server.api.pagination import page_of, run_filter
 from bough_server.api.streaming import Following, responses
 from bough_server.clock import Clock
@@ -47,7 +47,9 @@ class AgentService(agent_service_pb2_grpc.AgentServiceServicer):
             trace=Parent.current(),
         )
         record = await _whole(starting)
-        following = self._follow(principal, record.run, request.follow, context, until=pb.WATCH_UNTIL_INTERRUPTED)
+        following = self._follow(
+            principal, record.run, request.follow, context, until=follow_pb2.WATCH_UNTIL_INTERRUPTED
+        )
         async with aclosing(following) as messages:
             async for message in messages:
                 yield message
@@ -66,7 +68,7 @@ class AgentService(agent_service_pb2_grpc.AgentServiceServicer):
             request.follow,
             context,
             after=after,
-            until=pb.WATCH_UNTIL_INTERRUPTED,
+            until=follow_pb2.WATCH_UNTIL_INTERRUPTED,
             past=resumed.since,
         )
         async with aclosing(following) as messages:
@@ -81,7 +83,7 @@ class AgentService(agent_service_pb2_grpc.AgentServiceServicer):
         forking = self._runs.fork(principal, request, deadline_time_ns=self._deadline(context.time_remaining()))
         record, shared = await _whole(forking)
         following = self._follow(
-            principal, record.run, request.follow, context, after=shared, until=pb.WATCH_UNTIL_INTERRUPTED
+            principal, record.run, request.follow, context, after=shared, until=follow_pb2.WATCH_UNTIL_INTERRUPTED
         )
         async with aclosing(following) as messages:
             async for message in messages:
@@ -104,33 +106,33 @@ class AgentService(agent_service_pb2_grpc.AgentServiceServicer):
         self, request: pb.CancelRunRequest, context: aio.ServicerContext[pb.CancelRunRequest, pb.CancelRunResponse]
     ) -> pb.CancelRunResponse:
         """Asks a run to stop."""
-        record = await self._runs.cancel(self._principal(), request.run_id)
+        record = await self._runs.cancel(self._principal(), request.run_id, note=request.note)
         return pb.CancelRunResponse(run=record.run)
 
     async def GetRun(
         self, request: pb.GetRunRequest, context: aio.ServicerContext[pb.GetRunRequest, pb.GetRunResponse]
     ) -> pb.GetRunResponse:
         """Gives one run."""
-        record = await self._runs.get(self._principal(), request.run_id)
-        return pb.GetRunResponse(run=record.run)
+        run = (await self._runs.get(self._principal(), request.run_id)).run
+        return pb.GetRunResponse(run=run, final_answer=await self._runs.final_answer(run))
 
     async def ListRuns(
         self, request: pb.ListRunsRequest, context: aio.ServicerContext[pb.ListRunsRequest, pb.ListRunsResponse]
     ) -> pb.ListRunsResponse:
         """Lists runs, the newest first."""
         runs, token = await self._runs.list(
-            self._principal(), run_filter(request), page_of(request.page_size, request.page_token)
+            self._principal(), run_filter(request.filter), page_of(request.page_size, request.page_token)
         )
         return pb.ListRunsResponse(runs=runs, next_page_token=token)
 
     async def _follow(
         self,
         principal: Principal,
-        run: pb.Run,
-        options: pb.FollowOptions,
+        run: run_pb2.Run,
+        options: follow_pb2.FollowOptions,
         context: aio.ServicerContext[Any, Any],
         *,
-        until: pb.WatchUntil.ValueType,
+        until: follow_pb2.WatchUntil.ValueType,
         after: int = 0,
         past: int = 0,
     ) -> AsyncGenerator[bytes, None]:
@@ -140,7 +142,9 @@ class AgentService(agent_service_pb2_grpc.AgentServiceServicer):
             selection=Selection(options.view, options.event_names),
             after=after,
         )
-        heartbeat = options.heartbeat.ToTimedelta().total_seconds() if options.HasField("heartbeat") else None
+        heartbeat = (
+            options.heartbeat_interval.ToTimedelta().total_seconds() if options.HasField("heartbeat_interval") else None
+        )
         pages = self._runs.follow(principal, run.run_id, after=after, until=until, past=past)
         try:
             async with aclosing(responses(pages, following, clock=self._clock, heartbeat=heartbeat)) as messages:

@@ -6,17 +6,19 @@ from typing import Final, TypeVar
 
 from grpc import aio
 
-from bough.v1 import agent_pb2, catalog_service_pb2_grpc, error_pb2
+from bough.v1 import agent_pb2, catalog_service_pb2_grpc, error_pb2, model_pb2, tool_pb2
 from bough.v1 import catalog_service_pb2 as pb
 from bough_server.agents.catalog import AgentCatalog
+from bough_server.agents.definition import kind_of
 from bough_server.agents.editing import AgentEditor
 from bough_server.api.pagination import page_by_name, page_of
 from bough_server.errors import NotFound
 from bough_server.store.ports import Catalog, Principal
 
-T = TypeVar("T", agent_pb2.AgentDefinition, pb.ToolInfo, pb.ModelInfo)
+T = TypeVar("T", agent_pb2.Agent, tool_pb2.ToolInfo, model_pb2.ModelInfo)
 
 _NAME: Final[Callable[[object], str]] = attrgetter("name")
+_AGENT_NAME: Final[Callable[[object], str]] = attrgetter("definition.name")
 _SIZE: Final[Callable[[object], int]] = methodcaller("ByteSize")
 
 
@@ -34,7 +36,7 @@ class CatalogService(catalog_service_pb2_grpc.CatalogServiceServicer):
         context: aio.ServicerContext[pb.CreateAgentRequest, pb.CreateAgentResponse],
     ) -> pb.CreateAgentResponse:
         """Stores a new agent."""
-        return pb.CreateAgentResponse(agent=await self._editor.create(self._tenant_id(), request.agent))
+        return pb.CreateAgentResponse(agent=await self._editor.create(self._tenant_id(), request.definition))
 
     async def UpdateAgent(
         self,
@@ -43,7 +45,7 @@ class CatalogService(catalog_service_pb2_grpc.CatalogServiceServicer):
     ) -> pb.UpdateAgentResponse:
         """Changes an agent that is stored."""
         agent = await self._editor.update(
-            self._tenant_id(), request.agent, mask=request.update_mask, revision=request.revision
+            self._tenant_id(), request.definition, mask=request.update_mask, revision=request.revision
         )
         return pb.UpdateAgentResponse(agent=agent)
 
@@ -63,29 +65,32 @@ class CatalogService(catalog_service_pb2_grpc.CatalogServiceServicer):
         tenant_id = self._tenant_id()
         catalog = await self._agents.of(tenant_id)
         if not request.revision:
-            return pb.GetAgentResponse(agent=catalog.agent(request.name).definition)
-        found = catalog.in_force(request.name, request.revision)
-        found = found or await self._revisions.get_of(tenant_id, request.revision)
-        if found is None or found.name != request.name:
+            return pb.GetAgentResponse(agent=catalog.current(request.name))
+        if (found := catalog.in_force(request.name, request.revision)) is not None:
+            return pb.GetAgentResponse(agent=found)
+        used = await self._revisions.get_of(tenant_id, request.revision)
+        if used is None or used.name != request.name:
             hint = f"It has no revision {request.revision!r} that is in force, or that a run names."
             raise NotFound("agent", request.name, reason=error_pb2.ERROR_REASON_UNKNOWN_AGENT, hint=hint)
-        return pb.GetAgentResponse(agent=found)
+        return pb.GetAgentResponse(
+            agent=agent_pb2.Agent(definition=used, revision=request.revision, kind=kind_of(used))
+        )
 
     async def ListAgents(
         self, request: pb.ListAgentsRequest, context: aio.ServicerContext[pb.ListAgentsRequest, pb.ListAgentsResponse]
     ) -> pb.ListAgentsResponse:
         """Lists the agents, by name."""
         catalog = await self._agents.of(self._tenant_id())
-        agents, token = _page(catalog.list_agents(), request, "agents")
+        agents, token = _page(catalog.list_agents(), request, "agents", name=_AGENT_NAME)
         return pb.ListAgentsResponse(agents=agents, next_page_token=token)
 
-    async def ValidateAgent(
+    async def ValidateAgents(
         self,
-        request: pb.ValidateAgentRequest,
-        context: aio.ServicerContext[pb.ValidateAgentRequest, pb.ValidateAgentResponse],
-    ) -> pb.ValidateAgentResponse:
+        request: pb.ValidateAgentsRequest,
+        context: aio.ServicerContext[pb.ValidateAgentsRequest, pb.ValidateAgentsResponse],
+    ) -> pb.ValidateAgentsResponse:
         """Checks definitions against each other and the catalog."""
-        return pb.ValidateAgentResponse(violations=await self._agents.validate(self._tenant_id(), request.definitions))
+        return pb.ValidateAgentsResponse(violations=await self._agents.validate(self._tenant_id(), request.definitions))
 
     async def ListTools(
         self, request: pb.ListToolsRequest, context: aio.ServicerContext[pb.ListToolsRequest, pb.ListToolsResponse]
@@ -106,7 +111,11 @@ class CatalogService(catalog_service_pb2_grpc.CatalogServiceServicer):
 
 
 def _page(
-    items: Sequence[T], request: pb.ListAgentsRequest | pb.ListToolsRequest | pb.ListModelsRequest, listing: str
+    items: Sequence[T],
+    request: pb.ListAgentsRequest | pb.ListToolsRequest | pb.ListModelsRequest,
+    listing: str,
+    *,
+    name: Callable[[object], str] = _NAME,
 ) -> tuple[list[T], str]:
     page = page_of(request.page_size, request.page_token)
-    return page_by_name(items, page, listing=listing, name=_NAME, size=_SIZE)
+    return page_by_name(items, page, listing=listing, name=name, size=_SIZE)

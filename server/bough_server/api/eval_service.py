@@ -7,9 +7,8 @@ from typing import Final, TypeVar
 from google.protobuf.message import Message
 from grpc import aio
 
-from bough.v1 import agent_service_pb2, eval_service_pb2_grpc, event_pb2, invocation_pb2
 from bough.v1 import eval_service_pb2 as pb
-from bough_server.api.pagination import page_of, run_filter
+from bough.v1 import eval_service_pb2_grpc, event_pb2, invocation_pb2, run_pb2
 from bough_server.errors import FieldViolation, InvalidRequest, SequenceOutOfRange
 from bough_server.runs.runs import Runs
 from bough_server.store.ports import EventLog, Principal, StoredEvent
@@ -24,8 +23,6 @@ MAX_ITEMS: Final = 1_000_000
 bytes, and a thousand times as many in memory and some microseconds whenever the record is looked through."""
 
 T = TypeVar("T")
-
-_TERMINAL: Final = frozenset({event_pb2.STATE_SUCCEEDED, event_pb2.STATE_FAILED, event_pb2.STATE_CANCELLED})
 
 MAX_EVENTS: Final = 1_000_000
 MAX_BYTES: Final = 256 * 1024 * 1024
@@ -119,17 +116,6 @@ class EvalService(eval_service_pb2_grpc.EvalServiceServicer):
         through = request.as_of_sequence or run.last_sequence
         return pb.GetInvocationResponse(invocation=await self._read_tree(run, through, request.options))
 
-    async def ListInvocations(
-        self,
-        request: pb.ListInvocationsRequest,
-        context: aio.ServicerContext[pb.ListInvocationsRequest, pb.ListInvocationsResponse],
-    ) -> pb.ListInvocationsResponse:
-        """Lists records, the newest first, by what the rows of their runs know."""
-        runs, token = await self._runs.list(
-            self._principal(), run_filter(request), page_of(request.page_size, request.page_token)
-        )
-        return pb.ListInvocationsResponse(invocations=[_outline(run) for run in runs], next_page_token=token)
-
     async def AggregateEvents(
         self,
         request_iterator: AsyncIterator[pb.AggregateEventsRequest],
@@ -139,7 +125,7 @@ class EvalService(eval_service_pb2_grpc.EvalServiceServicer):
         return pb.AggregateEventsResponse(invocation=await (await _folded(request_iterator)).invocation())
 
     async def _read_tree(
-        self, run: agent_service_pb2.Run, through: int, options: invocation_pb2.InvocationOptions
+        self, run: run_pb2.Run, through: int, options: invocation_pb2.InvocationOptions
     ) -> invocation_pb2.Invocation:
         """Folds a log page by page, so that no more than a page of it is in memory. Deltas tell a tree nothing."""
         folding = Folding(Tree(options, run_id=run.run_id, session_id=run.session_id))
@@ -165,21 +151,3 @@ async def _folded(requests: AsyncIterator[pb.AggregateEventsRequest]) -> Folding
             raise InvalidRequest([FieldViolation(field="events", description=said)])
         await folding.take(request.events, size=size)
     return folding or Folding(Tree())
-
-
-def _outline(run: agent_service_pb2.Run) -> invocation_pb2.Invocation:
-    """A record as far as the run's row goes. The root's invocation id is the run's, which its keys begin with."""
-    outline = invocation_pb2.Invocation(
-        invocation_id=run.run_id,
-        run_id=run.run_id,
-        session_id=run.session_id,
-        agent=run.agent,
-        labels=run.labels,
-        state=run.state,
-        as_of_sequence=run.last_sequence,
-        complete=run.state in _TERMINAL,
-    )
-    for name in ("error", "tree_usage", "start_time", "end_time", "forked_from"):
-        if run.HasField(name):
-            getattr(outline, name).CopyFrom(getattr(run, name))
-    return outline

@@ -11,7 +11,7 @@ from typing import Final, TypeVar
 
 from google.protobuf.message import Message
 
-from bough.v1 import agent_service_pb2, error_pb2, eval_service_pb2
+from bough.v1 import error_pb2, run_pb2
 from bough_server.errors import FieldViolation, InvalidRequest
 from bough_server.store.ports import Page, RunFilter
 
@@ -30,17 +30,16 @@ def page_of(page_size: int, page_token: str) -> Page:
     return Page(size=min(page_size or DEFAULT_SIZE, MAX_SIZE), token=page_token)
 
 
-def run_filter(request: agent_service_pb2.ListRunsRequest | eval_service_pb2.ListInvocationsRequest) -> RunFilter:
+def run_filter(asked: run_pb2.RunFilter) -> RunFilter:
     """Which runs a request asks for."""
-    start, end = request.start_create_time, request.end_create_time
+    begin, end = asked.create_time_from, asked.create_time_before
     return RunFilter(
-        listing="invocations" if isinstance(request, eval_service_pb2.ListInvocationsRequest) else "runs",
-        session_id=request.session_id,
-        agent=request.agent,
-        states=tuple(request.states),
-        labels=dict(request.labels),
-        start_create_time_ns=start.ToNanoseconds() if request.HasField("start_create_time") else None,
-        end_create_time_ns=end.ToNanoseconds() if request.HasField("end_create_time") else None,
+        session_id=asked.session_id,
+        agent=asked.agent,
+        states=tuple(asked.states),
+        labels=dict(asked.labels),
+        create_time_from_ns=begin.ToNanoseconds() if asked.HasField("create_time_from") else None,
+        create_time_before_ns=end.ToNanoseconds() if asked.HasField("create_time_before") else None,
     )
 
 

@@ -1,16 +1,17 @@
 """SessionService: conversations, their messages and the values that their runs share, as the store keeps them."""
 
+import hashlib
 from collections.abc import Callable, Iterator, Sequence
 
 from grpc import aio
 
+from bough.v1 import session_pb2, session_service_pb2_grpc
 from bough.v1 import session_service_pb2 as pb
-from bough.v1 import session_service_pb2_grpc, state_pb2
 from bough_server.api.pagination import page_of, read_within
 from bough_server.clock import Clock
 from bough_server.errors import FieldViolation, InvalidRequest
 from bough_server.ids import new_uuid7
-from bough_server.runs.dependencies import Changing
+from bough_server.runs.dependencies import SessionLocks
 from bough_server.session_state import KEY, MAX_DEPTH, is_key, is_value
 from bough_server.store.ports import Principal, Sessions
 
@@ -19,7 +20,7 @@ class SessionService(session_service_pb2_grpc.SessionServiceServicer):
     """Keeps conversations."""
 
     def __init__(
-        self, *, sessions: Sessions, changing: Changing, principal: Callable[[], Principal], clock: Clock
+        self, *, sessions: Sessions, changing: SessionLocks, principal: Callable[[], Principal], clock: Clock
     ) -> None:
         self._sessions, self._changing, self._principal, self._clock = sessions, changing, principal, clock
 
@@ -31,7 +32,12 @@ class SessionService(session_service_pb2_grpc.SessionServiceServicer):
         """Makes an empty session of the caller's."""
         now_ns = self._clock.now_ns()
         session = await self._sessions.create(
-            self._principal(), session_id=new_uuid7(now_ns), labels=dict(request.labels), now_ns=now_ns
+            self._principal(),
+            session_id=request.session_id or new_uuid7(now_ns),
+            labels=dict(request.labels),
+            now_ns=now_ns,
+            request_id=request.request_id,
+            request_digest=_digest(request) if request.request_id else "",
         )
         return pb.CreateSessionResponse(session=session)
 
@@ -54,6 +60,15 @@ class SessionService(session_service_pb2_grpc.SessionServiceServicer):
         )
         return pb.ListSessionsResponse(sessions=sessions, next_page_token=token)
 
+    async def UpdateSession(
+        self,
+        request: pb.UpdateSessionRequest,
+        context: aio.ServicerContext[pb.UpdateSessionRequest, pb.UpdateSessionResponse],
+    ) -> pb.UpdateSessionResponse:
+        """Changes the labels of a session."""
+        session = await self._sessions.set_labels(self._principal(), request.session_id, dict(request.labels))
+        return pb.UpdateSessionResponse(session=session)
+
     async def DeleteSession(
         self,
         request: pb.DeleteSessionRequest,
@@ -73,28 +88,38 @@ class SessionService(session_service_pb2_grpc.SessionServiceServicer):
         messages, token = await self._sessions.list_messages(self._principal(), request.session_id, page)
         return pb.ListMessagesResponse(messages=messages, next_page_token=token)
 
-    async def GetState(
-        self, request: pb.GetStateRequest, context: aio.ServicerContext[pb.GetStateRequest, pb.GetStateResponse]
-    ) -> pb.GetStateResponse:
+    async def GetSessionState(
+        self,
+        request: pb.GetSessionStateRequest,
+        context: aio.ServicerContext[pb.GetSessionStateRequest, pb.GetSessionStateResponse],
+    ) -> pb.GetSessionStateResponse:
         """Gives the values that a session's runs share."""
         cut = await self._sessions.cut(self._principal(), request.session_id)
-        return pb.GetStateResponse(state_json=cut.state_json or "{}")
+        return pb.GetSessionStateResponse(state_json=cut.state_json or "{}")
 
-    async def UpdateState(
+    async def UpdateSessionState(
         self,
-        request: pb.UpdateStateRequest,
-        context: aio.ServicerContext[pb.UpdateStateRequest, pb.UpdateStateResponse],
-    ) -> pb.UpdateStateResponse:
+        request: pb.UpdateSessionStateRequest,
+        context: aio.ServicerContext[pb.UpdateSessionStateRequest, pb.UpdateSessionStateResponse],
+    ) -> pb.UpdateSessionStateResponse:
         """Changes some of them, all or none."""
         if wrong := list(_mistakes(request.changes)):
             raise InvalidRequest(wrong)
         principal = self._principal()
         async with self._changing.alone(principal, request.session_id):
             state_json = await self._sessions.update_state(principal, request.session_id, request.changes)
-        return pb.UpdateStateResponse(state_json=state_json or "{}")
+        return pb.UpdateSessionStateResponse(state_json=state_json or "{}")
 
 
-def _mistakes(changes: Sequence[state_pb2.StateChange]) -> Iterator[FieldViolation]:
+def _digest(request: pb.CreateSessionRequest) -> str:
+    """SHA-256 hex of a request: equal content, equal digest."""
+    content = pb.CreateSessionRequest()
+    content.CopyFrom(request)
+    content.DiscardUnknownFields()
+    return hashlib.sha256(content.SerializeToString(deterministic=True)).hexdigest()
+
+
+def _mistakes(changes: Sequence[session_pb2.SessionStateChange]) -> Iterator[FieldViolation]:
     for index, change in enumerate(changes):
         if not is_key(change.key):
             said = f"A value's name must fit {KEY}."

@@ -1,7 +1,7 @@
 """Following a log: from pages of stored events to the responses of a stream; which run and which pages is not its own.
 
 A response is made as bytes. In the FULL view the stored bytes are joined with their stamp and never parsed, which is
-what makes catching up cheap. RunResponse and WatchRunResponse have one layout, so the bytes serve both.
+what makes catching up cheap. The four responses have one layout, an EventBatch as field 1, so the bytes serve all.
 """
 
 import asyncio
@@ -19,17 +19,20 @@ MAX_EVENTS: Final = 256
 MAX_BYTES: Final = 1 << 20
 """A response holds this much at most, and one event at least."""
 
+_BATCH_TAG: Final = b"\x0a"
+"""Field 1 of a response, `batch`, length-delimited."""
+
 _EVENTS_TAG: Final = b"\x0a"
-"""Field 1, `events`, length-delimited."""
+"""Field 1 of a batch, `events`, length-delimited."""
 
 _THROUGH_TAG: Final = b"\x10"
-"""Field 2, `through_sequence`, varint."""
+"""Field 2 of a batch, `through_sequence`, varint."""
 
 Pages = AsyncGenerator[Sequence[StoredEvent], None]
 
 
 class _Heads(dict[int, bytes]):
-    """What stands before an event's stored bytes in a response, by how many those are: tag, length, stamp."""
+    """What stands before an event's stored bytes in a batch, by how many those are: tag, length, stamp."""
 
     def __init__(self, stamp: bytes) -> None:
         super().__init__()
@@ -82,7 +85,7 @@ class Following:
         fields[::2] = map(self._heads.__getitem__, map(len, data))
         fields[1::2] = data
         self._considered = self.told = last
-        return b"".join(fields) + _THROUGH_TAG + _varint(self.told)
+        return _batched(fields, last)
 
     def empty(self) -> bytes:
         """A response without events: a heartbeat, or how far the log was considered."""
@@ -91,7 +94,7 @@ class Following:
     def _response(self, entries: Sequence[bytes]) -> bytes:
         self.told = self._considered
         fields = [part for entry in entries for part in (_EVENTS_TAG, _varint(len(entry)), entry)]
-        return b"".join(fields) + _THROUGH_TAG + _varint(self.told)
+        return _batched(fields, self.told)
 
     def _shown(self, stored: StoredEvent) -> bytes | None:
         """The event as the view shows it, serialized with its stamp; None where it does not."""
@@ -155,6 +158,12 @@ async def _ticking(pages: Pages, patience: Callable[[], float]) -> Pages:
 
 async def _next(pages: Pages) -> Sequence[StoredEvent] | None:
     return await anext(pages, None)
+
+
+def _batched(fields: list[bytes], through: int) -> bytes:
+    """The response whose batch has these events, given as tags, lengths and bytes. Appends to the list."""
+    fields.append(_THROUGH_TAG + _varint(through))
+    return b"".join((_BATCH_TAG, _varint(sum(map(len, fields))), *fields))
 
 
 def _varint(value: int) -> bytes:

@@ -28,7 +28,7 @@ def show(
     ] = "",
     json: JsonOption = False,
 ) -> None:
-    """Show an agent's definition, as YAML."""
+    """Show an agent: its source, its revision and times as comments, its definition as YAML."""
     finish(_show(target_of(context), name, revision=revision, json=json))
 
 
@@ -62,17 +62,17 @@ async def _show(target: Target, name: str, *, revision: str, json: bool) -> Exit
     from bough_server.agents.definition import definition_yaml
     from bough_server.cli.connection import connected
     from bough_server.cli.output import json_text, print_line
+    from bough_server.cli.render.tables import agent_lines
 
     async with connected(target, is_reading=True) as connection:
         agent = await connection.client.catalog.agent(name, revision=revision)
     if json:
         print_line(json_text(agent))
     else:
-        # The server's own fields are comments: the text reads back as the definition.
-        print_line(f"# revision: {agent.revision}")
-        if agent.HasField("create_time"):
-            print_line(f"# create_time: {agent.create_time.ToJsonString()}")
-        print_line(definition_yaml(agent).removesuffix("\n"))
+        # What the server knows is a comment: the text reads back as the definition.
+        for line in agent_lines(agent):
+            print_line(f"# {line}")
+        print_line(definition_yaml(agent.definition).removesuffix("\n"))
     return ExitCode.YES
 
 

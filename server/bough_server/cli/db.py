@@ -43,7 +43,7 @@ async def _status(target: Target, *, json: bool) -> ExitCode:
         known = {"path": str(found.path), "revision": found.revision, "head": found.head, "bytes": found.size_bytes}
         print_line(json_module.dumps(known))
     else:
-        print_line(_sentence(found, target.command))
+        print_line(status_text(found, target.command))
     return ExitCode.YES if found.is_current else ExitCode.FAILED
 
 
@@ -52,7 +52,7 @@ async def _upgrade(target: Target) -> ExitCode:
     from bough_server.settings import Settings
     from bough_server.store.sql.database import upgrade_database
 
-    print_line(_sentence(upgrade_database(Settings.load(target.config).storage.url), target.command))
+    print_line(status_text(upgrade_database(Settings.load(target.config).storage.url), target.command))
     return ExitCode.YES
 
 
@@ -67,7 +67,8 @@ async def _rebuild(target: Target) -> ExitCode:
     return ExitCode.YES
 
 
-def _sentence(status: "DatabaseStatus", command: str) -> str:
+def status_text(status: "DatabaseStatus", command: str) -> str:
+    """Which schema a database has, and the command that helps if it is not the one that this version needs."""
     if status.revision is None:
         return f"{status.path}: not there yet; `{command} serve` and `{command} db upgrade` make it"
     state = _state(status, status.revision, command)

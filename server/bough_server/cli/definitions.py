@@ -75,7 +75,9 @@ def registry_of(settings: Settings) -> Registry:
     python = load_python(settings.python, settings.folder)
     return Registry(
         load_sources(definition_files(settings.agents, settings.folder)),
-        models=build_models(settings.models, folder=settings.folder, secrets=settings.secrets),
+        models=build_models(
+            settings.models, folder=settings.folder, secrets=settings.secrets, currency=settings.currency
+        ),
         code_agents=python.agents,
         tools=python.tools,
         functions=python.functions,

@@ -11,23 +11,26 @@ from google.protobuf import timestamp_pb2
 from rich.text import Text
 
 from bough import AsyncClient, CallFailed, CollectedRun, DeadlineExceeded, RunStream, collected, text_of
-from bough.v1 import agent_service_pb2, event_pb2, invocation_pb2
+from bough.v1 import event_pb2, execution_pb2, follow_pb2, invocation_pb2
 from bough_server.cli.connection import Connection
 from bough_server.cli.exit_codes import ExitCode, say
 from bough_server.cli.options import Display, Output, View, view_of
 from bough_server.cli.output import Screen, forgive_encoding, json_line, print_line, print_lines, terminal
 from bough_server.cli.render.format import error_text, printable
+from bough_server.cli.render.notes import cancelled_text
 from bough_server.cli.render.plain import plain_line
 from bough_server.cli.render.questions import waiting_lines
 from bough_server.cli.render.tree import tree_lines
 
 _CODES: Final = {
-    event_pb2.STATE_SUCCEEDED: ExitCode.YES,
-    event_pb2.STATE_FAILED: ExitCode.FAILED,
-    event_pb2.STATE_CANCELLED: ExitCode.CANCELLED,
-    event_pb2.STATE_INPUT_REQUIRED: ExitCode.INPUT_REQUIRED,
+    execution_pb2.EXECUTION_STATE_SUCCEEDED: ExitCode.YES,
+    execution_pb2.EXECUTION_STATE_FAILED: ExitCode.FAILED,
+    execution_pb2.EXECUTION_STATE_CANCELLED: ExitCode.CANCELLED,
+    execution_pb2.EXECUTION_STATE_INPUT_REQUIRED: ExitCode.INPUT_REQUIRED,
 }
 _LAST_WORDS_SECONDS: Final = 10.0
+TREE_OPTIONS: Final = invocation_pb2.InvocationOptions(include_steps=True)
+"""What a record has to have to be shown as a tree: finish reasons stand in the steps."""
 _ENDS: Final = frozenset({"run_completed", "run_failed", "run_cancelled", "run_interrupted"})
 
 
@@ -94,7 +97,7 @@ async def follow_to_the_end(client: AsyncClient, stream: RunStream, sink: Sink, 
         rest = client.watch(
             stream.run_id,
             after=stream.through_sequence,
-            until=agent_service_pb2.WATCH_UNTIL_INTERRUPTED,
+            until=follow_pb2.WATCH_UNTIL_INTERRUPTED,
             view=view_of(view),
             timeout=_LAST_WORDS_SECONDS,
         )
@@ -118,11 +121,11 @@ async def conclude(connection: Connection, run_id: str, run: CollectedRun, outpu
     """Prints what comes after the events: the answer, the tree, or on standard error why there is no answer yet."""
     if run.message is not None and output in (Output.LIVE, Output.ANSWER):
         _print_answer(text_of(run.message), apart=output is Output.LIVE)
-    if run.state == event_pb2.STATE_FAILED and run.error is not None:
+    if run.state == execution_pb2.EXECUTION_STATE_FAILED and run.error is not None:
         say(f"The run failed: {error_text(run.error)}")
-    if run.state == event_pb2.STATE_CANCELLED:
-        say("The run was cancelled.")
-    if run.state == event_pb2.STATE_INPUT_REQUIRED:
+    if run.state == execution_pb2.EXECUTION_STATE_CANCELLED:
+        say(f"The run was {cancelled_text(run.cancel_reason)}.")
+    if run.state == execution_pb2.EXECUTION_STATE_INPUT_REQUIRED:
         for line in waiting_lines(run_id, run.open_requests, connection.command):
             say(line)
     if tree and output is Output.LIVE:
@@ -132,7 +135,7 @@ async def conclude(connection: Connection, run_id: str, run: CollectedRun, outpu
     return code_of(run.state)
 
 
-def code_of(state: event_pb2.State.ValueType) -> ExitCode:
+def code_of(state: execution_pb2.ExecutionState.ValueType) -> ExitCode:
     """The exit code that a run's state means; a run that still goes on is no failure."""
     return _CODES.get(state, ExitCode.YES)
 
@@ -151,7 +154,7 @@ def _print_answer(text: str, *, apart: bool) -> None:
 
 async def _print_tree(client: AsyncClient, run_id: str) -> None:
     try:
-        invocation = await in_own_time(client, await client.tree(run_id))
+        invocation = await in_own_time(client, await client.tree(run_id, options=TREE_OPTIONS))
     except CallFailed as error:
         say(f"The tree could not be read: {error.message}")
         return

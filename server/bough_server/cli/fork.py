@@ -42,8 +42,8 @@ ToolResultOption = Annotated[
     typer.Option(
         "--tool-result",
         metavar="CALL=JSON",
-        help='What a call gave instead, or {"error": "…"}; INVOCATION/CALL where the call alone says too little. The '
-        "fork begins right before the first of them.",
+        help='What a call gave instead, or {"error": "…"}, or both as {"error": "…", "result": …}; INVOCATION/CALL if '
+        "the call alone says too little. The fork begins right before the first of them.",
     ),
 ]
 InputOption = Annotated[
@@ -139,12 +139,14 @@ async def _fork(target: Target, wanted: Fork, display: Display, *, default_model
 
 async def _print_both(client: "AsyncClient", origin_id: str, fork_id: str) -> None:
     from bough import CallFailed
-    from bough_server.cli.follow import in_own_time
+    from bough_server.cli.follow import TREE_OPTIONS, in_own_time
     from bough_server.cli.output import print_lines, terminal
     from bough_server.cli.render.tree import trees_beside
 
     try:
-        origin, forked = [await in_own_time(client, await client.tree(each)) for each in (origin_id, fork_id)]
+        origin, forked = [
+            await in_own_time(client, await client.tree(each, options=TREE_OPTIONS)) for each in (origin_id, fork_id)
+        ]
     except CallFailed as error:
         say(f"The trees could not be read: {error.message}")
         return
@@ -160,15 +162,15 @@ def changes_of(
     Raises ConfigurationError for one that cannot be read.
     """
     from bough import user_message
-    from bough_server.cli.prompts import result_of
+    from bough_server.cli.prompts import outcome_of
 
     changes = fork_pb2.ForkChanges()
     for agent, model in _pairs("--model", models, "AGENT=MODEL").items():
-        changes.models[agent] = model
+        changes.agents[agent].model = model
     for agent, instruction in _pairs("--instruction", instructions, "AGENT=@FILE or AGENT=TEXT").items():
-        changes.instructions[agent] = _content(instruction)
+        changes.agents[agent].instruction = _content(instruction)
     for call, text in _pairs("--tool-result", tool_results, "CALL=JSON").items():
-        edited = changes.tool_results.add(call_id=call, result=result_of(text))
+        edited = changes.tool_results.add(call_id=call, outcome=outcome_of(text))
         if found := _OF_AN_INVOCATION.fullmatch(call):
             edited.invocation_id, edited.call_id = found.group(1).lower(), found.group(2)
     if said is not None:

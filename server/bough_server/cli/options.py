@@ -8,9 +8,9 @@ from typing import Annotated
 
 import typer
 
-from bough.v1 import agent_service_pb2, event_pb2, policy_pb2
+from bough.v1 import execution_pb2, follow_pb2, policy_pb2
 from bough_server.errors import ConfigurationError
-from bough_server.events import NAME_OF_KIND
+from bough_server.events import KIND_OF_FIELD, NAME_OF_KIND
 
 
 class View(StrEnum):
@@ -149,9 +149,9 @@ NoTreeOption = Annotated[bool, typer.Option("--no-tree", help="Leave out the tre
 LimitOption = Annotated[int, typer.Option("--limit", min=1, metavar="N", help="The most to list, newest first.")]
 
 
-def view_of(view: View) -> agent_service_pb2.View.ValueType:
+def view_of(view: View) -> follow_pb2.EventView.ValueType:
     """The view as the schema names it."""
-    return agent_service_pb2.VIEW_SUMMARY if view is View.SUMMARY else agent_service_pb2.VIEW_FULL
+    return follow_pb2.EVENT_VIEW_SUMMARY if view is View.SUMMARY else follow_pb2.EVENT_VIEW_FULL
 
 
 def policy_of(
@@ -160,39 +160,46 @@ def policy_of(
     """A run's policy that says only what the flags say."""
     policy = policy_pb2.RunPolicy()
     if delta is Delta.PASSTHROUGH:
-        policy.delta.passthrough.SetInParent()
+        policy.deltas.passthrough.SetInParent()
     elif delta is Delta.AGGREGATED:
-        policy.delta.aggregated.SetInParent()
+        policy.deltas.aggregated.SetInParent()
     if on_disconnect is not None:
-        policy.on_disconnect = policy_pb2.OnDisconnect.Value(f"ON_DISCONNECT_{on_disconnect.name}")
+        policy.on_disconnect = policy_pb2.DisconnectPolicy.Value(f"DISCONNECT_POLICY_{on_disconnect.name}")
     if on_busy is not None:
-        policy.on_busy_session = policy_pb2.OnBusySession.Value(f"ON_BUSY_SESSION_{on_busy.name}")
+        policy.on_busy_session = policy_pb2.BusySessionPolicy.Value(f"BUSY_SESSION_POLICY_{on_busy.name}")
     return policy
 
 
-def state_of(text: str) -> event_pb2.State.ValueType:
-    """The state of a name such as `failed`. Raises ConfigurationError for another."""
-    name = f"STATE_{text.strip().upper().replace('-', '_').replace(' ', '_')}"
-    names = [known for known in event_pb2.State.keys() if known != "STATE_UNSPECIFIED"]  # noqa: SIM118
+def state_of(text: str) -> execution_pb2.ExecutionState.ValueType:
+    """The state of a name such as `failed` or `INPUT_REQUIRED`. Raises ConfigurationError for another."""
+    given = text.strip().upper().replace("-", "_").replace(" ", "_")
+    name = f"EXECUTION_STATE_{given.removeprefix('EXECUTION_STATE_')}"
+    names = [known for known in execution_pb2.ExecutionState.keys() if known != "EXECUTION_STATE_UNSPECIFIED"]  # noqa: SIM118
     if name not in names:
-        known = ", ".join(each.removeprefix("STATE_").lower() for each in names)
+        known = ", ".join(each.removeprefix("EXECUTION_STATE_").lower() for each in names)
         raise ConfigurationError(f"There is no state {text!r}; there is {known}.")
-    return event_pb2.State.Value(name)
+    return execution_pb2.ExecutionState.Value(name)
 
 
 def event_names_of(text: str) -> tuple[str, ...]:
-    """The dotted names in a list such as `llm.completed,tool.*`; `agent.` may be left out.
+    """The dotted names in a list such as `llm.completed,tool.*`.
 
-    Raises ConfigurationError for one that no event has.
+    `agent.` may be left out, and `run_started`, as the schema names the event, stands for `agent.run.started`. Raises
+    ConfigurationError for one that no event has.
     """
-    names = [name.strip() for name in text.split(",") if name.strip()]
-    patterns = tuple(name if name.startswith("agent.") else f"agent.{name}" for name in names)
+    patterns = tuple(_dotted(name.strip().lower()) for name in text.split(",") if name.strip())
     for pattern in patterns:
         if not any(is_named(known, (pattern,)) for known in NAME_OF_KIND.values()):
             from bough_server.documents import suggestion
 
             raise ConfigurationError(f"There is no event {pattern!r}.{suggestion(pattern, NAME_OF_KIND.values())}")
     return patterns
+
+
+def _dotted(name: str) -> str:
+    if name in KIND_OF_FIELD:
+        return NAME_OF_KIND[KIND_OF_FIELD[name]]
+    return name if name.startswith("agent.") else f"agent.{name}"
 
 
 def is_named(name: str, patterns: tuple[str, ...]) -> bool:

@@ -16,6 +16,7 @@ from bough_server.cli.replay import replay
 from bough_server.cli.resume import resume
 from bough_server.cli.run import run
 from bough_server.cli.runs import cancel, runs, tree
+from bough_server.cli.schema import schema
 from bough_server.cli.serve import serve
 from bough_server.cli.sessions import sessions
 from bough_server.cli.watch import events, watch
@@ -30,7 +31,7 @@ program = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for command in (serve, run, resume, fork, replay, watch, tree, events, runs, cancel, doctor):
+for command in (serve, run, resume, fork, replay, watch, tree, events, runs, cancel, doctor, schema):
     program.command()(command)
 for group, name in ((agents, "agents"), (models, "models"), (sessions, "sessions"), (db, "db")):
     program.add_typer(group, name=name)

@@ -10,7 +10,7 @@ from typing import Final, NoReturn, Protocol
 
 from pydantic import JsonValue
 
-from bough.v1 import error_pb2, input_pb2, message_pb2
+from bough.v1 import input_pb2, message_pb2
 from bough_server.cli.render.questions import headline, question_lines, takes_text
 from bough_server.errors import ConfigurationError
 from bough_server.tools.arguments import schema_mistakes
@@ -25,6 +25,8 @@ _VALUE: Final = "Your answer; Enter leaves it open:"
 
 _SHORTEST: Final = 6
 _APPROVAL_KEYS: Final = frozenset({"approved", "arguments", "note"})
+_FAILURES: Final = ({"error"}, {"error", "result"})
+"""The members of a JSON object that is the failure of a tool, alone or beside its result."""
 
 
 class Dialog(Protocol):
@@ -86,35 +88,35 @@ async def ask_all(requests: Sequence[input_pb2.InputRequest], dialog: Dialog) ->
         except EOFError:
             break
         if answer is not None:
-            answer.request_id = request.request_id
+            answer.input_id = request.input_id
             answers.append(answer)
     return answers
 
 
 async def _ask(request: input_pb2.InputRequest, dialog: Dialog) -> input_pb2.InputAnswer | None:
-    match request.reason:
-        case input_pb2.INPUT_REASON_APPROVAL:
+    match request.kind:
+        case input_pb2.INPUT_KIND_APPROVAL:
             return await _ask_approval(request, dialog, _APPROVE)
-        case input_pb2.INPUT_REASON_RECOVERY:
+        case input_pb2.INPUT_KIND_RECOVERY:
             return await _ask_approval(request, dialog, _AGAIN)
-        case input_pb2.INPUT_REASON_CLIENT_TOOL:
+        case input_pb2.INPUT_KIND_CLIENT_TOOL:
             return await _ask_result(dialog)
         case _:
             return await _ask_value(request, dialog)
 
 
 async def _ask_approval(request: input_pb2.InputRequest, dialog: Dialog, prompt: str) -> input_pb2.InputAnswer | None:
-    is_recovery = request.reason == input_pb2.INPUT_REASON_RECOVERY
+    is_recovery = request.kind == input_pb2.INPUT_KIND_RECOVERY
     while typed := await _line(dialog, prompt):
         word, _, note = typed.partition(" ")
         match word.lower():
             case "y" | "yes" | "n" | "no":
-                approval = input_pb2.Approval(approved=word.lower().startswith("y"), note=note.strip())
+                approval = input_pb2.ApprovalDecision(approved=word.lower().startswith("y"), note=note.strip())
                 return input_pb2.InputAnswer(approval=approval)
             case "e" | "edit" if not is_recovery:
                 arguments = await _ask_arguments(request, dialog)
                 if arguments:
-                    approval = input_pb2.Approval(approved=True, arguments_json=arguments, note=note.strip())
+                    approval = input_pb2.ApprovalDecision(approved=True, arguments_json=arguments, note=note.strip())
                     return input_pb2.InputAnswer(approval=approval)
             case "r" | "result" if is_recovery:
                 return await _ask_result(dialog)
@@ -138,7 +140,7 @@ async def _ask_arguments(request: input_pb2.InputRequest, dialog: Dialog) -> str
 
 async def _ask_result(dialog: Dialog) -> input_pb2.InputAnswer | None:
     typed = await _line(dialog, _RESULT)
-    return input_pb2.InputAnswer(tool_result=_typed_result(typed)) if typed else None
+    return input_pb2.InputAnswer(tool_outcome=_typed_outcome(typed)) if typed else None
 
 
 async def _ask_value(request: input_pb2.InputRequest, dialog: Dialog) -> input_pb2.InputAnswer | None:
@@ -172,13 +174,13 @@ def _mistakes(request: input_pb2.InputRequest, value: object) -> list[str]:
     return schema_mistakes(value, request.answer_schema_json) if request.answer_schema_json else []
 
 
-def _typed_result(typed: str) -> message_pb2.ToolResult:
+def _typed_outcome(typed: str) -> message_pb2.ToolOutcome:
     if typed.lower().startswith(_ERROR):
-        return failed(typed[len(_ERROR) :].strip())
+        return _failed(typed[len(_ERROR) :].strip())
     try:
-        return result_of(typed)
+        return outcome_of(typed)
     except ConfigurationError:
-        return message_pb2.ToolResult(parts=[message_pb2.Part(text=typed)])
+        return message_pb2.ToolOutcome(parts=[message_pb2.Part(text=typed)])
 
 
 async def _line(dialog: Dialog, prompt: str) -> str:
@@ -189,7 +191,7 @@ async def _line(dialog: Dialog, prompt: str) -> str:
 
 
 def answers_of(texts: Iterable[str], requests: Sequence[input_pb2.InputRequest]) -> list[input_pb2.InputAnswer]:
-    """The answers of `--answer REQUEST_ID=JSON`, each to another request of these.
+    """The answers of `--answer INPUT_ID=JSON`, each to another request of these.
 
     Raises ConfigurationError for one that cannot be read, fits no request, or answers what another one answered.
     """
@@ -197,66 +199,70 @@ def answers_of(texts: Iterable[str], requests: Sequence[input_pb2.InputRequest])
     for text in texts:
         name, equals, value = text.partition("=")
         if not equals:
-            raise ConfigurationError(f"--answer {text!r} has no value: write REQUEST_ID=JSON.")
+            raise ConfigurationError(f"--answer {text!r} has no value: write INPUT_ID=JSON.")
         request = request_named(name.strip(), requests)
-        if request.request_id in answers:
-            raise ConfigurationError(f"Request {request.request_id} has two answers: give it one.")
-        answers[request.request_id] = answer_of(request, value)
+        if request.input_id in answers:
+            raise ConfigurationError(f"Request {request.input_id} has two answers: give it one.")
+        answers[request.input_id] = answer_of(request, value)
     return list(answers.values())
 
 
 def request_named(name: str, requests: Sequence[input_pb2.InputRequest]) -> input_pb2.InputRequest:
     """The request of a full id, or of a beginning or an end that only it has. Raises ConfigurationError."""
     name = name.lower()
-    found = [request for request in requests if request.request_id == name]
+    found = [request for request in requests if request.input_id == name]
     if not found and len(name) < _SHORTEST:
         raise ConfigurationError(f"{name!r} is too short for a request: use its id, or 6 characters of either end.")
-    found = found or [each for each in requests if each.request_id.startswith(name) or each.request_id.endswith(name)]
+    found = found or [each for each in requests if each.input_id.startswith(name) or each.input_id.endswith(name)]
     if not found:
-        known = ", ".join(request.request_id for request in requests) or "none"
+        known = ", ".join(request.input_id for request in requests) or "none"
         raise ConfigurationError(f"No request of the run is {name!r}; it asked {known}.")
     if len(found) > 1:
-        both = " and ".join(request.request_id for request in found[:2])
+        both = " and ".join(request.input_id for request in found[:2])
         raise ConfigurationError(f"{len(found)} requests are {name!r}, such as {both}: say more.")
     return found[0]
 
 
 def answer_of(request: input_pb2.InputRequest, text: str) -> input_pb2.InputAnswer:
     """The answer that a JSON text is to a request. Raises ConfigurationError where it cannot be one."""
-    value = json_of(text, what=f"The answer to {request.request_id}")
-    answer = input_pb2.InputAnswer(request_id=request.request_id)
-    match request.reason:
-        case input_pb2.INPUT_REASON_APPROVAL:
+    value = json_of(text, what=f"The answer to {request.input_id}")
+    answer = input_pb2.InputAnswer(input_id=request.input_id)
+    match request.kind:
+        case input_pb2.INPUT_KIND_APPROVAL:
             answer.approval.CopyFrom(_approval(request, value))
-        case input_pb2.INPUT_REASON_CLIENT_TOOL:
-            answer.tool_result.CopyFrom(result_of(text))
-        case input_pb2.INPUT_REASON_RECOVERY if isinstance(value, dict) and value.keys() in ({"result"}, {"error"}):
-            given = text if "error" in value else json.dumps(value.get("result"), ensure_ascii=False)
-            answer.tool_result.CopyFrom(result_of(given))
-        case input_pb2.INPUT_REASON_RECOVERY:
+        case input_pb2.INPUT_KIND_CLIENT_TOOL:
+            answer.tool_outcome.CopyFrom(outcome_of(text))
+        case input_pb2.INPUT_KIND_RECOVERY if isinstance(value, dict) and value.keys() in ({"result"}, *_FAILURES):
+            given = text if "error" in value else json.dumps(value["result"], ensure_ascii=False)
+            answer.tool_outcome.CopyFrom(outcome_of(given))
+        case input_pb2.INPUT_KIND_RECOVERY:
             answer.approval.CopyFrom(_approval(request, value))
         case _:
             answer.value_json = text.strip()
     return answer
 
 
-def result_of(text: str) -> message_pb2.ToolResult:
-    """A tool's result from JSON: a text is text, {"error": "…"} an error, anything else data.
+def outcome_of(text: str) -> message_pb2.ToolOutcome:
+    """The outcome of a tool from JSON: a text is text, and any other value is data.
 
-    Raises ConfigurationError for what is no JSON.
+    {"error": "…"} is a failure, and {"error": "…", "result": …} one of a tool that returned a result nevertheless.
+    Raises ConfigurationError for text that is not JSON.
     """
     value = json_of(text, what="A result")
-    if isinstance(value, dict) and value.keys() == {"error"} and isinstance(value["error"], str):
-        return failed(value["error"])
-    if isinstance(value, str):
-        return message_pb2.ToolResult(parts=[message_pb2.Part(text=value)])
-    return message_pb2.ToolResult(parts=[message_pb2.Part(data_json=text.strip())])
+    if isinstance(value, dict) and value.keys() in _FAILURES and isinstance(value["error"], str):
+        outcome = _failed(value["error"])
+        if "result" in value:
+            outcome.parts.append(_part(value["result"], json.dumps(value["result"], ensure_ascii=False)))
+        return outcome
+    return message_pb2.ToolOutcome(parts=[_part(value, text.strip())])
 
 
-def failed(message: str) -> message_pb2.ToolResult:
-    """A tool's result that is an error."""
-    error = error_pb2.AgentError(reason=error_pb2.ERROR_REASON_TOOL_FAILED, message=message)
-    return message_pb2.ToolResult(error=error)
+def _part(value: JsonValue, text: str) -> message_pb2.Part:
+    return message_pb2.Part(text=value) if isinstance(value, str) else message_pb2.Part(data_json=text)
+
+
+def _failed(message: str) -> message_pb2.ToolOutcome:
+    return message_pb2.ToolOutcome(failure=message_pb2.ToolFailure(message=message))
 
 
 def json_of(text: str, *, what: str) -> JsonValue:
@@ -270,14 +276,14 @@ def json_of(text: str, *, what: str) -> JsonValue:
     return value
 
 
-def _approval(request: input_pb2.InputRequest, value: JsonValue) -> input_pb2.Approval:
+def _approval(request: input_pb2.InputRequest, value: JsonValue) -> input_pb2.ApprovalDecision:
     if isinstance(value, bool):
-        return input_pb2.Approval(approved=value)
+        return input_pb2.ApprovalDecision(approved=value)
     if isinstance(value, dict) and value.keys() <= _APPROVAL_KEYS:
         approved, note, arguments = value.get("approved"), value.get("note", ""), value.get("arguments")
         if isinstance(approved, bool) and isinstance(note, str) and isinstance(arguments, dict | None):
             arguments_json = "" if arguments is None else json.dumps(arguments, ensure_ascii=False)
-            return input_pb2.Approval(approved=approved, arguments_json=arguments_json, note=note)
+            return input_pb2.ApprovalDecision(approved=approved, arguments_json=arguments_json, note=note)
     raise ConfigurationError(f"{headline(request)}; that takes {takes_text(request)}.")
 
 

@@ -38,8 +38,8 @@ async def _replay(target: Target, text: str, *, is_forced: bool) -> ExitCode:
     from bough_server.cli.output import print_line
     from bough_server.cli.render.format import counted
     from bough_server.clock import SystemClock
+    from bough_server.runs.replay import offline_resolver
     from bough_server.runs.replay import replay as replay_log
-    from bough_server.runs.replay import untouchable
     from bough_server.settings import Settings
     from bough_server.telemetry import Tracing, make_provider
 
@@ -48,7 +48,7 @@ async def _replay(target: Target, text: str, *, is_forced: bool) -> ExitCode:
         log = await _log(connection.client, run_id)
         session = await _session(connection.client, log)
         agents = await _agents(connection.client, log, registry_of(Settings.load(target.config)))
-    resolver = untouchable(log, agents, is_forced=is_forced)
+    resolver = offline_resolver(log, agents, is_forced=is_forced)
     tracing = Tracing(make_provider(export=False))
     replayed = await replay_log(log, resolver=resolver, tracing=tracing, clock=SystemClock(), session=session)
     handed_back = f"{counted(replayed.results, 'recorded result')} handed back"
@@ -62,11 +62,11 @@ async def _replay(target: Target, text: str, *, is_forced: bool) -> ExitCode:
 
 async def _log(client: "AsyncClient", run_id: str) -> "Sequence[event_pb2.AgentEvent]":
     """The log of a run that nobody executes now. Raises ConfigurationError for another."""
-    from bough.v1 import agent_service_pb2
+    from bough.v1 import follow_pb2
     from bough_server.errors import ConfigurationError
     from bough_server.events import RUN_INTERRUPTED, TERMINAL_KINDS, kind_of
 
-    view, until = agent_service_pb2.VIEW_FULL, agent_service_pb2.WATCH_UNTIL_CURRENT
+    view, until = follow_pb2.EVENT_VIEW_FULL, follow_pb2.WATCH_UNTIL_CURRENT
     async with client.watch(run_id, until=until, view=view) as stream:
         log = [event async for event in stream]
     if not log or kind_of(log[-1]) not in {*TERMINAL_KINDS, RUN_INTERRUPTED}:
@@ -80,10 +80,10 @@ async def _agents(client: "AsyncClient", log: "Sequence[event_pb2.AgentEvent]", 
     from bough_server.agents.registry import Overlay
 
     brought: list[agent_pb2.AgentDefinition] = []
-    for ref in log[0].run_started.definitions:
+    for ref in log[0].run_started.definition_refs:
         if not registry.place(ref.name):
             with suppress(NotFound):
-                brought.append(await client.catalog.agent(ref.name, revision=ref.revision))
+                brought.append((await client.catalog.agent(ref.name, revision=ref.revision)).definition)
     return Overlay(registry, brought)
 
 
@@ -96,4 +96,4 @@ async def _session(client: "AsyncClient", log: "Sequence[event_pb2.AgentEvent]")
         return []
     messages = client.sessions.messages(log[0].session_id, page_size=_PAGE_SIZE)
     seen = [message async for message in messages if message.position <= cut]
-    return [StoredMessage(message=each, run_id="", agent=each.author, chain="") for each in reversed(seen)]
+    return [StoredMessage(message=each, run_id=each.run_id, agent=each.author, chain="") for each in reversed(seen)]

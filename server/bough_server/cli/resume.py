@@ -24,16 +24,17 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from bough import AsyncClient
-    from bough.v1 import agent_service_pb2, input_pb2
+    from bough.v1 import input_pb2, run_pb2
     from bough_server.cli.connection import Connection
 
 AnswerOption = Annotated[
     list[str] | None,
     typer.Option(
         "--answer",
-        metavar="REQUEST_ID=JSON",
+        metavar="INPUT_ID=JSON",
         help="An answer, without asking; 6 characters of either end of the id do. An approval takes true, false or "
-        '{"approved", "arguments", "note"}; a tool of the client its result, or {"error"}; a question its value.',
+        '{"approved", "arguments", "note"}; a tool of the client its result, {"error"} or {"error", "result"}; a '
+        "question its value.",
     ),
 ]
 
@@ -92,7 +93,7 @@ async def _resume(
 
 
 async def _answers(
-    connection: "Connection", run: "agent_service_pb2.Run", given: "Sequence[str]"
+    connection: "Connection", run: "run_pb2.Run", given: "Sequence[str]"
 ) -> "list[input_pb2.InputAnswer]":
     """The answers that are given or typed; none where somebody has yet to be asked."""
     from bough_server.cli.output import print_line
@@ -116,18 +117,18 @@ async def _answers(
 
 
 async def _asked(
-    client: "AsyncClient", run: "agent_service_pb2.Run", given: "Sequence[str]"
+    client: "AsyncClient", run: "run_pb2.Run", given: "Sequence[str]"
 ) -> "Sequence[input_pb2.InputRequest]":
     """What is open; where an answer names something else, everything that the run ever asked.
 
     The same command twice is harmless that way: the server takes an equal answer again and changes nothing.
     """
-    from bough.v1 import agent_service_pb2
+    from bough.v1 import follow_pb2
 
     names = {text.partition("=")[0].strip() for text in given}
-    if names <= {request.request_id for request in run.open_requests}:
+    if names <= {request.input_id for request in run.open_requests}:
         return run.open_requests
-    until = agent_service_pb2.WATCH_UNTIL_CURRENT
+    until = follow_pb2.WATCH_UNTIL_CURRENT
     asking = ("agent.control.input_requested",)
     async with client.watch(run.run_id, until=until, event_names=asking) as stream:
         return [event.input_requested.request async for event in stream if event.HasField("input_requested")]

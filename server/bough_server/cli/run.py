@@ -28,6 +28,7 @@ from bough_server.cli.options import (
 )
 
 if TYPE_CHECKING:
+    from bough.requests import MissingSession
     from bough_server.agents.definition import Source
 
 AgentArgument = Annotated[
@@ -36,6 +37,9 @@ AgentArgument = Annotated[
 TextArgument = Annotated[str, typer.Argument(metavar="TEXT", help="What you say to it; - reads standard input.")]
 SessionOption = Annotated[
     str, typer.Option("--session", metavar="ID", help="The session to go on with; a new one where left out.")
+]
+CreateSessionOption = Annotated[
+    bool, typer.Option("--create-session", help="Create the session of --session if there is none of that id.")
 ]
 DeltaOption = Annotated[
     Delta | None,
@@ -69,6 +73,7 @@ class Turn:
     agent: str
     text: str
     session: str
+    create_session: bool
     request_id: str
     delta: Delta | None
     timeout: float
@@ -82,6 +87,7 @@ def run(
     agent: AgentArgument,
     text: TextArgument,
     session: SessionOption = "",
+    create_session: CreateSessionOption = False,
     request_id: RequestIdOption = "",
     view: ViewOption = View.FULL,
     delta: DeltaOption = None,
@@ -102,6 +108,7 @@ def run(
         agent=agent,
         text=text,
         session=session,
+        create_session=create_session,
         request_id=request_id,
         delta=delta,
         timeout=timeout,
@@ -134,6 +141,7 @@ async def _run(target: Target, turn: Turn, display: Display, *, default_model: s
             turn.agent,
             text,
             session_id=turn.session,
+            on_missing_session=_on_missing_session(turn),
             request_id=turn.request_id,
             definitions=[source.definition for source in sources],
             policy=policy_of(turn.delta, turn.on_disconnect, turn.on_busy),
@@ -142,6 +150,17 @@ async def _run(target: Target, turn: Turn, display: Display, *, default_model: s
         )
         with _named_in(sources):
             return await see_through(connection, stream, display)
+
+
+def _on_missing_session(turn: Turn) -> "MissingSession":
+    from bough.v1 import agent_service_pb2
+    from bough_server.errors import ConfigurationError
+
+    if not turn.create_session:
+        return agent_service_pb2.MISSING_SESSION_POLICY_UNSPECIFIED
+    if not turn.session:
+        raise ConfigurationError("--create-session needs the id of the session: add --session ID, or leave both out.")
+    return agent_service_pb2.MISSING_SESSION_POLICY_CREATE
 
 
 def _sources(paths: Sequence[Path]) -> "Sequence[Source]":

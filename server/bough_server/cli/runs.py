@@ -12,7 +12,7 @@ def runs(
     context: typer.Context,
     session: Annotated[str, typer.Option("--session", metavar="ID", help="Only runs of this session.")] = "",
     state: Annotated[
-        str, typer.Option("--state", metavar="S", help="Only runs in this state, such as running or failed.")
+        str, typer.Option("--state", metavar="S", help="Only runs in this state, such as running or input_required.")
     ] = "",
     limit: LimitOption = 20,
     json: JsonOption = False,
@@ -42,22 +42,21 @@ def tree(
 def cancel(context: typer.Context, run: RunArgument) -> None:
     """Ask a run to stop.
 
-    The wish is durable when this returns. A run that has ended is left as it is.
+    The cancellation is durable when this returns. A run that has ended is left as it is.
     """
     finish(_cancel(target_of(context), run))
 
 
 async def _runs(target: Target, *, session: str, state: str, limit: int, json: bool) -> ExitCode:
-    from bough import RunQuery
     from bough_server.cli.connection import connected
     from bough_server.cli.options import state_of
     from bough_server.cli.output import json_line, print_line, print_lines, terminal
     from bough_server.cli.render.tables import runs_table
 
-    query = RunQuery(session_id=session, states=(state_of(state),) if state else ())
+    states = [state_of(state)] if state else []
     found = []
     async with connected(target, is_reading=True) as connection:
-        async for run in connection.client.list_runs(query, page_size=min(limit, 1000)):
+        async for run in connection.client.list_runs(session_id=session, states=states, page_size=min(limit, 1000)):
             found.append(run)
             if len(found) == limit:
                 break
@@ -80,7 +79,8 @@ async def _tree(target: Target, text: str, *, json: bool, max_agents: int | None
 
     async with connected(target, is_reading=True) as connection:
         run_id = await resolve_run(connection.client, text)
-        options = invocation_pb2.InvocationOptions(max_agents=max_agents)
+        # Finish reasons stand in the steps.
+        options = invocation_pb2.InvocationOptions(max_agents=max_agents, include_steps=not json)
         invocation = await connection.client.tree(run_id, options=options)
         # What a run asks and why it is parked is no part of its record.
         run = None if invocation.complete else await connection.client.get_run(run_id)

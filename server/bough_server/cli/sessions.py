@@ -80,14 +80,13 @@ async def _list(target: Target, *, limit: int, json: bool) -> ExitCode:
 
 
 async def _show(target: Target, session_id: str, *, json: bool) -> ExitCode:
-    from bough import RunQuery
     from bough_server.cli.connection import connected
     from bough_server.cli.output import json_text, print_line, print_lines, terminal
     from bough_server.cli.render.tables import runs_table, session_lines
 
     async with connected(target, is_reading=True) as connection:
         session = await connection.client.sessions.get(session_id)
-        runs = [run async for run in connection.client.list_runs(RunQuery(session_id=session_id))]
+        runs = [run async for run in connection.client.list_runs(session_id=session_id)]
     if json:
         print_line(json_text(session))
     else:

@@ -47,7 +47,10 @@ def events(
     after: AfterOption = 0,
     view: ViewOption = View.FULL,
     types: Annotated[
-        str, typer.Option("--types", metavar="A.B,C.D", help="Only events of these names, such as tool.started,llm.*")
+        str,
+        typer.Option(
+            "--types", metavar="A,B", help="Only events of these names, such as agent.tool.started,agent.llm.*"
+        ),
     ] = "",
 ) -> None:
     """Print the events that a run has so far."""
@@ -75,15 +78,15 @@ async def _shown(
     client: "AsyncClient", run_id: str, sink: "Sink", *, after: int, view: View, is_following: bool
 ) -> "CollectedRun":
     """Shows a run to its end or to where it waits now; an interruption that was answered since is passed by."""
-    from bough.v1 import agent_service_pb2, event_pb2
+    from bough.v1 import execution_pb2, follow_pb2
     from bough_server.cli.follow import follow
     from bough_server.cli.options import view_of
 
-    until = agent_service_pb2.WATCH_UNTIL_INTERRUPTED if is_following else agent_service_pb2.WATCH_UNTIL_CURRENT
+    until = follow_pb2.WATCH_UNTIL_INTERRUPTED if is_following else follow_pb2.WATCH_UNTIL_CURRENT
     while True:
         async with client.watch(run_id, after=after, until=until, view=view_of(view)) as stream:
             ended = await follow(stream, sink)
-        if not is_following or ended.state != event_pb2.STATE_INPUT_REQUIRED:
+        if not is_following or ended.state != execution_pb2.EXECUTION_STATE_INPUT_REQUIRED:
             return ended
         after = ended.last_sequence
         if (await client.get_run(run_id)).last_sequence == after:
@@ -91,7 +94,7 @@ async def _shown(
 
 
 async def _events(target: Target, text: str, *, json: bool, after: int, view: View, types: str) -> ExitCode:
-    from bough.v1 import agent_service_pb2
+    from bough.v1 import follow_pb2
     from bough_server.cli.connection import connected, resolve_run
     from bough_server.cli.follow import JsonLines, PlainLines
     from bough_server.cli.options import event_names_of, is_named, view_of
@@ -105,7 +108,7 @@ async def _events(target: Target, text: str, *, json: bool, after: int, view: Vi
         stream = connection.client.watch(
             await resolve_run(connection.client, text),
             after=after,
-            until=agent_service_pb2.WATCH_UNTIL_CURRENT,
+            until=follow_pb2.WATCH_UNTIL_CURRENT,
             view=view_of(view),
             event_names=names,
         )

@@ -1,7 +1,7 @@
 """The barrier between a log and the world: hands recorded results back in order, then lets effects go; runs no agent.
 
 A recorded result is delivered only while every coroutine of the run rests, one at a time; nothing goes to the world
-before all have been delivered. See the replay design, "Pump".
+before all have been delivered. See the replay design, "ReplayBarrier".
 """
 
 import asyncio
@@ -10,17 +10,17 @@ from collections.abc import Callable, Sequence
 from bough.v1 import event_pb2
 from bough_server import events
 from bough_server.engine.journal import Journal
-from bough_server.engine.scheduler import Gate, Tasks
+from bough_server.engine.scheduler import Scheduler, Waiter
 from bough_server.errors import NonDeterministic
 
 
-class Pump:
+class ReplayBarrier:
     """Delivers recorded results while the run is quiet; `lived` is set when there are none left."""
 
     def __init__(
         self,
         journal: Journal,
-        tasks: Tasks,
+        tasks: Scheduler,
         *,
         on_divergence: Callable[[NonDeterministic], None],
         on_cut: Callable[[str], None],
@@ -29,8 +29,8 @@ class Pump:
     ) -> None:
         self._journal = journal
         self._tasks = tasks
-        self._waiters: dict[str, Gate[event_pb2.AgentEvent]] = {}
-        self._frontier: list[tuple[str, Gate[None]]] = []
+        self._waiters: dict[str, Waiter[event_pb2.AgentEvent]] = {}
+        self._frontier: list[tuple[str, Waiter[None]]] = []
         self._on_divergence = on_divergence
         self._on_cut = on_cut
         self._on_cut_end = on_cut_end
@@ -50,9 +50,9 @@ class Pump:
         """From now on no effect begins: what asks for one waits."""
         self._is_held = True
 
-    def expect(self, key: str) -> Gate[event_pb2.AgentEvent]:
+    def expect(self, key: str) -> Waiter[event_pb2.AgentEvent]:
         """Where the recorded result of an effect will be handed back."""
-        gate = self._waiters[key] = Gate[event_pb2.AgentEvent](self._tasks)
+        gate = self._waiters[key] = Waiter[event_pb2.AgentEvent](self._tasks)
         return gate
 
     async def result(self, key: str) -> event_pb2.AgentEvent:
@@ -63,7 +63,7 @@ class Pump:
         """Waits until everything recorded has been handed back; then effects may go to the world."""
         if self.live and not self._is_held:
             return
-        gate = Gate[None](self._tasks)
+        gate = Waiter[None](self._tasks)
         self._frontier.append((key, gate))
         await gate.wait()
 
@@ -72,7 +72,7 @@ class Pump:
         while not self.live and self._journal.todo:
             event = self._journal.todo.popleft()
             if event.sequence in self._journal.cut_short:
-                self._on_cut(event.cancel_requested.scope)
+                self._on_cut(event.cancel_requested.effect_scope)
                 continue
             if self._journal.ends_cut(event):
                 self._on_cut_end(event.effect_key)

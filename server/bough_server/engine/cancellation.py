@@ -6,13 +6,13 @@ A scope that is closed begins nothing and writes nothing, whatever its code stil
 import asyncio
 from collections.abc import Sequence
 
-from bough.v1 import error_pb2, event_pb2
+from bough.v1 import error_pb2, event_pb2, execution_pb2
 from bough_server import events
 from bough_server.clock import Clock
 from bough_server.engine import keys
-from bough_server.engine.event_writer import Chronicle
+from bough_server.engine.event_writer import EventWriter
 from bough_server.engine.open_invocations import Invocations, OpenInvocation, duration
-from bough_server.engine.scheduler import Tasks
+from bough_server.engine.scheduler import Scheduler
 from bough_server.telemetry import Traced
 
 
@@ -69,8 +69,8 @@ def _effect_end(
         result = event.tool_failed.result
         if started.HasField("tool_started"):
             result.call.CopyFrom(started.tool_started.call)
-            result.start_time.CopyFrom(started.time)
-            result.latency.CopyFrom(duration(now_ns - started.time.ToNanoseconds()))
+            result.start_time.CopyFrom(started.record_time)
+            result.duration.CopyFrom(duration(now_ns - started.record_time.ToNanoseconds()))
         else:
             result.call.CopyFrom(started.input_requested.request.call)
         result.agent, result.invocation_id, result.child_invocation_id = speaker.agent, speaker.invocation_id, child
@@ -86,10 +86,10 @@ def _effect_end(
     return event
 
 
-class Cancelling:
+class Cancellation:
     """The scopes of one run that are sealed, and how they end."""
 
-    def __init__(self, writer: Chronicle, tasks: Tasks, clock: Clock, spans: dict[str, Traced]) -> None:
+    def __init__(self, writer: EventWriter, tasks: Scheduler, clock: Clock, spans: dict[str, Traced]) -> None:
         self._journal, self._writer, self._tasks = writer.journal, writer, tasks
         self._clock, self._spans = clock, spans
         self._sealed: set[str] = set()
@@ -119,12 +119,13 @@ class Cancelling:
         scope: str,
         *,
         caller: str,
-        reason: event_pb2.CancelReason.ValueType,
+        reason: execution_pb2.CancelReason.ValueType,
         error: error_pb2.AgentError,
         below: error_pb2.AgentError,
     ) -> None:
         """Ends everything in a scope; `caller` is the invocation that speaks of it."""
-        if self.wish(scope, caller=caller, reason=reason) or self.is_ending(scope):
+        request = event_pb2.CancelRequested(effect_scope=scope, reason=reason)
+        if self.wish(request, caller=caller) or self.is_ending(scope):
             await self.end(scope, error, below)
 
     async def cancel_siblings(
@@ -132,13 +133,13 @@ class Cancelling:
         scopes: Sequence[str],
         *,
         caller: str,
-        reason: event_pb2.CancelReason.ValueType,
+        reason: execution_pb2.CancelReason.ValueType,
         error: error_pb2.AgentError,
     ) -> None:
         """Ends everything in several scopes that run at once, because of what became of another beside them."""
         # All are sealed before the first is waited for: one that fails meanwhile would end this one halfway.
         for scope in scopes:
-            self.wish(scope, caller=caller, reason=reason)
+            self.wish(event_pb2.CancelRequested(effect_scope=scope, reason=reason), caller=caller)
         for scope in scopes:
             await self.end(scope, error, error)
 
@@ -150,12 +151,12 @@ class Cancelling:
         """Whether a scope is to end for another reason than its own time: whoever has that reason records its end."""
         return scope in self._claimed
 
-    def wish(self, scope: str, *, caller: str, reason: event_pb2.CancelReason.ValueType) -> bool:
+    def wish(self, request: event_pb2.CancelRequested, *, caller: str) -> bool:
         """Records that a scope is to end and seals it: nothing begins in it any more. False where it has been."""
-        writer = self._writer
+        writer, scope = self._writer, request.effect_scope
         if caller not in writer.invocations:
             return False
-        if reason != event_pb2.CANCEL_REASON_LIMIT:
+        if request.reason != execution_pb2.CANCEL_REASON_LIMIT:
             self._claimed.add(scope)
         if self.is_sealed(scope):
             return False
@@ -166,7 +167,7 @@ class Cancelling:
             return not writer.is_offline
         writer.flush_below(scope)
         event = writer.invocations[caller].event(scope)
-        event.cancel_requested.scope, event.cancel_requested.reason = scope, reason
+        event.cancel_requested.CopyFrom(request)
         writer.emit(event)
         self.seal(scope)
         return True

@@ -11,17 +11,17 @@ from contextlib import asynccontextmanager
 from bough.v1 import event_pb2
 from bough_server import events
 from bough_server.engine.limits import Budget
-from bough_server.engine.scheduler import Gate, Tasks
+from bough_server.engine.scheduler import Scheduler, Waiter
 
 
-class Slots:
+class ConcurrencyLimiter:
     """The places of one run."""
 
-    def __init__(self, tasks: Tasks) -> None:
+    def __init__(self, tasks: Scheduler) -> None:
         self._tasks = tasks
         self._running: dict[Budget, int] = {}
         self._holders: dict[str, Sequence[Budget]] = {}
-        self._waiting: dict[str, tuple[Sequence[Budget], Gate[None]]] = {}
+        self._waiting: dict[str, tuple[Sequence[Budget], Waiter[None]]] = {}
         self._is_held = False
 
     @property
@@ -36,8 +36,8 @@ class Slots:
     @asynccontextmanager
     async def place(self, key: str, budget: Budget) -> AsyncIterator[None]:
         """Holds a place for an effect, once there is one. Where there never is, the effect has to be refused."""
-        bounds = [each for each in budget.chain() if each.parallel is not None]
-        if bounds and all(each.parallel for each in bounds):
+        bounds = [each for each in budget.chain() if each.concurrency is not None]
+        if bounds and all(each.concurrency for each in bounds):
             await self._take(key, bounds)
         try:
             yield
@@ -55,7 +55,7 @@ class Slots:
         if self._has_room(bounds) and not self._is_held:
             self._enter(key, bounds)
             return
-        gate = Gate[None](self._tasks)
+        gate = Waiter[None](self._tasks)
         self._waiting[key] = (bounds, gate)
         try:
             await gate.wait()
@@ -65,7 +65,7 @@ class Slots:
             raise
 
     def _has_room(self, bounds: Sequence[Budget]) -> bool:
-        return all(self._running.get(bound, 0) < (bound.parallel or 0) for bound in bounds)
+        return all(self._running.get(bound, 0) < (bound.concurrency or 0) for bound in bounds)
 
     def _enter(self, key: str, bounds: Sequence[Budget]) -> None:
         self._holders[key] = bounds

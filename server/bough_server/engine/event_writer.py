@@ -7,24 +7,32 @@ to the end writes nothing. A replay without a recorder must make no such event a
 import asyncio
 from collections.abc import Callable, Iterator, Sequence
 from functools import cache
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 from google.protobuf.descriptor import Descriptor, FieldDescriptor
 
 from bough.v1 import event_pb2
 from bough_server import events
 from bough_server.engine import keys
-from bough_server.engine.journal import Identity, Journal, identity_of
+from bough_server.engine.journal import EventIdentity, Journal, identity_of
 from bough_server.engine.open_invocations import Invocations, OpenStep
-from bough_server.engine.recorder import Joining, Piece, Recorder
-from bough_server.engine.run_metrics import Measuring
+from bough_server.engine.recorder import DeltaChunk, DeltaCoalescing, Recorder
+from bough_server.engine.run_metrics import RunMetrics
 from bough_server.errors import NonDeterministic
 from bough_server.metrics import Metrics
 
-_MEASURED: Final = ("duration", "latency", "start_time", "create_time")
+_ENVELOPE: Final[Sequence[Literal["run_id", "session_id", "sequence", "record_time", "trace_id", "span_id"]]] = (
+    "run_id",
+    "session_id",
+    "sequence",
+    "record_time",
+    "trace_id",
+    "span_id",
+)
+_MEASURED: Final = ("duration", "start_time", "create_time")
 
 
-def same_fact(made: event_pb2.AgentEvent, recorded: event_pb2.AgentEvent) -> bool:
+def same_event(made: event_pb2.AgentEvent, recorded: event_pb2.AgentEvent) -> bool:
     """Whether two events say the same, times, durations and trace ids apart."""
     return _without_measures(made) == _without_measures(recorded)
 
@@ -32,7 +40,7 @@ def same_fact(made: event_pb2.AgentEvent, recorded: event_pb2.AgentEvent) -> boo
 def _without_measures(event: event_pb2.AgentEvent) -> event_pb2.AgentEvent:
     plain = event_pb2.AgentEvent()
     plain.CopyFrom(event)
-    for name in ("run_id", "session_id", "sequence", "time", "trace_id", "span_id"):
+    for name in _ENVELOPE:
         plain.ClearField(name)
     payload = plain.WhichOneof("payload")
     if payload is not None:
@@ -83,7 +91,7 @@ def _within(kind: Descriptor) -> set[Descriptor]:
     return found
 
 
-class Chronicle:
+class EventWriter:
     """What one run says, and what is open in it."""
 
     def __init__(
@@ -99,10 +107,10 @@ class Chronicle:
         self._on_divergence = on_divergence
         self._on_emitted = on_emitted
         self.invocations = Invocations()
-        self._measuring = Measuring(metrics, self.invocations, journal) if metrics is not None else None
+        self._measuring = RunMetrics(metrics, self.invocations, journal) if metrics is not None else None
         self.is_live = journal.is_empty
         self._recorder = recorder
-        self._observed: set[Identity] = set()
+        self._observed: set[EventIdentity] = set()
         self._kept: list[event_pb2.AgentEvent] = []
 
     @property
@@ -194,7 +202,7 @@ class Chronicle:
         if self._recorder is not None:
             await self._recorder.committed()
 
-    def delta(self, piece: Piece, joining: Joining, make: Callable[[], event_pb2.AgentEvent]) -> bool:
+    def delta(self, piece: DeltaChunk, joining: DeltaCoalescing, make: Callable[[], event_pb2.AgentEvent]) -> bool:
         """Takes a piece of streamed text; gives whether the producer has to wait for `room`."""
         assert self._recorder is not None, "a replay streams nothing"
         return self._recorder.delta(piece, joining, make)
@@ -230,11 +238,11 @@ class Chronicle:
         recorded = self.journal.recorded.get(identity_of(event))
         if recorded is None:
             return False
-        if not same_fact(event, recorded):
+        if not same_event(event, recorded):
             raise NonDeterministic(
                 f"The replay's {events.name_of(event)} of the effect {event.effect_key!r} differs from the one at "
                 f"sequence {recorded.sequence}."
             )
-        event.time.CopyFrom(recorded.time)
+        event.record_time.CopyFrom(recorded.record_time)
         event.sequence = recorded.sequence
         return True

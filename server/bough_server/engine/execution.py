@@ -8,17 +8,18 @@ from collections.abc import Coroutine, Sequence
 from typing import Any
 
 from bough.v1 import error_pb2, event_pb2, input_pb2, policy_pb2
+from bough_server import ids
 from bough_server.clock import Clock
 from bough_server.engine import keys
-from bough_server.engine.barrier import Pump
-from bough_server.engine.cancellation import Cancelling
-from bough_server.engine.concurrency import Slots
-from bough_server.engine.event_writer import Chronicle
-from bough_server.engine.input_requests import Inputs, expired, received
+from bough_server.engine.barrier import ReplayBarrier
+from bough_server.engine.cancellation import Cancellation
+from bough_server.engine.concurrency import ConcurrencyLimiter
+from bough_server.engine.event_writer import EventWriter
+from bough_server.engine.input_requests import PendingInputs, expired, received
 from bough_server.engine.journal import Journal
-from bough_server.engine.keys import RunFacts
+from bough_server.engine.keys import RunInfo
 from bough_server.engine.recorder import Recorder
-from bough_server.engine.scheduler import Tasks
+from bough_server.engine.scheduler import Scheduler
 from bough_server.errors import NonDeterministic, RunError, ServerStopping
 from bough_server.metrics import Metrics
 from bough_server.telemetry import Traced, Tracing
@@ -29,13 +30,13 @@ class Execution:
 
     def __init__(
         self,
-        facts: RunFacts,
+        facts: RunInfo,
         *,
         tracing: Tracing,
         clock: Clock,
         journal: Journal,
         recorder: Recorder | None,
-        default_delta: policy_pb2.DeltaPolicy | None = None,
+        default_deltas: policy_pb2.DeltaPolicy | None = None,
         metrics: Metrics | None = None,
     ) -> None:
         self.facts = facts
@@ -46,18 +47,20 @@ class Execution:
         """The session's state as the run found it; of a queued run not known before it begins."""
         self.told = journal.changed_input or facts.started.run_started.input
         """What the user says."""
-        self.default_delta = default_delta or policy_pb2.DeltaPolicy()
+        self.policy = journal.forks.policy_at(journal.last_sequence + 1, facts.started.run_started.policy)
+        """The policy in force; a fork may have its own."""
+        self.default_deltas = default_deltas or policy_pb2.DeltaPolicy()
         self.tracing = tracing
         self.clock = clock
         self.journal = journal
-        self.tasks = Tasks(facts.run_id, self._quiet)
+        self.tasks = Scheduler(facts.run_id, self._quiet)
         self.tasks.is_handing_back = not journal.is_empty
-        self.slots = Slots(self.tasks)
-        self.writer = Chronicle(journal, recorder, metrics, on_divergence=self.stop, on_emitted=self.slots.ended)
+        self.slots = ConcurrencyLimiter(self.tasks)
+        self.writer = EventWriter(journal, recorder, metrics, on_divergence=self.stop, on_emitted=self.slots.ended)
         self.invocations = self.writer.invocations
         self.spans: dict[str, Traced] = {}
-        self.cancelling = Cancelling(self.writer, self.tasks, clock, self.spans)
-        self.pump = Pump(
+        self.cancelling = Cancellation(self.writer, self.tasks, clock, self.spans)
+        self.pump = ReplayBarrier(
             journal,
             self.tasks,
             on_divergence=self.stop,
@@ -65,7 +68,7 @@ class Execution:
             on_cut_end=self.cancelling.replay_cut_end,
             on_live=self._replayed,
         )
-        self.inputs = Inputs(self.tasks, self._asked)
+        self.inputs = PendingInputs(self.tasks, self._asked)
         self.is_interrupted = False
         """Whether it waits for input: nothing more is recorded until somebody takes it over."""
         self._is_draining = False
@@ -74,6 +77,24 @@ class Execution:
             recorder.on_failure = self.stop
         # Recorded when the run was accepted; taken in at once, because a run may be ended before it begins.
         self.writer.observe(facts.started)
+
+    # What a fork has from its origin
+
+    def message_id(self, key: str, kind: int, name: str) -> str:
+        """The id of the message that an event of an effect records, such as its "USER" message.
+
+        What a fork shares keeps its ids; what it records itself has other ones than its origin records there.
+        """
+        facts = self.facts
+        root = self.journal.forks.message_root(key, kind, key_root=facts.key_root, run_id=facts.run_id)
+        return ids.message_id(root, key, name)
+
+    def policy_of(self, scope: str) -> policy_pb2.RunPolicy:
+        """The policy in force when the log recorded the end of an invocation; the run's current one if it has none."""
+        end = self.journal.ends.get(scope)
+        if end is None:
+            return self.policy
+        return self.journal.forks.policy_at(end.sequence, self.facts.started.run_started.policy)
 
     # Events
 
@@ -134,12 +155,12 @@ class Execution:
 
     def waits_for(self, event: event_pb2.AgentEvent) -> bool:
         """Whether somebody here waits for an input_received, and may go on with it."""
-        is_asked = self.inputs.asked(event.input_received.answer.request_id) is not None
+        is_asked = self.inputs.asked(event.input_received.answer.input_id) is not None
         return is_asked and not self.cancelling.is_sealed(event.effect_key)
 
     def answer(self, event: event_pb2.AgentEvent) -> bool:
         """Records an input_received and lets go on who waits for it; False where nobody waits for it here."""
-        gate = self.inputs.take(event.input_received.answer.request_id) if self.waits_for(event) else None
+        gate = self.inputs.take(event.input_received.answer.input_id) if self.waits_for(event) else None
         if gate is None:
             return False
         self.writer.emit(event)

@@ -4,11 +4,11 @@ The rules are those of the replay design: an effect whose result is in the journ
 """
 
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from bough.v1 import error_pb2, event_pb2, input_pb2, message_pb2
+from bough.v1 import error_pb2, event_pb2, execution_pb2, input_pb2, message_pb2, policy_pb2
 from bough_server import events
 from bough_server.engine import keys
 from bough_server.errors import NonDeterministic
@@ -20,35 +20,75 @@ _RESULTS: Final = frozenset(
         events.TOOL_COMPLETED,
         events.TOOL_FAILED,
         events.VALUE_RECORDED,
-        events.STATE_CHANGED,
+        events.SESSION_STATE_CHANGED,
     }
 )
 _STARTS: Final = frozenset({events.LLM_STARTED, events.TOOL_STARTED, events.SUB_AGENT_STARTED, events.RUN_STARTED})
 _STEP_ENDS: Final = frozenset({events.STEP_COMPLETED, events.STEP_FAILED})
+_WITH_MESSAGES: Final = frozenset({events.SUB_AGENT_STARTED, events.SUB_AGENT_COMPLETED, *events.TOOL_END_KINDS})
+"""Events whose messages are made again by a replay, ids included."""
 _OF_THE_RUN: Final = frozenset({events.RUN_QUEUED, events.RUN_DEQUEUED, events.RUN_RESUMED, events.RUN_FORKED})
 
-Identity = tuple[str, int, int]
+EventIdentity = tuple[str, int, int]
 """Effect key, payload kind and attempt: what makes an event the same event on both sides of a replay."""
 
 
-def identity_of(event: event_pb2.AgentEvent) -> Identity:
+def identity_of(event: event_pb2.AgentEvent) -> EventIdentity:
     """What an event is in its run, whenever it is made."""
     return event.effect_key, events.kind_of(event), event.attempt
 
 
 @dataclass(frozen=True, slots=True)
-class Gap:
+class Downtime:
     """Time in which nobody executed the run, in nanoseconds since the Unix epoch."""
 
     begin_ns: int
     end_ns: int
 
 
+class Forks:
+    """The forks that led to a run, its own last: what they share of earlier logs, and their policies."""
+
+    def __init__(self) -> None:
+        self._forks: list[event_pb2.AgentEvent] = []
+        self._roots: dict[tuple[str, int], str] = {}
+
+    def take(self, event: event_pb2.AgentEvent) -> None:
+        """Take in a run_forked."""
+        self._forks.append(event)
+
+    def share(self, recorded: Mapping[EventIdentity, event_pb2.AgentEvent]) -> None:
+        """Take note of which run recorded each message that a replay makes again."""
+        for (key, kind, _), event in recorded.items() if self._forks else ():
+            following = next((fork for fork in self._forks if event.sequence < fork.sequence), None)
+            if kind in _WITH_MESSAGES and following is not None:
+                is_first = following is self._forks[0]
+                self._roots[key, kind] = "" if is_first else following.run_forked.origin.run_id
+
+    def message_root(self, key: str, kind: int, *, key_root: str, run_id: str) -> str:
+        """What the id of a message is derived from, of the event of an effect that records it.
+
+        A message keeps the id that it has in the log that it was recorded in: the key root is that of the first log,
+        and each fork derives the ids of what it records itself from its own run id.
+        """
+        if not self._forks:
+            return key_root
+        return (self._roots[key, kind] or key_root) if (key, kind) in self._roots else run_id
+
+    def policy_at(self, sequence: int, started: policy_pb2.RunPolicy) -> policy_pb2.RunPolicy:
+        """The policy in force when an event was recorded; `started` is that of the run's start."""
+        policy = started
+        for fork in self._forks:
+            if fork.sequence < sequence and fork.run_forked.HasField("policy"):
+                policy = fork.run_forked.policy
+        return policy
+
+
 class Journal:
     """What a log says has been done. Deltas may be left out of it."""
 
     def __init__(self, log: Iterable[event_pb2.AgentEvent] = ()) -> None:
-        self.recorded: dict[Identity, event_pb2.AgentEvent] = {}
+        self.recorded: dict[EventIdentity, event_pb2.AgentEvent] = {}
         self.of_effect: dict[str, list[event_pb2.AgentEvent]] = {}
         self.started: dict[str, event_pb2.AgentEvent] = {}
         self.results: dict[str, event_pb2.AgentEvent] = {}
@@ -64,7 +104,7 @@ class Journal:
         self.cancelled: dict[str, int] = {}
         self.cut_short: dict[int, event_pb2.AgentEvent] = {}
         """Cancellations after which a caller went on: of a sub-agent whose own time was up."""
-        self.gaps: list[Gap] = []
+        self.gaps: list[Downtime] = []
         self.dequeued: event_pb2.AgentEvent | None = None
         self.is_interrupted = False
         """Whether the log ends where the run waits for input."""
@@ -72,12 +112,14 @@ class Journal:
         """The last sequence of another run's log that this one begins with."""
         self.changed_input: message_pb2.Message | None = None
         """What a fork is told instead of what its origin was told."""
+        self.forks = Forks()
         self.last_sequence = 0
         self.todo: deque[event_pb2.AgentEvent] = deque()
         self._asked: set[str] = set()
         self._last_ns = 0
         for event in log:
             self._read(event)
+        self.forks.share(self.recorded)
         results = [event for event in self.results.values() if event.effect_key not in self.dispatched]
         # Ends have their turn too: whether a sub-agent or a cancellation came first is told by their order alone.
         handed = [*results, *self.cut_short.values(), *self.ends.values()]
@@ -91,9 +133,9 @@ class Journal:
     def _read(self, event: event_pb2.AgentEvent) -> None:
         kind = events.kind_of(event)
         self.last_sequence = event.sequence
-        now_ns = event.time.ToNanoseconds()
+        now_ns = event.record_time.ToNanoseconds()
         if kind in (events.RUN_RESUMED, events.RUN_FORKED):
-            self.gaps.append(Gap(self._last_ns, max(self._last_ns, now_ns)))
+            self.gaps.append(Downtime(self._last_ns, max(self._last_ns, now_ns)))
         self._last_ns = now_ns
         self.is_interrupted = kind == events.RUN_INTERRUPTED
         if kind in events.DELTA_KINDS or not kind or kind == events.RUN_INTERRUPTED:
@@ -119,15 +161,19 @@ class Journal:
         elif kind == events.INPUT_RECEIVED:
             self._read_answer(event)
         elif kind == events.CANCEL_REQUESTED:
-            self.cancelled.setdefault(event.cancel_requested.scope, event.sequence)
-            if event.cancel_requested.reason == event_pb2.CANCEL_REASON_LIMIT and event.cancel_requested.scope:
+            self.cancelled.setdefault(event.cancel_requested.effect_scope, event.sequence)
+            if (
+                event.cancel_requested.reason == execution_pb2.CANCEL_REASON_LIMIT
+                and event.cancel_requested.effect_scope
+            ):
                 self.cut_short[event.sequence] = event
 
     def _read_of_the_run(self, event: event_pb2.AgentEvent, kind: int) -> None:
         if kind == events.RUN_DEQUEUED:
             self.dequeued = event
         elif kind == events.RUN_FORKED:
-            self.shared_through = event.run_forked.origin_sequence
+            self.forks.take(event)
+            self.shared_through = event.run_forked.origin.sequence
             if event.run_forked.changes.HasField("input"):
                 self.changed_input = event.run_forked.changes.input
         # A run that waited or was taken over before it did anything has nothing to hand back, and is not new either.
@@ -136,13 +182,13 @@ class Journal:
     def _read_request(self, event: event_pb2.AgentEvent) -> None:
         request = event.input_requested.request
         self.requested[event.effect_key] = request
-        if request.reason == input_pb2.INPUT_REASON_QUESTION:
+        if request.kind == input_pb2.INPUT_KIND_QUESTION:
             self.started.setdefault(event.effect_key, event)
 
     def _read_answer(self, event: event_pb2.AgentEvent) -> None:
         self.answered[event.effect_key] = event.input_received.answer
         request = self.requested.get(event.effect_key)
-        if request is not None and request.reason == input_pb2.INPUT_REASON_QUESTION:
+        if request is not None and request.kind == input_pb2.INPUT_KIND_QUESTION:
             self.results[event.effect_key] = event
 
     def open_requests(self) -> "Iterator[tuple[str, input_pb2.InputRequest]]":
@@ -171,7 +217,7 @@ class Journal:
 
     def is_cut_short(self, scope: str) -> bool:
         """Whether a sub-agent was ended because its own time was up."""
-        return any(event.cancel_requested.scope == scope for event in self.cut_short.values())
+        return any(event.cancel_requested.effect_scope == scope for event in self.cut_short.values())
 
     def ends_cut(self, event: event_pb2.AgentEvent) -> bool:
         """Whether a sub-agent whose own time was up ends here, and its caller goes on: nothing above was ended.

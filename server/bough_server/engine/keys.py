@@ -44,7 +44,7 @@ def owner(key: str) -> str:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RunFacts:
+class RunInfo:
     """What a run is: its ids, its first event, and the session as it was when it began."""
 
     run_id: str

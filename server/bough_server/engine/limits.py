@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from bough.v1 import error_pb2, event_pb2, input_pb2, message_pb2, policy_pb2
+from bough.v1 import error_pb2, event_pb2, input_pb2, message_pb2, policy_pb2, usage_pb2
 from bough_server import usage
 from bough_server.errors import RunError
 from bough_server.models.model import Model, ModelRequest, cost_of
@@ -17,13 +17,13 @@ from bough_server.models.tokens import request_tokens
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Amount:
-    """Tokens of input and output, and what they cost, in millionths of the prices' currency."""
+    """Tokens of input and output, and what they cost, in billionths of the prices' currency."""
 
     tokens: int = 0
-    cost_micros: int = 0
+    cost_nanos: int = 0
 
 
-class Purse:
+class Allowance:
     """One bound of one subtree, what has been spent of it and what is reserved; without a limit it only counts."""
 
     __slots__ = ("limit", "reserved", "spent")
@@ -42,39 +42,39 @@ class Purse:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Purses:
+class Allowances:
     """Both bounds of one subtree."""
 
-    tokens: Purse
-    cost_micros: Purse
+    tokens: Allowance
+    cost_nanos: Allowance
 
     @property
     def is_bounded(self) -> bool:
         """Whether one of them has a limit."""
-        return self.tokens.limit is not None or self.cost_micros.limit is not None
+        return self.tokens.limit is not None or self.cost_nanos.limit is not None
 
     def lacking(self, amount: Amount) -> tuple[str, str] | None:
         """The bound that has no room for an amount, and why, in words; None where there is room."""
         if self.tokens.lacks(amount.tokens):
             return self.tokens.refusal("tokens", amount.tokens)
-        if self.cost_micros.lacks(amount.cost_micros):
-            return self.cost_micros.refusal("millionths of cost", amount.cost_micros)
+        if self.cost_nanos.lacks(amount.cost_nanos):
+            return self.cost_nanos.refusal("billionths of cost", amount.cost_nanos)
         return None
 
     def reserve(self, amount: Amount) -> None:
         """Takes an amount until it is released."""
         self.tokens.reserved += amount.tokens
-        self.cost_micros.reserved += amount.cost_micros
+        self.cost_nanos.reserved += amount.cost_nanos
 
     def release(self, amount: Amount) -> None:
         """Gives back what was reserved."""
         self.tokens.reserved -= amount.tokens
-        self.cost_micros.reserved -= amount.cost_micros
+        self.cost_nanos.reserved -= amount.cost_nanos
 
     def spend(self, amount: Amount) -> None:
         """Takes an amount for good."""
         self.tokens.spent += amount.tokens
-        self.cost_micros.spent += amount.cost_micros
+        self.cost_nanos.spent += amount.cost_nanos
 
 
 def estimated(request: ModelRequest, model: Model) -> Amount:
@@ -82,27 +82,27 @@ def estimated(request: ModelRequest, model: Model) -> Amount:
     sent = request_tokens(request)
     written = request.settings.max_output_tokens
     rates = model.price
-    used = message_pb2.Usage(input_tokens=sent, output_tokens=written)
+    used = usage_pb2.Usage(input_tokens=sent, output_tokens=written)
     cost = cost_of(used, rates) if rates is not None else 0
-    return Amount(tokens=sent + written, cost_micros=cost or 0)
+    return Amount(tokens=sent + written, cost_nanos=cost or 0)
 
 
-def reported(used: message_pb2.Usage, *, unknown: Amount) -> Amount:
+def reported(used: usage_pb2.Usage, *, unknown: Amount) -> Amount:
     """What an attempt took; of what its provider did not say, `unknown`."""
     if not usage.is_reported(used):
         return unknown
     is_whole = used.HasField("input_tokens") and used.HasField("output_tokens")
     tokens = used.input_tokens + used.output_tokens
-    cost = unknown.cost_micros
-    if used.HasField("cost_micros"):
-        cost = used.cost_micros
+    cost = unknown.cost_nanos
+    if used.HasField("cost_nanos"):
+        cost = used.cost_nanos
     elif is_whole:
         cost = 0  # the model has no price
-    return Amount(tokens=tokens if is_whole else max(tokens, used.total_tokens), cost_micros=cost)
+    return Amount(tokens=tokens if is_whole else max(tokens, used.total_tokens), cost_nanos=cost)
 
 
-MAX_HANDOFFS: Final = 20
-"""How often agents may hand over in a run where nothing says how often."""
+MAX_TRANSFERS: Final = 20
+"""The limit of transfers in a run whose policy sets none."""
 
 
 class Budget:
@@ -120,16 +120,16 @@ class Budget:
         """Effects of its tool calls that count, and whether each has begun."""
         self._made: Counter[tuple[str, str]] = Counter()
         """In the run's: how often an agent has called a tool, by both names."""
-        self._handoffs = limits.handoffs if limits.HasField("handoffs") else None
-        if self._handoffs is None and above is None:
-            self._handoffs = MAX_HANDOFFS
-        self._used_handoffs = 0
-        self.purses = Purses(
-            tokens=Purse(limits.tokens if limits.HasField("tokens") else None),
-            cost_micros=Purse(limits.cost_micros if limits.HasField("cost_micros") else None),
+        self._transfers = limits.transfers if limits.HasField("transfers") else None
+        if self._transfers is None and above is None:
+            self._transfers = MAX_TRANSFERS
+        self._used_transfers = 0
+        self.purses = Allowances(
+            tokens=Allowance(limits.tokens if limits.HasField("tokens") else None),
+            cost_nanos=Allowance(limits.cost_nanos if limits.HasField("cost_nanos") else None),
         )
         """What its model calls have spent and reserved."""
-        self.parallel = limits.parallel if limits.HasField("parallel") else None
+        self.concurrency = limits.concurrency if limits.HasField("concurrency") else None
         """How many model calls and tools of it may run at once; None for any number."""
         self._held: dict[str, Amount] = {}
 
@@ -146,10 +146,10 @@ class Budget:
             if budget._model_calls is not None and budget._used_models >= budget._model_calls:
                 raise exceeded(f"{budget._model_calls} model calls", budget.owner)
 
-    def check_parallel(self) -> None:
+    def check_concurrency(self) -> None:
         """Refuses what could wait for ever, where nothing may run at all. Raises RunError LIMIT_EXCEEDED."""
         for budget in self.chain():
-            if budget.parallel is not None and budget.parallel <= 0:
+            if budget.concurrency is not None and budget.concurrency <= 0:
                 raise exceeded("0 model calls and tools at once", budget.owner)
 
     @property
@@ -170,7 +170,7 @@ class Budget:
         match event.WhichOneof("payload"):
             case "llm_started":
                 started = event.llm_started
-                self._begin(key, Amount(tokens=started.reserved_tokens, cost_micros=started.reserved_cost_micros))
+                self._begin(key, Amount(tokens=started.reserved_tokens, cost_nanos=started.reserved_cost_nanos))
             case "llm_retrying":
                 self._spend(reported(event.llm_retrying.lost_usage, unknown=Amount()))
             case "llm_completed":
@@ -182,7 +182,7 @@ class Budget:
                 self._spend(reported(event.llm_failed.lost_usage, unknown=unknown))
             case "tool_started":
                 self._begin_tool(key, event.agent, event.tool_started.call)
-            case "input_requested" if event.input_requested.request.reason == input_pb2.INPUT_REASON_CLIENT_TOOL:
+            case "input_requested" if event.input_requested.request.kind == input_pb2.INPUT_KIND_CLIENT_TOOL:
                 self._begin_tool(key, event.agent, event.input_requested.request.call)
 
     def _begin(self, key: str, amount: Amount) -> None:
@@ -201,11 +201,14 @@ class Budget:
         for budget in self.chain():
             budget.purses.spend(amount)
 
-    def reserve_tool_call(self, key: str, agent: str, call: message_pb2.ToolCall) -> None:
-        """Takes a tool call from every bound above, or from none; once for each. Raises RunError LIMIT_EXCEEDED."""
+    def reserve_tool_call(self, key: str, agent: str, call: message_pb2.ToolCall, *, is_admitted: bool = False) -> None:
+        """Takes a tool call from every bound above, or from none; once for each. Raises RunError LIMIT_EXCEEDED.
+
+        A call that was admitted before, as its log says, only counts: a fork may have lower limits than its origin.
+        """
         if key in self._tools:
             return
-        for budget in self.chain():
+        for budget in () if is_admitted else self.chain():
             if budget._tool_calls is not None and budget._used_tools >= budget._tool_calls:
                 raise exceeded(f"{budget._tool_calls} tool calls", budget.owner)
         self._tools[key] = False
@@ -232,13 +235,16 @@ class Budget:
             if budget._above is None:
                 budget._made[agent, call.name] += number
 
-    def reserve_handoff(self) -> None:
-        """Takes a transfer from every bound above, or from none. Raises RunError LIMIT_EXCEEDED."""
+    def reserve_transfer(self, *, is_admitted: bool = False) -> None:
+        """Takes a transfer from every bound above, or from none. Raises RunError LIMIT_EXCEEDED.
+
+        One that was admitted before only counts, as with a tool call.
+        """
+        for budget in () if is_admitted else self.chain():
+            if budget._transfers is not None and budget._used_transfers >= budget._transfers:
+                raise exceeded(f"{budget._transfers} transfers", budget.owner)
         for budget in self.chain():
-            if budget._handoffs is not None and budget._used_handoffs >= budget._handoffs:
-                raise exceeded(f"{budget._handoffs} handoffs", budget.owner)
-        for budget in self.chain():
-            budget._used_handoffs += 1
+            budget._used_transfers += 1
 
     def check_depth(self, depth: int) -> None:
         """Refuses an invocation at a depth below the bounds. Raises RunError LIMIT_EXCEEDED."""
@@ -260,7 +266,7 @@ def is_bounded(limits: policy_pb2.Limits) -> bool:
     return bool(limits.ListFields())
 
 
-HANDOFF_WINDOW: Final = 8
+TRANSFER_WINDOW: Final = 8
 """How many of the last agents are looked at."""
 
 LEAST_AGENTS: Final = 3
@@ -269,10 +275,10 @@ LEAST_AGENTS: Final = 3
 
 def check_hops(path: Sequence[str]) -> None:
     """Refuses the last hop of a path that goes back and forth between the same few. Raises RunError LIMIT_EXCEEDED."""
-    last = path[-HANDOFF_WINDOW:]
-    if len(last) == HANDOFF_WINDOW and len(set(last)) < LEAST_AGENTS:
+    last = path[-TRANSFER_WINDOW:]
+    if len(last) == TRANSFER_WINDOW and len(set(last)) < LEAST_AGENTS:
         raise RunError(
-            f"The agents hand over to one another in circles: {' > '.join(last)}. Among {HANDOFF_WINDOW} in a row "
+            f"The agents hand over to one another in circles: {' > '.join(last)}. Among {TRANSFER_WINDOW} in a row "
             f"there must be {LEAST_AGENTS} different ones.",
             reason=error_pb2.ERROR_REASON_LIMIT_EXCEEDED,
         )

@@ -8,11 +8,12 @@ from dataclasses import dataclass, field, replace
 
 from google.protobuf import duration_pb2
 
-from bough.v1 import error_pb2, event_pb2, message_pb2, step_pb2
-from bough_server import events, ids, usage
+from bough.v1 import action_pb2, error_pb2, event_pb2, execution_pb2, message_pb2, step_pb2, usage_pb2
+from bough_server import events, ids
 from bough_server.engine import keys
 from bough_server.engine.limits import Budget
 from bough_server.truncation import cut_results, without_raw
+from bough_server.usage import ONE_TOOL_CALL, Sums
 
 
 @dataclass(slots=True)
@@ -36,8 +37,8 @@ class OpenInvocation:
     template: event_pb2.AgentEvent
     start_ns: int
     is_root: bool
-    own: message_pb2.Usage = field(default_factory=message_pb2.Usage)
-    below: message_pb2.Usage = field(default_factory=message_pb2.Usage)
+    own: Sums = field(default_factory=Sums)
+    below: Sums = field(default_factory=Sums)
     steps: dict[str, OpenStep] = field(default_factory=dict)
     effects: dict[str, event_pb2.AgentEvent] = field(default_factory=dict)
     """Calls that have begun and not ended, by their first event; of one that waits for input the input_requested."""
@@ -46,7 +47,7 @@ class OpenInvocation:
     ended: set[str] = field(default_factory=set)
     """Calls that have ended: what was asked about one, read after it, opens it no more."""
     attempts: dict[str, int] = field(default_factory=dict)
-    lost: dict[str, message_pb2.Usage] = field(default_factory=dict)
+    lost: dict[str, usage_pb2.Usage] = field(default_factory=dict)
     """What model calls had used that were left before their ends, as far as their providers said."""
     unsent: set[str] = field(default_factory=set)
     """Model calls that were left while their last attempt waited, and had not gone to a provider."""
@@ -71,9 +72,11 @@ class OpenInvocation:
         event.step_index = index
         return event
 
-    def tree_usage(self) -> message_pb2.Usage:
+    def tree_usage(self) -> Sums:
         """What it and everything below it has used so far."""
-        return usage.summed((self.own, self.below))
+        whole = self.own.copy()
+        whole.add(self.below)
+        return whole
 
     def step(self, opened: OpenStep, now_ns: int) -> step_pb2.AgentStep:
         """A step as it is now, its results in call order, each cut where it is large."""
@@ -82,7 +85,7 @@ class OpenInvocation:
             invocation_id=self.template.invocation_id,
             index=opened.index,
             attempt=opened.attempt,
-            latency=duration(now_ns - opened.start_ns),
+            duration=duration(now_ns - opened.start_ns),
         )
         step.start_time.FromNanoseconds(opened.start_ns)
         if opened.response is not None:
@@ -103,13 +106,10 @@ def duration(nanoseconds: int) -> duration_pb2.Duration:
 
 def copied(one: OpenInvocation) -> OpenInvocation:
     """The same invocation, to be changed without it."""
-    own, below = message_pb2.Usage(), message_pb2.Usage()
-    own.CopyFrom(one.own)
-    below.CopyFrom(one.below)
     return replace(
         one,
-        own=own,
-        below=below,
+        own=one.own.copy(),
+        below=one.below.copy(),
         steps={name: replace(step, results=dict(step.results)) for name, step in one.steps.items()},
         effects=dict(one.effects),
         called=dict(one.called),
@@ -138,8 +138,10 @@ class Invocations:
 
     def __init__(self) -> None:
         self._open: dict[str, OpenInvocation] = {}
-        self.kinds: dict[str, event_pb2.AgentKind.ValueType] = {}
+        self.kinds: dict[str, execution_pb2.AgentKind.ValueType] = {}
         """The kind of agent of every invocation, over or not."""
+        self._cancelled: dict[str, execution_pb2.CancelReason.ValueType] = {}
+        """Cancelled scopes and why, in the order of the requests."""
 
     def __contains__(self, invocation_id: str) -> bool:
         return invocation_id in self._open
@@ -165,6 +167,9 @@ class Invocations:
         if kind in (events.RUN_STARTED, events.SUB_AGENT_STARTED):
             self._begin(event, is_root=kind == events.RUN_STARTED)
             return
+        if kind == events.CANCEL_REQUESTED:
+            self._cancelled.setdefault(event.cancel_requested.effect_scope, event.cancel_requested.reason)
+            return
         opened = self._open.get(event.invocation_id)
         if opened is None:
             return
@@ -187,7 +192,7 @@ class Invocations:
             span_id=event.span_id,
         )
         self.kinds[event.invocation_id] = event.run_started.kind or event.sub_agent_started.kind
-        start_ns = event.time.ToNanoseconds()
+        start_ns = event.record_time.ToNanoseconds()
         caller = self._open.get(event.parent_invocation_id)
         if caller is not None and event.sub_agent_started.call_id:
             caller.called[event.effect_key] = template
@@ -197,7 +202,7 @@ class Invocations:
         del self._open[opened.template.invocation_id]
         parent = self._open.get(opened.template.parent_invocation_id)
         if parent is not None:
-            usage.add(parent.below, opened.tree_usage())
+            parent.below.add(opened.tree_usage())
 
     def by_depth(self) -> list[OpenInvocation]:
         """The open invocations, the deepest first."""
@@ -207,6 +212,7 @@ class Invocations:
         """A copy to try an end on: what is read there and changed by it."""
         made = Invocations()
         made._open = {key: copied(one) for key, one in self._open.items()}
+        made._cancelled = dict(self._cancelled)
         return made
 
     def failing_step(
@@ -237,10 +243,10 @@ class Invocations:
         self,
         opened: OpenInvocation,
         output: message_pb2.Message,
-        end_reason: event_pb2.EndReason.ValueType,
+        end_reason: execution_pb2.EndReason.ValueType,
         now_ns: int,
         *,
-        action: event_pb2.Action | None = None,
+        action: action_pb2.AgentAction | None = None,
     ) -> event_pb2.AgentEvent:
         """The end of an invocation that answered."""
         event = opened.event(opened.key)
@@ -259,7 +265,7 @@ class Invocations:
     def failed(self, opened: OpenInvocation, error: error_pb2.AgentError, now_ns: int) -> event_pb2.AgentEvent:
         """The end of an invocation that did not answer: failed, or cancelled where the error says so."""
         event = opened.event(opened.key)
-        end: _End
+        end: event_pb2.RunFailed | event_pb2.RunCancelled | event_pb2.SubAgentFailed
         if not opened.is_root:
             end = event.sub_agent_failed
         elif error.reason == error_pb2.ERROR_REASON_CANCELLED:
@@ -268,20 +274,27 @@ class Invocations:
             end = event.run_failed
         end.error.CopyFrom(error)
         end.error.agent, end.error.invocation_id = event.agent, event.invocation_id
-        _fill(end, opened, _END_REASONS.get(error.reason, event_pb2.END_REASON_FAILED), now_ns)
+        _fill(end, opened, _END_REASONS.get(error.reason, execution_pb2.END_REASON_FAILED), now_ns)
+        if end.end_reason == execution_pb2.END_REASON_CANCELLED and not isinstance(end, event_pb2.RunFailed):
+            end.cancel_reason = self._cancel_reason(opened.key)
         return event
+
+    def _cancel_reason(self, scope: str) -> execution_pb2.CancelReason.ValueType:
+        """Why a scope was cancelled: by the first request that covers it; unspecified if its own code raised that."""
+        covering = (reason for cancelled, reason in self._cancelled.items() if keys.covers(cancelled, scope))
+        return next(covering, execution_pb2.CANCEL_REASON_UNSPECIFIED)
 
 
 _END_REASONS = {
-    error_pb2.ERROR_REASON_CANCELLED: event_pb2.END_REASON_CANCELLED,
-    error_pb2.ERROR_REASON_LIMIT_EXCEEDED: event_pb2.END_REASON_LIMIT,
-    error_pb2.ERROR_REASON_DEADLINE_EXCEEDED: event_pb2.END_REASON_LIMIT,
+    error_pb2.ERROR_REASON_CANCELLED: execution_pb2.END_REASON_CANCELLED,
+    error_pb2.ERROR_REASON_LIMIT_EXCEEDED: execution_pb2.END_REASON_LIMIT,
+    error_pb2.ERROR_REASON_DEADLINE_EXCEEDED: execution_pb2.END_REASON_LIMIT,
 }
 
 
-def _fill(end: _End, opened: OpenInvocation, end_reason: event_pb2.EndReason.ValueType, now_ns: int) -> None:
-    end.usage.CopyFrom(opened.own)
-    end.tree_usage.CopyFrom(opened.tree_usage())
+def _fill(end: _End, opened: OpenInvocation, end_reason: execution_pb2.EndReason.ValueType, now_ns: int) -> None:
+    end.usage.CopyFrom(opened.own.usage())
+    end.tree_usage.CopyFrom(opened.tree_usage().usage())
     end.duration.CopyFrom(duration(now_ns - opened.start_ns))
     end.step_id = opened.last_step_id
     end.end_reason = end_reason
@@ -294,7 +307,7 @@ def _take_effect(opened: OpenInvocation, event: event_pb2.AgentEvent, kind: int)
     if kind == events.LLM_STARTED:
         opened.effects[key] = event
         if not events.is_summarizing(event):
-            opened.steps[key] = OpenStep(key, event.step_id, event.step_index, event.time.ToNanoseconds())
+            opened.steps[key] = OpenStep(key, event.step_id, event.step_index, event.record_time.ToNanoseconds())
     elif kind == events.LLM_RETRYING:
         if not event.llm_retrying.not_sent:
             _count_attempt(opened, event.llm_retrying.lost_usage)
@@ -316,7 +329,8 @@ def _take_effect(opened: OpenInvocation, event: event_pb2.AgentEvent, kind: int)
             opened.effects.setdefault(owner, event)
     elif kind == events.TOOL_STARTED:
         before = opened.effects.get(key)
-        opened.own.tool_calls += before is None or not before.HasField("tool_started")
+        if before is None or not before.HasField("tool_started"):
+            opened.own.add(ONE_TOOL_CALL)
         opened.effects[key] = event
     elif kind in events.TOOL_END_KINDS:
         opened.effects.pop(key, None)
@@ -327,7 +341,5 @@ def _take_effect(opened: OpenInvocation, event: event_pb2.AgentEvent, kind: int)
             opened.steps[step_key].results[key] = events.tool_result_of(event)
 
 
-def _count_attempt(opened: OpenInvocation, used: message_pb2.Usage) -> None:
-    usage.add(opened.own, used)
-    opened.own.model_calls += 1
-    opened.own.model_calls_without_usage += not usage.is_reported(used)
+def _count_attempt(opened: OpenInvocation, used: usage_pb2.Usage) -> None:
+    opened.own.add(Sums.of_attempt(used))

@@ -24,7 +24,7 @@ MAX_DELAY: Final = 0.002
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Joining:
+class DeltaCoalescing:
     """How deltas are joined: until `max_chars` characters or `max_interval` seconds; zero characters joins nothing."""
 
     max_interval: float = 0.05
@@ -32,7 +32,7 @@ class Joining:
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class DeltaChunk:
     """Streamed text of an effect: its payload's kind and, where one effect streams several things, which of them."""
 
     effect: str
@@ -83,7 +83,7 @@ class Recorder:
                 self.flush(event.effect_key)
         self._append(batch)
 
-    def delta(self, piece: Piece, joining: Joining, make: Callable[[], event_pb2.AgentEvent]) -> bool:
+    def delta(self, piece: DeltaChunk, joining: DeltaCoalescing, make: Callable[[], event_pb2.AgentEvent]) -> bool:
         """Takes a piece of streamed text; gives whether the producer has to wait for `room` before the next.
 
         `make` builds the event of the first piece of a row, without its text. Pieces of one effect, kind and subject
@@ -113,8 +113,8 @@ class Recorder:
         if pending.timer is not None:
             pending.timer.cancel()
         event, text = pending.event, "".join(pending.pieces)
-        if pending.kind == events.LLM_OUTPUT_DELTA:
-            event.llm_output_delta.text = text
+        if pending.kind == events.LLM_OUTPUT_TEXT_DELTA:
+            event.llm_output_text_delta.text = text
         elif pending.kind == events.LLM_REASONING_DELTA:
             event.llm_reasoning_delta.text = text
         elif pending.kind == events.LLM_TOOL_CALL_DELTA:
@@ -162,7 +162,7 @@ class Recorder:
         for event in batch:
             self._sequence += 1
             event.sequence = self._sequence
-            event.time.seconds, event.time.nanos = divmod(now, 1_000_000_000)
+            event.record_time.seconds, event.record_time.nanos = divmod(now, 1_000_000_000)
             data = event.SerializeToString()
             self._batch_bytes += len(data)
             # Counted before it goes out: a producer that never waits by itself would keep the loop from sending it.

@@ -5,17 +5,17 @@ from typing import Final
 
 from google.protobuf.duration_pb2 import Duration
 
-from bough.v1 import error_pb2, event_pb2
+from bough.v1 import error_pb2, event_pb2, execution_pb2
 from bough_server import events
 from bough_server.engine.journal import Journal
 from bough_server.engine.open_invocations import Invocations, OpenInvocation
 from bough_server.metrics import Metrics, ModelCalled
 
 _KINDS: Final[Mapping[int, str]] = {
-    number: name.removeprefix("AGENT_KIND_").lower() for name, number in event_pb2.AgentKind.items()
+    number: name.removeprefix("AGENT_KIND_").lower() for name, number in execution_pb2.AgentKind.items()
 }
 _END_REASONS: Final[Mapping[int, str]] = {
-    number: name.removeprefix("END_REASON_").lower() for name, number in event_pb2.EndReason.items()
+    number: name.removeprefix("END_REASON_").lower() for name, number in execution_pb2.EndReason.items()
 }
 _REASONS: Final[Mapping[int, str]] = {
     number: name.removeprefix("ERROR_REASON_") for name, number in error_pb2.ErrorReason.items()
@@ -23,7 +23,7 @@ _REASONS: Final[Mapping[int, str]] = {
 _MODEL_ENDS: Final = frozenset({events.LLM_COMPLETED, events.LLM_RETRYING, events.LLM_FAILED})
 
 
-class Measuring:
+class RunMetrics:
     """Tells of the new events of one run, each before it is taken into the list of invocations."""
 
     def __init__(self, metrics: Metrics, invocations: Invocations, journal: Journal) -> None:
@@ -89,14 +89,14 @@ class Measuring:
             begun.tool_started.call.name,
             outcome="failed" if is_failed else "succeeded",
             error=_REASONS.get(result.error.reason, "") if is_failed else "",
-            seconds=_seconds(result.latency),
+            seconds=_seconds(result.duration),
         )
 
     def _since(self, begun: event_pb2.AgentEvent, event: event_pb2.AgentEvent) -> float:
         """How long somebody executed the run between two events, in seconds."""
         if self._journal.gaps:
-            return self._journal.running_ns(begun.time.ToNanoseconds(), event.time.ToNanoseconds()) / 1e9
-        begin, end = begun.time, event.time
+            return self._journal.running_ns(begun.record_time.ToNanoseconds(), event.record_time.ToNanoseconds()) / 1e9
+        begin, end = begun.record_time, event.record_time
         return max(0.0, end.seconds - begin.seconds + (end.nanos - begin.nanos) / 1e9)
 
 

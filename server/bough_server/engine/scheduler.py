@@ -24,12 +24,12 @@ _TURNS: Final = 32
 """How often a run may be found quiet before others get a turn of the event loop."""
 
 
-class Gate(Generic[T]):
+class Waiter(Generic[T]):
     """Something that one coroutine waits for, resting, until another opens it with a value."""
 
     __slots__ = ("_future", "_is_over", "_is_resting", "_tasks", "_values")
 
-    def __init__(self, tasks: "Tasks") -> None:
+    def __init__(self, tasks: "Scheduler") -> None:
         self._tasks = tasks
         self._values: list[T] = []
         self._future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -75,7 +75,7 @@ class Gate(Generic[T]):
             self._tasks.wake()
 
 
-class Tasks:
+class Scheduler:
     """Every task of one run; `on_quiet` is called whenever all of them rest."""
 
     def __init__(self, run_id: str, on_quiet: Callable[[], None]) -> None:
@@ -129,7 +129,7 @@ class Tasks:
         left = {future for future in futures if not future.done()}
         if not left or (first and len(left) < len(futures)):
             return
-        gate: Gate[None] = Gate(self)
+        gate: Waiter[None] = Waiter(self)
 
         def done(future: "asyncio.Future[Any]") -> None:
             left.discard(future)
@@ -146,7 +146,7 @@ class Tasks:
 
     async def never(self) -> None:
         """Rests for good: the coroutine was ended at this point, or is to be."""
-        await Gate[None](self).wait()
+        await Waiter[None](self).wait()
 
     async def abandoned(self) -> None:
         """Never returns, to code that ignores its end."""

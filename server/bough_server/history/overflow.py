@@ -13,14 +13,14 @@ from typing import Final
 
 from bough.v1 import message_pb2
 from bough_server.history.rewrite import result_text
-from bough_server.history.visible import Call, Shown, is_summary
+from bough_server.history.visible import Call, VisibleMessage, is_summary
 from bough_server.models.model import ModelRequest
 from bough_server.truncation import cut_text, fit_texts
 
 SUMMARY: Final = "For context: a summary of the conversation so far:"
 """How a summary begins as its author's model is shown it."""
 
-Unit = Sequence[Shown]
+Unit = Sequence[VisibleMessage]
 """Messages that stay together."""
 
 _INSTRUCTION: Final = (
@@ -38,7 +38,7 @@ class Compaction:
     """A summary and what it stands for in one invocation: a part of the session, and the first messages of the run."""
 
     summary: message_pb2.Message
-    run_messages: int = 0
+    run_message_count: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,10 +48,10 @@ class Plan:
     messages: Sequence[message_pb2.Message]
     from_position: int
     to_position: int
-    run_messages: int
+    run_message_count: int
 
 
-def units(shown: Sequence[Shown]) -> list[Unit]:
+def units(shown: Sequence[VisibleMessage]) -> list[Unit]:
     """The messages in order, cut wherever they may be: never between a call and its result, nor in an exchange.
 
     Of the run itself, and after a summary, each message may begin a unit.
@@ -85,14 +85,14 @@ def window(parts: Sequence[Unit], sizes: Sequence[int], room: int) -> list[int]:
 
 
 def to_be_summarized(
-    parts: Sequence[Unit], sizes: Sequence[int], room: int, *, keep_recent: int, before: Compaction | None
+    parts: Sequence[Unit], sizes: Sequence[int], room: int, *, keep_recent_exchanges: int, before: Compaction | None
 ) -> Plan | None:
-    """All but the last `keep_recent` units, fewer where those do not fit `room` tokens; None where nothing is new.
+    """All but the last `keep_recent_exchanges` units, fewer if those do not fit `room` tokens; None if nothing is new.
 
     What was told last is not summarized, wherever it stands.
     """
     told = told_last(parts)
-    begin = max(0, len(parts) - max(1, keep_recent))
+    begin = max(0, len(parts) - max(1, keep_recent_exchanges))
     while begin < len(parts) - 1 and sum(sizes[begin:]) + (sizes[told] if 0 <= told < begin else 0) > room:
         begin += 1
     through = [one for unit in parts[:begin] for one in unit]
@@ -100,28 +100,28 @@ def to_be_summarized(
     covered = [one for one in through if one is not asked]
     if all(is_summary(one.message) for one in covered):
         return None
-    stands_for = before.summary.summarized if before is not None else message_pb2.Summarized()
+    stands_for = before.summary.summary_range if before is not None else message_pb2.SummaryRange()
     positions = [one.position for one in through if one.position]
     new = sum(1 for one in through if not (one.position or one.is_again or is_summary(one.message)))
     return Plan(
         messages=[one.message for one in covered],
         from_position=stands_for.from_position or min(positions, default=0),
         to_position=max(positions, default=stands_for.to_position),
-        run_messages=new + (before.run_messages if before is not None else 0),
+        run_message_count=new + (before.run_message_count if before is not None else 0),
     )
 
 
-def in_its_place(shown: Sequence[Shown], compaction: Compaction) -> list[Shown]:
+def in_its_place(shown: Sequence[VisibleMessage], compaction: Compaction) -> list[VisibleMessage]:
     """A history that begins with a summary in the place of the run's messages that it stands for.
 
     Those of the session are left out before. What was told last is shown again behind the summary.
     """
     of_session = [one for one in shown if one.position]
     of_run = [one for one in shown if not one.position]
-    covered, rest = of_run[: compaction.run_messages], of_run[compaction.run_messages :]
+    covered, rest = of_run[: compaction.run_message_count], of_run[compaction.run_message_count :]
     told = [] if any(one.is_told for one in rest) else [one for one in covered if one.is_told][-1:]
     again = [replace(one, is_again=True) for one in told]
-    return [Shown(message=as_context(compaction.summary)), *of_session, *again, *rest]
+    return [VisibleMessage(message=as_context(compaction.summary)), *of_session, *again, *rest]
 
 
 def as_context(summary: message_pb2.Message) -> message_pb2.Message:
@@ -134,12 +134,12 @@ def as_context(summary: message_pb2.Message) -> message_pb2.Message:
     return shown
 
 
-def _may_begin(shown: Sequence[Shown], index: int) -> bool:
+def _may_begin(shown: Sequence[VisibleMessage], index: int) -> bool:
     one = shown[index]
     return one.is_told or not one.position or is_summary(shown[index - 1].message)
 
 
-def _inside_calls(shown: Sequence[Shown]) -> set[int]:
+def _inside_calls(shown: Sequence[VisibleMessage]) -> set[int]:
     """The places before which no cut may be: something before them asks for what comes there or later."""
     first: dict[Call, int] = {}
     last: dict[Call, int] = {}
@@ -151,7 +151,7 @@ def _inside_calls(shown: Sequence[Shown]) -> set[int]:
     return {index for call, end in last.items() for index in range(first.get(call, end) + 1, end + 1)}
 
 
-def _out_of_order(shown: Sequence[Shown]) -> set[int]:
+def _out_of_order(shown: Sequence[VisibleMessage]) -> set[int]:
     """The places before which no cut may be: what is before them was said later than something behind them."""
     highest = list(accumulate((one.position for one in shown), max))
     barred: set[int] = set()

@@ -8,7 +8,7 @@ Rewriter = Callable[[message_pb2.Message], list[message_pb2.Message]]
 """Another agent's message as the messages that a reader is shown of it."""
 
 
-def for_context(message: message_pb2.Message) -> list[message_pb2.Message]:
+def as_context(message: message_pb2.Message) -> list[message_pb2.Message]:
     """One user message: what was said, then each call; a tool's result by itself. Nothing where nothing is left.
 
     Reasoning is dropped; images, audio and files stay as they are.
@@ -40,10 +40,8 @@ def for_context(message: message_pb2.Message) -> list[message_pb2.Message]:
 
 
 def result_text(result: message_pb2.ToolResult) -> str:
-    """A tool's result as a model reads it: its texts and JSON, or its error."""
-    if result.HasField("error"):
-        return f"Error: {result.error.message}"
-    texts = []
+    """Return a tool's result as a model reads it: its error, if it failed, then its texts and JSON."""
+    texts = [f"Error: {result.error.message}"] if result.HasField("error") else []
     for part in result.parts:
         content = part.WhichOneof("content")
         if content == "text":

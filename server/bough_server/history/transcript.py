@@ -7,7 +7,7 @@ from bough.v1 import message_pb2
 
 
 @dataclass(frozen=True, slots=True)
-class Said:
+class HistoryEntry:
     """A message with whose invocation it is of: for what a sub-agent was told, the sub-agent's."""
 
     message: message_pb2.Message
@@ -18,7 +18,7 @@ class Said:
 
 
 @dataclass(frozen=True, slots=True)
-class Joined:
+class JoinedChild:
     """A child that has ended and was joined; `by_call` where its answer is also the result of a tool call."""
 
     transcript: "Transcript"
@@ -37,21 +37,21 @@ class Transcript:
         self.above = above
         self.is_lane = is_lane
         self.cut = len(above.entries) if above is not None else 0
-        self.entries: list[Said | Joined] = []
+        self.entries: list[HistoryEntry | JoinedChild] = []
 
     def say(self, message: message_pb2.Message) -> None:
         """Adds a message: what it was told, what its model said, what a tool answered."""
-        self.entries.append(Said(message, self.agent, self.chain))
+        self.entries.append(HistoryEntry(message, self.agent, self.chain))
 
     def join(self, child: "Transcript", *, by_call: bool) -> None:
         """Adds what a child saw and said, after its end and in the order of the calls or lanes."""
-        self.entries.append(Joined(child, by_call))
+        self.entries.append(JoinedChild(child, by_call))
 
     def lane(self) -> "Transcript":
         """A transcript for a lane that begins now; what was said before is the lane's own as well."""
         return Transcript(agent=self.agent, chain=self.chain, above=self, is_lane=True)
 
-    def own(self) -> Iterator[Said]:
+    def own(self) -> Iterator[HistoryEntry]:
         """The messages of its invocation, for a lane those from before its fork first; called children left out."""
         forks: list[tuple[Transcript, int | None]] = [(self, None)]
         transcript = self
@@ -73,14 +73,14 @@ class Transcript:
         above.reverse()
         return above
 
-    def flat(self, cut: int | None = None, *, called_children: bool) -> Iterator[Said]:
+    def flat(self, cut: int | None = None, *, called_children: bool) -> Iterator[HistoryEntry]:
         """The messages up to a cut, joined children's in their place; without recursion, however deep they nest."""
-        stack: list[Iterator[Said | Joined]] = [iter(self.entries[:cut])]
+        stack: list[Iterator[HistoryEntry | JoinedChild]] = [iter(self.entries[:cut])]
         while stack:
             entry = next(stack[-1], None)
             if entry is None:
                 stack.pop()
-            elif isinstance(entry, Said):
+            elif isinstance(entry, HistoryEntry):
                 yield entry
             elif called_children or not entry.by_call:
                 stack.append(iter(entry.transcript.entries))

@@ -9,10 +9,10 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
-from bough.v1 import agent_pb2, message_pb2
-from bough.v1.agent_pb2 import HISTORY_SCOPE_SESSION, AgentDefinition, AgentLink, HistoryPolicy
-from bough_server.history.rewrite import Rewriter, for_context
-from bough_server.history.transcript import Said, Transcript
+from bough.v1 import message_pb2
+from bough.v1.agent_pb2 import AgentDefinition, AgentLink, HistoryPolicy
+from bough_server.history.rewrite import Rewriter, as_context
+from bough_server.history.transcript import HistoryEntry, Transcript
 from bough_server.truncation import cut_result
 
 Call = tuple[str, str]
@@ -22,7 +22,7 @@ NO_CALLS: Final[frozenset[Call]] = frozenset()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Shown:
+class VisibleMessage:
     """A message as its reader is shown it: its own in native roles, everybody else's rewritten."""
 
     message: message_pb2.Message
@@ -45,10 +45,10 @@ def is_summary(message: message_pb2.Message) -> bool:
 
 def build(
     transcript: Transcript,
-    session: Iterable[Said],
+    session: Iterable[HistoryEntry],
     *,
-    scope: agent_pb2.HistoryScope.ValueType,
-    rewrite: Rewriter = for_context,
+    scope: message_pb2.HistoryScope.ValueType,
+    rewrite: Rewriter = as_context,
 ) -> list[message_pb2.Message]:
     """The messages for the model of an invocation, as its own agent sees them; every call in them has its result."""
     return [one.message for one in view(transcript, session, scope=scope, rewrite=rewrite)]
@@ -56,19 +56,19 @@ def build(
 
 def view(
     transcript: Transcript,
-    session: Iterable[Said],
+    session: Iterable[HistoryEntry],
     *,
-    scope: agent_pb2.HistoryScope.ValueType,
-    rewrite: Rewriter = for_context,
-) -> list[Shown]:
+    scope: message_pb2.HistoryScope.ValueType,
+    rewrite: Rewriter = as_context,
+) -> list[VisibleMessage]:
     """The same with where each is from. It only grows while an invocation goes on, once its last step has ended."""
-    lines: list[Said] = []
-    if scope != agent_pb2.HISTORY_SCOPE_NONE:
+    lines: list[HistoryEntry] = []
+    if scope != message_pb2.HISTORY_SCOPE_NONE:
         lineage = transcript.lineage()
         lines.extend(_settled(session, others=True))
         for above, cut in lineage:
             lines.extend(_settled(above.flat(cut, called_children=True), others=True))
-        if scope == agent_pb2.HISTORY_SCOPE_BRANCH:
+        if scope == message_pb2.HISTORY_SCOPE_BRANCH:
             chains = {above.chain for above, _ in lineage} | {transcript.chain}
             lines = [line for line in lines if _is_users(line) or line.chain in chains]
     own = _settled(transcript.own(), others=False)
@@ -76,27 +76,28 @@ def view(
 
 
 def summaries(
-    transcript: Transcript, session: Iterable[Said], *, scope: agent_pb2.HistoryScope.ValueType
+    transcript: Transcript, session: Iterable[HistoryEntry], *, scope: message_pb2.HistoryScope.ValueType
 ) -> Iterator[message_pb2.Message]:
     """The summaries of the same agent that may stand for what it sees of the session, the oldest first.
 
     Those that saw their own branch alone are for who sees no more, and in the same place of the tree.
     """
-    if scope == agent_pb2.HISTORY_SCOPE_NONE:
+    if scope == message_pb2.HISTORY_SCOPE_NONE:
         return
-    is_of_branch = scope == agent_pb2.HISTORY_SCOPE_BRANCH
+    is_of_branch = scope == message_pb2.HISTORY_SCOPE_BRANCH
     lines = [*session]
     for above, cut in transcript.lineage():
         lines.extend(above.flat(cut, called_children=True))
     lines.extend(transcript.own())
     for line in lines:
-        stands_for = line.message.summarized
-        is_fitting = stands_for.is_of_branch == is_of_branch and (not is_of_branch or line.chain == transcript.chain)
+        stands_for = line.message.summary_range
+        is_narrow = stands_for.scope == message_pb2.HISTORY_SCOPE_BRANCH
+        is_fitting = is_narrow == is_of_branch and (not is_of_branch or line.chain == transcript.chain)
         if is_summary(line.message) and line.agent == transcript.agent and stands_for.to_position and is_fitting:
             yield line.message
 
 
-def _is_users(line: Said) -> bool:
+def _is_users(line: HistoryEntry) -> bool:
     return line.message.kind == message_pb2.MESSAGE_KIND_USER
 
 
@@ -111,7 +112,7 @@ def _result_of(message: message_pb2.Message) -> message_pb2.ToolResult | None:
     return None
 
 
-def _settled(lines: Iterable[Said], *, others: bool) -> list[Said]:
+def _settled(lines: Iterable[HistoryEntry], *, others: bool) -> list[HistoryEntry]:
     """The lines without calls that have no result; for `others`, also without calls of linked agents."""
     kept = [line for line in lines if not is_summary(line.message)]
     answered: set[Call] = set()
@@ -145,8 +146,10 @@ def _without_calls(message: message_pb2.Message, dropped: set[str]) -> message_p
     return kept
 
 
-def _for_reader(lines: Sequence[Said], own: Sequence[Said], reader: str, rewrite: Rewriter) -> list[Shown]:
-    shown: list[Shown] = []
+def _for_reader(
+    lines: Sequence[HistoryEntry], own: Sequence[HistoryEntry], reader: str, rewrite: Rewriter
+) -> list[VisibleMessage]:
+    shown: list[VisibleMessage] = []
     for line in lines:
         shown.extend(_shown(line, rewrite, is_native=_is_native(line, reader)))
     for line in own:
@@ -155,16 +158,16 @@ def _for_reader(lines: Sequence[Said], own: Sequence[Said], reader: str, rewrite
     return [one if (small := _small(one.message)) is one.message else replace(one, message=small) for one in ordered]
 
 
-def _is_native(line: Said, reader: str) -> bool:
+def _is_native(line: HistoryEntry, reader: str) -> bool:
     return _is_users(line) or line.agent == reader
 
 
-def _shown(line: Said, rewrite: Rewriter, *, is_native: bool) -> list[Shown]:
+def _shown(line: HistoryEntry, rewrite: Rewriter, *, is_native: bool) -> list[VisibleMessage]:
     """A line as its reader is shown it: as it is where it is the reader's own, or the user's."""
     message = line.message
     result = _result_of(message)
     return [
-        Shown(
+        VisibleMessage(
             message=one,
             position=line.position,
             is_told=is_native and _is_told(message),
@@ -181,13 +184,13 @@ def _is_told(message: message_pb2.Message) -> bool:
     return is_spoken_to and bool(message.kind or message.invocation_id)
 
 
-def _results_after_calls(shown: Sequence[Shown]) -> list[Shown]:
+def _results_after_calls(shown: Sequence[VisibleMessage]) -> list[VisibleMessage]:
     """The same messages with every call's results right behind it, in call order, as providers require."""
-    results: dict[Call, Shown] = {}
+    results: dict[Call, VisibleMessage] = {}
     for one in shown:
         if one.answers is not None and _result_of(one.message) is not None:
             results[one.answers] = one
-    ordered: list[Shown] = []
+    ordered: list[VisibleMessage] = []
     for one in shown:
         if _result_of(one.message) is not None:
             continue
@@ -215,5 +218,5 @@ def policy_of(definition: AgentDefinition, link: AgentLink | None = None) -> His
     own, called = definition.history, link.history if link is not None else HistoryPolicy()
     policy = HistoryPolicy()
     policy.CopyFrom(own if called.WhichOneof("overflow") is None else called)
-    policy.scope = called.scope or own.scope or HISTORY_SCOPE_SESSION
+    policy.scope = called.scope or own.scope or message_pb2.HISTORY_SCOPE_SESSION
     return policy

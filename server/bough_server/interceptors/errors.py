@@ -16,7 +16,7 @@ from opentelemetry import trace
 from opentelemetry.trace import Status, StatusCode
 
 from bough.v1 import error_pb2
-from bough_server.errors import CallError, InvalidRequest, NotFound, Reason
+from bough_server.errors import AgentLinked, CallError, InvalidRequest, NotFound, Reason
 from bough_server.interceptors.handlers import (
     Context,
     Continuation,
@@ -36,7 +36,8 @@ _log = structlog.get_logger(__name__)
 DETAILS_KEY: Final = "grpc-status-details-bin"
 """The trailing metadata that carries a serialized Status (what grpc-status reads)."""
 
-DOMAIN: Final = "bough"
+DOMAIN: Final = "bough.dev"
+"""The domain of ErrorInfo: the reasons are unique in it."""
 
 _MESSAGE_BYTES: Final = 1_000
 _VIOLATIONS_BYTES: Final = 2_000
@@ -127,11 +128,13 @@ _PLAIN: Final = bytes(code for code in range(0x20, 0x7F) if code != ord("%"))
 
 
 def status_of(error: CallError) -> status_pb2.Status:
-    """The status: ErrorInfo always, and of BadRequest, ResourceInfo and RetryInfo what the error knows."""
+    """The status: ErrorInfo always; BadRequest, PreconditionFailure, ResourceInfo and RetryInfo if they apply."""
     info = error_details_pb2.ErrorInfo(reason=_name(error.reason), domain=DOMAIN, metadata=_bounded(error.details))
     details: list[Message] = [info]
     if isinstance(error, InvalidRequest):
         details.append(_bad_request(error, info))
+    if isinstance(error, AgentLinked):
+        details.append(_precondition_failure(error, info))
     if isinstance(error, NotFound):
         details.append(error_details_pb2.ResourceInfo(resource_type=_cut(error.kind), resource_name=_cut(error.name)))
     if error.retry_delay is not None:
@@ -189,6 +192,20 @@ def _bad_request(error: InvalidRequest, info: error_details_pb2.ErrorInfo) -> er
             info.metadata["violations"] = str(len(error.violations))
             break
     return request
+
+
+def _precondition_failure(
+    error: AgentLinked, info: error_details_pb2.ErrorInfo
+) -> error_details_pb2.PreconditionFailure:
+    """Every linking agent that fits; if some do not, ErrorInfo says how many there are."""
+    failure = error_details_pb2.PreconditionFailure()
+    for name in error.linked_by:
+        failure.violations.add(type=info.reason, subject=_cut(name), description="links to the agent")
+        if failure.ByteSize() > _VIOLATIONS_BYTES:
+            del failure.violations[-1]
+            info.metadata["violations"] = str(len(error.linked_by))
+            break
+    return failure
 
 
 def _cut(text: str, most: int = _NAME_BYTES) -> str:

@@ -30,9 +30,9 @@ _BULK: Final[Mapping[str, str]] = {
     "RunRequest": "input.parts",
     "ResumeRunRequest": "answers",
     "ForkRunRequest": "changes",
-    "CreateAgentRequest": "agent",
-    "UpdateAgentRequest": "agent",
-    "ValidateAgentRequest": "definitions",
+    "CreateAgentRequest": "definition",
+    "UpdateAgentRequest": "definition",
+    "ValidateAgentsRequest": "definitions",
 }
 """The field that the bytes of a request are for."""
 

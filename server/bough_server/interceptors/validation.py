@@ -128,7 +128,7 @@ def _unwritable_times(message: Message, place: str) -> Iterator[FieldViolation]:
 
 
 def _set_messages(message: Message, place: str) -> Iterator[tuple[str, Message]]:
-    """The messages that are set in a message, each with its path; maps of requests hold none."""
+    """The messages that are set in a message, each with its path; those in maps of requests hold no times."""
     for field, value in message.ListFields():
         kind = field.message_type
         if kind is None or kind in _NOT_JUDGED or kind.GetOptions().map_entry:

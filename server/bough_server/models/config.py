@@ -23,60 +23,77 @@ def _variable(name: str) -> str:
 
 
 class Timeouts(Section):
-    """How long a model may be silent."""
+    """How long an `openai` model may be silent."""
 
     start: Annotated[Seconds, Field(gt=0)] = 60.0
+    """The time until an answer begins."""
     idle: Annotated[Seconds, Field(gt=0)] = 60.0
+    """The time between two pieces of an answer."""
 
 
 class PriceSection(Section):
-    """Prices of a million tokens, in millionths of the currency."""
+    """Prices of a million tokens, in millionths of `currency`."""
 
     input: Annotated[float, Field(ge=0, allow_inf_nan=False)]
+    """The price of a million input tokens, in millionths of `currency`: 150000 is 0.15 USD."""
     output: Annotated[float, Field(ge=0, allow_inf_nan=False)]
+    """The price of a million output tokens."""
     cached_input: Annotated[float, Field(ge=0, allow_inf_nan=False)] | None = None
+    """The price of a million input tokens that the provider had cached. Unset: that of `input`."""
 
 
 class BreakerSection(Section):
-    """When a model is left alone for a while."""
+    """The circuit breaker: when a model that fails is not called for a while."""
 
     failures: Count = 5
-    """After how many failures in a row; 0 for never."""
+    """The number of failures in a row after which the model is not called; 0 for never."""
     cooldown: Annotated[Seconds, Field(gt=0)] = 15.0
-    """For how long, before one call may try it."""
+    """How long the model is not called, before one call tries it again."""
 
 
 class ModelSection(Section):
-    """One model, or another name for one."""
+    """A model that agents name by its key in `models`, or an alias of one."""
 
     alias: str = ""
-    """Another model's name; then nothing else is set."""
+    """The name of another model in this file; then nothing else is set."""
     provider: Literal["openai", "scripted", "local"] | None = None
+    """`openai`: any server that speaks OpenAI's API. `scripted`: answers from a file. `local`: the embedded model.
+    Required unless `alias` is set.
+    """
     api: Literal["chat", "responses"] = "chat"
+    """The provider's API: `chat` for Chat Completions, `responses` for Responses."""
     structured_output: Flag = True
-    """Whether the provider can be asked for JSON of a schema; if not, it is asked for it in words."""
+    """Whether the provider takes a JSON Schema for its answer; if not, the schema is part of the instruction."""
     encrypted_reasoning: Flag = False
-    """Whether a model of the Responses API is asked for its encrypted reasoning, to be sent back to it."""
+    """Whether a model of the Responses API is asked for its encrypted reasoning, which is then sent back to it."""
     model: str = ""
-    """The provider's name for it."""
+    """The provider's name of the model; required for `openai`."""
     base_url: Annotated[str, Field(pattern=r"^(https?://.+)?$")] = ""
+    """The URL of a server that speaks the API. Unset: OpenAI's."""
     api_key_env: Annotated[str, AfterValidator(_variable)] = ""
     """The name of the environment variable that holds the key; never the key."""
     script: Annotated[Path, AfterValidator(_absolute)] | None = None
+    """The file that a `scripted` model answers from, relative to this file; required for `scripted`."""
     keep_raw: Flag = False
-    """Whether answers carry their provider's events."""
+    """Whether the answers of an `openai` model carry the provider's events as they came, 256 KiB at most."""
     timeouts: Timeouts = Timeouts()
+    """How long the model may be silent."""
     retries: Annotated[Count, Field(le=10)] = 2
+    """The number of attempts after the first one."""
     fallbacks: tuple[str, ...] = ()
-    """The models that a call goes on with, in this order, when this one cannot answer it; each with its own."""
+    """The models that answer a call, in this order, if this one cannot; each with the settings of its entry."""
     max_concurrency: Annotated[Count, Field(ge=1)] | None = None
+    """Calls at the same time, for `openai` and `scripted`; further ones wait. Unset: no limit."""
     requests_per_minute: Annotated[Count, Field(ge=1)] | None = None
+    """Requests in any 60 seconds; further ones wait. Unset: no limit."""
     tokens_per_minute: Annotated[Count, Field(ge=1)] | None = None
+    """Tokens in any 60 seconds, input and output; further calls wait. Unset: no limit."""
     max_wait: Seconds = 60.0
-    """How long an attempt may wait for its turn by these two."""
+    """How long an attempt may wait because of these two rates."""
     breaker: BreakerSection | None = None
-    """None for the default: with openai that of BreakerSection, else none."""
+    """When the model is not called because it fails. Unset: the defaults for `openai`, else no breaker."""
     price: PriceSection | None = None
+    """The prices of the model's tokens. Unset: its calls have no cost."""
 
     @model_validator(mode="after")
     def _is_whole(self) -> "ModelSection":

@@ -16,7 +16,7 @@ from typing import Final
 from bough.v1 import error_pb2, event_pb2
 from bough_server.clock import Clock, SystemClock
 from bough_server.errors import ModelError
-from bough_server.models.model import Meter, ModelRequest
+from bough_server.models.model import AttemptMeter, ModelRequest
 from bough_server.models.tokens import request_tokens
 
 _MINUTE: Final = 60.0
@@ -52,7 +52,7 @@ class Ended(Enum):
     LEFT = "nobody waited for the answer"
 
 
-class Shut(Exception):
+class CircuitOpen(Exception):
     """The model is left alone for some more seconds; 0 where one attempt tries it at this moment."""
 
     def __init__(self, seconds: float) -> None:
@@ -76,7 +76,7 @@ class Breaker:
             return
         left = self._open_until - self._clock.monotonic()
         if left > 0 or self._is_trying:
-            raise Shut(max(0.0, left))
+            raise CircuitOpen(max(0.0, left))
 
     def enter(self) -> bool:
         """Begins an attempt; gives whether it is the one that tries. Raises Shut."""
@@ -114,7 +114,7 @@ class Turn:
     moved: asyncio.Event = field(default_factory=asyncio.Event)
 
 
-class Crowded(Exception):
+class RateQueueFull(Exception):
     """The wait would be longer than the policy allows, by so many seconds in all."""
 
     def __init__(self, seconds: float) -> None:
@@ -167,7 +167,7 @@ class Rates:
         wait = turn.time - self._clock.monotonic()
         if wait > self._policy.max_wait:
             self._line.remove(turn)
-            raise Crowded(wait)
+            raise RateQueueFull(wait)
         try:
             while (wait := turn.time - self._clock.monotonic()) > _MOMENT or self._line[0] is not turn:
                 turn.moved.clear()
@@ -221,7 +221,7 @@ class Rates:
             tokens += turn.tokens
 
 
-class Turnstile:
+class ModelLimiter:
     """The way to one model. Without a policy it bounds nothing."""
 
     def __init__(
@@ -243,7 +243,7 @@ class Turnstile:
         )
 
     @asynccontextmanager
-    async def turn(self, request: ModelRequest, meter: Meter) -> AsyncGenerator[None, None]:
+    async def turn(self, request: ModelRequest, meter: AttemptMeter) -> AsyncGenerator[None, None]:
         """One attempt's turn; whoever came first goes first. Raises ModelError where it may not be made.
 
         The meter is told when the attempt goes to its provider; what it says of usage afterwards is counted.
@@ -258,13 +258,13 @@ class Turnstile:
                         yield
                 finally:
                     self._settle(taken, meter)
-        except Shut as shut:
+        except CircuitOpen as shut:
             raise self._refusal(
                 f"failed again and again, and is left alone: for {shut.seconds:.0f} more seconds, and until one call "
                 "that tries it is answered. Its breaker is in the server's configuration.",
                 event_pb2.RETRY_REASON_CIRCUIT_OPEN,
             ) from None
-        except Crowded as crowded:
+        except RateQueueFull as crowded:
             raise self._refusal(
                 f"has so many calls that this one would wait {crowded.seconds:.0f} seconds for its turn. "
                 "Its rates and max_wait are in the server's configuration.",
@@ -272,7 +272,7 @@ class Turnstile:
             ) from None
 
     @asynccontextmanager
-    async def _attempt(self, meter: Meter) -> AsyncGenerator[None, None]:
+    async def _attempt(self, meter: AttemptMeter) -> AsyncGenerator[None, None]:
         is_trial = self._breaker.enter()
         meter.is_sent = True
         ended = Ended.LEFT
@@ -285,7 +285,7 @@ class Turnstile:
         finally:
             self._breaker.leave(ended, is_trial=is_trial)
 
-    def _settle(self, taken: Turn, meter: Meter) -> None:
+    def _settle(self, taken: Turn, meter: AttemptMeter) -> None:
         if not meter.is_sent:
             self._rates.give_back(taken)
         elif meter.usage is not None:

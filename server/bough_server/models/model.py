@@ -1,13 +1,35 @@
 """The Model protocol: requests, deltas, responses, and the price of a call."""
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
+from types import MappingProxyType
 from typing import Final, Literal, Protocol
 
-from bough.v1 import agent_pb2, message_pb2, step_pb2
+from bough.v1 import message_pb2, model_pb2, step_pb2, usage_pb2
 
-_PER_MILLION: Final = 1_000_000
+_NANOS: Final = Fraction(1_000, 1_000_000)
+"""Billionths of the currency for a token, if a million tokens cost one millionth of it."""
+
+_LARGEST_COST: Final = 2**63 - 1
+
+FINISH_REASONS: Final[Mapping[str, step_pb2.FinishReason.ValueType]] = MappingProxyType(
+    {
+        "": step_pb2.FINISH_REASON_UNSPECIFIED,
+        "stop": step_pb2.FINISH_REASON_STOP,
+        "completed": step_pb2.FINISH_REASON_STOP,
+        "tool_calls": step_pb2.FINISH_REASON_TOOL_CALLS,
+        "function_call": step_pb2.FINISH_REASON_TOOL_CALLS,
+        "length": step_pb2.FINISH_REASON_LENGTH,
+        "max_output_tokens": step_pb2.FINISH_REASON_LENGTH,
+        "content_filter": step_pb2.FINISH_REASON_CONTENT_FILTER,
+        "refusal": step_pb2.FINISH_REASON_REFUSAL,
+    }
+)
+"""What the providers' words for the end of an answer mean."""
+
+
+DEFAULT_CURRENCY: Final = "USD"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,7 +50,7 @@ class ModelRequest:
     tools: Sequence[ToolSpec] = ()
     tool_choice: Literal["auto", "required"] = "auto"
     """Whether it may answer in words, or has to call one of the tools, of which there is one then at least."""
-    settings: agent_pb2.ModelSettings = field(default_factory=agent_pb2.ModelSettings)
+    settings: model_pb2.ModelSettings = field(default_factory=model_pb2.ModelSettings)
     output_schema_json: str = ""
     """What an answer in words has to fit instead, if anything. Whether it does is judged by whoever asks."""
     agent: str = ""
@@ -73,18 +95,19 @@ class RetryPolicy:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Price:
-    """Prices of a million tokens in millionths of the currency; cached tokens cost `cached_input` where given."""
+    """Prices of a million tokens in millionths of the currency; cached tokens cost `cached_input` if it is set."""
 
     input: float
     output: float
     cached_input: float | None = None
+    currency_code: str = DEFAULT_CURRENCY
 
 
 @dataclass(slots=True)
-class Meter:
+class AttemptMeter:
     """How far one attempt has come: to be read where it was left before its end, when nothing else knows."""
 
-    usage: message_pb2.Usage | None = None
+    usage: usage_pb2.Usage | None = None
     """What the provider has said that it used; None where it said nothing."""
     is_sent: bool = False
     """Whether the provider has been asked: not one that waits for its turn, or was refused before."""
@@ -129,14 +152,14 @@ class Model(Protocol):
         ...
 
     def stream(
-        self, request: ModelRequest, *, meter: Meter | None = None
+        self, request: ModelRequest, *, meter: AttemptMeter | None = None
     ) -> AsyncIterator[Delta | step_pb2.LlmResponse]:
         """One attempt: the deltas as they come, then exactly one LlmResponse as the last item.
 
         The text of the response's message is the concatenation of the TextDeltas; its tool calls have
-        `provider_call_id` set and `call_id` empty. `provider`, `model`, `finish_reason`, `usage` (cost left out) and
-        `raw_json` are filled in. Waits for its turn where the model is limited. Closing the iterator, or cancelling the
-        task, closes the connection; `meter` is told when the provider is asked, and what it says of usage, at once.
+        `provider_call_id` set and `call_id` empty. `provider`, `model`, both finish reasons, `usage` (without a cost)
+        and `raw_json` are filled in. Waits for its turn where the model is limited. Closing the iterator, or cancelling
+        the task, closes the connection; `meter` is told when the provider is asked, and what it says of usage, at once.
 
         Raises ModelError, and nothing else on purpose.
         """
@@ -147,22 +170,37 @@ class Model(Protocol):
         ...
 
 
-def cost_of(usage: message_pb2.Usage, price: Price) -> int | None:
-    """The cost in micros, half rounded up; None where the tokens of a direction are unknown.
+def cost_of(usage: usage_pb2.Usage, price: Price) -> int | None:
+    """Return the cost in billionths of the price's currency, half rounded up, at most the largest that its field holds.
 
-    Cached input tokens cost `cached_input` where the price has one, and as much as any other where it has not.
+    None if the tokens of a direction are unknown. Cached input tokens cost `cached_input` if the price has one, else as
+    much as any other.
     """
     if not usage.HasField("input_tokens") or not usage.HasField("output_tokens"):
         return None
     cached = min(usage.cached_input_tokens, usage.input_tokens) if price.cached_input is not None else 0
-    exact = (
+    exact = _NANOS * (
         (usage.input_tokens - cached) * _exact(price.input)
         + cached * _exact(price.cached_input or 0.0)
         + usage.output_tokens * _exact(price.output)
-    ) / _PER_MILLION
-    return int(exact + Fraction(1, 2))
+    )
+    return min(int(exact + Fraction(1, 2)), _LARGEST_COST)
 
 
 def _exact(price: float) -> Fraction:
     """The price as it was written: 0.1 is a tenth, not the nearest binary fraction."""
     return Fraction(repr(price))
+
+
+def finish_reason_of(word: str, *, has_calls: bool, is_refused: bool = False) -> step_pb2.FinishReason.ValueType:
+    """Return why a model stopped, from the provider's word for it.
+
+    Several servers say "stop", and the Responses API says "completed", whatever the answer consists of: a complete
+    answer that asks for calls ended for them, and one that is a refusal ended as such.
+    """
+    reason = FINISH_REASONS.get(word, step_pb2.FINISH_REASON_OTHER)
+    if reason != step_pb2.FINISH_REASON_STOP:
+        return reason
+    if has_calls:
+        return step_pb2.FINISH_REASON_TOOL_CALLS
+    return step_pb2.FINISH_REASON_REFUSAL if is_refused else reason

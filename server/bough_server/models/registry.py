@@ -9,14 +9,14 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
-from bough.v1 import catalog_service_pb2
+from bough.v1 import model_pb2
 from bough_server.clock import Clock, SystemClock
 from bough_server.errors import ConfigurationError
 from bough_server.models.config import ModelSection
-from bough_server.models.limiter import BreakerPolicy, RatePolicy, Turnstile
+from bough_server.models.limiter import BreakerPolicy, ModelLimiter, RatePolicy
 from bough_server.models.local.model import LocalModel
 from bough_server.models.local.process import SLOTS
-from bough_server.models.model import Model, Price, RetryPolicy
+from bough_server.models.model import DEFAULT_CURRENCY, Model, Price, RetryPolicy
 from bough_server.models.openai.client import Api, ChatApi, OpenAIModel, ResponsesApi
 from bough_server.models.openai.transport import OPENAI_BASE_URL, Timeouts
 from bough_server.models.scripted.model import ScriptedModel
@@ -38,11 +38,11 @@ class ConfiguredModels:
         name = name or self._default
         return self._models[self._aliases.get(name, name)]
 
-    def list(self) -> list[catalog_service_pb2.ModelInfo]:
+    def list(self) -> list[model_pb2.ModelInfo]:
         """Every name that a definition may give, aliases among them, sorted."""
         named = {**{name: name for name in self._models}, **self._aliases}
         return [
-            catalog_service_pb2.ModelInfo(
+            model_pb2.ModelInfo(
                 name=name,
                 provider=self._models[target].provider,
                 model=self._models[target].model,
@@ -68,14 +68,15 @@ def build_models(
     *,
     secrets: Mapping[str, str],
     folder: Path,
+    currency: str = DEFAULT_CURRENCY,
     default: str = DEFAULT,
     clock: Clock | None = None,
 ) -> ConfiguredModels:
     """The models of a configuration: scripts are relative to `folder`, keys are looked up in `secrets`.
 
-    A key that is not there is an error of the model's first call, so that a server can do without it. Raises
-    ConfigurationError where an alias or a fallback leads nowhere or in a circle, a provider is not known, or a script
-    is wrong.
+    `currency` is that of all prices. A key that is not there is an error of the model's first call, so that a server
+    can do without it. Raises ConfigurationError if an alias or a fallback leads nowhere or in a circle, a provider is
+    not known, or a script is wrong.
     """
     aliases = {name: _target(name, configs) for name, config in configs.items() if config.alias}
     models = {
@@ -85,6 +86,7 @@ def build_models(
             fallbacks=_fallbacks(name, configs),
             secrets=secrets,
             folder=folder,
+            price=_price(config, currency),
             turnstile=_turnstile(name, config, clock or SystemClock()),
         )
         for name, config in configs.items()
@@ -124,14 +126,14 @@ def _fallbacks(name: str, configs: Mapping[str, ModelSection]) -> Sequence[str]:
     return order
 
 
-def _turnstile(name: str, config: ModelSection, clock: Clock) -> Turnstile:
+def _turnstile(name: str, config: ModelSection, clock: Clock) -> ModelLimiter:
     """A breaker is there by itself where calls go over a network."""
     breaker = BreakerPolicy() if config.provider == "openai" else None
     if config.breaker is not None:
         breaker = BreakerPolicy(failures=config.breaker.failures, cooldown=config.breaker.cooldown)
     places = SLOTS if config.provider == "local" else config.max_concurrency or 0
     rates = RatePolicy(requests=config.requests_per_minute, tokens=config.tokens_per_minute, max_wait=config.max_wait)
-    return Turnstile(name=name, max_concurrency=places, breaker=breaker, rates=rates, clock=clock)
+    return ModelLimiter(name=name, max_concurrency=places, breaker=breaker, rates=rates, clock=clock)
 
 
 def _model(
@@ -141,17 +143,18 @@ def _model(
     fallbacks: Sequence[str],
     secrets: Mapping[str, str],
     folder: Path,
-    turnstile: Turnstile,
+    price: Price | None,
+    turnstile: ModelLimiter,
 ) -> Model:
     retry = RetryPolicy(retries=config.retries)
     if config.provider == "openai":
-        return _openai(name, config, fallbacks=fallbacks, secrets=secrets, turnstile=turnstile)
+        return _openai(name, config, fallbacks=fallbacks, secrets=secrets, price=price, turnstile=turnstile)
     if config.provider == "local":
         return LocalModel(
             name=name,
             retry=retry,
             fallbacks=fallbacks,
-            price=_price(config),
+            price=price,
             config_digest=_digest(config),
             turnstile=turnstile,
         )
@@ -166,14 +169,20 @@ def _model(
         model=config.model or config.script.stem,
         retry=retry,
         fallbacks=fallbacks,
-        price=_price(config),
+        price=price,
         config_digest=_digest(config, script),
         turnstile=turnstile,
     )
 
 
 def _openai(
-    name: str, config: ModelSection, *, fallbacks: Sequence[str], secrets: Mapping[str, str], turnstile: Turnstile
+    name: str,
+    config: ModelSection,
+    *,
+    fallbacks: Sequence[str],
+    secrets: Mapping[str, str],
+    price: Price | None,
+    turnstile: ModelLimiter,
 ) -> OpenAIModel:
     variable = config.api_key_env
     key = secrets.get(variable, "") if variable else ""
@@ -193,7 +202,7 @@ def _openai(
         timeouts=Timeouts(start=config.timeouts.start, idle=config.timeouts.idle),
         retry=RetryPolicy(retries=config.retries),
         fallbacks=fallbacks,
-        price=_price(config),
+        price=price,
         config_digest=_digest(config),
         turnstile=turnstile,
     )
@@ -205,10 +214,15 @@ def _api(config: ModelSection) -> Api:
     return ChatApi(structured_output=config.structured_output)
 
 
-def _price(config: ModelSection) -> Price | None:
+def _price(config: ModelSection, currency: str) -> Price | None:
     if config.price is None:
         return None
-    return Price(input=config.price.input, output=config.price.output, cached_input=config.price.cached_input)
+    return Price(
+        input=config.price.input,
+        output=config.price.output,
+        cached_input=config.price.cached_input,
+        currency_code=currency,
+    )
 
 
 def _digest(config: ModelSection, script: Script | None = None) -> str:

@@ -36,10 +36,9 @@ class BadSettings(ValueError):
 
 
 def result_text(result: message_pb2.ToolResult) -> str:
-    """A tool's result as a model reads it."""
-    if result.HasField("error"):
-        return f"Error: {result.error.message}"
-    return "\n".join(filter(None, (in_words(part) for part in result.parts)))
+    """Return a tool's result as a model reads it: its error, if it failed, then its content."""
+    error = f"Error: {result.error.message}" if result.HasField("error") else ""
+    return "\n".join(filter(None, (error, *map(as_text, result.parts))))
 
 
 def content(
@@ -47,8 +46,8 @@ def content(
 ) -> str | list[Body]:
     """What a message says: one text or, where there are files, pieces as an API words them, empty texts left out."""
     if not any(part.HasField("blob") for part in parts):
-        return "\n".join(filter(None, (in_words(part) for part in parts)))
-    pieces = (blob(part.blob) if part.HasField("blob") else text(in_words(part)) for part in parts)
+        return "\n".join(filter(None, (as_text(part) for part in parts)))
+    pieces = (blob(part.blob) if part.HasField("blob") else text(as_text(part)) for part in parts)
     return [piece for piece in pieces if piece != text("")]
 
 
@@ -69,7 +68,7 @@ def data_uri(blob: message_pb2.Blob) -> str:
     return f"data:{kind};base64,{base64.b64encode(blob.data).decode()}"
 
 
-def in_words(part: message_pb2.Part) -> str:
+def as_text(part: message_pb2.Part) -> str:
     """A part as text; reasoning and calls, which have their own place or none, are empty."""
     content = part.WhichOneof("content")
     if content == "text":

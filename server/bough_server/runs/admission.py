@@ -2,13 +2,13 @@
 
 import hashlib
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Final, Literal
 
 from google.protobuf.message import Message
 
-from bough.v1 import agent_pb2, agent_service_pb2, event_pb2, message_pb2, policy_pb2
+from bough.v1 import agent_pb2, agent_service_pb2, event_pb2, execution_pb2, message_pb2, policy_pb2, run_pb2
 from bough_server import events, ids
 from bough_server.agents.pinned import REPLAY_VERSION
 from bough_server.errors import FieldViolation, InvalidRequest, RequestIdReused
@@ -25,14 +25,17 @@ class RunDefaults:
 
     limits: policy_pb2.Limits = field(default_factory=lambda: policy_pb2.Limits(model_calls=500))
     maximum: policy_pb2.Limits = field(default_factory=policy_pb2.Limits)
-    delta: policy_pb2.DeltaPolicy = field(default_factory=policy_pb2.DeltaPolicy)
-    on_disconnect: policy_pb2.OnDisconnect.ValueType = policy_pb2.ON_DISCONNECT_CANCEL
+    deltas: policy_pb2.DeltaPolicy = field(default_factory=policy_pb2.DeltaPolicy)
+    on_disconnect: policy_pb2.DisconnectPolicy.ValueType = policy_pb2.DISCONNECT_POLICY_CANCEL
     disconnect_grace: float = 30.0
 
 
-def stored_definitions(resolver: Resolver, root: str) -> Sequence[agent_pb2.AgentDefinition]:
-    """The definitions that a run of `root` can reach and that are data; agents in code have a declared version."""
-    return [one for one in resolver.reachable(root) if one.WhichOneof("kind")]
+def stored_definitions(resolver: Resolver, root: str) -> Mapping[str, agent_pb2.AgentDefinition]:
+    """The definitions that a run of `root` can reach and that are data, by revision and sorted by name.
+
+    Agents in code have a declared version instead.
+    """
+    return {resolver.agent(one.name).revision: one for one in resolver.reachable(root) if one.WhichOneof("kind")}
 
 
 def check_input(message: message_pb2.Message, *, field: str = "input") -> None:
@@ -93,11 +96,23 @@ def same_request(earlier: RunRecord, digest: str, request_id: str) -> RunRecord:
     return earlier
 
 
+_Number = Literal["model_calls", "tool_calls", "tokens", "cost_nanos", "depth", "transfers", "concurrency"]
+_NUMBERS: Final[Sequence[_Number]] = (
+    "model_calls",
+    "tool_calls",
+    "tokens",
+    "cost_nanos",
+    "depth",
+    "transfers",
+    "concurrency",
+)
+
+
 def effective_policy(asked: policy_pb2.RunPolicy, defaults: RunDefaults) -> policy_pb2.RunPolicy:
     """The request's policy with the server's defaults where it says nothing, under the server's maxima."""
     policy = policy_pb2.RunPolicy()
     policy.CopyFrom(asked)
-    for name in ("model_calls", "tool_calls", "tokens", "cost_micros", "depth", "handoffs", "parallel"):
+    for name in _NUMBERS:
         if not policy.limits.HasField(name) and defaults.limits.HasField(name):
             setattr(policy.limits, name, getattr(defaults.limits, name))
         if defaults.maximum.HasField(name):
@@ -113,11 +128,11 @@ def effective_policy(asked: policy_pb2.RunPolicy, defaults: RunDefaults) -> poli
         ):
             policy.limits.wall_duration.CopyFrom(longest)
     if not policy.on_disconnect:
-        policy.on_disconnect = policy_pb2.ON_DISCONNECT_CONTINUE if policy.background else defaults.on_disconnect
+        policy.on_disconnect = policy_pb2.DISCONNECT_POLICY_CONTINUE if policy.background else defaults.on_disconnect
     if not policy.HasField("disconnect_grace"):
         policy.disconnect_grace.FromNanoseconds(int(defaults.disconnect_grace * 1e9))
     if not policy.on_sub_agent_failure:
-        policy.on_sub_agent_failure = policy_pb2.ON_SUB_AGENT_FAILURE_CONTINUE
+        policy.on_sub_agent_failure = policy_pb2.SUB_AGENT_FAILURE_POLICY_CONTINUE
     return policy
 
 
@@ -128,6 +143,7 @@ class Admission:
     request: agent_service_pb2.RunRequest
     digest: str
     run_id: str
+    user_id: str
     agent: Agent
     resolver: Resolver
     """What the run looks up, from its start to its end."""
@@ -138,16 +154,19 @@ class Admission:
 
 def record_of(admission: Admission, principal: Principal, session_id: str, *, owner: str, is_queued: bool) -> RunRecord:
     """The run as it is when it has been accepted."""
-    run = agent_service_pb2.Run(
+    run = run_pb2.Run(
         run_id=admission.run_id,
         session_id=session_id,
+        user_id=principal.user_id,
         agent=admission.agent.definition.name,
-        state=event_pb2.STATE_PENDING if is_queued else event_pb2.STATE_RUNNING,
+        state=execution_pb2.EXECUTION_STATE_PENDING if is_queued else execution_pb2.EXECUTION_STATE_RUNNING,
         labels=admission.request.labels,
         last_sequence=2 if is_queued else 1,
     )
     run.create_time.FromNanoseconds(admission.now_ns)
     run.start_time.FromNanoseconds(admission.now_ns)
+    if admission.deadline_time_ns is not None:
+        run.deadline_time.FromNanoseconds(admission.deadline_time_ns)
     return RunRecord(run=run, principal=principal, epoch=1, request_digest=admission.digest, owner=owner)
 
 
@@ -155,7 +174,7 @@ def run_queued(started: event_pb2.AgentEvent, behind_run_id: str) -> event_pb2.A
     """The second event of a run that waits for its session."""
     event = events.in_place_of(started)
     event.sequence = 2
-    event.time.CopyFrom(started.time)
+    event.record_time.CopyFrom(started.record_time)
     event.run_queued.behind_run_id = behind_run_id
     return event
 
@@ -171,19 +190,19 @@ def run_started(admission: Admission, *, session_cut: int, trace_id: str, span_i
         trace_id=trace_id,
         span_id=span_id,
     )
-    event.time.FromNanoseconds(admission.now_ns)
+    event.record_time.FromNanoseconds(admission.now_ns)
     begun = event.run_started
     begun.invocation_id = begun.key_root = admission.run_id
     begun.agent, begun.kind = definition.name, admission.agent.kind
     begun.run_path.append(definition.name)
-    begun.input.CopyFrom(spoken_by_user(request.input, root_id=admission.run_id))
+    begun.input.CopyFrom(spoken_by_user(request.input, root_id=admission.run_id, message_root=admission.run_id))
     begun.input.create_time.FromNanoseconds(admission.now_ns)
     begun.policy.CopyFrom(admission.policy)
     if admission.deadline_time_ns is not None:
         begun.deadline_time.FromNanoseconds(admission.deadline_time_ns)
     begun.labels.update(request.labels)
-    for reached in stored_definitions(resolver, definition.name):
-        begun.definitions.add(name=reached.name, revision=reached.revision)
+    for revision, reached in stored_definitions(resolver, definition.name).items():
+        begun.definition_refs.add(name=reached.name, revision=revision)
     begun.session_cut = session_cut
     versions = resolver.versions(definition.name)
     begun.versions.replay, begun.versions.prices = REPLAY_VERSION, versions.prices
@@ -192,16 +211,18 @@ def run_started(admission: Admission, *, session_cut: int, trace_id: str, span_i
     begun.versions.agents.update(versions.agents)
     begun.request_id = request.request_id
     begun.request_digest = admission.digest if request.request_id else ""
+    begun.user_id = admission.user_id
     return event
 
 
-def spoken_by_user(said: message_pb2.Message, *, root_id: str) -> message_pb2.Message:
-    """What a user says to a run, as it is stored in the session."""
+def spoken_by_user(said: message_pb2.Message, *, root_id: str, message_root: str) -> message_pb2.Message:
+    """What a user says to a run, as it is stored in the session; `message_root` is as in ids.message_id."""
     message = message_pb2.Message()
     message.CopyFrom(said)
     message.role, message.kind = message_pb2.ROLE_USER, message_pb2.MESSAGE_KIND_USER
     message.author = "user"
     message.invocation_id = root_id
-    message.message_id = ids.message_id(root_id, "", "USER")
+    message.message_id = ids.message_id(message_root, "", "USER")
     message.ClearField("position")
+    message.ClearField("run_id")
     return message

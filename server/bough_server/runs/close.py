@@ -4,31 +4,31 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from bough.v1 import agent_pb2, error_pb2, event_pb2, policy_pb2
+from bough.v1 import agent_pb2, error_pb2, event_pb2, execution_pb2, policy_pb2
 from bough_server import events
 from bough_server.engine.cancellation import closing
 from bough_server.engine.journal import Journal
 from bough_server.engine.open_invocations import Invocations
-from bough_server.engine.run_metrics import Measuring
+from bough_server.engine.run_metrics import RunMetrics
 from bough_server.errors import RunError
-from bough_server.runs.dependencies import Equipment
+from bough_server.runs.dependencies import RunDependencies
 from bough_server.store.ports import Catalog, EventLog, Record, RunRecord
 
 RUN: Final = "The run"
 
-Bound = tuple[float, event_pb2.CancelReason.ValueType]
+Bound = tuple[float, execution_pb2.CancelReason.ValueType]
 """Seconds after which a run ends by itself, and why."""
 
 
 def deadline_bound(deadline_ns: int, now_ns: int) -> Bound:
     """When the caller's deadline ends a run; a time that is over gives no seconds."""
-    return max(0.0, (deadline_ns - now_ns) / 1e9), event_pb2.CANCEL_REASON_DEADLINE
+    return max(0.0, (deadline_ns - now_ns) / 1e9), execution_pb2.CANCEL_REASON_DEADLINE
 
 
 def wall_bounds(limits: Iterable[policy_pb2.Limits], spent_ns: int) -> list[Bound]:
     """When a run's time on the wall is up, after so much of it was spent."""
     return [
-        (max(0.0, (one.wall_duration.ToNanoseconds() - spent_ns) / 1e9), event_pb2.CANCEL_REASON_LIMIT)
+        (max(0.0, (one.wall_duration.ToNanoseconds() - spent_ns) / 1e9), execution_pb2.CANCEL_REASON_LIMIT)
         for one in limits
         if one.HasField("wall_duration")
     ]
@@ -45,27 +45,31 @@ def wall_owner(policy: policy_pb2.Limits, root: agent_pb2.AgentDefinition) -> st
 
 
 def why_ended(
-    reason: event_pb2.CancelReason.ValueType, owner: str = RUN
+    reason: execution_pb2.CancelReason.ValueType, owner: str = RUN
 ) -> tuple[error_pb2.AgentError, error_pb2.AgentError]:
     """The error of a run that is ended from outside, and that of everything below its root.
 
     `owner` is whose time was up, where that is the reason.
     """
     said = {
-        event_pb2.CANCEL_REASON_CALLER: ("The run was cancelled.", error_pb2.ERROR_REASON_CANCELLED),
-        event_pb2.CANCEL_REASON_DISCONNECTED: (
+        execution_pb2.CANCEL_REASON_CALLER: ("The run was cancelled.", error_pb2.ERROR_REASON_CANCELLED),
+        execution_pb2.CANCEL_REASON_DISCONNECTED: (
             "The run was cancelled because nobody followed it any more.",
             error_pb2.ERROR_REASON_CANCELLED,
         ),
-        event_pb2.CANCEL_REASON_DEADLINE: (
+        execution_pb2.CANCEL_REASON_SUPERSEDED: (
+            "The run was cancelled because another run took over its session.",
+            error_pb2.ERROR_REASON_CANCELLED,
+        ),
+        execution_pb2.CANCEL_REASON_DEADLINE: (
             "The caller's deadline passed before the run ended.",
             error_pb2.ERROR_REASON_DEADLINE_EXCEEDED,
         ),
-        event_pb2.CANCEL_REASON_LIMIT: (
+        execution_pb2.CANCEL_REASON_LIMIT: (
             f"{owner} took longer than its wall_duration.",
             error_pb2.ERROR_REASON_LIMIT_EXCEEDED,
         ),
-        event_pb2.CANCEL_REASON_SERVER: (
+        execution_pb2.CANCEL_REASON_SERVER: (
             "The server stopped while the run was going.",
             error_pb2.ERROR_REASON_SERVER_STOPPED,
         ),
@@ -77,60 +81,76 @@ def why_ended(
 
 
 @dataclass(frozen=True, slots=True)
-class Why:
-    """Why a run is ended: the wish to record, where its log has none, and the errors of its root and of all below."""
+class CloseReason:
+    """Why a run is ended: the request to record, if its log has none, and the errors of its root and of all below."""
 
-    reason: event_pb2.CancelReason.ValueType
+    request: event_pb2.CancelRequested
     error: error_pb2.AgentError
     below: error_pb2.AgentError
 
 
-def because(reason: event_pb2.CancelReason.ValueType, owner: str = RUN) -> Why:
+def close_reason(request: event_pb2.CancelRequested, owner: str = RUN) -> CloseReason:
     """The words for an end from outside; `owner` is whose time was up, where that is the reason."""
-    return Why(reason, *why_ended(reason, owner))
+    return CloseReason(request, *why_ended(request.reason, owner))
 
 
-def failed(error: RunError) -> Why:
+def failed(error: RunError) -> CloseReason:
     """The words for a run that cannot go on."""
     below = RunError("The run cannot go on.", reason=error_pb2.ERROR_REASON_CANCELLED)
-    return Why(event_pb2.CANCEL_REASON_SERVER, error.to_agent_error(), below.to_agent_error())
+    request = event_pb2.CancelRequested(reason=execution_pb2.CANCEL_REASON_SERVER)
+    return CloseReason(request, error.to_agent_error(), below.to_agent_error())
 
 
-async def close_run(equipment: Equipment, record: RunRecord, why: Why) -> None:
+async def close_run(equipment: RunDependencies, record: RunRecord, why: CloseReason) -> None:
     """Ends every open invocation of a run under a new epoch, and then the run.
 
     A wish to end the run that its log holds already is the one that counts. Raises RunMoved where somebody else acted
     meanwhile, Fenced where it has ended, StorageFailed.
     """
     log = await read_log(equipment.log, record.run.run_id)
-    invocations, wished = Invocations(), event_pb2.CANCEL_REASON_UNSPECIFIED
+    invocations = Invocations()
     for event in log:
         invocations.observe(event)
-        if event.HasField("cancel_requested") and not event.cancel_requested.scope:
-            wished = wished or event.cancel_requested.reason
     made: list[event_pb2.AgentEvent] = []
-    if wished:
-        why = because(wished, await _wall_owner(equipment.catalog, log[0].run_started))
+    if (requested := cancel_of(log)) is not None:
+        why = close_reason(requested, await _wall_owner(equipment.catalog, log))
     else:
         wish = invocations.root().event("")
-        wish.cancel_requested.reason = why.reason
+        wish.cancel_requested.CopyFrom(why.request)
+        invocations.observe(wish)
         made.append(wish)
     now = equipment.clock.now_ns()
     made.extend(closing(invocations, "", why.error, why.below, now))
     records = as_records(made, after=record.run.last_sequence, now_ns=now)
     await equipment.log.take_over(record.run.run_id, epoch=record.epoch + 1, owner=equipment.worker, records=records)
     if equipment.metrics is not None:
-        measuring = Measuring(equipment.metrics, invocations, Journal(log))
+        measuring = RunMetrics(equipment.metrics, invocations, Journal(log))
         for event in made:
             measuring.take(event)
 
 
-async def _wall_owner(catalog: Catalog, started: event_pb2.RunStarted) -> str:
+def cancel_of(log: Iterable[event_pb2.AgentEvent]) -> event_pb2.CancelRequested | None:
+    """The request to end a whole run that its log holds; None if it holds none."""
+    requests = (event.cancel_requested for event in log if event.HasField("cancel_requested"))
+    return next((request for request in requests if not request.effect_scope), None)
+
+
+def policy_of(log: Sequence[event_pb2.AgentEvent]) -> policy_pb2.RunPolicy:
+    """The policy in force at the end of a log: that of the run's start, or the one that its last fork brought."""
+    policy = log[0].run_started.policy
+    for event in log:
+        if event.HasField("run_forked") and event.run_forked.HasField("policy"):
+            policy = event.run_forked.policy
+    return policy
+
+
+async def _wall_owner(catalog: Catalog, log: Sequence[event_pb2.AgentEvent]) -> str:
     """Whose time on the wall is up first, as wall_owner has it; agents in code have no bounds of their own."""
-    for ref in started.definitions:
+    started = log[0].run_started
+    for ref in started.definition_refs:
         definition = await catalog.get(ref.revision) if ref.name == started.agent else None
         if definition is not None:
-            return wall_owner(started.policy.limits, definition)
+            return wall_owner(policy_of(log).limits, definition)
     return RUN
 
 
@@ -149,7 +169,7 @@ def as_records(made: Sequence[event_pb2.AgentEvent], *, after: int, now_ns: int)
     records = []
     for sequence, event in enumerate(made, after + 1):
         event.sequence = sequence
-        event.time.FromNanoseconds(now_ns)
+        event.record_time.FromNanoseconds(now_ns)
         records.append(
             Record(sequence=sequence, kind=events.kind_of(event), data=event.SerializeToString(), event=event)
         )

@@ -21,7 +21,7 @@ from bough_server.store.worker_ports import Lease, Mailbox
 from bough_server.telemetry import Tracing
 
 
-class Changing:
+class SessionLocks:
     """One line for each session, first come, first served; there is none where nobody waits."""
 
     def __init__(self) -> None:
@@ -36,7 +36,7 @@ class Changing:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Equipment:
+class RunDependencies:
     """The collaborators of everything in this package; `worker` is this process's name among those that own runs.
 
     New runs look their agents up in `agents`, and runs that go on take what they name from `catalog`; both find tools,
@@ -57,5 +57,5 @@ class Equipment:
     worker: str
     metrics: Metrics | None = None
     """What the process counts; None where nobody asks for it."""
-    changing: Changing = field(default_factory=Changing)
+    changing: SessionLocks = field(default_factory=SessionLocks)
     """Where runs that begin and calls that change values wait for each other."""

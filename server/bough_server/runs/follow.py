@@ -4,21 +4,21 @@ from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from typing import TypeAlias, cast
 
-from bough.v1 import agent_service_pb2
+from bough.v1 import follow_pb2
 from bough_server import events
 from bough_server.errors import SequenceOutOfRange
-from bough_server.runs.dependencies import Equipment
-from bough_server.runs.registry import Roster
+from bough_server.runs.dependencies import RunDependencies
+from bough_server.runs.registry import RunRegistry
 from bough_server.store.ports import Principal, StoredEvent
 
-Until: TypeAlias = agent_service_pb2.WatchUntil.ValueType
+Until: TypeAlias = follow_pb2.WatchUntil.ValueType
 Pages = AsyncGenerator[Sequence[StoredEvent], None]
 
 
-class Follower:
+class LogFollower:
     """Reads logs for streams."""
 
-    def __init__(self, equipment: Equipment, roster: Roster) -> None:
+    def __init__(self, equipment: RunDependencies, roster: RunRegistry) -> None:
         self._equipment = equipment
         self._roster = roster
 
@@ -30,7 +30,7 @@ class Follower:
         unrecorded, after what is committed.
         """
         live = self._roster.at_hand(run_id)
-        is_current = until == agent_service_pb2.WATCH_UNTIL_CURRENT
+        is_current = until == follow_pb2.WATCH_UNTIL_CURRENT
         is_known = live is not None and live.record.principal == principal and not after
         last = 0 if is_known and not is_current else await self._last_sequence(principal, run_id, after)
         if is_current:
@@ -43,7 +43,7 @@ class Follower:
             tail = cast(Pages, self._equipment.log.tail(run_id, after=after))
             async with aclosing(tail):
                 async for page in tail:
-                    end = _interruption(page, past) if until == agent_service_pb2.WATCH_UNTIL_INTERRUPTED else None
+                    end = _interruption(page, past) if until == follow_pb2.WATCH_UNTIL_INTERRUPTED else None
                     if end is not None:
                         yield page[: end + 1]
                         return

@@ -1,18 +1,19 @@
 """Accept a fork: the fork point, the changes after it, and the launch of the new run."""
 
-from collections.abc import Sequence
+import json
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from bough.v1 import agent_pb2, agent_service_pb2, error_pb2, event_pb2, fork_pb2
+from bough.v1 import agent_pb2, agent_service_pb2, error_pb2, event_pb2, execution_pb2, fork_pb2, run_pb2
 from bough_server import events, ids
-from bough_server.agents.definition import with_revision
+from bough_server.agents.definition import revision
 from bough_server.agents.pinned import MissingVersion
 from bough_server.engine import keys
 from bough_server.engine.journal import Journal
 from bough_server.errors import FieldViolation, ForkRefused, InvalidRequest, SequenceOutOfRange
-from bough_server.runs.admission import check_input, spoken_by_user
-from bough_server.runs.close import as_records, read_log
-from bough_server.runs.dependencies import Equipment
+from bough_server.runs.admission import check_input, effective_policy, spoken_by_user
+from bough_server.runs.close import as_records, policy_of, read_log
+from bough_server.runs.dependencies import RunDependencies
 from bough_server.runs.fork_edits import check_edits, edited_ends, with_result
 from bough_server.runs.live import LiveRun
 from bough_server.runs.takeover import Takeover
@@ -22,12 +23,21 @@ from bough_server.templates import template_mistake
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Cut:
+class ForkPoint:
     """Where a fork begins: what it shares of its origin's log without deltas, and the ends that it has otherwise."""
 
     shared: Sequence[event_pb2.AgentEvent]
     sequence: int
     edited: Sequence[event_pb2.AgentEvent]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ForkAddress:
+    """Under which id a fork is accepted, for whom, and by which content of a request."""
+
+    run_id: str
+    principal: Principal
+    digest: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,7 +50,7 @@ class Fork:
 
 def cut_of(
     request: agent_service_pb2.ForkRunRequest, log: Sequence[event_pb2.AgentEvent], *, last_sequence: int
-) -> Cut:
+) -> ForkPoint:
     """Where the fork that a request asks for begins; `log` is the origin's without deltas, up to its last sequence.
 
     Raises SequenceOutOfRange, ForkRefused and InvalidRequest.
@@ -51,11 +61,16 @@ def cut_of(
     shared = [event for event in log if event.sequence <= sequence]
     check_edits(edited, shared)
     _check_input_change(request.changes, sequence)
-    return Cut(shared=shared, sequence=sequence, edited=edited)
+    return ForkPoint(shared=shared, sequence=sequence, edited=edited)
 
 
 def fork_of(
-    request: agent_service_pb2.ForkRunRequest, cut: Cut, *, origin: RunRecord, resolver: Resolver, digest: str
+    request: agent_service_pb2.ForkRunRequest,
+    cut: ForkPoint,
+    *,
+    origin: RunRecord,
+    resolver: Resolver,
+    address: ForkAddress,
 ) -> Fork:
     """The fork that a request asks for; `resolver` is the catalog of what it shares.
 
@@ -64,10 +79,10 @@ def fork_of(
     if not request.allow_open_effects:
         _check_open_tools(cut.shared, {end.effect_key for end in cut.edited}, resolver)
     definitions = changed_definitions(request.changes, resolver)
-    forked = _forked(request, cut, digest)
+    forked = _forked(request, cut, address)
     forked.run_forked.labels.update(request.labels or origin.run.labels)
-    forked.run_forked.definitions.extend(
-        event_pb2.DefinitionRef(name=each.name, revision=each.revision) for each in definitions
+    forked.run_forked.definition_refs.extend(
+        event_pb2.DefinitionRef(name=each.name, revision=revision(each)) for each in definitions
     )
     results = [with_result(end, each) for end, each in zip(cut.edited, request.changes.tool_results, strict=True)]
     return Fork(events=[forked, *results], definitions=definitions)
@@ -76,34 +91,40 @@ def fork_of(
 def changed_definitions(changes: fork_pb2.ForkChanges, resolver: Resolver) -> list[agent_pb2.AgentDefinition]:
     """The definitions that a fork changes, as they are then, by name. Raises InvalidRequest."""
     made: list[agent_pb2.AgentDefinition] = []
-    wrong = [
-        FieldViolation(field=f"changes.models[{name!r}]", description=f"There is no model {model!r}.")
-        for name, model in changes.models.items()
-        if not _has_model(resolver, model)
-    ]
-    for name in sorted({*changes.models, *changes.instructions}):
-        field = f"changes.{'models' if name in changes.models else 'instructions'}[{name!r}]"
+    wrong: list[FieldViolation] = []
+    for name, override in sorted(changes.agents.items()):
+        field = f"changes.agents[{json.dumps(name)}]"
+        wrong.extend(_override_violations(override, field, resolver))
         try:
-            definition = agent_pb2.AgentDefinition()
-            definition.CopyFrom(resolver.agent(name).definition)
+            agent = resolver.agent(name)
         except KeyError:
             said, reason = "The run has no such agent.", error_pb2.ERROR_REASON_UNKNOWN_AGENT
             wrong.append(FieldViolation(field=field, description=said, reason=reason))
             continue
-        if definition.WhichOneof("kind") not in ("llm", "supervisor"):
+        if agent.definition.WhichOneof("kind") not in ("llm", "supervisor"):
             wrong.append(FieldViolation(field=field, description="The agent asks no model itself."))
             continue
-        if name in changes.models:
-            llm_of(definition).model = changes.models[name]
-        if name in changes.instructions:
-            llm_of(definition).instruction = changes.instructions[name]
-            if problem := template_mistake(changes.instructions[name], ()):
-                place = f"changes.instructions[{name!r}]"
-                wrong.append(FieldViolation(field=place, description=problem))
-        made.append(with_revision(definition))
+        made.append(_overridden(agent.definition, override))
     if wrong:
         raise InvalidRequest(wrong)
     return made
+
+
+def _override_violations(override: fork_pb2.AgentOverride, field: str, resolver: Resolver) -> Iterator[FieldViolation]:
+    if override.HasField("model") and not _has_model(resolver, override.model):
+        yield FieldViolation(field=f"{field}.model", description=f"There is no model {override.model!r}.")
+    if override.HasField("instruction") and (problem := template_mistake(override.instruction, ())):
+        yield FieldViolation(field=f"{field}.instruction", description=problem)
+
+
+def _overridden(definition: agent_pb2.AgentDefinition, override: fork_pb2.AgentOverride) -> agent_pb2.AgentDefinition:
+    changed = agent_pb2.AgentDefinition()
+    changed.CopyFrom(definition)
+    if override.HasField("model"):
+        llm_of(changed).model = override.model
+    if override.HasField("instruction"):
+        llm_of(changed).instruction = override.instruction
+    return changed
 
 
 def _has_model(resolver: Resolver, name: str) -> bool:
@@ -130,7 +151,7 @@ def _check_place(log: Sequence[event_pb2.AgentEvent], sequence: int, last_sequen
             return
         if events.kind_of(event) in events.TERMINAL_KINDS:
             raise ForkRefused(f"The run had ended by sequence {sequence}. Fork it before {event.sequence}.")
-        if event.HasField("cancel_requested") and not event.cancel_requested.scope:
+        if event.HasField("cancel_requested") and not event.cancel_requested.effect_scope:
             raise ForkRefused(f"The run was cancelled by sequence {sequence}. Fork it before {event.sequence}.")
 
 
@@ -163,23 +184,25 @@ def _on_recovery(resolver: Resolver, name: str) -> str:
         return "retry"
 
 
-def _forked(request: agent_service_pb2.ForkRunRequest, cut: Cut, digest: str) -> event_pb2.AgentEvent:
+def _forked(request: agent_service_pb2.ForkRunRequest, cut: ForkPoint, address: ForkAddress) -> event_pb2.AgentEvent:
     started = cut.shared[0]
     event = events.in_place_of(started)
     forked = event.run_forked
-    forked.origin_run_id, forked.origin_sequence = request.run_id, cut.sequence
+    forked.origin.run_id, forked.origin.sequence = request.run_id, cut.sequence
     forked.changes.CopyFrom(request.changes)
     if request.changes.HasField("input"):
-        forked.changes.input.CopyFrom(spoken_by_user(request.changes.input, root_id=started.invocation_id))
+        said = spoken_by_user(request.changes.input, root_id=started.invocation_id, message_root=address.run_id)
+        forked.changes.input.CopyFrom(said)
     forked.request_id = request.request_id
-    forked.request_digest = digest if request.request_id else ""
+    forked.request_digest = address.digest if request.request_id else ""
+    forked.user_id = address.principal.user_id
     return event
 
 
-class Forker:
+class RunForker:
     """Makes forks of runs."""
 
-    def __init__(self, equipment: Equipment, takeover: Takeover) -> None:
+    def __init__(self, equipment: RunDependencies, takeover: Takeover) -> None:
         self._equipment = equipment
         self._takeover = takeover
 
@@ -202,48 +225,70 @@ class Forker:
         last_sequence = await equipment.log.last_sequence(request.run_id)
         log = await read_log(equipment.log, request.run_id)
         cut = cut_of(request, log, last_sequence=last_sequence)
+        address = ForkAddress(run_id=run_id, principal=principal, digest=digest)
         try:
             resolver = await self._takeover.resolver(cut.shared)
-            fork = fork_of(request, cut, origin=origin, resolver=resolver, digest=digest)
-            if deadline_time_ns is not None and not log[0].run_started.policy.background:
-                fork.events[0].run_forked.deadline_time.FromNanoseconds(deadline_time_ns)
-            record = self._record(principal, cut, fork, run_id, digest)
-            await self._create(principal, fork, record)
+            fork = fork_of(request, cut, origin=origin, resolver=resolver, address=address)
+            self._set_policy(request, cut, fork.events[0].run_forked, deadline_time_ns)
+            record = self._record(address, cut, fork)
+            await self._create(fork, record)
             return await self._takeover.launch(record, [*cut.shared, *fork.events])
         except MissingVersion as missing:
             raise ForkRefused(str(missing)) from None
 
-    async def _create(self, principal: Principal, fork: Fork, record: RunRecord) -> None:
+    def _set_policy(
+        self,
+        request: agent_service_pb2.ForkRunRequest,
+        cut: ForkPoint,
+        forked: event_pb2.RunForked,
+        deadline_time_ns: int | None,
+    ) -> None:
+        """Set the policy that the request brings, if any, and the deadline, which a background run does not have."""
+        if request.HasField("policy"):
+            forked.policy.CopyFrom(effective_policy(request.policy, self._equipment.defaults))
+        policy = forked.policy if forked.HasField("policy") else policy_of(cut.shared)
+        if deadline_time_ns is not None and not policy.background:
+            forked.deadline_time.FromNanoseconds(deadline_time_ns)
+
+    async def _create(self, fork: Fork, record: RunRecord) -> None:
         forked, created = fork.events[0].run_forked, record.run.create_time.ToNanoseconds()
         await self._equipment.log.fork(
             NewFork(
                 run_id=record.run.run_id,
-                principal=principal,
+                principal=record.principal,
                 session_id=record.run.session_id,
-                origin_run_id=forked.origin_run_id,
-                origin_sequence=forked.origin_sequence,
+                origin_run_id=forked.origin.run_id,
+                origin_sequence=forked.origin.sequence,
                 request_id=forked.request_id,
                 request_digest=forked.request_digest,
                 create_time_ns=created,
-                records=as_records(fork.events, after=forked.origin_sequence, now_ns=created),
-                definitions=fork.definitions,
+                records=as_records(fork.events, after=forked.origin.sequence, now_ns=created),
+                definitions={revision(each): each for each in fork.definitions},
                 owner=record.owner,
             )
         )
 
-    def _record(self, principal: Principal, cut: Cut, fork: Fork, run_id: str, digest: str) -> RunRecord:
+    def _record(self, address: ForkAddress, cut: ForkPoint, fork: Fork) -> RunRecord:
         """The fork as it is when it has been accepted; it began when what it shares did."""
         now, started, forked = self._equipment.clock.now_ns(), cut.shared[0], fork.events[0].run_forked
         begins = next((event for event in cut.shared if event.HasField("run_dequeued")), started)
-        run = agent_service_pb2.Run(
-            run_id=run_id,
+        run = run_pb2.Run(
+            run_id=address.run_id,
             session_id=ids.new_uuid7(now),
+            user_id=address.principal.user_id,
             agent=started.run_started.agent,
-            state=event_pb2.STATE_RUNNING,
+            state=execution_pb2.EXECUTION_STATE_RUNNING,
             labels=forked.labels,
-            start_time=begins.time,
+            start_time=begins.record_time,
             last_sequence=cut.sequence + len(fork.events),
-            forked_from=fork_pb2.ForkOrigin(run_id=forked.origin_run_id, sequence=cut.sequence),
+            forked_from=forked.origin,
+            deadline_time=forked.deadline_time if forked.HasField("deadline_time") else None,
         )
         run.create_time.FromNanoseconds(now)
-        return RunRecord(run=run, principal=principal, epoch=1, request_digest=digest, owner=self._equipment.worker)
+        return RunRecord(
+            run=run,
+            principal=address.principal,
+            epoch=1,
+            request_digest=address.digest,
+            owner=self._equipment.worker,
+        )

@@ -3,10 +3,10 @@
 from collections import Counter
 from collections.abc import Iterator, Sequence
 
-from bough.v1 import error_pb2, event_pb2, fork_pb2, message_pb2
+from bough.v1 import event_pb2, fork_pb2, message_pb2
 from bough_server import events
-from bough_server.engine.input_requests import result_mistakes
-from bough_server.errors import FieldViolation, InvalidRequest, RunError
+from bough_server.engine.input_requests import outcome_mistakes, result_of
+from bough_server.errors import FieldViolation, InvalidRequest
 from bough_server.truncation import MAX_RESULT_BYTES, MAX_TEXT_BYTES, size_of
 
 
@@ -17,7 +17,7 @@ def edited_ends(changes: fork_pb2.ForkChanges, log: Sequence[event_pb2.AgentEven
     wrong: list[FieldViolation] = []
     for index, (edited, ends) in enumerate(zip(changes.tool_results, found, strict=True)):
         wrong += [_violation(index, "call_id", said) for said in _call_mistakes(ends, calls)]
-        wrong += [_violation(index, "result", said) for said in _result_mistakes(edited.result)]
+        wrong += [_violation(index, "outcome", said) for said in _outcome_mistakes(edited.outcome)]
     if wrong:
         raise InvalidRequest(wrong)
     return [ends[0] for ends in found]
@@ -41,21 +41,14 @@ def with_result(end: event_pb2.AgentEvent, edited: fork_pb2.EditedResult) -> eve
     event = event_pb2.AgentEvent()
     event.CopyFrom(end)
     event.ClearField("payload")
-    before, given = events.tool_result_of(end), edited.result
-    result = (event.tool_failed if given.HasField("error") else event.tool_completed).result
-    result.call.CopyFrom(before.call)
+    before, given = events.tool_result_of(end), edited.outcome
+    result = (event.tool_failed if given.HasField("failure") else event.tool_completed).result
+    result.CopyFrom(result_of(given, before.call))
     result.agent, result.invocation_id = before.agent, before.invocation_id
     if before.HasField("start_time"):
         result.start_time.CopyFrom(before.start_time)
-    result.parts.extend(given.parts)
-    if given.HasField("error"):
-        error = RunError(
-            given.error.message,
-            reason=given.error.reason or error_pb2.ERROR_REASON_TOOL_FAILED,
-            retryable=given.error.retryable,
-            details_json=given.error.details_json,
-        )
-        result.error.CopyFrom(error.to_agent_error(agent=before.agent, invocation_id=before.invocation_id))
+    if result.HasField("error"):
+        result.error.agent, result.error.invocation_id = before.agent, before.invocation_id
     return event
 
 
@@ -80,12 +73,12 @@ def _call_mistakes(ends: Sequence[event_pb2.AgentEvent], calls: Counter[str]) ->
         yield "It called an agent; fork inside of that one, or change what it is told."
 
 
-def _result_mistakes(result: message_pb2.ToolResult) -> Iterator[str]:
-    yield from result_mistakes(result)
-    if result.ByteSize() > MAX_RESULT_BYTES:
-        yield f"A result has at most {MAX_RESULT_BYTES // 1024} KiB."
-    elif any(size_of(part.text or part.data_json) > MAX_TEXT_BYTES for part in result.parts):
-        yield f"A text of a result has at most {MAX_TEXT_BYTES // 1024} KiB."
+def _outcome_mistakes(outcome: message_pb2.ToolOutcome) -> Iterator[str]:
+    yield from outcome_mistakes(outcome)
+    if outcome.ByteSize() > MAX_RESULT_BYTES:
+        yield f"An outcome has at most {MAX_RESULT_BYTES // 1024} KiB."
+    elif any(size_of(part.text or part.data_json) > MAX_TEXT_BYTES for part in outcome.parts):
+        yield f"A text of an outcome has at most {MAX_TEXT_BYTES // 1024} KiB."
 
 
 def _violation(index: int, field: str, said: str) -> FieldViolation:

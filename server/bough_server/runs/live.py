@@ -7,7 +7,7 @@ from typing import Final
 
 import structlog
 
-from bough.v1 import event_pb2, policy_pb2
+from bough.v1 import event_pb2, execution_pb2, policy_pb2
 from bough_server.engine.execution import Execution
 from bough_server.errors import Fenced, NonDeterministic, ServerStopping, StorageFailed
 from bough_server.metrics import Metrics
@@ -43,7 +43,7 @@ class LiveRun:
         self.execution = execution
         self._resolver = resolver
         self.task: asyncio.Task[None] | None = None
-        self._policy = execution.facts.started.run_started.policy
+        self._policy = execution.policy
         self._on_end = on_end
         self._ending: asyncio.Task[None] | None = None
         self._is_wished = False
@@ -53,7 +53,7 @@ class LiveRun:
         self.grace: asyncio.TimerHandle | None = None
         """Runs out when nobody has followed for the policy's grace; None while somebody does."""
         self._followers = 0
-        self._needs_followers = self._policy.on_disconnect == policy_pb2.ON_DISCONNECT_CANCEL
+        self._needs_followers = self._policy.on_disconnect == policy_pb2.DISCONNECT_POLICY_CANCEL
 
     @property
     def run_id(self) -> str:
@@ -61,9 +61,9 @@ class LiveRun:
         return self.record.run.run_id
 
     @property
-    def session_id(self) -> str:
-        """Its session."""
-        return self.record.run.session_id
+    def session_key(self) -> tuple[str, str]:
+        """Its tenant and session."""
+        return self.record.principal.tenant_id, self.record.run.session_id
 
     @property
     def is_waiting(self) -> bool:
@@ -94,7 +94,8 @@ class LiveRun:
     def _bound(self, bounds: Iterable[Bound]) -> None:
         loop = asyncio.get_running_loop()
         for seconds, reason in bounds:
-            self._timers.append(loop.call_later(max(0.0, seconds), self.end_soon, reason))
+            request = event_pb2.CancelRequested(reason=reason)
+            self._timers.append(loop.call_later(max(0.0, seconds), self.end_soon, request))
 
     def begin(self, cut: SessionCut, session: "Iterable[StoredMessage]") -> None:
         """The run's turn: the session is its own now, with what was said and kept before."""
@@ -128,22 +129,22 @@ class LiveRun:
         else:
             self.execution.drain()
 
-    def end_soon(self, reason: event_pb2.CancelReason.ValueType) -> None:
+    def end_soon(self, request: event_pb2.CancelRequested) -> None:
         """Records the wish to end now, or as soon as the log is handed back, and leaves the rest to a task."""
         if self._ending is not None or self.execution.is_interrupted:
             return
-        is_wished = self.execution.pump.live and self._wish(reason)
+        is_wished = self.execution.pump.live and self._wish(request)
         if is_wished or not self.execution.pump.live:
             self.execution.pump.hold()
-            self._ending = asyncio.get_running_loop().create_task(self._end(reason, is_wished=is_wished))
+            self._ending = asyncio.get_running_loop().create_task(self._end(request, is_wished=is_wished))
             self._turn.set()
 
-    async def end(self, reason: event_pb2.CancelReason.ValueType) -> bool:
+    async def end(self, request: event_pb2.CancelRequested) -> bool:
         """Asks the run to end; gives whether that is on disk: it is not where the run stopped without it, and is over.
 
         Raises Fenced.
         """
-        self.end_soon(reason)
+        self.end_soon(request)
         assert self.task is not None, "a run that is found has begun"
         if not self.execution.pump.live:
             await self.lived()
@@ -162,19 +163,19 @@ class LiveRun:
         await asyncio.wait({self.task, lived}, return_when=asyncio.FIRST_COMPLETED)
         lived.cancel()
 
-    def _wish(self, reason: event_pb2.CancelReason.ValueType) -> bool:
+    def _wish(self, request: event_pb2.CancelRequested) -> bool:
         root = self.execution.facts.started.invocation_id
-        self._is_wished = self.execution.cancelling.wish("", caller=root, reason=reason) or self._is_wished
+        self._is_wished = self.execution.cancelling.wish(request, caller=root) or self._is_wished
         return self._is_wished
 
-    async def _end(self, reason: event_pb2.CancelReason.ValueType, *, is_wished: bool) -> None:
+    async def _end(self, request: event_pb2.CancelRequested, *, is_wished: bool) -> None:
         if not is_wished:
             await self.execution.pump.lived.wait()
-            is_wished = self._wish(reason)
+            is_wished = self._wish(request)
         if is_wished:
             started = self.execution.facts.started.run_started
             owner = wall_owner(self._policy.limits, self._resolver.agent(started.agent).definition)
-            await self.execution.cancelling.end("", *why_ended(reason, owner))
+            await self.execution.cancelling.end("", *why_ended(request.reason, owner))
             self.execution.ended()
 
     def _grace_seconds(self) -> float:
@@ -183,7 +184,8 @@ class LiveRun:
     def _await_follower(self, seconds: float) -> None:
         if self._needs_followers:
             loop = asyncio.get_running_loop()
-            self.grace = loop.call_later(seconds, self.end_soon, event_pb2.CANCEL_REASON_DISCONNECTED)
+            request = event_pb2.CancelRequested(reason=execution_pb2.CANCEL_REASON_DISCONNECTED)
+            self.grace = loop.call_later(seconds, self.end_soon, request)
 
     def _stop_waiting(self) -> None:
         if self.grace is not None:

@@ -6,7 +6,7 @@ from typing import Any, Final
 
 import structlog
 
-from bough.v1 import event_pb2
+from bough.v1 import execution_pb2
 from bough_server.clock import Clock
 from bough_server.errors import ServerStopping, StorageFailed
 from bough_server.store.ports import RunIndex, RunRecord
@@ -16,7 +16,7 @@ _log = structlog.get_logger(__name__)
 AT_ONCE: Final = 16
 """How many logs are handed back at once: the others wait, the oldest first."""
 
-FIRST_PATIENCE: Final = 1.0
+INITIAL_BACKOFF: Final = 1.0
 LONGEST_PATIENCE: Final = 60.0
 """Seconds between two tries."""
 
@@ -48,9 +48,9 @@ class Recovery:
         Gives how many runs there are to continue; they are continued while calls are served.
         """
         open_runs = await self._index.open_runs()
-        found = [record for record in open_runs if record.run.state != event_pb2.STATE_INPUT_REQUIRED]
+        found = [record for record in open_runs if record.run.state != execution_pb2.EXECUTION_STATE_INPUT_REQUIRED]
         self.spawn(self._revive_all(found))
-        self.spawn(until_stored(self._clock, self._watch_expiries))
+        self.spawn(retry_until_stored(self._clock, self._watch_expiries))
         return len(found)
 
     def interrupted(self) -> None:
@@ -67,7 +67,7 @@ class Recovery:
 
     def _longer(self, run_id: str) -> float:
         """How many seconds to wait with a run this time: each time twice as long."""
-        patience = self._patience.get(run_id, FIRST_PATIENCE)
+        patience = self._patience.get(run_id, INITIAL_BACKOFF)
         self._patience[run_id] = min(LONGEST_PATIENCE, patience * 2)
         return patience
 
@@ -144,9 +144,9 @@ class Recovery:
             await asyncio.wait({sleeping, told})
 
 
-async def until_stored(clock: Clock, work: Callable[[], Awaitable[object]]) -> None:
+async def retry_until_stored(clock: Clock, work: Callable[[], Awaitable[object]]) -> None:
     """Does something again and again until storage no longer fails at it, or the server stops."""
-    patience = FIRST_PATIENCE
+    patience = INITIAL_BACKOFF
     while True:
         try:
             await work()

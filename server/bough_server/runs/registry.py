@@ -6,16 +6,17 @@ from collections.abc import Iterator
 from typing import Any
 
 from bough_server.runs.live import LiveRun
+from bough_server.store.ports import Principal
 
 
-class Roster:
+class RunRegistry:
     """Live runs by their ids. Whoever looks for one that is just being accepted or taken over waits for it."""
 
     def __init__(self) -> None:
         self._live: dict[str, LiveRun] = {}
         self._arriving: dict[str, asyncio.Task[Any]] = {}
         self._followers: Counter[str] = Counter()
-        self._waiting: Counter[str] = Counter()
+        self._waiting: Counter[tuple[str, str]] = Counter()
 
     def __iter__(self) -> Iterator[LiveRun]:
         return iter(list(self._live.values()))
@@ -33,7 +34,7 @@ class Roster:
         """The run is live; who followed it before still does."""
         self._live[live.run_id] = live
         if live.has_waited:
-            self._waiting[live.session_id] += 1
+            self._waiting[live.session_key] += 1
         if followers := self._followers[live.run_id]:
             live.followed_by(followers)
 
@@ -57,13 +58,13 @@ class Roster:
         if self._live.get(live.run_id) is live:
             del self._live[live.run_id]
         if live.has_waited:
-            self._waiting[live.session_id] -= 1
-            if not self._waiting[live.session_id]:
-                del self._waiting[live.session_id]
+            self._waiting[live.session_key] -= 1
+            if not self._waiting[live.session_key]:
+                del self._waiting[live.session_key]
 
-    def has_waiting(self, session_id: str) -> bool:
-        """Whether a run may wait for a session."""
-        return session_id in self._waiting
+    def has_waiting(self, principal: Principal, session_id: str) -> bool:
+        """Whether a run may wait for a session of the principal's tenant."""
+        return (principal.tenant_id, session_id) in self._waiting
 
     def at_hand(self, run_id: str) -> LiveRun | None:
         """The live run of an id, without waiting."""

@@ -12,11 +12,11 @@ from bough_server.agents.registry import agent_of
 from bough_server.clock import Clock
 from bough_server.engine.execution import Execution
 from bough_server.engine.journal import Journal
-from bough_server.engine.keys import RunFacts
+from bough_server.engine.keys import RunInfo
 from bough_server.errors import ConfigurationError, NonDeterministic
 from bough_server.functions import Function
 from bough_server.runs.fork import changed_definitions
-from bough_server.runtime.agent import Agent, Resolver, RunVersions
+from bough_server.runtime.agent import Agent, Resolver, VersionHashes
 from bough_server.runtime.context import LaneContext
 from bough_server.runtime.dispatcher import dispatch_root
 from bough_server.store.ports import StoredMessage
@@ -50,10 +50,10 @@ async def replay(
     the log does not hold is a divergence: nothing is appended and no model or tool is called. So is code that waits for
     something else than its effects, for `patience` seconds.
     """
-    facts = RunFacts(
+    facts = RunInfo(
         run_id=log[0].run_id or log[0].invocation_id,
         session_id=log[0].session_id,
-        user_id="",
+        user_id=_user_of(log),
         started=log[0],
         session=session,
     )
@@ -83,6 +83,11 @@ async def replay(
     return Replayed(results=results, divergence=divergence)
 
 
+def _user_of(log: Sequence[event_pb2.AgentEvent]) -> str:
+    forks = [event.run_forked.user_id for event in log if event.HasField("run_forked")]
+    return forks[-1] if forks else log[0].run_started.user_id
+
+
 async def _finished(execution: Execution, root: Coroutine[Any, Any, None], patience: float) -> None:
     """Runs the run's root to its end. Raises NonDeterministic, also where nothing happens for so many seconds."""
     finishing = asyncio.get_running_loop().create_task(execution.finish(root))
@@ -103,7 +108,7 @@ async def _finished(execution: Execution, root: Coroutine[Any, Any, None], patie
     finishing.result()
 
 
-class Untouchable:
+class OfflineResolver:
     """A catalog whose models and tools must not be used; implements runtime.agent.Resolver."""
 
     def __init__(self, resolver: Resolver) -> None:
@@ -117,7 +122,7 @@ class Untouchable:
         """The definitions that a run of `root` can reach."""
         return self._resolver.reachable(root)
 
-    def versions(self, root: str) -> RunVersions:
+    def versions(self, root: str) -> VersionHashes:
         """Hashes of what those definitions name."""
         return self._resolver.versions(root)
 
@@ -138,14 +143,14 @@ class Untouchable:
         return replace(self._resolver.tool(name), function=touched, context_parameter="", arguments=None)
 
 
-def untouchable(log: Sequence[event_pb2.AgentEvent], resolver: Resolver, *, is_forced: bool) -> Untouchable:
+def offline_resolver(log: Sequence[event_pb2.AgentEvent], resolver: Resolver, *, is_forced: bool) -> OfflineResolver:
     """What a log is replayed with: the agents of this catalog, changed as its forks changed them.
 
     Raises ConfigurationError where an agent is not here, and, unless it `is_forced`, where something that the run began
     with is another one here; the message names both revisions.
     """
     versions = log[0].run_started.versions
-    named = {ref.name: ref.revision for ref in log[0].run_started.definitions} | dict(versions.agents)
+    named = {ref.name: ref.revision for ref in log[0].run_started.definition_refs} | dict(versions.agents)
     missing = [
         f"The agent {name!r} is not in this configuration." for name in sorted(named) if not _has(resolver, name)
     ]
@@ -156,14 +161,16 @@ def untouchable(log: Sequence[event_pb2.AgentEvent], resolver: Resolver, *, is_f
         if event.HasField("run_forked"):
             current = _with(definitions, resolver)
             definitions |= {each.name: each for each in changed_definitions(event.run_forked.changes, current)}
-            named |= {ref.name: ref.revision for ref in event.run_forked.definitions}
+            named |= {ref.name: ref.revision for ref in event.run_forked.definition_refs}
+    changed = _with(definitions, resolver)
     if not is_forced:
-        revisions = {name: definition.revision for name, definition in definitions.items()}
-        _check(versions, named, revisions, resolver)
-    return Untouchable(_with(definitions, resolver))
+        _check(versions, named, {name: changed.agent(name).revision for name in definitions}, resolver)
+    return OfflineResolver(changed)
 
 
-def _check(versions: event_pb2.Versions, named: Mapping[str, str], here: Mapping[str, str], resolver: Resolver) -> None:
+def _check(
+    versions: event_pb2.RunVersions, named: Mapping[str, str], here: Mapping[str, str], resolver: Resolver
+) -> None:
     """Refuses what is another one here than the run began with; how its models are set up does not matter."""
     others = [
         f"The agent {name!r} is another one here: its revision is {here[name]}, and the run began with {revision}."
@@ -202,6 +209,4 @@ def _with(definitions: Mapping[str, agent_pb2.AgentDefinition], resolver: Resolv
 
 def _agent(definition: agent_pb2.AgentDefinition, resolver: Resolver) -> Agent:
     current = resolver.agent(definition.name)
-    if current.definition.revision == definition.revision:
-        return current
-    return agent_of(definition, resolver.agent)
+    return current if current.definition == definition else agent_of(definition, resolver.agent)

@@ -20,58 +20,58 @@ from bough_server.errors import (
     SessionBusy,
 )
 from bough_server.runs.admission import request_digest
-from bough_server.runs.close import read_log
-from bough_server.runs.commands import Letters
-from bough_server.runs.dependencies import Equipment
+from bough_server.runs.close import policy_of, read_log
+from bough_server.runs.commands import RemoteCommands
+from bough_server.runs.dependencies import RunDependencies
 from bough_server.runs.live import LiveRun
-from bough_server.runs.supervisor import Keeper
+from bough_server.runs.supervisor import RunSupervisor
 from bough_server.store.ports import Principal, RunMoved, RunRecord
 
 _TRIES = 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Verdict:
+class CheckedAnswers:
     """What a resume changes: events to record, none where all is answered already; then `since` is where to follow."""
 
     fresh: Sequence[event_pb2.AgentEvent]
     since: int
 
 
-def judged(
+def check_answers(
     request: agent_service_pb2.ResumeRunRequest, log: Sequence[event_pb2.AgentEvent], *, digest: str, user_id: str
-) -> Verdict:
+) -> CheckedAnswers:
     """Checks every answer before any is taken. `log` is the run's without deltas.
 
     Raises InvalidRequest, AlreadyAnswered, RequestIdReused and RunEnded.
     """
     _check_unique(request.answers)
-    asked = {event.input_requested.request.request_id: event for event in log if event.HasField("input_requested")}
-    answered = {event.input_received.answer.request_id: event for event in log if event.HasField("input_received")}
+    asked = {event.input_requested.request.input_id: event for event in log if event.HasField("input_requested")}
+    answered = {event.input_received.answer.input_id: event for event in log if event.HasField("input_received")}
     _check_repeated(request, answered.values(), digest)
-    known = [answer for answer in request.answers if answer.request_id in answered]
+    known = [answer for answer in request.answers if answer.input_id in answered]
     for answer in known:
-        if not same_answer(answer, answered[answer.request_id].input_received.answer):
+        if not same_answer(answer, answered[answer.input_id].input_received.answer):
             raise AlreadyAnswered(
-                f"The request {answer.request_id!r} has another answer; the first one stands.",
-                details={"request_id": answer.request_id},
+                f"The request {answer.input_id!r} has another answer; the first one stands.",
+                details={"input_id": answer.input_id},
             )
     if len(known) == len(request.answers):
-        return Verdict(fresh=(), since=_followed_from(log, [answered[answer.request_id] for answer in known]))
+        return CheckedAnswers(fresh=(), since=_followed_from(log, [answered[answer.input_id] for answer in known]))
     if events.kind_of(log[-1]) in events.TERMINAL_KINDS:
-        raise RunEnded("The run has ended: it takes no answers any more.")
+        raise RunEnded("The run has ended: it takes no answers any more.", details={"run_id": request.run_id})
     _check_answers(request, asked, answered, log)
     fresh = [
         received(
-            asked[answer.request_id],
+            asked[answer.input_id],
             _from_caller(answer, user_id),
-            resume_request_id=request.request_id,
-            resume_request_digest=digest if request.request_id else "",
+            request_id=request.request_id,
+            request_digest=digest if request.request_id else "",
         )
         for answer in request.answers
-        if answer.request_id not in answered
+        if answer.input_id not in answered
     ]
-    return Verdict(fresh=fresh, since=log[-1].sequence)
+    return CheckedAnswers(fresh=fresh, since=log[-1].sequence)
 
 
 def _check_unique(answers: Iterable[input_pb2.InputAnswer]) -> None:
@@ -79,10 +79,10 @@ def _check_unique(answers: Iterable[input_pb2.InputAnswer]) -> None:
     seen: set[str] = set()
     wrong: list[FieldViolation] = []
     for index, answer in enumerate(answers):
-        if answer.request_id in seen:
+        if answer.input_id in seen:
             said = "Another answer before it is to the same request."
-            wrong.append(FieldViolation(field=f"answers[{index}].request_id", description=said))
-        seen.add(answer.request_id)
+            wrong.append(FieldViolation(field=f"answers[{index}].input_id", description=said))
+        seen.add(answer.input_id)
     if wrong:
         raise InvalidRequest(wrong)
 
@@ -94,7 +94,7 @@ def _check_repeated(
         return
     for event in answered:
         known = event.input_received
-        if known.resume_request_id == request.request_id and known.resume_request_digest != digest:
+        if known.request_id == request.request_id and known.request_digest != digest:
             raise RequestIdReused(
                 f"The request id {request.request_id!r} brought other answers. Use a new one.",
                 details={"run_id": request.run_id},
@@ -107,20 +107,20 @@ def _check_answers(
     answered: dict[str, event_pb2.AgentEvent],
     log: Sequence[event_pb2.AgentEvent],
 ) -> None:
-    is_open = {one.request_id for _, one in Journal(log).open_requests()}
+    is_open = {one.input_id for _, one in Journal(log).open_requests()}
     wrong: list[FieldViolation] = []
     for index, answer in enumerate(request.answers):
-        event = asked.get(answer.request_id)
-        field = f"answers[{index}].request_id"
+        event = asked.get(answer.input_id)
+        field = f"answers[{index}].input_id"
         if event is None:
             said = ["The run asks nothing of this id."]
-        elif answer.request_id in answered:
+        elif answer.input_id in answered:
             said = []
-        elif answer.request_id not in is_open:
+        elif answer.input_id not in is_open:
             said = ["What asked this has ended."]
         else:
             said = mistakes(event.input_requested.request, answer)
-            field = f"answers[{index}].{answer.WhichOneof('answer')}"
+            field = f"answers[{index}].{answer.WhichOneof('answer') or 'answer'}"
         wrong += [FieldViolation(field=field, description=each) for each in said]
     if wrong:
         raise InvalidRequest(wrong)
@@ -138,7 +138,9 @@ def _followed_from(log: Sequence[event_pb2.AgentEvent], known: Sequence[event_pb
     first = min(known, key=lambda event: event.sequence)
     for event in reversed([event for event in log if event.sequence < first.sequence]):
         if not _is_beside(event, first):
-            is_cause = event.run_resumed.cause == event_pb2.RESUME_CAUSE_ANSWER and event.time == first.time
+            is_cause = (
+                event.run_resumed.cause == event_pb2.RESUME_CAUSE_ANSWER and event.record_time == first.record_time
+            )
             return event.sequence - 1 if is_cause else first.sequence - 1
     return first.sequence - 1
 
@@ -146,11 +148,11 @@ def _followed_from(log: Sequence[event_pb2.AgentEvent], known: Sequence[event_pb
 def _is_beside(event: event_pb2.AgentEvent, answered: event_pb2.AgentEvent) -> bool:
     """Whether an event is another answer that was brought with this one: an append has one time."""
     one, other = event.input_received, answered.input_received
-    is_same = (one.resume_request_id, one.resume_request_digest) == (
-        other.resume_request_id,
-        other.resume_request_digest,
+    is_same = (one.request_id, one.request_digest) == (
+        other.request_id,
+        other.request_digest,
     )
-    return event.HasField("input_received") and is_same and event.time == answered.time
+    return event.HasField("input_received") and is_same and event.record_time == answered.record_time
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -161,10 +163,10 @@ class Resumed:
     since: int
 
 
-class Answering:
+class RunResumer:
     """Takes answers from callers."""
 
-    def __init__(self, equipment: Equipment, keeper: Keeper, letters: Letters) -> None:
+    def __init__(self, equipment: RunDependencies, keeper: RunSupervisor, letters: RemoteCommands) -> None:
         self._equipment = equipment
         self._keeper = keeper
         self._letters = letters
@@ -189,7 +191,7 @@ class Answering:
             record = await self._equipment.index.get(principal, request.run_id)
             await self._check_place(request)
             log = await read_log(self._equipment.log, request.run_id)
-            verdict = judged(request, log, digest=digest, user_id=principal.user_id)
+            verdict = check_answers(request, log, digest=digest, user_id=principal.user_id)
             if not verdict.fresh:
                 return Resumed(record=record, since=verdict.since)
             if live is not None:
@@ -200,11 +202,12 @@ class Answering:
                 )
                 continue
             else:
-                is_background = log[0].run_started.policy.background
+                is_background = policy_of(log).background
                 since = await self._go_on(record, verdict, None if is_background else deadline_time_ns)
             if since is not None:
                 return Resumed(record=record, since=since)
-        raise SessionBusy("The run goes on and stops again at this moment. Try again.")
+        details = {"run_id": request.run_id}
+        raise SessionBusy("The run goes on and stops again at this moment. Try again.", details=details)
 
     async def _check_place(self, request: agent_service_pb2.ResumeRunRequest) -> None:
         """Refuses a stream that could not begin before anything is recorded."""
@@ -225,7 +228,7 @@ class Answering:
             return True
         return False
 
-    async def _answer(self, live: LiveRun, verdict: Verdict) -> int | None:
+    async def _answer(self, live: LiveRun, verdict: CheckedAnswers) -> int | None:
         """Records answers in a run that goes on; None where it does not wait for all of them any more."""
         execution = live.execution
         if not all(execution.waits_for(event) for event in verdict.fresh):
@@ -236,7 +239,7 @@ class Answering:
         await execution.writer.committed()
         return min(event.sequence for event in verdict.fresh) - 1
 
-    async def _go_on(self, record: RunRecord, verdict: Verdict, deadline_time_ns: int | None) -> int | None:
+    async def _go_on(self, record: RunRecord, verdict: CheckedAnswers, deadline_time_ns: int | None) -> int | None:
         try:
             await self._keeper.go_on(
                 record, event_pb2.RESUME_CAUSE_ANSWER, answers=verdict.fresh, deadline_time_ns=deadline_time_ns

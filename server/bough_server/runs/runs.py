@@ -6,8 +6,8 @@ from contextlib import suppress
 
 import structlog
 
-from bough.v1 import agent_service_pb2, event_pb2
-from bough_server import ids
+from bough.v1 import agent_service_pb2, event_pb2, execution_pb2, follow_pb2, message_pb2, run_pb2
+from bough_server import events, ids
 from bough_server.errors import Fenced, ServerStopping, StorageFailed
 from bough_server.runs.admission import (
     Admission,
@@ -16,16 +16,16 @@ from bough_server.runs.admission import (
     request_digest,
     same_request,
 )
-from bough_server.runs.close import because
-from bough_server.runs.commands import Letters
-from bough_server.runs.dependencies import Equipment
-from bough_server.runs.follow import Follower, Pages, Until
-from bough_server.runs.fork import Forker
-from bough_server.runs.resume import Answering, Resumed
-from bough_server.runs.start import Starter
-from bough_server.runs.supervisor import Keeper
+from bough_server.runs.close import close_reason
+from bough_server.runs.commands import RemoteCommands
+from bough_server.runs.dependencies import RunDependencies
+from bough_server.runs.follow import LogFollower, Pages, Until
+from bough_server.runs.fork import RunForker
+from bough_server.runs.resume import Resumed, RunResumer
+from bough_server.runs.start import RunStarter
+from bough_server.runs.supervisor import RunSupervisor
 from bough_server.store.ports import Page, Principal, RequestIdTaken, RunFilter, RunRecord
-from bough_server.store.worker_ports import Letter
+from bough_server.store.worker_ports import RunCommand
 from bough_server.telemetry import Parent
 
 _log = structlog.get_logger(__name__)
@@ -34,14 +34,14 @@ _log = structlog.get_logger(__name__)
 class Runs:
     """Every run that this process executes, and the way to all others."""
 
-    def __init__(self, equipment: Equipment) -> None:
+    def __init__(self, equipment: RunDependencies) -> None:
         self._equipment = equipment
-        self._keeper = Keeper(equipment)
-        self._letters = Letters(equipment)
-        self._starter = Starter(equipment, self._keeper.launcher, self._keeper.call_next)
-        self._forker = Forker(equipment, self._keeper.takeover)
-        self._answering = Answering(equipment, self._keeper, self._letters)
-        self._follower = Follower(equipment, self._keeper.roster)
+        self._keeper = RunSupervisor(equipment)
+        self._letters = RemoteCommands(equipment)
+        self._starter = RunStarter(equipment, self._keeper.launcher, self._keeper.call_next)
+        self._forker = RunForker(equipment, self._keeper.takeover)
+        self._answering = RunResumer(equipment, self._keeper, self._letters)
+        self._follower = LogFollower(equipment, self._keeper.roster)
 
     # Starting
 
@@ -66,15 +66,16 @@ class Runs:
             return earlier
         resolver = await self._equipment.agents.resolver(principal.tenant_id, request.agent, request.definitions)
         self._refuse_while_draining()  # which may have begun meanwhile
-        now = self._equipment.clock.now_ns()
+        now, policy = self._equipment.clock.now_ns(), effective_policy(request.policy, self._equipment.defaults)
         admission = Admission(
             request=request,
             digest=digest,
             run_id=ids.new_uuid7(now),
+            user_id=principal.user_id,
             agent=resolver.agent(request.agent),
             resolver=resolver,
-            policy=effective_policy(request.policy, self._equipment.defaults),
-            deadline_time_ns=None if request.policy.background else deadline_time_ns,
+            policy=policy,
+            deadline_time_ns=None if policy.background else deadline_time_ns,
             now_ns=now,
         )
         # A caller that goes away meanwhile must not leave an accepted run that nobody executes.
@@ -84,7 +85,7 @@ class Runs:
         except RequestIdTaken as taken:
             return same_request(await self._equipment.index.get(principal, taken.run_id), digest, request.request_id)
         if live.is_waiting:
-            await self._keeper.call_next(live.record.run.session_id)  # it may have become free meanwhile
+            await self._keeper.call_next(principal, live.record.run.session_id)  # it may have become free meanwhile
         return live.record
 
     async def fork(
@@ -140,7 +141,7 @@ class Runs:
         run_id: str,
         *,
         after: int = 0,
-        until: Until = agent_service_pb2.WATCH_UNTIL_TERMINAL,
+        until: Until = follow_pb2.WATCH_UNTIL_TERMINAL,
         past: int = 0,
     ) -> Pages:
         """The committed events of a run after a sequence. See Follower."""
@@ -152,9 +153,14 @@ class Runs:
         record.run.parked_reason = self._keeper.parked.get(run_id, "")
         return record
 
-    async def list(
-        self, principal: Principal, run_filter: RunFilter, page: Page
-    ) -> tuple[Sequence[agent_service_pb2.Run], str]:
+    async def final_answer(self, run: run_pb2.Run) -> message_pb2.Message | None:
+        """The answer of a run that has succeeded; None of any other. Raises NotFound if the run has been deleted."""
+        if run.state != execution_pb2.EXECUTION_STATE_SUCCEEDED:
+            return None
+        end = await self._equipment.log.read(run.run_id, after=run.last_sequence - 1, through=run.last_sequence)
+        return events.parse(end[0].data).run_completed.final_answer
+
+    async def list(self, principal: Principal, run_filter: RunFilter, page: Page) -> tuple[Sequence[run_pb2.Run], str]:
         """A page of runs, the newest first."""
         runs, token = await self._equipment.index.list(principal, run_filter, page)
         for run in runs:
@@ -163,41 +169,45 @@ class Runs:
 
     # Ending
 
-    async def cancel(self, principal: Principal, run_id: str) -> RunRecord:
+    async def cancel(self, principal: Principal, run_id: str, *, note: str = "") -> RunRecord:
         """Asks a run to stop; the wish is durable when this returns. On a run that has ended it changes nothing.
 
         A run that nobody executes is ended before this returns. Raises NotFound, ServerStopping, StorageFailed.
         """
         record = await self._equipment.index.get(principal, run_id)
-        await self._cancel(record, event_pb2.CANCEL_REASON_CALLER)
+        request = event_pb2.CancelRequested(
+            reason=execution_pb2.CANCEL_REASON_CALLER, requested_by=principal.user_id, note=note
+        )
+        await self._cancel(record, request)
         return await self.get(principal, run_id)
 
-    async def _cancel(self, record: RunRecord, reason: event_pb2.CancelReason.ValueType) -> None:
-        while not await self._is_wished(record, reason):
+    async def _cancel(self, record: RunRecord, request: event_pb2.CancelRequested) -> None:
+        while not await self._is_wished(record, request):
             record = await self._equipment.index.get(record.principal, record.run.run_id)
 
-    async def _is_wished(self, record: RunRecord, reason: event_pb2.CancelReason.ValueType) -> bool:
+    async def _is_wished(self, record: RunRecord, request: event_pb2.CancelRequested) -> bool:
         """Whether a run has been asked to end, or has; it is not where somebody took it over at that moment."""
         run_id = record.run.run_id
         live = await self._keeper.roster.find(run_id)
         if live is not None:
             with suppress(Fenced):  # another worker has taken it over
-                if await live.end(reason):
+                if await live.end(request):
                     return True
             await live.over()
             record = await self._equipment.index.get(record.principal, run_id)
         if await self._keeper.is_elsewhere(record):
             with suppress(Fenced):  # it has ended meanwhile
-                await self._letters.cancel(record, reason)
+                await self._letters.cancel(record, request)
             return True
-        return await self._keeper.close(record.principal, run_id, because(reason))
+        return await self._keeper.close(record.principal, run_id, close_reason(request))
 
-    async def _act(self, record: RunRecord, letter: Letter) -> None:
+    async def _act(self, record: RunRecord, letter: RunCommand) -> None:
         if letter.answers is not None:
             principal = Principal(tenant_id=record.principal.tenant_id, user_id=letter.user_id)
             await self._answering.resume(principal, letter.answers, deadline_time_ns=letter.deadline_time_ns)
         else:
-            await self._cancel(record, letter.cancel)
+            request = event_pb2.CancelRequested(reason=letter.cancel, requested_by=letter.user_id, note=letter.note)
+            await self._cancel(record, request)
 
     # The worker
 

@@ -4,12 +4,12 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from bough.v1 import event_pb2, policy_pb2
+from bough.v1 import agent_service_pb2, event_pb2, execution_pb2, policy_pb2
 from bough_server import events, ids
-from bough_server.errors import Fenced, SessionBusy
+from bough_server.errors import Fenced, NotFound, SessionBusy
 from bough_server.runs.admission import Admission, record_of, run_queued, run_started, stored_definitions
-from bough_server.runs.close import because, close_run
-from bough_server.runs.dependencies import Equipment
+from bough_server.runs.close import close_reason, close_run
+from bough_server.runs.dependencies import RunDependencies
 from bough_server.runs.live import LiveRun
 from bough_server.runs.takeover import Launcher
 from bough_server.store.ports import (
@@ -36,10 +36,12 @@ class _Accepted:
     session: Sequence[StoredMessage]
 
 
-class Starter:
+class RunStarter:
     """Makes admitted requests runs."""
 
-    def __init__(self, equipment: Equipment, launcher: Launcher, call_next: Callable[[str], Awaitable[None]]) -> None:
+    def __init__(
+        self, equipment: RunDependencies, launcher: Launcher, call_next: Callable[[Principal, str], Awaitable[None]]
+    ) -> None:
         self._equipment = equipment
         self._launcher = launcher
         self._call_next = call_next
@@ -67,7 +69,8 @@ class Starter:
 
     async def _accept(self, principal: Principal, admission: Admission, session_id: str, traced: Traced) -> _Accepted:
         policy = admission.policy.on_busy_session
-        busy = SessionBusy("Others change this session at this moment. Try again.")
+        details = {"session_id": session_id}
+        busy = SessionBusy("Others change this session at this moment. Try again.", details=details)
         for _ in range(_TRIES):
             try:
                 return await self._hold(principal, admission, session_id, traced)
@@ -75,25 +78,25 @@ class Starter:
                 continue
             except SessionBusy as error:
                 busy = error
-            holder = await self._equipment.index.holder(session_id)
+            holder = await self._equipment.index.holder(principal, session_id)
             if holder is None:
                 continue
-            if policy == policy_pb2.ON_BUSY_SESSION_QUEUE:
+            if policy == policy_pb2.BUSY_SESSION_POLICY_QUEUE:
                 try:
                     return await self._queue(principal, admission, session_id, traced, holder)
                 except SessionBusy as error:
                     busy = error
-            elif policy == policy_pb2.ON_BUSY_SESSION_CANCEL_INTERRUPTED and await self._gives_way(holder):
-                await self._cancel(holder)
+            elif policy == policy_pb2.BUSY_SESSION_POLICY_CANCEL_INTERRUPTED and await self._gives_way(holder):
+                await self._cancel(holder, principal, admission.run_id)
             else:
                 raise busy
         raise busy
 
     async def _gives_way(self, holder: RunRecord) -> bool:
         """Whether a run may be cancelled for one that is to begin at once: it is not where others come before that."""
-        if holder.run.state != event_pb2.STATE_INPUT_REQUIRED:
+        if holder.run.state != execution_pb2.EXECUTION_STATE_INPUT_REQUIRED:
             return False
-        waiting = RunFilter(session_id=holder.run.session_id, states=[event_pb2.STATE_PENDING])
+        waiting = RunFilter(session_id=holder.run.session_id, states=[execution_pb2.EXECUTION_STATE_PENDING])
         runs, _ = await self._equipment.index.list(holder.principal, waiting, Page(size=1))
         return not runs
 
@@ -101,14 +104,24 @@ class Starter:
         if not admission.request.session_id:
             return await self._hold_at(SessionCut(0, ""), principal, admission, session_id, traced=traced)
         async with self._equipment.changing.alone(principal, session_id):
-            cut = await self._equipment.sessions.cut(principal, session_id)
+            cut = await self._cut(principal, admission)
             return await self._hold_at(cut, principal, admission, session_id, traced=traced)
+
+    async def _cut(self, principal: Principal, admission: Admission) -> SessionCut:
+        """Where the session is that a request names; the start of one that the run is to create. Raises NotFound."""
+        try:
+            return await self._equipment.sessions.cut(principal, admission.request.session_id)
+        except NotFound:
+            if not _creates_session(admission):
+                raise
+            return SessionCut(0, "")
 
     async def _hold_at(
         self, cut: SessionCut, principal: Principal, admission: Admission, session_id: str, *, traced: Traced
     ) -> _Accepted:
         # Before the run is accepted: from then on nothing may come between it and its execution.
-        session = await self._equipment.sessions.messages(session_id, through=cut.position) if cut.position else ()
+        stored = self._equipment.sessions
+        session = await stored.messages(principal, session_id, through=cut.position) if cut.position else ()
         started = self._started(admission, cut, traced)
         await self._create(principal, admission, session_id, started, cut=cut)
         return _Accepted(started=started, queued=None, session=session)
@@ -143,6 +156,7 @@ class Starter:
                 principal=principal,
                 session_id=session_id,
                 new_session=not admission.request.session_id,
+                create_session=_creates_session(admission) and queued is None,
                 session_cut=cut.position,
                 state_json=cut.state_json,
                 request_id=admission.request.request_id,
@@ -155,12 +169,22 @@ class Starter:
             )
         )
 
-    async def _cancel(self, holder: RunRecord) -> None:
+    async def _cancel(self, holder: RunRecord, principal: Principal, by_run_id: str) -> None:
+        request = event_pb2.CancelRequested(
+            reason=execution_pb2.CANCEL_REASON_SUPERSEDED, requested_by=principal.user_id, by_run_id=by_run_id
+        )
         try:
-            await close_run(self._equipment, holder, because(event_pb2.CANCEL_REASON_CALLER))
+            await close_run(self._equipment, holder, close_reason(request))
         except (RunMoved, Fenced):
             return  # it has gone on, or ended, meanwhile: look again
-        await self._call_next(holder.run.session_id)  # who came to wait behind it meanwhile comes first
+        await self._call_next(principal, holder.run.session_id)  # who came to wait behind it meanwhile comes first
+
+
+def _creates_session(admission: Admission) -> bool:
+    """Whether the run creates the session that its request names, if there is none."""
+    request = admission.request
+    is_asked = request.on_missing_session == agent_service_pb2.MISSING_SESSION_POLICY_CREATE
+    return is_asked and bool(request.session_id)
 
 
 def _record(event: event_pb2.AgentEvent) -> Record:

@@ -8,17 +8,17 @@ from typing import Any, TypeVar, cast
 
 import structlog
 
-from bough.v1 import error_pb2, event_pb2
+from bough.v1 import error_pb2, event_pb2, execution_pb2
 from bough_server.agents.pinned import MissingVersion
 from bough_server.engine.input_requests import expired, received
 from bough_server.engine.journal import Journal
 from bough_server.errors import Fenced, NonDeterministic, NotFound, RunError, RunParked, ServerStopping, StorageFailed
-from bough_server.runs.close import Why, close_run, failed, read_log
-from bough_server.runs.dependencies import Equipment
+from bough_server.runs.close import CloseReason, close_run, failed, read_log
+from bough_server.runs.dependencies import RunDependencies
 from bough_server.runs.follow import Pages
 from bough_server.runs.live import LiveRun
-from bough_server.runs.recovery import FIRST_PATIENCE, Recovery, until_stored
-from bough_server.runs.registry import Roster
+from bough_server.runs.recovery import INITIAL_BACKOFF, Recovery, retry_until_stored
+from bough_server.runs.registry import RunRegistry
 from bough_server.runs.takeover import Launcher, Takeover
 from bough_server.store.ports import Principal, RunMoved, RunRecord
 
@@ -29,16 +29,16 @@ _log = structlog.get_logger(__name__)
 _TRIES = 5
 
 
-class Keeper:
+class RunSupervisor:
     """Every run of this worker between its acceptance and its end."""
 
-    def __init__(self, equipment: Equipment) -> None:
+    def __init__(self, equipment: RunDependencies) -> None:
         self._equipment = equipment
-        self.roster = Roster()
+        self.roster = RunRegistry()
         self.launcher = Launcher(equipment, self.roster, on_end=self._ended)
         self.takeover = Takeover(equipment, self.launcher)
         self.recovery = Recovery(equipment.index, equipment.clock, revive=self._revive, expire=self._expire)
-        self._holders = Holders(equipment, spawn=self.recovery.spawn, on_end=self.call_next)
+        self._holders = SessionWatcher(equipment, spawn=self.recovery.spawn, on_end=self.call_next)
         self.parked: dict[str, str] = {}
         """Runs that cannot be executed here, and what is missing."""
         self.is_draining = False
@@ -59,17 +59,17 @@ class Keeper:
         deadline_time_ns: int | None = None,
     ) -> LiveRun | None:
         """Continues a run; None where it had to be ended. Raises MissingVersion, RunMoved, Fenced, StorageFailed."""
-        is_queued = record.run.state == event_pb2.STATE_PENDING
+        is_queued = record.run.state == execution_pb2.EXECUTION_STATE_PENDING
         going_on = self.takeover.go_on(
             record, cause, answers=answers, deadline_time_ns=deadline_time_ns, is_queued=is_queued
         )
         live = await self.settled(record.run.run_id, going_on)
         self.parked.pop(record.run.run_id, None)
         if live is None or is_queued:
-            await self.call_next(record.run.session_id)
+            await self.call_next(record.principal, record.run.session_id)
         return live
 
-    async def close(self, principal: Principal, run_id: str, why: Why) -> bool:
+    async def close(self, principal: Principal, run_id: str, why: CloseReason) -> bool:
         """Ends a run that nobody executes; gives whether it is ended: it is not where somebody goes on with it."""
         for _ in range(_TRIES):
             record = await self._equipment.index.get(principal, run_id)
@@ -84,30 +84,33 @@ class Keeper:
                 return True
             else:
                 self.parked.pop(run_id, None)
-                await self.call_next(record.run.session_id)
+                await self.call_next(record.principal, record.run.session_id)
                 return True
         return False
 
-    async def call_next(self, session_id: str) -> None:
+    async def call_next(self, principal: Principal, session_id: str) -> None:
         """Lets the run begin that holds a session by now, if it has waited for it; later where storage fails now."""
         try:
-            await self._call_next(session_id)
+            await self._call_next(principal, session_id)
         except ServerStopping:
             return  # it waits on where it is taken up
         except StorageFailed:
-            self.recovery.spawn(until_stored(self._equipment.clock, partial(self._call_next, session_id)))
+            self.recovery.spawn(
+                retry_until_stored(self._equipment.clock, partial(self._call_next, principal, session_id))
+            )
 
-    async def _call_next(self, session_id: str) -> None:
-        holder = await self._equipment.index.holder(session_id)
+    async def _call_next(self, principal: Principal, session_id: str) -> None:
+        holder = await self._equipment.index.holder(principal, session_id)
         if holder is None or self.is_draining:
             return
         live = self.roster.at_hand(holder.run.run_id)
-        if live is None and holder.owner != self._equipment.worker and self.roster.has_waiting(session_id):
+        if live is None and holder.owner != self._equipment.worker and self.roster.has_waiting(principal, session_id):
             self._holders.watch(holder)
         if live is None or not live.is_waiting:
             return
-        cut = await self._equipment.sessions.cut(holder.principal, session_id)
-        session = await self._equipment.sessions.messages(session_id, through=cut.position) if cut.position else ()
+        stored = self._equipment.sessions
+        cut = await stored.cut(principal, session_id)
+        session = await stored.messages(principal, session_id, through=cut.position) if cut.position else ()
         live.begin(cut, session)
 
     async def is_elsewhere(self, record: RunRecord) -> bool:
@@ -123,7 +126,7 @@ class Keeper:
             record = await self._equipment.index.get(found.principal, run_id)
         except NotFound:
             return
-        is_over = record.run.HasField("end_time") or record.run.state == event_pb2.STATE_INPUT_REQUIRED
+        is_over = record.run.HasField("end_time") or record.run.state == execution_pb2.EXECUTION_STATE_INPUT_REQUIRED
         if is_over or self.is_draining or self.roster.at_hand(run_id) or await self.is_elsewhere(record):
             return
         try:
@@ -151,7 +154,7 @@ class Keeper:
     async def _expire(self, run_id: str) -> None:
         """Answers what is overdue of a run that waits for input, and continues it."""
         record = await self._equipment.index.find(run_id)
-        if record is None or record.run.state != event_pb2.STATE_INPUT_REQUIRED:
+        if record is None or record.run.state != execution_pb2.EXECUTION_STATE_INPUT_REQUIRED:
             return
         log = await read_log(self._equipment.log, run_id)
         now = self._equipment.clock.now_ns()
@@ -184,44 +187,46 @@ class Keeper:
                 "The server failed at this run; its own log says how.", reason=error_pb2.ERROR_REASON_INTERNAL
             )
             self._close_soon(live, error)
-        if self.roster.has_waiting(live.record.run.session_id):
-            self.recovery.spawn(self.call_next(live.record.run.session_id))
+        principal, session_id = live.record.principal, live.record.run.session_id
+        if self.roster.has_waiting(principal, session_id):
+            self.recovery.spawn(self.call_next(principal, session_id))
 
     def _close_soon(self, live: LiveRun, error: RunError) -> None:
         closing = partial(self.close, live.record.principal, live.run_id, failed(error))
-        self.recovery.spawn(until_stored(self._equipment.clock, closing))
+        self.recovery.spawn(retry_until_stored(self._equipment.clock, closing))
 
 
-class Holders:
+class SessionWatcher:
     """The sessions that runs of this worker wait for and others hold: `on_end` is told of each that is given up."""
 
     def __init__(
         self,
-        equipment: Equipment,
+        equipment: RunDependencies,
         *,
         spawn: Callable[[Coroutine[Any, Any, None]], None],
-        on_end: Callable[[str], Awaitable[None]],
+        on_end: Callable[[Principal, str], Awaitable[None]],
     ) -> None:
         self._equipment = equipment
         self._spawn = spawn
         self._on_end = on_end
-        self._watched: set[str] = set()
+        self._watched: set[tuple[str, str]] = set()
 
     def watch(self, holder: RunRecord) -> None:
         """Waits for the end of a run in a task of its own, one for each session."""
-        if holder.run.session_id not in self._watched:
-            self._watched.add(holder.run.session_id)
+        watched = holder.principal.tenant_id, holder.run.session_id
+        if watched not in self._watched:
+            self._watched.add(watched)
             self._spawn(self._watch(holder))
 
     async def _watch(self, holder: RunRecord) -> None:
         try:
             while not await self._is_over(holder):
-                await self._equipment.clock.sleep(FIRST_PATIENCE)
+                await self._equipment.clock.sleep(INITIAL_BACKOFF)
         except (NotFound, ServerStopping):
             return  # its session was deleted, or who waits for it waits on where it is taken up
         finally:
-            self._watched.discard(holder.run.session_id)
-        await self._on_end(holder.run.session_id)
+            self._watched.discard((holder.principal.tenant_id, holder.run.session_id))
+        await self._on_end(holder.principal, holder.run.session_id)
 
     async def _is_over(self, holder: RunRecord) -> bool:
         """Waits for the end of a log; gives whether it came: it does not while nobody can write it."""

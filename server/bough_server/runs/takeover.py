@@ -2,28 +2,31 @@
 
 from collections.abc import Callable, Sequence
 
-from bough.v1 import agent_pb2, agent_service_pb2, error_pb2, event_pb2
+from bough.v1 import agent_pb2, error_pb2, event_pb2, execution_pb2, run_pb2
 from bough_server import events
 from bough_server.agents.pinned import MissingVersion, pinned
 from bough_server.engine.execution import Execution
 from bough_server.engine.journal import Journal
-from bough_server.engine.keys import RunFacts
+from bough_server.engine.keys import RunInfo
 from bough_server.engine.recorder import Recorder
 from bough_server.errors import RunError
+from bough_server.run_state import deadline_after
 from bough_server.runs.close import (
     Bound,
-    Why,
+    CloseReason,
     as_records,
-    because,
+    cancel_of,
+    close_reason,
     close_run,
     deadline_bound,
     failed,
+    policy_of,
     read_log,
     wall_bounds,
 )
-from bough_server.runs.dependencies import Equipment
+from bough_server.runs.dependencies import RunDependencies
 from bough_server.runs.live import LiveRun
-from bough_server.runs.registry import Roster
+from bough_server.runs.registry import RunRegistry
 from bough_server.runtime.agent import Resolver
 from bough_server.store.ports import RunRecord, StoredMessage
 from bough_server.telemetry import Parent, Traced
@@ -51,7 +54,7 @@ _PROGRESS = frozenset(
 class Launcher:
     """Puts runs on the roster and lets them go."""
 
-    def __init__(self, equipment: Equipment, roster: Roster, *, on_end: OnEnd) -> None:
+    def __init__(self, equipment: RunDependencies, roster: RunRegistry, *, on_end: OnEnd) -> None:
         self._equipment = equipment
         self._roster = roster
         self._on_end = on_end
@@ -69,7 +72,7 @@ class Launcher:
         """Begins a run, or goes on with it: `log` is all of it but deltas, `record` where it ends."""
         equipment, started = self._equipment, log[0]
         journal = Journal(log)
-        facts = RunFacts(
+        facts = RunInfo(
             run_id=record.run.run_id,
             session_id=record.run.session_id,
             user_id=record.principal.user_id,
@@ -89,7 +92,7 @@ class Launcher:
             clock=equipment.clock,
             journal=journal,
             recorder=recorder,
-            default_delta=equipment.defaults.delta,
+            default_deltas=equipment.defaults.deltas,
             metrics=equipment.metrics,
         )
         execution.spans[""] = traced
@@ -106,9 +109,9 @@ class Launcher:
         """When the run's time on the wall is up: counted while somebody executes it, not while it is queued."""
         began, started = journal.dequeued or log[0], log[0].run_started
         now = self._equipment.clock.now_ns()
-        spent = 0 if is_queued else journal.running_ns(began.time.ToNanoseconds(), now)
+        spent = 0 if is_queued else journal.running_ns(began.record_time.ToNanoseconds(), now)
         definition = resolver.agent(started.agent).definition
-        return wall_bounds([started.policy.limits, definition.limits], spent)
+        return wall_bounds([policy_of(log).limits, definition.limits], spent)
 
     def span(self, record: RunRecord, definition: agent_pb2.AgentDefinition, root_id: str, parent: Parent) -> Traced:
         """The span of a run's root, or of one stretch of it."""
@@ -126,18 +129,10 @@ class Launcher:
 
 
 def deadline_ns(log: Sequence[event_pb2.AgentEvent]) -> int | None:
-    """The caller's deadline in force: it lapses at an interruption, and whoever answers brings a new one."""
+    """The caller's deadline in force at the end of a log; None for none."""
     deadline: int | None = None
     for event in log:
-        if event.HasField("run_started") and event.run_started.HasField("deadline_time"):
-            deadline = event.run_started.deadline_time.ToNanoseconds()
-        elif event.HasField("run_forked"):
-            forked = event.run_forked
-            deadline = forked.deadline_time.ToNanoseconds() if forked.HasField("deadline_time") else None
-        elif event.HasField("run_interrupted"):
-            deadline = None
-        elif event.HasField("run_resumed") and event.run_resumed.HasField("deadline_time"):
-            deadline = event.run_resumed.deadline_time.ToNanoseconds()
+        deadline = deadline_after(event, deadline)
     return deadline
 
 
@@ -153,7 +148,7 @@ def overrun() -> RunError:
 class Takeover:
     """Takes runs over for this process's worker, and launches them, or ends those that cannot go on."""
 
-    def __init__(self, equipment: Equipment, launcher: Launcher) -> None:
+    def __init__(self, equipment: RunDependencies, launcher: Launcher) -> None:
         self._equipment = equipment
         self._launcher = launcher
 
@@ -191,10 +186,10 @@ class Takeover:
     async def resolver(self, log: Sequence[event_pb2.AgentEvent]) -> Resolver:
         """The catalog that a run began with, with the changes of its forks. Raises MissingVersion."""
         definitions: dict[str, agent_pb2.AgentDefinition] = {}
-        named = [*log[0].run_started.definitions]
+        named = [*log[0].run_started.definition_refs]
         for event in log:
             if event.HasField("run_forked"):
-                named.extend(event.run_forked.definitions)
+                named.extend(event.run_forked.definition_refs)
         for ref in named:
             definition = await self._equipment.catalog.get(ref.revision)
             if definition is None:
@@ -204,14 +199,13 @@ class Takeover:
             definitions[ref.name] = definition
         return pinned(log[0].run_started, definitions, self._equipment.resolver)
 
-    def _why_ended(self, log: Sequence[event_pb2.AgentEvent]) -> Why | None:
+    def _why_ended(self, log: Sequence[event_pb2.AgentEvent]) -> CloseReason | None:
         """Why a run is ended rather than continued; None where it is not."""
-        wished = [event.cancel_requested for event in log if event.HasField("cancel_requested")]
-        if any(not wish.scope for wish in wished):
-            return because(next(wish.reason for wish in wished if not wish.scope))
+        if (requested := cancel_of(log)) is not None:
+            return close_reason(requested)
         deadline = deadline_ns(log)
         if deadline is not None and deadline <= self._equipment.clock.now_ns():
-            return because(event_pb2.CANCEL_REASON_DEADLINE)
+            return close_reason(event_pb2.CancelRequested(reason=execution_pb2.CANCEL_REASON_DEADLINE))
         if _resumed_in_vain(log) >= MOST_RESUMED:
             return failed(overrun())
         return None
@@ -226,7 +220,6 @@ class Takeover:
         event = events.in_place_of(started)
         resumed = event.run_resumed
         resumed.cause, resumed.epoch, resumed.owner = cause, record.epoch + 1, self._equipment.worker
-        resumed.from_sequence = record.run.last_sequence
         if deadline_time_ns is not None:
             resumed.deadline_time.FromNanoseconds(deadline_time_ns)
         return event
@@ -251,7 +244,9 @@ class Takeover:
 
     async def _session(self, record: RunRecord, log: Sequence[event_pb2.AgentEvent]) -> Sequence[StoredMessage]:
         cut = session_cut(log)
-        return await self._equipment.sessions.messages(record.run.session_id, through=cut) if cut else ()
+        if not cut:
+            return ()
+        return await self._equipment.sessions.messages(record.principal, record.run.session_id, through=cut)
 
 
 def session_cut(log: Sequence[event_pb2.AgentEvent]) -> int:
@@ -275,9 +270,9 @@ def _resumed_in_vain(log: Sequence[event_pb2.AgentEvent]) -> int:
 
 def _taken(record: RunRecord, worker: str, *, is_queued: bool) -> RunRecord:
     """A run's row as it is once this worker has it."""
-    run = agent_service_pb2.Run()
+    run = run_pb2.Run()
     run.CopyFrom(record.run)
-    run.state = event_pb2.STATE_PENDING if is_queued else event_pb2.STATE_RUNNING
+    run.state = execution_pb2.EXECUTION_STATE_PENDING if is_queued else execution_pb2.EXECUTION_STATE_RUNNING
     run.ClearField("open_requests")
     return RunRecord(
         run=run,

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Final, Protocol, TypeVar
 
-from bough.v1 import agent_pb2, event_pb2, message_pb2, step_pb2
+from bough.v1 import action_pb2, agent_pb2, execution_pb2, message_pb2, step_pb2
 from bough_server.functions import Function
 from bough_server.history.transcript import Transcript
 from bough_server.models.model import Model, ModelRequest, ToolSpec
@@ -21,8 +21,8 @@ class Outcome:
     """How an agent ended well: its answer, why it ended, and what it asks of whoever waits for it."""
 
     output: message_pb2.Message
-    end_reason: event_pb2.EndReason.ValueType = event_pb2.END_REASON_ANSWERED
-    action: event_pb2.Action | None = None
+    end_reason: execution_pb2.EndReason.ValueType = execution_pb2.END_REASON_ANSWERED
+    action: action_pb2.AgentAction | None = None
     author: str = ""
     """Who wrote the output, where others did and the agent hands it on; it stands in histories as theirs already."""
     is_said: bool = False
@@ -35,14 +35,14 @@ class Outcome:
 
 def exited(output: message_pb2.Message) -> Outcome:
     """The outcome of an agent that ends everything above it, up to an agent that was called as a tool."""
-    action = event_pb2.Action(exit=event_pb2.Exit(final_result=output))
-    return Outcome(output=output, end_reason=event_pb2.END_REASON_EXITED, action=action)
+    action = action_pb2.AgentAction(exit=action_pb2.ExitAction(final_answer=output))
+    return Outcome(output=output, end_reason=execution_pb2.END_REASON_EXITED, action=action)
 
 
 def broke_loop(output: message_pb2.Message) -> Outcome:
     """The outcome of an agent that ends the nearest loop above it; `output` is said already, or empty."""
-    action = event_pb2.Action(break_loop=event_pb2.BreakLoop())
-    return Outcome(output=output, end_reason=event_pb2.END_REASON_BROKE_LOOP, action=action, is_said=True)
+    action = action_pb2.AgentAction(break_loop=action_pb2.BreakLoopAction())
+    return Outcome(output=output, end_reason=execution_pb2.END_REASON_BROKE_LOOP, action=action, is_said=True)
 
 
 def transferred(
@@ -59,8 +59,8 @@ def transferred(
     said = output or message_pb2.Message()
     return Outcome(
         output=said,
-        end_reason=event_pb2.END_REASON_TRANSFERRED,
-        action=event_pb2.Action(transfer=event_pb2.Transfer(agent=agent, message=message)),
+        end_reason=execution_pb2.END_REASON_TRANSFERRED,
+        action=action_pb2.AgentAction(transfer=action_pb2.TransferAction(agent=agent, message=message)),
         is_said=bool(call_id) or not said.parts,
         transfer_id=call_id,
     )
@@ -221,11 +221,16 @@ class Agent(Protocol):
 
     @property
     def definition(self) -> agent_pb2.AgentDefinition:
-        """Name, description, links, limits and policies; an agent in code has no `kind` and its version as revision."""
+        """Name, description, links, limits and policies; an agent in code has no `kind`."""
         ...
 
     @property
-    def kind(self) -> event_pb2.AgentKind.ValueType:
+    def revision(self) -> str:
+        """The SHA-256 hex of its definition's content; of an agent in code the version that its author declared."""
+        ...
+
+    @property
+    def kind(self) -> execution_pb2.AgentKind.ValueType:
         """What runs it."""
         ...
 
@@ -262,13 +267,13 @@ class Resolver(Protocol):
         """The definitions that a run of `root` can reach by links, sorted by name, the root's among them."""
         ...
 
-    def versions(self, root: str) -> "RunVersions":
+    def versions(self, root: str) -> "VersionHashes":
         """Hashes of what those definitions name."""
         ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RunVersions:
+class VersionHashes:
     """Name to content hash, of tools and models; name to declared version, of agents in code; the price list's hash."""
 
     tools: Mapping[str, str]

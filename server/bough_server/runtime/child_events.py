@@ -2,8 +2,8 @@
 
 import asyncio
 
-from bough.v1 import error_pb2, event_pb2, message_pb2
-from bough_server import ids
+from bough.v1 import error_pb2, event_pb2, execution_pb2, message_pb2
+from bough_server import events, ids
 from bough_server.engine import keys
 from bough_server.engine.cancellation import failure_of_child
 from bough_server.engine.execution import Execution, as_run_error
@@ -13,11 +13,11 @@ from bough_server.errors import RunError
 from bough_server.runtime.agent import Agent, Outcome
 from bough_server.runtime.dispatch import Dispatch, Handover
 from bough_server.runtime.lane import Lane
-from bough_server.runtime.running_agent import Frame, Place, branch_below, run_path_below
+from bough_server.runtime.running_agent import CallSite, RunningAgent, branch_below, run_path_below
 from bough_server.telemetry import Traced
 
 
-def outcome_of(task: "asyncio.Task[Outcome]", frame: Frame) -> tuple[Outcome | None, RunError | None]:
+def outcome_of(task: "asyncio.Task[Outcome]", frame: RunningAgent) -> tuple[Outcome | None, RunError | None]:
     """An agent's outcome or error, whatever its code raised; what aborted it, whatever its code made of that."""
     raised = None if task.cancelled() else task.exception()
     if frame.abort is not None:
@@ -30,7 +30,7 @@ def outcome_of(task: "asyncio.Task[Outcome]", frame: Frame) -> tuple[Outcome | N
 
 
 def finish(
-    execution: Execution, frame: Frame, outcome: Outcome | None, error: RunError | None
+    execution: Execution, frame: RunningAgent, outcome: Outcome | None, error: RunError | None
 ) -> list[event_pb2.AgentEvent]:
     """What ends an invocation: its open steps, then itself. Its answer is said and given its place in the session."""
     now, opened = execution.clock.now_ns(), frame.record
@@ -51,7 +51,8 @@ def finish(
     is_new = not outcome.author and not outcome.is_said
     if is_root or is_new:  # a session is to hold what its user was answered, whoever wrote it
         output.kind = message_pb2.MessageKind.Value(f"MESSAGE_KIND_{kind}")
-        output.message_id = ids.message_id(execution.facts.key_root, frame.scope, kind)
+        recorded_by = events.RUN_COMPLETED if is_root else events.SUB_AGENT_COMPLETED
+        output.message_id = execution.message_id(frame.scope, recorded_by, kind)
     if is_new:
         frame.transcript.say(output)
     end = execution.invocations.succeeded(opened, output, outcome.end_reason, now, action=outcome.action)
@@ -63,7 +64,7 @@ def _last_step(opened: OpenInvocation, steps: list[event_pb2.AgentEvent]) -> Non
         opened.last_step_id = steps[-1].step_id
 
 
-def close_span(execution: Execution, frame: Frame, outcome: Outcome | None, error: RunError | None) -> None:
+def close_span(execution: Execution, frame: RunningAgent, outcome: Outcome | None, error: RunError | None) -> None:
     """Ends an invocation's span."""
     traced = execution.spans.pop(frame.scope, None)
     if traced is not None:
@@ -74,7 +75,7 @@ def close_span(execution: Execution, frame: Frame, outcome: Outcome | None, erro
         )
 
 
-async def end_leftovers(execution: Execution, frame: Frame) -> None:
+async def cancel_remaining(execution: Execution, frame: RunningAgent) -> None:
     """Ends what an agent's code left running when it ended itself, so that no child outlives its caller."""
     for lane in frame.lanes:
         execution.tasks.cancel(lane)
@@ -85,7 +86,7 @@ async def end_leftovers(execution: Execution, frame: Frame) -> None:
         await end_effect(execution, frame, key)
 
 
-async def end_others(execution: Execution, frame: Frame, key: str, error: RunError) -> None:
+async def end_others(execution: Execution, frame: RunningAgent, key: str, error: RunError) -> None:
     """Ends everything of an invocation but one effect, where it is that one's failure that aborts it."""
     if error is not frame.abort:
         return
@@ -97,7 +98,10 @@ async def end_others(execution: Execution, frame: Frame, key: str, error: RunErr
     ending = [
         other
         for other in doomed
-        if cancelling.wish(other, caller=frame.invocation_id, reason=event_pb2.CANCEL_REASON_ABORT)
+        if cancelling.wish(
+            event_pb2.CancelRequested(effect_scope=other, reason=execution_pb2.CANCEL_REASON_ABORT),
+            caller=frame.invocation_id,
+        )
         or cancelling.is_ending(other)
     ]
     for lane in lanes.values():
@@ -107,11 +111,11 @@ async def end_others(execution: Execution, frame: Frame, key: str, error: RunErr
         await cancelling.end(other, left, left)
 
 
-async def end_effect(execution: Execution, frame: Frame, key: str) -> None:
+async def end_effect(execution: Execution, frame: RunningAgent, key: str) -> None:
     """Ends an effect of an invocation that its code no longer waits for."""
     error = _left_behind()
     await execution.cancelling.cancel(
-        key, caller=frame.invocation_id, reason=event_pb2.CANCEL_REASON_ABORT, error=error, below=error
+        key, caller=frame.invocation_id, reason=execution_pb2.CANCEL_REASON_ABORT, error=error, below=error
     )
 
 
@@ -119,7 +123,7 @@ def _left_behind() -> error_pb2.AgentError:
     return RunError("Its caller went on without it.", reason=error_pb2.ERROR_REASON_CANCELLED).to_agent_error()
 
 
-def begin(lane: Lane, work: Dispatch, agent: Agent, told: message_pb2.Message, digest: str) -> Frame:
+def begin(lane: Lane, work: Dispatch, agent: Agent, told: message_pb2.Message, digest: str) -> RunningAgent:
     """Records the start of a child, with the call that made it run in the same append, and gives its frame."""
     execution, caller = lane.execution, lane.frame
     started = _started(lane, work, agent, told)
@@ -150,14 +154,27 @@ def _started(lane: Lane, work: Dispatch, agent: Agent, told: message_pb2.Message
     )
     begun = started.sub_agent_started
     begun.kind, begun.description = agent.kind, agent.definition.description
-    begun.trigger = event_pb2.TRIGGER_TOOL if work.call is not None else work.trigger
+    begun.trigger = execution_pb2.INVOCATION_TRIGGER_TOOL if work.call is not None else work.trigger
     if work.call is not None:
         begun.call_id = work.call.call_id
     elif work.handover is not None:
         begun.call_id = work.handover.call_id
     begun.run_path.extend(run_path_below(_path(caller, work), work.agent))
     begun.input.CopyFrom(told)
+    begun.revision = _revision(lane, work, agent)
+    if work.handover is not None:
+        begun.from_invocation_id = work.handover.from_invocation_id
+    if work.iteration is not None:
+        begun.iteration = work.iteration
     return started
+
+
+def _revision(lane: Lane, work: Dispatch, agent: Agent) -> str:
+    """The revision that a child started with: a fork may have changed its definition after that."""
+    recorded = lane.execution.journal.recorded.get((work.key, events.SUB_AGENT_STARTED, 0))
+    if recorded is not None:
+        return recorded.sub_agent_started.revision
+    return agent.revision if agent.definition.WhichOneof("kind") else ""
 
 
 def _traced(lane: Lane, work: Dispatch, agent: Agent, started: event_pb2.AgentEvent) -> Traced:
@@ -189,13 +206,13 @@ def _called(lane: Lane, work: Dispatch, call: message_pb2.ToolCall, traced: Trac
     return called
 
 
-def _path(caller: Frame, work: Dispatch) -> tuple[str, ...]:
+def _path(caller: RunningAgent, work: Dispatch) -> tuple[str, ...]:
     return caller.run_path if work.path is None else work.path
 
 
-def _place(lane: Lane, work: Dispatch, agent: Agent, told: message_pb2.Message) -> Place:
+def _place(lane: Lane, work: Dispatch, agent: Agent, told: message_pb2.Message) -> CallSite:
     caller, handover = lane.frame, work.handover
-    return Place(
+    return CallSite(
         agent=agent,
         link=work.link,
         above=lane.transcript,
@@ -209,7 +226,7 @@ def _place(lane: Lane, work: Dispatch, agent: Agent, told: message_pb2.Message) 
 
 
 def _transferred(
-    caller: Frame, handover: Handover, started: event_pb2.AgentEvent, traced: Traced
+    caller: RunningAgent, handover: Handover, started: event_pb2.AgentEvent, traced: Traced
 ) -> event_pb2.AgentEvent:
     event = caller.event(started.effect_key, traced=traced)
     moved = event.agent_transferred
@@ -219,7 +236,7 @@ def _transferred(
 
 
 def result_of(
-    work: Dispatch, caller: Frame, frame: Frame, outcome: Outcome | None, error: RunError | None
+    work: Dispatch, caller: RunningAgent, frame: RunningAgent, outcome: Outcome | None, error: RunError | None
 ) -> message_pb2.ToolResult:
     """What the call that made a child run gives; where nobody called, what its end would be as a call's."""
     result = message_pb2.ToolResult(
@@ -237,8 +254,8 @@ def result_of(
 
 def end(
     execution: Execution,
-    caller: Frame,
-    frame: Frame,
+    caller: RunningAgent,
+    frame: RunningAgent,
     work: Dispatch,
     outcome: Outcome | None,
     error: RunError | None,
@@ -247,7 +264,7 @@ def end(
     """Records the end of a child, with that of the call that made it run in the same append."""
     batch = finish(execution, frame, outcome, error)
     if work.call is not None:
-        result.latency.CopyFrom(duration(execution.clock.now_ns() - frame.record.start_ns))
+        result.duration.CopyFrom(duration(execution.clock.now_ns() - frame.record.start_ns))
         ended = caller.record.in_step(caller.event(work.key, traced=frame.traced), work.step_index)
         ended.attempt = 1
         (ended.tool_failed if error else ended.tool_completed).result.CopyFrom(result)

@@ -9,33 +9,33 @@ from typing import Any, Final
 from bough.v1 import error_pb2, message_pb2
 from bough_server import events
 from bough_server.errors import RunError
-from bough_server.functions import InputBuilder, Situation, Values, copied, text_of
-from bough_server.history.rewrite import for_context
+from bough_server.functions import InputBuilder, Snapshot, Values, copied, text_of
+from bough_server.history.rewrite import as_context
 from bough_server.runtime.dispatch import Dispatch, said_by
 from bough_server.runtime.lane import Lane
 from bough_server.runtime.state import LaneState
 from bough_server.templates import names_in, render
 
 
-def situation_of(
+def snapshot_of(
     lane: Lane,
     *,
     message: message_pb2.Message | None = None,
     arguments: Mapping[str, Any] | None = None,
     state: LaneState | None = None,
-    round: int | None = None,
+    iteration: int | None = None,
     facts: Mapping[str, str] | None = None,
-) -> Situation:
+) -> Snapshot:
     """What is known in a lane of an invocation; `state` are the session's values where they are not the lane's."""
     plan = facts or {}
-    return Situation(
+    return Snapshot(
         agent=lane.frame.name,
         state=Values((state or lane.lane_state).values),
         input=copied(lane.frame.told),
         user=copied(lane.execution.told),
         message=copied(message) if message is not None else None,
         arguments=arguments or {},
-        round=round,
+        iteration=iteration,
         plan=plan.get("plan", ""),
         step=plan.get("step", ""),
         executed_steps=plan.get("executed_steps", ""),
@@ -46,7 +46,7 @@ def situation_of(
 _CONTEXT: Final = "For context: "
 
 
-def with_input(lane: Lane, work: Dispatch) -> Dispatch:
+def build_child_input(lane: Lane, work: Dispatch) -> Dispatch:
     """The same dispatch with what its link's builder makes, which is taken from the log where that holds its start.
 
     Raises RunError: BAD_ARGUMENTS where a template names a value that is not there or nothing is left to say, and what
@@ -67,7 +67,7 @@ def with_input(lane: Lane, work: Dispatch) -> Dispatch:
 
 
 def _told(lane: Lane, work: Dispatch) -> message_pb2.Message:
-    situation = situation_of(
+    situation = snapshot_of(
         lane,
         message=_message(lane, work),
         arguments=json.loads(work.call.arguments_json or "{}") if work.call is not None else None,
@@ -89,7 +89,7 @@ def _message(lane: Lane, work: Dispatch) -> message_pb2.Message | None:
     return message_pb2.Message(parts=[message_pb2.Part(text=said_by(work.call, lane.frame))])
 
 
-def _filled(template: str, situation: Situation, *, what: str) -> message_pb2.Message:
+def _filled(template: str, situation: Snapshot, *, what: str) -> message_pb2.Message:
     """A template filled in; the files of the messages that it names come after it."""
     messages = {
         "input": situation.input,
@@ -117,6 +117,6 @@ def _as_text(messages: Iterable[message_pb2.Message]) -> str:
     lines = []
     for message in messages:
         is_rewritten = message.role == message_pb2.ROLE_USER and not message.kind
-        shown = [message] if is_rewritten else for_context(message)
+        shown = [message] if is_rewritten else as_context(message)
         lines += [text.removeprefix(_CONTEXT) for one in shown if (text := text_of(one))]
     return "\n".join(lines)

@@ -1,16 +1,16 @@
-"""The children of composite agents, one after another and in parallel; rounds and plans."""
+"""The children of composite agents, one after another and in parallel; iterations and plans."""
 
 import asyncio
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from bough.v1 import agent_pb2, error_pb2, event_pb2, message_pb2, policy_pb2
+from bough.v1 import action_pb2, agent_pb2, error_pb2, event_pb2, execution_pb2, message_pb2, policy_pb2
 from bough_server import events
 from bough_server.engine import keys
 from bough_server.errors import RunError
 from bough_server.models.model import ToolSpec
 from bough_server.runtime.child_events import end_others
-from bough_server.runtime.dispatch import Dispatch, Ended, Handover
+from bough_server.runtime.dispatch import Dispatch, DispatchResult, Handover
 from bough_server.runtime.dispatcher import OnFailure, dispatch
 from bough_server.runtime.lane import Lane
 
@@ -26,19 +26,21 @@ class Child:
     name: str
     closing: Sequence[ToolSpec] = ()
     """The tools by one of which it has to end; empty where it ends as it likes."""
-    trigger: event_pb2.Trigger.ValueType = event_pb2.TRIGGER_WORKFLOW
+    trigger: execution_pb2.InvocationTrigger.ValueType = execution_pb2.INVOCATION_TRIGGER_WORKFLOW
     input: message_pb2.Message | None = None
     handover: Handover | None = None
     """How it came to be handed over to, where it was."""
     facts: Mapping[str, str] = field(default_factory=dict)
     """What an input builder is told beside the rest: `plan`, `step`, `executed_steps`."""
+    iteration: int | None = None
+    """The iteration of its caller, from 0; None if that is no loop and no plan."""
 
 
 async def _nothing(_: RunError) -> None:
     return None
 
 
-async def run_child(lane: Lane, child: Child, *, on_failure: OnFailure = _nothing) -> Ended:
+async def run_child(lane: Lane, child: Child, *, on_failure: OnFailure = _nothing) -> DispatchResult:
     """Runs a child to its end; its caller goes on after what it said. Raises Abort where it fails the caller.
 
     `on_failure` is awaited when it has failed, before its end is recorded.
@@ -55,6 +57,7 @@ async def run_child(lane: Lane, child: Child, *, on_failure: OnFailure = _nothin
             path=lane.path,
             handover=child.handover,
             facts=child.facts,
+            iteration=child.iteration,
         )
 
         async def fail(error: RunError) -> None:
@@ -68,16 +71,19 @@ async def run_child(lane: Lane, child: Child, *, on_failure: OnFailure = _nothin
     return ended
 
 
-async def hand_over(lane: Lane, transfer: event_pb2.Transfer, call_id: str, *, member: int | None = None) -> Ended:
+async def hand_over(
+    lane: Lane, transfer: action_pb2.TransferAction, call_id: str, *, member: int | None = None
+) -> DispatchResult:
     """Runs the agent that a call of the last step hands over to, in its caller's place; or as its n-th member."""
     link = lane.frame.toolset.targets[transfer.agent]
     child = Child(
         link=link,
         name=f"s{lane.step_index}.x" if member is None else f"h{member}",
-        trigger=event_pb2.TRIGGER_TRANSFER,
+        trigger=execution_pb2.INVOCATION_TRIGGER_TRANSFER,
         input=transfer.message if transfer.HasField("message") else None,
         handover=Handover(
             by=lane.frame.name,
+            from_invocation_id=lane.frame.invocation_id,
             call_id=call_id,
             path=lane.frame.hops if member is None else (),
             comes_back=member is not None,
@@ -86,17 +92,17 @@ async def hand_over(lane: Lane, transfer: event_pb2.Transfer, call_id: str, *, m
     return await run_child(lane, child)
 
 
-async def begin_round(lane: Lane, number: int) -> None:
-    """Records that a round of a loop begins, from 0."""
+async def begin_iteration(lane: Lane, number: int) -> None:
+    """Records that an iteration of a loop begins, from 0."""
     key = keys.below(lane.scope, f"l{number}")
     async with lane.effect(key):
         begun = lane.frame.event(key)
-        begun.loop_round_started.round = number
+        begun.loop_iteration_started.iteration = number
         await _say(lane, begun)
 
 
 async def begin_plan(lane: Lane, number: int, steps: Iterable[str]) -> None:
-    """Records the plan that a round begins with, from 0: in the first it is made, in any other it is another one."""
+    """Records the plan that an iteration begins with, from 0: in the first it is made, in any other it is revised."""
     key = keys.below(lane.scope, f"p{number}")
     async with lane.effect(key):
         made = lane.frame.event(key)
@@ -109,12 +115,14 @@ async def _say(lane: Lane, event: event_pb2.AgentEvent) -> None:
     """Records an event that is no result: nobody waits for it."""
     execution, key = lane.execution, event.effect_key
     if not execution.journal.holds(key, events.kind_of(event)):
-        # A run that was cancelled between two rounds is replayed to its end without the next one.
+        # A run that was cancelled between two iterations is replayed to its end without the next one.
         await lane.go_live(key)
     execution.emit(event)
 
 
-async def run_lanes(lane: Lane, children: Sequence[Child], *, fails_fast: bool, at_once: int) -> list[Ended | None]:
+async def run_lanes(
+    lane: Lane, children: Sequence[Child], *, fails_fast: bool, at_once: int
+) -> list[DispatchResult | None]:
     """How children ended that ran at once, at most so many at a time; None for those that another's failure ended.
 
     With `fails_fast` the first failure, in the order of the log, ends the others; not that of a child whose link says
@@ -132,12 +140,12 @@ class _Lanes:
         self._children, self._fails_fast = children, fails_fast
         group = keys.below(lane.scope, "g")
         self._lanes = [lane.beside(lane.lane_state.fork(group, place)) for place in range(len(children))]
-        self._running: dict[int, asyncio.Task[Ended]] = {}
+        self._running: dict[int, asyncio.Task[DispatchResult]] = {}
         self._is_over = False
 
-    async def run(self, at_once: int) -> list[Ended | None]:
+    async def run(self, at_once: int) -> list[DispatchResult | None]:
         waiting = iter(range(len(self._children)))
-        ended: list[Ended | None] = [None] * len(self._children)
+        ended: list[DispatchResult | None] = [None] * len(self._children)
         for place in [next(waiting) for _ in range(min(at_once, len(self._children)))]:
             self._start(place)
         while self._running:
@@ -165,12 +173,12 @@ class _Lanes:
         self._running[place] = task
         self._frame.lanes[task] = self._key(place)
 
-    async def _run(self, place: int) -> Ended:
+    async def _run(self, place: int) -> DispatchResult:
         return await run_child(self._lanes[place], self._children[place], on_failure=lambda _: self._fail(place))
 
     async def _fail(self, place: int) -> None:
         """Ends the other lanes where the failure of one is to."""
-        is_tolerated = self._children[place].link.on_failure == policy_pb2.ON_SUB_AGENT_FAILURE_CONTINUE
+        is_tolerated = self._children[place].link.on_failure == policy_pb2.SUB_AGENT_FAILURE_POLICY_CONTINUE
         if self._is_over or self._frame.abort is not None or not self._fails_fast or is_tolerated:
             return
         self._is_over = True
@@ -178,7 +186,7 @@ class _Lanes:
         await self._execution.cancelling.cancel_siblings(
             [self._key(other) for other in sorted(self._running.keys() - {place})],
             caller=self._frame.invocation_id,
-            reason=event_pb2.CANCEL_REASON_FAIL_FAST,
+            reason=execution_pb2.CANCEL_REASON_FAIL_FAST,
             error=error,
         )
 

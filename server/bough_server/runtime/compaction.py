@@ -7,15 +7,15 @@ cannot be made fails no agent: what it was to stand for is left out of that one 
 from collections.abc import Callable, Sequence
 from typing import Final
 
-from bough.v1 import agent_pb2, event_pb2, message_pb2, step_pb2
-from bough_server import ids
+from bough.v1 import event_pb2, message_pb2, step_pb2
+from bough_server import events
 from bough_server.engine import keys
 from bough_server.errors import RunError
 from bough_server.history.overflow import Plan, Unit, summary_of, summary_request, to_be_summarized, window
 from bough_server.models.model import Model, ModelRequest
 from bough_server.models.tokens import BYTES_PER_TOKEN, counted, message_tokens, request_tokens
 from bough_server.runtime.lane import Lane
-from bough_server.runtime.model_call import Asked, ModelEffect, ask, check_asked
+from bough_server.runtime.model_call import Asked, ModelCallSpec, ask, check_asked
 
 _TRIES: Final = 4
 """How often a request is made shorter: more than once only where a tokenizer counts otherwise than the estimate."""
@@ -47,7 +47,7 @@ class _Fitting:
         policy = lane.frame.history
         self._summarize = policy.summarize if policy.HasField("summarize") else None
         window = policy.sliding_window
-        self._limit = self._summarize.max_tokens if self._summarize else window.max_tokens - window.reserve
+        self._limit = self._summarize.max_tokens if self._summarize else window.max_tokens - window.reserve_tokens
         self._words = max(_LEAST_WORDS, min(_MOST_WORDS, self._limit // (2 * _SHARE)))
 
     async def run(self) -> Asked:
@@ -81,7 +81,7 @@ class _Fitting:
         recorded = [event.history_compacted for event in self._lane.execution.journal.of_effect.get(self._effect, ())]
         compacted = next((one for one in recorded if one.HasField("summary")), None)
         try:
-            response = await ask(self._lane, ModelEffect(key=self._effect, index=None), self._make, self._name)
+            response = await ask(self._lane, ModelCallSpec(key=self._effect, index=None), self._make, self._name)
         except RunError:
             return ""
         if compacted is None:
@@ -103,7 +103,7 @@ class _Fitting:
 
         request = await self._asked(plan, name)
         try:
-            await ask(self._lane, ModelEffect(key=self._effect, index=None, beside=beside), request, name)
+            await ask(self._lane, ModelCallSpec(key=self._effect, index=None, beside=beside), request, name)
         except RunError:
             return
         for event in made:
@@ -137,11 +137,12 @@ class _Fitting:
         assert self._summarize is not None, "who does not summarize plans nothing"
         parts = self._lane.sight.units()
         room = self._room(self._limit, made, size, parts) - self._limit // _SHARE - _FRAME_TOKENS
-        before, keep = self._lane.sight.standing(), self._summarize.keep_recent
+        before, policy = self._lane.sight.standing(), self._summarize
+        keep = policy.keep_recent_exchanges if policy.HasField("keep_recent_exchanges") else 1
         if size <= self._limit:
             # It was too long when it was begun, by another count than today's: as little as can be is kept.
             keep, room = 1, 0
-        return to_be_summarized(parts, _sizes(parts), room, keep_recent=keep, before=before)
+        return to_be_summarized(parts, _sizes(parts), room, keep_recent_exchanges=keep, before=before)
 
     def _room(self, limit: int, made: ModelRequest, size: int, parts: Sequence[Unit]) -> int:
         """The tokens by the estimate that are left for the history, where all of the request may take `limit`."""
@@ -173,14 +174,16 @@ class _Fitting:
         frame = self._lane.frame
         event = frame.event(self._effect)
         compacted, summary = event.history_compacted, event.history_compacted.summary
-        compacted.from_position, compacted.to_position = plan.from_position, plan.to_position
-        compacted.run_messages = plan.run_messages
-        summary.message_id = ids.message_id(self._lane.execution.facts.key_root, self._effect, "SUMMARY")
+        compacted.run_message_count = plan.run_message_count
+        summary.message_id = self._lane.execution.message_id(self._effect, events.HISTORY_COMPACTED, "SUMMARY")
         summary.role, summary.kind = message_pb2.ROLE_USER, message_pb2.MESSAGE_KIND_SUMMARY
         summary.author, summary.invocation_id = frame.name, frame.invocation_id
         summary.parts.add(text=text)
-        summary.summarized.from_position, summary.summarized.to_position = plan.from_position, plan.to_position
-        summary.summarized.is_of_branch = frame.history.scope == agent_pb2.HISTORY_SCOPE_BRANCH
+        summary.summary_range.from_position, summary.summary_range.to_position = plan.from_position, plan.to_position
+        is_of_branch = frame.history.scope == message_pb2.HISTORY_SCOPE_BRANCH
+        summary.summary_range.scope = (
+            message_pb2.HISTORY_SCOPE_BRANCH if is_of_branch else message_pb2.HISTORY_SCOPE_SESSION
+        )
         return event
 
     async def _measure(self, request: ModelRequest) -> int:

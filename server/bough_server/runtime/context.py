@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 from typing import Any, TypeVar
 
 from bough.v1 import agent_pb2, event_pb2, message_pb2, step_pb2
-from bough_server import ids
+from bough_server import events, ids
 from bough_server.engine import keys
 from bough_server.engine.execution import as_run_error
 from bough_server.errors import RunError
@@ -18,10 +18,10 @@ from bough_server.runtime.compaction import fitted
 from bough_server.runtime.dispatch import Dispatch
 from bough_server.runtime.dispatcher import dispatch
 from bough_server.runtime.effects import Value, record_value
-from bough_server.runtime.lane import Lane, WaitingCalls
-from bough_server.runtime.model_call import ModelEffect, ask
+from bough_server.runtime.lane import Lane, PendingCalls
+from bough_server.runtime.model_call import ModelCallSpec, ask
 from bough_server.runtime.questions import question
-from bough_server.runtime.tool_calls import StepCalls
+from bough_server.runtime.tool_calls import ParallelToolCalls
 from bough_server.runtime.visible_history import is_transfer
 
 T = TypeVar("T")
@@ -62,14 +62,14 @@ class LaneContext(Lane):
             await self._end_open_calls()
             await self.execution.reach_step_end(self.step_key("m"))
             self.complete_steps()
-            self.step_index, self.waiting = index, WaitingCalls(())
+            self.step_index, self.waiting = index, PendingCalls(())
             if callable(request):
                 request = await fitted(self, index, request, name=model or self.frame.model_name)
-            response = await ask(self, ModelEffect(key=key, index=index), request, model or self.frame.model_name)
+            response = await ask(self, ModelCallSpec(key=key, index=index), request, model or self.frame.model_name)
         calls = [part.tool_call for part in response.message.parts if part.HasField("tool_call")]
         self.frame.call_ids.update(call.call_id for call in calls)
         if calls:
-            self.waiting = WaitingCalls(calls)
+            self.waiting = PendingCalls(calls)
             self.transcript.say(response.message)
         return response
 
@@ -81,7 +81,7 @@ class LaneContext(Lane):
         async with self.effect(self.step_key("t")):
             taken = self.waiting.take(calls)
             try:
-                answers = await StepCalls(self, index=self.step_index, calls=taken).run(parallel=parallel)
+                answers = await ParallelToolCalls(self, index=self.step_index, calls=taken).run(parallel=parallel)
             finally:
                 self.lane_state.join()
         # A transfer comes last: the agent that goes on sees what is before it.
@@ -216,8 +216,9 @@ class LaneContext(Lane):
 
     def _tool_message(self, position: int, result: message_pb2.ToolResult) -> message_pb2.Message:
         key = self.step_key(f"t{position}")
+        recorded_by = events.TOOL_FAILED if result.HasField("error") else events.TOOL_COMPLETED
         return message_pb2.Message(
-            message_id=ids.message_id(self.execution.facts.key_root, key, "TOOL"),
+            message_id=self.execution.message_id(key, recorded_by, "TOOL"),
             role=message_pb2.ROLE_TOOL,
             kind=message_pb2.MESSAGE_KIND_TOOL,
             author=self.frame.name,

@@ -6,14 +6,14 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-from bough.v1 import agent_pb2, error_pb2, event_pb2, message_pb2
-from bough_server import ids
+from bough.v1 import agent_pb2, error_pb2, event_pb2, execution_pb2, message_pb2
+from bough_server import events, ids
 from bough_server.engine.execution import Execution
 from bough_server.errors import RunError
 from bough_server.history.transcript import Transcript
 from bough_server.models.model import ToolSpec
 from bough_server.runtime.agent import Outcome
-from bough_server.runtime.running_agent import Frame
+from bough_server.runtime.running_agent import RunningAgent
 from bough_server.runtime.state import LaneState
 from bough_server.tools.arguments import parse_arguments
 from bough_server.truncation import MAX_TEXT_BYTES, fits
@@ -28,6 +28,8 @@ class Handover:
     """Who hands over to an agent, and by which call: its caller, or another member of its caller's swarm."""
 
     by: str
+    from_invocation_id: str
+    """The invocation that hands over."""
     call_id: str = ""
     """Empty where code does."""
     path: tuple[str, ...] = ()
@@ -49,7 +51,7 @@ class Dispatch:
     call: message_pb2.ToolCall | None = None
     step_index: int = 0
     input: message_pb2.Message | None = None
-    trigger: event_pb2.Trigger.ValueType = event_pb2.TRIGGER_WORKFLOW
+    trigger: execution_pb2.InvocationTrigger.ValueType = execution_pb2.INVOCATION_TRIGGER_WORKFLOW
     """What makes it run; where a model called it that is TOOL."""
     path: tuple[str, ...] | None = None
     """Who has spoken before it; None for its caller's path."""
@@ -61,10 +63,12 @@ class Dispatch:
     """What its caller knows beside that, for an input builder: `plan`, `step`, `executed_steps`."""
     closing: Sequence[ToolSpec] = ()
     """The tools by one of which it has to end; empty where it ends as it likes."""
+    iteration: int | None = None
+    """The iteration of its caller, from 0; None if that is no loop and no plan."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Ended:
+class DispatchResult:
     """How a child ended: its outcome or its error, the result of the call that made it run, and what it said."""
 
     result: message_pb2.ToolResult
@@ -77,8 +81,9 @@ class Ended:
     transcript: Transcript | None = None
 
 
-def told_to(work: Dispatch, caller: Frame, key_root: str) -> message_pb2.Message:
+def child_input(execution: Execution, work: Dispatch, caller: RunningAgent) -> message_pb2.Message:
     """What a child is told, as it is stored in the session. Raises RunError BAD_ARGUMENTS."""
+    key_root = execution.facts.key_root
     told = message_pb2.Message()
     if work.input is not None:
         told.CopyFrom(work.input)
@@ -103,11 +108,11 @@ def told_to(work: Dispatch, caller: Frame, key_root: str) -> message_pb2.Message
     told.role, told.kind = message_pb2.ROLE_USER, message_pb2.MESSAGE_KIND_SUB_AGENT_USER
     told.author = work.handover.by if work.handover is not None else caller.name
     told.invocation_id = ids.invocation_id(key_root, work.key)
-    told.message_id = ids.message_id(key_root, work.key, "SUB_AGENT_USER")
+    told.message_id = execution.message_id(work.key, events.SUB_AGENT_STARTED, "SUB_AGENT_USER")
     return told
 
 
-def said_by(call: message_pb2.ToolCall, caller: Frame) -> str:
+def said_by(call: message_pb2.ToolCall, caller: RunningAgent) -> str:
     """What a model's call tells a linked agent. Raises RunError BAD_ARGUMENTS."""
     offer = caller.toolset.offers[call.name]
     arguments = parse_arguments(call.arguments_json, offer.spec.input_schema_json)
@@ -119,9 +124,9 @@ def said_by(call: message_pb2.ToolCall, caller: Frame) -> str:
     return call.arguments_json
 
 
-async def joined(
+async def wait_for_child(
     execution: Execution,
-    frame: Frame,
+    frame: RunningAgent,
     work: Dispatch,
     task: "asyncio.Task[Outcome]",
     fail: Callable[[], Awaitable[None]],
@@ -155,7 +160,7 @@ async def joined(
 
 async def _cut_after(
     execution: Execution,
-    frame: Frame,
+    frame: RunningAgent,
     work: Dispatch,
     seconds: float,
     cut: Callable[[Execution, Dispatch], Awaitable[None]],
@@ -168,7 +173,8 @@ async def _cut_after(
         spent = execution.journal.running_ns(frame.record.start_ns, execution.clock.now_ns()) / 1e9
         await execution.tasks.aside(execution.clock.sleep(max(0.0, seconds - spent)))
     caller = frame.parent.invocation_id if frame.parent else frame.invocation_id
-    is_wished = cancelling.wish(work.key, caller=caller, reason=event_pb2.CANCEL_REASON_LIMIT)
+    request = event_pb2.CancelRequested(effect_scope=work.key, reason=execution_pb2.CANCEL_REASON_LIMIT)
+    is_wished = cancelling.wish(request, caller=caller)
     if is_wished or cancelling.is_ending(work.key):
         await cut(execution, work)
 
@@ -193,7 +199,7 @@ async def _cut(
         cut.set_result(False)
 
 
-def overtime(agent: str) -> RunError:
+def child_timeout(agent: str) -> RunError:
     """The error of a sub-agent whose own time was up."""
     return RunError(
         f"The agent {agent!r} took longer than its wall_duration.", reason=error_pb2.ERROR_REASON_LIMIT_EXCEEDED
@@ -202,4 +208,4 @@ def overtime(agent: str) -> RunError:
 
 def _cut_errors(agent: str) -> tuple[error_pb2.AgentError, error_pb2.AgentError]:
     below = RunError("The time of an agent above was up.", reason=error_pb2.ERROR_REASON_CANCELLED)
-    return overtime(agent).to_agent_error(), below.to_agent_error()
+    return child_timeout(agent).to_agent_error(), below.to_agent_error()

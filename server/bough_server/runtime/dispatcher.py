@@ -7,21 +7,21 @@ agent in a task of its own, and records exactly one end, whatever happened.
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 
-from bough.v1 import agent_pb2, error_pb2, event_pb2, message_pb2, policy_pb2
+from bough.v1 import error_pb2, event_pb2, message_pb2, policy_pb2
 from bough_server.engine import keys
 from bough_server.engine.execution import Execution, as_run_error
 from bough_server.engine.limits import check_hops
 from bough_server.errors import RunError
 from bough_server.runtime.agent import Agent, Outcome, Resolver, value_of
-from bough_server.runtime.child_events import begin, close_span, end, end_leftovers, finish, outcome_of, result_of
-from bough_server.runtime.child_input import with_input
-from bough_server.runtime.dispatch import Abort, Dispatch, Ended, joined, overtime, told_to
+from bough_server.runtime.child_events import begin, cancel_remaining, close_span, end, finish, outcome_of, result_of
+from bough_server.runtime.child_input import build_child_input
+from bough_server.runtime.dispatch import Abort, Dispatch, DispatchResult, child_input, child_timeout, wait_for_child
 from bough_server.runtime.lane import Lane
-from bough_server.runtime.running_agent import Frame
+from bough_server.runtime.running_agent import RunningAgent
 from bough_server.truncation import MAX_TEXT_BYTES, fits
 
 
-def refusal_event(caller: Frame, work: Dispatch, digest: str, refusal: RunError) -> event_pb2.AgentEvent:
+def refusal_event(caller: RunningAgent, work: Dispatch, digest: str, refusal: RunError) -> event_pb2.AgentEvent:
     """The event that is the result of a refused dispatch."""
     error = refusal.to_agent_error(agent=caller.name, invocation_id=caller.invocation_id)
     event = caller.event(work.key)
@@ -38,18 +38,18 @@ def refusal_event(caller: Frame, work: Dispatch, digest: str, refusal: RunError)
     return event
 
 
-def refusal_of(recorded: event_pb2.AgentEvent) -> Ended:
+def refusal_of(recorded: event_pb2.AgentEvent) -> DispatchResult:
     """What the caller gets of a refusal, recorded now or before."""
     result = recorded.tool_failed.result
     if recorded.HasField("value_recorded"):
         result = message_pb2.ToolResult(error=recorded.value_recorded.error)
-    return Ended(result=result, error=RunError.of(result.error))
+    return DispatchResult(result=result, error=RunError.of(result.error))
 
 
 OnFailure = Callable[[RunError], Awaitable[None]]
 
 
-async def dispatch(lane: Lane, work: Dispatch, *, on_failure: OnFailure) -> Ended:
+async def dispatch(lane: Lane, work: Dispatch, *, on_failure: OnFailure) -> DispatchResult:
     """Runs a child of an invocation to its end. Raises Abort where its failure fails the caller.
 
     `on_failure` is awaited with what a child failed with, or with that Abort, before the child's end is recorded.
@@ -72,7 +72,7 @@ async def dispatch(lane: Lane, work: Dispatch, *, on_failure: OnFailure) -> Ende
     return await _run(lane, work, child, told, digest, on_failure)
 
 
-async def _refused(ended: Ended, on_failure: OnFailure) -> Ended:
+async def _refused(ended: DispatchResult, on_failure: OnFailure) -> DispatchResult:
     if ended.error is not None:
         await on_failure(ended.error)
     return ended
@@ -85,13 +85,15 @@ def _admit(lane: Lane, work: Dispatch) -> tuple[Agent, message_pb2.Message]:
         raise RunError(
             f"The agent {work.agent!r} is not linked to {caller.name!r}.", reason=error_pb2.ERROR_REASON_NOT_LINKED
         )
-    told = told_to(with_input(lane, work), caller, execution.facts.key_root)
-    caller.budget.check_depth(caller.depth + 1)
+    told = child_input(execution, build_child_input(lane, work), caller)
+    is_admitted = work.key in execution.journal.dispatched
+    if not is_admitted:
+        caller.budget.check_depth(caller.depth + 1)
     if work.call is not None:
-        caller.budget.reserve_tool_call(work.key, caller.name, work.call)
+        caller.budget.reserve_tool_call(work.key, caller.name, work.call, is_admitted=is_admitted)
     if work.handover is not None:
         check_hops((*work.handover.path, work.agent))
-        caller.budget.reserve_handoff()
+        caller.budget.reserve_transfer(is_admitted=is_admitted)
     return caller.resolver.agent(work.agent), told
 
 
@@ -102,35 +104,35 @@ async def _run(
     told: message_pb2.Message,
     digest: str,
     on_failure: OnFailure,
-) -> Ended:
+) -> DispatchResult:
     execution, caller = lane.execution, lane.frame
     frame = begin(lane, work, agent, told, digest)
-    if told.kind or frame.history.scope == agent_pb2.HISTORY_SCOPE_NONE:
+    if told.kind or frame.history.scope == message_pb2.HISTORY_SCOPE_NONE:
         frame.transcript.say(told)
     own = lane.child(frame)
     task = execution.tasks.spawn(frame.scope, _body(own, told))
-    late = overtime(work.agent)
+    late = child_timeout(work.agent)
 
     async def cut_off() -> None:
         with suppress(Abort):  # it is raised where the caller goes on
-            await _fail(work, caller, late, on_failure)
+            await _fail(execution, work, caller, late, on_failure=on_failure)
 
-    is_cut = await joined(execution, frame, work, task, cut_off)
+    is_cut = await wait_for_child(execution, frame, work, task, cut_off)
     frame.state.join()  # what ended it from outside joined none of its lanes
     if is_cut:
-        if (abort := _abort_of(work, caller, late)) is not None:
+        if (abort := _abort_of(execution, work, caller, late)) is not None:
             raise abort
         result = result_of(work, caller, frame, None, late)
-        return Ended(result=result, path=own.path, error=late, transcript=frame.transcript)
+        return DispatchResult(result=result, path=own.path, error=late, transcript=frame.transcript)
     await execution.reach_end(work.key)
     execution.cancelling.refuse_sealed(work.key)
-    await end_leftovers(execution, frame)
+    await cancel_remaining(execution, frame)
     execution.cancelling.refuse_sealed(work.key)
     outcome, error = outcome_of(task, frame)
     abort = None
     if error is not None:
         try:
-            await _fail(work, caller, error, on_failure)
+            await _fail(execution, work, caller, error, on_failure=on_failure)
         except Abort as raised:
             abort = raised
     result = result_of(work, caller, frame, outcome, error)
@@ -138,12 +140,16 @@ async def _run(
     if abort is not None:
         raise abort
     author = (outcome.author if outcome is not None else "") or frame.name
-    return Ended(result=result, outcome=outcome, author=author, path=own.path, error=error, transcript=frame.transcript)
+    return DispatchResult(
+        result=result, outcome=outcome, author=author, path=own.path, error=error, transcript=frame.transcript
+    )
 
 
-async def _fail(work: Dispatch, caller: Frame, error: RunError, on_failure: OnFailure) -> None:
+async def _fail(
+    execution: Execution, work: Dispatch, caller: RunningAgent, error: RunError, *, on_failure: OnFailure
+) -> None:
     """Does what a child's failure does to others. Raises Abort where it fails the caller."""
-    abort = _abort_of(work, caller, error)
+    abort = _abort_of(execution, work, caller, error)
     if abort is None:
         await on_failure(error)
         return
@@ -152,7 +158,9 @@ async def _fail(work: Dispatch, caller: Frame, error: RunError, on_failure: OnFa
     raise abort
 
 
-async def dispatch_root(execution: Execution, resolver: Resolver, context: Callable[[Execution, Frame], Lane]) -> None:
+async def dispatch_root(
+    execution: Execution, resolver: Resolver, context: Callable[[Execution, RunningAgent], Lane]
+) -> None:
     """Run the root of a run, whose start is recorded, in a lane that `context` makes, and record its end."""
     facts = execution.facts
     begun = facts.started.run_started
@@ -160,7 +168,7 @@ async def dispatch_root(execution: Execution, resolver: Resolver, context: Calla
     if execution.cancelling.is_sealed(""):
         return  # it was ended before it began
     traced = execution.spans[""]
-    frame = Frame.root(execution, resolver, agent, traced)
+    frame = RunningAgent.root(execution, resolver, agent, traced)
     frame.transcript.say(execution.told)
     task = execution.tasks.spawn("", _body(context(execution, frame), execution.told))
     await execution.tasks.join(task)
@@ -168,7 +176,7 @@ async def dispatch_root(execution: Execution, resolver: Resolver, context: Calla
         await execution.reach_end("")
     if execution.cancelling.is_sealed(""):
         return  # whoever sealed the run records its end
-    await end_leftovers(execution, frame)
+    await cancel_remaining(execution, frame)
     if execution.cancelling.is_sealed(""):
         return
     outcome, error = outcome_of(task, frame)
@@ -209,7 +217,7 @@ def _hands_over(outcome: Outcome) -> bool:
     return outcome.action is not None and outcome.action.HasField("transfer")
 
 
-def _check_peer(frame: Frame, agent: str) -> None:
+def _check_peer(frame: RunningAgent, agent: str) -> None:
     if agent not in frame.toolset.peers:
         among = f"There are: {', '.join(sorted(frame.toolset.peers))}." if frame.toolset.peers else "There are none."
         raise RunError(
@@ -218,9 +226,13 @@ def _check_peer(frame: Frame, agent: str) -> None:
         )
 
 
-def _abort_of(work: Dispatch, caller: Frame, error: RunError) -> Abort | None:
-    policy = work.link.on_failure or caller.on_failure
-    if policy != policy_pb2.ON_SUB_AGENT_FAILURE_ABORT:
+def _abort_of(execution: Execution, work: Dispatch, caller: RunningAgent, error: RunError) -> Abort | None:
+    policy = (
+        work.link.on_failure
+        or caller.agent.definition.on_sub_agent_failure
+        or execution.policy_of(work.key).on_sub_agent_failure
+    )
+    if policy != policy_pb2.SUB_AGENT_FAILURE_POLICY_ABORT:
         return None
     return Abort(
         f"The agent {work.agent!r} failed and its failure aborts {caller.name!r}: {error.message}",

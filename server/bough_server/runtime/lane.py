@@ -6,17 +6,17 @@ from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import Final, Self
 
-from bough.v1 import agent_pb2, error_pb2, event_pb2, message_pb2, state_pb2
+from bough.v1 import agent_pb2, error_pb2, event_pb2, message_pb2, session_pb2
 from bough_server.engine import keys
 from bough_server.engine.execution import Execution
-from bough_server.engine.scheduler import Gate
+from bough_server.engine.scheduler import Waiter
 from bough_server.errors import NonDeterministic, RunError
 from bough_server.history.overflow import Compaction
 from bough_server.history.transcript import Transcript
 from bough_server.runtime.agent import Context, Outcome
-from bough_server.runtime.running_agent import Frame
+from bough_server.runtime.running_agent import RunningAgent
 from bough_server.runtime.state import LaneState, StateView
-from bough_server.runtime.visible_history import Sight
+from bough_server.runtime.visible_history import VisibleHistory
 
 MOST_REFUSALS: Final = 100
 """How often code that was ended may try to begin an effect and hear of its end; then it waits for good."""
@@ -43,7 +43,7 @@ class StepNumbers:
         self._next = max((lane._next for lane in lanes), default=self._next)
 
 
-class WaitingCalls:
+class PendingCalls:
     """The calls of a model's answer that nobody has run yet; each may be taken once.
 
     It has copies: code that is given the answer may change what it holds.
@@ -88,7 +88,7 @@ class Lane(ABC):
     def __init__(
         self,
         execution: Execution,
-        frame: Frame,
+        frame: RunningAgent,
         *,
         scope: str | None = None,
         steps: StepNumbers | None = None,
@@ -103,12 +103,12 @@ class Lane(ABC):
         self.lane_state = state or frame.state
         self.state = StateView(self.lane_state)
         """The session's values; what is written is recorded with the next effect, or the agent's end."""
-        self.sight = Sight(execution, frame, self.transcript, compaction)
+        self.sight = VisibleHistory(execution, frame, self.transcript, compaction)
         """What it sees; the window of its model calls among it."""
         self.steps = steps or StepNumbers()
         self.step_index = -1
         """The number of the lane's last step; -1 before the first."""
-        self.waiting = WaitingCalls(())
+        self.waiting = PendingCalls(())
         """The calls of that step that nobody has run yet."""
         self._effects = 0
         self.in_flight = ""
@@ -157,7 +157,7 @@ class Lane(ABC):
     async def run_agent(self, input: message_pb2.Message) -> Outcome:
         """Run the code of this lane's agent. Raises what that raises."""
 
-    def child(self, frame: Frame) -> Self:
+    def child(self, frame: RunningAgent) -> Self:
         """Return the first lane of another invocation."""
         return type(self)(self.execution, frame)
 
@@ -183,7 +183,7 @@ class Lane(ABC):
         gate = self.expected(key, digest)
         return await self.received(key, gate) if gate is not None else None
 
-    def expected(self, key: str, digest: str) -> Gate[event_pb2.AgentEvent] | None:
+    def expected(self, key: str, digest: str) -> Waiter[event_pb2.AgentEvent] | None:
         """Check an effect against the log and return the gate of its recorded result, or None if there is none.
 
         `replayed` in two halves, for effects that begin together: each has to be expected before one is received.
@@ -191,7 +191,7 @@ class Lane(ABC):
         self.execution.writer.check(key, digest)
         return self.execution.pump.expect(key) if key in self.execution.journal.results else None
 
-    async def received(self, key: str, gate: Gate[event_pb2.AgentEvent]) -> event_pb2.AgentEvent:
+    async def received(self, key: str, gate: Waiter[event_pb2.AgentEvent]) -> event_pb2.AgentEvent:
         """Wait for a recorded result that is expected, and apply what the log holds of its effect."""
         recorded = await gate.wait()
         self.execution.writer.observe_recorded(key)
@@ -248,7 +248,7 @@ class Lane(ABC):
             await self._record_changes(key, changes)
             self.lane_state.take(changes)
 
-    async def _record_changes(self, key: str, changes: Sequence[state_pb2.StateChange]) -> None:
+    async def _record_changes(self, key: str, changes: Sequence[session_pb2.SessionStateChange]) -> None:
         asked = [part for one in changes for part in (one.key, str(one.HasField("value_json")), one.value_json)]
         digest = keys.digest("state", *asked)
         if await self.replayed(key, digest) is not None:
@@ -256,7 +256,7 @@ class Lane(ABC):
         await self.go_live(key)
         changed = self.frame.event(key)
         changed.effect_digest = digest
-        changed.state_changed.changes.extend(changes)
+        changed.session_state_changed.state_changes.extend(changes)
         self.execution.emit(changed)
 
     def step_key(self, name: str) -> str:
@@ -272,12 +272,12 @@ class Lane(ABC):
             if not execution.writer.ends_again(step):
                 execution.emit(execution.invocations.completed(opened, step, execution.clock.now_ns()))
 
-    def effect(self, key: str) -> "InFlight":
+    def effect(self, key: str) -> "EffectGuard":
         """Holds the lane while one of its effects is in flight; what was written before it is recorded first.
 
         Entering raises RunError CONCURRENT_EFFECTS.
         """
-        return InFlight(self, key)
+        return EffectGuard(self, key)
 
     def check_task(self) -> None:
         """Refuses an effect of a task that the code made: it could begin at any time. Raises CONCURRENT_EFFECTS."""
@@ -290,7 +290,7 @@ class Lane(ABC):
             )
 
 
-class InFlight:
+class EffectGuard:
     """Holds a lane while an effect is in flight."""
 
     __slots__ = ("_key", "_lane")

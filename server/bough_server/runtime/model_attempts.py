@@ -9,19 +9,19 @@ from typing import Final, cast
 
 from google.protobuf import duration_pb2
 
-from bough.v1 import error_pb2, event_pb2, message_pb2, step_pb2
+from bough.v1 import error_pb2, event_pb2, step_pb2, usage_pb2
 from bough_server import events, ids, usage
 from bough_server.engine.execution import Execution
-from bough_server.engine.recorder import Piece
+from bough_server.engine.recorder import DeltaChunk
 from bough_server.errors import ModelError, RunError
-from bough_server.models.model import Delta, Meter, Model, ModelRequest, ReasoningDelta, TextDelta, cost_of
+from bough_server.models.model import AttemptMeter, Delta, Model, ModelRequest, ReasoningDelta, TextDelta, cost_of
 from bough_server.runtime.agent import Resolver
-from bough_server.runtime.running_agent import Frame
+from bough_server.runtime.running_agent import RunningAgent
 from bough_server.telemetry import Traced
 from bough_server.truncation import MAX_TEXT_BYTES, size_of
 
 
-class Succession:
+class FallbackChain:
     """The models of one call, those that were given up left out; never empty. Each has retries of its own."""
 
     def __init__(self, models: Sequence[Model], *, tries: int = 1) -> None:
@@ -52,7 +52,7 @@ class Succession:
         return 0.0
 
 
-def succession(resolver: Resolver, name: str, recorded: Sequence[event_pb2.AgentEvent] = ()) -> Succession:
+def succession(resolver: Resolver, name: str, recorded: Sequence[event_pb2.AgentEvent] = ()) -> FallbackChain:
     """Who answers a call of the model of a name; one that the log holds begun goes on with its last attempt's model.
 
     Raises RunError MODEL_UNAVAILABLE where that model is not configured; fallbacks that are not are passed over.
@@ -68,7 +68,7 @@ def succession(resolver: Resolver, name: str, recorded: Sequence[event_pb2.Agent
     names = model.fallbacks if after is None else after
     others = [found for other in names if (found := _found(resolver, other)) is not None]
     lost = sum(1 for _ in takewhile(lambda one: one == asked[-1], reversed(asked)))
-    return Succession([model, *others], tries=lost + 1)
+    return FallbackChain([model, *others], tries=lost + 1)
 
 
 def _asked(recorded: Sequence[event_pb2.AgentEvent]) -> Sequence[str]:
@@ -94,7 +94,7 @@ def _found(resolver: Resolver, name: str) -> Model | None:
 _MAX_RAW_BYTES: Final = 512 * 1024
 
 
-class ModelCall:
+class ModelAttempts:
     """One model call of an invocation: `key` is its effect, `index` its step; None for one that is no step.
 
     Of a call that is no step no pieces are recorded: what it says is not said by its agent.
@@ -103,11 +103,11 @@ class ModelCall:
     def __init__(
         self,
         execution: Execution,
-        frame: Frame,
+        frame: RunningAgent,
         *,
         key: str,
         index: int | None,
-        succession: Succession,
+        succession: FallbackChain,
         traced: Traced,
         attempt: int,
     ) -> None:
@@ -119,14 +119,14 @@ class ModelCall:
         self._succession = succession
         self._traced = traced
         self._attempt = attempt
-        self._meter = Meter()
+        self._meter = AttemptMeter()
         self._call_ids: dict[int, str] = {}
 
     async def answer(self, request: ModelRequest) -> step_pb2.LlmResponse:
         """Streams attempts, of the model and then of its fallbacks, until one answers. Raises the last ModelError."""
         try:
             while True:
-                self._meter = Meter()
+                self._meter = AttemptMeter()
                 try:
                     return self._whole(await self._streamed(request))
                 except ModelError as error:
@@ -182,7 +182,7 @@ class ModelCall:
         if error.lost_usage is not None:
             retrying.lost_usage.CopyFrom(error.lost_usage)
         self._execution.emit(event)
-        self._meter = Meter()
+        self._meter = AttemptMeter()
         # On disk before the provider is asked: whoever takes the run over goes on from this attempt.
         await self._writer.committed()
         await self._execution.clock.sleep(delay)
@@ -221,7 +221,7 @@ class ModelCall:
 
     def _delta(self, item: Delta) -> bool:
         if isinstance(item, TextDelta):
-            return self._piece(events.LLM_OUTPUT_DELTA, "", item.text, "")
+            return self._piece(events.LLM_OUTPUT_TEXT_DELTA, "", item.text, "")
         if isinstance(item, ReasoningDelta):
             return self._piece(events.LLM_REASONING_DELTA, "", item.text, "")
         call_id = self._call_id(item.index, item.provider_call_id)
@@ -242,7 +242,7 @@ class ModelCall:
                 event.llm_tool_call_delta.name = name
             return event
 
-        return self._writer.delta(Piece(self._key, kind, subject, text), self._frame.joining, make)
+        return self._writer.delta(DeltaChunk(self._key, kind, subject, text), self._frame.joining, make)
 
     def _call_id(self, position: int, provider_call_id: str) -> str:
         """The provider's id if this invocation has not used it, else one made of the step and the position.
@@ -282,15 +282,15 @@ class ModelCall:
             raise _too_large(response.usage)
         return response
 
-    def _price(self, used: message_pb2.Usage) -> None:
+    def _price(self, used: usage_pb2.Usage) -> None:
         rates = self._succession.model.price
         if rates is not None and usage.is_reported(used):
             cost = cost_of(used, rates)
             if cost is not None:
-                used.cost_micros = cost
+                used.cost_nanos, used.currency_code = cost, rates.currency_code
 
 
-def _too_large(used: message_pb2.Usage | None = None) -> ModelError:
+def _too_large(used: usage_pb2.Usage | None = None) -> ModelError:
     return ModelError(
         f"The model's answer is longer than {MAX_TEXT_BYTES // 1024} KiB. Lower max_output_tokens in its settings.",
         reason=error_pb2.ERROR_REASON_OUTPUT_TOO_LARGE,

@@ -5,15 +5,15 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from bough.v1 import error_pb2, event_pb2, message_pb2, step_pb2
-from bough_server import ids
+from bough_server import events
 from bough_server.engine import keys
 from bough_server.engine.execution import Execution, as_run_error
 from bough_server.engine.limits import Amount, estimated
 from bough_server.errors import RunError
-from bough_server.models.model import ModelRequest
+from bough_server.models.model import Model, ModelRequest
 from bough_server.runtime.lane import Lane
-from bough_server.runtime.model_attempts import ModelCall, Succession, succession
-from bough_server.runtime.running_agent import Frame
+from bough_server.runtime.model_attempts import FallbackChain, ModelAttempts, succession
+from bough_server.runtime.running_agent import RunningAgent
 
 _DIGEST: Final = keys.digest("model")
 """Of every model call: what a model is asked follows from the log, and may be built otherwise one day."""
@@ -23,7 +23,7 @@ Asked = ModelRequest | Callable[[], ModelRequest]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ModelEffect:
+class ModelCallSpec:
     """Where a model call stands, and what is recorded in one append with its answer."""
 
     key: str
@@ -37,7 +37,7 @@ def check_asked(execution: Execution, key: str) -> None:
     execution.writer.check(key, _DIGEST)
 
 
-async def ask(lane: Lane, effect: ModelEffect, request: Asked, name: str) -> step_pb2.LlmResponse:
+async def ask(lane: Lane, effect: ModelCallSpec, request: Asked, name: str) -> step_pb2.LlmResponse:
     """What a model of that name answers, or answered. Raises RunError where it is refused, and where it fails."""
     execution, frame, key, index = lane.execution, lane.frame, effect.key, effect.index
     if (replayed := await lane.replayed(key, _DIGEST)) is not None:
@@ -58,7 +58,7 @@ async def ask(lane: Lane, effect: ModelEffect, request: Asked, name: str) -> ste
         return await _ask(lane, effect, made, models, amount)
 
 
-def _made(frame: Frame, effect: ModelEffect, request: Asked) -> ModelRequest:
+def _made(frame: RunningAgent, effect: ModelCallSpec, request: Asked) -> ModelRequest:
     """The request as it is sent. Raises RunError with what goes wrong while it is made."""
     agent = frame.name if effect.index is not None else f"{frame.name}.summary"
     try:
@@ -67,14 +67,14 @@ def _made(frame: Frame, effect: ModelEffect, request: Asked) -> ModelRequest:
         raise as_run_error(error) from error
 
 
-def _admitted(lane: Lane, key: str, name: str, request: ModelRequest) -> tuple[Succession, Amount]:
+def _admitted(lane: Lane, key: str, name: str, request: ModelRequest) -> tuple[FallbackChain, Amount]:
     """Who is asked, and what that reserves; a call that the log holds begun has reserved it there."""
     journal, budget = lane.execution.journal, lane.frame.budget
     is_new = key not in journal.started
     models = succession(lane.frame.resolver, name, () if is_new else journal.of_effect[key])
     amount = Amount()
     if is_new:
-        budget.check_parallel()
+        budget.check_concurrency()
         budget.check_model_call()
         if budget.is_metered:
             amount = estimated(request, models.model)
@@ -83,23 +83,19 @@ def _admitted(lane: Lane, key: str, name: str, request: ModelRequest) -> tuple[S
 
 
 async def _ask(
-    lane: Lane, effect: ModelEffect, request: ModelRequest, models: Succession, amount: Amount
+    lane: Lane, effect: ModelCallSpec, request: ModelRequest, models: FallbackChain, amount: Amount
 ) -> step_pb2.LlmResponse:
     execution, frame, model, key, index = lane.execution, lane.frame, models.model, effect.key, effect.index
     traced = execution.tracing.chat(model=model.model or model.name, provider=model.provider, parent=frame.traced.below)
     execution.spans[key] = traced
     lost = execution.journal.attempts.get(key, 0)
-    call = ModelCall(execution, frame, key=key, index=index, succession=models, traced=traced, attempt=lost + 1)
+    call = ModelAttempts(execution, frame, key=key, index=index, succession=models, traced=traced, attempt=lost + 1)
     if lost:
         call.recover()
     else:
         started = frame.record.in_step(frame.event(key, traced=traced), index)
         started.effect_digest, started.attempt = _DIGEST, 1
-        begun = started.llm_started
-        begun.model, begun.provider = model.name, model.provider
-        begun.message_count = len(request.messages) + bool(request.instruction)
-        begun.tool_names.extend(tool.name for tool in request.tools)
-        begun.reserved_tokens, begun.reserved_cost_micros = amount.tokens, amount.cost_micros
+        started.llm_started.CopyFrom(_begun(request, model, amount))
         execution.emit(started)
     await execution.writer.committed()
     ended = frame.record.in_step(frame.event(key, traced=traced), index)
@@ -126,13 +122,26 @@ async def _ask(
     return response
 
 
-def _complete_step(lane: Lane, effect: ModelEffect, response: step_pb2.LlmResponse) -> None:
+def _begun(request: ModelRequest, model: Model, amount: Amount) -> event_pb2.LlmStarted:
+    """What the start of a call says of its request; settings that leave all to the provider are not said."""
+    return event_pb2.LlmStarted(
+        model=model.name,
+        provider=model.provider,
+        message_count=len(request.messages) + bool(request.instruction),
+        tool_names=[tool.name for tool in request.tools],
+        reserved_tokens=amount.tokens,
+        reserved_cost_nanos=amount.cost_nanos,
+        settings=request.settings if request.settings.ListFields() else None,
+    )
+
+
+def _complete_step(lane: Lane, effect: ModelCallSpec, response: step_pb2.LlmResponse) -> None:
     """Ends the step of an answer that calls nothing."""
     if effect.index is not None and not any(part.HasField("tool_call") for part in response.message.parts):
         lane.complete_steps()
 
 
-def _place(execution: Execution, frame: Frame, effect: ModelEffect, message: message_pb2.Message) -> None:
+def _place(execution: Execution, frame: RunningAgent, effect: ModelCallSpec, message: message_pb2.Message) -> None:
     """Says whose a model's message is and, where it asks for calls, what it is in the session."""
     message.role, message.author = message_pb2.ROLE_ASSISTANT, frame.name
     message.invocation_id = frame.invocation_id
@@ -140,7 +149,7 @@ def _place(execution: Execution, frame: Frame, effect: ModelEffect, message: mes
         return
     kind = "ASSISTANT" if frame.parent is None else "SUB_AGENT_ASSISTANT"
     message.kind = message_pb2.MessageKind.Value(f"MESSAGE_KIND_{kind}")
-    message.message_id = ids.message_id(execution.facts.key_root, effect.key, kind)
+    message.message_id = execution.message_id(effect.key, events.LLM_COMPLETED, kind)
 
 
 def _answered(recorded: event_pb2.AgentEvent) -> step_pb2.LlmResponse:
@@ -151,11 +160,11 @@ def _answered(recorded: event_pb2.AgentEvent) -> step_pb2.LlmResponse:
     return response
 
 
-def _error(frame: Frame, error: RunError) -> error_pb2.AgentError:
+def _error(frame: RunningAgent, error: RunError) -> error_pb2.AgentError:
     return error.to_agent_error(agent=frame.name, invocation_id=frame.invocation_id)
 
 
-def _is_for_the_session(message: message_pb2.Message, frame: Frame) -> bool:
+def _is_for_the_session(message: message_pb2.Message, frame: RunningAgent) -> bool:
     """Whether a message with calls says something that its children's messages do not say: text, or ordinary calls."""
     calls = [part.tool_call for part in message.parts if part.HasField("tool_call")]
     if not calls:

@@ -11,22 +11,23 @@ from typing import Any
 from bough.v1 import error_pb2, event_pb2, input_pb2, message_pb2
 from bough_server import ids
 from bough_server.engine import keys
+from bough_server.engine.input_requests import result_of
 from bough_server.errors import RunError
 from bough_server.runtime.agent import NO_DEFAULT
 from bough_server.runtime.lane import Lane
-from bough_server.runtime.running_agent import Frame
-from bough_server.runtime.toolset import Offer
+from bough_server.runtime.running_agent import RunningAgent
+from bough_server.runtime.toolset import ToolOffer
 from bough_server.tools.arguments import parse_arguments, schema_mistakes, value_schema_problem
 from bough_server.tools.execution import needs_approval
 from bough_server.truncation import MAX_TEXT_BYTES, size_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Asking:
-    """What is asked: under which effect, why, in which words; `within` is seconds."""
+class InputRequestSpec:
+    """What is asked: under which effect, what kind of answer, in which words; `within` is seconds."""
 
     key: str
-    reason: input_pb2.InputReason.ValueType
+    kind: input_pb2.InputKind.ValueType
     prompt: str
     schema_json: str = ""
     digest: str = ""
@@ -36,7 +37,7 @@ class Asking:
     default_json: str | None = None
 
 
-async def ask_outside(lane: Lane, asking: Asking) -> input_pb2.InputAnswer:
+async def ask_outside(lane: Lane, asking: InputRequestSpec) -> input_pb2.InputAnswer:
     """Asks, and gives the answer, whenever it comes; what the log holds of it is used."""
     execution, frame = lane.execution, lane.frame
     asked = next(
@@ -49,17 +50,17 @@ async def ask_outside(lane: Lane, asking: Asking) -> input_pb2.InputAnswer:
     return answer
 
 
-def _requested(lane: Lane, asking: Asking) -> event_pb2.AgentEvent:
+def _requested(lane: Lane, asking: InputRequestSpec) -> event_pb2.AgentEvent:
     execution, frame = lane.execution, lane.frame
     event = frame.event(asking.key)
     if asking.step_index is not None:
         frame.record.in_step(event, asking.step_index)
     event.effect_digest = asking.digest
     request = event.input_requested.request
-    request.request_id = ids.derived_id(execution.facts.key_root, asking.key)
-    request.invocation_id, request.reason, request.prompt = frame.invocation_id, asking.reason, asking.prompt
+    request.input_id = ids.derived_id(execution.facts.key_root, asking.key)
+    request.invocation_id, request.kind, request.prompt = frame.invocation_id, asking.kind, asking.prompt
     request.answer_schema_json = asking.schema_json
-    request.address.extend(_address(frame))
+    request.agent_path.extend(_agent_path(frame))
     if asking.call is not None:
         request.call_id = asking.call.call_id
         request.call.CopyFrom(asking.call)
@@ -70,9 +71,9 @@ def _requested(lane: Lane, asking: Asking) -> event_pb2.AgentEvent:
     return event
 
 
-def _address(frame: Frame) -> list[str]:
+def _agent_path(frame: RunningAgent) -> list[str]:
     names: list[str] = []
-    above: Frame | None = frame
+    above: RunningAgent | None = frame
     while above is not None:
         names.append(above.name)
         above = above.parent
@@ -97,9 +98,9 @@ async def question(
     if (replayed := await lane.replayed(key, digest)) is not None:
         return _value_of(replayed.input_received.answer, prompt)
     await lane.go_live(key)
-    asking = Asking(
+    asking = InputRequestSpec(
         key=key,
-        reason=input_pb2.INPUT_REASON_QUESTION,
+        kind=input_pb2.INPUT_KIND_QUESTION,
         prompt=prompt,
         schema_json=schema_json,
         digest=digest,
@@ -125,7 +126,7 @@ def _value_of(answer: input_pb2.InputAnswer, prompt: str) -> str:
     return answer.value_json
 
 
-class Approvals:
+class ToolQuestions:
     """The questions of one call: `key` is its effect, `index` its step."""
 
     def __init__(self, lane: Lane, *, key: str, index: int) -> None:
@@ -133,15 +134,15 @@ class Approvals:
         self._key = key
         self._index = index
 
-    async def approved(self, call: message_pb2.ToolCall, offer: Offer) -> message_pb2.ToolCall:
+    async def approved(self, call: message_pb2.ToolCall, offer: ToolOffer) -> message_pb2.ToolCall:
         """The call as it may run, with other arguments where who approved it gave some. Raises RunError to refuse."""
         if not self._is_needed(call, offer):
             return call
         answer = await ask_outside(
             self._lane,
-            Asking(
+            InputRequestSpec(
                 key=f"{self._key}.ok",
-                reason=input_pb2.INPUT_REASON_APPROVAL,
+                kind=input_pb2.INPUT_KIND_APPROVAL,
                 prompt=f"May {self._lane.frame.name} call {call.name}?",
                 schema_json=offer.spec.input_schema_json,
                 call=call,
@@ -151,13 +152,13 @@ class Approvals:
         )
         return _as_approved(call, answer)
 
-    async def from_client(self, call: message_pb2.ToolCall, offer: Offer, digest: str) -> message_pb2.ToolResult:
+    async def from_client(self, call: message_pb2.ToolCall, offer: ToolOffer, digest: str) -> message_pb2.ToolResult:
         """What the client's tool gave; a failed result where it gave nothing in time."""
         answer = await ask_outside(
             self._lane,
-            Asking(
+            InputRequestSpec(
                 key=self._key,
-                reason=input_pb2.INPUT_REASON_CLIENT_TOOL,
+                kind=input_pb2.INPUT_KIND_CLIENT_TOOL,
                 prompt=f"Run {call.name} and give its result.",
                 digest=digest,
                 call=call,
@@ -165,15 +166,15 @@ class Approvals:
                 within=_within(offer),
             ),
         )
-        if answer.HasField("tool_result"):
-            return _given(answer.tool_result, call)
+        if answer.HasField("tool_outcome"):
+            return result_of(answer.tool_outcome, call)
         expired = RunError(
             f"The client did not run {call.name!r} in time.", reason=error_pb2.ERROR_REASON_INPUT_EXPIRED
         )
         return message_pb2.ToolResult(call=call, error=expired.to_agent_error())
 
     async def after_loss(
-        self, call: message_pb2.ToolCall, offer: Offer, *, attempt: int
+        self, call: message_pb2.ToolCall, offer: ToolOffer, *, attempt: int
     ) -> message_pb2.ToolResult | message_pb2.ToolCall:
         """What somebody says of a call that was running when its server was lost: its result, or as what to run it.
 
@@ -181,9 +182,9 @@ class Approvals:
         """
         answer = await ask_outside(
             self._lane,
-            Asking(
+            InputRequestSpec(
                 key=f"{self._key}.again{attempt}",
-                reason=input_pb2.INPUT_REASON_RECOVERY,
+                kind=input_pb2.INPUT_KIND_RECOVERY,
                 prompt=f"The server was lost while {call.name} ran. May it run again, or is its result known?",
                 schema_json=offer.spec.input_schema_json,
                 call=call,
@@ -191,27 +192,16 @@ class Approvals:
                 within=_within(offer),
             ),
         )
-        if answer.HasField("tool_result"):
-            return _given(answer.tool_result, call)
+        if answer.HasField("tool_outcome"):
+            return result_of(answer.tool_outcome, call)
         return _as_approved(call, answer)
 
-    def _is_needed(self, call: message_pb2.ToolCall, offer: Offer) -> bool:
+    def _is_needed(self, call: message_pb2.ToolCall, offer: ToolOffer) -> bool:
         if offer.requires_approval or f"{self._key}.ok" in self._lane.execution.journal.requested:
             return True  # what was asked before a crash is asked, whatever code decides today
         if offer.tool is None:
             return False
         return needs_approval(offer.tool, parse_arguments(call.arguments_json, offer.spec.input_schema_json))
-
-
-def _given(answered: message_pb2.ToolResult, call: message_pb2.ToolCall) -> message_pb2.ToolResult:
-    """A result from outside, without what only the server can say of it."""
-    result = message_pb2.ToolResult()
-    result.CopyFrom(answered)
-    result.call.CopyFrom(call)
-    result.ClearField("child_invocation_id")
-    if result.HasField("error") and not result.error.reason:
-        result.error.reason = error_pb2.ERROR_REASON_TOOL_FAILED
-    return result
 
 
 def _as_approved(call: message_pb2.ToolCall, answer: input_pb2.InputAnswer) -> message_pb2.ToolCall:
@@ -232,5 +222,5 @@ def _as_approved(call: message_pb2.ToolCall, answer: input_pb2.InputAnswer) -> m
     return edited
 
 
-def _within(offer: Offer) -> float | None:
+def _within(offer: ToolOffer) -> float | None:
     return offer.tool.answer_within if offer.tool is not None else None

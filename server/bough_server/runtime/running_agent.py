@@ -7,9 +7,9 @@ from typing import Any, Final
 
 from bough.v1 import agent_pb2, event_pb2, message_pb2, policy_pb2
 from bough_server.engine.execution import Execution
-from bough_server.engine.limits import HANDOFF_WINDOW, Budget, is_bounded
+from bough_server.engine.limits import TRANSFER_WINDOW, Budget, is_bounded
 from bough_server.engine.open_invocations import OpenInvocation
-from bough_server.engine.recorder import Joining
+from bough_server.engine.recorder import DeltaCoalescing
 from bough_server.errors import RunError
 from bough_server.history.transcript import Transcript
 from bough_server.history.visible import policy_of
@@ -46,25 +46,25 @@ def run_path_below(path: tuple[str, ...], name: str) -> tuple[str, ...]:
     return (*path, name)[-MAX_RUN_PATH:]
 
 
-def joining(policies: "list[policy_pb2.DeltaPolicy]") -> Joining:
+def joining(policies: "list[policy_pb2.DeltaPolicy]") -> DeltaCoalescing:
     """The first policy that says anything: the request's, the agent's, the server's; else 50 ms or 256 characters."""
     for policy in policies:
         if policy.HasField("passthrough"):
-            return Joining(max_interval=0, max_chars=0)
+            return DeltaCoalescing(max_interval=0, max_chars=0)
         if policy.HasField("aggregated"):
             said = policy.aggregated
-            default = Joining()
-            return Joining(
+            default = DeltaCoalescing()
+            return DeltaCoalescing(
                 max_interval=said.max_interval.ToTimedelta().total_seconds()
                 if said.HasField("max_interval")
                 else default.max_interval,
                 max_chars=said.max_chars if said.HasField("max_chars") else default.max_chars,
             )
-    return Joining()
+    return DeltaCoalescing()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Place:
+class CallSite:
     """Where a child is called: by which link, after what its caller saw and said."""
 
     agent: Agent
@@ -88,21 +88,20 @@ class Place:
 
 
 @dataclass(slots=True, kw_only=True)
-class Frame:
+class RunningAgent:
     """One agent invocation while it runs: what was settled when it began, and its record in the run."""
 
     agent: Agent
     resolver: Resolver
     """What its definition names, as it was when the run began."""
-    parent: "Frame | None"
+    parent: "RunningAgent | None"
     run_path: tuple[str, ...]
     budget: Budget
     toolset: Toolset
     model_name: str
     """The model's name in force: its own, else its caller's."""
-    on_failure: policy_pb2.OnSubAgentFailure.ValueType
     history: agent_pb2.HistoryPolicy
-    joining: Joining
+    joining: DeltaCoalescing
     transcript: Transcript
     state: LaneState
     record: OpenInvocation
@@ -151,10 +150,10 @@ class Frame:
         return event
 
     @classmethod
-    def root(cls, execution: Execution, resolver: Resolver, agent: Agent, traced: Traced) -> "Frame":
+    def root(cls, execution: Execution, resolver: Resolver, agent: Agent, traced: Traced) -> "RunningAgent":
         """Return the root of a run, whose start is recorded."""
         started, definition = execution.facts.started, agent.definition
-        policy = started.run_started.policy
+        policy = execution.policy
         budget = Budget(policy.limits, owner="the run", depth=0)
         if is_bounded(definition.limits):
             budget = Budget(definition.limits, owner=f"the agent {definition.name!r}", depth=0, above=budget)
@@ -168,9 +167,8 @@ class Frame:
             budget=budget,
             toolset=toolset(definition, agent.tool_links, resolver, None),
             model_name=llm_of(definition).model,
-            on_failure=definition.on_sub_agent_failure or policy.on_sub_agent_failure,
             history=policy_of(definition),
-            joining=joining([policy.delta, definition.delta, execution.default_delta]),
+            joining=joining([policy.deltas, definition.deltas, execution.default_deltas]),
             transcript=Transcript(agent=definition.name, chain=agent_chain("", definition.name)),
             state=LaneState(values_of(execution.state_json)),
             record=record,
@@ -179,11 +177,11 @@ class Frame:
             hops=(definition.name,),
         )
 
-    def child(self, execution: Execution, place: Place, *, record: OpenInvocation, traced: Traced) -> "Frame":
+    def child(self, execution: Execution, place: CallSite, *, record: OpenInvocation, traced: Traced) -> "RunningAgent":
         """Return a child of this agent, whose start is recorded."""
-        definition, policy = place.agent.definition, execution.facts.started.run_started.policy
+        definition, policy = place.agent.definition, execution.policy
         record.budget = budget = self._budget_of(place, record.template.depth)
-        return Frame(
+        return RunningAgent(
             agent=place.agent,
             resolver=self.resolver,
             parent=self,
@@ -191,25 +189,24 @@ class Frame:
             budget=budget,
             toolset=self._toolset_of(place),
             model_name=llm_of(definition).model or self.model_name,
-            on_failure=definition.on_sub_agent_failure or policy.on_sub_agent_failure,
             history=policy_of(definition, place.link),
-            joining=joining([policy.delta, definition.delta, execution.default_delta]),
+            joining=joining([policy.deltas, definition.deltas, execution.default_deltas]),
             transcript=self._transcript_of(place),
             state=place.state,
             record=record,
             traced=traced,
             told=place.told,
-            hops=(*(self.hops if place.is_for_good else ()), definition.name)[-HANDOFF_WINDOW:],
+            hops=(*(self.hops if place.is_for_good else ()), definition.name)[-TRANSFER_WINDOW:],
         )
 
-    def _budget_of(self, place: Place, depth: int) -> Budget:
+    def _budget_of(self, place: CallSite, depth: int) -> Budget:
         budget, definition = self.budget, place.agent.definition
         for limits in (definition.limits, place.link.limits):
             if is_bounded(limits):
                 budget = Budget(limits, owner=f"each call of the agent {definition.name!r}", depth=depth, above=budget)
         return budget
 
-    def _toolset_of(self, place: Place) -> Toolset:
+    def _toolset_of(self, place: CallSite) -> Toolset:
         caller, definition = self.agent.definition, place.agent.definition
         members = caller.sub_agents if caller.HasField("swarm") else ()
         return toolset(
@@ -222,7 +219,7 @@ class Frame:
             peers={link.agent: link for link in members if link.agent != definition.name},
         )
 
-    def _transcript_of(self, place: Place) -> Transcript:
+    def _transcript_of(self, place: CallSite) -> Transcript:
         name = place.agent.definition.name
         transcript = Transcript(agent=name, chain=agent_chain(self.transcript.chain, name), above=place.above)
         if place.is_handed_over:

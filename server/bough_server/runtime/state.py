@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping, MutableMapping
 from threading import Lock
 from typing import Any
 
-from bough.v1 import error_pb2, state_pb2
+from bough.v1 import error_pb2, session_pb2
 from bough_server.errors import RunError
 from bough_server.session_state import (
     KEY,
@@ -38,7 +38,7 @@ class LaneState:
         """The values of a lane that begins now, in a group of lanes that run at once."""
         return LaneState(self.values, self._writes.lane(group, number))
 
-    def take(self, changes: Iterable[state_pb2.StateChange]) -> None:
+    def take(self, changes: Iterable[session_pb2.SessionStateChange]) -> None:
         """Takes in changes that are recorded."""
         if made := write_of(changes):
             self._writes.add(made)
@@ -118,12 +118,12 @@ class StateView(MutableMapping[str, Any]):
     def __len__(self) -> int:
         return len(self.texts())
 
-    def pending(self) -> list[state_pb2.StateChange]:
+    def pending(self) -> list[session_pb2.SessionStateChange]:
         """The writes that wait, each name once, in the order of the first write to it."""
         # A function whose time was up may still be writing in its thread.
-        return [state_pb2.StateChange(key=key, value_json=text) for key, text in list(self._pending.items())]
+        return [session_pb2.SessionStateChange(key=key, value_json=text) for key, text in list(self._pending.items())]
 
-    def taken(self) -> list[state_pb2.StateChange]:
+    def taken(self) -> list[session_pb2.SessionStateChange]:
         """The same; they wait no longer."""
         changes = self.pending()
         self._pending.clear()

@@ -8,18 +8,18 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from bough.v1 import error_pb2, event_pb2, message_pb2, state_pb2
+from bough.v1 import error_pb2, event_pb2, message_pb2, session_pb2
 from bough_server import events, ids
 from bough_server.engine import keys
 from bough_server.engine.execution import as_run_error
 from bough_server.engine.open_invocations import duration
-from bough_server.engine.recorder import Piece
-from bough_server.engine.scheduler import Gate
+from bough_server.engine.recorder import DeltaChunk
+from bough_server.engine.scheduler import Waiter
 from bough_server.errors import RunError
 from bough_server.runtime.lane import Lane
-from bough_server.runtime.questions import Approvals
+from bough_server.runtime.questions import ToolQuestions
 from bough_server.runtime.state import LaneState, StateView
-from bough_server.runtime.toolset import Offer
+from bough_server.runtime.toolset import ToolOffer
 from bough_server.telemetry import Traced
 from bough_server.tools import builtin
 from bough_server.tools import execution as tool_execution
@@ -42,7 +42,7 @@ class CallContext:
     state: StateView
 
 
-class ToolEffect:
+class ToolCallEffect:
     """One call of a tool by a model: `key` is its effect, `index` its step; a `refusal` keeps it from being made."""
 
     def __init__(
@@ -66,9 +66,9 @@ class ToolEffect:
         self._call = call
         self._digest = keys.digest("tool", call.name, call.arguments_json)
         self._attempt = 1
-        self._approvals = Approvals(lane, key=key, index=index)
+        self._approvals = ToolQuestions(lane, key=key, index=index)
 
-    async def result(self, offer: Offer | None) -> message_pb2.ToolResult:
+    async def result(self, offer: ToolOffer | None) -> message_pb2.ToolResult:
         """The call's result, from the log or made now; whatever goes wrong is a failed one."""
         if (gate := self.expected()) is not None:
             return await self.replayed(gate)
@@ -78,7 +78,7 @@ class ToolEffect:
         finally:
             self._release()
 
-    async def _made(self, offer: Offer | None) -> message_pb2.ToolResult:
+    async def _made(self, offer: ToolOffer | None) -> message_pb2.ToolResult:
         started = self._execution.journal.started.get(self._key)
         try:
             if started is not None:
@@ -96,17 +96,17 @@ class ToolEffect:
         """Gives back what the call reserved, where it has not begun."""
         self._frame.budget.release_tool_call(self._key, self._frame.name, self._call)
 
-    def expected(self) -> Gate[event_pb2.AgentEvent] | None:
+    def expected(self) -> Waiter[event_pb2.AgentEvent] | None:
         """Return the gate of its recorded result; None if the log holds none."""
         return self._lane.expected(self._key, self._digest)
 
-    async def replayed(self, gate: Gate[event_pb2.AgentEvent]) -> message_pb2.ToolResult:
+    async def replayed(self, gate: Waiter[event_pb2.AgentEvent]) -> message_pb2.ToolResult:
         """Return its result from the log, in its turn."""
         event = await self._lane.received(self._key, gate)
-        self._state.take(event.tool_completed.state_delta)
+        self._state.take(event.tool_completed.state_changes)
         return events.tool_result_of(event)
 
-    def _admitted(self, offer: Offer | None) -> Offer:
+    def _admitted(self, offer: ToolOffer | None) -> ToolOffer:
         """Checks a call before it starts and reserves what it takes. Raises RunError to refuse it."""
         frame, call = self._frame, self._call
         if offer is None:
@@ -124,11 +124,11 @@ class ToolEffect:
                 reason=error_pb2.ERROR_REASON_LIMIT_EXCEEDED,
             )
         if offer.tool is None or not offer.tool.is_client_side:
-            frame.budget.check_parallel()
+            frame.budget.check_concurrency()
         frame.budget.reserve_tool_call(self._key, frame.name, call)
         return offer
 
-    async def _again(self, started: event_pb2.AgentEvent, offer: Offer | None) -> message_pb2.ToolResult:
+    async def _again(self, started: event_pb2.AgentEvent, offer: ToolOffer | None) -> message_pb2.ToolResult:
         """What becomes of a call that was running when its owner was lost. Raises RunError to refuse it."""
         execution, key = self._execution, self._key
         self._attempt = execution.journal.attempts[key]
@@ -164,12 +164,15 @@ class ToolEffect:
         self._execution.emit(event)
         return result
 
-    async def _in_client(self, call: message_pb2.ToolCall, offer: Offer) -> message_pb2.ToolResult:
+    async def _in_client(self, call: message_pb2.ToolCall, offer: ToolOffer) -> message_pb2.ToolResult:
         """Lets the client run it; what it says is the result."""
         return self._end(await self._approvals.from_client(call, offer, self._digest), None)
 
     def _end(
-        self, result: message_pb2.ToolResult, traced: Traced | None, written: Sequence[state_pb2.StateChange] = ()
+        self,
+        result: message_pb2.ToolResult,
+        traced: Traced | None,
+        written: Sequence[session_pb2.SessionStateChange] = (),
     ) -> message_pb2.ToolResult:
         """Records a result, whoever made it."""
         result = cut_result(result, MAX_RESULT_BYTES)
@@ -183,16 +186,18 @@ class ToolEffect:
         if (action := builtin.action_of(result)) is not None:
             ended.tool_completed.action.CopyFrom(action)
         if written and error is None:
-            ended.tool_completed.state_delta.extend(written)
+            ended.tool_completed.state_changes.extend(written)
         self._execution.emit(ended)
-        self._state.take(ended.tool_completed.state_delta)
+        self._state.take(ended.tool_completed.state_changes)
         return result
 
-    async def _run(self, call: message_pb2.ToolCall, offer: Offer, idempotency_key: str) -> message_pb2.ToolResult:
+    async def _run(self, call: message_pb2.ToolCall, offer: ToolOffer, idempotency_key: str) -> message_pb2.ToolResult:
         async with self._execution.slots.place(self._key, self._frame.budget):
             return await self._run_now(call, offer, idempotency_key)
 
-    async def _run_now(self, call: message_pb2.ToolCall, offer: Offer, idempotency_key: str) -> message_pb2.ToolResult:
+    async def _run_now(
+        self, call: message_pb2.ToolCall, offer: ToolOffer, idempotency_key: str
+    ) -> message_pb2.ToolResult:
         execution, frame, key = self._execution, self._frame, self._key
         traced = execution.tracing.execute_tool(
             tool=call.name, call_id=call.call_id, description=offer.spec.description, parent=frame.traced.below
@@ -204,14 +209,14 @@ class ToolEffect:
         started.tool_started.idempotency_key = idempotency_key
         execution.emit(started)
         await execution.writer.committed()
-        result = message_pb2.ToolResult(call=call, start_time=started.time)
+        result = message_pb2.ToolResult(call=call, start_time=started.record_time)
         state = StateView(self._state)
         try:
             with traced.attached():
                 result.parts.extend(await self._execute(started, offer, state))
         except Exception as raised:
             result.error.CopyFrom(as_run_error(raised).to_agent_error())
-        result.latency.CopyFrom(duration(execution.clock.now_ns() - result.start_time.ToNanoseconds()))
+        result.duration.CopyFrom(duration(execution.clock.now_ns() - result.start_time.ToNanoseconds()))
         result = self._end(result, traced, state.taken())
         said = "".join(part.text or part.data_json for part in result.parts)
         error = result.error if result.HasField("error") else None
@@ -219,7 +224,9 @@ class ToolEffect:
         await execution.writer.committed()
         return result
 
-    async def _execute(self, started: event_pb2.AgentEvent, offer: Offer, state: StateView) -> list[message_pb2.Part]:
+    async def _execute(
+        self, started: event_pb2.AgentEvent, offer: ToolOffer, state: StateView
+    ) -> list[message_pb2.Part]:
         call = started.tool_started.call
         if offer.tool is None:
             return [builtin.answer(call, state)]
@@ -252,7 +259,7 @@ class ToolEffect:
             return event
 
         self._execution.cancelling.refuse_sealed(self._key)
-        if self._writer.delta(Piece(self._key, events.TOOL_OUTPUT, call_id, text), self._frame.joining, make):
+        if self._writer.delta(DeltaChunk(self._key, events.TOOL_OUTPUT, call_id, text), self._frame.joining, make):
             await self._writer.room()
 
     def _event(self) -> event_pb2.AgentEvent:

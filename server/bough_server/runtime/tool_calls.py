@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from functools import partial
 from typing import Final
 
-from bough.v1 import error_pb2, event_pb2, message_pb2
+from bough.v1 import error_pb2, execution_pb2, message_pb2
 from bough_server.engine import keys
 from bough_server.errors import RunError
 from bough_server.runtime.agent import Answered
@@ -13,8 +13,8 @@ from bough_server.runtime.dispatch import Dispatch
 from bough_server.runtime.dispatcher import dispatch
 from bough_server.runtime.lane import Lane
 from bough_server.runtime.state import LaneState
-from bough_server.runtime.tool_call import ToolEffect
-from bough_server.runtime.toolset import Offer
+from bough_server.runtime.tool_call import ToolCallEffect
+from bough_server.runtime.toolset import ToolOffer
 from bough_server.tools.arguments import parse_arguments
 from bough_server.tools.builtin import ACTIONS, target_problem
 
@@ -22,7 +22,7 @@ MAX_LANES: Final = 16
 """How many calls of one step run at once."""
 
 
-class StepCalls:
+class ParallelToolCalls:
     """Calls of one step of an invocation, by their positions in the model's answer."""
 
     def __init__(self, lane: Lane, *, index: int, calls: Mapping[int, message_pb2.ToolCall]) -> None:
@@ -83,8 +83,8 @@ class StepCalls:
             if gate is not None
         ]
 
-    def _effect(self, position: int) -> ToolEffect:
-        return ToolEffect(
+    def _effect(self, position: int) -> ToolCallEffect:
+        return ToolCallEffect(
             self._lane,
             key=self.key(position),
             index=self._index,
@@ -143,7 +143,7 @@ class StepCalls:
         await self._execution.cancelling.cancel_siblings(
             [self.key(sibling) for sibling in sorted(self._running.keys() - {position})],
             caller=self._frame.invocation_id,
-            reason=event_pb2.CANCEL_REASON_ABORT,
+            reason=execution_pb2.CANCEL_REASON_ABORT,
             error=error.to_agent_error(),
         )
 
@@ -154,7 +154,7 @@ def _taken(name: str) -> str:
     return f"An answer can take one of {', '.join(sorted(ACTIONS))}, and an earlier call took {name}."
 
 
-def _is_in_order(call: message_pb2.ToolCall, offer: Offer) -> bool:
+def _is_in_order(call: message_pb2.ToolCall, offer: ToolOffer) -> bool:
     try:
         parse_arguments(call.arguments_json, offer.spec.input_schema_json)
     except RunError:

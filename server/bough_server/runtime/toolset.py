@@ -22,7 +22,7 @@ _MESSAGE_SCHEMA = json.dumps(
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Offer:
+class ToolOffer:
     """Something that a model may call. Exactly one of `tool` and `link` is set, or neither for a built-in tool."""
 
     spec: ToolSpec
@@ -38,14 +38,14 @@ class Toolset:
 
     def __init__(
         self,
-        offers: Iterable[Offer],
+        offers: Iterable[ToolOffer],
         targets: Mapping[str, agent_pb2.AgentLink],
         *,
         peers: Iterable[str] = (),
         closing: Iterable[str] = (),
         must_close: bool = False,
     ) -> None:
-        self.offers: Mapping[str, Offer] = {offer.spec.name: offer for offer in offers}
+        self.offers: Mapping[str, ToolOffer] = {offer.spec.name: offer for offer in offers}
         self.targets = targets
         """The agents that it may transfer to, each with the link that says how."""
         self.peers = frozenset(peers)
@@ -55,7 +55,7 @@ class Toolset:
         self.must_close = must_close
         """Whether an answer in words is none: the model has to call until it has called one of those."""
 
-    def tool_offers(self) -> list[Offer]:
+    def tool_offers(self) -> list[ToolOffer]:
         """The ordinary tools: what an agent with `inherit_tools` gets of its caller's."""
         return [offer for offer in self.offers.values() if offer.tool is not None]
 
@@ -86,10 +86,12 @@ def toolset(
         targets |= peers
     if targets:
         offers.append(
-            Offer(spec=builtin.transfer_spec({name: resolver.agent(name).definition.description for name in targets}))
+            ToolOffer(
+                spec=builtin.transfer_spec({name: resolver.agent(name).definition.description for name in targets})
+            )
         )
     ending = closing or ([builtin.FINAL_ANSWER_SPEC] if llm_of(definition).final_answer_tool else [])
-    offers.extend(Offer(spec=spec) for spec in ending)
+    offers.extend(ToolOffer(spec=spec) for spec in ending)
     return Toolset(offers, targets, peers=peers, closing=[spec.name for spec in ending], must_close=bool(closing))
 
 
@@ -112,9 +114,9 @@ def _hands_on(definition: agent_pb2.AgentDefinition) -> bool:
     return definition.WhichOneof("kind") not in (None, "function", "llm", "supervisor")
 
 
-def _tool_offer(link: agent_pb2.ToolLink, tool: Tool | None) -> Offer:
+def _tool_offer(link: agent_pb2.ToolLink, tool: Tool | None) -> ToolOffer:
     timeout = tool.timeout if tool is not None else None
-    return Offer(
+    return ToolOffer(
         spec=spec(tool) if tool is not None else builtin.SPECS[link.name],
         tool=tool,
         max_calls=link.max_calls_per_run if link.HasField("max_calls_per_run") else None,
@@ -123,9 +125,9 @@ def _tool_offer(link: agent_pb2.ToolLink, tool: Tool | None) -> Offer:
     )
 
 
-def _agent_offer(link: agent_pb2.AgentLink, resolver: Resolver) -> Offer:
+def _agent_offer(link: agent_pb2.AgentLink, resolver: Resolver) -> ToolOffer:
     child = resolver.agent(link.agent).definition
     schema = child.input_schema_json or _MESSAGE_SCHEMA
-    return Offer(
+    return ToolOffer(
         spec=ToolSpec(name=f"call_{link.agent}", description=child.description, input_schema_json=schema), link=link
     )

@@ -13,11 +13,11 @@ from bough_server.engine.execution import Execution
 from bough_server.functions import Rewriter
 from bough_server.history.overflow import Compaction, Unit, in_its_place, units
 from bough_server.history.rewrite import Rewriter as Rewrite
-from bough_server.history.rewrite import for_context
-from bough_server.history.transcript import Said, Transcript
-from bough_server.history.visible import Shown, summaries, view
+from bough_server.history.rewrite import as_context
+from bough_server.history.transcript import HistoryEntry, Transcript
+from bough_server.history.visible import VisibleMessage, summaries, view
 from bough_server.runtime.agent import llm_of
-from bough_server.runtime.running_agent import Frame
+from bough_server.runtime.running_agent import RunningAgent
 from bough_server.store.ports import StoredMessage
 from bough_server.tools.builtin import TRANSFER
 
@@ -27,7 +27,7 @@ def is_transfer(result: message_pb2.ToolResult) -> bool:
     return result.call.name == TRANSFER and not result.HasField("error")
 
 
-def skip_transfers(message: message_pb2.Message, rewrite: Rewrite = for_context) -> list[message_pb2.Message]:
+def skip_transfers(message: message_pb2.Message, rewrite: Rewrite = as_context) -> list[message_pb2.Message]:
     """Another agent's message as a reader is shown it that is shown no transfers."""
     return [shown for left in without_transfers([message]) for shown in rewrite(left)]
 
@@ -52,11 +52,11 @@ def _is_about_one(part: message_pb2.Part) -> bool:
     return TRANSFER in (part.tool_call.name, part.tool_result.call.name)
 
 
-class Sight:
+class VisibleHistory:
     """The history of one lane. `compaction` is the newest of its invocation, made in this lane or before it forked."""
 
     def __init__(
-        self, execution: Execution, frame: Frame, transcript: Transcript, compaction: Compaction | None = None
+        self, execution: Execution, frame: RunningAgent, transcript: Transcript, compaction: Compaction | None = None
     ) -> None:
         self._execution = execution
         self._frame = frame
@@ -64,9 +64,9 @@ class Sight:
         self.compaction = compaction
         self._left: Sequence[Unit] | None = None
 
-    def frozen(self) -> "Sight":
+    def frozen(self) -> "VisibleHistory":
         """The same for later: what is said from now on is not in it."""
-        return Sight(self._execution, self._frame, self._transcript.lane(), self.compaction)
+        return VisibleHistory(self._execution, self._frame, self._transcript.lane(), self.compaction)
 
     def messages(self) -> list[message_pb2.Message]:
         """What the agent sees now."""
@@ -77,12 +77,12 @@ class Sight:
         """The same, cut where it may be cut."""
         return units(self.shown())
 
-    def shown(self) -> list[Shown]:
+    def shown(self) -> list[VisibleMessage]:
         """The same with where each message is from, whatever is left out."""
         session = [_said(one) for one in self._execution.session if not _is_relayed(one)]
         standing = self.standing(session)
         if standing is not None:
-            through = standing.summary.summarized.to_position
+            through = standing.summary.summary_range.to_position
             session = [one for one in session if one.position > through]
         shown = view(self._transcript, session, scope=self._frame.history.scope, rewrite=self._rewrite())
         if llm_of(self._frame.agent.definition).skip_transfer_messages:
@@ -91,14 +91,14 @@ class Sight:
 
     def _rewrite(self) -> Rewrite:
         """How the agent is shown what others said."""
-        llm, rewrite = llm_of(self._frame.agent.definition), for_context
+        llm, rewrite = llm_of(self._frame.agent.definition), as_context
         if llm.history_rewriter:
             function = self._frame.resolver.function(llm.history_rewriter)
             assert isinstance(function, Rewriter)  # judged when the run began
             rewrite = function.rewritten
         return partial(skip_transfers, rewrite=rewrite) if llm.skip_transfer_messages else rewrite
 
-    def standing(self, session: Sequence[Said] | None = None) -> Compaction | None:
+    def standing(self, session: Sequence[HistoryEntry] | None = None) -> Compaction | None:
         """The summary that stands for a part of what the agent saw; None where none does."""
         history = self._frame.history
         if self.compaction is not None or not history.HasField("summarize"):
@@ -110,7 +110,7 @@ class Sight:
 
     def take(self, compacted: event_pb2.HistoryCompacted) -> None:
         """From now on a summary stands for what was before it."""
-        self.compaction = Compaction(summary=compacted.summary, run_messages=compacted.run_messages)
+        self.compaction = Compaction(summary=compacted.summary, run_message_count=compacted.run_message_count)
         self._transcript.say(compacted.summary)
 
     @contextmanager
@@ -123,8 +123,8 @@ class Sight:
             self._left = None
 
 
-def _said(stored: StoredMessage) -> Said:
-    return Said(stored.message, stored.agent, stored.chain, stored.message.position)
+def _said(stored: StoredMessage) -> HistoryEntry:
+    return HistoryEntry(stored.message, stored.agent, stored.chain, stored.message.position)
 
 
 def _is_relayed(stored: StoredMessage) -> bool:

@@ -4,7 +4,7 @@ from collections.abc import AsyncIterator, Awaitable, Collection, Mapping, Seque
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
-from bough.v1 import agent_pb2, agent_service_pb2, event_pb2, message_pb2, session_service_pb2, state_pb2
+from bough.v1 import agent_pb2, event_pb2, execution_pb2, message_pb2, run_pb2, session_pb2, usage_pb2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,7 +40,7 @@ class StoredEvent(NamedTuple):
 class RunRecord:
     """A run's row: its address, its owner and the resource as a client sees it."""
 
-    run: agent_service_pb2.Run
+    run: run_pb2.Run
     principal: Principal
     epoch: int
     request_digest: str
@@ -60,12 +60,14 @@ class NewRun:
     """The session's last position that run_started names; refused with SessionMoved where it is another by now."""
     state_json: str = ""
     """The session's state that run_started names; the same holds of it."""
+    create_session: bool = False
+    """Whether the session is made if the tenant has none of this id; then `session_cut` is 0 and the state is empty."""
     request_id: str
     request_digest: str
     create_time_ns: int
     first: Record
-    definitions: Sequence[agent_pb2.AgentDefinition] = ()
-    """The definitions that run_started names, each with its revision; kept once by revision."""
+    definitions: Mapping[str, agent_pb2.AgentDefinition] = field(default_factory=dict)
+    """The definitions that run_started names, by revision; each revision is kept once."""
     owner: str = ""
     """The worker that executes it from the start."""
     queued: Record | None = None
@@ -90,8 +92,8 @@ class NewFork:
     request_digest: str
     create_time_ns: int
     records: Sequence[Record]
-    definitions: Sequence[agent_pb2.AgentDefinition] = ()
-    """Those that run_forked names; those of the origin are kept for the fork as well."""
+    definitions: Mapping[str, agent_pb2.AgentDefinition] = field(default_factory=dict)
+    """Those that run_forked names, by revision; those of the origin are kept for the fork as well."""
     owner: str = ""
 
 
@@ -104,7 +106,7 @@ class RunMoved(Exception):
 
 
 class RequestIdTaken(Exception):
-    """The tenant used this request id before; says for which run and with which content."""
+    """The user used this request id before; says for which run and with which content."""
 
     def __init__(self, run_id: str, request_digest: str) -> None:
         super().__init__(run_id)
@@ -185,18 +187,14 @@ class EventLog(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunFilter:
-    """Which runs to list; what is empty filters nothing. Times are nanoseconds since the epoch, the end exclusive.
+    """Which runs to list; what is empty filters nothing. Times are nanoseconds since the epoch, the end exclusive."""
 
-    The listing is the list that the runs are shown in: a page token of one is foreign to another.
-    """
-
-    listing: str = "runs"
     session_id: str = ""
     agent: str = ""
-    states: Sequence[event_pb2.State.ValueType] = ()
+    states: Sequence[execution_pb2.ExecutionState.ValueType] = ()
     labels: Mapping[str, str] = field(default_factory=dict)
-    start_create_time_ns: int | None = None
-    end_create_time_ns: int | None = None
+    create_time_from_ns: int | None = None
+    create_time_before_ns: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -219,12 +217,10 @@ class RunIndex(Protocol):
         ...
 
     async def find_request(self, principal: Principal, request_id: str) -> RunRecord | None:
-        """The run that a request id started, or None."""
+        """The run that the principal's user started with a request id, or None."""
         ...
 
-    async def list(
-        self, principal: Principal, run_filter: RunFilter, page: Page
-    ) -> tuple[Sequence[agent_service_pb2.Run], str]:
+    async def list(self, principal: Principal, run_filter: RunFilter, page: Page) -> tuple[Sequence[run_pb2.Run], str]:
         """A page of runs, the newest first, and the next page's token. Raises InvalidRequest for a foreign token."""
         ...
 
@@ -232,9 +228,11 @@ class RunIndex(Protocol):
         """Every run of every tenant that has not ended, the oldest first, those that wait for input among them."""
         ...
 
-    async def holder(self, session_id: str) -> RunRecord | None:
-        """The run that holds a session; None where none does. Of queued runs the oldest comes to hold it as soon as the
-        holder has ended."""
+    async def holder(self, principal: Principal, session_id: str) -> RunRecord | None:
+        """The run that holds a session of the principal's tenant; None where none does.
+
+        Of queued runs the oldest comes to hold it as soon as the holder has ended.
+        """
         ...
 
     async def next_expiry(self, *, but: Collection[str] = ()) -> tuple[int, str] | None:
@@ -268,19 +266,34 @@ class Sessions(Protocol):
     """Conversations, their messages and the values that their runs share."""
 
     async def create(
-        self, principal: Principal, *, session_id: str, labels: Mapping[str, str], now_ns: int
-    ) -> session_service_pb2.Session:
-        """Makes an empty session."""
+        self,
+        principal: Principal,
+        *,
+        session_id: str,
+        labels: Mapping[str, str],
+        now_ns: int,
+        request_id: str = "",
+        request_digest: str = "",
+    ) -> session_pb2.Session:
+        """Make an empty session, or return the one that the same request made before.
+
+        Raises SessionExists if the tenant has a session of this id, RequestIdReused if the user has used the request id
+        with another digest, and StorageFailed.
+        """
         ...
 
-    async def get(self, principal: Principal, session_id: str) -> session_service_pb2.Session:
+    async def get(self, principal: Principal, session_id: str) -> session_pb2.Session:
         """One session of the principal's tenant. Raises NotFound."""
         ...
 
     async def list(
         self, principal: Principal, *, labels: Mapping[str, str], page: Page
-    ) -> tuple[Sequence[session_service_pb2.Session], str]:
+    ) -> tuple[Sequence[session_pb2.Session], str]:
         """A page of sessions, the newest first."""
+        ...
+
+    async def set_labels(self, principal: Principal, session_id: str, labels: Mapping[str, str]) -> session_pb2.Session:
+        """Replace the labels of a session of the principal's tenant. Raises NotFound."""
         ...
 
     async def delete(self, principal: Principal, session_id: str) -> None:
@@ -292,7 +305,7 @@ class Sessions(Protocol):
         ...
 
     async def update_state(
-        self, principal: Principal, session_id: str, changes: Sequence[state_pb2.StateChange]
+        self, principal: Principal, session_id: str, changes: Sequence[session_pb2.SessionStateChange]
     ) -> str:
         """Changes the values that runs share, all or none of them, and gives the state as SessionCut has it.
 
@@ -301,14 +314,14 @@ class Sessions(Protocol):
         """
         ...
 
-    async def messages(self, session_id: str, *, through: int) -> Sequence[StoredMessage]:
-        """All messages up to a position, in order."""
+    async def messages(self, principal: Principal, session_id: str, *, through: int) -> Sequence[StoredMessage]:
+        """All messages of a session of the principal's tenant up to a position, in order."""
         ...
 
     async def list_messages(
         self, principal: Principal, session_id: str, page: Page
     ) -> tuple[Sequence[message_pb2.Message], str]:
-        """A page of messages, the newest first."""
+        """A page of messages, newest first, each with the run_id of the run that recorded it."""
         ...
 
 
@@ -337,7 +350,7 @@ class UsageEntry:
     invocation_id: str
     model: str
     time_ns: int
-    usage: message_pb2.Usage
+    usage: usage_pb2.Usage
 
 
 class UsageLedger(Protocol):

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from bough_server.run_state import RunStanding
+from bough_server.run_state import RunState
 from bough_server.store.ports import StoredMessage, UsageEntry
 
 
@@ -24,7 +24,9 @@ class RunStart:
 
     agent: str
     labels: dict[str, str]
+    input_excerpt: str
     start_time_ns: int
+    deadline_time_ns: int | None
     request_id: str
     request_digest: str
     revisions: tuple[str, ...]
@@ -35,12 +37,12 @@ class RunStart:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunEnd:
-    """What the run's row takes from its last event; `error` is a serialized AgentError, None where there is none."""
+    """What the run's row takes from its last event; both messages are serialized, and `error` is None for none."""
 
     state: int
     end_time_ns: int
     error: bytes | None
-    tree_usage: bytes | None
+    tree_usage: bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,10 +53,16 @@ class Projected:
     messages: Sequence[StoredMessage]
     usage: Sequence[UsageEntry]
     end: RunEnd | None
-    standing: RunStanding | None = None
+    standing: RunState | None = None
     """Where the run stands, where that has changed and the end does not say it."""
     state_json: str | None = None
     """The session's state, empty for none; None where the events leave it as it is."""
+    tree_usage: bytes | None = None
+    """What the tree has used so far, a serialized Usage; None if the events add nothing to it."""
+    begin_time_ns: int | None = None
+    """When the run was given the session that it has waited for, if the events say that."""
+    shared: Sequence[StoredMessage] = ()
+    """Of a fork: what its run has said before it was one. The fork's session has them already when it is accepted."""
 
 
 NOTHING: Final = Projected(start=None, messages=(), usage=(), end=None)

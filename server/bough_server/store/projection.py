@@ -4,26 +4,35 @@ A message is stored if its event gave it a kind; nothing is decided here.
 """
 
 import hashlib
+import re
 from collections.abc import Iterable
 from dataclasses import replace
+from itertools import islice
 from typing import Final
 
 from google.protobuf.timestamp_pb2 import Timestamp
 
-from bough.v1 import event_pb2, message_pb2
+from bough.v1 import event_pb2, execution_pb2, message_pb2, usage_pb2
 from bough_server import events, ids
-from bough_server.run_state import StandingFold
+from bough_server.run_state import RunStateFold, deadline_after
 from bough_server.session_state import json_of
 from bough_server.session_state_fold import StateFold
 from bough_server.store.ports import Record, StoredMessage, UsageEntry
 from bough_server.store.projected import NOTHING, LogAddress, Projected, RunEnd, RunStart
-from bough_server.usage import is_reported
+from bough_server.store.usage_so_far import COUNTED, UsageSoFar
+from bough_server.usage import Sums, is_reported
 
 _STATES: Final = {
-    events.RUN_COMPLETED: event_pb2.STATE_SUCCEEDED,
-    events.RUN_FAILED: event_pb2.STATE_FAILED,
-    events.RUN_CANCELLED: event_pb2.STATE_CANCELLED,
+    events.RUN_COMPLETED: execution_pb2.EXECUTION_STATE_SUCCEEDED,
+    events.RUN_FAILED: execution_pb2.EXECUTION_STATE_FAILED,
+    events.RUN_CANCELLED: execution_pb2.EXECUTION_STATE_CANCELLED,
 }
+
+
+MAX_EXCERPT: Final = 200
+"""The most characters of an excerpt."""
+
+_WORD: Final = re.compile(r"\S+")
 
 
 def agent_chain(parent: str, name: str) -> str:
@@ -36,9 +45,11 @@ class RunFold:
 
     def __init__(self, address: LogAddress) -> None:
         self._address = address
-        self._key_root = ""
-        self._position = self._shared_position = 0
-        self._standing = StandingFold()
+        self._message_root = ""
+        """What ids of messages are derived from that no event has."""
+        self._position = self._shared_position = self._session_cut = 0
+        self._standing = RunStateFold()
+        self._used = UsageSoFar()
         self._state = StateFold()
         self._is_state_new = False
         self._begun: RunStart | None = None
@@ -48,8 +59,17 @@ class RunFold:
         self._stored_calls: set[tuple[str, str]] = set()
         self._start: RunStart | None = None
         self._end: RunEnd | None = None
+        self._begin_time_ns: int | None = None
         self._messages: list[StoredMessage] = []
+        self._shared: list[StoredMessage] = []
+        self._results: list[tuple[StoredMessage, str]] = []
+        """Of the messages, those that results of tools made, with the keys of their effects."""
         self._usage: list[UsageEntry] = []
+
+    @property
+    def session_cut(self) -> int:
+        """The position of the last message that the run found in its session."""
+        return self._session_cut
 
     @property
     def shared_position(self) -> int:
@@ -69,14 +89,19 @@ class RunFold:
         """
         is_quiet = True
         for record in records:
+            if record.kind in COUNTED:
+                self._used.take(record.event, record.kind)
+                is_quiet = False
             fold = _FOLDS.get(record.kind)
             if fold is not None:
                 fold(self, record.event)
                 is_quiet = False
-        if is_quiet:
-            return NOTHING
-        standing = self._standing.change()
-        if not (self._messages or self._usage or self._start or self._end or standing or self._is_state_new):
+        return NOTHING if is_quiet else self._projected()
+
+    def _projected(self) -> Projected:
+        standing, used = self._standing.change(), self._used.change()
+        is_said = self._messages or self._usage or self._start or self._end or self._is_state_new
+        if not (is_said or standing or used is not None):
             return NOTHING
         projected = Projected(
             start=self._start,
@@ -85,25 +110,31 @@ class RunFold:
             end=self._end,
             standing=standing,
             state_json=self.state_json if self._is_state_new else None,
+            tree_usage=used,
+            begin_time_ns=self._begin_time_ns,
+            shared=self._shared,
         )
-        self._start, self._end, self._messages, self._usage = None, None, [], []
+        self._start, self._end, self._begin_time_ns = None, None, None
+        self._messages, self._usage, self._shared, self._results = [], [], [], []
         self._is_state_new = False
         return projected
 
     def _run_started(self, event: event_pb2.AgentEvent) -> None:
         started = event.run_started
-        self._key_root = started.key_root
-        self._position = started.session_cut
+        self._message_root = started.key_root
+        self._position = self._session_cut = started.session_cut
         self._state.take(event)
         self._chains[event.invocation_id] = (started.agent, agent_chain("", started.agent))
         self._standing.begin(event)
         self._start = self._begun = RunStart(
             agent=started.agent,
             labels=dict(started.labels),
-            start_time_ns=event.time.ToNanoseconds(),
+            input_excerpt=excerpt_of(started.input),
+            start_time_ns=event.record_time.ToNanoseconds(),
+            deadline_time_ns=deadline_after(event, None),
             request_id=started.request_id,
             request_digest=started.request_digest,
-            revisions=tuple(dict.fromkeys(named.revision for named in started.definitions)),
+            revisions=tuple(dict.fromkeys(named.revision for named in started.definition_refs)),
         )
         self._store(event, started.input)
 
@@ -111,24 +142,32 @@ class RunFold:
         """Takes back the user's message: it has no place until the run has its session."""
         self._standing.take(event)
         self._waiting = self._messages.pop() if self._messages else None
-        self._position = 0
+        self._position = self._session_cut = 0
 
     def _run_dequeued(self, event: event_pb2.AgentEvent) -> None:
         self._standing.take(event)
-        self._position = event.run_dequeued.session_cut
+        self._position = self._session_cut = event.run_dequeued.session_cut
+        self._begin_time_ns = event.record_time.ToNanoseconds()
         self._state.take(event)
         self._place_waiting()
 
     def _run_forked(self, event: event_pb2.AgentEvent) -> None:
-        """Leaves to the origin what its part of the log adds; its messages are the fork's session's as they are."""
+        """Leaves to the origin what its part of the log adds; the messages of the run so far are the fork's as well."""
         forked = event.run_forked
         assert self._begun is not None, "a log begins with run_started"
         self._standing.take(event)
+        is_fork_of_a_fork = bool(self._begun.origin_run_id)
         self._start = self._begun = of_fork(self._begun, forked)
-        if forked.changes.HasField("input") and self._messages:
-            self._waiting = said_instead(self._messages[0], forked.changes.input, event.time)
-            self._position = self._messages[0].message.position - 1
-        self._messages, self._usage = [], []
+        if is_fork_of_a_fork:  # whose own messages are named after it: which run it is, is said only here
+            for stored, effect_key in self._results:
+                stored.message.message_id = ids.message_id(forked.origin.run_id, effect_key, "TOOL")
+        self._shared += self._messages
+        if forked.changes.HasField("input") and self._shared:
+            self._waiting = said_instead(self._shared[0], forked.changes.input, event.record_time)
+            self._position = self._shared[0].message.position - 1
+            self._shared = []
+        self._messages, self._usage, self._results, self._begin_time_ns = [], [], [], None
+        self._message_root = self._address.run_id
         self._shared_position = self._position
         self._is_state_new = bool(self._state.values)
         self._place_waiting()
@@ -179,7 +218,7 @@ class RunFold:
     def _tool_completed(self, event: event_pb2.AgentEvent) -> None:
         self._answer(event, event.tool_completed.result)
         self._asks_no_more(event)
-        if event.tool_completed.state_delta:
+        if event.tool_completed.state_changes:
             self._change_state(event)
 
     def _change_state(self, event: event_pb2.AgentEvent) -> None:
@@ -205,9 +244,11 @@ class RunFold:
         error = None if isinstance(end, event_pb2.RunCompleted) or not end.HasField("error") else end.error
         self._end = RunEnd(
             state=_STATES[events.kind_of(event)],
-            end_time_ns=event.time.ToNanoseconds(),
+            end_time_ns=event.record_time.ToNanoseconds(),
             error=None if error is None else error.SerializeToString(deterministic=True),
-            tree_usage=end.tree_usage.SerializeToString(deterministic=True) if end.HasField("tree_usage") else None,
+            tree_usage=end.tree_usage.SerializeToString(deterministic=True)
+            if end.HasField("tree_usage")
+            else self._used.serialized(),
         )
 
     def _answer(self, event: event_pb2.AgentEvent, result: message_pb2.ToolResult) -> None:
@@ -217,14 +258,15 @@ class RunFold:
             return
         self._stored_calls.discard(call)
         message = message_pb2.Message(
-            message_id=ids.message_id(self._key_root, event.effect_key, "TOOL"),
+            message_id=ids.message_id(self._message_root, event.effect_key, "TOOL"),
             role=message_pb2.ROLE_TOOL,
             kind=message_pb2.MESSAGE_KIND_TOOL,
             author=result.agent,
             parts=[message_pb2.Part(tool_result=result)],
             invocation_id=event.invocation_id,
         )
-        self._store(event, message)
+        if self._store(event, message):
+            self._results.append((self._messages[-1], event.effect_key))
 
     def _store(self, event: event_pb2.AgentEvent, message: message_pb2.Message) -> bool:
         if message.kind == message_pb2.MESSAGE_KIND_UNSPECIFIED:
@@ -234,7 +276,7 @@ class RunFold:
         stored.CopyFrom(message)
         stored.position = self._position
         if not stored.HasField("create_time"):
-            stored.create_time.CopyFrom(event.time)
+            stored.create_time.CopyFrom(event.record_time)
         agent, chain = self._chains.get(event.invocation_id, (event.agent, ""))
         self._messages.append(StoredMessage(message=stored, run_id=self._address.run_id, agent=agent, chain=chain))
         return True
@@ -249,11 +291,9 @@ class RunFold:
             self._messages.append(replace(self._waiting, message=message))
             self._waiting = None
 
-    def _charge(self, event: event_pb2.AgentEvent, usage: message_pb2.Usage) -> None:
+    def _charge(self, event: event_pb2.AgentEvent, usage: usage_pb2.Usage) -> None:
         if not is_reported(usage):
             return
-        entry = message_pb2.Usage()
-        entry.CopyFrom(usage)
         self._usage.append(
             UsageEntry(
                 run_id=self._address.run_id,
@@ -264,8 +304,8 @@ class RunFold:
                 agent=event.agent,
                 invocation_id=event.invocation_id,
                 model=self._models.get(event.effect_key, ""),
-                time_ns=event.time.ToNanoseconds(),
-                usage=entry,
+                time_ns=event.record_time.ToNanoseconds(),
+                usage=Sums.of_attempt(usage).usage(),
             )
         )
 
@@ -290,33 +330,40 @@ _FOLDS: Final = {
     events.HISTORY_COMPACTED: RunFold._history_compacted,
     events.TOOL_COMPLETED: RunFold._tool_completed,
     events.TOOL_FAILED: RunFold._tool_failed,
-    events.STATE_CHANGED: RunFold._change_state,
+    events.SESSION_STATE_CHANGED: RunFold._change_state,
     events.RUN_COMPLETED: RunFold._run_completed,
     events.RUN_FAILED: RunFold._run_failed,
     events.RUN_CANCELLED: RunFold._run_cancelled,
 }
 
 
+def excerpt_of(said: message_pb2.Message) -> str:
+    """The beginning of a message's text, with one space for each run of white space."""
+    words = (found.group()[:MAX_EXCERPT] for part in said.parts for found in _WORD.finditer(part.text))
+    return " ".join(islice(words, MAX_EXCERPT))[:MAX_EXCERPT].rstrip()
+
+
 def of_fork(origin: RunStart, forked: event_pb2.RunForked) -> RunStart:
     """What a fork's row takes from its beginning: its origin's, but for what it says itself."""
-    revisions = (*origin.revisions, *(named.revision for named in forked.definitions))
-    return RunStart(
-        agent=origin.agent,
+    revisions = (*origin.revisions, *(named.revision for named in forked.definition_refs))
+    return replace(
+        origin,
         labels=dict(forked.labels) or origin.labels,
-        start_time_ns=origin.start_time_ns,
+        input_excerpt=excerpt_of(forked.changes.input) if forked.changes.HasField("input") else origin.input_excerpt,
         request_id=forked.request_id,
         request_digest=forked.request_digest,
         revisions=tuple(dict.fromkeys(revisions)),
-        origin_run_id=forked.origin_run_id,
-        origin_sequence=forked.origin_sequence,
+        origin_run_id=forked.origin.run_id,
+        origin_sequence=forked.origin.sequence,
     )
 
 
 def said_instead(said: StoredMessage, instead: message_pb2.Message, time: Timestamp) -> StoredMessage:
-    """The user's message with other content: whose it is and what it is of stay."""
+    """The user's message with other content, which is another message: whose it is and what it is of stay."""
     message = message_pb2.Message()
     message.CopyFrom(said.message)
     message.ClearField("parts")
     message.parts.extend(instead.parts)
+    message.message_id, message.metadata_json = instead.message_id, instead.metadata_json
     message.create_time.CopyFrom(time)
     return replace(said, message=message)

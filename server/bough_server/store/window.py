@@ -64,7 +64,7 @@ class _Chunk:
         self.size = 0
 
 
-class Window:
+class RecentEvents:
     """The last committed events of one run, and its committed head."""
 
     __slots__ = ("__weakref__", "_changed", "_chunks", "_starts", "failure", "head", "is_ended", "size")
@@ -149,14 +149,14 @@ class Window:
             self._changed = None
 
 
-class Windows:
+class RecentEventsOfRuns:
     """The windows of all runs, within one bound of bytes; the largest run gives up its oldest events first."""
 
     def __init__(self, max_bytes: int) -> None:
         self._max_bytes = max_bytes
         self._size = 0
-        self._live: dict[str, Window] = {}
-        self._known: WeakValueDictionary[str, Window] = WeakValueDictionary()
+        self._live: dict[str, RecentEvents] = {}
+        self._known: WeakValueDictionary[str, RecentEvents] = WeakValueDictionary()
         self._failures: dict[str, Exception] = {}
         self.dismissal: Exception | None = None
         """Why no reader waits for more."""
@@ -166,11 +166,11 @@ class Windows:
         """Bytes held for live runs."""
         return self._size
 
-    def of(self, run_id: str) -> Window:
+    def of(self, run_id: str) -> RecentEvents:
         """A run's window; of a run that is not live, it lasts as long as somebody holds it."""
         window = self._known.get(run_id)
         if window is None:
-            window = self._known[run_id] = Window()
+            window = self._known[run_id] = RecentEvents()
             window.failure = self._failures.get(run_id)
         return window
 
@@ -219,7 +219,7 @@ class Windows:
             window.keep_last()
 
 
-class Stretch(Sequence[StoredEvent]):
+class PackedEvents(Sequence[StoredEvent]):
     """Events without a gap, from a sequence on; each is made when it is looked at."""
 
     __slots__ = ("_first", "_rows")
@@ -240,16 +240,16 @@ class Stretch(Sequence[StoredEvent]):
     @overload
     def __getitem__(self, place: int) -> StoredEvent: ...
     @overload
-    def __getitem__(self, place: slice) -> "Stretch": ...
-    def __getitem__(self, place: int | slice) -> "StoredEvent | Stretch":
+    def __getitem__(self, place: slice) -> "PackedEvents": ...
+    def __getitem__(self, place: int | slice) -> "StoredEvent | PackedEvents":
         if isinstance(place, slice):
             first, _, step = place.indices(len(self._rows))
             assert step == 1, "a stretch has no gap"
-            return Stretch(self._first + first, self._rows[place])
+            return PackedEvents(self._first + first, self._rows[place])
         row = self._rows[place]
         return StoredEvent(self._first + place % len(self._rows), *row)
 
 
 def data_of(stored: Sequence[StoredEvent]) -> list[bytes]:
     """The stored bytes of events, one by one."""
-    return stored.data() if isinstance(stored, Stretch) else list(map(_data_of_one, stored))
+    return stored.data() if isinstance(stored, PackedEvents) else list(map(_data_of_one, stored))

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from bough.v1 import agent_pb2, agent_service_pb2, event_pb2
+from bough.v1 import agent_pb2, agent_service_pb2, execution_pb2
 
 
 class Lease(Protocol):
@@ -34,15 +34,17 @@ class Lease(Protocol):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Letter:
+class RunCommand:
     """A command on its way to the owner of a run: exactly one of the two is set."""
 
     letter_id: int
     run_id: str
-    cancel: event_pb2.CancelReason.ValueType = event_pb2.CANCEL_REASON_UNSPECIFIED
+    cancel: execution_pb2.CancelReason.ValueType = execution_pb2.CANCEL_REASON_UNSPECIFIED
     answers: agent_service_pb2.ResumeRunRequest | None = None
     user_id: str = ""
     """Who sent it."""
+    note: str = ""
+    """Of a cancellation: what its caller says of it; empty for nothing."""
     deadline_time_ns: int | None = None
     """Of answers: until when their caller wants the run to have ended; nanoseconds since the epoch."""
 
@@ -50,12 +52,12 @@ class Letter:
 class Mailbox(Protocol):
     """Commands to runs, durable until their owner has acted on them. Only an owner appends; everybody else writes."""
 
-    async def post(self, letter: Letter) -> int:
+    async def post(self, letter: RunCommand) -> int:
         """Stores a command (its letter_id is not read) and gives its id: from now on it survives. Raises Fenced where
         the run has ended, StorageFailed."""
         ...
 
-    async def take(self, run_id: str) -> Sequence[Letter]:
+    async def take(self, run_id: str) -> Sequence[RunCommand]:
         """The commands to a run that wait, in the order they were posted; they stay until they are done."""
         ...
 
@@ -70,11 +72,11 @@ class Mailbox(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredAgents:
-    """A tenant's agents at one moment, by name, each with its revision and the time when that was stored."""
+    """A tenant's agents at one moment, by name."""
 
     version: int
     """How often they have been changed; 0 where that was never."""
-    definitions: Sequence[agent_pb2.AgentDefinition] = ()
+    agents: Sequence[agent_pb2.Agent] = ()
 
 
 class CatalogMoved(Exception):
@@ -92,7 +94,7 @@ class AgentStore(Protocol):
         """All agents of a tenant."""
         ...
 
-    async def put(self, tenant_id: str, definition: agent_pb2.AgentDefinition, *, version: int) -> None:
+    async def put(self, tenant_id: str, agent: agent_pb2.Agent, *, version: int) -> None:
         """Stores an agent in place of the one of its name; `version` is the one that it was judged against.
 
         Raises CatalogMoved and StorageFailed.

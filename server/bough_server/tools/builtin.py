@@ -7,7 +7,7 @@ import json
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Final, Protocol
 
-from bough.v1 import error_pb2, event_pb2, message_pb2
+from bough.v1 import action_pb2, error_pb2, message_pb2
 from bough_server.errors import RunError
 from bough_server.models.model import ToolSpec
 from bough_server.session_state import KEY, json_of, values_of
@@ -180,19 +180,19 @@ def closing_output(result: message_pb2.ToolResult) -> message_pb2.Message:
     return message_pb2.Message(parts=edited[:1] or [message_pb2.Part(data_json=result.call.arguments_json)])
 
 
-def action_of(result: message_pb2.ToolResult) -> event_pb2.Action | None:
+def action_of(result: message_pb2.ToolResult) -> action_pb2.AgentAction | None:
     """What a call makes its caller do; None for a failed one and for any other tool."""
     if result.HasField("error") or result.call.name not in ACTIONS:
         return None
     if result.call.name == TRANSFER:
-        return event_pb2.Action(transfer=_transfer(json.loads(result.call.arguments_json)))
+        return action_pb2.AgentAction(transfer=_transfer(json.loads(result.call.arguments_json)))
     if result.call.name == EXIT:
-        return event_pb2.Action(exit=event_pb2.Exit(final_result=message_pb2.Message(parts=result.parts)))
-    return event_pb2.Action(break_loop=event_pb2.BreakLoop())
+        return action_pb2.AgentAction(exit=action_pb2.ExitAction(final_answer=message_pb2.Message(parts=result.parts)))
+    return action_pb2.AgentAction(break_loop=action_pb2.BreakLoopAction())
 
 
-def _transfer(arguments: Mapping[str, str]) -> event_pb2.Transfer:
-    transfer = event_pb2.Transfer(agent=arguments["agent_name"])
+def _transfer(arguments: Mapping[str, str]) -> action_pb2.TransferAction:
+    transfer = action_pb2.TransferAction(agent=arguments["agent_name"])
     if arguments.get("message", "").strip():
         transfer.message.parts.add(text=arguments["message"])
     return transfer

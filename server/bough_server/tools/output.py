@@ -91,7 +91,7 @@ def _fitted(parts: Sequence[message_pb2.Part]) -> list[message_pb2.Part]:
             size = len(text.encode())
             if size > room:
                 cut = text_part(text, max(room, _LEAST_BYTES))
-                cut.metadata.MergeFrom(part.metadata)
+                cut.metadata_json = part.metadata_json
                 part, size = cut, len(cut.text.encode())
             room = max(room - size, 0)
         fitted.append(part)

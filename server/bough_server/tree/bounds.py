@@ -92,9 +92,6 @@ def _leave_out(record: invocation_pb2.Invocation, name: str, max_bytes: int) -> 
     items = getattr(record, name)
     if excess <= 0 or not items:
         return
-    if name == "agents":
-        record.agents_truncated = True
-        excess = record.ByteSize() - max_bytes
     keep = len(items)
     while keep and excess > 0:
         keep -= 1
@@ -107,13 +104,19 @@ def _clear(record: invocation_pb2.Invocation, names: Sequence[str], max_bytes: i
     for name in names:
         if record.ByteSize() > max_bytes:
             fields.ClearField(name)
-            record.anomalies[:] = ["Parts of this record were left out because they do not fit max_bytes."]
+            del record.anomalies[:]
+            record.anomalies.add(
+                kind=invocation_pb2.ANOMALY_KIND_CUT,
+                message="Parts of this record were left out because they do not fit max_bytes.",
+            )
 
 
 _Place: TypeAlias = tuple[Message, str, Message | None, str]
 """Where a text is: its message and field, and the message and flag that say that it was cut."""
 
 _TRUNCATED: Final = "truncated"
+_OBJECTS: Final = frozenset({"details_json", "metadata_json", "extra_json"})
+"""Fields whose text is one JSON object."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -127,9 +130,9 @@ class _Text:
     flag: str
 
     def cut(self, limit: int) -> None:
-        """Cuts the text to `limit` bytes and marks it. What means nothing in part, bytes and details, becomes empty."""
+        """Cut the text to `limit` bytes and mark it. Bytes and JSON objects mean nothing in part and become empty."""
         value = getattr(self.holder, self.field)
-        if isinstance(value, bytes) or self.field == "details_json":
+        if isinstance(value, bytes) or self.field in _OBJECTS:
             self.holder.ClearField(self.field)
         elif self.marked is None:
             ellipsis = "…" if limit >= _ELLIPSIS_BYTES else ""
@@ -176,6 +179,7 @@ def _places(record: invocation_pb2.Invocation) -> Iterator[_Place]:
     for agent in record.agents:
         yield from _places_in_message(agent.input)
         yield from _places_in_message(agent.output)
+        yield agent.settings, "extra_json", None, ""
         yield from _places_in_error(agent.error)
     for tool in record.tools:
         yield tool, "arguments_json", tool, "arguments_truncated"
@@ -188,11 +192,13 @@ def _places(record: invocation_pb2.Invocation) -> Iterator[_Place]:
 
 
 def _places_in_message(message: message_pb2.Message) -> Iterator[_Place]:
+    yield message, "metadata_json", None, ""
     for part in message.parts:
         yield from _places_in_part(part)
 
 
 def _places_in_part(part: message_pb2.Part) -> Iterator[_Place]:
+    yield part, "metadata_json", None, ""
     content = part.WhichOneof("content")
     if content in ("text", "data_json"):
         yield part, content, part, _TRUNCATED

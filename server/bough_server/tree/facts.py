@@ -8,17 +8,17 @@ from typing import Final, TypeAlias
 
 from google.protobuf import timestamp_pb2
 
-from bough.v1 import event_pb2, message_pb2, step_pb2
-from bough_server import events, usage
+from bough.v1 import event_pb2, invocation_pb2, message_pb2, step_pb2
+from bough_server import events
 from bough_server.session_state_fold import CONCERNED, Conflicts
 from bough_server.tree.bounds import Bounds
 from bough_server.tree.nodes import End, Node, copied, time_of
 from bough_server.tree.run import Requests, Run
 from bough_server.tree.tools import ToolCalls
-from bough_server.usage import Sums
+from bough_server.usage import ONE_TOOL_CALL, Sums
 
 
-class Facts:
+class TreeState:
     """The invocations, tool calls and steps of a run, and what its own events say of it."""
 
     def __init__(self, bounds: Bounds, *, run_id: str, session_id: str) -> None:
@@ -37,7 +37,7 @@ class Facts:
         """The highest so far."""
         self.not_rising = 0
         """How many events came with a sequence that is not above all before it."""
-        self._charged: Sums = {}
+        self._charged = Sums()
         """What all model calls and tools so far have used."""
 
     def take_envelope(self, event: event_pb2.AgentEvent) -> None:
@@ -50,7 +50,7 @@ class Facts:
         run_id = event.run_id
         if run_id and run_id != self.run_id:
             if self.run_id:
-                self.run.note("The events are of more than one run.")
+                self.run.note(invocation_pb2.ANOMALY_KIND_SEVERAL_RUNS, "The events are of more than one run.")
             else:
                 self.run_id = run_id
         if not self.session_id:
@@ -87,7 +87,7 @@ class Facts:
             self._take_course(event, kind)
 
     def _take_run_start(self, node: Node, event: event_pb2.AgentEvent, kind: int, sequence: int) -> None:
-        node.begin(event)
+        node.begin(event, generation=self.run.generation)
         self.run.begin(event, node.invocation_id)
 
     def _take_run_course(self, node: Node, event: event_pb2.AgentEvent, kind: int, sequence: int) -> None:
@@ -102,7 +102,7 @@ class Facts:
             self.requests.replace(event.run_interrupted.requests)
 
     def _take_start(self, node: Node, event: event_pb2.AgentEvent, kind: int, sequence: int) -> None:
-        node.begin(event)
+        node.begin(event, generation=self.run.generation)
 
     def _take_run_end(self, node: Node, event: event_pb2.AgentEvent, kind: int, sequence: int) -> None:
         end = self._end_of(event, kind)
@@ -117,19 +117,21 @@ class Facts:
 
     def _take_llm_started(self, node: Node, event: event_pb2.AgentEvent, kind: int, sequence: int) -> None:
         call = event.effect_key or event.step_id
-        if (event.attempt <= 1 or call not in node.open_calls) and not events.is_summarizing(event):
-            node.step_count += 1
+        if not events.is_summarizing(event):
+            node.step_count += event.attempt <= 1 or call not in node.open_calls
+            started = event.llm_started
+            node.settings = copied(started.settings) if started.HasField("settings") else None
         node.open_calls.add(call)
         node.error = None
 
     def _take_llm_retrying(self, node: Node, event: event_pb2.AgentEvent, kind: int, sequence: int) -> None:
         if not event.llm_retrying.not_sent:
-            self._charge(node, usage.sums_of_attempt(event.llm_retrying.lost_usage))
+            self._charge(node, Sums.of_attempt(event.llm_retrying.lost_usage))
 
     def _take_llm_completed(self, node: Node, event: event_pb2.AgentEvent, kind: int, sequence: int) -> None:
         response = event.llm_completed.response
         node.open_calls.discard(event.effect_key or event.step_id)
-        self._charge(node, usage.sums_of_attempt(response.usage))
+        self._charge(node, Sums.of_attempt(response.usage))
         if not node.parent and (said := _said_beside_calls(response.message)) is not None:
             node.said.append(said)
 
@@ -140,23 +142,24 @@ class Facts:
         if call in node.open_calls or failed.HasField("lost_usage"):
             node.open_calls.discard(call)
             if not failed.not_sent:
-                self._charge(node, usage.sums_of_attempt(failed.lost_usage))
+                self._charge(node, Sums.of_attempt(failed.lost_usage))
         node.error = copied(failed.error)
 
-    def _charge(self, node: Node, used: Mapping[str, int]) -> None:
-        usage.add_sums(node.running, used)
-        usage.add_sums(self._charged, used)
+    def _charge(self, node: Node, used: Sums) -> None:
+        node.running.add(used)
+        self._charged.add(used)
 
     def _take_tool_started(self, node: Node, event: event_pb2.AgentEvent, kind: int, sequence: int) -> None:
         call_id = event.tool_started.call.call_id
         if call_id not in node.open_tools:  # another attempt is the same call
             node.open_tools.add(call_id)
-            self._charge(node, usage.ONE_TOOL_CALL)
+            self._charge(node, ONE_TOOL_CALL)
         self._take_call(node, is_new=self.tools.start(event, sequence))
 
     def _take_call(self, node: Node, *, is_new: bool) -> None:
         if not is_new:
-            node.note("One of its call ids stands for more than one call.")
+            message = "One of its call ids stands for more than one call."
+            node.note(invocation_pb2.ANOMALY_KIND_CALL_ID_REUSED, message)
 
     def _take_tool_output(self, node: Node, event: event_pb2.AgentEvent, kind: int, sequence: int) -> None:
         self.tools.output(event, sequence)
@@ -181,10 +184,10 @@ class Facts:
         self.requests.ask(request, node.invocation_id)
 
     def _take_answer(self, node: Node, event: event_pb2.AgentEvent, kind: int, sequence: int) -> None:
-        self.requests.answer(event.input_received.answer.request_id)
+        self.requests.answer(event.input_received.answer.input_id)
 
 
-_Reader: TypeAlias = Callable[[Facts, Node, event_pb2.AgentEvent, int, int], None]
+_Reader: TypeAlias = Callable[[TreeState, Node, event_pb2.AgentEvent, int, int], None]
 
 _COURSE: Final = frozenset(
     {events.RUN_QUEUED, events.RUN_DEQUEUED, events.RUN_RESUMED, events.RUN_FORKED, events.RUN_INTERRUPTED}
@@ -192,26 +195,26 @@ _COURSE: Final = frozenset(
 """What becomes of a run between its beginning and its end."""
 
 _READERS: Final[Mapping[int, _Reader]] = {
-    events.RUN_STARTED: Facts._take_run_start,
-    **dict.fromkeys(_COURSE, Facts._take_run_course),
-    events.RUN_COMPLETED: Facts._take_run_end,
-    events.RUN_FAILED: Facts._take_run_end,
-    events.RUN_CANCELLED: Facts._take_run_end,
-    events.SUB_AGENT_STARTED: Facts._take_start,
-    events.SUB_AGENT_COMPLETED: Facts._take_end,
-    events.SUB_AGENT_FAILED: Facts._take_end,
-    events.LLM_STARTED: Facts._take_llm_started,
-    events.LLM_RETRYING: Facts._take_llm_retrying,
-    events.LLM_COMPLETED: Facts._take_llm_completed,
-    events.LLM_FAILED: Facts._take_llm_failed,
-    events.TOOL_STARTED: Facts._take_tool_started,
-    events.TOOL_OUTPUT: Facts._take_tool_output,
-    events.TOOL_COMPLETED: Facts._take_tool_end,
-    events.TOOL_FAILED: Facts._take_tool_end,
-    events.STEP_COMPLETED: Facts._take_step_end,
-    events.STEP_FAILED: Facts._take_step_end,
-    events.INPUT_REQUESTED: Facts._take_request,
-    events.INPUT_RECEIVED: Facts._take_answer,
+    events.RUN_STARTED: TreeState._take_run_start,
+    **dict.fromkeys(_COURSE, TreeState._take_run_course),
+    events.RUN_COMPLETED: TreeState._take_run_end,
+    events.RUN_FAILED: TreeState._take_run_end,
+    events.RUN_CANCELLED: TreeState._take_run_end,
+    events.SUB_AGENT_STARTED: TreeState._take_start,
+    events.SUB_AGENT_COMPLETED: TreeState._take_end,
+    events.SUB_AGENT_FAILED: TreeState._take_end,
+    events.LLM_STARTED: TreeState._take_llm_started,
+    events.LLM_RETRYING: TreeState._take_llm_retrying,
+    events.LLM_COMPLETED: TreeState._take_llm_completed,
+    events.LLM_FAILED: TreeState._take_llm_failed,
+    events.TOOL_STARTED: TreeState._take_tool_started,
+    events.TOOL_OUTPUT: TreeState._take_tool_output,
+    events.TOOL_COMPLETED: TreeState._take_tool_end,
+    events.TOOL_FAILED: TreeState._take_tool_end,
+    events.STEP_COMPLETED: TreeState._take_step_end,
+    events.STEP_FAILED: TreeState._take_step_end,
+    events.INPUT_REQUESTED: TreeState._take_request,
+    events.INPUT_RECEIVED: TreeState._take_answer,
 }
 
 
@@ -229,4 +232,5 @@ def _said_beside_calls(message: message_pb2.Message) -> message_pb2.Message | No
         invocation_id=message.invocation_id,
         create_time=message.create_time if message.HasField("create_time") else None,
         position=message.position,
+        metadata_json=message.metadata_json,
     )

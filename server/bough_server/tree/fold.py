@@ -14,10 +14,14 @@ from google.protobuf.timestamp_pb2 import Timestamp
 from bough.v1 import event_pb2, invocation_pb2
 from bough_server import events
 from bough_server.tree.bounds import Bounds
-from bough_server.tree.facts import Facts
+from bough_server.tree.facts import TreeState
+from bough_server.tree.nodes import anomaly
 from bough_server.tree.record import record
 
-ANOMALY: Final = "Some times are outside of the years 1 to 9999, or are no times; they are left out."
+ANOMALY: Final = anomaly(
+    invocation_pb2.ANOMALY_KIND_INVALID_TIME,
+    "Some times are outside of the years 1 to 9999, or are no times; they are left out.",
+)
 
 
 class Stored(Protocol):
@@ -73,7 +77,7 @@ class Tree:
         self, options: invocation_pb2.InvocationOptions | None = None, *, run_id: str = "", session_id: str = ""
     ) -> None:
         self._bounds = Bounds.of(options)
-        self._facts = Facts(self._bounds, run_id=run_id, session_id=session_id)
+        self._facts = TreeState(self._bounds, run_id=run_id, session_id=session_id)
         silent = {*events.DELTA_KINDS, events.VALUE_RECORDED, events.CANCEL_REQUESTED}
         if not self._bounds.include_steps:
             silent.add(events.STEP_COMPLETED)

@@ -9,19 +9,19 @@ from typing import Final, TypeAlias, TypeVar
 from google.protobuf import timestamp_pb2
 from google.protobuf.message import Message
 
-from bough.v1 import error_pb2, event_pb2, invocation_pb2, message_pb2
-from bough_server import events, usage
+from bough.v1 import error_pb2, event_pb2, execution_pb2, invocation_pb2, message_pb2, model_pb2
+from bough_server import events
 from bough_server.usage import Sums
 
 _NOT_AGENTS: Final = frozenset({"", "user", "graph-node", "graph-pregel", "graph-executor"})
 """Authors that are no agents: they name no invocation."""
 
 _STATES: Final = {
-    events.RUN_COMPLETED: event_pb2.STATE_SUCCEEDED,
-    events.RUN_FAILED: event_pb2.STATE_FAILED,
-    events.RUN_CANCELLED: event_pb2.STATE_CANCELLED,
-    events.SUB_AGENT_COMPLETED: event_pb2.STATE_SUCCEEDED,
-    events.SUB_AGENT_FAILED: event_pb2.STATE_FAILED,
+    events.RUN_COMPLETED: execution_pb2.EXECUTION_STATE_SUCCEEDED,
+    events.RUN_FAILED: execution_pb2.EXECUTION_STATE_FAILED,
+    events.RUN_CANCELLED: execution_pb2.EXECUTION_STATE_CANCELLED,
+    events.SUB_AGENT_COMPLETED: execution_pb2.EXECUTION_STATE_SUCCEEDED,
+    events.SUB_AGENT_FAILED: execution_pb2.EXECUTION_STATE_FAILED,
 }
 
 M = TypeVar("M", bound=Message)
@@ -36,15 +36,22 @@ def copied(message: M) -> M:
 
 def time_of(event: event_pb2.AgentEvent) -> timestamp_pb2.Timestamp | None:
     """When an event was recorded, where it says so; a copy."""
-    return copied(event.time) if event.HasField("time") else None
+    return copied(event.record_time) if event.HasField("record_time") else None
+
+
+def anomaly(
+    kind: invocation_pb2.AnomalyKind.ValueType, message: str, invocation_id: str = ""
+) -> invocation_pb2.Anomaly:
+    """An inconsistency of an invocation, or of the run if no invocation is named."""
+    return invocation_pb2.Anomaly(kind=kind, message=message, invocation_id=invocation_id)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class End:
     """How an invocation ended."""
 
-    state: event_pb2.State.ValueType
-    reason: event_pb2.EndReason.ValueType
+    state: execution_pb2.ExecutionState.ValueType
+    reason: execution_pb2.EndReason.ValueType
     usage: Sums | None
     """None where the end says nothing of it."""
     time: timestamp_pb2.Timestamp | None
@@ -52,6 +59,7 @@ class End:
     """How many forks came before it in the log."""
     output: message_pb2.Message | None = None
     error: error_pb2.AgentError | None = None
+    cancel_reason: execution_pb2.CancelReason.ValueType = execution_pb2.CANCEL_REASON_UNSPECIFIED
 
     @classmethod
     def of(cls, event: event_pb2.AgentEvent, kind: int, *, generation: int) -> "End":
@@ -68,15 +76,16 @@ class End:
             payload = _failure(event, kind)
             error = copied(payload.error) if payload.HasField("error") else None
             if kind == events.SUB_AGENT_FAILED and _is_cancel(payload.error):
-                state = event_pb2.STATE_CANCELLED
+                state = execution_pb2.EXECUTION_STATE_CANCELLED
         return cls(
             state=state,
             reason=payload.end_reason,
-            usage=usage.sums_of(payload.usage) if payload.HasField("usage") else None,
+            usage=Sums.of(payload.usage) if payload.HasField("usage") else None,
             time=time_of(event),
             generation=generation,
             output=output,
             error=error,
+            cancel_reason=_cancel_reason(payload),
         )
 
 
@@ -88,6 +97,13 @@ def _failure(event: event_pb2.AgentEvent, kind: int) -> _Failure:
     if kind == events.RUN_FAILED:
         return event.run_failed
     return event.run_cancelled if kind == events.RUN_CANCELLED else event.sub_agent_failed
+
+
+def _cancel_reason(payload: _Payload) -> execution_pb2.CancelReason.ValueType:
+    is_cancelled = payload.end_reason == execution_pb2.END_REASON_CANCELLED
+    if is_cancelled and isinstance(payload, event_pb2.RunCancelled | event_pb2.SubAgentFailed):
+        return payload.cancel_reason
+    return execution_pb2.CANCEL_REASON_UNSPECIFIED
 
 
 def _is_cancel(error: error_pb2.AgentError) -> bool:
@@ -104,6 +120,8 @@ class Node:
     author: str = ""
     call_id: str = ""
     start: event_pb2.AgentEvent | None = None
+    start_generation: int = 0
+    """How many forks came before its start."""
     is_known: bool = False
     """Whether later envelopes can add nothing."""
     first_time: timestamp_pb2.Timestamp | None = None
@@ -112,14 +130,17 @@ class Node:
     error: error_pb2.AgentError | None = None
     """Of a model call or a step that nothing has followed."""
     step_count: int = 0
-    running: Sums = field(default_factory=dict)
+    running: Sums = field(default_factory=Sums)
     """What it has used as its own events tell, for as long as it has no end."""
     open_calls: set[str] = field(default_factory=set)
     """Model calls that have begun and not ended."""
     open_tools: set[str] = field(default_factory=set)
     """Tool calls that have started and not ended, by their call ids."""
     said: list[message_pb2.Message] = field(default_factory=list)
-    anomalies: list[str] = field(default_factory=list)
+    settings: model_pb2.ModelSettings | None = None
+    """Of its last model call that is of a step."""
+    anomalies: dict[str, invocation_pb2.AnomalyKind.ValueType] = field(default_factory=dict)
+    """By their sentences."""
 
     def look(self, event: event_pb2.AgentEvent) -> None:
         """Takes in the envelope of any of its events."""
@@ -136,12 +157,12 @@ class Node:
             self.trace = (event.trace_id, event.span_id)
         self.is_known = self.start is not None and bool(self.branch) and (is_root or bool(self.parent))
 
-    def begin(self, event: event_pb2.AgentEvent) -> None:
-        """Takes in a run_started or sub_agent_started; the first one counts."""
+    def begin(self, event: event_pb2.AgentEvent, *, generation: int) -> None:
+        """Apply a run_started or sub_agent_started after so many forks; the first one counts."""
         if self.start is not None:
-            self.note("It began more than once.")
+            self.note(invocation_pb2.ANOMALY_KIND_REPEATED, "It began more than once.")
             return
-        self.start = copied(event)
+        self.start, self.start_generation = copied(event), generation
         if event.HasField("run_started") or event.parent_invocation_id:
             self.parent = event.parent_invocation_id
         if event.HasField("sub_agent_started"):
@@ -155,12 +176,11 @@ class Node:
         if self.end is None:
             self.end = end
         else:
-            self.note("It ended more than once.")
+            self.note(invocation_pb2.ANOMALY_KIND_REPEATED, "It ended more than once.")
 
-    def note(self, anomaly: str) -> None:
-        """Notes what does not add up, once."""
-        if anomaly not in self.anomalies:
-            self.anomalies.append(anomaly)
+    def note(self, kind: invocation_pb2.AnomalyKind.ValueType, message: str) -> None:
+        """Note an anomaly, once."""
+        self.anomalies[message] = kind
 
     @property
     def usage(self) -> Sums:
@@ -176,7 +196,9 @@ class Node:
                 return named
         return next((name for name in reversed(self.branch.split("/")) if name), self.author)
 
-    def state(self, open_state: event_pb2.State.ValueType | None) -> event_pb2.State.ValueType:
+    def state(
+        self, open_state: execution_pb2.ExecutionState.ValueType | None
+    ) -> execution_pb2.ExecutionState.ValueType:
         """Its state; unspecified where the run ended without a word of what became of it.
 
         While it has no end it is in the state that is given; None where the run has ended.
@@ -186,10 +208,12 @@ class Node:
         if open_state is not None:
             return open_state
         if self.error is None:
-            return event_pb2.STATE_UNSPECIFIED
-        return event_pb2.STATE_CANCELLED if _is_cancel(self.error) else event_pb2.STATE_FAILED
+            return execution_pb2.EXECUTION_STATE_UNSPECIFIED
+        return (
+            execution_pb2.EXECUTION_STATE_CANCELLED if _is_cancel(self.error) else execution_pb2.EXECUTION_STATE_FAILED
+        )
 
-    def describe(self, open_state: event_pb2.State.ValueType | None) -> invocation_pb2.AgentInvocation:
+    def describe(self, open_state: execution_pb2.ExecutionState.ValueType | None) -> invocation_pb2.AgentInvocation:
         """The node without its place in the tree, its tree usage and its revision; for `open_state` see `state`."""
         described = invocation_pb2.AgentInvocation(
             invocation_id=self.invocation_id,
@@ -198,22 +222,26 @@ class Node:
             branch=self.branch,
             call_id=self.call_id,
             state=self.state(open_state),
-            start_time=self.start.time if self.start is not None and self.start.HasField("time") else self.first_time,
-            usage=usage.usage_of(self.usage),
+            start_time=self.start.record_time
+            if self.start is not None and self.start.HasField("record_time")
+            else self.first_time,
+            usage=self.usage.usage(),
             step_count=self.step_count,
             trace_id=self.trace[0],
             span_id=self.trace[1],
-            anomalies=self.anomalies,
+            anomalies=(anomaly(kind, said, self.invocation_id) for said, kind in self.anomalies.items()),
+            settings=self.settings,
         )
         if self.start is not None:
             _describe_start(described, self.start)
         if self.end is not None:
-            described.end_reason = self.end.reason
+            described.end_reason, described.cancel_reason = self.end.reason, self.end.cancel_reason
             described.MergeFrom(
                 invocation_pb2.AgentInvocation(error=self.end.error, end_time=self.end.time, output=self.end.output)
             )
         elif open_state is None:
-            described.anomalies.append("It has no end, although the run has ended.")
+            message = "It has no end, although the run has ended."
+            described.anomalies.append(anomaly(invocation_pb2.ANOMALY_KIND_NO_END, message, self.invocation_id))
             if self.error is not None:
                 described.error.CopyFrom(self.error)
         return described
@@ -223,10 +251,13 @@ def _describe_start(described: invocation_pb2.AgentInvocation, start: event_pb2.
     payload: event_pb2.RunStarted | event_pb2.SubAgentStarted
     if start.HasField("run_started"):
         payload = start.run_started
-        described.trigger = event_pb2.TRIGGER_ROOT
+        described.trigger = execution_pb2.INVOCATION_TRIGGER_ROOT
     else:
         payload = start.sub_agent_started
         described.trigger = payload.trigger
+        described.from_invocation_id = payload.from_invocation_id
+        if payload.HasField("iteration"):
+            described.iteration = payload.iteration
     described.kind = payload.kind
     described.run_path.extend(payload.run_path)
     if payload.HasField("input"):

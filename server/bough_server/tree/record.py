@@ -1,13 +1,15 @@
 """Build the record of a run from its facts: the forest in preorder with its sums, within bounds. Never recurses."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from bough.v1 import event_pb2, invocation_pb2, step_pb2
-from bough_server import usage
+from bough.v1 import execution_pb2, invocation_pb2, step_pb2
+from bough.v1.invocation_pb2 import ANOMALY_KIND_MISSING_PARENT as MISSING_PARENT
+from bough.v1.invocation_pb2 import ANOMALY_KIND_PARENT_CYCLE as PARENT_CYCLE
 from bough_server.tree.bounds import Bounds, fit
-from bough_server.tree.facts import Facts
+from bough_server.tree.facts import TreeState
+from bough_server.tree.nodes import anomaly
 from bough_server.tree.run import Run
 from bough_server.usage import Sums
 
@@ -82,19 +84,18 @@ def _cyclic(parents: Mapping[str, str]) -> frozenset[str]:
     return frozenset(found)
 
 
-def record(facts: Facts, bounds: Bounds) -> invocation_pb2.Invocation:
+def record(facts: TreeState, bounds: Bounds) -> invocation_pb2.Invocation:
     """The record of the facts so far, which stay as they are."""
     forest = arrange({one: node.parent for one, node in facts.nodes.items()}, first=facts.run.root)
     main = facts.run.root or (forest.order[0] if forest.order else "")
     made = _described_run(facts, main)
     sums = _sums_below(facts, forest)
-    whole: Sums = {}
+    whole = Sums()
     for one in forest.order:
         if one not in forest.parents:
-            usage.add_sums(whole, sums[one])
-    made.tree_usage.CopyFrom(usage.usage_of(whole))
+            whole.add(sums[one])
+    made.tree_usage.CopyFrom(whole.usage())
     made.agents_total, made.tools_total = len(forest.order), facts.tools.total
-    made.agents_truncated = len(forest.order) > bounds.max_agents
     made.agents.extend(_agents(facts, forest, sums, bounds.max_agents))
     _add_tools(made, facts)
     made.steps.extend(_steps(facts))
@@ -103,7 +104,7 @@ def record(facts: Facts, bounds: Bounds) -> invocation_pb2.Invocation:
     return made
 
 
-def _described_run(facts: Facts, main: str) -> invocation_pb2.Invocation:
+def _described_run(facts: TreeState, main: str) -> invocation_pb2.Invocation:
     run = facts.run
     root = facts.nodes.get(main)
     made = invocation_pb2.Invocation(
@@ -118,7 +119,7 @@ def _described_run(facts: Facts, main: str) -> invocation_pb2.Invocation:
         as_of_sequence=facts.sequence,
         complete=run.end is not None,
         forked_from=run.forked_from,
-        inherited_usage=usage.usage_of(run.inherited) if run.forked_from is not None else None,
+        inherited_usage=run.inherited.usage() if run.forked_from is not None else None,
     )
     if run.end is not None:
         end = run.end
@@ -126,21 +127,21 @@ def _described_run(facts: Facts, main: str) -> invocation_pb2.Invocation:
             invocation_pb2.Invocation(state=end.state, error=end.error, final_response=end.output, end_time=end.time)
         )
     elif run.state or facts.sequence or facts.nodes:
-        made.state = run.state or event_pb2.STATE_RUNNING
+        made.state = run.state or execution_pb2.EXECUTION_STATE_RUNNING
     return made
 
 
-def _sums_below(facts: Facts, forest: Forest) -> Mapping[str, Sums]:
+def _sums_below(facts: TreeState, forest: Forest) -> Mapping[str, Sums]:
     """What each invocation and everything below it used, from the leaves up: each is counted once in each ancestor."""
-    sums = {one: dict(facts.nodes[one].usage) for one in forest.order}
+    sums = {one: facts.nodes[one].usage.copy() for one in forest.order}
     for one in reversed(forest.order):
         if one in forest.parents:
-            usage.add_sums(sums[forest.parents[one]], sums[one])
+            sums[forest.parents[one]].add(sums[one])
     return sums
 
 
 def _agents(
-    facts: Facts, forest: Forest, sums: Mapping[str, Sums], limit: int
+    facts: TreeState, forest: Forest, sums: Mapping[str, Sums], limit: int
 ) -> Iterator[invocation_pb2.AgentInvocation]:
     run = facts.run
     counts, waiting = forest.child_counts(), facts.requests.invocations()
@@ -149,29 +150,31 @@ def _agents(
         agent = node.describe(_open_state(run, is_waiting=one in waiting))
         agent.depth = forest.depths[one]
         agent.child_count = counts.get(one, 0)
-        agent.revision = run.revision(agent.name, run.generation if node.end is None else node.end.generation)
-        agent.tree_usage.CopyFrom(usage.usage_of(sums[one]))
+        agent.revision = run.revision(node)
+        agent.tree_usage.CopyFrom(sums[one].usage())
         if one == run.root:
             _describe_root(agent, run)
         if one in forest.missing:
-            agent.anomalies.append("Its parent is not among the events.")
+            agent.anomalies.append(anomaly(MISSING_PARENT, "Its parent is not among the events.", one))
         if one in forest.cyclic:
-            agent.anomalies.append("Its chain of parents leads back to itself.")
+            agent.anomalies.append(anomaly(PARENT_CYCLE, "Its chain of parents leads back to itself.", one))
         yield agent
 
 
-def _open_state(run: Run, *, is_waiting: bool) -> event_pb2.State.ValueType | None:
+def _open_state(run: Run, *, is_waiting: bool) -> execution_pb2.ExecutionState.ValueType | None:
     """The state of an invocation that has no end; None where the run has ended."""
     if run.end is not None:
         return None
-    if run.state == event_pb2.STATE_PENDING or (run.state == event_pb2.STATE_INPUT_REQUIRED and is_waiting):
+    if run.state == execution_pb2.EXECUTION_STATE_PENDING or (
+        run.state == execution_pb2.EXECUTION_STATE_INPUT_REQUIRED and is_waiting
+    ):
         return run.state
-    return event_pb2.STATE_RUNNING
+    return execution_pb2.EXECUTION_STATE_RUNNING
 
 
 def _describe_root(agent: invocation_pb2.AgentInvocation, run: Run) -> None:
     """What a run says of its root beyond the start: it was queued, or forked and told something else."""
-    agent.trigger = agent.trigger or event_pb2.TRIGGER_ROOT
+    agent.trigger = agent.trigger or execution_pb2.INVOCATION_TRIGGER_ROOT
     if run.forked_from is not None and run.input is not None:
         agent.input.CopyFrom(run.input)
     if run.was_queued:
@@ -180,7 +183,7 @@ def _describe_root(agent: invocation_pb2.AgentInvocation, run: Run) -> None:
             agent.start_time.CopyFrom(run.start_time)
 
 
-def _add_tools(made: invocation_pb2.Invocation, facts: Facts) -> None:
+def _add_tools(made: invocation_pb2.Invocation, facts: TreeState) -> None:
     called = {(node.parent, node.call_id): node.invocation_id for node in facts.nodes.values() if node.call_id}
     names: dict[str, str] = {}
     made.tools.extend(facts.tools.in_order())
@@ -191,15 +194,15 @@ def _add_tools(made: invocation_pb2.Invocation, facts: Facts) -> None:
         tool.agent = names[tool.invocation_id]
         if not tool.child_invocation_id:
             tool.child_invocation_id = called.get(call, "")
-        if tool.state != event_pb2.STATE_RUNNING:
+        if tool.state != execution_pb2.EXECUTION_STATE_RUNNING:
             continue
         if facts.run.end is not None:
-            tool.state = event_pb2.STATE_UNSPECIFIED
+            tool.state = execution_pb2.EXECUTION_STATE_UNSPECIFIED
         elif call in facts.requests.calls:
-            tool.state = event_pb2.STATE_INPUT_REQUIRED
+            tool.state = execution_pb2.EXECUTION_STATE_INPUT_REQUIRED
 
 
-def _steps(facts: Facts) -> Iterator[step_pb2.AgentStep]:
+def _steps(facts: TreeState) -> Iterator[step_pb2.AgentStep]:
     """The steps, with the tools' own results where a step has only a part of them."""
     for invocation_id, recorded in facts.steps:
         step = step_pb2.AgentStep()
@@ -216,19 +219,28 @@ def _steps(facts: Facts) -> Iterator[step_pb2.AgentStep]:
         yield step
 
 
-def _anomalies(facts: Facts, forest: Forest, made: invocation_pb2.Invocation) -> Iterator[str]:
+def _anomalies(facts: TreeState, forest: Forest, made: invocation_pb2.Invocation) -> Iterator[invocation_pb2.Anomaly]:
     yield from facts.run.anomalies
-    conflicts = facts.conflicts.names()
-    for name in conflicts[:_MAX_CONFLICTS]:
-        yield f"The value {name!r} of the state was written by several at once; the last of them in order counts."
-    if len(conflicts) > _MAX_CONFLICTS:
-        yield f"So were {len(conflicts) - _MAX_CONFLICTS} more."
+    yield from _conflicts(facts.conflicts.names())
     if facts.not_rising:
-        yield f"Sequences that do not rise: {facts.not_rising}."
+        yield anomaly(
+            invocation_pb2.ANOMALY_KIND_SEQUENCE_NOT_RISING, f"Sequences that do not rise: {facts.not_rising}."
+        )
     if forest.cyclic:
-        yield f"Invocations whose chain of parents leads back to themselves: {len(forest.cyclic)}."
+        message = f"Invocations whose chain of parents leads back to themselves: {len(forest.cyclic)}."
+        yield anomaly(PARENT_CYCLE, message)
     if forest.missing:
-        yield f"Invocations whose parent is not among the events: {len(forest.missing)}."
+        yield anomaly(MISSING_PARENT, f"Invocations whose parent is not among the events: {len(forest.missing)}.")
     open_tools = sum(1 for tool in made.tools if not tool.state)
     if open_tools:
-        yield f"Tool calls without an end in a run that has ended: {open_tools}."
+        message = f"Tool calls without an end in a run that has ended: {open_tools}."
+        yield anomaly(invocation_pb2.ANOMALY_KIND_NO_END, message)
+
+
+def _conflicts(names: Sequence[str]) -> Iterator[invocation_pb2.Anomaly]:
+    kind = invocation_pb2.ANOMALY_KIND_STATE_CONFLICT
+    for name in names[:_MAX_CONFLICTS]:
+        message = f"The value {name!r} of the state was written by several at once; the last of them in order counts."
+        yield anomaly(kind, message)
+    if len(names) > _MAX_CONFLICTS:
+        yield anomaly(kind, f"So were {len(names) - _MAX_CONFLICTS} more.")

@@ -7,17 +7,17 @@ from typing import Final, TypeAlias
 
 from google.protobuf import timestamp_pb2
 
-from bough.v1 import event_pb2, fork_pb2, input_pb2, message_pb2
+from bough.v1 import event_pb2, execution_pb2, fork_pb2, input_pb2, invocation_pb2, message_pb2
 from bough_server import events
-from bough_server.tree.nodes import End, copied, time_of
+from bough_server.tree.nodes import End, Node, anomaly, copied, time_of
 from bough_server.usage import Sums
 
-_STATES: Final[Mapping[int, event_pb2.State.ValueType]] = {
-    events.RUN_QUEUED: event_pb2.STATE_PENDING,
-    events.RUN_DEQUEUED: event_pb2.STATE_RUNNING,
-    events.RUN_RESUMED: event_pb2.STATE_RUNNING,
-    events.RUN_FORKED: event_pb2.STATE_RUNNING,
-    events.RUN_INTERRUPTED: event_pb2.STATE_INPUT_REQUIRED,
+_STATES: Final[Mapping[int, execution_pb2.ExecutionState.ValueType]] = {
+    events.RUN_QUEUED: execution_pb2.EXECUTION_STATE_PENDING,
+    events.RUN_DEQUEUED: execution_pb2.EXECUTION_STATE_RUNNING,
+    events.RUN_RESUMED: execution_pb2.EXECUTION_STATE_RUNNING,
+    events.RUN_FORKED: execution_pb2.EXECUTION_STATE_RUNNING,
+    events.RUN_INTERRUPTED: execution_pb2.EXECUTION_STATE_INPUT_REQUIRED,
 }
 _BEGINNINGS: Final = frozenset({events.RUN_DEQUEUED, events.RUN_FORKED})
 
@@ -29,7 +29,7 @@ class Run:
     """A run as far as its own events tell of it."""
 
     def __init__(self) -> None:
-        self.state: event_pb2.State.ValueType = event_pb2.STATE_UNSPECIFIED
+        self.state: execution_pb2.ExecutionState.ValueType = execution_pb2.EXECUTION_STATE_UNSPECIFIED
         """What its last event says, for as long as it has no end; unspecified where none says anything."""
         self.end: End | None = None
         self.start_time: timestamp_pb2.Timestamp | None = None
@@ -38,7 +38,7 @@ class Run:
         self.input: message_pb2.Message | None = None
         self.labels: dict[str, str] = {}
         self.forked_from: fork_pb2.ForkOrigin | None = None
-        self.inherited: Sums = {}
+        self.inherited = Sums()
         """What was used before the fork."""
         self.generation = 0
         """How many forks its log has gone through so far."""
@@ -46,7 +46,7 @@ class Run:
         self._root_of_end = ""
         self._has_begun = False
         self._revisions: dict[str, list[tuple[int, str]]] = {}
-        self._anomalies: dict[str, None] = {}
+        self._anomalies: dict[str, invocation_pb2.AnomalyKind.ValueType] = {}
 
     @property
     def root(self) -> str:
@@ -54,31 +54,31 @@ class Run:
         return self._root_of_start or self._root_of_end
 
     @property
-    def anomalies(self) -> tuple[str, ...]:
-        """What does not add up."""
-        return tuple(self._anomalies)
+    def anomalies(self) -> tuple[invocation_pb2.Anomaly, ...]:
+        """What is inconsistent about the run as a whole."""
+        return tuple(anomaly(kind, message) for message, kind in self._anomalies.items())
 
-    def note(self, anomaly: str) -> None:
-        """Notes what does not add up, once."""
-        self._anomalies[anomaly] = None
+    def note(self, kind: invocation_pb2.AnomalyKind.ValueType, message: str) -> None:
+        """Note an anomaly, once."""
+        self._anomalies[message] = kind
 
     def begin(self, event: event_pb2.AgentEvent, invocation_id: str) -> None:
         """Takes in a run_started; the first one counts."""
         if self._has_begun:
-            self.note("The run began more than once.")
+            self.note(invocation_pb2.ANOMALY_KIND_REPEATED, "The run began more than once.")
             return
         started = event.run_started
         self._has_begun, self._root_of_start = True, invocation_id
-        self.state = self.state or event_pb2.STATE_RUNNING
+        self.state = self.state or execution_pb2.EXECUTION_STATE_RUNNING
         if not self.was_queued:
             self.start_time = time_of(event)
         self.labels = dict(started.labels)
         self.input = copied(started.input) if started.HasField("input") else None
-        self._define(started.definitions)
+        self._define(started.definition_refs)
 
     def go_on(self, event: event_pb2.AgentEvent, kind: int) -> None:
         """Takes in what becomes of a run between its beginning and its end."""
-        if kind == events.RUN_RESUMED and self.state == event_pb2.STATE_PENDING:
+        if kind == events.RUN_RESUMED and self.state == execution_pb2.EXECUTION_STATE_PENDING:
             return  # a new owner gives a run that waits no session
         self.state = _STATES[kind]
         if kind == events.RUN_QUEUED:
@@ -91,26 +91,35 @@ class Run:
         forked = event.run_forked
         self.go_on(event, events.RUN_FORKED)
         self.generation += 1
-        self.inherited = dict(used)
-        self.forked_from = fork_pb2.ForkOrigin(run_id=forked.origin_run_id, sequence=forked.origin_sequence)
+        self.inherited = used.copy()
+        self.forked_from = fork_pb2.ForkOrigin(run_id=forked.origin.run_id, sequence=forked.origin.sequence)
         if forked.labels:
             self.labels = dict(forked.labels)
         if forked.changes.HasField("input"):
             self.input = copied(forked.changes.input)
-        self._define(forked.definitions)
+        self._define(forked.definition_refs)
 
     def finish(self, end: End, invocation_id: str) -> None:
         """Takes in an end; the first one counts."""
         if self.end is None:
             self.end, self._root_of_end = end, invocation_id
         else:
-            self.note("The run ended more than once.")
+            self.note(invocation_pb2.ANOMALY_KIND_REPEATED, "The run ended more than once.")
 
-    def revision(self, agent: str, generation: int) -> str:
-        """The revision of an agent's definition after so many forks; empty where it has none."""
-        named = self._revisions.get(agent, [])
+    def revision(self, node: Node) -> str:
+        """The revision of an invocation's definition; empty if it has none.
+
+        It is the one that its start names, unless a fork that it was open in has changed the definition since. A start
+        that names none, as the root's, has the run's.
+        """
+        said = node.start.sub_agent_started.revision if node.start is not None else ""
+        generation = self.generation if node.end is None else node.end.generation
+        named = self._revisions.get(node.name, [])
         place = bisect_right(named, generation, key=itemgetter(0))
-        return named[place - 1][1] if place else ""
+        if not place:
+            return said
+        defined, revision = named[place - 1]
+        return said if said and defined <= node.start_generation else revision
 
     def _define(self, definitions: Iterable[event_pb2.DefinitionRef]) -> None:
         for named in definitions:
@@ -135,10 +144,10 @@ class Requests:
 
     def ask(self, request: input_pb2.InputRequest, invocation_id: str) -> None:
         """Takes in a request that an invocation makes."""
-        self.answer(request.request_id)
+        self.answer(request.input_id)
         asker = (invocation_id, request.call_id)
-        self._asker_of[request.request_id] = asker
-        self._open_of.setdefault(asker, {})[request.request_id] = None
+        self._asker_of[request.input_id] = asker
+        self._open_of.setdefault(asker, {})[request.input_id] = None
 
     def answer(self, request_id: str) -> None:
         """Takes in that a request is answered."""

@@ -4,7 +4,7 @@ import json
 from collections.abc import Sequence
 from typing import Final
 
-from bough.v1 import error_pb2, event_pb2, invocation_pb2, message_pb2
+from bough.v1 import error_pb2, event_pb2, execution_pb2, invocation_pb2, message_pb2
 from bough_server import events
 from bough_server.tree.bounds import Bounds, head
 from bough_server.tree.nodes import copied
@@ -34,8 +34,8 @@ class ToolCalls:
         call = event.tool_started.call
         is_new = self._expect(call, event, sequence)
         known = self._calls[event.invocation_id, call.call_id]
-        if known is not None and not known.HasField("start_time") and event.HasField("time"):
-            known.start_time.CopyFrom(event.time)
+        if known is not None and not known.HasField("start_time") and event.HasField("record_time"):
+            known.start_time.CopyFrom(event.record_time)
         return is_new
 
     def ask(self, event: event_pb2.AgentEvent, sequence: int) -> bool:
@@ -72,7 +72,7 @@ class ToolCalls:
         if not known.name:
             self._describe(known, result.call)
         _end(known, event, result)
-        if known.state == event_pb2.STATE_SUCCEEDED:
+        if known.state == execution_pb2.EXECUTION_STATE_SUCCEEDED:
             known.result_json, is_cut = head(_result_json(result), self._bounds.max_tool_result_bytes)
             known.result_truncated = is_cut or result.truncated
 
@@ -100,9 +100,10 @@ class ToolCalls:
             return
         opened = invocation_pb2.ToolInvocation(
             call_id=key[1],
-            state=event_pb2.STATE_RUNNING,
+            state=execution_pb2.EXECUTION_STATE_RUNNING,
             invocation_id=key[0],
-            step_index=event.step_index,
+            step_index=event.step_index if event.step_id else None,
+            step_id=event.step_id,
             sequence=sequence,
         )
         self._describe(opened, call)
@@ -115,16 +116,16 @@ class ToolCalls:
 
 
 def _end(known: invocation_pb2.ToolInvocation, event: event_pb2.AgentEvent, result: message_pb2.ToolResult) -> None:
-    if event.HasField("time"):
-        known.end_time.CopyFrom(event.time)
+    if event.HasField("record_time"):
+        known.end_time.CopyFrom(event.record_time)
     if not known.HasField("start_time") and result.HasField("start_time"):
         known.start_time.CopyFrom(result.start_time)
     known.child_invocation_id = result.child_invocation_id
     if event.HasField("tool_completed"):
-        known.state = event_pb2.STATE_SUCCEEDED
+        known.state = execution_pb2.EXECUTION_STATE_SUCCEEDED
         return
     is_cancelled = result.error.reason == error_pb2.ERROR_REASON_CANCELLED
-    known.state = event_pb2.STATE_CANCELLED if is_cancelled else event_pb2.STATE_FAILED
+    known.state = execution_pb2.EXECUTION_STATE_CANCELLED if is_cancelled else execution_pb2.EXECUTION_STATE_FAILED
     known.error.CopyFrom(result.error)
 
 

@@ -25,7 +25,7 @@ def _paying(world: World) -> Tool:
 
 def _judge(request: input_pb2.InputRequest) -> input_pb2.InputAnswer:
     amount = json.loads(request.call.arguments_json)["amount"]
-    approval = input_pb2.Approval(approved=amount < 100, note="" if amount < 100 else "too much")
+    approval = input_pb2.ApprovalDecision(approved=amount < 100, note="" if amount < 100 else "too much")
     if amount == 7:
         approval.arguments_json = '{"amount": 8}'
     return input_pb2.InputAnswer(approval=approval)
@@ -56,8 +56,8 @@ def scan(page: int) -> str:
 
 def _scanned(request: input_pb2.InputRequest) -> input_pb2.InputAnswer:
     page = json.loads(request.call.arguments_json)["page"]
-    result = message_pb2.ToolResult(parts=[message_pb2.Part(text=f"page {page} is red")])
-    return input_pb2.InputAnswer(tool_result=result)
+    outcome = message_pb2.ToolOutcome(parts=[message_pb2.Part(text=f"page {page} is red")])
+    return input_pb2.InputAnswer(tool_outcome=outcome)
 
 
 CLIENT_SIDE: Final = Scenario(
@@ -133,7 +133,7 @@ RECOVERING: Final = Scenario(
         definitions=[llm("lead", links=["clerk"], tools=["mend"]), llm("clerk", tools=["mend", "look"])],
         tools=[_precious(world), looking(world)],
     ),
-    answer=lambda _: input_pb2.InputAnswer(approval=input_pb2.Approval(approved=True)),
+    answer=lambda _: input_pb2.InputAnswer(approval=input_pb2.ApprovalDecision(approved=True)),
 )
 
 DISMISSED: Final = replace(APPROVING, name="a cancel of a run that waits", cancelled_at="its questions")

@@ -44,7 +44,7 @@ UNSAID: Final = _bounded(
         "lead": [calls(call("call_a", message="go")), calls(call("look", what="bark")), {"text": "never"}],
         "a": [calls(call("look", what="leaf")), {"text": "The leaf is red."}],
     },
-    cost_micros=400,
+    cost_nanos=400_000,
 )
 
 ONE_AT_A_TIME: Final = _bounded(
@@ -57,5 +57,5 @@ ONE_AT_A_TIME: Final = _bounded(
         "a": [asks(call("look", what="leaf"), call("look", what="bark")), said("The leaf is red.")],
         "b": [said("I know nothing.")],
     },
-    parallel=1,
+    concurrency=1,
 )

@@ -11,7 +11,7 @@ PLAIN: Final = Scenario(
     name="plain",
     turns={"lead": [{**said("Hello to you."), "reasoning": "Hm hm."}]},
     team=lambda _: Team(definitions=[llm("lead")]),
-    policy=policy_pb2.RunPolicy(delta=policy_pb2.DeltaPolicy(passthrough=policy_pb2.PassthroughDeltas())),
+    policy=policy_pb2.RunPolicy(deltas=policy_pb2.DeltaPolicy(passthrough=policy_pb2.PassthroughDeltas())),
     has_past=True,
 )
 

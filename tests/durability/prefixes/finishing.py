@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from bough.v1 import agent_service_pb2, event_pb2, invocation_pb2, message_pb2
+from bough.v1 import agent_service_pb2, event_pb2, execution_pb2, follow_pb2, invocation_pb2, run_pb2, usage_pb2
 from bough_server.models.model import RetryPolicy
 from bough_server.runs.replay import Replayed
 from bough_server.store.ports import StoredMessage
@@ -31,7 +31,7 @@ class Finished:
     world: World
     log: Sequence[event_pb2.AgentEvent]
     tree: invocation_pb2.Invocation
-    ledger: Sequence[message_pb2.Usage]
+    ledger: Sequence[usage_pb2.Usage]
     messages: Sequence[StoredMessage]
     """The session's."""
     state_json: str
@@ -43,7 +43,7 @@ async def record(scenario: Scenario, folder: Path, *, is_cancelled: bool) -> Fin
     """Executes a run from its beginning to its end, cancelled where its scenario says so and the caller wants it."""
     world = World(HeldClock(), is_patient=not scenario.cancelled_at or is_cancelled)
     async with _house(scenario, folder, world) as house:
-        past = await house.start(scenario.root) if scenario.has_past else agent_service_pb2.Run()
+        past = await house.start(scenario.root) if scenario.has_past else run_pb2.Run()
         if scenario.has_past:
             await _follow(house, past, scenario.answer)
             world.forget()
@@ -58,10 +58,10 @@ async def recover(whole: Finished, through: int, folder: Path) -> Finished:
     """Executes what is left of a run whose log is another's up to a sequence."""
     scenario, prefix = whole.scenario, whole.log[:through]
     cut(whole, through, folder)
-    clock = HeldClock(prefix[-1].time.ToNanoseconds() + 10**9)
+    clock = HeldClock(prefix[-1].record_time.ToNanoseconds() + 10**9)
     world = World(clock, is_patient=not scenario.cancelled_at)
     async with _house(scenario, folder, world, failed=_failed(prefix)) as house:
-        run = agent_service_pb2.Run(run_id=prefix[0].run_id, session_id=prefix[0].session_id)
+        run = run_pb2.Run(run_id=prefix[0].run_id, session_id=prefix[0].session_id)
         await house.runs.recover()
         await _follow(house, run, scenario.answer)
         return await _finished(scenario, folder, world, house, run)
@@ -118,39 +118,35 @@ async def _house(scenario: Scenario, folder: Path, world: World, *, failed: int 
         yield house
 
 
-async def _cancel(house: House, run: agent_service_pb2.Run, world: World, place: str) -> None:
+async def _cancel(house: House, run: run_pb2.Run, world: World, place: str) -> None:
     if place == "its questions":
-        async for _ in house.runs.follow(ME, run.run_id, until=agent_service_pb2.WATCH_UNTIL_INTERRUPTED):
+        async for _ in house.runs.follow(ME, run.run_id, until=follow_pb2.WATCH_UNTIL_INTERRUPTED):
             pass
     else:
         await world.until_arrived(place)
     await house.runs.cancel(ME, run.run_id)
 
 
-async def _follow(house: House, run: agent_service_pb2.Run, answer: Answer) -> None:
+async def _follow(house: House, run: run_pb2.Run, answer: Answer) -> None:
     """Follows a run to its end and answers what it asks, one request at a time."""
     after = 0
     while True:
         record = await house.runs.get(ME, run.run_id)
-        if record.run.state == event_pb2.STATE_INPUT_REQUIRED:
+        if record.run.state == execution_pb2.EXECUTION_STATE_INPUT_REQUIRED:
             asked = record.run.open_requests[0]
             given = answer(asked)
-            given.request_id = asked.request_id
+            given.input_id = asked.input_id
             request = agent_service_pb2.ResumeRunRequest(run_id=run.run_id, answers=[given])
             after = record.run.last_sequence
             await house.runs.resume(ME, request, deadline_time_ns=None)
         elif record.run.HasField("end_time"):
             return
-        pages = house.runs.follow(
-            ME, run.run_id, after=after, until=agent_service_pb2.WATCH_UNTIL_INTERRUPTED, past=after
-        )
+        pages = house.runs.follow(ME, run.run_id, after=after, until=follow_pb2.WATCH_UNTIL_INTERRUPTED, past=after)
         async for _ in pages:
             pass
 
 
-async def _finished(
-    scenario: Scenario, folder: Path, world: World, house: House, run: agent_service_pb2.Run
-) -> Finished:
+async def _finished(scenario: Scenario, folder: Path, world: World, house: House, run: run_pb2.Run) -> Finished:
     await house.until_over(run)
     log = await house.log(run)
     return Finished(

@@ -5,7 +5,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from bough.v1 import error_pb2, event_pb2, invocation_pb2, message_pb2
+from bough.v1 import error_pb2, event_pb2, execution_pb2, invocation_pb2, message_pb2, usage_pb2
 from bough_server import events, usage
 from bough_server.engine import keys
 from bough_server.session_state import json_of
@@ -44,8 +44,8 @@ def check_kept(finished: Finished, prefix: Sequence[event_pb2.AgentEvent], whole
     assert finished.replayed.divergence == ""
     assert finished.state_json == _folded_state(finished.log)
     wished = [event.cancel_requested.reason for event in finished.log if event.HasField("cancel_requested")]
-    assert event_pb2.CANCEL_REASON_SERVER not in wished, "no log is refused that was written by the same agents"
-    assert usage.summed(finished.ledger) == _tokens(_tree_usage(finished))
+    assert execution_pb2.CANCEL_REASON_SERVER not in wished, "no log is refused that was written by the same agents"
+    assert usage.summed(finished.ledger) == _reported(_tree_usage(finished))
 
 
 def _folded_state(log: Sequence[event_pb2.AgentEvent]) -> str:
@@ -55,7 +55,7 @@ def _folded_state(log: Sequence[event_pb2.AgentEvent]) -> str:
     return json_of(fold.values)
 
 
-def _end(finished: Finished) -> tuple[str | None, list[str], error_pb2.AgentError, event_pb2.EndReason.ValueType]:
+def _end(finished: Finished) -> tuple[str | None, list[str], error_pb2.AgentError, execution_pb2.EndReason.ValueType]:
     kind = finished.log[-1].WhichOneof("payload")
     last = finished.log[-1]
     error = error_pb2.AgentError()
@@ -134,7 +134,7 @@ def _is_call(event: event_pb2.AgentEvent) -> bool:
 def _left(whole: Finished, prefix: Sequence[event_pb2.AgentEvent]) -> tuple[Counter[str], Counter[str]]:
     """What is still to be called after a prefix, at least and at most."""
     have = _calls(prefix)
-    cancelled = [event.cancel_requested.scope for event in prefix if event.HasField("cancel_requested")]
+    cancelled = [event.cancel_requested.effect_scope for event in prefix if event.HasField("cancel_requested")]
     failed = Counter(event.effect_key for event in prefix if event.llm_retrying.HasField("error"))
     least: Counter[str] = Counter()
     most: Counter[str] = Counter()
@@ -188,10 +188,10 @@ def _check_usage(finished: Finished, whole: Finished) -> None:
     used = _tree_usage(finished)
     assert finished.tree.tree_usage == used
     assert usage.summed(one.usage for one in finished.tree.agents) == used
-    assert usage.summed(finished.ledger) == _tokens(used)
+    assert usage.summed(finished.ledger) == _reported(used)
     assert list(finished.ledger) == list(_charged(finished.log))
     lost = _lost(finished.log)
-    expected = message_pb2.Usage()
+    expected = usage_pb2.Usage()
     expected.CopyFrom(_tree_usage(whole))
     expected.model_calls += lost - _lost(whole.log)
     expected.model_calls_without_usage += lost - _lost(whole.log)
@@ -203,22 +203,26 @@ def _lost(log: Sequence[event_pb2.AgentEvent]) -> int:
     return sum(event.llm_retrying.reason == event_pb2.RETRY_REASON_RECOVERED for event in log)
 
 
-def _tree_usage(finished: Finished) -> message_pb2.Usage:
+def _tree_usage(finished: Finished) -> usage_pb2.Usage:
     end = getattr(finished.log[-1], finished.log[-1].WhichOneof("payload") or "")
-    assert isinstance(end.tree_usage, message_pb2.Usage)
+    assert isinstance(end.tree_usage, usage_pb2.Usage)
     return end.tree_usage
 
 
-def _tokens(used: message_pb2.Usage) -> message_pb2.Usage:
-    tokens = message_pb2.Usage()
-    tokens.CopyFrom(used)
-    for counted in ("model_calls", "model_calls_without_usage", "tool_calls"):
-        tokens.ClearField(counted)
-    return tokens
+def _reported(used: usage_pb2.Usage) -> usage_pb2.Usage:
+    """What the ledger has of it: model calls whose usage was reported."""
+    reported = usage_pb2.Usage()
+    reported.CopyFrom(used)
+    reported.model_calls -= used.model_calls_without_usage
+    reported.ClearField("model_calls_without_usage")
+    reported.ClearField("tool_calls")
+    return reported
 
 
-def _charged(log: Sequence[event_pb2.AgentEvent]) -> Iterator[message_pb2.Usage]:
+def _charged(log: Sequence[event_pb2.AgentEvent]) -> Iterator[usage_pb2.Usage]:
     for event in log:
         for used in (event.llm_completed.response.usage, event.llm_retrying.lost_usage, event.llm_failed.lost_usage):
             if usage.is_reported(used):
-                yield used
+                charged = usage_pb2.Usage(model_calls=1)
+                charged.MergeFrom(used)
+                yield charged

@@ -7,7 +7,7 @@ from bough_server.tools.tool import Tool, ToolContext, tool
 from tests.durability.prefixes.scenario import World
 from tests.support.teams import calls
 
-ABORT: Final = policy_pb2.ON_SUB_AGENT_FAILURE_ABORT
+ABORT: Final = policy_pb2.SUB_AGENT_FAILURE_POLICY_ABORT
 USED: Final = {"usage": {"input_tokens": 7, "output_tokens": 3}}
 
 

@@ -16,8 +16,8 @@ def _with(definition: agent_pb2.AgentDefinition, **overflow: object) -> agent_pb
     return definition
 
 
-def _summarize(max_tokens: int) -> agent_pb2.Summarize:
-    return agent_pb2.Summarize(max_tokens=max_tokens, keep_recent=1, model="another")
+def _summarize(max_tokens: int) -> agent_pb2.Summarization:
+    return agent_pb2.Summarization(max_tokens=max_tokens, keep_recent_exchanges=1, model="another")
 
 
 REMEMBERING: Final = Scenario(
@@ -39,7 +39,7 @@ REMEMBERING: Final = Scenario(
     team=lambda world: Team(
         definitions=[
             _with(llm("lead", links=["short", "wide", "vain"], tools=["look"]), summarize=_summarize(700)),
-            _with(llm("short"), sliding_window=agent_pb2.SlidingWindow(max_tokens=300, reserve=50)),
+            _with(llm("short"), sliding_window=agent_pb2.SlidingWindow(max_tokens=300, reserve_tokens=50)),
             _with(llm("wide", tools=["look"]), summarize=_summarize(330)),
             _with(llm("vain"), summarize=_summarize(250)),
         ],

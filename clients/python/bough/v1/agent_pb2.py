@@ -22,57 +22,60 @@ _runtime_version.ValidateProtobufRuntimeVersion(
 _sym_db = _symbol_database.Default()
 
 
+from bough.v1 import execution_pb2 as bough_dot_v1_dot_execution__pb2
+from bough.v1 import message_pb2 as bough_dot_v1_dot_message__pb2
+from bough.v1 import model_pb2 as bough_dot_v1_dot_model__pb2
 from bough.v1 import policy_pb2 as bough_dot_v1_dot_policy__pb2
 from google.protobuf import duration_pb2 as google_dot_protobuf_dot_duration__pb2
 from google.protobuf import timestamp_pb2 as google_dot_protobuf_dot_timestamp__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x14\x62ough/v1/agent.proto\x12\x08\x62ough.v1\x1a\x15\x62ough/v1/policy.proto\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"\xd1\x07\n\x0f\x41gentDefinition\x12\x12\n\x04name\x18\x01 \x01(\tR\x04name\x12 \n\x0b\x64\x65scription\x18\x02 \x01(\tR\x0b\x64\x65scription\x12&\n\x03llm\x18\x03 \x01(\x0b\x32\x12.bough.v1.LlmAgentH\x00R\x03llm\x12\x35\n\x08sequence\x18\x04 \x01(\x0b\x32\x17.bough.v1.SequenceAgentH\x00R\x08sequence\x12\x35\n\x08parallel\x18\x05 \x01(\x0b\x32\x17.bough.v1.ParallelAgentH\x00R\x08parallel\x12)\n\x04loop\x18\x06 \x01(\x0b\x32\x13.bough.v1.LoopAgentH\x00R\x04loop\x12;\n\nsupervisor\x18\x07 \x01(\x0b\x32\x19.bough.v1.SupervisorAgentH\x00R\nsupervisor\x12,\n\x05swarm\x18\x08 \x01(\x0b\x32\x14.bough.v1.SwarmAgentH\x00R\x05swarm\x12?\n\x0cplan_execute\x18\t \x01(\x0b\x32\x1a.bough.v1.PlanExecuteAgentH\x00R\x0bplanExecute\x12\x35\n\x08\x66unction\x18\x0b \x01(\x0b\x32\x17.bough.v1.FunctionAgentH\x00R\x08\x66unction\x12\x32\n\nsub_agents\x18\x14 \x03(\x0b\x32\x13.bough.v1.AgentLinkR\tsubAgents\x12\x31\n\x07history\x18\x15 \x01(\x0b\x32\x17.bough.v1.HistoryPolicyR\x07history\x12+\n\x05\x64\x65lta\x18\x16 \x01(\x0b\x32\x15.bough.v1.DeltaPolicyR\x05\x64\x65lta\x12(\n\x06limits\x18\x17 \x01(\x0b\x32\x10.bough.v1.LimitsR\x06limits\x12*\n\x11input_schema_json\x18\x18 \x01(\tR\x0finputSchemaJson\x12,\n\x12output_schema_json\x18\x19 \x01(\tR\x10outputSchemaJson\x12\x1d\n\noutput_key\x18\x1a \x01(\tR\toutputKey\x12L\n\x14on_sub_agent_failure\x18\x1b \x01(\x0e\x32\x1b.bough.v1.OnSubAgentFailureR\x11onSubAgentFailure\x12\x1a\n\x08revision\x18\x1e \x01(\tR\x08revision\x12;\n\x0b\x63reate_time\x18\x1f \x01(\x0b\x32\x1a.google.protobuf.TimestampR\ncreateTimeB\x06\n\x04kind\"\x81\x04\n\x08LlmAgent\x12\x14\n\x05model\x18\x01 \x01(\tR\x05model\x12 \n\x0binstruction\x18\x02 \x01(\tR\x0binstruction\x12(\n\x05tools\x18\x03 \x03(\x0b\x32\x12.bough.v1.ToolLinkR\x05tools\x12 \n\tmax_steps\x18\x04 \x01(\x05H\x00R\x08maxSteps\x88\x01\x01\x12*\n\x0eparallel_tools\x18\x05 \x01(\x08H\x01R\rparallelTools\x88\x01\x01\x12*\n\x11\x66inal_answer_tool\x18\x06 \x01(\x08R\x0f\x66inalAnswerTool\x12#\n\rinherit_tools\x18\x08 \x01(\x08R\x0cinheritTools\x12)\n\x10history_rewriter\x18\t \x01(\tR\x0fhistoryRewriter\x12\x34\n\x16skip_transfer_messages\x18\n \x01(\x08R\x14skipTransferMessages\x12=\n\x1b\x64isallow_transfer_to_parent\x18\x0b \x01(\x08R\x18\x64isallowTransferToParent\x12\x33\n\x08settings\x18\x0c \x01(\x0b\x32\x17.bough.v1.ModelSettingsR\x08settingsB\x0c\n\n_max_stepsB\x11\n\x0f_parallel_tools\"\x0f\n\rSequenceAgent\"\x89\x01\n\rParallelAgent\x12\x36\n\non_failure\x18\x01 \x01(\x0e\x32\x17.bough.v1.OnLaneFailureR\tonFailure\x12,\n\x0fmax_concurrency\x18\x02 \x01(\x05H\x00R\x0emaxConcurrency\x88\x01\x01\x42\x12\n\x10_max_concurrency\"u\n\tLoopAgent\x12*\n\x0emax_iterations\x18\x01 \x01(\x05H\x00R\rmaxIterations\x88\x01\x01\x12)\n\x05until\x18\x02 \x01(\x0b\x32\x13.bough.v1.LoopUntilR\x05untilB\x11\n\x0f_max_iterations\"P\n\tLoopUntil\x12\x1e\n\tpredicate\x18\x01 \x01(\tH\x00R\tpredicate\x12\x16\n\x05state\x18\x02 \x01(\tH\x00R\x05stateB\x0b\n\tcondition\"7\n\x0fSupervisorAgent\x12$\n\x03llm\x18\x01 \x01(\x0b\x32\x12.bough.v1.LlmAgentR\x03llm\"\"\n\nSwarmAgent\x12\x14\n\x05\x65ntry\x18\x01 \x01(\tR\x05\x65ntry\"\x99\x01\n\x10PlanExecuteAgent\x12\x18\n\x07planner\x18\x01 \x01(\tR\x07planner\x12\x1a\n\x08\x65xecutor\x18\x02 \x01(\tR\x08\x65xecutor\x12\x1c\n\treplanner\x18\x03 \x01(\tR\treplanner\x12\"\n\nmax_rounds\x18\x04 \x01(\x05H\x00R\tmaxRounds\x88\x01\x01\x42\r\n\x0b_max_rounds\"#\n\rFunctionAgent\x12\x12\n\x04\x63ode\x18\x01 \x01(\tR\x04\x63ode\"\xd0\x01\n\rModelSettings\x12%\n\x0btemperature\x18\x01 \x01(\x01H\x00R\x0btemperature\x88\x01\x01\x12\x18\n\x05top_p\x18\x02 \x01(\x01H\x01R\x04topP\x88\x01\x01\x12/\n\x11max_output_tokens\x18\x03 \x01(\x05H\x02R\x0fmaxOutputTokens\x88\x01\x01\x12\x1d\n\nextra_json\x18\x04 \x01(\tR\textraJsonB\x0e\n\x0c_temperatureB\x08\n\x06_top_pB\x14\n\x12_max_output_tokens\"\xc6\x01\n\x08ToolLink\x12\x12\n\x04name\x18\x01 \x01(\tR\x04name\x12.\n\x11max_calls_per_run\x18\x02 \x01(\x05H\x00R\x0emaxCallsPerRun\x88\x01\x01\x12\x33\n\x07timeout\x18\x03 \x01(\x0b\x32\x19.google.protobuf.DurationR\x07timeout\x12+\n\x11requires_approval\x18\x04 \x01(\x08R\x10requiresApprovalB\x14\n\x12_max_calls_per_run\"\x99\x02\n\tAgentLink\x12\x14\n\x05\x61gent\x18\x01 \x01(\tR\x05\x61gent\x12/\n\tlink_mode\x18\x02 \x01(\x0e\x32\x12.bough.v1.LinkModeR\x08linkMode\x12:\n\non_failure\x18\x03 \x01(\x0e\x32\x1b.bough.v1.OnSubAgentFailureR\tonFailure\x12\x31\n\x07history\x18\x04 \x01(\x0b\x32\x17.bough.v1.HistoryPolicyR\x07history\x12,\n\x05input\x18\x05 \x01(\x0b\x32\x16.bough.v1.InputBuilderR\x05input\x12(\n\x06limits\x18\x06 \x01(\x0b\x32\x10.bough.v1.LimitsR\x06limits\"U\n\x0cInputBuilder\x12\x1c\n\x08template\x18\x01 \x01(\tH\x00R\x08template\x12\x1c\n\x08\x66unction\x18\x02 \x01(\tH\x00R\x08\x66unctionB\t\n\x07\x62uilder\"\xc0\x01\n\rHistoryPolicy\x12,\n\x05scope\x18\x01 \x01(\x0e\x32\x16.bough.v1.HistoryScopeR\x05scope\x12@\n\x0esliding_window\x18\x02 \x01(\x0b\x32\x17.bough.v1.SlidingWindowH\x00R\rslidingWindow\x12\x33\n\tsummarize\x18\x03 \x01(\x0b\x32\x13.bough.v1.SummarizeH\x00R\tsummarizeB\n\n\x08overflow\"H\n\rSlidingWindow\x12\x1d\n\nmax_tokens\x18\x01 \x01(\x05R\tmaxTokens\x12\x18\n\x07reserve\x18\x02 \x01(\x05R\x07reserve\"a\n\tSummarize\x12\x1d\n\nmax_tokens\x18\x01 \x01(\x05R\tmaxTokens\x12\x1f\n\x0bkeep_recent\x18\x02 \x01(\x05R\nkeepRecent\x12\x14\n\x05model\x18\x03 \x01(\tR\x05model*m\n\rOnLaneFailure\x12\x1f\n\x1bON_LANE_FAILURE_UNSPECIFIED\x10\x00\x12\x1c\n\x18ON_LANE_FAILURE_WAIT_ALL\x10\x01\x12\x1d\n\x19ON_LANE_FAILURE_FAIL_FAST\x10\x02*Q\n\x08LinkMode\x12\x19\n\x15LINK_MODE_UNSPECIFIED\x10\x00\x12\x12\n\x0eLINK_MODE_TOOL\x10\x01\x12\x16\n\x12LINK_MODE_TRANSFER\x10\x02*z\n\x0cHistoryScope\x12\x1d\n\x19HISTORY_SCOPE_UNSPECIFIED\x10\x00\x12\x19\n\x15HISTORY_SCOPE_SESSION\x10\x01\x12\x18\n\x14HISTORY_SCOPE_BRANCH\x10\x02\x12\x16\n\x12HISTORY_SCOPE_NONE\x10\x03\x42\x38Z6github.com/bough-dev/bough/clients/go/bough/v1;boughv1b\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x14\x62ough/v1/agent.proto\x12\x08\x62ough.v1\x1a\x18\x62ough/v1/execution.proto\x1a\x16\x62ough/v1/message.proto\x1a\x14\x62ough/v1/model.proto\x1a\x15\x62ough/v1/policy.proto\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"\xfe\x06\n\x0f\x41gentDefinition\x12\x12\n\x04name\x18\x01 \x01(\tR\x04name\x12 \n\x0b\x64\x65scription\x18\x02 \x01(\tR\x0b\x64\x65scription\x12&\n\x03llm\x18\x03 \x01(\x0b\x32\x12.bough.v1.LlmAgentH\x00R\x03llm\x12\x35\n\x08sequence\x18\x04 \x01(\x0b\x32\x17.bough.v1.SequenceAgentH\x00R\x08sequence\x12\x35\n\x08parallel\x18\x05 \x01(\x0b\x32\x17.bough.v1.ParallelAgentH\x00R\x08parallel\x12)\n\x04loop\x18\x06 \x01(\x0b\x32\x13.bough.v1.LoopAgentH\x00R\x04loop\x12;\n\nsupervisor\x18\x07 \x01(\x0b\x32\x19.bough.v1.SupervisorAgentH\x00R\nsupervisor\x12,\n\x05swarm\x18\x08 \x01(\x0b\x32\x14.bough.v1.SwarmAgentH\x00R\x05swarm\x12?\n\x0cplan_execute\x18\t \x01(\x0b\x32\x1a.bough.v1.PlanExecuteAgentH\x00R\x0bplanExecute\x12\x35\n\x08\x66unction\x18\x0b \x01(\x0b\x32\x17.bough.v1.FunctionAgentH\x00R\x08\x66unction\x12\x32\n\nsub_agents\x18\x14 \x03(\x0b\x32\x13.bough.v1.AgentLinkR\tsubAgents\x12\x31\n\x07history\x18\x15 \x01(\x0b\x32\x17.bough.v1.HistoryPolicyR\x07history\x12-\n\x06\x64\x65ltas\x18\x16 \x01(\x0b\x32\x15.bough.v1.DeltaPolicyR\x06\x64\x65ltas\x12(\n\x06limits\x18\x17 \x01(\x0b\x32\x10.bough.v1.LimitsR\x06limits\x12*\n\x11input_schema_json\x18\x18 \x01(\tR\x0finputSchemaJson\x12,\n\x12output_schema_json\x18\x19 \x01(\tR\x10outputSchemaJson\x12\x1d\n\noutput_key\x18\x1a \x01(\tR\toutputKey\x12P\n\x14on_sub_agent_failure\x18\x1b \x01(\x0e\x32\x1f.bough.v1.SubAgentFailurePolicyR\x11onSubAgentFailureB\x06\n\x04kind\"\xc1\x02\n\x05\x41gent\x12\x39\n\ndefinition\x18\x01 \x01(\x0b\x32\x19.bough.v1.AgentDefinitionR\ndefinition\x12\x1a\n\x08revision\x18\x02 \x01(\tR\x08revision\x12-\n\x06source\x18\x03 \x01(\x0e\x32\x15.bough.v1.AgentSourceR\x06source\x12\'\n\x04kind\x18\x04 \x01(\x0e\x32\x13.bough.v1.AgentKindR\x04kind\x12;\n\x0b\x63reate_time\x18\x05 \x01(\x0b\x32\x1a.google.protobuf.TimestampR\ncreateTime\x12L\n\x14revision_create_time\x18\x06 \x01(\x0b\x32\x1a.google.protobuf.TimestampR\x12revisionCreateTime\"\x81\x04\n\x08LlmAgent\x12\x14\n\x05model\x18\x01 \x01(\tR\x05model\x12 \n\x0binstruction\x18\x02 \x01(\tR\x0binstruction\x12(\n\x05tools\x18\x03 \x03(\x0b\x32\x12.bough.v1.ToolLinkR\x05tools\x12 \n\tmax_steps\x18\x04 \x01(\x05H\x00R\x08maxSteps\x88\x01\x01\x12*\n\x0eparallel_tools\x18\x05 \x01(\x08H\x01R\rparallelTools\x88\x01\x01\x12*\n\x11\x66inal_answer_tool\x18\x06 \x01(\x08R\x0f\x66inalAnswerTool\x12#\n\rinherit_tools\x18\x08 \x01(\x08R\x0cinheritTools\x12)\n\x10history_rewriter\x18\t \x01(\tR\x0fhistoryRewriter\x12\x34\n\x16skip_transfer_messages\x18\n \x01(\x08R\x14skipTransferMessages\x12=\n\x1b\x64isallow_transfer_to_parent\x18\x0b \x01(\x08R\x18\x64isallowTransferToParent\x12\x33\n\x08settings\x18\x0c \x01(\x0b\x32\x17.bough.v1.ModelSettingsR\x08settingsB\x0c\n\n_max_stepsB\x11\n\x0f_parallel_tools\"\x0f\n\rSequenceAgent\"\x91\x01\n\rParallelAgent\x12>\n\non_failure\x18\x01 \x01(\x0e\x32\x1f.bough.v1.ParallelFailurePolicyR\tonFailure\x12,\n\x0fmax_concurrency\x18\x02 \x01(\x05H\x00R\x0emaxConcurrency\x88\x01\x01\x42\x12\n\x10_max_concurrency\"u\n\tLoopAgent\x12*\n\x0emax_iterations\x18\x01 \x01(\x05H\x00R\rmaxIterations\x88\x01\x01\x12)\n\x05until\x18\x02 \x01(\x0b\x32\x13.bough.v1.LoopUntilR\x05untilB\x11\n\x0f_max_iterations\"Y\n\tLoopUntil\x12\x1e\n\tpredicate\x18\x01 \x01(\tH\x00R\tpredicate\x12\x1f\n\nstate_path\x18\x02 \x01(\tH\x00R\tstatePathB\x0b\n\tcondition\"7\n\x0fSupervisorAgent\x12$\n\x03llm\x18\x01 \x01(\x0b\x32\x12.bough.v1.LlmAgentR\x03llm\"-\n\nSwarmAgent\x12\x1f\n\x0b\x65ntry_agent\x18\x01 \x01(\tR\nentryAgent\"\xa5\x01\n\x10PlanExecuteAgent\x12\x18\n\x07planner\x18\x01 \x01(\tR\x07planner\x12\x1a\n\x08\x65xecutor\x18\x02 \x01(\tR\x08\x65xecutor\x12\x1c\n\treplanner\x18\x03 \x01(\tR\treplanner\x12*\n\x0emax_iterations\x18\x04 \x01(\x05H\x00R\rmaxIterations\x88\x01\x01\x42\x11\n\x0f_max_iterations\"+\n\rFunctionAgent\x12\x1a\n\x08\x66unction\x18\x01 \x01(\tR\x08\x66unction\"\xc6\x01\n\x08ToolLink\x12\x12\n\x04name\x18\x01 \x01(\tR\x04name\x12.\n\x11max_calls_per_run\x18\x02 \x01(\x05H\x00R\x0emaxCallsPerRun\x88\x01\x01\x12\x33\n\x07timeout\x18\x03 \x01(\x0b\x32\x19.google.protobuf.DurationR\x07timeout\x12+\n\x11requires_approval\x18\x04 \x01(\x08R\x10requiresApprovalB\x14\n\x12_max_calls_per_run\"\x9d\x02\n\tAgentLink\x12\x14\n\x05\x61gent\x18\x01 \x01(\tR\x05\x61gent\x12/\n\tlink_mode\x18\x02 \x01(\x0e\x32\x12.bough.v1.LinkModeR\x08linkMode\x12>\n\non_failure\x18\x03 \x01(\x0e\x32\x1f.bough.v1.SubAgentFailurePolicyR\tonFailure\x12\x31\n\x07history\x18\x04 \x01(\x0b\x32\x17.bough.v1.HistoryPolicyR\x07history\x12,\n\x05input\x18\x05 \x01(\x0b\x32\x16.bough.v1.InputBuilderR\x05input\x12(\n\x06limits\x18\x06 \x01(\x0b\x32\x10.bough.v1.LimitsR\x06limits\"U\n\x0cInputBuilder\x12\x1c\n\x08template\x18\x01 \x01(\tH\x00R\x08template\x12\x1c\n\x08\x66unction\x18\x02 \x01(\tH\x00R\x08\x66unctionB\t\n\x07\x62uilder\"\xc4\x01\n\rHistoryPolicy\x12,\n\x05scope\x18\x01 \x01(\x0e\x32\x16.bough.v1.HistoryScopeR\x05scope\x12@\n\x0esliding_window\x18\x02 \x01(\x0b\x32\x17.bough.v1.SlidingWindowH\x00R\rslidingWindow\x12\x37\n\tsummarize\x18\x03 \x01(\x0b\x32\x17.bough.v1.SummarizationH\x00R\tsummarizeB\n\n\x08overflow\"\x81\x01\n\rSlidingWindow\x12\"\n\nmax_tokens\x18\x01 \x01(\x05H\x00R\tmaxTokens\x88\x01\x01\x12*\n\x0ereserve_tokens\x18\x02 \x01(\x05H\x01R\rreserveTokens\x88\x01\x01\x42\r\n\x0b_max_tokensB\x11\n\x0f_reserve_tokens\"\xab\x01\n\rSummarization\x12\"\n\nmax_tokens\x18\x01 \x01(\x05H\x00R\tmaxTokens\x88\x01\x01\x12\x37\n\x15keep_recent_exchanges\x18\x02 \x01(\x05H\x01R\x13keepRecentExchanges\x88\x01\x01\x12\x14\n\x05model\x18\x03 \x01(\tR\x05modelB\r\n\x0b_max_tokensB\x18\n\x16_keep_recent_exchanges*r\n\x0b\x41gentSource\x12\x1c\n\x18\x41GENT_SOURCE_UNSPECIFIED\x10\x00\x12\x15\n\x11\x41GENT_SOURCE_FILE\x10\x01\x12\x15\n\x11\x41GENT_SOURCE_CODE\x10\x02\x12\x17\n\x13\x41GENT_SOURCE_STORED\x10\x03*\x8d\x01\n\x15ParallelFailurePolicy\x12\'\n#PARALLEL_FAILURE_POLICY_UNSPECIFIED\x10\x00\x12$\n PARALLEL_FAILURE_POLICY_WAIT_ALL\x10\x01\x12%\n!PARALLEL_FAILURE_POLICY_FAIL_FAST\x10\x02*Q\n\x08LinkMode\x12\x19\n\x15LINK_MODE_UNSPECIFIED\x10\x00\x12\x12\n\x0eLINK_MODE_TOOL\x10\x01\x12\x16\n\x12LINK_MODE_TRANSFER\x10\x02\x42T\n\x0c\x64\x65v.bough.v1B\nAgentProtoP\x01Z6github.com/bough-dev/bough/clients/go/bough/v1;boughv1b\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'bough.v1.agent_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   _globals['DESCRIPTOR']._loaded_options = None
-  _globals['DESCRIPTOR']._serialized_options = b'Z6github.com/bough-dev/bough/clients/go/bough/v1;boughv1'
-  _globals['_ONLANEFAILURE']._serialized_start=3413
-  _globals['_ONLANEFAILURE']._serialized_end=3522
-  _globals['_LINKMODE']._serialized_start=3524
-  _globals['_LINKMODE']._serialized_end=3605
-  _globals['_HISTORYSCOPE']._serialized_start=3607
-  _globals['_HISTORYSCOPE']._serialized_end=3729
-  _globals['_AGENTDEFINITION']._serialized_start=123
-  _globals['_AGENTDEFINITION']._serialized_end=1100
-  _globals['_LLMAGENT']._serialized_start=1103
-  _globals['_LLMAGENT']._serialized_end=1616
-  _globals['_SEQUENCEAGENT']._serialized_start=1618
-  _globals['_SEQUENCEAGENT']._serialized_end=1633
-  _globals['_PARALLELAGENT']._serialized_start=1636
-  _globals['_PARALLELAGENT']._serialized_end=1773
-  _globals['_LOOPAGENT']._serialized_start=1775
-  _globals['_LOOPAGENT']._serialized_end=1892
-  _globals['_LOOPUNTIL']._serialized_start=1894
-  _globals['_LOOPUNTIL']._serialized_end=1974
-  _globals['_SUPERVISORAGENT']._serialized_start=1976
-  _globals['_SUPERVISORAGENT']._serialized_end=2031
-  _globals['_SWARMAGENT']._serialized_start=2033
-  _globals['_SWARMAGENT']._serialized_end=2067
-  _globals['_PLANEXECUTEAGENT']._serialized_start=2070
-  _globals['_PLANEXECUTEAGENT']._serialized_end=2223
-  _globals['_FUNCTIONAGENT']._serialized_start=2225
-  _globals['_FUNCTIONAGENT']._serialized_end=2260
-  _globals['_MODELSETTINGS']._serialized_start=2263
-  _globals['_MODELSETTINGS']._serialized_end=2471
-  _globals['_TOOLLINK']._serialized_start=2474
-  _globals['_TOOLLINK']._serialized_end=2672
-  _globals['_AGENTLINK']._serialized_start=2675
-  _globals['_AGENTLINK']._serialized_end=2956
-  _globals['_INPUTBUILDER']._serialized_start=2958
-  _globals['_INPUTBUILDER']._serialized_end=3043
-  _globals['_HISTORYPOLICY']._serialized_start=3046
-  _globals['_HISTORYPOLICY']._serialized_end=3238
-  _globals['_SLIDINGWINDOW']._serialized_start=3240
-  _globals['_SLIDINGWINDOW']._serialized_end=3312
-  _globals['_SUMMARIZE']._serialized_start=3314
-  _globals['_SUMMARIZE']._serialized_end=3411
+  _globals['DESCRIPTOR']._serialized_options = b'\n\014dev.bough.v1B\nAgentProtoP\001Z6github.com/bough-dev/bough/clients/go/bough/v1;boughv1'
+  _globals['_AGENTSOURCE']._serialized_start=3704
+  _globals['_AGENTSOURCE']._serialized_end=3818
+  _globals['_PARALLELFAILUREPOLICY']._serialized_start=3821
+  _globals['_PARALLELFAILUREPOLICY']._serialized_end=3962
+  _globals['_LINKMODE']._serialized_start=3964
+  _globals['_LINKMODE']._serialized_end=4045
+  _globals['_AGENTDEFINITION']._serialized_start=195
+  _globals['_AGENTDEFINITION']._serialized_end=1089
+  _globals['_AGENT']._serialized_start=1092
+  _globals['_AGENT']._serialized_end=1413
+  _globals['_LLMAGENT']._serialized_start=1416
+  _globals['_LLMAGENT']._serialized_end=1929
+  _globals['_SEQUENCEAGENT']._serialized_start=1931
+  _globals['_SEQUENCEAGENT']._serialized_end=1946
+  _globals['_PARALLELAGENT']._serialized_start=1949
+  _globals['_PARALLELAGENT']._serialized_end=2094
+  _globals['_LOOPAGENT']._serialized_start=2096
+  _globals['_LOOPAGENT']._serialized_end=2213
+  _globals['_LOOPUNTIL']._serialized_start=2215
+  _globals['_LOOPUNTIL']._serialized_end=2304
+  _globals['_SUPERVISORAGENT']._serialized_start=2306
+  _globals['_SUPERVISORAGENT']._serialized_end=2361
+  _globals['_SWARMAGENT']._serialized_start=2363
+  _globals['_SWARMAGENT']._serialized_end=2408
+  _globals['_PLANEXECUTEAGENT']._serialized_start=2411
+  _globals['_PLANEXECUTEAGENT']._serialized_end=2576
+  _globals['_FUNCTIONAGENT']._serialized_start=2578
+  _globals['_FUNCTIONAGENT']._serialized_end=2621
+  _globals['_TOOLLINK']._serialized_start=2624
+  _globals['_TOOLLINK']._serialized_end=2822
+  _globals['_AGENTLINK']._serialized_start=2825
+  _globals['_AGENTLINK']._serialized_end=3110
+  _globals['_INPUTBUILDER']._serialized_start=3112
+  _globals['_INPUTBUILDER']._serialized_end=3197
+  _globals['_HISTORYPOLICY']._serialized_start=3200
+  _globals['_HISTORYPOLICY']._serialized_end=3396
+  _globals['_SLIDINGWINDOW']._serialized_start=3399
+  _globals['_SLIDINGWINDOW']._serialized_end=3528
+  _globals['_SUMMARIZATION']._serialized_start=3531
+  _globals['_SUMMARIZATION']._serialized_end=3702
 # @@protoc_insertion_point(module_scope)

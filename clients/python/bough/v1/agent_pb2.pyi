@@ -3,6 +3,9 @@
 isort:skip_file
 Agents as data."""
 
+from bough.v1 import execution_pb2 as _execution_pb2
+from bough.v1 import message_pb2 as _message_pb2
+from bough.v1 import model_pb2 as _model_pb2
 from bough.v1 import policy_pb2 as _policy_pb2
 from collections import abc as _abc
 from google.protobuf import descriptor as _descriptor
@@ -22,29 +25,57 @@ else:
 
 DESCRIPTOR: _descriptor.FileDescriptor
 
-class _OnLaneFailure:
+class _AgentSource:
     ValueType = _typing.NewType("ValueType", _builtins.int)
     V: _TypeAlias = ValueType  # noqa: Y015
 
-class _OnLaneFailureEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_OnLaneFailure.ValueType], _builtins.type):
+class _AgentSourceEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_AgentSource.ValueType], _builtins.type):
     DESCRIPTOR: _descriptor.EnumDescriptor
-    ON_LANE_FAILURE_UNSPECIFIED: _OnLaneFailure.ValueType  # 0
+    AGENT_SOURCE_UNSPECIFIED: _AgentSource.ValueType  # 0
+    """Unknown: the revision is not the current one, and runs keep its content only."""
+    AGENT_SOURCE_FILE: _AgentSource.ValueType  # 1
+    """In a file of the operator's. Visible to every tenant; calls cannot change it (AGENT_FIXED)."""
+    AGENT_SOURCE_CODE: _AgentSource.ValueType  # 2
+    """In the operator's Python code. Visible to every tenant; calls cannot change it (AGENT_FIXED)."""
+    AGENT_SOURCE_STORED: _AgentSource.ValueType  # 3
+    """In the store, by CreateAgent. Visible to its tenant only."""
+
+class AgentSource(_AgentSource, metaclass=_AgentSourceEnumTypeWrapper):
+    """Where an agent is defined."""
+
+AGENT_SOURCE_UNSPECIFIED: AgentSource.ValueType  # 0
+"""Unknown: the revision is not the current one, and runs keep its content only."""
+AGENT_SOURCE_FILE: AgentSource.ValueType  # 1
+"""In a file of the operator's. Visible to every tenant; calls cannot change it (AGENT_FIXED)."""
+AGENT_SOURCE_CODE: AgentSource.ValueType  # 2
+"""In the operator's Python code. Visible to every tenant; calls cannot change it (AGENT_FIXED)."""
+AGENT_SOURCE_STORED: AgentSource.ValueType  # 3
+"""In the store, by CreateAgent. Visible to its tenant only."""
+Global___AgentSource: _TypeAlias = AgentSource  # noqa: Y015
+
+class _ParallelFailurePolicy:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _ParallelFailurePolicyEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ParallelFailurePolicy.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    PARALLEL_FAILURE_POLICY_UNSPECIFIED: _ParallelFailurePolicy.ValueType  # 0
     """WAIT_ALL."""
-    ON_LANE_FAILURE_WAIT_ALL: _OnLaneFailure.ValueType  # 1
-    """They go on to their ends."""
-    ON_LANE_FAILURE_FAIL_FAST: _OnLaneFailure.ValueType  # 2
+    PARALLEL_FAILURE_POLICY_WAIT_ALL: _ParallelFailurePolicy.ValueType  # 1
+    """They run to their ends."""
+    PARALLEL_FAILURE_POLICY_FAIL_FAST: _ParallelFailurePolicy.ValueType  # 2
     """They are cancelled."""
 
-class OnLaneFailure(_OnLaneFailure, metaclass=_OnLaneFailureEnumTypeWrapper):
-    """What a failing child does to those beside it."""
+class ParallelFailurePolicy(_ParallelFailurePolicy, metaclass=_ParallelFailurePolicyEnumTypeWrapper):
+    """What the failure of one child of a parallel agent does to the others."""
 
-ON_LANE_FAILURE_UNSPECIFIED: OnLaneFailure.ValueType  # 0
+PARALLEL_FAILURE_POLICY_UNSPECIFIED: ParallelFailurePolicy.ValueType  # 0
 """WAIT_ALL."""
-ON_LANE_FAILURE_WAIT_ALL: OnLaneFailure.ValueType  # 1
-"""They go on to their ends."""
-ON_LANE_FAILURE_FAIL_FAST: OnLaneFailure.ValueType  # 2
+PARALLEL_FAILURE_POLICY_WAIT_ALL: ParallelFailurePolicy.ValueType  # 1
+"""They run to their ends."""
+PARALLEL_FAILURE_POLICY_FAIL_FAST: ParallelFailurePolicy.ValueType  # 2
 """They are cancelled."""
-Global___OnLaneFailure: _TypeAlias = OnLaneFailure  # noqa: Y015
+Global___ParallelFailurePolicy: _TypeAlias = ParallelFailurePolicy  # noqa: Y015
 
 class _LinkMode:
     ValueType = _typing.NewType("ValueType", _builtins.int)
@@ -53,54 +84,27 @@ class _LinkMode:
 class _LinkModeEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_LinkMode.ValueType], _builtins.type):
     DESCRIPTOR: _descriptor.EnumDescriptor
     LINK_MODE_UNSPECIFIED: _LinkMode.ValueType  # 0
-    """TOOL; of members of a supervisor or a swarm TRANSFER."""
+    """TOOL; TRANSFER for members of a supervisor or a swarm."""
     LINK_MODE_TOOL: _LinkMode.ValueType  # 1
     """By a tool `call_<name>` whose result is the agent's answer."""
     LINK_MODE_TRANSFER: _LinkMode.ValueType  # 2
-    """By `transfer_to_agent`: the agent answers in the caller's place."""
+    """By `transfer_to_agent`: the agent answers instead of the caller."""
 
 class LinkMode(_LinkMode, metaclass=_LinkModeEnumTypeWrapper):
-    """How a model runs an agent that it is linked to."""
+    """How a model calls a linked agent."""
 
 LINK_MODE_UNSPECIFIED: LinkMode.ValueType  # 0
-"""TOOL; of members of a supervisor or a swarm TRANSFER."""
+"""TOOL; TRANSFER for members of a supervisor or a swarm."""
 LINK_MODE_TOOL: LinkMode.ValueType  # 1
 """By a tool `call_<name>` whose result is the agent's answer."""
 LINK_MODE_TRANSFER: LinkMode.ValueType  # 2
-"""By `transfer_to_agent`: the agent answers in the caller's place."""
+"""By `transfer_to_agent`: the agent answers instead of the caller."""
 Global___LinkMode: _TypeAlias = LinkMode  # noqa: Y015
-
-class _HistoryScope:
-    ValueType = _typing.NewType("ValueType", _builtins.int)
-    V: _TypeAlias = ValueType  # noqa: Y015
-
-class _HistoryScopeEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_HistoryScope.ValueType], _builtins.type):
-    DESCRIPTOR: _descriptor.EnumDescriptor
-    HISTORY_SCOPE_UNSPECIFIED: _HistoryScope.ValueType  # 0
-    """Inherits: the link's, else the definition's, else SESSION."""
-    HISTORY_SCOPE_SESSION: _HistoryScope.ValueType  # 1
-    """Everything up to the moment it was called."""
-    HISTORY_SCOPE_BRANCH: _HistoryScope.ValueType  # 2
-    """Of that, the user's messages and those of its own ancestors and of itself."""
-    HISTORY_SCOPE_NONE: _HistoryScope.ValueType  # 3
-    """What it is told, and its own steps."""
-
-class HistoryScope(_HistoryScope, metaclass=_HistoryScopeEnumTypeWrapper):
-    """How much of the session an agent sees."""
-
-HISTORY_SCOPE_UNSPECIFIED: HistoryScope.ValueType  # 0
-"""Inherits: the link's, else the definition's, else SESSION."""
-HISTORY_SCOPE_SESSION: HistoryScope.ValueType  # 1
-"""Everything up to the moment it was called."""
-HISTORY_SCOPE_BRANCH: HistoryScope.ValueType  # 2
-"""Of that, the user's messages and those of its own ancestors and of itself."""
-HISTORY_SCOPE_NONE: HistoryScope.ValueType  # 3
-"""What it is told, and its own steps."""
-Global___HistoryScope: _TypeAlias = HistoryScope  # noqa: Y015
 
 @_typing.final
 class AgentDefinition(_message.Message):
-    """An agent. What it names (models, tools, agents) is declared by the operator; it brings no address, key or code.
+    """An agent's definition: what a file holds, what a call stores, what a request brings along. It names models, tools, agents and
+    functions that the operator has declared; it cannot bring an address, a key or code.
 
     Set aside: 10 graph, 12 remote.
     """
@@ -119,57 +123,53 @@ class AgentDefinition(_message.Message):
     FUNCTION_FIELD_NUMBER: _builtins.int
     SUB_AGENTS_FIELD_NUMBER: _builtins.int
     HISTORY_FIELD_NUMBER: _builtins.int
-    DELTA_FIELD_NUMBER: _builtins.int
+    DELTAS_FIELD_NUMBER: _builtins.int
     LIMITS_FIELD_NUMBER: _builtins.int
     INPUT_SCHEMA_JSON_FIELD_NUMBER: _builtins.int
     OUTPUT_SCHEMA_JSON_FIELD_NUMBER: _builtins.int
     OUTPUT_KEY_FIELD_NUMBER: _builtins.int
     ON_SUB_AGENT_FAILURE_FIELD_NUMBER: _builtins.int
-    REVISION_FIELD_NUMBER: _builtins.int
-    CREATE_TIME_FIELD_NUMBER: _builtins.int
     name: _builtins.str
-    """Its name, unique in a catalog: a letter, then up to 58 letters, digits, "_" or "-"."""
+    """The name, unique in a catalog: a letter, then up to 58 letters, digits, "_" or "-". Required."""
     description: _builtins.str
-    """What it does, in words that a model chooses by. Required."""
+    """What the agent does, in words that a calling model chooses by. Required."""
     input_schema_json: _builtins.str
-    """JSON Schema of what it is told when it is called as a tool, as text; empty for one string `message`."""
+    """JSON Schema of its input when it is called as a tool, as text; empty for an object with one string, `message`."""
     output_schema_json: _builtins.str
-    """JSON Schema of its answer, as text: an object's. The answer is then one part `data_json` that fits it: where the model's
-    does not, it is asked again, twice at most, and then the agent fails with INVALID_OUTPUT. Empty for an answer in words.
-    For llm, supervisor and function; refused of the others, which hand on what their children answer. An answer that another
-    agent gives after a transfer, and the result of an exit, need not fit.
+    """JSON Schema of its answer, as text; must describe an object. The answer is then one part `data_json` that fits it: if the
+    model's does not, the model is asked again, at most twice, and then the agent fails with INVALID_OUTPUT. Empty for an answer
+    in text. For llm, supervisor and function only. The answer of an agent that it transfers to, and the final answer of an
+    exit, are not checked against it.
     """
     output_key: _builtins.str
-    """The value of the session's state that its answer is put into when it ends well, by a name as in StateChange: JSON where
-    it answers with JSON, else its text. Empty for none.
+    """The session value that its answer is stored in when it succeeds, by a name as in SessionStateChange.key: the JSON of an
+    answer in JSON, else its text. Empty for none.
     """
-    on_sub_agent_failure: _policy_pb2.OnSubAgentFailure.ValueType
-    """What the failure of an agent it calls does to it."""
-    revision: _builtins.str
-    """Output only: the hash of its content."""
+    on_sub_agent_failure: _policy_pb2.SubAgentFailurePolicy.ValueType
+    """What the failure of an agent that it calls does to it, if the link does not say."""
     @_builtins.property
     def llm(self) -> Global___LlmAgent:
         """A model in a loop with tools."""
 
     @_builtins.property
     def sequence(self) -> Global___SequenceAgent:
-        """Its children in order."""
+        """Its sub-agents in order."""
 
     @_builtins.property
     def parallel(self) -> Global___ParallelAgent:
-        """Its children at once."""
+        """Its sub-agents at the same time."""
 
     @_builtins.property
     def loop(self) -> Global___LoopAgent:
-        """Its children in order, again and again."""
+        """Its sub-agents in order, repeatedly."""
 
     @_builtins.property
     def supervisor(self) -> Global___SupervisorAgent:
-        """A model that hands over to members, which come back to it."""
+        """A model that transfers to members, which return to it."""
 
     @_builtins.property
     def swarm(self) -> Global___SwarmAgent:
-        """Members that hand over to one another."""
+        """Members that transfer among themselves."""
 
     @_builtins.property
     def plan_execute(self) -> Global___PlanExecuteAgent:
@@ -177,27 +177,23 @@ class AgentDefinition(_message.Message):
 
     @_builtins.property
     def function(self) -> Global___FunctionAgent:
-        """A coroutine of the operator's."""
+        """A Python coroutine that the operator registered."""
 
     @_builtins.property
     def sub_agents(self) -> _containers.RepeatedCompositeFieldContainer[Global___AgentLink]:
-        """The agents it may call; of a composite its children, in order."""
+        """The agents that it may call; of a composite kind its children, in order."""
 
     @_builtins.property
     def history(self) -> Global___HistoryPolicy:
-        """What it sees of its session."""
+        """What it sees of its session. Default: all of it."""
 
     @_builtins.property
-    def delta(self) -> _policy_pb2.DeltaPolicy:
-        """How its streamed text is recorded; the run's policy wins."""
+    def deltas(self) -> _policy_pb2.DeltaPolicy:
+        """How its streamed text is recorded, if the run's policy does not say."""
 
     @_builtins.property
     def limits(self) -> _policy_pb2.Limits:
-        """Bounds of each of its invocations with everything below."""
-
-    @_builtins.property
-    def create_time(self) -> _timestamp_pb2.Timestamp:
-        """Output only: when this revision was stored by a call; absent for one in a file or in code."""
+        """Limits of each of its invocations with everything below."""
 
     def __init__(
         self,
@@ -214,24 +210,72 @@ class AgentDefinition(_message.Message):
         function: Global___FunctionAgent | None = ...,
         sub_agents: _abc.Iterable[Global___AgentLink] | None = ...,
         history: Global___HistoryPolicy | None = ...,
-        delta: _policy_pb2.DeltaPolicy | None = ...,
+        deltas: _policy_pb2.DeltaPolicy | None = ...,
         limits: _policy_pb2.Limits | None = ...,
         input_schema_json: _builtins.str = ...,
         output_schema_json: _builtins.str = ...,
         output_key: _builtins.str = ...,
-        on_sub_agent_failure: _policy_pb2.OnSubAgentFailure.ValueType = ...,
-        revision: _builtins.str = ...,
-        create_time: _timestamp_pb2.Timestamp | None = ...,
+        on_sub_agent_failure: _policy_pb2.SubAgentFailurePolicy.ValueType = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["create_time", b"create_time", "delta", b"delta", "function", b"function", "history", b"history", "kind", b"kind", "limits", b"limits", "llm", b"llm", "loop", b"loop", "parallel", b"parallel", "plan_execute", b"plan_execute", "sequence", b"sequence", "supervisor", b"supervisor", "swarm", b"swarm"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["deltas", b"deltas", "function", b"function", "history", b"history", "kind", b"kind", "limits", b"limits", "llm", b"llm", "loop", b"loop", "parallel", b"parallel", "plan_execute", b"plan_execute", "sequence", b"sequence", "supervisor", b"supervisor", "swarm", b"swarm"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["create_time", b"create_time", "delta", b"delta", "description", b"description", "function", b"function", "history", b"history", "input_schema_json", b"input_schema_json", "kind", b"kind", "limits", b"limits", "llm", b"llm", "loop", b"loop", "name", b"name", "on_sub_agent_failure", b"on_sub_agent_failure", "output_key", b"output_key", "output_schema_json", b"output_schema_json", "parallel", b"parallel", "plan_execute", b"plan_execute", "revision", b"revision", "sequence", b"sequence", "sub_agents", b"sub_agents", "supervisor", b"supervisor", "swarm", b"swarm"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["deltas", b"deltas", "description", b"description", "function", b"function", "history", b"history", "input_schema_json", b"input_schema_json", "kind", b"kind", "limits", b"limits", "llm", b"llm", "loop", b"loop", "name", b"name", "on_sub_agent_failure", b"on_sub_agent_failure", "output_key", b"output_key", "output_schema_json", b"output_schema_json", "parallel", b"parallel", "plan_execute", b"plan_execute", "sequence", b"sequence", "sub_agents", b"sub_agents", "supervisor", b"supervisor", "swarm", b"swarm"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["llm", "sequence", "parallel", "loop", "supervisor", "swarm", "plan_execute", "function"]  # noqa: Y015
     _WhichOneofArgType_kind: _TypeAlias = _typing.Literal["kind", b"kind"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_kind) -> _WhichOneofReturnType_kind | None: ...
 
 Global___AgentDefinition: _TypeAlias = AgentDefinition  # noqa: Y015
+
+@_typing.final
+class Agent(_message.Message):
+    """An agent of the catalog: a definition, and what the server knows about it."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    DEFINITION_FIELD_NUMBER: _builtins.int
+    REVISION_FIELD_NUMBER: _builtins.int
+    SOURCE_FIELD_NUMBER: _builtins.int
+    KIND_FIELD_NUMBER: _builtins.int
+    CREATE_TIME_FIELD_NUMBER: _builtins.int
+    REVISION_CREATE_TIME_FIELD_NUMBER: _builtins.int
+    revision: _builtins.str
+    """The revision: SHA-256 hex of the definition's content, always the same for the same content. Of an agent in code, the version
+    that it declares.
+    """
+    source: Global___AgentSource.ValueType
+    """Where it is defined."""
+    kind: _execution_pb2.AgentKind.ValueType
+    """How it works; FUNCTION for an agent in code."""
+    @_builtins.property
+    def definition(self) -> Global___AgentDefinition:
+        """The definition. Of an agent in code it has a name, a description and the links only."""
+
+    @_builtins.property
+    def create_time(self) -> _timestamp_pb2.Timestamp:
+        """When CreateAgent stored it; unset for an agent that is not stored, and for a revision that is not the current one."""
+
+    @_builtins.property
+    def revision_create_time(self) -> _timestamp_pb2.Timestamp:
+        """When this revision was stored; unset for an agent that is not stored, and for a revision that is not the current one."""
+
+    def __init__(
+        self,
+        *,
+        definition: Global___AgentDefinition | None = ...,
+        revision: _builtins.str = ...,
+        source: Global___AgentSource.ValueType = ...,
+        kind: _execution_pb2.AgentKind.ValueType = ...,
+        create_time: _timestamp_pb2.Timestamp | None = ...,
+        revision_create_time: _timestamp_pb2.Timestamp | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["create_time", b"create_time", "definition", b"definition", "revision_create_time", b"revision_create_time"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["create_time", b"create_time", "definition", b"definition", "kind", b"kind", "revision", b"revision", "revision_create_time", b"revision_create_time", "source", b"source"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Agent: _TypeAlias = Agent  # noqa: Y015
 
 @_typing.final
 class LlmAgent(_message.Message):
@@ -254,32 +298,32 @@ class LlmAgent(_message.Message):
     DISALLOW_TRANSFER_TO_PARENT_FIELD_NUMBER: _builtins.int
     SETTINGS_FIELD_NUMBER: _builtins.int
     model: _builtins.str
-    """The model's name in the server's configuration; empty for the caller's."""
+    """The model's name in the server's configuration; empty for the caller's model, and for the default model in a root agent."""
     instruction: _builtins.str
-    """What the model is told first. `{{state.name}}` stands for a value of the session's state, `{{state.name?}}` for one that
-    may be missing; any other brace is text.
+    """The instruction to the model. `{{state.name}}` is replaced by a value of the session, `{{state.name?}}` by one that may be
+    missing; any other brace is text.
     """
     max_steps: _builtins.int
-    """The most model calls of one invocation; 20 where absent."""
+    """The most model calls of one invocation; then it fails with LIMIT_EXCEEDED. Default: 20."""
     parallel_tools: _builtins.bool
-    """Whether the tools of one step run at once; true where absent."""
+    """Whether the tools of one step run at the same time. Default: true."""
     final_answer_tool: _builtins.bool
-    """Whether the model ends by calling `final_answer`, whose argument is the answer."""
+    """Whether the model answers by calling the tool `final_answer`, whose argument is the answer."""
     inherit_tools: _builtins.bool
     """Whether it also has its caller's tools."""
     history_rewriter: _builtins.str
-    """The operator's function that says how its model is shown what other agents said; empty for "For context: ..."."""
+    """The operator's function that rewrites what other agents said for this agent's model; empty for "For context: ..."."""
     skip_transfer_messages: _builtins.bool
-    """Whether its model is shown no calls of `transfer_to_agent` and no results of them."""
+    """Whether calls of `transfer_to_agent` and their results are left out of what its model sees."""
     disallow_transfer_to_parent: _builtins.bool
-    """Whether it may not hand back to an agent that handed over to it."""
+    """Whether it may not transfer back to the agent that transferred to it."""
     @_builtins.property
     def tools(self) -> _containers.RepeatedCompositeFieldContainer[Global___ToolLink]:
         """The tools it may call."""
 
     @_builtins.property
-    def settings(self) -> Global___ModelSettings:
-        """How the model is asked."""
+    def settings(self) -> _model_pb2.ModelSettings:
+        """Parameters of its model calls."""
 
     def __init__(
         self,
@@ -294,7 +338,7 @@ class LlmAgent(_message.Message):
         history_rewriter: _builtins.str = ...,
         skip_transfer_messages: _builtins.bool = ...,
         disallow_transfer_to_parent: _builtins.bool = ...,
-        settings: Global___ModelSettings | None = ...,
+        settings: _model_pb2.ModelSettings | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_max_steps", b"_max_steps", "_parallel_tools", b"_parallel_tools", "max_steps", b"max_steps", "parallel_tools", b"parallel_tools", "settings", b"settings"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
@@ -313,8 +357,8 @@ Global___LlmAgent: _TypeAlias = LlmAgent  # noqa: Y015
 
 @_typing.final
 class SequenceAgent(_message.Message):
-    """Children in order, each with what was said so far before it. The last answer is the answer; an exit or a failure ends
-    it, a failure not where the child's link says CONTINUE.
+    """Children in order, each of which sees what was said before it. The last answer is its answer. An exit ends it; so does a
+    failure, unless the child's link says CONTINUE.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -332,22 +376,23 @@ Global___SequenceAgent: _TypeAlias = SequenceAgent  # noqa: Y015
 
 @_typing.final
 class ParallelAgent(_message.Message):
-    """Children at once. Each sees what was before them and its own, none the others; afterwards all is seen, in their order.
-    Its answer is their answers in that order. Where a child failed it fails, unless that child's link says CONTINUE.
+    """Children at the same time. Each sees what was said before them and its own messages, but not the others'; afterwards all are
+    seen, in the order of the children. Its answer is their answers in that order. If a child fails it fails, unless that child's
+    link says CONTINUE.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
 
     ON_FAILURE_FIELD_NUMBER: _builtins.int
     MAX_CONCURRENCY_FIELD_NUMBER: _builtins.int
-    on_failure: Global___OnLaneFailure.ValueType
-    """Whether the others are waited for where a child fails."""
+    on_failure: Global___ParallelFailurePolicy.ValueType
+    """What happens to the other children if one fails."""
     max_concurrency: _builtins.int
-    """How many run at once; absent for all."""
+    """How many run at the same time. Default: all."""
     def __init__(
         self,
         *,
-        on_failure: Global___OnLaneFailure.ValueType = ...,
+        on_failure: Global___ParallelFailurePolicy.ValueType = ...,
         max_concurrency: _builtins.int | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_max_concurrency", b"_max_concurrency", "max_concurrency", b"max_concurrency"]  # noqa: Y015
@@ -362,17 +407,19 @@ Global___ParallelAgent: _TypeAlias = ParallelAgent  # noqa: Y015
 
 @_typing.final
 class LoopAgent(_message.Message):
-    """Children in order, again and again, until one breaks the loop or the rounds are used up, which its end says."""
+    """Children in order, repeatedly, until one breaks the loop, `until` holds, or max_iterations is reached; the last is a success with
+    the reason ITERATIONS_EXHAUSTED.
+    """
 
     DESCRIPTOR: _descriptor.Descriptor
 
     MAX_ITERATIONS_FIELD_NUMBER: _builtins.int
     UNTIL_FIELD_NUMBER: _builtins.int
     max_iterations: _builtins.int
-    """The most rounds, from 1 to 10,000. Required."""
+    """The most iterations, from 1 to 10,000. Required."""
     @_builtins.property
     def until(self) -> Global___LoopUntil:
-        """When it is done; asked after every round. Absent: when a child breaks it."""
+        """The condition that ends the loop, evaluated after every iteration; if absent, only a child ends it."""
 
     def __init__(
         self,
@@ -392,27 +439,27 @@ Global___LoopAgent: _TypeAlias = LoopAgent  # noqa: Y015
 
 @_typing.final
 class LoopUntil(_message.Message):
-    """When a loop is done."""
+    """The condition that ends a loop."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     PREDICATE_FIELD_NUMBER: _builtins.int
-    STATE_FIELD_NUMBER: _builtins.int
+    STATE_PATH_FIELD_NUMBER: _builtins.int
     predicate: _builtins.str
-    """The operator's function of this name says so."""
-    state: _builtins.str
-    """The value of the session's state at this path, such as "review.approved", is JSON's true."""
+    """The name of an operator's function that returns whether the loop is done."""
+    state_path: _builtins.str
+    """A path into the session's values, such as "review.approved": the loop is done when the value there is JSON's true."""
     def __init__(
         self,
         *,
         predicate: _builtins.str = ...,
-        state: _builtins.str = ...,
+        state_path: _builtins.str = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["condition", b"condition", "predicate", b"predicate", "state", b"state"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["condition", b"condition", "predicate", b"predicate", "state_path", b"state_path"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["condition", b"condition", "predicate", b"predicate", "state", b"state"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["condition", b"condition", "predicate", b"predicate", "state_path", b"state_path"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_condition: _TypeAlias = _typing.Literal["predicate", "state"]  # noqa: Y015
+    _WhichOneofReturnType_condition: _TypeAlias = _typing.Literal["predicate", "state_path"]  # noqa: Y015
     _WhichOneofArgType_condition: _TypeAlias = _typing.Literal["condition", b"condition"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_condition) -> _WhichOneofReturnType_condition | None: ...
 
@@ -420,8 +467,8 @@ Global___LoopUntil: _TypeAlias = LoopUntil  # noqa: Y015
 
 @_typing.final
 class SupervisorAgent(_message.Message):
-    """A model in a loop with tools whose linked agents are its members: it hands over to one by `transfer_to_agent`, and goes
-    on when that one has ended. A member's exit ends it too. A link with TOOL is a tool as everywhere.
+    """A model in a loop with tools whose linked agents are its members: it transfers to one by `transfer_to_agent` and continues
+    when that one has ended. A member's exit ends the supervisor too. A link with link_mode TOOL is a tool, as for any agent.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -446,23 +493,23 @@ Global___SupervisorAgent: _TypeAlias = SupervisorAgent  # noqa: Y015
 
 @_typing.final
 class SwarmAgent(_message.Message):
-    """Linked agents that hand over to one another by `transfer_to_agent` until one answers. All are its children, and each sees
-    what was said before it.
+    """Linked agents that transfer to one another by `transfer_to_agent` until one answers. All of them are children of the swarm, and
+    each sees what was said before it. If a member fails the swarm fails, whatever the member's link says.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
 
-    ENTRY_FIELD_NUMBER: _builtins.int
-    entry: _builtins.str
-    """The member that begins; the first where empty. A member that fails fails the swarm, whatever its link says."""
+    ENTRY_AGENT_FIELD_NUMBER: _builtins.int
+    entry_agent: _builtins.str
+    """The member that starts; empty for the first one."""
     def __init__(
         self,
         *,
-        entry: _builtins.str = ...,
+        entry_agent: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["entry", b"entry"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["entry_agent", b"entry_agent"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -470,8 +517,8 @@ Global___SwarmAgent: _TypeAlias = SwarmAgent  # noqa: Y015
 
 @_typing.final
 class PlanExecuteAgent(_message.Message):
-    """An agent that plans, one that does the plan's next step, and one that plans again or answers, in rounds. All are linked
-    agents; the planner and the replanner ask models, which have to call `plan{steps}` or, the replanner, `respond{answer}`.
+    """An agent that plans, one that executes the plan's next step, and one that plans again or answers, in iterations. All are linked
+    agents. The models of planner and replanner must call `plan{steps}` or, the replanner, `respond{answer}`.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -479,99 +526,54 @@ class PlanExecuteAgent(_message.Message):
     PLANNER_FIELD_NUMBER: _builtins.int
     EXECUTOR_FIELD_NUMBER: _builtins.int
     REPLANNER_FIELD_NUMBER: _builtins.int
-    MAX_ROUNDS_FIELD_NUMBER: _builtins.int
+    MAX_ITERATIONS_FIELD_NUMBER: _builtins.int
     planner: _builtins.str
     """The linked agent that makes the plan: an `llm` or a `supervisor`."""
     executor: _builtins.str
-    """The linked agent that does the first step of the plan."""
+    """The linked agent that executes the first step of the plan."""
     replanner: _builtins.str
-    """The linked agent that then says what is left to do, or answers, of the same kinds; the planner where empty."""
-    max_rounds: _builtins.int
-    """The most steps that are done, from 1 to 1,000; 10 where absent. Then it fails with LIMIT_EXCEEDED, and says what was done."""
+    """The linked agent that then revises the plan or answers: an `llm` or a `supervisor`. Empty for the planner."""
+    max_iterations: _builtins.int
+    """The most steps that are executed, from 1 to 1,000; then it fails with LIMIT_EXCEEDED and the work so far. Default: 10."""
     def __init__(
         self,
         *,
         planner: _builtins.str = ...,
         executor: _builtins.str = ...,
         replanner: _builtins.str = ...,
-        max_rounds: _builtins.int | None = ...,
+        max_iterations: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_max_rounds", b"_max_rounds", "max_rounds", b"max_rounds"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_max_iterations", b"_max_iterations", "max_iterations", b"max_iterations"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_max_rounds", b"_max_rounds", "executor", b"executor", "max_rounds", b"max_rounds", "planner", b"planner", "replanner", b"replanner"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_max_iterations", b"_max_iterations", "executor", b"executor", "max_iterations", b"max_iterations", "planner", b"planner", "replanner", b"replanner"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType__max_rounds: _TypeAlias = _typing.Literal["max_rounds"]  # noqa: Y015
-    _WhichOneofArgType__max_rounds: _TypeAlias = _typing.Literal["_max_rounds", b"_max_rounds"]  # noqa: Y015
-    def WhichOneof(self, oneof_group: _WhichOneofArgType__max_rounds) -> _WhichOneofReturnType__max_rounds | None: ...
+    _WhichOneofReturnType__max_iterations: _TypeAlias = _typing.Literal["max_iterations"]  # noqa: Y015
+    _WhichOneofArgType__max_iterations: _TypeAlias = _typing.Literal["_max_iterations", b"_max_iterations"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__max_iterations) -> _WhichOneofReturnType__max_iterations | None: ...
 
 Global___PlanExecuteAgent: _TypeAlias = PlanExecuteAgent  # noqa: Y015
 
 @_typing.final
 class FunctionAgent(_message.Message):
-    """A coroutine of the operator's, under a name, links and limits of the definition's."""
+    """A Python coroutine of the operator's, with the name, links and limits of this definition."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
-    CODE_FIELD_NUMBER: _builtins.int
-    code: _builtins.str
-    """The name that the code is registered by."""
+    FUNCTION_FIELD_NUMBER: _builtins.int
+    function: _builtins.str
+    """The name that the coroutine is registered by."""
     def __init__(
         self,
         *,
-        code: _builtins.str = ...,
+        function: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["code", b"code"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["function", b"function"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___FunctionAgent: _TypeAlias = FunctionAgent  # noqa: Y015
-
-@_typing.final
-class ModelSettings(_message.Message):
-    """How a model is asked. Absent leaves it to the provider."""
-
-    DESCRIPTOR: _descriptor.Descriptor
-
-    TEMPERATURE_FIELD_NUMBER: _builtins.int
-    TOP_P_FIELD_NUMBER: _builtins.int
-    MAX_OUTPUT_TOKENS_FIELD_NUMBER: _builtins.int
-    EXTRA_JSON_FIELD_NUMBER: _builtins.int
-    temperature: _builtins.float
-    """The sampling temperature."""
-    top_p: _builtins.float
-    """The nucleus sampling mass."""
-    max_output_tokens: _builtins.int
-    """The most tokens of an answer."""
-    extra_json: _builtins.str
-    """Further parameters of the provider's, as one JSON object."""
-    def __init__(
-        self,
-        *,
-        temperature: _builtins.float | None = ...,
-        top_p: _builtins.float | None = ...,
-        max_output_tokens: _builtins.int | None = ...,
-        extra_json: _builtins.str = ...,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_max_output_tokens", b"_max_output_tokens", "_temperature", b"_temperature", "_top_p", b"_top_p", "max_output_tokens", b"max_output_tokens", "temperature", b"temperature", "top_p", b"top_p"]  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_max_output_tokens", b"_max_output_tokens", "_temperature", b"_temperature", "_top_p", b"_top_p", "extra_json", b"extra_json", "max_output_tokens", b"max_output_tokens", "temperature", b"temperature", "top_p", b"top_p"]  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType__max_output_tokens: _TypeAlias = _typing.Literal["max_output_tokens"]  # noqa: Y015
-    _WhichOneofArgType__max_output_tokens: _TypeAlias = _typing.Literal["_max_output_tokens", b"_max_output_tokens"]  # noqa: Y015
-    _WhichOneofReturnType__temperature: _TypeAlias = _typing.Literal["temperature"]  # noqa: Y015
-    _WhichOneofArgType__temperature: _TypeAlias = _typing.Literal["_temperature", b"_temperature"]  # noqa: Y015
-    _WhichOneofReturnType__top_p: _TypeAlias = _typing.Literal["top_p"]  # noqa: Y015
-    _WhichOneofArgType__top_p: _TypeAlias = _typing.Literal["_top_p", b"_top_p"]  # noqa: Y015
-    @_typing.overload
-    def WhichOneof(self, oneof_group: _WhichOneofArgType__max_output_tokens) -> _WhichOneofReturnType__max_output_tokens | None: ...
-    @_typing.overload
-    def WhichOneof(self, oneof_group: _WhichOneofArgType__temperature) -> _WhichOneofReturnType__temperature | None: ...
-    @_typing.overload
-    def WhichOneof(self, oneof_group: _WhichOneofArgType__top_p) -> _WhichOneofReturnType__top_p | None: ...
-
-Global___ModelSettings: _TypeAlias = ModelSettings  # noqa: Y015
 
 @_typing.final
 class ToolLink(_message.Message):
@@ -586,12 +588,12 @@ class ToolLink(_message.Message):
     name: _builtins.str
     """The tool's name."""
     max_calls_per_run: _builtins.int
-    """How often it may be called in a run by this agent; then it is no longer offered. Absent: as often as wanted."""
+    """How many times this agent may call it in one run; after that it is no longer offered. Default: no limit."""
     requires_approval: _builtins.bool
-    """Whether every call waits for somebody's approval, whatever the tool itself says."""
+    """Whether every call waits for an approval, even if the tool itself needs none."""
     @_builtins.property
     def timeout(self) -> _duration_pb2.Duration:
-        """How long a call may take; the tool's own where absent."""
+        """How long a call may take. Default: the tool's own timeout."""
 
     def __init__(
         self,
@@ -613,7 +615,7 @@ Global___ToolLink: _TypeAlias = ToolLink  # noqa: Y015
 
 @_typing.final
 class AgentLink(_message.Message):
-    """An agent that another may call."""
+    """An agent that another one may call."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -626,27 +628,27 @@ class AgentLink(_message.Message):
     agent: _builtins.str
     """The agent's name."""
     link_mode: Global___LinkMode.ValueType
-    """How a model runs it; of no meaning where a rule or code does."""
-    on_failure: _policy_pb2.OnSubAgentFailure.ValueType
+    """How a model calls it; ignored if a composite kind or code does."""
+    on_failure: _policy_pb2.SubAgentFailurePolicy.ValueType
     """What its failure does to the caller."""
     @_builtins.property
     def history(self) -> Global___HistoryPolicy:
-        """What it sees; its own definition's where absent."""
+        """What it sees of the session. Default: what its own definition says."""
 
     @_builtins.property
     def input(self) -> Global___InputBuilder:
-        """How what it is told is made; absent: it is told what its call says, or what its caller was told."""
+        """How its input is made. Default: the message of the call, else the caller's own input."""
 
     @_builtins.property
     def limits(self) -> _policy_pb2.Limits:
-        """Bounds of each call with everything below."""
+        """Limits of each call with everything below."""
 
     def __init__(
         self,
         *,
         agent: _builtins.str = ...,
         link_mode: Global___LinkMode.ValueType = ...,
-        on_failure: _policy_pb2.OnSubAgentFailure.ValueType = ...,
+        on_failure: _policy_pb2.SubAgentFailurePolicy.ValueType = ...,
         history: Global___HistoryPolicy | None = ...,
         input: Global___InputBuilder | None = ...,
         limits: _policy_pb2.Limits | None = ...,
@@ -661,19 +663,19 @@ Global___AgentLink: _TypeAlias = AgentLink  # noqa: Y015
 
 @_typing.final
 class InputBuilder(_message.Message):
-    """How what a child is told is made of what is known where it is called."""
+    """How a child's input is made from what is known when it is called."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     TEMPLATE_FIELD_NUMBER: _builtins.int
     FUNCTION_FIELD_NUMBER: _builtins.int
     template: _builtins.str
-    """A text with placeholders: `{{input}}` what its caller was told, `{{message}}` what its call says, `{{user}}` what the
-    user said, `{{history}}` what its caller sees, `{{plan}}`, `{{step}}` and `{{executed_steps}}` of a plan, and
+    """A text with placeholders: `{{input}}` the caller's input, `{{message}}` the message of the call, `{{user}}` the user's
+    message, `{{history}}` what the caller sees, `{{plan}}`, `{{step}}` and `{{executed_steps}}` of a plan, and
     `{{state.name}}`. Any other brace is text.
     """
     function: _builtins.str
-    """The operator's function of this name."""
+    """The name of an operator's function."""
     def __init__(
         self,
         *,
@@ -692,29 +694,29 @@ Global___InputBuilder: _TypeAlias = InputBuilder  # noqa: Y015
 
 @_typing.final
 class HistoryPolicy(_message.Message):
-    """What an agent sees of its session. It changes nothing of what is stored."""
+    """What an agent sees of its session. It does not change what is stored."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     SCOPE_FIELD_NUMBER: _builtins.int
     SLIDING_WINDOW_FIELD_NUMBER: _builtins.int
     SUMMARIZE_FIELD_NUMBER: _builtins.int
-    scope: Global___HistoryScope.ValueType
-    """How much."""
+    scope: _message_pb2.HistoryScope.ValueType
+    """How much it sees."""
     @_builtins.property
     def sliding_window(self) -> Global___SlidingWindow:
-        """The oldest is left out."""
+        """The oldest messages are left out."""
 
     @_builtins.property
-    def summarize(self) -> Global___Summarize:
-        """The oldest is summarized."""
+    def summarize(self) -> Global___Summarization:
+        """The oldest messages are replaced by a summary."""
 
     def __init__(
         self,
         *,
-        scope: Global___HistoryScope.ValueType = ...,
+        scope: _message_pb2.HistoryScope.ValueType = ...,
         sliding_window: Global___SlidingWindow | None = ...,
-        summarize: Global___Summarize | None = ...,
+        summarize: Global___Summarization | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["overflow", b"overflow", "sliding_window", b"sliding_window", "summarize", b"summarize"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
@@ -728,56 +730,70 @@ Global___HistoryPolicy: _TypeAlias = HistoryPolicy  # noqa: Y015
 
 @_typing.final
 class SlidingWindow(_message.Message):
-    """Leaves out the oldest of what an agent sees."""
+    """Leaves out the oldest messages of what an agent sees."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     MAX_TOKENS_FIELD_NUMBER: _builtins.int
-    RESERVE_FIELD_NUMBER: _builtins.int
+    RESERVE_TOKENS_FIELD_NUMBER: _builtins.int
     max_tokens: _builtins.int
-    """The most tokens of a request: instruction, tools and messages."""
-    reserve: _builtins.int
-    """How many of them are left free for the answer."""
+    """The most tokens of a request: instruction, tools and messages. Required."""
+    reserve_tokens: _builtins.int
+    """How many of them are kept free for the answer. Default: 0."""
     def __init__(
         self,
         *,
-        max_tokens: _builtins.int = ...,
-        reserve: _builtins.int = ...,
+        max_tokens: _builtins.int | None = ...,
+        reserve_tokens: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_max_tokens", b"_max_tokens", "_reserve_tokens", b"_reserve_tokens", "max_tokens", b"max_tokens", "reserve_tokens", b"reserve_tokens"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["max_tokens", b"max_tokens", "reserve", b"reserve"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_max_tokens", b"_max_tokens", "_reserve_tokens", b"_reserve_tokens", "max_tokens", b"max_tokens", "reserve_tokens", b"reserve_tokens"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__max_tokens: _TypeAlias = _typing.Literal["max_tokens"]  # noqa: Y015
+    _WhichOneofArgType__max_tokens: _TypeAlias = _typing.Literal["_max_tokens", b"_max_tokens"]  # noqa: Y015
+    _WhichOneofReturnType__reserve_tokens: _TypeAlias = _typing.Literal["reserve_tokens"]  # noqa: Y015
+    _WhichOneofArgType__reserve_tokens: _TypeAlias = _typing.Literal["_reserve_tokens", b"_reserve_tokens"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__max_tokens) -> _WhichOneofReturnType__max_tokens | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__reserve_tokens) -> _WhichOneofReturnType__reserve_tokens | None: ...
 
 Global___SlidingWindow: _TypeAlias = SlidingWindow  # noqa: Y015
 
 @_typing.final
-class Summarize(_message.Message):
-    """Has the oldest of what an agent sees summarized by a model, once; the agent's later runs go on with the summary."""
+class Summarization(_message.Message):
+    """Lets a model summarize the oldest messages of what an agent sees, once; later runs of the agent reuse the summary."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     MAX_TOKENS_FIELD_NUMBER: _builtins.int
-    KEEP_RECENT_FIELD_NUMBER: _builtins.int
+    KEEP_RECENT_EXCHANGES_FIELD_NUMBER: _builtins.int
     MODEL_FIELD_NUMBER: _builtins.int
     max_tokens: _builtins.int
-    """The tokens of a request, with its instruction and tools, beyond which it is summarized."""
-    keep_recent: _builtins.int
-    """How many of the last exchanges are kept word for word; 1 where 0. It keeps fewer where they do not fit."""
+    """The tokens of a request, with its instruction and tools, above which it is summarized. Required."""
+    keep_recent_exchanges: _builtins.int
+    """How many of the last exchanges are kept verbatim, as far as they fit; at least 1. Default: 1."""
     model: _builtins.str
-    """The model that summarizes; the agent's where empty."""
+    """The configured name of the model that summarizes; empty for the agent's."""
     def __init__(
         self,
         *,
-        max_tokens: _builtins.int = ...,
-        keep_recent: _builtins.int = ...,
+        max_tokens: _builtins.int | None = ...,
+        keep_recent_exchanges: _builtins.int | None = ...,
         model: _builtins.str = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_keep_recent_exchanges", b"_keep_recent_exchanges", "_max_tokens", b"_max_tokens", "keep_recent_exchanges", b"keep_recent_exchanges", "max_tokens", b"max_tokens"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["keep_recent", b"keep_recent", "max_tokens", b"max_tokens", "model", b"model"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_keep_recent_exchanges", b"_keep_recent_exchanges", "_max_tokens", b"_max_tokens", "keep_recent_exchanges", b"keep_recent_exchanges", "max_tokens", b"max_tokens", "model", b"model"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__keep_recent_exchanges: _TypeAlias = _typing.Literal["keep_recent_exchanges"]  # noqa: Y015
+    _WhichOneofArgType__keep_recent_exchanges: _TypeAlias = _typing.Literal["_keep_recent_exchanges", b"_keep_recent_exchanges"]  # noqa: Y015
+    _WhichOneofReturnType__max_tokens: _TypeAlias = _typing.Literal["max_tokens"]  # noqa: Y015
+    _WhichOneofArgType__max_tokens: _TypeAlias = _typing.Literal["_max_tokens", b"_max_tokens"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__keep_recent_exchanges) -> _WhichOneofReturnType__keep_recent_exchanges | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__max_tokens) -> _WhichOneofReturnType__max_tokens | None: ...
 
-Global___Summarize: _TypeAlias = Summarize  # noqa: Y015
+Global___Summarization: _TypeAlias = Summarization  # noqa: Y015

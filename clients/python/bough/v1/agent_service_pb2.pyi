@@ -4,17 +4,15 @@ isort:skip_file
 Starting, following and stopping runs."""
 
 from bough.v1 import agent_pb2 as _agent_pb2
-from bough.v1 import error_pb2 as _error_pb2
-from bough.v1 import event_pb2 as _event_pb2
+from bough.v1 import follow_pb2 as _follow_pb2
 from bough.v1 import fork_pb2 as _fork_pb2
 from bough.v1 import input_pb2 as _input_pb2
 from bough.v1 import message_pb2 as _message_pb2
 from bough.v1 import policy_pb2 as _policy_pb2
+from bough.v1 import run_pb2 as _run_pb2
 from collections import abc as _abc
 from google.protobuf import descriptor as _descriptor
-from google.protobuf import duration_pb2 as _duration_pb2
 from google.protobuf import message as _message
-from google.protobuf import timestamp_pb2 as _timestamp_pb2
 from google.protobuf.internal import containers as _containers
 from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 import builtins as _builtins
@@ -28,97 +26,33 @@ else:
 
 DESCRIPTOR: _descriptor.FileDescriptor
 
-class _View:
+class _MissingSessionPolicy:
     ValueType = _typing.NewType("ValueType", _builtins.int)
     V: _TypeAlias = ValueType  # noqa: Y015
 
-class _ViewEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_View.ValueType], _builtins.type):
+class _MissingSessionPolicyEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_MissingSessionPolicy.ValueType], _builtins.type):
     DESCRIPTOR: _descriptor.EnumDescriptor
-    VIEW_UNSPECIFIED: _View.ValueType  # 0
-    """FULL."""
-    VIEW_FULL: _View.ValueType  # 1
-    """Every event."""
-    VIEW_SUMMARY: _View.ValueType  # 2
-    """The root's events, and of each sub-agent its start, its text as sub_agent_partial, what it asks, and its end."""
+    MISSING_SESSION_POLICY_UNSPECIFIED: _MissingSessionPolicy.ValueType  # 0
+    """FAIL."""
+    MISSING_SESSION_POLICY_FAIL: _MissingSessionPolicy.ValueType  # 1
+    """The call fails with NOT_FOUND."""
+    MISSING_SESSION_POLICY_CREATE: _MissingSessionPolicy.ValueType  # 2
+    """The session is created with that id, in one transaction with the run."""
 
-class View(_View, metaclass=_ViewEnumTypeWrapper):
-    """What a stream shows. It never changes what is recorded."""
+class MissingSessionPolicy(_MissingSessionPolicy, metaclass=_MissingSessionPolicyEnumTypeWrapper):
+    """What happens if the session that a run names does not exist."""
 
-VIEW_UNSPECIFIED: View.ValueType  # 0
-"""FULL."""
-VIEW_FULL: View.ValueType  # 1
-"""Every event."""
-VIEW_SUMMARY: View.ValueType  # 2
-"""The root's events, and of each sub-agent its start, its text as sub_agent_partial, what it asks, and its end."""
-Global___View: _TypeAlias = View  # noqa: Y015
-
-class _WatchUntil:
-    ValueType = _typing.NewType("ValueType", _builtins.int)
-    V: _TypeAlias = ValueType  # noqa: Y015
-
-class _WatchUntilEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_WatchUntil.ValueType], _builtins.type):
-    DESCRIPTOR: _descriptor.EnumDescriptor
-    WATCH_UNTIL_UNSPECIFIED: _WatchUntil.ValueType  # 0
-    """TERMINAL."""
-    WATCH_UNTIL_TERMINAL: _WatchUntil.ValueType  # 1
-    """At the run's last event."""
-    WATCH_UNTIL_INTERRUPTED: _WatchUntil.ValueType  # 2
-    """At the first run_interrupted after `after_sequence`, or the run's last event."""
-    WATCH_UNTIL_CURRENT: _WatchUntil.ValueType  # 3
-    """When everything has been sent that was in the log when the call began."""
-
-class WatchUntil(_WatchUntil, metaclass=_WatchUntilEnumTypeWrapper):
-    """When WatchRun ends."""
-
-WATCH_UNTIL_UNSPECIFIED: WatchUntil.ValueType  # 0
-"""TERMINAL."""
-WATCH_UNTIL_TERMINAL: WatchUntil.ValueType  # 1
-"""At the run's last event."""
-WATCH_UNTIL_INTERRUPTED: WatchUntil.ValueType  # 2
-"""At the first run_interrupted after `after_sequence`, or the run's last event."""
-WATCH_UNTIL_CURRENT: WatchUntil.ValueType  # 3
-"""When everything has been sent that was in the log when the call began."""
-Global___WatchUntil: _TypeAlias = WatchUntil  # noqa: Y015
-
-@_typing.final
-class FollowOptions(_message.Message):
-    """How a stream follows a run."""
-
-    DESCRIPTOR: _descriptor.Descriptor
-
-    VIEW_FIELD_NUMBER: _builtins.int
-    EVENT_NAMES_FIELD_NUMBER: _builtins.int
-    HEARTBEAT_FIELD_NUMBER: _builtins.int
-    view: Global___View.ValueType
-    """What it shows."""
-    @_builtins.property
-    def event_names(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """Dotted names of the events wanted, "agent.llm.*" for a group; empty for all. Run events always come. A name or a group
-        of no event is INVALID_ARGUMENT, with the nearest one.
-        """
-
-    @_builtins.property
-    def heartbeat(self) -> _duration_pb2.Duration:
-        """A response without events is sent when nothing was for this long; none where absent."""
-
-    def __init__(
-        self,
-        *,
-        view: Global___View.ValueType = ...,
-        event_names: _abc.Iterable[_builtins.str] | None = ...,
-        heartbeat: _duration_pb2.Duration | None = ...,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["heartbeat", b"heartbeat"]  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["event_names", b"event_names", "heartbeat", b"heartbeat", "view", b"view"]  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
-
-Global___FollowOptions: _TypeAlias = FollowOptions  # noqa: Y015
+MISSING_SESSION_POLICY_UNSPECIFIED: MissingSessionPolicy.ValueType  # 0
+"""FAIL."""
+MISSING_SESSION_POLICY_FAIL: MissingSessionPolicy.ValueType  # 1
+"""The call fails with NOT_FOUND."""
+MISSING_SESSION_POLICY_CREATE: MissingSessionPolicy.ValueType  # 2
+"""The session is created with that id, in one transaction with the run."""
+Global___MissingSessionPolicy: _TypeAlias = MissingSessionPolicy  # noqa: Y015
 
 @_typing.final
 class RunRequest(_message.Message):
-    """Starts a turn.
+    """Starts a run.
 
     Set aside: 8 parent.
     """
@@ -153,38 +87,39 @@ class RunRequest(_message.Message):
     POLICY_FIELD_NUMBER: _builtins.int
     FOLLOW_FIELD_NUMBER: _builtins.int
     LABELS_FIELD_NUMBER: _builtins.int
+    ON_MISSING_SESSION_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
-    """A name for this request, unique to the caller's tenant; the same again follows the same run. Empty for none."""
+    """The caller's name for this request, unique to its tenant and user and kept as long as the run: the same name with the same
+    content follows the run that it started; with different content it is ALREADY_EXISTS (REQUEST_ID_REUSED). Empty for none.
+    """
     agent: _builtins.str
-    """The agent to run."""
+    """The name of the agent to run. Unknown: NOT_FOUND (UNKNOWN_AGENT)."""
     session_id: _builtins.str
-    """The session to go on with; empty for a new one."""
+    """The session to continue; empty for a new one with an id that the server chooses."""
+    on_missing_session: Global___MissingSessionPolicy.ValueType
+    """What happens if there is no session of that session_id."""
     @_builtins.property
     def definitions(self) -> _containers.RepeatedCompositeFieldContainer[_agent_pb2.AgentDefinition]:
-        """Agents that this run looks up before those of the catalog, in place of those of their names: to try a team before it
-        is stored. They are checked with what they can reach; everything that is wrong is INVALID_ARGUMENT, by its path
-        ("definitions[0].llm.model"). They are kept as long as the run, and nobody else's run sees them.
+        """Agents that this run looks up before those of the catalog, and instead of those of the same names: to try a team before it
+        is stored. They are checked together with what they can reach; every error is INVALID_ARGUMENT with its field path, such as
+        "definitions[0].llm.model". They are kept as long as the run, and no other run sees them.
         """
 
     @_builtins.property
     def input(self) -> _message_pb2.Message:
-        """What the user says: at least one part that is not empty, 256 KiB in all, and no tool calls, tool
-        results or reasoning. A missing role is USER.
-        """
+        """What the user says: at least one part that is not empty, no tool calls, tool results or reasoning, and 256 KiB in all."""
 
     @_builtins.property
     def policy(self) -> _policy_pb2.RunPolicy:
-        """How the run behaves."""
+        """How the run behaves. What is absent is taken from the agent, then from the server."""
 
     @_builtins.property
-    def follow(self) -> Global___FollowOptions:
-        """How this stream follows the run."""
+    def follow(self) -> _follow_pb2.FollowOptions:
+        """How this stream follows the run. It does not change the run."""
 
     @_builtins.property
     def labels(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
-        """Labels of the caller's, to find the run by. A key is a letter, then up to 62 letters, digits, ".", "_", "/" or "-";
-        those that begin with "bough/" are the server's. A value has at most 256 characters.
-        """
+        """Labels, to find the run by: at most 64. Keys that begin with "bough/" are reserved."""
 
     def __init__(
         self,
@@ -195,12 +130,13 @@ class RunRequest(_message.Message):
         session_id: _builtins.str = ...,
         input: _message_pb2.Message | None = ...,
         policy: _policy_pb2.RunPolicy | None = ...,
-        follow: Global___FollowOptions | None = ...,
+        follow: _follow_pb2.FollowOptions | None = ...,
         labels: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
+        on_missing_session: Global___MissingSessionPolicy.ValueType = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["follow", b"follow", "input", b"input", "policy", b"policy"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["agent", b"agent", "definitions", b"definitions", "follow", b"follow", "input", b"input", "labels", b"labels", "policy", b"policy", "request_id", b"request_id", "session_id", b"session_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["agent", b"agent", "definitions", b"definitions", "follow", b"follow", "input", b"input", "labels", b"labels", "on_missing_session", b"on_missing_session", "policy", b"policy", "request_id", b"request_id", "session_id", b"session_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -208,27 +144,23 @@ Global___RunRequest: _TypeAlias = RunRequest  # noqa: Y015
 
 @_typing.final
 class RunResponse(_message.Message):
-    """Some events, in order."""
+    """Some events of the run, from its first."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
-    EVENTS_FIELD_NUMBER: _builtins.int
-    THROUGH_SEQUENCE_FIELD_NUMBER: _builtins.int
-    through_sequence: _builtins.int
-    """Everything up to here has been considered for this view: rejoin by WatchRun with it as after_sequence."""
+    BATCH_FIELD_NUMBER: _builtins.int
     @_builtins.property
-    def events(self) -> _containers.RepeatedCompositeFieldContainer[_event_pb2.AgentEvent]:
-        """The events of the view, by rising sequence; empty in a heartbeat."""
+    def batch(self) -> _follow_pb2.EventBatch:
+        """The events."""
 
     def __init__(
         self,
         *,
-        events: _abc.Iterable[_event_pb2.AgentEvent] | None = ...,
-        through_sequence: _builtins.int = ...,
+        batch: _follow_pb2.EventBatch | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["batch", b"batch"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["events", b"events", "through_sequence", b"through_sequence"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["batch", b"batch"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -245,13 +177,13 @@ class WatchRunRequest(_message.Message):
     UNTIL_FIELD_NUMBER: _builtins.int
     FOLLOW_FIELD_NUMBER: _builtins.int
     run_id: _builtins.str
-    """The run."""
+    """The run. Unknown, or another tenant's: NOT_FOUND."""
     after_sequence: _builtins.int
-    """The last sequence that the caller has; 0 for the beginning. Beyond the log is OUT_OF_RANGE."""
-    until: Global___WatchUntil.ValueType
+    """The last sequence that the caller has; 0 for none. Beyond the end of the log: OUT_OF_RANGE."""
+    until: _follow_pb2.WatchUntil.ValueType
     """When to end."""
     @_builtins.property
-    def follow(self) -> Global___FollowOptions:
+    def follow(self) -> _follow_pb2.FollowOptions:
         """How to follow."""
 
     def __init__(
@@ -259,8 +191,8 @@ class WatchRunRequest(_message.Message):
         *,
         run_id: _builtins.str = ...,
         after_sequence: _builtins.int = ...,
-        until: Global___WatchUntil.ValueType = ...,
-        follow: Global___FollowOptions | None = ...,
+        until: _follow_pb2.WatchUntil.ValueType = ...,
+        follow: _follow_pb2.FollowOptions | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["follow", b"follow"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
@@ -272,27 +204,23 @@ Global___WatchRunRequest: _TypeAlias = WatchRunRequest  # noqa: Y015
 
 @_typing.final
 class WatchRunResponse(_message.Message):
-    """Some events, in order. The layout is RunResponse's."""
+    """Some events of the run, from the one after after_sequence."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
-    EVENTS_FIELD_NUMBER: _builtins.int
-    THROUGH_SEQUENCE_FIELD_NUMBER: _builtins.int
-    through_sequence: _builtins.int
-    """Everything up to here has been considered for this view: rejoin with it as after_sequence."""
+    BATCH_FIELD_NUMBER: _builtins.int
     @_builtins.property
-    def events(self) -> _containers.RepeatedCompositeFieldContainer[_event_pb2.AgentEvent]:
-        """The events of the view, by rising sequence; empty in a heartbeat."""
+    def batch(self) -> _follow_pb2.EventBatch:
+        """The events."""
 
     def __init__(
         self,
         *,
-        events: _abc.Iterable[_event_pb2.AgentEvent] | None = ...,
-        through_sequence: _builtins.int = ...,
+        batch: _follow_pb2.EventBatch | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["batch", b"batch"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["events", b"events", "through_sequence", b"through_sequence"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["batch", b"batch"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -300,7 +228,7 @@ Global___WatchRunResponse: _TypeAlias = WatchRunResponse  # noqa: Y015
 
 @_typing.final
 class ResumeRunRequest(_message.Message):
-    """Answers what a run asks."""
+    """Answers what a run asks for."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -310,21 +238,21 @@ class ResumeRunRequest(_message.Message):
     FOLLOW_FIELD_NUMBER: _builtins.int
     AFTER_SEQUENCE_FIELD_NUMBER: _builtins.int
     run_id: _builtins.str
-    """The run."""
+    """The run. Unknown, or another tenant's: NOT_FOUND."""
     request_id: _builtins.str
-    """A name for this request, unique to the run; the same again with the same content changes nothing and follows from
-    the same place. Empty for none.
+    """The caller's name for this request, unique to the run: the same name with the same content changes nothing and follows from the
+    same place; with different content it is ALREADY_EXISTS (REQUEST_ID_REUSED). Empty for none.
     """
     after_sequence: _builtins.int
-    """The last sequence that the caller has. Where absent, the stream begins with the run_resumed that these answers
-    caused, or with their input_received where the run was still going.
+    """The last sequence that the caller has. If absent, the stream begins with the run_resumed that these answers caused, or with
+    their input_received if the run was not interrupted.
     """
     @_builtins.property
     def answers(self) -> _containers.RepeatedCompositeFieldContainer[_input_pb2.InputAnswer]:
-        """The answers, each to another request."""
+        """The answers, at most one for each request."""
 
     @_builtins.property
-    def follow(self) -> Global___FollowOptions:
+    def follow(self) -> _follow_pb2.FollowOptions:
         """How to follow."""
 
     def __init__(
@@ -333,7 +261,7 @@ class ResumeRunRequest(_message.Message):
         run_id: _builtins.str = ...,
         answers: _abc.Iterable[_input_pb2.InputAnswer] | None = ...,
         request_id: _builtins.str = ...,
-        follow: Global___FollowOptions | None = ...,
+        follow: _follow_pb2.FollowOptions | None = ...,
         after_sequence: _builtins.int | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_after_sequence", b"_after_sequence", "after_sequence", b"after_sequence", "follow", b"follow"]  # noqa: Y015
@@ -348,27 +276,23 @@ Global___ResumeRunRequest: _TypeAlias = ResumeRunRequest  # noqa: Y015
 
 @_typing.final
 class ResumeRunResponse(_message.Message):
-    """Some events, in order. The layout is RunResponse's."""
+    """Some events of the run."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
-    EVENTS_FIELD_NUMBER: _builtins.int
-    THROUGH_SEQUENCE_FIELD_NUMBER: _builtins.int
-    through_sequence: _builtins.int
-    """Everything up to here has been considered for this view: rejoin by WatchRun with it as after_sequence."""
+    BATCH_FIELD_NUMBER: _builtins.int
     @_builtins.property
-    def events(self) -> _containers.RepeatedCompositeFieldContainer[_event_pb2.AgentEvent]:
-        """The events of the view, by rising sequence; empty in a heartbeat."""
+    def batch(self) -> _follow_pb2.EventBatch:
+        """The events."""
 
     def __init__(
         self,
         *,
-        events: _abc.Iterable[_event_pb2.AgentEvent] | None = ...,
-        through_sequence: _builtins.int = ...,
+        batch: _follow_pb2.EventBatch | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["batch", b"batch"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["events", b"events", "through_sequence", b"through_sequence"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["batch", b"batch"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -376,7 +300,7 @@ Global___ResumeRunResponse: _TypeAlias = ResumeRunResponse  # noqa: Y015
 
 @_typing.final
 class ForkRunRequest(_message.Message):
-    """Starts a run that shares the beginning of another's log."""
+    """Starts a run that shares the beginning of another run's log."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -407,25 +331,30 @@ class ForkRunRequest(_message.Message):
     ALLOW_OPEN_EFFECTS_FIELD_NUMBER: _builtins.int
     FOLLOW_FIELD_NUMBER: _builtins.int
     LABELS_FIELD_NUMBER: _builtins.int
+    POLICY_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
-    """A name for this request, unique to the caller's tenant; the same again follows the same fork. Empty for none."""
+    """The caller's name for this request, as RunRequest.request_id. Empty for none."""
     run_id: _builtins.str
-    """The run to fork."""
+    """The run. Unknown, or another tenant's: NOT_FOUND."""
     after_sequence: _builtins.int
-    """The last sequence to share: at least 1, and before the run's last event where that ended it."""
+    """The last sequence to share: at least 1, and before the event that ended the run. Beyond the end of the log: OUT_OF_RANGE."""
     allow_open_effects: _builtins.bool
-    """Whether to fork although a tool is running there that says it must not simply be run again."""
+    """Whether to fork even if a tool call is open there whose tool must not be run again without permission (FORK_REFUSED otherwise)."""
     @_builtins.property
     def changes(self) -> _fork_pb2.ForkChanges:
-        """What is otherwise from there on."""
+        """What is different from there on; unset for nothing."""
 
     @_builtins.property
-    def follow(self) -> Global___FollowOptions:
+    def follow(self) -> _follow_pb2.FollowOptions:
         """How to follow. The stream begins with the run_forked."""
 
     @_builtins.property
     def labels(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
-        """The fork's labels, with keys and values as RunRequest.labels; its origin's where empty."""
+        """Labels of the fork; empty for its origin's. Keys that begin with "bough/" are reserved."""
+
+    @_builtins.property
+    def policy(self) -> _policy_pb2.RunPolicy:
+        """How the fork behaves; unset for its origin's policy. If set it replaces that policy as a whole."""
 
     def __init__(
         self,
@@ -435,12 +364,13 @@ class ForkRunRequest(_message.Message):
         after_sequence: _builtins.int = ...,
         changes: _fork_pb2.ForkChanges | None = ...,
         allow_open_effects: _builtins.bool = ...,
-        follow: Global___FollowOptions | None = ...,
+        follow: _follow_pb2.FollowOptions | None = ...,
         labels: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
+        policy: _policy_pb2.RunPolicy | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["changes", b"changes", "follow", b"follow"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["changes", b"changes", "follow", b"follow", "policy", b"policy"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["after_sequence", b"after_sequence", "allow_open_effects", b"allow_open_effects", "changes", b"changes", "follow", b"follow", "labels", b"labels", "request_id", b"request_id", "run_id", b"run_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["after_sequence", b"after_sequence", "allow_open_effects", b"allow_open_effects", "changes", b"changes", "follow", b"follow", "labels", b"labels", "policy", b"policy", "request_id", b"request_id", "run_id", b"run_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -448,27 +378,23 @@ Global___ForkRunRequest: _TypeAlias = ForkRunRequest  # noqa: Y015
 
 @_typing.final
 class ForkRunResponse(_message.Message):
-    """Some events, in order. The layout is RunResponse's."""
+    """Some events of the fork, from its run_forked."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
-    EVENTS_FIELD_NUMBER: _builtins.int
-    THROUGH_SEQUENCE_FIELD_NUMBER: _builtins.int
-    through_sequence: _builtins.int
-    """Everything up to here has been considered for this view: rejoin by WatchRun with it as after_sequence."""
+    BATCH_FIELD_NUMBER: _builtins.int
     @_builtins.property
-    def events(self) -> _containers.RepeatedCompositeFieldContainer[_event_pb2.AgentEvent]:
-        """The events of the view, by rising sequence; empty in a heartbeat."""
+    def batch(self) -> _follow_pb2.EventBatch:
+        """The events."""
 
     def __init__(
         self,
         *,
-        events: _abc.Iterable[_event_pb2.AgentEvent] | None = ...,
-        through_sequence: _builtins.int = ...,
+        batch: _follow_pb2.EventBatch | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["batch", b"batch"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["events", b"events", "through_sequence", b"through_sequence"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["batch", b"batch"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -476,21 +402,25 @@ Global___ForkRunResponse: _TypeAlias = ForkRunResponse  # noqa: Y015
 
 @_typing.final
 class CancelRunRequest(_message.Message):
-    """Asks a run to stop."""
+    """Cancels a run."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     RUN_ID_FIELD_NUMBER: _builtins.int
+    NOTE_FIELD_NUMBER: _builtins.int
     run_id: _builtins.str
-    """The run."""
+    """The run. Unknown, or another tenant's: NOT_FOUND."""
+    note: _builtins.str
+    """A note for the record, in the run's cancel_requested; empty for none."""
     def __init__(
         self,
         *,
         run_id: _builtins.str = ...,
+        note: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["run_id", b"run_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["note", b"note", "run_id", b"run_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -504,13 +434,13 @@ class CancelRunResponse(_message.Message):
 
     RUN_FIELD_NUMBER: _builtins.int
     @_builtins.property
-    def run(self) -> Global___Run:
-        """As it is when the wish is durable; its end may still be to come."""
+    def run(self) -> _run_pb2.Run:
+        """As it is when the cancellation is durable; it may not have ended yet."""
 
     def __init__(
         self,
         *,
-        run: Global___Run | None = ...,
+        run: _run_pb2.Run | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["run", b"run"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
@@ -522,13 +452,13 @@ Global___CancelRunResponse: _TypeAlias = CancelRunResponse  # noqa: Y015
 
 @_typing.final
 class GetRunRequest(_message.Message):
-    """Gives one run."""
+    """Asks for one run."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     RUN_ID_FIELD_NUMBER: _builtins.int
     run_id: _builtins.str
-    """The run."""
+    """The run. Unknown, or another tenant's: NOT_FOUND."""
     def __init__(
         self,
         *,
@@ -549,18 +479,24 @@ class GetRunResponse(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     RUN_FIELD_NUMBER: _builtins.int
+    FINAL_ANSWER_FIELD_NUMBER: _builtins.int
     @_builtins.property
-    def run(self) -> Global___Run:
+    def run(self) -> _run_pb2.Run:
         """The run."""
+
+    @_builtins.property
+    def final_answer(self) -> _message_pb2.Message:
+        """Its final answer; unset until it has succeeded."""
 
     def __init__(
         self,
         *,
-        run: Global___Run | None = ...,
+        run: _run_pb2.Run | None = ...,
+        final_answer: _message_pb2.Message | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["run", b"run"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["final_answer", b"final_answer", "run", b"run"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["run", b"run"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["final_answer", b"final_answer", "run", b"run"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -568,77 +504,31 @@ Global___GetRunResponse: _TypeAlias = GetRunResponse  # noqa: Y015
 
 @_typing.final
 class ListRunsRequest(_message.Message):
-    """Lists runs. Every filter that is set must hold."""
+    """Asks for a page of runs."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
-    @_typing.final
-    class LabelsEntry(_message.Message):
-        DESCRIPTOR: _descriptor.Descriptor
-
-        KEY_FIELD_NUMBER: _builtins.int
-        VALUE_FIELD_NUMBER: _builtins.int
-        key: _builtins.str
-        value: _builtins.str
-        def __init__(
-            self,
-            *,
-            key: _builtins.str = ...,
-            value: _builtins.str = ...,
-        ) -> None: ...
-        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
-        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
-        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-        def WhichOneof(self, oneof_group: _Never) -> None: ...
-
     PAGE_SIZE_FIELD_NUMBER: _builtins.int
     PAGE_TOKEN_FIELD_NUMBER: _builtins.int
-    SESSION_ID_FIELD_NUMBER: _builtins.int
-    AGENT_FIELD_NUMBER: _builtins.int
-    STATES_FIELD_NUMBER: _builtins.int
-    LABELS_FIELD_NUMBER: _builtins.int
-    START_CREATE_TIME_FIELD_NUMBER: _builtins.int
-    END_CREATE_TIME_FIELD_NUMBER: _builtins.int
+    FILTER_FIELD_NUMBER: _builtins.int
     page_size: _builtins.int
-    """The most runs of a page; 50 where 0, 1,000 at most."""
+    """The most runs of a page; 0 for 50, and more than 1,000 is lowered to 1,000. A page also ends at about 1 MiB."""
     page_token: _builtins.str
-    """next_page_token of the page before, with the same filters."""
-    session_id: _builtins.str
-    """Only runs of this session."""
-    agent: _builtins.str
-    """Only runs of this root agent."""
+    """next_page_token of the page before of the same filter; empty for the first page."""
     @_builtins.property
-    def states(self) -> _containers.RepeatedScalarFieldContainer[_event_pb2.State.ValueType]:
-        """Only runs in one of these states."""
-
-    @_builtins.property
-    def labels(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
-        """Only runs with all these labels, whose keys and values are as in RunRequest.labels."""
-
-    @_builtins.property
-    def start_create_time(self) -> _timestamp_pb2.Timestamp:
-        """Only runs created at or after this."""
-
-    @_builtins.property
-    def end_create_time(self) -> _timestamp_pb2.Timestamp:
-        """Only runs created before this."""
+    def filter(self) -> _run_pb2.RunFilter:
+        """Which runs; unset for all."""
 
     def __init__(
         self,
         *,
         page_size: _builtins.int = ...,
         page_token: _builtins.str = ...,
-        session_id: _builtins.str = ...,
-        agent: _builtins.str = ...,
-        states: _abc.Iterable[_event_pb2.State.ValueType] | None = ...,
-        labels: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
-        start_create_time: _timestamp_pb2.Timestamp | None = ...,
-        end_create_time: _timestamp_pb2.Timestamp | None = ...,
+        filter: _run_pb2.RunFilter | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["end_create_time", b"end_create_time", "start_create_time", b"start_create_time"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["filter", b"filter"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["agent", b"agent", "end_create_time", b"end_create_time", "labels", b"labels", "page_size", b"page_size", "page_token", b"page_token", "session_id", b"session_id", "start_create_time", b"start_create_time", "states", b"states"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["filter", b"filter", "page_size", b"page_size", "page_token", b"page_token"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -653,15 +543,15 @@ class ListRunsResponse(_message.Message):
     RUNS_FIELD_NUMBER: _builtins.int
     NEXT_PAGE_TOKEN_FIELD_NUMBER: _builtins.int
     next_page_token: _builtins.str
-    """The token of the next page; empty on the last."""
+    """The token of the next page; empty on the last one."""
     @_builtins.property
-    def runs(self) -> _containers.RepeatedCompositeFieldContainer[Global___Run]:
-        """The runs, the newest first."""
+    def runs(self) -> _containers.RepeatedCompositeFieldContainer[_run_pb2.Run]:
+        """The runs, newest first."""
 
     def __init__(
         self,
         *,
-        runs: _abc.Iterable[Global___Run] | None = ...,
+        runs: _abc.Iterable[_run_pb2.Run] | None = ...,
         next_page_token: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
@@ -671,118 +561,3 @@ class ListRunsResponse(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___ListRunsResponse: _TypeAlias = ListRunsResponse  # noqa: Y015
-
-@_typing.final
-class Run(_message.Message):
-    """One user turn, from the message to the final answer.
-
-    Set aside: 14 parent_run_id.
-    """
-
-    DESCRIPTOR: _descriptor.Descriptor
-
-    @_typing.final
-    class LabelsEntry(_message.Message):
-        DESCRIPTOR: _descriptor.Descriptor
-
-        KEY_FIELD_NUMBER: _builtins.int
-        VALUE_FIELD_NUMBER: _builtins.int
-        key: _builtins.str
-        value: _builtins.str
-        def __init__(
-            self,
-            *,
-            key: _builtins.str = ...,
-            value: _builtins.str = ...,
-        ) -> None: ...
-        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
-        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
-        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-        def WhichOneof(self, oneof_group: _Never) -> None: ...
-
-    RUN_ID_FIELD_NUMBER: _builtins.int
-    SESSION_ID_FIELD_NUMBER: _builtins.int
-    AGENT_FIELD_NUMBER: _builtins.int
-    STATE_FIELD_NUMBER: _builtins.int
-    ERROR_FIELD_NUMBER: _builtins.int
-    LABELS_FIELD_NUMBER: _builtins.int
-    CREATE_TIME_FIELD_NUMBER: _builtins.int
-    START_TIME_FIELD_NUMBER: _builtins.int
-    END_TIME_FIELD_NUMBER: _builtins.int
-    LAST_SEQUENCE_FIELD_NUMBER: _builtins.int
-    OPEN_REQUESTS_FIELD_NUMBER: _builtins.int
-    TREE_USAGE_FIELD_NUMBER: _builtins.int
-    FORKED_FROM_FIELD_NUMBER: _builtins.int
-    PARKED_REASON_FIELD_NUMBER: _builtins.int
-    run_id: _builtins.str
-    """Its id."""
-    session_id: _builtins.str
-    """The conversation it belongs to."""
-    agent: _builtins.str
-    """The root agent's name."""
-    state: _event_pb2.State.ValueType
-    """Its state."""
-    last_sequence: _builtins.int
-    """The last sequence of its log."""
-    parked_reason: _builtins.str
-    """Why nobody executes it although it is RUNNING: what it began with and is missing here. Empty otherwise. Streams that
-    follow it end with UNAVAILABLE (RUN_PARKED) and this reason, once they have everything recorded.
-    """
-    @_builtins.property
-    def error(self) -> _error_pb2.AgentError:
-        """Why it failed or was cancelled."""
-
-    @_builtins.property
-    def labels(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
-        """The caller's labels."""
-
-    @_builtins.property
-    def create_time(self) -> _timestamp_pb2.Timestamp:
-        """When it was accepted."""
-
-    @_builtins.property
-    def start_time(self) -> _timestamp_pb2.Timestamp:
-        """When it began."""
-
-    @_builtins.property
-    def end_time(self) -> _timestamp_pb2.Timestamp:
-        """When it ended; unset until then."""
-
-    @_builtins.property
-    def open_requests(self) -> _containers.RepeatedCompositeFieldContainer[_input_pb2.InputRequest]:
-        """What it asks of the outside, and nobody has answered."""
-
-    @_builtins.property
-    def tree_usage(self) -> _message_pb2.Usage:
-        """What the whole tree used; set once the run has ended. Until then GetInvocation has it."""
-
-    @_builtins.property
-    def forked_from(self) -> _fork_pb2.ForkOrigin:
-        """Of a fork: where it comes from."""
-
-    def __init__(
-        self,
-        *,
-        run_id: _builtins.str = ...,
-        session_id: _builtins.str = ...,
-        agent: _builtins.str = ...,
-        state: _event_pb2.State.ValueType = ...,
-        error: _error_pb2.AgentError | None = ...,
-        labels: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
-        create_time: _timestamp_pb2.Timestamp | None = ...,
-        start_time: _timestamp_pb2.Timestamp | None = ...,
-        end_time: _timestamp_pb2.Timestamp | None = ...,
-        last_sequence: _builtins.int = ...,
-        open_requests: _abc.Iterable[_input_pb2.InputRequest] | None = ...,
-        tree_usage: _message_pb2.Usage | None = ...,
-        forked_from: _fork_pb2.ForkOrigin | None = ...,
-        parked_reason: _builtins.str = ...,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["create_time", b"create_time", "end_time", b"end_time", "error", b"error", "forked_from", b"forked_from", "start_time", b"start_time", "tree_usage", b"tree_usage"]  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["agent", b"agent", "create_time", b"create_time", "end_time", b"end_time", "error", b"error", "forked_from", b"forked_from", "labels", b"labels", "last_sequence", b"last_sequence", "open_requests", b"open_requests", "parked_reason", b"parked_reason", "run_id", b"run_id", "session_id", b"session_id", "start_time", b"start_time", "state", b"state", "tree_usage", b"tree_usage"]  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
-
-Global___Run: _TypeAlias = Run  # noqa: Y015

@@ -26,12 +26,14 @@ if _version_not_supported:
 
 
 class AgentServiceStub:
-    """Runs agents and lets anybody follow.
+    """Runs agents, and streams what happens in their runs. Agents themselves are listed, checked and stored by CatalogService.
 
-    What is wrong with a call is a gRPC status with google.rpc details, ErrorInfo always among them. What goes wrong in
-    a run is an event of it, and the stream ends with OK: a terminal event or an interruption was reached, or what
-    WatchRun's `until` asks. A server that stops ends its streams with UNAVAILABLE (SERVER_STOPPED), also after events. So
-    do the streams of a run that nobody executes, as Run.parked_reason says (RUN_PARKED), after everything recorded.
+    An error of the call is a gRPC status with google.rpc details, ErrorInfo always among them. An error in the run is an event, and
+    the stream ends with OK: OK means that the run's last event or an interruption was reached, or what WatchRunRequest.until asks
+    for. A server that stops ends its streams with UNAVAILABLE (SERVER_STOPPED), also after events. Streams of a run that no server
+    executes, as Run.parked_reason tells, end with UNAVAILABLE (RUN_PARKED) after every recorded event.
+
+    Every stream sends the initial metadata `bough-run-id` before its first event and the trailing metadata `bough-last-sequence`.
     """
 
     def __init__(self, channel):
@@ -78,69 +80,71 @@ class AgentServiceStub:
 
 
 class AgentServiceServicer:
-    """Runs agents and lets anybody follow.
+    """Runs agents, and streams what happens in their runs. Agents themselves are listed, checked and stored by CatalogService.
 
-    What is wrong with a call is a gRPC status with google.rpc details, ErrorInfo always among them. What goes wrong in
-    a run is an event of it, and the stream ends with OK: a terminal event or an interruption was reached, or what
-    WatchRun's `until` asks. A server that stops ends its streams with UNAVAILABLE (SERVER_STOPPED), also after events. So
-    do the streams of a run that nobody executes, as Run.parked_reason says (RUN_PARKED), after everything recorded.
+    An error of the call is a gRPC status with google.rpc details, ErrorInfo always among them. An error in the run is an event, and
+    the stream ends with OK: OK means that the run's last event or an interruption was reached, or what WatchRunRequest.until asks
+    for. A server that stops ends its streams with UNAVAILABLE (SERVER_STOPPED), also after events. Streams of a run that no server
+    executes, as Run.parked_reason tells, end with UNAVAILABLE (RUN_PARKED) after every recorded event.
+
+    Every stream sends the initial metadata `bough-run-id` before its first event and the trailing metadata `bough-last-sequence`.
     """
 
     def Run(self, request, context):
-        """Starts a turn and follows it to its end, or to its first interruption.
+        """Starts a run and follows it to its end, or to its first interruption.
 
-        The first event, run_started, means that the run is accepted and durable. Initial metadata carries `bough-run-id`,
-        trailing metadata `bough-last-sequence`. The same request_id with the same content follows the run it started.
+        The first event, run_started, means that the run is accepted and durable. A call with a request_id that was used before and the
+        same content follows the run that was started then.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def WatchRun(self, request, context):
-        """Follows any run from any sequence, whether it is going or has ended.
+        """Follows a run from any sequence, whether it is in progress or has ended.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ResumeRun(self, request, context):
-        """Answers what a run asks, and follows it on to its end or its next interruption.
+        """Answers what a run asks for, and follows it to its end or its next interruption.
 
-        Every answer is checked before any is recorded. An equal answer to an answered request is accepted and changes
-        nothing; another one is FAILED_PRECONDITION (ALREADY_ANSWERED); an unknown request or an answer that does not fit is
-        INVALID_ARGUMENT. Answers are accepted as soon as their request is recorded; what is not answered asks again under
-        the same id. The caller's deadline is the run's from now on.
+        All answers are checked before any is recorded. An answer equal to the recorded one is accepted and changes nothing; a different
+        one is FAILED_PRECONDITION (ALREADY_ANSWERED); an unknown input_id or an answer that does not fit is INVALID_ARGUMENT. A request
+        can be answered as soon as it is recorded; a request that is not answered is asked again under the same input_id. If the
+        answers continue an interrupted run, the deadline of this call becomes the run's, unless it is a background run.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ForkRun(self, request, context):
-        """Starts a run that shares the beginning of another's log, and follows it from there.
+        """Starts a run that shares the beginning of another run's log, and follows it from there.
 
-        What is recorded up to the fork stands and is not done again. The fork gets a session of its own.
+        What is recorded up to the fork is not executed again. The fork gets a session that only it has.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def CancelRun(self, request, context):
-        """Asks a run to stop. The wish is durable when this answers; the run's own end follows as events. On a run that has
-        ended it changes nothing.
+        """Cancels a run. The cancellation is durable when this returns; the end of the run follows as events. A run that has ended is not
+        changed, and the call succeeds.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def GetRun(self, request, context):
-        """Gives one run.
+        """Returns one run.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ListRuns(self, request, context):
-        """Lists runs, the newest first.
+        """Lists runs, newest first.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -193,12 +197,14 @@ def add_AgentServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class AgentService:
-    """Runs agents and lets anybody follow.
+    """Runs agents, and streams what happens in their runs. Agents themselves are listed, checked and stored by CatalogService.
 
-    What is wrong with a call is a gRPC status with google.rpc details, ErrorInfo always among them. What goes wrong in
-    a run is an event of it, and the stream ends with OK: a terminal event or an interruption was reached, or what
-    WatchRun's `until` asks. A server that stops ends its streams with UNAVAILABLE (SERVER_STOPPED), also after events. So
-    do the streams of a run that nobody executes, as Run.parked_reason says (RUN_PARKED), after everything recorded.
+    An error of the call is a gRPC status with google.rpc details, ErrorInfo always among them. An error in the run is an event, and
+    the stream ends with OK: OK means that the run's last event or an interruption was reached, or what WatchRunRequest.until asks
+    for. A server that stops ends its streams with UNAVAILABLE (SERVER_STOPPED), also after events. Streams of a run that no server
+    executes, as Run.parked_reason tells, end with UNAVAILABLE (RUN_PARKED) after every recorded event.
+
+    Every stream sends the initial metadata `bough-run-id` before its first event and the trailing metadata `bough-last-sequence`.
     """
 
     @staticmethod

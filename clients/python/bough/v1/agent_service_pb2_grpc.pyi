@@ -27,12 +27,14 @@ GRPC_GENERATED_VERSION: str
 GRPC_VERSION: str
 
 class AgentServiceStub:
-    """Runs agents and lets anybody follow.
+    """Runs agents, and streams what happens in their runs. Agents themselves are listed, checked and stored by CatalogService.
 
-    What is wrong with a call is a gRPC status with google.rpc details, ErrorInfo always among them. What goes wrong in
-    a run is an event of it, and the stream ends with OK: a terminal event or an interruption was reached, or what
-    WatchRun's `until` asks. A server that stops ends its streams with UNAVAILABLE (SERVER_STOPPED), also after events. So
-    do the streams of a run that nobody executes, as Run.parked_reason says (RUN_PARKED), after everything recorded.
+    An error of the call is a gRPC status with google.rpc details, ErrorInfo always among them. An error in the run is an event, and
+    the stream ends with OK: OK means that the run's last event or an interruption was reached, or what WatchRunRequest.until asks
+    for. A server that stops ends its streams with UNAVAILABLE (SERVER_STOPPED), also after events. Streams of a run that no server
+    executes, as Run.parked_reason tells, end with UNAVAILABLE (RUN_PARKED) after every recorded event.
+
+    Every stream sends the initial metadata `bough-run-id` before its first event and the trailing metadata `bough-last-sequence`.
     """
 
     @_typing.overload
@@ -40,83 +42,87 @@ class AgentServiceStub:
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> AgentServiceAsyncStub: ...
     Run: _grpc.UnaryStreamMultiCallable[_agent_service_pb2.RunRequest, _agent_service_pb2.RunResponse]
-    """Starts a turn and follows it to its end, or to its first interruption.
+    """Starts a run and follows it to its end, or to its first interruption.
 
-    The first event, run_started, means that the run is accepted and durable. Initial metadata carries `bough-run-id`,
-    trailing metadata `bough-last-sequence`. The same request_id with the same content follows the run it started.
+    The first event, run_started, means that the run is accepted and durable. A call with a request_id that was used before and the
+    same content follows the run that was started then.
     """
     WatchRun: _grpc.UnaryStreamMultiCallable[_agent_service_pb2.WatchRunRequest, _agent_service_pb2.WatchRunResponse]
-    """Follows any run from any sequence, whether it is going or has ended."""
+    """Follows a run from any sequence, whether it is in progress or has ended."""
     ResumeRun: _grpc.UnaryStreamMultiCallable[_agent_service_pb2.ResumeRunRequest, _agent_service_pb2.ResumeRunResponse]
-    """Answers what a run asks, and follows it on to its end or its next interruption.
+    """Answers what a run asks for, and follows it to its end or its next interruption.
 
-    Every answer is checked before any is recorded. An equal answer to an answered request is accepted and changes
-    nothing; another one is FAILED_PRECONDITION (ALREADY_ANSWERED); an unknown request or an answer that does not fit is
-    INVALID_ARGUMENT. Answers are accepted as soon as their request is recorded; what is not answered asks again under
-    the same id. The caller's deadline is the run's from now on.
+    All answers are checked before any is recorded. An answer equal to the recorded one is accepted and changes nothing; a different
+    one is FAILED_PRECONDITION (ALREADY_ANSWERED); an unknown input_id or an answer that does not fit is INVALID_ARGUMENT. A request
+    can be answered as soon as it is recorded; a request that is not answered is asked again under the same input_id. If the
+    answers continue an interrupted run, the deadline of this call becomes the run's, unless it is a background run.
     """
     ForkRun: _grpc.UnaryStreamMultiCallable[_agent_service_pb2.ForkRunRequest, _agent_service_pb2.ForkRunResponse]
-    """Starts a run that shares the beginning of another's log, and follows it from there.
+    """Starts a run that shares the beginning of another run's log, and follows it from there.
 
-    What is recorded up to the fork stands and is not done again. The fork gets a session of its own.
+    What is recorded up to the fork is not executed again. The fork gets a session that only it has.
     """
     CancelRun: _grpc.UnaryUnaryMultiCallable[_agent_service_pb2.CancelRunRequest, _agent_service_pb2.CancelRunResponse]
-    """Asks a run to stop. The wish is durable when this answers; the run's own end follows as events. On a run that has
-    ended it changes nothing.
+    """Cancels a run. The cancellation is durable when this returns; the end of the run follows as events. A run that has ended is not
+    changed, and the call succeeds.
     """
     GetRun: _grpc.UnaryUnaryMultiCallable[_agent_service_pb2.GetRunRequest, _agent_service_pb2.GetRunResponse]
-    """Gives one run."""
+    """Returns one run."""
     ListRuns: _grpc.UnaryUnaryMultiCallable[_agent_service_pb2.ListRunsRequest, _agent_service_pb2.ListRunsResponse]
-    """Lists runs, the newest first."""
+    """Lists runs, newest first."""
 
 @_typing.type_check_only
 class AgentServiceAsyncStub(AgentServiceStub):
-    """Runs agents and lets anybody follow.
+    """Runs agents, and streams what happens in their runs. Agents themselves are listed, checked and stored by CatalogService.
 
-    What is wrong with a call is a gRPC status with google.rpc details, ErrorInfo always among them. What goes wrong in
-    a run is an event of it, and the stream ends with OK: a terminal event or an interruption was reached, or what
-    WatchRun's `until` asks. A server that stops ends its streams with UNAVAILABLE (SERVER_STOPPED), also after events. So
-    do the streams of a run that nobody executes, as Run.parked_reason says (RUN_PARKED), after everything recorded.
+    An error of the call is a gRPC status with google.rpc details, ErrorInfo always among them. An error in the run is an event, and
+    the stream ends with OK: OK means that the run's last event or an interruption was reached, or what WatchRunRequest.until asks
+    for. A server that stops ends its streams with UNAVAILABLE (SERVER_STOPPED), also after events. Streams of a run that no server
+    executes, as Run.parked_reason tells, end with UNAVAILABLE (RUN_PARKED) after every recorded event.
+
+    Every stream sends the initial metadata `bough-run-id` before its first event and the trailing metadata `bough-last-sequence`.
     """
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     Run: _aio.UnaryStreamMultiCallable[_agent_service_pb2.RunRequest, _agent_service_pb2.RunResponse]  # type: ignore[assignment]
-    """Starts a turn and follows it to its end, or to its first interruption.
+    """Starts a run and follows it to its end, or to its first interruption.
 
-    The first event, run_started, means that the run is accepted and durable. Initial metadata carries `bough-run-id`,
-    trailing metadata `bough-last-sequence`. The same request_id with the same content follows the run it started.
+    The first event, run_started, means that the run is accepted and durable. A call with a request_id that was used before and the
+    same content follows the run that was started then.
     """
     WatchRun: _aio.UnaryStreamMultiCallable[_agent_service_pb2.WatchRunRequest, _agent_service_pb2.WatchRunResponse]  # type: ignore[assignment]
-    """Follows any run from any sequence, whether it is going or has ended."""
+    """Follows a run from any sequence, whether it is in progress or has ended."""
     ResumeRun: _aio.UnaryStreamMultiCallable[_agent_service_pb2.ResumeRunRequest, _agent_service_pb2.ResumeRunResponse]  # type: ignore[assignment]
-    """Answers what a run asks, and follows it on to its end or its next interruption.
+    """Answers what a run asks for, and follows it to its end or its next interruption.
 
-    Every answer is checked before any is recorded. An equal answer to an answered request is accepted and changes
-    nothing; another one is FAILED_PRECONDITION (ALREADY_ANSWERED); an unknown request or an answer that does not fit is
-    INVALID_ARGUMENT. Answers are accepted as soon as their request is recorded; what is not answered asks again under
-    the same id. The caller's deadline is the run's from now on.
+    All answers are checked before any is recorded. An answer equal to the recorded one is accepted and changes nothing; a different
+    one is FAILED_PRECONDITION (ALREADY_ANSWERED); an unknown input_id or an answer that does not fit is INVALID_ARGUMENT. A request
+    can be answered as soon as it is recorded; a request that is not answered is asked again under the same input_id. If the
+    answers continue an interrupted run, the deadline of this call becomes the run's, unless it is a background run.
     """
     ForkRun: _aio.UnaryStreamMultiCallable[_agent_service_pb2.ForkRunRequest, _agent_service_pb2.ForkRunResponse]  # type: ignore[assignment]
-    """Starts a run that shares the beginning of another's log, and follows it from there.
+    """Starts a run that shares the beginning of another run's log, and follows it from there.
 
-    What is recorded up to the fork stands and is not done again. The fork gets a session of its own.
+    What is recorded up to the fork is not executed again. The fork gets a session that only it has.
     """
     CancelRun: _aio.UnaryUnaryMultiCallable[_agent_service_pb2.CancelRunRequest, _agent_service_pb2.CancelRunResponse]  # type: ignore[assignment]
-    """Asks a run to stop. The wish is durable when this answers; the run's own end follows as events. On a run that has
-    ended it changes nothing.
+    """Cancels a run. The cancellation is durable when this returns; the end of the run follows as events. A run that has ended is not
+    changed, and the call succeeds.
     """
     GetRun: _aio.UnaryUnaryMultiCallable[_agent_service_pb2.GetRunRequest, _agent_service_pb2.GetRunResponse]  # type: ignore[assignment]
-    """Gives one run."""
+    """Returns one run."""
     ListRuns: _aio.UnaryUnaryMultiCallable[_agent_service_pb2.ListRunsRequest, _agent_service_pb2.ListRunsResponse]  # type: ignore[assignment]
-    """Lists runs, the newest first."""
+    """Lists runs, newest first."""
 
 class AgentServiceServicer(metaclass=_abc_1.ABCMeta):
-    """Runs agents and lets anybody follow.
+    """Runs agents, and streams what happens in their runs. Agents themselves are listed, checked and stored by CatalogService.
 
-    What is wrong with a call is a gRPC status with google.rpc details, ErrorInfo always among them. What goes wrong in
-    a run is an event of it, and the stream ends with OK: a terminal event or an interruption was reached, or what
-    WatchRun's `until` asks. A server that stops ends its streams with UNAVAILABLE (SERVER_STOPPED), also after events. So
-    do the streams of a run that nobody executes, as Run.parked_reason says (RUN_PARKED), after everything recorded.
+    An error of the call is a gRPC status with google.rpc details, ErrorInfo always among them. An error in the run is an event, and
+    the stream ends with OK: OK means that the run's last event or an interruption was reached, or what WatchRunRequest.until asks
+    for. A server that stops ends its streams with UNAVAILABLE (SERVER_STOPPED), also after events. Streams of a run that no server
+    executes, as Run.parked_reason tells, end with UNAVAILABLE (RUN_PARKED) after every recorded event.
+
+    Every stream sends the initial metadata `bough-run-id` before its first event and the trailing metadata `bough-last-sequence`.
     """
 
     @_abc_1.abstractmethod
@@ -125,10 +131,10 @@ class AgentServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _agent_service_pb2.RunRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_agent_service_pb2.RunResponse], _abc.AsyncIterator[_agent_service_pb2.RunResponse]]:
-        """Starts a turn and follows it to its end, or to its first interruption.
+        """Starts a run and follows it to its end, or to its first interruption.
 
-        The first event, run_started, means that the run is accepted and durable. Initial metadata carries `bough-run-id`,
-        trailing metadata `bough-last-sequence`. The same request_id with the same content follows the run it started.
+        The first event, run_started, means that the run is accepted and durable. A call with a request_id that was used before and the
+        same content follows the run that was started then.
         """
 
     @_abc_1.abstractmethod
@@ -137,7 +143,7 @@ class AgentServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _agent_service_pb2.WatchRunRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_agent_service_pb2.WatchRunResponse], _abc.AsyncIterator[_agent_service_pb2.WatchRunResponse]]:
-        """Follows any run from any sequence, whether it is going or has ended."""
+        """Follows a run from any sequence, whether it is in progress or has ended."""
 
     @_abc_1.abstractmethod
     def ResumeRun(
@@ -145,12 +151,12 @@ class AgentServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _agent_service_pb2.ResumeRunRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_agent_service_pb2.ResumeRunResponse], _abc.AsyncIterator[_agent_service_pb2.ResumeRunResponse]]:
-        """Answers what a run asks, and follows it on to its end or its next interruption.
+        """Answers what a run asks for, and follows it to its end or its next interruption.
 
-        Every answer is checked before any is recorded. An equal answer to an answered request is accepted and changes
-        nothing; another one is FAILED_PRECONDITION (ALREADY_ANSWERED); an unknown request or an answer that does not fit is
-        INVALID_ARGUMENT. Answers are accepted as soon as their request is recorded; what is not answered asks again under
-        the same id. The caller's deadline is the run's from now on.
+        All answers are checked before any is recorded. An answer equal to the recorded one is accepted and changes nothing; a different
+        one is FAILED_PRECONDITION (ALREADY_ANSWERED); an unknown input_id or an answer that does not fit is INVALID_ARGUMENT. A request
+        can be answered as soon as it is recorded; a request that is not answered is asked again under the same input_id. If the
+        answers continue an interrupted run, the deadline of this call becomes the run's, unless it is a background run.
         """
 
     @_abc_1.abstractmethod
@@ -159,9 +165,9 @@ class AgentServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _agent_service_pb2.ForkRunRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_agent_service_pb2.ForkRunResponse], _abc.AsyncIterator[_agent_service_pb2.ForkRunResponse]]:
-        """Starts a run that shares the beginning of another's log, and follows it from there.
+        """Starts a run that shares the beginning of another run's log, and follows it from there.
 
-        What is recorded up to the fork stands and is not done again. The fork gets a session of its own.
+        What is recorded up to the fork is not executed again. The fork gets a session that only it has.
         """
 
     @_abc_1.abstractmethod
@@ -170,8 +176,8 @@ class AgentServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _agent_service_pb2.CancelRunRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_agent_service_pb2.CancelRunResponse, _abc.Awaitable[_agent_service_pb2.CancelRunResponse]]:
-        """Asks a run to stop. The wish is durable when this answers; the run's own end follows as events. On a run that has
-        ended it changes nothing.
+        """Cancels a run. The cancellation is durable when this returns; the end of the run follows as events. A run that has ended is not
+        changed, and the call succeeds.
         """
 
     @_abc_1.abstractmethod
@@ -180,7 +186,7 @@ class AgentServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _agent_service_pb2.GetRunRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_agent_service_pb2.GetRunResponse, _abc.Awaitable[_agent_service_pb2.GetRunResponse]]:
-        """Gives one run."""
+        """Returns one run."""
 
     @_abc_1.abstractmethod
     def ListRuns(
@@ -188,6 +194,6 @@ class AgentServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _agent_service_pb2.ListRunsRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_agent_service_pb2.ListRunsResponse, _abc.Awaitable[_agent_service_pb2.ListRunsResponse]]:
-        """Lists runs, the newest first."""
+        """Lists runs, newest first."""
 
 def add_AgentServiceServicer_to_server(servicer: AgentServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

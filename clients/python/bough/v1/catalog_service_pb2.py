@@ -24,55 +24,53 @@ _sym_db = _symbol_database.Default()
 
 from bough.v1 import agent_pb2 as bough_dot_v1_dot_agent__pb2
 from bough.v1 import error_pb2 as bough_dot_v1_dot_error__pb2
+from bough.v1 import model_pb2 as bough_dot_v1_dot_model__pb2
+from bough.v1 import tool_pb2 as bough_dot_v1_dot_tool__pb2
 from google.protobuf import field_mask_pb2 as google_dot_protobuf_dot_field__mask__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1e\x62ough/v1/catalog_service.proto\x12\x08\x62ough.v1\x1a\x14\x62ough/v1/agent.proto\x1a\x14\x62ough/v1/error.proto\x1a google/protobuf/field_mask.proto\"E\n\x12\x43reateAgentRequest\x12/\n\x05\x61gent\x18\x01 \x01(\x0b\x32\x19.bough.v1.AgentDefinitionR\x05\x61gent\"F\n\x13\x43reateAgentResponse\x12/\n\x05\x61gent\x18\x01 \x01(\x0b\x32\x19.bough.v1.AgentDefinitionR\x05\x61gent\"\x9e\x01\n\x12UpdateAgentRequest\x12/\n\x05\x61gent\x18\x01 \x01(\x0b\x32\x19.bough.v1.AgentDefinitionR\x05\x61gent\x12;\n\x0bupdate_mask\x18\x02 \x01(\x0b\x32\x1a.google.protobuf.FieldMaskR\nupdateMask\x12\x1a\n\x08revision\x18\x03 \x01(\tR\x08revision\"F\n\x13UpdateAgentResponse\x12/\n\x05\x61gent\x18\x01 \x01(\x0b\x32\x19.bough.v1.AgentDefinitionR\x05\x61gent\"D\n\x12\x44\x65leteAgentRequest\x12\x12\n\x04name\x18\x01 \x01(\tR\x04name\x12\x1a\n\x08revision\x18\x02 \x01(\tR\x08revision\"\x15\n\x13\x44\x65leteAgentResponse\"A\n\x0fGetAgentRequest\x12\x12\n\x04name\x18\x01 \x01(\tR\x04name\x12\x1a\n\x08revision\x18\x02 \x01(\tR\x08revision\"C\n\x10GetAgentResponse\x12/\n\x05\x61gent\x18\x01 \x01(\x0b\x32\x19.bough.v1.AgentDefinitionR\x05\x61gent\"O\n\x11ListAgentsRequest\x12\x1b\n\tpage_size\x18\x01 \x01(\x05R\x08pageSize\x12\x1d\n\npage_token\x18\x02 \x01(\tR\tpageToken\"o\n\x12ListAgentsResponse\x12\x31\n\x06\x61gents\x18\x01 \x03(\x0b\x32\x19.bough.v1.AgentDefinitionR\x06\x61gents\x12&\n\x0fnext_page_token\x18\x02 \x01(\tR\rnextPageToken\"S\n\x14ValidateAgentRequest\x12;\n\x0b\x64\x65\x66initions\x18\x01 \x03(\x0b\x32\x19.bough.v1.AgentDefinitionR\x0b\x64\x65\x66initions\"L\n\x15ValidateAgentResponse\x12\x33\n\nviolations\x18\x01 \x03(\x0b\x32\x13.bough.v1.ViolationR\nviolations\"\x88\x01\n\tViolation\x12\x14\n\x05\x61gent\x18\x01 \x01(\tR\x05\x61gent\x12\x14\n\x05\x66ield\x18\x02 \x01(\tR\x05\x66ield\x12 \n\x0b\x64\x65scription\x18\x03 \x01(\tR\x0b\x64\x65scription\x12-\n\x06reason\x18\x04 \x01(\x0e\x32\x15.bough.v1.ErrorReasonR\x06reason\"N\n\x10ListToolsRequest\x12\x1b\n\tpage_size\x18\x01 \x01(\x05R\x08pageSize\x12\x1d\n\npage_token\x18\x02 \x01(\tR\tpageToken\"e\n\x11ListToolsResponse\x12(\n\x05tools\x18\x01 \x03(\x0b\x32\x12.bough.v1.ToolInfoR\x05tools\x12&\n\x0fnext_page_token\x18\x02 \x01(\tR\rnextPageToken\"\x8c\x01\n\x08ToolInfo\x12\x12\n\x04name\x18\x01 \x01(\tR\x04name\x12 \n\x0b\x64\x65scription\x18\x02 \x01(\tR\x0b\x64\x65scription\x12*\n\x11input_schema_json\x18\x03 \x01(\tR\x0finputSchemaJson\x12\x1e\n\x0bis_built_in\x18\x04 \x01(\x08R\tisBuiltIn\"O\n\x11ListModelsRequest\x12\x1b\n\tpage_size\x18\x01 \x01(\x05R\x08pageSize\x12\x1d\n\npage_token\x18\x02 \x01(\tR\tpageToken\"i\n\x12ListModelsResponse\x12+\n\x06models\x18\x01 \x03(\x0b\x32\x13.bough.v1.ModelInfoR\x06models\x12&\n\x0fnext_page_token\x18\x02 \x01(\tR\rnextPageToken\"o\n\tModelInfo\x12\x12\n\x04name\x18\x01 \x01(\tR\x04name\x12\x1a\n\x08provider\x18\x02 \x01(\tR\x08provider\x12\x14\n\x05model\x18\x03 \x01(\tR\x05model\x12\x1c\n\tfallbacks\x18\x04 \x03(\tR\tfallbacks2\xe1\x04\n\x0e\x43\x61talogService\x12J\n\x0b\x43reateAgent\x12\x1c.bough.v1.CreateAgentRequest\x1a\x1d.bough.v1.CreateAgentResponse\x12J\n\x0bUpdateAgent\x12\x1c.bough.v1.UpdateAgentRequest\x1a\x1d.bough.v1.UpdateAgentResponse\x12J\n\x0b\x44\x65leteAgent\x12\x1c.bough.v1.DeleteAgentRequest\x1a\x1d.bough.v1.DeleteAgentResponse\x12\x41\n\x08GetAgent\x12\x19.bough.v1.GetAgentRequest\x1a\x1a.bough.v1.GetAgentResponse\x12G\n\nListAgents\x12\x1b.bough.v1.ListAgentsRequest\x1a\x1c.bough.v1.ListAgentsResponse\x12P\n\rValidateAgent\x12\x1e.bough.v1.ValidateAgentRequest\x1a\x1f.bough.v1.ValidateAgentResponse\x12\x44\n\tListTools\x12\x1a.bough.v1.ListToolsRequest\x1a\x1b.bough.v1.ListToolsResponse\x12G\n\nListModels\x12\x1b.bough.v1.ListModelsRequest\x1a\x1c.bough.v1.ListModelsResponseB8Z6github.com/bough-dev/bough/clients/go/bough/v1;boughv1b\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1e\x62ough/v1/catalog_service.proto\x12\x08\x62ough.v1\x1a\x14\x62ough/v1/agent.proto\x1a\x14\x62ough/v1/error.proto\x1a\x14\x62ough/v1/model.proto\x1a\x13\x62ough/v1/tool.proto\x1a google/protobuf/field_mask.proto\"O\n\x12\x43reateAgentRequest\x12\x39\n\ndefinition\x18\x01 \x01(\x0b\x32\x19.bough.v1.AgentDefinitionR\ndefinition\"<\n\x13\x43reateAgentResponse\x12%\n\x05\x61gent\x18\x01 \x01(\x0b\x32\x0f.bough.v1.AgentR\x05\x61gent\"\xa8\x01\n\x12UpdateAgentRequest\x12\x39\n\ndefinition\x18\x01 \x01(\x0b\x32\x19.bough.v1.AgentDefinitionR\ndefinition\x12;\n\x0bupdate_mask\x18\x02 \x01(\x0b\x32\x1a.google.protobuf.FieldMaskR\nupdateMask\x12\x1a\n\x08revision\x18\x03 \x01(\tR\x08revision\"<\n\x13UpdateAgentResponse\x12%\n\x05\x61gent\x18\x01 \x01(\x0b\x32\x0f.bough.v1.AgentR\x05\x61gent\"D\n\x12\x44\x65leteAgentRequest\x12\x12\n\x04name\x18\x01 \x01(\tR\x04name\x12\x1a\n\x08revision\x18\x02 \x01(\tR\x08revision\"\x15\n\x13\x44\x65leteAgentResponse\"A\n\x0fGetAgentRequest\x12\x12\n\x04name\x18\x01 \x01(\tR\x04name\x12\x1a\n\x08revision\x18\x02 \x01(\tR\x08revision\"9\n\x10GetAgentResponse\x12%\n\x05\x61gent\x18\x01 \x01(\x0b\x32\x0f.bough.v1.AgentR\x05\x61gent\"O\n\x11ListAgentsRequest\x12\x1b\n\tpage_size\x18\x01 \x01(\x05R\x08pageSize\x12\x1d\n\npage_token\x18\x02 \x01(\tR\tpageToken\"e\n\x12ListAgentsResponse\x12\'\n\x06\x61gents\x18\x01 \x03(\x0b\x32\x0f.bough.v1.AgentR\x06\x61gents\x12&\n\x0fnext_page_token\x18\x02 \x01(\tR\rnextPageToken\"T\n\x15ValidateAgentsRequest\x12;\n\x0b\x64\x65\x66initions\x18\x01 \x03(\x0b\x32\x19.bough.v1.AgentDefinitionR\x0b\x64\x65\x66initions\"W\n\x16ValidateAgentsResponse\x12=\n\nviolations\x18\x01 \x03(\x0b\x32\x1d.bough.v1.DefinitionViolationR\nviolations\"\x92\x01\n\x13\x44\x65\x66initionViolation\x12\x14\n\x05\x61gent\x18\x01 \x01(\tR\x05\x61gent\x12\x14\n\x05\x66ield\x18\x02 \x01(\tR\x05\x66ield\x12 \n\x0b\x64\x65scription\x18\x03 \x01(\tR\x0b\x64\x65scription\x12-\n\x06reason\x18\x04 \x01(\x0e\x32\x15.bough.v1.ErrorReasonR\x06reason\"N\n\x10ListToolsRequest\x12\x1b\n\tpage_size\x18\x01 \x01(\x05R\x08pageSize\x12\x1d\n\npage_token\x18\x02 \x01(\tR\tpageToken\"e\n\x11ListToolsResponse\x12(\n\x05tools\x18\x01 \x03(\x0b\x32\x12.bough.v1.ToolInfoR\x05tools\x12&\n\x0fnext_page_token\x18\x02 \x01(\tR\rnextPageToken\"O\n\x11ListModelsRequest\x12\x1b\n\tpage_size\x18\x01 \x01(\x05R\x08pageSize\x12\x1d\n\npage_token\x18\x02 \x01(\tR\tpageToken\"i\n\x12ListModelsResponse\x12+\n\x06models\x18\x01 \x03(\x0b\x32\x13.bough.v1.ModelInfoR\x06models\x12&\n\x0fnext_page_token\x18\x02 \x01(\tR\rnextPageToken2\xe4\x04\n\x0e\x43\x61talogService\x12J\n\x0b\x43reateAgent\x12\x1c.bough.v1.CreateAgentRequest\x1a\x1d.bough.v1.CreateAgentResponse\x12J\n\x0bUpdateAgent\x12\x1c.bough.v1.UpdateAgentRequest\x1a\x1d.bough.v1.UpdateAgentResponse\x12J\n\x0b\x44\x65leteAgent\x12\x1c.bough.v1.DeleteAgentRequest\x1a\x1d.bough.v1.DeleteAgentResponse\x12\x41\n\x08GetAgent\x12\x19.bough.v1.GetAgentRequest\x1a\x1a.bough.v1.GetAgentResponse\x12G\n\nListAgents\x12\x1b.bough.v1.ListAgentsRequest\x1a\x1c.bough.v1.ListAgentsResponse\x12S\n\x0eValidateAgents\x12\x1f.bough.v1.ValidateAgentsRequest\x1a .bough.v1.ValidateAgentsResponse\x12\x44\n\tListTools\x12\x1a.bough.v1.ListToolsRequest\x1a\x1b.bough.v1.ListToolsResponse\x12G\n\nListModels\x12\x1b.bough.v1.ListModelsRequest\x1a\x1c.bough.v1.ListModelsResponseB]\n\x0c\x64\x65v.bough.v1B\x13\x43\x61talogServiceProtoP\x01Z6github.com/bough-dev/bough/clients/go/bough/v1;boughv1b\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'bough.v1.catalog_service_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   _globals['DESCRIPTOR']._loaded_options = None
-  _globals['DESCRIPTOR']._serialized_options = b'Z6github.com/bough-dev/bough/clients/go/bough/v1;boughv1'
-  _globals['_CREATEAGENTREQUEST']._serialized_start=122
-  _globals['_CREATEAGENTREQUEST']._serialized_end=191
-  _globals['_CREATEAGENTRESPONSE']._serialized_start=193
-  _globals['_CREATEAGENTRESPONSE']._serialized_end=263
-  _globals['_UPDATEAGENTREQUEST']._serialized_start=266
-  _globals['_UPDATEAGENTREQUEST']._serialized_end=424
-  _globals['_UPDATEAGENTRESPONSE']._serialized_start=426
-  _globals['_UPDATEAGENTRESPONSE']._serialized_end=496
-  _globals['_DELETEAGENTREQUEST']._serialized_start=498
-  _globals['_DELETEAGENTREQUEST']._serialized_end=566
-  _globals['_DELETEAGENTRESPONSE']._serialized_start=568
-  _globals['_DELETEAGENTRESPONSE']._serialized_end=589
-  _globals['_GETAGENTREQUEST']._serialized_start=591
-  _globals['_GETAGENTREQUEST']._serialized_end=656
-  _globals['_GETAGENTRESPONSE']._serialized_start=658
-  _globals['_GETAGENTRESPONSE']._serialized_end=725
-  _globals['_LISTAGENTSREQUEST']._serialized_start=727
-  _globals['_LISTAGENTSREQUEST']._serialized_end=806
-  _globals['_LISTAGENTSRESPONSE']._serialized_start=808
-  _globals['_LISTAGENTSRESPONSE']._serialized_end=919
-  _globals['_VALIDATEAGENTREQUEST']._serialized_start=921
-  _globals['_VALIDATEAGENTREQUEST']._serialized_end=1004
-  _globals['_VALIDATEAGENTRESPONSE']._serialized_start=1006
-  _globals['_VALIDATEAGENTRESPONSE']._serialized_end=1082
-  _globals['_VIOLATION']._serialized_start=1085
-  _globals['_VIOLATION']._serialized_end=1221
-  _globals['_LISTTOOLSREQUEST']._serialized_start=1223
-  _globals['_LISTTOOLSREQUEST']._serialized_end=1301
-  _globals['_LISTTOOLSRESPONSE']._serialized_start=1303
-  _globals['_LISTTOOLSRESPONSE']._serialized_end=1404
-  _globals['_TOOLINFO']._serialized_start=1407
-  _globals['_TOOLINFO']._serialized_end=1547
-  _globals['_LISTMODELSREQUEST']._serialized_start=1549
-  _globals['_LISTMODELSREQUEST']._serialized_end=1628
-  _globals['_LISTMODELSRESPONSE']._serialized_start=1630
-  _globals['_LISTMODELSRESPONSE']._serialized_end=1735
-  _globals['_MODELINFO']._serialized_start=1737
-  _globals['_MODELINFO']._serialized_end=1848
-  _globals['_CATALOGSERVICE']._serialized_start=1851
-  _globals['_CATALOGSERVICE']._serialized_end=2460
+  _globals['DESCRIPTOR']._serialized_options = b'\n\014dev.bough.v1B\023CatalogServiceProtoP\001Z6github.com/bough-dev/bough/clients/go/bough/v1;boughv1'
+  _globals['_CREATEAGENTREQUEST']._serialized_start=165
+  _globals['_CREATEAGENTREQUEST']._serialized_end=244
+  _globals['_CREATEAGENTRESPONSE']._serialized_start=246
+  _globals['_CREATEAGENTRESPONSE']._serialized_end=306
+  _globals['_UPDATEAGENTREQUEST']._serialized_start=309
+  _globals['_UPDATEAGENTREQUEST']._serialized_end=477
+  _globals['_UPDATEAGENTRESPONSE']._serialized_start=479
+  _globals['_UPDATEAGENTRESPONSE']._serialized_end=539
+  _globals['_DELETEAGENTREQUEST']._serialized_start=541
+  _globals['_DELETEAGENTREQUEST']._serialized_end=609
+  _globals['_DELETEAGENTRESPONSE']._serialized_start=611
+  _globals['_DELETEAGENTRESPONSE']._serialized_end=632
+  _globals['_GETAGENTREQUEST']._serialized_start=634
+  _globals['_GETAGENTREQUEST']._serialized_end=699
+  _globals['_GETAGENTRESPONSE']._serialized_start=701
+  _globals['_GETAGENTRESPONSE']._serialized_end=758
+  _globals['_LISTAGENTSREQUEST']._serialized_start=760
+  _globals['_LISTAGENTSREQUEST']._serialized_end=839
+  _globals['_LISTAGENTSRESPONSE']._serialized_start=841
+  _globals['_LISTAGENTSRESPONSE']._serialized_end=942
+  _globals['_VALIDATEAGENTSREQUEST']._serialized_start=944
+  _globals['_VALIDATEAGENTSREQUEST']._serialized_end=1028
+  _globals['_VALIDATEAGENTSRESPONSE']._serialized_start=1030
+  _globals['_VALIDATEAGENTSRESPONSE']._serialized_end=1117
+  _globals['_DEFINITIONVIOLATION']._serialized_start=1120
+  _globals['_DEFINITIONVIOLATION']._serialized_end=1266
+  _globals['_LISTTOOLSREQUEST']._serialized_start=1268
+  _globals['_LISTTOOLSREQUEST']._serialized_end=1346
+  _globals['_LISTTOOLSRESPONSE']._serialized_start=1348
+  _globals['_LISTTOOLSRESPONSE']._serialized_end=1449
+  _globals['_LISTMODELSREQUEST']._serialized_start=1451
+  _globals['_LISTMODELSREQUEST']._serialized_end=1530
+  _globals['_LISTMODELSRESPONSE']._serialized_start=1532
+  _globals['_LISTMODELSRESPONSE']._serialized_end=1637
+  _globals['_CATALOGSERVICE']._serialized_start=1640
+  _globals['_CATALOGSERVICE']._serialized_end=2252
 # @@protoc_insertion_point(module_scope)

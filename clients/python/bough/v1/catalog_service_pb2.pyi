@@ -5,6 +5,8 @@ What there is to run."""
 
 from bough.v1 import agent_pb2 as _agent_pb2
 from bough.v1 import error_pb2 as _error_pb2
+from bough.v1 import model_pb2 as _model_pb2
+from bough.v1 import tool_pb2 as _tool_pb2
 from collections import abc as _abc
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import field_mask_pb2 as _field_mask_pb2
@@ -27,19 +29,19 @@ class CreateAgentRequest(_message.Message):
 
     DESCRIPTOR: _descriptor.Descriptor
 
-    AGENT_FIELD_NUMBER: _builtins.int
+    DEFINITION_FIELD_NUMBER: _builtins.int
     @_builtins.property
-    def agent(self) -> _agent_pb2.AgentDefinition:
-        """The agent. Required. What is output only is ignored."""
+    def definition(self) -> _agent_pb2.AgentDefinition:
+        """The definition."""
 
     def __init__(
         self,
         *,
-        agent: _agent_pb2.AgentDefinition | None = ...,
+        definition: _agent_pb2.AgentDefinition | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["agent", b"agent"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["definition", b"definition"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["agent", b"agent"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["definition", b"definition"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -53,13 +55,13 @@ class CreateAgentResponse(_message.Message):
 
     AGENT_FIELD_NUMBER: _builtins.int
     @_builtins.property
-    def agent(self) -> _agent_pb2.AgentDefinition:
-        """With its revision and when it was stored."""
+    def agent(self) -> _agent_pb2.Agent:
+        """The agent, with its revision and its times."""
 
     def __init__(
         self,
         *,
-        agent: _agent_pb2.AgentDefinition | None = ...,
+        agent: _agent_pb2.Agent | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["agent", b"agent"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
@@ -71,35 +73,35 @@ Global___CreateAgentResponse: _TypeAlias = CreateAgentResponse  # noqa: Y015
 
 @_typing.final
 class UpdateAgentRequest(_message.Message):
-    """Changes an agent."""
+    """Changes a stored agent."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
-    AGENT_FIELD_NUMBER: _builtins.int
+    DEFINITION_FIELD_NUMBER: _builtins.int
     UPDATE_MASK_FIELD_NUMBER: _builtins.int
     REVISION_FIELD_NUMBER: _builtins.int
     revision: _builtins.str
-    """The revision that the change is made to, as it was read."""
+    """The revision that the caller read."""
     @_builtins.property
-    def agent(self) -> _agent_pb2.AgentDefinition:
-        """The agent of this name, with its new content. Required. What is output only is ignored."""
+    def definition(self) -> _agent_pb2.AgentDefinition:
+        """The new content of the agent that it names."""
 
     @_builtins.property
     def update_mask(self) -> _field_mask_pb2.FieldMask:
-        """The fields that are taken over, such as "description" or "llm.instruction"; one that `agent` does not have is
-        cleared. Empty, or "*", for the whole of it. A name cannot be changed.
+        """The fields to change, such as "description" or "llm.instruction"; a field that `definition` does not have is cleared. Empty or
+        "*" for all of them. The name cannot be changed.
         """
 
     def __init__(
         self,
         *,
-        agent: _agent_pb2.AgentDefinition | None = ...,
+        definition: _agent_pb2.AgentDefinition | None = ...,
         update_mask: _field_mask_pb2.FieldMask | None = ...,
         revision: _builtins.str = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["agent", b"agent", "update_mask", b"update_mask"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["definition", b"definition", "update_mask", b"update_mask"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["agent", b"agent", "revision", b"revision", "update_mask", b"update_mask"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["definition", b"definition", "revision", b"revision", "update_mask", b"update_mask"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -113,13 +115,13 @@ class UpdateAgentResponse(_message.Message):
 
     AGENT_FIELD_NUMBER: _builtins.int
     @_builtins.property
-    def agent(self) -> _agent_pb2.AgentDefinition:
-        """With its revision and when that was stored; both are as before where nothing has changed."""
+    def agent(self) -> _agent_pb2.Agent:
+        """The agent; its revision and times are as before if nothing has changed."""
 
     def __init__(
         self,
         *,
-        agent: _agent_pb2.AgentDefinition | None = ...,
+        agent: _agent_pb2.Agent | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["agent", b"agent"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
@@ -131,16 +133,16 @@ Global___UpdateAgentResponse: _TypeAlias = UpdateAgentResponse  # noqa: Y015
 
 @_typing.final
 class DeleteAgentRequest(_message.Message):
-    """Removes an agent."""
+    """Removes a stored agent."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     NAME_FIELD_NUMBER: _builtins.int
     REVISION_FIELD_NUMBER: _builtins.int
     name: _builtins.str
-    """Its name."""
+    """The agent's name. Unknown: NOT_FOUND."""
     revision: _builtins.str
-    """The revision that it was read at: where it has another by now, it stays (ABORTED, REVISION_MOVED). Empty for any."""
+    """The revision that the caller read: if the agent has another one it is kept (ABORTED, REVISION_MOVED). Empty for any."""
     def __init__(
         self,
         *,
@@ -157,7 +159,7 @@ Global___DeleteAgentRequest: _TypeAlias = DeleteAgentRequest  # noqa: Y015
 
 @_typing.final
 class DeleteAgentResponse(_message.Message):
-    """The agent is no more."""
+    """The agent is removed."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -174,16 +176,16 @@ Global___DeleteAgentResponse: _TypeAlias = DeleteAgentResponse  # noqa: Y015
 
 @_typing.final
 class GetAgentRequest(_message.Message):
-    """Gives one agent."""
+    """Asks for one agent."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     NAME_FIELD_NUMBER: _builtins.int
     REVISION_FIELD_NUMBER: _builtins.int
     name: _builtins.str
-    """Its name."""
+    """The agent's name. Unknown: NOT_FOUND."""
     revision: _builtins.str
-    """A revision that is in force, or that a run of the caller's names; empty for the one in force."""
+    """The current revision, or one that a run of the caller's tenant uses; empty for the current one."""
     def __init__(
         self,
         *,
@@ -206,13 +208,13 @@ class GetAgentResponse(_message.Message):
 
     AGENT_FIELD_NUMBER: _builtins.int
     @_builtins.property
-    def agent(self) -> _agent_pb2.AgentDefinition:
-        """Its definition. An agent in code has a name and a description, and no kind."""
+    def agent(self) -> _agent_pb2.Agent:
+        """The agent."""
 
     def __init__(
         self,
         *,
-        agent: _agent_pb2.AgentDefinition | None = ...,
+        agent: _agent_pb2.Agent | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["agent", b"agent"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
@@ -224,16 +226,16 @@ Global___GetAgentResponse: _TypeAlias = GetAgentResponse  # noqa: Y015
 
 @_typing.final
 class ListAgentsRequest(_message.Message):
-    """Lists agents."""
+    """Asks for a page of agents."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     PAGE_SIZE_FIELD_NUMBER: _builtins.int
     PAGE_TOKEN_FIELD_NUMBER: _builtins.int
     page_size: _builtins.int
-    """The most agents of a page; 50 where 0, 1,000 at most. A page also ends at about 1 MiB."""
+    """The most agents of a page; 0 for 50, and more than 1,000 is lowered to 1,000. A page also ends at about 1 MiB."""
     page_token: _builtins.str
-    """next_page_token of the page before."""
+    """next_page_token of the page before; empty for the first page."""
     def __init__(
         self,
         *,
@@ -257,15 +259,15 @@ class ListAgentsResponse(_message.Message):
     AGENTS_FIELD_NUMBER: _builtins.int
     NEXT_PAGE_TOKEN_FIELD_NUMBER: _builtins.int
     next_page_token: _builtins.str
-    """The token of the next page; empty on the last."""
+    """The token of the next page; empty on the last one."""
     @_builtins.property
-    def agents(self) -> _containers.RepeatedCompositeFieldContainer[_agent_pb2.AgentDefinition]:
-        """The definitions in force, by name."""
+    def agents(self) -> _containers.RepeatedCompositeFieldContainer[_agent_pb2.Agent]:
+        """The agents in their current revisions, by name."""
 
     def __init__(
         self,
         *,
-        agents: _abc.Iterable[_agent_pb2.AgentDefinition] | None = ...,
+        agents: _abc.Iterable[_agent_pb2.Agent] | None = ...,
         next_page_token: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
@@ -277,7 +279,7 @@ class ListAgentsResponse(_message.Message):
 Global___ListAgentsResponse: _TypeAlias = ListAgentsResponse  # noqa: Y015
 
 @_typing.final
-class ValidateAgentRequest(_message.Message):
+class ValidateAgentsRequest(_message.Message):
     """Checks definitions."""
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -285,7 +287,7 @@ class ValidateAgentRequest(_message.Message):
     DEFINITIONS_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def definitions(self) -> _containers.RepeatedCompositeFieldContainer[_agent_pb2.AgentDefinition]:
-        """The definitions. They may name each other."""
+        """The definitions. They may link each other."""
 
     def __init__(
         self,
@@ -298,23 +300,23 @@ class ValidateAgentRequest(_message.Message):
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___ValidateAgentRequest: _TypeAlias = ValidateAgentRequest  # noqa: Y015
+Global___ValidateAgentsRequest: _TypeAlias = ValidateAgentsRequest  # noqa: Y015
 
 @_typing.final
-class ValidateAgentResponse(_message.Message):
+class ValidateAgentsResponse(_message.Message):
     """What is wrong with definitions."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     VIOLATIONS_FIELD_NUMBER: _builtins.int
     @_builtins.property
-    def violations(self) -> _containers.RepeatedCompositeFieldContainer[Global___Violation]:
-        """Everything that is wrong; empty where all is well."""
+    def violations(self) -> _containers.RepeatedCompositeFieldContainer[Global___DefinitionViolation]:
+        """Every error; empty if there is none."""
 
     def __init__(
         self,
         *,
-        violations: _abc.Iterable[Global___Violation] | None = ...,
+        violations: _abc.Iterable[Global___DefinitionViolation] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
@@ -322,11 +324,11 @@ class ValidateAgentResponse(_message.Message):
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___ValidateAgentResponse: _TypeAlias = ValidateAgentResponse  # noqa: Y015
+Global___ValidateAgentsResponse: _TypeAlias = ValidateAgentsResponse  # noqa: Y015
 
 @_typing.final
-class Violation(_message.Message):
-    """One thing that is wrong with a definition."""
+class DefinitionViolation(_message.Message):
+    """One error in a definition."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -335,13 +337,13 @@ class Violation(_message.Message):
     DESCRIPTION_FIELD_NUMBER: _builtins.int
     REASON_FIELD_NUMBER: _builtins.int
     agent: _builtins.str
-    """The agent it is about."""
+    """The name of the agent."""
     field: _builtins.str
     """The path of the field in its definition, such as "llm.tools[1].name"."""
     description: _builtins.str
     """What is wrong and what to do, in a sentence."""
     reason: _error_pb2.ErrorReason.ValueType
-    """The kind of mistake."""
+    """The kind of error."""
     def __init__(
         self,
         *,
@@ -356,20 +358,20 @@ class Violation(_message.Message):
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___Violation: _TypeAlias = Violation  # noqa: Y015
+Global___DefinitionViolation: _TypeAlias = DefinitionViolation  # noqa: Y015
 
 @_typing.final
 class ListToolsRequest(_message.Message):
-    """Lists tools."""
+    """Asks for a page of tools."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     PAGE_SIZE_FIELD_NUMBER: _builtins.int
     PAGE_TOKEN_FIELD_NUMBER: _builtins.int
     page_size: _builtins.int
-    """The most tools of a page; 50 where 0, 1,000 at most. A page also ends at about 1 MiB."""
+    """The most tools of a page; 0 for 50, and more than 1,000 is lowered to 1,000. A page also ends at about 1 MiB."""
     page_token: _builtins.str
-    """next_page_token of the page before."""
+    """next_page_token of the page before; empty for the first page."""
     def __init__(
         self,
         *,
@@ -393,15 +395,15 @@ class ListToolsResponse(_message.Message):
     TOOLS_FIELD_NUMBER: _builtins.int
     NEXT_PAGE_TOKEN_FIELD_NUMBER: _builtins.int
     next_page_token: _builtins.str
-    """The token of the next page; empty on the last."""
+    """The token of the next page; empty on the last one."""
     @_builtins.property
-    def tools(self) -> _containers.RepeatedCompositeFieldContainer[Global___ToolInfo]:
+    def tools(self) -> _containers.RepeatedCompositeFieldContainer[_tool_pb2.ToolInfo]:
         """The tools, by name."""
 
     def __init__(
         self,
         *,
-        tools: _abc.Iterable[Global___ToolInfo] | None = ...,
+        tools: _abc.Iterable[_tool_pb2.ToolInfo] | None = ...,
         next_page_token: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
@@ -413,51 +415,17 @@ class ListToolsResponse(_message.Message):
 Global___ListToolsResponse: _TypeAlias = ListToolsResponse  # noqa: Y015
 
 @_typing.final
-class ToolInfo(_message.Message):
-    """A tool that definitions may name."""
-
-    DESCRIPTOR: _descriptor.Descriptor
-
-    NAME_FIELD_NUMBER: _builtins.int
-    DESCRIPTION_FIELD_NUMBER: _builtins.int
-    INPUT_SCHEMA_JSON_FIELD_NUMBER: _builtins.int
-    IS_BUILT_IN_FIELD_NUMBER: _builtins.int
-    name: _builtins.str
-    """Its name."""
-    description: _builtins.str
-    """What it does, in the words that models read."""
-    input_schema_json: _builtins.str
-    """JSON Schema of its arguments, as text."""
-    is_built_in: _builtins.bool
-    """Whether the server brings it itself, in every configuration: "exit", "break_loop", "get_state" or "set_state"."""
-    def __init__(
-        self,
-        *,
-        name: _builtins.str = ...,
-        description: _builtins.str = ...,
-        input_schema_json: _builtins.str = ...,
-        is_built_in: _builtins.bool = ...,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["description", b"description", "input_schema_json", b"input_schema_json", "is_built_in", b"is_built_in", "name", b"name"]  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
-
-Global___ToolInfo: _TypeAlias = ToolInfo  # noqa: Y015
-
-@_typing.final
 class ListModelsRequest(_message.Message):
-    """Lists models."""
+    """Asks for a page of models."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     PAGE_SIZE_FIELD_NUMBER: _builtins.int
     PAGE_TOKEN_FIELD_NUMBER: _builtins.int
     page_size: _builtins.int
-    """The most models of a page; 50 where 0, 1,000 at most. A page also ends at about 1 MiB."""
+    """The most models of a page; 0 for 50, and more than 1,000 is lowered to 1,000. A page also ends at about 1 MiB."""
     page_token: _builtins.str
-    """next_page_token of the page before."""
+    """next_page_token of the page before; empty for the first page."""
     def __init__(
         self,
         *,
@@ -481,15 +449,15 @@ class ListModelsResponse(_message.Message):
     MODELS_FIELD_NUMBER: _builtins.int
     NEXT_PAGE_TOKEN_FIELD_NUMBER: _builtins.int
     next_page_token: _builtins.str
-    """The token of the next page; empty on the last."""
+    """The token of the next page; empty on the last one."""
     @_builtins.property
-    def models(self) -> _containers.RepeatedCompositeFieldContainer[Global___ModelInfo]:
+    def models(self) -> _containers.RepeatedCompositeFieldContainer[_model_pb2.ModelInfo]:
         """The models, by name."""
 
     def __init__(
         self,
         *,
-        models: _abc.Iterable[Global___ModelInfo] | None = ...,
+        models: _abc.Iterable[_model_pb2.ModelInfo] | None = ...,
         next_page_token: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
@@ -499,41 +467,3 @@ class ListModelsResponse(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___ListModelsResponse: _TypeAlias = ListModelsResponse  # noqa: Y015
-
-@_typing.final
-class ModelInfo(_message.Message):
-    """A model that definitions may name."""
-
-    DESCRIPTOR: _descriptor.Descriptor
-
-    NAME_FIELD_NUMBER: _builtins.int
-    PROVIDER_FIELD_NUMBER: _builtins.int
-    MODEL_FIELD_NUMBER: _builtins.int
-    FALLBACKS_FIELD_NUMBER: _builtins.int
-    name: _builtins.str
-    """Its name in the server's configuration."""
-    provider: _builtins.str
-    """Its provider: "openai", "scripted" or "local"."""
-    model: _builtins.str
-    """Its name at the provider."""
-    @_builtins.property
-    def fallbacks(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """The models that a call of it goes on with, in order, where this one cannot answer; by their own names in the
-        configuration, never by an alias.
-        """
-
-    def __init__(
-        self,
-        *,
-        name: _builtins.str = ...,
-        provider: _builtins.str = ...,
-        model: _builtins.str = ...,
-        fallbacks: _abc.Iterable[_builtins.str] | None = ...,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["fallbacks", b"fallbacks", "model", b"model", "name", b"name", "provider", b"provider"]  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
-
-Global___ModelInfo: _TypeAlias = ModelInfo  # noqa: Y015

@@ -26,10 +26,10 @@ if _version_not_supported:
 
 
 class CatalogServiceStub:
-    """Shows, checks and stores agents; shows tools and models.
+    """Lists, checks and stores agents; lists tools and models.
 
-    Agents stand in the operator's files and code, for everybody, or are stored by these calls, for their tenant alone.
-    Another tenant's do not exist. A change holds for the runs that begin after it: a run keeps what it began with.
+    Agents are defined in the operator's files and code, visible to every tenant, or stored by these calls, visible to their tenant
+    only: for any other tenant they do not exist. A change affects the runs that start after it: a run keeps what it started with.
     """
 
     def __init__(self, channel):
@@ -63,10 +63,10 @@ class CatalogServiceStub:
                 request_serializer=bough_dot_v1_dot_catalog__service__pb2.ListAgentsRequest.SerializeToString,
                 response_deserializer=bough_dot_v1_dot_catalog__service__pb2.ListAgentsResponse.FromString,
                 _registered_method=True)
-        self.ValidateAgent = channel.unary_unary(
-                '/bough.v1.CatalogService/ValidateAgent',
-                request_serializer=bough_dot_v1_dot_catalog__service__pb2.ValidateAgentRequest.SerializeToString,
-                response_deserializer=bough_dot_v1_dot_catalog__service__pb2.ValidateAgentResponse.FromString,
+        self.ValidateAgents = channel.unary_unary(
+                '/bough.v1.CatalogService/ValidateAgents',
+                request_serializer=bough_dot_v1_dot_catalog__service__pb2.ValidateAgentsRequest.SerializeToString,
+                response_deserializer=bough_dot_v1_dot_catalog__service__pb2.ValidateAgentsResponse.FromString,
                 _registered_method=True)
         self.ListTools = channel.unary_unary(
                 '/bough.v1.CatalogService/ListTools',
@@ -81,41 +81,41 @@ class CatalogServiceStub:
 
 
 class CatalogServiceServicer:
-    """Shows, checks and stores agents; shows tools and models.
+    """Lists, checks and stores agents; lists tools and models.
 
-    Agents stand in the operator's files and code, for everybody, or are stored by these calls, for their tenant alone.
-    Another tenant's do not exist. A change holds for the runs that begin after it: a run keeps what it began with.
+    Agents are defined in the operator's files and code, visible to every tenant, or stored by these calls, visible to their tenant
+    only: for any other tenant they do not exist. A change affects the runs that start after it: a run keeps what it started with.
     """
 
     def CreateAgent(self, request, context):
         """Stores a new agent.
 
-        It is checked first as ValidateAgent does; everything that is wrong is INVALID_ARGUMENT, by its path in the request
-        ("agent.llm.tools[1].name"). A name that is taken is ALREADY_EXISTS (AGENT_EXISTS): the details say by what.
+        The definition is checked as by ValidateAgents; every error is INVALID_ARGUMENT with its path in the request, such as
+        "definition.llm.tools[1].name". A name in use is ALREADY_EXISTS (AGENT_EXISTS).
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def UpdateAgent(self, request, context):
-        """Changes an agent that is stored, checked as CreateAgent does. Where it is another by now than the caller read,
-        nothing is changed: ABORTED (REVISION_MOVED); unless it already is what it would become, so that the same call may
-        come twice. One of a file or of code is FAILED_PRECONDITION (AGENT_FIXED).
+        """Changes a stored agent; the result is checked as by CreateAgent. If its revision is not the one that the caller read, nothing is
+        changed: ABORTED (REVISION_MOVED), unless the agent already is what it would become, so that a retry succeeds. An agent of a file
+        or of code is FAILED_PRECONDITION (AGENT_FIXED).
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def DeleteAgent(self, request, context):
-        """Removes an agent that is stored. Where others link to it, it stays: FAILED_PRECONDITION (AGENT_LINKED), and the
-        details name them. Its revisions stay as long as runs name them.
+        """Removes a stored agent. If others link to it, it is kept: FAILED_PRECONDITION (AGENT_LINKED). Its revisions are kept as long as
+        runs use them.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def GetAgent(self, request, context):
-        """Gives one agent.
+        """Returns one agent.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -128,9 +128,9 @@ class CatalogServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
-    def ValidateAgent(self, request, context):
-        """Checks definitions against each other and the catalog, and gives everything that is wrong at once. It stores nothing
-        and answers OK also where something is wrong.
+    def ValidateAgents(self, request, context):
+        """Checks definitions against each other and the catalog, and returns every error at once. It stores nothing, and answers OK even if
+        there are errors.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -178,10 +178,10 @@ def add_CatalogServiceServicer_to_server(servicer, server):
                     request_deserializer=bough_dot_v1_dot_catalog__service__pb2.ListAgentsRequest.FromString,
                     response_serializer=bough_dot_v1_dot_catalog__service__pb2.ListAgentsResponse.SerializeToString,
             ),
-            'ValidateAgent': grpc.unary_unary_rpc_method_handler(
-                    servicer.ValidateAgent,
-                    request_deserializer=bough_dot_v1_dot_catalog__service__pb2.ValidateAgentRequest.FromString,
-                    response_serializer=bough_dot_v1_dot_catalog__service__pb2.ValidateAgentResponse.SerializeToString,
+            'ValidateAgents': grpc.unary_unary_rpc_method_handler(
+                    servicer.ValidateAgents,
+                    request_deserializer=bough_dot_v1_dot_catalog__service__pb2.ValidateAgentsRequest.FromString,
+                    response_serializer=bough_dot_v1_dot_catalog__service__pb2.ValidateAgentsResponse.SerializeToString,
             ),
             'ListTools': grpc.unary_unary_rpc_method_handler(
                     servicer.ListTools,
@@ -202,10 +202,10 @@ def add_CatalogServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class CatalogService:
-    """Shows, checks and stores agents; shows tools and models.
+    """Lists, checks and stores agents; lists tools and models.
 
-    Agents stand in the operator's files and code, for everybody, or are stored by these calls, for their tenant alone.
-    Another tenant's do not exist. A change holds for the runs that begin after it: a run keeps what it began with.
+    Agents are defined in the operator's files and code, visible to every tenant, or stored by these calls, visible to their tenant
+    only: for any other tenant they do not exist. A change affects the runs that start after it: a run keeps what it started with.
     """
 
     @staticmethod
@@ -344,7 +344,7 @@ class CatalogService:
             _registered_method=True)
 
     @staticmethod
-    def ValidateAgent(request,
+    def ValidateAgents(request,
             target,
             options=(),
             channel_credentials=None,
@@ -357,9 +357,9 @@ class CatalogService:
         return grpc.experimental.unary_unary(
             request,
             target,
-            '/bough.v1.CatalogService/ValidateAgent',
-            bough_dot_v1_dot_catalog__service__pb2.ValidateAgentRequest.SerializeToString,
-            bough_dot_v1_dot_catalog__service__pb2.ValidateAgentResponse.FromString,
+            '/bough.v1.CatalogService/ValidateAgents',
+            bough_dot_v1_dot_catalog__service__pb2.ValidateAgentsRequest.SerializeToString,
+            bough_dot_v1_dot_catalog__service__pb2.ValidateAgentsResponse.FromString,
             options,
             channel_credentials,
             insecure,

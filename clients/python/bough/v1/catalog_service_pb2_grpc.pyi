@@ -27,10 +27,10 @@ GRPC_GENERATED_VERSION: str
 GRPC_VERSION: str
 
 class CatalogServiceStub:
-    """Shows, checks and stores agents; shows tools and models.
+    """Lists, checks and stores agents; lists tools and models.
 
-    Agents stand in the operator's files and code, for everybody, or are stored by these calls, for their tenant alone.
-    Another tenant's do not exist. A change holds for the runs that begin after it: a run keeps what it began with.
+    Agents are defined in the operator's files and code, visible to every tenant, or stored by these calls, visible to their tenant
+    only: for any other tenant they do not exist. A change affects the runs that start after it: a run keeps what it started with.
     """
 
     @_typing.overload
@@ -40,25 +40,25 @@ class CatalogServiceStub:
     CreateAgent: _grpc.UnaryUnaryMultiCallable[_catalog_service_pb2.CreateAgentRequest, _catalog_service_pb2.CreateAgentResponse]
     """Stores a new agent.
 
-    It is checked first as ValidateAgent does; everything that is wrong is INVALID_ARGUMENT, by its path in the request
-    ("agent.llm.tools[1].name"). A name that is taken is ALREADY_EXISTS (AGENT_EXISTS): the details say by what.
+    The definition is checked as by ValidateAgents; every error is INVALID_ARGUMENT with its path in the request, such as
+    "definition.llm.tools[1].name". A name in use is ALREADY_EXISTS (AGENT_EXISTS).
     """
     UpdateAgent: _grpc.UnaryUnaryMultiCallable[_catalog_service_pb2.UpdateAgentRequest, _catalog_service_pb2.UpdateAgentResponse]
-    """Changes an agent that is stored, checked as CreateAgent does. Where it is another by now than the caller read,
-    nothing is changed: ABORTED (REVISION_MOVED); unless it already is what it would become, so that the same call may
-    come twice. One of a file or of code is FAILED_PRECONDITION (AGENT_FIXED).
+    """Changes a stored agent; the result is checked as by CreateAgent. If its revision is not the one that the caller read, nothing is
+    changed: ABORTED (REVISION_MOVED), unless the agent already is what it would become, so that a retry succeeds. An agent of a file
+    or of code is FAILED_PRECONDITION (AGENT_FIXED).
     """
     DeleteAgent: _grpc.UnaryUnaryMultiCallable[_catalog_service_pb2.DeleteAgentRequest, _catalog_service_pb2.DeleteAgentResponse]
-    """Removes an agent that is stored. Where others link to it, it stays: FAILED_PRECONDITION (AGENT_LINKED), and the
-    details name them. Its revisions stay as long as runs name them.
+    """Removes a stored agent. If others link to it, it is kept: FAILED_PRECONDITION (AGENT_LINKED). Its revisions are kept as long as
+    runs use them.
     """
     GetAgent: _grpc.UnaryUnaryMultiCallable[_catalog_service_pb2.GetAgentRequest, _catalog_service_pb2.GetAgentResponse]
-    """Gives one agent."""
+    """Returns one agent."""
     ListAgents: _grpc.UnaryUnaryMultiCallable[_catalog_service_pb2.ListAgentsRequest, _catalog_service_pb2.ListAgentsResponse]
     """Lists the agents, by name."""
-    ValidateAgent: _grpc.UnaryUnaryMultiCallable[_catalog_service_pb2.ValidateAgentRequest, _catalog_service_pb2.ValidateAgentResponse]
-    """Checks definitions against each other and the catalog, and gives everything that is wrong at once. It stores nothing
-    and answers OK also where something is wrong.
+    ValidateAgents: _grpc.UnaryUnaryMultiCallable[_catalog_service_pb2.ValidateAgentsRequest, _catalog_service_pb2.ValidateAgentsResponse]
+    """Checks definitions against each other and the catalog, and returns every error at once. It stores nothing, and answers OK even if
+    there are errors.
     """
     ListTools: _grpc.UnaryUnaryMultiCallable[_catalog_service_pb2.ListToolsRequest, _catalog_service_pb2.ListToolsResponse]
     """Lists the tools that definitions may name, by name."""
@@ -67,35 +67,35 @@ class CatalogServiceStub:
 
 @_typing.type_check_only
 class CatalogServiceAsyncStub(CatalogServiceStub):
-    """Shows, checks and stores agents; shows tools and models.
+    """Lists, checks and stores agents; lists tools and models.
 
-    Agents stand in the operator's files and code, for everybody, or are stored by these calls, for their tenant alone.
-    Another tenant's do not exist. A change holds for the runs that begin after it: a run keeps what it began with.
+    Agents are defined in the operator's files and code, visible to every tenant, or stored by these calls, visible to their tenant
+    only: for any other tenant they do not exist. A change affects the runs that start after it: a run keeps what it started with.
     """
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     CreateAgent: _aio.UnaryUnaryMultiCallable[_catalog_service_pb2.CreateAgentRequest, _catalog_service_pb2.CreateAgentResponse]  # type: ignore[assignment]
     """Stores a new agent.
 
-    It is checked first as ValidateAgent does; everything that is wrong is INVALID_ARGUMENT, by its path in the request
-    ("agent.llm.tools[1].name"). A name that is taken is ALREADY_EXISTS (AGENT_EXISTS): the details say by what.
+    The definition is checked as by ValidateAgents; every error is INVALID_ARGUMENT with its path in the request, such as
+    "definition.llm.tools[1].name". A name in use is ALREADY_EXISTS (AGENT_EXISTS).
     """
     UpdateAgent: _aio.UnaryUnaryMultiCallable[_catalog_service_pb2.UpdateAgentRequest, _catalog_service_pb2.UpdateAgentResponse]  # type: ignore[assignment]
-    """Changes an agent that is stored, checked as CreateAgent does. Where it is another by now than the caller read,
-    nothing is changed: ABORTED (REVISION_MOVED); unless it already is what it would become, so that the same call may
-    come twice. One of a file or of code is FAILED_PRECONDITION (AGENT_FIXED).
+    """Changes a stored agent; the result is checked as by CreateAgent. If its revision is not the one that the caller read, nothing is
+    changed: ABORTED (REVISION_MOVED), unless the agent already is what it would become, so that a retry succeeds. An agent of a file
+    or of code is FAILED_PRECONDITION (AGENT_FIXED).
     """
     DeleteAgent: _aio.UnaryUnaryMultiCallable[_catalog_service_pb2.DeleteAgentRequest, _catalog_service_pb2.DeleteAgentResponse]  # type: ignore[assignment]
-    """Removes an agent that is stored. Where others link to it, it stays: FAILED_PRECONDITION (AGENT_LINKED), and the
-    details name them. Its revisions stay as long as runs name them.
+    """Removes a stored agent. If others link to it, it is kept: FAILED_PRECONDITION (AGENT_LINKED). Its revisions are kept as long as
+    runs use them.
     """
     GetAgent: _aio.UnaryUnaryMultiCallable[_catalog_service_pb2.GetAgentRequest, _catalog_service_pb2.GetAgentResponse]  # type: ignore[assignment]
-    """Gives one agent."""
+    """Returns one agent."""
     ListAgents: _aio.UnaryUnaryMultiCallable[_catalog_service_pb2.ListAgentsRequest, _catalog_service_pb2.ListAgentsResponse]  # type: ignore[assignment]
     """Lists the agents, by name."""
-    ValidateAgent: _aio.UnaryUnaryMultiCallable[_catalog_service_pb2.ValidateAgentRequest, _catalog_service_pb2.ValidateAgentResponse]  # type: ignore[assignment]
-    """Checks definitions against each other and the catalog, and gives everything that is wrong at once. It stores nothing
-    and answers OK also where something is wrong.
+    ValidateAgents: _aio.UnaryUnaryMultiCallable[_catalog_service_pb2.ValidateAgentsRequest, _catalog_service_pb2.ValidateAgentsResponse]  # type: ignore[assignment]
+    """Checks definitions against each other and the catalog, and returns every error at once. It stores nothing, and answers OK even if
+    there are errors.
     """
     ListTools: _aio.UnaryUnaryMultiCallable[_catalog_service_pb2.ListToolsRequest, _catalog_service_pb2.ListToolsResponse]  # type: ignore[assignment]
     """Lists the tools that definitions may name, by name."""
@@ -103,10 +103,10 @@ class CatalogServiceAsyncStub(CatalogServiceStub):
     """Lists the models that definitions may name, by name."""
 
 class CatalogServiceServicer(metaclass=_abc_1.ABCMeta):
-    """Shows, checks and stores agents; shows tools and models.
+    """Lists, checks and stores agents; lists tools and models.
 
-    Agents stand in the operator's files and code, for everybody, or are stored by these calls, for their tenant alone.
-    Another tenant's do not exist. A change holds for the runs that begin after it: a run keeps what it began with.
+    Agents are defined in the operator's files and code, visible to every tenant, or stored by these calls, visible to their tenant
+    only: for any other tenant they do not exist. A change affects the runs that start after it: a run keeps what it started with.
     """
 
     @_abc_1.abstractmethod
@@ -117,8 +117,8 @@ class CatalogServiceServicer(metaclass=_abc_1.ABCMeta):
     ) -> _typing.Union[_catalog_service_pb2.CreateAgentResponse, _abc.Awaitable[_catalog_service_pb2.CreateAgentResponse]]:
         """Stores a new agent.
 
-        It is checked first as ValidateAgent does; everything that is wrong is INVALID_ARGUMENT, by its path in the request
-        ("agent.llm.tools[1].name"). A name that is taken is ALREADY_EXISTS (AGENT_EXISTS): the details say by what.
+        The definition is checked as by ValidateAgents; every error is INVALID_ARGUMENT with its path in the request, such as
+        "definition.llm.tools[1].name". A name in use is ALREADY_EXISTS (AGENT_EXISTS).
         """
 
     @_abc_1.abstractmethod
@@ -127,9 +127,9 @@ class CatalogServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _catalog_service_pb2.UpdateAgentRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_catalog_service_pb2.UpdateAgentResponse, _abc.Awaitable[_catalog_service_pb2.UpdateAgentResponse]]:
-        """Changes an agent that is stored, checked as CreateAgent does. Where it is another by now than the caller read,
-        nothing is changed: ABORTED (REVISION_MOVED); unless it already is what it would become, so that the same call may
-        come twice. One of a file or of code is FAILED_PRECONDITION (AGENT_FIXED).
+        """Changes a stored agent; the result is checked as by CreateAgent. If its revision is not the one that the caller read, nothing is
+        changed: ABORTED (REVISION_MOVED), unless the agent already is what it would become, so that a retry succeeds. An agent of a file
+        or of code is FAILED_PRECONDITION (AGENT_FIXED).
         """
 
     @_abc_1.abstractmethod
@@ -138,8 +138,8 @@ class CatalogServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _catalog_service_pb2.DeleteAgentRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_catalog_service_pb2.DeleteAgentResponse, _abc.Awaitable[_catalog_service_pb2.DeleteAgentResponse]]:
-        """Removes an agent that is stored. Where others link to it, it stays: FAILED_PRECONDITION (AGENT_LINKED), and the
-        details name them. Its revisions stay as long as runs name them.
+        """Removes a stored agent. If others link to it, it is kept: FAILED_PRECONDITION (AGENT_LINKED). Its revisions are kept as long as
+        runs use them.
         """
 
     @_abc_1.abstractmethod
@@ -148,7 +148,7 @@ class CatalogServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _catalog_service_pb2.GetAgentRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_catalog_service_pb2.GetAgentResponse, _abc.Awaitable[_catalog_service_pb2.GetAgentResponse]]:
-        """Gives one agent."""
+        """Returns one agent."""
 
     @_abc_1.abstractmethod
     def ListAgents(
@@ -159,13 +159,13 @@ class CatalogServiceServicer(metaclass=_abc_1.ABCMeta):
         """Lists the agents, by name."""
 
     @_abc_1.abstractmethod
-    def ValidateAgent(
+    def ValidateAgents(
         self,
-        request: _catalog_service_pb2.ValidateAgentRequest,
+        request: _catalog_service_pb2.ValidateAgentsRequest,
         context: _ServicerContext,
-    ) -> _typing.Union[_catalog_service_pb2.ValidateAgentResponse, _abc.Awaitable[_catalog_service_pb2.ValidateAgentResponse]]:
-        """Checks definitions against each other and the catalog, and gives everything that is wrong at once. It stores nothing
-        and answers OK also where something is wrong.
+    ) -> _typing.Union[_catalog_service_pb2.ValidateAgentsResponse, _abc.Awaitable[_catalog_service_pb2.ValidateAgentsResponse]]:
+        """Checks definitions against each other and the catalog, and returns every error at once. It stores nothing, and answers OK even if
+        there are errors.
         """
 
     @_abc_1.abstractmethod

@@ -24,13 +24,13 @@ class _ErrorReason:
 class _ErrorReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorReason.ValueType], _builtins.type):
     DESCRIPTOR: _descriptor.EnumDescriptor
     ERROR_REASON_UNSPECIFIED: _ErrorReason.ValueType  # 0
-    """Not said. A server never sends it."""
+    """Unknown. A server never sends it."""
     ERROR_REASON_NOT_LINKED: _ErrorReason.ValueType  # 1
-    """The model called an agent that is not in its caller's linked list. No model call was made and nothing is charged."""
+    """The model called an agent that its caller does not link. No model call was made and nothing is charged."""
     ERROR_REASON_UNKNOWN_AGENT: _ErrorReason.ValueType  # 2
-    """No agent of that name is in the catalog."""
+    """The catalog has no agent of that name. In field violations also: no agent of that name among the definitions."""
     ERROR_REASON_UNKNOWN_TOOL: _ErrorReason.ValueType  # 3
-    """The model called a tool that its agent does not have, or no longer has."""
+    """The model called a tool that its agent does not have, or no longer has. In field violations: no tool of that name."""
     ERROR_REASON_BAD_ARGUMENTS: _ErrorReason.ValueType  # 4
     """The arguments of a tool call are not JSON, or do not fit the tool's schema. The tool did not run."""
     ERROR_REASON_TOOL_FAILED: _ErrorReason.ValueType  # 5
@@ -38,39 +38,41 @@ class _ErrorReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorReas
     ERROR_REASON_TOOL_TIMEOUT: _ErrorReason.ValueType  # 6
     """The tool did not end within its timeout."""
     ERROR_REASON_MODEL_UNAVAILABLE: _ErrorReason.ValueType  # 7
-    """The model's provider could not be reached, or refused, and the retries are used up."""
+    """The model's provider could not be reached, or refused, and retries and fallbacks are used up."""
     ERROR_REASON_MODEL_TIMEOUT: _ErrorReason.ValueType  # 8
     """The model did not start to answer, or paused, for longer than its timeouts allow."""
     ERROR_REASON_MODEL_BAD_RESPONSE: _ErrorReason.ValueType  # 9
-    """The model's provider sent something that is not an answer, or cut it off."""
+    """The model's provider sent something that is not an answer, or cut the answer off."""
     ERROR_REASON_OUTPUT_TOO_LARGE: _ErrorReason.ValueType  # 10
     """An answer, or an event made of it, is larger than an event may be."""
     ERROR_REASON_INVALID_OUTPUT: _ErrorReason.ValueType  # 11
-    """The agent's answer is empty or not of the form asked for, also after it was asked again."""
+    """The agent's answer is empty or does not fit its schema, even after the model was asked again."""
     ERROR_REASON_SUB_AGENT_FAILED: _ErrorReason.ValueType  # 12
-    """A sub-agent failed; details name it."""
+    """A sub-agent failed; details_json names it."""
     ERROR_REASON_LIMIT_EXCEEDED: _ErrorReason.ValueType  # 13
     """A limit of the run, of a definition or of a link is reached; the message names it."""
     ERROR_REASON_DEADLINE_EXCEEDED: _ErrorReason.ValueType  # 14
-    """The caller's deadline has passed."""
+    """The caller's deadline passed."""
     ERROR_REASON_CANCELLED: _ErrorReason.ValueType  # 15
     """It was cancelled."""
     ERROR_REASON_CONCURRENT_EFFECTS: _ErrorReason.ValueType  # 17
-    """An agent's code began an effect while another of the same lane was in flight, or in a task that it made itself. Use
+    """An agent's code started an effect while another one of the same lane was in flight, or in a task that it created. Use
     ctx.gather.
     """
     ERROR_REASON_NON_DETERMINISTIC: _ErrorReason.ValueType  # 18
-    """A replay asked for something else than the log holds; or an agent's code gave up an effect in flight, which no log
-    could say again.
+    """A replay asked for something that the log does not hold; or an agent's code abandoned an effect in flight, which cannot
+    be replayed.
     """
     ERROR_REASON_RECOVERY_LIMIT: _ErrorReason.ValueType  # 19
-    """The servers that executed the run were lost again and again, and it got no further."""
+    """The servers that executed the run were lost several times in a row without any progress of the run."""
     ERROR_REASON_SERVER_STOPPED: _ErrorReason.ValueType  # 20
-    """The server stopped while the run was going."""
+    """The server stopped while the call was in progress. The call may be retried; runs continue from their logs."""
     ERROR_REASON_ALREADY_ANSWERED: _ErrorReason.ValueType  # 21
-    """The request has another answer already. The first one stands."""
+    """The request already has a different answer, which remains in force. Metadata: input_id."""
     ERROR_REASON_SESSION_BUSY: _ErrorReason.ValueType  # 22
-    """The session already has a run that has not ended; details carry its id."""
+    """The session is held by a run that has not ended, or others change it at this moment. Metadata: session_id, and run_id of the
+    run that holds it, if one does.
+    """
     ERROR_REASON_STORAGE_FAILED: _ErrorReason.ValueType  # 24
     """The server's storage failed."""
     ERROR_REASON_INTERNAL: _ErrorReason.ValueType  # 25
@@ -78,55 +80,61 @@ class _ErrorReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorReas
     ERROR_REASON_INVALID_REQUEST: _ErrorReason.ValueType  # 26
     """The request breaks a rule of the schema; BadRequest names each field."""
     ERROR_REASON_NOT_FOUND: _ErrorReason.ValueType  # 27
-    """What the request names does not exist, or is not the caller's to see."""
+    """What the request names does not exist, or the caller may not see it. ResourceInfo names it."""
     ERROR_REASON_REQUEST_ID_REUSED: _ErrorReason.ValueType  # 28
-    """The request id was used before with another content; details carry the run that it started."""
+    """The request id was used before with different content. Metadata: run_id or session_id, of what it created then."""
     ERROR_REASON_SEQUENCE_OUT_OF_RANGE: _ErrorReason.ValueType  # 29
-    """The sequence lies beyond the end of the log; details carry the last one there is."""
+    """The sequence is beyond the end of the log. Metadata: last_sequence."""
     ERROR_REASON_INVALID_PAGE_TOKEN: _ErrorReason.ValueType  # 30
-    """The page token is not one that this server gave for this listing."""
+    """The page token is not one that this server returned for the same request."""
     ERROR_REASON_NOT_APPROVED: _ErrorReason.ValueType  # 31
-    """Somebody refused the call of a tool. It did not run."""
+    """The tool call was refused by whom it waited for. The tool did not run."""
     ERROR_REASON_INPUT_EXPIRED: _ErrorReason.ValueType  # 32
-    """Nobody answered in time, and the request had no default answer."""
+    """No answer came in time, and the request had no default answer."""
     ERROR_REASON_RUN_ENDED: _ErrorReason.ValueType  # 33
-    """The run has ended: it takes no answers any more."""
+    """The run has ended and takes no more answers. Metadata: run_id."""
     ERROR_REASON_FORK_REFUSED: _ErrorReason.ValueType  # 34
-    """The run cannot be forked there; the message says why."""
+    """The run cannot be forked at that sequence; the message says why. A sequence beyond the log is SEQUENCE_OUT_OF_RANGE."""
     ERROR_REASON_AGENT_EXISTS: _ErrorReason.ValueType  # 35
-    """An agent of that name is there already; details say what it stands in."""
-    ERROR_REASON_AGENT_FIXED: _ErrorReason.ValueType  # 36
-    """The agent stands in a file or in code: a call cannot change it."""
-    ERROR_REASON_AGENT_LINKED: _ErrorReason.ValueType  # 37
-    """Other agents link to the agent; details name them."""
-    ERROR_REASON_AGENT_UNUSABLE: _ErrorReason.ValueType  # 38
-    """The agent, or one that it can reach, names something that is not there any more."""
-    ERROR_REASON_REVISION_MOVED: _ErrorReason.ValueType  # 39
-    """The agent has another revision by now than the caller read; details carry it."""
-    ERROR_REASON_CATALOG_FULL: _ErrorReason.ValueType  # 40
-    """The tenant has as many agents as it may store, or as large ones."""
-    ERROR_REASON_RUN_PARKED: _ErrorReason.ValueType  # 41
-    """Nobody executes the run, because something that it began with is missing: the message says what. Its streams end
-    with this, after everything that is recorded. It goes on when a server is started that has it again.
+    """There already is an agent of that name. Metadata: name, source (as AgentSource, without the prefix), and of a stored one
+    revision.
     """
+    ERROR_REASON_AGENT_FIXED: _ErrorReason.ValueType  # 36
+    """The agent is defined in a file or in code, so that a call cannot change it. Metadata: name, source."""
+    ERROR_REASON_AGENT_LINKED: _ErrorReason.ValueType  # 37
+    """Other agents link to the agent. PreconditionFailure names each of them as a violation's subject. Metadata: name."""
+    ERROR_REASON_AGENT_UNUSABLE: _ErrorReason.ValueType  # 38
+    """The agent, or one that it can reach, names something that no longer exists."""
+    ERROR_REASON_REVISION_MOVED: _ErrorReason.ValueType  # 39
+    """The agent's revision is not the one that the caller read, or others change the catalog at this moment. Metadata, in the first
+    case: name, revision (the current one).
+    """
+    ERROR_REASON_CATALOG_FULL: _ErrorReason.ValueType  # 40
+    """The tenant stores as many agents, or as many bytes of them, as it may."""
+    ERROR_REASON_RUN_PARKED: _ErrorReason.ValueType  # 41
+    """No server executes the run, because something that it started with is missing; the message says what. Streams end with
+    this after every recorded event. The run continues when a server is started that has it again.
+    """
+    ERROR_REASON_SESSION_EXISTS: _ErrorReason.ValueType  # 42
+    """There already is a session of that id. Metadata: session_id."""
 
 class ErrorReason(_ErrorReason, metaclass=_ErrorReasonEnumTypeWrapper):
-    """Why something failed. In events it stands in AgentError.reason; on a failed call its name without the prefix is
-    google.rpc.ErrorInfo.reason, with the domain "bough", and so is the reason of each of its
-    google.rpc.BadRequest.FieldViolations.
+    """Why something failed. In events it is AgentError.reason. On a failed call its name without the prefix is
+    google.rpc.ErrorInfo.reason, with the domain "bough.dev", and the reason of each google.rpc.BadRequest.FieldViolation.
+    The comments name the keys of ErrorInfo.metadata; a reason without a note has none. With any reason, `violations` is the number of
+    violations in BadRequest or PreconditionFailure if some did not fit.
 
-    Values 1 to 25 are given out by the design; those not listed yet come with what raises them: 16
-    INSUFFICIENT_BALANCE, 23 REMOTE_UNAVAILABLE.
+    Values 1 to 25 were assigned by the design. Set aside: 16 INSUFFICIENT_BALANCE, 23 REMOTE_UNAVAILABLE.
     """
 
 ERROR_REASON_UNSPECIFIED: ErrorReason.ValueType  # 0
-"""Not said. A server never sends it."""
+"""Unknown. A server never sends it."""
 ERROR_REASON_NOT_LINKED: ErrorReason.ValueType  # 1
-"""The model called an agent that is not in its caller's linked list. No model call was made and nothing is charged."""
+"""The model called an agent that its caller does not link. No model call was made and nothing is charged."""
 ERROR_REASON_UNKNOWN_AGENT: ErrorReason.ValueType  # 2
-"""No agent of that name is in the catalog."""
+"""The catalog has no agent of that name. In field violations also: no agent of that name among the definitions."""
 ERROR_REASON_UNKNOWN_TOOL: ErrorReason.ValueType  # 3
-"""The model called a tool that its agent does not have, or no longer has."""
+"""The model called a tool that its agent does not have, or no longer has. In field violations: no tool of that name."""
 ERROR_REASON_BAD_ARGUMENTS: ErrorReason.ValueType  # 4
 """The arguments of a tool call are not JSON, or do not fit the tool's schema. The tool did not run."""
 ERROR_REASON_TOOL_FAILED: ErrorReason.ValueType  # 5
@@ -134,39 +142,41 @@ ERROR_REASON_TOOL_FAILED: ErrorReason.ValueType  # 5
 ERROR_REASON_TOOL_TIMEOUT: ErrorReason.ValueType  # 6
 """The tool did not end within its timeout."""
 ERROR_REASON_MODEL_UNAVAILABLE: ErrorReason.ValueType  # 7
-"""The model's provider could not be reached, or refused, and the retries are used up."""
+"""The model's provider could not be reached, or refused, and retries and fallbacks are used up."""
 ERROR_REASON_MODEL_TIMEOUT: ErrorReason.ValueType  # 8
 """The model did not start to answer, or paused, for longer than its timeouts allow."""
 ERROR_REASON_MODEL_BAD_RESPONSE: ErrorReason.ValueType  # 9
-"""The model's provider sent something that is not an answer, or cut it off."""
+"""The model's provider sent something that is not an answer, or cut the answer off."""
 ERROR_REASON_OUTPUT_TOO_LARGE: ErrorReason.ValueType  # 10
 """An answer, or an event made of it, is larger than an event may be."""
 ERROR_REASON_INVALID_OUTPUT: ErrorReason.ValueType  # 11
-"""The agent's answer is empty or not of the form asked for, also after it was asked again."""
+"""The agent's answer is empty or does not fit its schema, even after the model was asked again."""
 ERROR_REASON_SUB_AGENT_FAILED: ErrorReason.ValueType  # 12
-"""A sub-agent failed; details name it."""
+"""A sub-agent failed; details_json names it."""
 ERROR_REASON_LIMIT_EXCEEDED: ErrorReason.ValueType  # 13
 """A limit of the run, of a definition or of a link is reached; the message names it."""
 ERROR_REASON_DEADLINE_EXCEEDED: ErrorReason.ValueType  # 14
-"""The caller's deadline has passed."""
+"""The caller's deadline passed."""
 ERROR_REASON_CANCELLED: ErrorReason.ValueType  # 15
 """It was cancelled."""
 ERROR_REASON_CONCURRENT_EFFECTS: ErrorReason.ValueType  # 17
-"""An agent's code began an effect while another of the same lane was in flight, or in a task that it made itself. Use
+"""An agent's code started an effect while another one of the same lane was in flight, or in a task that it created. Use
 ctx.gather.
 """
 ERROR_REASON_NON_DETERMINISTIC: ErrorReason.ValueType  # 18
-"""A replay asked for something else than the log holds; or an agent's code gave up an effect in flight, which no log
-could say again.
+"""A replay asked for something that the log does not hold; or an agent's code abandoned an effect in flight, which cannot
+be replayed.
 """
 ERROR_REASON_RECOVERY_LIMIT: ErrorReason.ValueType  # 19
-"""The servers that executed the run were lost again and again, and it got no further."""
+"""The servers that executed the run were lost several times in a row without any progress of the run."""
 ERROR_REASON_SERVER_STOPPED: ErrorReason.ValueType  # 20
-"""The server stopped while the run was going."""
+"""The server stopped while the call was in progress. The call may be retried; runs continue from their logs."""
 ERROR_REASON_ALREADY_ANSWERED: ErrorReason.ValueType  # 21
-"""The request has another answer already. The first one stands."""
+"""The request already has a different answer, which remains in force. Metadata: input_id."""
 ERROR_REASON_SESSION_BUSY: ErrorReason.ValueType  # 22
-"""The session already has a run that has not ended; details carry its id."""
+"""The session is held by a run that has not ended, or others change it at this moment. Metadata: session_id, and run_id of the
+run that holds it, if one does.
+"""
 ERROR_REASON_STORAGE_FAILED: ErrorReason.ValueType  # 24
 """The server's storage failed."""
 ERROR_REASON_INTERNAL: ErrorReason.ValueType  # 25
@@ -174,42 +184,48 @@ ERROR_REASON_INTERNAL: ErrorReason.ValueType  # 25
 ERROR_REASON_INVALID_REQUEST: ErrorReason.ValueType  # 26
 """The request breaks a rule of the schema; BadRequest names each field."""
 ERROR_REASON_NOT_FOUND: ErrorReason.ValueType  # 27
-"""What the request names does not exist, or is not the caller's to see."""
+"""What the request names does not exist, or the caller may not see it. ResourceInfo names it."""
 ERROR_REASON_REQUEST_ID_REUSED: ErrorReason.ValueType  # 28
-"""The request id was used before with another content; details carry the run that it started."""
+"""The request id was used before with different content. Metadata: run_id or session_id, of what it created then."""
 ERROR_REASON_SEQUENCE_OUT_OF_RANGE: ErrorReason.ValueType  # 29
-"""The sequence lies beyond the end of the log; details carry the last one there is."""
+"""The sequence is beyond the end of the log. Metadata: last_sequence."""
 ERROR_REASON_INVALID_PAGE_TOKEN: ErrorReason.ValueType  # 30
-"""The page token is not one that this server gave for this listing."""
+"""The page token is not one that this server returned for the same request."""
 ERROR_REASON_NOT_APPROVED: ErrorReason.ValueType  # 31
-"""Somebody refused the call of a tool. It did not run."""
+"""The tool call was refused by whom it waited for. The tool did not run."""
 ERROR_REASON_INPUT_EXPIRED: ErrorReason.ValueType  # 32
-"""Nobody answered in time, and the request had no default answer."""
+"""No answer came in time, and the request had no default answer."""
 ERROR_REASON_RUN_ENDED: ErrorReason.ValueType  # 33
-"""The run has ended: it takes no answers any more."""
+"""The run has ended and takes no more answers. Metadata: run_id."""
 ERROR_REASON_FORK_REFUSED: ErrorReason.ValueType  # 34
-"""The run cannot be forked there; the message says why."""
+"""The run cannot be forked at that sequence; the message says why. A sequence beyond the log is SEQUENCE_OUT_OF_RANGE."""
 ERROR_REASON_AGENT_EXISTS: ErrorReason.ValueType  # 35
-"""An agent of that name is there already; details say what it stands in."""
-ERROR_REASON_AGENT_FIXED: ErrorReason.ValueType  # 36
-"""The agent stands in a file or in code: a call cannot change it."""
-ERROR_REASON_AGENT_LINKED: ErrorReason.ValueType  # 37
-"""Other agents link to the agent; details name them."""
-ERROR_REASON_AGENT_UNUSABLE: ErrorReason.ValueType  # 38
-"""The agent, or one that it can reach, names something that is not there any more."""
-ERROR_REASON_REVISION_MOVED: ErrorReason.ValueType  # 39
-"""The agent has another revision by now than the caller read; details carry it."""
-ERROR_REASON_CATALOG_FULL: ErrorReason.ValueType  # 40
-"""The tenant has as many agents as it may store, or as large ones."""
-ERROR_REASON_RUN_PARKED: ErrorReason.ValueType  # 41
-"""Nobody executes the run, because something that it began with is missing: the message says what. Its streams end
-with this, after everything that is recorded. It goes on when a server is started that has it again.
+"""There already is an agent of that name. Metadata: name, source (as AgentSource, without the prefix), and of a stored one
+revision.
 """
+ERROR_REASON_AGENT_FIXED: ErrorReason.ValueType  # 36
+"""The agent is defined in a file or in code, so that a call cannot change it. Metadata: name, source."""
+ERROR_REASON_AGENT_LINKED: ErrorReason.ValueType  # 37
+"""Other agents link to the agent. PreconditionFailure names each of them as a violation's subject. Metadata: name."""
+ERROR_REASON_AGENT_UNUSABLE: ErrorReason.ValueType  # 38
+"""The agent, or one that it can reach, names something that no longer exists."""
+ERROR_REASON_REVISION_MOVED: ErrorReason.ValueType  # 39
+"""The agent's revision is not the one that the caller read, or others change the catalog at this moment. Metadata, in the first
+case: name, revision (the current one).
+"""
+ERROR_REASON_CATALOG_FULL: ErrorReason.ValueType  # 40
+"""The tenant stores as many agents, or as many bytes of them, as it may."""
+ERROR_REASON_RUN_PARKED: ErrorReason.ValueType  # 41
+"""No server executes the run, because something that it started with is missing; the message says what. Streams end with
+this after every recorded event. The run continues when a server is started that has it again.
+"""
+ERROR_REASON_SESSION_EXISTS: ErrorReason.ValueType  # 42
+"""There already is a session of that id. Metadata: session_id."""
 Global___ErrorReason: _TypeAlias = ErrorReason  # noqa: Y015
 
 @_typing.final
 class AgentError(_message.Message):
-    """What went wrong, where, and whether trying again may help."""
+    """What went wrong, in which agent, and whether a retry may help."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -222,15 +238,15 @@ class AgentError(_message.Message):
     reason: Global___ErrorReason.ValueType
     """The kind of failure."""
     message: _builtins.str
-    """A sentence for people. It holds no secret and no stack trace."""
+    """A sentence for people. It contains no secret and no stack trace."""
     agent: _builtins.str
-    """The agent that failed; empty where no agent did."""
+    """The name of the agent that failed; empty if no agent did."""
     invocation_id: _builtins.str
-    """The agent invocation that failed; empty where none did."""
+    """The agent invocation that failed; empty if none did."""
     retryable: _builtins.bool
     """Whether the same again may succeed."""
     details_json: _builtins.str
-    """More about it as one JSON object, or empty."""
+    """More about it as one JSON object, or empty. Its members may change."""
     def __init__(
         self,
         *,

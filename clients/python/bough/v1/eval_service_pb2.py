@@ -24,33 +24,24 @@ _sym_db = _symbol_database.Default()
 
 from bough.v1 import event_pb2 as bough_dot_v1_dot_event__pb2
 from bough.v1 import invocation_pb2 as bough_dot_v1_dot_invocation__pb2
-from google.protobuf import timestamp_pb2 as google_dot_protobuf_dot_timestamp__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1b\x62ough/v1/eval_service.proto\x12\x08\x62ough.v1\x1a\x14\x62ough/v1/event.proto\x1a\x19\x62ough/v1/invocation.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"\x8a\x01\n\x14GetInvocationRequest\x12\x15\n\x06run_id\x18\x01 \x01(\tR\x05runId\x12\x35\n\x07options\x18\x02 \x01(\x0b\x32\x1b.bough.v1.InvocationOptionsR\x07options\x12$\n\x0e\x61s_of_sequence\x18\x03 \x01(\x03R\x0c\x61sOfSequence\"M\n\x15GetInvocationResponse\x12\x34\n\ninvocation\x18\x01 \x01(\x0b\x32\x14.bough.v1.InvocationR\ninvocation\"\xbf\x03\n\x16ListInvocationsRequest\x12\x1b\n\tpage_size\x18\x01 \x01(\x05R\x08pageSize\x12\x1d\n\npage_token\x18\x02 \x01(\tR\tpageToken\x12\x1d\n\nsession_id\x18\x03 \x01(\tR\tsessionId\x12\x14\n\x05\x61gent\x18\x04 \x01(\tR\x05\x61gent\x12\'\n\x06states\x18\x05 \x03(\x0e\x32\x0f.bough.v1.StateR\x06states\x12\x44\n\x06labels\x18\x06 \x03(\x0b\x32,.bough.v1.ListInvocationsRequest.LabelsEntryR\x06labels\x12\x46\n\x11start_create_time\x18\x07 \x01(\x0b\x32\x1a.google.protobuf.TimestampR\x0fstartCreateTime\x12\x42\n\x0f\x65nd_create_time\x18\x08 \x01(\x0b\x32\x1a.google.protobuf.TimestampR\rendCreateTime\x1a\x39\n\x0bLabelsEntry\x12\x10\n\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n\x05value\x18\x02 \x01(\tR\x05value:\x02\x38\x01\"y\n\x17ListInvocationsResponse\x12\x36\n\x0binvocations\x18\x01 \x03(\x0b\x32\x14.bough.v1.InvocationR\x0binvocations\x12&\n\x0fnext_page_token\x18\x02 \x01(\tR\rnextPageToken\"}\n\x16\x41ggregateEventsRequest\x12,\n\x06\x65vents\x18\x01 \x03(\x0b\x32\x14.bough.v1.AgentEventR\x06\x65vents\x12\x35\n\x07options\x18\x02 \x01(\x0b\x32\x1b.bough.v1.InvocationOptionsR\x07options\"O\n\x17\x41ggregateEventsResponse\x12\x34\n\ninvocation\x18\x01 \x01(\x0b\x32\x14.bough.v1.InvocationR\ninvocation2\x91\x02\n\x0b\x45valService\x12P\n\rGetInvocation\x12\x1e.bough.v1.GetInvocationRequest\x1a\x1f.bough.v1.GetInvocationResponse\x12V\n\x0fListInvocations\x12 .bough.v1.ListInvocationsRequest\x1a!.bough.v1.ListInvocationsResponse\x12X\n\x0f\x41ggregateEvents\x12 .bough.v1.AggregateEventsRequest\x1a!.bough.v1.AggregateEventsResponse(\x01\x42\x38Z6github.com/bough-dev/bough/clients/go/bough/v1;boughv1b\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1b\x62ough/v1/eval_service.proto\x12\x08\x62ough.v1\x1a\x14\x62ough/v1/event.proto\x1a\x19\x62ough/v1/invocation.proto\"\x8a\x01\n\x14GetInvocationRequest\x12\x15\n\x06run_id\x18\x01 \x01(\tR\x05runId\x12\x35\n\x07options\x18\x02 \x01(\x0b\x32\x1b.bough.v1.InvocationOptionsR\x07options\x12$\n\x0e\x61s_of_sequence\x18\x03 \x01(\x03R\x0c\x61sOfSequence\"M\n\x15GetInvocationResponse\x12\x34\n\ninvocation\x18\x01 \x01(\x0b\x32\x14.bough.v1.InvocationR\ninvocation\"}\n\x16\x41ggregateEventsRequest\x12,\n\x06\x65vents\x18\x01 \x03(\x0b\x32\x14.bough.v1.AgentEventR\x06\x65vents\x12\x35\n\x07options\x18\x02 \x01(\x0b\x32\x1b.bough.v1.InvocationOptionsR\x07options\"O\n\x17\x41ggregateEventsResponse\x12\x34\n\ninvocation\x18\x01 \x01(\x0b\x32\x14.bough.v1.InvocationR\ninvocation2\xb9\x01\n\x0b\x45valService\x12P\n\rGetInvocation\x12\x1e.bough.v1.GetInvocationRequest\x1a\x1f.bough.v1.GetInvocationResponse\x12X\n\x0f\x41ggregateEvents\x12 .bough.v1.AggregateEventsRequest\x1a!.bough.v1.AggregateEventsResponse(\x01\x42Z\n\x0c\x64\x65v.bough.v1B\x10\x45valServiceProtoP\x01Z6github.com/bough-dev/bough/clients/go/bough/v1;boughv1b\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'bough.v1.eval_service_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   _globals['DESCRIPTOR']._loaded_options = None
-  _globals['DESCRIPTOR']._serialized_options = b'Z6github.com/bough-dev/bough/clients/go/bough/v1;boughv1'
-  _globals['_LISTINVOCATIONSREQUEST_LABELSENTRY']._loaded_options = None
-  _globals['_LISTINVOCATIONSREQUEST_LABELSENTRY']._serialized_options = b'8\001'
-  _globals['_GETINVOCATIONREQUEST']._serialized_start=124
-  _globals['_GETINVOCATIONREQUEST']._serialized_end=262
-  _globals['_GETINVOCATIONRESPONSE']._serialized_start=264
-  _globals['_GETINVOCATIONRESPONSE']._serialized_end=341
-  _globals['_LISTINVOCATIONSREQUEST']._serialized_start=344
-  _globals['_LISTINVOCATIONSREQUEST']._serialized_end=791
-  _globals['_LISTINVOCATIONSREQUEST_LABELSENTRY']._serialized_start=734
-  _globals['_LISTINVOCATIONSREQUEST_LABELSENTRY']._serialized_end=791
-  _globals['_LISTINVOCATIONSRESPONSE']._serialized_start=793
-  _globals['_LISTINVOCATIONSRESPONSE']._serialized_end=914
-  _globals['_AGGREGATEEVENTSREQUEST']._serialized_start=916
-  _globals['_AGGREGATEEVENTSREQUEST']._serialized_end=1041
-  _globals['_AGGREGATEEVENTSRESPONSE']._serialized_start=1043
-  _globals['_AGGREGATEEVENTSRESPONSE']._serialized_end=1122
-  _globals['_EVALSERVICE']._serialized_start=1125
-  _globals['_EVALSERVICE']._serialized_end=1398
+  _globals['DESCRIPTOR']._serialized_options = b'\n\014dev.bough.v1B\020EvalServiceProtoP\001Z6github.com/bough-dev/bough/clients/go/bough/v1;boughv1'
+  _globals['_GETINVOCATIONREQUEST']._serialized_start=91
+  _globals['_GETINVOCATIONREQUEST']._serialized_end=229
+  _globals['_GETINVOCATIONRESPONSE']._serialized_start=231
+  _globals['_GETINVOCATIONRESPONSE']._serialized_end=308
+  _globals['_AGGREGATEEVENTSREQUEST']._serialized_start=310
+  _globals['_AGGREGATEEVENTSREQUEST']._serialized_end=435
+  _globals['_AGGREGATEEVENTSRESPONSE']._serialized_start=437
+  _globals['_AGGREGATEEVENTSRESPONSE']._serialized_end=516
+  _globals['_EVALSERVICE']._serialized_start=519
+  _globals['_EVALSERVICE']._serialized_end=704
 # @@protoc_insertion_point(module_scope)

@@ -8,7 +8,6 @@ from bough.v1 import invocation_pb2 as _invocation_pb2
 from collections import abc as _abc
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
-from google.protobuf import timestamp_pb2 as _timestamp_pb2
 from google.protobuf.internal import containers as _containers
 import builtins as _builtins
 import sys
@@ -23,7 +22,7 @@ DESCRIPTOR: _descriptor.FileDescriptor
 
 @_typing.final
 class GetInvocationRequest(_message.Message):
-    """Gives the record of a run."""
+    """Asks for the record of a run."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -31,12 +30,12 @@ class GetInvocationRequest(_message.Message):
     OPTIONS_FIELD_NUMBER: _builtins.int
     AS_OF_SEQUENCE_FIELD_NUMBER: _builtins.int
     run_id: _builtins.str
-    """The run."""
+    """The run. Unknown, or another tenant's: NOT_FOUND."""
     as_of_sequence: _builtins.int
-    """Only the log up to this sequence; 0 for all there is."""
+    """Only the events up to this sequence; 0 for all. Beyond the end of the log: OUT_OF_RANGE."""
     @_builtins.property
     def options(self) -> _invocation_pb2.InvocationOptions:
-        """How much to give."""
+        """How much to return."""
 
     def __init__(
         self,
@@ -78,112 +77,6 @@ class GetInvocationResponse(_message.Message):
 Global___GetInvocationResponse: _TypeAlias = GetInvocationResponse  # noqa: Y015
 
 @_typing.final
-class ListInvocationsRequest(_message.Message):
-    """Lists records. Every filter that is set must hold."""
-
-    DESCRIPTOR: _descriptor.Descriptor
-
-    @_typing.final
-    class LabelsEntry(_message.Message):
-        DESCRIPTOR: _descriptor.Descriptor
-
-        KEY_FIELD_NUMBER: _builtins.int
-        VALUE_FIELD_NUMBER: _builtins.int
-        key: _builtins.str
-        value: _builtins.str
-        def __init__(
-            self,
-            *,
-            key: _builtins.str = ...,
-            value: _builtins.str = ...,
-        ) -> None: ...
-        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
-        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
-        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-        def WhichOneof(self, oneof_group: _Never) -> None: ...
-
-    PAGE_SIZE_FIELD_NUMBER: _builtins.int
-    PAGE_TOKEN_FIELD_NUMBER: _builtins.int
-    SESSION_ID_FIELD_NUMBER: _builtins.int
-    AGENT_FIELD_NUMBER: _builtins.int
-    STATES_FIELD_NUMBER: _builtins.int
-    LABELS_FIELD_NUMBER: _builtins.int
-    START_CREATE_TIME_FIELD_NUMBER: _builtins.int
-    END_CREATE_TIME_FIELD_NUMBER: _builtins.int
-    page_size: _builtins.int
-    """The most records of a page; 50 where 0, 1,000 at most."""
-    page_token: _builtins.str
-    """next_page_token of the page before, with the same filters."""
-    session_id: _builtins.str
-    """Only runs of this session."""
-    agent: _builtins.str
-    """Only runs of this root agent."""
-    @_builtins.property
-    def states(self) -> _containers.RepeatedScalarFieldContainer[_event_pb2.State.ValueType]:
-        """Only runs in one of these states."""
-
-    @_builtins.property
-    def labels(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
-        """Only runs with all these labels, whose keys and values are as in RunRequest.labels."""
-
-    @_builtins.property
-    def start_create_time(self) -> _timestamp_pb2.Timestamp:
-        """Only runs created at or after this."""
-
-    @_builtins.property
-    def end_create_time(self) -> _timestamp_pb2.Timestamp:
-        """Only runs created before this."""
-
-    def __init__(
-        self,
-        *,
-        page_size: _builtins.int = ...,
-        page_token: _builtins.str = ...,
-        session_id: _builtins.str = ...,
-        agent: _builtins.str = ...,
-        states: _abc.Iterable[_event_pb2.State.ValueType] | None = ...,
-        labels: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
-        start_create_time: _timestamp_pb2.Timestamp | None = ...,
-        end_create_time: _timestamp_pb2.Timestamp | None = ...,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["end_create_time", b"end_create_time", "start_create_time", b"start_create_time"]  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["agent", b"agent", "end_create_time", b"end_create_time", "labels", b"labels", "page_size", b"page_size", "page_token", b"page_token", "session_id", b"session_id", "start_create_time", b"start_create_time", "states", b"states"]  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
-
-Global___ListInvocationsRequest: _TypeAlias = ListInvocationsRequest  # noqa: Y015
-
-@_typing.final
-class ListInvocationsResponse(_message.Message):
-    """A page of records."""
-
-    DESCRIPTOR: _descriptor.Descriptor
-
-    INVOCATIONS_FIELD_NUMBER: _builtins.int
-    NEXT_PAGE_TOKEN_FIELD_NUMBER: _builtins.int
-    next_page_token: _builtins.str
-    """The token of the next page; empty on the last."""
-    @_builtins.property
-    def invocations(self) -> _containers.RepeatedCompositeFieldContainer[_invocation_pb2.Invocation]:
-        """The records without agents, tools and steps, the newest first."""
-
-    def __init__(
-        self,
-        *,
-        invocations: _abc.Iterable[_invocation_pb2.Invocation] | None = ...,
-        next_page_token: _builtins.str = ...,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["invocations", b"invocations", "next_page_token", b"next_page_token"]  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
-
-Global___ListInvocationsResponse: _TypeAlias = ListInvocationsResponse  # noqa: Y015
-
-@_typing.final
 class AggregateEventsRequest(_message.Message):
     """Some events to make a record of."""
 
@@ -193,11 +86,11 @@ class AggregateEventsRequest(_message.Message):
     OPTIONS_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def events(self) -> _containers.RepeatedCompositeFieldContainer[_event_pb2.AgentEvent]:
-        """The events, in the order they are to be read."""
+        """The events, in the order in which they are to be read."""
 
     @_builtins.property
     def options(self) -> _invocation_pb2.InvocationOptions:
-        """How much to give; read from the first message of the stream."""
+        """How much to return; read from the first message of the stream only."""
 
     def __init__(
         self,

@@ -26,7 +26,7 @@ if _version_not_supported:
 
 
 class EvalServiceStub:
-    """Gives the aggregated agent tree of runs.
+    """Returns the aggregated agent trees of runs.
     """
 
     def __init__(self, channel):
@@ -40,11 +40,6 @@ class EvalServiceStub:
                 request_serializer=bough_dot_v1_dot_eval__service__pb2.GetInvocationRequest.SerializeToString,
                 response_deserializer=bough_dot_v1_dot_eval__service__pb2.GetInvocationResponse.FromString,
                 _registered_method=True)
-        self.ListInvocations = channel.unary_unary(
-                '/bough.v1.EvalService/ListInvocations',
-                request_serializer=bough_dot_v1_dot_eval__service__pb2.ListInvocationsRequest.SerializeToString,
-                response_deserializer=bough_dot_v1_dot_eval__service__pb2.ListInvocationsResponse.FromString,
-                _registered_method=True)
         self.AggregateEvents = channel.stream_unary(
                 '/bough.v1.EvalService/AggregateEvents',
                 request_serializer=bough_dot_v1_dot_eval__service__pb2.AggregateEventsRequest.SerializeToString,
@@ -53,29 +48,22 @@ class EvalServiceStub:
 
 
 class EvalServiceServicer:
-    """Gives the aggregated agent tree of runs.
+    """Returns the aggregated agent trees of runs.
     """
 
     def GetInvocation(self, request, context):
-        """Gives the record of a run: finished, failed, cancelled or still going.
-        """
-        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
-        context.set_details('Method not implemented!')
-        raise NotImplementedError('Method not implemented!')
-
-    def ListInvocations(self, request, context):
-        """Lists records without agents, tools and steps, the newest first.
+        """Returns the record of a run: succeeded, failed, cancelled or in progress.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def AggregateEvents(self, request_iterator, context):
-        """Makes the record of anybody's events, at most 1,000,000 of them and 256 MiB.
+        """Makes a record of the events that the caller sends, of any system: at most 1,000,000 of them and 256 MiB.
 
-        The order is the order of arrival. A sequence that does not rise is an anomaly of the record, not an error; ids are
-        any text; a payload that this server does not know still counts for its invocation; the end of the run is any of
-        run_completed, run_failed and run_cancelled.
+        Events are read in the order of arrival. A sequence that does not rise is an anomaly of the record, not an error; ids are any
+        text; a payload that this server does not know still counts for its invocation; the end of the run is any of run_completed,
+        run_failed and run_cancelled.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -88,11 +76,6 @@ def add_EvalServiceServicer_to_server(servicer, server):
                     servicer.GetInvocation,
                     request_deserializer=bough_dot_v1_dot_eval__service__pb2.GetInvocationRequest.FromString,
                     response_serializer=bough_dot_v1_dot_eval__service__pb2.GetInvocationResponse.SerializeToString,
-            ),
-            'ListInvocations': grpc.unary_unary_rpc_method_handler(
-                    servicer.ListInvocations,
-                    request_deserializer=bough_dot_v1_dot_eval__service__pb2.ListInvocationsRequest.FromString,
-                    response_serializer=bough_dot_v1_dot_eval__service__pb2.ListInvocationsResponse.SerializeToString,
             ),
             'AggregateEvents': grpc.stream_unary_rpc_method_handler(
                     servicer.AggregateEvents,
@@ -108,7 +91,7 @@ def add_EvalServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class EvalService:
-    """Gives the aggregated agent tree of runs.
+    """Returns the aggregated agent trees of runs.
     """
 
     @staticmethod
@@ -128,33 +111,6 @@ class EvalService:
             '/bough.v1.EvalService/GetInvocation',
             bough_dot_v1_dot_eval__service__pb2.GetInvocationRequest.SerializeToString,
             bough_dot_v1_dot_eval__service__pb2.GetInvocationResponse.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
-
-    @staticmethod
-    def ListInvocations(request,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.unary_unary(
-            request,
-            target,
-            '/bough.v1.EvalService/ListInvocations',
-            bough_dot_v1_dot_eval__service__pb2.ListInvocationsRequest.SerializeToString,
-            bough_dot_v1_dot_eval__service__pb2.ListInvocationsResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -27,43 +27,39 @@ GRPC_GENERATED_VERSION: str
 GRPC_VERSION: str
 
 class EvalServiceStub:
-    """Gives the aggregated agent tree of runs."""
+    """Returns the aggregated agent trees of runs."""
 
     @_typing.overload
     def __new__(cls, channel: _grpc.Channel) -> _Self: ...
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> EvalServiceAsyncStub: ...
     GetInvocation: _grpc.UnaryUnaryMultiCallable[_eval_service_pb2.GetInvocationRequest, _eval_service_pb2.GetInvocationResponse]
-    """Gives the record of a run: finished, failed, cancelled or still going."""
-    ListInvocations: _grpc.UnaryUnaryMultiCallable[_eval_service_pb2.ListInvocationsRequest, _eval_service_pb2.ListInvocationsResponse]
-    """Lists records without agents, tools and steps, the newest first."""
+    """Returns the record of a run: succeeded, failed, cancelled or in progress."""
     AggregateEvents: _grpc.StreamUnaryMultiCallable[_eval_service_pb2.AggregateEventsRequest, _eval_service_pb2.AggregateEventsResponse]
-    """Makes the record of anybody's events, at most 1,000,000 of them and 256 MiB.
+    """Makes a record of the events that the caller sends, of any system: at most 1,000,000 of them and 256 MiB.
 
-    The order is the order of arrival. A sequence that does not rise is an anomaly of the record, not an error; ids are
-    any text; a payload that this server does not know still counts for its invocation; the end of the run is any of
-    run_completed, run_failed and run_cancelled.
+    Events are read in the order of arrival. A sequence that does not rise is an anomaly of the record, not an error; ids are any
+    text; a payload that this server does not know still counts for its invocation; the end of the run is any of run_completed,
+    run_failed and run_cancelled.
     """
 
 @_typing.type_check_only
 class EvalServiceAsyncStub(EvalServiceStub):
-    """Gives the aggregated agent tree of runs."""
+    """Returns the aggregated agent trees of runs."""
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     GetInvocation: _aio.UnaryUnaryMultiCallable[_eval_service_pb2.GetInvocationRequest, _eval_service_pb2.GetInvocationResponse]  # type: ignore[assignment]
-    """Gives the record of a run: finished, failed, cancelled or still going."""
-    ListInvocations: _aio.UnaryUnaryMultiCallable[_eval_service_pb2.ListInvocationsRequest, _eval_service_pb2.ListInvocationsResponse]  # type: ignore[assignment]
-    """Lists records without agents, tools and steps, the newest first."""
+    """Returns the record of a run: succeeded, failed, cancelled or in progress."""
     AggregateEvents: _aio.StreamUnaryMultiCallable[_eval_service_pb2.AggregateEventsRequest, _eval_service_pb2.AggregateEventsResponse]  # type: ignore[assignment]
-    """Makes the record of anybody's events, at most 1,000,000 of them and 256 MiB.
+    """Makes a record of the events that the caller sends, of any system: at most 1,000,000 of them and 256 MiB.
 
-    The order is the order of arrival. A sequence that does not rise is an anomaly of the record, not an error; ids are
-    any text; a payload that this server does not know still counts for its invocation; the end of the run is any of
-    run_completed, run_failed and run_cancelled.
+    Events are read in the order of arrival. A sequence that does not rise is an anomaly of the record, not an error; ids are any
+    text; a payload that this server does not know still counts for its invocation; the end of the run is any of run_completed,
+    run_failed and run_cancelled.
     """
 
 class EvalServiceServicer(metaclass=_abc_1.ABCMeta):
-    """Gives the aggregated agent tree of runs."""
+    """Returns the aggregated agent trees of runs."""
 
     @_abc_1.abstractmethod
     def GetInvocation(
@@ -71,15 +67,7 @@ class EvalServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _eval_service_pb2.GetInvocationRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_eval_service_pb2.GetInvocationResponse, _abc.Awaitable[_eval_service_pb2.GetInvocationResponse]]:
-        """Gives the record of a run: finished, failed, cancelled or still going."""
-
-    @_abc_1.abstractmethod
-    def ListInvocations(
-        self,
-        request: _eval_service_pb2.ListInvocationsRequest,
-        context: _ServicerContext,
-    ) -> _typing.Union[_eval_service_pb2.ListInvocationsResponse, _abc.Awaitable[_eval_service_pb2.ListInvocationsResponse]]:
-        """Lists records without agents, tools and steps, the newest first."""
+        """Returns the record of a run: succeeded, failed, cancelled or in progress."""
 
     @_abc_1.abstractmethod
     def AggregateEvents(
@@ -87,11 +75,11 @@ class EvalServiceServicer(metaclass=_abc_1.ABCMeta):
         request_iterator: _MaybeAsyncIterator[_eval_service_pb2.AggregateEventsRequest],
         context: _ServicerContext,
     ) -> _typing.Union[_eval_service_pb2.AggregateEventsResponse, _abc.Awaitable[_eval_service_pb2.AggregateEventsResponse]]:
-        """Makes the record of anybody's events, at most 1,000,000 of them and 256 MiB.
+        """Makes a record of the events that the caller sends, of any system: at most 1,000,000 of them and 256 MiB.
 
-        The order is the order of arrival. A sequence that does not rise is an anomaly of the record, not an error; ids are
-        any text; a payload that this server does not know still counts for its invocation; the end of the run is any of
-        run_completed, run_failed and run_cancelled.
+        Events are read in the order of arrival. A sequence that does not rise is an anomaly of the record, not an error; ids are any
+        text; a payload that this server does not know still counts for its invocation; the end of the run is any of run_completed,
+        run_failed and run_cancelled.
         """
 
 def add_EvalServiceServicer_to_server(servicer: EvalServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

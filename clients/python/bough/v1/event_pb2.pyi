@@ -3,13 +3,17 @@
 isort:skip_file
 The log: what happened in a run, as numbered facts."""
 
+from bough.v1 import action_pb2 as _action_pb2
 from bough.v1 import error_pb2 as _error_pb2
+from bough.v1 import execution_pb2 as _execution_pb2
 from bough.v1 import fork_pb2 as _fork_pb2
 from bough.v1 import input_pb2 as _input_pb2
 from bough.v1 import message_pb2 as _message_pb2
+from bough.v1 import model_pb2 as _model_pb2
 from bough.v1 import policy_pb2 as _policy_pb2
-from bough.v1 import state_pb2 as _state_pb2
+from bough.v1 import session_pb2 as _session_pb2
 from bough.v1 import step_pb2 as _step_pb2
+from bough.v1 import usage_pb2 as _usage_pb2
 from collections import abc as _abc
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import duration_pb2 as _duration_pb2
@@ -28,246 +32,6 @@ else:
 
 DESCRIPTOR: _descriptor.FileDescriptor
 
-class _AgentKind:
-    ValueType = _typing.NewType("ValueType", _builtins.int)
-    V: _TypeAlias = ValueType  # noqa: Y015
-
-class _AgentKindEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_AgentKind.ValueType], _builtins.type):
-    DESCRIPTOR: _descriptor.EnumDescriptor
-    AGENT_KIND_UNSPECIFIED: _AgentKind.ValueType  # 0
-    """Not said."""
-    AGENT_KIND_LLM: _AgentKind.ValueType  # 1
-    """A model in a loop with tools."""
-    AGENT_KIND_SEQUENCE: _AgentKind.ValueType  # 2
-    """Children in order."""
-    AGENT_KIND_PARALLEL: _AgentKind.ValueType  # 3
-    """Children at once."""
-    AGENT_KIND_LOOP: _AgentKind.ValueType  # 4
-    """Children in order, again and again."""
-    AGENT_KIND_SUPERVISOR: _AgentKind.ValueType  # 5
-    """An LLM agent whose members transfer back to it."""
-    AGENT_KIND_SWARM: _AgentKind.ValueType  # 6
-    """Members that transfer among themselves."""
-    AGENT_KIND_PLAN_EXECUTE: _AgentKind.ValueType  # 7
-    """A planner, an executor and a replanner."""
-    AGENT_KIND_GRAPH: _AgentKind.ValueType  # 8
-    """A typed graph of nodes."""
-    AGENT_KIND_FUNCTION: _AgentKind.ValueType  # 9
-    """A coroutine of the operator's."""
-    AGENT_KIND_REMOTE: _AgentKind.ValueType  # 10
-    """An agent behind another server."""
-
-class AgentKind(_AgentKind, metaclass=_AgentKindEnumTypeWrapper):
-    """What runs an agent. The set is whole from the start, because AggregateEvents reads other people's events."""
-
-AGENT_KIND_UNSPECIFIED: AgentKind.ValueType  # 0
-"""Not said."""
-AGENT_KIND_LLM: AgentKind.ValueType  # 1
-"""A model in a loop with tools."""
-AGENT_KIND_SEQUENCE: AgentKind.ValueType  # 2
-"""Children in order."""
-AGENT_KIND_PARALLEL: AgentKind.ValueType  # 3
-"""Children at once."""
-AGENT_KIND_LOOP: AgentKind.ValueType  # 4
-"""Children in order, again and again."""
-AGENT_KIND_SUPERVISOR: AgentKind.ValueType  # 5
-"""An LLM agent whose members transfer back to it."""
-AGENT_KIND_SWARM: AgentKind.ValueType  # 6
-"""Members that transfer among themselves."""
-AGENT_KIND_PLAN_EXECUTE: AgentKind.ValueType  # 7
-"""A planner, an executor and a replanner."""
-AGENT_KIND_GRAPH: AgentKind.ValueType  # 8
-"""A typed graph of nodes."""
-AGENT_KIND_FUNCTION: AgentKind.ValueType  # 9
-"""A coroutine of the operator's."""
-AGENT_KIND_REMOTE: AgentKind.ValueType  # 10
-"""An agent behind another server."""
-Global___AgentKind: _TypeAlias = AgentKind  # noqa: Y015
-
-class _Trigger:
-    ValueType = _typing.NewType("ValueType", _builtins.int)
-    V: _TypeAlias = ValueType  # noqa: Y015
-
-class _TriggerEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Trigger.ValueType], _builtins.type):
-    DESCRIPTOR: _descriptor.EnumDescriptor
-    TRIGGER_UNSPECIFIED: _Trigger.ValueType  # 0
-    """Not said."""
-    TRIGGER_ROOT: _Trigger.ValueType  # 1
-    """It is the run's root."""
-    TRIGGER_TOOL: _Trigger.ValueType  # 2
-    """A model called it as a tool."""
-    TRIGGER_WORKFLOW: _Trigger.ValueType  # 3
-    """A composite agent or an agent's code ran it."""
-    TRIGGER_TRANSFER: _Trigger.ValueType  # 4
-    """Another agent handed over to it."""
-    TRIGGER_GRAPH_NODE: _Trigger.ValueType  # 5
-    """A node of a graph ran it."""
-    TRIGGER_PLAN: _Trigger.ValueType  # 6
-    """A plan ran it."""
-    TRIGGER_REMOTE: _Trigger.ValueType  # 7
-    """Another server ran it."""
-
-class Trigger(_Trigger, metaclass=_TriggerEnumTypeWrapper):
-    """What made an agent run."""
-
-TRIGGER_UNSPECIFIED: Trigger.ValueType  # 0
-"""Not said."""
-TRIGGER_ROOT: Trigger.ValueType  # 1
-"""It is the run's root."""
-TRIGGER_TOOL: Trigger.ValueType  # 2
-"""A model called it as a tool."""
-TRIGGER_WORKFLOW: Trigger.ValueType  # 3
-"""A composite agent or an agent's code ran it."""
-TRIGGER_TRANSFER: Trigger.ValueType  # 4
-"""Another agent handed over to it."""
-TRIGGER_GRAPH_NODE: Trigger.ValueType  # 5
-"""A node of a graph ran it."""
-TRIGGER_PLAN: Trigger.ValueType  # 6
-"""A plan ran it."""
-TRIGGER_REMOTE: Trigger.ValueType  # 7
-"""Another server ran it."""
-Global___Trigger: _TypeAlias = Trigger  # noqa: Y015
-
-class _EndReason:
-    ValueType = _typing.NewType("ValueType", _builtins.int)
-    V: _TypeAlias = ValueType  # noqa: Y015
-
-class _EndReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_EndReason.ValueType], _builtins.type):
-    DESCRIPTOR: _descriptor.EnumDescriptor
-    END_REASON_UNSPECIFIED: _EndReason.ValueType  # 0
-    """Not said; or not ended."""
-    END_REASON_ANSWERED: _EndReason.ValueType  # 1
-    """It answered."""
-    END_REASON_EXITED: _EndReason.ValueType  # 2
-    """It exited with a final result."""
-    END_REASON_TRANSFERRED: _EndReason.ValueType  # 3
-    """It handed over."""
-    END_REASON_BROKE_LOOP: _EndReason.ValueType  # 4
-    """It broke its loop."""
-    END_REASON_ITERATIONS_EXHAUSTED: _EndReason.ValueType  # 5
-    """Its loop ran out of rounds."""
-    END_REASON_FAILED: _EndReason.ValueType  # 6
-    """It failed."""
-    END_REASON_CANCELLED: _EndReason.ValueType  # 7
-    """It was cancelled."""
-    END_REASON_LIMIT: _EndReason.ValueType  # 8
-    """A limit stopped it."""
-
-class EndReason(_EndReason, metaclass=_EndReasonEnumTypeWrapper):
-    """Why an invocation ended."""
-
-END_REASON_UNSPECIFIED: EndReason.ValueType  # 0
-"""Not said; or not ended."""
-END_REASON_ANSWERED: EndReason.ValueType  # 1
-"""It answered."""
-END_REASON_EXITED: EndReason.ValueType  # 2
-"""It exited with a final result."""
-END_REASON_TRANSFERRED: EndReason.ValueType  # 3
-"""It handed over."""
-END_REASON_BROKE_LOOP: EndReason.ValueType  # 4
-"""It broke its loop."""
-END_REASON_ITERATIONS_EXHAUSTED: EndReason.ValueType  # 5
-"""Its loop ran out of rounds."""
-END_REASON_FAILED: EndReason.ValueType  # 6
-"""It failed."""
-END_REASON_CANCELLED: EndReason.ValueType  # 7
-"""It was cancelled."""
-END_REASON_LIMIT: EndReason.ValueType  # 8
-"""A limit stopped it."""
-Global___EndReason: _TypeAlias = EndReason  # noqa: Y015
-
-class _State:
-    ValueType = _typing.NewType("ValueType", _builtins.int)
-    V: _TypeAlias = ValueType  # noqa: Y015
-
-class _StateEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_State.ValueType], _builtins.type):
-    DESCRIPTOR: _descriptor.EnumDescriptor
-    STATE_UNSPECIFIED: _State.ValueType  # 0
-    """Not said."""
-    STATE_PENDING: _State.ValueType  # 1
-    """Accepted and not begun."""
-    STATE_RUNNING: _State.ValueType  # 2
-    """Going."""
-    STATE_SUCCEEDED: _State.ValueType  # 3
-    """Ended with an answer."""
-    STATE_FAILED: _State.ValueType  # 4
-    """Ended with an error."""
-    STATE_CANCELLED: _State.ValueType  # 5
-    """Ended because it was cancelled."""
-    STATE_INPUT_REQUIRED: _State.ValueType  # 6
-    """Waiting for an answer from outside."""
-    STATE_REJECTED: _State.ValueType  # 7
-    """Reserved; nothing leads to it."""
-    STATE_AUTH_REQUIRED: _State.ValueType  # 8
-    """Waiting for somebody to authorize it."""
-
-class State(_State, metaclass=_StateEnumTypeWrapper):
-    """The state of a run or of an invocation. 3, 4 and 5 are terminal."""
-
-STATE_UNSPECIFIED: State.ValueType  # 0
-"""Not said."""
-STATE_PENDING: State.ValueType  # 1
-"""Accepted and not begun."""
-STATE_RUNNING: State.ValueType  # 2
-"""Going."""
-STATE_SUCCEEDED: State.ValueType  # 3
-"""Ended with an answer."""
-STATE_FAILED: State.ValueType  # 4
-"""Ended with an error."""
-STATE_CANCELLED: State.ValueType  # 5
-"""Ended because it was cancelled."""
-STATE_INPUT_REQUIRED: State.ValueType  # 6
-"""Waiting for an answer from outside."""
-STATE_REJECTED: State.ValueType  # 7
-"""Reserved; nothing leads to it."""
-STATE_AUTH_REQUIRED: State.ValueType  # 8
-"""Waiting for somebody to authorize it."""
-Global___State: _TypeAlias = State  # noqa: Y015
-
-class _CancelReason:
-    ValueType = _typing.NewType("ValueType", _builtins.int)
-    V: _TypeAlias = ValueType  # noqa: Y015
-
-class _CancelReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_CancelReason.ValueType], _builtins.type):
-    DESCRIPTOR: _descriptor.EnumDescriptor
-    CANCEL_REASON_UNSPECIFIED: _CancelReason.ValueType  # 0
-    """Not said."""
-    CANCEL_REASON_CALLER: _CancelReason.ValueType  # 1
-    """CancelRun was called."""
-    CANCEL_REASON_DISCONNECTED: _CancelReason.ValueType  # 2
-    """Nobody followed the run for its grace."""
-    CANCEL_REASON_DEADLINE: _CancelReason.ValueType  # 3
-    """The caller's deadline passed."""
-    CANCEL_REASON_LIMIT: _CancelReason.ValueType  # 4
-    """A limit on time was reached."""
-    CANCEL_REASON_ABORT: _CancelReason.ValueType  # 5
-    """Its caller ended first: a sibling failed whose failure aborts the caller, or the caller left it behind."""
-    CANCEL_REASON_FAIL_FAST: _CancelReason.ValueType  # 6
-    """A lane failed, and the others are not waited for."""
-    CANCEL_REASON_SERVER: _CancelReason.ValueType  # 7
-    """The server stopped, or found the run left open by one that did."""
-
-class CancelReason(_CancelReason, metaclass=_CancelReasonEnumTypeWrapper):
-    """Why a run, or a part of it, was cancelled."""
-
-CANCEL_REASON_UNSPECIFIED: CancelReason.ValueType  # 0
-"""Not said."""
-CANCEL_REASON_CALLER: CancelReason.ValueType  # 1
-"""CancelRun was called."""
-CANCEL_REASON_DISCONNECTED: CancelReason.ValueType  # 2
-"""Nobody followed the run for its grace."""
-CANCEL_REASON_DEADLINE: CancelReason.ValueType  # 3
-"""The caller's deadline passed."""
-CANCEL_REASON_LIMIT: CancelReason.ValueType  # 4
-"""A limit on time was reached."""
-CANCEL_REASON_ABORT: CancelReason.ValueType  # 5
-"""Its caller ended first: a sibling failed whose failure aborts the caller, or the caller left it behind."""
-CANCEL_REASON_FAIL_FAST: CancelReason.ValueType  # 6
-"""A lane failed, and the others are not waited for."""
-CANCEL_REASON_SERVER: CancelReason.ValueType  # 7
-"""The server stopped, or found the run left open by one that did."""
-Global___CancelReason: _TypeAlias = CancelReason  # noqa: Y015
-
 class _ResumeCause:
     ValueType = _typing.NewType("ValueType", _builtins.int)
     V: _TypeAlias = ValueType  # noqa: Y015
@@ -275,25 +39,25 @@ class _ResumeCause:
 class _ResumeCauseEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ResumeCause.ValueType], _builtins.type):
     DESCRIPTOR: _descriptor.EnumDescriptor
     RESUME_CAUSE_UNSPECIFIED: _ResumeCause.ValueType  # 0
-    """Not said."""
+    """Unknown. A server never sends it."""
     RESUME_CAUSE_RECOVERY: _ResumeCause.ValueType  # 1
-    """Whoever executed it was lost: killed, or crashed."""
+    """The server that executed it was killed or crashed."""
     RESUME_CAUSE_ANSWER: _ResumeCause.ValueType  # 2
-    """An answer that it waited for is there."""
+    """An answer that it waited for has arrived."""
     RESUME_CAUSE_TAKEOVER: _ResumeCause.ValueType  # 3
-    """Whoever executed it let go of it: it stopped in order, or could not write the log for a while."""
+    """The server that executed it released it: it stopped in order, or could not write the log for a while."""
 
 class ResumeCause(_ResumeCause, metaclass=_ResumeCauseEnumTypeWrapper):
     """Why a run is continued."""
 
 RESUME_CAUSE_UNSPECIFIED: ResumeCause.ValueType  # 0
-"""Not said."""
+"""Unknown. A server never sends it."""
 RESUME_CAUSE_RECOVERY: ResumeCause.ValueType  # 1
-"""Whoever executed it was lost: killed, or crashed."""
+"""The server that executed it was killed or crashed."""
 RESUME_CAUSE_ANSWER: ResumeCause.ValueType  # 2
-"""An answer that it waited for is there."""
+"""An answer that it waited for has arrived."""
 RESUME_CAUSE_TAKEOVER: ResumeCause.ValueType  # 3
-"""Whoever executed it let go of it: it stopped in order, or could not write the log for a while."""
+"""The server that executed it released it: it stopped in order, or could not write the log for a while."""
 Global___ResumeCause: _TypeAlias = ResumeCause  # noqa: Y015
 
 class _RetryReason:
@@ -303,45 +67,45 @@ class _RetryReason:
 class _RetryReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_RetryReason.ValueType], _builtins.type):
     DESCRIPTOR: _descriptor.EnumDescriptor
     RETRY_REASON_UNSPECIFIED: _RetryReason.ValueType  # 0
-    """Not said."""
+    """Unknown. A server never sends it."""
     RETRY_REASON_TRANSPORT: _RetryReason.ValueType  # 1
     """The connection failed."""
     RETRY_REASON_RATE_LIMITED: _RetryReason.ValueType  # 2
-    """The provider said that there were too many calls."""
+    """The provider reported too many calls."""
     RETRY_REASON_PROVIDER_ERROR: _RetryReason.ValueType  # 3
     """The provider failed."""
     RETRY_REASON_TIMEOUT: _RetryReason.ValueType  # 4
     """The provider was too slow."""
     RETRY_REASON_BAD_RESPONSE: _RetryReason.ValueType  # 5
-    """The provider sent something that is not an answer, or cut it off."""
+    """The provider sent something that is not an answer, or cut the answer off."""
     RETRY_REASON_RECOVERED: _RetryReason.ValueType  # 6
     """The server that made the call died during it."""
     RETRY_REASON_REFUSED: _RetryReason.ValueType  # 7
-    """The provider refused the call, and would again; another model may take it."""
+    """The provider refused the call and would refuse it again; a fallback may accept it."""
     RETRY_REASON_CIRCUIT_OPEN: _RetryReason.ValueType  # 8
-    """The model had failed again and again, so the server left it alone and did not ask it."""
+    """The model had failed so often that its circuit breaker is open: it was not asked."""
 
 class RetryReason(_RetryReason, metaclass=_RetryReasonEnumTypeWrapper):
-    """Why a model call is tried again."""
+    """Why a model call is retried."""
 
 RETRY_REASON_UNSPECIFIED: RetryReason.ValueType  # 0
-"""Not said."""
+"""Unknown. A server never sends it."""
 RETRY_REASON_TRANSPORT: RetryReason.ValueType  # 1
 """The connection failed."""
 RETRY_REASON_RATE_LIMITED: RetryReason.ValueType  # 2
-"""The provider said that there were too many calls."""
+"""The provider reported too many calls."""
 RETRY_REASON_PROVIDER_ERROR: RetryReason.ValueType  # 3
 """The provider failed."""
 RETRY_REASON_TIMEOUT: RetryReason.ValueType  # 4
 """The provider was too slow."""
 RETRY_REASON_BAD_RESPONSE: RetryReason.ValueType  # 5
-"""The provider sent something that is not an answer, or cut it off."""
+"""The provider sent something that is not an answer, or cut the answer off."""
 RETRY_REASON_RECOVERED: RetryReason.ValueType  # 6
 """The server that made the call died during it."""
 RETRY_REASON_REFUSED: RetryReason.ValueType  # 7
-"""The provider refused the call, and would again; another model may take it."""
+"""The provider refused the call and would refuse it again; a fallback may accept it."""
 RETRY_REASON_CIRCUIT_OPEN: RetryReason.ValueType  # 8
-"""The model had failed again and again, so the server left it alone and did not ask it."""
+"""The model had failed so often that its circuit breaker is open: it was not asked."""
 Global___RetryReason: _TypeAlias = RetryReason  # noqa: Y015
 
 class _ValueKind:
@@ -351,141 +115,32 @@ class _ValueKind:
 class _ValueKindEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ValueKind.ValueType], _builtins.type):
     DESCRIPTOR: _descriptor.EnumDescriptor
     VALUE_KIND_UNSPECIFIED: _ValueKind.ValueType  # 0
-    """Not said."""
+    """Unknown. A server never sends it."""
     VALUE_KIND_NOW: _ValueKind.ValueType  # 1
     """A reading of the clock."""
     VALUE_KIND_STEP: _ValueKind.ValueType  # 2
     """The result of a step of an agent's code."""
     VALUE_KIND_SLEEP: _ValueKind.ValueType  # 3
-    """When a sleep ends: nanoseconds since the Unix epoch, recorded when it begins."""
+    """When a sleep ends, in nanoseconds since the Unix epoch; recorded when it begins."""
 
 class ValueKind(_ValueKind, metaclass=_ValueKindEnumTypeWrapper):
-    """What a recorded value is."""
+    """What kind of value is recorded."""
 
 VALUE_KIND_UNSPECIFIED: ValueKind.ValueType  # 0
-"""Not said."""
+"""Unknown. A server never sends it."""
 VALUE_KIND_NOW: ValueKind.ValueType  # 1
 """A reading of the clock."""
 VALUE_KIND_STEP: ValueKind.ValueType  # 2
 """The result of a step of an agent's code."""
 VALUE_KIND_SLEEP: ValueKind.ValueType  # 3
-"""When a sleep ends: nanoseconds since the Unix epoch, recorded when it begins."""
+"""When a sleep ends, in nanoseconds since the Unix epoch; recorded when it begins."""
 Global___ValueKind: _TypeAlias = ValueKind  # noqa: Y015
 
 @_typing.final
-class Action(_message.Message):
-    """What an ended call or agent asks of whoever waits for it. It binds to the invocation that made it: inside an agent that
-    was called as a tool it ends that agent and nothing above.
-    """
-
-    DESCRIPTOR: _descriptor.Descriptor
-
-    EXIT_FIELD_NUMBER: _builtins.int
-    BREAK_LOOP_FIELD_NUMBER: _builtins.int
-    TRANSFER_FIELD_NUMBER: _builtins.int
-    @_builtins.property
-    def exit(self) -> Global___Exit:
-        """Everything up to the root, or to the nearest agent called as a tool, ends with a final result."""
-
-    @_builtins.property
-    def break_loop(self) -> Global___BreakLoop:
-        """The nearest loop ends."""
-
-    @_builtins.property
-    def transfer(self) -> Global___Transfer:
-        """Another agent answers in its place: one that it links itself, or another member of its swarm."""
-
-    def __init__(
-        self,
-        *,
-        exit: Global___Exit | None = ...,
-        break_loop: Global___BreakLoop | None = ...,
-        transfer: Global___Transfer | None = ...,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["action", b"action", "break_loop", b"break_loop", "exit", b"exit", "transfer", b"transfer"]  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["action", b"action", "break_loop", b"break_loop", "exit", b"exit", "transfer", b"transfer"]  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_action: _TypeAlias = _typing.Literal["exit", "break_loop", "transfer"]  # noqa: Y015
-    _WhichOneofArgType_action: _TypeAlias = _typing.Literal["action", b"action"]  # noqa: Y015
-    def WhichOneof(self, oneof_group: _WhichOneofArgType_action) -> _WhichOneofReturnType_action | None: ...
-
-Global___Action: _TypeAlias = Action  # noqa: Y015
-
-@_typing.final
-class Exit(_message.Message):
-    """Ends the work."""
-
-    DESCRIPTOR: _descriptor.Descriptor
-
-    FINAL_RESULT_FIELD_NUMBER: _builtins.int
-    @_builtins.property
-    def final_result(self) -> _message_pb2.Message:
-        """The answer."""
-
-    def __init__(
-        self,
-        *,
-        final_result: _message_pb2.Message | None = ...,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["final_result", b"final_result"]  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["final_result", b"final_result"]  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
-
-Global___Exit: _TypeAlias = Exit  # noqa: Y015
-
-@_typing.final
-class BreakLoop(_message.Message):
-    """Ends a loop."""
-
-    DESCRIPTOR: _descriptor.Descriptor
-
-    def __init__(
-        self,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
-
-Global___BreakLoop: _TypeAlias = BreakLoop  # noqa: Y015
-
-@_typing.final
-class Transfer(_message.Message):
-    """Hands over to another agent."""
-
-    DESCRIPTOR: _descriptor.Descriptor
-
-    AGENT_FIELD_NUMBER: _builtins.int
-    MESSAGE_FIELD_NUMBER: _builtins.int
-    agent: _builtins.str
-    """The agent."""
-    @_builtins.property
-    def message(self) -> _message_pb2.Message:
-        """What it is told; unset where it goes on with what its caller was told."""
-
-    def __init__(
-        self,
-        *,
-        agent: _builtins.str = ...,
-        message: _message_pb2.Message | None = ...,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["message", b"message"]  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["agent", b"agent", "message", b"message"]  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
-
-Global___Transfer: _TypeAlias = Transfer  # noqa: Y015
-
-@_typing.final
 class AgentEvent(_message.Message):
-    """One fact of a run, numbered, committed before anybody sees it, and never changed.
+    """One fact of a run: numbered, committed before anyone sees it, and never changed.
 
-    A reader that meets a payload it does not know skips it and keeps the sequence.
+    A reader that does not know an event's payload skips the event and keeps its sequence.
 
     Set aside: 17 origin.
     """
@@ -494,7 +149,7 @@ class AgentEvent(_message.Message):
 
     RUN_ID_FIELD_NUMBER: _builtins.int
     SEQUENCE_FIELD_NUMBER: _builtins.int
-    TIME_FIELD_NUMBER: _builtins.int
+    RECORD_TIME_FIELD_NUMBER: _builtins.int
     INVOCATION_ID_FIELD_NUMBER: _builtins.int
     PARENT_INVOCATION_ID_FIELD_NUMBER: _builtins.int
     AGENT_FIELD_NUMBER: _builtins.int
@@ -522,7 +177,7 @@ class AgentEvent(_message.Message):
     SUB_AGENT_COMPLETED_FIELD_NUMBER: _builtins.int
     SUB_AGENT_FAILED_FIELD_NUMBER: _builtins.int
     LLM_STARTED_FIELD_NUMBER: _builtins.int
-    LLM_OUTPUT_DELTA_FIELD_NUMBER: _builtins.int
+    LLM_OUTPUT_TEXT_DELTA_FIELD_NUMBER: _builtins.int
     LLM_REASONING_DELTA_FIELD_NUMBER: _builtins.int
     LLM_TOOL_CALL_DELTA_FIELD_NUMBER: _builtins.int
     LLM_RETRYING_FIELD_NUMBER: _builtins.int
@@ -537,46 +192,48 @@ class AgentEvent(_message.Message):
     AGENT_TRANSFERRED_FIELD_NUMBER: _builtins.int
     INPUT_REQUESTED_FIELD_NUMBER: _builtins.int
     INPUT_RECEIVED_FIELD_NUMBER: _builtins.int
-    STATE_CHANGED_FIELD_NUMBER: _builtins.int
+    SESSION_STATE_CHANGED_FIELD_NUMBER: _builtins.int
     VALUE_RECORDED_FIELD_NUMBER: _builtins.int
     CANCEL_REQUESTED_FIELD_NUMBER: _builtins.int
     HISTORY_COMPACTED_FIELD_NUMBER: _builtins.int
-    LOOP_ROUND_STARTED_FIELD_NUMBER: _builtins.int
+    LOOP_ITERATION_STARTED_FIELD_NUMBER: _builtins.int
     PLAN_MADE_FIELD_NUMBER: _builtins.int
     PLAN_REVISED_FIELD_NUMBER: _builtins.int
     run_id: _builtins.str
-    """The run. Stamped when the event is read: a fork shares its origin's events."""
+    """The run. In a fork also on the events that it shares with its origin."""
     sequence: _builtins.int
-    """The place in the run's log, from 1 and gapless. It is the only order; clocks order nothing."""
+    """The number of the event in the run's log, from 1 and gapless. It is the only order: times order nothing."""
     invocation_id: _builtins.str
-    """The agent invocation it belongs to. Unique in a run; across runs the pair with run_id is."""
+    """The agent invocation it belongs to. Unique in its run; across runs, use it together with run_id."""
     parent_invocation_id: _builtins.str
     """The invocation that called this one; empty on the root."""
     agent: _builtins.str
-    """The agent that speaks."""
+    """The name of the agent."""
     branch: _builtins.str
-    """Names on the way down, "root/child". For people: never parse it and never use it as a key."""
+    """The agents' names from the root down, "root/child". For people: it may be shortened, and two invocations may share it."""
     depth: _builtins.int
     """The depth in the tree; 0 on the root."""
     session_id: _builtins.str
-    """The session. Stamped when the event is read."""
+    """The session of the run."""
     step_id: _builtins.str
-    """The step; empty outside of one. A model call outside of steps makes a summary: nothing of its text is streamed."""
+    """The step, unique in its run; empty outside of steps. A model call outside of steps makes a summary."""
     step_index: _builtins.int
-    """The step's number in its invocation, from 0; meaningful where step_id is set."""
+    """The number of the step in its invocation, from 0. Valid if step_id is set."""
     attempt: _builtins.int
-    """Which try of its effect, from 1; 0 where there is none. A higher attempt voids the deltas and outputs of a lower one."""
+    """Which attempt of its effect the event belongs to, from 1; 0 if the effect has no attempts. A higher attempt voids the deltas
+    and outputs of a lower one.
+    """
     effect_key: _builtins.str
-    """The effect, as a path from the root such as "s0.t1/s2.m"; not on deltas."""
+    """The key of the effect that the event belongs to. Opaque: compare it, never parse it. Not set on deltas."""
     effect_digest: _builtins.str
-    """SHA-256 hex of what the effect was asked; on the first event of an effect."""
+    """A digest of what the effect was asked, on the first event of an effect. Opaque."""
     trace_id: _builtins.str
-    """W3C trace id in hex; not on deltas."""
+    """W3C trace id in hex; not set on deltas."""
     span_id: _builtins.str
-    """W3C span id in hex; not on deltas."""
+    """W3C span id in hex; not set on deltas."""
     @_builtins.property
-    def time(self) -> _timestamp_pb2.Timestamp:
-        """When it was recorded."""
+    def record_time(self) -> _timestamp_pb2.Timestamp:
+        """When the event was recorded, by the clock of the server that recorded it."""
 
     @_builtins.property
     def run_started(self) -> Global___RunStarted:
@@ -588,19 +245,19 @@ class AgentEvent(_message.Message):
 
     @_builtins.property
     def run_dequeued(self) -> Global___RunDequeued:
-        """The run holds its session now, and begins."""
+        """The run holds its session now, and starts."""
 
     @_builtins.property
     def run_resumed(self) -> Global___RunResumed:
-        """The run is continued from its log. Deltas after it never add to those before it."""
+        """The run is continued from its log. Deltas after this event do not continue those before it."""
 
     @_builtins.property
     def run_forked(self) -> Global___RunForked:
-        """The log up to here is another run's; what follows is this one's own."""
+        """Every event up to here is the origin's, served under this run's id; what follows is this run's own."""
 
     @_builtins.property
     def run_interrupted(self) -> Global___RunInterrupted:
-        """Nothing of the run can go on without an answer; it waits, for as long as it takes."""
+        """The run cannot continue without an answer, and waits for as long as it takes. It does not end the run."""
 
     @_builtins.property
     def run_completed(self) -> Global___RunCompleted:
@@ -616,11 +273,11 @@ class AgentEvent(_message.Message):
 
     @_builtins.property
     def sub_agent_started(self) -> Global___SubAgentStarted:
-        """A sub-agent begins."""
+        """A sub-agent started."""
 
     @_builtins.property
     def sub_agent_partial(self) -> Global___SubAgentPartial:
-        """A piece of a sub-agent's text. Made by the SUMMARY view, never stored."""
+        """A piece of a sub-agent's text. Made by the SUMMARY view, never recorded."""
 
     @_builtins.property
     def sub_agent_completed(self) -> Global___SubAgentCompleted:
@@ -628,14 +285,14 @@ class AgentEvent(_message.Message):
 
     @_builtins.property
     def sub_agent_failed(self) -> Global___SubAgentFailed:
-        """A sub-agent ended without an answer."""
+        """A sub-agent ended without an answer: it failed, was cancelled or hit a limit."""
 
     @_builtins.property
     def llm_started(self) -> Global___LlmStarted:
-        """A model call begins."""
+        """A model call started."""
 
     @_builtins.property
-    def llm_output_delta(self) -> Global___LlmOutputDelta:
+    def llm_output_text_delta(self) -> Global___LlmOutputTextDelta:
         """A piece of the model's text."""
 
     @_builtins.property
@@ -648,7 +305,7 @@ class AgentEvent(_message.Message):
 
     @_builtins.property
     def llm_retrying(self) -> Global___LlmRetrying:
-        """An attempt of a model call failed and another begins."""
+        """An attempt of a model call failed and another one follows."""
 
     @_builtins.property
     def llm_completed(self) -> Global___LlmCompleted:
@@ -660,23 +317,23 @@ class AgentEvent(_message.Message):
 
     @_builtins.property
     def tool_started(self) -> Global___ToolStarted:
-        """A tool begins."""
+        """A tool call started."""
 
     @_builtins.property
     def tool_output(self) -> Global___ToolOutput:
-        """A piece of text that a tool says while it works."""
+        """A piece of text that a tool returned while it was running."""
 
     @_builtins.property
     def tool_completed(self) -> Global___ToolCompleted:
-        """A tool ended with a result."""
+        """A tool call ended with a result."""
 
     @_builtins.property
     def tool_failed(self) -> Global___ToolFailed:
-        """A tool ended with an error, or was refused and never began."""
+        """A tool call ended with an error, or was refused and never started."""
 
     @_builtins.property
     def step_completed(self) -> Global___StepCompleted:
-        """A step is done: the model call and all its tools."""
+        """A step ended: the model call and all of its tool calls."""
 
     @_builtins.property
     def step_failed(self) -> Global___StepFailed:
@@ -684,50 +341,50 @@ class AgentEvent(_message.Message):
 
     @_builtins.property
     def agent_transferred(self) -> Global___AgentTransferred:
-        """An agent hands over to another one, which begins right after this event."""
+        """An agent transfers to another one, which starts right after this event."""
 
     @_builtins.property
     def input_requested(self) -> Global___InputRequested:
-        """An answer from outside is needed. Recorded once for each request."""
+        """Input from outside is needed. Recorded once for each request."""
 
     @_builtins.property
     def input_received(self) -> Global___InputReceived:
-        """A request is answered, by somebody or by its expiry."""
+        """A request was answered, by a caller or by its expiry."""
 
     @_builtins.property
-    def state_changed(self) -> Global___StateChanged:
-        """Code changed the session's state."""
+    def session_state_changed(self) -> Global___SessionStateChanged:
+        """An agent's code changed values of the session."""
 
     @_builtins.property
     def value_recorded(self) -> Global___ValueRecorded:
-        """A value that cannot be derived, kept for replay."""
+        """A value that a replay cannot derive."""
 
     @_builtins.property
     def cancel_requested(self) -> Global___CancelRequested:
-        """The run, or a part of it, is to stop. Nothing new begins in its scope after it."""
+        """The run, or a part of it, is to stop. No effect starts in its scope after this event."""
 
     @_builtins.property
     def history_compacted(self) -> Global___HistoryCompacted:
-        """The oldest of what an agent sees is summarized."""
+        """The oldest messages of what an agent sees are replaced by a summary."""
 
     @_builtins.property
-    def loop_round_started(self) -> Global___LoopRoundStarted:
-        """A round of a loop begins."""
+    def loop_iteration_started(self) -> Global___LoopIterationStarted:
+        """An iteration of a loop started."""
 
     @_builtins.property
     def plan_made(self) -> Global___PlanMade:
-        """There is a plan."""
+        """A plan was made."""
 
     @_builtins.property
     def plan_revised(self) -> Global___PlanRevised:
-        """A step is done, and what is left to do is another plan."""
+        """A step of the plan was executed, and the rest of the plan changed."""
 
     def __init__(
         self,
         *,
         run_id: _builtins.str = ...,
         sequence: _builtins.int = ...,
-        time: _timestamp_pb2.Timestamp | None = ...,
+        record_time: _timestamp_pb2.Timestamp | None = ...,
         invocation_id: _builtins.str = ...,
         parent_invocation_id: _builtins.str = ...,
         agent: _builtins.str = ...,
@@ -755,7 +412,7 @@ class AgentEvent(_message.Message):
         sub_agent_completed: Global___SubAgentCompleted | None = ...,
         sub_agent_failed: Global___SubAgentFailed | None = ...,
         llm_started: Global___LlmStarted | None = ...,
-        llm_output_delta: Global___LlmOutputDelta | None = ...,
+        llm_output_text_delta: Global___LlmOutputTextDelta | None = ...,
         llm_reasoning_delta: Global___LlmReasoningDelta | None = ...,
         llm_tool_call_delta: Global___LlmToolCallDelta | None = ...,
         llm_retrying: Global___LlmRetrying | None = ...,
@@ -770,19 +427,19 @@ class AgentEvent(_message.Message):
         agent_transferred: Global___AgentTransferred | None = ...,
         input_requested: Global___InputRequested | None = ...,
         input_received: Global___InputReceived | None = ...,
-        state_changed: Global___StateChanged | None = ...,
+        session_state_changed: Global___SessionStateChanged | None = ...,
         value_recorded: Global___ValueRecorded | None = ...,
         cancel_requested: Global___CancelRequested | None = ...,
         history_compacted: Global___HistoryCompacted | None = ...,
-        loop_round_started: Global___LoopRoundStarted | None = ...,
+        loop_iteration_started: Global___LoopIterationStarted | None = ...,
         plan_made: Global___PlanMade | None = ...,
         plan_revised: Global___PlanRevised | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["agent_transferred", b"agent_transferred", "cancel_requested", b"cancel_requested", "history_compacted", b"history_compacted", "input_received", b"input_received", "input_requested", b"input_requested", "llm_completed", b"llm_completed", "llm_failed", b"llm_failed", "llm_output_delta", b"llm_output_delta", "llm_reasoning_delta", b"llm_reasoning_delta", "llm_retrying", b"llm_retrying", "llm_started", b"llm_started", "llm_tool_call_delta", b"llm_tool_call_delta", "loop_round_started", b"loop_round_started", "payload", b"payload", "plan_made", b"plan_made", "plan_revised", b"plan_revised", "run_cancelled", b"run_cancelled", "run_completed", b"run_completed", "run_dequeued", b"run_dequeued", "run_failed", b"run_failed", "run_forked", b"run_forked", "run_interrupted", b"run_interrupted", "run_queued", b"run_queued", "run_resumed", b"run_resumed", "run_started", b"run_started", "state_changed", b"state_changed", "step_completed", b"step_completed", "step_failed", b"step_failed", "sub_agent_completed", b"sub_agent_completed", "sub_agent_failed", b"sub_agent_failed", "sub_agent_partial", b"sub_agent_partial", "sub_agent_started", b"sub_agent_started", "time", b"time", "tool_completed", b"tool_completed", "tool_failed", b"tool_failed", "tool_output", b"tool_output", "tool_started", b"tool_started", "value_recorded", b"value_recorded"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["agent_transferred", b"agent_transferred", "cancel_requested", b"cancel_requested", "history_compacted", b"history_compacted", "input_received", b"input_received", "input_requested", b"input_requested", "llm_completed", b"llm_completed", "llm_failed", b"llm_failed", "llm_output_text_delta", b"llm_output_text_delta", "llm_reasoning_delta", b"llm_reasoning_delta", "llm_retrying", b"llm_retrying", "llm_started", b"llm_started", "llm_tool_call_delta", b"llm_tool_call_delta", "loop_iteration_started", b"loop_iteration_started", "payload", b"payload", "plan_made", b"plan_made", "plan_revised", b"plan_revised", "record_time", b"record_time", "run_cancelled", b"run_cancelled", "run_completed", b"run_completed", "run_dequeued", b"run_dequeued", "run_failed", b"run_failed", "run_forked", b"run_forked", "run_interrupted", b"run_interrupted", "run_queued", b"run_queued", "run_resumed", b"run_resumed", "run_started", b"run_started", "session_state_changed", b"session_state_changed", "step_completed", b"step_completed", "step_failed", b"step_failed", "sub_agent_completed", b"sub_agent_completed", "sub_agent_failed", b"sub_agent_failed", "sub_agent_partial", b"sub_agent_partial", "sub_agent_started", b"sub_agent_started", "tool_completed", b"tool_completed", "tool_failed", b"tool_failed", "tool_output", b"tool_output", "tool_started", b"tool_started", "value_recorded", b"value_recorded"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["agent", b"agent", "agent_transferred", b"agent_transferred", "attempt", b"attempt", "branch", b"branch", "cancel_requested", b"cancel_requested", "depth", b"depth", "effect_digest", b"effect_digest", "effect_key", b"effect_key", "history_compacted", b"history_compacted", "input_received", b"input_received", "input_requested", b"input_requested", "invocation_id", b"invocation_id", "llm_completed", b"llm_completed", "llm_failed", b"llm_failed", "llm_output_delta", b"llm_output_delta", "llm_reasoning_delta", b"llm_reasoning_delta", "llm_retrying", b"llm_retrying", "llm_started", b"llm_started", "llm_tool_call_delta", b"llm_tool_call_delta", "loop_round_started", b"loop_round_started", "parent_invocation_id", b"parent_invocation_id", "payload", b"payload", "plan_made", b"plan_made", "plan_revised", b"plan_revised", "run_cancelled", b"run_cancelled", "run_completed", b"run_completed", "run_dequeued", b"run_dequeued", "run_failed", b"run_failed", "run_forked", b"run_forked", "run_id", b"run_id", "run_interrupted", b"run_interrupted", "run_queued", b"run_queued", "run_resumed", b"run_resumed", "run_started", b"run_started", "sequence", b"sequence", "session_id", b"session_id", "span_id", b"span_id", "state_changed", b"state_changed", "step_completed", b"step_completed", "step_failed", b"step_failed", "step_id", b"step_id", "step_index", b"step_index", "sub_agent_completed", b"sub_agent_completed", "sub_agent_failed", b"sub_agent_failed", "sub_agent_partial", b"sub_agent_partial", "sub_agent_started", b"sub_agent_started", "time", b"time", "tool_completed", b"tool_completed", "tool_failed", b"tool_failed", "tool_output", b"tool_output", "tool_started", b"tool_started", "trace_id", b"trace_id", "value_recorded", b"value_recorded"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["agent", b"agent", "agent_transferred", b"agent_transferred", "attempt", b"attempt", "branch", b"branch", "cancel_requested", b"cancel_requested", "depth", b"depth", "effect_digest", b"effect_digest", "effect_key", b"effect_key", "history_compacted", b"history_compacted", "input_received", b"input_received", "input_requested", b"input_requested", "invocation_id", b"invocation_id", "llm_completed", b"llm_completed", "llm_failed", b"llm_failed", "llm_output_text_delta", b"llm_output_text_delta", "llm_reasoning_delta", b"llm_reasoning_delta", "llm_retrying", b"llm_retrying", "llm_started", b"llm_started", "llm_tool_call_delta", b"llm_tool_call_delta", "loop_iteration_started", b"loop_iteration_started", "parent_invocation_id", b"parent_invocation_id", "payload", b"payload", "plan_made", b"plan_made", "plan_revised", b"plan_revised", "record_time", b"record_time", "run_cancelled", b"run_cancelled", "run_completed", b"run_completed", "run_dequeued", b"run_dequeued", "run_failed", b"run_failed", "run_forked", b"run_forked", "run_id", b"run_id", "run_interrupted", b"run_interrupted", "run_queued", b"run_queued", "run_resumed", b"run_resumed", "run_started", b"run_started", "sequence", b"sequence", "session_id", b"session_id", "session_state_changed", b"session_state_changed", "span_id", b"span_id", "step_completed", b"step_completed", "step_failed", b"step_failed", "step_id", b"step_id", "step_index", b"step_index", "sub_agent_completed", b"sub_agent_completed", "sub_agent_failed", b"sub_agent_failed", "sub_agent_partial", b"sub_agent_partial", "sub_agent_started", b"sub_agent_started", "tool_completed", b"tool_completed", "tool_failed", b"tool_failed", "tool_output", b"tool_output", "tool_started", b"tool_started", "trace_id", b"trace_id", "value_recorded", b"value_recorded"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_payload: _TypeAlias = _typing.Literal["run_started", "run_queued", "run_dequeued", "run_resumed", "run_forked", "run_interrupted", "run_completed", "run_failed", "run_cancelled", "sub_agent_started", "sub_agent_partial", "sub_agent_completed", "sub_agent_failed", "llm_started", "llm_output_delta", "llm_reasoning_delta", "llm_tool_call_delta", "llm_retrying", "llm_completed", "llm_failed", "tool_started", "tool_output", "tool_completed", "tool_failed", "step_completed", "step_failed", "agent_transferred", "input_requested", "input_received", "state_changed", "value_recorded", "cancel_requested", "history_compacted", "loop_round_started", "plan_made", "plan_revised"]  # noqa: Y015
+    _WhichOneofReturnType_payload: _TypeAlias = _typing.Literal["run_started", "run_queued", "run_dequeued", "run_resumed", "run_forked", "run_interrupted", "run_completed", "run_failed", "run_cancelled", "sub_agent_started", "sub_agent_partial", "sub_agent_completed", "sub_agent_failed", "llm_started", "llm_output_text_delta", "llm_reasoning_delta", "llm_tool_call_delta", "llm_retrying", "llm_completed", "llm_failed", "tool_started", "tool_output", "tool_completed", "tool_failed", "step_completed", "step_failed", "agent_transferred", "input_requested", "input_received", "session_state_changed", "value_recorded", "cancel_requested", "history_compacted", "loop_iteration_started", "plan_made", "plan_revised"]  # noqa: Y015
     _WhichOneofArgType_payload: _TypeAlias = _typing.Literal["payload", b"payload"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_payload) -> _WhichOneofReturnType_payload | None: ...
 
@@ -790,7 +447,7 @@ Global___AgentEvent: _TypeAlias = AgentEvent  # noqa: Y015
 
 @_typing.final
 class DefinitionRef(_message.Message):
-    """A definition that a run began with."""
+    """A definition that a run uses."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -799,7 +456,7 @@ class DefinitionRef(_message.Message):
     name: _builtins.str
     """The agent's name."""
     revision: _builtins.str
-    """The revision, a hash of its content."""
+    """The revision, as Agent.revision."""
     def __init__(
         self,
         *,
@@ -815,8 +472,8 @@ class DefinitionRef(_message.Message):
 Global___DefinitionRef: _TypeAlias = DefinitionRef  # noqa: Y015
 
 @_typing.final
-class Versions(_message.Message):
-    """What a run began with, by content hash."""
+class RunVersions(_message.Message):
+    """What a run started with, by content hash. Opaque: compare, never parse."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -895,7 +552,7 @@ class Versions(_message.Message):
 
     @_builtins.property
     def models(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
-        """Model name to the hash of its configuration without secrets."""
+        """Model name to the hash of its configuration, without secrets."""
 
     @_builtins.property
     def agents(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
@@ -916,13 +573,13 @@ class Versions(_message.Message):
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___Versions: _TypeAlias = Versions  # noqa: Y015
+Global___RunVersions: _TypeAlias = RunVersions  # noqa: Y015
 
 @_typing.final
 class RunStarted(_message.Message):
     """The run is accepted and durable.
 
-    Set aside: 10 parent.
+    Set aside: 17 parent.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -956,35 +613,38 @@ class RunStarted(_message.Message):
     POLICY_FIELD_NUMBER: _builtins.int
     DEADLINE_TIME_FIELD_NUMBER: _builtins.int
     LABELS_FIELD_NUMBER: _builtins.int
-    DEFINITIONS_FIELD_NUMBER: _builtins.int
+    DEFINITION_REFS_FIELD_NUMBER: _builtins.int
     SESSION_CUT_FIELD_NUMBER: _builtins.int
     STATE_JSON_FIELD_NUMBER: _builtins.int
     VERSIONS_FIELD_NUMBER: _builtins.int
     REQUEST_ID_FIELD_NUMBER: _builtins.int
     REQUEST_DIGEST_FIELD_NUMBER: _builtins.int
+    USER_ID_FIELD_NUMBER: _builtins.int
     invocation_id: _builtins.str
     """The root's invocation id."""
     key_root: _builtins.str
-    """The UUID that the run's ids are derived from."""
+    """What the ids of the run are derived from. Opaque."""
     agent: _builtins.str
-    """The root agent's name."""
-    kind: Global___AgentKind.ValueType
-    """The root agent's kind."""
+    """The name of the root agent."""
+    kind: _execution_pb2.AgentKind.ValueType
+    """The kind of the root agent."""
     session_cut: _builtins.int
-    """The position of the session's last message when the run began; 0 for none, and for a queued run, whose
-    run_dequeued has it.
+    """The position of the session's last message when the run started: what the run sees of the session ends there. 0 for none,
+    and for a queued run, whose run_dequeued has it.
     """
     state_json: _builtins.str
-    """The session's state when the run began, as one JSON object; empty for none, and for a queued run, whose run_dequeued has
-    it.
+    """The session's values when the run started, as one JSON object; empty for none, and for a queued run, whose run_dequeued has
+    them.
     """
     request_id: _builtins.str
-    """The caller's request id; empty where it gave none."""
+    """RunRequest.request_id; empty if the caller gave none."""
     request_digest: _builtins.str
-    """SHA-256 hex of the request without what only concerns following; empty without a request id."""
+    """A digest of the request without its `follow`; empty without a request id. Opaque."""
+    user_id: _builtins.str
+    """The user whose token started the run."""
     @_builtins.property
     def run_path(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """Who has spoken so far: the root alone."""
+        """The names of the agents on the way here: the root's only."""
 
     @_builtins.property
     def input(self) -> _message_pb2.Message:
@@ -992,25 +652,25 @@ class RunStarted(_message.Message):
 
     @_builtins.property
     def policy(self) -> _policy_pb2.RunPolicy:
-        """The policy in force: the request's, under the server's maxima, with the server's defaults where it says nothing. How
-        deltas are recorded stands here only where the request says it: else each agent's definition does, else the server.
+        """The policy in force: the request's, lowered to the server's maxima, with the server's defaults for what it leaves open.
+        `deltas` is set only if the request sets it: else each agent's definition determines it, then the server.
         """
 
     @_builtins.property
     def deadline_time(self) -> _timestamp_pb2.Timestamp:
-        """When the caller's deadline passes; unset where there is none."""
+        """When the caller's deadline passes; unset for none."""
 
     @_builtins.property
     def labels(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
-        """The caller's labels."""
+        """Labels that the caller gave the run."""
 
     @_builtins.property
-    def definitions(self) -> _containers.RepeatedCompositeFieldContainer[Global___DefinitionRef]:
+    def definition_refs(self) -> _containers.RepeatedCompositeFieldContainer[Global___DefinitionRef]:
         """The definitions that the run can reach, sorted by name."""
 
     @_builtins.property
-    def versions(self) -> Global___Versions:
-        """What else the run began with."""
+    def versions(self) -> Global___RunVersions:
+        """What else the run started with."""
 
     def __init__(
         self,
@@ -1018,22 +678,23 @@ class RunStarted(_message.Message):
         invocation_id: _builtins.str = ...,
         key_root: _builtins.str = ...,
         agent: _builtins.str = ...,
-        kind: Global___AgentKind.ValueType = ...,
+        kind: _execution_pb2.AgentKind.ValueType = ...,
         run_path: _abc.Iterable[_builtins.str] | None = ...,
         input: _message_pb2.Message | None = ...,
         policy: _policy_pb2.RunPolicy | None = ...,
         deadline_time: _timestamp_pb2.Timestamp | None = ...,
         labels: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
-        definitions: _abc.Iterable[Global___DefinitionRef] | None = ...,
+        definition_refs: _abc.Iterable[Global___DefinitionRef] | None = ...,
         session_cut: _builtins.int = ...,
         state_json: _builtins.str = ...,
-        versions: Global___Versions | None = ...,
+        versions: Global___RunVersions | None = ...,
         request_id: _builtins.str = ...,
         request_digest: _builtins.str = ...,
+        user_id: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["deadline_time", b"deadline_time", "input", b"input", "policy", b"policy", "versions", b"versions"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["agent", b"agent", "deadline_time", b"deadline_time", "definitions", b"definitions", "input", b"input", "invocation_id", b"invocation_id", "key_root", b"key_root", "kind", b"kind", "labels", b"labels", "policy", b"policy", "request_digest", b"request_digest", "request_id", b"request_id", "run_path", b"run_path", "session_cut", b"session_cut", "state_json", b"state_json", "versions", b"versions"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["agent", b"agent", "deadline_time", b"deadline_time", "definition_refs", b"definition_refs", "input", b"input", "invocation_id", b"invocation_id", "key_root", b"key_root", "kind", b"kind", "labels", b"labels", "policy", b"policy", "request_digest", b"request_digest", "request_id", b"request_id", "run_path", b"run_path", "session_cut", b"session_cut", "state_json", b"state_json", "user_id", b"user_id", "versions", b"versions"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1053,39 +714,39 @@ class RunCompleted(_message.Message):
     END_REASON_FIELD_NUMBER: _builtins.int
     ACTION_FIELD_NUMBER: _builtins.int
     step_id: _builtins.str
-    """The root's last step; empty where it made none."""
-    end_reason: Global___EndReason.ValueType
-    """How it ended."""
+    """The root's last step; empty if it made none."""
+    end_reason: _execution_pb2.EndReason.ValueType
+    """How the root ended."""
     @_builtins.property
     def final_answer(self) -> _message_pb2.Message:
         """The final answer."""
 
     @_builtins.property
-    def usage(self) -> _message_pb2.Usage:
-        """What the root itself used."""
+    def usage(self) -> _usage_pb2.Usage:
+        """What the root used, without its sub-agents."""
 
     @_builtins.property
-    def tree_usage(self) -> _message_pb2.Usage:
-        """What the root and everything below it used."""
+    def tree_usage(self) -> _usage_pb2.Usage:
+        """What the root and every agent below it used."""
 
     @_builtins.property
     def duration(self) -> _duration_pb2.Duration:
-        """From the start to the end."""
+        """From the start to the end, time in which the run waited for input included."""
 
     @_builtins.property
-    def action(self) -> Global___Action:
-        """What it asked of whoever waited for it; unset where it asked nothing."""
+    def action(self) -> _action_pb2.AgentAction:
+        """What the root asked its caller to do; unset for nothing."""
 
     def __init__(
         self,
         *,
         final_answer: _message_pb2.Message | None = ...,
-        usage: _message_pb2.Usage | None = ...,
-        tree_usage: _message_pb2.Usage | None = ...,
+        usage: _usage_pb2.Usage | None = ...,
+        tree_usage: _usage_pb2.Usage | None = ...,
         duration: _duration_pb2.Duration | None = ...,
         step_id: _builtins.str = ...,
-        end_reason: Global___EndReason.ValueType = ...,
-        action: Global___Action | None = ...,
+        end_reason: _execution_pb2.EndReason.ValueType = ...,
+        action: _action_pb2.AgentAction | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["action", b"action", "duration", b"duration", "final_answer", b"final_answer", "tree_usage", b"tree_usage", "usage", b"usage"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
@@ -1108,34 +769,34 @@ class RunFailed(_message.Message):
     STEP_ID_FIELD_NUMBER: _builtins.int
     END_REASON_FIELD_NUMBER: _builtins.int
     step_id: _builtins.str
-    """The root's last step; empty where it made none."""
-    end_reason: Global___EndReason.ValueType
-    """How it ended."""
+    """The root's last step; empty if it made none."""
+    end_reason: _execution_pb2.EndReason.ValueType
+    """How the root ended: FAILED or LIMIT."""
     @_builtins.property
     def error(self) -> _error_pb2.AgentError:
         """Why."""
 
     @_builtins.property
-    def usage(self) -> _message_pb2.Usage:
-        """What the root itself used."""
+    def usage(self) -> _usage_pb2.Usage:
+        """What the root used, without its sub-agents."""
 
     @_builtins.property
-    def tree_usage(self) -> _message_pb2.Usage:
-        """What the root and everything below it used."""
+    def tree_usage(self) -> _usage_pb2.Usage:
+        """What the root and every agent below it used."""
 
     @_builtins.property
     def duration(self) -> _duration_pb2.Duration:
-        """From the start to the end."""
+        """From the start to the end, time in which the run waited for input included."""
 
     def __init__(
         self,
         *,
         error: _error_pb2.AgentError | None = ...,
-        usage: _message_pb2.Usage | None = ...,
-        tree_usage: _message_pb2.Usage | None = ...,
+        usage: _usage_pb2.Usage | None = ...,
+        tree_usage: _usage_pb2.Usage | None = ...,
         duration: _duration_pb2.Duration | None = ...,
         step_id: _builtins.str = ...,
-        end_reason: Global___EndReason.ValueType = ...,
+        end_reason: _execution_pb2.EndReason.ValueType = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["duration", b"duration", "error", b"error", "tree_usage", b"tree_usage", "usage", b"usage"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
@@ -1157,39 +818,43 @@ class RunCancelled(_message.Message):
     DURATION_FIELD_NUMBER: _builtins.int
     STEP_ID_FIELD_NUMBER: _builtins.int
     END_REASON_FIELD_NUMBER: _builtins.int
+    CANCEL_REASON_FIELD_NUMBER: _builtins.int
     step_id: _builtins.str
-    """The root's last step; empty where it made none."""
-    end_reason: Global___EndReason.ValueType
-    """How it ended."""
+    """The root's last step; empty if it made none."""
+    end_reason: _execution_pb2.EndReason.ValueType
+    """Always CANCELLED."""
+    cancel_reason: _execution_pb2.CancelReason.ValueType
+    """Why it was cancelled: the reason of the run's first cancel_requested. Unspecified if the root's own code raised it."""
     @_builtins.property
     def error(self) -> _error_pb2.AgentError:
-        """Why."""
+        """The error of the cancellation; its reason is always CANCELLED. A run whose deadline passed or whose time is up has failed."""
 
     @_builtins.property
-    def usage(self) -> _message_pb2.Usage:
-        """What the root itself used."""
+    def usage(self) -> _usage_pb2.Usage:
+        """What the root used, without its sub-agents."""
 
     @_builtins.property
-    def tree_usage(self) -> _message_pb2.Usage:
-        """What the root and everything below it used."""
+    def tree_usage(self) -> _usage_pb2.Usage:
+        """What the root and every agent below it used."""
 
     @_builtins.property
     def duration(self) -> _duration_pb2.Duration:
-        """From the start to the end."""
+        """From the start to the end, time in which the run waited for input included."""
 
     def __init__(
         self,
         *,
         error: _error_pb2.AgentError | None = ...,
-        usage: _message_pb2.Usage | None = ...,
-        tree_usage: _message_pb2.Usage | None = ...,
+        usage: _usage_pb2.Usage | None = ...,
+        tree_usage: _usage_pb2.Usage | None = ...,
         duration: _duration_pb2.Duration | None = ...,
         step_id: _builtins.str = ...,
-        end_reason: Global___EndReason.ValueType = ...,
+        end_reason: _execution_pb2.EndReason.ValueType = ...,
+        cancel_reason: _execution_pb2.CancelReason.ValueType = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["duration", b"duration", "error", b"error", "tree_usage", b"tree_usage", "usage", b"usage"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["duration", b"duration", "end_reason", b"end_reason", "error", b"error", "step_id", b"step_id", "tree_usage", b"tree_usage", "usage", b"usage"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cancel_reason", b"cancel_reason", "duration", b"duration", "end_reason", b"end_reason", "error", b"error", "step_id", b"step_id", "tree_usage", b"tree_usage", "usage", b"usage"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1197,7 +862,7 @@ Global___RunCancelled: _TypeAlias = RunCancelled  # noqa: Y015
 
 @_typing.final
 class SubAgentStarted(_message.Message):
-    """A sub-agent begins."""
+    """A sub-agent started."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -1207,45 +872,58 @@ class SubAgentStarted(_message.Message):
     RUN_PATH_FIELD_NUMBER: _builtins.int
     INPUT_FIELD_NUMBER: _builtins.int
     DESCRIPTION_FIELD_NUMBER: _builtins.int
-    kind: Global___AgentKind.ValueType
+    REVISION_FIELD_NUMBER: _builtins.int
+    FROM_INVOCATION_ID_FIELD_NUMBER: _builtins.int
+    ITERATION_FIELD_NUMBER: _builtins.int
+    kind: _execution_pb2.AgentKind.ValueType
     """Its kind."""
-    trigger: Global___Trigger.ValueType
-    """What made it run."""
+    trigger: _execution_pb2.InvocationTrigger.ValueType
+    """What started it."""
     call_id: _builtins.str
-    """The call that made it run; empty where no tool call did."""
+    """The tool call that started it; empty if none did. Unique in the calling invocation."""
     description: _builtins.str
-    """What its definition says of it."""
+    """Its definition's description."""
+    revision: _builtins.str
+    """The revision of its definition, as Agent.revision; empty for an agent in code."""
+    from_invocation_id: _builtins.str
+    """The invocation that transferred to it: a member of the same swarm or supervisor, or its parent. Empty if none did."""
+    iteration: _builtins.int
+    """The iteration of the loop or plan_execute agent that called it, from 0; absent if neither called it."""
     @_builtins.property
     def run_path(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """Who has spoken on the way here, the last 32 names."""
+        """The names of the agents that have spoken on the way here, the last 32 of them."""
 
     @_builtins.property
     def input(self) -> _message_pb2.Message:
-        """What it was told."""
+        """Its input."""
 
     def __init__(
         self,
         *,
-        kind: Global___AgentKind.ValueType = ...,
-        trigger: Global___Trigger.ValueType = ...,
+        kind: _execution_pb2.AgentKind.ValueType = ...,
+        trigger: _execution_pb2.InvocationTrigger.ValueType = ...,
         call_id: _builtins.str = ...,
         run_path: _abc.Iterable[_builtins.str] | None = ...,
         input: _message_pb2.Message | None = ...,
         description: _builtins.str = ...,
+        revision: _builtins.str = ...,
+        from_invocation_id: _builtins.str = ...,
+        iteration: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["input", b"input"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_iteration", b"_iteration", "input", b"input", "iteration", b"iteration"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["call_id", b"call_id", "description", b"description", "input", b"input", "kind", b"kind", "run_path", b"run_path", "trigger", b"trigger"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_iteration", b"_iteration", "call_id", b"call_id", "description", b"description", "from_invocation_id", b"from_invocation_id", "input", b"input", "iteration", b"iteration", "kind", b"kind", "revision", b"revision", "run_path", b"run_path", "trigger", b"trigger"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__iteration: _TypeAlias = _typing.Literal["iteration"]  # noqa: Y015
+    _WhichOneofArgType__iteration: _TypeAlias = _typing.Literal["_iteration", b"_iteration"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__iteration) -> _WhichOneofReturnType__iteration | None: ...
 
 Global___SubAgentStarted: _TypeAlias = SubAgentStarted  # noqa: Y015
 
 @_typing.final
 class SubAgentPartial(_message.Message):
-    """A piece of a sub-agent's text.
-
-    Its answer, where that is text, is the concatenation over its last step's last attempt.
+    """A piece of a sub-agent's text. The sub-agent's answer, if it is text, is the concatenation of the pieces of the last attempt of
+    its last step.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -1280,39 +958,39 @@ class SubAgentCompleted(_message.Message):
     END_REASON_FIELD_NUMBER: _builtins.int
     ACTION_FIELD_NUMBER: _builtins.int
     step_id: _builtins.str
-    """Its last step; empty where it made none."""
-    end_reason: Global___EndReason.ValueType
+    """Its last step; empty if it made none."""
+    end_reason: _execution_pb2.EndReason.ValueType
     """How it ended."""
     @_builtins.property
     def output(self) -> _message_pb2.Message:
         """The answer."""
 
     @_builtins.property
-    def usage(self) -> _message_pb2.Usage:
-        """What it used itself."""
+    def usage(self) -> _usage_pb2.Usage:
+        """What it used, without its own sub-agents."""
 
     @_builtins.property
-    def tree_usage(self) -> _message_pb2.Usage:
-        """What it and everything below it used."""
+    def tree_usage(self) -> _usage_pb2.Usage:
+        """What it and every agent below it used."""
 
     @_builtins.property
     def duration(self) -> _duration_pb2.Duration:
-        """From the start to the end."""
+        """From the start to the end, time in which the run waited for input included."""
 
     @_builtins.property
-    def action(self) -> Global___Action:
-        """What it asked of whoever waited for it; unset where it asked nothing."""
+    def action(self) -> _action_pb2.AgentAction:
+        """What it asked its caller to do; unset for nothing."""
 
     def __init__(
         self,
         *,
         output: _message_pb2.Message | None = ...,
-        usage: _message_pb2.Usage | None = ...,
-        tree_usage: _message_pb2.Usage | None = ...,
+        usage: _usage_pb2.Usage | None = ...,
+        tree_usage: _usage_pb2.Usage | None = ...,
         duration: _duration_pb2.Duration | None = ...,
         step_id: _builtins.str = ...,
-        end_reason: Global___EndReason.ValueType = ...,
-        action: Global___Action | None = ...,
+        end_reason: _execution_pb2.EndReason.ValueType = ...,
+        action: _action_pb2.AgentAction | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["action", b"action", "duration", b"duration", "output", b"output", "tree_usage", b"tree_usage", "usage", b"usage"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
@@ -1324,7 +1002,7 @@ Global___SubAgentCompleted: _TypeAlias = SubAgentCompleted  # noqa: Y015
 
 @_typing.final
 class SubAgentFailed(_message.Message):
-    """A sub-agent ended without an answer."""
+    """A sub-agent ended without an answer: it failed, was cancelled or hit a limit; end_reason tells which."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -1334,39 +1012,45 @@ class SubAgentFailed(_message.Message):
     DURATION_FIELD_NUMBER: _builtins.int
     STEP_ID_FIELD_NUMBER: _builtins.int
     END_REASON_FIELD_NUMBER: _builtins.int
+    CANCEL_REASON_FIELD_NUMBER: _builtins.int
     step_id: _builtins.str
-    """Its last step; empty where it made none."""
-    end_reason: Global___EndReason.ValueType
-    """How it ended."""
+    """Its last step; empty if it made none."""
+    end_reason: _execution_pb2.EndReason.ValueType
+    """How it ended: FAILED, CANCELLED or LIMIT."""
+    cancel_reason: _execution_pb2.CancelReason.ValueType
+    """Why it was cancelled, if end_reason is CANCELLED: the reason of the first cancel_requested that covers it. Unspecified if its
+    own code raised the cancellation, and if it was not cancelled.
+    """
     @_builtins.property
     def error(self) -> _error_pb2.AgentError:
         """Why."""
 
     @_builtins.property
-    def usage(self) -> _message_pb2.Usage:
-        """What it used itself."""
+    def usage(self) -> _usage_pb2.Usage:
+        """What it used, without its own sub-agents."""
 
     @_builtins.property
-    def tree_usage(self) -> _message_pb2.Usage:
-        """What it and everything below it used."""
+    def tree_usage(self) -> _usage_pb2.Usage:
+        """What it and every agent below it used."""
 
     @_builtins.property
     def duration(self) -> _duration_pb2.Duration:
-        """From the start to the end."""
+        """From the start to the end, time in which the run waited for input included."""
 
     def __init__(
         self,
         *,
         error: _error_pb2.AgentError | None = ...,
-        usage: _message_pb2.Usage | None = ...,
-        tree_usage: _message_pb2.Usage | None = ...,
+        usage: _usage_pb2.Usage | None = ...,
+        tree_usage: _usage_pb2.Usage | None = ...,
         duration: _duration_pb2.Duration | None = ...,
         step_id: _builtins.str = ...,
-        end_reason: Global___EndReason.ValueType = ...,
+        end_reason: _execution_pb2.EndReason.ValueType = ...,
+        cancel_reason: _execution_pb2.CancelReason.ValueType = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["duration", b"duration", "error", b"error", "tree_usage", b"tree_usage", "usage", b"usage"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["duration", b"duration", "end_reason", b"end_reason", "error", b"error", "step_id", b"step_id", "tree_usage", b"tree_usage", "usage", b"usage"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cancel_reason", b"cancel_reason", "duration", b"duration", "end_reason", b"end_reason", "error", b"error", "step_id", b"step_id", "tree_usage", b"tree_usage", "usage", b"usage"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1374,7 +1058,7 @@ Global___SubAgentFailed: _TypeAlias = SubAgentFailed  # noqa: Y015
 
 @_typing.final
 class LlmStarted(_message.Message):
-    """A model call begins: a step of its agent, or, where the envelope has no step_id, a summary of what the agent sees."""
+    """A model call started: of a step, or, if the envelope has no step_id, to summarize what the agent sees."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -1383,23 +1067,28 @@ class LlmStarted(_message.Message):
     MESSAGE_COUNT_FIELD_NUMBER: _builtins.int
     TOOL_NAMES_FIELD_NUMBER: _builtins.int
     RESERVED_TOKENS_FIELD_NUMBER: _builtins.int
-    RESERVED_COST_MICROS_FIELD_NUMBER: _builtins.int
+    RESERVED_COST_NANOS_FIELD_NUMBER: _builtins.int
+    SETTINGS_FIELD_NUMBER: _builtins.int
     model: _builtins.str
-    """The model, as the definition names it."""
+    """The model, by its name in the server's configuration; aliases are resolved."""
     provider: _builtins.str
     """The provider, as configured."""
     message_count: _builtins.int
     """How many messages are sent, the instruction included."""
     reserved_tokens: _builtins.int
-    """What the call reserved of the bounds of tokens above it: an estimate of its request, and the most that it may write
-    where that is set. 0 where no bound of tokens or cost holds above it. It stays reserved until the call ends, and
-    counts for good where nobody reports what its last attempt used.
+    """The tokens that the call reserves of the limits above it: an estimate of its request, and max_output_tokens if that is set.
+    0 if no limit of tokens or cost is in force. They stay reserved until the call ends, and count as used if the usage of its
+    last attempt is never reported.
     """
-    reserved_cost_micros: _builtins.int
-    """The same at the price of the model that is asked first; 0 where it has none."""
+    reserved_cost_nanos: _builtins.int
+    """The same as a cost, at the price of the model that is asked first; 0 if it has none."""
     @_builtins.property
     def tool_names(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """The tools that are offered, in order."""
+        """The tools that are offered to the model, in order."""
+
+    @_builtins.property
+    def settings(self) -> _model_pb2.ModelSettings:
+        """The parameters of the call; unset if all are left to the provider."""
 
     def __init__(
         self,
@@ -1409,18 +1098,19 @@ class LlmStarted(_message.Message):
         message_count: _builtins.int = ...,
         tool_names: _abc.Iterable[_builtins.str] | None = ...,
         reserved_tokens: _builtins.int = ...,
-        reserved_cost_micros: _builtins.int = ...,
+        reserved_cost_nanos: _builtins.int = ...,
+        settings: _model_pb2.ModelSettings | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["settings", b"settings"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["message_count", b"message_count", "model", b"model", "provider", b"provider", "reserved_cost_micros", b"reserved_cost_micros", "reserved_tokens", b"reserved_tokens", "tool_names", b"tool_names"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["message_count", b"message_count", "model", b"model", "provider", b"provider", "reserved_cost_nanos", b"reserved_cost_nanos", "reserved_tokens", b"reserved_tokens", "settings", b"settings", "tool_names", b"tool_names"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___LlmStarted: _TypeAlias = LlmStarted  # noqa: Y015
 
 @_typing.final
-class LlmOutputDelta(_message.Message):
+class LlmOutputTextDelta(_message.Message):
     """A piece of the model's text."""
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -1439,7 +1129,7 @@ class LlmOutputDelta(_message.Message):
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___LlmOutputDelta: _TypeAlias = LlmOutputDelta  # noqa: Y015
+Global___LlmOutputTextDelta: _TypeAlias = LlmOutputTextDelta  # noqa: Y015
 
 @_typing.final
 class LlmReasoningDelta(_message.Message):
@@ -1475,9 +1165,9 @@ class LlmToolCallDelta(_message.Message):
     call_id: _builtins.str
     """The call."""
     name: _builtins.str
-    """The tool's name; on the call's first piece."""
+    """The tool's name; set on the first piece of a call."""
     arguments_delta: _builtins.str
-    """The piece of the arguments' text."""
+    """A piece of the arguments' text."""
     def __init__(
         self,
         *,
@@ -1495,8 +1185,8 @@ Global___LlmToolCallDelta: _TypeAlias = LlmToolCallDelta  # noqa: Y015
 
 @_typing.final
 class LlmRetrying(_message.Message):
-    """An attempt of a model call failed and another begins, the one in the envelope: of the same model, or, where that one's
-    retries are used up or do not help, of the next of its fallbacks.
+    """An attempt of a model call failed, and the one in the envelope follows: of the same model, or of its next fallback if its
+    retries are used up or would not help.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -1508,11 +1198,11 @@ class LlmRetrying(_message.Message):
     LOST_USAGE_FIELD_NUMBER: _builtins.int
     NOT_SENT_FIELD_NUMBER: _builtins.int
     reason: Global___RetryReason.ValueType
-    """Why it is tried again."""
+    """Why the call is retried."""
     next_model: _builtins.str
-    """The model that is tried next, by its name in the configuration."""
+    """The model of the next attempt, by its name in the configuration."""
     not_sent: _builtins.bool
-    """Whether the failed attempt never got as far as its provider: it is not counted as a model call."""
+    """Whether the failed attempt was never sent to a provider. If so it does not count as a model call."""
     @_builtins.property
     def error(self) -> _error_pb2.AgentError:
         """What went wrong."""
@@ -1522,8 +1212,8 @@ class LlmRetrying(_message.Message):
         """How long the next attempt waits."""
 
     @_builtins.property
-    def lost_usage(self) -> _message_pb2.Usage:
-        """What the failed attempt used, as far as its provider said; unset where it said nothing."""
+    def lost_usage(self) -> _usage_pb2.Usage:
+        """What the failed attempt used, as far as its provider reported it; unset if it reported nothing."""
 
     def __init__(
         self,
@@ -1532,7 +1222,7 @@ class LlmRetrying(_message.Message):
         error: _error_pb2.AgentError | None = ...,
         delay: _duration_pb2.Duration | None = ...,
         next_model: _builtins.str = ...,
-        lost_usage: _message_pb2.Usage | None = ...,
+        lost_usage: _usage_pb2.Usage | None = ...,
         not_sent: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["delay", b"delay", "error", b"error", "lost_usage", b"lost_usage"]  # noqa: Y015
@@ -1552,7 +1242,7 @@ class LlmCompleted(_message.Message):
     RESPONSE_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def response(self) -> _step_pb2.LlmResponse:
-        """The whole answer."""
+        """The answer."""
 
     def __init__(
         self,
@@ -1577,20 +1267,20 @@ class LlmFailed(_message.Message):
     LOST_USAGE_FIELD_NUMBER: _builtins.int
     NOT_SENT_FIELD_NUMBER: _builtins.int
     not_sent: _builtins.bool
-    """Whether the last attempt never got as far as its provider: it is not counted as a model call."""
+    """Whether the last attempt was never sent to a provider. If so it does not count as a model call."""
     @_builtins.property
     def error(self) -> _error_pb2.AgentError:
         """Why."""
 
     @_builtins.property
-    def lost_usage(self) -> _message_pb2.Usage:
-        """What the last attempt used, as far as its provider said; unset where it said nothing."""
+    def lost_usage(self) -> _usage_pb2.Usage:
+        """What the last attempt used, as far as its provider reported it; unset if it reported nothing."""
 
     def __init__(
         self,
         *,
         error: _error_pb2.AgentError | None = ...,
-        lost_usage: _message_pb2.Usage | None = ...,
+        lost_usage: _usage_pb2.Usage | None = ...,
         not_sent: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["error", b"error", "lost_usage", b"lost_usage"]  # noqa: Y015
@@ -1603,14 +1293,14 @@ Global___LlmFailed: _TypeAlias = LlmFailed  # noqa: Y015
 
 @_typing.final
 class ToolStarted(_message.Message):
-    """A tool begins."""
+    """A tool call started."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     CALL_FIELD_NUMBER: _builtins.int
     IDEMPOTENCY_KEY_FIELD_NUMBER: _builtins.int
     idempotency_key: _builtins.str
-    """The same for every attempt of this call: a tool can hand it on to make a repetition harmless."""
+    """The same for every attempt of this call: a tool can pass it on, so that a repetition does no harm."""
     @_builtins.property
     def call(self) -> _message_pb2.ToolCall:
         """The call."""
@@ -1631,7 +1321,7 @@ Global___ToolStarted: _TypeAlias = ToolStarted  # noqa: Y015
 
 @_typing.final
 class ToolOutput(_message.Message):
-    """A piece of text that a tool says while it works."""
+    """A piece of text that a tool returned while it was running."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -1657,35 +1347,35 @@ Global___ToolOutput: _TypeAlias = ToolOutput  # noqa: Y015
 
 @_typing.final
 class ToolCompleted(_message.Message):
-    """A tool ended with a result."""
+    """A tool call ended with a result."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     RESULT_FIELD_NUMBER: _builtins.int
     ACTION_FIELD_NUMBER: _builtins.int
-    STATE_DELTA_FIELD_NUMBER: _builtins.int
+    STATE_CHANGES_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def result(self) -> _message_pb2.ToolResult:
         """The result."""
 
     @_builtins.property
-    def action(self) -> Global___Action:
-        """What the agent that called is to do now; unset for nothing."""
+    def action(self) -> _action_pb2.AgentAction:
+        """What the calling agent is to do now; unset for nothing."""
 
     @_builtins.property
-    def state_delta(self) -> _containers.RepeatedCompositeFieldContainer[_state_pb2.StateChange]:
-        """What the tool changed of the session's state."""
+    def state_changes(self) -> _containers.RepeatedCompositeFieldContainer[_session_pb2.SessionStateChange]:
+        """What the tool changed of the session's values, in order."""
 
     def __init__(
         self,
         *,
         result: _message_pb2.ToolResult | None = ...,
-        action: Global___Action | None = ...,
-        state_delta: _abc.Iterable[_state_pb2.StateChange] | None = ...,
+        action: _action_pb2.AgentAction | None = ...,
+        state_changes: _abc.Iterable[_session_pb2.SessionStateChange] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["action", b"action", "result", b"result"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["action", b"action", "result", b"result", "state_delta", b"state_delta"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["action", b"action", "result", b"result", "state_changes", b"state_changes"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1693,9 +1383,10 @@ Global___ToolCompleted: _TypeAlias = ToolCompleted  # noqa: Y015
 
 @_typing.final
 class ToolFailed(_message.Message):
-    """A tool ended with an error, or was refused and never began. What it wrote to the session's state is dropped.
+    """A tool call ended with an error, or was refused and never started. What the tool had changed of the session's values is
+    dropped.
 
-    Set aside: 2 action, 3 state_delta.
+    Set aside: 2 action, 3 state_changes.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -1720,14 +1411,14 @@ Global___ToolFailed: _TypeAlias = ToolFailed  # noqa: Y015
 
 @_typing.final
 class StepCompleted(_message.Message):
-    """A step is done."""
+    """A step ended."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     STEP_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def step(self) -> _step_pb2.AgentStep:
-        """The step. A tool result over 64 KiB is cut here and marked; the tool's own end has it whole."""
+        """The step. A tool result over 64 KiB is cut here and marked; the end of the tool call has all of it."""
 
     def __init__(
         self,
@@ -1774,7 +1465,7 @@ Global___StepFailed: _TypeAlias = StepFailed  # noqa: Y015
 
 @_typing.final
 class ValueRecorded(_message.Message):
-    """A value that cannot be derived, kept for replay."""
+    """A value that a replay cannot derive."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -1787,7 +1478,7 @@ class ValueRecorded(_message.Message):
     """The value, as JSON text."""
     @_builtins.property
     def error(self) -> _error_pb2.AgentError:
-        """The step raised this."""
+        """The error that the step raised."""
 
     def __init__(
         self,
@@ -1814,7 +1505,7 @@ class RunQueued(_message.Message):
 
     BEHIND_RUN_ID_FIELD_NUMBER: _builtins.int
     behind_run_id: _builtins.str
-    """The run before it."""
+    """The run right before it in the queue."""
     def __init__(
         self,
         *,
@@ -1830,7 +1521,7 @@ Global___RunQueued: _TypeAlias = RunQueued  # noqa: Y015
 
 @_typing.final
 class RunDequeued(_message.Message):
-    """The run holds its session, and begins."""
+    """The run holds its session, and starts."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -1839,7 +1530,7 @@ class RunDequeued(_message.Message):
     session_cut: _builtins.int
     """The position of the session's last message now; 0 for none."""
     state_json: _builtins.str
-    """The session's state now, as one JSON object; empty for none."""
+    """The session's values now, as one JSON object; empty for none."""
     def __init__(
         self,
         *,
@@ -1856,26 +1547,23 @@ Global___RunDequeued: _TypeAlias = RunDequeued  # noqa: Y015
 
 @_typing.final
 class RunResumed(_message.Message):
-    """The run is continued. Effects that were in flight begin again as their next attempts."""
+    """The run is continued. Effects that were in flight start again as their next attempts."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     CAUSE_FIELD_NUMBER: _builtins.int
     EPOCH_FIELD_NUMBER: _builtins.int
     OWNER_FIELD_NUMBER: _builtins.int
-    FROM_SEQUENCE_FIELD_NUMBER: _builtins.int
     DEADLINE_TIME_FIELD_NUMBER: _builtins.int
     cause: Global___ResumeCause.ValueType
     """Why."""
     epoch: _builtins.int
-    """The number of its owner: whoever had a lower one writes no more."""
+    """The number of this ownership of the run; a server that owned it under a lower number can write no more events."""
     owner: _builtins.str
-    """Who executes it from now on, for people."""
-    from_sequence: _builtins.int
-    """The last sequence before this one."""
+    """The server that executes the run from now on, for people."""
     @_builtins.property
     def deadline_time(self) -> _timestamp_pb2.Timestamp:
-        """The deadline of whoever answered; unset where there is none, or where the one before stays in force."""
+        """The deadline of the call that answered; unset if there is none, or if the previous deadline remains in force."""
 
     def __init__(
         self,
@@ -1883,12 +1571,11 @@ class RunResumed(_message.Message):
         cause: Global___ResumeCause.ValueType = ...,
         epoch: _builtins.int = ...,
         owner: _builtins.str = ...,
-        from_sequence: _builtins.int = ...,
         deadline_time: _timestamp_pb2.Timestamp | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["deadline_time", b"deadline_time"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cause", b"cause", "deadline_time", b"deadline_time", "epoch", b"epoch", "from_sequence", b"from_sequence", "owner", b"owner"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cause", b"cause", "deadline_time", b"deadline_time", "epoch", b"epoch", "owner", b"owner"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1896,7 +1583,7 @@ Global___RunResumed: _TypeAlias = RunResumed  # noqa: Y015
 
 @_typing.final
 class RunForked(_message.Message):
-    """The run is a fork. Everything before is its origin's, served under this run's id."""
+    """The run is a fork. Every event before this one is its origin's, served under this run's id."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -1920,53 +1607,61 @@ class RunForked(_message.Message):
         def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
         def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-    ORIGIN_RUN_ID_FIELD_NUMBER: _builtins.int
-    ORIGIN_SEQUENCE_FIELD_NUMBER: _builtins.int
+    ORIGIN_FIELD_NUMBER: _builtins.int
     CHANGES_FIELD_NUMBER: _builtins.int
     REQUEST_ID_FIELD_NUMBER: _builtins.int
     REQUEST_DIGEST_FIELD_NUMBER: _builtins.int
     DEADLINE_TIME_FIELD_NUMBER: _builtins.int
     LABELS_FIELD_NUMBER: _builtins.int
-    DEFINITIONS_FIELD_NUMBER: _builtins.int
-    origin_run_id: _builtins.str
-    """The run that it shares its beginning with."""
-    origin_sequence: _builtins.int
-    """The last sequence that they share."""
+    DEFINITION_REFS_FIELD_NUMBER: _builtins.int
+    POLICY_FIELD_NUMBER: _builtins.int
+    USER_ID_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
-    """The caller's request id; empty where it gave none."""
+    """ForkRunRequest.request_id; empty if the caller gave none."""
     request_digest: _builtins.str
-    """SHA-256 hex of the request without what only concerns following; empty without a request id."""
+    """A digest of the request without its `follow`; empty without a request id. Opaque."""
+    user_id: _builtins.str
+    """The user whose token made the fork."""
+    @_builtins.property
+    def origin(self) -> _fork_pb2.ForkOrigin:
+        """The run that it shares its beginning with, and the last sequence that they share."""
+
     @_builtins.property
     def changes(self) -> _fork_pb2.ForkChanges:
-        """What is otherwise from here on."""
+        """What is different from here on."""
 
     @_builtins.property
     def deadline_time(self) -> _timestamp_pb2.Timestamp:
-        """When the caller's deadline passes; unset where there is none."""
+        """When the caller's deadline passes; unset for none."""
 
     @_builtins.property
     def labels(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
-        """The caller's labels, instead of the origin's."""
+        """The labels of the fork, instead of the origin's."""
 
     @_builtins.property
-    def definitions(self) -> _containers.RepeatedCompositeFieldContainer[Global___DefinitionRef]:
+    def definition_refs(self) -> _containers.RepeatedCompositeFieldContainer[Global___DefinitionRef]:
         """The definitions that the changes made; the others are the origin's."""
+
+    @_builtins.property
+    def policy(self) -> _policy_pb2.RunPolicy:
+        """The policy in force from here on, instead of the origin's; unset if the origin's remains in force."""
 
     def __init__(
         self,
         *,
-        origin_run_id: _builtins.str = ...,
-        origin_sequence: _builtins.int = ...,
+        origin: _fork_pb2.ForkOrigin | None = ...,
         changes: _fork_pb2.ForkChanges | None = ...,
         request_id: _builtins.str = ...,
         request_digest: _builtins.str = ...,
         deadline_time: _timestamp_pb2.Timestamp | None = ...,
         labels: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
-        definitions: _abc.Iterable[Global___DefinitionRef] | None = ...,
+        definition_refs: _abc.Iterable[Global___DefinitionRef] | None = ...,
+        policy: _policy_pb2.RunPolicy | None = ...,
+        user_id: _builtins.str = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["changes", b"changes", "deadline_time", b"deadline_time"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["changes", b"changes", "deadline_time", b"deadline_time", "origin", b"origin", "policy", b"policy"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["changes", b"changes", "deadline_time", b"deadline_time", "definitions", b"definitions", "labels", b"labels", "origin_run_id", b"origin_run_id", "origin_sequence", b"origin_sequence", "request_digest", b"request_digest", "request_id", b"request_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["changes", b"changes", "deadline_time", b"deadline_time", "definition_refs", b"definition_refs", "labels", b"labels", "origin", b"origin", "policy", b"policy", "request_digest", b"request_digest", "request_id", b"request_id", "user_id", b"user_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1981,7 +1676,7 @@ class RunInterrupted(_message.Message):
     REQUESTS_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def requests(self) -> _containers.RepeatedCompositeFieldContainer[_input_pb2.InputRequest]:
-        """Every request that is open."""
+        """Every open request."""
 
     def __init__(
         self,
@@ -1998,14 +1693,14 @@ Global___RunInterrupted: _TypeAlias = RunInterrupted  # noqa: Y015
 
 @_typing.final
 class InputRequested(_message.Message):
-    """An answer from outside is needed."""
+    """Input from outside is needed."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     REQUEST_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def request(self) -> _input_pb2.InputRequest:
-        """What is asked."""
+        """What is asked for."""
 
     def __init__(
         self,
@@ -2022,17 +1717,17 @@ Global___InputRequested: _TypeAlias = InputRequested  # noqa: Y015
 
 @_typing.final
 class InputReceived(_message.Message):
-    """A request is answered."""
+    """A request was answered."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     ANSWER_FIELD_NUMBER: _builtins.int
-    RESUME_REQUEST_ID_FIELD_NUMBER: _builtins.int
-    RESUME_REQUEST_DIGEST_FIELD_NUMBER: _builtins.int
-    resume_request_id: _builtins.str
-    """The request id of the call that brought it; empty where it gave none."""
-    resume_request_digest: _builtins.str
-    """SHA-256 hex of that call without what only concerns following; empty without a request id."""
+    REQUEST_ID_FIELD_NUMBER: _builtins.int
+    REQUEST_DIGEST_FIELD_NUMBER: _builtins.int
+    request_id: _builtins.str
+    """The request_id of the ResumeRunRequest that brought it; empty if the caller gave none."""
+    request_digest: _builtins.str
+    """A digest of that request without its `follow`; empty without a request id. Opaque."""
     @_builtins.property
     def answer(self) -> _input_pb2.InputAnswer:
         """The answer."""
@@ -2041,12 +1736,12 @@ class InputReceived(_message.Message):
         self,
         *,
         answer: _input_pb2.InputAnswer | None = ...,
-        resume_request_id: _builtins.str = ...,
-        resume_request_digest: _builtins.str = ...,
+        request_id: _builtins.str = ...,
+        request_digest: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["answer", b"answer"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["answer", b"answer", "resume_request_digest", b"resume_request_digest", "resume_request_id", b"resume_request_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["answer", b"answer", "request_digest", b"request_digest", "request_id", b"request_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -2058,51 +1753,63 @@ class CancelRequested(_message.Message):
 
     DESCRIPTOR: _descriptor.Descriptor
 
-    SCOPE_FIELD_NUMBER: _builtins.int
+    EFFECT_SCOPE_FIELD_NUMBER: _builtins.int
     REASON_FIELD_NUMBER: _builtins.int
-    scope: _builtins.str
-    """The effect below which everything stops; empty for the whole run."""
-    reason: Global___CancelReason.ValueType
+    REQUESTED_BY_FIELD_NUMBER: _builtins.int
+    NOTE_FIELD_NUMBER: _builtins.int
+    BY_RUN_ID_FIELD_NUMBER: _builtins.int
+    effect_scope: _builtins.str
+    """The key of the effect below which everything stops; empty for the whole run. Opaque."""
+    reason: _execution_pb2.CancelReason.ValueType
     """Why."""
+    requested_by: _builtins.str
+    """The user whose token requested it; empty if no call did."""
+    note: _builtins.str
+    """CancelRunRequest.note; empty for none."""
+    by_run_id: _builtins.str
+    """The run that takes over the session; set if the reason is SUPERSEDED."""
     def __init__(
         self,
         *,
-        scope: _builtins.str = ...,
-        reason: Global___CancelReason.ValueType = ...,
+        effect_scope: _builtins.str = ...,
+        reason: _execution_pb2.CancelReason.ValueType = ...,
+        requested_by: _builtins.str = ...,
+        note: _builtins.str = ...,
+        by_run_id: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["reason", b"reason", "scope", b"scope"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["by_run_id", b"by_run_id", "effect_scope", b"effect_scope", "note", b"note", "reason", b"reason", "requested_by", b"requested_by"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___CancelRequested: _TypeAlias = CancelRequested  # noqa: Y015
 
 @_typing.final
-class LoopRoundStarted(_message.Message):
-    """A round of a loop begins."""
+class LoopIterationStarted(_message.Message):
+    """An iteration of a loop started."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
-    ROUND_FIELD_NUMBER: _builtins.int
-    round: _builtins.int
+    ITERATION_FIELD_NUMBER: _builtins.int
+    iteration: _builtins.int
     """Its number, from 0."""
     def __init__(
         self,
         *,
-        round: _builtins.int = ...,
+        iteration: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["round", b"round"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["iteration", b"iteration"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___LoopRoundStarted: _TypeAlias = LoopRoundStarted  # noqa: Y015
+Global___LoopIterationStarted: _TypeAlias = LoopIterationStarted  # noqa: Y015
 
 @_typing.final
 class AgentTransferred(_message.Message):
-    """An agent hands over to another one."""
+    """An agent transfers to another one."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -2111,13 +1818,13 @@ class AgentTransferred(_message.Message):
     CALL_ID_FIELD_NUMBER: _builtins.int
     TO_INVOCATION_ID_FIELD_NUMBER: _builtins.int
     from_agent: _builtins.str
-    """Who hands over: the agent whose event this is or, where that is a swarm, the member that has ended with it."""
+    """The agent that transfers: the one whose event this is or, if that is a swarm or supervisor, the member that ended with it."""
     to_agent: _builtins.str
-    """To whom."""
+    """The agent that it transfers to."""
     call_id: _builtins.str
-    """The call that asked for it; empty where code did."""
+    """The tool call that asked for it; empty if code did."""
     to_invocation_id: _builtins.str
-    """The invocation that begins."""
+    """The invocation that starts."""
     def __init__(
         self,
         *,
@@ -2135,60 +1842,52 @@ class AgentTransferred(_message.Message):
 Global___AgentTransferred: _TypeAlias = AgentTransferred  # noqa: Y015
 
 @_typing.final
-class StateChanged(_message.Message):
-    """Code changed the session's state."""
+class SessionStateChanged(_message.Message):
+    """An agent's code changed values of the session."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
-    CHANGES_FIELD_NUMBER: _builtins.int
+    STATE_CHANGES_FIELD_NUMBER: _builtins.int
     @_builtins.property
-    def changes(self) -> _containers.RepeatedCompositeFieldContainer[_state_pb2.StateChange]:
+    def state_changes(self) -> _containers.RepeatedCompositeFieldContainer[_session_pb2.SessionStateChange]:
         """The changes, each key once."""
 
     def __init__(
         self,
         *,
-        changes: _abc.Iterable[_state_pb2.StateChange] | None = ...,
+        state_changes: _abc.Iterable[_session_pb2.SessionStateChange] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["changes", b"changes"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["state_changes", b"state_changes"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___StateChanged: _TypeAlias = StateChanged  # noqa: Y015
+Global___SessionStateChanged: _TypeAlias = SessionStateChanged  # noqa: Y015
 
 @_typing.final
 class HistoryCompacted(_message.Message):
-    """The oldest of what an agent sees is summarized; its later model calls are shown the summary in its place."""
+    """The oldest messages of what an agent sees are replaced by a summary in its later model calls."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
-    FROM_POSITION_FIELD_NUMBER: _builtins.int
-    TO_POSITION_FIELD_NUMBER: _builtins.int
     SUMMARY_FIELD_NUMBER: _builtins.int
-    RUN_MESSAGES_FIELD_NUMBER: _builtins.int
-    from_position: _builtins.int
-    """The position of the first message of the session that the summary stands for; 0 for none of the session."""
-    to_position: _builtins.int
-    """The position of the last one; 0 for none of the session."""
-    run_messages: _builtins.int
-    """How many messages of this run, as the agent sees them, it stands for besides."""
+    RUN_MESSAGE_COUNT_FIELD_NUMBER: _builtins.int
+    run_message_count: _builtins.int
+    """How many messages of this run, as the agent sees them, it replaces besides."""
     @_builtins.property
     def summary(self) -> _message_pb2.Message:
-        """The summary."""
+        """The summary; its summary_range says which messages of the session it replaces."""
 
     def __init__(
         self,
         *,
-        from_position: _builtins.int = ...,
-        to_position: _builtins.int = ...,
         summary: _message_pb2.Message | None = ...,
-        run_messages: _builtins.int = ...,
+        run_message_count: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["summary", b"summary"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["from_position", b"from_position", "run_messages", b"run_messages", "summary", b"summary", "to_position", b"to_position"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["run_message_count", b"run_message_count", "summary", b"summary"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -2218,7 +1917,7 @@ Global___PlanItem: _TypeAlias = PlanItem  # noqa: Y015
 
 @_typing.final
 class PlanMade(_message.Message):
-    """There is a plan."""
+    """A plan was made."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -2242,14 +1941,14 @@ Global___PlanMade: _TypeAlias = PlanMade  # noqa: Y015
 
 @_typing.final
 class PlanRevised(_message.Message):
-    """What is left to do is another plan. The next round begins with it, if there is one."""
+    """The rest of the plan changed. The next iteration, if there is one, executes its first item."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     ITEMS_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def items(self) -> _containers.RepeatedCompositeFieldContainer[Global___PlanItem]:
-        """What is left to do, in order."""
+        """What remains to be done, in order."""
 
     def __init__(
         self,

@@ -4,15 +4,18 @@ isort:skip_file
 The record of a run: a fold of its log."""
 
 from bough.v1 import error_pb2 as _error_pb2
-from bough.v1 import event_pb2 as _event_pb2
+from bough.v1 import execution_pb2 as _execution_pb2
 from bough.v1 import fork_pb2 as _fork_pb2
 from bough.v1 import message_pb2 as _message_pb2
+from bough.v1 import model_pb2 as _model_pb2
 from bough.v1 import step_pb2 as _step_pb2
+from bough.v1 import usage_pb2 as _usage_pb2
 from collections import abc as _abc
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
 from google.protobuf import timestamp_pb2 as _timestamp_pb2
 from google.protobuf.internal import containers as _containers
+from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 import builtins as _builtins
 import sys
 import typing as _typing
@@ -24,9 +27,95 @@ else:
 
 DESCRIPTOR: _descriptor.FileDescriptor
 
+class _AnomalyKind:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _AnomalyKindEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_AnomalyKind.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    ANOMALY_KIND_UNSPECIFIED: _AnomalyKind.ValueType  # 0
+    """Unknown. A server never sends it."""
+    ANOMALY_KIND_SEVERAL_RUNS: _AnomalyKind.ValueType  # 1
+    """The events name more than one run."""
+    ANOMALY_KIND_SEQUENCE_NOT_RISING: _AnomalyKind.ValueType  # 2
+    """A sequence does not rise."""
+    ANOMALY_KIND_MISSING_PARENT: _AnomalyKind.ValueType  # 3
+    """An invocation's parent is not among the events."""
+    ANOMALY_KIND_PARENT_CYCLE: _AnomalyKind.ValueType  # 4
+    """An invocation's chain of parents leads back to itself."""
+    ANOMALY_KIND_NO_END: _AnomalyKind.ValueType  # 5
+    """An invocation or a tool call has no end event, although the run has ended."""
+    ANOMALY_KIND_REPEATED: _AnomalyKind.ValueType  # 6
+    """The run or an invocation has more than one start or more than one end; the first of each counts."""
+    ANOMALY_KIND_CALL_ID_REUSED: _AnomalyKind.ValueType  # 7
+    """Several calls of an invocation have the same call id."""
+    ANOMALY_KIND_STATE_CONFLICT: _AnomalyKind.ValueType  # 8
+    """Agents or tools that ran at the same time changed the same value of the session; the last one in their order won."""
+    ANOMALY_KIND_INVALID_TIME: _AnomalyKind.ValueType  # 9
+    """Times or durations are invalid, and were left out."""
+    ANOMALY_KIND_CUT: _AnomalyKind.ValueType  # 10
+    """Parts of the record were left out to fit max_bytes."""
+
+class AnomalyKind(_AnomalyKind, metaclass=_AnomalyKindEnumTypeWrapper):
+    """The kind of an inconsistency in events."""
+
+ANOMALY_KIND_UNSPECIFIED: AnomalyKind.ValueType  # 0
+"""Unknown. A server never sends it."""
+ANOMALY_KIND_SEVERAL_RUNS: AnomalyKind.ValueType  # 1
+"""The events name more than one run."""
+ANOMALY_KIND_SEQUENCE_NOT_RISING: AnomalyKind.ValueType  # 2
+"""A sequence does not rise."""
+ANOMALY_KIND_MISSING_PARENT: AnomalyKind.ValueType  # 3
+"""An invocation's parent is not among the events."""
+ANOMALY_KIND_PARENT_CYCLE: AnomalyKind.ValueType  # 4
+"""An invocation's chain of parents leads back to itself."""
+ANOMALY_KIND_NO_END: AnomalyKind.ValueType  # 5
+"""An invocation or a tool call has no end event, although the run has ended."""
+ANOMALY_KIND_REPEATED: AnomalyKind.ValueType  # 6
+"""The run or an invocation has more than one start or more than one end; the first of each counts."""
+ANOMALY_KIND_CALL_ID_REUSED: AnomalyKind.ValueType  # 7
+"""Several calls of an invocation have the same call id."""
+ANOMALY_KIND_STATE_CONFLICT: AnomalyKind.ValueType  # 8
+"""Agents or tools that ran at the same time changed the same value of the session; the last one in their order won."""
+ANOMALY_KIND_INVALID_TIME: AnomalyKind.ValueType  # 9
+"""Times or durations are invalid, and were left out."""
+ANOMALY_KIND_CUT: AnomalyKind.ValueType  # 10
+"""Parts of the record were left out to fit max_bytes."""
+Global___AnomalyKind: _TypeAlias = AnomalyKind  # noqa: Y015
+
+@_typing.final
+class Anomaly(_message.Message):
+    """An inconsistency in the events of a run. The record is made in spite of it."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    KIND_FIELD_NUMBER: _builtins.int
+    MESSAGE_FIELD_NUMBER: _builtins.int
+    INVOCATION_ID_FIELD_NUMBER: _builtins.int
+    kind: Global___AnomalyKind.ValueType
+    """Its kind."""
+    message: _builtins.str
+    """A sentence for people."""
+    invocation_id: _builtins.str
+    """The agent invocation it is about; empty if it is about the run."""
+    def __init__(
+        self,
+        *,
+        kind: Global___AnomalyKind.ValueType = ...,
+        message: _builtins.str = ...,
+        invocation_id: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["invocation_id", b"invocation_id", "kind", b"kind", "message", b"message"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Anomaly: _TypeAlias = Anomaly  # noqa: Y015
+
 @_typing.final
 class Invocation(_message.Message):
-    """A whole turn: what was asked, what was answered, and the tree of agents in between."""
+    """A whole run: what was asked, what was answered, and the tree of agents in between."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -70,33 +159,30 @@ class Invocation(_message.Message):
     AS_OF_SEQUENCE_FIELD_NUMBER: _builtins.int
     COMPLETE_FIELD_NUMBER: _builtins.int
     FORKED_FROM_FIELD_NUMBER: _builtins.int
-    AGENTS_TRUNCATED_FIELD_NUMBER: _builtins.int
     AGENTS_TOTAL_FIELD_NUMBER: _builtins.int
     TOOLS_TOTAL_FIELD_NUMBER: _builtins.int
     ANOMALIES_FIELD_NUMBER: _builtins.int
     invocation_id: _builtins.str
     """The root's invocation id."""
     run_id: _builtins.str
-    """The run; empty where the events named none."""
+    """The run; empty if the events name none."""
     session_id: _builtins.str
-    """The session; empty where the events named none."""
+    """The session; empty if the events name none."""
     agent: _builtins.str
-    """The root agent's name."""
-    state: _event_pb2.State.ValueType
+    """The name of the root agent."""
+    state: _execution_pb2.ExecutionState.ValueType
     """The state of the run."""
     as_of_sequence: _builtins.int
     """The last sequence that this record covers."""
     complete: _builtins.bool
     """Whether the log had ended by then."""
-    agents_truncated: _builtins.bool
-    """Whether agents were left out because of a limit."""
     agents_total: _builtins.int
-    """How many agents there are in all."""
+    """How many agent invocations there are; more than `agents` has if max_agents left some out."""
     tools_total: _builtins.int
-    """How many tool calls there are in all."""
+    """How many tool calls there are; more than `tools` has if max_tools left some out."""
     @_builtins.property
     def labels(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
-        """The caller's labels."""
+        """Labels that the caller gave the run."""
 
     @_builtins.property
     def user_content(self) -> _message_pb2.Message:
@@ -112,43 +198,43 @@ class Invocation(_message.Message):
 
     @_builtins.property
     def tools(self) -> _containers.RepeatedCompositeFieldContainer[Global___ToolInvocation]:
-        """The tool calls of all agents, by first appearance."""
+        """The tool calls of all agents, by first appearance; the first InvocationOptions.max_tools of them."""
 
     @_builtins.property
     def agents(self) -> _containers.RepeatedCompositeFieldContainer[Global___AgentInvocation]:
-        """The agents' executions: a forest in preorder, with depth."""
+        """The agent invocations: a forest in preorder, with depth; the first InvocationOptions.max_agents of them."""
 
     @_builtins.property
     def steps(self) -> _containers.RepeatedCompositeFieldContainer[_step_pb2.AgentStep]:
-        """The steps of all agents, by sequence; only where they were asked for."""
+        """The steps of all agents, by sequence; only if InvocationOptions.include_steps is set."""
 
     @_builtins.property
     def error(self) -> _error_pb2.AgentError:
-        """Why it failed or was cancelled."""
+        """Why it failed or was cancelled; unset in any other state."""
 
     @_builtins.property
-    def tree_usage(self) -> _message_pb2.Usage:
+    def tree_usage(self) -> _usage_pb2.Usage:
         """What the whole tree used, a fork's shared beginning included."""
 
     @_builtins.property
-    def inherited_usage(self) -> _message_pb2.Usage:
-        """Of a fork: what was used before it, and was charged to its origin."""
+    def inherited_usage(self) -> _usage_pb2.Usage:
+        """Of a fork: what the shared beginning used, which is charged to its origin. Unset on every other run."""
 
     @_builtins.property
     def start_time(self) -> _timestamp_pb2.Timestamp:
-        """When the run began."""
+        """When the run started."""
 
     @_builtins.property
     def end_time(self) -> _timestamp_pb2.Timestamp:
-        """When it ended; unset while it goes on."""
+        """When it ended; unset until then."""
 
     @_builtins.property
     def forked_from(self) -> _fork_pb2.ForkOrigin:
-        """Of a fork: where it comes from."""
+        """Where a fork comes from; unset on every other run."""
 
     @_builtins.property
-    def anomalies(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """What does not add up in the events, in sentences."""
+    def anomalies(self) -> _containers.RepeatedCompositeFieldContainer[Global___Anomaly]:
+        """What is inconsistent about the run as a whole."""
 
     def __init__(
         self,
@@ -164,23 +250,22 @@ class Invocation(_message.Message):
         tools: _abc.Iterable[Global___ToolInvocation] | None = ...,
         agents: _abc.Iterable[Global___AgentInvocation] | None = ...,
         steps: _abc.Iterable[_step_pb2.AgentStep] | None = ...,
-        state: _event_pb2.State.ValueType = ...,
+        state: _execution_pb2.ExecutionState.ValueType = ...,
         error: _error_pb2.AgentError | None = ...,
-        tree_usage: _message_pb2.Usage | None = ...,
-        inherited_usage: _message_pb2.Usage | None = ...,
+        tree_usage: _usage_pb2.Usage | None = ...,
+        inherited_usage: _usage_pb2.Usage | None = ...,
         start_time: _timestamp_pb2.Timestamp | None = ...,
         end_time: _timestamp_pb2.Timestamp | None = ...,
         as_of_sequence: _builtins.int = ...,
         complete: _builtins.bool = ...,
         forked_from: _fork_pb2.ForkOrigin | None = ...,
-        agents_truncated: _builtins.bool = ...,
         agents_total: _builtins.int = ...,
         tools_total: _builtins.int = ...,
-        anomalies: _abc.Iterable[_builtins.str] | None = ...,
+        anomalies: _abc.Iterable[Global___Anomaly] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["end_time", b"end_time", "error", b"error", "final_response", b"final_response", "forked_from", b"forked_from", "inherited_usage", b"inherited_usage", "start_time", b"start_time", "tree_usage", b"tree_usage", "user_content", b"user_content"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["agent", b"agent", "agents", b"agents", "agents_total", b"agents_total", "agents_truncated", b"agents_truncated", "anomalies", b"anomalies", "as_of_sequence", b"as_of_sequence", "complete", b"complete", "end_time", b"end_time", "error", b"error", "final_response", b"final_response", "forked_from", b"forked_from", "inherited_usage", b"inherited_usage", "intermediate_responses", b"intermediate_responses", "invocation_id", b"invocation_id", "labels", b"labels", "run_id", b"run_id", "session_id", b"session_id", "start_time", b"start_time", "state", b"state", "steps", b"steps", "tools", b"tools", "tools_total", b"tools_total", "tree_usage", b"tree_usage", "user_content", b"user_content"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["agent", b"agent", "agents", b"agents", "agents_total", b"agents_total", "anomalies", b"anomalies", "as_of_sequence", b"as_of_sequence", "complete", b"complete", "end_time", b"end_time", "error", b"error", "final_response", b"final_response", "forked_from", b"forked_from", "inherited_usage", b"inherited_usage", "intermediate_responses", b"intermediate_responses", "invocation_id", b"invocation_id", "labels", b"labels", "run_id", b"run_id", "session_id", b"session_id", "start_time", b"start_time", "state", b"state", "steps", b"steps", "tools", b"tools", "tools_total", b"tools_total", "tree_usage", b"tree_usage", "user_content", b"user_content"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -207,37 +292,40 @@ class ToolInvocation(_message.Message):
     END_TIME_FIELD_NUMBER: _builtins.int
     ARGUMENTS_TRUNCATED_FIELD_NUMBER: _builtins.int
     RESULT_TRUNCATED_FIELD_NUMBER: _builtins.int
+    STEP_ID_FIELD_NUMBER: _builtins.int
     call_id: _builtins.str
     """The call's id, unique in its invocation."""
     name: _builtins.str
-    """The tool's name."""
+    """The tool's name; `call_<agent>` for a linked agent."""
     arguments_json: _builtins.str
     """The arguments as the model wrote them."""
     result_json: _builtins.str
-    """The tool's JSON, or its text as a JSON string; empty until it has ended well."""
-    state: _event_pb2.State.ValueType
-    """The state of the call."""
+    """The JSON that the tool returned, or its text as a JSON string; empty until it has succeeded."""
+    state: _execution_pb2.ExecutionState.ValueType
+    """The state of the call. INPUT_REQUIRED while it waits for an answer."""
     agent: _builtins.str
-    """The agent that called."""
+    """The name of the agent that called."""
     invocation_id: _builtins.str
     """The invocation that called."""
     child_invocation_id: _builtins.str
     """The invocation of the agent that was called; empty for an ordinary tool."""
     step_index: _builtins.int
-    """The step that called, from 0."""
+    """The number of the step that called, from 0; absent if code called outside of steps."""
     sequence: _builtins.int
     """The sequence of the call's first event."""
     arguments_truncated: _builtins.bool
-    """Whether the arguments were cut."""
+    """Whether the arguments were cut to fit a limit."""
     result_truncated: _builtins.bool
-    """Whether the result was cut."""
+    """Whether the result was cut to fit a limit."""
+    step_id: _builtins.str
+    """The step that called; empty if code called outside of steps."""
     @_builtins.property
     def error(self) -> _error_pb2.AgentError:
-        """Why it failed."""
+        """Why it failed; unset in any other state."""
 
     @_builtins.property
     def start_time(self) -> _timestamp_pb2.Timestamp:
-        """When it began; unset where it never did."""
+        """When it started; unset if it never did."""
 
     @_builtins.property
     def end_time(self) -> _timestamp_pb2.Timestamp:
@@ -250,23 +338,26 @@ class ToolInvocation(_message.Message):
         name: _builtins.str = ...,
         arguments_json: _builtins.str = ...,
         result_json: _builtins.str = ...,
-        state: _event_pb2.State.ValueType = ...,
+        state: _execution_pb2.ExecutionState.ValueType = ...,
         error: _error_pb2.AgentError | None = ...,
         agent: _builtins.str = ...,
         invocation_id: _builtins.str = ...,
         child_invocation_id: _builtins.str = ...,
-        step_index: _builtins.int = ...,
+        step_index: _builtins.int | None = ...,
         sequence: _builtins.int = ...,
         start_time: _timestamp_pb2.Timestamp | None = ...,
         end_time: _timestamp_pb2.Timestamp | None = ...,
         arguments_truncated: _builtins.bool = ...,
         result_truncated: _builtins.bool = ...,
+        step_id: _builtins.str = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["end_time", b"end_time", "error", b"error", "start_time", b"start_time"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_step_index", b"_step_index", "end_time", b"end_time", "error", b"error", "start_time", b"start_time", "step_index", b"step_index"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["agent", b"agent", "arguments_json", b"arguments_json", "arguments_truncated", b"arguments_truncated", "call_id", b"call_id", "child_invocation_id", b"child_invocation_id", "end_time", b"end_time", "error", b"error", "invocation_id", b"invocation_id", "name", b"name", "result_json", b"result_json", "result_truncated", b"result_truncated", "sequence", b"sequence", "start_time", b"start_time", "state", b"state", "step_index", b"step_index"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_step_index", b"_step_index", "agent", b"agent", "arguments_json", b"arguments_json", "arguments_truncated", b"arguments_truncated", "call_id", b"call_id", "child_invocation_id", b"child_invocation_id", "end_time", b"end_time", "error", b"error", "invocation_id", b"invocation_id", "name", b"name", "result_json", b"result_json", "result_truncated", b"result_truncated", "sequence", b"sequence", "start_time", b"start_time", "state", b"state", "step_id", b"step_id", "step_index", b"step_index"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__step_index: _TypeAlias = _typing.Literal["step_index"]  # noqa: Y015
+    _WhichOneofArgType__step_index: _TypeAlias = _typing.Literal["_step_index", b"_step_index"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__step_index) -> _WhichOneofReturnType__step_index | None: ...
 
 Global___ToolInvocation: _TypeAlias = ToolInvocation  # noqa: Y015
 
@@ -303,71 +394,87 @@ class AgentInvocation(_message.Message):
     TRACE_ID_FIELD_NUMBER: _builtins.int
     SPAN_ID_FIELD_NUMBER: _builtins.int
     ANOMALIES_FIELD_NUMBER: _builtins.int
+    CANCEL_REASON_FIELD_NUMBER: _builtins.int
+    FROM_INVOCATION_ID_FIELD_NUMBER: _builtins.int
+    ITERATION_FIELD_NUMBER: _builtins.int
+    SETTINGS_FIELD_NUMBER: _builtins.int
     invocation_id: _builtins.str
-    """Its id, unique in the run."""
+    """The id, unique in the run."""
     parent_invocation_id: _builtins.str
     """The invocation that called it; empty on a root."""
     name: _builtins.str
-    """The agent's name."""
+    """The agent's name. It is `name` here and `agent` in events, as in the tree formats of other tools."""
     branch: _builtins.str
-    """Names on the way down, for people."""
-    kind: _event_pb2.AgentKind.ValueType
-    """What runs it."""
-    trigger: _event_pb2.Trigger.ValueType
-    """What made it run."""
+    """The agents' names from the root down. For people: it may be shortened, and two invocations may share it."""
+    kind: _execution_pb2.AgentKind.ValueType
+    """Its kind; unspecified if the events do not say."""
+    trigger: _execution_pb2.InvocationTrigger.ValueType
+    """What started it; unspecified if the events do not say."""
     call_id: _builtins.str
-    """The call that made it run; empty where no tool call did."""
+    """The tool call that started it; empty if none did."""
     revision: _builtins.str
-    """The revision of its definition; empty where it has none."""
+    """The revision of its definition, as Agent.revision; empty if it has none."""
     depth: _builtins.int
-    """Its depth in this forest; 0 on a root."""
+    """The depth in this forest; 0 on a root."""
     child_count: _builtins.int
     """How many agents it called."""
-    state: _event_pb2.State.ValueType
-    """Its state."""
-    end_reason: _event_pb2.EndReason.ValueType
-    """Why it ended."""
+    state: _execution_pb2.ExecutionState.ValueType
+    """Its state. INPUT_REQUIRED if it waits for an answer while the run is interrupted."""
+    end_reason: _execution_pb2.EndReason.ValueType
+    """Why it ended; unspecified until then."""
     step_count: _builtins.int
-    """How many steps it has begun. Model calls that make summaries are none, and are in its usage."""
+    """How many steps it has started. Model calls that make summaries are no steps; their usage is in `usage`."""
     trace_id: _builtins.str
-    """W3C trace id in hex."""
+    """W3C trace id in hex; empty if tracing is off."""
     span_id: _builtins.str
-    """W3C span id in hex."""
+    """W3C span id in hex; empty if tracing is off."""
+    cancel_reason: _execution_pb2.CancelReason.ValueType
+    """Why it was cancelled. Set exactly if end_reason is CANCELLED and the events say why."""
+    from_invocation_id: _builtins.str
+    """The invocation that transferred to it; empty if none did."""
+    iteration: _builtins.int
+    """The iteration of the loop or plan_execute agent that called it, from 0; absent if neither called it."""
     @_builtins.property
     def run_path(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """Who has spoken on the way here, the last 32 names."""
+        """The names of the agents that have spoken on the way here, the last 32 of them."""
 
     @_builtins.property
     def error(self) -> _error_pb2.AgentError:
-        """Why it failed or was cancelled."""
+        """Why it failed or was cancelled; unset in any other state."""
 
     @_builtins.property
     def start_time(self) -> _timestamp_pb2.Timestamp:
-        """When it began."""
+        """When it started; unset if the events do not say."""
 
     @_builtins.property
     def end_time(self) -> _timestamp_pb2.Timestamp:
         """When it ended; unset until then."""
 
     @_builtins.property
-    def usage(self) -> _message_pb2.Usage:
-        """What it used itself."""
+    def usage(self) -> _usage_pb2.Usage:
+        """What it used, without its sub-agents."""
 
     @_builtins.property
-    def tree_usage(self) -> _message_pb2.Usage:
-        """What it and everything below it used."""
+    def tree_usage(self) -> _usage_pb2.Usage:
+        """What it and every agent below it used."""
 
     @_builtins.property
     def input(self) -> _message_pb2.Message:
-        """What it was told."""
+        """Its input."""
 
     @_builtins.property
     def output(self) -> _message_pb2.Message:
-        """What it answered."""
+        """Its answer; unset until it has succeeded."""
 
     @_builtins.property
-    def anomalies(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """What does not add up in its events, in sentences."""
+    def anomalies(self) -> _containers.RepeatedCompositeFieldContainer[Global___Anomaly]:
+        """What is inconsistent about its events."""
+
+    @_builtins.property
+    def settings(self) -> _model_pb2.ModelSettings:
+        """The parameters of its last model call, calls that make summaries left out; unset if it made none, or left all of them to the
+        provider.
+        """
 
     def __init__(
         self,
@@ -377,37 +484,43 @@ class AgentInvocation(_message.Message):
         name: _builtins.str = ...,
         branch: _builtins.str = ...,
         run_path: _abc.Iterable[_builtins.str] | None = ...,
-        kind: _event_pb2.AgentKind.ValueType = ...,
-        trigger: _event_pb2.Trigger.ValueType = ...,
+        kind: _execution_pb2.AgentKind.ValueType = ...,
+        trigger: _execution_pb2.InvocationTrigger.ValueType = ...,
         call_id: _builtins.str = ...,
         revision: _builtins.str = ...,
         depth: _builtins.int = ...,
         child_count: _builtins.int = ...,
-        state: _event_pb2.State.ValueType = ...,
-        end_reason: _event_pb2.EndReason.ValueType = ...,
+        state: _execution_pb2.ExecutionState.ValueType = ...,
+        end_reason: _execution_pb2.EndReason.ValueType = ...,
         error: _error_pb2.AgentError | None = ...,
         start_time: _timestamp_pb2.Timestamp | None = ...,
         end_time: _timestamp_pb2.Timestamp | None = ...,
-        usage: _message_pb2.Usage | None = ...,
-        tree_usage: _message_pb2.Usage | None = ...,
+        usage: _usage_pb2.Usage | None = ...,
+        tree_usage: _usage_pb2.Usage | None = ...,
         step_count: _builtins.int = ...,
         input: _message_pb2.Message | None = ...,
         output: _message_pb2.Message | None = ...,
         trace_id: _builtins.str = ...,
         span_id: _builtins.str = ...,
-        anomalies: _abc.Iterable[_builtins.str] | None = ...,
+        anomalies: _abc.Iterable[Global___Anomaly] | None = ...,
+        cancel_reason: _execution_pb2.CancelReason.ValueType = ...,
+        from_invocation_id: _builtins.str = ...,
+        iteration: _builtins.int | None = ...,
+        settings: _model_pb2.ModelSettings | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["end_time", b"end_time", "error", b"error", "input", b"input", "output", b"output", "start_time", b"start_time", "tree_usage", b"tree_usage", "usage", b"usage"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_iteration", b"_iteration", "end_time", b"end_time", "error", b"error", "input", b"input", "iteration", b"iteration", "output", b"output", "settings", b"settings", "start_time", b"start_time", "tree_usage", b"tree_usage", "usage", b"usage"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["anomalies", b"anomalies", "branch", b"branch", "call_id", b"call_id", "child_count", b"child_count", "depth", b"depth", "end_reason", b"end_reason", "end_time", b"end_time", "error", b"error", "input", b"input", "invocation_id", b"invocation_id", "kind", b"kind", "name", b"name", "output", b"output", "parent_invocation_id", b"parent_invocation_id", "revision", b"revision", "run_path", b"run_path", "span_id", b"span_id", "start_time", b"start_time", "state", b"state", "step_count", b"step_count", "trace_id", b"trace_id", "tree_usage", b"tree_usage", "trigger", b"trigger", "usage", b"usage"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_iteration", b"_iteration", "anomalies", b"anomalies", "branch", b"branch", "call_id", b"call_id", "cancel_reason", b"cancel_reason", "child_count", b"child_count", "depth", b"depth", "end_reason", b"end_reason", "end_time", b"end_time", "error", b"error", "from_invocation_id", b"from_invocation_id", "input", b"input", "invocation_id", b"invocation_id", "iteration", b"iteration", "kind", b"kind", "name", b"name", "output", b"output", "parent_invocation_id", b"parent_invocation_id", "revision", b"revision", "run_path", b"run_path", "settings", b"settings", "span_id", b"span_id", "start_time", b"start_time", "state", b"state", "step_count", b"step_count", "trace_id", b"trace_id", "tree_usage", b"tree_usage", "trigger", b"trigger", "usage", b"usage"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__iteration: _TypeAlias = _typing.Literal["iteration"]  # noqa: Y015
+    _WhichOneofArgType__iteration: _TypeAlias = _typing.Literal["_iteration", b"_iteration"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__iteration) -> _WhichOneofReturnType__iteration | None: ...
 
 Global___AgentInvocation: _TypeAlias = AgentInvocation  # noqa: Y015
 
 @_typing.final
 class InvocationOptions(_message.Message):
-    """How much of a record to give. Absent numbers take the server's defaults; the smallest limit wins."""
+    """How much of a record to return. Absent numbers take their defaults; the smallest limit wins."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -420,15 +533,15 @@ class InvocationOptions(_message.Message):
     include_steps: _builtins.bool
     """Whether to include the steps."""
     max_agents: _builtins.int
-    """The most agents, the first of the preorder; 1,000 where absent."""
+    """The most agent invocations, the first of the preorder. Default: 1,000."""
     max_tools: _builtins.int
-    """The most tool calls, the first ones; 2,000 where absent."""
+    """The most tool calls, the first ones. Default: 2,000."""
     max_tool_args_bytes: _builtins.int
-    """The most bytes of one call's arguments; 4 KiB where absent."""
+    """The most bytes of one call's arguments. Default: 4 KiB."""
     max_tool_result_bytes: _builtins.int
-    """The most bytes of one call's result; 4 KiB where absent."""
+    """The most bytes of one call's result. Default: 4 KiB."""
     max_bytes: _builtins.int
-    """The most bytes of the whole record; 3.5 MiB where absent. The longest texts are cut first, each is marked."""
+    """The most bytes of the whole record, at least 1,024. The longest texts are cut first, and each is marked. Default: 3.5 MiB."""
     def __init__(
         self,
         *,

@@ -29,27 +29,27 @@ class _Role:
 class _RoleEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Role.ValueType], _builtins.type):
     DESCRIPTOR: _descriptor.EnumDescriptor
     ROLE_UNSPECIFIED: _Role.ValueType  # 0
-    """Not said; in a request it is read as USER."""
+    """In a request: USER. A server never sends it."""
     ROLE_USER: _Role.ValueType  # 1
-    """A person's, or a caller's."""
+    """A person, or a calling agent."""
     ROLE_ASSISTANT: _Role.ValueType  # 2
-    """A model's or an agent's."""
+    """A model or an agent."""
     ROLE_TOOL: _Role.ValueType  # 3
-    """A tool's."""
+    """A tool."""
     ROLE_SYSTEM: _Role.ValueType  # 4
     """An instruction to the model."""
 
 class Role(_Role, metaclass=_RoleEnumTypeWrapper):
-    """Whose turn a message is, in the words of chat models."""
+    """The author of a message in the terms of chat models."""
 
 ROLE_UNSPECIFIED: Role.ValueType  # 0
-"""Not said; in a request it is read as USER."""
+"""In a request: USER. A server never sends it."""
 ROLE_USER: Role.ValueType  # 1
-"""A person's, or a caller's."""
+"""A person, or a calling agent."""
 ROLE_ASSISTANT: Role.ValueType  # 2
-"""A model's or an agent's."""
+"""A model or an agent."""
 ROLE_TOOL: Role.ValueType  # 3
-"""A tool's."""
+"""A tool."""
 ROLE_SYSTEM: Role.ValueType  # 4
 """An instruction to the model."""
 Global___Role: _TypeAlias = Role  # noqa: Y015
@@ -61,42 +61,70 @@ class _MessageKind:
 class _MessageKindEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_MessageKind.ValueType], _builtins.type):
     DESCRIPTOR: _descriptor.EnumDescriptor
     MESSAGE_KIND_UNSPECIFIED: _MessageKind.ValueType  # 0
-    """Not stored in a session."""
+    """The message is not stored in a session."""
     MESSAGE_KIND_USER: _MessageKind.ValueType  # 1
-    """What the user said to the main agent."""
+    """What the user said to the root agent."""
     MESSAGE_KIND_ASSISTANT: _MessageKind.ValueType  # 2
-    """What the main agent said."""
+    """What the root agent said."""
     MESSAGE_KIND_TOOL: _MessageKind.ValueType  # 3
-    """What a tool answered."""
+    """What a tool returned."""
     MESSAGE_KIND_SUB_AGENT_USER: _MessageKind.ValueType  # 4
     """What a calling agent said to a sub-agent."""
     MESSAGE_KIND_SUB_AGENT_ASSISTANT: _MessageKind.ValueType  # 5
     """What a sub-agent said."""
     MESSAGE_KIND_SUMMARY: _MessageKind.ValueType  # 6
-    """A summary that stands for older messages."""
+    """A summary that replaces older messages in what its author sees."""
 
 class MessageKind(_MessageKind, metaclass=_MessageKindEnumTypeWrapper):
     """What a stored message is in its session."""
 
 MESSAGE_KIND_UNSPECIFIED: MessageKind.ValueType  # 0
-"""Not stored in a session."""
+"""The message is not stored in a session."""
 MESSAGE_KIND_USER: MessageKind.ValueType  # 1
-"""What the user said to the main agent."""
+"""What the user said to the root agent."""
 MESSAGE_KIND_ASSISTANT: MessageKind.ValueType  # 2
-"""What the main agent said."""
+"""What the root agent said."""
 MESSAGE_KIND_TOOL: MessageKind.ValueType  # 3
-"""What a tool answered."""
+"""What a tool returned."""
 MESSAGE_KIND_SUB_AGENT_USER: MessageKind.ValueType  # 4
 """What a calling agent said to a sub-agent."""
 MESSAGE_KIND_SUB_AGENT_ASSISTANT: MessageKind.ValueType  # 5
 """What a sub-agent said."""
 MESSAGE_KIND_SUMMARY: MessageKind.ValueType  # 6
-"""A summary that stands for older messages."""
+"""A summary that replaces older messages in what its author sees."""
 Global___MessageKind: _TypeAlias = MessageKind  # noqa: Y015
+
+class _HistoryScope:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _HistoryScopeEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_HistoryScope.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    HISTORY_SCOPE_UNSPECIFIED: _HistoryScope.ValueType  # 0
+    """Inherited: the link's scope, else the definition's, else SESSION."""
+    HISTORY_SCOPE_SESSION: _HistoryScope.ValueType  # 1
+    """Everything up to the moment at which the agent was called."""
+    HISTORY_SCOPE_BRANCH: _HistoryScope.ValueType  # 2
+    """Of that, the user's messages and those of the agent's ancestors and of the agent itself."""
+    HISTORY_SCOPE_NONE: _HistoryScope.ValueType  # 3
+    """The agent's input and its own steps."""
+
+class HistoryScope(_HistoryScope, metaclass=_HistoryScopeEnumTypeWrapper):
+    """How much of a session an agent sees."""
+
+HISTORY_SCOPE_UNSPECIFIED: HistoryScope.ValueType  # 0
+"""Inherited: the link's scope, else the definition's, else SESSION."""
+HISTORY_SCOPE_SESSION: HistoryScope.ValueType  # 1
+"""Everything up to the moment at which the agent was called."""
+HISTORY_SCOPE_BRANCH: HistoryScope.ValueType  # 2
+"""Of that, the user's messages and those of the agent's ancestors and of the agent itself."""
+HISTORY_SCOPE_NONE: HistoryScope.ValueType  # 3
+"""The agent's input and its own steps."""
+Global___HistoryScope: _TypeAlias = HistoryScope  # noqa: Y015
 
 @_typing.final
 class Message(_message.Message):
-    """One message: a role, who said it, and its parts in order."""
+    """A message: a role, its author, and its parts in order."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -108,30 +136,42 @@ class Message(_message.Message):
     INVOCATION_ID_FIELD_NUMBER: _builtins.int
     CREATE_TIME_FIELD_NUMBER: _builtins.int
     POSITION_FIELD_NUMBER: _builtins.int
-    SUMMARIZED_FIELD_NUMBER: _builtins.int
+    SUMMARY_RANGE_FIELD_NUMBER: _builtins.int
+    METADATA_JSON_FIELD_NUMBER: _builtins.int
+    RUN_ID_FIELD_NUMBER: _builtins.int
     message_id: _builtins.str
-    """UUIDv5 of the run's key root and the effect's key with the message's kind; empty in a request."""
+    """The id, derived from the run and the effect that recorded it. Unique in its session; empty in a request. In the session of
+    a fork, messages of the shared prefix keep their ids, and every message recorded after the fork has another one.
+    """
     role: Global___Role.ValueType
-    """Whose turn it is."""
+    """The role."""
     kind: Global___MessageKind.ValueType
-    """What it is in its session; unspecified while it is not stored there."""
+    """What the message is in its session; unspecified if it is not stored there."""
     author: _builtins.str
-    """Who said it: an agent's name, "user", or empty."""
+    """The agent's name, "user", or empty if unknown."""
     invocation_id: _builtins.str
-    """The agent invocation it belongs to; for what a caller said to a sub-agent, the sub-agent's."""
+    """The agent invocation it belongs to, unique together with run_id: the invocation that said it, or, for what a calling agent
+    said to a sub-agent, the sub-agent's.
+    """
     position: _builtins.int
-    """Its place in its session, from 1 and gapless; 0 while it is not stored there."""
+    """The number of the message in its session, from 1 and gapless; 0 if it is not stored there."""
+    metadata_json: _builtins.str
+    """Metadata of the caller's, as one JSON object; empty for none. The server stores it and reads nothing of it."""
+    run_id: _builtins.str
+    """The run that recorded it. Set in lists of a session's messages only. In the session of a fork, messages of the shared prefix
+    have the fork's run id, and messages of earlier runs keep theirs.
+    """
     @_builtins.property
     def parts(self) -> _containers.RepeatedCompositeFieldContainer[Global___Part]:
         """The content, in order."""
 
     @_builtins.property
     def create_time(self) -> _timestamp_pb2.Timestamp:
-        """When it was said."""
+        """When it was said; unset in a request."""
 
     @_builtins.property
-    def summarized(self) -> Global___Summarized:
-        """Of a summary: what it stands for; unset on every other message."""
+    def summary_range(self) -> Global___SummaryRange:
+        """What a summary replaces; unset on every other message."""
 
     def __init__(
         self,
@@ -144,47 +184,51 @@ class Message(_message.Message):
         invocation_id: _builtins.str = ...,
         create_time: _timestamp_pb2.Timestamp | None = ...,
         position: _builtins.int = ...,
-        summarized: Global___Summarized | None = ...,
+        summary_range: Global___SummaryRange | None = ...,
+        metadata_json: _builtins.str = ...,
+        run_id: _builtins.str = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["create_time", b"create_time", "summarized", b"summarized"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["create_time", b"create_time", "summary_range", b"summary_range"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["author", b"author", "create_time", b"create_time", "invocation_id", b"invocation_id", "kind", b"kind", "message_id", b"message_id", "parts", b"parts", "position", b"position", "role", b"role", "summarized", b"summarized"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["author", b"author", "create_time", b"create_time", "invocation_id", b"invocation_id", "kind", b"kind", "message_id", b"message_id", "metadata_json", b"metadata_json", "parts", b"parts", "position", b"position", "role", b"role", "run_id", b"run_id", "summary_range", b"summary_range"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Message: _TypeAlias = Message  # noqa: Y015
 
 @_typing.final
-class Summarized(_message.Message):
-    """What a summary stands for: those messages of its session that its author saw, between two positions. The messages
-    themselves stay in the session; other agents go on seeing them.
+class SummaryRange(_message.Message):
+    """What a summary replaces: the messages between two positions of its session that its author saw. They stay in the session, and
+    other agents continue to see them.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
 
     FROM_POSITION_FIELD_NUMBER: _builtins.int
     TO_POSITION_FIELD_NUMBER: _builtins.int
-    IS_OF_BRANCH_FIELD_NUMBER: _builtins.int
+    SCOPE_FIELD_NUMBER: _builtins.int
     from_position: _builtins.int
-    """The position of the first one; 0 where it stands for none of the session."""
+    """The position of the first of them; 0 if it replaces none of the session."""
     to_position: _builtins.int
-    """The position of the last one; 0 where it stands for none of the session."""
-    is_of_branch: _builtins.bool
-    """Whether its author saw those of its own branch alone. Who sees the whole session goes on without such a summary."""
+    """The position of the last of them; 0 if it replaces none of the session."""
+    scope: Global___HistoryScope.ValueType
+    """What its author saw of the session: SESSION or BRANCH. An agent that sees the whole session does not use a summary of a
+    branch.
+    """
     def __init__(
         self,
         *,
         from_position: _builtins.int = ...,
         to_position: _builtins.int = ...,
-        is_of_branch: _builtins.bool = ...,
+        scope: Global___HistoryScope.ValueType = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["from_position", b"from_position", "is_of_branch", b"is_of_branch", "to_position", b"to_position"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["from_position", b"from_position", "scope", b"scope", "to_position", b"to_position"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___Summarized: _TypeAlias = Summarized  # noqa: Y015
+Global___SummaryRange: _TypeAlias = SummaryRange  # noqa: Y015
 
 @_typing.final
 class Part(_message.Message):
@@ -192,50 +236,32 @@ class Part(_message.Message):
 
     DESCRIPTOR: _descriptor.Descriptor
 
-    @_typing.final
-    class MetadataEntry(_message.Message):
-        DESCRIPTOR: _descriptor.Descriptor
-
-        KEY_FIELD_NUMBER: _builtins.int
-        VALUE_FIELD_NUMBER: _builtins.int
-        key: _builtins.str
-        value: _builtins.str
-        def __init__(
-            self,
-            *,
-            key: _builtins.str = ...,
-            value: _builtins.str = ...,
-        ) -> None: ...
-        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
-        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
-        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-        def WhichOneof(self, oneof_group: _Never) -> None: ...
-
     TEXT_FIELD_NUMBER: _builtins.int
     REASONING_FIELD_NUMBER: _builtins.int
     BLOB_FIELD_NUMBER: _builtins.int
     DATA_JSON_FIELD_NUMBER: _builtins.int
     TOOL_CALL_FIELD_NUMBER: _builtins.int
     TOOL_RESULT_FIELD_NUMBER: _builtins.int
-    METADATA_FIELD_NUMBER: _builtins.int
+    METADATA_JSON_FIELD_NUMBER: _builtins.int
     TRUNCATED_FIELD_NUMBER: _builtins.int
     ORIGINAL_BYTES_FIELD_NUMBER: _builtins.int
     text: _builtins.str
     """Plain text."""
     data_json: _builtins.str
     """A JSON value, as text."""
+    metadata_json: _builtins.str
+    """Metadata of the caller's, as one JSON object; empty for none. The server stores it and reads nothing of it."""
     truncated: _builtins.bool
-    """Whether the content was cut to fit."""
+    """Whether the content was cut to fit a limit."""
     original_bytes: _builtins.int
-    """The content's size before the cut; 0 where nothing was cut."""
+    """The size of the content in bytes before it was cut; 0 if it was not."""
     @_builtins.property
     def reasoning(self) -> Global___Reasoning:
         """What the model thought before it answered."""
 
     @_builtins.property
     def blob(self) -> Global___Blob:
-        """An image, audio or file."""
+        """An image, audio or another file."""
 
     @_builtins.property
     def tool_call(self) -> Global___ToolCall:
@@ -243,11 +269,7 @@ class Part(_message.Message):
 
     @_builtins.property
     def tool_result(self) -> Global___ToolResult:
-        """What a call gave."""
-
-    @_builtins.property
-    def metadata(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
-        """Free annotations of the caller's; the server keeps them and reads none."""
+        """The result of a call."""
 
     def __init__(
         self,
@@ -258,13 +280,13 @@ class Part(_message.Message):
         data_json: _builtins.str = ...,
         tool_call: Global___ToolCall | None = ...,
         tool_result: Global___ToolResult | None = ...,
-        metadata: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
+        metadata_json: _builtins.str = ...,
         truncated: _builtins.bool = ...,
         original_bytes: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["blob", b"blob", "content", b"content", "data_json", b"data_json", "reasoning", b"reasoning", "text", b"text", "tool_call", b"tool_call", "tool_result", b"tool_result"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["blob", b"blob", "content", b"content", "data_json", b"data_json", "metadata", b"metadata", "original_bytes", b"original_bytes", "reasoning", b"reasoning", "text", b"text", "tool_call", b"tool_call", "tool_result", b"tool_result", "truncated", b"truncated"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["blob", b"blob", "content", b"content", "data_json", b"data_json", "metadata_json", b"metadata_json", "original_bytes", b"original_bytes", "reasoning", b"reasoning", "text", b"text", "tool_call", b"tool_call", "tool_result", b"tool_result", "truncated", b"truncated"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType_content: _TypeAlias = _typing.Literal["text", "reasoning", "blob", "data_json", "tool_call", "tool_result"]  # noqa: Y015
     _WhichOneofArgType_content: _TypeAlias = _typing.Literal["content", b"content"]  # noqa: Y015
@@ -284,16 +306,16 @@ class Reasoning(_message.Message):
     PROVIDER_ID_FIELD_NUMBER: _builtins.int
     MODEL_FIELD_NUMBER: _builtins.int
     text: _builtins.str
-    """The readable text; may be a summary."""
+    """The readable text; may be a summary, or empty."""
     signature: _builtins.str
-    """The provider's signature over it, to be sent back unchanged."""
+    """The provider's signature of it, which must be sent back unchanged; empty for none."""
     encrypted: _builtins.str
-    """The provider's encrypted form, to be sent back unchanged."""
+    """The provider's encrypted form of it, which must be sent back unchanged; empty for none."""
     provider_id: _builtins.str
-    """The provider's id of it, to be sent back with it."""
+    """The provider's id of it, which must be sent back with it; empty for none."""
     model: _builtins.str
-    """The model that thought it, by its name in the configuration. What is to be sent back goes to that one alone; set where
-    there is anything to be sent back.
+    """The configured name of the model that wrote it: only that model gets signature, encrypted and provider_id back. Set if one
+    of them is.
     """
     def __init__(
         self,
@@ -314,7 +336,7 @@ Global___Reasoning: _TypeAlias = Reasoning  # noqa: Y015
 
 @_typing.final
 class Blob(_message.Message):
-    """Bytes, or where they are."""
+    """A file: its bytes, or its address."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -326,13 +348,13 @@ class Blob(_message.Message):
     data: _builtins.bytes
     """The bytes."""
     uri: _builtins.str
-    """Where the bytes are."""
+    """The address. The server passes it to the provider and does not fetch it."""
     media_type: _builtins.str
     """The media type, such as "image/png"."""
     filename: _builtins.str
-    """A name for people; empty where there is none."""
+    """A name for people; empty for none."""
     size_bytes: _builtins.int
-    """The size, where known."""
+    """The size in bytes; absent if unknown."""
     def __init__(
         self,
         *,
@@ -340,21 +362,26 @@ class Blob(_message.Message):
         uri: _builtins.str = ...,
         media_type: _builtins.str = ...,
         filename: _builtins.str = ...,
-        size_bytes: _builtins.int = ...,
+        size_bytes: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["data", b"data", "source", b"source", "uri", b"uri"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_size_bytes", b"_size_bytes", "data", b"data", "size_bytes", b"size_bytes", "source", b"source", "uri", b"uri"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["data", b"data", "filename", b"filename", "media_type", b"media_type", "size_bytes", b"size_bytes", "source", b"source", "uri", b"uri"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_size_bytes", b"_size_bytes", "data", b"data", "filename", b"filename", "media_type", b"media_type", "size_bytes", b"size_bytes", "source", b"source", "uri", b"uri"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__size_bytes: _TypeAlias = _typing.Literal["size_bytes"]  # noqa: Y015
+    _WhichOneofArgType__size_bytes: _TypeAlias = _typing.Literal["_size_bytes", b"_size_bytes"]  # noqa: Y015
     _WhichOneofReturnType_source: _TypeAlias = _typing.Literal["data", "uri"]  # noqa: Y015
     _WhichOneofArgType_source: _TypeAlias = _typing.Literal["source", b"source"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__size_bytes) -> _WhichOneofReturnType__size_bytes | None: ...
+    @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType_source) -> _WhichOneofReturnType_source | None: ...
 
 Global___Blob: _TypeAlias = Blob  # noqa: Y015
 
 @_typing.final
 class ToolCall(_message.Message):
-    """A call that a model asks for."""
+    """A tool call that a model asks for."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -363,13 +390,13 @@ class ToolCall(_message.Message):
     ARGUMENTS_JSON_FIELD_NUMBER: _builtins.int
     PROVIDER_CALL_ID_FIELD_NUMBER: _builtins.int
     call_id: _builtins.str
-    """Unique in its invocation; the provider's id where it is."""
+    """The id: the provider's, if no other call of the invocation has it. Unique in its agent invocation."""
     name: _builtins.str
     """The tool's name; `call_<agent>` for a linked agent."""
     arguments_json: _builtins.str
-    """The arguments exactly as the model wrote them: JSON text, or what was meant to be."""
+    """The arguments exactly as the model wrote them: JSON text, or an attempt at it."""
     provider_call_id: _builtins.str
-    """The id that the provider gave, where it differs from call_id."""
+    """The provider's id of the call, if it is not call_id; empty otherwise."""
     def __init__(
         self,
         *,
@@ -388,7 +415,7 @@ Global___ToolCall: _TypeAlias = ToolCall  # noqa: Y015
 
 @_typing.final
 class ToolResult(_message.Message):
-    """What a call gave: parts, or an error."""
+    """The recorded result of a tool call: parts, or an error, or both, as when a failed tool returned content."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -396,41 +423,41 @@ class ToolResult(_message.Message):
     PARTS_FIELD_NUMBER: _builtins.int
     ERROR_FIELD_NUMBER: _builtins.int
     START_TIME_FIELD_NUMBER: _builtins.int
-    LATENCY_FIELD_NUMBER: _builtins.int
+    DURATION_FIELD_NUMBER: _builtins.int
     AGENT_FIELD_NUMBER: _builtins.int
     INVOCATION_ID_FIELD_NUMBER: _builtins.int
     CHILD_INVOCATION_ID_FIELD_NUMBER: _builtins.int
     TRUNCATED_FIELD_NUMBER: _builtins.int
     ORIGINAL_BYTES_FIELD_NUMBER: _builtins.int
     agent: _builtins.str
-    """The agent that called."""
+    """The name of the agent that called."""
     invocation_id: _builtins.str
     """The invocation that called."""
     child_invocation_id: _builtins.str
     """The invocation of the agent that was called; empty for an ordinary tool."""
     truncated: _builtins.bool
-    """Whether the parts were cut to fit."""
+    """Whether the parts were cut to fit a limit."""
     original_bytes: _builtins.int
-    """Their size before the cut; 0 where nothing was cut."""
+    """Their size in bytes before they were cut; 0 if they were not."""
     @_builtins.property
     def call(self) -> Global___ToolCall:
-        """The call it answers."""
+        """The call."""
 
     @_builtins.property
     def parts(self) -> _containers.RepeatedCompositeFieldContainer[Global___Part]:
-        """What the tool gave back; they hold no calls and no results."""
+        """What the tool returned. None of them is a tool call or a tool result."""
 
     @_builtins.property
     def error(self) -> _error_pb2.AgentError:
-        """Set exactly where the call failed."""
+        """Set exactly if the call failed."""
 
     @_builtins.property
     def start_time(self) -> _timestamp_pb2.Timestamp:
-        """When the tool began; unset where it never ran."""
+        """When the tool started; unset if it never ran."""
 
     @_builtins.property
-    def latency(self) -> _duration_pb2.Duration:
-        """How long it took."""
+    def duration(self) -> _duration_pb2.Duration:
+        """From the start of the tool to its end; unset if it never ran."""
 
     def __init__(
         self,
@@ -439,94 +466,77 @@ class ToolResult(_message.Message):
         parts: _abc.Iterable[Global___Part] | None = ...,
         error: _error_pb2.AgentError | None = ...,
         start_time: _timestamp_pb2.Timestamp | None = ...,
-        latency: _duration_pb2.Duration | None = ...,
+        duration: _duration_pb2.Duration | None = ...,
         agent: _builtins.str = ...,
         invocation_id: _builtins.str = ...,
         child_invocation_id: _builtins.str = ...,
         truncated: _builtins.bool = ...,
         original_bytes: _builtins.int = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["call", b"call", "error", b"error", "latency", b"latency", "start_time", b"start_time"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["call", b"call", "duration", b"duration", "error", b"error", "start_time", b"start_time"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["agent", b"agent", "call", b"call", "child_invocation_id", b"child_invocation_id", "error", b"error", "invocation_id", b"invocation_id", "latency", b"latency", "original_bytes", b"original_bytes", "parts", b"parts", "start_time", b"start_time", "truncated", b"truncated"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["agent", b"agent", "call", b"call", "child_invocation_id", b"child_invocation_id", "duration", b"duration", "error", b"error", "invocation_id", b"invocation_id", "original_bytes", b"original_bytes", "parts", b"parts", "start_time", b"start_time", "truncated", b"truncated"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___ToolResult: _TypeAlias = ToolResult  # noqa: Y015
 
 @_typing.final
-class Usage(_message.Message):
-    """What was used. Absent is unknown, which is not zero; sums cover what is known."""
+class ToolOutcome(_message.Message):
+    """The outcome of a tool call, as a client that ran the tool reports it. Parts may accompany a failure."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
-    INPUT_TOKENS_FIELD_NUMBER: _builtins.int
-    CACHED_INPUT_TOKENS_FIELD_NUMBER: _builtins.int
-    OUTPUT_TOKENS_FIELD_NUMBER: _builtins.int
-    REASONING_TOKENS_FIELD_NUMBER: _builtins.int
-    TOTAL_TOKENS_FIELD_NUMBER: _builtins.int
-    MODEL_CALLS_FIELD_NUMBER: _builtins.int
-    MODEL_CALLS_WITHOUT_USAGE_FIELD_NUMBER: _builtins.int
-    TOOL_CALLS_FIELD_NUMBER: _builtins.int
-    COST_MICROS_FIELD_NUMBER: _builtins.int
-    input_tokens: _builtins.int
-    """Tokens sent to models, cached ones included."""
-    cached_input_tokens: _builtins.int
-    """Of those, tokens that the provider had cached."""
-    output_tokens: _builtins.int
-    """Tokens that models wrote, reasoning included."""
-    reasoning_tokens: _builtins.int
-    """Of those, tokens of reasoning."""
-    total_tokens: _builtins.int
-    """All tokens, as the provider counts them."""
-    model_calls: _builtins.int
-    """Model calls that went to a provider and ended."""
-    model_calls_without_usage: _builtins.int
-    """Of those, calls for which the provider reported no usage."""
-    tool_calls: _builtins.int
-    """Tool calls that started."""
-    cost_micros: _builtins.int
-    """The price in millionths of the configured currency; absent where a model has no price."""
+    PARTS_FIELD_NUMBER: _builtins.int
+    FAILURE_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def parts(self) -> _containers.RepeatedCompositeFieldContainer[Global___Part]:
+        """What the tool returned. None of them may be a tool call or a tool result."""
+
+    @_builtins.property
+    def failure(self) -> Global___ToolFailure:
+        """Set exactly if the call failed."""
+
     def __init__(
         self,
         *,
-        input_tokens: _builtins.int | None = ...,
-        cached_input_tokens: _builtins.int | None = ...,
-        output_tokens: _builtins.int | None = ...,
-        reasoning_tokens: _builtins.int | None = ...,
-        total_tokens: _builtins.int | None = ...,
-        model_calls: _builtins.int = ...,
-        model_calls_without_usage: _builtins.int = ...,
-        tool_calls: _builtins.int = ...,
-        cost_micros: _builtins.int | None = ...,
+        parts: _abc.Iterable[Global___Part] | None = ...,
+        failure: Global___ToolFailure | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_cached_input_tokens", b"_cached_input_tokens", "_cost_micros", b"_cost_micros", "_input_tokens", b"_input_tokens", "_output_tokens", b"_output_tokens", "_reasoning_tokens", b"_reasoning_tokens", "_total_tokens", b"_total_tokens", "cached_input_tokens", b"cached_input_tokens", "cost_micros", b"cost_micros", "input_tokens", b"input_tokens", "output_tokens", b"output_tokens", "reasoning_tokens", b"reasoning_tokens", "total_tokens", b"total_tokens"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["failure", b"failure"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_cached_input_tokens", b"_cached_input_tokens", "_cost_micros", b"_cost_micros", "_input_tokens", b"_input_tokens", "_output_tokens", b"_output_tokens", "_reasoning_tokens", b"_reasoning_tokens", "_total_tokens", b"_total_tokens", "cached_input_tokens", b"cached_input_tokens", "cost_micros", b"cost_micros", "input_tokens", b"input_tokens", "model_calls", b"model_calls", "model_calls_without_usage", b"model_calls_without_usage", "output_tokens", b"output_tokens", "reasoning_tokens", b"reasoning_tokens", "tool_calls", b"tool_calls", "total_tokens", b"total_tokens"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["failure", b"failure", "parts", b"parts"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType__cached_input_tokens: _TypeAlias = _typing.Literal["cached_input_tokens"]  # noqa: Y015
-    _WhichOneofArgType__cached_input_tokens: _TypeAlias = _typing.Literal["_cached_input_tokens", b"_cached_input_tokens"]  # noqa: Y015
-    _WhichOneofReturnType__cost_micros: _TypeAlias = _typing.Literal["cost_micros"]  # noqa: Y015
-    _WhichOneofArgType__cost_micros: _TypeAlias = _typing.Literal["_cost_micros", b"_cost_micros"]  # noqa: Y015
-    _WhichOneofReturnType__input_tokens: _TypeAlias = _typing.Literal["input_tokens"]  # noqa: Y015
-    _WhichOneofArgType__input_tokens: _TypeAlias = _typing.Literal["_input_tokens", b"_input_tokens"]  # noqa: Y015
-    _WhichOneofReturnType__output_tokens: _TypeAlias = _typing.Literal["output_tokens"]  # noqa: Y015
-    _WhichOneofArgType__output_tokens: _TypeAlias = _typing.Literal["_output_tokens", b"_output_tokens"]  # noqa: Y015
-    _WhichOneofReturnType__reasoning_tokens: _TypeAlias = _typing.Literal["reasoning_tokens"]  # noqa: Y015
-    _WhichOneofArgType__reasoning_tokens: _TypeAlias = _typing.Literal["_reasoning_tokens", b"_reasoning_tokens"]  # noqa: Y015
-    _WhichOneofReturnType__total_tokens: _TypeAlias = _typing.Literal["total_tokens"]  # noqa: Y015
-    _WhichOneofArgType__total_tokens: _TypeAlias = _typing.Literal["_total_tokens", b"_total_tokens"]  # noqa: Y015
-    @_typing.overload
-    def WhichOneof(self, oneof_group: _WhichOneofArgType__cached_input_tokens) -> _WhichOneofReturnType__cached_input_tokens | None: ...
-    @_typing.overload
-    def WhichOneof(self, oneof_group: _WhichOneofArgType__cost_micros) -> _WhichOneofReturnType__cost_micros | None: ...
-    @_typing.overload
-    def WhichOneof(self, oneof_group: _WhichOneofArgType__input_tokens) -> _WhichOneofReturnType__input_tokens | None: ...
-    @_typing.overload
-    def WhichOneof(self, oneof_group: _WhichOneofArgType__output_tokens) -> _WhichOneofReturnType__output_tokens | None: ...
-    @_typing.overload
-    def WhichOneof(self, oneof_group: _WhichOneofArgType__reasoning_tokens) -> _WhichOneofReturnType__reasoning_tokens | None: ...
-    @_typing.overload
-    def WhichOneof(self, oneof_group: _WhichOneofArgType__total_tokens) -> _WhichOneofReturnType__total_tokens | None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___Usage: _TypeAlias = Usage  # noqa: Y015
+Global___ToolOutcome: _TypeAlias = ToolOutcome  # noqa: Y015
+
+@_typing.final
+class ToolFailure(_message.Message):
+    """Why a tool call failed, as a client that ran the tool reports it."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    MESSAGE_FIELD_NUMBER: _builtins.int
+    RETRYABLE_FIELD_NUMBER: _builtins.int
+    DETAILS_JSON_FIELD_NUMBER: _builtins.int
+    message: _builtins.str
+    """A sentence that the model reads. It must contain no secret."""
+    retryable: _builtins.bool
+    """Whether the same call may succeed if it is repeated."""
+    details_json: _builtins.str
+    """More about it as one JSON object, or empty."""
+    def __init__(
+        self,
+        *,
+        message: _builtins.str = ...,
+        retryable: _builtins.bool = ...,
+        details_json: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["details_json", b"details_json", "message", b"message", "retryable", b"retryable"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ToolFailure: _TypeAlias = ToolFailure  # noqa: Y015

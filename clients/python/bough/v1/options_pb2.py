@@ -25,14 +25,14 @@ _sym_db = _symbol_database.Default()
 from google.protobuf import descriptor_pb2 as google_dot_protobuf_dot_descriptor__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x16\x62ough/v1/options.proto\x12\x08\x62ough.v1\x1a google/protobuf/descriptor.proto\"\"\n\x0c\x45ventOptions\x12\x12\n\x04name\x18\x01 \x01(\tR\x04name:M\n\x05\x65vent\x12\x1d.google.protobuf.FieldOptions\x18\xb4\x87\x03 \x01(\x0b\x32\x16.bough.v1.EventOptionsR\x05\x65ventB8Z6github.com/bough-dev/bough/clients/go/bough/v1;boughv1b\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x16\x62ough/v1/options.proto\x12\x08\x62ough.v1\x1a google/protobuf/descriptor.proto\"\"\n\x0c\x45ventOptions\x12\x12\n\x04name\x18\x01 \x01(\tR\x04name:]\n\revent_options\x12\x1d.google.protobuf.FieldOptions\x18\x83\xe4\xcc. \x01(\x0b\x32\x16.bough.v1.EventOptionsR\x0c\x65ventOptionsBV\n\x0c\x64\x65v.bough.v1B\x0cOptionsProtoP\x01Z6github.com/bough-dev/bough/clients/go/bough/v1;boughv1b\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'bough.v1.options_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   _globals['DESCRIPTOR']._loaded_options = None
-  _globals['DESCRIPTOR']._serialized_options = b'Z6github.com/bough-dev/bough/clients/go/bough/v1;boughv1'
+  _globals['DESCRIPTOR']._serialized_options = b'\n\014dev.bough.v1B\014OptionsProtoP\001Z6github.com/bough-dev/bough/clients/go/bough/v1;boughv1'
   _globals['_EVENTOPTIONS']._serialized_start=70
   _globals['_EVENTOPTIONS']._serialized_end=104
 # @@protoc_insertion_point(module_scope)

@@ -40,6 +40,6 @@ class EventOptions(_message.Message):
 
 Global___EventOptions: _TypeAlias = EventOptions  # noqa: Y015
 
-EVENT_FIELD_NUMBER: _builtins.int
-event: _extension_dict._ExtensionFieldDescriptor[_descriptor_pb2.FieldOptions, Global___EventOptions]
+EVENT_OPTIONS_FIELD_NUMBER: _builtins.int
+event_options: _extension_dict._ExtensionFieldDescriptor[_descriptor_pb2.FieldOptions, Global___EventOptions]
 """Set on every payload field of AgentEvent, and on nothing else."""

@@ -25,28 +25,28 @@ _sym_db = _symbol_database.Default()
 from google.protobuf import duration_pb2 as google_dot_protobuf_dot_duration__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x15\x62ough/v1/policy.proto\x12\x08\x62ough.v1\x1a\x1egoogle/protobuf/duration.proto\"\x90\x03\n\x06Limits\x12$\n\x0bmodel_calls\x18\x01 \x01(\x05H\x00R\nmodelCalls\x88\x01\x01\x12\"\n\ntool_calls\x18\x02 \x01(\x05H\x01R\ttoolCalls\x88\x01\x01\x12\x1b\n\x06tokens\x18\x03 \x01(\x03H\x02R\x06tokens\x88\x01\x01\x12$\n\x0b\x63ost_micros\x18\x04 \x01(\x03H\x03R\ncostMicros\x88\x01\x01\x12\x19\n\x05\x64\x65pth\x18\x05 \x01(\x05H\x04R\x05\x64\x65pth\x88\x01\x01\x12\x1f\n\x08handoffs\x18\x06 \x01(\x05H\x05R\x08handoffs\x88\x01\x01\x12>\n\rwall_duration\x18\x07 \x01(\x0b\x32\x19.google.protobuf.DurationR\x0cwallDuration\x12\x1f\n\x08parallel\x18\x08 \x01(\x05H\x06R\x08parallel\x88\x01\x01\x42\x0e\n\x0c_model_callsB\r\n\x0b_tool_callsB\t\n\x07_tokensB\x0e\n\x0c_cost_microsB\x08\n\x06_depthB\x0b\n\t_handoffsB\x0b\n\t_parallel\"\x94\x01\n\x0b\x44\x65ltaPolicy\x12<\n\naggregated\x18\x01 \x01(\x0b\x32\x1a.bough.v1.AggregatedDeltasH\x00R\naggregated\x12?\n\x0bpassthrough\x18\x02 \x01(\x0b\x32\x1b.bough.v1.PassthroughDeltasH\x00R\x0bpassthroughB\x06\n\x04mode\"\x80\x01\n\x10\x41ggregatedDeltas\x12<\n\x0cmax_interval\x18\x01 \x01(\x0b\x32\x19.google.protobuf.DurationR\x0bmaxInterval\x12 \n\tmax_chars\x18\x02 \x01(\x05H\x00R\x08maxChars\x88\x01\x01\x42\x0c\n\n_max_chars\"\x13\n\x11PassthroughDeltas\"\x94\x03\n\tRunPolicy\x12(\n\x06limits\x18\x01 \x01(\x0b\x32\x10.bough.v1.LimitsR\x06limits\x12+\n\x05\x64\x65lta\x18\x02 \x01(\x0b\x32\x15.bough.v1.DeltaPolicyR\x05\x64\x65lta\x12L\n\x14on_sub_agent_failure\x18\x03 \x01(\x0e\x32\x1b.bough.v1.OnSubAgentFailureR\x11onSubAgentFailure\x12;\n\ron_disconnect\x18\x04 \x01(\x0e\x32\x16.bough.v1.OnDisconnectR\x0conDisconnect\x12\x44\n\x10\x64isconnect_grace\x18\x05 \x01(\x0b\x32\x19.google.protobuf.DurationR\x0f\x64isconnectGrace\x12?\n\x0fon_busy_session\x18\x06 \x01(\x0e\x32\x17.bough.v1.OnBusySessionR\ronBusySession\x12\x1e\n\nbackground\x18\x07 \x01(\x08R\nbackground*|\n\x11OnSubAgentFailure\x12$\n ON_SUB_AGENT_FAILURE_UNSPECIFIED\x10\x00\x12!\n\x1dON_SUB_AGENT_FAILURE_CONTINUE\x10\x01\x12\x1e\n\x1aON_SUB_AGENT_FAILURE_ABORT\x10\x02*c\n\x0cOnDisconnect\x12\x1d\n\x19ON_DISCONNECT_UNSPECIFIED\x10\x00\x12\x18\n\x14ON_DISCONNECT_CANCEL\x10\x01\x12\x1a\n\x16ON_DISCONNECT_CONTINUE\x10\x02*\x8f\x01\n\rOnBusySession\x12\x1f\n\x1bON_BUSY_SESSION_UNSPECIFIED\x10\x00\x12\x1a\n\x16ON_BUSY_SESSION_REJECT\x10\x01\x12\x19\n\x15ON_BUSY_SESSION_QUEUE\x10\x02\x12&\n\"ON_BUSY_SESSION_CANCEL_INTERRUPTED\x10\x03\x42\x38Z6github.com/bough-dev/bough/clients/go/bough/v1;boughv1b\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x15\x62ough/v1/policy.proto\x12\x08\x62ough.v1\x1a\x1egoogle/protobuf/duration.proto\"\x99\x03\n\x06Limits\x12$\n\x0bmodel_calls\x18\x01 \x01(\x05H\x00R\nmodelCalls\x88\x01\x01\x12\"\n\ntool_calls\x18\x02 \x01(\x05H\x01R\ttoolCalls\x88\x01\x01\x12\x1b\n\x06tokens\x18\x03 \x01(\x03H\x02R\x06tokens\x88\x01\x01\x12\"\n\ncost_nanos\x18\x04 \x01(\x03H\x03R\tcostNanos\x88\x01\x01\x12\x19\n\x05\x64\x65pth\x18\x05 \x01(\x05H\x04R\x05\x64\x65pth\x88\x01\x01\x12!\n\ttransfers\x18\x06 \x01(\x05H\x05R\ttransfers\x88\x01\x01\x12>\n\rwall_duration\x18\x07 \x01(\x0b\x32\x19.google.protobuf.DurationR\x0cwallDuration\x12%\n\x0b\x63oncurrency\x18\x08 \x01(\x05H\x06R\x0b\x63oncurrency\x88\x01\x01\x42\x0e\n\x0c_model_callsB\r\n\x0b_tool_callsB\t\n\x07_tokensB\r\n\x0b_cost_nanosB\x08\n\x06_depthB\x0c\n\n_transfersB\x0e\n\x0c_concurrency\"\x94\x01\n\x0b\x44\x65ltaPolicy\x12<\n\naggregated\x18\x01 \x01(\x0b\x32\x1a.bough.v1.AggregatedDeltasH\x00R\naggregated\x12?\n\x0bpassthrough\x18\x02 \x01(\x0b\x32\x1b.bough.v1.PassthroughDeltasH\x00R\x0bpassthroughB\x06\n\x04mode\"\x80\x01\n\x10\x41ggregatedDeltas\x12<\n\x0cmax_interval\x18\x01 \x01(\x0b\x32\x19.google.protobuf.DurationR\x0bmaxInterval\x12 \n\tmax_chars\x18\x02 \x01(\x05H\x00R\x08maxChars\x88\x01\x01\x42\x0c\n\n_max_chars\"\x13\n\x11PassthroughDeltas\"\xa2\x03\n\tRunPolicy\x12(\n\x06limits\x18\x01 \x01(\x0b\x32\x10.bough.v1.LimitsR\x06limits\x12-\n\x06\x64\x65ltas\x18\x02 \x01(\x0b\x32\x15.bough.v1.DeltaPolicyR\x06\x64\x65ltas\x12P\n\x14on_sub_agent_failure\x18\x03 \x01(\x0e\x32\x1f.bough.v1.SubAgentFailurePolicyR\x11onSubAgentFailure\x12?\n\ron_disconnect\x18\x04 \x01(\x0e\x32\x1a.bough.v1.DisconnectPolicyR\x0conDisconnect\x12\x44\n\x10\x64isconnect_grace\x18\x05 \x01(\x0b\x32\x19.google.protobuf.DurationR\x0f\x64isconnectGrace\x12\x43\n\x0fon_busy_session\x18\x06 \x01(\x0e\x32\x1b.bough.v1.BusySessionPolicyR\ronBusySession\x12\x1e\n\nbackground\x18\x07 \x01(\x08R\nbackground*\x8c\x01\n\x15SubAgentFailurePolicy\x12(\n$SUB_AGENT_FAILURE_POLICY_UNSPECIFIED\x10\x00\x12%\n!SUB_AGENT_FAILURE_POLICY_CONTINUE\x10\x01\x12\"\n\x1eSUB_AGENT_FAILURE_POLICY_ABORT\x10\x02*s\n\x10\x44isconnectPolicy\x12!\n\x1d\x44ISCONNECT_POLICY_UNSPECIFIED\x10\x00\x12\x1c\n\x18\x44ISCONNECT_POLICY_CANCEL\x10\x01\x12\x1e\n\x1a\x44ISCONNECT_POLICY_CONTINUE\x10\x02*\xa3\x01\n\x11\x42usySessionPolicy\x12#\n\x1f\x42USY_SESSION_POLICY_UNSPECIFIED\x10\x00\x12\x1e\n\x1a\x42USY_SESSION_POLICY_REJECT\x10\x01\x12\x1d\n\x19\x42USY_SESSION_POLICY_QUEUE\x10\x02\x12*\n&BUSY_SESSION_POLICY_CANCEL_INTERRUPTED\x10\x03\x42U\n\x0c\x64\x65v.bough.v1B\x0bPolicyProtoP\x01Z6github.com/bough-dev/bough/clients/go/bough/v1;boughv1b\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'bough.v1.policy_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   _globals['DESCRIPTOR']._loaded_options = None
-  _globals['DESCRIPTOR']._serialized_options = b'Z6github.com/bough-dev/bough/clients/go/bough/v1;boughv1'
-  _globals['_ONSUBAGENTFAILURE']._serialized_start=1180
-  _globals['_ONSUBAGENTFAILURE']._serialized_end=1304
-  _globals['_ONDISCONNECT']._serialized_start=1306
-  _globals['_ONDISCONNECT']._serialized_end=1405
-  _globals['_ONBUSYSESSION']._serialized_start=1408
-  _globals['_ONBUSYSESSION']._serialized_end=1551
+  _globals['DESCRIPTOR']._serialized_options = b'\n\014dev.bough.v1B\013PolicyProtoP\001Z6github.com/bough-dev/bough/clients/go/bough/v1;boughv1'
+  _globals['_SUBAGENTFAILUREPOLICY']._serialized_start=1204
+  _globals['_SUBAGENTFAILUREPOLICY']._serialized_end=1344
+  _globals['_DISCONNECTPOLICY']._serialized_start=1346
+  _globals['_DISCONNECTPOLICY']._serialized_end=1461
+  _globals['_BUSYSESSIONPOLICY']._serialized_start=1464
+  _globals['_BUSYSESSIONPOLICY']._serialized_end=1627
   _globals['_LIMITS']._serialized_start=68
-  _globals['_LIMITS']._serialized_end=468
-  _globals['_DELTAPOLICY']._serialized_start=471
-  _globals['_DELTAPOLICY']._serialized_end=619
-  _globals['_AGGREGATEDDELTAS']._serialized_start=622
-  _globals['_AGGREGATEDDELTAS']._serialized_end=750
-  _globals['_PASSTHROUGHDELTAS']._serialized_start=752
-  _globals['_PASSTHROUGHDELTAS']._serialized_end=771
-  _globals['_RUNPOLICY']._serialized_start=774
-  _globals['_RUNPOLICY']._serialized_end=1178
+  _globals['_LIMITS']._serialized_end=477
+  _globals['_DELTAPOLICY']._serialized_start=480
+  _globals['_DELTAPOLICY']._serialized_end=628
+  _globals['_AGGREGATEDDELTAS']._serialized_start=631
+  _globals['_AGGREGATEDDELTAS']._serialized_end=759
+  _globals['_PASSTHROUGHDELTAS']._serialized_start=761
+  _globals['_PASSTHROUGHDELTAS']._serialized_end=780
+  _globals['_RUNPOLICY']._serialized_start=783
+  _globals['_RUNPOLICY']._serialized_end=1201
 # @@protoc_insertion_point(module_scope)

@@ -23,60 +23,61 @@ _sym_db = _symbol_database.Default()
 
 
 from bough.v1 import message_pb2 as bough_dot_v1_dot_message__pb2
-from bough.v1 import state_pb2 as bough_dot_v1_dot_state__pb2
-from google.protobuf import timestamp_pb2 as google_dot_protobuf_dot_timestamp__pb2
+from bough.v1 import session_pb2 as bough_dot_v1_dot_session__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1e\x62ough/v1/session_service.proto\x12\x08\x62ough.v1\x1a\x16\x62ough/v1/message.proto\x1a\x14\x62ough/v1/state.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"\xd3\x02\n\x07Session\x12\x1d\n\nsession_id\x18\x01 \x01(\tR\tsessionId\x12\x17\n\x07user_id\x18\x02 \x01(\tR\x06userId\x12\x35\n\x06labels\x18\x03 \x03(\x0b\x32\x1d.bough.v1.Session.LabelsEntryR\x06labels\x12;\n\x0b\x63reate_time\x18\x04 \x01(\x0b\x32\x1a.google.protobuf.TimestampR\ncreateTime\x12;\n\x0bupdate_time\x18\x05 \x01(\x0b\x32\x1a.google.protobuf.TimestampR\nupdateTime\x12$\n\x0e\x63urrent_run_id\x18\x06 \x01(\tR\x0c\x63urrentRunId\x1a\x39\n\x0bLabelsEntry\x12\x10\n\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n\x05value\x18\x02 \x01(\tR\x05value:\x02\x38\x01\"\x95\x01\n\x14\x43reateSessionRequest\x12\x42\n\x06labels\x18\x01 \x03(\x0b\x32*.bough.v1.CreateSessionRequest.LabelsEntryR\x06labels\x1a\x39\n\x0bLabelsEntry\x12\x10\n\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n\x05value\x18\x02 \x01(\tR\x05value:\x02\x38\x01\"D\n\x15\x43reateSessionResponse\x12+\n\x07session\x18\x01 \x01(\x0b\x32\x11.bough.v1.SessionR\x07session\"2\n\x11GetSessionRequest\x12\x1d\n\nsession_id\x18\x01 \x01(\tR\tsessionId\"A\n\x12GetSessionResponse\x12+\n\x07session\x18\x01 \x01(\x0b\x32\x11.bough.v1.SessionR\x07session\"\xcf\x01\n\x13ListSessionsRequest\x12\x1b\n\tpage_size\x18\x01 \x01(\x05R\x08pageSize\x12\x1d\n\npage_token\x18\x02 \x01(\tR\tpageToken\x12\x41\n\x06labels\x18\x03 \x03(\x0b\x32).bough.v1.ListSessionsRequest.LabelsEntryR\x06labels\x1a\x39\n\x0bLabelsEntry\x12\x10\n\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n\x05value\x18\x02 \x01(\tR\x05value:\x02\x38\x01\"m\n\x14ListSessionsResponse\x12-\n\x08sessions\x18\x01 \x03(\x0b\x32\x11.bough.v1.SessionR\x08sessions\x12&\n\x0fnext_page_token\x18\x02 \x01(\tR\rnextPageToken\"5\n\x14\x44\x65leteSessionRequest\x12\x1d\n\nsession_id\x18\x01 \x01(\tR\tsessionId\"\x17\n\x15\x44\x65leteSessionResponse\"p\n\x13ListMessagesRequest\x12\x1d\n\nsession_id\x18\x01 \x01(\tR\tsessionId\x12\x1b\n\tpage_size\x18\x02 \x01(\x05R\x08pageSize\x12\x1d\n\npage_token\x18\x03 \x01(\tR\tpageToken\"m\n\x14ListMessagesResponse\x12-\n\x08messages\x18\x01 \x03(\x0b\x32\x11.bough.v1.MessageR\x08messages\x12&\n\x0fnext_page_token\x18\x02 \x01(\tR\rnextPageToken\"0\n\x0fGetStateRequest\x12\x1d\n\nsession_id\x18\x01 \x01(\tR\tsessionId\"1\n\x10GetStateResponse\x12\x1d\n\nstate_json\x18\x01 \x01(\tR\tstateJson\"d\n\x12UpdateStateRequest\x12\x1d\n\nsession_id\x18\x01 \x01(\tR\tsessionId\x12/\n\x07\x63hanges\x18\x02 \x03(\x0b\x32\x15.bough.v1.StateChangeR\x07\x63hanges\"4\n\x13UpdateStateResponse\x12\x1d\n\nstate_json\x18\x01 \x01(\tR\tstateJson2\xaa\x04\n\x0eSessionService\x12P\n\rCreateSession\x12\x1e.bough.v1.CreateSessionRequest\x1a\x1f.bough.v1.CreateSessionResponse\x12G\n\nGetSession\x12\x1b.bough.v1.GetSessionRequest\x1a\x1c.bough.v1.GetSessionResponse\x12M\n\x0cListSessions\x12\x1d.bough.v1.ListSessionsRequest\x1a\x1e.bough.v1.ListSessionsResponse\x12P\n\rDeleteSession\x12\x1e.bough.v1.DeleteSessionRequest\x1a\x1f.bough.v1.DeleteSessionResponse\x12M\n\x0cListMessages\x12\x1d.bough.v1.ListMessagesRequest\x1a\x1e.bough.v1.ListMessagesResponse\x12\x41\n\x08GetState\x12\x19.bough.v1.GetStateRequest\x1a\x1a.bough.v1.GetStateResponse\x12J\n\x0bUpdateState\x12\x1c.bough.v1.UpdateStateRequest\x1a\x1d.bough.v1.UpdateStateResponseB8Z6github.com/bough-dev/bough/clients/go/bough/v1;boughv1b\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1e\x62ough/v1/session_service.proto\x12\x08\x62ough.v1\x1a\x16\x62ough/v1/message.proto\x1a\x16\x62ough/v1/session.proto\"\xd3\x01\n\x14\x43reateSessionRequest\x12\x42\n\x06labels\x18\x01 \x03(\x0b\x32*.bough.v1.CreateSessionRequest.LabelsEntryR\x06labels\x12\x1d\n\nsession_id\x18\x02 \x01(\tR\tsessionId\x12\x1d\n\nrequest_id\x18\x03 \x01(\tR\trequestId\x1a\x39\n\x0bLabelsEntry\x12\x10\n\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n\x05value\x18\x02 \x01(\tR\x05value:\x02\x38\x01\"D\n\x15\x43reateSessionResponse\x12+\n\x07session\x18\x01 \x01(\x0b\x32\x11.bough.v1.SessionR\x07session\"2\n\x11GetSessionRequest\x12\x1d\n\nsession_id\x18\x01 \x01(\tR\tsessionId\"A\n\x12GetSessionResponse\x12+\n\x07session\x18\x01 \x01(\x0b\x32\x11.bough.v1.SessionR\x07session\"\xcf\x01\n\x13ListSessionsRequest\x12\x1b\n\tpage_size\x18\x01 \x01(\x05R\x08pageSize\x12\x1d\n\npage_token\x18\x02 \x01(\tR\tpageToken\x12\x41\n\x06labels\x18\x03 \x03(\x0b\x32).bough.v1.ListSessionsRequest.LabelsEntryR\x06labels\x1a\x39\n\x0bLabelsEntry\x12\x10\n\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n\x05value\x18\x02 \x01(\tR\x05value:\x02\x38\x01\"m\n\x14ListSessionsResponse\x12-\n\x08sessions\x18\x01 \x03(\x0b\x32\x11.bough.v1.SessionR\x08sessions\x12&\n\x0fnext_page_token\x18\x02 \x01(\tR\rnextPageToken\"\xb4\x01\n\x14UpdateSessionRequest\x12\x1d\n\nsession_id\x18\x01 \x01(\tR\tsessionId\x12\x42\n\x06labels\x18\x02 \x03(\x0b\x32*.bough.v1.UpdateSessionRequest.LabelsEntryR\x06labels\x1a\x39\n\x0bLabelsEntry\x12\x10\n\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n\x05value\x18\x02 \x01(\tR\x05value:\x02\x38\x01\"D\n\x15UpdateSessionResponse\x12+\n\x07session\x18\x01 \x01(\x0b\x32\x11.bough.v1.SessionR\x07session\"5\n\x14\x44\x65leteSessionRequest\x12\x1d\n\nsession_id\x18\x01 \x01(\tR\tsessionId\"\x17\n\x15\x44\x65leteSessionResponse\"p\n\x13ListMessagesRequest\x12\x1b\n\tpage_size\x18\x01 \x01(\x05R\x08pageSize\x12\x1d\n\npage_token\x18\x02 \x01(\tR\tpageToken\x12\x1d\n\nsession_id\x18\x03 \x01(\tR\tsessionId\"m\n\x14ListMessagesResponse\x12-\n\x08messages\x18\x01 \x03(\x0b\x32\x11.bough.v1.MessageR\x08messages\x12&\n\x0fnext_page_token\x18\x02 \x01(\tR\rnextPageToken\"7\n\x16GetSessionStateRequest\x12\x1d\n\nsession_id\x18\x01 \x01(\tR\tsessionId\"8\n\x17GetSessionStateResponse\x12\x1d\n\nstate_json\x18\x01 \x01(\tR\tstateJson\"r\n\x19UpdateSessionStateRequest\x12\x1d\n\nsession_id\x18\x01 \x01(\tR\tsessionId\x12\x36\n\x07\x63hanges\x18\x02 \x03(\x0b\x32\x1c.bough.v1.SessionStateChangeR\x07\x63hanges\";\n\x1aUpdateSessionStateResponse\x12\x1d\n\nstate_json\x18\x01 \x01(\tR\tstateJson2\xa6\x05\n\x0eSessionService\x12P\n\rCreateSession\x12\x1e.bough.v1.CreateSessionRequest\x1a\x1f.bough.v1.CreateSessionResponse\x12G\n\nGetSession\x12\x1b.bough.v1.GetSessionRequest\x1a\x1c.bough.v1.GetSessionResponse\x12M\n\x0cListSessions\x12\x1d.bough.v1.ListSessionsRequest\x1a\x1e.bough.v1.ListSessionsResponse\x12P\n\rUpdateSession\x12\x1e.bough.v1.UpdateSessionRequest\x1a\x1f.bough.v1.UpdateSessionResponse\x12P\n\rDeleteSession\x12\x1e.bough.v1.DeleteSessionRequest\x1a\x1f.bough.v1.DeleteSessionResponse\x12M\n\x0cListMessages\x12\x1d.bough.v1.ListMessagesRequest\x1a\x1e.bough.v1.ListMessagesResponse\x12V\n\x0fGetSessionState\x12 .bough.v1.GetSessionStateRequest\x1a!.bough.v1.GetSessionStateResponse\x12_\n\x12UpdateSessionState\x12#.bough.v1.UpdateSessionStateRequest\x1a$.bough.v1.UpdateSessionStateResponseB]\n\x0c\x64\x65v.bough.v1B\x13SessionServiceProtoP\x01Z6github.com/bough-dev/bough/clients/go/bough/v1;boughv1b\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'bough.v1.session_service_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   _globals['DESCRIPTOR']._loaded_options = None
-  _globals['DESCRIPTOR']._serialized_options = b'Z6github.com/bough-dev/bough/clients/go/bough/v1;boughv1'
-  _globals['_SESSION_LABELSENTRY']._loaded_options = None
-  _globals['_SESSION_LABELSENTRY']._serialized_options = b'8\001'
+  _globals['DESCRIPTOR']._serialized_options = b'\n\014dev.bough.v1B\023SessionServiceProtoP\001Z6github.com/bough-dev/bough/clients/go/bough/v1;boughv1'
   _globals['_CREATESESSIONREQUEST_LABELSENTRY']._loaded_options = None
   _globals['_CREATESESSIONREQUEST_LABELSENTRY']._serialized_options = b'8\001'
   _globals['_LISTSESSIONSREQUEST_LABELSENTRY']._loaded_options = None
   _globals['_LISTSESSIONSREQUEST_LABELSENTRY']._serialized_options = b'8\001'
-  _globals['_SESSION']._serialized_start=124
-  _globals['_SESSION']._serialized_end=463
-  _globals['_SESSION_LABELSENTRY']._serialized_start=406
-  _globals['_SESSION_LABELSENTRY']._serialized_end=463
-  _globals['_CREATESESSIONREQUEST']._serialized_start=466
-  _globals['_CREATESESSIONREQUEST']._serialized_end=615
-  _globals['_CREATESESSIONREQUEST_LABELSENTRY']._serialized_start=406
-  _globals['_CREATESESSIONREQUEST_LABELSENTRY']._serialized_end=463
-  _globals['_CREATESESSIONRESPONSE']._serialized_start=617
-  _globals['_CREATESESSIONRESPONSE']._serialized_end=685
-  _globals['_GETSESSIONREQUEST']._serialized_start=687
-  _globals['_GETSESSIONREQUEST']._serialized_end=737
-  _globals['_GETSESSIONRESPONSE']._serialized_start=739
-  _globals['_GETSESSIONRESPONSE']._serialized_end=804
-  _globals['_LISTSESSIONSREQUEST']._serialized_start=807
-  _globals['_LISTSESSIONSREQUEST']._serialized_end=1014
-  _globals['_LISTSESSIONSREQUEST_LABELSENTRY']._serialized_start=406
-  _globals['_LISTSESSIONSREQUEST_LABELSENTRY']._serialized_end=463
-  _globals['_LISTSESSIONSRESPONSE']._serialized_start=1016
-  _globals['_LISTSESSIONSRESPONSE']._serialized_end=1125
-  _globals['_DELETESESSIONREQUEST']._serialized_start=1127
-  _globals['_DELETESESSIONREQUEST']._serialized_end=1180
-  _globals['_DELETESESSIONRESPONSE']._serialized_start=1182
-  _globals['_DELETESESSIONRESPONSE']._serialized_end=1205
-  _globals['_LISTMESSAGESREQUEST']._serialized_start=1207
-  _globals['_LISTMESSAGESREQUEST']._serialized_end=1319
-  _globals['_LISTMESSAGESRESPONSE']._serialized_start=1321
-  _globals['_LISTMESSAGESRESPONSE']._serialized_end=1430
-  _globals['_GETSTATEREQUEST']._serialized_start=1432
-  _globals['_GETSTATEREQUEST']._serialized_end=1480
-  _globals['_GETSTATERESPONSE']._serialized_start=1482
-  _globals['_GETSTATERESPONSE']._serialized_end=1531
-  _globals['_UPDATESTATEREQUEST']._serialized_start=1533
-  _globals['_UPDATESTATEREQUEST']._serialized_end=1633
-  _globals['_UPDATESTATERESPONSE']._serialized_start=1635
-  _globals['_UPDATESTATERESPONSE']._serialized_end=1687
-  _globals['_SESSIONSERVICE']._serialized_start=1690
-  _globals['_SESSIONSERVICE']._serialized_end=2244
+  _globals['_UPDATESESSIONREQUEST_LABELSENTRY']._loaded_options = None
+  _globals['_UPDATESESSIONREQUEST_LABELSENTRY']._serialized_options = b'8\001'
+  _globals['_CREATESESSIONREQUEST']._serialized_start=93
+  _globals['_CREATESESSIONREQUEST']._serialized_end=304
+  _globals['_CREATESESSIONREQUEST_LABELSENTRY']._serialized_start=247
+  _globals['_CREATESESSIONREQUEST_LABELSENTRY']._serialized_end=304
+  _globals['_CREATESESSIONRESPONSE']._serialized_start=306
+  _globals['_CREATESESSIONRESPONSE']._serialized_end=374
+  _globals['_GETSESSIONREQUEST']._serialized_start=376
+  _globals['_GETSESSIONREQUEST']._serialized_end=426
+  _globals['_GETSESSIONRESPONSE']._serialized_start=428
+  _globals['_GETSESSIONRESPONSE']._serialized_end=493
+  _globals['_LISTSESSIONSREQUEST']._serialized_start=496
+  _globals['_LISTSESSIONSREQUEST']._serialized_end=703
+  _globals['_LISTSESSIONSREQUEST_LABELSENTRY']._serialized_start=247
+  _globals['_LISTSESSIONSREQUEST_LABELSENTRY']._serialized_end=304
+  _globals['_LISTSESSIONSRESPONSE']._serialized_start=705
+  _globals['_LISTSESSIONSRESPONSE']._serialized_end=814
+  _globals['_UPDATESESSIONREQUEST']._serialized_start=817
+  _globals['_UPDATESESSIONREQUEST']._serialized_end=997
+  _globals['_UPDATESESSIONREQUEST_LABELSENTRY']._serialized_start=247
+  _globals['_UPDATESESSIONREQUEST_LABELSENTRY']._serialized_end=304
+  _globals['_UPDATESESSIONRESPONSE']._serialized_start=999
+  _globals['_UPDATESESSIONRESPONSE']._serialized_end=1067
+  _globals['_DELETESESSIONREQUEST']._serialized_start=1069
+  _globals['_DELETESESSIONREQUEST']._serialized_end=1122
+  _globals['_DELETESESSIONRESPONSE']._serialized_start=1124
+  _globals['_DELETESESSIONRESPONSE']._serialized_end=1147
+  _globals['_LISTMESSAGESREQUEST']._serialized_start=1149
+  _globals['_LISTMESSAGESREQUEST']._serialized_end=1261
+  _globals['_LISTMESSAGESRESPONSE']._serialized_start=1263
+  _globals['_LISTMESSAGESRESPONSE']._serialized_end=1372
+  _globals['_GETSESSIONSTATEREQUEST']._serialized_start=1374
+  _globals['_GETSESSIONSTATEREQUEST']._serialized_end=1429
+  _globals['_GETSESSIONSTATERESPONSE']._serialized_start=1431
+  _globals['_GETSESSIONSTATERESPONSE']._serialized_end=1487
+  _globals['_UPDATESESSIONSTATEREQUEST']._serialized_start=1489
+  _globals['_UPDATESESSIONSTATEREQUEST']._serialized_end=1603
+  _globals['_UPDATESESSIONSTATERESPONSE']._serialized_start=1605
+  _globals['_UPDATESESSIONSTATERESPONSE']._serialized_end=1664
+  _globals['_SESSIONSERVICE']._serialized_start=1667
+  _globals['_SESSIONSERVICE']._serialized_end=2345
 # @@protoc_insertion_point(module_scope)

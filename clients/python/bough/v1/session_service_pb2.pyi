@@ -4,11 +4,10 @@ isort:skip_file
 Conversations that runs share."""
 
 from bough.v1 import message_pb2 as _message_pb2
-from bough.v1 import state_pb2 as _state_pb2
+from bough.v1 import session_pb2 as _session_pb2
 from collections import abc as _abc
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
-from google.protobuf import timestamp_pb2 as _timestamp_pb2
 from google.protobuf.internal import containers as _containers
 import builtins as _builtins
 import sys
@@ -22,76 +21,8 @@ else:
 DESCRIPTOR: _descriptor.FileDescriptor
 
 @_typing.final
-class Session(_message.Message):
-    """A conversation."""
-
-    DESCRIPTOR: _descriptor.Descriptor
-
-    @_typing.final
-    class LabelsEntry(_message.Message):
-        DESCRIPTOR: _descriptor.Descriptor
-
-        KEY_FIELD_NUMBER: _builtins.int
-        VALUE_FIELD_NUMBER: _builtins.int
-        key: _builtins.str
-        value: _builtins.str
-        def __init__(
-            self,
-            *,
-            key: _builtins.str = ...,
-            value: _builtins.str = ...,
-        ) -> None: ...
-        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
-        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
-        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-        def WhichOneof(self, oneof_group: _Never) -> None: ...
-
-    SESSION_ID_FIELD_NUMBER: _builtins.int
-    USER_ID_FIELD_NUMBER: _builtins.int
-    LABELS_FIELD_NUMBER: _builtins.int
-    CREATE_TIME_FIELD_NUMBER: _builtins.int
-    UPDATE_TIME_FIELD_NUMBER: _builtins.int
-    CURRENT_RUN_ID_FIELD_NUMBER: _builtins.int
-    session_id: _builtins.str
-    """Its id."""
-    user_id: _builtins.str
-    """Whose it is."""
-    current_run_id: _builtins.str
-    """The run that holds it; empty while none does."""
-    @_builtins.property
-    def labels(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
-        """The caller's labels."""
-
-    @_builtins.property
-    def create_time(self) -> _timestamp_pb2.Timestamp:
-        """When it was made."""
-
-    @_builtins.property
-    def update_time(self) -> _timestamp_pb2.Timestamp:
-        """When a run last began or ended in it."""
-
-    def __init__(
-        self,
-        *,
-        session_id: _builtins.str = ...,
-        user_id: _builtins.str = ...,
-        labels: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
-        create_time: _timestamp_pb2.Timestamp | None = ...,
-        update_time: _timestamp_pb2.Timestamp | None = ...,
-        current_run_id: _builtins.str = ...,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["create_time", b"create_time", "update_time", b"update_time"]  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["create_time", b"create_time", "current_run_id", b"current_run_id", "labels", b"labels", "session_id", b"session_id", "update_time", b"update_time", "user_id", b"user_id"]  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
-
-Global___Session: _TypeAlias = Session  # noqa: Y015
-
-@_typing.final
 class CreateSessionRequest(_message.Message):
-    """Makes a session."""
+    """Creates a session."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -116,18 +47,30 @@ class CreateSessionRequest(_message.Message):
         def WhichOneof(self, oneof_group: _Never) -> None: ...
 
     LABELS_FIELD_NUMBER: _builtins.int
+    SESSION_ID_FIELD_NUMBER: _builtins.int
+    REQUEST_ID_FIELD_NUMBER: _builtins.int
+    session_id: _builtins.str
+    """The id of the session, in visible ASCII characters; empty for one that the server chooses. One in use in the tenant is
+    ALREADY_EXISTS (SESSION_EXISTS).
+    """
+    request_id: _builtins.str
+    """The caller's name for this request, unique to its tenant and user and kept as long as the session: the same name with the same
+    content returns the session that it created; with different content it is ALREADY_EXISTS (REQUEST_ID_REUSED). Empty for none.
+    """
     @_builtins.property
     def labels(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
-        """Labels of the caller's, with keys and values as RunRequest.labels."""
+        """Labels, to find the session by: at most 64. Keys that begin with "bough/" are reserved."""
 
     def __init__(
         self,
         *,
         labels: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
+        session_id: _builtins.str = ...,
+        request_id: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["labels", b"labels"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["labels", b"labels", "request_id", b"request_id", "session_id", b"session_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -141,13 +84,13 @@ class CreateSessionResponse(_message.Message):
 
     SESSION_FIELD_NUMBER: _builtins.int
     @_builtins.property
-    def session(self) -> Global___Session:
+    def session(self) -> _session_pb2.Session:
         """The session."""
 
     def __init__(
         self,
         *,
-        session: Global___Session | None = ...,
+        session: _session_pb2.Session | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["session", b"session"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
@@ -159,13 +102,13 @@ Global___CreateSessionResponse: _TypeAlias = CreateSessionResponse  # noqa: Y015
 
 @_typing.final
 class GetSessionRequest(_message.Message):
-    """Gives one session."""
+    """Asks for one session."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     SESSION_ID_FIELD_NUMBER: _builtins.int
     session_id: _builtins.str
-    """The session."""
+    """The session. Unknown, or another tenant's: NOT_FOUND."""
     def __init__(
         self,
         *,
@@ -187,13 +130,13 @@ class GetSessionResponse(_message.Message):
 
     SESSION_FIELD_NUMBER: _builtins.int
     @_builtins.property
-    def session(self) -> Global___Session:
+    def session(self) -> _session_pb2.Session:
         """The session."""
 
     def __init__(
         self,
         *,
-        session: Global___Session | None = ...,
+        session: _session_pb2.Session | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["session", b"session"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
@@ -205,7 +148,7 @@ Global___GetSessionResponse: _TypeAlias = GetSessionResponse  # noqa: Y015
 
 @_typing.final
 class ListSessionsRequest(_message.Message):
-    """Lists sessions."""
+    """Asks for a page of sessions."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -233,12 +176,12 @@ class ListSessionsRequest(_message.Message):
     PAGE_TOKEN_FIELD_NUMBER: _builtins.int
     LABELS_FIELD_NUMBER: _builtins.int
     page_size: _builtins.int
-    """The most sessions of a page; 50 where 0, 1,000 at most."""
+    """The most sessions of a page; 0 for 50, and more than 1,000 is lowered to 1,000. A page also ends at about 1 MiB."""
     page_token: _builtins.str
-    """next_page_token of the page before, with the same filters."""
+    """next_page_token of the page before with the same labels; empty for the first page."""
     @_builtins.property
     def labels(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
-        """Only sessions with all these labels, whose keys and values are as in RunRequest.labels."""
+        """Only sessions that have all of these labels."""
 
     def __init__(
         self,
@@ -264,15 +207,15 @@ class ListSessionsResponse(_message.Message):
     SESSIONS_FIELD_NUMBER: _builtins.int
     NEXT_PAGE_TOKEN_FIELD_NUMBER: _builtins.int
     next_page_token: _builtins.str
-    """The token of the next page; empty on the last."""
+    """The token of the next page; empty on the last one."""
     @_builtins.property
-    def sessions(self) -> _containers.RepeatedCompositeFieldContainer[Global___Session]:
-        """The sessions, the newest first."""
+    def sessions(self) -> _containers.RepeatedCompositeFieldContainer[_session_pb2.Session]:
+        """The sessions, newest first."""
 
     def __init__(
         self,
         *,
-        sessions: _abc.Iterable[Global___Session] | None = ...,
+        sessions: _abc.Iterable[_session_pb2.Session] | None = ...,
         next_page_token: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
@@ -284,6 +227,78 @@ class ListSessionsResponse(_message.Message):
 Global___ListSessionsResponse: _TypeAlias = ListSessionsResponse  # noqa: Y015
 
 @_typing.final
+class UpdateSessionRequest(_message.Message):
+    """Changes the labels of a session."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    @_typing.final
+    class LabelsEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.str
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.str = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    SESSION_ID_FIELD_NUMBER: _builtins.int
+    LABELS_FIELD_NUMBER: _builtins.int
+    session_id: _builtins.str
+    """The session. Unknown, or another tenant's: NOT_FOUND."""
+    @_builtins.property
+    def labels(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
+        """The labels that it has from now on, instead of those that it had. Keys that begin with "bough/" are reserved."""
+
+    def __init__(
+        self,
+        *,
+        session_id: _builtins.str = ...,
+        labels: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["labels", b"labels", "session_id", b"session_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___UpdateSessionRequest: _TypeAlias = UpdateSessionRequest  # noqa: Y015
+
+@_typing.final
+class UpdateSessionResponse(_message.Message):
+    """The session as it is now."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SESSION_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def session(self) -> _session_pb2.Session:
+        """The session."""
+
+    def __init__(
+        self,
+        *,
+        session: _session_pb2.Session | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["session", b"session"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["session", b"session"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___UpdateSessionResponse: _TypeAlias = UpdateSessionResponse  # noqa: Y015
+
+@_typing.final
 class DeleteSessionRequest(_message.Message):
     """Deletes a session."""
 
@@ -291,7 +306,7 @@ class DeleteSessionRequest(_message.Message):
 
     SESSION_ID_FIELD_NUMBER: _builtins.int
     session_id: _builtins.str
-    """The session."""
+    """The session. Unknown, or another tenant's: NOT_FOUND."""
     def __init__(
         self,
         *,
@@ -307,7 +322,7 @@ Global___DeleteSessionRequest: _TypeAlias = DeleteSessionRequest  # noqa: Y015
 
 @_typing.final
 class DeleteSessionResponse(_message.Message):
-    """The session is gone."""
+    """The session is deleted."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -324,25 +339,25 @@ Global___DeleteSessionResponse: _TypeAlias = DeleteSessionResponse  # noqa: Y015
 
 @_typing.final
 class ListMessagesRequest(_message.Message):
-    """Lists messages of a session."""
+    """Asks for a page of a session's messages."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
-    SESSION_ID_FIELD_NUMBER: _builtins.int
     PAGE_SIZE_FIELD_NUMBER: _builtins.int
     PAGE_TOKEN_FIELD_NUMBER: _builtins.int
-    session_id: _builtins.str
-    """The session."""
+    SESSION_ID_FIELD_NUMBER: _builtins.int
     page_size: _builtins.int
-    """The most messages of a page; 50 where 0, 1,000 at most. A page also ends at about 1 MiB."""
+    """The most messages of a page; 0 for 50, and more than 1,000 is lowered to 1,000. A page also ends at about 1 MiB."""
     page_token: _builtins.str
-    """next_page_token of the page before, with the same session."""
+    """next_page_token of the page before of the same session; empty for the first page."""
+    session_id: _builtins.str
+    """The session. Unknown, or another tenant's: NOT_FOUND."""
     def __init__(
         self,
         *,
-        session_id: _builtins.str = ...,
         page_size: _builtins.int = ...,
         page_token: _builtins.str = ...,
+        session_id: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
@@ -361,10 +376,10 @@ class ListMessagesResponse(_message.Message):
     MESSAGES_FIELD_NUMBER: _builtins.int
     NEXT_PAGE_TOKEN_FIELD_NUMBER: _builtins.int
     next_page_token: _builtins.str
-    """The token of the next page; empty on the last."""
+    """The token of the next page; empty on the last one."""
     @_builtins.property
     def messages(self) -> _containers.RepeatedCompositeFieldContainer[_message_pb2.Message]:
-        """The messages, the newest first; `position` gives their order."""
+        """The messages, newest first; Message.position tells their order, and Message.run_id the run that recorded each."""
 
     def __init__(
         self,
@@ -381,14 +396,14 @@ class ListMessagesResponse(_message.Message):
 Global___ListMessagesResponse: _TypeAlias = ListMessagesResponse  # noqa: Y015
 
 @_typing.final
-class GetStateRequest(_message.Message):
-    """Gives a session's state."""
+class GetSessionStateRequest(_message.Message):
+    """Asks for a session's values."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     SESSION_ID_FIELD_NUMBER: _builtins.int
     session_id: _builtins.str
-    """The session."""
+    """The session. Unknown, or another tenant's: NOT_FOUND."""
     def __init__(
         self,
         *,
@@ -400,11 +415,11 @@ class GetStateRequest(_message.Message):
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___GetStateRequest: _TypeAlias = GetStateRequest  # noqa: Y015
+Global___GetSessionStateRequest: _TypeAlias = GetSessionStateRequest  # noqa: Y015
 
 @_typing.final
-class GetStateResponse(_message.Message):
-    """A session's state."""
+class GetSessionStateResponse(_message.Message):
+    """A session's values."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -422,27 +437,27 @@ class GetStateResponse(_message.Message):
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___GetStateResponse: _TypeAlias = GetStateResponse  # noqa: Y015
+Global___GetSessionStateResponse: _TypeAlias = GetSessionStateResponse  # noqa: Y015
 
 @_typing.final
-class UpdateStateRequest(_message.Message):
-    """Changes a session's state."""
+class UpdateSessionStateRequest(_message.Message):
+    """Changes a session's values."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     SESSION_ID_FIELD_NUMBER: _builtins.int
     CHANGES_FIELD_NUMBER: _builtins.int
     session_id: _builtins.str
-    """The session."""
+    """The session. Unknown, or another tenant's: NOT_FOUND."""
     @_builtins.property
-    def changes(self) -> _containers.RepeatedCompositeFieldContainer[_state_pb2.StateChange]:
+    def changes(self) -> _containers.RepeatedCompositeFieldContainer[_session_pb2.SessionStateChange]:
         """The changes, in order."""
 
     def __init__(
         self,
         *,
         session_id: _builtins.str = ...,
-        changes: _abc.Iterable[_state_pb2.StateChange] | None = ...,
+        changes: _abc.Iterable[_session_pb2.SessionStateChange] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
@@ -450,11 +465,11 @@ class UpdateStateRequest(_message.Message):
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___UpdateStateRequest: _TypeAlias = UpdateStateRequest  # noqa: Y015
+Global___UpdateSessionStateRequest: _TypeAlias = UpdateSessionStateRequest  # noqa: Y015
 
 @_typing.final
-class UpdateStateResponse(_message.Message):
-    """A session's state as it is now."""
+class UpdateSessionStateResponse(_message.Message):
+    """A session's values after the changes."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -472,4 +487,4 @@ class UpdateStateResponse(_message.Message):
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___UpdateStateResponse: _TypeAlias = UpdateStateResponse  # noqa: Y015
+Global___UpdateSessionStateResponse: _TypeAlias = UpdateSessionStateResponse  # noqa: Y015

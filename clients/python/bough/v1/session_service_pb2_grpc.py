@@ -26,7 +26,7 @@ if _version_not_supported:
 
 
 class SessionServiceStub:
-    """Keeps conversations. A Run that names no session makes a new one by itself.
+    """Stores conversations. A Run that names no session creates one.
     """
 
     def __init__(self, channel):
@@ -50,6 +50,11 @@ class SessionServiceStub:
                 request_serializer=bough_dot_v1_dot_session__service__pb2.ListSessionsRequest.SerializeToString,
                 response_deserializer=bough_dot_v1_dot_session__service__pb2.ListSessionsResponse.FromString,
                 _registered_method=True)
+        self.UpdateSession = channel.unary_unary(
+                '/bough.v1.SessionService/UpdateSession',
+                request_serializer=bough_dot_v1_dot_session__service__pb2.UpdateSessionRequest.SerializeToString,
+                response_deserializer=bough_dot_v1_dot_session__service__pb2.UpdateSessionResponse.FromString,
+                _registered_method=True)
         self.DeleteSession = channel.unary_unary(
                 '/bough.v1.SessionService/DeleteSession',
                 request_serializer=bough_dot_v1_dot_session__service__pb2.DeleteSessionRequest.SerializeToString,
@@ -60,66 +65,73 @@ class SessionServiceStub:
                 request_serializer=bough_dot_v1_dot_session__service__pb2.ListMessagesRequest.SerializeToString,
                 response_deserializer=bough_dot_v1_dot_session__service__pb2.ListMessagesResponse.FromString,
                 _registered_method=True)
-        self.GetState = channel.unary_unary(
-                '/bough.v1.SessionService/GetState',
-                request_serializer=bough_dot_v1_dot_session__service__pb2.GetStateRequest.SerializeToString,
-                response_deserializer=bough_dot_v1_dot_session__service__pb2.GetStateResponse.FromString,
+        self.GetSessionState = channel.unary_unary(
+                '/bough.v1.SessionService/GetSessionState',
+                request_serializer=bough_dot_v1_dot_session__service__pb2.GetSessionStateRequest.SerializeToString,
+                response_deserializer=bough_dot_v1_dot_session__service__pb2.GetSessionStateResponse.FromString,
                 _registered_method=True)
-        self.UpdateState = channel.unary_unary(
-                '/bough.v1.SessionService/UpdateState',
-                request_serializer=bough_dot_v1_dot_session__service__pb2.UpdateStateRequest.SerializeToString,
-                response_deserializer=bough_dot_v1_dot_session__service__pb2.UpdateStateResponse.FromString,
+        self.UpdateSessionState = channel.unary_unary(
+                '/bough.v1.SessionService/UpdateSessionState',
+                request_serializer=bough_dot_v1_dot_session__service__pb2.UpdateSessionStateRequest.SerializeToString,
+                response_deserializer=bough_dot_v1_dot_session__service__pb2.UpdateSessionStateResponse.FromString,
                 _registered_method=True)
 
 
 class SessionServiceServicer:
-    """Keeps conversations. A Run that names no session makes a new one by itself.
+    """Stores conversations. A Run that names no session creates one.
     """
 
     def CreateSession(self, request, context):
-        """Makes an empty session of the caller's.
+        """Creates an empty session that belongs to the caller's user.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def GetSession(self, request, context):
-        """Gives one session.
+        """Returns one session.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ListSessions(self, request, context):
-        """Lists sessions, the newest first.
+        """Lists sessions, newest first.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def UpdateSession(self, request, context):
+        """Changes the labels of a session.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def DeleteSession(self, request, context):
-        """Deletes a session with its runs, their logs and its messages. ABORTED while a run holds it.
+        """Deletes a session with its runs, their logs and its messages. ABORTED (SESSION_BUSY) while a run holds it.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ListMessages(self, request, context):
-        """Lists the messages of a session, main and sub-agents' in one order, the newest first.
+        """Lists the messages of a session, those of the root agents and of sub-agents in one order, newest first.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
-    def GetState(self, request, context):
-        """Gives the values that the session's runs share; while one runs, with what it has changed so far.
+    def GetSessionState(self, request, context):
+        """Returns the values that the session's runs share, including what a run in progress has changed so far.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
-    def UpdateState(self, request, context):
-        """Changes some of them, all or none. ABORTED while a run holds the session.
+    def UpdateSessionState(self, request, context):
+        """Changes some of those values, all or none. ABORTED (SESSION_BUSY) while a run holds the session.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -143,6 +155,11 @@ def add_SessionServiceServicer_to_server(servicer, server):
                     request_deserializer=bough_dot_v1_dot_session__service__pb2.ListSessionsRequest.FromString,
                     response_serializer=bough_dot_v1_dot_session__service__pb2.ListSessionsResponse.SerializeToString,
             ),
+            'UpdateSession': grpc.unary_unary_rpc_method_handler(
+                    servicer.UpdateSession,
+                    request_deserializer=bough_dot_v1_dot_session__service__pb2.UpdateSessionRequest.FromString,
+                    response_serializer=bough_dot_v1_dot_session__service__pb2.UpdateSessionResponse.SerializeToString,
+            ),
             'DeleteSession': grpc.unary_unary_rpc_method_handler(
                     servicer.DeleteSession,
                     request_deserializer=bough_dot_v1_dot_session__service__pb2.DeleteSessionRequest.FromString,
@@ -153,15 +170,15 @@ def add_SessionServiceServicer_to_server(servicer, server):
                     request_deserializer=bough_dot_v1_dot_session__service__pb2.ListMessagesRequest.FromString,
                     response_serializer=bough_dot_v1_dot_session__service__pb2.ListMessagesResponse.SerializeToString,
             ),
-            'GetState': grpc.unary_unary_rpc_method_handler(
-                    servicer.GetState,
-                    request_deserializer=bough_dot_v1_dot_session__service__pb2.GetStateRequest.FromString,
-                    response_serializer=bough_dot_v1_dot_session__service__pb2.GetStateResponse.SerializeToString,
+            'GetSessionState': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetSessionState,
+                    request_deserializer=bough_dot_v1_dot_session__service__pb2.GetSessionStateRequest.FromString,
+                    response_serializer=bough_dot_v1_dot_session__service__pb2.GetSessionStateResponse.SerializeToString,
             ),
-            'UpdateState': grpc.unary_unary_rpc_method_handler(
-                    servicer.UpdateState,
-                    request_deserializer=bough_dot_v1_dot_session__service__pb2.UpdateStateRequest.FromString,
-                    response_serializer=bough_dot_v1_dot_session__service__pb2.UpdateStateResponse.SerializeToString,
+            'UpdateSessionState': grpc.unary_unary_rpc_method_handler(
+                    servicer.UpdateSessionState,
+                    request_deserializer=bough_dot_v1_dot_session__service__pb2.UpdateSessionStateRequest.FromString,
+                    response_serializer=bough_dot_v1_dot_session__service__pb2.UpdateSessionStateResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -172,7 +189,7 @@ def add_SessionServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class SessionService:
-    """Keeps conversations. A Run that names no session makes a new one by itself.
+    """Stores conversations. A Run that names no session creates one.
     """
 
     @staticmethod
@@ -257,6 +274,33 @@ class SessionService:
             _registered_method=True)
 
     @staticmethod
+    def UpdateSession(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/bough.v1.SessionService/UpdateSession',
+            bough_dot_v1_dot_session__service__pb2.UpdateSessionRequest.SerializeToString,
+            bough_dot_v1_dot_session__service__pb2.UpdateSessionResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
     def DeleteSession(request,
             target,
             options=(),
@@ -311,7 +355,7 @@ class SessionService:
             _registered_method=True)
 
     @staticmethod
-    def GetState(request,
+    def GetSessionState(request,
             target,
             options=(),
             channel_credentials=None,
@@ -324,9 +368,9 @@ class SessionService:
         return grpc.experimental.unary_unary(
             request,
             target,
-            '/bough.v1.SessionService/GetState',
-            bough_dot_v1_dot_session__service__pb2.GetStateRequest.SerializeToString,
-            bough_dot_v1_dot_session__service__pb2.GetStateResponse.FromString,
+            '/bough.v1.SessionService/GetSessionState',
+            bough_dot_v1_dot_session__service__pb2.GetSessionStateRequest.SerializeToString,
+            bough_dot_v1_dot_session__service__pb2.GetSessionStateResponse.FromString,
             options,
             channel_credentials,
             insecure,
@@ -338,7 +382,7 @@ class SessionService:
             _registered_method=True)
 
     @staticmethod
-    def UpdateState(request,
+    def UpdateSessionState(request,
             target,
             options=(),
             channel_credentials=None,
@@ -351,9 +395,9 @@ class SessionService:
         return grpc.experimental.unary_unary(
             request,
             target,
-            '/bough.v1.SessionService/UpdateState',
-            bough_dot_v1_dot_session__service__pb2.UpdateStateRequest.SerializeToString,
-            bough_dot_v1_dot_session__service__pb2.UpdateStateResponse.FromString,
+            '/bough.v1.SessionService/UpdateSessionState',
+            bough_dot_v1_dot_session__service__pb2.UpdateSessionStateRequest.SerializeToString,
+            bough_dot_v1_dot_session__service__pb2.UpdateSessionStateResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -27,49 +27,53 @@ GRPC_GENERATED_VERSION: str
 GRPC_VERSION: str
 
 class SessionServiceStub:
-    """Keeps conversations. A Run that names no session makes a new one by itself."""
+    """Stores conversations. A Run that names no session creates one."""
 
     @_typing.overload
     def __new__(cls, channel: _grpc.Channel) -> _Self: ...
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> SessionServiceAsyncStub: ...
     CreateSession: _grpc.UnaryUnaryMultiCallable[_session_service_pb2.CreateSessionRequest, _session_service_pb2.CreateSessionResponse]
-    """Makes an empty session of the caller's."""
+    """Creates an empty session that belongs to the caller's user."""
     GetSession: _grpc.UnaryUnaryMultiCallable[_session_service_pb2.GetSessionRequest, _session_service_pb2.GetSessionResponse]
-    """Gives one session."""
+    """Returns one session."""
     ListSessions: _grpc.UnaryUnaryMultiCallable[_session_service_pb2.ListSessionsRequest, _session_service_pb2.ListSessionsResponse]
-    """Lists sessions, the newest first."""
+    """Lists sessions, newest first."""
+    UpdateSession: _grpc.UnaryUnaryMultiCallable[_session_service_pb2.UpdateSessionRequest, _session_service_pb2.UpdateSessionResponse]
+    """Changes the labels of a session."""
     DeleteSession: _grpc.UnaryUnaryMultiCallable[_session_service_pb2.DeleteSessionRequest, _session_service_pb2.DeleteSessionResponse]
-    """Deletes a session with its runs, their logs and its messages. ABORTED while a run holds it."""
+    """Deletes a session with its runs, their logs and its messages. ABORTED (SESSION_BUSY) while a run holds it."""
     ListMessages: _grpc.UnaryUnaryMultiCallable[_session_service_pb2.ListMessagesRequest, _session_service_pb2.ListMessagesResponse]
-    """Lists the messages of a session, main and sub-agents' in one order, the newest first."""
-    GetState: _grpc.UnaryUnaryMultiCallable[_session_service_pb2.GetStateRequest, _session_service_pb2.GetStateResponse]
-    """Gives the values that the session's runs share; while one runs, with what it has changed so far."""
-    UpdateState: _grpc.UnaryUnaryMultiCallable[_session_service_pb2.UpdateStateRequest, _session_service_pb2.UpdateStateResponse]
-    """Changes some of them, all or none. ABORTED while a run holds the session."""
+    """Lists the messages of a session, those of the root agents and of sub-agents in one order, newest first."""
+    GetSessionState: _grpc.UnaryUnaryMultiCallable[_session_service_pb2.GetSessionStateRequest, _session_service_pb2.GetSessionStateResponse]
+    """Returns the values that the session's runs share, including what a run in progress has changed so far."""
+    UpdateSessionState: _grpc.UnaryUnaryMultiCallable[_session_service_pb2.UpdateSessionStateRequest, _session_service_pb2.UpdateSessionStateResponse]
+    """Changes some of those values, all or none. ABORTED (SESSION_BUSY) while a run holds the session."""
 
 @_typing.type_check_only
 class SessionServiceAsyncStub(SessionServiceStub):
-    """Keeps conversations. A Run that names no session makes a new one by itself."""
+    """Stores conversations. A Run that names no session creates one."""
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     CreateSession: _aio.UnaryUnaryMultiCallable[_session_service_pb2.CreateSessionRequest, _session_service_pb2.CreateSessionResponse]  # type: ignore[assignment]
-    """Makes an empty session of the caller's."""
+    """Creates an empty session that belongs to the caller's user."""
     GetSession: _aio.UnaryUnaryMultiCallable[_session_service_pb2.GetSessionRequest, _session_service_pb2.GetSessionResponse]  # type: ignore[assignment]
-    """Gives one session."""
+    """Returns one session."""
     ListSessions: _aio.UnaryUnaryMultiCallable[_session_service_pb2.ListSessionsRequest, _session_service_pb2.ListSessionsResponse]  # type: ignore[assignment]
-    """Lists sessions, the newest first."""
+    """Lists sessions, newest first."""
+    UpdateSession: _aio.UnaryUnaryMultiCallable[_session_service_pb2.UpdateSessionRequest, _session_service_pb2.UpdateSessionResponse]  # type: ignore[assignment]
+    """Changes the labels of a session."""
     DeleteSession: _aio.UnaryUnaryMultiCallable[_session_service_pb2.DeleteSessionRequest, _session_service_pb2.DeleteSessionResponse]  # type: ignore[assignment]
-    """Deletes a session with its runs, their logs and its messages. ABORTED while a run holds it."""
+    """Deletes a session with its runs, their logs and its messages. ABORTED (SESSION_BUSY) while a run holds it."""
     ListMessages: _aio.UnaryUnaryMultiCallable[_session_service_pb2.ListMessagesRequest, _session_service_pb2.ListMessagesResponse]  # type: ignore[assignment]
-    """Lists the messages of a session, main and sub-agents' in one order, the newest first."""
-    GetState: _aio.UnaryUnaryMultiCallable[_session_service_pb2.GetStateRequest, _session_service_pb2.GetStateResponse]  # type: ignore[assignment]
-    """Gives the values that the session's runs share; while one runs, with what it has changed so far."""
-    UpdateState: _aio.UnaryUnaryMultiCallable[_session_service_pb2.UpdateStateRequest, _session_service_pb2.UpdateStateResponse]  # type: ignore[assignment]
-    """Changes some of them, all or none. ABORTED while a run holds the session."""
+    """Lists the messages of a session, those of the root agents and of sub-agents in one order, newest first."""
+    GetSessionState: _aio.UnaryUnaryMultiCallable[_session_service_pb2.GetSessionStateRequest, _session_service_pb2.GetSessionStateResponse]  # type: ignore[assignment]
+    """Returns the values that the session's runs share, including what a run in progress has changed so far."""
+    UpdateSessionState: _aio.UnaryUnaryMultiCallable[_session_service_pb2.UpdateSessionStateRequest, _session_service_pb2.UpdateSessionStateResponse]  # type: ignore[assignment]
+    """Changes some of those values, all or none. ABORTED (SESSION_BUSY) while a run holds the session."""
 
 class SessionServiceServicer(metaclass=_abc_1.ABCMeta):
-    """Keeps conversations. A Run that names no session makes a new one by itself."""
+    """Stores conversations. A Run that names no session creates one."""
 
     @_abc_1.abstractmethod
     def CreateSession(
@@ -77,7 +81,7 @@ class SessionServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _session_service_pb2.CreateSessionRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_session_service_pb2.CreateSessionResponse, _abc.Awaitable[_session_service_pb2.CreateSessionResponse]]:
-        """Makes an empty session of the caller's."""
+        """Creates an empty session that belongs to the caller's user."""
 
     @_abc_1.abstractmethod
     def GetSession(
@@ -85,7 +89,7 @@ class SessionServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _session_service_pb2.GetSessionRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_session_service_pb2.GetSessionResponse, _abc.Awaitable[_session_service_pb2.GetSessionResponse]]:
-        """Gives one session."""
+        """Returns one session."""
 
     @_abc_1.abstractmethod
     def ListSessions(
@@ -93,7 +97,15 @@ class SessionServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _session_service_pb2.ListSessionsRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_session_service_pb2.ListSessionsResponse, _abc.Awaitable[_session_service_pb2.ListSessionsResponse]]:
-        """Lists sessions, the newest first."""
+        """Lists sessions, newest first."""
+
+    @_abc_1.abstractmethod
+    def UpdateSession(
+        self,
+        request: _session_service_pb2.UpdateSessionRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_session_service_pb2.UpdateSessionResponse, _abc.Awaitable[_session_service_pb2.UpdateSessionResponse]]:
+        """Changes the labels of a session."""
 
     @_abc_1.abstractmethod
     def DeleteSession(
@@ -101,7 +113,7 @@ class SessionServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _session_service_pb2.DeleteSessionRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_session_service_pb2.DeleteSessionResponse, _abc.Awaitable[_session_service_pb2.DeleteSessionResponse]]:
-        """Deletes a session with its runs, their logs and its messages. ABORTED while a run holds it."""
+        """Deletes a session with its runs, their logs and its messages. ABORTED (SESSION_BUSY) while a run holds it."""
 
     @_abc_1.abstractmethod
     def ListMessages(
@@ -109,22 +121,22 @@ class SessionServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _session_service_pb2.ListMessagesRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_session_service_pb2.ListMessagesResponse, _abc.Awaitable[_session_service_pb2.ListMessagesResponse]]:
-        """Lists the messages of a session, main and sub-agents' in one order, the newest first."""
+        """Lists the messages of a session, those of the root agents and of sub-agents in one order, newest first."""
 
     @_abc_1.abstractmethod
-    def GetState(
+    def GetSessionState(
         self,
-        request: _session_service_pb2.GetStateRequest,
+        request: _session_service_pb2.GetSessionStateRequest,
         context: _ServicerContext,
-    ) -> _typing.Union[_session_service_pb2.GetStateResponse, _abc.Awaitable[_session_service_pb2.GetStateResponse]]:
-        """Gives the values that the session's runs share; while one runs, with what it has changed so far."""
+    ) -> _typing.Union[_session_service_pb2.GetSessionStateResponse, _abc.Awaitable[_session_service_pb2.GetSessionStateResponse]]:
+        """Returns the values that the session's runs share, including what a run in progress has changed so far."""
 
     @_abc_1.abstractmethod
-    def UpdateState(
+    def UpdateSessionState(
         self,
-        request: _session_service_pb2.UpdateStateRequest,
+        request: _session_service_pb2.UpdateSessionStateRequest,
         context: _ServicerContext,
-    ) -> _typing.Union[_session_service_pb2.UpdateStateResponse, _abc.Awaitable[_session_service_pb2.UpdateStateResponse]]:
-        """Changes some of them, all or none. ABORTED while a run holds the session."""
+    ) -> _typing.Union[_session_service_pb2.UpdateSessionStateResponse, _abc.Awaitable[_session_service_pb2.UpdateSessionStateResponse]]:
+        """Changes some of those values, all or none. ABORTED (SESSION_BUSY) while a run holds the session."""
 
 def add_SessionServiceServicer_to_server(servicer: SessionServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -23,28 +23,33 @@ _sym_db = _symbol_database.Default()
 
 
 from bough.v1 import message_pb2 as bough_dot_v1_dot_message__pb2
+from bough.v1 import usage_pb2 as bough_dot_v1_dot_usage__pb2
 from google.protobuf import duration_pb2 as google_dot_protobuf_dot_duration__pb2
 from google.protobuf import timestamp_pb2 as google_dot_protobuf_dot_timestamp__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x13\x62ough/v1/step.proto\x12\x08\x62ough.v1\x1a\x16\x62ough/v1/message.proto\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"[\n\nSafetyNote\x12\x31\n\x07verdict\x18\x01 \x01(\x0e\x32\x17.bough.v1.SafetyVerdictR\x07verdict\x12\x1a\n\x08\x63\x61tegory\x18\x02 \x01(\tR\x08\x63\x61tegory\"X\n\x0b\x43itationRef\x12\x14\n\x05label\x18\x01 \x01(\tR\x05label\x12\x10\n\x03url\x18\x02 \x01(\tR\x03url\x12!\n\x0cprovider_ref\x18\x03 \x01(\tR\x0bproviderRef\"\x8f\x01\n\x0b\x41nnotations\x12,\n\x06safety\x18\x01 \x03(\x0b\x32\x14.bough.v1.SafetyNoteR\x06safety\x12\x33\n\tcitations\x18\x02 \x03(\x0b\x32\x15.bough.v1.CitationRefR\tcitations\x12\x1d\n\nextra_json\x18\x03 \x01(\tR\textraJson\"\xd5\x02\n\x0bLlmResponse\x12\x1f\n\x0bresponse_id\x18\x01 \x01(\tR\nresponseId\x12\x1a\n\x08provider\x18\x02 \x01(\tR\x08provider\x12\x14\n\x05model\x18\x03 \x01(\tR\x05model\x12+\n\x07message\x18\x04 \x01(\x0b\x32\x11.bough.v1.MessageR\x07message\x12#\n\rfinish_reason\x18\x05 \x01(\tR\x0c\x66inishReason\x12%\n\x05usage\x18\x06 \x01(\x0b\x32\x0f.bough.v1.UsageR\x05usage\x12\x19\n\x08raw_json\x18\x07 \x01(\tR\x07rawJson\x12\x37\n\x0b\x61nnotations\x18\x08 \x01(\x0b\x32\x15.bough.v1.AnnotationsR\x0b\x61nnotations\x12&\n\x0fraw_events_json\x18\t \x01(\tR\rrawEventsJson\"\x95\x03\n\tAgentStep\x12\x17\n\x07step_id\x18\x01 \x01(\tR\x06stepId\x12#\n\rinvocation_id\x18\x02 \x01(\tR\x0cinvocationId\x12\x14\n\x05index\x18\x03 \x01(\x05R\x05index\x12\x18\n\x07\x61ttempt\x18\x04 \x01(\x05R\x07\x61ttempt\x12\x39\n\nstart_time\x18\x05 \x01(\x0b\x32\x1a.google.protobuf.TimestampR\tstartTime\x12\x33\n\x07latency\x18\x06 \x01(\x0b\x32\x19.google.protobuf.DurationR\x07latency\x12\x38\n\x0cllm_response\x18\x07 \x01(\x0b\x32\x15.bough.v1.LlmResponseR\x0bllmResponse\x12\x37\n\x0ctool_results\x18\x08 \x03(\x0b\x32\x14.bough.v1.ToolResultR\x0btoolResults\x12\x37\n\x0b\x61nnotations\x18\t \x01(\x0b\x32\x15.bough.v1.AnnotationsR\x0b\x61nnotations*~\n\rSafetyVerdict\x12\x1e\n\x1aSAFETY_VERDICT_UNSPECIFIED\x10\x00\x12\x18\n\x14SAFETY_VERDICT_ALLOW\x10\x01\x12\x19\n\x15SAFETY_VERDICT_REVIEW\x10\x02\x12\x18\n\x14SAFETY_VERDICT_BLOCK\x10\x03\x42\x38Z6github.com/bough-dev/bough/clients/go/bough/v1;boughv1b\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x13\x62ough/v1/step.proto\x12\x08\x62ough.v1\x1a\x16\x62ough/v1/message.proto\x1a\x14\x62ough/v1/usage.proto\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"\x8e\x01\n\nSafetyNote\x12\x31\n\x07verdict\x18\x01 \x01(\x0e\x32\x17.bough.v1.SafetyVerdictR\x07verdict\x12\x1a\n\x08\x63\x61tegory\x18\x02 \x01(\tR\x08\x63\x61tegory\x12\x31\n\x07subject\x18\x03 \x01(\x0e\x32\x17.bough.v1.SafetySubjectR\x07subject\"\xe9\x01\n\x0b\x43itationRef\x12\x14\n\x05label\x18\x01 \x01(\tR\x05label\x12\x10\n\x03url\x18\x02 \x01(\tR\x03url\x12!\n\x0cprovider_ref\x18\x03 \x01(\tR\x0bproviderRef\x12\"\n\npart_index\x18\x04 \x01(\x05H\x00R\tpartIndex\x88\x01\x01\x12\x19\n\x05start\x18\x05 \x01(\x05H\x01R\x05start\x88\x01\x01\x12\x15\n\x03\x65nd\x18\x06 \x01(\x05H\x02R\x03\x65nd\x88\x01\x01\x12\x18\n\x07snippet\x18\x07 \x01(\tR\x07snippetB\r\n\x0b_part_indexB\x08\n\x06_startB\x06\n\x04_end\"\x8f\x01\n\x0b\x41nnotations\x12,\n\x06safety\x18\x01 \x03(\x0b\x32\x14.bough.v1.SafetyNoteR\x06safety\x12\x33\n\tcitations\x18\x02 \x03(\x0b\x32\x15.bough.v1.CitationRefR\tcitations\x12\x1d\n\nextra_json\x18\x03 \x01(\tR\textraJson\"\xa3\x03\n\x0bLlmResponse\x12\x1f\n\x0bresponse_id\x18\x01 \x01(\tR\nresponseId\x12\x1a\n\x08provider\x18\x02 \x01(\tR\x08provider\x12\x14\n\x05model\x18\x03 \x01(\tR\x05model\x12+\n\x07message\x18\x04 \x01(\x0b\x32\x11.bough.v1.MessageR\x07message\x12;\n\rfinish_reason\x18\x05 \x01(\x0e\x32\x16.bough.v1.FinishReasonR\x0c\x66inishReason\x12\x34\n\x16provider_finish_reason\x18\x06 \x01(\tR\x14providerFinishReason\x12%\n\x05usage\x18\x07 \x01(\x0b\x32\x0f.bough.v1.UsageR\x05usage\x12\x19\n\x08raw_json\x18\x08 \x01(\tR\x07rawJson\x12&\n\x0fraw_events_json\x18\t \x01(\tR\rrawEventsJson\x12\x37\n\x0b\x61nnotations\x18\n \x01(\x0b\x32\x15.bough.v1.AnnotationsR\x0b\x61nnotations\"\x97\x03\n\tAgentStep\x12\x17\n\x07step_id\x18\x01 \x01(\tR\x06stepId\x12#\n\rinvocation_id\x18\x02 \x01(\tR\x0cinvocationId\x12\x14\n\x05index\x18\x03 \x01(\x05R\x05index\x12\x18\n\x07\x61ttempt\x18\x04 \x01(\x05R\x07\x61ttempt\x12\x39\n\nstart_time\x18\x05 \x01(\x0b\x32\x1a.google.protobuf.TimestampR\tstartTime\x12\x35\n\x08\x64uration\x18\x06 \x01(\x0b\x32\x19.google.protobuf.DurationR\x08\x64uration\x12\x38\n\x0cllm_response\x18\x07 \x01(\x0b\x32\x15.bough.v1.LlmResponseR\x0bllmResponse\x12\x37\n\x0ctool_results\x18\x08 \x03(\x0b\x32\x14.bough.v1.ToolResultR\x0btoolResults\x12\x37\n\x0b\x61nnotations\x18\t \x01(\x0b\x32\x15.bough.v1.AnnotationsR\x0b\x61nnotations*\xd3\x01\n\x0c\x46inishReason\x12\x1d\n\x19\x46INISH_REASON_UNSPECIFIED\x10\x00\x12\x16\n\x12\x46INISH_REASON_STOP\x10\x01\x12\x1c\n\x18\x46INISH_REASON_TOOL_CALLS\x10\x02\x12\x18\n\x14\x46INISH_REASON_LENGTH\x10\x03\x12 \n\x1c\x46INISH_REASON_CONTENT_FILTER\x10\x04\x12\x19\n\x15\x46INISH_REASON_REFUSAL\x10\x05\x12\x17\n\x13\x46INISH_REASON_OTHER\x10\x06*~\n\rSafetyVerdict\x12\x1e\n\x1aSAFETY_VERDICT_UNSPECIFIED\x10\x00\x12\x18\n\x14SAFETY_VERDICT_ALLOW\x10\x01\x12\x19\n\x15SAFETY_VERDICT_REVIEW\x10\x02\x12\x18\n\x14SAFETY_VERDICT_BLOCK\x10\x03*e\n\rSafetySubject\x12\x1e\n\x1aSAFETY_SUBJECT_UNSPECIFIED\x10\x00\x12\x19\n\x15SAFETY_SUBJECT_PROMPT\x10\x01\x12\x19\n\x15SAFETY_SUBJECT_ANSWER\x10\x02\x42S\n\x0c\x64\x65v.bough.v1B\tStepProtoP\x01Z6github.com/bough-dev/bough/clients/go/bough/v1;boughv1b\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'bough.v1.step_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   _globals['DESCRIPTOR']._loaded_options = None
-  _globals['DESCRIPTOR']._serialized_options = b'Z6github.com/bough-dev/bough/clients/go/bough/v1;boughv1'
-  _globals['_SAFETYVERDICT']._serialized_start=1203
-  _globals['_SAFETYVERDICT']._serialized_end=1329
-  _globals['_SAFETYNOTE']._serialized_start=122
-  _globals['_SAFETYNOTE']._serialized_end=213
-  _globals['_CITATIONREF']._serialized_start=215
-  _globals['_CITATIONREF']._serialized_end=303
-  _globals['_ANNOTATIONS']._serialized_start=306
-  _globals['_ANNOTATIONS']._serialized_end=449
-  _globals['_LLMRESPONSE']._serialized_start=452
-  _globals['_LLMRESPONSE']._serialized_end=793
-  _globals['_AGENTSTEP']._serialized_start=796
-  _globals['_AGENTSTEP']._serialized_end=1201
+  _globals['DESCRIPTOR']._serialized_options = b'\n\014dev.bough.v1B\tStepProtoP\001Z6github.com/bough-dev/bough/clients/go/bough/v1;boughv1'
+  _globals['_FINISHREASON']._serialized_start=1504
+  _globals['_FINISHREASON']._serialized_end=1715
+  _globals['_SAFETYVERDICT']._serialized_start=1717
+  _globals['_SAFETYVERDICT']._serialized_end=1843
+  _globals['_SAFETYSUBJECT']._serialized_start=1845
+  _globals['_SAFETYSUBJECT']._serialized_end=1946
+  _globals['_SAFETYNOTE']._serialized_start=145
+  _globals['_SAFETYNOTE']._serialized_end=287
+  _globals['_CITATIONREF']._serialized_start=290
+  _globals['_CITATIONREF']._serialized_end=523
+  _globals['_ANNOTATIONS']._serialized_start=526
+  _globals['_ANNOTATIONS']._serialized_end=669
+  _globals['_LLMRESPONSE']._serialized_start=672
+  _globals['_LLMRESPONSE']._serialized_end=1091
+  _globals['_AGENTSTEP']._serialized_start=1094
+  _globals['_AGENTSTEP']._serialized_end=1501
 # @@protoc_insertion_point(module_scope)

@@ -8,7 +8,7 @@ from typing import Final, Literal, TypeAlias
 from rich.cells import cell_len
 from rich.text import Text
 
-from bough.v1 import event_pb2
+from bough.v1 import event_pb2, execution_pb2
 from bough_server.cli.render.format import clip, depth_style, printable, seconds_text
 
 Mode = Literal["text", "reasoning"]
@@ -26,7 +26,7 @@ STYLES: Final[Mapping[Mode, str]] = {"text": "", "reasoning": "dim italic"}
 _MOST_LINES: Final = 8
 
 
-class Speech:
+class TextWrapper:
     """Text that arrives in pieces. A line is given out when it is whole: at its end, or when it fills the width."""
 
     def __init__(self, width: int) -> None:
@@ -68,7 +68,7 @@ class Speech:
 
 
 @dataclass(slots=True, kw_only=True)
-class Speaker:
+class AgentLane:
     """An agent's execution. `activity` is what it waits for, since `since` on the viewer's clock; empty for nothing."""
 
     invocation_id: str
@@ -76,8 +76,8 @@ class Speaker:
     name: str
     branch: str
     depth: int
-    speech: Speech
-    kind: event_pb2.AgentKind.ValueType = event_pb2.AGENT_KIND_UNSPECIFIED
+    speech: TextWrapper
+    kind: execution_pb2.AgentKind.ValueType = execution_pb2.AGENT_KIND_UNSPECIFIED
     model: str = ""
     """Which model its last attempt of a call asks, by its name in the configuration; empty where it is not known."""
     mode: Mode = "text"
@@ -104,19 +104,19 @@ class Running:
 
     name: str
     since: float
-    speech: Speech
+    speech: TextWrapper
 
 
-def speaker_of(event: event_pb2.AgentEvent, *, width: int, number: int) -> Speaker:
+def speaker_of(event: event_pb2.AgentEvent, *, width: int, number: int) -> AgentLane:
     """The speaker of an event; the `number` tells executions of one branch apart, from 1."""
     suffix = f" #{number}" if number > 1 else ""
-    return Speaker(
+    return AgentLane(
         invocation_id=event.invocation_id,
         parent=event.parent_invocation_id,
         name=(event.agent or "?") + suffix,
         branch=(event.branch or event.agent or "?") + suffix,
         depth=event.depth,
-        speech=Speech(room(event.depth, width)),
+        speech=TextWrapper(room(event.depth, width)),
     )
 
 
@@ -135,18 +135,18 @@ def bars(levels: int) -> Text:
     return line
 
 
-class Blocks:
+class AgentBlocks:
     """Lines for a terminal of that many cells, and the agents that speak in them."""
 
     def __init__(self, width: int) -> None:
         self._width = width
-        self._speakers: dict[str, Speaker] = {}
+        self._speakers: dict[str, AgentLane] = {}
         self._branches: Counter[str] = Counter()
         self._current = ""
         self._lines: list[Text] = []
 
     @property
-    def speakers(self) -> Collection[Speaker]:
+    def speakers(self) -> Collection[AgentLane]:
         """All that were heard of, in that order."""
         return self._speakers.values()
 
@@ -155,7 +155,7 @@ class Blocks:
         lines, self._lines = self._lines, []
         return lines
 
-    def speaker(self, event: AgentEvent) -> Speaker:
+    def speaker(self, event: AgentEvent) -> AgentLane:
         """Whose event it is."""
         speaker = self._speakers.get(event.invocation_id)
         if speaker is None:
@@ -165,15 +165,15 @@ class Blocks:
             self._speakers[event.invocation_id] = speaker
         return speaker
 
-    def caller(self, speaker: Speaker) -> Speaker | None:
+    def caller(self, speaker: AgentLane) -> AgentLane | None:
         """Who called it; None for a root, and for one whose caller was not heard of."""
         return self._speakers.get(speaker.parent)
 
-    def room(self, speaker: Speaker) -> int:
+    def room(self, speaker: AgentLane) -> int:
         """How many cells a line of a speaker's has."""
         return room(speaker.depth, self._width)
 
-    def open(self, speaker: Speaker, words: str = "") -> None:
+    def open(self, speaker: AgentLane, words: str = "") -> None:
         """Begins a speaker's block, with words on what it is."""
         header = bars(speaker.depth)
         style = depth_style(speaker.depth)
@@ -182,7 +182,7 @@ class Blocks:
         self._lines.append(fitted(header, self._width))
         self._current = speaker.invocation_id
 
-    def close(self, speaker: Speaker, mark: str, style: str, words: str) -> None:
+    def close(self, speaker: AgentLane, mark: str, style: str, words: str) -> None:
         """Ends a speaker's block, with words on how it ended."""
         self.flush(speaker)
         line = bars(speaker.depth).append(f"{mark} ", style=style)
@@ -193,7 +193,7 @@ class Blocks:
         self._current = speaker.parent if self._current == speaker.invocation_id else ""
         speaker.has_ended = True
 
-    def say(self, speaker: Speaker, text: str, style: str = "") -> None:
+    def say(self, speaker: AgentLane, text: str, style: str = "") -> None:
         """Writes a line into a speaker's block; says whose it is where another one spoke last."""
         if self._current != speaker.invocation_id:
             label = bars(speaker.depth).append(f"▸ {speaker.branch}", style=f"dim {depth_style(speaker.depth)}")
@@ -204,11 +204,11 @@ class Blocks:
         line.rstrip()
         self._lines.append(line)
 
-    def flush(self, speaker: Speaker) -> None:
+    def flush(self, speaker: AgentLane) -> None:
         """Writes the line that a speaker has not finished."""
         self._print(speaker, speaker.speech.finish())
 
-    def speak(self, event: AgentEvent, speaker: Speaker, mode: Mode, text: str) -> None:
+    def speak(self, event: AgentEvent, speaker: AgentLane, mode: Mode, text: str) -> None:
         """Adds a piece of what a model streams; a late one of an attempt that is void is dropped."""
         attempt = (event.step_index, event.attempt)
         if attempt < speaker.attempt:
@@ -226,25 +226,25 @@ class Blocks:
         speaker.has_spoken = speaker.has_spoken or mode == "text"
         self._print(speaker, speaker.speech.add(text))
 
-    def begin_again(self, event: AgentEvent, speaker: Speaker) -> None:
+    def begin_again(self, event: AgentEvent, speaker: AgentLane) -> None:
         """Begins the attempt of an event: what the one before said is void."""
         self._void(speaker)
         speaker.attempt = (event.step_index, event.attempt)
         speaker.has_spoken = speaker.has_shown = False
 
-    def _print(self, speaker: Speaker, lines: list[str]) -> None:
+    def _print(self, speaker: AgentLane, lines: list[str]) -> None:
         for line in lines:
             self.say(speaker, line, STYLES[speaker.mode])
         speaker.has_shown = speaker.has_shown or (bool(lines) and speaker.mode == "text")
 
-    def _void(self, speaker: Speaker) -> None:
+    def _void(self, speaker: AgentLane) -> None:
         """Takes back what an attempt said that is lost, as far as it is not on the screen yet."""
         speaker.speech.finish()
         if speaker.has_shown:
             self.say(speaker, "  what it said in this step does not count", "dim yellow")
 
 
-Handler: TypeAlias = Callable[[Blocks, AgentEvent, Speaker, float], None]
+Handler: TypeAlias = Callable[[AgentBlocks, AgentEvent, AgentLane, float], None]
 """Writes what an event says, at a time in seconds on the viewer's clock."""
 
 
@@ -252,7 +252,7 @@ Handlers: TypeAlias = Mapping[str, Handler]
 """Handlers by the name of the payload that they show."""
 
 
-def status_lines(speakers: Iterable[Speaker], now: float, *, width: int) -> list[Text]:
+def status_lines(speakers: Iterable[AgentLane], now: float, *, width: int) -> list[Text]:
     """An unfinished line, what an agent waits for, tools at work; the first few, and how many more."""
     lines = [line for speaker in speakers if not speaker.has_ended for line in _doing(speaker, now)]
     fitting = [fitted(line, width) for line in lines[:_MOST_LINES]]
@@ -267,7 +267,7 @@ def fitted(line: Text, width: int) -> Text:
     return line
 
 
-def _doing(speaker: Speaker, now: float) -> list[Text]:
+def _doing(speaker: AgentLane, now: float) -> list[Text]:
     lines = []
     if speaker.speech.pending:
         lines.append(bars(speaker.depth + 1).append(speaker.speech.pending, style=STYLES[speaker.mode]))

@@ -4,22 +4,22 @@ import re
 from typing import Final
 
 from google.protobuf import duration_pb2, timestamp_pb2
+from google.protobuf.descriptor import EnumDescriptor
 from rich.cells import cell_len, set_cell_size
 
-from bough.v1 import error_pb2, event_pb2, message_pb2
+from bough.v1 import error_pb2, execution_pb2, usage_pb2
 
 UNKNOWN: Final = "-"
 _CONTROL: Final = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 _SPACE: Final = re.compile(r"\s+")
 
-_SHORT_STATES: Final = {event_pb2.STATE_INPUT_REQUIRED: "waiting", event_pb2.STATE_AUTH_REQUIRED: "waiting"}
 STATE_STYLES: Final = {
-    event_pb2.STATE_PENDING: "dim",
-    event_pb2.STATE_RUNNING: "cyan",
-    event_pb2.STATE_SUCCEEDED: "green",
-    event_pb2.STATE_FAILED: "red",
-    event_pb2.STATE_CANCELLED: "yellow",
-    event_pb2.STATE_INPUT_REQUIRED: "magenta",
+    execution_pb2.EXECUTION_STATE_PENDING: "dim",
+    execution_pb2.EXECUTION_STATE_RUNNING: "cyan",
+    execution_pb2.EXECUTION_STATE_SUCCEEDED: "green",
+    execution_pb2.EXECUTION_STATE_FAILED: "red",
+    execution_pb2.EXECUTION_STATE_CANCELLED: "yellow",
+    execution_pb2.EXECUTION_STATE_INPUT_REQUIRED: "magenta",
 }
 DEPTH_STYLES: Final = ("cyan", "magenta", "green", "blue", "yellow")
 
@@ -82,7 +82,7 @@ def moment(time: timestamp_pb2.Timestamp) -> str:
     return time.ToDatetime().strftime("%Y-%m-%d %H:%M")
 
 
-def tokens(usage: message_pb2.Usage) -> int | None:
+def tokens(usage: usage_pb2.Usage) -> int | None:
     """All tokens, as far as they are known."""
     if usage.HasField("total_tokens"):
         return usage.total_tokens
@@ -91,15 +91,25 @@ def tokens(usage: message_pb2.Usage) -> int | None:
     return None
 
 
-def tokens_text(usage: message_pb2.Usage) -> str:
+def tokens_text(usage: usage_pb2.Usage) -> str:
     """How many tokens, with thousands apart."""
     known = tokens(usage)
     return UNKNOWN if known is None else f"{known:,}"
 
 
-def cost_text(usage: message_pb2.Usage) -> str:
-    """The price in the configured currency, to the hundredth of a cent."""
-    return f"{usage.cost_micros / 1e6:,.4f}" if usage.HasField("cost_micros") else UNKNOWN
+def amount_text(usage: usage_pb2.Usage) -> str:
+    """The cost without its currency: to four digits after the point, and to six if it is below a thousandth."""
+    if not usage.HasField("cost_nanos"):
+        return UNKNOWN
+    units = usage.cost_nanos / 1e9
+    if units == 0 or units >= 0.001:
+        return f"{units:,.4f}"
+    return f"{units:.6f}" if units >= 0.000001 else "<0.000001"
+
+
+def cost_text(usage: usage_pb2.Usage) -> str:
+    """The cost with its currency, such as "0.0013 USD"."""
+    return f"{amount_text(usage)} {usage.currency_code}".rstrip()
 
 
 def counted(number: int, noun: str) -> str:
@@ -107,18 +117,22 @@ def counted(number: int, noun: str) -> str:
     return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
-def state_text(state: event_pb2.State.ValueType) -> str:
-    """A state in words, such as "input required"."""
-    name = event_pb2.State.Name(state) if state in event_pb2.State.values() else f"STATE_{state}"
-    return name.removeprefix("STATE_").replace("_", " ").lower()
+def enum_text(enum: EnumDescriptor, number: int) -> str:
+    """An enum's value as it is printed: its name in small letters without the enum's prefix, such as "input_required".
+
+    A value that this version does not know is its number.
+    """
+    value = enum.values_by_number.get(number)
+    prefix = enum.values_by_number[0].name.removesuffix("UNSPECIFIED")
+    return value.name.removeprefix(prefix).lower() if value is not None else str(number)
 
 
-def short_state_text(state: event_pb2.State.ValueType) -> str:
-    """A state in at most nine letters."""
-    return _SHORT_STATES.get(state) or state_text(state)
+def state_text(state: execution_pb2.ExecutionState.ValueType) -> str:
+    """A state, such as "input_required"."""
+    return enum_text(execution_pb2.ExecutionState.DESCRIPTOR, state)
 
 
-def state_style(state: event_pb2.State.ValueType) -> str:
+def state_style(state: execution_pb2.ExecutionState.ValueType) -> str:
     """The color of a state."""
     return STATE_STYLES.get(state, "")
 

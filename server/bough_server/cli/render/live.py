@@ -5,11 +5,11 @@ from typing import Final
 from google.protobuf import duration_pb2
 from rich.text import Text
 
-from bough.v1 import event_pb2, message_pb2
-from bough_server.cli.render.blocks import STARTING, Blocks, Handlers, Speaker, status_lines
+from bough.v1 import event_pb2, execution_pb2, usage_pb2
+from bough_server.cli.render.blocks import STARTING, AgentBlocks, AgentLane, Handlers, status_lines
 from bough_server.cli.render.events import CALLS, STEERING
 from bough_server.cli.render.format import error_text, seconds_text, tokens, tokens_text
-from bough_server.cli.render.notes import ending_text, kind_text
+from bough_server.cli.render.notes import cancelled_text, ending_text, kind_text
 
 AgentEvent = event_pb2.AgentEvent
 
@@ -19,7 +19,7 @@ class LiveView:
 
     def __init__(self, width: int = 80) -> None:
         self._width = width
-        self._blocks = Blocks(width)
+        self._blocks = AgentBlocks(width)
 
     def feed(self, event: AgentEvent, now: float = 0.0) -> list[Text]:
         """The lines that this event finishes; `now` is any clock in seconds, the one that `status` is asked with."""
@@ -33,7 +33,7 @@ class LiveView:
         return status_lines(self._blocks.speakers, now, width=self._width)
 
 
-def _started(blocks: Blocks, event: AgentEvent, speaker: Speaker, now: float) -> None:
+def _started(blocks: AgentBlocks, event: AgentEvent, speaker: AgentLane, now: float) -> None:
     started = event.run_started if event.HasField("run_started") else event.sub_agent_started
     caller = blocks.caller(speaker)
     if caller is not None and caller.activity == STARTING:
@@ -43,33 +43,33 @@ def _started(blocks: Blocks, event: AgentEvent, speaker: Speaker, now: float) ->
     speaker.wait_for(STARTING, now)
 
 
-def _ended_well(blocks: Blocks, event: AgentEvent, speaker: Speaker, now: float) -> None:
+def _ended_well(blocks: AgentBlocks, event: AgentEvent, speaker: AgentLane, now: float) -> None:
     end = event.run_completed if event.HasField("run_completed") else event.sub_agent_completed
     how = ending_text(end.end_reason, speaker.kind)
     used = _used(_seconds(event, end.duration, speaker), end.tree_usage)
     blocks.close(speaker, "✓", "green", f"{how}, {used}" if how else used)
 
 
-def _failed(blocks: Blocks, event: AgentEvent, speaker: Speaker, now: float) -> None:
+def _failed(blocks: AgentBlocks, event: AgentEvent, speaker: AgentLane, now: float) -> None:
     end = event.run_failed if event.HasField("run_failed") else event.sub_agent_failed
-    if end.end_reason == event_pb2.END_REASON_CANCELLED:
-        blocks.close(speaker, "■", "yellow", "cancelled")
+    if end.end_reason == execution_pb2.END_REASON_CANCELLED:
+        blocks.close(speaker, "■", "yellow", cancelled_text(event.sub_agent_failed.cancel_reason))
     else:
         blocks.close(speaker, "✗", "red", error_text(end.error))
 
 
-def _cancelled(blocks: Blocks, event: AgentEvent, speaker: Speaker, now: float) -> None:
-    blocks.close(speaker, "■", "yellow", "cancelled")
+def _cancelled(blocks: AgentBlocks, event: AgentEvent, speaker: AgentLane, now: float) -> None:
+    blocks.close(speaker, "■", "yellow", cancelled_text(event.run_cancelled.cancel_reason))
 
 
-def _seconds(event: AgentEvent, duration: duration_pb2.Duration, speaker: Speaker) -> float:
+def _seconds(event: AgentEvent, duration: duration_pb2.Duration, speaker: AgentLane) -> float:
     """How long an agent took; the log counts from where a fork's origin began, and readers want the fork's own time."""
     if speaker.forked_ns:
-        return (event.time.ToNanoseconds() - speaker.forked_ns) / 1e9
+        return (event.record_time.ToNanoseconds() - speaker.forked_ns) / 1e9
     return duration.ToTimedelta().total_seconds()
 
 
-def _used(seconds: float, usage: message_pb2.Usage) -> str:
+def _used(seconds: float, usage: usage_pb2.Usage) -> str:
     known = "" if tokens(usage) is None else f", {tokens_text(usage)} tokens"
     return f"{seconds_text(seconds)}{known}"
 

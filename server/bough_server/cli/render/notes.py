@@ -5,8 +5,8 @@ from collections.abc import Sequence
 from typing import Final
 
 from bough import text_of
-from bough.v1 import event_pb2, fork_pb2, input_pb2, message_pb2, state_pb2
-from bough_server.cli.render.format import counted, error_text, moment, one_line
+from bough.v1 import event_pb2, execution_pb2, fork_pb2, input_pb2, message_pb2, session_pb2, step_pb2
+from bough_server.cli.render.format import counted, enum_text, error_text, moment, one_line
 
 _RESUMED: Final = {
     event_pb2.RESUME_CAUSE_RECOVERY: "continued after its server was gone",
@@ -15,12 +15,18 @@ _RESUMED: Final = {
 }
 
 _ENDINGS: Final = {
-    event_pb2.END_REASON_EXITED: "exited",
-    event_pb2.END_REASON_TRANSFERRED: "handed over",
-    event_pb2.END_REASON_BROKE_LOOP: "broke the loop",
-    event_pb2.END_REASON_ITERATIONS_EXHAUSTED: "rounds used up",
+    execution_pb2.END_REASON_EXITED: "exited",
+    execution_pb2.END_REASON_TRANSFERRED: "transferred",
+    execution_pb2.END_REASON_BROKE_LOOP: "broke the loop",
+    execution_pb2.END_REASON_ITERATIONS_EXHAUSTED: "iterations used up",
 }
-_PLAIN: Final = (event_pb2.AGENT_KIND_UNSPECIFIED, event_pb2.AGENT_KIND_LLM)
+_PLAIN: Final = (execution_pb2.AGENT_KIND_UNSPECIFIED, execution_pb2.AGENT_KIND_LLM)
+_FINISHED: Final = (
+    step_pb2.FINISH_REASON_UNSPECIFIED,
+    step_pb2.FINISH_REASON_STOP,
+    step_pb2.FINISH_REASON_TOOL_CALLS,
+)
+"""How a model stops that has written what it was about to write."""
 
 
 def queued_text(queued: event_pb2.RunQueued) -> str:
@@ -35,8 +41,8 @@ def resumed_text(resumed: event_pb2.RunResumed) -> str:
 
 def forked_text(forked: event_pb2.RunForked) -> str:
     """Where a fork comes from and what it does otherwise."""
-    changes = "; ".join(_changes(forked.changes))
-    return f"fork of run {forked.origin_run_id} after {forked.origin_sequence}" + (f": {changes}" if changes else "")
+    changes = "; ".join([*_changes(forked.changes), *(["another policy"] if forked.HasField("policy") else [])])
+    return f"fork of run {forked.origin.run_id} after {forked.origin.sequence}" + (f": {changes}" if changes else "")
 
 
 def interrupted_text(interrupted: event_pb2.RunInterrupted) -> str:
@@ -46,18 +52,18 @@ def interrupted_text(interrupted: event_pb2.RunInterrupted) -> str:
 
 def asker_text(request: input_pb2.InputRequest) -> str:
     """Who asks: the agents' names from the root."""
-    return "/".join(request.address) or "?"
+    return "/".join(request.agent_path) or "?"
 
 
 def request_text(request: input_pb2.InputRequest) -> str:
     """What is asked, on one line."""
     call = call_text(request.call)
-    match request.reason:
-        case input_pb2.INPUT_REASON_APPROVAL:
+    match request.kind:
+        case input_pb2.INPUT_KIND_APPROVAL:
             return f"asks for approval of {call}"
-        case input_pb2.INPUT_REASON_CLIENT_TOOL:
+        case input_pb2.INPUT_KIND_CLIENT_TOOL:
             return f"asks the client to run {call}"
-        case input_pb2.INPUT_REASON_RECOVERY:
+        case input_pb2.INPUT_KIND_RECOVERY:
             return f"asks whether {call} may run again: its server was gone while it ran"
         case _:
             return f"asks: {one_line(request.prompt)}"
@@ -84,8 +90,8 @@ def answer_text(answer: input_pb2.InputAnswer) -> str:
     match answer.WhichOneof("answer"):
         case "approval":
             return _approval(answer.approval)
-        case "tool_result":
-            return f"result: {result_text(answer.tool_result)}"
+        case "tool_outcome":
+            return f"result: {one_line(outcome_text(answer.tool_outcome))}"
         case "value_json":
             return f"answered: {one_line(_plain(answer.value_json))}"
         case _:
@@ -99,13 +105,23 @@ def call_text(call: message_pb2.ToolCall) -> str:
 
 
 def result_text(result: message_pb2.ToolResult) -> str:
-    """What a tool gave, in words: its error, or its parts."""
-    if result.HasField("error"):
-        return error_text(result.error)
-    return text_of(message_pb2.Message(parts=result.parts))
+    """The result of a tool in words: its error, its parts, or both."""
+    error = error_text(result.error) if result.HasField("error") else ""
+    return _beside(error, result.parts)
 
 
-def _approval(approval: input_pb2.Approval) -> str:
+def outcome_text(outcome: message_pb2.ToolOutcome) -> str:
+    """The outcome of a tool that a caller reports, in words: its failure, its parts, or both."""
+    failure = (one_line(outcome.failure.message) or "failed") if outcome.HasField("failure") else ""
+    return _beside(failure, outcome.parts)
+
+
+def _beside(failure: str, parts: Sequence[message_pb2.Part]) -> str:
+    said = text_of(message_pb2.Message(parts=parts))
+    return f"{failure}; {said}" if failure and said else failure or said
+
+
+def _approval(approval: input_pb2.ApprovalDecision) -> str:
     words = "approved" if approval.approved else "refused"
     if approval.arguments_json:
         words += f" with {one_line(approval.arguments_json)}"
@@ -113,11 +129,12 @@ def _approval(approval: input_pb2.Approval) -> str:
 
 
 def _changes(changes: fork_pb2.ForkChanges) -> list[str]:
-    said = [f"model of {agent} is {model}" for agent, model in sorted(changes.models.items())]
-    said += [f"another instruction of {agent}" for agent in sorted(changes.instructions)]
+    agents = sorted(changes.agents.items())
+    said = [f"model of {name} is {agent.model}" for name, agent in agents if agent.HasField("model")]
+    said += [f"another instruction of {name}" for name, agent in agents if agent.HasField("instruction")]
     if changes.HasField("input"):
         said.append(f"input {one_line(text_of(changes.input))}")
-    return said + [f"result of {edit.call_id}: {one_line(result_text(edit.result))}" for edit in changes.tool_results]
+    return said + [f"result of {edit.call_id}: {one_line(outcome_text(edit.outcome))}" for edit in changes.tool_results]
 
 
 def _plain(value_json: str) -> str:
@@ -129,25 +146,24 @@ def _plain(value_json: str) -> str:
     return value if isinstance(value, str) else value_json
 
 
-def kind_text(kind: event_pb2.AgentKind.ValueType) -> str:
+def kind_text(kind: execution_pb2.AgentKind.ValueType) -> str:
     """What runs an agent, as definitions name it; empty for a model in a loop with tools, and where it is not said."""
-    if kind in _PLAIN or kind not in event_pb2.AgentKind.values():
-        return ""
-    return event_pb2.AgentKind.Name(kind).removeprefix("AGENT_KIND_").lower()
+    return "" if kind in _PLAIN else enum_text(execution_pb2.AgentKind.DESCRIPTOR, kind)
 
 
 def ending_text(
-    reason: event_pb2.EndReason.ValueType, kind: event_pb2.AgentKind.ValueType = event_pb2.AGENT_KIND_UNSPECIFIED
+    reason: execution_pb2.EndReason.ValueType,
+    kind: execution_pb2.AgentKind.ValueType = execution_pb2.AGENT_KIND_UNSPECIFIED,
 ) -> str:
     """How an agent of a kind ended; empty where it simply answered, or where its state and its error say it."""
-    if kind == event_pb2.AGENT_KIND_LOOP and reason == event_pb2.END_REASON_BROKE_LOOP:
+    if kind == execution_pb2.AGENT_KIND_LOOP and reason == execution_pb2.END_REASON_BROKE_LOOP:
         return "ended by a break"
     return _ENDINGS.get(reason, "")
 
 
-def round_text(started: event_pb2.LoopRoundStarted) -> str:
-    """Which round of a loop begins, counted from 1 as people do."""
-    return f"round {started.round + 1}"
+def iteration_text(started: event_pb2.LoopIterationStarted) -> str:
+    """Which iteration of a loop begins, counted from 1 as people do."""
+    return f"iteration {started.iteration + 1}"
 
 
 def steps_text(items: Sequence[event_pb2.PlanItem]) -> str:
@@ -156,7 +172,7 @@ def steps_text(items: Sequence[event_pb2.PlanItem]) -> str:
     return f"{counted(len(items), 'step')}: {said}" if said else "nothing"
 
 
-def changes_text(changes: Sequence[state_pb2.StateChange]) -> str:
+def changes_text(changes: Sequence[session_pb2.SessionStateChange]) -> str:
     """What became of a session's values, on one line."""
     return ", ".join(
         f"{change.key} = {one_line(change.value_json)}" if change.HasField("value_json") else f"{change.key} deleted"
@@ -166,17 +182,39 @@ def changes_text(changes: Sequence[state_pb2.StateChange]) -> str:
 
 def compacted_text(compacted: event_pb2.HistoryCompacted) -> str:
     """What a summary stands for, and the summary, on one line."""
-    covered = []
-    if compacted.to_position:
-        covered.append(f"messages {compacted.from_position} to {compacted.to_position} of the session")
-    if compacted.run_messages:
-        covered.append(f"{counted(compacted.run_messages, 'message')} of this run")
+    covered, replaced = [], compacted.summary.summary_range
+    if replaced.to_position:
+        covered.append(f"messages {replaced.from_position} to {replaced.to_position} of the session")
+    if compacted.run_message_count:
+        covered.append(f"{counted(compacted.run_message_count, 'message')} of this run")
     summary = one_line(text_of(compacted.summary))
     return f"summarized {' and '.join(covered) or 'nothing'}" + (f": {summary}" if summary else "")
 
 
 def retry_text(reason: event_pb2.RetryReason.ValueType) -> str:
-    """Why a model call is tried again."""
-    if reason not in event_pb2.RetryReason.values():
+    """Why a model call is tried again, such as "rate_limited"."""
+    return enum_text(event_pb2.RetryReason.DESCRIPTOR, reason)
+
+
+def cancelled_text(reason: execution_pb2.CancelReason.ValueType) -> str:
+    """That something was cancelled, and why, such as "cancelled: fail_fast"."""
+    if reason == execution_pb2.CANCEL_REASON_UNSPECIFIED:
+        return "cancelled"
+    return f"cancelled: {enum_text(execution_pb2.CancelReason.DESCRIPTOR, reason)}"
+
+
+def cancelling_text(requested: event_pb2.CancelRequested) -> str:
+    """Why something is to stop, and who asked for it with which note, as far as the event says."""
+    words = enum_text(execution_pb2.CancelReason.DESCRIPTOR, requested.reason)
+    words += f" by {one_line(requested.requested_by)}" if requested.requested_by else ""
+    words += f" by run {requested.by_run_id}" if requested.by_run_id else ""
+    return f"{words}: {one_line(requested.note)}" if requested.note else words
+
+
+def finish_text(response: step_pb2.LlmResponse) -> str:
+    """Why a model stopped before it was done, such as "length"; empty if it was done or the provider did not say."""
+    if response.finish_reason in _FINISHED:
         return ""
-    return event_pb2.RetryReason.Name(reason).removeprefix("RETRY_REASON_").lower().replace("_", " ")
+    if response.finish_reason == step_pb2.FINISH_REASON_OTHER and response.provider_finish_reason:
+        return f"other: {one_line(response.provider_finish_reason)}"
+    return enum_text(step_pb2.FinishReason.DESCRIPTOR, response.finish_reason)

@@ -4,15 +4,18 @@ from collections.abc import Callable, Mapping
 from typing import Final
 
 from bough import text_of
-from bough.v1 import event_pb2, message_pb2
-from bough_server.cli.render.format import clip, duration_text, error_text, one_line, seconds_text
+from bough.v1 import error_pb2, event_pb2, execution_pb2, message_pb2
+from bough_server.cli.render.format import clip, duration_text, enum_text, error_text, one_line, seconds_text
 from bough_server.cli.render.notes import (
+    cancelling_text,
     changes_text,
     compacted_text,
     ending_text,
     expiry_text,
+    finish_text,
     forked_text,
     interrupted_text,
+    iteration_text,
     kind_text,
     queued_text,
     received_text,
@@ -20,7 +23,6 @@ from bough_server.cli.render.notes import (
     result_text,
     resumed_text,
     retry_text,
-    round_text,
     steps_text,
 )
 from bough_server.events import name_of
@@ -34,8 +36,8 @@ def plain_line(event: AgentEvent) -> str:
     describe = _GISTS.get(event.WhichOneof("payload") or "")
     gist = describe(event) if describe is not None else ""
     attempt = f" (attempt {event.attempt})" if event.attempt > 1 else ""
-    name = name_of(event).removeprefix("agent.") or "unknown"
-    moment = event.time.ToDatetime().strftime("%H:%M:%S.%f")[:-3]
+    name = name_of(event) or "unknown"
+    moment = event.record_time.ToDatetime().strftime("%H:%M:%S.%f")[:-3]
     line = f"{event.sequence:>5} {moment} {event.branch or '-'} {name}{attempt}"
     return f"{line} {clip(one_line(gist), _WIDTH)}".rstrip()
 
@@ -51,12 +53,13 @@ def _noted(note: str, text: str) -> str:
     return f"({note}) {text}" if note else text
 
 
-def _cancel(event: AgentEvent) -> str:
-    return event_pb2.CancelReason.Name(event.cancel_requested.reason).removeprefix("CANCEL_REASON_").lower()
+def _cancelled(reason: execution_pb2.CancelReason.ValueType, error: error_pb2.AgentError) -> str:
+    known = reason != execution_pb2.CANCEL_REASON_UNSPECIFIED
+    return _noted(enum_text(execution_pb2.CancelReason.DESCRIPTOR, reason) if known else "", error_text(error))
 
 
 def _tool_end(result: message_pb2.ToolResult) -> str:
-    return f"{result.call.name} {duration_text(result.latency)} {result_text(result)}"
+    return f"{result.call.name} {duration_text(result.duration)} {result_text(result)}"
 
 
 def _requested(event: AgentEvent) -> str:
@@ -72,19 +75,19 @@ _GISTS: Final[Mapping[str, Callable[[AgentEvent], str]]] = {
     "run_interrupted": lambda e: interrupted_text(e.run_interrupted),
     "run_completed": lambda e: _noted(ending_text(e.run_completed.end_reason), text_of(e.run_completed.final_answer)),
     "run_failed": lambda e: error_text(e.run_failed.error),
-    "run_cancelled": lambda e: error_text(e.run_cancelled.error),
+    "run_cancelled": lambda e: _cancelled(e.run_cancelled.cancel_reason, e.run_cancelled.error),
     "sub_agent_started": lambda e: _noted(kind_text(e.sub_agent_started.kind), text_of(e.sub_agent_started.input)),
     "sub_agent_partial": lambda e: e.sub_agent_partial.text,
     "sub_agent_completed": lambda e: _noted(
         ending_text(e.sub_agent_completed.end_reason), text_of(e.sub_agent_completed.output)
     ),
-    "sub_agent_failed": lambda e: error_text(e.sub_agent_failed.error),
+    "sub_agent_failed": lambda e: _cancelled(e.sub_agent_failed.cancel_reason, e.sub_agent_failed.error),
     "llm_started": lambda e: f"{e.llm_started.provider}/{e.llm_started.model}",
-    "llm_output_delta": lambda e: e.llm_output_delta.text,
+    "llm_output_text_delta": lambda e: e.llm_output_text_delta.text,
     "llm_reasoning_delta": lambda e: e.llm_reasoning_delta.text,
     "llm_tool_call_delta": lambda e: f"{e.llm_tool_call_delta.name} {e.llm_tool_call_delta.arguments_delta}",
     "llm_retrying": _retrying,
-    "llm_completed": lambda e: text_of(e.llm_completed.response.message),
+    "llm_completed": lambda e: _noted(finish_text(e.llm_completed.response), text_of(e.llm_completed.response.message)),
     "llm_failed": lambda e: error_text(e.llm_failed.error),
     "tool_started": lambda e: f"{e.tool_started.call.name} {e.tool_started.call.arguments_json}",
     "tool_output": lambda e: e.tool_output.text,
@@ -94,11 +97,11 @@ _GISTS: Final[Mapping[str, Callable[[AgentEvent], str]]] = {
     "input_requested": _requested,
     "input_received": lambda e: received_text(e.input_received.answer),
     "value_recorded": lambda e: e.value_recorded.value_json or error_text(e.value_recorded.error),
-    "cancel_requested": _cancel,
+    "cancel_requested": lambda e: cancelling_text(e.cancel_requested),
     "agent_transferred": lambda e: f"{e.agent_transferred.from_agent} to {e.agent_transferred.to_agent}",
-    "loop_round_started": lambda e: round_text(e.loop_round_started),
+    "loop_iteration_started": lambda e: iteration_text(e.loop_iteration_started),
     "plan_made": lambda e: steps_text(e.plan_made.items),
     "plan_revised": lambda e: steps_text(e.plan_revised.items),
-    "state_changed": lambda e: changes_text(e.state_changed.changes),
+    "session_state_changed": lambda e: changes_text(e.session_state_changed.state_changes),
     "history_compacted": lambda e: compacted_text(e.history_compacted),
 }

@@ -4,14 +4,14 @@ import shlex
 from collections.abc import Sequence
 from typing import Final
 
-from bough.v1 import agent_service_pb2, input_pb2
+from bough.v1 import input_pb2, run_pb2
 from bough_server.cli.render.format import counted, one_line, printable
 from bough_server.cli.render.notes import asker_text, expiry_text, request_text
 
 _TAKES: Final = {
-    input_pb2.INPUT_REASON_APPROVAL: 'true, false, or {"approved": …, "arguments": {…}, "note": "…"}',
-    input_pb2.INPUT_REASON_CLIENT_TOOL: 'the tool\'s result as JSON, or {"error": "…"}',
-    input_pb2.INPUT_REASON_RECOVERY: 'true (run it again), false, {"result": …} or {"error": "…"}',
+    input_pb2.INPUT_KIND_APPROVAL: 'true, false, or {"approved": …, "arguments": {…}, "note": "…"}',
+    input_pb2.INPUT_KIND_CLIENT_TOOL: 'the tool\'s result as JSON, {"error": "…"}, or {"error": "…", "result": …}',
+    input_pb2.INPUT_KIND_RECOVERY: 'true (run it again), false, {"result": …}, {"error": "…"}, or both of these',
 }
 
 
@@ -28,7 +28,7 @@ def question_lines(request: input_pb2.InputRequest) -> list[str]:
 
 def request_lines(request: input_pb2.InputRequest) -> list[str]:
     """The same with what it takes as an answer, and its id."""
-    return [*question_lines(request), f"    takes {takes_text(request)}", f"    id {request.request_id}"]
+    return [*question_lines(request), f"    takes {takes_text(request)}", f"    id {request.input_id}"]
 
 
 def waiting_lines(run_id: str, requests: Sequence[input_pb2.InputRequest], command: str) -> list[str]:
@@ -39,13 +39,13 @@ def waiting_lines(run_id: str, requests: Sequence[input_pb2.InputRequest], comma
     return [*lines, "Answer with:", f"  {answer_command(run_id, requests, command)}"]
 
 
-def standing_lines(run: agent_service_pb2.Run) -> list[str]:
+def standing_lines(run: run_pb2.Run) -> list[str]:
     """What a run asks, and what it misses where it is parked: a line each."""
     lines = [f"? {headline(request)}" for request in run.open_requests]
     return lines + ([f"‖ parked: {one_line(run.parked_reason)}"] if run.parked_reason else [])
 
 
-def origin_lines(run: agent_service_pb2.Run) -> list[str]:
+def origin_lines(run: run_pb2.Run) -> list[str]:
     """Where a fork comes from; nothing of another run."""
     origin = run.forked_from
     return [f"⑂ fork of run {origin.run_id} after {origin.sequence}"] if run.HasField("forked_from") else []
@@ -53,13 +53,13 @@ def origin_lines(run: agent_service_pb2.Run) -> list[str]:
 
 def answer_command(run_id: str, requests: Sequence[input_pb2.InputRequest], command: str) -> str:
     """The command that answers everything; it asks in a terminal where the answers are left out."""
-    answers = (shlex.quote(f"{request.request_id}={_example(request)}") for request in requests)
+    answers = (shlex.quote(f"{request.input_id}={_example(request)}") for request in requests)
     return " ".join([command, "resume", run_id, *(f"--answer {answer}" for answer in answers)])
 
 
 def takes_text(request: input_pb2.InputRequest) -> str:
     """What a request takes as an answer."""
-    if known := _TAKES.get(request.reason):
+    if known := _TAKES.get(request.kind):
         return known
     schema = one_line(request.answer_schema_json)
     return f"JSON that fits {schema}" if schema else "any JSON"
@@ -72,4 +72,4 @@ def _prompt(request: input_pb2.InputRequest) -> list[str]:
 
 
 def _example(request: input_pb2.InputRequest) -> str:
-    return "true" if request.reason in (input_pb2.INPUT_REASON_APPROVAL, input_pb2.INPUT_REASON_RECOVERY) else "JSON"
+    return "true" if request.kind in (input_pb2.INPUT_KIND_APPROVAL, input_pb2.INPUT_KIND_RECOVERY) else "JSON"

@@ -6,70 +6,118 @@ from typing import Final
 from rich.text import Text
 
 from bough import text_of
-from bough.v1 import agent_pb2, agent_service_pb2, catalog_service_pb2, message_pb2, session_service_pb2
-from bough_server.cli.render.format import clip, moment, one_line, printable, short_state_text, state_style
+from bough.v1 import agent_pb2, execution_pb2, message_pb2, model_pb2, run_pb2, session_pb2, usage_pb2
+from bough_server.cli.render.format import (
+    clip,
+    cost_text,
+    enum_text,
+    moment,
+    one_line,
+    printable,
+    state_style,
+    state_text,
+    tokens,
+    tokens_text,
+)
+from bough_server.cli.render.notes import result_text
 from bough_server.cli.render.questions import origin_lines, standing_lines
 
 _BELOW: Final = "magenta"
+_STATE_WIDTH: Final = 9
+REVISION_WIDTH: Final = 12
+"""How many characters of a revision are printed."""
 
 
-def runs_table(runs: Iterable[agent_service_pb2.Run], *, width: int) -> list[Text]:
-    """A row for each run: its id, state, beginning and agent; below it what it asks, comes from and misses."""
-    lines = [Text(f"{'run':36}  {'state':9}  {'created':16}  agent"[:width], style="dim")]
+def runs_table(runs: Sequence[run_pb2.Run], *, width: int) -> list[Text]:
+    """A row for each run: its id, state, creation and agent.
+
+    Below it stand what it has used so far and the beginning of its input, then what it asks, comes from and misses.
+    """
+    state_width = max([_STATE_WIDTH, *(len(state_text(run.state)) for run in runs)])
+    lines = [Text(f"{'run':36}  {'state':{state_width}}  {'created':16}  agent"[:width], style="dim")]
     for run in runs:
         line = Text(f"{run.run_id:36}  ")
-        line.append(f"{short_state_text(run.state):9}", style=state_style(run.state))
+        line.append(f"{state_text(run.state):{state_width}}", style=state_style(run.state))
         line.append(f"  {moment(run.create_time)}  {run.agent}")
         lines.append(_fitted(line, width))
+        if gist := _gist(run):
+            lines.append(_fitted(Text(f"  {gist}", style="dim"), width))
         lines += [
             _fitted(Text(f"  {below}", style=_BELOW), width) for below in [*origin_lines(run), *standing_lines(run)]
         ]
     return lines
 
 
-def sessions_table(sessions: Iterable[session_service_pb2.Session], *, width: int) -> list[Text]:
-    """A row for each session: its id, its last use and the run that holds it."""
-    lines = [Text(f"{'session':36}  {'last used':16}  held by"[:width], style="dim")]
+def _gist(run: run_pb2.Run) -> str:
+    """What a run has used so far, as far as it is known, and the beginning of its input."""
+    return " · ".join(part for part in (*_used(run.tree_usage), one_line(run.input_excerpt)) if part)
+
+
+def _used(usage: usage_pb2.Usage) -> list[str]:
+    used = [f"{tokens_text(usage)} tokens"] if tokens(usage) is not None else []
+    return used + ([cost_text(usage)] if usage.HasField("cost_nanos") else [])
+
+
+def sessions_table(sessions: Iterable[session_pb2.Session], *, width: int) -> list[Text]:
+    """A row for each session: its id, when a run last started or ended in it, and the run that holds it."""
+    lines = [Text(f"{'session':36}  {'last run':16}  held by"[:width], style="dim")]
     for session in sessions:
-        used = session.update_time if session.HasField("update_time") else session.create_time
-        line = Text(f"{session.session_id:36}  {moment(used)}  {session.current_run_id or '-'}")
+        line = Text(f"{session.session_id:36}  {_last_run(session):16}  {session.current_run_id or '-'}")
         lines.append(_fitted(line, width))
     return lines
 
 
-def session_lines(session: session_service_pb2.Session, *, width: int) -> list[Text]:
+def _last_run(session: session_pb2.Session) -> str:
+    return moment(session.last_run_time) if session.HasField("last_run_time") else "-"
+
+
+def session_lines(session: session_pb2.Session, *, width: int) -> list[Text]:
     """A session, a field on each line."""
     fields = [
         ("session", session.session_id),
         ("user", session.user_id),
         ("created", moment(session.create_time)),
+        ("last run", _last_run(session)),
         ("held by", session.current_run_id or "-"),
         *(("label", f"{key}={value}") for key, value in sorted(session.labels.items())),
     ]
     return [_fitted(Text(f"{name:8}  {one_line(value)}"), width) for name, value in fields]
 
 
-def agents_table(agents: Sequence[agent_pb2.AgentDefinition], *, width: int) -> list[Text]:
-    """A row for each agent: its name, its model and what it does; where any is stored, its revision and since when.
+def agents_table(agents: Sequence[agent_pb2.Agent], *, width: int) -> list[Text]:
+    """A row for each agent: its name, its model and what it does; if any is stored, its revision and since when.
 
-    An agent that asks no model has its kind in the model's place.
+    An agent that asks no model has its kind in the model's place, and one in code "(code)".
     """
-    name_width = max([5, *(len(agent.name) for agent in agents)])
+    name_width = max([5, *(len(agent.definition.name) for agent in agents)])
     model_width = max([5, *(len(_model(agent)) for agent in agents)])
-    has_stored = any(agent.HasField("create_time") for agent in agents)
-    stored = f"  {'revision':16}  {'stored':16}" if has_stored else ""
+    has_stored = any(agent.source == agent_pb2.AGENT_SOURCE_STORED for agent in agents)
+    stored = f"  {'revision':{REVISION_WIDTH}}  {'stored':16}" if has_stored else ""
     lines = [Text(f"{'agent':{name_width}}  {'model':{model_width}}{stored}  what it does"[:width], style="dim")]
     for agent in agents:
-        line = Text(f"{agent.name:{name_width}}", style="bold")
-        since = moment(agent.create_time) if agent.HasField("create_time") else "-"
-        stored = f"  {agent.revision:16}  {since:16}" if has_stored else ""
-        rest = f"  {_model(agent):{model_width}}{stored}  {one_line(agent.description)}"
+        line = Text(f"{agent.definition.name:{name_width}}", style="bold")
+        since = moment(agent.revision_create_time) if agent.HasField("revision_create_time") else "-"
+        stored = f"  {agent.revision[:REVISION_WIDTH]:{REVISION_WIDTH}}  {since:16}" if has_stored else ""
+        rest = f"  {_model(agent):{model_width}}{stored}  {one_line(agent.definition.description)}"
         line.append(clip(rest, max(8, width - name_width)), style="not bold")
         lines.append(line)
     return lines
 
 
-def models_table(models: Sequence[catalog_service_pb2.ModelInfo], *, width: int) -> list[Text]:
+def agent_lines(agent: agent_pb2.Agent) -> list[str]:
+    """What the server knows about an agent beside its definition, a field on each line."""
+    fields = [
+        ("source", enum_text(agent_pb2.AgentSource.DESCRIPTOR, agent.source)),
+        ("revision", agent.revision[:REVISION_WIDTH]),
+    ]
+    if agent.HasField("create_time"):
+        fields.append(("create_time", agent.create_time.ToJsonString()))
+    if agent.HasField("revision_create_time"):
+        fields.append(("revision_create_time", agent.revision_create_time.ToJsonString()))
+    return [f"{name}: {value}" for name, value in fields]
+
+
+def models_table(models: Sequence[model_pb2.ModelInfo], *, width: int) -> list[Text]:
     """A row for each model: its name, its provider, its name there, and who answers where it cannot."""
     columns = [("model", 5), ("provider", 8), ("at the provider", 15)]
     rows = [(model.name, model.provider, model.model or "-") for model in models]
@@ -86,7 +134,7 @@ def models_table(models: Sequence[catalog_service_pb2.ModelInfo], *, width: int)
 
 def message_lines(message: message_pb2.Message, *, width: int) -> list[Text]:
     """A message: who said it, then its text, indented; calls and results by name."""
-    kind = message_pb2.MessageKind.Name(message.kind).removeprefix("MESSAGE_KIND_").lower().replace("_", " ")
+    kind = enum_text(message_pb2.MessageKind.DESCRIPTOR, message.kind)
     head = Text(f"{message.position:>4}  ", style="dim")
     head.append(message.author or "?", style="bold").append(f"  {kind}", style="dim")
     lines = [_fitted(head, width)]
@@ -96,17 +144,17 @@ def message_lines(message: message_pb2.Message, *, width: int) -> list[Text]:
             call = f"→ {part.tool_call.name} {one_line(part.tool_call.arguments_json)}"
             lines.append(Text("      " + clip(call, max(8, width - 6)), style="blue"))
         elif part.HasField("tool_result"):
-            said = text_of(message_pb2.Message(parts=part.tool_result.parts)) or part.tool_result.error.message
-            result = f"← {part.tool_result.call.name}  {one_line(said)}"
+            result = f"← {part.tool_result.call.name}  {one_line(result_text(part.tool_result))}"
             lines.append(Text("      " + clip(result, max(8, width - 6)), style="blue"))
     return lines
 
 
-def _model(agent: agent_pb2.AgentDefinition) -> str:
-    kind = agent.WhichOneof("kind")
-    if kind not in ("llm", "supervisor"):
-        return f"({kind or 'code'})"
-    return agent.supervisor.llm.model or agent.llm.model or "(caller's)"
+def _model(agent: agent_pb2.Agent) -> str:
+    if agent.source == agent_pb2.AGENT_SOURCE_CODE:
+        return "(code)"
+    if agent.kind not in (execution_pb2.AGENT_KIND_LLM, execution_pb2.AGENT_KIND_SUPERVISOR):
+        return f"({enum_text(execution_pb2.AgentKind.DESCRIPTOR, agent.kind)})"
+    return agent.definition.supervisor.llm.model or agent.definition.llm.model or "(caller's)"
 
 
 def _fitted(line: Text, width: int) -> Text:

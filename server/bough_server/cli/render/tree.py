@@ -8,9 +8,10 @@ from typing import Final
 from rich.cells import cell_len
 from rich.text import Text
 
-from bough.v1 import event_pb2, invocation_pb2
+from bough.v1 import execution_pb2, invocation_pb2
 from bough_server.cli.render.format import (
     UNKNOWN,
+    amount_text,
     between,
     clip,
     clip_middle,
@@ -19,13 +20,12 @@ from bough_server.cli.render.format import (
     error_text,
     one_line,
     seconds_text,
-    short_state_text,
     state_style,
     state_text,
     tokens,
     tokens_text,
 )
-from bough_server.cli.render.notes import ending_text, kind_text
+from bough_server.cli.render.notes import cancelled_text, ending_text, finish_text, kind_text
 
 _DEEPEST: Final = 8
 """Levels that are drawn; what lies deeper says its depth as a number."""
@@ -37,8 +37,14 @@ _COLUMNS: Final[Sequence[tuple[str, int]]] = (
     ("steps", 5),
     ("tools", 5),
     ("tokens", 9),
-    ("cost", 8),
+    ("cost", 9),
 )
+_TOLD_STATES: Final = (
+    execution_pb2.EXECUTION_STATE_FAILED,
+    execution_pb2.EXECUTION_STATE_CANCELLED,
+    execution_pb2.EXECUTION_STATE_INPUT_REQUIRED,
+)
+"""States of tool calls that are worth a word."""
 
 _BETWEEN: Final = " │ "
 
@@ -49,26 +55,27 @@ def tree_lines(invocation: invocation_pb2.Invocation, *, width: int = 80) -> lis
     """The tree, its totals and what does not add up, in lines of at most that many cells."""
     columns = _columns(invocation)
     name_width = max(_NARROWEST_NAME, width - _sizes(columns))
-    lines = [_row("agent", [name for name, _ in columns], columns, name_width, style="dim")]
-    tools = _tools_by_agent(invocation)
+    lines = [_row("agent", _heads(invocation, columns), columns, name_width, style="dim")]
+    tools, unfinished = _tools_by_agent(invocation), _unfinished_by_agent(invocation)
     for agent, (head, below) in zip(invocation.agents, _connectors(invocation.agents), strict=True):
         lines.append(_agent_row(agent, head, columns, name_width))
         if nature := _nature(agent):
             lines.append(_note(below, f"· {nature}", "dim", width))
         if agent.invocation_id in tools:
             lines.append(_note(below, f"· {tools[agent.invocation_id]}", "dim", width))
-        if agent.HasField("error") and agent.state != event_pb2.STATE_CANCELLED:
+        if agent.invocation_id in unfinished:
+            lines.append(_note(below, f"· finish reason {unfinished[agent.invocation_id]}", "yellow", width))
+        if agent.HasField("error") and agent.state != execution_pb2.EXECUTION_STATE_CANCELLED:
             lines.append(_note(below, f"✗ {error_text(agent.error)}", state_style(agent.state), width))
-    if invocation.agents_truncated:
-        more = invocation.agents_total - len(invocation.agents)
+    if (more := invocation.agents_total - len(invocation.agents)) > 0:
         lines.append(Text(f"… and {counted(more, 'more agent')}", style="dim"))
     lines += [Text(line, style="bold") for line in _joined(_totals(invocation), width)]
     if invocation.HasField("forked_from"):
         lines += [Text(line, style="dim") for line in _joined(_origin(invocation), width)]
     if not invocation.agents and invocation.HasField("error"):
         lines.append(Text(clip(f"✗ {error_text(invocation.error)}", width), style="red"))
-    anomalies = [*invocation.anomalies, *(text for agent in invocation.agents for text in agent.anomalies)]
-    return lines + [Text(clip(f"! {one_line(anomaly)}", width), style="yellow") for anomaly in anomalies]
+    anomalies = [*invocation.anomalies, *(each for agent in invocation.agents for each in agent.anomalies)]
+    return lines + [Text(clip(f"! {one_line(each.message)}", width), style="yellow") for each in anomalies]
 
 
 def narrowest_tree(invocation: invocation_pb2.Invocation) -> int:
@@ -77,7 +84,17 @@ def narrowest_tree(invocation: invocation_pb2.Invocation) -> int:
 
 
 def _columns(invocation: invocation_pb2.Invocation) -> Sequence[tuple[str, int]]:
-    return [column for column in _COLUMNS if column[0] != "cost" or _has_prices(invocation)]
+    states = [len(state_text(agent.state)) for agent in invocation.agents]
+    return [
+        (name, max([size, *states]) if name == "state" else size)
+        for name, size in _COLUMNS
+        if name != "cost" or _has_prices(invocation)
+    ]
+
+
+def _heads(invocation: invocation_pb2.Invocation, columns: Sequence[tuple[str, int]]) -> list[str]:
+    cost = f"cost {invocation.tree_usage.currency_code}".rstrip()
+    return [cost if name == "cost" else name for name, _ in columns]
 
 
 def _sizes(columns: Sequence[tuple[str, int]]) -> int:
@@ -85,7 +102,7 @@ def _sizes(columns: Sequence[tuple[str, int]]) -> int:
 
 
 def _has_prices(invocation: invocation_pb2.Invocation) -> bool:
-    return invocation.tree_usage.HasField("cost_micros")
+    return invocation.tree_usage.HasField("cost_nanos")
 
 
 def _row(
@@ -101,14 +118,14 @@ def _agent_row(
     agent: invocation_pb2.AgentInvocation, head: str, columns: Sequence[tuple[str, int]], name_width: int
 ) -> Text:
     known = {
-        "state": short_state_text(agent.state),
+        "state": state_text(agent.state),
         "time": _time_text(agent),
         "steps": str(agent.step_count),
         "tools": str(agent.usage.tool_calls),
         "tokens": tokens_text(agent.usage),
-        "cost": cost_text(agent.usage),
+        "cost": amount_text(agent.usage),
     }
-    if agent.trigger == event_pb2.TRIGGER_TRANSFER:
+    if agent.trigger == execution_pb2.INVOCATION_TRIGGER_TRANSFER:
         head = head.removesuffix("─ ") + "→ " if head else head
     name = head + clip_middle(agent.name or "?", max(4, name_width - len(head)))
     row = _row(name, [known[column] for column, _ in columns], columns, name_width)
@@ -120,7 +137,10 @@ def _agent_row(
 
 def _nature(agent: invocation_pb2.AgentInvocation) -> str:
     """What kind of agent it is and how it ended, where it is no model that simply answered."""
-    return ", ".join(part for part in (kind_text(agent.kind), ending_text(agent.end_reason, agent.kind)) if part)
+    is_explained = agent.cancel_reason != execution_pb2.CANCEL_REASON_UNSPECIFIED
+    cancelled = cancelled_text(agent.cancel_reason) if is_explained else ""
+    parts = (kind_text(agent.kind), ending_text(agent.end_reason, agent.kind), cancelled)
+    return ", ".join(part for part in parts if part)
 
 
 def _time_text(agent: invocation_pb2.AgentInvocation) -> str:
@@ -136,38 +156,35 @@ def _note(below: str, text: str, style: str, width: int) -> Text:
 
 def _tools_by_agent(invocation: invocation_pb2.Invocation) -> dict[str, str]:
     """Each agent's tools with how often they were called; agents called as tools have rows of their own."""
-    counts: dict[str, Counter[str]] = {}
-    failures: Counter[tuple[str, str]] = Counter()
-    cancelled: Counter[tuple[str, str]] = Counter()
-    waiting: Counter[tuple[str, str]] = Counter()
+    calls: dict[str, dict[str, Counter[execution_pb2.ExecutionState.ValueType]]] = {}
     for tool in invocation.tools:
-        if tool.child_invocation_id:
-            continue
-        counts.setdefault(tool.invocation_id, Counter())[tool.name] += 1
-        failures[tool.invocation_id, tool.name] += tool.state == event_pb2.STATE_FAILED
-        cancelled[tool.invocation_id, tool.name] += tool.state == event_pb2.STATE_CANCELLED
-        waiting[tool.invocation_id, tool.name] += tool.state == event_pb2.STATE_INPUT_REQUIRED
+        if not tool.child_invocation_id:
+            calls.setdefault(tool.invocation_id, {}).setdefault(tool.name, Counter())[tool.state] += 1
     return {
-        caller: ", ".join(
-            _tool_text(
-                name,
-                number,
-                failed=failures[caller, name],
-                cancelled=cancelled[caller, name],
-                waiting=waiting[caller, name],
-            )
-            for name, number in names.items()
-        )
-        for caller, names in counts.items()
+        caller: ", ".join(_tool_text(name, states) for name, states in tools.items()) for caller, tools in calls.items()
     }
 
 
-def _tool_text(name: str, number: int, **counts: int) -> str:
+def _tool_text(name: str, states: Counter[execution_pb2.ExecutionState.ValueType]) -> str:
     """A tool's name, how often it was called, and how many of them did not end well; of a single one, how."""
+    number = states.total()
+    told = [(states[state], state_text(state)) for state in _TOLD_STATES if states[state]]
     if number == 1:
-        return name + "".join(f" ({what})" for what, count in counts.items() if count)
-    said = ", ".join(f"{count} {what}" for what, count in counts.items() if count)
+        return name + "".join(f" ({word})" for _, word in told)
+    said = ", ".join(f"{count} {word}" for count, word in told)
     return f"{name} x{number}" + (f" ({said})" if said else "")
+
+
+def _unfinished_by_agent(invocation: invocation_pb2.Invocation) -> dict[str, str]:
+    """Each agent's finish reasons of answers that its model did not complete; of a record with steps only."""
+    reasons: dict[str, Counter[str]] = {}
+    for step in invocation.steps:
+        if reason := finish_text(step.llm_response):
+            reasons.setdefault(step.invocation_id, Counter())[reason] += 1
+    return {
+        agent: ", ".join(f"{reason} x{count}" if count > 1 else reason for reason, count in counts.items())
+        for agent, counts in reasons.items()
+    }
 
 
 def _connectors(agents: Sequence[invocation_pb2.AgentInvocation]) -> Iterator[tuple[str, str]]:
@@ -210,7 +227,7 @@ def _totals(invocation: invocation_pb2.Invocation) -> list[str]:
     ]
     if tokens(usage) is not None:
         parts.append(f"{tokens_text(usage)} tokens")
-    if usage.HasField("cost_micros"):
+    if usage.HasField("cost_nanos"):
         parts.append(f"cost {cost_text(usage)}")
     if invocation.HasField("start_time") and invocation.HasField("end_time"):
         parts.append(seconds_text(between(invocation.start_time, invocation.end_time)))

@@ -13,12 +13,21 @@ from typing import Final
 from bough.v1 import message_pb2, step_pb2
 from bough.v1.event_pb2 import RETRY_REASON_TRANSPORT
 from bough_server.errors import ModelError
-from bough_server.models.limiter import Turnstile
+from bough_server.models.limiter import ModelLimiter
 from bough_server.models.local.engine import LocalEngine, available
 from bough_server.models.local.process import SLOTS
 from bough_server.models.local.prompt import ANSWER_TOKENS, Prompt, call_prompt, count_tokens, question_of, text_prompt
 from bough_server.models.local.schema import Schema, arguments_schema, call_schema, example
-from bough_server.models.model import Delta, Meter, ModelRequest, Price, RetryPolicy, TextDelta, ToolCallDelta, ToolSpec
+from bough_server.models.model import (
+    AttemptMeter,
+    Delta,
+    ModelRequest,
+    Price,
+    RetryPolicy,
+    TextDelta,
+    ToolCallDelta,
+    ToolSpec,
+)
 from bough_server.models.openai.chat import Completion
 from bough_server.models.openai.transport import Endpoint, Timeouts
 from bough_server.models.scripted.script import answered_tools, current_turn, step_of
@@ -43,7 +52,7 @@ class LocalModel:
         fallbacks: Sequence[str] = (),
         price: Price | None = None,
         config_digest: str = "",
-        turnstile: Turnstile | None = None,
+        turnstile: ModelLimiter | None = None,
     ) -> None:
         self.name = name
         self.provider = "local"
@@ -55,7 +64,7 @@ class LocalModel:
         self._engine = LocalEngine(name=name)
         self._endpoint: Endpoint | None = None
         self._base_url = ""
-        self._turnstile = turnstile or Turnstile(name=name, max_concurrency=SLOTS)
+        self._turnstile = turnstile or ModelLimiter(name=name, max_concurrency=SLOTS)
 
     @property
     def process_id(self) -> int | None:
@@ -63,11 +72,11 @@ class LocalModel:
         return self._engine.process_id
 
     async def stream(
-        self, request: ModelRequest, *, meter: Meter | None = None
+        self, request: ModelRequest, *, meter: AttemptMeter | None = None
     ) -> AsyncGenerator[Delta | step_pb2.LlmResponse, None]:
         """One attempt, by the rules of the Model protocol."""
         offers = open_offers(request)
-        meter = meter or Meter()
+        meter = meter or AttemptMeter()
         async with self._turnstile.turn(request, meter):
             if offers:
                 for made in await self._call(request, offers, meter):
@@ -95,7 +104,7 @@ class LocalModel:
         await self._engine.close()
 
     async def _call(
-        self, request: ModelRequest, offers: Sequence[_Offer], meter: Meter | None
+        self, request: ModelRequest, offers: Sequence[_Offer], meter: AttemptMeter | None
     ) -> tuple[ToolCallDelta, ToolCallDelta, step_pb2.LlmResponse]:
         """A tool call as the model chose it. Its JSON is not shown as text while it comes."""
         schema = call_schema([(name, arguments) for name, _, arguments in offers])
@@ -112,11 +121,11 @@ class LocalModel:
         call = message_pb2.ToolCall(name=name, arguments_json=arguments, provider_call_id=call_id)
         said = message_pb2.Message(role=message_pb2.ROLE_ASSISTANT, parts=[message_pb2.Part(tool_call=call)])
         response.message.CopyFrom(said)
-        response.finish_reason = "tool_calls"
+        response.finish_reason = step_pb2.FINISH_REASON_TOOL_CALLS
         return ToolCallDelta(0, "", call_id, name), ToolCallDelta(0, arguments), response
 
     async def _ask(
-        self, prompt: Prompt, *, max_tokens: int, request: ModelRequest, meter: Meter | None, **further: object
+        self, prompt: Prompt, *, max_tokens: int, request: ModelRequest, meter: AttemptMeter | None, **further: object
     ) -> AsyncGenerator[Delta | step_pb2.LlmResponse, None]:
         """Asks the process, once more where the connection dropped before the first word: it does so now and then."""
         body = {

@@ -10,12 +10,23 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Final
 
-from bough.v1 import agent_pb2, message_pb2, step_pb2
-from bough_server.models.model import Delta, Meter, ModelRequest, ReasoningDelta, TextDelta, ToolCallDelta, ToolSpec
+from bough.v1 import message_pb2, model_pb2, step_pb2, usage_pb2
+from bough_server.models.model import (
+    AttemptMeter,
+    Delta,
+    ModelRequest,
+    ReasoningDelta,
+    TextDelta,
+    ToolCallDelta,
+    ToolSpec,
+    finish_reason_of,
+)
 from bough_server.models.openai.annotations import (
     DONE,
+    AnnotationCollector,
     BadChunk,
-    Notes,
+    Content,
+    Place,
     ReportedError,
     count,
     is_object,
@@ -26,12 +37,12 @@ from bough_server.models.openai.annotations import (
 from bough_server.models.structured_output import (
     Body,
     arguments_text,
+    as_text,
     blob_in_words,
     chat_format,
     content,
     data_uri,
     further_settings,
-    in_words,
     result_text,
     told_in_words,
 )
@@ -40,6 +51,8 @@ _REASONING_FIELDS: Final = ("reasoning_content", "reasoning")
 _READ: Final = frozenset({"id", "object", "created", "model", "choices", "usage", "obfuscation"})
 """What chunks are made of; the last is there to be of any length."""
 _NOTED: Final = frozenset({"prompt_filter_results", "citations", "error"})
+_ONLY_CONTENT: Final[Content] = ("message", 0)
+"""The text of the answer: there is one at most."""
 
 _AUDIO_FORMATS: Final = {"audio/wav": "wav", "audio/x-wav": "wav", "audio/mpeg": "mp3", "audio/mp3": "mp3"}
 _OURS: Final = frozenset(
@@ -71,8 +84,8 @@ class _Call:
 class Completion:
     """One answer that is being streamed. Only the first choice counts."""
 
-    def __init__(self, meter: Meter | None = None) -> None:
-        self._meter = meter or Meter()
+    def __init__(self, meter: AttemptMeter | None = None) -> None:
+        self._meter = meter or AttemptMeter()
         self._done = False
         self._finish_reason = ""
         self._id = ""
@@ -84,10 +97,10 @@ class Completion:
         self._calls: list[_Call] = []
         self._latest: dict[int, int] = {}
         self._usage_said: dict[str, object] | None = None
-        self._notes = Notes()
+        self._notes = AnnotationCollector()
 
     @property
-    def usage(self) -> message_pb2.Usage | None:
+    def usage(self) -> usage_pb2.Usage | None:
         """What the provider reported so far; None where it said nothing."""
         return self._meter.usage
 
@@ -129,7 +142,9 @@ class Completion:
         message = message_pb2.Message(role=message_pb2.ROLE_ASSISTANT)
         if self._reasoning:
             message.parts.add().reasoning.text = "".join(self._reasoning)
+        places: dict[Content, Place] = {}
         if self._text:
+            places[_ONLY_CONTENT] = Place(part_index=len(message.parts))
             message.parts.add(text="".join(self._text))
         for call in self._calls:
             message.parts.add().tool_call.CopyFrom(
@@ -140,10 +155,13 @@ class Completion:
             provider=provider,
             model=self._model or model,
             message=message,
-            finish_reason=self._finish_reason,
+            finish_reason=finish_reason_of(
+                self._finish_reason, has_calls=bool(self._calls), is_refused=bool(self._refusal)
+            ),
+            provider_finish_reason=self._finish_reason,
             usage=self.usage,
             raw_json=self._raw(model),
-            annotations=self._notes.message(),
+            annotations=self._notes.message(places),
         )
 
     def _head(self, chunk: dict[str, object]) -> None:
@@ -186,7 +204,7 @@ class Completion:
             self._notes.refused()
             deltas.append(TextDelta(refusal))
         for cited in objects(delta.get("annotations")):
-            self._notes.cite(cited)
+            self._notes.cite(cited, _ONLY_CONTENT)
         deltas.extend(self._call(call) for call in objects(delta.get("tool_calls")))
         return deltas
 
@@ -236,10 +254,10 @@ class Completion:
         return json.dumps(whole, ensure_ascii=False, separators=(",", ":"))
 
 
-def usage_of(said: dict[str, object]) -> message_pb2.Usage:
+def usage_of(said: dict[str, object]) -> usage_pb2.Usage:
     """A provider's usage in our words; what it leaves out, or says in another type, stays absent."""
     prompt, completion = said.get("prompt_tokens_details"), said.get("completion_tokens_details")
-    return message_pb2.Usage(
+    return usage_pb2.Usage(
         input_tokens=count(said.get("prompt_tokens")),
         output_tokens=count(said.get("completion_tokens")),
         total_tokens=count(said.get("total_tokens")),
@@ -285,7 +303,7 @@ def chat_messages(instruction: str, messages: Sequence[message_pb2.Message]) -> 
 
 
 def _assistant(message: message_pb2.Message) -> list[Body]:
-    text = "".join(in_words(part) for part in message.parts)
+    text = "".join(as_text(part) for part in message.parts)
     calls = [part.tool_call for part in message.parts if part.HasField("tool_call")]
     if not calls:
         return [{"role": "assistant", "content": text}] if text else []
@@ -331,7 +349,7 @@ def _tool(spec: ToolSpec) -> Body:
     }
 
 
-def _settings(settings: agent_pb2.ModelSettings) -> Body:
+def _settings(settings: model_pb2.ModelSettings) -> Body:
     body: Body = {}
     if settings.HasField("temperature"):
         body["temperature"] = settings.temperature

@@ -10,8 +10,8 @@ from typing import ClassVar, Protocol
 
 from bough.v1 import step_pb2
 from bough_server.models.failures import Failures
-from bough_server.models.limiter import Turnstile
-from bough_server.models.model import Delta, Meter, ModelRequest, Price, RetryPolicy
+from bough_server.models.limiter import ModelLimiter
+from bough_server.models.model import AttemptMeter, Delta, ModelRequest, Price, RetryPolicy
 from bough_server.models.openai.annotations import Answer, RawAnswer
 from bough_server.models.openai.chat import Completion, chat_body
 from bough_server.models.openai.responses import Response
@@ -32,7 +32,7 @@ class Api(Protocol):
         """The request. Raises BadSettings."""
         ...
 
-    def answer(self, meter: Meter, *, name: str) -> Answer:
+    def answer(self, meter: AttemptMeter, *, name: str) -> Answer:
         """An answer that has not begun."""
         ...
 
@@ -49,7 +49,7 @@ class ChatApi:
         """The request. Raises BadSettings."""
         return chat_body(request, model=model, structured_output=self.structured_output)
 
-    def answer(self, meter: Meter, *, name: str) -> Answer:
+    def answer(self, meter: AttemptMeter, *, name: str) -> Answer:
         """An answer that has not begun."""
         return Completion(meter)
 
@@ -74,7 +74,7 @@ class ResponsesApi:
             structured_output=self.structured_output,
         )
 
-    def answer(self, meter: Meter, *, name: str) -> Answer:
+    def answer(self, meter: AttemptMeter, *, name: str) -> Answer:
         """An answer that has not begun."""
         return Response(meter, name=name)
 
@@ -96,7 +96,7 @@ class OpenAIModel:
         retry: RetryPolicy | None = None,
         fallbacks: Sequence[str] = (),
         price: Price | None = None,
-        turnstile: Turnstile | None = None,
+        turnstile: ModelLimiter | None = None,
         config_digest: str = "",
     ) -> None:
         """`missing_key` says what to do about a key that is needed and not there; Chat Completions are the default.
@@ -115,10 +115,10 @@ class OpenAIModel:
         self._api = api or ChatApi()
         self._keep_raw = keep_raw
         self._endpoint = Endpoint(name=name, base_url=base_url, key=key, timeouts=timeouts or Timeouts())
-        self._turnstile = turnstile or Turnstile(name=name)
+        self._turnstile = turnstile or ModelLimiter(name=name)
 
     async def stream(
-        self, request: ModelRequest, *, meter: Meter | None = None
+        self, request: ModelRequest, *, meter: AttemptMeter | None = None
     ) -> AsyncGenerator[Delta | step_pb2.LlmResponse, None]:
         """One attempt, by the rules of the Model protocol."""
         if self._missing_key:
@@ -127,7 +127,7 @@ class OpenAIModel:
             body = self._api.body(request, model=self.model, name=self.name)
         except BadSettings as error:
             raise self._failures.unusable(f"cannot be asked: {error}") from error
-        meter = meter or Meter()
+        meter = meter or AttemptMeter()
         async with self._turnstile.turn(request, meter):
             answer = self._api.answer(meter, name=self.name)
             if self._keep_raw:

@@ -8,11 +8,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
-from bough.v1 import message_pb2, step_pb2
-from bough_server.models.model import Delta, Meter, ReasoningDelta, TextDelta, ToolCallDelta
+from bough.v1 import message_pb2, step_pb2, usage_pb2
+from bough_server.models.model import AttemptMeter, Delta, ReasoningDelta, TextDelta, ToolCallDelta, finish_reason_of
 from bough_server.models.openai.annotations import (
     DONE,
-    Notes,
+    AnnotationCollector,
+    Content,
+    Place,
     ReportedError,
     count,
     is_object,
@@ -22,6 +24,7 @@ from bough_server.models.openai.annotations import (
 )
 
 _Event = dict[str, object]
+_Key = int | str
 
 
 @dataclass(slots=True)
@@ -36,8 +39,19 @@ class _Item:
     position: int = 0
     """A call's place among the calls."""
     pieces: list[str] = field(default_factory=list)
+    lengths: dict[int, int] = field(default_factory=dict)
+    """The characters of each content, by its number."""
     is_heard: bool = False
     """Whether anything of it was streamed."""
+
+    def places(self, key: _Key, part_index: int) -> "dict[Content, Place]":
+        """Where the contents of the item are in the answer, of which it is the part of that number."""
+        places: dict[Content, Place] = {}
+        offset = 0
+        for index, length in sorted(self.lengths.items()):
+            places[key, index] = Place(part_index=part_index, offset=offset)
+            offset += length
+        return places
 
     def part(self, model: str) -> message_pb2.Part | None:
         """The item in our words; None where there is nothing of it."""
@@ -56,17 +70,18 @@ class _Item:
 class Response:
     """One answer that is being streamed. `name` is the model's in the configuration."""
 
-    def __init__(self, meter: Meter | None = None, *, name: str = "") -> None:
-        self._meter = meter or Meter()
+    def __init__(self, meter: AttemptMeter | None = None, *, name: str = "") -> None:
+        self._meter = meter or AttemptMeter()
         self._name = name
-        self._items: dict[object, _Item] = {}
+        self._items: dict[_Key, _Item] = {}
         self._calls = 0
-        self._notes = Notes()
+        self._is_refused = False
+        self._notes = AnnotationCollector()
         self._said: _Event = {}
         self._is_done = False
 
     @property
-    def usage(self) -> message_pb2.Usage | None:
+    def usage(self) -> usage_pb2.Usage | None:
         """What the provider reported; None where it said nothing."""
         return self._meter.usage
 
@@ -93,8 +108,12 @@ class Response:
 
     def response(self, *, provider: str, model: str) -> step_pb2.LlmResponse:
         """The whole answer, its parts in the order of the output."""
-        parts = [item.part(self._name) for item in self._items.values()]
-        message = message_pb2.Message(role=message_pb2.ROLE_ASSISTANT, parts=filter(None, parts))
+        message = message_pb2.Message(role=message_pb2.ROLE_ASSISTANT)
+        places: dict[Content, Place] = {}
+        for key, item in self._items.items():
+            if (part := item.part(self._name)) is not None:
+                places |= item.places(key, len(message.parts))
+                message.parts.append(part)
         incomplete = self._said.get("incomplete_details")
         reason = string(incomplete.get("reason")) if is_object(incomplete) else ""
         return step_pb2.LlmResponse(
@@ -102,10 +121,16 @@ class Response:
             provider=provider,
             model=string(self._said.get("model")) or model,
             message=message,
-            finish_reason=reason or string(self._said.get("status")),
+            finish_reason=self._finish_reason(reason),
+            provider_finish_reason=reason or string(self._said.get("status")),
             usage=self.usage,
             raw_json=json.dumps(self._said, ensure_ascii=False, separators=(",", ":")),
-            annotations=self._notes.message(),
+            annotations=self._notes.message(places),
+        )
+
+    def _finish_reason(self, incomplete: str) -> step_pb2.FinishReason.ValueType:
+        return finish_reason_of(
+            incomplete or string(self._said.get("status")), has_calls=self._calls > 0, is_refused=self._is_refused
         )
 
     def _begin(self, event: _Event) -> list[Delta]:
@@ -142,19 +167,23 @@ class Response:
             self._notes.add(name, said.get(name))
         foreign = [item for item in objects(said.get("output")) if string(item.get("type")) not in _SAID]
         self._notes.add("output", foreign or None)
-        for item in objects(said.get("output")):
-            self._cite(item)
+        for index, item in enumerate(objects(said.get("output"))):
+            self._cite(item, index)
 
-    def _cite(self, item: _Event) -> None:
-        for content in objects(item.get("content")):
+    def _cite(self, item: _Event, key: _Key) -> None:
+        for index, content in enumerate(objects(item.get("content"))):
             if string(content.get("type")) == "refusal":
-                self._notes.refused()
+                self._refuse()
             for cited in objects(content.get("annotations")):
-                self._notes.cite(cited)
+                self._notes.cite(cited, (key, index))
+
+    def _refuse(self) -> None:
+        self._is_refused = True
+        self._notes.refused()
 
     def _item(self, event: _Event, kind: str) -> _Item:
         """The item that an event is about; a new one where nobody announced it."""
-        key = event.get("output_index", event.get("item_id"))
+        key = _key(event)
         if key not in self._items:
             self._items[key] = _Item(kind, position=self._calls)
             self._calls += kind == "function_call"
@@ -178,23 +207,29 @@ class Response:
         if not is_object(said) or string(said.get("type")) not in _SAID:
             return deltas
         item = self._item(event, string(said.get("type")))
-        self._cite(said)
+        self._cite(said, _key(event))
         item.encrypted = string(said.get("encrypted_content"))
         if not item.is_heard and (whole := _SAID[item.kind](said)):
+            if item.kind == "message":
+                item.lengths = dict(enumerate(len(_content_text(each)) for each in objects(said.get("content"))))
             deltas.append(self._piece(item, whole))
         return deltas
 
     def _text(self, event: _Event) -> list[Delta]:
         piece = string(event.get("delta"))
-        return [self._piece(self._item(event, "message"), piece)] if piece else []
+        if not piece:
+            return []
+        item, index = self._item(event, "message"), _content_index(event)
+        item.lengths[index] = item.lengths.get(index, 0) + len(piece)
+        return [self._piece(item, piece)]
 
     def _refusal(self, event: _Event) -> list[Delta]:
-        self._notes.refused()
+        self._refuse()
         return self._text(event)
 
     def _cited(self, event: _Event) -> list[Delta]:
         if is_object(cited := event.get("annotation")):
-            self._notes.cite(cited)
+            self._notes.cite(cited, (_key(event), _content_index(event)))
         return []
 
     def _thought(self, event: _Event) -> list[Delta]:
@@ -221,10 +256,10 @@ class Response:
         return TextDelta(piece) if item.kind == "message" else ReasoningDelta(piece)
 
 
-def usage_of(said: Mapping[str, object]) -> message_pb2.Usage:
+def usage_of(said: Mapping[str, object]) -> usage_pb2.Usage:
     """A provider's usage in our words; what it leaves out, or says in another type, stays absent."""
     sent, written = said.get("input_tokens_details"), said.get("output_tokens_details")
-    return message_pb2.Usage(
+    return usage_pb2.Usage(
         input_tokens=count(said.get("input_tokens")),
         output_tokens=count(said.get("output_tokens")),
         total_tokens=count(said.get("total_tokens")),
@@ -233,8 +268,22 @@ def usage_of(said: Mapping[str, object]) -> message_pb2.Usage:
     )
 
 
+def _key(event: _Event) -> _Key:
+    """What an item of the output is known by: its number, or its id if a server counts nothing."""
+    index = count(event.get("output_index"))
+    return index if index is not None else string(event.get("item_id"))
+
+
+def _content_index(event: _Event) -> int:
+    return count(event.get("content_index")) or 0
+
+
 def _message_text(said: _Event) -> str:
-    return "".join(string(each.get("text")) or string(each.get("refusal")) for each in objects(said.get("content")))
+    return "".join(map(_content_text, objects(said.get("content"))))
+
+
+def _content_text(content: _Event) -> str:
+    return string(content.get("text")) or string(content.get("refusal"))
 
 
 def _reasoning_text(said: _Event) -> str:

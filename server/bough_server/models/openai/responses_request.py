@@ -5,16 +5,16 @@ from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from typing import Final
 
-from bough.v1 import agent_pb2, message_pb2
+from bough.v1 import message_pb2, model_pb2
 from bough_server.models.model import ModelRequest, ToolSpec
 from bough_server.models.structured_output import (
     Body,
     arguments_text,
+    as_text,
     blob_in_words,
     content,
     data_uri,
     further_settings,
-    in_words,
     responses_format,
     result_text,
     told_in_words,
@@ -100,7 +100,7 @@ def _said(parts: Sequence[message_pb2.Part], name: str) -> Iterator[Body]:
         elif part.HasField("reasoning"):
             if part.reasoning.encrypted and part.reasoning.model == name:
                 yield _reasoning(part.reasoning)
-        elif said := in_words(part):
+        elif said := as_text(part):
             yield {"role": "assistant", "content": said}
 
 
@@ -142,7 +142,7 @@ def _tool(spec: ToolSpec) -> Body:
     }
 
 
-def _settings(settings: agent_pb2.ModelSettings) -> Body:
+def _settings(settings: model_pb2.ModelSettings) -> Body:
     body: Body = {}
     if settings.HasField("temperature"):
         body["temperature"] = settings.temperature

@@ -9,13 +9,14 @@ from collections import OrderedDict
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from typing import Final
 
-from bough.v1 import error_pb2, event_pb2, message_pb2, step_pb2
+from bough.v1 import error_pb2, event_pb2, message_pb2, step_pb2, usage_pb2
 from bough_server.clock import Clock, SystemClock
 from bough_server.errors import ModelError
-from bough_server.models.limiter import Turnstile
+from bough_server.models.limiter import ModelLimiter
 from bough_server.models.model import (
+    FINISH_REASONS,
+    AttemptMeter,
     Delta,
-    Meter,
     ModelRequest,
     Price,
     ReasoningDelta,
@@ -54,7 +55,7 @@ class ScriptedModel:
         config_digest: str = "",
         clock: Clock | None = None,
         gate: Gate | None = None,
-        turnstile: Turnstile | None = None,
+        turnstile: ModelLimiter | None = None,
     ) -> None:
         self.name = name
         self.provider = "scripted"
@@ -66,17 +67,17 @@ class ScriptedModel:
         self._script = script
         self._clock = clock or SystemClock()
         self._gate = gate
-        self._turnstile = turnstile or Turnstile(name=name)
+        self._turnstile = turnstile or ModelLimiter(name=name)
         self._attempts: OrderedDict[str, int] = OrderedDict()
 
     async def stream(
-        self, request: ModelRequest, *, meter: Meter | None = None
+        self, request: ModelRequest, *, meter: AttemptMeter | None = None
     ) -> AsyncGenerator[Delta | step_pb2.LlmResponse, None]:
         """One attempt, by the rules of the Model protocol."""
         place, turn = self._script.turn(request)
         if turn is None:
             raise self._lacking(request.agent, place)
-        meter = meter or Meter()
+        meter = meter or AttemptMeter()
         async with self._turnstile.turn(request, meter):
             fault = self._fault(request, turn)
             deltas = _deltas(place, turn)
@@ -135,11 +136,13 @@ class ScriptedModel:
             made = message.parts.add().tool_call
             made.name, made.arguments_json = call.name, call.arguments_text
             made.provider_call_id = _call_id(place, position)
+        word = turn.finish_reason or ("tool_calls" if turn.calls else "stop")
         return step_pb2.LlmResponse(
             provider=self.provider,
             model=self.model,
             message=message,
-            finish_reason=turn.finish_reason or ("tool_calls" if turn.calls else "stop"),
+            finish_reason=FINISH_REASONS.get(word, step_pb2.FINISH_REASON_OTHER),
+            provider_finish_reason=word,
             usage=turn.usage.message() if turn.usage else None,
             raw_json=json.dumps(turn.model_dump(exclude_defaults=True), ensure_ascii=False),
         )
@@ -154,7 +157,7 @@ def _deltas(place: int, turn: Turn) -> list[Delta]:
     return deltas
 
 
-def _usage(turn: Turn, fault: ScriptedFault | None) -> message_pb2.Usage | None:
+def _usage(turn: Turn, fault: ScriptedFault | None) -> usage_pb2.Usage | None:
     """What an attempt is said to use; it is known from its first piece on."""
     said = fault.usage if fault is not None else turn.usage
     return said.message() if said is not None and not turn.cut else None

@@ -26,7 +26,8 @@ the turns whose `when` fits. Session after session, and in parallel, the same re
 `error` makes attempts fail after that many pieces: the first `times` attempts of one request, or every one where
 `times` is not given. Reasons are TRANSPORT, RATE_LIMITED, PROVIDER_ERROR, TIMEOUT and BAD_RESPONSE, after which it is
 worth to try again, and UNAVAILABLE, after which it is not. `cut: true` ends the stream before the answer is whole.
-Without `usage` the model reports none. `finish_reason` is `tool_calls` or `stop` where it is not given.
+Without `usage` the model reports none. `finish_reason` is the provider's word: `stop`, `tool_calls`, `length`,
+`content_filter`, `refusal`, or another one, which is recorded as OTHER. Default: `tool_calls` with calls, else `stop`.
 """
 
 import itertools
@@ -40,7 +41,7 @@ from typing import Annotated, Final, Literal, TypeAlias
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, JsonValue, ValidationError, model_validator
 from pydantic_core import ErrorDetails
 
-from bough.v1 import message_pb2
+from bough.v1 import message_pb2, usage_pb2
 from bough_server.documents import Document, parse_documents, read_documents, suggestion
 from bough_server.errors import ConfigurationError, Problem
 from bough_server.models.model import ModelRequest
@@ -70,9 +71,9 @@ class ScriptedUsage(_Entry):
     reasoning_tokens: _Count | None = None
     total_tokens: _Count | None = None
 
-    def message(self) -> message_pb2.Usage:
+    def message(self) -> usage_pb2.Usage:
         """The same in the schema's words."""
-        return message_pb2.Usage(**self.model_dump(exclude_none=True))
+        return usage_pb2.Usage(**self.model_dump(exclude_none=True))
 
 
 class ScriptedCall(_Entry):

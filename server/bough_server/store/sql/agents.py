@@ -72,10 +72,10 @@ class SqlAgents:
         """See AgentStore."""
         return await self._readers.run(partial(_read, tenant_id=tenant_id))
 
-    async def put(self, tenant_id: str, definition: agent_pb2.AgentDefinition, *, version: int) -> None:
+    async def put(self, tenant_id: str, agent: agent_pb2.Agent, *, version: int) -> None:
         """See AgentStore."""
-        data = definition.SerializeToString(deterministic=True)
-        await self._write(tenant_id, definition.name, data, version)
+        data = agent.SerializeToString(deterministic=True)
+        await self._write(tenant_id, agent.definition.name, data, version)
 
     async def remove(self, tenant_id: str, name: str, *, version: int) -> None:
         """See AgentStore."""
@@ -97,8 +97,8 @@ def _version(connection: Connection, *, tenant_id: str) -> int:
 
 def _read(connection: Connection, *, tenant_id: str) -> StoredAgents:
     rows = connection.execute(_ALL, {"tenant": tenant_id}).all()
-    stored = [agent_pb2.AgentDefinition.FromString(row.data) for row in rows if row.data is not None]
-    return StoredAgents(version=rows[0].version if rows else 0, definitions=tuple(stored))
+    stored = [agent_pb2.Agent.FromString(row.data) for row in rows if row.data is not None]
+    return StoredAgents(version=rows[0].version if rows else 0, agents=tuple(stored))
 
 
 def _write(connection: Connection, *, tenant_id: str, name: str, data: bytes | None, version: int) -> bool:

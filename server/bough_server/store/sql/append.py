@@ -1,10 +1,12 @@
-"""Statements and rows of an append."""
+"""Statements of an append."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final, Protocol
 
 from sqlalchemy import (
+    BindParameter,
+    ColumnElement,
     Connection,
     Delete,
     Insert,
@@ -22,75 +24,16 @@ from sqlalchemy.dialects import sqlite
 from sqlalchemy.engine.interfaces import DBAPICursor
 from sqlalchemy.sql.compiler import SQLCompiler
 
-from bough_server.run_state import RunStanding
 from bough_server.store.ports import Record
-from bough_server.store.projected import NOTHING, Projected, RunEnd
+from bough_server.store.projected import NOTHING, Projected
 from bough_server.store.sql import tables
 from bough_server.store.sql.jobs import Append
-
-Row = Mapping[str, object]
-
-
-def message_rows(session_id: str, tenant_id: str, projected: Projected) -> list[Row]:
-    """Rows of the messages table."""
-    return [
-        {
-            "session_id": session_id,
-            "position": stored.message.position,
-            "tenant_id": tenant_id,
-            "run_id": stored.run_id,
-            "agent": stored.agent,
-            "chain": stored.chain,
-            "data": stored.message.SerializeToString(deterministic=True),
-        }
-        for stored in projected.messages
-    ]
+from bough_server.store.sql.rows import Row, end_row, message_rows, standing_row, state_row, usage_row, usage_rows
 
 
-def usage_rows(projected: Projected) -> list[Row]:
-    """Rows of the usage table."""
-    return [
-        {
-            "run_id": entry.run_id,
-            "sequence": entry.sequence,
-            "tenant_id": entry.tenant_id,
-            "user_id": entry.user_id,
-            "session_id": entry.session_id,
-            "agent": entry.agent,
-            "invocation_id": entry.invocation_id,
-            "model": entry.model,
-            "time_ns": entry.time_ns,
-            "usage": entry.usage.SerializeToString(deterministic=True),
-        }
-        for entry in projected.usage
-    ]
-
-
-def end_row(run_id: str, end: RunEnd) -> Row:
-    """What END_RUN takes."""
-    return {
-        "run": run_id,
-        "end_state": end.state,
-        "end_time": end.end_time_ns,
-        "end_error": end.error,
-        "end_usage": end.tree_usage,
-    }
-
-
-def standing_row(run_id: str, standing: RunStanding) -> Row:
-    """What MOVE_RUN takes."""
-    return {
-        "run": run_id,
-        "new_state": standing.state,
-        "start_time": standing.start_time_ns,
-        "requests": standing.open_requests,
-        "expire_time": standing.next_expire_time_ns,
-    }
-
-
-def state_row(session_id: str, run_id: str, state_json: str) -> Row:
-    """What SET_STATE takes; an empty run where no log makes the state."""
-    return {"session": session_id, "state": state_json, "run": run_id}
+def run_time(moved: BindParameter[int]) -> ColumnElement[int]:
+    """A session's last_run_time_ns once a run has started or ended in it: clocks may go back, and it does not."""
+    return func.max(func.coalesce(tables.sessions.c.last_run_time_ns, moved), moved)
 
 
 def _text(statement: Update | Insert, *order: str) -> str:
@@ -152,11 +95,19 @@ MOVE_RUN: Final = (
         start_time_ns=bindparam("start_time"),
         open_requests=bindparam("requests"),
         next_expire_time_ns=bindparam("expire_time"),
+        deadline_time_ns=bindparam("deadline_time"),
     )
 )
 
 
-_DROP_LETTERS: Final = delete(tables.letters).where(tables.letters.c.run_id == bindparam("run"))
+SPEND: Final = update(tables.runs).where(_runs.run_id == bindparam("run")).values(tree_usage=bindparam("used"))
+
+
+_DROP_COMMANDS: Final = delete(tables.run_commands).where(tables.run_commands.c.run_id == bindparam("run"))
+
+
+_sessions = tables.sessions.c
+_THIS_SESSION: Final = (_sessions.tenant_id == bindparam("tenant"), _sessions.session_id == bindparam("session"))
 
 
 _waiting = tables.runs.alias("waiting")
@@ -164,7 +115,11 @@ _waiting = tables.runs.alias("waiting")
 
 _FIRST_WAITING: Final = (
     select(_waiting.c.run_id)
-    .where(_waiting.c.session_id == bindparam("session"), _waiting.c.state == literal_column(str(tables.PENDING)))
+    .where(
+        _waiting.c.tenant_id == bindparam("tenant"),
+        _waiting.c.session_id == bindparam("session"),
+        _waiting.c.state == literal_column(str(tables.PENDING)),
+    )
     .order_by(_waiting.c.create_time_ns, _waiting.c.run_id)
     .limit(literal_column("1"))
     .scalar_subquery()
@@ -173,22 +128,21 @@ _FIRST_WAITING: Final = (
 
 _RELEASE_SESSION: Final = (
     update(tables.sessions)
-    .where(tables.sessions.c.session_id == bindparam("session"), tables.sessions.c.current_run_id == bindparam("run"))
-    .values(current_run_id=func.coalesce(_FIRST_WAITING, literal_column("''")), update_time_ns=bindparam("end_time"))
+    .where(*_THIS_SESSION, _sessions.current_run_id == bindparam("run"))
+    .values(current_run_id=func.coalesce(_FIRST_WAITING, literal_column("''")))
 )
 
 
-_EXTEND_SESSION: Final = (
-    update(tables.sessions)
-    .where(tables.sessions.c.session_id == bindparam("session"))
-    .values(last_position=bindparam("position"), update_time_ns=bindparam("said"))
+_EXTEND_SESSION: Final = update(tables.sessions).where(*_THIS_SESSION).values(last_position=bindparam("position"))
+
+
+_TIME_SESSION: Final = (
+    update(tables.sessions).where(*_THIS_SESSION).values(last_run_time_ns=run_time(bindparam("moved")))
 )
 
 
 SET_STATE: Final = (
-    update(tables.sessions)
-    .where(tables.sessions.c.session_id == bindparam("session"))
-    .values(state_json=bindparam("state"), state_run_id=bindparam("run"))
+    update(tables.sessions).where(*_THIS_SESSION).values(state_json=bindparam("state"), state_run_id=bindparam("run"))
 )
 
 
@@ -206,16 +160,18 @@ class DriverStatement:
             cursor.executemany(self._text, [{**self._fixed, **row} for row in rows] if self._fixed else rows)
 
 
-_SAY, _CHARGE, _EXTEND, _MOVE, _END, _RELEASE, _DROP, _SET_STATE = (
+_SAY, _CHARGE, _EXTEND, _MOVE, _SPEND, _END, _RELEASE, _TIME, _DROP, _SET_STATE = (
     DriverStatement(each)
     for each in (
         INSERT_MESSAGES,
         INSERT_USAGE,
         _EXTEND_SESSION,
         MOVE_RUN,
+        SPEND,
         END_RUN,
         _RELEASE_SESSION,
-        _DROP_LETTERS,
+        _TIME_SESSION,
+        _DROP_COMMANDS,
         SET_STATE,
     )
 )
@@ -299,38 +255,64 @@ def insert_events(cursor: DBAPICursor, run_id: str, records: Sequence[Record]) -
     cursor.executemany(_INSERT_EVENTS, [(run_id, record.sequence, record.kind, record.data) for record in records])
 
 
+class _Derived:
+    """Rows of every statement for what is derived from some records."""
+
+    def __init__(self) -> None:
+        self._said: list[Row] = []
+        self._charged: list[Row] = []
+        self._extended: list[Row] = []
+        self._moved: list[Row] = []
+        self._spent: dict[str, Row] = {}
+        self._ended: list[Row] = []
+        self._released: list[Row] = []
+        self._timed: list[Row] = []
+        self._states: dict[tuple[str, str], Row] = {}
+
+    def add(self, one: Prepared, projected: Projected) -> None:
+        """Adds what is derived from the records of one log."""
+        run_id, session = one.run_id, {"tenant": one.tenant_id, "session": one.session_id}
+        self._charged += usage_rows(projected)
+        if projected.messages:
+            self._said += message_rows(one.tenant_id, one.session_id, projected.messages)
+            self._extended.append({**session, "position": projected.messages[-1].message.position})
+        if projected.standing is not None:
+            self._moved.append(standing_row(run_id, projected.standing))
+        if projected.begin_time_ns is not None:
+            self._timed.append({**session, "moved": projected.begin_time_ns})
+        if projected.tree_usage is not None:
+            self._spent[run_id] = usage_row(run_id, projected.tree_usage)
+        if projected.state_json is not None:
+            state = state_row(one.tenant_id, one.session_id, run_id, projected.state_json)
+            self._states[one.tenant_id, one.session_id] = state
+        if (end := projected.end) is not None:
+            self._ended.append(end_row(run_id, end))
+            self._timed.append({**session, "moved": end.end_time_ns})
+            self._released.append({**session, "run": run_id})
+
+    def write(self, cursor: DBAPICursor) -> None:
+        """Writes them all. A run's end comes after all else of its row, and gives its session to the next run."""
+        _SAY.write(cursor, self._said)
+        _CHARGE.write(cursor, self._charged)
+        _EXTEND.write(cursor, self._extended)
+        _MOVE.write(cursor, self._moved)
+        _SPEND.write(cursor, list(self._spent.values()))
+        _END.write(cursor, self._ended)
+        _SET_STATE.write(cursor, list(self._states.values()))
+        _RELEASE.write(cursor, self._released)
+        _TIME.write(cursor, self._timed)
+        _DROP.write(cursor, [{"run": row["run"]} for row in self._released])
+
+
 def write_derived(connection: Connection, prepared: Sequence[Prepared]) -> None:
     """Writes the messages, the usage entries, the states and the changes of rows that go with some records."""
-    said: list[Row] = []
-    charged: list[Row] = []
-    extended: list[Row] = []
-    moved: list[Row] = []
-    ended: list[Row] = []
-    released: list[Row] = []
-    states: dict[str, Row] = {}
+    derived = _Derived()
     for one in prepared:
-        projected = one.projected
-        assert projected is not None, "an append is prepared before it is written"
-        said += message_rows(one.session_id, one.tenant_id, projected)
-        charged += usage_rows(projected)
-        if projected.messages:
-            newest = projected.messages[-1].message
-            time_ns = one.records[-1].event.time.ToNanoseconds()
-            extended.append({"session": one.session_id, "position": newest.position, "said": time_ns})
-        if projected.standing is not None:
-            moved.append(standing_row(one.run_id, projected.standing))
-        if projected.state_json is not None:
-            states[one.session_id] = state_row(one.session_id, one.run_id, projected.state_json)
-        if (end := projected.end) is not None:
-            ended.append(end_row(one.run_id, end))
-            released.append({"session": one.session_id, "run": one.run_id, "end_time": end.end_time_ns})
+        assert one.projected is not None, "an append is prepared before it is written"
+        derived.add(one, one.projected)
     cursor = connection.connection.cursor()
     try:
-        for statement, rows in ((_SAY, said), (_CHARGE, charged), (_EXTEND, extended), (_MOVE, moved), (_END, ended)):
-            statement.write(cursor, rows)
-        _SET_STATE.write(cursor, list(states.values()))
-        _RELEASE.write(cursor, released)
-        _DROP.write(cursor, [{"run": row["run"]} for row in released])
+        derived.write(cursor)
     finally:
         cursor.close()
 

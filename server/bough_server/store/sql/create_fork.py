@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from itertools import chain
 from typing import Final
 
-from sqlalchemy import Connection, bindparam, insert, select
+from sqlalchemy import Connection, bindparam, case, insert, select
 
 from bough_server import events
 from bough_server.errors import ForkRefused, NotFound
@@ -17,7 +17,7 @@ from bough_server.store.projection import RunFold
 from bough_server.store.sql import tables
 from bough_server.store.sql.append import FirstRecords, write_first
 from bough_server.store.sql.create_run import check_request, insert_run, insert_session, is_accepted
-from bough_server.store.sql.log_heads import Head, Heads, stored_records
+from bough_server.store.sql.log_heads import Head, LogHeads, stored_records
 
 _runs, _events, _messages = tables.runs.c, tables.events.c, tables.messages.c
 
@@ -32,11 +32,15 @@ _COPY_EVENTS: Final = insert(tables.events).from_select(
         _events.run_id == bindparam("origin"), _events.sequence <= bindparam("sequence")
     ),
 )
-_COPIED: Final = (_messages.position, _messages.tenant_id, _messages.run_id, _messages.agent, _messages.chain)
+_COPIED: Final = (_messages.tenant_id, _messages.position, _messages.agent, _messages.chain, _messages.data)
+_ITS_RUN: Final = case((_messages.position > bindparam("cut"), bindparam("fork")), else_=_messages.run_id)
+"""What the origin's run has said by then is the fork's own; what was said in earlier runs remains those runs'."""
 _COPY_MESSAGES: Final = insert(tables.messages).from_select(
-    ["session_id", *(column.name for column in _COPIED), "data"],
-    select(bindparam("own_session"), *_COPIED, _messages.data).where(
-        _messages.session_id == bindparam("its_session"), _messages.position <= bindparam("shared_position")
+    ["session_id", "run_id", *(column.name for column in _COPIED)],
+    select(bindparam("own_session"), _ITS_RUN, *_COPIED).where(
+        _messages.tenant_id == bindparam("tenant"),
+        _messages.session_id == bindparam("its_session"),
+        _messages.position <= bindparam("shared_position"),
     ),
 )
 
@@ -57,7 +61,7 @@ def check_fork(new_fork: NewFork) -> None:
     forked = first.event.run_forked
     if first.kind != events.RUN_FORKED or first.sequence != new_fork.origin_sequence + 1:
         raise ValueError("what is a fork's own begins with run_forked, right after what it shares")
-    if (forked.origin_run_id, forked.origin_sequence) != (new_fork.origin_run_id, new_fork.origin_sequence):
+    if (forked.origin.run_id, forked.origin.sequence) != (new_fork.origin_run_id, new_fork.origin_sequence):
         raise ValueError("run_forked names the origin that is copied")
     if (forked.request_id, forked.request_digest) != (new_fork.request_id, new_fork.request_digest):
         raise ValueError("run_forked carries the fork's request id and digest, so that its row can be made again")
@@ -81,7 +85,7 @@ def fold_fork(connection: Connection, new_fork: NewFork) -> FoldedFork:
     return FoldedFork(new_fork=new_fork, address=address, fold=fold, projected=projected)
 
 
-def accept_fork(connection: Connection, heads: Heads, folded: FoldedFork) -> None:
+def accept_fork(connection: Connection, heads: LogHeads, folded: FoldedFork) -> None:
     """Accepts a fork. Raises RequestIdTaken and NotFound before it writes anything."""
     new_fork = folded.new_fork
     if is_accepted(connection, new_fork.run_id, new_fork.records[0]):
@@ -90,7 +94,12 @@ def accept_fork(connection: Connection, heads: Heads, folded: FoldedFork) -> Non
     origin_session = _origin_session(connection, new_fork)
     _write_rows(connection, folded)
     connection.execute(_COPY_EVENTS, {"fork": new_fork.run_id, **_origin(new_fork)})
-    copied = {"own_session": new_fork.session_id, "its_session": origin_session}
+    copied: dict[str, object] = {
+        "own_session": new_fork.session_id,
+        "its_session": origin_session,
+        "tenant": folded.address.tenant_id,
+    }
+    copied |= {"fork": new_fork.run_id, "cut": folded.fold.session_cut}
     connection.execute(_COPY_MESSAGES, {**copied, "shared_position": folded.fold.shared_position})
     first = FirstRecords(
         run_id=new_fork.run_id,
@@ -142,7 +151,7 @@ def _write_rows(connection: Connection, folded: FoldedFork) -> None:
     now, position = new_fork.create_time_ns, folded.fold.shared_position
     cursor = connection.connection.cursor()
     try:
-        insert_session(cursor, folded.address, now_ns=now, position=position)
+        insert_session(cursor, folded.address, create_time_ns=now, run_time_ns=now, position=position)
         insert_run(
             cursor,
             folded.address,

@@ -1,14 +1,14 @@
 """Accept a run in one transaction: its row, session, request id, definitions and first events."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping
 from typing import Final
 
 from sqlalchemy import Connection, bindparam, func, insert, literal_column, select, update
 from sqlalchemy.dialects.sqlite import insert as upsert
 from sqlalchemy.engine.interfaces import DBAPICursor
 
-from bough.v1 import agent_pb2, event_pb2
+from bough.v1 import agent_pb2, execution_pb2
 from bough_server import events
 from bough_server.errors import NotFound, SessionBusy
 from bough_server.store.ports import NewRun, Principal, Record, RequestIdTaken, SessionMoved
@@ -20,10 +20,10 @@ from bough_server.store.sql.append import (
     MOVE_RUN,
     DriverStatement,
     insert_events,
-    message_rows,
-    standing_row,
+    run_time,
 )
-from bough_server.store.sql.log_heads import Head, Heads
+from bough_server.store.sql.log_heads import Head, LogHeads
+from bough_server.store.sql.rows import message_rows, standing_row
 
 MAX_WAITING: Final = 64
 """How many runs may wait for one session."""
@@ -37,27 +37,35 @@ _ACCEPTED: Final = (
 )
 _REQUEST: Final = select(_runs.run_id, _runs.request_digest).where(
     _runs.tenant_id == bindparam("tenant"),
+    _runs.user_id == bindparam("user"),
     _runs.request_id == bindparam("request"),
-    _runs.request_id != "",
+    _runs.request_id != literal_column("''"),
 )
 _SESSION: Final = select(_sessions.current_run_id, _sessions.last_position, _sessions.state_json).where(
     _sessions.session_id == bindparam("session"), _sessions.tenant_id == bindparam("tenant")
 )
 _HOLD: Final = DriverStatement(
     update(tables.sessions)
-    .where(_sessions.session_id == bindparam("session"))
-    .values(current_run_id=bindparam("run"), last_position=bindparam("position"), update_time_ns=bindparam("now"))
+    .where(_sessions.session_id == bindparam("session"), _sessions.tenant_id == bindparam("tenant"))
+    .values(
+        current_run_id=bindparam("run"),
+        last_position=bindparam("position"),
+        last_run_time_ns=run_time(bindparam("now")),
+    )
 )
 _INSERT_MESSAGE: Final = DriverStatement(INSERT_MESSAGES)
 _MOVE_RUN: Final = DriverStatement(MOVE_RUN)
-_WAITING: Final = (
-    select(func.count())
-    .select_from(tables.runs)
+_WAITING: Final = select(func.count()).select_from(
+    select(_runs.run_id)
     .where(
+        _runs.tenant_id == bindparam("tenant"),
         _runs.session_id == bindparam("session"),
         _runs.state == literal_column(str(tables.PENDING)),
         _runs.run_id != bindparam("holder"),
     )
+    .order_by(_runs.create_time_ns, _runs.run_id)
+    .limit(literal_column(str(MAX_WAITING)))
+    .subquery()
 )
 
 _INSERT_SESSION: Final = DriverStatement(insert(tables.sessions))
@@ -66,15 +74,14 @@ _INSERT_RUN_DEFINITION: Final = DriverStatement(insert(tables.run_definitions))
 _KEEP_DEFINITION: Final = DriverStatement(upsert(tables.definitions).on_conflict_do_nothing())
 
 
-def accept(connection: Connection, heads: Heads, new_run: NewRun) -> None:
+def accept(connection: Connection, heads: LogHeads, new_run: NewRun) -> None:
     """Accepts a run. Raises RequestIdTaken, NotFound, SessionBusy, SessionMoved before it writes anything."""
     if is_accepted(connection, new_run.run_id, new_run.first):
         return
     check_request(connection, new_run.principal, new_run.request_id)
     if new_run.queued is not None:
         _check_queue(connection, new_run)
-    elif not new_run.new_session:
-        _check_session(connection, new_run)
+    is_first = new_run.new_session or (new_run.queued is None and not _is_there(connection, new_run))
     address = LogAddress(
         run_id=new_run.run_id,
         tenant_id=new_run.principal.tenant_id,
@@ -84,7 +91,7 @@ def accept(connection: Connection, heads: Heads, new_run: NewRun) -> None:
     fold = RunFold(address)
     records = records_of(new_run)
     projected = fold.project(records)
-    _write(connection, new_run, address, projected)
+    _write(connection, new_run, address, projected, is_first=is_first)
     heads.put(Head(address=address, epoch=1, last_sequence=len(records), is_ended=False, fold=fold))
 
 
@@ -106,6 +113,8 @@ def check(new_run: NewRun) -> None:
         raise ValueError("a run that waits has run_queued at sequence 2")
     if queued is not None and (new_run.new_session or new_run.session_cut or new_run.state_json):
         raise ValueError("a run that waits goes on with a session, and has no cut of it yet")
+    if queued is not None and new_run.create_session:
+        raise ValueError("a run that waits creates no session")
     if new_run.new_session and new_run.state_json:
         raise ValueError("a new session has no state")
 
@@ -117,30 +126,39 @@ def is_accepted(connection: Connection, run_id: str, first: Record) -> bool:
 
 
 def check_request(connection: Connection, principal: Principal, request_id: str) -> None:
-    """Refuses a request id that the tenant has used. Raises RequestIdTaken."""
+    """Refuses a request id that the user has used for a run. Raises RequestIdTaken."""
     if not request_id:
         return
-    taken = connection.execute(_REQUEST, {"tenant": principal.tenant_id, "request": request_id}).one_or_none()
+    asked = {"tenant": principal.tenant_id, "user": principal.user_id, "request": request_id}
+    taken = connection.execute(_REQUEST, asked).one_or_none()
     if taken is not None:
         raise RequestIdTaken(*taken)
 
 
-def _check_session(connection: Connection, new_run: NewRun) -> None:
-    current_run_id, *cut = _session(connection, new_run)
+def _is_there(connection: Connection, new_run: NewRun) -> bool:
+    """Whether the session is there, and as the run begins with it; False for one that the run is to create."""
+    session = _session(connection, new_run)
+    if session is None and not new_run.create_session:
+        raise NotFound("session", new_run.session_id)
+    current_run_id, position, state_json = session or ("", 0, "")
     if current_run_id:
         raise session_busy(new_run.session_id, current_run_id)
-    if cut != [new_run.session_cut, new_run.state_json]:
+    if (position, state_json) != (new_run.session_cut, new_run.state_json):
         raise SessionMoved
+    return session is not None
 
 
 def _check_queue(connection: Connection, new_run: NewRun) -> None:
-    current_run_id, *_ = _session(connection, new_run)
+    session = _session(connection, new_run)
+    if session is None:
+        raise NotFound("session", new_run.session_id)
+    current_run_id, *_ = session
     details = {"session_id": new_run.session_id, "run_id": current_run_id}
     if not current_run_id:
         raise SessionBusy(
             f"No run holds the session {new_run.session_id!r}: there is nothing to wait for.", details=details
         )
-    waiting = connection.execute(_WAITING, {"session": new_run.session_id, "holder": current_run_id}).scalar_one()
+    waiting = connection.execute(_WAITING, {**_key(new_run), "holder": current_run_id}).scalar_one()
     if waiting >= MAX_WAITING:
         raise SessionBusy(
             f"{waiting} runs wait for the session {new_run.session_id!r} already: wait for some of them to end.",
@@ -148,14 +166,14 @@ def _check_queue(connection: Connection, new_run: NewRun) -> None:
         )
 
 
-def _session(connection: Connection, new_run: NewRun) -> tuple[str, int, str]:
+def _key(new_run: NewRun) -> dict[str, object]:
+    return {"tenant": new_run.principal.tenant_id, "session": new_run.session_id}
+
+
+def _session(connection: Connection, new_run: NewRun) -> tuple[str, int, str] | None:
     """Which run holds the session, empty for none, the position of its last message, and its state."""
-    parameters = {"session": new_run.session_id, "tenant": new_run.principal.tenant_id}
-    session = connection.execute(_SESSION, parameters).one_or_none()
-    if session is None:
-        raise NotFound("session", new_run.session_id)
-    current_run_id, last_position, state_json = session
-    return current_run_id, last_position, state_json
+    row = connection.execute(_SESSION, _key(new_run)).one_or_none()
+    return None if row is None else row._tuple()
 
 
 def session_busy(session_id: str, run_id: str) -> SessionBusy:
@@ -166,13 +184,15 @@ def session_busy(session_id: str, run_id: str) -> SessionBusy:
     )
 
 
-def _write(connection: Connection, new_run: NewRun, address: LogAddress, projected: Projected) -> None:
+def _write(
+    connection: Connection, new_run: NewRun, address: LogAddress, projected: Projected, *, is_first: bool
+) -> None:
     assert projected.start is not None, "the first event starts the run"
     records = records_of(new_run)
     cursor = connection.connection.cursor()
     try:
         if new_run.queued is None:
-            _hold_session(cursor, new_run, address, projected)
+            _hold_session(cursor, new_run, address, projected, is_first=is_first)
         insert_run(
             cursor,
             address,
@@ -189,26 +209,31 @@ def _write(connection: Connection, new_run: NewRun, address: LogAddress, project
         cursor.close()
 
 
-def _hold_session(cursor: DBAPICursor, new_run: NewRun, address: LogAddress, projected: Projected) -> None:
-    run_id, now = new_run.run_id, new_run.create_time_ns
+def _hold_session(
+    cursor: DBAPICursor, new_run: NewRun, address: LogAddress, projected: Projected, *, is_first: bool
+) -> None:
+    assert projected.start is not None, "the first event starts the run"
+    now = projected.start.start_time_ns
     position = projected.messages[-1].message.position if projected.messages else new_run.session_cut
-    if new_run.new_session:
-        insert_session(cursor, address, now_ns=now, position=position)
+    if is_first:
+        insert_session(cursor, address, create_time_ns=new_run.create_time_ns, run_time_ns=now, position=position)
     else:
-        _HOLD.write(cursor, [{"session": new_run.session_id, "run": run_id, "position": position, "now": now}])
-    _INSERT_MESSAGE.write(cursor, message_rows(new_run.session_id, address.tenant_id, projected))
+        _HOLD.write(cursor, [{**_key(new_run), "run": new_run.run_id, "position": position, "now": now}])
+    _INSERT_MESSAGE.write(cursor, message_rows(address.tenant_id, new_run.session_id, projected.messages))
 
 
 def start_values(start: RunStart) -> dict[str, object]:
     """The columns of a run's row that come from its first event, with those of a run that goes on."""
     return {
         "agent": start.agent,
-        "state": event_pb2.STATE_RUNNING,
+        "state": execution_pb2.EXECUTION_STATE_RUNNING,
         "labels": labels_text(start.labels),
+        "input_excerpt": start.input_excerpt,
         "start_time_ns": start.start_time_ns,
         "end_time_ns": None,
+        "deadline_time_ns": start.deadline_time_ns,
         "error": None,
-        "tree_usage": None,
+        "tree_usage": b"",
         "request_id": start.request_id,
         "request_digest": start.request_digest,
         "open_requests": None,
@@ -231,26 +256,28 @@ def insert_run(
     create_time_ns: int,
     owner: str,
     last_sequence: int,
-    definitions: Sequence[agent_pb2.AgentDefinition],
+    definitions: Mapping[str, agent_pb2.AgentDefinition],
 ) -> None:
     """Writes the row of a run at epoch 1, and keeps what it names."""
     row = {"run_id": address.run_id, **_tenancy(address), "session_id": address.session_id}
     row |= {"create_time_ns": create_time_ns, "epoch": 1, "owner": owner, "last_sequence": last_sequence}
     _INSERT_RUN.write(cursor, [{**row, "ended": False, **start_values(start)}])
     kept = [
-        {"revision": one.revision, "name": one.name, "data": one.SerializeToString(deterministic=True)}
-        for one in definitions
+        {"revision": revision, "name": one.name, "data": one.SerializeToString(deterministic=True)}
+        for revision, one in definitions.items()
     ]
     _KEEP_DEFINITION.write(cursor, kept)
     named = [{"run_id": address.run_id, "revision": revision} for revision in start.revisions]
     _INSERT_RUN_DEFINITION.write(cursor, named)
 
 
-def insert_session(cursor: DBAPICursor, address: LogAddress, *, now_ns: int, position: int) -> None:
+def insert_session(
+    cursor: DBAPICursor, address: LogAddress, *, create_time_ns: int, run_time_ns: int, position: int
+) -> None:
     """Writes the row of a session that a run is the first to hold."""
     row = {"session_id": address.session_id, **_tenancy(address), "labels": "{}", "last_position": position}
-    row |= {"create_time_ns": now_ns, "update_time_ns": now_ns, "current_run_id": address.run_id}
-    row |= {"state_json": "", "state_run_id": ""}
+    row |= {"create_time_ns": create_time_ns, "last_run_time_ns": run_time_ns, "current_run_id": address.run_id}
+    row |= {"request_id": "", "request_digest": "", "state_json": "", "state_run_id": ""}
     _INSERT_SESSION.write(cursor, [row])
 
 

@@ -16,7 +16,7 @@ from sqlalchemy.exc import DBAPIError
 from sqlalchemy.pool import ConnectionPoolEntry, QueuePool, StaticPool
 
 from bough_server.errors import ConfigurationError
-from bough_server.store.sql.migrations import HEAD
+from bough_server.store.sql.migrations import FIRST, HEAD
 from bough_server.store.sql.tables import metadata
 
 _ADVICE = {
@@ -75,7 +75,7 @@ def make_folder(path: Path) -> None:
 
 
 def migrate(engine: Engine, path: Path) -> None:
-    """Makes or upgrades the schema, in one transaction. Raises ConfigurationError for a newer or a foreign file."""
+    """Makes or upgrades the schema, in one transaction. Raises ConfigurationError for what it cannot read."""
     with opening(path), engine.begin() as connection:
         found = _revision(connection, path)
         if found is None:
@@ -87,7 +87,10 @@ def migrate(engine: Engine, path: Path) -> None:
 
 
 def database_status(url: str) -> DatabaseStatus:
-    """What is in a database file, also while a server uses it; changes nothing."""
+    """What is in a database file, also while a server uses it; changes nothing.
+
+    Raises ConfigurationError for one that is older than what this version can upgrade, or another program's.
+    """
     path = database_path(url)
     if not path.exists():
         return DatabaseStatus(path=path, revision=None, head=HEAD, size_bytes=0)
@@ -132,6 +135,11 @@ def _revision(connection: Connection, path: Path) -> str | None:
             f"The database {str(path)!r} belongs to another program (it has the table {names[0]!r}): name another one."
         )
     revision = connection.execute(text("SELECT version_num FROM alembic_version")).scalar_one_or_none()
+    if revision is not None and str(revision) < FIRST:  # revisions are numbers of four digits
+        raise ConfigurationError(
+            f"The database {str(path)!r} has revision {revision}, which this version of bough cannot read: "
+            "move the file away or delete it, and a new one is created."
+        )
     return None if revision is None else str(revision)
 
 

@@ -11,13 +11,13 @@ from bough_server.store.sql.create_run import accept, check, records_of
 from bough_server.store.sql.ownership import TakeOver
 from bough_server.store.sql.readers import NO_END, Readers, end_of, stretch_and_end, stretch_of_run
 from bough_server.store.sql.write_queue import WriteQueue
-from bough_server.store.window import PAGE_EVENTS, Windows, page_of, pages_of
+from bough_server.store.window import PAGE_EVENTS, RecentEventsOfRuns, page_of, pages_of
 
 
 class SqlEventLog:
     """EventLog on one SQLite file."""
 
-    def __init__(self, queue: WriteQueue, readers: Readers, windows: Windows) -> None:
+    def __init__(self, queue: WriteQueue, readers: Readers, windows: RecentEventsOfRuns) -> None:
         self._queue, self._readers, self._windows = queue, readers, windows
 
     async def create(self, new_run: NewRun) -> None:

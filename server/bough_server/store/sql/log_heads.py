@@ -51,7 +51,7 @@ def stored_records(connection: Connection, run_id: str, *, through: int = NO_END
         yield Record(sequence=sequence, kind=kind, data=data, event=events.parse(data))
 
 
-class Heads:
+class LogHeads:
     """The heads of the logs that this process writes; a refusal forgets a head, so that the next is read again.
 
     What was refused once is poisoned: nothing later of that run is taken from its owner of then.

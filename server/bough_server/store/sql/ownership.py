@@ -11,7 +11,7 @@ from bough_server.errors import NotFound
 from bough_server.store.ports import Record, RunMoved
 from bough_server.store.sql import tables
 from bough_server.store.sql.append import FirstRecords, is_stored, write_first
-from bough_server.store.sql.log_heads import Heads, refusal
+from bough_server.store.sql.log_heads import LogHeads, refusal
 from bough_server.store.sql.readers import Readers
 from bough_server.store.sql.write_queue import WriteQueue
 
@@ -38,7 +38,7 @@ _RELEASE: Final = delete(tables.workers).where(_workers.worker == bindparam("wor
 class TakeOver:
     """One take-over. It may be run again, and then knows whether it was committed after all."""
 
-    def __init__(self, heads: Heads, *, run_id: str, epoch: int, owner: str, records: Sequence[Record]) -> None:
+    def __init__(self, heads: LogHeads, *, run_id: str, epoch: int, owner: str, records: Sequence[Record]) -> None:
         self._heads, self._run_id, self._epoch, self._owner, self._records = heads, run_id, epoch, owner, records
         self._has_written = False
 

@@ -17,7 +17,7 @@ from bough_server.errors import NotFound, ServerStopping, StorageFailed
 from bough_server.store.ports import StoredEvent
 from bough_server.store.sql import tables
 from bough_server.store.sql.database import reader_engine
-from bough_server.store.window import PAGE_BYTES, Stretch
+from bough_server.store.window import PAGE_BYTES, PackedEvents
 
 T = TypeVar("T")
 
@@ -92,7 +92,7 @@ def stretch(
     """So many events after a sequence, or as many as make a page's bytes; none where there is none."""
     parameters = {"run": run_id, "after": after, "through": through, "count": count}
     if deltas:
-        return Stretch(after + 1, _rows(connection, _STRETCH, parameters))
+        return PackedEvents(after + 1, _rows(connection, _STRETCH, parameters))
     return list(map(_stored_event, _rows(connection, _WITHOUT_DELTAS, parameters)))
 
 

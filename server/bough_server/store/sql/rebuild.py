@@ -2,7 +2,7 @@
 
 from typing import Final
 
-from sqlalchemy import Connection, Row, bindparam, delete, exists, func, insert, select, update
+from sqlalchemy import Connection, Row, and_, bindparam, case, delete, exists, func, insert, select, update
 
 from bough_server.errors import ConfigurationError
 from bough_server.store.projected import LogAddress, Projected
@@ -14,40 +14,50 @@ from bough_server.store.sql.append import (
     INSERT_USAGE,
     MOVE_RUN,
     SET_STATE,
-    end_row,
-    message_rows,
-    standing_row,
-    state_row,
-    usage_rows,
+    SPEND,
 )
 from bough_server.store.sql.create_run import start_values
 from bough_server.store.sql.database import database_status, exclusive_engine, migrate, opening
 from bough_server.store.sql.log_heads import stored_records
+from bough_server.store.sql.rows import end_row, message_rows, standing_row, state_row, usage_row, usage_rows
 
 _runs, _sessions, _messages = tables.runs.c, tables.sessions.c, tables.messages.c
 
 _ADDRESSES: Final = select(
     _runs.run_id, _runs.tenant_id, _runs.user_id, _runs.session_id, _sessions.state_run_id == _runs.run_id
-).join_from(tables.runs, tables.sessions, _sessions.session_id == _runs.session_id)
+).join_from(
+    tables.runs,
+    tables.sessions,
+    and_(_sessions.tenant_id == _runs.tenant_id, _sessions.session_id == _runs.session_id),
+)
 _LAST: Final = select(func.max(tables.events.c.sequence)).where(tables.events.c.run_id == bindparam("run"))
 _START_RUN: Final = update(tables.runs).where(_runs.run_id == bindparam("run"))
 _FORGET_MESSAGES: Final = delete(tables.messages).where(
-    exists().where(_runs.run_id == _messages.run_id, _runs.session_id == _messages.session_id)
+    exists().where(
+        _runs.run_id == _messages.run_id,
+        _runs.tenant_id == _messages.tenant_id,
+        _runs.session_id == _messages.session_id,
+    )
 )
 _NEWEST_MESSAGE: Final = (
     select(func.coalesce(func.max(_messages.position), 0))
-    .where(_messages.session_id == _sessions.session_id)
+    .where(_messages.tenant_id == _sessions.tenant_id, _messages.session_id == _sessions.session_id)
     .scalar_subquery()
 )
+_ITS_RUNS: Final = (_runs.tenant_id == _sessions.tenant_id, _runs.session_id == _sessions.session_id)
 _HOLDER: Final = (
     select(_runs.run_id)
-    .where(_runs.session_id == _sessions.session_id, ~_runs.ended)
+    .where(*_ITS_RUNS, ~_runs.ended)
     .order_by(_runs.state == tables.PENDING, _runs.create_time_ns, _runs.run_id)
     .limit(1)
     .scalar_subquery()
 )
+_STARTED: Final = case((_runs.origin_run_id != "", _runs.create_time_ns), else_=_runs.start_time_ns)
+"""When a run started in its session: a fork did when it was made, whatever it shares."""
+_LAST_MOVE: Final = func.max(func.coalesce(_STARTED, _runs.end_time_ns), func.coalesce(_runs.end_time_ns, _STARTED))
+_LAST_RUN: Final = select(func.max(_LAST_MOVE)).where(*_ITS_RUNS).scalar_subquery()
 _REFRESH_SESSIONS: Final = update(tables.sessions).values(
-    last_position=_NEWEST_MESSAGE, current_run_id=func.coalesce(_HOLDER, "")
+    last_position=_NEWEST_MESSAGE, current_run_id=func.coalesce(_HOLDER, ""), last_run_time_ns=_LAST_RUN
 )
 
 
@@ -86,12 +96,12 @@ def _rebuild_run(connection: Connection, row: "Row[tuple[str, str, str, str, boo
     fold = RunFold(address)
     projected = fold.project(stored_records(connection, run_id))
     _restore_row(connection, address, projected)
-    if rows := message_rows(session_id, tenant_id, projected):
+    if rows := message_rows(tenant_id, session_id, [*projected.shared, *projected.messages]):
         connection.execute(INSERT_MESSAGES, rows)
     if rows := usage_rows(projected):
         connection.execute(INSERT_USAGE, rows)
     if makes_state:
-        connection.execute(SET_STATE, state_row(session_id, run_id, fold.state_json))
+        connection.execute(SET_STATE, state_row(tenant_id, session_id, run_id, fold.state_json))
 
 
 def _restore_row(connection: Connection, address: LogAddress, projected: Projected) -> None:
@@ -101,6 +111,8 @@ def _restore_row(connection: Connection, address: LogAddress, projected: Project
     connection.execute(_START_RUN.values(**values), {"run": address.run_id})
     if projected.standing is not None:
         connection.execute(MOVE_RUN, standing_row(address.run_id, projected.standing))
+    if projected.tree_usage is not None:
+        connection.execute(SPEND, usage_row(address.run_id, projected.tree_usage))
     if projected.end is not None:
         connection.execute(END_RUN, end_row(address.run_id, projected.end))
     named = [{"run_id": address.run_id, "revision": revision} for revision in projected.start.revisions]

@@ -8,10 +8,10 @@ from collections.abc import Callable, Collection, Sequence
 from functools import partial
 from typing import Any, Final
 
-from sqlalchemy import ColumnElement, Connection, Row, bindparam, exists, func, literal, select, tuple_
+from sqlalchemy import ColumnElement, Connection, Row, bindparam, exists, func, literal, literal_column, select, tuple_
 from sqlalchemy.sql.selectable import Select
 
-from bough.v1 import agent_service_pb2, error_pb2, event_pb2, message_pb2
+from bough.v1 import error_pb2, event_pb2, run_pb2, usage_pb2
 from bough_server.errors import FieldViolation, InvalidRequest, NotFound
 from bough_server.store.ports import Page, Principal, RunFilter, RunRecord
 from bough_server.store.sql import tables
@@ -26,13 +26,16 @@ _runs = tables.runs.c
 _ONE: Final = select(tables.runs).where(_runs.run_id == bindparam("run"), _runs.tenant_id == bindparam("tenant"))
 _ANY: Final = select(tables.runs).where(_runs.run_id == bindparam("run"))
 _BY_REQUEST: Final = select(tables.runs).where(
-    _runs.tenant_id == bindparam("tenant"), _runs.request_id == bindparam("request"), _runs.request_id != ""
+    _runs.tenant_id == bindparam("tenant"),
+    _runs.user_id == bindparam("user"),
+    _runs.request_id == bindparam("request"),
+    _runs.request_id != literal_column("''"),
 )
 _OPEN: Final = select(tables.runs).where(~_runs.ended).order_by(_runs.create_time_ns, _runs.run_id)
 _HOLDER: Final = (
     select(tables.runs)
     .join(tables.sessions, tables.sessions.c.current_run_id == _runs.run_id)
-    .where(tables.sessions.c.session_id == bindparam("session"))
+    .where(tables.sessions.c.tenant_id == bindparam("tenant"), tables.sessions.c.session_id == bindparam("session"))
 )
 _NEXT_EXPIRY: Final = (
     select(_runs.next_expire_time_ns, _runs.run_id)
@@ -108,14 +111,13 @@ class SqlRunIndex:
 
     async def find_request(self, principal: Principal, request_id: str) -> RunRecord | None:
         """See RunIndex."""
-        rows = await self._rows(_BY_REQUEST, {"request": request_id, "tenant": principal.tenant_id})
+        asked: dict[str, object] = {"tenant": principal.tenant_id, "user": principal.user_id, "request": request_id}
+        rows = await self._rows(_BY_REQUEST, asked)
         return _record(rows[0]) if rows else None
 
-    async def list(
-        self, principal: Principal, run_filter: RunFilter, page: Page
-    ) -> tuple[Sequence[agent_service_pb2.Run], str]:
+    async def list(self, principal: Principal, run_filter: RunFilter, page: Page) -> tuple[Sequence[run_pb2.Run], str]:
         """See RunIndex."""
-        filters = [run_filter.listing, principal.tenant_id, *_filter_values(run_filter)]
+        filters = ["runs", principal.tenant_id, *_filter_values(run_filter)]
         statement = select(tables.runs).where(_runs.tenant_id == principal.tenant_id, *_conditions(run_filter))
         if (after := key_of(page.token, filters)) is not None:
             statement = statement.where(is_before(_runs.create_time_ns, _runs.run_id, after))
@@ -129,9 +131,9 @@ class SqlRunIndex:
         """See RunIndex."""
         return [_record(row) for row in await self._rows(_OPEN, {})]
 
-    async def holder(self, session_id: str) -> RunRecord | None:
+    async def holder(self, principal: Principal, session_id: str) -> RunRecord | None:
         """See RunIndex."""
-        rows = await self._rows(_HOLDER, {"session": session_id})
+        rows = await self._rows(_HOLDER, {"tenant": principal.tenant_id, "session": session_id})
         return _record(rows[0]) if rows else None
 
     async def next_expiry(self, *, but: Collection[str] = ()) -> tuple[int, str] | None:
@@ -163,7 +165,8 @@ def _all(connection: Connection, *, statement: Select[Any], parameters: dict[str
 
 def _size(row: Row[Any]) -> int:
     """The bytes of a run's row that its caller had a say in."""
-    return len(row.labels.encode()) + sum(len(data) for data in (row.error, row.open_requests) if data is not None)
+    texts = len(row.labels.encode()) + len(row.input_excerpt.encode())
+    return texts + sum(len(data) for data in (row.error, row.open_requests) if data is not None)
 
 
 def _filter_values(run_filter: RunFilter) -> list[object]:
@@ -172,8 +175,8 @@ def _filter_values(run_filter: RunFilter) -> list[object]:
         run_filter.agent,
         sorted(run_filter.states),
         dict(run_filter.labels),
-        run_filter.start_create_time_ns,
-        run_filter.end_create_time_ns,
+        run_filter.create_time_from_ns,
+        run_filter.create_time_before_ns,
     ]
 
 
@@ -185,10 +188,10 @@ def _conditions(run_filter: RunFilter) -> list[ColumnElement[bool]]:
         conditions.append(_runs.agent == run_filter.agent)
     if run_filter.states:
         conditions.append(_runs.state.in_(run_filter.states))
-    if run_filter.start_create_time_ns is not None:
-        conditions.append(_runs.create_time_ns >= _storable(run_filter.start_create_time_ns))
-    if run_filter.end_create_time_ns is not None:
-        conditions.append(_runs.create_time_ns < _storable(run_filter.end_create_time_ns))
+    if run_filter.create_time_from_ns is not None:
+        conditions.append(_runs.create_time_ns >= _storable(run_filter.create_time_from_ns))
+    if run_filter.create_time_before_ns is not None:
+        conditions.append(_runs.create_time_ns < _storable(run_filter.create_time_before_ns))
     return conditions
 
 
@@ -207,24 +210,27 @@ def _record(row: Row[Any]) -> RunRecord:
     )
 
 
-def _run(row: Row[Any]) -> agent_service_pb2.Run:
-    run = agent_service_pb2.Run(
+def _run(row: Row[Any]) -> run_pb2.Run:
+    run = run_pb2.Run(
         run_id=row.run_id,
         session_id=row.session_id,
+        user_id=row.user_id,
         agent=row.agent,
         state=row.state,
         labels=json.loads(row.labels),
+        input_excerpt=row.input_excerpt,
         last_sequence=row.last_sequence,
+        tree_usage=usage_pb2.Usage.FromString(row.tree_usage),
     )
     run.create_time.FromNanoseconds(row.create_time_ns)
     if row.start_time_ns is not None:
         run.start_time.FromNanoseconds(row.start_time_ns)
     if row.end_time_ns is not None:
         run.end_time.FromNanoseconds(row.end_time_ns)
+    if row.deadline_time_ns is not None:
+        run.deadline_time.FromNanoseconds(row.deadline_time_ns)
     if row.error is not None:
         run.error.CopyFrom(error_pb2.AgentError.FromString(row.error))
-    if row.tree_usage is not None:
-        run.tree_usage.CopyFrom(message_pb2.Usage.FromString(row.tree_usage))
     if row.open_requests is not None:
         run.open_requests.extend(event_pb2.RunInterrupted.FromString(row.open_requests).requests)
     if row.origin_run_id:

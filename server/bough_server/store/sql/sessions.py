@@ -5,39 +5,49 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any, Final
 
-from sqlalchemy import Connection, Row, Select, bindparam, delete, insert, select
+from sqlalchemy import Connection, Row, Select, bindparam, delete, insert, literal_column, select, update
 
-from bough.v1 import message_pb2, session_service_pb2, state_pb2
-from bough_server.errors import FieldViolation, InvalidRequest, NotFound
+from bough.v1 import message_pb2, session_pb2
+from bough_server.errors import FieldViolation, InvalidRequest, NotFound, RequestIdReused, SessionExists
 from bough_server.session_state import MAX_STATE_BYTES, applied, fits, json_of, values_of, write_of
 from bough_server.store.ports import Page, Principal, SessionCut, StoredMessage
 from bough_server.store.sql import tables
-from bough_server.store.sql.append import SET_STATE, state_row
+from bough_server.store.sql.append import SET_STATE
 from bough_server.store.sql.create_run import labels_text, session_busy
 from bough_server.store.sql.readers import Readers
+from bough_server.store.sql.rows import state_row
 from bough_server.store.sql.runs import has_labels, is_before, key_of, read_page, token_of
 from bough_server.store.sql.write_queue import WriteQueue
 
-_sessions, _messages = tables.sessions.c, tables.messages.c
+_sessions, _messages, _runs = tables.sessions.c, tables.messages.c, tables.runs.c
 
 _SHOWN: Final = [column for column in _sessions if column.name not in ("state_json", "state_run_id")]
 """What a session is shown by: a page of sessions must not read all their states."""
-_WHERE: Final = (_sessions.session_id == bindparam("session"), _sessions.tenant_id == bindparam("tenant"))
+_WHERE: Final = (_sessions.tenant_id == bindparam("tenant"), _sessions.session_id == bindparam("session"))
 _ONE: Final = select(*_SHOWN).where(*_WHERE)
+_BY_REQUEST: Final = select(*_SHOWN).where(
+    _sessions.tenant_id == bindparam("tenant"),
+    _sessions.user_id == bindparam("user"),
+    _sessions.request_id == bindparam("request"),
+    _sessions.request_id != literal_column("''"),
+)
+_SET_LABELS: Final = update(tables.sessions).where(*_WHERE).values(labels=bindparam("said"))
 _CUT: Final = select(_sessions.last_position, _sessions.state_json, _sessions.current_run_id).where(*_WHERE)
+_ITS_MESSAGES: Final = (_messages.tenant_id == bindparam("tenant"), _messages.session_id == bindparam("session"))
+_ITS_RUNS: Final = (_runs.tenant_id == bindparam("tenant"), _runs.session_id == bindparam("session"))
 _MESSAGES: Final = (
     select(_messages.run_id, _messages.agent, _messages.chain, _messages.data)
-    .where(_messages.session_id == bindparam("session"), _messages.position <= bindparam("through"))
+    .where(*_ITS_MESSAGES, _messages.position <= bindparam("through"))
     .order_by(_messages.position)
 )
-_ITS_RUNS: Final = select(tables.runs.c.run_id).where(tables.runs.c.session_id == bindparam("session"))
+_RUN_IDS: Final = select(_runs.run_id).where(*_ITS_RUNS)
 _DELETIONS: Final = (
-    delete(tables.letters).where(tables.letters.c.run_id.in_(_ITS_RUNS)),
-    delete(tables.events).where(tables.events.c.run_id.in_(_ITS_RUNS)),
-    delete(tables.run_definitions).where(tables.run_definitions.c.run_id.in_(_ITS_RUNS)),
-    delete(tables.runs).where(tables.runs.c.session_id == bindparam("session")),
-    delete(tables.messages).where(_messages.session_id == bindparam("session")),
-    delete(tables.sessions).where(_sessions.session_id == bindparam("session")),
+    delete(tables.run_commands).where(tables.run_commands.c.run_id.in_(_RUN_IDS)),
+    delete(tables.events).where(tables.events.c.run_id.in_(_RUN_IDS)),
+    delete(tables.run_definitions).where(tables.run_definitions.c.run_id.in_(_RUN_IDS)),
+    delete(tables.runs).where(*_ITS_RUNS),
+    delete(tables.messages).where(*_ITS_MESSAGES),
+    delete(tables.sessions).where(*_WHERE),
 )
 _UNNAMED: Final = delete(tables.definitions).where(
     tables.definitions.c.revision.not_in(select(tables.run_definitions.c.revision))
@@ -51,31 +61,39 @@ class SqlSessions:
         self._queue, self._readers = queue, readers
 
     async def create(
-        self, principal: Principal, *, session_id: str, labels: Mapping[str, str], now_ns: int
-    ) -> session_service_pb2.Session:
+        self,
+        principal: Principal,
+        *,
+        session_id: str,
+        labels: Mapping[str, str],
+        now_ns: int,
+        request_id: str = "",
+        request_digest: str = "",
+    ) -> session_pb2.Session:
         """See Sessions."""
         row: dict[str, object] = {
-            "session_id": session_id,
             "tenant_id": principal.tenant_id,
+            "session_id": session_id,
             "user_id": principal.user_id,
             "labels": labels_text(dict(labels)),
             "create_time_ns": now_ns,
-            "update_time_ns": now_ns,
+            "last_run_time_ns": None,
+            "request_id": request_id,
+            "request_digest": request_digest,
             "current_run_id": "",
             "last_position": 0,
             "state_json": "",
             "state_run_id": "",
         }
-        await self._queue.execute(partial(_create, row=row))
-        return await self.get(principal, session_id)
+        return _session(await self._queue.execute(_Creation(row)))
 
-    async def get(self, principal: Principal, session_id: str) -> session_service_pb2.Session:
+    async def get(self, principal: Principal, session_id: str) -> session_pb2.Session:
         """See Sessions."""
         return _session(await self._row(principal, session_id))
 
     async def list(
         self, principal: Principal, *, labels: Mapping[str, str], page: Page
-    ) -> tuple[Sequence[session_service_pb2.Session], str]:
+    ) -> tuple[Sequence[session_pb2.Session], str]:
         """See Sessions."""
         filters = ["sessions", principal.tenant_id, dict(labels)]
         statement = select(*_SHOWN).where(
@@ -89,6 +107,11 @@ class SqlSessions:
         token = token_of((shown[-1].create_time_ns, shown[-1].session_id), filters) if more else ""
         return [_session(row) for row in shown], token
 
+    async def set_labels(self, principal: Principal, session_id: str, labels: Mapping[str, str]) -> session_pb2.Session:
+        """See Sessions."""
+        here = {"tenant": principal.tenant_id, "session": session_id}
+        return _session(await self._queue.execute(partial(_set_labels, here=here, text=labels_text(dict(labels)))))
+
     async def delete(self, principal: Principal, session_id: str) -> None:
         """See Sessions."""
         await self._queue.execute(partial(_delete, tenant_id=principal.tenant_id, session_id=session_id))
@@ -99,16 +122,17 @@ class SqlSessions:
         return SessionCut(position=row.last_position, state_json=row.state_json)
 
     async def update_state(
-        self, principal: Principal, session_id: str, changes: Sequence[state_pb2.StateChange]
+        self, principal: Principal, session_id: str, changes: Sequence[session_pb2.SessionStateChange]
     ) -> str:
         """See Sessions."""
         return await self._queue.execute(
             partial(_update_state, tenant_id=principal.tenant_id, session_id=session_id, changes=changes)
         )
 
-    async def messages(self, session_id: str, *, through: int) -> Sequence[StoredMessage]:
+    async def messages(self, principal: Principal, session_id: str, *, through: int) -> Sequence[StoredMessage]:
         """See Sessions."""
-        rows = await self._rows(_MESSAGES, {"session": session_id, "through": through})
+        here = {"tenant": principal.tenant_id, "session": session_id}
+        rows = await self._rows(_MESSAGES, {**here, "through": through})
         return [
             StoredMessage(
                 message=message_pb2.Message.FromString(row.data), run_id=row.run_id, agent=row.agent, chain=row.chain
@@ -125,14 +149,18 @@ class SqlSessions:
         session = await self._row(principal, session_id)
         before = after[0] if after is not None else session.last_position + 1
         statement = (
-            select(_messages.position, _messages.data)
-            .where(_messages.session_id == session_id, _messages.position < before)
+            select(_messages.position, _messages.run_id, _messages.data)
+            .where(
+                _messages.tenant_id == principal.tenant_id,
+                _messages.session_id == session_id,
+                _messages.position < before,
+            )
             .order_by(_messages.position.desc())
         )
         read = partial(read_page, statement=statement, count=page.size, size=_size_of_message)
         shown, more = await self._readers.run(read)
         token = token_of((shown[-1].position, ""), filters) if more else ""
-        return [message_pb2.Message.FromString(row.data) for row in shown], token
+        return [_message(row) for row in shown], token
 
     async def _row(self, principal: Principal, session_id: str, *, statement: Select[Any] = _ONE) -> Row[Any]:
         rows = await self._rows(statement, {"session": session_id, "tenant": principal.tenant_id})
@@ -152,14 +180,53 @@ def _size_of_message(row: Row[Any]) -> int:
     return len(row.data)
 
 
-def _create(connection: Connection, *, row: dict[str, object]) -> None:
-    found = connection.execute(_ONE, {"session": row["session_id"], "tenant": row["tenant_id"]}).one_or_none()
-    if found is None:  # else an earlier attempt of this very transaction was committed after all
-        connection.execute(insert(tables.sessions), row)
+class _Creation:
+    """One creation. It may be run again, and then knows whether it was committed after all."""
+
+    def __init__(self, row: dict[str, object]) -> None:
+        self._row = row
+        self._has_written = False
+
+    def __call__(self, connection: Connection) -> Row[Any]:
+        """Creates the session, or finds the one that its request created. Raises RequestIdReused, SessionExists."""
+        if (earlier := self._earlier(connection)) is not None:
+            return earlier
+        here = {"tenant": self._row["tenant_id"], "session": self._row["session_id"]}
+        found = connection.execute(_ONE, here).one_or_none()
+        if found is None:
+            connection.execute(insert(tables.sessions), self._row)
+            self._has_written = True
+            return connection.execute(_ONE, here).one()
+        if self._has_written and found.create_time_ns == self._row["create_time_ns"]:
+            return found
+        session_id = str(self._row["session_id"])
+        raise SessionExists(
+            f"There is a session {session_id!r} already. Use it, or name another one.",
+            details={"session_id": session_id},
+        )
+
+    def _earlier(self, connection: Connection) -> Row[Any] | None:
+        request_id = self._row["request_id"]
+        asked = {"tenant": self._row["tenant_id"], "user": self._row["user_id"], "request": request_id}
+        found = connection.execute(_BY_REQUEST, asked).one_or_none() if request_id else None
+        if found is not None and found.request_digest != self._row["request_digest"]:
+            raise RequestIdReused(
+                f"The request id {request_id!r} created another session with another content. Use a new one.",
+                details={"session_id": found.session_id},
+            )
+        return found
+
+
+def _set_labels(connection: Connection, *, here: dict[str, str], text: str) -> Row[Any]:
+    connection.execute(_SET_LABELS, {**here, "said": text})
+    row = connection.execute(_ONE, here).one_or_none()
+    if row is None:
+        raise NotFound("session", here["session"])
+    return row
 
 
 def _update_state(
-    connection: Connection, *, tenant_id: str, session_id: str, changes: Sequence[state_pb2.StateChange]
+    connection: Connection, *, tenant_id: str, session_id: str, changes: Sequence[session_pb2.SessionStateChange]
 ) -> str:
     row = connection.execute(_CUT, {"session": session_id, "tenant": tenant_id}).one_or_none()
     if row is None:
@@ -171,7 +238,7 @@ def _update_state(
         said = f"With these the session's state would be larger than {MAX_STATE_BYTES // 1024} KiB."
         raise InvalidRequest([FieldViolation(field="changes", description=said)])
     state_json = json_of(values)
-    connection.execute(SET_STATE, state_row(session_id, "", state_json))
+    connection.execute(SET_STATE, state_row(tenant_id, session_id, "", state_json))
     return state_json
 
 
@@ -182,17 +249,24 @@ def _delete(connection: Connection, *, tenant_id: str, session_id: str) -> None:
     if row.current_run_id:
         raise session_busy(session_id, row.current_run_id)
     for statement in _DELETIONS:
-        connection.execute(statement, {"session": session_id})
+        connection.execute(statement, {"tenant": tenant_id, "session": session_id})
     connection.execute(_UNNAMED)
 
 
-def _session(row: Row[Any]) -> session_service_pb2.Session:
-    session = session_service_pb2.Session(
+def _session(row: Row[Any]) -> session_pb2.Session:
+    session = session_pb2.Session(
         session_id=row.session_id,
         user_id=row.user_id,
         labels=json.loads(row.labels),
         current_run_id=row.current_run_id,
     )
     session.create_time.FromNanoseconds(row.create_time_ns)
-    session.update_time.FromNanoseconds(row.update_time_ns)
+    if row.last_run_time_ns is not None:
+        session.last_run_time.FromNanoseconds(row.last_run_time_ns)
     return session
+
+
+def _message(row: Row[Any]) -> message_pb2.Message:
+    message = message_pb2.Message.FromString(row.data)
+    message.run_id = row.run_id
+    return message

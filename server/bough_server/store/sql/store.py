@@ -24,7 +24,7 @@ from bough_server.store.sql.sessions import SqlSessions
 from bough_server.store.sql.usage import SqlUsageLedger
 from bough_server.store.sql.write_queue import STALL_SECONDS, WriteQueue, Writing
 from bough_server.store.sql.writer import CommitHooks
-from bough_server.store.window import Windows
+from bough_server.store.window import RecentEventsOfRuns
 
 WINDOW_BYTES: Final = 8 * 1024 * 1024
 """How much of the live runs' logs is kept in memory for their readers, over all runs."""
@@ -43,7 +43,7 @@ class Store:
         queue: WriteQueue,
         readers: Readers,
         *,
-        windows: Windows,
+        windows: RecentEventsOfRuns,
         writing: Writing,
         crashed: frozenset[str],
     ) -> None:
@@ -107,7 +107,7 @@ def open_store(
     except BaseException:
         lock.release()
         raise
-    windows = Windows(window_bytes)
+    windows = RecentEventsOfRuns(window_bytes)
     writing = Writing(stall_seconds=stall_seconds)
     queue = WriteQueue(engine, windows, writing, retry_delays=retry_delays, hooks=hooks or CommitHooks())
     readers = Readers(path, threads=READER_THREADS, busy_timeout=busy_timeout)

@@ -1,7 +1,8 @@
 """The tables, as SQLModel: the log, what is derived from it, and the agents that calls store; they hold no logic.
 
-Times are nanoseconds since the Unix epoch. Messages, usage and errors are serialized protobuf; what is queried of them
-stands in columns beside. Whatever a tenant can reach has its tenant.
+Times are nanoseconds since the Unix epoch. Messages and errors are serialized protobuf; what is queried of them stands
+in columns beside. Whatever a tenant can reach has its tenant. Callers choose ids of sessions, which are unique in their
+tenant only: a session's key is (tenant_id, session_id) everywhere.
 """
 
 from typing import Final
@@ -9,12 +10,15 @@ from typing import Final
 from sqlalchemy import Column, Index, LargeBinary, MetaData, Table, text
 from sqlmodel import Field, SQLModel
 
-from bough.v1 import event_pb2
+from bough.v1 import execution_pb2
 
 metadata: Final = MetaData()
 
-PENDING: Final = int(event_pb2.STATE_PENDING)
+PENDING: Final = int(execution_pb2.EXECUTION_STATE_PENDING)
 """The state of runs that wait, as the index on them names it."""
+
+_SESSION: Final = ("tenant_id", "session_id")
+_REQUEST: Final = ("tenant_id", "user_id", "request_id")
 
 
 class _Row(SQLModel):
@@ -42,10 +46,10 @@ class RunRow(_Row, table=True):
     __tablename__ = "runs"
     __table_args__ = (
         Index("runs_newest_first", "tenant_id", "create_time_ns", "run_id"),
-        Index("runs_of_session", "session_id", "create_time_ns"),
+        Index("runs_of_session", *_SESSION, "create_time_ns"),
         Index("runs_open", "create_time_ns", sqlite_where=text("NOT ended")),
-        Index("runs_by_request", "tenant_id", "request_id", unique=True, sqlite_where=text("request_id != ''")),
-        Index("runs_waiting", "session_id", "create_time_ns", "run_id", sqlite_where=text(f"state = {PENDING}")),
+        Index("runs_by_request", *_REQUEST, unique=True, sqlite_where=text("request_id != ''")),
+        Index("runs_waiting", *_SESSION, "create_time_ns", "run_id", sqlite_where=text(f"state = {PENDING}")),
         Index("runs_by_expiry", "next_expire_time_ns", sqlite_where=text("next_expire_time_ns IS NOT NULL")),
     )
 
@@ -61,10 +65,12 @@ class RunRow(_Row, table=True):
     agent: str
     state: int
     labels: str
+    input_excerpt: str
     start_time_ns: int | None
     end_time_ns: int | None
+    deadline_time_ns: int | None
     error: bytes | None = Field(sa_column=Column(LargeBinary, nullable=True))
-    tree_usage: bytes | None = Field(sa_column=Column(LargeBinary, nullable=True))
+    tree_usage: bytes = Field(sa_column=Column(LargeBinary, nullable=False))
     request_id: str
     request_digest: str
     open_requests: bytes | None = Field(sa_column=Column(LargeBinary, nullable=True))
@@ -76,18 +82,25 @@ class RunRow(_Row, table=True):
 class SessionRow(_Row, table=True):
     """A session; `current_run_id` is the run that holds it, empty for none.
 
-    `state_run_id` is the run whose log makes its state, empty where a call has changed it since or it has none.
+    `last_run_time_ns` is when a run last started or ended in it; it never goes back. `state_run_id` is the run whose
+    log makes its state, empty where a call has changed it since or it has none. `request_id` and `request_digest` are
+    those of the call that created it, empty if a run did or the call named none.
     """
 
     __tablename__ = "sessions"
-    __table_args__ = (Index("sessions_newest_first", "tenant_id", "create_time_ns", "session_id"),)
+    __table_args__ = (
+        Index("sessions_newest_first", "tenant_id", "create_time_ns", "session_id"),
+        Index("sessions_by_request", *_REQUEST, unique=True, sqlite_where=text("request_id != ''")),
+    )
 
+    tenant_id: str = Field(primary_key=True)
     session_id: str = Field(primary_key=True)
-    tenant_id: str
     user_id: str
     labels: str
     create_time_ns: int
-    update_time_ns: int
+    last_run_time_ns: int | None
+    request_id: str
+    request_digest: str
     current_run_id: str
     last_position: int
     state_json: str
@@ -97,15 +110,16 @@ class SessionRow(_Row, table=True):
 class MessageRow(_Row, table=True):
     """A message of a session; `agent` and `chain` say whose invocation it is of.
 
-    Where its run is of another session, it was copied from there by a fork, and no log makes it again.
+    If its run is of another session, it is of an earlier run than the one that was forked: the fork copied it from
+    there, and no log makes it again.
     """
 
     __tablename__ = "messages"
     __table_args__ = ({"sqlite_with_rowid": False},)
 
+    tenant_id: str = Field(primary_key=True)
     session_id: str = Field(primary_key=True)
     position: int = Field(primary_key=True)
-    tenant_id: str
     run_id: str
     agent: str
     chain: str
@@ -113,7 +127,7 @@ class MessageRow(_Row, table=True):
 
 
 class UsageRow(_Row, table=True):
-    """A line of the ledger; it outlives its run."""
+    """A line of the ledger; it outlives its run. A number that is NULL is unknown, as in Usage."""
 
     __tablename__ = "usage_entries"
     __table_args__ = ({"sqlite_with_rowid": False},)
@@ -127,7 +141,16 @@ class UsageRow(_Row, table=True):
     invocation_id: str
     model: str
     time_ns: int
-    usage: bytes = Field(sa_column=Column(LargeBinary, nullable=False))
+    input_tokens: int | None
+    cached_input_tokens: int | None
+    output_tokens: int | None
+    reasoning_tokens: int | None
+    total_tokens: int | None
+    model_calls: int
+    model_calls_without_usage: int
+    tool_calls: int
+    cost_nanos: int | None
+    currency_code: str
 
 
 class DefinitionRow(_Row, table=True):
@@ -180,17 +203,21 @@ class WorkerRow(_Row, table=True):
     counter: int
 
 
-class LetterRow(_Row, table=True):
-    """A command to a run that its owner has not acted on; an id is never given twice."""
+class RunCommandRow(_Row, table=True):
+    """A command to a run that its owner has not acted on; an id is never given twice.
 
-    __tablename__ = "letters"
-    __table_args__ = (Index("letters_of_run", "run_id", "letter_id"), {"sqlite_autoincrement": True})
+    `cancel_reason` is 0 if it brings answers; `user_id` is who sent it.
+    """
 
-    letter_id: int = Field(primary_key=True)
+    __tablename__ = "run_commands"
+    __table_args__ = (Index("commands_of_run", "run_id", "command_id"), {"sqlite_autoincrement": True})
+
+    command_id: int = Field(primary_key=True)
     run_id: str
-    cancel: int
+    cancel_reason: int
     answers: bytes | None = Field(sa_column=Column(LargeBinary, nullable=True))
     user_id: str
+    note: str
     deadline_time_ns: int | None
 
 
@@ -204,4 +231,4 @@ run_definitions: Final[Table] = metadata.tables["run_definitions"]
 agents: Final[Table] = metadata.tables["agents"]
 catalogs: Final[Table] = metadata.tables["catalogs"]
 workers: Final[Table] = metadata.tables["workers"]
-letters: Final[Table] = metadata.tables["letters"]
+run_commands: Final[Table] = metadata.tables["run_commands"]

@@ -5,12 +5,23 @@ from typing import Any, Final
 
 from sqlalchemy import Row, bindparam, select
 
-from bough.v1 import message_pb2
+from bough.v1 import usage_pb2
 from bough_server.store.ports import UsageEntry
 from bough_server.store.sql import tables
 from bough_server.store.sql.readers import Readers
 
 _usage = tables.usage_entries.c
+
+_KNOWN: Final = (
+    "input_tokens",
+    "cached_input_tokens",
+    "output_tokens",
+    "reasoning_tokens",
+    "total_tokens",
+    "cost_nanos",
+)
+"""The numbers that may be unknown: NULL, which SQL's sums leave out as ours do."""
+_COUNTED: Final = ("model_calls", "model_calls_without_usage", "tool_calls", "currency_code")
 
 _OF_RUN: Final = select(tables.usage_entries).where(_usage.run_id == bindparam("run")).order_by(_usage.sequence)
 
@@ -27,6 +38,18 @@ class SqlUsageLedger:
         return [_entry(row) for row in rows]
 
 
+def usage_values(usage: usage_pb2.Usage) -> dict[str, object]:
+    """A usage as the columns of its line."""
+    values: dict[str, object] = {name: getattr(usage, name) for name in _COUNTED}
+    for name in _KNOWN:
+        values[name] = getattr(usage, name) if usage.HasField(name) else None
+    return values
+
+
+def _usage_of(row: Row[Any]) -> usage_pb2.Usage:
+    return usage_pb2.Usage(**{name: getattr(row, name) for name in (*_KNOWN, *_COUNTED)})
+
+
 def _entry(row: Row[Any]) -> UsageEntry:
     return UsageEntry(
         run_id=row.run_id,
@@ -38,5 +61,5 @@ def _entry(row: Row[Any]) -> UsageEntry:
         invocation_id=row.invocation_id,
         model=row.model,
         time_ns=row.time_ns,
-        usage=message_pb2.Usage.FromString(row.usage),
+        usage=_usage_of(row),
     )

@@ -13,9 +13,9 @@ from sqlalchemy import Connection, Engine
 from bough_server.errors import ServerStopping, StorageFailed
 from bough_server.store.ports import Record
 from bough_server.store.sql.jobs import Append, Command, Settled
-from bough_server.store.sql.log_heads import Heads
+from bough_server.store.sql.log_heads import LogHeads
 from bough_server.store.sql.writer import CommitHooks, Job, WriterThread
-from bough_server.store.window import Windows
+from bough_server.store.window import RecentEventsOfRuns
 
 STALL_SECONDS: Final = 5.0
 """From how long on a write that has not ended is one of a disk that does not answer."""
@@ -111,13 +111,13 @@ class WriteQueue:
     def __init__(
         self,
         engine: Engine,
-        windows: Windows,
+        windows: RecentEventsOfRuns,
         writing: Writing,
         *,
         retry_delays: Sequence[float],
         hooks: CommitHooks,
     ) -> None:
-        self.heads = Heads()
+        self.heads = LogHeads()
         self._engine, self._windows, self._writing = engine, windows, writing
         self._pending_bytes = 0
         self._is_closed = False

@@ -20,7 +20,7 @@ from bough_server.errors import BoughError, StorageFailed
 from bough_server.store.ports import RequestIdTaken, RunMoved, SessionMoved
 from bough_server.store.sql.append import Refused, is_stored, write_appends
 from bough_server.store.sql.jobs import Append, Command, Settled
-from bough_server.store.sql.log_heads import Heads, refusal
+from bough_server.store.sql.log_heads import LogHeads, refusal
 
 Job = Append | Command[Any]
 
@@ -59,7 +59,7 @@ class WriterThread:
     def __init__(
         self,
         engine: Engine,
-        heads: Heads,
+        heads: LogHeads,
         *,
         settle: Callable[[Sequence[Settled]], None],
         tell: Callable[[bool], None],

@@ -2,5 +2,8 @@
 
 from typing import Final
 
-HEAD: Final = "0005"
+FIRST: Final = "0006"
+"""The oldest revision that is read. Those before it are of the wire format before it was renewed."""
+
+HEAD: Final = "0006"
 """The revision that this version of the code reads and writes."""

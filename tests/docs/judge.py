@@ -1,0 +1,49 @@
+"""Judge the files of a folder as a server would at its start; run as a program, in a process forked for it.
+
+python -m tests.docs.judge MODULE... prints every problem and exits with 1 if there is one.
+"""
+
+import sys
+from pathlib import Path
+
+from bough_server.agents.loading import load_python, load_sources
+from bough_server.agents.registry import Registry
+from bough_server.errors import ConfigurationError
+from bough_server.models.config import ModelSection
+from bough_server.models.registry import build_models
+from bough_server.models.scripted.script import read_script
+from bough_server.settings import DEFAULT_FILE, Settings
+
+
+def judge(folder: Path, modules: list[str]) -> None:
+    """Read the settings, scripts, modules and definitions of a folder. Raises ConfigurationError."""
+    config = folder / DEFAULT_FILE
+    settings = Settings.load(config) if config.exists() else Settings()
+    for script in sorted(folder.glob("*script*.yaml")):
+        read_script(script)
+    # A page may name modules in its settings that come in a later block.
+    there = [name for name in settings.python if (folder / f"{name}.py").is_file()]
+    python = load_python(dict.fromkeys([*there, *modules]), folder)
+    # A page that has no settings may name the model that every project has.
+    models = settings.models or {"default": ModelSection(provider="openai", model="any")}
+    Registry(
+        load_sources(sorted(folder.glob("agents/*.yaml"))),
+        models=build_models(models, folder=folder, secrets={}, currency=settings.currency),
+        code_agents=python.agents,
+        tools=python.tools,
+        functions=python.functions,
+    )
+
+
+def main() -> int:
+    """Judge the working directory."""
+    try:
+        judge(Path.cwd(), sys.argv[1:])
+    except ConfigurationError as error:
+        print(error)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

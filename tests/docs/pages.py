@@ -1,0 +1,96 @@
+"""The pages of the documentation and their code blocks, and what each page starts from."""
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from fnmatch import fnmatch
+from pathlib import Path
+from typing import Final
+
+ROOT: Final = Path(__file__).parents[2]
+
+_FENCE: Final = re.compile(r"^( *)```(.*)$")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Page:
+    """How a page is tried: in an empty folder, or in a copy of an example."""
+
+    example: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Block:
+    """A fenced block of a page."""
+
+    page: str
+    line: int
+    """The line of its first line of text, from 1."""
+    kind: str
+    info: str
+    """What follows the kind after the fence."""
+    text: str
+
+    @property
+    def place(self) -> str:
+        """Its file and line."""
+        return f"{self.page}:{self.line}"
+
+
+PAGES: Final[Mapping[str, Page]] = {
+    "README.md": Page(),
+    "docs/README.md": Page(),
+    "docs/how-to/answer-runs.md": Page(example="examples/approvals"),
+    "docs/how-to/fork-and-replay.md": Page(example="examples/desk"),
+    "docs/decisions/*.md": Page(),
+    "docs/explanation/*.md": Page(),
+    "docs/how-to/*.md": Page(),
+    "docs/reference/*.md": Page(),
+    "docs/tutorial/*.md": Page(),
+}
+"""Pages by path or pattern; a path comes before patterns."""
+
+UNTRIED: Final = (
+    "README.md",
+    "docs/how-to/functions.md",
+    "docs/how-to/python-agents.md",
+    "docs/how-to/python-client.md",
+    "docs/how-to/tools.md",
+    "docs/tutorial/first-team.md",
+)
+"""Pages whose blocks are not tried yet: they use names that the package does not export yet."""
+
+
+def paths() -> list[str]:
+    """Every page of the documentation."""
+    return ["README.md", *sorted(str(path.relative_to(ROOT)) for path in (ROOT / "docs").rglob("*.md"))]
+
+
+def page_of(path: str) -> Page | None:
+    """How a page is tried; None for a page that is not registered."""
+    if path in PAGES:
+        return PAGES[path]
+    return next((page for pattern, page in PAGES.items() if "*" in pattern and fnmatch(path, pattern)), None)
+
+
+def blocks(path: str, text: str) -> list[Block]:
+    """The blocks of a page, in order. Raises AssertionError for a fence that is not closed."""
+    return list(_blocks(path, text))
+
+
+def _blocks(path: str, text: str) -> Iterator[Block]:
+    lines = iter(enumerate(text.splitlines(), start=1))
+    for number, line in lines:
+        opening = _FENCE.match(line)
+        if opening is None:
+            continue
+        inside: list[str] = []
+        for _, each in lines:
+            if each.strip() == "```":
+                break
+            inside.append(each.removeprefix(opening[1]))
+        else:
+            raise AssertionError(f"{path}:{number}: this block is not closed.")
+        kind, _, info = opening[2].strip().partition(" ")
+        text = "\n".join(inside) + "\n"
+        yield Block(page=path, line=number + 1, kind=kind, info=info.strip(), text=text)

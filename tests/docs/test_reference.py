@@ -1,0 +1,115 @@
+"""The generated reference: it has every field and every setting, and is what would be generated now."""
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+from pydantic import BaseModel
+
+from bough.v1 import agent_pb2
+from bough_server.models.config import ModelSection
+from bough_server.settings import Environment, Settings
+from bough_server.settings_sections import (
+    LimitSet,
+    LimitsSection,
+    RunsSection,
+    ServerSection,
+    StorageSection,
+    TelemetrySection,
+)
+from docs.generate.__main__ import generated, stale
+
+ROOT = Path(__file__).parents[2]
+AGENT_FIELDS = (ROOT / "docs/reference/agent-fields.md").read_text(encoding="utf-8")
+BOUGH_YAML = (ROOT / "docs/reference/bough-yaml.md").read_text(encoding="utf-8")
+SECTIONS: tuple[type[BaseModel], ...] = (
+    Environment,
+    LimitSet,
+    LimitsSection,
+    ModelSection,
+    RunsSection,
+    ServerSection,
+    Settings,
+    StorageSection,
+    TelemetrySection,
+)
+
+
+def test_what_is_committed_is_what_would_be_generated() -> None:
+    assert stale(generated()) == {}
+
+
+def test_a_file_that_differs_or_is_missing_is_reported_with_its_lines() -> None:
+    files = generated()
+    changed = files["docs/reference/bough-yaml.md"].replace("# bough.yaml", "# Settings", 1)
+
+    differences = stale({"docs/reference/bough-yaml.md": changed, "docs/reference/missing.md": "# Missing\n"})
+
+    assert differences["docs/reference/bough-yaml.md"].splitlines()[3:5] == ["-# bough.yaml", "+# Settings"]
+    assert differences["docs/reference/missing.md"].endswith("+# Missing")
+
+
+def test_every_field_of_a_definition_is_in_the_reference() -> None:
+    rows = re.findall(r"^\| `(\w+)` \|", section(AGENT_FIELDS, "AgentDefinition"), re.MULTILINE)
+
+    fields = [field.name.removesuffix("_json") for field in agent_pb2.AgentDefinition.DESCRIPTOR.fields]
+    assert rows[: len(fields)] == fields
+
+
+def test_values_of_an_enum_are_in_the_reference_once_and_without_their_prefix() -> None:
+    assert section(AGENT_FIELDS, "LinkMode").splitlines()[2:] == [
+        "| value | meaning |",
+        "|---|---|",
+        "| not set | TOOL; TRANSFER for members of a supervisor or a swarm. |",
+        "| `TOOL` | By a tool `call_<name>` whose result is the agent's answer. |",
+        "| `TRANSFER` | By `transfer_to_agent`: the agent answers instead of the caller. |",
+        "",
+    ]
+    headings = re.findall(r"^##+ (.*)$", AGENT_FIELDS, re.MULTILINE)
+    assert len(headings) == len(set(headings))
+
+
+def test_links_within_the_reference_lead_to_its_headings() -> None:
+    headings = {heading.lower() for heading in re.findall(r"^##+ (\w+)$", AGENT_FIELDS, re.MULTILINE)}
+
+    assert set(re.findall(r"\]\(#([^)]*)\)", AGENT_FIELDS)) <= headings
+
+
+def test_settings_are_in_the_reference_with_their_values_and_defaults() -> None:
+    rows = dict(re.findall(r"^\| `([\w.]+)` \| ([^|]* \| [^|]*?) \| ", BOUGH_YAML, re.MULTILINE))
+
+    assert rows["server.port"] == "whole number, 0 to 65535 | `50051`"
+    assert rows["server.drain_grace"] == "duration | `10s`"
+    assert rows["storage.url"] == "text | `var/bough.db`"
+    assert rows["models.NAME.provider"] == "`openai`, `scripted` or `local` | "
+    assert rows["models.NAME.breaker.cooldown"] == "duration | `15s`"
+    assert rows["limits.default.model_calls"] == "whole number | `500`"
+    assert rows["runs.deltas.max_interval"] == "duration | `50ms`"
+
+
+def test_every_setting_has_a_description_and_a_row() -> None:
+    keys = set(re.findall(r"^\| `([\w.]+)` \|", BOUGH_YAML, re.MULTILINE))
+
+    assert [f"{each.__name__}.{name}" for each, name in undescribed()] == []
+    assert {key.partition(".")[0] for key in keys if not key.isupper()} - VARIABLES == set(Settings.model_fields)
+    assert {name for key in keys if key.startswith("models.NAME.") for name in [key.split(".")[2]]} == set(
+        ModelSection.model_fields
+    )
+    assert keys >= VARIABLES
+
+
+VARIABLES = {f"BOUGH_{name.upper()}" for name in Environment.model_fields} | {"NO_COLOR"}
+
+
+def undescribed() -> Iterator[tuple[type[BaseModel], str]]:
+    for each in SECTIONS:
+        for name, field in each.model_fields.items():
+            if not field.description:
+                yield each, name
+
+
+def section(page: str, heading: str) -> str:
+    """A section of a page, without its heading."""
+    found = re.search(rf"^##+ {heading}$(.*?)(?=^##|\Z)", page, re.MULTILINE | re.DOTALL)
+    assert found is not None
+    return found[1]

@@ -1,0 +1,84 @@
+"""The check of words: what it reads of each kind of file, and what it reports."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests import words
+from tests.words import Text, findings, page_texts, proto_texts, python_texts, yaml_texts
+
+MODULE = '''"""What nobody reads.
+
+It stands on the fourth line: somebody.
+"""
+
+import os  # for whoever runs it
+
+nobody = os.name
+"""An attribute that anybody can read."""
+
+
+def hand_back(wish: str) -> str:
+    """Lets
+    go."""
+    # A comment whose phrase is cut: hand
+    # back.
+    return f"This is {wish} of its own." + "theirs"
+'''
+
+
+def found(texts: Iterator[Text]) -> list[tuple[int, str]]:
+    """The lines and words that are reported."""
+    return [(finding.line, finding.word) for finding in findings("a.py", texts)]
+
+
+def test_comments_docstrings_and_messages_of_a_module_are_read_and_identifiers_are_not() -> None:
+    assert sorted(found(python_texts(MODULE, has_messages=True))) == [
+        (1, "nobody"),
+        (3, "somebody"),
+        (6, "whoever"),
+        (9, "anybody"),
+        (13, "Lets go"),
+        (15, "hand back"),
+        (17, "of its own"),
+        (17, "theirs"),
+    ]
+
+
+def test_strings_that_are_data_are_not_read() -> None:
+    lines = [line for line, _ in found(python_texts(MODULE, has_messages=False))]
+
+    assert sorted(lines) == [1, 3, 6, 9, 13, 15]
+
+
+def test_only_comments_of_the_schema_are_read() -> None:
+    schema = "// Of its\n// own.\nmessage Nobody {\n  string wish = 1; // A wish.\n}\n"
+
+    assert found(proto_texts(schema)) == [(1, "Of its own"), (4, "wish")]
+
+
+def test_examples_and_pages_are_read_whole() -> None:
+    assert found(yaml_texts("# Let\n# go.\nname: lead\ndescription: For anybody.\n")) == [(1, "Let go"), (4, "anybody")]
+    assert found(page_texts("# Title\n\nWhat it hands\nback.\n")) == [(3, "hands back")]
+
+
+@pytest.mark.parametrize("text", ["This is its own.", "washing", "wishbone", "Outlets go here", "handbook", "bodies"])
+def test_other_words_are_not_reported(text: str) -> None:
+    assert found(page_texts(text)) == []
+
+
+def test_a_finding_has_its_place_and_what_to_write_instead() -> None:
+    [finding] = findings("docs/a.md", page_texts("\nIt handed back a value.\n"))
+
+    assert str(finding) == "docs/a.md:2: 'handed back': return"
+
+
+def test_files_are_found_by_their_folders_and_generated_ones_are_left_out(tmp_path: Path) -> None:
+    for path in ("server/a/b.py", "clients/python/bough/c.py", "clients/python/bough/v1/d_pb2.py", "tests/t.py"):
+        (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / path).write_text('"""For nobody."""\n', encoding="utf-8")
+    (tmp_path / "README.md").write_text("For nobody.\n", encoding="utf-8")
+
+    places = [f"{finding.path}:{finding.line}" for finding in words.all_findings(tmp_path)]
+    assert places == ["README.md:1", "clients/python/bough/c.py:1", "server/a/b.py:1", "tests/t.py:1"]

@@ -1,0 +1,153 @@
+"""Find words that the project does not use in its texts: docstrings, comments, messages, the schema and the pages.
+
+python -m tests.words prints each as file:line and exits with 1 if there is one.
+"""
+
+import ast
+import io
+import re
+import sys
+import tokenize
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final, TypeAlias
+
+ROOT: Final = Path(__file__).parents[1]
+
+UNUSED: Final[Mapping[str, str]] = {
+    r"whoever|nobody|somebody|anybody": "name the actor: caller, client, worker, server, operator or user",
+    r"theirs": "name whose it is",
+    r"wish(es|ed|ing)?": "request, intent or option",
+    r"(let|lets|letting) go": "release, close or drop",
+    r"(hand|hands|handed|handing) back": "return",
+    r"of its own": "separate, or leave it out",
+}
+"""The words as patterns, and what is written instead. Between two words there can be a line break."""
+
+_PATTERN: Final = re.compile(
+    "|".join(rf"(?P<w{index}>\b(?:{words})\b)" for index, words in enumerate(UNUSED)).replace(" ", r"\s+"),
+    re.IGNORECASE,
+)
+
+Text: TypeAlias = tuple[int, str]
+"""A text of a file, and the line of the file where it begins."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finding:
+    """A word at a place."""
+
+    path: str
+    line: int
+    word: str
+    instead: str
+
+    def __str__(self) -> str:
+        return f"{self.path}:{self.line}: {self.word!r}: {self.instead}"
+
+
+def python_texts(source: str, *, has_messages: bool) -> Iterator[Text]:
+    """The comments and docstrings of a module, and its other strings if they are messages."""
+    yield from _comments(source)
+    tree = ast.parse(source)
+    docstrings = {id(node) for node in _docstrings(tree)}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and (has_messages or id(node) in docstrings):
+            yield node.lineno, node.value
+
+
+def proto_texts(source: str) -> Iterator[Text]:
+    """The comments of a schema file."""
+    yield from _joined([(number, line.partition("//")[2]) for number, line in _lines(source) if "//" in line])
+
+
+def yaml_texts(source: str) -> Iterator[Text]:
+    """The comments of a YAML file, and its other texts too: examples are read as pages are."""
+    yield 1, re.sub(r"^( *)#", r"\1 ", source, flags=re.MULTILINE)
+
+
+def page_texts(source: str) -> Iterator[Text]:
+    """A page as it is."""
+    yield 1, source
+
+
+FILES: Final[Mapping[str, Callable[[str], Iterator[Text]]]] = {
+    "server/**/*.py": lambda source: python_texts(source, has_messages=True),
+    "clients/python/bough/*.py": lambda source: python_texts(source, has_messages=True),
+    "docs/**/*.py": lambda source: python_texts(source, has_messages=True),
+    "examples/**/*.py": lambda source: python_texts(source, has_messages=True),
+    "proto/*.py": lambda source: python_texts(source, has_messages=True),
+    # The strings of tests are data.
+    "tests/**/*.py": lambda source: python_texts(source, has_messages=False),
+    "proto/bough/**/*.proto": proto_texts,
+    "examples/**/*.yaml": yaml_texts,
+    "examples/**/*.md": page_texts,
+    "docs/**/*.md": page_texts,
+    "README.md": page_texts,
+    "CHANGELOG.md": page_texts,
+}
+"""The files that are read, and how their texts are found. What is generated from them is left out."""
+
+
+def findings(path: str, texts: Iterator[Text]) -> Iterator[Finding]:
+    """The words in the texts of a file."""
+    for line, text in texts:
+        for match in _PATTERN.finditer(text):
+            assert match.lastgroup is not None
+            instead = list(UNUSED.values())[int(match.lastgroup[1:])]
+            before = text.count("\n", 0, match.start())
+            yield Finding(path=path, line=line + before, word=" ".join(match[0].split()), instead=instead)
+
+
+def all_findings(root: Path = ROOT) -> list[Finding]:
+    """The words in all files, in the order of the files and their lines."""
+    found: set[Finding] = set()
+    for pattern, texts_of in FILES.items():
+        for file in root.glob(pattern):
+            path = str(file.relative_to(root))
+            found |= set(findings(path, texts_of(file.read_text(encoding="utf-8"))))
+    return sorted(found, key=lambda finding: (finding.path, finding.line, finding.word))
+
+
+def main() -> int:
+    """Print the words and return 1 if there is one."""
+    found = all_findings()
+    for finding in found:
+        print(finding)
+    if found:
+        print(f"{len(found)} words that the project does not use.", file=sys.stderr)
+    return 1 if found else 0
+
+
+def _comments(source: str) -> Iterator[Text]:
+    tokens = tokenize.generate_tokens(io.StringIO(source).readline)
+    yield from _joined([(each.start[0], each.string[1:]) for each in tokens if each.type == tokenize.COMMENT])
+
+
+def _joined(comments: list[Text]) -> Iterator[Text]:
+    """Comments of lines that follow one another as one text: a phrase can go over a line's end."""
+    block: list[Text] = []
+    for number, text in comments:
+        if block and number != block[-1][0] + 1:
+            yield block[0][0], "\n".join(each for _, each in block)
+            block = []
+        block.append((number, text))
+    if block:
+        yield block[0][0], "\n".join(each for _, each in block)
+
+
+def _docstrings(tree: ast.AST) -> Iterator[ast.Constant]:
+    """The strings that are statements by themselves: of modules, classes, functions and of names before them."""
+    for node in ast.walk(tree):
+        match node:
+            case ast.Expr(value=ast.Constant(value=str()) as constant):
+                yield constant
+
+
+def _lines(source: str) -> Iterator[Text]:
+    yield from enumerate(source.splitlines(), start=1)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
