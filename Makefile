@@ -55,6 +55,7 @@ check: $(STAMP) ## format, lint, types, imports, and what is generated; no tests
 	$(BIN)/ruff check $(SOURCES)
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-logo
+	$(BIN)/python -m tests.structure
 	$(BIN)/buf lint proto
 	$(BIN)/buf format --diff --exit-code proto
 	@echo "buf breaking: the schema keeps what proto/baseline.binpb promises"

@@ -3,10 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from bough.v1 import message_pb2
-from bough_server.agents.function import agent
-from bough_server.runtime.agent import Context
-from bough_server.tools.tool import ToolContext, tool
+from bough_server import Context, ToolContext, agent, tool
 
 DAY = 24 * 60 * 60
 PRICES = {"1001": 40, "1002": 180}
@@ -49,10 +46,9 @@ def read_card(reader: str) -> str:
 
 
 @agent
-async def interviewer(ctx: Context, input: message_pb2.Message) -> str:
+async def interviewer(ctx: Context, input: str) -> str:
     """Asks the customer why articles come back."""
-    said = "".join(part.text for part in input.parts)
     reason = await ctx.ask(
-        f"{said} May we ask why?", schema={"type": "string", "enum": REASONS}, expires=DAY, default="no reason"
+        f"{input} May we ask why?", schema={"type": "string", "enum": REASONS}, expires=DAY, default="no reason"
     )
     return f"The customer says: {reason}."

@@ -1,6 +1,6 @@
 """The desk's tools: plain Python functions whose hints and docstrings are all that a model is told of them."""
 
-from bough_server.tools.tool import tool
+from bough_server import tool
 
 NOTES = {
     "leaves": "In autumn trees stop making chlorophyll. The green fades, and yellow carotenoids show. "

@@ -1,10 +1,6 @@
 """What the teams name: a tool, an agent that is Python code, and two functions that a loop is steered by."""
 
-from bough.v1 import message_pb2
-from bough_server.agents.function import agent
-from bough_server.functions import Snapshot, condition, input_builder
-from bough_server.runtime.agent import Context
-from bough_server.tools.tool import tool
+from bough_server import Context, Message, Snapshot, agent, condition, input_builder, text_of, tool
 
 FREE = {"tonight": [12, 14], "tomorrow": [12]}
 LONGEST = 24
@@ -24,16 +20,14 @@ def free_rooms(night: str) -> str:
 # What it does through its context is recorded, shown in the tree, and replayed. `version` changes when what it does, in
 # which order, does: a run that was going is then not continued by other code.
 @agent(version="1")
-async def majority(ctx: Context, input: message_pb2.Message) -> str:
+async def majority(ctx: Context, input: Message) -> str:
     """Asks all linked agents at once and goes with the majority."""
 
-    async def ask(lane: Context, juror: str) -> str:
-        vote = await lane.dispatch(juror, input)
-        return "".join(part.text for part in vote.parts)
+    async def ask(ctx: Context, juror: str) -> str:
+        return text_of(await ctx.dispatch(juror, input))
 
-    # A lane for each: none hears the others, and the votes come in the order of the links, whoever was first.
-    jurors = [link.agent for link in ctx.definition.sub_agents]
-    votes = await ctx.gather(*(lambda lane, juror=juror: ask(lane, juror) for juror in jurors))  # type: ignore[misc]
+    # Each has a context for itself, so none sees what the others say. The votes come in the order of the links.
+    votes = await ctx.map(ask, [link.agent for link in ctx.definition.sub_agents])
     yes = sum(vote.casefold().startswith("yes") for vote in votes)
     return f"{'Yes' if 2 * yes > len(votes) else 'No'}, by {yes} votes to {len(votes) - yes}."
 
@@ -48,7 +42,7 @@ def fits_the_sign(situation: Snapshot) -> bool:
 @input_builder
 def brief(situation: Snapshot) -> str:
     """What the copywriter is told: the order, and from the second iteration on what was wrong with the last slogan."""
-    order = "".join(part.text for part in situation.input.parts)
+    order = text_of(situation.input)
     last = situation.state.get("slogan", "")
     if len(last) <= LONGEST:
         return f"A slogan for {order}"

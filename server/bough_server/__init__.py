@@ -7,23 +7,49 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from bough.v1.message_pb2 import Message, Part
     from bough_server.agents.function import agent
     from bough_server.app import serve
-    from bough_server.functions import Snapshot, condition, input_builder, rewriter
-    from bough_server.runtime.agent import Context
-    from bough_server.tools.tool import tool
+    from bough_server.errors import RunError
+    from bough_server.functions import Snapshot, condition, input_builder, rewriter, text_of
+    from bough_server.models.model import ModelRequest
+    from bough_server.runtime.agent import Context, Outcome
+    from bough_server.tools.tool import ToolContext, tool
 
-__all__ = ["Context", "Snapshot", "agent", "condition", "input_builder", "rewriter", "serve", "tool"]
+__all__ = [
+    "Context",
+    "Message",
+    "ModelRequest",
+    "Outcome",
+    "Part",
+    "RunError",
+    "Snapshot",
+    "ToolContext",
+    "agent",
+    "condition",
+    "input_builder",
+    "rewriter",
+    "serve",
+    "text_of",
+    "tool",
+]
 
 _HOMES = {
+    "Context": "bough_server.runtime.agent",
+    "Message": "bough.v1.message_pb2",
+    "ModelRequest": "bough_server.models.model",
+    "Outcome": "bough_server.runtime.agent",
+    "Part": "bough.v1.message_pb2",
+    "RunError": "bough_server.errors",
+    "Snapshot": "bough_server.functions",
+    "ToolContext": "bough_server.tools.tool",
     "agent": "bough_server.agents.function",
-    "tool": "bough_server.tools.tool",
     "condition": "bough_server.functions",
     "input_builder": "bough_server.functions",
     "rewriter": "bough_server.functions",
-    "Context": "bough_server.runtime.agent",
-    "Snapshot": "bough_server.functions",
     "serve": "bough_server.app",
+    "text_of": "bough_server.functions",
+    "tool": "bough_server.tools.tool",
 }
 
 

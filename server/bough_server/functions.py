@@ -83,7 +83,10 @@ def copied(message: message_pb2.Message) -> message_pb2.Message:
 
 
 def text_of(message: message_pb2.Message) -> str:
-    """The texts and the JSON of a message as one text."""
+    """Return the text of a message: its parts of text joined, and its parts of JSON among them as JSON text.
+
+    Files, reasoning, calls and results are left out.
+    """
     return "".join(part.text or part.data_json for part in message.parts)
 
 

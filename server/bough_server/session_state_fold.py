@@ -153,12 +153,15 @@ class Conflicts:
         self._taken += 1
         write = changes_of(event)
         is_call = kind in _BEGIN or kind in events.TOOL_END_KINDS
-        lanes = list(self._lanes(event.effect_key.removesuffix(".ok"))) if write or is_call else []
-        if kind in _BEGIN and lanes:
+        key = event.effect_key.removesuffix(".ok")
+        lanes = list(self._lanes(key)) if write or is_call else []
+        # A call of a step is a lane itself. One of code lies in a lane that does not end with it.
+        is_lane = is_call and bool(lanes) and _LANE.search(key.rpartition("/")[2]) is not None
+        if kind in _BEGIN and is_lane:
             self._began.setdefault(lanes[-1][2], self._taken)
         for group, number, lane in lanes:
             self._note(group, number, lane, write)
-        if kind in events.TOOL_END_KINDS and lanes:
+        if kind in events.TOOL_END_KINDS and is_lane:
             self._ended[lanes[-1][2]] = self._taken
 
     def names(self) -> list[str]:

@@ -49,7 +49,7 @@ AIMS: Final[Mapping[tuple[str, str], Aim]] = {
 
 @dataclass(frozen=True, slots=True)
 class Entrant:
-    """Somebody who can run turns, and the process whose CPU that takes.
+    """A system that can run turns, and the process whose CPU time they take.
 
     `run` takes how many and how many at once; it gives a sentence for each that failed.
     """

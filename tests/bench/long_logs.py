@@ -13,7 +13,7 @@ NOW_NS = 1_700_000_000_000_000_000
 
 
 def new_run(run_id: str) -> NewRun:
-    """A run to be accepted, in a session of its own."""
+    """A run to be accepted, in a new session."""
     started = event_pb2.RunStarted(
         invocation_id=run_id,
         key_root=run_id,

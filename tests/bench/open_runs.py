@@ -24,7 +24,7 @@ _POLICY: Final = policy_pb2.RunPolicy(
     deltas=policy_pb2.DeltaPolicy(passthrough=policy_pb2.PassthroughDeltas()),
     on_disconnect=policy_pb2.DISCONNECT_POLICY_CONTINUE,
 )
-"""Every delta is an event; and nobody follows these runs."""
+"""Every delta is an event, and no stream follows these runs."""
 
 SPECIALISTS: Final = ("botanist", "carpenter", "historian")
 _USAGE: Final = {"input_tokens": 400, "output_tokens": 40}

@@ -31,7 +31,7 @@ async def measure(folder: Path, *, runs: int = RUNS, rounds: int = ROUNDS) -> Ca
     ours: list[Told] = []
     floor: list[Told] = []
     for number in range(rounds):
-        # Going on writes: each round has a copy of its own.
+        # Recovery writes, so each round has a separate copy.
         copy = folder / "copy"
         shutil.copytree(folder / "left", copy)
         floor.append(await _once(folder, "reads", copy, runs))

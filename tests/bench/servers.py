@@ -1,4 +1,4 @@
-"""The servers that cases talk to, each a process of its own on loopback: Bough's, and the model's."""
+"""The servers that cases talk to, each a process on loopback: Bough's, and the model's."""
 
 import asyncio
 import json

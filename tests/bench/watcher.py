@@ -16,7 +16,7 @@ _SECONDS = 120.0
 
 
 async def watch(words: list[str]) -> Mapping[str, float]:
-    """Follows one run on a connection of its own."""
+    """Follow one run on a separate connection."""
     address, run_id = words
     async with aio.insecure_channel(address) as channel:
         await channel.channel_ready()

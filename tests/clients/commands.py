@@ -20,7 +20,7 @@ async def started(
     stdout: int = PIPE,
     stderr: int = PIPE,
 ) -> Forked:
-    """A command that runs; with a port it speaks to the server there."""
+    """Start a command as a process; with a port it uses the server there."""
     address = () if port is None else ("--address", f"127.0.0.1:{port}")
     known = {"COLUMNS": "80", **(environment or {})}
     return await start(*address, *arguments, environment=known, stdin=stdin, stdout=stdout, stderr=stderr)
@@ -29,7 +29,7 @@ async def started(
 async def bough(
     *arguments: str, port: int | None = None, said: str = "", environment: Mapping[str, str] | None = None
 ) -> Finished:
-    """Runs a command to its end; what is said on its standard input is short enough for a pipe to hold."""
+    """Run a command to its end; its standard input must be short enough for the buffer of a pipe."""
     read, write = os.pipe()
     try:
         os.write(write, said.encode())
@@ -42,7 +42,7 @@ async def bough(
 
 
 async def bough_cold(*arguments: str, environment: Mapping[str, str] | None = None) -> Finished:
-    """Runs a command to its end that has to import the program first, as a shell starts it."""
+    """Run a command to its end in a new interpreter, as a shell starts it."""
     process = await start_cold(*arguments, environment={"COLUMNS": "80", **(environment or {})})
     out, err = await process.communicate()
     return Finished(code=process.returncode, out=out.decode(), err=err.decode())
@@ -50,7 +50,7 @@ async def bough_cold(*arguments: str, environment: Mapping[str, str] | None = No
 
 @asynccontextmanager
 async def server_of(config: Path, *, environment: Mapping[str, str] | None = None) -> AsyncIterator[int]:
-    """`bough serve` with a configuration, for the commands of several tests; its port. It stops without a complaint."""
+    """Run `bough serve` with a configuration for several tests; yield its port. It has to stop cleanly."""
     server = await started("--config", str(config), "serve", "--port", "0", environment=environment)
     assert server.stdout is not None
     line = (await server.stdout.readline()).decode()

@@ -1,4 +1,4 @@
-"""A TCP proxy on loopback that cuts connections after given numbers of bytes, in the middle of whatever they are."""
+"""A TCP proxy on loopback that cuts connections after given numbers of bytes, even in the middle of a frame."""
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence
@@ -9,9 +9,9 @@ _PIECE = 64 * 1024
 
 @asynccontextmanager
 async def cutting(target: str, cuts: Sequence[int]) -> AsyncIterator[str]:
-    """A proxy to HOST:PORT whose n-th connection ends after the n-th number of bytes to the client; gives its address.
+    """Run a proxy to HOST:PORT and yield its address.
 
-    Later connections are not cut.
+    The n-th connection ends after the n-th number of bytes to the client; later ones are not cut.
     """
     host, _, port = target.rpartition(":")
     left = list(cuts)

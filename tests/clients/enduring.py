@@ -1,6 +1,6 @@
-"""A server on loopback whose logs outlive it: runs that ask, answers, forks, and drops wherever a test wants them.
+"""A server on loopback whose logs outlive it: runs with questions, answers and forks, and drops at chosen moments.
 
-The calls keep the contract to the letter: what a client asks for wrongly, it waits for without an end.
+The calls follow the contract strictly: a client that follows from a wrong position waits for ever.
 """
 
 import asyncio
@@ -30,7 +30,7 @@ class Moment(Enum):
     UNHEARD = auto()
     """Before anything is done."""
     UNANSWERED = auto()
-    """After what was asked is done, before the client hears anything."""
+    """After the request has taken effect, before the client receives anything."""
     ACCEPTED = auto()
     """After the run's id was sent."""
     STREAMING = auto()
@@ -48,10 +48,10 @@ class Drop:
 
 @dataclass(slots=True, kw_only=True)
 class Logs:
-    """What outlives servers: the logs so far, what they still have to say, and what was asked.
+    """What outlives servers: the logs so far, the segments still to come, and the requests received.
 
-    A run says its first segment when it starts, and the next one after each ResumeRun. `fork` is a whole log, of which
-    the first `shared` events are another's.
+    A run records its first segment when it starts, and the next one after each ResumeRun. `fork` is a whole log, whose
+    first `shared` events are another run's.
     """
 
     segments: list[list[event_pb2.AgentEvent]] = field(default_factory=list)
@@ -59,14 +59,14 @@ class Logs:
     shared: int = 0
     by_run: dict[str, list[event_pb2.AgentEvent]] = field(default_factory=dict)
     known: dict[str, int] = field(default_factory=dict)
-    """By the request id of what made a log grow: the last sequence before."""
+    """By the request id of each call that extended a log: the last sequence before it."""
     asked: list[tuple[Asked, float | None]] = field(default_factory=list)
-    """Every call, with the seconds that its caller gave it."""
+    """Every request, with the seconds left until its deadline."""
     broken: asyncio.Event = field(default_factory=asyncio.Event)
-    """Set where the server has to go down."""
+    """Set when the server has to go down."""
 
     def begin(self, request_id: str, run_id: str) -> int:
-        """Lets a log grow, once for each request id; gives the sequence before."""
+        """Extend a log, once for each request id; return the last sequence before."""
         if request_id not in self.known:
             if run_id == FORK_ID:
                 self.known[request_id], self.by_run[run_id] = self.shared, self.fork
@@ -78,7 +78,7 @@ class Logs:
 
 
 class EnduringService(agent_service_pb2_grpc.AgentServiceServicer):
-    """Serves the logs; the n-th call breaks as the n-th drop says, later ones do not."""
+    """Serves the logs; the n-th call breaks as the n-th drop says, later calls do not."""
 
     def __init__(self, logs: Logs, drops: Sequence[Drop | None] = (), *, batch: int = 3) -> None:
         self._logs, self._drops, self._batch = logs, drops, batch
@@ -130,7 +130,7 @@ class EnduringService(agent_service_pb2_grpc.AgentServiceServicer):
 def _given(
     log: Sequence[event_pb2.AgentEvent], request: Asked, start: int | None
 ) -> tuple[list[event_pb2.AgentEvent], bool]:
-    """What a call gives of a log, and whether that is all: to the log's end, or to the interruption that it is for."""
+    """Return the events that a call streams, and whether they reach the event at which its stream ends."""
     after, stops_after = start or 0, start
     if isinstance(request, pb.WatchRunRequest):
         after = request.after_sequence
@@ -147,14 +147,14 @@ def _given(
 
 
 def _shown(page: Sequence[event_pb2.AgentEvent], request: Asked) -> list[event_pb2.AgentEvent]:
-    """A page as the call's mask shows it; a mask of any name leaves the events of the run."""
+    """Return the events of a page that the call's mask shows; any mask here leaves the events of the run alone."""
     masked = bool(request.follow.event_names)
     return [event for event in page if not masked or str(event.WhichOneof("payload")).startswith("run_")]
 
 
 @asynccontextmanager
 async def enduring(logs: Logs, drops: Sequence[Drop | None] = ()) -> AsyncIterator[str]:
-    """Serves the logs at one address, over as many servers as go down; gives the address."""
+    """Serve the logs at one address, with a new server whenever one goes down; yield the address."""
     server, port = await _serving(logs, drops, 0)
 
     async def come_back() -> None:

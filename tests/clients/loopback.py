@@ -1,4 +1,4 @@
-"""A server on loopback that streams given events and drops calls as told: the wire is real, the runs are not."""
+"""A server on loopback that streams given events and drops calls as configured: the wire is real, the runs are not."""
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence
@@ -30,20 +30,20 @@ NO_TRANSPARENT_RETRIES = (("grpc.enable_retries", 0),)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Call:
-    """How one call goes: how many events it gives before it drops, None for all; `silent` drops before metadata."""
+    """How one call goes: the number of events before it drops, None for all; `silent` drops before metadata."""
 
     events: int | None = None
     silent: bool = False
     code: grpc.StatusCode = grpc.StatusCode.UNAVAILABLE
     batch: int = 1
     overlap: int = 0
-    """Events before the place that was asked for, given again."""
+    """Events before the requested position that are sent again."""
     hold: bool = False
-    """Then it stays open until the call or its run is cancelled."""
+    """Whether it stays open after its events, until the call or its run is cancelled."""
 
 
 class LoopbackService(agent_service_pb2_grpc.AgentServiceServicer):
-    """Gives one run's events; the n-th stream goes as the n-th call says, further ones give everything."""
+    """Streams one run's events; the n-th stream goes as the n-th call says, later ones send everything."""
 
     def __init__(
         self,
@@ -61,7 +61,7 @@ class LoopbackService(agent_service_pb2_grpc.AgentServiceServicer):
         self.held, self.left, self.stopped = asyncio.Event(), asyncio.Event(), asyncio.Event()
 
     def events_of(self, run_id: str) -> Sequence[event_pb2.AgentEvent]:
-        """A run's log so far; there is one run."""
+        """Return a run's log so far; there is one run."""
         return self.events
 
     async def Run(self, request, context):
@@ -124,7 +124,7 @@ class LoopbackService(agent_service_pb2_grpc.AgentServiceServicer):
 
 
 class LoopbackTrees(eval_service_pb2_grpc.EvalServiceServicer):
-    """Folds that run's events."""
+    """Serves the agent tree of that run."""
 
     def __init__(self, service: LoopbackService) -> None:
         self._service = service
@@ -140,7 +140,7 @@ class LoopbackTrees(eval_service_pb2_grpc.EvalServiceServicer):
 
 @asynccontextmanager
 async def listening(service: LoopbackService, *, port: int = 0) -> AsyncIterator[int]:
-    """A server on loopback with that service; gives its port."""
+    """Run a server on loopback with that service; yield its port."""
     server = aio.server(options=(("grpc.so_reuseport", 0),))
     agent_service_pb2_grpc.add_AgentServiceServicer_to_server(service, server)
     eval_service_pb2_grpc.add_EvalServiceServicer_to_server(LoopbackTrees(service), server)
@@ -160,14 +160,14 @@ async def connected(service: LoopbackService, rejoining: Rejoining = AT_ONCE) ->
 
 
 def client_of(port: int, rejoining: Rejoining = AT_ONCE) -> AsyncClient:
-    """A client that rejoins at once and leaves it to us to try again."""
+    """Return a client that rejoins at once, on a channel without transparent retries."""
     return AsyncClient(
         f"127.0.0.1:{port}", timeout=20, call_timeout=10, rejoining=rejoining, options=NO_TRANSPARENT_RETRIES
     )
 
 
 def rich_status(code: grpc.StatusCode, message: str, *details: object) -> bytes:
-    """What a server puts under grpc-status-details-bin."""
+    """Return the value of grpc-status-details-bin, as a server sends it."""
     status = status_pb2.Status(code=code.value[0], message=message)
     for detail in details:
         packed = any_pb2.Any()

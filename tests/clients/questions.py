@@ -1,4 +1,4 @@
-"""A turn that asks, built by hand: what it records until it waits, and after each answer."""
+"""A run with questions, built by hand: its events until it waits, and those after each answer."""
 
 from collections.abc import Sequence
 
@@ -23,14 +23,14 @@ def wait_for(turn: Turn, *names: str) -> None:
 
 
 def hear(turn: Turn, name: str) -> None:
-    """The run goes on with an answer."""
+    """The run continues with an answer."""
     turn.add("lead", run_resumed=event_pb2.RunResumed(cause=event_pb2.RESUME_CAUSE_ANSWER))
     answer = input_pb2.InputAnswer(input_id=f"ask-{name}", value_json=f'"{name}"')
     turn.add("lead", input_received=event_pb2.InputReceived(answer=answer))
 
 
 def asking() -> list[list[AgentEvent]]:
-    """A run that asks for a and b at once, is told a alone, then b, asks for c, is told that, and ends."""
+    """A run that asks for a and b at once, receives a alone, then b, asks for c, receives it, and ends."""
     turn = Turn()
     turn.start()
     turn.model("lead", "Let me ", "ask.")
@@ -52,7 +52,7 @@ def asking() -> list[list[AgentEvent]]:
 
 
 def forked(run_id: str, log: Sequence[AgentEvent], shared: int) -> list[AgentEvent]:
-    """A fork of a log after a sequence, whole: the events that it shares under its own id, and its own to its end."""
+    """The whole log of a fork after a sequence: the shared events under the fork's id, then its own events."""
     turn = Turn(run_id)
     for event in log[:shared]:
         copy = AgentEvent()

@@ -1,4 +1,4 @@
-"""The shop of examples/approvals by its commands: asked, answered, forked and replayed."""
+"""The commands of examples/approvals: questions, answers, forks and replays."""
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from pathlib import Path
@@ -15,7 +15,7 @@ ANSWER = "Thank you. Whatever was approved is on its way to your card.\n"
 
 
 Shop = Callable[..., Awaitable[Finished]]
-"""Runs a command at a shop."""
+"""Runs a command of the shop."""
 
 
 @pytest.fixture(scope="module")
@@ -29,7 +29,7 @@ async def port(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[int]:
 
 @pytest.fixture
 def shop(port: int) -> Shop:
-    """The shop by its server."""
+    """The shop with its commands connected to the server."""
 
     async def command(*arguments: str) -> Finished:
         return await bough("--config", str(SHOP), *arguments, port=port)
@@ -39,7 +39,7 @@ def shop(port: int) -> Shop:
 
 @pytest.fixture
 def embedded_shop(tmp_path: Path) -> Shop:
-    """A shop inside each command, on a database of this test."""
+    """The shop with a server embedded in each command, on a database of this test."""
     environment = {"BOUGH_DATABASE": str(tmp_path / "bough.db"), "BOUGH_DEFAULT_MODEL": "scripted"}
 
     async def command(*arguments: str) -> Finished:
@@ -49,7 +49,7 @@ def embedded_shop(tmp_path: Path) -> Shop:
 
 
 async def open_requests(shop: Shop) -> dict[str, input_pb2.InputRequest]:
-    """What the newest run asks, by who asks."""
+    """The open requests of the newest run, by agent path."""
     listed = await shop("runs", "--limit", "1", "--json")
     run = json_format.Parse(listed.out, run_pb2.Run())
     return {"/".join(request.agent_path): request for request in run.open_requests}

@@ -1,4 +1,4 @@
-"""Calls that are not streams of events: pages as they are asked for, filters, events sent for aggregation."""
+"""Calls that are not streams of events: pages, filters, and events sent for aggregation."""
 
 from datetime import UTC, datetime
 

@@ -1,4 +1,4 @@
-"""How a channel is set up: what is tried again by itself, and whose options win."""
+"""Channel options: which calls are retried, and that the caller's options win."""
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -26,7 +26,7 @@ NOT_TWICE = {
 
 
 class FullSessions(SessionServiceServicer):
-    """Is never able to serve, and counts who asks."""
+    """Refuses every call as unavailable, and counts the calls."""
 
     def __init__(self) -> None:
         self.asked: list[str] = []

@@ -22,7 +22,7 @@ every_kind = pytest.mark.parametrize("scenario", KINDS, ids=str)
 
 @pytest.fixture(scope="module")
 def recorded(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Scenario], Log]:
-    """Gives the log of a run of a scenario, made once."""
+    """Returns the log of a run of a scenario, recorded once."""
 
     @cache
     def made(name: str) -> Log:
@@ -91,7 +91,7 @@ def _has(event: event_pb2.AgentEvent, payload: str) -> bool:
 
 
 def _answered(run: CollectedRun) -> list[step_pb2.AgentStep]:
-    """The steps whose model has answered: of one that broke off there is what it said, and no answer."""
+    """The steps whose model has answered: a step that broke off has its text, but no answer."""
     return [step for step in run.steps if step.HasField("llm_response")]
 
 

@@ -1,4 +1,4 @@
-"""A run collected from its stream: equal to what was streamed, with the deltas of lost attempts voided."""
+"""A run collected from its stream: the events that were streamed, without the deltas of lost attempts."""
 
 from collections.abc import AsyncIterator, Iterable
 

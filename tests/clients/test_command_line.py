@@ -1,4 +1,4 @@
-"""The `bough` command as a process: what is on which stream, and what the exit code says."""
+"""The `bough` command as a process: its output, its errors and its exit code."""
 
 import asyncio
 import json
@@ -18,7 +18,7 @@ from tests.clients.turns import RUN_ID, Turn, desk
 
 
 async def served(service: LoopbackService, *arguments: str, said: str = "") -> Finished:
-    """Runs a command against a server of its own."""
+    """Run a command against a new server."""
     async with listening(service) as port:
         return await bough(*arguments, port=port, said=said)
 
@@ -252,7 +252,7 @@ async def test_a_terminal_gets_colors_unless_they_are_not_wanted() -> None:
 
 
 async def on_a_terminal(*arguments: str, port: int, environment: Mapping[str, str]) -> str:
-    """What a command writes to a terminal of 80 columns."""
+    """Return the output of a command at a terminal of 80 columns."""
     ours, its = pty.openpty()
     process = await started(*arguments, port=port, environment=environment, stdout=its)
     os.close(its)
@@ -263,7 +263,7 @@ async def on_a_terminal(*arguments: str, port: int, environment: Mapping[str, st
 
 
 def read_all(descriptor: int) -> bytes:
-    """Everything until the other side is closed, which a terminal tells by an error."""
+    """Read until the other side is closed, which a terminal reports as an error."""
     found = b""
     try:
         while piece := os.read(descriptor, 65536):

@@ -1,4 +1,4 @@
-"""The commands on the example desk, with the server inside them and beside them: nothing here is played."""
+"""The commands on the example desk, with an embedded server and with a separate one; nothing is simulated."""
 
 import json
 import signal
@@ -20,7 +20,7 @@ QUESTION = "Why do leaves turn red?"
 
 @pytest.fixture
 def database(tmp_path: Path) -> dict[str, str]:
-    """The environment of a desk with a database of its own."""
+    """The environment of a desk with a new database."""
     return {"BOUGH_DATABASE": str(tmp_path / "bough.db"), "BOUGH_DEFAULT_MODEL": "scripted"}
 
 

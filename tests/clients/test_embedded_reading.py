@@ -1,4 +1,4 @@
-"""Commands that only read, with a server inside them, on a database whose server was killed."""
+"""Commands that only read, with an embedded server, on a database whose server was killed."""
 
 import asyncio
 import json

@@ -1,4 +1,4 @@
-"""The client against whole servers that go away and come back: every sequence once, in order, and the same run."""
+"""The client against whole servers that stop and restart: every sequence once, in order, and the same run."""
 
 from pathlib import Path
 
@@ -91,7 +91,7 @@ async def test_what_is_collected_of_a_run_is_its_log(tmp_path: Path) -> None:
 
 
 def _older_response() -> type[Message]:
-    """RunResponse as a client has it whose schema knows no sub-agents yet."""
+    """Return RunResponse as an older client has it, whose schema has no sub-agents."""
     pool = descriptor_pool.DescriptorPool()
     loaded: set[str] = set()
 
@@ -115,7 +115,7 @@ def _older_response() -> type[Message]:
 
 
 def _events(response: Message) -> list[event_pb2.AgentEvent]:
-    """The events of a response of any schema, each of which looks like ours."""
+    """Return the events of a response of any schema; they have the fields of ours."""
     found: list[event_pb2.AgentEvent] = response.batch.events  # type: ignore[attr-defined]
     return list(found)
 

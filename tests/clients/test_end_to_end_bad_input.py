@@ -1,4 +1,4 @@
-"""Calls that ask for what cannot be: a clear status each, and a server and a connection that go on."""
+"""Invalid calls: a clear status for each, on a server and a connection that keep working."""
 
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
@@ -33,7 +33,7 @@ async def server(tmp_path: Path) -> AsyncIterator[Served]:
 
 
 async def _refusal(call: Awaitable[object], server: Served) -> aio.AioRpcError:
-    """How a call is refused; the connection and the server serve the next one."""
+    """Return the error of a call, and check that the connection and the server serve the next one."""
     with pytest.raises(aio.AioRpcError) as caught:
         await call
     after = await begin(server, "echo", "still there").to_the_end()

@@ -1,4 +1,4 @@
-"""A call by hand: buf's command line, which knows of the server only what its reflection says."""
+"""Calls with buf's command line, which has nothing but the server's reflection."""
 
 import asyncio
 import json
@@ -18,7 +18,7 @@ BUF = Path(sys.executable).parent / "buf"
 
 
 async def _buf_curl(folder: Path, *arguments: str) -> str:
-    """What buf says on its standard output, which has to be all there is to say."""
+    """Return the standard output of buf, which must write nothing else."""
     process = await asyncio.create_subprocess_exec(
         str(BUF),
         "curl",

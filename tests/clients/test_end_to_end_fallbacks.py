@@ -1,6 +1,6 @@
-"""An answer that breaks off in mid-stream and comes whole from another model, from the models' sockets to the caller's.
+"""An answer that breaks off in mid-stream and is completed by a fallback model, from sockets of models to the caller's.
 
-Both models are asked by the real `openai` package, each at a server of its own.
+Both models are called by the real `openai` package, each at its own server.
 """
 
 from collections.abc import AsyncIterator
@@ -25,7 +25,7 @@ TEAM = (llm("talker", model="first"), llm("lead", calls=["talker"], model="desk"
 
 @asynccontextmanager
 async def _team(folder: Path, fault: str) -> AsyncIterator[str]:
-    """The address of a server whose model `first` breaks off and goes on with `second`; a third one leads."""
+    """The address of a server whose model `first` breaks off and falls back to `second`; a third model leads."""
     async with serving_model(fault) as first, serving_model("plain") as second, serving_model("desk") as desk:
         config = write_project(
             folder,
@@ -43,7 +43,7 @@ async def _team(folder: Path, fault: str) -> AsyncIterator[str]:
 
 
 def _spoken(events: tuple[event_pb2.AgentEvent, ...], agent: str) -> dict[int, str]:
-    """What an agent's deltas say, by attempt."""
+    """The text of an agent's deltas, by attempt."""
     said: dict[int, str] = {}
     for event in events:
         if event.agent == agent and event.WhichOneof("payload") in ("llm_output_text_delta", "sub_agent_partial"):

@@ -1,6 +1,6 @@
 """A long session from the model's socket to the caller's: every request that arrives stays within the agent's window.
 
-The model is asked by the real `openai` package. Requests are judged as they came, and messages as a client lists them.
+The model is called by the real `openai` package. Requests are checked as received, and messages as a client lists them.
 """
 
 import json
@@ -34,7 +34,7 @@ def _is_of_summary(request: Request) -> bool:
 
 
 def _attentive(request: Request) -> Reply:
-    """Calls the clerk once a turn, keeps the code word in its summaries, and says whether it can read it."""
+    """Calls the clerk once in each run, keeps the code word in its summaries, and reports whether it can read it."""
     if "call_clerk" in offered(request) and not results(request):
         return calling([("call_clerk", json.dumps({"message": FILLER}))])
     knows = WORD in json.dumps(request["messages"])
@@ -44,7 +44,7 @@ def _attentive(request: Request) -> Reply:
 
 
 def _tokens(request: Request) -> int:
-    """By four bytes each, what is around messages left out."""
+    """Count tokens as four bytes each, without the frame around messages."""
     said = [str(message.get("content") or "") + _called(message) for message in request["messages"]]
     tools = [tool["function"] for tool in request.get("tools", ())]
     return (len("".join(said)) + sum(len(tool["name"] + tool["description"]) for tool in tools)) // 4
@@ -55,7 +55,7 @@ def _called(message: Mapping[str, Any]) -> str:
 
 
 def check_accepted(request: Request) -> None:
-    """Asserts that a provider takes it: it begins with a user's message, and every call has its result behind it."""
+    """Assert that a provider accepts it: it begins with a user message, and every call is followed by its result."""
     roles = [message["role"] for message in request["messages"] if message["role"] != "system"]
     assert roles[0] == "user"
     waiting: list[str] = []
@@ -71,7 +71,7 @@ def check_accepted(request: Request) -> None:
 async def _talk(
     folder: Path, overflow: str, model: ModelServer
 ) -> tuple[list[Sequence[event_pb2.AgentEvent]], list[str], list[message_pb2.Message]]:
-    """The events of the turns of one session, its answers, and its messages as ListMessages has them."""
+    """The events of the runs of one session, its answers, and its messages as ListMessages returns them."""
     team = [llm(name, history=POLICIES[overflow], calls=calls) for name, calls in (("lead", ["clerk"]), ("clerk", []))]
     config = write_project(folder, *team, models={"default": openai_model(model.base_url)})
     logs: list[Sequence[event_pb2.AgentEvent]] = []

@@ -1,4 +1,4 @@
-"""What becomes of a run when its model answers badly, from the model's socket to the caller's."""
+"""Runs whose model answers badly, from the model's socket to the caller's."""
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -66,7 +66,7 @@ async def test_a_model_that_answers_badly_fails_the_run_with_its_reason(
     assert run.error is not None
     assert "Traceback" not in run.error.message
     assert [(node.name, node.state) for node in tree.agents] == [("talker", execution_pb2.EXECUTION_STATE_FAILED)]
-    # An empty answer is asked for once more; the rest was not to be tried again.
+    # An empty answer is retried once; the other errors are not retryable.
     assert fake.count == (2 if scenario == "empty" else 1)
 
 

@@ -1,4 +1,4 @@
-"""Failed calls as exceptions: the right class, with what the server said."""
+"""Failed calls as exceptions: the right class, with the details that the server sent."""
 
 import grpc
 import pytest
@@ -39,7 +39,7 @@ def test_each_code_has_its_class(code: grpc.StatusCode, kind: type[errors.CallFa
 def test_a_call_that_a_stopping_server_never_took_up_was_not_cancelled_by_anybody() -> None:
     error = errors.from_rpc_error(aio.AioRpcError(grpc.StatusCode.CANCELLED, details="CANCELLED"))
     assert (type(error), error.code) == (errors.Unavailable, grpc.StatusCode.UNAVAILABLE)
-    assert error.message == "The server stopped before it took up the call."
+    assert error.message == "The server stopped before it accepted the call; repeat it."
 
 
 def test_an_agent_that_others_link_to_names_them() -> None:

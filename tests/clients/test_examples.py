@@ -1,4 +1,4 @@
-"""The examples by their commands, as their READMEs have them: what each answers, and the tree that it makes."""
+"""The commands of the examples' READMEs: the answer of each, and its agent tree."""
 
 import re
 from collections.abc import Awaitable, Callable
@@ -19,7 +19,7 @@ KINDS = Path(__file__).parents[2] / "examples" / "kinds"
 CONFIG = ("--config", str(KINDS / "bough.yaml"), "--embedded")
 _COMMAND = re.compile(r'`try (\w+) "([^"]+)"`')
 COMMANDS = dict(_COMMAND.findall((KINDS / "README.md").read_text(encoding="utf-8")))
-"""The agent of each command in the README, and what it is told."""
+"""The agent of each command in the README, and its input."""
 
 Node = tuple[int, str, str]
 
@@ -151,14 +151,14 @@ SHOWN = {
         "✓ party",
     ],
 }
-"""What the live view shows of some turns, in lines without their times."""
+"""The live view of some runs, in lines without their times."""
 
 Log = list[event_pb2.AgentEvent]
 
 
 @pytest.fixture(scope="module")
 def turn(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Awaitable[Log]]:
-    """Gives the events of the command that the README has for an agent; it is run once."""
+    """Return the events of the README's command for an agent; it is run once."""
     environment = {"BOUGH_DATABASE": str(tmp_path_factory.mktemp("kinds") / "bough.db")}
     made: dict[str, Log] = {}
 
@@ -209,7 +209,7 @@ async def test_the_embedded_model_hands_over_to_a_member_and_answers_after_it(
     record = fold(log)
     assert failures(log) == []
     assert text_of(record.final_response).strip() != ""
-    # Which guide it asks, and what they say, is a very small model's.
+    # The model is very small: which guide it calls, and their texts, are not asserted.
     assert [(node.depth, node.kind, node.trigger, node.step_count) for node in record.agents] == [
         (0, execution_pb2.AGENT_KIND_SUPERVISOR, execution_pb2.INVOCATION_TRIGGER_ROOT, 2),
         (1, execution_pb2.AGENT_KIND_LLM, execution_pb2.INVOCATION_TRIGGER_TRANSFER, 1),

@@ -1,4 +1,4 @@
-"""The client's stubs: they need no other package's descriptors, and bough.v1 exports all that they hold."""
+"""The client's stubs: they need no other package's descriptors, and bough.v1 exports all of their names."""
 
 import subprocess
 import sys

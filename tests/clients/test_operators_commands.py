@@ -1,4 +1,4 @@
-"""What an operator is told by `bough db`, `bough serve` and an installation that lacks a part: sentences and codes."""
+"""Messages and exit codes of `bough db`, `bough serve` and an installation without an optional package."""
 
 import asyncio
 import signal

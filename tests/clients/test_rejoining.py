@@ -1,4 +1,4 @@
-"""Streams of runs that outlive their servers: whatever breaks, each sequence comes once, and one run is made."""
+"""Streams of runs that outlive their servers: whatever breaks, each sequence is streamed once, of a single run."""
 
 import asyncio
 import itertools
@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import grpc
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from bough import AsyncClient, Client, Unavailable, collect, collected, rejoining, reply
@@ -37,11 +37,13 @@ RESTARTS = st.lists(
 
 @asynccontextmanager
 async def client_of(address: str) -> AsyncIterator[AsyncClient]:
-    """A client that comes back at once."""
+    """A client that rejoins at once."""
     async with AsyncClient(address, timeout=15, call_timeout=10, rejoining=AT_ONCE, options=QUICK) as client:
         yield client
 
 
+# The mask hides the input_received before the interruption that the drop follows.
+@example(drops=[None, Drop(events=3)], afters=(ENDS[0], None, None), masked=True)
 @given(drops=DROPS, afters=st.tuples(*[st.none() | st.integers(0, end) for end in ENDS[:-1]]), masked=st.booleans())
 @settings(max_examples=60, deadline=None)
 async def test_a_run_and_its_answers_give_every_sequence_once_and_end_where_they_would_have(
@@ -64,7 +66,7 @@ async def test_a_run_and_its_answers_give_every_sequence_once_and_end_where_they
 
 @pytest.mark.parametrize("masked", [False, True])
 async def test_an_interruption_before_a_drop_ends_the_stream_unless_it_is_older_than_the_answers(masked: bool) -> None:
-    # The call that starts, one that answers a, and then one that answers b and has everything told again.
+    # The call that starts, one that answers a, and then one that answers b and streams the log from its beginning.
     drops = [Drop(events=ENDS[0]), None, Drop(events=ENDS[0]), Drop(events=ENDS[1] - ENDS[0]), Drop(events=99)]
     logs, mask = Logs(segments=asking()), MASK if masked else []
     async with enduring(logs, drops) as address, client_of(address) as client:
@@ -106,7 +108,7 @@ async def test_coming_back_never_adds_to_the_time_that_the_caller_gave(monkeypat
         await collect(client.run("lead", "hi"))
         await collect(client.resume(RUN_ID, [reply("ask-a", "a")], timeout=60))
     remaining = [left or 0.0 for _, left in logs.asked[1:]]
-    # A second passes between any two looks at the clock, of which there are two for each call: before and after it.
+    # The clock advances a second at each reading, and is read twice for each call: before and after it.
     bounds = [60 - 1 - 2 * number for number in range(5)]
     assert [left <= bound + 0.5 for left, bound in zip(remaining, bounds, strict=True)] == [True] * 5
 

@@ -1,4 +1,4 @@
-"""`bough replay` on runs of real agents: it says that they come as recorded, or where not, and touches nothing."""
+"""`bough replay` on runs of real agents: it reports equality or the divergence, and has no effects."""
 
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
@@ -65,7 +65,7 @@ class Team:
     port: int
 
     async def __call__(self, *arguments: str, config: Path | None = None) -> Finished:
-        """Runs a command against the server, with the agents of the team or of another configuration."""
+        """Run a command against the server, with the agents of the team or of another configuration."""
         return await bough("--config", str(config or self.config), *arguments, port=self.port)
 
 
@@ -79,14 +79,14 @@ async def team(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Team]:
 
 
 async def recorded(team: Team, agent: str, *flags: str) -> Sequence[event_pb2.AgentEvent]:
-    """The log of a turn."""
+    """The log of a run."""
     ran = await team("run", agent, "Write about owls.", "--output", "json", *flags)
     assert ran.code == 0, ran.err
     return [json_format.Parse(line, event_pb2.AgentEvent()) for line in ran.out.splitlines()]
 
 
 def results(log: Sequence[event_pb2.AgentEvent]) -> int:
-    """How many effects but dispatches have a result."""
+    """Return how many effects other than dispatches have a result."""
     return sum(
         event.HasField("llm_completed")
         or (event.HasField("tool_completed") and not event.tool_completed.result.child_invocation_id)

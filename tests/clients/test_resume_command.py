@@ -1,4 +1,4 @@
-"""Runs that wait: what `bough run`, `watch` and `resume` say of them, and how answers reach them."""
+"""Runs that wait for input: how `bough run`, `watch` and `resume` show them, and how they are answered."""
 
 import asyncio
 import os
@@ -40,7 +40,7 @@ Answer with:
 
 
 async def served(service: WaitingService, *arguments: str) -> Finished:
-    """What a command leaves behind, with the word PORT for the port."""
+    """The outcome of a command, with the word PORT for the port."""
     async with listening(service) as port:
         ran = await bough(*arguments, port=port)
     return replace(ran, out=ran.out.replace(f":{port}", ":PORT"), err=ran.err.replace(f":{port}", ":PORT"))
@@ -168,13 +168,13 @@ async def test_a_turn_says_what_is_to_happen_where_its_session_is_busy() -> None
 
 
 class Terminal:
-    """A command at a terminal of its own, where somebody types when a prompt has come."""
+    """A command at its own terminal, where a user types after a prompt."""
 
     def __init__(self, descriptor: int, process: asyncio.subprocess.Process) -> None:
         self.descriptor, self.process, self.seen = descriptor, process, ""
 
     async def until(self, prompt: str) -> None:
-        """Reads until the prompt stands at the end."""
+        """Read until the output ends with the prompt."""
         while prompt not in self.seen:
             self.seen += (await asyncio.to_thread(os.read, self.descriptor, 65536)).decode()
         self.seen = ""

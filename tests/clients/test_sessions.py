@@ -1,4 +1,4 @@
-"""Sessions by the client on a whole server: ids of the caller's choice, labels, and turns that bring their session."""
+"""Sessions by the client on a whole server: ids chosen by the caller, labels, and runs that create their session."""
 
 from collections.abc import AsyncIterator
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""What a session's runs share, read and changed by the client and by `bough sessions state` and `set`."""
+"""Session state, read and changed by the client and by `bough sessions state` and `set`."""
 
 import json
 from collections.abc import AsyncIterator
@@ -15,7 +15,7 @@ from tests.rpc.turns import Served, begin, served, settings
 
 @pytest.fixture
 async def server(tmp_path: Path) -> AsyncIterator[Served]:
-    """A server whose agents keep values."""
+    """A server whose agents read and write session state."""
     async with served(settings(tmp_path, python=["tests.rpc.keeping_team"])) as serving:
         yield serving
 

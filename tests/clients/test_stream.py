@@ -1,4 +1,4 @@
-"""A run's stream: every sequence once and in order, whatever happens to the connection."""
+"""A run's stream: every sequence once and in order, even if the connection drops."""
 
 import asyncio
 
@@ -128,7 +128,7 @@ async def test_the_callers_time_ends_the_rejoining() -> None:
     slow = Rejoining(first_delay=1e6, longest_delay=1e6, patience=1e9)
     async with connected(service, slow) as client, client.run("lead", "hi", timeout=5) as stream:
         assert [await anext(stream), await anext(stream)] == desk()[:2]
-        with pytest.raises(DeadlineExceeded, match="did not come back in time"):
+        with pytest.raises(DeadlineExceeded, match="did not become available in time"):
             await anext(stream)
 
 

@@ -1,4 +1,4 @@
-"""A session whose agent summarizes, as its user meets it: `bough run`, `bough replay`, messages, and a bad policy."""
+"""A session whose agent summarizes, as a user sees it: `bough run`, `bough replay`, messages, and a bad policy."""
 
 from collections.abc import Mapping
 from pathlib import Path

@@ -1,6 +1,6 @@
-"""The synchronous client against a channel that the test plays, with time held still."""
+"""The synchronous client against a simulated channel, with a fake clock."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 
 import grpc
@@ -17,6 +17,20 @@ AGENTS = agent_service_pb2.DESCRIPTOR.services_by_name["AgentService"]
 EVAL = eval_service_pb2.DESCRIPTOR.services_by_name["EvalService"]
 
 
+class Played:
+    """A simulated channel for the stubs, which pass `wait_for_ready`: grpc_testing's calls do not accept it."""
+
+    def __init__(self, channel: grpc_testing.Channel) -> None:
+        self._channel = channel
+
+    def __getattr__(self, arity: str) -> Callable[..., object]:
+        def made(*arguments: object, **options: object) -> Callable[..., object]:
+            method = getattr(self._channel, arity)(*arguments, **options)
+            return lambda request, *, timeout, wait_for_ready: method(request, timeout=timeout)
+
+        return made
+
+
 @pytest.fixture
 def channel() -> grpc_testing.Channel:
     return grpc_testing.channel([AGENTS, EVAL], grpc_testing.strict_fake_time(0))
@@ -24,7 +38,7 @@ def channel() -> grpc_testing.Channel:
 
 @pytest.fixture
 def client(channel: grpc_testing.Channel) -> Client:
-    return Client(channel=channel, rejoining=AT_ONCE)
+    return Client(channel=Played(channel), rejoining=AT_ONCE)
 
 
 @pytest.fixture
@@ -91,7 +105,7 @@ def test_a_drop_is_rejoined_after_the_last_sequence(
 
 
 def test_a_drop_says_where_to_go_on_to_who_comes_back_by_himself(channel: grpc_testing.Channel) -> None:
-    client = Client(channel=channel, rejoining=NO_REJOINING)
+    client = Client(channel=Played(channel), rejoining=NO_REJOINING)
     stream = client.run("lead", "hi")
     _, _, rpc = channel.take_unary_stream(method("Run"))
     rpc.send_initial_metadata(())

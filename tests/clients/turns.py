@@ -1,4 +1,4 @@
-"""Turns built by hand, event for event, as a server would stream them."""
+"""Runs built by hand, event by event, as a server would stream them."""
 
 from collections.abc import Callable, Sequence
 
@@ -17,19 +17,19 @@ def words(text: str) -> message_pb2.Message:
 
 
 def batch_of(events: Sequence[AgentEvent]) -> follow_pb2.EventBatch:
-    """What a stream sends of a log at once; it has come as far as the last of these events."""
+    """A batch of events, through the sequence of the last one."""
     return follow_pb2.EventBatch(events=events, through_sequence=events[-1].sequence)
 
 
 class Turn:
-    """Numbers events as they are added; one second apart."""
+    """Builds a log: numbers events as they are added, one second apart."""
 
     def __init__(self, run_id: str = RUN_ID) -> None:
         self.run_id = run_id
         self.events: list[AgentEvent] = []
 
     def add(self, chain: str, *, step: int = 0, attempt: int = 1, **payload: object) -> AgentEvent:
-        """Adds an event of the invocation at a chain of names such as "lead/writer"; a name may end in "#2"."""
+        """Add an event of the invocation at a chain of names such as "lead/writer"; a name may end in "#2"."""
         names = chain.split("/")
         event = AgentEvent(
             run_id=self.run_id,
@@ -64,7 +64,7 @@ class Turn:
         )
 
     def model(self, chain: str, *pieces: str, step: int = 0, attempt: int = 1, reasoning: str = "") -> None:
-        """A model call that says these pieces."""
+        """A model call that streams these deltas."""
         self.add(chain, step=step, attempt=attempt, llm_started=event_pb2.LlmStarted(model="default", provider="test"))
         if reasoning:
             delta = event_pb2.LlmReasoningDelta(text=reasoning)
@@ -159,7 +159,7 @@ def desk() -> Sequence[AgentEvent]:
 
 
 def built(build: Callable[[Turn], None]) -> Sequence[AgentEvent]:
-    """The events of a turn that a function builds."""
+    """The events of a run that a function builds."""
     turn = Turn()
     build(turn)
     return turn.events

@@ -1,4 +1,4 @@
-"""A server on loopback with one run that waits for answers, goes on when it has them, and can be forked."""
+"""A server on loopback with one run that waits for answers, continues when it has them, and can be forked."""
 
 from collections.abc import Sequence
 
@@ -31,7 +31,7 @@ _STATES = {
 
 
 def approval(arguments: str = '{"amount": 180}') -> input_pb2.InputRequest:
-    """Whether a refund may be paid; until noon of a day, then not."""
+    """An approval request for a refund, which expires at noon and is refused then."""
     return input_pb2.InputRequest(
         input_id=APPROVAL_ID,
         call_id="c2",
@@ -56,7 +56,7 @@ def question(schema: str = '{"type": "string"}') -> input_pb2.InputRequest:
 
 
 def card(reason: input_pb2.InputKind.ValueType = input_pb2.INPUT_KIND_CLIENT_TOOL) -> input_pb2.InputRequest:
-    """A tool that the client runs, or one that its server was lost with."""
+    """A tool that the client runs, or one that was running when its server crashed."""
     return input_pb2.InputRequest(
         input_id=CARD_ID,
         call_id="c1",
@@ -67,7 +67,7 @@ def card(reason: input_pb2.InputKind.ValueType = input_pb2.INPUT_KIND_CLIENT_TOO
 
 
 def interrupted(*requests: input_pb2.InputRequest) -> Sequence[AgentEvent]:
-    """A turn up to where it waits for these."""
+    """A run up to the interruption that waits for these."""
     turn = Turn()
     turn.start()
     turn.model("lead", "One moment.")
@@ -79,7 +79,7 @@ def interrupted(*requests: input_pb2.InputRequest) -> Sequence[AgentEvent]:
 
 
 class WaitingService(LoopbackService):
-    """Stops where the run waits. Answers have it go on by `rest`; so does a fork."""
+    """Streams the run to its interruption. Answers and forks continue it with `rest`."""
 
     def __init__(self, events: Sequence[AgentEvent], rest: Sequence[AgentEvent] = ()) -> None:
         super().__init__(events, runs=[RUN_ID])
@@ -158,7 +158,7 @@ def _numbered(events: Sequence[AgentEvent], run_id: str = RUN_ID) -> list[AgentE
 
 
 def ended(text: str = "All done.") -> Sequence[AgentEvent]:
-    """The rest of a turn that answers."""
+    """The rest of a run that answers."""
     turn = Turn()
     turn.model("lead", text, step=1)
     turn.step_end("lead", text, step=1)

@@ -26,7 +26,7 @@ ONCE = (Phase.explicit, Phase.reuse, Phase.generate)
 
 
 class Recorded:
-    """A run from its beginning to its end and, where it was cancelled, as it is when nobody does."""
+    """A run from its beginning to its end and, if it was cancelled, the same run without the cancellation."""
 
     def __init__(self, scenario: Scenario, folder: Path) -> None:
         self.run = run_in_a_loop(record(scenario, folder / "run", is_cancelled=True))

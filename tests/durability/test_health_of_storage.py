@@ -55,7 +55,7 @@ def disk(monkeypatch: pytest.MonkeyPatch) -> Iterator[Disk]:
 
 
 class Health:
-    """What somebody sees who watches a service's health."""
+    """What a client sees that watches a service's health."""
 
     def __init__(self, server: Served) -> None:
         request = HealthCheckRequest(service="bough.v1.AgentService")

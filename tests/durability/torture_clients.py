@@ -43,7 +43,7 @@ class Seen:
 
 
 class Client:
-    """One caller with a session of its own, who answers what is asked; now and then a second one watches."""
+    """One caller with a separate session, who answers every request; now and then a second client watches."""
 
     def __init__(self, address: str, number: int, faults: Faults) -> None:
         self._address, self._number, self._faults = address, number, faults

@@ -138,7 +138,7 @@ def _tools_not_run(log: Events, lines: Lines) -> list[str]:
 
 
 def _steps_run_again(log: Events, lines: Lines) -> list[str]:
-    """Work of an agent's code that one process did twice, or that was done although nobody had been lost."""
+    """Work of an agent's code that one process did twice, or that was done although no process had been lost."""
     began = _began(lines, f"{log[0].run_id}/note")
     lives = 1 + sum(event.HasField("run_resumed") for event in log)
     return (

@@ -9,10 +9,7 @@ import os
 import zlib
 from functools import partial
 
-from bough.v1 import message_pb2
-from bough_server.agents.function import agent
-from bough_server.runtime.agent import Context
-from bough_server.tools.tool import ToolContext, tool
+from bough_server import Context, Message, ToolContext, agent, tool
 
 
 @tool
@@ -24,7 +21,7 @@ async def touch(label: str, context: ToolContext) -> str:
 
 @tool(approval=True)
 async def pay(label: str, context: ToolContext) -> str:
-    """Pays, once somebody has agreed."""
+    """Pays, once a person has agreed."""
     await _touch(context.idempotency_key, label)
     return f"paid {label}"
 
@@ -36,7 +33,7 @@ async def read_card(label: str) -> str:
 
 
 @agent(description="Sends two scouts at once, takes a note, and asks for a word.", agents=["scout"])
-async def chief(ctx: Context, input: message_pb2.Message) -> str:
+async def chief(ctx: Context, input: Message) -> str:
     """Answers with what the scouts, the note and the caller said, in this order."""
     told = input.parts[0].text
     scouts = await ctx.gather(

@@ -1,4 +1,4 @@
-"""Laws of the fold: whatever is told and in whatever order, nobody is lost and everything is counted once."""
+"""Laws of the fold: for any events in any order, no agent is lost and everything is counted once."""
 
 import json
 from collections.abc import Sequence

@@ -1,10 +1,6 @@
 """A team of agents in code that ask, for tests of the server that need no model."""
 
-from bough.v1 import message_pb2
-from bough_server.agents.function import agent
-from bough_server.runtime.agent import Context
-
-Message = message_pb2.Message
+from bough_server import Context, Message, agent
 
 
 @agent(description="Asks what it is told, and says the answer.")

@@ -1,9 +1,6 @@
 """Pure functions and code that stored agents may name."""
 
-from bough.v1.message_pb2 import Message
-from bough_server.agents.function import agent
-from bough_server.functions import Snapshot, condition, input_builder, rewriter
-from bough_server.runtime.agent import Context
+from bough_server import Context, Message, Snapshot, agent, condition, input_builder, rewriter
 
 
 @condition

@@ -1,4 +1,4 @@
-"""A server with agents in a file and in code and a model by script, for tests of agents that come by call."""
+"""A server with agents in a file and in code and a scripted model, for tests of stored agents."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -38,7 +38,7 @@ SCRIPT: Mapping[str, Sequence[object]] = {
 
 @dataclass(slots=True)
 class Caller:
-    """Whose token the calls bring."""
+    """The principal of the calls."""
 
     principal: Principal = ANNE
 
@@ -54,7 +54,7 @@ def team_settings(
     model: str = "default",
     **changes: Any,
 ) -> Settings:
-    """Settings of a server with these files, a tool, and the agents in code that wait and ask."""
+    """Return settings of a server with these files, a tool, and the agents in code that wait and ask."""
     (folder / "agents.yaml").write_text("".join(f"---\n{json.dumps(one)}\n" for one in files), encoding="utf-8")
     (folder / "script.yaml").write_text(json.dumps({"agents": SCRIPT}), encoding="utf-8")
     return settings(
@@ -67,7 +67,7 @@ def team_settings(
 
 
 def define(name: str, *, links: Sequence[str] = (), tools: Sequence[str] = (), **fields: Any) -> Any:
-    """A definition without a model of its own."""
+    """A definition that names no model."""
     return agent_pb2.AgentDefinition(
         name=name,
         description=fields.pop("description", f"Does what {name} does."),
@@ -77,25 +77,25 @@ def define(name: str, *, links: Sequence[str] = (), tools: Sequence[str] = (), *
 
 
 async def create(server: Served, definition: agent_pb2.AgentDefinition) -> agent_pb2.Agent:
-    """Stores an agent."""
+    """Store an agent."""
     response: pb.CreateAgentResponse = await server.catalog.CreateAgent(pb.CreateAgentRequest(definition=definition))
     return response.agent
 
 
 async def update(server: Served, definition: agent_pb2.AgentDefinition, *paths: str, revision: str) -> agent_pb2.Agent:
-    """Changes an agent."""
+    """Change an agent."""
     request = pb.UpdateAgentRequest(definition=definition, update_mask=FieldMask(paths=paths), revision=revision)
     response: pb.UpdateAgentResponse = await server.catalog.UpdateAgent(request)
     return response.agent
 
 
 async def delete(server: Served, name: str, *, revision: str = "") -> None:
-    """Removes an agent."""
+    """Delete an agent."""
     await server.catalog.DeleteAgent(pb.DeleteAgentRequest(name=name, revision=revision))
 
 
 async def get(server: Served, name: str, *, revision: str = "") -> agent_pb2.Agent:
-    """An agent in force, or one of a revision."""
+    """Return an agent in its current revision, or in the given one."""
     request = pb.GetAgentRequest(name=name, revision=revision)
     response: pb.GetAgentResponse = await server.catalog.GetAgent(request)
     return response.agent
@@ -108,17 +108,17 @@ async def listed(server: Served) -> list[str]:
 
 
 def revisions(turn: Turn) -> dict[str, str]:
-    """The definitions that a run began with, by name."""
+    """Return the revisions of the definitions that a run started with, by name."""
     return {ref.name: ref.revision for ref in turn.events[0].run_started.definition_refs}
 
 
 def answer(turn: Turn) -> str:
-    """The answer that a turn ended with."""
+    """Return the final answer of a run."""
     return turn.events[-1].run_completed.final_answer.parts[0].text
 
 
 async def refused(call: Any) -> tuple[grpc.StatusCode, ErrorInfo]:
-    """How a call was refused: its status, and its ErrorInfo."""
+    """Return the status and the ErrorInfo of a refused call."""
     with pytest.raises(aio.AioRpcError) as caught:
         await call
     info = status_details(caught.value)[0]
@@ -132,6 +132,6 @@ def info_of(reason: str, **metadata: str) -> ErrorInfo:
 
 
 def wrong_fields(error: Any) -> list[tuple[str, str]]:
-    """The fields of a BadRequest, each with its kind of mistake."""
+    """Return the fields of a BadRequest, each with its reason."""
     (bad,) = [detail for detail in status_details(error) if isinstance(detail, BadRequest)]
     return [(each.field, each.reason) for each in bad.field_violations]

@@ -1,6 +1,6 @@
 """A tool that stored agents may name."""
 
-from bough_server.tools.tool import tool
+from bough_server import tool
 
 
 @tool

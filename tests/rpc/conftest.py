@@ -10,6 +10,6 @@ from tests.rpc.turns import Served, served, settings
 
 @pytest.fixture
 async def server(tmp_path: Path) -> AsyncIterator[Served]:
-    """A server with the team of code and a database of its own."""
+    """A server with the team in code and its own database."""
     async with served(settings(tmp_path)) as serving:
         yield serving

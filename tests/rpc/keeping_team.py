@@ -1,19 +1,17 @@
-"""Agents in code that keep values of their session, for tests that need no model."""
+"""Agents in code that read and write session state, for tests that need no model."""
 
 import asyncio
 import json
 from collections import defaultdict
 
-from bough.v1 import message_pb2
-from bough_server.agents.function import agent
-from bough_server.runtime.agent import Context
+from bough_server import Context, Message, agent
 
 DOORS: defaultdict[str, asyncio.Event] = defaultdict(asyncio.Event)
-"""What `keeper` waits for when it has written, by the name it is told; a test uses one of its own."""
+"""Events that `keeper` waits for after it has written, by the name in its input; each test uses its own name."""
 
 
 @agent(description="Keeps what it is told, waits where it is told to, and says what is kept.")
-async def keeper(ctx: Context, input: message_pb2.Message) -> str:
+async def keeper(ctx: Context, input: Message) -> str:
     """Answers with all values."""
     told = json.loads(input.parts[0].text)
     ctx.state.update(told.get("keep", {}))

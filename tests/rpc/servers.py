@@ -17,7 +17,7 @@ Method = Callable[[Any, Any], Awaitable[Any]] | Callable[[Any, Any], AsyncGenera
 
 
 class Behaviors:
-    """Whatever a test wants a service's methods to do; the rest stays unimplemented."""
+    """Methods of a service as a test defines them; the rest stays unimplemented."""
 
     def __init__(self, methods: Mapping[str, Method]) -> None:
         self._methods = methods
@@ -34,7 +34,7 @@ async def _unimplemented(request: Any, context: Any) -> None:
 async def behaving(
     add: Callable[[Any, Any], None], *, provider: TracerProvider | None = None, **methods: Method
 ) -> AsyncIterator[aio.Channel]:
-    """Serves a service with these methods behind the interceptors; gives a channel to it."""
+    """Serve a service with these methods behind the interceptors; yield a channel to it."""
     server = aio.server(interceptors=interceptors(provider or make_provider(export=False)))
     add(Behaviors(methods), server)
     port = server.add_insecure_port("127.0.0.1:0")
@@ -47,7 +47,7 @@ async def behaving(
 
 
 async def outcome(call: AsyncIterable[Received]) -> tuple[list[Received], aio.AioRpcError | None]:
-    """What a stream gave, and how it failed, if it did."""
+    """Return the responses of a stream, and its error if it failed."""
     received: list[Received] = []
     try:
         async for response in call:
@@ -58,7 +58,7 @@ async def outcome(call: AsyncIterable[Received]) -> tuple[list[Received], aio.Ai
 
 
 def status_details(error: aio.AioRpcError) -> tuple[Any, ...]:
-    """The google.rpc details of a failed call, unpacked."""
+    """Return the google.rpc details of a failed call, unpacked."""
     kinds = {
         "ErrorInfo": error_details_pb2.ErrorInfo,
         "PreconditionFailure": error_details_pb2.PreconditionFailure,

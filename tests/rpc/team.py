@@ -3,14 +3,10 @@
 import asyncio
 from collections import defaultdict
 
-from bough.v1 import message_pb2
-from bough_server.agents.function import agent
-from bough_server.runtime.agent import Context
-
-Message = message_pb2.Message
+from bough_server import Context, Message, agent
 
 GATES: defaultdict[str, asyncio.Event] = defaultdict(asyncio.Event)
-"""What `waiter` waits for, by the text it is told; a test uses a name of its own."""
+"""Events that `waiter` waits for, by its input; each test uses its own name."""
 
 
 @agent(description="Says what it is told.")

@@ -1,4 +1,4 @@
-"""A server's life: where it listens, how it stops, and what it exports."""
+"""The life cycle of a server: its addresses, its ready file, draining and signals."""
 
 import asyncio
 import signal

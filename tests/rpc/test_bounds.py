@@ -1,4 +1,4 @@
-"""What a request that holds too much is told, before anything is done with it."""
+"""Bounds on the size of requests, checked before a request has any effect."""
 
 from collections.abc import AsyncIterator
 from typing import Any

@@ -1,4 +1,4 @@
-"""What a call's code and the tasks it starts know of the call."""
+"""The context of a call, as its handler and the tasks it starts see it."""
 
 import asyncio
 from typing import Any

@@ -1,4 +1,4 @@
-"""The spans of calls: one trace with the caller's, and codes that do not lie."""
+"""Spans of calls: in the caller's trace, with the right status codes."""
 
 import asyncio
 from collections.abc import AsyncGenerator
@@ -25,7 +25,7 @@ _CALLERS_SPAN = "b7ad6b7169203331"
 
 
 class _FirstSpan(SpanProcessor):
-    """Keeps the first span that ends; a caller may know the end of its call before the server does."""
+    """Keeps the first span that ends; a caller may see the end of its call before the server does."""
 
     def __init__(self) -> None:
         self.ended: asyncio.Future[ReadableSpan] = asyncio.get_running_loop().create_future()

@@ -1,4 +1,4 @@
-"""What there is to run, over gRPC."""
+"""The catalog over gRPC."""
 
 import asyncio
 import json
@@ -74,7 +74,7 @@ async def test_judging_many_schemas_keeps_nobody_else_waiting(server: Served) ->
     for _ in range(4):
         await server.catalog.GetAgent(pb.GetAgentRequest(name="echo"))
     assert not judging.done()
-    # This server has no model, which every definition is told; nothing is wrong with the schemas.
+    # This server has no model, which is a violation of every definition; the schemas have none.
     assert {violation.field for violation in (await judging).violations} == {"llm.model"}
 
 

@@ -1,4 +1,4 @@
-"""Definitions that a request brings: looked up first, by its run alone, to the end of it and of its forks."""
+"""Definitions in a request: looked up before the catalog, by its run alone, until its end and that of its forks."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""How a failed call looks to its caller."""
+"""Errors of calls, as the caller receives them."""
 
 from base64 import b64encode
 from collections.abc import AsyncGenerator, Callable
@@ -166,7 +166,7 @@ async def test_many_agents_that_link_are_cut_to_what_metadata_can_carry_and_coun
 
 
 def on_the_wire(failed: aio.AioRpcError) -> int:
-    """The bytes of a status as peers count metadata that are not told the raw bytes: names, values and 32 for each."""
+    """Return the size of a status as HTTP/2 counts header lists: names, values (base64 if binary) and 32 each."""
     trailers = {"grpc-message": quote(failed.details() or ""), **dict(failed.trailing_metadata())}
     coded = {key: b64encode(value) if isinstance(value, bytes) else value for key, value in trailers.items()}
     return sum(len(key) + len(value) + 32 for key, value in coded.items())

@@ -1,4 +1,4 @@
-"""ForkRun over the wire: its stream, its errors with their fields, both its views, its tree."""
+"""ForkRun over gRPC: its stream, its errors with their fields, both views, and its tree."""
 
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -30,7 +30,7 @@ from tests.support.laws import check_laws
 
 @pytest.fixture
 async def server(tmp_path: Path) -> AsyncIterator[Served]:
-    """A server with the teams of code, that which asks among them."""
+    """A server with the teams in code, including the one that asks."""
     async with served(settings(tmp_path, python=["tests.rpc.team", "tests.rpc.asking_team"])) as serving:
         yield serving
 

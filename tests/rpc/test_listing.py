@@ -1,4 +1,4 @@
-"""Pages of lists that are in memory."""
+"""Pages of lists in memory."""
 
 import zlib
 from itertools import pairwise

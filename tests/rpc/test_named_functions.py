@@ -1,4 +1,4 @@
-"""Definitions by call that name the operator's code and functions."""
+"""Stored definitions that name the operator's code and functions."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""Health and reflection, as load balancers and command-line tools ask for them."""
+"""Health and reflection, as load balancers and command-line tools use them."""
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager

@@ -1,4 +1,4 @@
-"""ResumeRun over gRPC: what a stream begins and ends with, what is refused and with which details."""
+"""ResumeRun over gRPC: the first and last events of a stream, and the errors with their details."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -27,19 +27,19 @@ async def server(tmp_path: Path) -> AsyncIterator[Served]:
 
 
 def answer(server: Served, run_id: str, *answers: input_pb2.InputAnswer, **fields: Any) -> Turn:
-    """Answers a run."""
+    """Answer a run."""
     timeout = fields.pop("timeout", None)
     request = pb.ResumeRunRequest(run_id=run_id, answers=answers, **fields)
     return Turn(call=server.agents.ResumeRun(request, timeout=timeout))
 
 
 def asked(turn: Turn) -> dict[str, input_pb2.InputRequest]:
-    """What the last interruption of a stream asks, by its words."""
+    """Return the requests of the last interruption of a stream, by prompt."""
     return {request.prompt: request for request in turn.events[-1].run_interrupted.requests}
 
 
 async def refusal(turn: Turn) -> aio.AioRpcError:
-    """How a call is refused."""
+    """Return the error of a refused call."""
     with pytest.raises(aio.AioRpcError) as raised:
         await turn.to_the_end()
     return raised.value

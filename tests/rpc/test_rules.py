@@ -1,4 +1,4 @@
-"""Every rule of the schema that a request can break, read from the descriptors, is broken once and has to be told."""
+"""Every rule of the schema that a request can break, read from the descriptors, is broken once and must be reported."""
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -21,21 +21,21 @@ REQUESTS = [
     for method in service.methods
 ]
 JUDGED_ELSEWHERE = {"CreateAgentRequest"}
-"""It holds an agent alone, which is the catalog's to judge."""
+"""It has nothing but a definition, which the catalog validates."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rule:
-    """A rule and the fields that lead to it; `breach` puts what breaks it into the last one's message."""
+    """A rule and the fields that lead to it; `breach` breaks it in the message of the last field."""
 
     fields: tuple[str, ...]
     name: str
     breach: Callable[[Message], str]
-    """It gives the path of the breach in that message."""
+    """Returns the path of the violation in that message."""
 
 
 def options_of(descriptor: Any, option: str) -> Any:
-    """The rules in the options of a descriptor of the whole schema, which only classes of its own pool can read."""
+    """The rules in the options of a descriptor of the whole schema, which only classes of the same pool can read."""
     options = descriptor.GetOptions()
     known = GetMessageClass(schema().FindMessageTypeByName(options.DESCRIPTOR.full_name))
     extension = schema().FindExtensionByName(f"buf.validate.{option}")
@@ -43,7 +43,7 @@ def options_of(descriptor: Any, option: str) -> Any:
 
 
 def moved(duration: Any, nanoseconds: int) -> Duration:
-    """A duration that is so much longer than one of the whole schema's class."""
+    """Return a duration that is longer by that much, as an instance of the usual class."""
     made = Duration()
     made.FromNanoseconds(duration.ToNanoseconds() + nanoseconds)
     return made
@@ -60,35 +60,35 @@ VALUES: Mapping[str, Callable[[Any], Any]] = {
     "duration.gte": lambda least: moved(least, -1),
     "duration.lte": lambda most: moved(most, 1),
 }
-"""A value that breaks a rule, made of the rule's own."""
+"""A value that breaks a rule, derived from the rule's bound."""
 
 LISTS: Mapping[str, Callable[[int], int]] = {
     "repeated.min_items": lambda least: least - 1,
     "repeated.max_items": lambda most: most + 1,
     "map.max_pairs": lambda most: most + 1,
 }
-"""How many items break a rule."""
+"""The number of items that breaks a rule."""
 
 MESSAGES: Mapping[str, Callable[[Any], None]] = {
     "input.not_empty": lambda said: said.SetInParent(),
     "input.role": lambda said: setattr(said, "role", ROLE_TOOL),
 }
-"""What breaks an expression of the schema, which has no value."""
+"""How to break a CEL rule, which has no bound to derive a value from."""
 
 
 KEYS: Mapping[str, str] = {"labels.reserved": "bough/key"}
-"""A key of a map that breaks an expression of the schema."""
+"""A key of a map that breaks a CEL rule."""
 
 
 def typed(rules: Any) -> Iterator[tuple[str, Any]]:
-    """The rules of a value by name, such as `string.max_len`, each with what it says; those of items apart."""
+    """Yield the rules of a value by name, such as `string.max_len`, each with its bound; those of items stay nested."""
     if kind := rules.WhichOneof("type"):
         for rule, said in getattr(rules, kind).ListFields():
             yield f"{kind}.{rule.name}", said
 
 
 def rules_of(field: FieldDescriptor, rules: Any) -> Iterator[tuple[str, Callable[[Message], str]]]:
-    """The rules on one field, each with what breaks it."""
+    """Yield the rules of one field, each with a function that breaks it."""
     if rules.required:
         yield "required", named(field.name)
     for rule in rules.cel:
@@ -106,7 +106,7 @@ def rules_of(field: FieldDescriptor, rules: Any) -> Iterator[tuple[str, Callable
 
 
 def named(path: str) -> Callable[[Message], str]:
-    """What is broken by being left out."""
+    """Break a rule by leaving the field out."""
     return lambda _: path
 
 
@@ -161,7 +161,7 @@ def breach_of_item(field: FieldDescriptor, place: str, value: Any) -> Callable[[
 
 
 def all_rules(message: Descriptor, fields: tuple[str, ...] = (), above: frozenset[str] = frozenset()) -> Iterator[Rule]:
-    """The rules of a message and of all that it may hold, but what the schema says to ignore."""
+    """Yield the rules of a message and of its nested messages, without fields that the schema ignores."""
     if message.full_name in above:
         return
     for oneof in message.oneofs:
@@ -181,7 +181,7 @@ def all_rules(message: Descriptor, fields: tuple[str, ...] = (), above: frozense
 
 
 def broken(request: type[Message], rule: Rule) -> tuple[Message, str]:
-    """A request that breaks a rule, and the path where it does."""
+    """Return a request that breaks a rule, and the path of the violation."""
     made = message = request()
     path = []
     for name in rule.fields:

@@ -1,4 +1,4 @@
-"""Starting and following a turn over gRPC."""
+"""Starting and following a run over gRPC."""
 
 import asyncio
 

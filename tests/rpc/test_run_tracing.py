@@ -1,4 +1,4 @@
-"""One turn is one trace: what a collector gets of it, and what its events say."""
+"""One run is one trace: the spans that a collector receives, and the ids in the run's events."""
 
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
@@ -23,7 +23,7 @@ _DESK = Path(__file__).resolve().parents[2] / "examples" / "desk" / "bough.yaml"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Traced:
-    """The spans and the events of one turn; the spans are whole once the server has stopped."""
+    """The spans and the events of one run; the spans are complete once the server has stopped."""
 
     spans: Sequence[SentSpan]
     events: Sequence[event_pb2.AgentEvent]

@@ -1,4 +1,4 @@
-"""What runs see of stored agents that are changed, deleted, hidden, or left without what they name."""
+"""Runs of stored agents that are changed, deleted or hidden, or whose references are missing."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""Conversations over gRPC."""
+"""Sessions over gRPC."""
 
 import asyncio
 from typing import Any

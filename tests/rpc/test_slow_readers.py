@@ -1,4 +1,4 @@
-"""A client that stops reading, and one that is cut off: the run does not wait for them and the server does not grow."""
+"""A client that stops reading, and one that is cut off: neither delays the run or grows the server's memory."""
 
 import sys
 import tempfile
@@ -16,7 +16,7 @@ from tests.support.proxy import proxying
 from tests.support.remote import NARROW, connected
 
 LINES, WIDTH = 50_000, 800
-"""40 MB of outputs, so that whoever kept them all in memory would be found out."""
+"""40 MB of outputs, so that keeping them all in memory would be detected."""
 
 MOST_GROWTH = 32 * 1024 * 1024
 PASSTHROUGH = policy_pb2.RunPolicy(deltas=policy_pb2.DeltaPolicy(passthrough=policy_pb2.PassthroughDeltas()))
@@ -24,7 +24,7 @@ PASSTHROUGH = policy_pb2.RunPolicy(deltas=policy_pb2.DeltaPolicy(passthrough=pol
 
 @pytest.fixture
 def folder() -> Iterator[Path]:
-    """A folder that is gone afterwards, for a database that is not worth keeping."""
+    """A folder for a temporary database, deleted afterwards."""
     with tempfile.TemporaryDirectory() as name:
         yield Path(name)
 
@@ -85,7 +85,7 @@ async def test_what_becomes_of_the_runs_of_a_client_that_is_cut_off_is_their_pol
                     await place.arrived.wait()
                 proxy.cut()
                 await waiter.call.code()
-            # By the time that one run is cancelled the server knows that the connection of both is gone.
+            # Once one run is cancelled, the server has noticed that the connection of both is closed.
             await gate.left.wait()
             other_gate.open()
             cancelled = await other.log(await waiter.run_id())

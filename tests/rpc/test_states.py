@@ -1,4 +1,4 @@
-"""The values that a session's runs share, over gRPC."""
+"""Session state over gRPC."""
 
 import asyncio
 import json
@@ -24,7 +24,7 @@ QUEUE = policy_pb2.RunPolicy(on_busy_session=policy_pb2.BUSY_SESSION_POLICY_QUEU
 
 @pytest.fixture
 async def server(tmp_path: Path) -> AsyncIterator[Served]:
-    """A server whose agents keep values."""
+    """A server whose agents read and write session state."""
     async with served(settings(tmp_path, python=["tests.rpc.keeping_team"])) as serving:
         yield serving
 

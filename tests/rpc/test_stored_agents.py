@@ -1,4 +1,4 @@
-"""Agents that calls store: created, changed and deleted over gRPC, and what of that runs see."""
+"""Stored agents: created, changed and deleted over gRPC, and the effects on runs."""
 
 import asyncio
 from pathlib import Path
@@ -35,7 +35,7 @@ from tests.rpc.turns import begin, served
 
 @pytest.fixture
 def caller(monkeypatch: pytest.MonkeyPatch) -> Caller:
-    """The caller of every call; it stands where a token will say who that is."""
+    """The caller of every call, in place of one that a token identifies."""
     made = Caller()
     monkeypatch.setattr("bough_server.app.current_principal", made)
     return made

@@ -1,4 +1,4 @@
-"""Streams: cancelled in their own task, and passed through where they are bytes already."""
+"""Streams: cancelled in their own task, and passed through if they are serialized already."""
 
 import asyncio
 from collections.abc import AsyncGenerator

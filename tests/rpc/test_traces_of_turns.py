@@ -1,4 +1,4 @@
-"""What an OTLP endpoint gets of a turn: one trace with right parents, the ids of the events, and no content unasked."""
+"""Export of a run by OTLP: one trace with the right parents and the ids of the events; content only if enabled."""
 
 import json
 import signal

@@ -1,4 +1,4 @@
-"""Trees over gRPC: of finished and running runs, of the past, and of anybody's events."""
+"""Trees over gRPC: of finished and running runs, as of a sequence, and of events from any source."""
 
 from collections.abc import Sequence
 from itertools import count

@@ -41,18 +41,18 @@ async def listed(server: Served, run_id: str) -> run_pb2.Run:
 
 
 def rows(record: invocation_pb2.Invocation) -> Rows:
-    """The state of the run, and of each agent."""
+    """Return the state of the run, and of each agent."""
     named = [("run", record.state), *((agent.name, agent.state) for agent in record.agents)]
     return [(name, execution_pb2.ExecutionState.Name(state).removeprefix("EXECUTION_STATE_")) for name, state in named]
 
 
 def asked(turn: Turn) -> dict[str, input_pb2.InputRequest]:
-    """What the last interruption of a stream asks, by its words."""
+    """Return the requests of the last interruption of a stream, by prompt."""
     return {request.prompt: request for request in turn.events[-1].run_interrupted.requests}
 
 
 def answer(server: Served, run_id: str, **answers: input_pb2.InputRequest) -> Turn:
-    """Answers some requests, each with the word that it is given under."""
+    """Answer some requests, each with the name of its keyword."""
     made = [
         input_pb2.InputAnswer(input_id=request.input_id, value_json=f'"{word}"') for word, request in answers.items()
     ]

@@ -1,4 +1,4 @@
-"""What a request that breaks the schema's rules is told."""
+"""Errors of requests that break the schema's rules."""
 
 from collections.abc import AsyncIterator, Callable
 from typing import Any
@@ -87,7 +87,7 @@ async def test_every_message_of_a_request_stream_is_checked() -> None:
 
 
 def asking(policy: policy_pb2.RunPolicy | None = None, *parts: message_pb2.Part) -> pb.RunRequest:
-    """A run's request that breaks no rule but what is given."""
+    """Return a RunRequest that breaks no rule except in the given fields."""
     said = message_pb2.Message(parts=parts or [message_pb2.Part(text="hi")])
     return pb.RunRequest(agent="echo", input=said, policy=policy)
 

@@ -1,4 +1,4 @@
-"""What requests that answer a run or fork it are told where they break the schema's rules."""
+"""Errors of ResumeRun and ForkRun requests that break the schema's rules."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""A view changes what is shown and nothing else: one script followed in FULL and in SUMMARY."""
+"""A view changes nothing but what is shown: one script followed in FULL and in SUMMARY."""
 
 import json
 import re
@@ -45,7 +45,7 @@ TEAM = (
 
 
 class Mask:
-    """Names ids by the order of their appearance and leaves times out."""
+    """Replaces ids by the order of their appearance and omits times."""
 
     def __init__(self) -> None:
         self._names: dict[str, str] = {}

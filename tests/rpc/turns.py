@@ -1,4 +1,4 @@
-"""A whole server on loopback with the team of code, and calls that take a turn."""
+"""A whole server on loopback with the team in code, and calls that start and follow runs."""
 
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
@@ -34,7 +34,7 @@ class Served:
 
 @dataclass(slots=True, kw_only=True)
 class Turn:
-    """What one stream gave."""
+    """The events of one stream."""
 
     call: Any
     events: list[event_pb2.AgentEvent] = field(default_factory=list)
@@ -50,7 +50,7 @@ class Turn:
         return str(dict(await self.call.initial_metadata())["bough-run-id"])
 
     async def until(self, kind: str) -> "Turn":
-        """Reads on until an event of this kind has come."""
+        """Read until an event of this kind has arrived."""
         while kind not in self.kinds:
             response = await self.call.read()
             assert response is not aio.EOF, f"the stream ended before {kind}: {self.kinds}"
@@ -58,7 +58,7 @@ class Turn:
         return self
 
     async def to_the_end(self) -> "Turn":
-        """Reads on to the end of the stream. Raises AioRpcError where it does not end well."""
+        """Read to the end of the stream. Raises AioRpcError if it fails."""
         while (response := await self.call.read()) is not aio.EOF:
             self._take(response)
         return self
@@ -85,7 +85,7 @@ def settings(folder: Path, *, exports_traces: bool = False, **changes: Any) -> S
 
 @asynccontextmanager
 async def served(made: Settings) -> AsyncIterator[Served]:
-    """Serves these settings, and connects."""
+    """Serve these settings and connect."""
     async with App.open(made) as app, aio.insecure_channel(app.address) as channel:
         yield Served(
             app=app,
@@ -103,16 +103,16 @@ def said(text: str) -> message_pb2.Message:
 
 
 def begin(server: Served, agent: str, text: str, *, timeout: float | None = None, **fields: Any) -> Turn:
-    """Starts a turn."""
+    """Start a run."""
     request = pb.RunRequest(agent=agent, input=said(text), **fields)
     return Turn(call=server.agents.Run(request, timeout=timeout))
 
 
 def watch(server: Served, run_id: str, **fields: Any) -> Turn:
-    """Follows a run."""
+    """Follow a run."""
     return Turn(call=server.agents.WatchRun(pb.WatchRunRequest(run_id=run_id, **fields)))
 
 
 def sequences(events: Sequence[event_pb2.AgentEvent]) -> list[int]:
-    """The places of events in their log."""
+    """Return the sequences of events."""
     return [event.sequence for event in events]

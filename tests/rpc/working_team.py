@@ -1,11 +1,7 @@
-"""Agents in code that ask and work until a gate opens, for tests of answers to runs that go on."""
+"""Agents in code that ask and work until a gate opens, for tests of answers to running runs."""
 
-from bough.v1 import message_pb2
-from bough_server.agents.function import agent
-from bough_server.runtime.agent import Context
+from bough_server import Context, Message, agent
 from tests.rpc.team import GATES
-
-Message = message_pb2.Message
 
 
 @agent(description="Asks while it works until the gate is open that it is told.")

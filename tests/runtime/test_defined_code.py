@@ -158,7 +158,7 @@ async def test_a_definition_whose_code_answers_with_nothing_that_can_be_said_is_
 
 
 class Held:
-    """Holds the model of one agent until it is let go."""
+    """Holds the model of one agent until it is released."""
 
     def __init__(self) -> None:
         self.reached, self.released = asyncio.Event(), asyncio.Event()

@@ -1,4 +1,4 @@
-"""Runs that are ended while their logs are handed back, or whose ends a crash cut in two."""
+"""Runs that are ended while their logs are replayed, or whose ends a crash cut in two."""
 
 import asyncio
 import shutil
@@ -23,7 +23,7 @@ CALLER = event_pb2.CancelRequested(reason=execution_pb2.CANCEL_REASON_CALLER)
 
 
 class Lives:
-    """Code that is lost with its server in its first life, and that somebody ends in its second."""
+    """Code that is lost with its server in its first life, and that is ended in its second."""
 
     def __init__(self) -> None:
         self.house: House | None = None

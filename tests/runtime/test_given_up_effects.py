@@ -1,4 +1,4 @@
-"""Effects that code begins in tasks of its own, gives up in flight, or tries again and again after its end."""
+"""Effects that code starts in tasks that it creates, abandons in flight, or tries again and again after its end."""
 
 import asyncio
 from contextlib import AbstractAsyncContextManager, suppress

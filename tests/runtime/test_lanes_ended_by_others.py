@@ -102,7 +102,7 @@ async def test_a_lane_that_had_not_begun_when_its_caller_failed_is_not_ended_aft
     async with _lanes(tmp_path / "whole", reason) as house:
         log = await house.turn("root")
         await check_replay(house, log)
-    # The first had answered, but nobody had heard of it yet who could have begun the third.
+    # The first had answered, but the task that starts the third had not run yet.
     (wish,) = having(log, "cancel_requested")
     assert (wish.cancel_requested.effect_scope, wish.cancel_requested.reason) == ("e0/g0", reason)
     end = next(event for event in log if event.effect_key == "e0" and event.HasField("sub_agent_failed"))

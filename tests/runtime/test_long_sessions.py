@@ -153,7 +153,7 @@ async def test_fifty_turns_stay_within_a_window_by_summaries_which_remember(tmp_
 
 
 class Counting(Attentive):
-    """The same with a tokenizer of its own, which makes three tokens of every two of the estimate."""
+    """The same with another tokenizer, which makes three tokens of every two of the estimate."""
 
     async def count_tokens(self, request: ModelRequest) -> int | None:
         """The tokens of a request."""

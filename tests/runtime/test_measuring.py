@@ -1,4 +1,4 @@
-"""What the metrics are told of runs: of what happens here, once, whoever goes on with a run or forks it."""
+"""Metrics of runs: what happens in this process is counted once, whichever process continues or forks a run."""
 
 import asyncio
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Ids of messages: a fork keeps those that it shares, and what it records itself has ids that nobody else has."""
+"""Ids of messages: a fork keeps those that it shares, and what it records itself has ids that no other run has."""
 
 import asyncio
 from pathlib import Path

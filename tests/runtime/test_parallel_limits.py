@@ -27,7 +27,7 @@ def bounded(name: str, **limits: Any) -> agent_pb2.AgentLink:
 
 
 class Desk:
-    """A tool that counts who is at it, and lets nobody go before it is told to."""
+    """A tool that counts its running calls and holds them until the test releases them."""
 
     def __init__(self) -> None:
         self.inside: list[int] = []
@@ -195,7 +195,7 @@ async def test_code_that_will_not_end_keeps_no_place_from_those_that_go_on(tmp_p
 
     @tool
     async def cling() -> str:
-        """Holds on, whoever cancels it."""
+        """Ignores every cancellation."""
         began.set()
         while not let_go.is_set():
             try:

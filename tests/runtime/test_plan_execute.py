@@ -327,7 +327,7 @@ async def test_an_input_builder_is_given_the_plan_and_what_was_done(tmp_path: Pa
 async def test_a_plan_waits_for_what_a_step_asks_over_a_restart(tmp_path: Path) -> None:
     @agent
     async def executor(ctx: Context, input: message_pb2.Message) -> str:
-        """Asks somebody."""
+        """Asks a person."""
         return str(await ctx.ask("Which red?"))
 
     turns = script(planner=[plan("s1")], replanner=[{**respond("Painted."), "when": "Result: dark"}])

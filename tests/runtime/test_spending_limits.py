@@ -220,7 +220,7 @@ async def test_a_fork_counts_what_its_origin_used_before(tmp_path: Path) -> None
 
 
 async def _with_a_child_cut(folder: Path, limit: int, *, crashes: bool) -> list[event_pb2.AgentEvent]:
-    """A run whose child's time is up while its model is asked; nobody reports any usage."""
+    """A run whose child's time is up while its model is asked; no usage is reported."""
     clock, is_held = HeldClock(), crashes
 
     async def gate(agent: str, turn: int, chunk: int) -> None:

@@ -8,7 +8,7 @@ from bough import reply
 from bough.v1 import action_pb2, agent_pb2, error_pb2, event_pb2, execution_pb2, message_pb2, policy_pb2
 from bough_server.agents.function import agent
 from bough_server.models.model import ModelRequest
-from bough_server.runtime.agent import Context, Outcome, transferred
+from bough_server.runtime.agent import Context, Outcome
 from tests.runtime.test_flows import EXIT, FAILS, ends, heard_by, keys_of_children, paths
 from tests.runtime.test_supervisors import shown_to
 from tests.runtime.test_transfers import to, transfer
@@ -184,7 +184,7 @@ async def test_a_member_in_python_hands_over_by_its_outcome(tmp_path: Path) -> N
     async def a(ctx: Context, input: message_pb2.Message) -> Outcome:
         """Hands over."""
         said = message_pb2.Message(parts=[message_pb2.Part(text="I looked.")])
-        return transferred("b", message=message_pb2.Message(parts=[message_pb2.Part(text="Go on.")]), output=said)
+        return Outcome.transfer("b", "Go on.", output=said)
 
     heard: list[ModelRequest] = []
     async with open_team(
@@ -202,7 +202,7 @@ async def test_a_member_in_python_tells_another_one_no_call(tmp_path: Path) -> N
     async def a(ctx: Context, input: message_pb2.Message) -> Outcome:
         """Hands over with a call."""
         called = message_pb2.Part(tool_call=message_pb2.ToolCall(name="look", call_id="c"))
-        return transferred("b", message=message_pb2.Message(parts=[called]))
+        return Outcome.transfer("b", message_pb2.Message(parts=[called]))
 
     async with open_team(tmp_path, script(b=["From b."]), swarm("s", "a", "b"), llm("b"), code_agents=[a]) as house:
         log = await house.turn("s", "u")
@@ -216,7 +216,7 @@ async def test_a_member_in_python_that_names_a_call_it_never_made_hands_over_all
     @agent
     async def a(ctx: Context, input: message_pb2.Message) -> Outcome:
         """Hands over."""
-        return transferred("b", call_id="call_0_0")
+        return Outcome.transfer("b", call_id="call_0_0")
 
     async with open_team(tmp_path, script(b=["From b."]), swarm("s", "a", "b"), llm("b"), code_agents=[a]) as house:
         log = await house.turn("s", "u")
@@ -228,8 +228,8 @@ async def test_a_member_in_python_that_names_a_call_it_never_made_hands_over_all
 async def test_code_that_hands_over_to_no_other_member_fails(tmp_path: Path, is_member: bool) -> None:
     @agent
     async def a(ctx: Context, input: message_pb2.Message) -> Outcome:
-        """Hands over to nobody."""
-        return transferred("z")
+        """Transfers to no agent."""
+        return Outcome.transfer("z")
 
     team = (swarm("s", "a", "b"), llm("b"), llm("z"))
     async with open_team(tmp_path, script(), *team, code_agents=[a]) as house:
@@ -262,7 +262,7 @@ async def test_a_swarm_waits_for_what_a_member_asks_over_a_restart(tmp_path: Pat
     @agent
     async def b(ctx: Context, input: message_pb2.Message) -> Outcome:
         """Hands over to whom it is told."""
-        return transferred(str(await ctx.ask("Who?")))
+        return Outcome.transfer(str(await ctx.ask("Who?")))
 
     turns = script(a=[calls(transfer("b"))], c=["From c."])
     team = (swarm("s", "a", "b", "c"), llm("a"), llm("c"))

@@ -1,4 +1,4 @@
-"""Runs that somebody else continues: with the right code, or parked, or ended where they cannot go on."""
+"""Runs that another worker continues: with the right code, or parked, or ended if they cannot be continued."""
 
 import asyncio
 import sqlite3
@@ -50,7 +50,7 @@ def coder(version: str) -> FunctionAgent:
 
 
 class Held:
-    """Holds a model at its first piece of its second turn, until it is let go."""
+    """Holds a model at its first piece of its second turn, until it is released."""
 
     def __init__(self) -> None:
         self.reached, self.released = asyncio.Event(), asyncio.Event()

@@ -21,7 +21,7 @@ from tests.support.teams import call, calls, llm, open_team, script
 
 
 class Hold:
-    """A gate that holds a model at its first piece until it is let go."""
+    """A gate that holds a model at its first piece until it is released."""
 
     def __init__(self, agent: str = "p") -> None:
         self._agent = agent

@@ -63,7 +63,7 @@ class Made:
     number: int = 1
     principal: Principal = ANNE
     session_number: int = 0
-    """The session it continues; 0 for one of its own."""
+    """The session it continues; 0 for a new one."""
     session_cut: int = 0
     state_json: str = ""
     """The session's state that it begins with."""

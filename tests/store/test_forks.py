@@ -1,4 +1,4 @@
-"""Forks: a run whose log begins with another's, in a session of its own, and charged nothing for what it shares."""
+"""Forks: a run whose log begins with another's, in a new session, and charged nothing for what it shares."""
 
 import asyncio
 from dataclasses import replace

@@ -131,7 +131,7 @@ def _letters_in(log: list[StoredEvent]) -> list[int]:
 
 
 class Ownership(RuleBasedStateMachine):
-    """Two workers, two runs, and whoever sends letters."""
+    """Two workers, two runs, and the senders of commands."""
 
     @initialize()
     def begin(self) -> None:
@@ -213,7 +213,7 @@ class Ownership(RuleBasedStateMachine):
 
     @rule(run=st.sampled_from(RUNS))
     def tidy(self, run: int) -> None:
-        """Whoever finds a letter's events in the log forgets the letter, whether it wrote them or not."""
+        """A worker that finds a command's events in the log removes the command, whether it wrote them or not."""
         for letter_id in _letters_in(self._models[run].log):
             if letter_id in self._models[run].letters:
                 self._submit("done", "", run, self._store.mailbox.done(letter_id))

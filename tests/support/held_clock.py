@@ -1,11 +1,11 @@
-"""A clock that stands still until a test moves it; nobody who sleeps by it takes real time."""
+"""A clock that stands still until a test moves it, so that sleeping by it takes no real time."""
 
 import asyncio
 import heapq
 
 
 class HeldClock:
-    """A Clock of a test: whoever sleeps waits until `advance` has moved the time far enough."""
+    """A clock for tests: a sleeper waits until `advance` has moved the time far enough."""
 
     def __init__(self, now_ns: int = 1_750_000_000_000_000_000) -> None:
         self._started_ns = now_ns
@@ -34,17 +34,17 @@ class HeldClock:
         await wake
 
     async def next_sleep(self) -> float:
-        """Waits until somebody sleeps; gives the seconds until the first of them wakes."""
+        """Wait until a task sleeps; return the seconds until the first one wakes."""
         async with self._slept:
             await self._slept.wait_for(lambda: any(not wake.done() for _, _, wake in self._sleepers))
         return min(until for until, _, wake in self._sleepers if not wake.done()) - self._elapsed
 
     def turn(self, seconds: float) -> None:
-        """Sets the time of day, as somebody who corrects it does: nobody wakes by it, and no time passes."""
+        """Set the time of day, as a correction of the clock does: no sleeper wakes, and no time passes."""
         self._started_ns += int(seconds * 1e9)
 
     def advance(self, seconds: float) -> None:
-        """Moves the time and wakes whoever has slept long enough."""
+        """Move the time and wake every task that has slept long enough."""
         self._elapsed += seconds
         while self._sleepers and self._sleepers[0][0] <= self._elapsed + 1e-9:
             _, _, wake = heapq.heappop(self._sleepers)

@@ -78,7 +78,7 @@ class House:
         return next((live for live in self.executed() if live.run_id == run_id), None)
 
     async def until_over(self, run: run_pb2.Run) -> None:
-        """Waits until this process has let go of a run, without following it."""
+        """Wait until this process has released a run, without following it."""
         live = self.live(run.run_id)
         if live is not None:
             await live.over()
@@ -236,7 +236,7 @@ async def open_house(
     worker: str = "the-house",
     metrics: Metrics | None = None,
 ) -> AsyncIterator[House]:
-    """A house on a database file in a folder; it lets go of everything at the end."""
+    """A house on a database file in a folder; it closes everything at the end."""
     clock = clock or SystemClock()
     store = open_store(f"sqlite:///{folder / 'bough.db'}", hooks=hooks)
     tracing = Tracing(make_provider(export=False))

@@ -4,7 +4,7 @@ from typing import Final
 
 from bough.v1 import agent_pb2, message_pb2, policy_pb2
 from bough_server.agents.function import agent
-from bough_server.runtime.agent import Agent, Context, Outcome, transferred
+from bough_server.runtime.agent import Agent, Context, Outcome
 from tests.durability.prefixes.props import asks, failing, looking, meeting, said, waiting
 from tests.durability.prefixes.scenario import Scenario, Team, World
 from tests.support.composites import loop, parallel, plan_execute, sequence, supervisor, swarm
@@ -181,7 +181,7 @@ def _handing_on(world: World) -> Agent:
             return "think"
 
         await ctx.step("think", think)
-        return transferred("d", message=message_pb2.Message(parts=[message_pb2.Part(text="What is red?")]))
+        return Outcome.transfer("d", "What is red?")
 
     return c
 

@@ -1,6 +1,7 @@
 """The laws of the event contract, as one check over a finished log."""
 
 import itertools
+import re
 from collections import Counter
 from collections.abc import Sequence
 
@@ -13,6 +14,7 @@ _CHILD_ENDS = {events.SUB_AGENT_COMPLETED, events.SUB_AGENT_FAILED}
 _TOOL_ENDS = {events.TOOL_COMPLETED, events.TOOL_FAILED}
 _STEP_ENDS = {events.STEP_COMPLETED, events.STEP_FAILED}
 _RESULTS = {events.LLM_COMPLETED, events.LLM_FAILED, events.VALUE_RECORDED, *_TOOL_ENDS}
+_OF_A_STEP = re.compile(r"s[0-9]+\.t[0-9]+")
 _ATTEMPTS = {events.LLM_STARTED, events.LLM_RETRYING, events.TOOL_STARTED}
 _BEGINNINGS = {*_ATTEMPTS, events.SUB_AGENT_STARTED, events.INPUT_REQUESTED}
 _AFTER_AN_INTERRUPTION = {events.RUN_RESUMED, events.RUN_FORKED, events.CANCEL_REQUESTED}
@@ -74,7 +76,9 @@ def _check_steps(log: Sequence[event_pb2.AgentEvent]) -> None:
     assert all(bool(event.step_id) is not events.is_summarizing(event) for event in log if _is_of_a_model(event))
     for event in log:
         if events.kind_of(event) in _TOOL_ENDS:
-            assert event.sequence < ended[event.step_id]
+            is_of_a_step = _OF_A_STEP.fullmatch(event.effect_key.rpartition("/")[2]) is not None
+            assert bool(event.step_id) is is_of_a_step, "what code calls is of no step, and all else is of one"
+            assert not is_of_a_step or event.sequence < ended[event.step_id]
 
 
 def _is_of_a_model(event: event_pb2.AgentEvent) -> bool:

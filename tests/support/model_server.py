@@ -1,4 +1,4 @@
-"""An OpenAI-compatible model server on loopback; a program of its own, or a context inside a test. It has no mind.
+"""An OpenAI-compatible model server on loopback; a program, or a context inside a test. It has no mind.
 
 python -m tests.support.model_server --port 0 --scenario desk --delta-interval-ms 10 --ready-file F
 

@@ -68,7 +68,7 @@ def twice(situation: Snapshot) -> bool:
 
 @input_builder
 def in_short(situation: Snapshot) -> str:
-    """Who asks, and how often somebody has spoken."""
+    """The agent that asks, and how many messages there are."""
     return f"{situation.agent} after {len(situation.history)}"
 
 
@@ -82,7 +82,7 @@ def tagged(message: message_pb2.Message) -> list[message_pb2.Message]:
 
 @rewriter
 def refusing(message: message_pb2.Message) -> list[message_pb2.Message]:
-    """Raises, whoever spoke."""
+    """Raises for every input."""
     raise ValueError(message.author)
 
 

@@ -1,4 +1,4 @@
-"""An OTLP/gRPC endpoint that keeps what it is sent of spans and metrics; a program of its own, or a context of a test.
+"""An OTLP/gRPC endpoint that keeps what it is sent of spans and metrics; a program, or a context of a test.
 
 python -m tests.support.otlp_sink --port 0 --out SPANS.jsonl --ready-file F
 """
@@ -75,7 +75,7 @@ class MetricsSink(metrics_service_pb2_grpc.MetricsServiceServicer):
 def serving_sink(
     keep: Callable[[SentSpan], None], *, count: Callable[[str], None] = lambda _: None, port: int = 0
 ) -> Iterator[str]:
-    """Serves a sink on loopback, in a thread of its own; gives its address."""
+    """Serve a sink on loopback in a separate thread; return its address."""
     server = grpc.server(ThreadPoolExecutor(max_workers=1), options=(("grpc.so_reuseport", 0),))
     sink = TraceSink(keep)
     trace_service_pb2_grpc.add_TraceServiceServicer_to_server(sink, server)  # type: ignore[no-untyped-call] # untyped

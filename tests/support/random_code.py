@@ -138,7 +138,7 @@ async def _do(ctx: Context, act: Act, clock: Clock) -> None:
 
 @asynccontextmanager
 async def passing_time(clock: HeldClock, numbers: random.Random) -> AsyncIterator[None]:
-    """Lets the time of a clock pass while others work: whoever sleeps wakes after some turns of the event loop."""
+    """Let the time of a clock pass while other tasks work: sleepers wake after some turns of the event loop."""
 
     async def go_on() -> None:
         while True:

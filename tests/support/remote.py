@@ -65,7 +65,7 @@ class Remote:
 
 @asynccontextmanager
 async def connected(address: str, *, options: Sequence[Option] = NO_RETRIES) -> AsyncIterator[Remote]:
-    """A server by its address, on a connection of its own."""
+    """A server by its address, on a separate connection."""
     # Channels with equal options share a connection, and one that pauses would hold up the other.
     async with aio.insecure_channel(address, options=(*options, ("grpc.use_local_subchannel_pool", 1))) as channel:
         yield Remote(

@@ -1,4 +1,4 @@
-"""Strategies for events of anybody's: invocations with links of any kind that say anything, in any order."""
+"""Strategies for events from any system: invocations with links of any kind that say anything, in any order."""
 
 from collections.abc import Mapping, Sequence
 
@@ -112,7 +112,7 @@ def events_of(draw: st.DrawFn, invocation_id: str, parents: Sequence[str]) -> li
 
 @st.composite
 def stories(draw: st.DrawFn) -> Story:
-    """Invocations with links of any kind: to nobody, to themselves, around in a ring."""
+    """Invocations with links of any kind: to none, to themselves, around in a ring."""
     parents = (*IDS, "nobody")
     return {one: draw(events_of(one, parents)) for one in draw(st.permutations(IDS))[: draw(st.integers(1, len(IDS)))]}
 

@@ -1,4 +1,4 @@
-"""Answers as somebody types them: what each kind of request takes, and what is asked again."""
+"""Answers as a person types them: what each kind of request takes, and what is asked again."""
 
 import json
 from collections.abc import Iterable

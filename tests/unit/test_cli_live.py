@@ -1,4 +1,4 @@
-"""The live view: agents as they speak, in whole lines that nobody else's words get into."""
+"""The live view: agents as they speak, in whole lines that no other agent's words get into."""
 
 from collections.abc import Iterable
 

@@ -1,4 +1,4 @@
-"""Metrics: few names, an entry in a queue for each thing told, and all of them there when somebody collects."""
+"""Metrics: few names, a queue entry for each event, and all of them visible when metrics are collected."""
 
 from bough.v1 import usage_pb2
 from bough_server.metrics import MAX_NAMES, OTHER, Metrics, ModelCalled, Names

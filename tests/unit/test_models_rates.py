@@ -1,4 +1,4 @@
-"""Turns by rates: no minute has more than is allowed, whoever came first goes first, and nobody waits for ever."""
+"""Turns by rates: no minute has more than is allowed, first come is first served, and no call waits for ever."""
 
 import asyncio
 from collections.abc import Sequence
@@ -45,7 +45,7 @@ class Line:
             await settled()
 
     async def close(self) -> None:
-        """Cancels whoever still waits."""
+        """Cancel every call that still waits."""
         for task in self._tasks.values():
             task.cancel()
         await asyncio.gather(*self._tasks.values(), return_exceptions=True)

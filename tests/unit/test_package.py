@@ -2,10 +2,13 @@
 
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
 import bough_server
+from bough_server import Context, Message, Part, agent, text_of
+from tests.support.teams import open_team, script
 
 
 def test_importing_the_package_loads_nothing_of_it() -> None:
@@ -14,24 +17,98 @@ def test_importing_the_package_loads_nothing_of_it() -> None:
 
 
 def test_authors_find_what_they_need_and_nothing_else() -> None:
-    from bough_server.agents.function import agent
-    from bough_server.runtime.agent import Context
-    from bough_server.tools.tool import tool
-
-    assert (bough_server.agent, bough_server.tool, bough_server.Context) == (agent, tool, Context)
     assert bough_server.__all__ == [
         "Context",
+        "Message",
+        "ModelRequest",
+        "Outcome",
+        "Part",
+        "RunError",
         "Snapshot",
+        "ToolContext",
         "agent",
         "condition",
         "input_builder",
         "rewriter",
         "serve",
+        "text_of",
         "tool",
     ]
     assert set(bough_server.__all__) <= set(dir(bough_server))
+    assert {name: getattr(bough_server, name).__module__ for name in bough_server.__all__} == {
+        "Context": "bough_server.runtime.agent",
+        "Message": "bough.v1.message_pb2",
+        "ModelRequest": "bough_server.models.model",
+        "Outcome": "bough_server.runtime.agent",
+        "Part": "bough.v1.message_pb2",
+        "RunError": "bough_server.errors",
+        "Snapshot": "bough_server.functions",
+        "ToolContext": "bough_server.tools.tool",
+        "agent": "bough_server.agents.function",
+        "condition": "bough_server.functions",
+        "input_builder": "bough_server.functions",
+        "rewriter": "bough_server.functions",
+        "serve": "bough_server.app",
+        "text_of": "bough_server.functions",
+        "tool": "bough_server.tools.tool",
+    }
     with pytest.raises(AttributeError, match="has no attribute 'metric'"):
         bough_server.metric  # noqa: B018
+
+
+CONTEXT = [
+    "ask",
+    "call_tool",
+    "definition",
+    "dispatch",
+    "gather",
+    "history",
+    "invocation_id",
+    "map",
+    "model",
+    "new_id",
+    "now",
+    "offers",
+    "random",
+    "run_id",
+    "session_id",
+    "sleep",
+    "state",
+    "step",
+    "step_index",
+    "tools",
+    "user_id",
+]
+
+
+def public(of: object) -> list[str]:
+    return [name for name in dir(of) if not name.startswith("_")]
+
+
+async def test_a_context_has_21_names_in_its_protocol_and_where_code_gets_one(tmp_path: Path) -> None:
+    found: list[list[str]] = []
+
+    @agent
+    async def curious(ctx: Context, input: str) -> str:
+        """Looks at what it is given."""
+        found.append(public(ctx))
+        await ctx.map(look, ["", ""])
+        return ""
+
+    async def look(ctx: Context, _: str) -> None:
+        found.append(public(ctx))
+
+    async with open_team(tmp_path, script(), code_agents=[curious]) as house:
+        await house.turn("curious")
+    assert public(Context) == CONTEXT
+    assert found == [CONTEXT] * 3
+
+
+def test_the_text_of_a_message_is_its_texts_and_its_json() -> None:
+    parts = [Part(text="Three: "), Part(data_json="[1, 2, 3]"), Part(), Part(text=".")]
+    parts[2].blob.uri = "file:///a.png"
+    assert text_of(Message(parts=parts)) == "Three: [1, 2, 3]."
+    assert text_of(Message()) == ""
 
 
 def test_the_command_has_grpc_say_nothing_of_the_child_that_is_the_embedded_model() -> None:

@@ -230,6 +230,15 @@ def test_calls_that_ran_one_after_the_other_are_no_conflict() -> None:
     assert conflicts(asked, *one_by_one) == ["a"]
 
 
+def test_lanes_of_code_run_at_once_whenever_the_calls_in_them_end() -> None:
+    first = [began("e0.0/e0"), called("e0.0/e0", change("a", 1))]
+    second = [began("e0.1/e0"), called("e0.1/e0", change("a", 2))]
+    assert conflicts(*first, *second) == ["a"]
+    one_by_one = [began("e0"), called("e0", change("a", 1)), began("e1"), called("e1", change("a", 2))]
+    assert conflicts(*one_by_one) == []
+    assert folded(*second, *first) == {"a": 2}
+
+
 def test_a_failed_tool_writes_nothing() -> None:
     failed = event_pb2.AgentEvent(effect_key="s0.t0", tool_failed=event_pb2.ToolFailed())
     assert folded(wrote("e0", change("a", 1)), failed) == {"a": 1}

@@ -1,4 +1,4 @@
-"""What code sees of a session's values: how much it may write, how deep, and what it never wrote for anybody else."""
+"""What code sees of a session's values: how much it may write, how deep, and what it never wrote for other lanes."""
 
 import json
 from time import thread_time

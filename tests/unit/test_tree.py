@@ -1,4 +1,4 @@
-"""The tree that events make: the rules and cases of the design, and events of anybody's."""
+"""The tree that events make: the rules and cases of the design, and events from other systems."""
 
 from collections.abc import Iterable
 

@@ -20,7 +20,7 @@ from tests.support.teams import llm
 async def two_addresses(
     folder: Path, first: Scenario, second: Scenario, *, retries: int = 0
 ) -> AsyncIterator[tuple[House, ModelServer, ModelServer]]:
-    """A house whose model `one` falls back to `two`, each at a server of its own."""
+    """A house whose model `one` falls back to `two`, each at a separate server."""
     async with serving_model(first) as here, serving_model(second) as there:
         facts = {"provider": "openai", "model": "scenario-1", "retries": retries}
         configs = {

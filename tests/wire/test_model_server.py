@@ -1,4 +1,4 @@
-"""The model server as a program of its own: its ready file, its pace, its counts."""
+"""The model server as a program: its ready file, its pace, its counts."""
 
 import asyncio
 import json

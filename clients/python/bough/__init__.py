@@ -1,4 +1,4 @@
-"""Bough's client: runs, their events and their trees, from Python; the schema's own messages are in `bough.v1`."""
+"""Python client of Bough: runs, their events and their agent trees. The generated messages are in `bough.v1`."""
 
 from bough.answers import approve, refuse, reply, tool_result
 from bough.client import AsyncClient

@@ -1,4 +1,4 @@
-"""Answers to what a run asks, made from plain values; sending them is the client's `resume`."""
+"""Build answers to input requests from plain values, for the client's `resume`."""
 
 import json
 from collections.abc import Iterable
@@ -9,13 +9,13 @@ from bough.v1 import input_pb2, message_pb2
 def approve(
     request: input_pb2.InputRequest | str, *, arguments_json: str = "", note: str = ""
 ) -> input_pb2.InputAnswer:
-    """Lets a call run, with other arguments where they are given as JSON text; the note is for the record."""
+    """Approve a tool call. `arguments_json`, if not empty, replaces its arguments; the note is for the record."""
     approval = input_pb2.ApprovalDecision(approved=True, arguments_json=arguments_json, note=note)
     return input_pb2.InputAnswer(input_id=_id_of(request), approval=approval)
 
 
 def refuse(request: input_pb2.InputRequest | str, *, note: str = "") -> input_pb2.InputAnswer:
-    """Keeps a call from running; the model is told so, with the note."""
+    """Refuse a tool call. The model sees the refusal and the note."""
     approval = input_pb2.ApprovalDecision(approved=False, note=note)
     return input_pb2.InputAnswer(input_id=_id_of(request), approval=approval)
 
@@ -26,9 +26,9 @@ def tool_result(
     *,
     failure: message_pb2.ToolFailure | Exception | None = None,
 ) -> input_pb2.InputAnswer:
-    """The outcome of a tool of the client: a text, parts, or a failure, of which the model sees the message.
+    """Answer with the outcome of a tool that the client ran: a text, parts, or a failure.
 
-    `failure` is a failure beside a text or parts, of a tool that returned content and failed.
+    The model sees the message of a failure. `failure` is for a tool that failed and returned content as well.
     """
     outcome = message_pb2.ToolOutcome()
     match value:
@@ -50,7 +50,7 @@ def _failure(error: message_pb2.ToolFailure | Exception) -> message_pb2.ToolFail
 
 
 def reply(request: input_pb2.InputRequest | str, value: object) -> input_pb2.InputAnswer:
-    """Answers a question with anything that JSON can write. Raises TypeError or ValueError where it cannot."""
+    """Answer a question with a JSON value. Raises TypeError or ValueError if JSON cannot represent it."""
     encoded = json.dumps(value, ensure_ascii=False, allow_nan=False)
     return input_pb2.InputAnswer(input_id=_id_of(request), value_json=encoded)
 

@@ -1,9 +1,10 @@
-"""How a call is made: its timeout, its errors, its pages; it knows no service."""
+"""Unary calls and paged lists, with an event loop and without one: timeouts, and gRPC errors as CallFailed."""
 
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
+import grpc
 from grpc import aio
 
 from bough.errors import from_rpc_error
@@ -24,18 +25,18 @@ PagedRequest = TypeVar("PagedRequest", bound=_PagedRequest)
 PagedResponse = TypeVar("PagedResponse", bound=_PagedResponse)
 
 PAGE_SIZE = 50
-"""How many items a list asks for at a time unless the caller says otherwise."""
+"""Default: items that a list fetches at a time."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Calls:
-    """What every call of a client has in common: seconds that it may take, and whether it waits for a server."""
+    """Options of every unary call: `timeout` in seconds, and whether to wait for a server that is not reachable yet."""
 
     timeout: float | None
     wait_for_ready: bool | None
 
     async def one(self, method: aio.UnaryUnaryMultiCallable[Request, Response], request: Request) -> Response:
-        """Makes a call and gives its answer; raises CallFailed."""
+        """Make a call and return its response; raises CallFailed."""
         try:
             return await method(request, timeout=self.timeout, wait_for_ready=self.wait_for_ready)
         except aio.AioRpcError as error:
@@ -47,11 +48,40 @@ class Calls:
         request: PagedRequest,
         items: Callable[[PagedResponse], Iterable[Item]],
     ) -> AsyncIterator[Item]:
-        """The items of a list, page by page as they are asked for; raises CallFailed."""
+        """Yield the items of a list and fetch pages as they are needed; raises CallFailed."""
         while True:
             response = await self.one(method, request)
             for item in items(response):
                 yield item
+            if not response.next_page_token:
+                return
+            request.page_token = response.next_page_token
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SyncCalls:
+    """`Calls` for programs without an event loop."""
+
+    timeout: float | None
+    wait_for_ready: bool | None
+
+    def one(self, method: "grpc.UnaryUnaryMultiCallable[Request, Response]", request: Request) -> Response:
+        """Make a call and return its response; raises CallFailed."""
+        try:
+            return method(request, timeout=self.timeout, wait_for_ready=self.wait_for_ready)
+        except grpc.RpcError as error:
+            raise from_rpc_error(error) from None
+
+    def pages(
+        self,
+        method: "grpc.UnaryUnaryMultiCallable[PagedRequest, PagedResponse]",
+        request: PagedRequest,
+        items: Callable[[PagedResponse], Iterable[Item]],
+    ) -> Iterator[Item]:
+        """Yield the items of a list and fetch pages as they are needed; raises CallFailed."""
+        while True:
+            response = self.one(method, request)
+            yield from items(response)
             if not response.next_page_token:
                 return
             request.page_token = response.next_page_token

@@ -1,4 +1,4 @@
-"""How a channel to a Bough server is set up; it opens none by itself."""
+"""gRPC channel options for a Bough server: keepalive, reconnection, message size and retries."""
 
 import json
 from collections.abc import Iterable, Mapping
@@ -7,13 +7,13 @@ from typing import Final
 ChannelOption = tuple[str, int | str]
 
 DEFAULT_ADDRESS: Final = "127.0.0.1:50051"
-"""Where a server listens unless it is told otherwise."""
+"""Default address of a server."""
 
 RUN_TIMEOUT: Final = 600.0
-"""Seconds that following a run may take unless the caller says otherwise."""
+"""Default timeout for following a run, in seconds."""
 
 CALL_TIMEOUT: Final = 10.0
-"""Seconds that any other call may take unless the caller says otherwise."""
+"""Default timeout of any other call, in seconds."""
 
 RETRIED_METHODS: Final[Mapping[str, tuple[str, ...]]] = {
     "bough.v1.AgentService": ("Run", "WatchRun", "ResumeRun", "ForkRun", "CancelRun", "GetRun", "ListRuns"),
@@ -28,10 +28,12 @@ RETRIED_METHODS: Final[Mapping[str, tuple[str, ...]]] = {
     ),
     "bough.v1.SessionService": ("CreateSession", "GetSession", "ListSessions", "ListMessages", "GetSessionState"),
 }
-"""The methods that may be called twice for once, by service: Run, ResumeRun, ForkRun and CreateSession because the
-client never sends them without a request id. CreateAgent would find its own name taken, and DeleteSession and
-DeleteAgent would find nothing to delete; UpdateSession and UpdateSessionState might undo another caller's change made
-between the two."""
+"""Idempotent methods by service, which the channel may retry.
+
+Run, ResumeRun, ForkRun and CreateSession are idempotent because this client always sends a request id. Methods that are
+not listed are not: a repeated CreateAgent would find its own name taken, a repeated DeleteSession or DeleteAgent
+nothing to delete, and a repeated UpdateSession or UpdateSessionState might undo another caller's change in between.
+"""
 
 _SERVICE_CONFIG: Final = {
     "methodConfig": [
@@ -61,13 +63,14 @@ CHANNEL_OPTIONS: Final[tuple[ChannelOption, ...]] = (
     ("grpc.enable_retries", 1),
     ("grpc.service_config", json.dumps(_SERVICE_CONFIG)),
 )
-"""Pings that the server's own limits allow, and retries where nothing has been answered yet.
+"""Default channel options: pings as rare as the server requires, and retries of calls without a response so far.
 
-Left to itself a channel whose server is gone looks for it less and less often, at last every two minutes: streams that
-wait would lose their patience with a server that has long been back.
+The reconnection backoff is bounded at 5 seconds. With gRPC's default of two minutes, streams that wait to rejoin would
+run out of patience although the server is back.
 """
 
 
 def channel_options(options: Iterable[ChannelOption] = ()) -> tuple[ChannelOption, ...]:
-    """`CHANNEL_OPTIONS` and a caller's own, which win: of two of one name gRPC takes the first."""
+    """Return `CHANNEL_OPTIONS` overridden by `options`."""
+    # Merged by name, because gRPC uses the first of two options of one name.
     return tuple({**dict(CHANNEL_OPTIONS), **dict(options)}.items())

@@ -1,4 +1,4 @@
-"""The asynchronous client: one method for each call of the services, errors of this package; it keeps no state."""
+"""Asynchronous client: one method for each call of the services, with the exceptions of `bough.errors`."""
 
 from collections.abc import AsyncIterable, AsyncIterator, Iterable, Mapping
 from datetime import datetime
@@ -38,13 +38,12 @@ from bough.v1 import (
 
 
 class AsyncClient:
-    """A client of one server, to be used as an asynchronous context manager, in one event loop.
+    """A client of one server, an asynchronous context manager for one event loop.
 
-    `timeout` bounds following a run and `call_timeout` every other call, both in seconds, None without an end.
-    With `wait_for_ready` calls wait for a server that is not there yet instead of failing at once. Streams come back
-    after a drop by themselves, as `rejoining` says; `NO_REJOINING` leaves that to the caller. `options` are added to
-    those of `bough.channel` and win over them. A `channel` of the caller's own is used instead of the address and stays
-    the caller's.
+    `timeout` bounds following a run and `call_timeout` every other call, both in seconds; None: unbounded.
+    With `wait_for_ready` calls wait for a server that is not reachable yet instead of failing at once. Streams rejoin
+    their run after a dropped connection as `rejoining` says; `NO_REJOINING` leaves that to the caller. `options`
+    override those of `bough.channel`. A `channel` is used instead of the address; the caller closes it.
     """
 
     def __init__(
@@ -78,7 +77,7 @@ class AsyncClient:
         await self.close()
 
     async def close(self) -> None:
-        """Closes the channel, if it is the client's own; calls in flight end."""
+        """Close the channel unless the caller provided it; calls in flight end."""
         if self._owned is not None:
             await self._owned.close()
 
@@ -98,12 +97,12 @@ class AsyncClient:
         timeout: float | None = None,
         heartbeat: float | None = None,
     ) -> RunStream:
-        """Starts a turn and follows it to its end, or to its first interruption.
+        """Start a run and follow it to its end or to its first interruption.
 
-        `on_missing_session` may have the session created if there is none of that id. `definitions` are agents that
-        this run alone finds, before those of the catalog and in place of those of their names. Without a request id it
-        gets one, so that a drop never starts a second run.
-        `timeout` (seconds; the client's where None) is the run's deadline as well, unless its policy says `background`.
+        `on_missing_session` may have the session created if there is none of that id. `definitions` are agents for this
+        run alone; they override those of the catalog that have the same names. Default: a new request id, so that a
+        dropped connection never starts a second run.
+        `timeout` (seconds; default: the client's) is the run's deadline as well, unless its policy says `background`.
         """
         follow = requests.follow_options(view=view, event_names=event_names, heartbeat=heartbeat)
         request = requests.run_request(
@@ -131,11 +130,12 @@ class AsyncClient:
         timeout: float | None = None,
         heartbeat: float | None = None,
     ) -> RunStream:
-        """Answers what a run asks and follows it on, to its end or to its next interruption.
+        """Answer input requests of a run and follow it to its end or to its next interruption.
 
-        The events begin `after` a sequence, and with what the answers caused where that is None. Without a request id
-        it gets one, so that a drop answers nothing twice. `timeout` (seconds; the client's where None) is the run's
-        deadline from now on. The stream raises AlreadyAnswered, RunEnded, InvalidRequest or NotFound.
+        The events begin `after` a sequence; default: with the first event that the answers caused. Default: a new
+        request id, so that a dropped connection never sends the answers twice. `timeout` (seconds; default: the
+        client's) is the run's deadline from now on. The stream raises AlreadyAnswered, RunEnded, InvalidRequest or
+        NotFound.
         """
         follow = requests.follow_options(view=view, event_names=event_names, heartbeat=heartbeat)
         request = requests.resume_request(run_id, answers, request_id=request_id, after=after, follow=follow)
@@ -156,11 +156,11 @@ class AsyncClient:
         timeout: float | None = None,
         heartbeat: float | None = None,
     ) -> RunStream:
-        """Starts a run that shares another's log up to a sequence, and follows it from there as `run` does.
+        """Start a run that shares another run's log up to a sequence, and follow it from there as `run` does.
 
-        `allow_open_effects` forks although a tool is running there that must not simply be run again. A `policy`
-        replaces the one of the other run as a whole. Without a request id it gets one. The stream raises ForkRefused,
-        InvalidRequest or NotFound.
+        `allow_open_effects` forks even if a tool call is open there whose tool must not be run again without
+        permission. A `policy` replaces that of the other run as a whole. Default: a new request id. The stream raises
+        ForkRefused, InvalidRequest or NotFound.
         """
         request = requests.fork_request(
             run_id,
@@ -185,9 +185,9 @@ class AsyncClient:
         timeout: float | None = None,
         heartbeat: float | None = None,
     ) -> RunStream:
-        """Follows a run, live or past, after a sequence.
+        """Follow a run, live or ended, after a sequence.
 
-        `until` says how far: to the run's end, to its next interruption, or to what there is.
+        `until` says how far: to the run's end, to its next interruption, or to the current end of its log.
         """
         follow = requests.follow_options(view=view, event_names=event_names, heartbeat=heartbeat)
         return self._stream(requests.watch_request(run_id, after=after, until=until, follow=follow), timeout)
@@ -195,24 +195,27 @@ class AsyncClient:
     async def answer(
         self, agent: str, content: str | message_pb2.Message, *, session_id: str = "", timeout: float | None = None
     ) -> str:
-        """Runs a turn and gives its final answer as text.
+        """Start a run, follow it to its end and return its final answer as text.
 
-        Raises RunFailed, RunCancelled or RunInterrupted where there is none.
+        Raises RunFailed, RunCancelled or RunInterrupted if there is none.
         """
         async with self.run(agent, content, session_id=session_id, timeout=timeout) as stream:
             return answer_of(await collect(stream))
 
     async def cancel(self, run_id: str, *, note: str = "") -> run_pb2.Run:
-        """Ask a run to stop, with a note for the record; its end follows as events. An ended run is not changed."""
+        """Request cancellation of a run, with a note for the record; its end follows as events.
+
+        A run that has ended stays as it is.
+        """
         request = agent_service_pb2.CancelRunRequest(run_id=run_id, note=note)
         return (await self._calls.one(self._agents.CancelRun, request)).run
 
     async def get_run(self, run_id: str) -> run_pb2.Run:
-        """One run."""
+        """Return a run. Raises NotFound."""
         return (await self._calls.one(self._agents.GetRun, agent_service_pb2.GetRunRequest(run_id=run_id))).run
 
     async def final_answer(self, run_id: str) -> message_pb2.Message | None:
-        """The final answer of a run, in the background or not; None until the run has succeeded."""
+        """Return the final answer of a run, None unless the run has succeeded."""
         response = await self._calls.one(self._agents.GetRun, agent_service_pb2.GetRunRequest(run_id=run_id))
         return response.final_answer if response.HasField("final_answer") else None
 
@@ -227,10 +230,9 @@ class AsyncClient:
         create_time_before: datetime | None = None,
         page_size: int = PAGE_SIZE,
     ) -> AsyncIterator[run_pb2.Run]:
-        """Runs that match every filter that is set, newest first; pages are fetched as they are needed.
+        """List the runs that match every filter that is set, newest first; pages are fetched as they are needed.
 
-        A run created exactly at `create_time_from` matches, one created at `create_time_before` does not; a time
-        without a zone is this machine's local time.
+        `create_time_from` is inclusive, `create_time_before` exclusive; a time without a zone is local time.
         """
         wanted = requests.run_filter(
             session_id=session_id,
@@ -246,7 +248,7 @@ class AsyncClient:
     async def tree(
         self, run_id: str, *, options: invocation_pb2.InvocationOptions | None = None, as_of_sequence: int = 0
     ) -> invocation_pb2.Invocation:
-        """The record of a run with its agent tree; of the log up to a sequence where one is given."""
+        """Return the invocation of a run with its agent tree, of the log up to a sequence if one is given."""
         request = requests.tree_request(run_id, options=options, as_of_sequence=as_of_sequence)
         return (await self._calls.one(self._eval.GetInvocation, request)).invocation
 
@@ -257,7 +259,7 @@ class AsyncClient:
         options: invocation_pb2.InvocationOptions | None = None,
         timeout: float | None = None,
     ) -> invocation_pb2.Invocation:
-        """The record that anybody's events make, in the order given; `timeout` in seconds."""
+        """Return the invocation that events from any source make, in their order; `timeout` in seconds."""
         messages = aggregate_messages(events, options)
         call = self._eval.AggregateEvents(
             messages, timeout=timeout or self._timeout, wait_for_ready=self._calls.wait_for_ready

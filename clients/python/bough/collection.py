@@ -1,4 +1,4 @@
-"""A run collected from its events: answer, steps, state and texts; it asks no server and judges nothing."""
+"""Collect a run from its events: answer, steps, state and texts."""
 
 from collections.abc import AsyncIterable, Iterable
 from dataclasses import dataclass
@@ -12,12 +12,12 @@ from bough.v1 import error_pb2, event_pb2, execution_pb2, input_pb2, message_pb2
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CollectedRun:
-    """A run as its events tell it; equal to what was streamed, event for event.
+    """A run as far as its events show it; `events` are those that were streamed.
 
     `message` is the final answer and `answer` its text; both are empty unless the run has succeeded. `steps` are those
-    of all agents that the view showed, as they ended, `turns` the root's alone. `texts` are in order of first words.
-    `open_requests` are what it asks and nobody has answered, as far as these events tell; an ended run asks nothing.
-    `cancel_reason` is why it was cancelled; unspecified of a run that was not.
+    of all agents in the view, in the order in which they ended, `turns` those of the root. `texts` are in the order of
+    their first deltas. `open_requests` are the input requests without an answer; an ended run has none.
+    `cancel_reason` is unspecified unless the run was cancelled.
     """
 
     run_id: str
@@ -35,21 +35,21 @@ class CollectedRun:
 
     @property
     def answer(self) -> str:
-        """The final answer as text."""
+        """Text of the final answer, empty if there is none."""
         return text_of(self.message) if self.message is not None else ""
 
     @property
     def turns(self) -> tuple[step_pb2.AgentStep, ...]:
-        """The root's steps."""
+        """Steps of the root agent."""
         roots = {event.invocation_id for event in self.events if event.depth == 0}
         return tuple(step for step in self.steps if step.invocation_id in roots)
 
 
 def collected(events: Iterable[event_pb2.AgentEvent]) -> CollectedRun:
-    """The run that these events tell, in any view, whether it has ended, waits or is still going.
+    """Return the run that these events describe, in any view and any state.
 
-    They may be those of several streams, one after the other, such as a Run's and those of the ResumeRuns after it:
-    what a stream gives again counts once.
+    They may come from several streams, one after the other, such as those of a Run and of the ResumeRuns after it:
+    an event that was streamed again counts once.
     """
     kept = tuple(_rising(events))
     transcript, outcome = Transcript(), Outcome()
@@ -81,14 +81,14 @@ def collected(events: Iterable[event_pb2.AgentEvent]) -> CollectedRun:
 async def collect(
     stream: AsyncIterable[event_pb2.AgentEvent], *, earlier: Iterable[event_pb2.AgentEvent] = ()
 ) -> CollectedRun:
-    """Follows a stream to its end and gives the run that it told, after what `earlier` streams of the run did."""
+    """Follow a stream to its end and return its run; `earlier` are events of the run from streams before it."""
     return collected([*earlier, *[event async for event in stream]])
 
 
 def answer_of(run: CollectedRun) -> str:
-    """A run's final answer as text.
+    """Return a run's final answer as text.
 
-    Raises RunFailed, RunCancelled or RunInterrupted where there is none, and RunNotAnswered of a run that goes on.
+    Raises RunFailed, RunCancelled or RunInterrupted if there is none, or RunNotAnswered if the run has not ended.
     """
     match run.state:
         case execution_pb2.EXECUTION_STATE_SUCCEEDED:

@@ -1,26 +1,26 @@
-"""What can go wrong for a caller, as one tree of exceptions; it decides nothing about trying again.
+"""Exceptions of this package, as one tree, and their translation from gRPC errors.
 
 BoughError
-├── CallFailed             the server refused the call, or it never arrived: a gRPC status
-│   ├── InvalidRequest     INVALID_ARGUMENT, with the fields
-│   ├── NotFound           NOT_FOUND, also for somebody else's
-│   ├── AlreadyExists      ALREADY_EXISTS: the request id was used with another content, or the name or id is taken
+├── CallFailed             the server refused the call or was not reached: a gRPC status
+│   ├── InvalidRequest     INVALID_ARGUMENT, with the fields that break a rule
+│   ├── NotFound           NOT_FOUND, also for another tenant's resource
+│   ├── AlreadyExists      ALREADY_EXISTS: the request id was used with other content, or the name or id is taken
 │   ├── SessionBusy        ABORTED: another run holds the session
-│   ├── OutOfRange         OUT_OF_RANGE: the sequence lies beyond the log
-│   ├── AlreadyAnswered    FAILED_PRECONDITION: the request has another answer
-│   ├── RunEnded           FAILED_PRECONDITION: the run takes no answers any more
+│   ├── OutOfRange         OUT_OF_RANGE: the sequence is beyond the end of the log
+│   ├── AlreadyAnswered    FAILED_PRECONDITION: the input request has a different answer already
+│   ├── RunEnded           FAILED_PRECONDITION: the run has ended and accepts no answers
 │   ├── ForkRefused        FAILED_PRECONDITION: the run cannot be forked there
-│   ├── AgentFixed         FAILED_PRECONDITION: the agent stands in a file or in code
+│   ├── AgentFixed         FAILED_PRECONDITION: the agent is defined in a file or in code
 │   ├── AgentLinked        FAILED_PRECONDITION: other agents link to the agent
-│   ├── AgentUnusable      FAILED_PRECONDITION: the run would need something that is gone
-│   ├── RevisionMoved      ABORTED: the agent is another one by now
-│   ├── Unavailable        UNAVAILABLE: nobody answers, or the server stops
-│   ├── DeadlineExceeded   DEADLINE_EXCEEDED: the caller's own time is over
+│   ├── AgentUnusable      FAILED_PRECONDITION: an agent, tool or model that the run needs is gone
+│   ├── RevisionMoved      ABORTED: the agent has another revision than the caller read
+│   ├── Unavailable        UNAVAILABLE: the server is unreachable, stopping, or cannot continue the run
+│   ├── DeadlineExceeded   DEADLINE_EXCEEDED: the caller's timeout has passed
 │   └── CallCancelled      CANCELLED
-└── RunNotAnswered         the call was served and its run has no answer
+└── RunNotAnswered         the call succeeded and its run has no answer
     ├── RunFailed          with its AgentError
     ├── RunCancelled       with its AgentError
-    └── RunInterrupted     with what it asks
+    └── RunInterrupted     with its open input requests
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -33,13 +33,13 @@ from bough.v1 import error_pb2, input_pb2
 
 _DETAILS_KEY = "grpc-status-details-bin"
 
-_NEVER_TAKEN_UP = "CANCELLED"
-"""What gRPC's own library says, with the code CANCELLED, of calls that were on their way to a server as it stopped:
+_NEVER_ACCEPTED = "CANCELLED"
+"""Details that the gRPC library sets, with the code CANCELLED, on calls in flight to a server that stops:
 https://github.com/grpc/grpc/issues/41785."""
 
 
 class BoughError(Exception):
-    """Everything that this package raises on purpose. `message` is a sentence for people."""
+    """Base of the exceptions of this package. `message` is a sentence for users."""
 
     def __init__(self, message: str) -> None:
         super().__init__(message)
@@ -48,7 +48,7 @@ class BoughError(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FieldViolation:
-    """A field of a request and what is wrong with it; `reason` is the name of an ErrorReason without its prefix."""
+    """A field of a request that breaks a rule; `reason` is the name of an ErrorReason without its prefix."""
 
     field: str
     description: str
@@ -59,9 +59,9 @@ class FieldViolation:
 class Status:
     """A failed call as the server described it.
 
-    `reason` is the name of an ErrorReason without its prefix, empty where the server gave none; `details` are the
-    metadata of its ErrorInfo, such as `run_id`; `subjects` are what its PreconditionFailure names; `retry_delay` is the
-    server's wish in seconds.
+    `reason` is the name of an ErrorReason without its prefix, empty if the server sent none; `details` are the metadata
+    of its ErrorInfo, such as `run_id`; `subjects` are those of its PreconditionFailure; `retry_delay` is that of its
+    RetryInfo, in seconds.
     """
 
     code: grpc.StatusCode
@@ -74,7 +74,7 @@ class Status:
 
 
 class CallFailed(BoughError):
-    """A call that was not served."""
+    """The server refused the call or was not reached."""
 
     def __init__(self, status: Status) -> None:
         super().__init__(status.message)
@@ -87,12 +87,12 @@ class CallFailed(BoughError):
 
     @property
     def reason(self) -> str:
-        """The name of an ErrorReason without its prefix; empty where the server gave none."""
+        """Name of an ErrorReason without its prefix; empty if the server sent none."""
         return self.status.reason
 
     @property
     def run_id(self) -> str:
-        """The run that the server names as the cause; empty where it names none."""
+        """Id of the run that caused the error; empty if the server names none."""
         return self.status.details.get("run_id", "")
 
 
@@ -106,12 +106,11 @@ class InvalidRequest(CallFailed):
 
 
 class NotFound(CallFailed):
-    """What the request names does not exist, or is not the caller's to see."""
+    """A resource that the request names does not exist, or belongs to another tenant."""
 
 
 class AlreadyExists(CallFailed):
-    """The request id was used before with another content, for the run `run_id`; or an agent has the name, or a session
-    the id already."""
+    """The request id was used with other content, for the run `run_id`; or the agent name or session id is taken."""
 
 
 class SessionBusy(CallFailed):
@@ -119,15 +118,15 @@ class SessionBusy(CallFailed):
 
 
 class OutOfRange(CallFailed):
-    """The sequence lies beyond the end of the log."""
+    """The sequence is beyond the end of the log."""
 
 
 class AlreadyAnswered(CallFailed):
-    """The request has another answer already, which stands."""
+    """The input request has a different answer already, which is kept."""
 
 
 class RunEnded(CallFailed):
-    """The run has ended and takes no answers any more."""
+    """The run has ended and accepts no answers."""
 
 
 class ForkRefused(CallFailed):
@@ -135,37 +134,37 @@ class ForkRefused(CallFailed):
 
 
 class AgentFixed(CallFailed):
-    """The agent stands in a file or in code of the server, and no call changes it."""
+    """The agent is defined in a file or in code of the server; no call can change it."""
 
 
 class AgentLinked(CallFailed):
-    """Other agents link to the agent, so it stays: `linked_by`."""
+    """The agent cannot be deleted because other agents link to it: `linked_by`."""
 
     @property
     def linked_by(self) -> tuple[str, ...]:
-        """The names of the agents that link to it; empty if the server does not say."""
+        """Names of the agents that link to it; empty if the server sent none."""
         return self.status.subjects
 
 
 class AgentUnusable(CallFailed):
-    """What a run of the agent can reach names an agent, a tool or a model that is not there any more."""
+    """An agent, a tool or a model that a run of the agent may need does not exist any more."""
 
 
 class RevisionMoved(CallFailed):
-    """The agent is another one by now than the one that was read: `revision`."""
+    """The agent has changed since the caller read it; its revision is now `revision`."""
 
     @property
     def revision(self) -> str:
-        """The revision that it has; empty where the server does not say."""
+        """Current revision of the agent; empty if the server sent none."""
         return self.status.details.get("revision", "")
 
 
 class Unavailable(CallFailed):
-    """Nobody answers at the address, the server is stopping, or it cannot go on with the run; `reason` says which."""
+    """The server is unreachable, is stopping, or cannot continue the run; `reason` says which."""
 
 
 class DeadlineExceeded(CallFailed):
-    """The caller's own time is over."""
+    """The caller's timeout has passed."""
 
 
 class CallCancelled(CallFailed):
@@ -173,7 +172,7 @@ class CallCancelled(CallFailed):
 
 
 class RunNotAnswered(BoughError):
-    """A run that has no answer; of this class itself where it has not ended."""
+    """The run has no answer. Raised as this class itself if the run has not ended."""
 
     def __init__(self, run_id: str, error: error_pb2.AgentError) -> None:
         super().__init__(error.message or "The run ended without an answer.")
@@ -182,15 +181,15 @@ class RunNotAnswered(BoughError):
 
 
 class RunFailed(RunNotAnswered):
-    """A run that ended with an error."""
+    """The run ended with an error."""
 
 
 class RunCancelled(RunNotAnswered):
-    """A run that was cancelled."""
+    """The run was cancelled."""
 
 
 class RunInterrupted(RunNotAnswered):
-    """A run that waits for answers: resume it with one for each of `requests`."""
+    """The run waits for input: resume it with an answer to each of `requests`."""
 
     def __init__(self, run_id: str, requests: Sequence[input_pb2.InputRequest]) -> None:
         asked = "; ".join(request.prompt or "an answer" for request in requests)
@@ -221,27 +220,28 @@ _BY_REASON: Mapping[tuple[grpc.StatusCode, str], type[CallFailed]] = {
 
 
 def from_status(status: Status) -> CallFailed:
-    """The exception for a failed call."""
+    """Return the exception for a failed call."""
     kind = _BY_REASON.get((status.code, status.reason)) or _BY_CODE.get(status.code, CallFailed)
     return kind(status)
 
 
 def from_rpc_error(error: grpc.RpcError) -> CallFailed:
-    """The exception for what a call of gRPC raised, with the google.rpc details of its trailing metadata.
+    """Return the exception for a gRPC error, with the google.rpc details of its trailing metadata.
 
-    Takes the errors of both kinds of channel: grpc.aio.AioRpcError, and grpc.RpcError of a synchronous one.
+    Accepts the errors of both kinds of channel: grpc.aio.AioRpcError, and grpc.RpcError of a synchronous one.
     """
-    code, said = error.code(), error.details()
-    if code is grpc.StatusCode.CANCELLED and said == _NEVER_TAKEN_UP:
-        code, said = grpc.StatusCode.UNAVAILABLE, "The server stopped before it took up the call."
-    message = said or f"The call failed with {code.name}."
-    # Each kind of channel has a class of its own for metadata; both are pairs.
+    code, text = error.code(), error.details()
+    if code is grpc.StatusCode.CANCELLED and text == _NEVER_ACCEPTED:
+        # Not the caller's cancellation: another server can serve the call, so it has to count as retryable.
+        code, text = grpc.StatusCode.UNAVAILABLE, "The server stopped before it accepted the call; repeat it."
+    message = text or f"The call failed with {code.name}."
+    # The two kinds of channel have different classes for metadata; both iterate over pairs.
     metadata: Iterable[tuple[str, str | bytes]] = error.trailing_metadata() or ()  # type: ignore[assignment]
     return from_status(_described(Status(code=code, message=message), metadata))
 
 
 def deadline_exceeded(message: str) -> DeadlineExceeded:
-    """The exception for a deadline that passed on this side, between two calls."""
+    """Return the exception for a deadline that passed in the client, between two calls."""
     return DeadlineExceeded(Status(code=grpc.StatusCode.DEADLINE_EXCEEDED, message=message, reason="DEADLINE_EXCEEDED"))
 
 

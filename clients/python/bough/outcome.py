@@ -1,10 +1,10 @@
-"""Where a run stands by its events: its state, what it asks, how it ended; what was said on the way is not its own."""
+"""Fold of a run's events into its state, its open input requests and its end."""
 
 from bough.v1 import error_pb2, event_pb2, execution_pb2, input_pb2, message_pb2, usage_pb2
 
 
 class Outcome:
-    """The state of a run, one event after the other."""
+    """State of a run, updated by each event."""
 
     def __init__(self) -> None:
         self.state: execution_pb2.ExecutionState.ValueType = execution_pb2.EXECUTION_STATE_UNSPECIFIED
@@ -16,11 +16,11 @@ class Outcome:
 
     @property
     def open_requests(self) -> tuple[input_pb2.InputRequest, ...]:
-        """What the run asks and nobody has answered, in the order in which it asked."""
+        """Input requests without an answer, in the order in which they were made."""
         return tuple(self._open.values())
 
     def add(self, event: event_pb2.AgentEvent) -> None:
-        """Takes the run's next event, of any kind."""
+        """Apply the next event of the run, of any kind."""
         match event.WhichOneof("payload"):
             case "run_queued":
                 self.state = execution_pb2.EXECUTION_STATE_PENDING
@@ -28,6 +28,7 @@ class Outcome:
                 self.state = execution_pb2.EXECUTION_STATE_RUNNING
             case "run_interrupted":
                 self.state = execution_pb2.EXECUTION_STATE_INPUT_REQUIRED
+                # Names every open request; a masked view may not have shown their own events.
                 self._open = {request.input_id: request for request in event.run_interrupted.requests}
             case "input_requested":
                 self._open[event.input_requested.request.input_id] = event.input_requested.request

@@ -1,4 +1,4 @@
-"""Where a stream of a run stands: what to ask for next, what of it is new, whether it is over; it makes no call."""
+"""Position of a stream in a run's log: the next request, which events are new, and whether the stream has ended."""
 
 from typing import Final, TypeAlias
 
@@ -18,16 +18,16 @@ Response: TypeAlias = (
 )
 
 RUN_ID_KEY: Final = "bough-run-id"
-"""Initial metadata of every stream: the run, before its first event."""
+"""Initial metadata of every stream: the run id, sent before the first event."""
 
 _TERMINAL: Final = frozenset({"run_completed", "run_failed", "run_cancelled"})
 
 
 class Position:
-    """One stream's place in a run's log, over as many calls as it takes.
+    """Position of one stream in a run's log, over as many calls as it takes.
 
-    A call is repeated as it was, under its request id, for as long as the place is not known; then the run is watched
-    from there, to where the first call would have ended.
+    The first call is repeated under its request id until the position is known. From then on the run is watched from
+    the position to the event at which the first call would have ended.
     """
 
     def __init__(self, request: Request) -> None:
@@ -35,9 +35,12 @@ class Position:
         self.session_id = ""
         self.run_id, self.received, self.is_accepted = "", 0, False
         self._is_over = False
-        # Of the requests that a ResumeRun answers: those that may still be open here, and those seen open.
+        # Of the requests that a ResumeRun answers: those that may still be open at this position, and those that an
+        # interruption has named.
         self._open: set[str] = set()
         self._asked: set[str] = set()
+        # The sequence of the last run_interrupted received.
+        self._interruption: int | None = None
         match request:
             case agent_service_pb2.WatchRunRequest():
                 self.run_id, self.received, self.is_accepted = request.run_id, request.after_sequence, True
@@ -47,16 +50,16 @@ class Position:
 
     @property
     def request_id(self) -> str:
-        """The name under which the call may be repeated; empty for watching, which needs none."""
+        """Request id under which the call is repeated; empty for WatchRun, which needs none."""
         return "" if isinstance(self._request, agent_service_pb2.WatchRunRequest) else self._request.request_id
 
     @property
     def is_over(self) -> bool:
-        """Whether the last event is one that ends such a stream: what breaks after it is no drop."""
+        """True if the last event ends the stream: an error after it is ignored."""
         return self._is_over
 
     def next_request(self) -> Request:
-        """The call that goes on from here."""
+        """Return the request that continues from this position."""
         match self._request:
             case agent_service_pb2.WatchRunRequest():
                 return self._watch(self._request.until)
@@ -65,16 +68,16 @@ class Position:
             case agent_service_pb2.RunRequest() if not self.run_id:
                 return self._request
             case agent_service_pb2.ForkRunRequest() if not self.received:
-                # Its stream begins at the fork, and where that is only its events say.
+                # Its stream begins at the fork, whose sequence only its events show.
                 return self._request
         return self._watch(follow_pb2.WATCH_UNTIL_INTERRUPTED)
 
     def accept(self, run_id: str) -> None:
-        """Takes the server's word that the run is there."""
+        """Record that the server has accepted the call for this run."""
         self.run_id, self.is_accepted = run_id, True
 
     def take(self, response: Response) -> list[event_pb2.AgentEvent]:
-        """What a response brings that was not there before, in order."""
+        """Return the events of a response that are new, in order."""
         self.is_accepted = True
         if response.batch.events or response.batch.through_sequence:
             self._settle()
@@ -97,15 +100,21 @@ class Position:
         )
 
     def _repeated(self, request: agent_service_pb2.ResumeRunRequest) -> agent_service_pb2.ResumeRunRequest:
-        """The same answers, which change nothing twice: only the server knows which interruption comes after them."""
+        """Return the call with the same answers, which have no second effect.
+
+        The run cannot be watched instead: only the server knows which interruption is the first after the answers.
+        """
         again = agent_service_pb2.ResumeRunRequest()
         again.CopyFrom(request)
         if request.HasField("after_sequence"):
-            again.after_sequence = self.received
+            # If the last event is an interruption, it may be the end of the stream: a mask can hide the input_received
+            # that would show it. The server ends the call with that event, and past it would wait for the next one.
+            is_last = self.received == self._interruption
+            again.after_sequence = self.received - 1 if is_last else self.received
         return again
 
     def _settle(self) -> None:
-        """A ResumeRun that was told no place begins behind its answers."""
+        """Mark the answers as received: without `after_sequence` a ResumeRun begins behind them."""
         request = self._request
         if isinstance(request, agent_service_pb2.ResumeRunRequest) and not request.HasField("after_sequence"):
             self._open.clear()
@@ -118,8 +127,10 @@ class Position:
             return kind in _TERMINAL
         if isinstance(self._request, agent_service_pb2.WatchRunRequest):
             return self._request.until == follow_pb2.WATCH_UNTIL_INTERRUPTED
-        # An interruption names every request that is open: one that is named no more has been answered.
+        # An interruption names every open request: one that an earlier interruption named and this one does not has
+        # been answered. One that none has named may not have been made yet.
         named = {request.input_id for request in event.run_interrupted.requests}
         self._open -= self._asked - named
         self._asked |= named
+        self._interruption = event.sequence
         return not self._open

@@ -1,4 +1,4 @@
-"""When and how soon a dropped stream is joined again; it does no waiting itself."""
+"""Retry policy of dropped streams: whether to rejoin the run, and after which delay."""
 
 import random
 import time
@@ -8,16 +8,16 @@ from typing import Final
 from bough.errors import CallFailed, Unavailable, deadline_exceeded
 
 _OF_THE_RUN: Final = frozenset({"STORAGE_FAILED", "RUN_PARKED"})
-"""Why a server that is there cannot go on with a run."""
+"""Reasons why a reachable server cannot continue a run."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rejoining:
-    """How a client comes back after a drop; all in seconds.
+    """Backoff of a client that rejoins a run after a dropped connection; all in seconds.
 
-    A delay is drawn between nothing and a bound that doubles from `first_delay` to `longest_delay` until the server
-    answers ("full jitter": many clients of one restarted server spread out). `patience` is how long the server may be
-    gone altogether, or unable to go on with the run; 0 never rejoins, as in `NO_REJOINING`.
+    A delay is random between 0 and a bound that doubles from `first_delay` to `longest_delay` until the stream makes
+    progress ("full jitter": many clients of one restarted server spread out). `patience` is how long in all the server
+    may be unreachable, or unable to continue the run; 0 never rejoins, as in `NO_REJOINING`.
     """
 
     first_delay: float = 0.1
@@ -25,16 +25,16 @@ class Rejoining:
     patience: float = 60.0
 
     def bound(self, attempt: int) -> float:
-        """The longest delay before an attempt, counted from 0."""
+        """Return the longest delay before an attempt, counted from 0."""
         return min(self.longest_delay, self.first_delay * 2.0 ** min(attempt, 32))
 
 
 NO_REJOINING: Final = Rejoining(patience=0.0)
-"""For callers that come back by themselves: what drops a stream is raised."""
+"""For callers that rejoin by themselves: the error that drops a stream is raised."""
 
 
 class Comeback:
-    """The drops of one stream: how often it was dropped, since when the server is gone, and when time is up."""
+    """Drops of one stream: attempts without progress, since when the server is unavailable, and the deadline."""
 
     def __init__(self, rejoining: Rejoining, *, timeout: float | None) -> None:
         self._rejoining = rejoining
@@ -44,33 +44,34 @@ class Comeback:
         self._is_stuck = False
 
     def remaining(self) -> float | None:
-        """Seconds left of the caller's time, None where it set no end; raises DeadlineExceeded when there are none."""
+        """Return the seconds left until the caller's deadline, None without one; raises DeadlineExceeded after it."""
         if self._deadline is None:
             return None
         left = self._deadline - time.monotonic()
         if left <= 0:
-            raise deadline_exceeded("The time for following the run is over; the run itself may still be going.")
+            raise deadline_exceeded("The time for following the run is over; the run itself may still be running.")
         return left
 
     def answered(self) -> None:
-        """The server is there; of a run that it cannot go on with, that says nothing."""
+        """Record that the server is reachable; ignored while it cannot continue the run."""
         if not self._is_stuck:
             self._gone_since = None
 
     def progressed(self) -> None:
-        """The stream moved on."""
+        """Record that the stream received a response."""
         self._attempt = 0
         self._gone_since = None
         self._is_stuck = False
 
     def delay_after(self, error: CallFailed) -> float:
-        """How long to wait before the next attempt; raises the error where there is none to make.
+        """Return the seconds to wait before the next attempt; raises the error if it ends the stream.
 
-        Only UNAVAILABLE is worth it: everything else is an answer. A server that says when to come back is obeyed.
+        Only UNAVAILABLE is retried: every other status is final. The server's retry delay is a lower bound, itself
+        bounded by `longest_delay`.
         """
         if not isinstance(error, Unavailable):
             raise error
-        # Only its next owner can end such a run: a server that is there is then as good as gone.
+        # Until another server takes such a run over, a reachable server is no better than an unreachable one.
         self._is_stuck = error.reason in _OF_THE_RUN
         now = time.monotonic()
         if self._gone_since is None:
@@ -81,5 +82,5 @@ class Comeback:
         if now + delay - self._gone_since >= self._rejoining.patience:
             raise error
         if self._deadline is not None and now + delay >= self._deadline:
-            raise deadline_exceeded(f"The server did not come back in time: {error.message}") from error
+            raise deadline_exceeded(f"The server did not become available in time: {error.message}") from error
         return delay

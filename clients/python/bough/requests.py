@@ -1,4 +1,4 @@
-"""The requests of a caller, made from plain values; both clients send the same ones."""
+"""Build requests from plain values, for both clients."""
 
 import uuid
 from collections.abc import Iterable, Mapping
@@ -32,7 +32,7 @@ MissingSession: TypeAlias = agent_service_pb2.MissingSessionPolicy.ValueType
 
 
 def duration(seconds: float | None) -> duration_pb2.Duration | None:
-    """A Duration of that many seconds; None stays None."""
+    """Return a Duration of that many seconds, None for None."""
     if seconds is None:
         return None
     value = duration_pb2.Duration()
@@ -58,7 +58,7 @@ def follow_options(
     event_names: Iterable[str] = (),
     heartbeat: float | None = None,
 ) -> follow_pb2.FollowOptions:
-    """How to follow a run; `heartbeat` is in seconds."""
+    """Build the options for following a run; `heartbeat` in seconds."""
     return follow_pb2.FollowOptions(view=view, event_names=list(event_names), heartbeat_interval=duration(heartbeat))
 
 
@@ -74,7 +74,7 @@ def run_request(
     follow: follow_pb2.FollowOptions | None = None,
     labels: Mapping[str, str] | None = None,
 ) -> agent_service_pb2.RunRequest:
-    """A turn to start. It always has a request id, so that sending it again never starts a second one."""
+    """Build a Run; it always has a request id, so that a repeated call never starts a second run."""
     return agent_service_pb2.RunRequest(
         request_id=request_id or _new_request_id(),
         agent=agent,
@@ -96,7 +96,7 @@ def resume_request(
     after: int | None = None,
     follow: follow_pb2.FollowOptions | None = None,
 ) -> agent_service_pb2.ResumeRunRequest:
-    """Answers to a run. It always has a request id, so that sending it again follows from the same place."""
+    """Build a ResumeRun; it always has a request id, so that a repeated call follows from the same event."""
     return agent_service_pb2.ResumeRunRequest(
         run_id=run_id,
         answers=answers,
@@ -117,7 +117,7 @@ def fork_request(
     follow: follow_pb2.FollowOptions | None = None,
     labels: Mapping[str, str] | None = None,
 ) -> agent_service_pb2.ForkRunRequest:
-    """A run to fork. It always has a request id, so that sending it again never makes a second fork."""
+    """Build a ForkRun; it always has a request id, so that a repeated call never makes a second fork."""
     return agent_service_pb2.ForkRunRequest(
         request_id=request_id or _new_request_id(),
         run_id=run_id,
@@ -133,7 +133,7 @@ def fork_request(
 def watch_request(
     run_id: str, *, after: int = 0, until: WatchUntil, follow: follow_pb2.FollowOptions | None = None
 ) -> agent_service_pb2.WatchRunRequest:
-    """A run to follow, after a sequence."""
+    """Build a WatchRun that begins after a sequence."""
     return agent_service_pb2.WatchRunRequest(run_id=run_id, after_sequence=after, until=until, follow=follow)
 
 
@@ -146,7 +146,7 @@ def run_filter(
     create_time_from: datetime | None = None,
     create_time_before: datetime | None = None,
 ) -> run_pb2.RunFilter:
-    """Which runs to list. A time without a zone is this machine's local time."""
+    """Build the filter of ListRuns. A time without a zone is local time."""
     return run_pb2.RunFilter(
         session_id=session_id,
         agent=agent,
@@ -160,14 +160,14 @@ def run_filter(
 def tree_request(
     run_id: str, *, options: invocation_pb2.InvocationOptions | None = None, as_of_sequence: int = 0
 ) -> eval_service_pb2.GetInvocationRequest:
-    """The record of a run, whole or up to a sequence."""
+    """Build a GetInvocation, of the whole log or of the log up to a sequence."""
     return eval_service_pb2.GetInvocationRequest(run_id=run_id, options=options, as_of_sequence=as_of_sequence)
 
 
 def create_session_request(
     *, session_id: str = "", labels: Mapping[str, str] | None = None, request_id: str = ""
 ) -> session_service_pb2.CreateSessionRequest:
-    """A session to create. It always has a request id, so that sending it again never creates a second one."""
+    """Build a CreateSession; it always has a request id, so that a repeated call never creates a second session."""
     return session_service_pb2.CreateSessionRequest(
         labels=labels, session_id=session_id, request_id=request_id or _new_request_id()
     )
@@ -176,7 +176,7 @@ def create_session_request(
 def update_state_request(
     session_id: str, changes: Mapping[str, str | None]
 ) -> session_service_pb2.UpdateSessionStateRequest:
-    """Changes of a session's values: JSON texts by name, None to delete a value."""
+    """Build an UpdateSessionState from JSON texts by key, None to delete a value."""
     made = [session_pb2.SessionStateChange(key=name, value_json=text) for name, text in changes.items()]
     return session_service_pb2.UpdateSessionStateRequest(session_id=session_id, changes=made)
 
@@ -184,7 +184,7 @@ def update_state_request(
 def update_agent_request(
     definition: agent_pb2.AgentDefinition, *, revision: str, fields: Iterable[str] = ()
 ) -> catalog_service_pb2.UpdateAgentRequest:
-    """The new content of an agent that was read at a revision; `fields` are those to change, all if there are none."""
+    """Build an UpdateAgent of a revision; `fields` are the paths to change, default: all."""
     return catalog_service_pb2.UpdateAgentRequest(
         definition=definition, update_mask=field_mask_pb2.FieldMask(paths=fields), revision=revision
     )

@@ -1,4 +1,4 @@
-"""A run as a stream of events that survives drops: every sequence once and in order; it folds nothing."""
+"""Stream of a run's events that survives dropped connections: every sequence once and in order."""
 
 import asyncio
 from collections import deque
@@ -15,7 +15,7 @@ from bough.rejoining import Comeback, Rejoining
 from bough.v1 import agent_service_pb2, event_pb2, run_pb2
 
 if TYPE_CHECKING:
-    # Only stub files have it.
+    # Only the generated stub files have this name.
     from bough.v1.agent_service_pb2_grpc import AgentServiceAsyncStub
 
 _Call: TypeAlias = (
@@ -27,12 +27,12 @@ _Call: TypeAlias = (
 
 
 class RunStream(AsyncIterator[event_pb2.AgentEvent]):
-    """The events of a run, as they come.
+    """Events of a run, as they arrive.
 
-    Nothing is sent before the first event is asked for, or `started()`. When the connection drops, the stream joins the
-    run again where it was, within the time that it was given at first; a call of which nothing has come yet is sent
-    again under the same request id. It ends where the first call would have ended. Closing the stream ends the call,
-    not the run: `cancel()` does that.
+    The call is sent when the first event is awaited, or by `started()`. If the connection drops, the stream rejoins the
+    run after its last event, within the original timeout; a call without a response so far is repeated under the same
+    request id. The stream ends at the event at which the first call would have ended. Closing it ends the call, not the
+    run: use `cancel()` for that.
     """
 
     def __init__(
@@ -58,37 +58,40 @@ class RunStream(AsyncIterator[event_pb2.AgentEvent]):
 
     @property
     def run_id(self) -> str:
-        """The run; empty until the server has accepted it, unless the caller named it."""
+        """Id of the run; empty until the server has accepted the run, unless the caller named it."""
         return self._position.run_id
 
     @property
     def request_id(self) -> str:
-        """The name of the call, known from the start: the same call under it does nothing twice. Empty for watching."""
+        """Request id of the call, known from the start; a repeated call has no second effect.
+
+        Empty for a watch.
+        """
         return self._position.request_id
 
     @property
     def session_id(self) -> str:
-        """The run's session; empty until the first event."""
+        """Id of the run's session; empty until the first event."""
         return self._position.session_id
 
     @property
     def through_sequence(self) -> int:
-        """Everything up to here has been given to the caller or is not in its view: go on after it."""
+        """Sequence to continue after: the caller has every event of its view up to here."""
         return self._events[0].sequence - 1 if self._events else self._position.received
 
     async def started(self) -> str:
-        """Waits until the run, or the answers to it, are accepted and durable; gives the run's id. Loses no event."""
+        """Wait until the run, or the answers to it, are accepted and durable; return the run id. Loses no event."""
         while not self._position.is_accepted and not self._ended:
             await self._read()
         return self.run_id
 
     async def cancel(self) -> run_pb2.Run:
-        """Asks the run to stop; its end still comes through the stream. May be called while another task reads."""
+        """Request cancellation of the run; its end is still streamed. Safe while another task reads."""
         request = agent_service_pb2.CancelRunRequest(run_id=await self.started())
         return (await self._calls.one(self._stub.CancelRun, request)).run
 
     async def aclose(self) -> None:
-        """Ends the call; the run goes on as its policy says."""
+        """End the call; the run continues as its policy says."""
         self._closed = self._ended = True
         self._events.clear()
         self._drop()
@@ -125,14 +128,14 @@ class RunStream(AsyncIterator[event_pb2.AgentEvent]):
             except asyncio.CancelledError:
                 self._drop()
                 task = asyncio.current_task()
-                # Closing by another task cancels the call under this one, which then simply has no more events.
+                # If another task closes the stream, the call under this read is cancelled: that is an end, no error.
                 if not self._closed or (task is not None and task.cancelling()):
                     raise
 
     async def _open(self) -> AsyncIterator[Response]:
         if self._comeback is None:
             self._comeback = Comeback(self._rejoining, timeout=self._timeout)
-        # Another task may close the stream, and so forget the call, while this one waits.
+        # Kept in a local: another task may close the stream, which clears self._call, while this one waits.
         call = self._call = self._begin(self._position.next_request(), self._comeback.remaining())
         metadata = await call.initial_metadata()
         run_id = metadata.get(RUN_ID_KEY)

@@ -1,23 +1,31 @@
-"""The synchronous client: runs, watching, answers, forks, trees and cancelling over one channel; it keeps no state."""
+"""Synchronous client: the methods of the asynchronous one, for programs without an event loop."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from datetime import datetime
 from types import TracebackType
-from typing import Self, TypeVar
+from typing import Self
 
 import grpc
 
 from bough import requests
+from bough.aggregation import sync_aggregate_messages
+from bough.calls import PAGE_SIZE, SyncCalls
+from bough.catalog import SyncCatalog
 from bough.channel import CALL_TIMEOUT, DEFAULT_ADDRESS, RUN_TIMEOUT, ChannelOption, channel_options
+from bough.collection import answer_of, collected
 from bough.errors import from_rpc_error
 from bough.position import Request
 from bough.rejoining import Rejoining
-from bough.requests import MissingSession, View, WatchUntil
+from bough.requests import MissingSession, State, View, WatchUntil
+from bough.sessions import SyncSessions
 from bough.sync_stream import SyncRunStream
 from bough.v1 import (
     agent_pb2,
     agent_service_pb2,
     agent_service_pb2_grpc,
+    catalog_service_pb2_grpc,
     eval_service_pb2_grpc,
+    event_pb2,
     follow_pb2,
     fork_pb2,
     input_pb2,
@@ -25,19 +33,17 @@ from bough.v1 import (
     message_pb2,
     policy_pb2,
     run_pb2,
+    session_service_pb2_grpc,
 )
-
-Asked = TypeVar("Asked")
-Answered = TypeVar("Answered")
 
 
 class Client:
-    """A client of one server for programs without an event loop.
+    """A client of one server for programs without an event loop, a context manager.
 
-    `timeout` bounds following a run and `call_timeout` every other call, both in seconds, None without an end. Streams
-    come back after a drop by themselves, as `rejoining` says; `NO_REJOINING` leaves that to the caller. `options` are
-    added to those of `bough.channel` and win over them. A `channel` of the caller's own is used instead of the address
-    and stays the caller's.
+    `timeout` bounds following a run and `call_timeout` every other call, both in seconds; None: unbounded.
+    With `wait_for_ready` calls wait for a server that is not reachable yet instead of failing at once. Streams rejoin
+    their run after a dropped connection as `rejoining` says; `NO_REJOINING` leaves that to the caller. `options`
+    override those of `bough.channel`. A `channel` is used instead of the address; the caller closes it.
     """
 
     def __init__(
@@ -46,16 +52,21 @@ class Client:
         *,
         timeout: float | None = RUN_TIMEOUT,
         call_timeout: float | None = CALL_TIMEOUT,
+        wait_for_ready: bool | None = None,
         rejoining: Rejoining | None = None,
         options: Iterable[ChannelOption] = (),
         channel: grpc.Channel | None = None,
     ) -> None:
+        self.address = address
         self._owned = None if channel else grpc.insecure_channel(address, options=channel_options(options))
         used = channel or self._owned
         assert used is not None, "one of the two is set"
+        self._calls = SyncCalls(timeout=call_timeout, wait_for_ready=wait_for_ready)
         self._agents = agent_service_pb2_grpc.AgentServiceStub(used)
         self._eval = eval_service_pb2_grpc.EvalServiceStub(used)
-        self._timeout, self._call_timeout, self._rejoining = timeout, call_timeout, rejoining
+        self.catalog = SyncCatalog(catalog_service_pb2_grpc.CatalogServiceStub(used), self._calls)
+        self.sessions = SyncSessions(session_service_pb2_grpc.SessionServiceStub(used), self._calls)
+        self._timeout, self._rejoining = timeout, rejoining
 
     def __enter__(self) -> Self:
         return self
@@ -66,7 +77,7 @@ class Client:
         self.close()
 
     def close(self) -> None:
-        """Closes the channel, if it is the client's own."""
+        """Close the channel unless the caller provided it; calls in flight end."""
         if self._owned is not None:
             self._owned.close()
 
@@ -86,7 +97,7 @@ class Client:
         timeout: float | None = None,
         heartbeat: float | None = None,
     ) -> SyncRunStream:
-        """Starts a turn and follows it to its end, or to its first interruption, as AsyncClient.run does."""
+        """Start a run and follow it to its end or to its first interruption, as AsyncClient.run does."""
         request = requests.run_request(
             agent,
             content,
@@ -112,7 +123,7 @@ class Client:
         timeout: float | None = None,
         heartbeat: float | None = None,
     ) -> SyncRunStream:
-        """Answers what a run asks and follows it on, as AsyncClient.resume does."""
+        """Answer input requests of a run and follow it, as AsyncClient.resume does."""
         follow = requests.follow_options(view=view, event_names=event_names, heartbeat=heartbeat)
         request = requests.resume_request(run_id, answers, request_id=request_id, after=after, follow=follow)
         return self._stream(request, timeout)
@@ -132,7 +143,7 @@ class Client:
         timeout: float | None = None,
         heartbeat: float | None = None,
     ) -> SyncRunStream:
-        """Starts a run that shares another's log up to a sequence, and follows it, as AsyncClient.fork does."""
+        """Start a run that shares another run's log up to a sequence, and follow it, as AsyncClient.fork does."""
         request = requests.fork_request(
             run_id,
             after_sequence,
@@ -156,36 +167,91 @@ class Client:
         timeout: float | None = None,
         heartbeat: float | None = None,
     ) -> SyncRunStream:
-        """Follows a run, live or past, after a sequence; `until` says how far."""
+        """Follow a run, live or ended, after a sequence, as AsyncClient.watch does."""
         follow = requests.follow_options(view=view, event_names=event_names, heartbeat=heartbeat)
         return self._stream(requests.watch_request(run_id, after=after, until=until, follow=follow), timeout)
 
+    def answer(
+        self, agent: str, content: str | message_pb2.Message, *, session_id: str = "", timeout: float | None = None
+    ) -> str:
+        """Start a run, follow it to its end and return its final answer as text.
+
+        Raises RunFailed, RunCancelled or RunInterrupted if there is none.
+        """
+        with self.run(agent, content, session_id=session_id, timeout=timeout) as stream:
+            return answer_of(collected(stream))
+
     def cancel(self, run_id: str, *, note: str = "") -> run_pb2.Run:
-        """Ask a run to stop, with a note for the record; its end follows as events. An ended run is not changed."""
-        return self._one(self._agents.CancelRun, agent_service_pb2.CancelRunRequest(run_id=run_id, note=note)).run
+        """Request cancellation of a run, with a note for the record; its end follows as events.
+
+        A run that has ended stays as it is.
+        """
+        request = agent_service_pb2.CancelRunRequest(run_id=run_id, note=note)
+        return self._calls.one(self._agents.CancelRun, request).run
 
     def get_run(self, run_id: str) -> run_pb2.Run:
-        """One run."""
-        return self._one(self._agents.GetRun, agent_service_pb2.GetRunRequest(run_id=run_id)).run
+        """Return a run. Raises NotFound."""
+        return self._calls.one(self._agents.GetRun, agent_service_pb2.GetRunRequest(run_id=run_id)).run
 
     def final_answer(self, run_id: str) -> message_pb2.Message | None:
-        """The final answer of a run, in the background or not; None until the run has succeeded."""
-        response = self._one(self._agents.GetRun, agent_service_pb2.GetRunRequest(run_id=run_id))
+        """Return the final answer of a run, None unless the run has succeeded."""
+        response = self._calls.one(self._agents.GetRun, agent_service_pb2.GetRunRequest(run_id=run_id))
         return response.final_answer if response.HasField("final_answer") else None
+
+    def list_runs(
+        self,
+        *,
+        session_id: str = "",
+        agent: str = "",
+        states: Iterable[State] = (),
+        labels: Mapping[str, str] | None = None,
+        create_time_from: datetime | None = None,
+        create_time_before: datetime | None = None,
+        page_size: int = PAGE_SIZE,
+    ) -> Iterator[run_pb2.Run]:
+        """List the runs that match every filter that is set, newest first; pages are fetched as they are needed.
+
+        `create_time_from` is inclusive, `create_time_before` exclusive; a time without a zone is local time.
+        """
+        wanted = requests.run_filter(
+            session_id=session_id,
+            agent=agent,
+            states=states,
+            labels=labels,
+            create_time_from=create_time_from,
+            create_time_before=create_time_before,
+        )
+        request = agent_service_pb2.ListRunsRequest(page_size=page_size, filter=wanted)
+        return self._calls.pages(self._agents.ListRuns, request, lambda response: response.runs)
 
     def tree(
         self, run_id: str, *, options: invocation_pb2.InvocationOptions | None = None, as_of_sequence: int = 0
     ) -> invocation_pb2.Invocation:
-        """The record of a run with its agent tree."""
+        """Return the invocation of a run with its agent tree, of the log up to a sequence if one is given."""
         request = requests.tree_request(run_id, options=options, as_of_sequence=as_of_sequence)
-        return self._one(self._eval.GetInvocation, request).invocation
+        return self._calls.one(self._eval.GetInvocation, request).invocation
 
-    def _stream(self, request: Request, timeout: float | None) -> SyncRunStream:
-        timeout = self._timeout if timeout is None else timeout
-        return SyncRunStream(self._agents, request, timeout=timeout, rejoining=self._rejoining)
-
-    def _one(self, method: "grpc.UnaryUnaryMultiCallable[Asked, Answered]", request: Asked) -> Answered:
+    def aggregate(
+        self,
+        events: Iterable[event_pb2.AgentEvent],
+        *,
+        options: invocation_pb2.InvocationOptions | None = None,
+        timeout: float | None = None,
+    ) -> invocation_pb2.Invocation:
+        """Return the invocation that events from any source make, in their order; `timeout` in seconds."""
+        messages = sync_aggregate_messages(events, options)
         try:
-            return method(request, timeout=self._call_timeout)
+            return self._eval.AggregateEvents(
+                messages, timeout=timeout or self._timeout, wait_for_ready=self._calls.wait_for_ready
+            ).invocation
         except grpc.RpcError as error:
             raise from_rpc_error(error) from None
+
+    def _stream(self, request: Request, timeout: float | None) -> SyncRunStream:
+        return SyncRunStream(
+            self._agents,
+            request,
+            timeout=self._timeout if timeout is None else timeout,
+            calls=self._calls,
+            rejoining=self._rejoining,
+        )

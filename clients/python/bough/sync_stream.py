@@ -1,4 +1,4 @@
-"""A run as a stream of events for programs without an event loop; it survives drops as the asynchronous one does."""
+"""Stream of a run's events for programs without an event loop; survives drops as the asynchronous one does."""
 
 import threading
 from collections import deque
@@ -9,10 +9,11 @@ from typing import Protocol, Self
 
 import grpc
 
+from bough.calls import SyncCalls
 from bough.errors import CallFailed, from_rpc_error
 from bough.position import RUN_ID_KEY, Position, Request, Response
 from bough.rejoining import Comeback, Rejoining
-from bough.v1 import agent_service_pb2, agent_service_pb2_grpc, event_pb2
+from bough.v1 import agent_service_pb2, agent_service_pb2_grpc, event_pb2, run_pb2
 
 
 class _Call(Protocol):
@@ -22,9 +23,9 @@ class _Call(Protocol):
 
 
 class SyncRunStream(Iterator[event_pb2.AgentEvent]):
-    """The events of a run, as they come, for one thread; any other may close it.
+    """Events of a run, as they arrive, for one thread; any other thread may close the stream.
 
-    The first call begins at once. When the connection drops, the stream joins the run again as RunStream does.
+    The call is sent at once. If the connection drops, the stream rejoins the run as RunStream does.
     """
 
     def __init__(
@@ -33,9 +34,10 @@ class SyncRunStream(Iterator[event_pb2.AgentEvent]):
         request: Request,
         *,
         timeout: float | None,
+        calls: SyncCalls,
         rejoining: Rejoining | None = None,
     ) -> None:
-        self._stub = stub
+        self._stub, self._calls = stub, calls
         self._position = Position(request)
         self._comeback = Comeback(rejoining or Rejoining(), timeout=timeout)
         self._events: deque[event_pb2.AgentEvent] = deque()
@@ -45,32 +47,43 @@ class SyncRunStream(Iterator[event_pb2.AgentEvent]):
 
     @property
     def run_id(self) -> str:
-        """The run; empty until the server has accepted it, unless the caller named it."""
+        """Id of the run; empty until the server has accepted the run, unless the caller named it."""
         return self._position.run_id
 
     @property
     def request_id(self) -> str:
-        """The name of the call, known from the start: the same call under it does nothing twice. Empty for watching."""
+        """Request id of the call, known from the start; a repeated call has no second effect.
+
+        Empty for a watch.
+        """
         return self._position.request_id
 
     @property
     def session_id(self) -> str:
-        """The run's session; empty until the first event."""
+        """Id of the run's session; empty until the first event."""
         return self._position.session_id
 
     @property
     def through_sequence(self) -> int:
-        """Everything up to here has been given to the caller or is not in its view: go on after it."""
+        """Sequence to continue after: the caller has every event of its view up to here."""
         return self._events[0].sequence - 1 if self._events else self._position.received
 
     def started(self) -> str:
-        """Waits until the run, or the answers to it, are accepted and durable; gives the run's id. Loses no event."""
+        """Wait until the run, or the answers to it, are accepted and durable; return the run id. Loses no event."""
         while not (self._position.is_accepted or self._ended or self._closed.is_set()):
             self._read()
         return self.run_id
 
+    def cancel(self) -> run_pb2.Run:
+        """Request cancellation of the run; its end is still streamed.
+
+        Safe from a thread other than the reader's once `run_id` is known.
+        """
+        request = agent_service_pb2.CancelRunRequest(run_id=self.started())
+        return self._calls.one(self._stub.CancelRun, request).run
+
     def close(self) -> None:
-        """Ends the call, from any thread; the run goes on as its policy says."""
+        """End the call, from any thread; the run continues as its policy says."""
         self._closed.set()
         self._drop()
 
@@ -107,7 +120,7 @@ class SyncRunStream(Iterator[event_pb2.AgentEvent]):
         if self._call is None:
             self._call = self._begin(self._position.next_request(), self._comeback.remaining())
         if self._closed.is_set():
-            # Whoever closed the stream may have seen no call yet.
+            # close() in another thread may have run before this call was assigned, and so did not cancel it.
             self._call.cancel()
         run_id = dict(self._call.initial_metadata()).get(RUN_ID_KEY)
         if isinstance(run_id, str):
@@ -116,15 +129,16 @@ class SyncRunStream(Iterator[event_pb2.AgentEvent]):
         return self._call
 
     def _begin(self, request: Request, timeout: float | None) -> _Call:
+        wait_for_ready = self._calls.wait_for_ready
         match request:
             case agent_service_pb2.RunRequest():
-                return self._stub.Run(request, timeout=timeout)
+                return self._stub.Run(request, timeout=timeout, wait_for_ready=wait_for_ready)
             case agent_service_pb2.ForkRunRequest():
-                return self._stub.ForkRun(request, timeout=timeout)
+                return self._stub.ForkRun(request, timeout=timeout, wait_for_ready=wait_for_ready)
             case agent_service_pb2.ResumeRunRequest():
-                return self._stub.ResumeRun(request, timeout=timeout)
+                return self._stub.ResumeRun(request, timeout=timeout, wait_for_ready=wait_for_ready)
             case _:
-                return self._stub.WatchRun(request, timeout=timeout)
+                return self._stub.WatchRun(request, timeout=timeout, wait_for_ready=wait_for_ready)
 
     def _take(self, response: Response) -> None:
         self._comeback.progressed()

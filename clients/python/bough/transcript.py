@@ -1,4 +1,4 @@
-"""What agents said, step by step, from streamed pieces; whether a run has ended is not its own."""
+"""Text of each step, joined from streamed deltas."""
 
 from dataclasses import dataclass
 
@@ -7,9 +7,9 @@ from bough.v1 import event_pb2
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepText:
-    """What an agent said in one step, as streamed: the deltas of its last attempt.
+    """Text of an agent in one step: the deltas of the last attempt.
 
-    A SUMMARY shows no retries of sub-agents: there the last attempt is the last one that said something.
+    A SUMMARY view shows no retries of sub-agents: there the last attempt is the last one that streamed text.
     """
 
     invocation_id: str
@@ -20,16 +20,16 @@ class StepText:
 
 
 class Transcript:
-    """Streamed text by step. A higher attempt voids what a lower one said; a late piece of a lower one is dropped.
+    """Streamed text by step. A higher attempt replaces the text of a lower one, whose late deltas are dropped.
 
-    Attempts of a model call that is no step void nothing of a step's.
+    Attempts of a model call outside any step leave the texts of steps as they are.
     """
 
     def __init__(self) -> None:
         self._attempts: dict[tuple[str, str, int], tuple[str, int, list[str]]] = {}
 
     def add(self, event: event_pb2.AgentEvent) -> None:
-        """Takes any event; one without text may still begin an attempt."""
+        """Apply an event of any kind; one without text may still begin an attempt."""
         kind = event.WhichOneof("payload")
         if kind not in ("llm_output_text_delta", "sub_agent_partial", "llm_retrying"):
             return
@@ -45,7 +45,7 @@ class Transcript:
             known[2].append(event.sub_agent_partial.text)
 
     def texts(self) -> tuple[StepText, ...]:
-        """What was said, by step, in order of first appearance."""
+        """Return the texts by step, in order of first appearance."""
         return tuple(
             StepText(invocation_id=invocation, agent=agent, step_index=index, attempt=attempt, text="".join(pieces))
             for (invocation, _, index), (agent, attempt, pieces) in self._attempts.items()

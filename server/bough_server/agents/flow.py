@@ -13,6 +13,7 @@ from bough_server.functions import Condition, Values
 from bough_server.runtime.agent import Context, Outcome
 from bough_server.runtime.child_input import snapshot_of
 from bough_server.runtime.children import Child, begin_iteration, run_child, run_lanes
+from bough_server.runtime.context import lane_of
 from bough_server.runtime.dispatch import DispatchResult
 from bough_server.runtime.lane import Lane
 from bough_server.session_state import value_at
@@ -36,7 +37,7 @@ class SequenceAgent:
 
         Raises RunError SUB_AGENT_FAILED where a child failed whose link does not say CONTINUE.
         """
-        lane, course = Lane.of(ctx), FlowResult()
+        lane, course = lane_of(ctx), FlowResult()
         for index, link in enumerate(self.definition.sub_agents):
             if course.take(link, await run_child(lane, Child(link=link, name=f"c{index}"))):
                 break
@@ -59,7 +60,7 @@ class LoopAgent:
         Raises RunError SUB_AGENT_FAILED where a child failed whose link does not say CONTINUE, and what its condition
         raises.
         """
-        lane, course = Lane.of(ctx), FlowResult()
+        lane, course = lane_of(ctx), FlowResult()
         for number in range(self.definition.loop.max_iterations):
             await begin_iteration(lane, number)
             for index, link in enumerate(self.definition.sub_agents):
@@ -88,7 +89,7 @@ class ParallelAgent:
         """
         parallel, links = self.definition.parallel, self.definition.sub_agents
         ended = await run_lanes(
-            Lane.of(ctx),
+            lane_of(ctx),
             [Child(link=link, name=f"g{index}") for index, link in enumerate(links)],
             fails_fast=parallel.on_failure == agent_pb2.PARALLEL_FAILURE_POLICY_FAIL_FAST,
             at_once=parallel.max_concurrency if parallel.HasField("max_concurrency") else len(links),

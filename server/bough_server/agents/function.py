@@ -4,17 +4,21 @@ import inspect
 import re
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
-from typing import overload
+from typing import TypeAlias, cast, overload
 
 from bough.v1 import agent_pb2, error_pb2, execution_pb2, message_pb2
 from bough_server import ids
 from bough_server.agents.definition import revision
 from bough_server.agents.llm import answer_mistakes, json_value
 from bough_server.errors import RunError
+from bough_server.functions import text_of
 from bough_server.runtime.agent import Agent, Context, Outcome
 
-Answer = Outcome | message_pb2.Message | str
-Code = Callable[[Context, message_pb2.Message], Awaitable[Answer]]
+Answer: TypeAlias = Outcome | message_pb2.Message | str
+MessageCode: TypeAlias = Callable[[Context, message_pb2.Message], Awaitable[Answer]]
+TextCode: TypeAlias = Callable[[Context, str], Awaitable[Answer]]
+Code: TypeAlias = MessageCode | TextCode
+"""What `@agent` takes: its input is a text if its parameter is annotated `str`, else a Message."""
 
 
 class FunctionAgent:
@@ -25,7 +29,7 @@ class FunctionAgent:
     def __init__(
         self, code: Code, definition: agent_pb2.AgentDefinition, tool_links: Sequence[agent_pb2.ToolLink], version: str
     ) -> None:
-        self._code = code
+        self._code = _of_message(code)
         self.definition = definition
         self.tool_links = tool_links
         self.revision = version
@@ -75,6 +79,30 @@ class DefinedFunctionAgent:
         if not schema or outcome.action is not None:
             return outcome
         return replace(outcome, output=_fitting(self.definition.name, outcome.output, schema))
+
+
+def _of_message(code: Code) -> MessageCode:
+    """The same code with a Message as its input, whatever it takes itself."""
+    annotation = [*inspect.signature(code).parameters.values()][1].annotation
+    if annotation not in (str, "str"):  # a text: postponed evaluation
+        return cast(MessageCode, code)
+    of_text = cast(TextCode, code)
+
+    async def run(ctx: Context, input: message_pb2.Message) -> Answer:
+        return await of_text(ctx, _text_alone(ctx, input))
+
+    return run
+
+
+def _text_alone(ctx: Context, input: message_pb2.Message) -> str:
+    others = {part.WhichOneof("content") or "nothing" for part in input.parts} - {"text"}
+    if others:
+        raise RunError(
+            f"The agent {ctx.definition.name!r} takes text alone, and its input has a part of {min(others)}. Annotate "
+            "its input as Message to take any.",
+            reason=error_pb2.ERROR_REASON_BAD_ARGUMENTS,
+        )
+    return text_of(input)
 
 
 def _called(code: str, ctx: Context) -> str:
@@ -136,14 +164,17 @@ def agent(
 ) -> FunctionAgent | Callable[[Code], FunctionAgent]:
     """Makes a coroutine `async def name(ctx, input)` an agent that runs, definitions and models can name.
 
-    The description is its docstring's first paragraph where none is given. `agents` and `tools` are what it may call.
-    `version` changes when its effects do. Raises TypeError.
+    Its input is a Message, or a text if the parameter is annotated `str`. The description is its docstring's first
+    paragraph if none is given. `agents` and `tools` are what it may call. `version` changes when its effects do.
+
+    Raises TypeError.
     """
 
     def make(code: Code) -> FunctionAgent:
         said = description or (inspect.getdoc(code) or "").split("\n\n")[0].replace("\n", " ")
         own_name = name or code.__name__
-        if not inspect.iscoroutinefunction(code) or len(inspect.signature(code).parameters) != 2:
+        is_coroutine = inspect.iscoroutinefunction(code)
+        if not is_coroutine or len(inspect.signature(code).parameters) != 2:
             raise TypeError(f"The agent {own_name!r} must be `async def {own_name}(ctx, input)`.")
         if not re.fullmatch(ids.AGENT_NAME, own_name):
             raise TypeError(f"{own_name!r} is no agent's name: a letter, then up to 58 letters, digits, '_' or '-'.")

@@ -10,8 +10,9 @@ from bough.v1 import action_pb2, agent_pb2, error_pb2, execution_pb2, message_pb
 from bough_server.agents.definition import revision
 from bough_server.errors import RunError
 from bough_server.models.model import ModelRequest
-from bough_server.runtime.agent import Context, Outcome, broke_loop, exited, llm_of, transferred
+from bough_server.runtime.agent import Context, Outcome, llm_of
 from bough_server.runtime.children import hand_over
+from bough_server.runtime.context import lane_of
 from bough_server.runtime.lane import Lane
 from bough_server.runtime.toolset import Toolset
 from bough_server.session_state import json_text
@@ -159,7 +160,7 @@ class LlmAgent:
         """
         llm = llm_of(self.definition)
         most = llm.max_steps if llm.HasField("max_steps") else MAX_STEPS
-        lane = Lane.of(ctx)
+        lane = lane_of(ctx)
         toolset = lane.frame.toolset
         insistence = OutputRepair(
             self.definition.name,
@@ -213,11 +214,11 @@ async def _ending(
             return Outcome(output=closing_output(result), closed_by=name, is_said=name == PLAN)
         action = action_of(result)
         if action is not None and action.HasField("exit"):
-            return exited(action.exit.final_answer)
+            return Outcome.exit(action.exit.final_answer)
         if action is not None and action.HasField("transfer"):
             return await _transfer(lane, action.transfer, result.call.call_id, said, on_transfer)
         if action is not None:
-            return broke_loop(spoken(said) or message_pb2.Message())
+            return Outcome.break_loop(spoken(said), is_said=True)
     return None
 
 
@@ -228,7 +229,7 @@ async def _transfer(
     if transfer.agent not in lane.frame.toolset.peers:
         return await on_transfer(lane, transfer, call_id)
     message = transfer.message if transfer.HasField("message") else None
-    return transferred(transfer.agent, message=message, output=spoken(said), call_id=call_id)
+    return Outcome.transfer(transfer.agent, message, output=spoken(said), call_id=call_id)
 
 
 async def handed_over(lane: Lane, transfer: action_pb2.TransferAction, call_id: str) -> Outcome:

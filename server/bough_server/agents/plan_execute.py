@@ -13,6 +13,7 @@ from bough_server.models.model import ToolSpec
 from bough_server.models.structured_output import as_text
 from bough_server.runtime.agent import Context, Outcome
 from bough_server.runtime.children import Child, begin_plan, run_child
+from bough_server.runtime.context import lane_of
 from bough_server.runtime.dispatch import DispatchResult
 from bough_server.runtime.lane import Lane
 from bough_server.session_state import MAX_STATE_BYTES, applied, json_text, state_size, value_size, write_of
@@ -146,7 +147,7 @@ class PlanExecuteAgent:
         INVALID_OUTPUT where the planner or the replanner ended otherwise than they had to; LIMIT_EXCEEDED after
         `max_iterations` steps without an answer, with the plan and what was done in its details.
         """
-        lane, roles = Lane.of(ctx), self.definition.plan_execute
+        lane, roles = lane_of(ctx), self.definition.plan_execute
         links = {link.agent: link for link in self.definition.sub_agents}
         most = roles.max_iterations if roles.HasField("max_iterations") else MAX_ITERATIONS
         progress = Progress(objective=cut_text(_text_of(input), ROOM))

@@ -13,6 +13,7 @@ from bough_server.engine.limits import TRANSFER_WINDOW
 from bough_server.history.transcript import HistoryEntry, Transcript
 from bough_server.runtime.agent import Context, Outcome, llm_of
 from bough_server.runtime.children import Child, hand_over, run_child
+from bough_server.runtime.context import lane_of
 from bough_server.runtime.dispatch import DispatchResult, Handover
 from bough_server.runtime.lane import Lane
 from bough_server.runtime.visible_history import is_transfer
@@ -76,7 +77,7 @@ class SwarmAgent:
         """
         links = {link.agent: link for link in self.definition.sub_agents}
         path = [self.definition.swarm.entry_agent or self.definition.sub_agents[0].agent]
-        lane = Lane.of(ctx)
+        lane = lane_of(ctx)
         ended = await run_child(lane, Child(link=links[path[0]], name="h0"))
         while (outcome := _member(ended)).action is not None and outcome.action.HasField("transfer"):
             if ended.transcript is not None:

@@ -59,7 +59,7 @@ def cut_of(
     sequence = min([request.after_sequence, *(end.sequence - 1 for end in edited)])
     _check_place(log, sequence, last_sequence)
     shared = [event for event in log if event.sequence <= sequence]
-    check_edits(edited, shared)
+    check_edits(edited, shared, last_sequence=sequence)
     _check_input_change(request.changes, sequence)
     return ForkPoint(shared=shared, sequence=sequence, edited=edited)
 

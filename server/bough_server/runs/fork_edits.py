@@ -5,6 +5,7 @@ from collections.abc import Iterator, Sequence
 
 from bough.v1 import event_pb2, fork_pb2, message_pb2
 from bough_server import events
+from bough_server.engine import keys
 from bough_server.engine.input_requests import outcome_mistakes, result_of
 from bough_server.errors import FieldViolation, InvalidRequest
 from bough_server.truncation import MAX_RESULT_BYTES, MAX_TEXT_BYTES, size_of
@@ -23,17 +24,28 @@ def edited_ends(changes: fork_pb2.ForkChanges, log: Sequence[event_pb2.AgentEven
     return [ends[0] for ends in found]
 
 
-def check_edits(edited: Sequence[event_pb2.AgentEvent], shared: Sequence[event_pb2.AgentEvent]) -> None:
+def check_edits(
+    edited: Sequence[event_pb2.AgentEvent], shared: Sequence[event_pb2.AgentEvent], *, last_sequence: int
+) -> None:
     """Refuses edits of calls that nobody has made yet where a fork begins. Raises InvalidRequest."""
     answered = {event.effect_key for event in shared if event.HasField("llm_completed")}
-    said = f"It was called after sequence {shared[-1].sequence}, where this fork begins."
+    begun = {keys.owner(event.effect_key) for event in shared}
+    said = f"It was called after sequence {last_sequence}, where this fork begins."
     wrong = [
         _violation(index, "call_id", said)
         for index, end in enumerate(edited)
-        if end.effect_key.rpartition(".t")[0] + ".m" not in answered
+        if not _is_called(end, answered, begun, last_sequence)
     ]
     if wrong:
         raise InvalidRequest(wrong)
+
+
+def _is_called(end: event_pb2.AgentEvent, answered: set[str], begun: set[str], last_sequence: int) -> bool:
+    """Whether a call is made by a log up to a sequence: by the answer of its step or, without a step, by code."""
+    if end.step_id:
+        return end.effect_key.rpartition(".t")[0] + ".m" in answered
+    # A refused call of code has no event before its end: with all before it recorded, code arrives at it again.
+    return end.effect_key in begun or end.sequence == last_sequence + 1
 
 
 def with_result(end: event_pb2.AgentEvent, edited: fork_pb2.EditedResult) -> event_pb2.AgentEvent:

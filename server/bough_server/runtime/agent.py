@@ -1,10 +1,10 @@
 """Agents as the runtime sees them: the `Agent` and `Resolver` protocols, and the `Context` that their code is given."""
 
 import random
-from collections.abc import Awaitable, Callable, Mapping, MutableMapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any, Final, Protocol, TypeVar
+from typing import Any, Final, Protocol, TypeAlias, TypeVar
 
 from bough.v1 import action_pb2, agent_pb2, execution_pb2, message_pb2, step_pb2
 from bough_server.functions import Function
@@ -13,6 +13,7 @@ from bough_server.models.model import Model, ModelRequest, ToolSpec
 from bough_server.session_state import json_text
 from bough_server.tools.tool import Tool
 
+Item = TypeVar("Item")
 T = TypeVar("T")
 
 
@@ -32,38 +33,61 @@ class Outcome:
     transfer_id: str = ""
     """The call that hands over to another member of a swarm; empty where none does."""
 
+    @classmethod
+    def exit(cls, output: str | message_pb2.Message) -> "Outcome":
+        """End every agent above with this answer, up to an agent that was called as a tool."""
+        answer = _message(output)
+        return cls(
+            output=answer,
+            end_reason=execution_pb2.END_REASON_EXITED,
+            action=action_pb2.AgentAction(exit=action_pb2.ExitAction(final_answer=answer)),
+        )
 
-def exited(output: message_pb2.Message) -> Outcome:
-    """The outcome of an agent that ends everything above it, up to an agent that was called as a tool."""
-    action = action_pb2.AgentAction(exit=action_pb2.ExitAction(final_answer=output))
-    return Outcome(output=output, end_reason=execution_pb2.END_REASON_EXITED, action=action)
+    @classmethod
+    def break_loop(cls, output: str | message_pb2.Message | None = None, *, is_said: bool = False) -> "Outcome":
+        """End the nearest loop above, whose answer is the one before.
+
+        `output` is what the agent says itself, and the loop's answer if there is none before; `is_said` if the agent's
+        model has said it already.
+        """
+        said = _message(output)
+        return cls(
+            output=said,
+            end_reason=execution_pb2.END_REASON_BROKE_LOOP,
+            action=action_pb2.AgentAction(break_loop=action_pb2.BreakLoopAction()),
+            is_said=is_said or not said.parts,
+        )
+
+    @classmethod
+    def transfer(
+        cls,
+        agent: str,
+        message: str | message_pb2.Message | None = None,
+        *,
+        output: str | message_pb2.Message | None = None,
+        call_id: str = "",
+    ) -> "Outcome":
+        """Transfer to another member of the agent's swarm, with a message to it or without one.
+
+        `output` is what the agent says itself. `call_id` is the model's call that transfers; its output is said
+        already.
+        """
+        said = _message(output)
+        told = _message(message) if message is not None else None
+        return cls(
+            output=said,
+            end_reason=execution_pb2.END_REASON_TRANSFERRED,
+            action=action_pb2.AgentAction(transfer=action_pb2.TransferAction(agent=agent, message=told)),
+            is_said=bool(call_id) or not said.parts,
+            transfer_id=call_id,
+        )
 
 
-def broke_loop(output: message_pb2.Message) -> Outcome:
-    """The outcome of an agent that ends the nearest loop above it; `output` is said already, or empty."""
-    action = action_pb2.AgentAction(break_loop=action_pb2.BreakLoopAction())
-    return Outcome(output=output, end_reason=execution_pb2.END_REASON_BROKE_LOOP, action=action, is_said=True)
-
-
-def transferred(
-    agent: str,
-    *,
-    message: message_pb2.Message | None = None,
-    output: message_pb2.Message | None = None,
-    call_id: str = "",
-) -> Outcome:
-    """The outcome of a member of a swarm that hands over to another one and tells it `message`, if anything.
-
-    `output` is what it says itself; with the call that hands over it is said already.
-    """
-    said = output or message_pb2.Message()
-    return Outcome(
-        output=said,
-        end_reason=execution_pb2.END_REASON_TRANSFERRED,
-        action=action_pb2.AgentAction(transfer=action_pb2.TransferAction(agent=agent, message=message)),
-        is_said=bool(call_id) or not said.parts,
-        transfer_id=call_id,
-    )
+def _message(said: str | message_pb2.Message | None) -> message_pb2.Message:
+    """A text as a message; None as an empty one."""
+    if isinstance(said, str):
+        return message_pb2.Message(parts=[message_pb2.Part(text=said)])
+    return message_pb2.Message() if said is None else said
 
 
 def value_of(output: message_pb2.Message) -> str:
@@ -94,7 +118,7 @@ NO_DEFAULT: Final = object()
 class Context(Protocol):
     """What the code of an agent can do: its effects, each recorded, and answered from the log when it is replayed.
 
-    Effects of one context are sequential; concurrency goes through `gather` and `tools`.
+    Effects of one context are sequential; concurrency goes through `gather`, `map` and `tools`.
     """
 
     @property
@@ -119,7 +143,7 @@ class Context(Protocol):
 
     @property
     def definition(self) -> agent_pb2.AgentDefinition:
-        """The agent's definition."""
+        """A copy of the definition that the agent runs under."""
         ...
 
     @property
@@ -168,11 +192,27 @@ class Context(Protocol):
         """
         ...
 
-    async def gather(self, *lanes: "Callable[[Context], Awaitable[T]]") -> list[T]:
-        """Run lanes at once, each with a context of its own, and wait for all; results in lane order.
+    async def call_tool(self, name: str, /, **arguments: object) -> Any:
+        """Call one of the agent's own tools; return its JSON value, else its text.
 
-        Raises what the first lane in order raised, after all have ended.
+        The call is checked, approved, counted and limited as a model's call is, but belongs to no step, and no history
+        shows it. Linked agents are run by `dispatch`.
+
+        Raises RunError with the tool's reason, such as TOOL_FAILED, TOOL_TIMEOUT or NOT_APPROVED; UNKNOWN_TOOL,
+        BAD_ARGUMENTS or LIMIT_EXCEEDED if the call is refused.
         """
+        ...
+
+    async def gather(self, *work: "Work[T]") -> list[T]:
+        """Run `fn(ctx, *args)` of each `(fn, *args)` at once, and return the results in the order given.
+
+        Each has a context for itself. A bare callable is called with its context alone. Raises what the first in order
+        raised, after all have ended.
+        """
+        ...
+
+    async def map(self, fn: "Callable[[Context, Item], Awaitable[T]]", items: Iterable[Item]) -> list[T]:
+        """Run `fn(ctx, item)` of every item at once, as `gather` does; results in the order of the items."""
         ...
 
     async def ask(
@@ -214,6 +254,10 @@ class Context(Protocol):
     def random(self) -> random.Random:
         """Random numbers that are the same on a replay; each reading begins a new row of them."""
         ...
+
+
+Work: TypeAlias = Callable[[Context], Awaitable[T]] | tuple[Callable[..., Awaitable[T]], *tuple[object, ...]]
+"""What `gather` runs at once with others: a coroutine function of a context, alone or with its further arguments."""
 
 
 class Agent(Protocol):

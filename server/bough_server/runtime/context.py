@@ -1,8 +1,8 @@
-"""The effects of one lane, as the code of an agent is given them; what each promises is said in agent.Context."""
+"""The context that an agent's code is given: the effects of one lane. What each promises is said in agent.Context."""
 
 import json
 import random
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, MutableMapping, Sequence
 from datetime import UTC, datetime
 from typing import Any, TypeVar
 
@@ -11,8 +11,9 @@ from bough_server import events, ids
 from bough_server.engine import keys
 from bough_server.engine.execution import as_run_error
 from bough_server.errors import RunError
+from bough_server.functions import text_of
 from bough_server.models.model import ModelRequest, ToolSpec
-from bough_server.runtime.agent import NO_DEFAULT, Answered, Context, Outcome
+from bough_server.runtime.agent import NO_DEFAULT, Answered, Context, Work, value_of
 from bough_server.runtime.child_events import end_effect, end_others
 from bough_server.runtime.compaction import fitted
 from bough_server.runtime.dispatch import Dispatch
@@ -21,31 +22,73 @@ from bough_server.runtime.effects import Value, record_value
 from bough_server.runtime.lane import Lane, PendingCalls
 from bough_server.runtime.model_call import ModelCallSpec, ask
 from bough_server.runtime.questions import question
+from bough_server.runtime.tool_call import call_from_code
 from bough_server.runtime.tool_calls import ParallelToolCalls
 from bough_server.runtime.visible_history import is_transfer
 
+Item = TypeVar("Item")
 T = TypeVar("T")
 
 
-class LaneContext(Lane):
-    """The effects of one lane of an invocation: the `Context` that its code is given."""
+class LaneContext:
+    """The `Context` of one lane of an invocation. Agents' code sees these names and nothing of the lane itself."""
 
-    async def run_agent(self, input: message_pb2.Message) -> Outcome:
-        """Run the code of this lane's agent. Raises what that raises."""
-        return await self.frame.agent.run(self, input)
+    __slots__ = ("_lane",)
+
+    def __init__(self, lane: Lane) -> None:
+        self._lane = lane
 
     # What an agent may know
 
+    @property
+    def run_id(self) -> str:
+        """The run."""
+        return self._lane.run_id
+
+    @property
+    def session_id(self) -> str:
+        """The session."""
+        return self._lane.session_id
+
+    @property
+    def user_id(self) -> str:
+        """The session's user."""
+        return self._lane.user_id
+
+    @property
+    def invocation_id(self) -> str:
+        """This execution of this agent."""
+        return self._lane.invocation_id
+
+    @property
+    def definition(self) -> agent_pb2.AgentDefinition:
+        """A copy of the definition that the agent runs under."""
+        # The definition itself is shared by all runs: what code changes must not reach them.
+        copy = agent_pb2.AgentDefinition()
+        copy.CopyFrom(self._lane.definition)
+        return copy
+
+    @property
+    def state(self) -> MutableMapping[str, Any]:
+        """The session's values; what is written is recorded with the next effect, or the agent's end."""
+        return self._lane.state
+
+    @property
+    def step_index(self) -> int:
+        """The number of the last step; -1 before the first."""
+        return self._lane.step_index
+
     def history(self) -> list[message_pb2.Message]:
         """Return what this agent sees of the session and the run so far."""
-        return self.sight.messages()
+        return self._lane.sight.messages()
 
     def offers(self) -> list[ToolSpec]:
         """Return the tools and linked agents that may still be called."""
-        budget, name = self.frame.budget, self.frame.name
+        frame = self._lane.frame
+        budget, name = frame.budget, frame.name
         return [
             offer.spec
-            for offer in self.frame.toolset.offers.values()
+            for offer in frame.toolset.offers.values()
             if offer.max_calls is None or budget.calls_made(name, offer.spec.name) < offer.max_calls
         ]
 
@@ -55,120 +98,116 @@ class LaneContext(Lane):
         self, request: ModelRequest | Callable[[], ModelRequest], *, model: str = ""
     ) -> step_pb2.LlmResponse:
         """Ask a model, after ending what the step before left open."""
-        self.check_task()
-        index = self.steps.take()
-        key = keys.below(self.scope, f"s{index}.m")
-        async with self.effect(key):
-            await self._end_open_calls()
-            await self.execution.reach_step_end(self.step_key("m"))
-            self.complete_steps()
-            self.step_index, self.waiting = index, PendingCalls(())
+        lane = self._lane
+        lane.check_task()
+        index = lane.steps.take()
+        key = keys.below(lane.scope, f"s{index}.m")
+        async with lane.effect(key):
+            await _end_open_calls(lane)
+            await lane.execution.reach_step_end(lane.step_key("m"))
+            lane.complete_steps()
+            lane.step_index, lane.waiting = index, PendingCalls(())
             if callable(request):
-                request = await fitted(self, index, request, name=model or self.frame.model_name)
-            response = await ask(self, ModelCallSpec(key=key, index=index), request, model or self.frame.model_name)
+                request = await fitted(lane, index, request, name=model or lane.frame.model_name)
+            response = await ask(lane, ModelCallSpec(key=key, index=index), request, model or lane.frame.model_name)
         calls = [part.tool_call for part in response.message.parts if part.HasField("tool_call")]
-        self.frame.call_ids.update(call.call_id for call in calls)
+        lane.frame.call_ids.update(call.call_id for call in calls)
         if calls:
-            self.waiting = PendingCalls(calls)
-            self.transcript.say(response.message)
+            lane.waiting = PendingCalls(calls)
+            lane.transcript.say(response.message)
         return response
 
     async def tools(self, calls: Sequence[message_pb2.ToolCall], *, parallel: bool = True) -> list[Answered]:
         """Run calls of the last model answer, and end the step when all of them have results."""
         if not calls:
             return []
-        self.check_task()
-        async with self.effect(self.step_key("t")):
-            taken = self.waiting.take(calls)
+        lane = self._lane
+        lane.check_task()
+        async with lane.effect(lane.step_key("t")):
+            taken = lane.waiting.take(calls)
             try:
-                answers = await ParallelToolCalls(self, index=self.step_index, calls=taken).run(parallel=parallel)
+                answers = await ParallelToolCalls(lane, index=lane.step_index, calls=taken).run(parallel=parallel)
             finally:
-                self.lane_state.join()
+                lane.lane_state.join()
         # A transfer comes last: the agent that goes on sees what is before it.
         answered = sorted(zip(taken, answers, strict=True), key=lambda one: is_transfer(one[1].result))
         for position, answer in answered:
             if answer.child is not None:
-                self.transcript.join(answer.child, by_call=True)
-            self.transcript.say(self._tool_message(position, answer.result))
-        if not self.waiting:
-            await self.execution.reach_step_end(self.step_key("m"))
-            self.complete_steps()
+                lane.transcript.join(answer.child, by_call=True)
+            lane.transcript.say(_tool_message(lane, position, answer.result))
+        if not lane.waiting:
+            await lane.execution.reach_step_end(lane.step_key("m"))
+            lane.complete_steps()
         return answers
 
     async def dispatch(self, agent: str, input: str | message_pb2.Message, *, key: str = "") -> message_pb2.Message:
         """Run a linked agent and return its answer."""
+        lane = self._lane
         told = message_pb2.Message(parts=[message_pb2.Part(text=input)]) if isinstance(input, str) else input
-        link = next((one for one in self.definition.sub_agents if one.agent == agent), agent_pb2.AgentLink(agent=agent))
-        effect = self.next_key(key)
-        async with self.effect(effect):
+        link = next((one for one in lane.definition.sub_agents if one.agent == agent), agent_pb2.AgentLink(agent=agent))
+        effect = lane.next_key(key)
+        async with lane.effect(effect):
             work = Dispatch(key=effect, agent=agent, link=link, input=told)
             ended = await dispatch(
-                self, work, on_failure=lambda error: end_others(self.execution, self.frame, effect, error)
+                lane, work, on_failure=lambda error: end_others(lane.execution, lane.frame, effect, error)
             )
         if ended.transcript is not None:
-            self.transcript.join(ended.transcript, by_call=False)
+            lane.transcript.join(ended.transcript, by_call=False)
         if ended.outcome is None:
             raise RunError.of(ended.result.error)
         return ended.outcome.output
 
-    async def gather(self, *lanes: Callable[[Context], Awaitable[T]]) -> list[T]:
-        """Run lanes at once and return their results in lane order, after all have ended."""
-        if not lanes:
+    async def call_tool(self, name: str, /, **arguments: object) -> Any:
+        """Call one of the agent's own tools; return its JSON value, else its text."""
+        lane = self._lane
+        key = lane.next_key("")
+        async with lane.effect(key):
+            result = await call_from_code(lane, key, name, arguments)
+        if result.HasField("error"):
+            raise RunError.of(result.error)
+        output = message_pb2.Message(parts=result.parts)
+        try:
+            return json.loads(value_of(output))
+        except (ValueError, RecursionError):  # a tool made its own parts, and no JSON in them
+            return text_of(output)
+
+    async def gather(self, *work: Work[T]) -> list[T]:
+        """Run coroutine functions at once and return their results in the order given, after all have ended."""
+        return await self._gathered([_bound(*one) if isinstance(one, tuple) else one for one in work])
+
+    async def map(self, fn: Callable[[Context, Item], Awaitable[T]], items: Iterable[Item]) -> list[T]:
+        """Run a coroutine function of every item at once; results in the order of the items."""
+        return await self._gathered([_bound(fn, item) for item in items])
+
+    async def _gathered(self, codes: Sequence[Callable[[Context], Awaitable[T]]]) -> list[T]:
+        if not codes:
             return []
-        group = self.next_key("")
-        async with self.effect(group):
-            return await self._gathered(group, lanes)
-
-    async def _gathered(self, group: str, codes: Sequence[Callable[[Context], Awaitable[T]]]) -> list[T]:
-        execution, frame = self.execution, self.frame
-        numbers = self.steps.split(len(codes))
-        lanes = [
-            self.beside(self.lane_state.fork(f"{group}.", place), scope=f"{group}.{place}", steps=own)
-            for place, own in enumerate(numbers)
-        ]
-        pairs = zip(lanes, codes, strict=True)
-        tasks = [execution.tasks.spawn(lane.scope, _in_lane(lane, code)) for lane, code in pairs]
-        frame.lanes.update({task: lane.scope for task, lane in zip(tasks, lanes, strict=True)})
-        await execution.tasks.join(*tasks)
-        for task in tasks:
-            frame.lanes.pop(task, None)
-        self._join(lanes)
-        failures = [task.exception() for task in tasks if not task.cancelled()]
-        if frame.abort is not None:
-            raise frame.abort
-        if first := next(filter(None, failures), None):
-            raise first
-        return [task.result() for task in tasks]
-
-    def _join(self, lanes: "Sequence[LaneContext]") -> None:
-        """Take in what lanes of its code saw, said and wrote, after their ends."""
-        self.steps.pass_over([lane.steps for lane in lanes])
-        self.wake_ns = max([self.wake_ns, *(lane.wake_ns for lane in lanes)])
-        for lane in lanes:
-            self.transcript.entries.extend(lane.transcript.entries)
-        self.lane_state.join()
+        group = self._lane.next_key("")
+        async with self._lane.effect(group):
+            return await _in_lanes(self._lane, group, codes)
 
     async def now(self) -> datetime:
         """Return the time, the same on a replay."""
 
         async def read() -> str:
-            return json.dumps(str(self.execution.clock.now_ns()))
+            return json.dumps(str(self._lane.execution.clock.now_ns()))
 
-        value = await self._value(Value(self.next_key(""), event_pb2.VALUE_KIND_NOW, "now"), read)
+        value = await self._value(Value(self._lane.next_key(""), event_pb2.VALUE_KIND_NOW, "now"), read)
         return datetime.fromtimestamp(int(json.loads(value)) / 1e9, UTC)
 
     async def sleep(self, seconds: float) -> None:
         """Wait; after a crash only for what is left of it."""
-        key = self.next_key("")
+        lane = self._lane
+        key = lane.next_key("")
 
         async def wake() -> str:
-            return json.dumps(str(self.execution.clock.now_ns() + int(seconds * 1e9)))
+            return json.dumps(str(lane.execution.clock.now_ns() + int(seconds * 1e9)))
 
-        async with self.effect(key):
-            value = await record_value(self, Value(key, event_pb2.VALUE_KIND_SLEEP, "sleep"), wake)
-            self.wake_ns = max(self.wake_ns, int(json.loads(value)))
-            if self.execution.pump.live:
-                await self.sleep_on()
+        async with lane.effect(key):
+            value = await record_value(lane, Value(key, event_pb2.VALUE_KIND_SLEEP, "sleep"), wake)
+            lane.wake_ns = max(lane.wake_ns, int(json.loads(value)))
+            if lane.execution.pump.live:
+                await lane.sleep_on()
 
     async def ask(
         self,
@@ -180,9 +219,10 @@ class LaneContext(Lane):
         key: str = "",
     ) -> Any:
         """Ask the user, and return the answer: a JSON value."""
-        effect = self.next_key(key)
-        async with self.effect(effect):
-            value = await question(self, effect, prompt, schema=schema, within=expires, default=default)
+        lane = self._lane
+        effect = lane.next_key(key)
+        async with lane.effect(effect):
+            value = await question(lane, effect, prompt, schema=schema, within=expires, default=default)
         return json.loads(value)
 
     async def step(self, name: str, work: Callable[[], Awaitable[Any]], *, key: str = "") -> Any:
@@ -191,47 +231,95 @@ class LaneContext(Lane):
         async def do() -> str:
             return json.dumps(await work())
 
-        return json.loads(await self._value(Value(self.next_key(key), event_pb2.VALUE_KIND_STEP, name), do))
+        return json.loads(await self._value(Value(self._lane.next_key(key), event_pb2.VALUE_KIND_STEP, name), do))
 
     def new_id(self) -> str:
         """Return a new UUID, the same on a replay."""
-        return ids.derived_id(self.execution.facts.key_root, self.next_key(""))
+        return self._derived_id()
 
     @property
     def random(self) -> random.Random:
         """Random numbers that are the same on a replay."""
-        return random.Random(ids.derived_id(self.execution.facts.key_root, self.next_key("")))
+        return random.Random(self._derived_id())
 
     # Their common rules
 
     async def _value(self, value: Value, work: Callable[[], Awaitable[str]]) -> str:
-        async with self.effect(value.key):
-            return await record_value(self, value, work)
+        async with self._lane.effect(value.key):
+            return await record_value(self._lane, value, work)
 
-    async def _end_open_calls(self) -> None:
-        """Ends the calls of the step before that its code no longer waits for."""
-        calls = self.step_key("t")
-        for key in [key for key in self.frame.record.effects if key.startswith(calls)]:
-            await end_effect(self.execution, self.frame, key)
-
-    def _tool_message(self, position: int, result: message_pb2.ToolResult) -> message_pb2.Message:
-        key = self.step_key(f"t{position}")
-        recorded_by = events.TOOL_FAILED if result.HasField("error") else events.TOOL_COMPLETED
-        return message_pb2.Message(
-            message_id=self.execution.message_id(key, recorded_by, "TOOL"),
-            role=message_pb2.ROLE_TOOL,
-            kind=message_pb2.MESSAGE_KIND_TOOL,
-            author=self.frame.name,
-            invocation_id=self.frame.invocation_id,
-            parts=[message_pb2.Part(tool_result=result)],
-        )
+    def _derived_id(self) -> str:
+        return ids.derived_id(self._lane.execution.facts.key_root, self._lane.next_key(""))
 
 
-async def _in_lane(lane: LaneContext, code: Callable[[Context], Awaitable[T]]) -> T:
-    """Run one lane of an agent's code to its end, with the state that it wrote."""
+def lane_of(ctx: Context) -> Lane:
+    """Return the lane behind a context, for agents that the runtime knows. Raises TypeError if there is none."""
+    if not isinstance(ctx, LaneContext):
+        raise TypeError(f"{type(ctx).__name__} is no context of this runtime.")
+    return ctx._lane
+
+
+async def _end_open_calls(lane: Lane) -> None:
+    """End the calls of the step before that its code no longer waits for."""
+    calls = lane.step_key("t")
+    for key in [key for key in lane.frame.record.effects if key.startswith(calls)]:
+        await end_effect(lane.execution, lane.frame, key)
+
+
+def _tool_message(lane: Lane, position: int, result: message_pb2.ToolResult) -> message_pb2.Message:
+    key = lane.step_key(f"t{position}")
+    recorded_by = events.TOOL_FAILED if result.HasField("error") else events.TOOL_COMPLETED
+    return message_pb2.Message(
+        message_id=lane.execution.message_id(key, recorded_by, "TOOL"),
+        role=message_pb2.ROLE_TOOL,
+        kind=message_pb2.MESSAGE_KIND_TOOL,
+        author=lane.frame.name,
+        invocation_id=lane.frame.invocation_id,
+        parts=[message_pb2.Part(tool_result=result)],
+    )
+
+
+def _bound(fn: Callable[..., Awaitable[T]], *arguments: object) -> Callable[[Context], Awaitable[T]]:
+    """A function of a context alone."""
+    return lambda ctx: fn(ctx, *arguments)
+
+
+async def _in_lanes(lane: Lane, group: str, codes: Sequence[Callable[[Context], Awaitable[T]]]) -> list[T]:
+    """Run code in lanes of one group, and return the results when all have ended."""
+    execution, frame = lane.execution, lane.frame
+    lanes = [
+        lane.beside(lane.lane_state.fork(f"{group}.", place), scope=f"{group}.{place}", steps=own)
+        for place, own in enumerate(lane.steps.split(len(codes)))
+    ]
+    pairs = zip(lanes, codes, strict=True)
+    tasks = [execution.tasks.spawn(below.scope, _in_lane(below, code)) for below, code in pairs]
+    frame.lanes.update({task: below.scope for task, below in zip(tasks, lanes, strict=True)})
+    await execution.tasks.join(*tasks)
+    for task in tasks:
+        frame.lanes.pop(task, None)
+    _join(lane, lanes)
+    failures = [task.exception() for task in tasks if not task.cancelled()]
+    if frame.abort is not None:
+        raise frame.abort
+    if first := next(filter(None, failures), None):
+        raise first
+    return [task.result() for task in tasks]
+
+
+async def _in_lane(lane: Lane, code: Callable[[Context], Awaitable[T]]) -> T:
+    """Run one lane of an agent's code to its end, and record what it left of the state."""
     try:
-        result = await code(lane)
+        result = await code(LaneContext(lane))
         await lane.record_state()
         return result
     except SystemExit as error:  # it would end the server's event loop
         raise as_run_error(error) from error
+
+
+def _join(lane: Lane, lanes: Sequence[Lane]) -> None:
+    """Take in what lanes of an agent's code saw, said and wrote, after their ends."""
+    lane.steps.pass_over([below.steps for below in lanes])
+    lane.wake_ns = max([lane.wake_ns, *(below.wake_ns for below in lanes)])
+    for below in lanes:
+        lane.transcript.entries.extend(below.transcript.entries)
+    lane.lane_state.join()

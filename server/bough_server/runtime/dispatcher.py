@@ -12,7 +12,7 @@ from bough_server.engine import keys
 from bough_server.engine.execution import Execution, as_run_error
 from bough_server.engine.limits import check_hops
 from bough_server.errors import RunError
-from bough_server.runtime.agent import Agent, Outcome, Resolver, value_of
+from bough_server.runtime.agent import Agent, Context, Outcome, Resolver, value_of
 from bough_server.runtime.child_events import begin, cancel_remaining, close_span, end, finish, outcome_of, result_of
 from bough_server.runtime.child_input import build_child_input
 from bough_server.runtime.dispatch import Abort, Dispatch, DispatchResult, child_input, child_timeout, wait_for_child
@@ -158,10 +158,8 @@ async def _fail(
     raise abort
 
 
-async def dispatch_root(
-    execution: Execution, resolver: Resolver, context: Callable[[Execution, RunningAgent], Lane]
-) -> None:
-    """Run the root of a run, whose start is recorded, in a lane that `context` makes, and record its end."""
+async def dispatch_root(execution: Execution, resolver: Resolver, context: Callable[[Lane], Context]) -> None:
+    """Run the root of a run, whose start is recorded, and record its end; `context` makes the context of a lane."""
     facts = execution.facts
     begun = facts.started.run_started
     agent = resolver.agent(begun.agent)
@@ -170,7 +168,7 @@ async def dispatch_root(
     traced = execution.spans[""]
     frame = RunningAgent.root(execution, resolver, agent, traced)
     frame.transcript.say(execution.told)
-    task = execution.tasks.spawn("", _body(context(execution, frame), execution.told))
+    task = execution.tasks.spawn("", _body(Lane(execution, frame, context), execution.told))
     await execution.tasks.join(task)
     if not execution.cancelling.is_sealed(""):
         await execution.reach_end("")

@@ -1,10 +1,9 @@
 """A lane runs effects one at a time, assigns their keys, and answers them from the log while it is replayed."""
 
 import asyncio
-from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
-from typing import Final, Self
+from typing import Final
 
 from bough.v1 import agent_pb2, error_pb2, event_pb2, message_pb2, session_pb2
 from bough_server.engine import keys
@@ -67,7 +66,7 @@ class PendingCalls:
                 raise RunError(
                     f"The call {call.call_id!r} of {call.name!r} is not one that waits for its result. Give ctx.tools "
                     "calls of the last answer of ctx.model in the same lane, each once and as the model made it. "
-                    "What code decides by itself goes through ctx.dispatch or ctx.step.",
+                    "What code decides by itself goes through ctx.call_tool, ctx.dispatch or ctx.step.",
                     reason=error_pb2.ERROR_REASON_BAD_ARGUMENTS,
                 )
             taken[position] = made
@@ -82,13 +81,14 @@ def _copied(call: message_pb2.ToolCall) -> message_pb2.ToolCall:
     return copy
 
 
-class Lane(ABC):
+class Lane:
     """One lane of an invocation, whose effects are sequential: that of its own code, or one that `gather` made."""
 
     def __init__(
         self,
         execution: Execution,
         frame: RunningAgent,
+        context: "Callable[[Lane], Context]",
         *,
         scope: str | None = None,
         steps: StepNumbers | None = None,
@@ -98,6 +98,7 @@ class Lane(ABC):
     ) -> None:
         self.execution = execution
         self.frame = frame
+        self._context = context
         self.scope = frame.scope if scope is None else scope
         self.transcript = transcript or frame.transcript
         self.lane_state = state or frame.state
@@ -120,13 +121,6 @@ class Lane(ABC):
         """When the last sleep ends that was handed back; 0 for none."""
         self.path = frame.run_path
         """Who has spoken in this lane so far."""
-
-    @staticmethod
-    def of(ctx: Context) -> "Lane":
-        """Return the lane behind a context, for agents that the runtime knows. Raises TypeError if there is none."""
-        if not isinstance(ctx, Lane):
-            raise TypeError(f"{type(ctx).__name__} is no context of this runtime.")
-        return ctx
 
     @property
     def run_id(self) -> str:
@@ -153,19 +147,20 @@ class Lane(ABC):
         """The agent's definition."""
         return self.frame.agent.definition
 
-    @abstractmethod
     async def run_agent(self, input: message_pb2.Message) -> Outcome:
         """Run the code of this lane's agent. Raises what that raises."""
+        return await self.frame.agent.run(self._context(self), input)
 
-    def child(self, frame: RunningAgent) -> Self:
+    def child(self, frame: RunningAgent) -> "Lane":
         """Return the first lane of another invocation."""
-        return type(self)(self.execution, frame)
+        return Lane(self.execution, frame, self._context)
 
-    def beside(self, state: LaneState, *, scope: str | None = None, steps: StepNumbers | None = None) -> Self:
+    def beside(self, state: LaneState, *, scope: str | None = None, steps: StepNumbers | None = None) -> "Lane":
         """Return a lane of the same invocation that begins now and runs beside others."""
-        lane = type(self)(
+        lane = Lane(
             self.execution,
             self.frame,
+            self._context,
             scope=scope,
             steps=steps,
             transcript=self.transcript.lane(),

@@ -127,9 +127,9 @@ def _value_of(answer: input_pb2.InputAnswer, prompt: str) -> str:
 
 
 class ToolQuestions:
-    """The questions of one call: `key` is its effect, `index` its step."""
+    """The questions of one call: `key` is its effect, `index` its step, None if code called."""
 
-    def __init__(self, lane: Lane, *, key: str, index: int) -> None:
+    def __init__(self, lane: Lane, *, key: str, index: int | None) -> None:
         self._lane = lane
         self._key = key
         self._index = index

@@ -1,10 +1,11 @@
-"""The effect that calls an ordinary tool: checked, approved, run here or in the client, recorded.
+"""The effect that calls an ordinary tool, for a model or for code: checked, approved, run, recorded.
 
 Its order is: checks, input_requested, input_received, tool_started. A refused call has tool_failed without
 tool_started, and a tool that lives in the client never has tool_started.
 """
 
-from collections.abc import Sequence
+import json
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -24,7 +25,7 @@ from bough_server.telemetry import Traced
 from bough_server.tools import builtin
 from bough_server.tools import execution as tool_execution
 from bough_server.tools.arguments import parse_arguments
-from bough_server.truncation import MAX_RESULT_BYTES, cut_result
+from bough_server.truncation import MAX_RESULT_BYTES, MAX_TEXT_BYTES, cut_result
 
 _PIECE_CHARACTERS: Final = 64 * 1024
 
@@ -43,14 +44,17 @@ class CallContext:
 
 
 class ToolCallEffect:
-    """One call of a tool by a model: `key` is its effect, `index` its step; a `refusal` keeps it from being made."""
+    """One call of a tool: `key` is its effect, `index` its step, None if code called.
+
+    A `refusal` keeps it from being made.
+    """
 
     def __init__(
         self,
         lane: Lane,
         *,
         key: str,
-        index: int,
+        index: int | None,
         call: message_pb2.ToolCall,
         state: LaneState,
         refusal: RunError | None = None,
@@ -269,6 +273,51 @@ class ToolCallEffect:
         result.agent, result.invocation_id = self._frame.name, self._frame.invocation_id
         if error is not None:
             result.error.CopyFrom(error.to_agent_error(agent=result.agent, invocation_id=result.invocation_id))
+
+
+async def call_from_code(lane: Lane, key: str, name: str, arguments: Mapping[str, object]) -> message_pb2.ToolResult:
+    """Return the result of a tool that an agent's code calls: an effect of its lane, which belongs to no step.
+
+    Raises RunError BAD_ARGUMENTS for arguments that no call can hold; any other refusal is a failed result.
+    """
+    frame, tasks = lane.frame, lane.execution.tasks
+    offer = frame.toolset.offers.get(name)
+    # The number of the effect; in lanes of the code, whose effects have the same numbers, after that of the lane.
+    call_id = key.removeprefix(f"{frame.scope}/")
+    call = message_pb2.ToolCall(call_id=call_id, name=name, arguments_json=_arguments_json(name, arguments))
+    frame.call_ids.add(call_id)  # a model's call gets another one
+    effect = ToolCallEffect(
+        lane, key=key, index=None, call=call, state=lane.lane_state, refusal=_refusal_to_code(name, offer)
+    )
+    # In a task with the call's scope, as the calls of a step: what ends the call alone must not end its caller.
+    task = tasks.spawn(key, effect.result(offer))
+    await tasks.join(task)
+    if task.cancelled():
+        await tasks.never()  # whoever ended the call ends the lane as well
+    return task.result()
+
+
+def _arguments_json(name: str, arguments: Mapping[str, object]) -> str:
+    try:
+        text = json.dumps(arguments, allow_nan=False)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise _bad(f"The arguments of {name!r} are nothing that JSON can hold: {error}.") from None
+    if len(text) > MAX_TEXT_BYTES:
+        raise _bad(f"The arguments of {name!r} are longer than {MAX_TEXT_BYTES // 1024} KiB. Pass a reference instead.")
+    return text
+
+
+def _refusal_to_code(name: str, offer: ToolOffer | None) -> RunError | None:
+    """Why code cannot call something that a model may call; None if it can."""
+    if offer is None or offer.tool is not None or name in builtin.OF_STATE:
+        return None
+    if offer.link is not None:
+        return _bad(f"{name!r} is an agent: run it by ctx.dispatch({offer.link.agent!r}, ...).")
+    return _bad(f"{name!r} ends a model's work. Code ends its own by what it returns, an Outcome for example.")
+
+
+def _bad(message: str) -> RunError:
+    return RunError(message, reason=error_pb2.ERROR_REASON_BAD_ARGUMENTS)
 
 
 def unknown_tool(name: str, known: Sequence[str]) -> RunError:

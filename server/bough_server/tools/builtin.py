@@ -94,6 +94,9 @@ SPECS: Final[Mapping[str, ToolSpec]] = {
 ACTIONS: Final = frozenset({TRANSFER, EXIT, BREAK_LOOP})
 """The tools that make their caller do something; an answer of a model may take one of them."""
 
+OF_STATE: Final = frozenset({GET_STATE, SET_STATE})
+"""The tools that read and write the session's state."""
+
 RESERVED: Final = frozenset({FINAL_ANSWER, PLAN, RESPOND, TRANSFER, *SPECS})
 """The tools that answer without any code of the operator's."""
 

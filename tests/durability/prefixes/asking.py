@@ -6,6 +6,7 @@ from typing import Final
 
 from bough.v1 import input_pb2, message_pb2
 from bough_server.agents.function import agent
+from bough_server.errors import RunError
 from bough_server.runtime.agent import Agent, Context
 from bough_server.tools.tool import Tool, ToolContext, tool
 from tests.durability.prefixes.props import asks, looking, said
@@ -116,7 +117,7 @@ ASKING: Final = Scenario(
 def _precious(world: World) -> Tool:
     @tool(on_recovery="ask")
     async def mend(what: str, ctx: ToolContext) -> str:
-        """Mends something, and nobody knows whether it may be done twice."""
+        """Mends something that may not be safe to do twice."""
         world.call(f"mend {what}", ctx.idempotency_key)
         return f"{what} is mended"
 
@@ -136,4 +137,43 @@ RECOVERING: Final = Scenario(
     answer=lambda _: input_pb2.InputAnswer(approval=input_pb2.ApprovalDecision(approved=True)),
 )
 
+
+def _paying_by_code(world: World) -> list[Agent]:
+    @agent(description="Calls tools that ask.", tools=["pay", "scan", "mend", "look"])
+    async def lead(ctx: Context, input: str) -> str:
+        async def pay(ctx: Context, amount: int) -> str:
+            try:
+                return str(await ctx.call_tool("pay", amount=amount))
+            except RunError as error:
+                return error.message
+
+        async def scanned(ctx: Context, page: int) -> str:
+            return f"{await ctx.call_tool('look', what=f'page {page}')}: {await ctx.call_tool('scan', page=page)}"
+
+        async def mended(ctx: Context) -> str:
+            return str(await ctx.call_tool("mend", what="roof"))
+
+        first = await pay(ctx, 5)
+        paid = await ctx.map(pay, [7, 500])
+        rest = await ctx.gather((scanned, 1), mended, (scanned, 2))
+        return ", ".join([first, *paid, *rest, await mended(ctx)])
+
+    return [lead]
+
+
+def _decide(request: input_pb2.InputRequest) -> input_pb2.InputAnswer:
+    if request.kind == input_pb2.INPUT_KIND_RECOVERY:
+        return input_pb2.InputAnswer(approval=input_pb2.ApprovalDecision(approved=True))
+    return _judge(request) if request.call.name == "pay" else _scanned(request)
+
+
+PAYING_BY_CODE: Final = Scenario(
+    name="calls by code that ask",
+    team=lambda world: Team(
+        code_agents=_paying_by_code(world), tools=[_paying(world), scan, _precious(world), looking(world)]
+    ),
+    answer=_decide,
+)
+
 DISMISSED: Final = replace(APPROVING, name="a cancel of a run that waits", cancelled_at="its questions")
+DISMISSED_BY_CODE: Final = replace(PAYING_BY_CODE, name="a cancel of calls by code", cancelled_at="its questions")

@@ -68,7 +68,7 @@ async def recover(whole: Finished, through: int, folder: Path) -> Finished:
 
 
 def cut(whole: Finished, through: int, folder: Path) -> None:
-    """A copy of a run's database as it was after one of its events, but for the epoch, which nobody turns back."""
+    """A copy of a run's database as it was after one of its events, but for the epoch, which never goes back."""
     cut_off(whole.folder, whole.log[:through], folder)
 
 

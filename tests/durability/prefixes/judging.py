@@ -104,7 +104,7 @@ def _check_calls(finished: Finished, whole: Finished, prefix: Sequence[event_pb2
 
 
 def _check_words(finished: Finished, whole: Finished) -> None:
-    """What models are told, and what the session keeps, is the same whoever executed the run."""
+    """What models receive, and what the session keeps, does not depend on which worker executed the run."""
     told = [(name_of(request), _words(request.messages)) for request in whole.world.heard]
     for request in finished.world.heard:
         assert (name_of(request), _words(request.messages)) in told

@@ -22,7 +22,7 @@ class World:
     def __init__(self, clock: HeldClock, *, is_patient: bool) -> None:
         self.clock = clock
         self.is_patient = is_patient
-        """Whether what waits to be cancelled waits: in a run that nobody cancels it does not."""
+        """Whether a tool waits to be cancelled: in a run that is not cancelled it does not."""
         self.made: Counter[str] = Counter()
         self.heard: list[ModelRequest] = []
         self.idempotency_keys: set[str] = set()
@@ -35,11 +35,11 @@ class World:
             self.idempotency_keys.add(idempotency_key)
 
     def arrive(self, place: str) -> None:
-        """Somebody is there."""
+        """Record that an agent has arrived."""
         self._arrived[place].set()
 
     async def until_arrived(self, place: str) -> None:
-        """Waits until somebody is there."""
+        """Wait until an agent has arrived."""
         await self._arrived[place].wait()
 
     async def for_ever(self) -> None:
@@ -73,7 +73,7 @@ class Team:
 
 
 def nobody(_: World) -> Team:
-    """A team of nobody."""
+    """A team without agents."""
     return Team()
 
 
@@ -93,7 +93,7 @@ class Scenario:
     team: Callable[[World], Team] = nobody
     answer: Answer = no_answer
     cancelled_at: str = ""
-    """Where somebody has to arrive for the run to be cancelled, or "its questions"; empty for never."""
+    """Where an agent has to arrive for the run to be cancelled, or "its questions"; empty for never."""
     policy: policy_pb2.RunPolicy | None = None
     has_past: bool = False
     """Whether its session has had such a run before."""

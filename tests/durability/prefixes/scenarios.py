@@ -2,10 +2,18 @@
 
 from typing import Final
 
-from tests.durability.prefixes.asking import APPROVING, ASKING, CLIENT_SIDE, DISMISSED, RECOVERING
+from tests.durability.prefixes.asking import (
+    APPROVING,
+    ASKING,
+    CLIENT_SIDE,
+    DISMISSED,
+    DISMISSED_BY_CODE,
+    PAYING_BY_CODE,
+    RECOVERING,
+)
 from tests.durability.prefixes.bounding import ONE_AT_A_TIME, SPENT, UNSAID
 from tests.durability.prefixes.calling import BOUNDED, DEEP, PLAIN, RETRYING, SUB_AGENTS, TOOLS
-from tests.durability.prefixes.coding import CODED
+from tests.durability.prefixes.coding import CALLING, CODED
 from tests.durability.prefixes.ending import ABORTING, CANCELLED, OVERTIME
 from tests.durability.prefixes.keeping import KEEPING
 from tests.durability.prefixes.remembering import REMEMBERING
@@ -31,4 +39,7 @@ SCENARIOS: Final = (
     SPENT,
     UNSAID,
     ONE_AT_A_TIME,
+    CALLING,
+    PAYING_BY_CODE,
+    DISMISSED_BY_CODE,
 )

@@ -216,7 +216,9 @@ class AgentEvent(_message.Message):
     session_id: _builtins.str
     """The session of the run."""
     step_id: _builtins.str
-    """The step, unique in its run; empty outside of steps. A model call outside of steps makes a summary."""
+    """The step, unique in its run; empty outside of steps. A model call outside of steps makes a summary, a tool call outside of
+    steps is made by an agent's code.
+    """
     step_index: _builtins.int
     """The number of the step in its invocation, from 0. Valid if step_id is set."""
     attempt: _builtins.int

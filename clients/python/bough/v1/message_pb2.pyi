@@ -159,7 +159,7 @@ class Message(_message.Message):
     """Metadata of the caller's, as one JSON object; empty for none. The server stores it and reads nothing of it."""
     run_id: _builtins.str
     """The run that recorded it. Set in lists of a session's messages only. In the session of a fork, messages of the shared prefix
-    have the fork's run id, and messages of earlier runs keep theirs.
+    have the fork's run id, and messages of earlier runs keep their run id.
     """
     @_builtins.property
     def parts(self) -> _containers.RepeatedCompositeFieldContainer[Global___Part]:
@@ -381,7 +381,7 @@ Global___Blob: _TypeAlias = Blob  # noqa: Y015
 
 @_typing.final
 class ToolCall(_message.Message):
-    """A tool call that a model asks for."""
+    """A tool call that a model asks for, or an agent's code makes."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -390,11 +390,11 @@ class ToolCall(_message.Message):
     ARGUMENTS_JSON_FIELD_NUMBER: _builtins.int
     PROVIDER_CALL_ID_FIELD_NUMBER: _builtins.int
     call_id: _builtins.str
-    """The id: the provider's, if no other call of the invocation has it. Unique in its agent invocation."""
+    """The id: the provider's, if no other call of the invocation has it, or the server's. Unique in its agent invocation."""
     name: _builtins.str
     """The tool's name; `call_<agent>` for a linked agent."""
     arguments_json: _builtins.str
-    """The arguments exactly as the model wrote them: JSON text, or an attempt at it."""
+    """The arguments exactly as the model wrote them: JSON text, or an attempt at it. Of a call by code, JSON text."""
     provider_call_id: _builtins.str
     """The provider's id of the call, if it is not call_id; empty otherwise."""
     def __init__(

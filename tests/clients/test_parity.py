@@ -1,0 +1,199 @@
+"""Parity of the two clients: the same methods with the same parameters and the same results."""
+
+import asyncio
+import inspect
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from google.protobuf.message import Message
+
+from bough import AsyncClient, Client, NotFound, Unavailable, answer_of, collect, collected
+from bough.catalog import Catalog, SyncCatalog
+from bough.sessions import Sessions, SyncSessions
+from bough.stream import RunStream
+from bough.sync_stream import SyncRunStream
+from bough.v1 import AgentEvent, InvocationOptions
+from tests.clients.loopback import LoopbackService, listening
+from tests.clients.turns import RUN_ID, desk
+from tests.rpc.catalog_team import define, team_settings
+from tests.rpc.turns import served
+
+PAIRS = [(AsyncClient, Client), (Catalog, SyncCatalog), (Sessions, SyncSessions), (RunStream, SyncRunStream)]
+
+SYNCHRONOUS = {
+    "aclose": "close",
+    "__aenter__": "__enter__",
+    "__aexit__": "__exit__",
+    "__anext__": "__next__",
+    "collections.abc.Iterable[bough.v1.event_pb2.AgentEvent] | "
+    "collections.abc.AsyncIterable[bough.v1.event_pb2.AgentEvent]": (
+        "collections.abc.Iterable[bough.v1.event_pb2.AgentEvent]"
+    ),
+    "collections.abc.AsyncIterator": "collections.abc.Iterator",
+    "grpc.aio._base_channel.Channel": "grpc.Channel",
+    "bough.stream.RunStream": "bough.sync_stream.SyncRunStream",
+}
+"""Asynchronous names and annotations, and their synchronous counterparts."""
+
+
+def synchronous(text: str) -> str:
+    for asynchronous, other in SYNCHRONOUS.items():
+        text = text.replace(asynchronous, other)
+    return text
+
+
+def surface(kind: type) -> dict[str, str]:
+    """Return the public members of a class and of its context, each with its parameters, defaults and annotations."""
+    members = {name: member for name, member in vars(kind).items() if not name.startswith("_")}
+    context = ("__aenter__", "__aexit__", "__anext__", "__enter__", "__exit__", "__next__")
+    members |= {name: vars(kind)[name] for name in context if name in vars(kind)}
+    if kind in (AsyncClient, Client):
+        members["__init__"] = vars(kind)["__init__"]
+    return {
+        synchronous(name): synchronous(
+            f"property {inspect.signature(member.fget)}" if isinstance(member, property) else str(signature(member))
+        )
+        for name, member in members.items()
+    }
+
+
+def signature(function: Callable[..., Any]) -> str:
+    found = inspect.signature(function)
+    parameters = [
+        f"{one.kind.name} {one.name}: {inspect.formatannotation(one.annotation)} = {one.default!r}"
+        for one in found.parameters.values()
+    ]
+    return f"{', '.join(parameters)} -> {inspect.formatannotation(found.return_annotation)}"
+
+
+@pytest.mark.parametrize(("asynchronous", "other"), PAIRS)
+def test_both_clients_have_the_same_methods_with_the_same_parameters(asynchronous: type, other: type) -> None:
+    assert surface(asynchronous) == surface(other)
+    assert len(surface(other)) > 5
+
+
+def test_without_an_event_loop_nothing_is_awaited() -> None:
+    functions = [member for _, kind in PAIRS for member in vars(kind).values() if inspect.isfunction(member)]
+    assert not [one for one in functions if inspect.iscoroutinefunction(one) or inspect.isasyncgenfunction(one)]
+
+
+async def test_both_clients_have_the_same_attributes() -> None:
+    async with AsyncClient("127.0.0.1:1") as one:
+        with Client("127.0.0.1:1") as other:
+            public = [{name for name in vars(each) if not name.startswith("_")} for each in (one, other)]
+            assert public == [{"address", "catalog", "sessions"}] * 2
+            assert one.address == other.address == "127.0.0.1:1"
+
+
+@pytest.fixture
+async def address(tmp_path: Path) -> AsyncIterator[str]:
+    """A whole server with agents in a file and in code."""
+    async with served(team_settings(tmp_path)) as server:
+        yield server.app.address
+
+
+async def listed(items: AsyncIterator[Message]) -> list[Message]:
+    return [item async for item in items]
+
+
+async def test_what_the_synchronous_client_reads_is_what_the_asynchronous_one_reads(address: str) -> None:
+    def turn() -> tuple[str, list[Any]]:
+        with Client(address) as client:
+            assert client.answer("coach", "Go.") == "The coach's word."
+            (run,) = client.list_runs(agent="coach")
+            log = list(client.watch(run.run_id))
+            lists = [client.list_runs(page_size=1), client.sessions.all()]
+            more = [client.catalog.agents(page_size=1), client.catalog.tools(), client.catalog.models()]
+            messages = client.sessions.messages(run.session_id, page_size=1)
+            read = [client.get_run(run.run_id), client.tree(run.run_id), client.sessions.get(run.session_id)]
+            records = [client.final_answer(run.run_id), client.aggregate(log)]
+            return run.run_id, [*map(list, [*lists, *more, messages]), *read, log, *records]
+
+    async with AsyncClient(address) as client:
+        await client.catalog.create(define("coach"))
+        run_id, seen = await asyncio.to_thread(turn)
+        run = await client.get_run(run_id)
+        log = await collect(client.watch(run_id))
+        assert seen == [
+            await listed(client.list_runs()),
+            await listed(client.sessions.all()),
+            await listed(client.catalog.agents()),
+            await listed(client.catalog.tools()),
+            await listed(client.catalog.models()),
+            await listed(client.sessions.messages(run.session_id)),
+            run,
+            await client.tree(run_id),
+            await client.sessions.get(run.session_id),
+            list(log.events),
+            await client.final_answer(run_id),
+            await client.aggregate(log.events),
+        ]
+    assert all(seen)
+
+
+async def test_the_synchronous_client_changes_agents_and_sessions(address: str) -> None:
+    def change() -> None:
+        with Client(address) as client:
+            created = client.catalog.create(define("coach"))
+            definition = define("coach", description="Trains.")
+            changed = client.catalog.update(definition, revision=created.revision, fields=["description"])
+            assert client.catalog.agent("coach") == changed != created
+            assert [each.field for each in client.catalog.validate([define("coach", tools=["nothing"])])] == [
+                "llm.tools[0].name"
+            ]
+            client.catalog.delete("coach", revision=changed.revision)
+            with pytest.raises(NotFound):
+                client.catalog.agent("coach")
+            session = client.sessions.create(labels={"of": "parity"})
+            assert list(client.sessions.all(labels={"of": "parity"})) == [session]
+            assert client.sessions.update(session.session_id, labels={"of": "both"}).labels == {"of": "both"}
+            assert client.sessions.update_state(session.session_id, {"mood": '"good"'}) == '{"mood":"good"}'
+            assert client.sessions.state(session.session_id) == '{"mood":"good"}'
+            client.sessions.delete(session.session_id)
+            with pytest.raises(NotFound):
+                client.sessions.get(session.session_id)
+
+    await asyncio.to_thread(change)
+
+
+async def test_events_are_sent_for_aggregation_in_as_many_messages(address: str) -> None:
+    events = [AgentEvent(sequence=number, invocation_id="root", agent="lead") for number in range(1, 601)]
+
+    def aggregated() -> Message:
+        with Client(address) as client:
+            return client.aggregate(iter(events), options=InvocationOptions(max_agents=3))
+
+    async with AsyncClient(address) as client:
+        record = await client.aggregate(events, options=InvocationOptions(max_agents=3))
+    assert await asyncio.to_thread(aggregated) == record
+    assert record.as_of_sequence == 600
+
+
+async def test_a_synchronous_stream_cancels_its_run() -> None:
+    service = LoopbackService(desk())
+
+    def cancel(port: int) -> str:
+        with Client(f"127.0.0.1:{port}") as client, client.run("lead", "hi") as stream:
+            assert stream.cancel().run_id == RUN_ID
+            return answer_of(collected(stream))
+
+    async with listening(service) as port:
+        assert await asyncio.to_thread(cancel, port) == "Owls hunt at night."
+    assert service.cancelled_runs == [RUN_ID]
+
+
+async def test_a_synchronous_client_may_wait_for_its_server() -> None:
+    def get(port: int, wait_for_ready: bool) -> str:
+        options = (("grpc.enable_retries", 0),)
+        with Client(f"127.0.0.1:{port}", wait_for_ready=wait_for_ready, options=options) as client:
+            return client.get_run(RUN_ID).run_id
+
+    async with listening(LoopbackService([])) as port:
+        pass
+    with pytest.raises(Unavailable):
+        await asyncio.to_thread(get, port, False)
+    waiting = asyncio.create_task(asyncio.to_thread(get, port, True))
+    async with listening(LoopbackService([]), port=port):
+        assert await waiting == RUN_ID

@@ -1,0 +1,33 @@
+"""The check of the structure: what it reports of a module, and what it lets pass."""
+
+from tests.structure import MAX_LINES, problems
+
+NESTED = """from typing import TYPE_CHECKING
+
+import bough_server.errors
+from bough_server import events
+
+if TYPE_CHECKING:
+    from bough_server.runs.runs import Runs
+
+
+def late() -> None:
+    import bough_server.clock
+    import json
+"""
+
+
+def test_imports_of_the_own_package_below_the_top_level_are_reported_but_where_they_are_meant() -> None:
+    hides = "inside of a function or under TYPE_CHECKING, which hides a circle"
+    assert list(problems("runs/live.py", NESTED)) == [
+        f"runs/live.py:7: imports bough_server.runs.runs {hides}",
+        f"runs/live.py:11: imports bough_server.clock {hides}",
+    ]
+    assert list(problems("cli/run.py", NESTED)) == list(problems("__init__.py", NESTED)) == []
+
+
+def test_a_module_may_have_so_many_lines_and_no_more() -> None:
+    assert list(problems("a.py", "x = 1\n" * MAX_LINES)) == []
+    assert list(problems("a.py", "x = 1\n" * (MAX_LINES + 1))) == [
+        f"a.py:1: has {MAX_LINES + 1} lines, more than {MAX_LINES}: which second subject is in it?"
+    ]
