@@ -56,6 +56,7 @@ check: $(STAMP) ## format, lint, types, imports, and what is generated; no tests
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-logo
 	$(BIN)/python -m tests.structure
+	$(BIN)/python -m tests.words
 	$(BIN)/buf lint proto
 	$(BIN)/buf format --diff --exit-code proto
 	@echo "buf breaking: the schema keeps what proto/baseline.binpb promises"

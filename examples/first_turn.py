@@ -1,6 +1,6 @@
-"""What `make run` does: serves the desk, runs one turn of it, shows its tree, and serves on until it is told to stop.
+"""The program of `make run`: serve the desk, execute one run with its tree, and keep serving until a signal.
 
-It speaks to Bough by its commands alone, as anybody may; it decides nothing that they could.
+It uses only Bough's commands, as any script can.
 """
 
 import argparse
@@ -23,7 +23,7 @@ CANCEL_SECONDS = 5
 DRAIN_SECONDS = 20
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 NOTES = {
-    "asked": "note: the scripted model answers, from examples/desk/scripts/desk.yaml. MODEL=local asks a real one.",
+    "asked": "note: the scripted model answers, from examples/desk/scripts/desk.yaml. MODEL=local uses a real one.",
     "fallback": "note: the embedded model could not be installed here, so the scripted model answers instead.",
 }
 
@@ -32,11 +32,11 @@ Child: TypeAlias = "subprocess.Popen[bytes]"
 
 
 class Stopped(Exception):
-    """Somebody asked for the end: Ctrl-C, or a signal to stop."""
+    """The user pressed Ctrl-C, or a signal asked the program to stop."""
 
 
 def main() -> int:
-    """Serves, runs one turn, and gives the exit code."""
+    """Serve, execute one run, and return the exit code."""
     flags = _flags()
     for number in SIGNALS:
         signal.signal(number, _stop)
@@ -52,8 +52,8 @@ def main() -> int:
             if not address:
                 return server.wait()
             command = [*BOUGH, "--address", address, "run", "lead", QUESTION]
-            with _child(command, environment, patience=CANCEL_SECONDS) as turn:
-                code = turn.wait()
+            with _child(command, environment, grace_seconds=CANCEL_SECONDS) as run:
+                code = run.wait()
             if not flags.once:
                 print(f"\nserving {address}\nCtrl-C stops it.", flush=True)
                 code = server.wait()
@@ -67,8 +67,8 @@ def _flags() -> argparse.Namespace:
     parser.add_argument("--host", default="127.0.0.1")
     parser.add_argument("--port", default="50051")
     parser.add_argument("--model", choices=("local", "scripted", "openai"), default="local")
-    parser.add_argument("--fallback", action="store_true", help="say that the scripted model stands in")
-    parser.add_argument("--once", action="store_true", help="stop after the turn, with its exit code")
+    parser.add_argument("--fallback", action="store_true", help="say that the scripted model replaces the embedded one")
+    parser.add_argument("--once", action="store_true", help="stop after the run, with its exit code")
     return parser.parse_args()
 
 
@@ -78,12 +78,12 @@ def _stop(*_: object) -> NoReturn:
 
 @contextmanager
 def _server(flags: argparse.Namespace, environment: dict[str, str]) -> Iterator[tuple[Child, str]]:
-    """A server and its address, empty where it ended before it served."""
+    """Start a server; yield it with its address, which is empty if the server ended before it was ready."""
     with tempfile.TemporaryDirectory() as folder:
         ready = Path(folder) / "ready"
         command = [*BOUGH, "serve", "--host", flags.host, "--port", flags.port, "--ready-file", str(ready)]
-        # Its own line on stdout would come before the turn; here it is the last word. In a group of its own it hears no
-        # Ctrl-C, and so lives until the turn that this cancels has ended and shown its tree.
+        # The server's "serving" line is dropped: this program prints it after the run. In a separate process group the
+        # server gets no Ctrl-C, so it outlives the cancelled run, which still has to show its tree.
         with _child(command, environment, stdout=subprocess.DEVNULL, process_group=0) as server:
             while not ready.exists() and server.poll() is None:
                 time.sleep(0.05)
@@ -97,19 +97,20 @@ def _child(
     *,
     stdout: int | None = None,
     process_group: int | None = None,
-    patience: float = 0,
+    grace_seconds: float = 0,
 ) -> Iterator[Child]:
-    """A process that has ended when the context is left, whatever happened.
+    """Start a process that has ended when the context is left, whatever happens.
 
-    `patience` is how many seconds it may take to end by itself after a Ctrl-C, where that reaches it as well.
+    After a Ctrl-C that reaches it as well, it has `grace_seconds` seconds to end by itself.
     """
     child = subprocess.Popen(command, env=environment, stdout=stdout, process_group=process_group)
     try:
         yield child
     except Stopped:
+        # A second signal must not interrupt the cleanup and leave processes behind.
         for number in SIGNALS:
             signal.signal(number, signal.SIG_IGN)
-        _waited(child, patience)
+        _waited(child, grace_seconds)
         raise
     finally:
         child.terminate()

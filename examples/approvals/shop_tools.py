@@ -1,4 +1,4 @@
-"""The shop's tools and an agent in Python; each waits for somebody in its own way."""
+"""The shop's tools and an agent in Python; each waits for a person in a different way."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -11,15 +11,15 @@ REASONS = ["it is broken", "it does not fit", "it is not as described", "no reas
 
 
 def is_large(arguments: Mapping[str, Any]) -> bool:
-    """Whether a refund needs somebody's approval. It decides by the arguments alone, so it always decides the same."""
+    """Return whether a refund needs an approval. Depends on the arguments alone, so a replay decides the same."""
     return bool(arguments["amount"] > 100)
 
 
-# Large refunds wait up to a week for an approval. One that was going when the server died is not simply paid again:
-# somebody is asked, since nobody knows whether the bank had it.
+# Large refunds wait up to a week for an approval. A refund in progress when the server crashed is not run again without
+# asking a user first, because it is unknown whether the bank received it.
 @tool(approval=is_large, on_recovery="ask", answer_within=7 * DAY)
 def refund(order_id: str, amount: float, ctx: ToolContext) -> str:
-    """Pays an order back, all of it or a part.
+    """Pay an order back, all of it or a part.
 
     Args:
         order_id: The order, such as "1001".
@@ -30,15 +30,15 @@ def refund(order_id: str, amount: float, ctx: ToolContext) -> str:
         raise ValueError(f"there is no order {order_id!r}")
     if not 0 < amount <= price:
         raise ValueError(f"order {order_id} was {price} EUR, so {amount:g} EUR cannot be paid back")
-    # A real bank takes this key, and pays a key once, however often it comes.
+    # A real bank would accept this key and pay once for each key, however often the request is repeated.
     return f"{amount:g} EUR are paid back for order {order_id}, receipt {ctx.idempotency_key[:8]}."
 
 
-# The client knows this tool by its name and runs it; this function is only what models are told of it. It is never
-# called, so it has no body.
+# The client runs this tool, which it knows by its name; the function only declares it to models. It is never called, so
+# it has no body.
 @tool(execution="client", answer_within=DAY)
 def read_card(reader: str) -> str:
-    """Reads the customer's card, and gives its last four digits.
+    """Read the customer's card and return its last four digits.
 
     Args:
         reader: Which card reader, such as "counter".

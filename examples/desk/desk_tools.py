@@ -1,4 +1,4 @@
-"""The desk's tools: plain Python functions whose hints and docstrings are all that a model is told of them."""
+"""The desk's tools: plain Python functions. A model sees their type hints and docstrings, and nothing else."""
 
 from bough_server import tool
 
@@ -15,12 +15,12 @@ NOTES = {
 
 @tool
 def search_notes(topic: str) -> str:
-    """Searches the desk's notes for a topic.
+    """Search the desk's notes for a topic.
 
     Args:
         topic: One or two words, such as "leaves".
     """
     words = {word.strip(".,?!").casefold() for word in topic.split()}
-    telling = {word for word in words if len(word) > 3}
-    found = [f"{title}: {note}" for title, note in NOTES.items() if telling & {title, *note.casefold().split()}]
+    keywords = {word for word in words if len(word) > 3}
+    found = [f"{title}: {note}" for title, note in NOTES.items() if keywords & {title, *note.casefold().split()}]
     return "\n".join(found) or f"No note on {topic!r}. There are notes on {', '.join(NOTES)}."

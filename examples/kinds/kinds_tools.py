@@ -1,4 +1,4 @@
-"""What the teams name: a tool, an agent that is Python code, and two functions that a loop is steered by."""
+"""Python code that the teams name: a tool, an agent, and two functions that control a loop."""
 
 from bough_server import Context, Message, Snapshot, agent, condition, input_builder, text_of, tool
 
@@ -8,7 +8,7 @@ LONGEST = 24
 
 @tool
 def free_rooms(night: str) -> str:
-    """Looks up which rooms are free.
+    """Look up which rooms are free.
 
     Args:
         night: Which night, such as "tonight".
@@ -17,8 +17,8 @@ def free_rooms(night: str) -> str:
     return f"Free {night}: {', '.join(map(str, rooms)) or 'none'}."
 
 
-# What it does through its context is recorded, shown in the tree, and replayed. `version` changes when what it does, in
-# which order, does: a run that was going is then not continued by other code.
+# Effects through the context are recorded, shown in the tree, and replayed. Change `version` whenever the effects or
+# their order change: open runs are then not continued with code that would diverge from their logs.
 @agent(version="1")
 async def majority(ctx: Context, input: Message) -> str:
     """Asks all linked agents at once and goes with the majority."""
@@ -32,11 +32,11 @@ async def majority(ctx: Context, input: Message) -> str:
     return f"{'Yes' if 2 * yes > len(votes) else 'No'}, by {yes} votes to {len(votes) - yes}."
 
 
-# Conditions and input builders are pure: they look at what is recorded and touch nothing, so a replay asks them again.
+# Conditions and input builders must be pure, because a replay calls them again: they only read the recorded snapshot.
 @condition
-def fits_the_sign(situation: Snapshot) -> bool:
-    """Whether the last slogan is short enough."""
-    return len(situation.state["slogan"]) <= LONGEST
+def fits_the_sign(snapshot: Snapshot) -> bool:
+    """Return whether the last slogan is short enough."""
+    return len(snapshot.state["slogan"]) <= LONGEST
 
 
 @input_builder

@@ -1,6 +1,6 @@
-"""For authors of agents, tools and the pure functions that definitions name, and of programs that serve them.
+"""API for authors of agents, tools and pure functions, and for programs that serve them.
 
-Nothing else is here, and nothing is loaded before it is used.
+Each name is imported on first use.
 """
 
 from importlib import import_module
@@ -53,6 +53,7 @@ _HOMES = {
 }
 
 
+# Lazy, so that a module that only defines a tool does not load the server.
 def __getattr__(name: str) -> object:
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

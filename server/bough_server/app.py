@@ -1,6 +1,6 @@
-"""The composition root: makes every long-lived object from the settings, serves, and ends them in order.
+"""Composition root: builds every long-lived object from the settings, serves, and closes them in order.
 
-It is the only place that knows every part, and it decides nothing that a call can see.
+It is the only module that knows every part, and contains no behavior that a call can observe.
 """
 
 import asyncio
@@ -44,16 +44,16 @@ from bough_server.store.sql.store import Store, open_store
 from bough_server.telemetry import Tracing, make_provider
 
 RECEIVE_BYTES: Final = 8 * 1024 * 1024
-"""The largest request."""
+"""The most bytes of a request."""
 
 CLOSE_SECONDS: Final = 1.0
-"""How long streams may take to send their ends once the runs have ended."""
+"""Seconds that streams have to send their last messages after the runs have ended."""
 
 _OPTIONS: Final = (
     ("grpc.max_receive_message_length", RECEIVE_BYTES),
     # Two servers on one port would start without an error and share its calls.
     ("grpc.so_reuseport", 0),
-    # The default of five minutes ends quiet streams whose clients ping to keep them alive.
+    # With the default of five minutes the server closes quiet streams whose clients ping to keep them alive.
     ("grpc.http2.min_ping_interval_without_data_ms", 30_000),
 )
 
@@ -61,7 +61,7 @@ _log = structlog.get_logger(__name__)
 
 
 class App:
-    """A server that serves; made by `App.open`."""
+    """A serving server, created by `App.open`."""
 
     def __init__(self, *, settings: Settings, store: Store, registry: Registry, runs: Runs, server: aio.Server) -> None:
         self.settings, self.store, self.registry, self.runs = settings, store, registry, runs
@@ -69,19 +69,19 @@ class App:
         self._stopping: asyncio.Task[None] | None = None
         self._watching: asyncio.Task[None] | None = None
         self.address = ""
-        """HOST:PORT, with the port that was bound."""
-        self.scraped = ""
-        """HOST:PORT where metrics are found; empty where they are not."""
+        """HOST:PORT with the port that was bound."""
+        self.metrics_address = ""
+        """HOST:PORT at which Prometheus can scrape metrics; empty if it cannot."""
 
     @classmethod
     @asynccontextmanager
     async def open(
-        cls, settings: Settings, *, clock: Clock | None = None, goes_on: bool = True
+        cls, settings: Settings, *, clock: Clock | None = None, recover: bool = True
     ) -> "AsyncIterator[App]":
-        """A server made from settings, serving until the context is left.
+        """Open a server that serves until the context exits.
 
-        Runs that an earlier server left open are gone on with while calls are served, unless it only reads and so
-        `goes_on` with none. Raises ConfigurationError.
+        Runs that an earlier server left open are recovered while calls are served; a server that only reads passes
+        `recover` as False. Raises ConfigurationError.
         """
         _check_host(settings.server)
         clock = clock or SystemClock()
@@ -99,31 +99,36 @@ class App:
             stack.push_async_callback(store.close)
             provider = make_provider(export=settings.exports_traces)
             tracing = Tracing(provider, capture_content=settings.telemetry.capture_content)
+            # In a thread: exporting the remaining spans blocks.
             stack.push_async_callback(asyncio.to_thread, tracing.close)
-            told = settings.telemetry
-            metrics, scraped = await stack.enter_async_context(
-                open_metrics(host=told.prometheus_host, port=told.prometheus_port, export=settings.exports_metrics)
+            telemetry = settings.telemetry
+            metrics, metrics_address = await stack.enter_async_context(
+                open_metrics(
+                    host=telemetry.prometheus_host, port=telemetry.prometheus_port, export=settings.exports_metrics
+                )
             )
-            equipment = replace(
-                _equipment(settings, store=store, registry=registry, tracing=tracing, clock=clock), metrics=metrics
+            dependencies = replace(
+                _run_dependencies(settings, store=store, registry=registry, tracing=tracing, clock=clock),
+                metrics=metrics,
             )
-            runs = Runs(equipment)
+            runs = Runs(dependencies)
             stack.push_async_callback(runs.close)
-            found = await runs.recover() if goes_on else 0
+            found = await runs.recover() if recover else 0
             if found:
-                _log.info("going on with runs that an earlier server left open", runs=found)
+                _log.info("recovering runs that an earlier server left open", runs=found)
             server = aio.server(interceptors=interceptors(provider), options=_OPTIONS)
-            _add_services(server, runs=runs, store=store, equipment=equipment)
+            _add_services(server, runs=runs, store=store, dependencies=dependencies)
             if settings.server.reflection:
                 add_reflection(server)
             app = cls(settings=settings, store=store, registry=registry, runs=runs, server=server)
-            app.scraped = scraped
+            app.metrics_address = metrics_address
+            # Before start(), so that a failed start is undone as well.
             stack.push_async_callback(app.stop)
             await app.start()
             yield app
 
     async def start(self) -> None:
-        """Binds and serves; SERVING last of all. Raises ConfigurationError where it cannot listen."""
+        """Bind the port and serve, becoming SERVING last. Raises ConfigurationError if the port cannot be bound."""
         section = self.settings.server
         await self._health.start(self._server)
         host = f"[{section.host}]" if ":" in section.host else section.host
@@ -131,8 +136,8 @@ class App:
             port = self._server.add_insecure_port(f"{host}:{section.port}")
         except RuntimeError as error:
             raise ConfigurationError(
-                f"Port {section.port} of {section.host} cannot be listened on; it is probably in use. "
-                "Choose another by --port, or 0 for any that is free."
+                f"Port {section.port} of {section.host} cannot be bound; it is probably in use. "
+                "Choose another with --port, or 0 for any free one."
             ) from error
         await self._server.start()
         self.address = f"{host}:{port}"
@@ -140,26 +145,27 @@ class App:
         self._watching = asyncio.create_task(self._health.follow(self.store.writing.turns()))
 
     async def serve(self, *, ready_file: Path | None = None, announce: Callable[[str], None] | None = None) -> None:
-        """Serves until SIGINT or SIGTERM, then drains; a second one ends the drain's grace.
+        """Serve until SIGINT or SIGTERM, then drain; a second signal ends the drain's grace period.
 
-        The ready file gets the address, and then `announce` does; the server is SERVING by then, and hears signals.
+        The address is written to `ready_file`, then passed to `announce`. By then the server is SERVING and handles
+        signals.
         """
         loop = asyncio.get_running_loop()
-        told: asyncio.Queue[None] = asyncio.Queue()
+        signals: asyncio.Queue[None] = asyncio.Queue()
         for number in (signal.SIGINT, signal.SIGTERM):
-            loop.add_signal_handler(number, told.put_nowait, None)
+            loop.add_signal_handler(number, signals.put_nowait, None)
         hurry = None
         try:
-            # What was loaded to serve stays to the end: the collector need not look at it again and again.
+            # Objects loaded for serving live to the end: exempt them from every later collection.
             gc.collect()
             gc.freeze()
             if ready_file is not None:
                 _write_whole(ready_file, f"{self.address}\n")
             if announce is not None:
                 announce(self.address)
-            await told.get()
+            await signals.get()
             _log.info("stopping", grace=self.settings.server.drain_grace)
-            hurry = asyncio.create_task(self._hurry(told))
+            hurry = asyncio.create_task(self._end_grace(signals))
             await self.stop(self.settings.server.drain_grace)
         finally:
             if hurry is not None:
@@ -168,13 +174,14 @@ class App:
             for number in (signal.SIGINT, signal.SIGTERM):
                 loop.remove_signal_handler(number)
 
-    async def _hurry(self, told: "asyncio.Queue[None]") -> None:
-        """A second signal ends the grace that a first one gives."""
-        await told.get()
+    async def _end_grace(self, signals: "asyncio.Queue[None]") -> None:
+        """Wait for a second signal and end the grace period that the first one started."""
+        await signals.get()
         await self.runs.drain(0)
 
     async def stop(self, grace: float = 0.0) -> None:
-        """Takes no new runs, lets effects in flight end within `grace` seconds, and closes the port."""
+        """Refuse new runs, let effects in flight end within `grace` seconds, and close the port."""
+        # One task for all callers, shielded: a cancelled caller must not leave the server half stopped.
         self._stopping = self._stopping or asyncio.create_task(self._stop(grace))
         await asyncio.shield(self._stopping)
 
@@ -182,13 +189,14 @@ class App:
         if self._watching is not None:
             self._watching.cancel()
             await asyncio.wait({self._watching})
+        # In this order: load balancers stop sending calls, runs end, and their streams can still send the ends.
         await self._health.stopping()
         await self.runs.drain(grace)
         await self._server.stop(CLOSE_SECONDS)
 
 
 def configure_logging(level: LogLevel) -> None:
-    """Sends the log to stderr, from this level on. Stacks are printed without local variables, which may be secret."""
+    """Log to stderr from this level on. Stacks are printed without local variables, which may be secret."""
     structlog.configure(
         processors=[
             structlog.contextvars.merge_contextvars,
@@ -203,23 +211,23 @@ def configure_logging(level: LogLevel) -> None:
 
 
 @asynccontextmanager
-async def serving(settings: Settings, *, clock: Clock | None = None, goes_on: bool = True) -> AsyncIterator[str]:
-    """The address of a server that serves while the context is open; see App.open."""
-    async with App.open(settings, clock=clock, goes_on=goes_on) as app:
+async def serving(settings: Settings, *, clock: Clock | None = None, recover: bool = True) -> AsyncIterator[str]:
+    """Yield the address of a server that serves while the context is open; see App.open."""
+    async with App.open(settings, clock=clock, recover=recover) as app:
         yield app.address
 
 
 def serve(config: Path | None = None) -> None:
-    """Serves what a configuration says until SIGINT or SIGTERM; for programs that bring their own agents."""
+    """Serve a configuration until SIGINT or SIGTERM; for programs that bring their own agents."""
     settings = Settings.load(config)
     configure_logging(settings.log_level)
 
-    async def until_told() -> None:
+    async def until_stopped() -> None:
         async with App.open(settings) as app:
             _log.info("serving", address=app.address)
             await app.serve()
 
-    asyncio.run(until_told())
+    asyncio.run(until_stopped())
 
 
 def _registry(settings: Settings, models: ConfiguredModels) -> Registry:
@@ -228,7 +236,7 @@ def _registry(settings: Settings, models: ConfiguredModels) -> Registry:
     return Registry(sources, models=models, code_agents=python.agents, tools=python.tools, functions=python.functions)
 
 
-def _equipment(
+def _run_dependencies(
     settings: Settings, *, store: Store, registry: Registry, tracing: Tracing, clock: Clock
 ) -> RunDependencies:
     return RunDependencies(
@@ -258,8 +266,8 @@ def _defaults(settings: Settings) -> RunDefaults:
     )
 
 
-def _add_services(server: aio.Server, *, runs: Runs, store: Store, equipment: RunDependencies) -> None:
-    clock, agents = equipment.clock, equipment.agents
+def _add_services(server: aio.Server, *, runs: Runs, store: Store, dependencies: RunDependencies) -> None:
+    clock, agents = dependencies.clock, dependencies.agents
     agent = AgentService(runs=runs, principal=current_principal, clock=clock)
     agent_service_pb2_grpc.add_AgentServiceServicer_to_server(agent, server)
     trees = EvalService(runs=runs, log=store.log, principal=current_principal)
@@ -272,13 +280,13 @@ def _add_services(server: aio.Server, *, runs: Runs, store: Store, equipment: Ru
     )
     catalog_service_pb2_grpc.add_CatalogServiceServicer_to_server(catalog, server)
     sessions = SessionService(
-        sessions=store.sessions, changing=equipment.changing, principal=current_principal, clock=clock
+        sessions=store.sessions, changing=dependencies.changing, principal=current_principal, clock=clock
     )
     session_service_pb2_grpc.add_SessionServiceServicer_to_server(sessions, server)
 
 
 def _check_host(section: ServerSection) -> None:
-    """Refuses to be heard where anybody could listen, unless that is wanted. Raises ConfigurationError."""
+    """Raise ConfigurationError for a host that is not loopback, unless allow_insecure is set."""
     try:
         is_loopback = ipaddress.ip_address(section.host).is_loopback
     except ValueError:
@@ -286,12 +294,12 @@ def _check_host(section: ServerSection) -> None:
     if not is_loopback and not section.allow_insecure:
         raise ConfigurationError(
             f"{section.host} is not a loopback address, and calls would travel unencrypted and unauthenticated: "
-            "listen on 127.0.0.1, or say --allow-insecure."
+            "listen on 127.0.0.1, or pass --allow-insecure."
         )
 
 
 def _write_whole(path: Path, text: str) -> None:
-    """Writes a file so that whoever sees it sees all of it."""
+    """Write a file atomically: a reader never sees part of it."""
     unfinished = path.with_name(f"{path.name}.part")
     unfinished.write_text(text, encoding="utf-8")
     unfinished.replace(path)

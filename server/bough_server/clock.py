@@ -1,4 +1,4 @@
-"""Where time comes from; nothing else in the server reads a clock."""
+"""Source of time; no other module of the server reads a clock."""
 
 import asyncio
 import time
@@ -6,23 +6,23 @@ from typing import Protocol
 
 
 class Clock(Protocol):
-    """A source of time that tests can hold still."""
+    """A source of time that tests can replace."""
 
     def now_ns(self) -> int:
-        """Nanoseconds since the Unix epoch."""
+        """Return nanoseconds since the Unix epoch."""
         ...
 
     def monotonic(self) -> float:
-        """Seconds on a clock that never goes back."""
+        """Return seconds on a clock that never goes backwards."""
         ...
 
     async def sleep(self, seconds: float) -> None:
-        """Waits for that many seconds of this clock."""
+        """Wait for that many seconds of this clock."""
         ...
 
 
 class SystemClock:
-    """The machine's own time."""
+    """The machine's clock."""
 
     def now_ns(self) -> int:
         return time.time_ns()

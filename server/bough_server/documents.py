@@ -1,6 +1,6 @@
-"""YAML and JSON documents whose values know their lines, and durations as people write them.
+"""YAML and JSON documents whose values know their lines, and durations in readable form.
 
-Plain scalars are read by YAML 1.2's core schema: `no`, `on` and `2026-01-01` are text.
+Plain scalars follow YAML 1.2's core schema: `no`, `on` and `2026-01-01` are text.
 """
 
 import re
@@ -43,13 +43,14 @@ _PIECE: Final = re.compile(r"([0-9]{1,18}(?:\.[0-9]{1,18})?)(ns|us|ms|s|m|h|d)")
 DURATION: Final = re.compile(rf"-?(?:{_PIECE.pattern})+")
 """A duration as people write it, such as 10m or 1h30m."""
 _LONGEST_NS: Final = 315_576_000_000 * 1_000_000_000
-"""Ten thousand years: what google.protobuf.Duration may hold."""
+"""Ten thousand years, the bound of google.protobuf.Duration."""
 
 
 class _Loader(yaml.SafeLoader):
-    """PyYAML's parser with the core schema's plain scalars alone."""
+    """PyYAML's loader with only the core schema's plain scalars."""
 
 
+# Not inherited: YAML 1.1 reads `no` as false and 2026-01-01 as a date.
 _Loader.yaml_implicit_resolvers = {}
 
 
@@ -67,25 +68,25 @@ _Loader.add_implicit_resolver(_FLOAT, FLOAT_PATTERN, list("-+.0123456789"))
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Document:
-    """One document of a file: its value, and the line of every value in it, from 1."""
+    """A document of a file: its value, and the line of every value in it, from 1."""
 
     path: str
     value: Value
     lines: Mapping[FieldPath, int]
 
     def line(self, path: FieldPath) -> int:
-        """The line of a field, or of the nearest thing around it."""
+        """Return the line of a field, or of the nearest field around it."""
         while path not in self.lines and path:
             path = path[:-1]
         return self.lines.get(path, 0)
 
     def problem(self, path: FieldPath, description: str) -> Problem:
-        """A mistake at a field of this document."""
+        """Return a problem at a field of this document."""
         return Problem(path=self.path, line=self.line(path), field=field_text(path), description=description)
 
 
 def field_text(path: FieldPath) -> str:
-    """A field's path as people read it, such as `llm.tools[1].name`."""
+    """Return a field's path in readable form, such as `llm.tools[1].name`."""
     text = ""
     for step in path:
         text += f"[{step}]" if isinstance(step, int) else f".{step}" if text else step
@@ -93,7 +94,7 @@ def field_text(path: FieldPath) -> str:
 
 
 def suggestion(name: str, known: Iterable[str]) -> str:
-    """ " Did you mean 'x'?" where a known name is close, else what there is."""
+    """Return " Did you mean 'x'?" for the closest known name, else a sentence with up to 20 known names."""
     names = sorted(known)
     if near := nearest(name, names):
         return f" {near}"
@@ -101,13 +102,13 @@ def suggestion(name: str, known: Iterable[str]) -> str:
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
-    """ "Did you mean 'x'?" where a known name is close, else nothing."""
+    """Return "Did you mean 'x'?" if a known name is close, else an empty text."""
     close = get_close_matches(name, sorted(known), n=1, cutoff=0.6)
     return f"Did you mean {close[0]!r}?" if close else ""
 
 
 def read_documents(path: Path) -> list[Document]:
-    """The documents of a file. Raises ConfigurationError with every mistake."""
+    """Return the documents of a file. Raises ConfigurationError with every problem."""
     try:
         if path.stat().st_size > _LARGEST_FILE:
             raise ConfigurationError(f"{path}: The file is larger than 1 MiB.")
@@ -117,12 +118,12 @@ def read_documents(path: Path) -> list[Document]:
     except UnicodeDecodeError as error:
         raise ConfigurationError(f"{path}: The file is not UTF-8 text.") from error
     if path.suffix == ".json":
-        text = text.replace("\t", " ")  # JSON may be indented by tabs, YAML may not
+        text = text.replace("\t", " ")  # JSON may be indented with tabs, YAML may not
     return parse_documents(text, path=str(path))
 
 
 def parse_documents(text: str, *, path: str) -> list[Document]:
-    """The documents of a text; empty ones are left out. Raises ConfigurationError with every mistake."""
+    """Return the documents of a text, without empty ones. Raises ConfigurationError with every problem."""
     problems: list[Problem] = []
     documents: list[Document] = []
     try:
@@ -141,13 +142,13 @@ def parse_documents(text: str, *, path: str) -> list[Document]:
 
 
 def raise_problems(problems: Sequence[Problem]) -> None:
-    """Raises one ConfigurationError with a line for each mistake, where there are any."""
+    """Raise a ConfigurationError with one line per distinct problem if there are any."""
     if problems:
         raise ConfigurationError("\n".join(dict.fromkeys(str(problem) for problem in problems)))
 
 
 class _Reader:
-    """Turns nodes into values, keeping lines and collecting mistakes."""
+    """Converts YAML nodes to values; keeps lines and collects problems."""
 
     def __init__(self, path: str) -> None:
         self.path = path
@@ -158,10 +159,11 @@ class _Reader:
     def read(self, node: yaml.Node, path: FieldPath) -> Value:
         self.lines.setdefault(path, node.start_mark.line + 1)
         self._count += 1
-        # Aliases may repeat a node, and even hold themselves: both end here.
+        # Aliases may repeat a node, or make it contain itself; these bounds end both.
         if self._count > _MOST_VALUES or len(path) > _DEEPEST:
             if self._count <= _MOST_VALUES + 1:
                 self._report(node, path[:4], f"is nested deeper than {_DEEPEST} levels or repeats too much")
+                # So that the rest of the document is skipped and the problem is reported once.
                 self._count = _MOST_VALUES + 1
             return None
         if isinstance(node, yaml.MappingNode) and node.tag == _MAP:
@@ -170,7 +172,7 @@ class _Reader:
             return [self.read(child, (*path, index)) for index, child in enumerate(node.value)]
         if isinstance(node, yaml.ScalarNode):
             return self._scalar(node, path)
-        self._report(node, path, f"has a tag that is not known here: {node.tag}")
+        self._report(node, path, f"has an unknown tag: {node.tag}")
         return None
 
     def _mapping(self, node: yaml.MappingNode, path: FieldPath) -> Value:
@@ -193,7 +195,7 @@ class _Reader:
             case tag if tag == _STR:
                 text = _whole_text(node.value)
                 if text is None:
-                    self._report(node, path, "holds half of a surrogate pair, which is no character")
+                    self._report(node, path, "contains half of a surrogate pair, which is not a character")
                 return text
             case tag if tag == _NULL:
                 return None
@@ -203,7 +205,7 @@ class _Reader:
                 return int(node.value)
             case tag if tag == _FLOAT:
                 return float(node.value)
-        self._report(node, path, f"has a tag that is not known here: {node.tag}")
+        self._report(node, path, f"has an unknown tag: {node.tag}")
         return None
 
     def _report(self, node: yaml.Node, path: FieldPath, description: str) -> None:
@@ -212,7 +214,7 @@ class _Reader:
 
 
 def _whole_text(text: str) -> str | None:
-    """Text with escaped surrogate pairs joined, as JSON writes them; None where half a pair is left."""
+    """Join escaped surrogate pairs, which JSON uses; return None if half of a pair remains."""
     try:
         return text.encode("utf-16", "surrogatepass").decode("utf-16")
     except UnicodeDecodeError:
@@ -226,7 +228,7 @@ def _syntax_problem(path: str, error: yaml.YAMLError) -> Problem:
 
 
 def parse_duration(text: str) -> int:
-    """Nanoseconds of a text such as "10m", "1.5s" or "1h30m". Raises ValueError with a sentence."""
+    """Return the nanoseconds of a text such as "10m", "1.5s" or "1h30m". Raises ValueError with a sentence."""
     text = text.strip()
     if not DURATION.fullmatch(text):
         raise ValueError(f"must be a duration such as 10m, 50ms or 1h30m, not {text[:40]!r}")

@@ -1,29 +1,29 @@
-"""The errors of the project, each of which knows its gRPC code and its reason; no transport is imported here.
+"""The errors of the project, each with its gRPC code and its reason; independent of the transport.
 
 BoughError
-├── CallError                 what is wrong with a call: a gRPC status
+├── CallError                 a call that cannot be served: a gRPC status
 │   ├── InvalidRequest        INVALID_ARGUMENT, with the fields
-│   ├── NotFound              NOT_FOUND, also for another tenant's
+│   ├── NotFound              NOT_FOUND, also for resources of other tenants
 │   ├── RequestIdReused       ALREADY_EXISTS
 │   ├── SessionExists         ALREADY_EXISTS: the session id is in use
 │   ├── SessionBusy           ABORTED
 │   ├── SequenceOutOfRange    OUT_OF_RANGE
 │   ├── AlreadyAnswered       FAILED_PRECONDITION: the request has another answer
-│   ├── RunEnded              FAILED_PRECONDITION: the run takes no answers any more
+│   ├── RunEnded              FAILED_PRECONDITION: the run accepts no more answers
 │   ├── ForkRefused           FAILED_PRECONDITION: the run cannot be forked there
 │   ├── AgentExists           ALREADY_EXISTS: the name is taken
 │   ├── AgentFixed            FAILED_PRECONDITION: it is defined in a file or in code
 │   ├── AgentLinked           FAILED_PRECONDITION: others link to it
-│   ├── AgentUnusable         FAILED_PRECONDITION: it names something that is gone
-│   ├── RevisionMoved         ABORTED: the agent is another one by now
+│   ├── AgentUnusable         FAILED_PRECONDITION: it names something that no longer exists
+│   ├── RevisionMoved         ABORTED: the agent has changed since it was read
 │   ├── CatalogFull           RESOURCE_EXHAUSTED
-│   ├── RunParked             UNAVAILABLE: what the run began with is missing
+│   ├── RunParked             UNAVAILABLE: something that the run started with is missing
 │   ├── ServerStopping        UNAVAILABLE
 │   └── StorageFailed         UNAVAILABLE: the disk, the lock or the database
-├── RunError                  what goes wrong in a run: an AgentError in an event
-│   ├── ModelError            a provider's failure, with how it may be tried again
-│   └── NonDeterministic      a replay that asks for something else than the log holds
-├── ConfigurationError        what the operator has to change; the CLI's exit code 2
+├── RunError                  a failure inside a run: an AgentError in an event
+│   ├── ModelError            a provider's failure, and whether to retry it
+│   └── NonDeterministic      replay asked for something other than the log holds
+├── ConfigurationError        a mistake that the operator has to fix; the CLI's exit code 2
 └── Fenced                    another owner writes this run's log now
 """
 
@@ -37,19 +37,19 @@ from bough.v1 import error_pb2, event_pb2, usage_pb2
 from bough_server.truncation import cut_text, size_of
 
 MAX_MESSAGE_BYTES: Final = 8 * 1024
-"""The most bytes of the message of an error in a run; its head and its tail are kept."""
+"""The most bytes of an error's message in a run; its head and its tail are kept."""
 
 MAX_DETAILS_BYTES: Final = 64 * 1024
-"""The most bytes of an error's details: longer ones are left out, as cut JSON is none."""
+"""The most bytes of an error's details; larger ones are dropped, because truncated JSON would not parse."""
 
 MAX_NAMED: Final = 20
-"""The most names in the sentence of one error."""
+"""The most names in the message of one error."""
 
 Reason: TypeAlias = error_pb2.ErrorReason.ValueType
 
 
 class BoughError(Exception):
-    """Every error that the project raises on purpose. `message` is a sentence for the person who meets it."""
+    """Every error that the project raises on purpose. `message` is a sentence for its reader."""
 
     def __init__(self, message: str) -> None:
         super().__init__(message)
@@ -57,7 +57,7 @@ class BoughError(Exception):
 
 
 class CallError(BoughError):
-    """A call that cannot be served; translated to a gRPC status in one interceptor."""
+    """A call that cannot be served; one interceptor translates it to a gRPC status."""
 
     code: ClassVar[int] = code_pb2.INTERNAL
     reason: Reason = error_pb2.ERROR_REASON_INTERNAL
@@ -70,7 +70,7 @@ class CallError(BoughError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FieldViolation:
-    """A field of a request and what is wrong with it, in one vocabulary with every other error."""
+    """A field of a request and the problem with it; `reason` is one of those of all errors."""
 
     field: str
     description: str
@@ -81,7 +81,7 @@ class FieldViolation:
 
 
 class InvalidRequest(CallError):
-    """A request that breaks a rule; carries every field that does."""
+    """A request that breaks rules; carries every field that does."""
 
     code = code_pb2.INVALID_ARGUMENT
     reason = error_pb2.ERROR_REASON_INVALID_REQUEST
@@ -94,7 +94,7 @@ class InvalidRequest(CallError):
 
 
 class NotFound(CallError):
-    """Something that does not exist or is not the caller's to see; `kind` is "run", "session" or "agent"."""
+    """Something that does not exist or is not visible to the caller; `kind` is "run", "session" or "agent"."""
 
     code = code_pb2.NOT_FOUND
     reason = error_pb2.ERROR_REASON_NOT_FOUND
@@ -107,7 +107,7 @@ class NotFound(CallError):
 
 
 class RequestIdReused(CallError):
-    """A request id that came before with another content."""
+    """A request id that was used before with other content."""
 
     code = code_pb2.ALREADY_EXISTS
     reason = error_pb2.ERROR_REASON_REQUEST_ID_REUSED
@@ -135,7 +135,7 @@ class SequenceOutOfRange(CallError):
 
 
 class AlreadyAnswered(CallError):
-    """An answer to a request that has another one."""
+    """An answer to a request that has another answer."""
 
     code = code_pb2.FAILED_PRECONDITION
     reason = error_pb2.ERROR_REASON_ALREADY_ANSWERED
@@ -149,14 +149,14 @@ class RunEnded(CallError):
 
 
 class ForkRefused(CallError):
-    """A fork at a place where none can be; the message says why."""
+    """A fork at a point where none is possible; the message says why."""
 
     code = code_pb2.FAILED_PRECONDITION
     reason = error_pb2.ERROR_REASON_FORK_REFUSED
 
 
 class AgentExists(CallError):
-    """A name that an agent has already; details say where that one is defined."""
+    """A name that another agent has; details say where that agent is defined."""
 
     code = code_pb2.ALREADY_EXISTS
     reason = error_pb2.ERROR_REASON_AGENT_EXISTS
@@ -170,7 +170,7 @@ class AgentFixed(CallError):
 
 
 class AgentLinked(CallError):
-    """A removal of an agent that others link to, which `linked_by` names."""
+    """A deletion of an agent that others link to; `linked_by` names them."""
 
     code = code_pb2.FAILED_PRECONDITION
     reason = error_pb2.ERROR_REASON_AGENT_LINKED
@@ -178,20 +178,20 @@ class AgentLinked(CallError):
     def __init__(self, name: str, linked_by: Sequence[str]) -> None:
         named = ", ".join(linked_by[:MAX_NAMED])
         more = f" and {len(linked_by) - MAX_NAMED} more" if len(linked_by) > MAX_NAMED else ""
-        message = f"The agent {name!r} is linked by {named}{more}: take the links away first."
+        message = f"The agent {name!r} is linked by {named}{more}: remove the links first."
         super().__init__(message, details={"name": name})
         self.linked_by = tuple(linked_by)
 
 
 class AgentUnusable(CallError):
-    """A run of a stored agent that can reach something which is not there any more."""
+    """A run of a stored agent that can reach something that no longer exists."""
 
     code = code_pb2.FAILED_PRECONDITION
     reason = error_pb2.ERROR_REASON_AGENT_UNUSABLE
 
 
 class RevisionMoved(CallError):
-    """A change of an agent that is another one by now than the caller read."""
+    """A change of an agent that has changed since the caller read it."""
 
     code = code_pb2.ABORTED
     reason = error_pb2.ERROR_REASON_REVISION_MOVED
@@ -205,7 +205,7 @@ class CatalogFull(CallError):
 
 
 class RunParked(CallError):
-    """A run that nobody executes until a server has what it began with; the message says what is missing."""
+    """A run that no worker executes until a server has everything it started with; the message says what is missing."""
 
     code = code_pb2.UNAVAILABLE
     reason = error_pb2.ERROR_REASON_RUN_PARKED
@@ -213,7 +213,7 @@ class RunParked(CallError):
 
 
 class ServerStopping(CallError):
-    """A server that drains: the same call succeeds at another one, or at this one later."""
+    """A server that drains: the same call succeeds at another server, or here later."""
 
     code = code_pb2.UNAVAILABLE
     reason = error_pb2.ERROR_REASON_SERVER_STOPPED
@@ -221,7 +221,7 @@ class ServerStopping(CallError):
 
 
 class StorageFailed(CallError):
-    """A store that cannot read or write. The driver's own words go to the server's log only."""
+    """A store that cannot read or write. The driver's own error goes only to the server's log."""
 
     code = code_pb2.UNAVAILABLE
     reason = error_pb2.ERROR_REASON_STORAGE_FAILED
@@ -229,7 +229,10 @@ class StorageFailed(CallError):
 
 
 class RunError(BoughError):
-    """A failure inside a run: becomes the AgentError of an event, and so is bounded and nothing but Unicode."""
+    """A failure inside a run.
+
+    It becomes the AgentError of an event, so its size is bounded and its text is valid Unicode.
+    """
 
     def __init__(self, message: str, *, reason: Reason, retryable: bool = False, details_json: str = "") -> None:
         super().__init__(cut_text(_unicode(message), MAX_MESSAGE_BYTES))
@@ -240,11 +243,11 @@ class RunError(BoughError):
 
     @classmethod
     def of(cls, error: error_pb2.AgentError) -> "RunError":
-        """What an event carries, as it was raised."""
+        """Return the RunError that an event's AgentError was made from."""
         return RunError(error.message, reason=error.reason, retryable=error.retryable, details_json=error.details_json)
 
     def to_agent_error(self, *, agent: str = "", invocation_id: str = "") -> error_pb2.AgentError:
-        """The error as an event carries it, with who it happened to."""
+        """Return the error as an event holds it, with the agent and the invocation that it happened to."""
         return error_pb2.AgentError(
             reason=self.reason,
             message=self.message,
@@ -256,16 +259,16 @@ class RunError(BoughError):
 
 
 def _unicode(text: str) -> str:
-    """A text without halves of surrogate pairs, which names of files may hold and no event can."""
+    """Replace unpaired surrogates, which file names may contain and events may not."""
     return text if text.isascii() else text.encode(errors="replace").decode()
 
 
 class ModelError(RunError):
-    """A model's provider failed.
+    """A failure of a model's provider.
 
-    `retry` says why another attempt may succeed, and is None where it may not; `retry_after` is the provider's own wish
-    in seconds; `lost_usage` is what the attempt used as far as the provider said. With `is_of_the_request` no other
-    model would take the request either.
+    `retry` says why another attempt may succeed; None if it may not. `retry_after` is the delay that the provider asked
+    for, in seconds. `lost_usage` is the usage of the failed attempt as far as the provider reported it. With
+    `is_of_the_request` other models would reject the request too.
     """
 
     def __init__(
@@ -286,14 +289,14 @@ class ModelError(RunError):
 
 
 class NonDeterministic(RunError):
-    """A replay asked for something else than the log holds."""
+    """A replay asked for something other than the log holds."""
 
     def __init__(self, message: str) -> None:
         super().__init__(message, reason=error_pb2.ERROR_REASON_NON_DETERMINISTIC)
 
 
 class ConfigurationError(BoughError):
-    """Something the operator has to change; the message names the file, line and field where there is one."""
+    """A mistake that the operator has to fix; the message names the file, line and field if there are any."""
 
 
 class Fenced(BoughError):
@@ -302,7 +305,7 @@ class Fenced(BoughError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Problem:
-    """One mistake in a file: where it is and what to do."""
+    """A mistake in a file: its place, and what to do."""
 
     path: str
     line: int
@@ -310,5 +313,5 @@ class Problem:
     description: str
 
     def __str__(self) -> str:
-        where = f"{self.path}:{self.line}" if self.line else self.path
-        return f"{where}: {self.field}: {self.description}" if self.field else f"{where}: {self.description}"
+        place = f"{self.path}:{self.line}" if self.line else self.path
+        return f"{place}: {self.field}: {self.description}" if self.field else f"{place}: {self.description}"

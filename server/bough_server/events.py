@@ -1,4 +1,4 @@
-"""AgentEvent: its names, its kinds, and the bytes that the log keeps; pure."""
+"""AgentEvent: names, kinds, and conversion from the bytes that the log stores."""
 
 from collections.abc import Mapping
 from types import MappingProxyType
@@ -16,7 +16,7 @@ NAME_OF_KIND: Final[Mapping[int, str]] = MappingProxyType(
 """Payload tag to dotted name, such as 40 to "agent.llm.started"."""
 
 KIND_OF_FIELD: Final[Mapping[str, int]] = MappingProxyType({field.name: field.number for field in _PAYLOADS})
-"""Payload field name to tag: what WhichOneof("payload") gives, as the number that the log stores as `kind`."""
+"""Payload field name, as WhichOneof("payload") returns it, to tag, which the log stores as `kind`."""
 
 RUN_STARTED: Final = KIND_OF_FIELD["run_started"]
 RUN_QUEUED: Final = KIND_OF_FIELD["run_queued"]
@@ -56,38 +56,38 @@ PLAN_MADE: Final = KIND_OF_FIELD["plan_made"]
 PLAN_REVISED: Final = KIND_OF_FIELD["plan_revised"]
 
 DELTA_KINDS: Final = frozenset({LLM_OUTPUT_TEXT_DELTA, LLM_REASONING_DELTA, LLM_TOOL_CALL_DELTA, TOOL_OUTPUT})
-"""Pieces of something that a later event has whole."""
+"""Parts of a value that a later event holds completely."""
 
 TERMINAL_KINDS: Final = frozenset({RUN_COMPLETED, RUN_FAILED, RUN_CANCELLED})
 """The last event of a log."""
 
 AGENT_END_KINDS: Final = frozenset({SUB_AGENT_COMPLETED, SUB_AGENT_FAILED, *TERMINAL_KINDS})
-"""The last event of an invocation, the root's among them."""
+"""The last event of an invocation, the root's included."""
 
 TOOL_END_KINDS: Final = frozenset({TOOL_COMPLETED, TOOL_FAILED})
-"""The last event of a call, which has its result."""
+"""The last event of a tool call, which holds its result."""
 
 
 def kind_of(event: AgentEvent) -> int:
-    """The payload's tag; 0 for a payload that this reader does not know."""
+    """Return the payload's tag; 0 for a payload that this reader does not know."""
     name = event.WhichOneof("payload")
     return KIND_OF_FIELD[name] if name else 0
 
 
 def name_of(event: AgentEvent) -> str:
-    """The payload's dotted name; empty for a payload that this reader does not know."""
+    """Return the payload's dotted name; empty for a payload that this reader does not know."""
     return NAME_OF_KIND.get(kind_of(event), "")
 
 
 def tool_result_of(event: AgentEvent) -> message_pb2.ToolResult:
-    """What a call gave, of the event that is its end."""
+    """Return the result that the end event of a tool call holds."""
     return event.tool_completed.result if event.HasField("tool_completed") else event.tool_failed.result
 
 
 def in_place_of(event: AgentEvent) -> AgentEvent:
-    """An event without a payload where another one is: of the same invocation, step, effect and span.
+    """Return an event without a payload, with the invocation, step, effect and span of another one.
 
-    It has no sequence, time, attempt and digest: those are its own.
+    Sequence, time, attempt and digest are unset: every event has its own.
     """
     return AgentEvent(
         invocation_id=event.invocation_id,
@@ -104,21 +104,25 @@ def in_place_of(event: AgentEvent) -> AgentEvent:
 
 
 def is_summarizing(event: AgentEvent) -> bool:
-    """Whether an event is of a model call that summarizes a history: a call of its agent's, and none of its steps."""
+    """Return whether an event belongs to a model call that summarizes history, which is part of no step."""
     return event.effect_key.endswith(".compact")
 
 
 def _text_field(number: int, text: str) -> bytes:
     data = text.encode()
+    # The length is a varint, written here as a single byte.
     assert len(data) < 128, "an id is shorter than 128 bytes"
     return bytes((number << 3 | 2, len(data))) + data
 
 
 def stamp(run_id: str, session_id: str) -> bytes:
-    """What stands before an event's stored bytes when it is read: serialized fields need no order, so no parsing."""
+    """Return the bytes to prepend to an event's stored bytes when it is read.
+
+    Fields may be serialized in any order, so the stored bytes need not be parsed.
+    """
     return _text_field(1, run_id) + _text_field(9, session_id)
 
 
 def parse(stamped: bytes) -> AgentEvent:
-    """An event from its stamp and stored bytes."""
+    """Parse an event from its stamp and stored bytes."""
     return AgentEvent.FromString(stamped)

@@ -1,7 +1,7 @@
 """Pure functions by name, @condition, @input_builder and @rewriter, and the Snapshot they receive.
 
-They are functions of recorded values, so a replay calls them again and the log does not hold their results. An
-exception that one raises, or a result of another type, is an error of the run that names them.
+They depend on recorded values only, so replay calls them again and the log does not hold their results. An exception,
+or a result of another type, is an error of the run that uses them.
 """
 
 import inspect
@@ -16,7 +16,7 @@ from bough.v1 import error_pb2, message_pb2
 from bough_server.errors import RunError
 
 NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_-]{0,63}")
-"""What a function may be called in a definition."""
+"""Names that a function may have in a definition."""
 
 _SAYABLE: Final = frozenset({"text", "data_json", "blob"})
 _ROLES: Final = (message_pb2.ROLE_UNSPECIFIED, message_pb2.ROLE_USER, message_pb2.ROLE_ASSISTANT)
@@ -26,7 +26,7 @@ Made = TypeVar("Made")
 
 
 class Values(Mapping[str, Any]):
-    """A session's values by name, read only: every reading gives a copy."""
+    """A session's values by name, read only; every access returns a copy."""
 
     def __init__(self, texts: Mapping[str, str]) -> None:
         """`texts` are the values as JSON text."""
@@ -44,39 +44,39 @@ class Values(Mapping[str, Any]):
 
 @dataclass(frozen=True, kw_only=True)
 class Snapshot:
-    """What is known where a condition or an input builder is called: copies of what is recorded, and nothing else."""
+    """Recorded values at the point at which a condition or an input builder is called, all of them copies."""
 
     agent: str
-    """The agent whose link or loop it is."""
+    """The agent that has the link or the loop."""
     state: Mapping[str, Any]
-    """The session's values, as JSON."""
+    """Session state, as JSON values."""
     input: message_pb2.Message
-    """What that agent was told."""
+    """The agent's input."""
     user: message_pb2.Message
-    """What the user said."""
+    """The user's message."""
     message: message_pb2.Message | None = None
-    """What the call says: of a model, of a transfer or of code; None where nothing does."""
+    """The message of the call, by a model, a transfer or code; None if there is none."""
     arguments: Mapping[str, Any] = field(default_factory=dict)
-    """The arguments of a model's call, as JSON; empty where no model called."""
+    """The arguments of a model's call, as JSON values; empty if no model called."""
     iteration: int | None = None
-    """The iteration of the loop that has just ended, from 0; None if it is not a loop's condition."""
+    """The loop iteration that has just ended, from 0; None outside of a loop's condition."""
     plan: str = ""
-    """The steps of the plan that are left, as text; empty where there is no plan."""
+    """The remaining steps of the plan, as text; empty without a plan."""
     step: str = ""
-    """The step of the plan that is to be done; empty where there is none."""
+    """The step of the plan to execute; empty without one."""
     executed_steps: str = ""
-    """The steps that were done and what came of them, as text; empty where there are none."""
-    look: Callable[[], Sequence[message_pb2.Message]] = field(default=tuple, repr=False, compare=False)
-    """Gives what `history` is made of."""
+    """The executed steps and their results, as text; empty if there are none."""
+    read_history: Callable[[], Sequence[message_pb2.Message]] = field(default=tuple, repr=False, compare=False)
+    """Returns the messages of `history`."""
 
     @cached_property
     def history(self) -> list[message_pb2.Message]:
-        """What the agent sees of the session and the run so far, as its model would be shown it."""
-        return [copied(message) for message in self.look()]
+        """The session and the run so far as the agent sees them, in the form in which its model would be shown them."""
+        return [copied(message) for message in self.read_history()]
 
 
 def copied(message: message_pb2.Message) -> message_pb2.Message:
-    """A copy that may be changed."""
+    """Return a copy that may be changed."""
     copy = message_pb2.Message()
     copy.CopyFrom(message)
     return copy
@@ -92,18 +92,21 @@ def text_of(message: message_pb2.Message) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Condition:
-    """Says whether something holds. Made by `@condition`; still callable as the function it is."""
+    """A pure predicate, made by `@condition`; callable like the wrapped function."""
 
     kind: ClassVar[str] = "condition"
     name: str
     function: Callable[[Snapshot], bool]
 
-    def __call__(self, situation: Snapshot) -> bool:
-        return self.function(situation)
+    def __call__(self, snapshot: Snapshot) -> bool:
+        return self.function(snapshot)
 
-    def holds(self, situation: Snapshot) -> bool:
-        """What it says. Raises RunError INTERNAL, or what RunError it raises."""
-        answer = _ask(self, self.function, situation)
+    def holds(self, snapshot: Snapshot) -> bool:
+        """Return the function's result.
+
+        Raises RunError: INTERNAL, or with the reason of a RunError that the function raises.
+        """
+        answer = _call(self, self.function, snapshot)
         if not isinstance(answer, bool):
             raise _wrong(self, answer, "True or False")
         return answer
@@ -111,30 +114,33 @@ class Condition:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InputBuilder:
-    """Makes what a child is told. Made by `@input_builder`; still callable as the function it is."""
+    """A pure function that builds a child's input, made by `@input_builder`; callable like the wrapped one."""
 
     kind: ClassVar[str] = "input builder"
     name: str
     function: Callable[[Snapshot], str | message_pb2.Message]
 
-    def __call__(self, situation: Snapshot) -> str | message_pb2.Message:
-        return self.function(situation)
+    def __call__(self, snapshot: Snapshot) -> str | message_pb2.Message:
+        return self.function(snapshot)
 
-    def built(self, situation: Snapshot) -> message_pb2.Message:
-        """What it makes, with its parts and metadata alone. Raises RunError INTERNAL, or what RunError it raises."""
-        answer = _ask(self, self.function, situation)
+    def built(self, snapshot: Snapshot) -> message_pb2.Message:
+        """Return the built message, with only its parts and metadata.
+
+        Raises RunError: INTERNAL, or with the reason of a RunError that the function raises.
+        """
+        answer = _call(self, self.function, snapshot)
         if isinstance(answer, str):
             return message_pb2.Message(parts=[message_pb2.Part(text=answer.encode(errors="replace").decode())])
         if not isinstance(answer, message_pb2.Message):
             raise _wrong(self, answer, "a text or a Message")
         if any(part.WhichOneof("content") not in _SAYABLE for part in answer.parts):
-            raise _refused(self, "gave a Message with other parts than text, JSON and files")
+            raise _refused(self, "returned a Message with parts other than text, JSON and files")
         return message_pb2.Message(parts=answer.parts, metadata_json=answer.metadata_json)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rewriter:
-    """Says how a model is shown what another agent said. Made by `@rewriter`; still callable as the function it is."""
+    """A pure function that rewrites other agents' messages, made by `@rewriter`; callable like the wrapped one."""
 
     kind: ClassVar[str] = "rewriter"
     name: str
@@ -144,23 +150,23 @@ class Rewriter:
         return self.function(message)
 
     def rewritten(self, message: message_pb2.Message) -> list[message_pb2.Message]:
-        """What it makes of a message without its reasoning; messages without parts are left out.
+        """Return the function's messages for a message without its reasoning; messages without parts are left out.
 
-        Raises RunError INTERNAL, or what RunError it raises.
+        Raises RunError: INTERNAL, or with the reason of a RunError that the function raises.
         """
         given = copied(message)
         del given.parts[:]
         given.parts.extend(part for part in message.parts if not part.HasField("reasoning"))
-        answer = _ask(self, self.function, given) if given.parts else []
+        answer = _call(self, self.function, given) if given.parts else []
         if not isinstance(answer, list) or not all(isinstance(one, message_pb2.Message) for one in answer):
             raise _wrong(self, answer, "a list of Messages")
         return [self._shown(one, message) for one in answer if one.parts]
 
     def _shown(self, made: message_pb2.Message, message: message_pb2.Message) -> message_pb2.Message:
         if any(part.WhichOneof("content") not in _SAYABLE for part in made.parts):
-            raise _refused(self, "gave a call or a result as it is; write it as text, or leave it out")
+            raise _refused(self, "returned a tool call or result; write it as text, or omit it")
         if made.role not in _ROLES:
-            raise _refused(self, "gave a message that is neither a user's nor an assistant's")
+            raise _refused(self, "returned a message whose role is neither user nor assistant")
         shown = copied(made)
         shown.role = made.role or message_pb2.ROLE_USER
         shown.author = made.author or message.author
@@ -182,10 +188,10 @@ def condition(*, name: str) -> Callable[[Callable[[Snapshot], bool]], Condition]
 def condition(
     function: Callable[[Snapshot], bool] | None = None, /, *, name: str = ""
 ) -> Condition | Callable[[Callable[[Snapshot], bool]], Condition]:
-    """Makes `def name(situation) -> bool` a condition that a loop's `until` can name. Raises TypeError."""
+    """Make `def name(snapshot) -> bool` a condition that a loop's `until` can name. Raises TypeError."""
 
     def make(function: Callable[[Snapshot], bool]) -> Condition:
-        return Condition(name=_name(function, name, "condition", "situation"), function=function)
+        return Condition(name=_name(function, name, "condition", "snapshot"), function=function)
 
     return make if function is None else make(function)
 
@@ -201,10 +207,10 @@ def input_builder(*, name: str) -> Callable[[Callable[[Snapshot], str | message_
 def input_builder(
     function: Callable[[Snapshot], str | message_pb2.Message] | None = None, /, *, name: str = ""
 ) -> InputBuilder | Callable[[Callable[[Snapshot], str | message_pb2.Message]], InputBuilder]:
-    """Makes `def name(situation) -> str | Message` a builder that a link's `input` can name. Raises TypeError."""
+    """Make `def name(snapshot) -> str | Message` a builder that a link's `input` can name. Raises TypeError."""
 
     def make(function: Callable[[Snapshot], str | message_pb2.Message]) -> InputBuilder:
-        return InputBuilder(name=_name(function, name, "input_builder", "situation"), function=function)
+        return InputBuilder(name=_name(function, name, "input_builder", "snapshot"), function=function)
 
     return make if function is None else make(function)
 
@@ -220,7 +226,7 @@ def rewriter(*, name: str) -> Callable[[Callable[[message_pb2.Message], list[mes
 def rewriter(
     function: Callable[[message_pb2.Message], list[message_pb2.Message]] | None = None, /, *, name: str = ""
 ) -> Rewriter | Callable[[Callable[[message_pb2.Message], list[message_pb2.Message]]], Rewriter]:
-    """Makes `def name(message) -> list[Message]` a rewriter that an agent's `history_rewriter` can name.
+    """Make `def name(message) -> list[Message]` a rewriter that an agent's `history_rewriter` can name.
 
     Raises TypeError.
     """
@@ -232,22 +238,22 @@ def rewriter(
 
 
 def _name(function: Callable[[Given], Made], name: str, decorator: str, parameter: str) -> str:
-    """What a function is called. Raises TypeError where it cannot be a pure function of one thing."""
+    """Return a function's name. Raises TypeError if it cannot be a pure function of one argument."""
     if not callable(function):
         raise TypeError(f"@{decorator} takes a function, not a {type(function).__name__}.")
     name = name or getattr(function, "__name__", "")
     if not NAME.fullmatch(name):
         raise TypeError(
-            f"A function cannot be called {name!r} in a definition: use a letter, then up to 63 letters, digits, _ or "
-            "-, or pass name=."
+            f"{name!r} is not a valid name of a function in a definition: use a letter, then up to 63 letters, digits, "
+            "_ or -, or pass name=."
         )
     if inspect.iscoroutinefunction(function) or inspect.isasyncgenfunction(function):
         raise TypeError(
-            f"{name!r} must be a plain `def`: it is asked again in a replay, so it cannot wait for anything. Do the "
-            "work in a tool or an agent, and put what it gives into the state."
+            f"{name!r} must be a plain `def`: replay calls it again, so it must not wait for anything. Do the "
+            "work in a tool or an agent, and put the result into session state."
         )
     if inspect.isgeneratorfunction(function):
-        raise TypeError(f"{name!r} must return what it makes, not yield it.")
+        raise TypeError(f"{name!r} must return its result, not yield it.")
     try:
         inspect.signature(function).bind(None)
     except TypeError:
@@ -255,19 +261,19 @@ def _name(function: Callable[[Given], Made], name: str, decorator: str, paramete
     return name
 
 
-def _ask(asked: Function, function: Callable[[Given], Made], given: Given) -> Made:
+def _call(asked: Function, function: Callable[[Given], Made], given: Given) -> Made:
     try:
         return function(given)
     except RunError as error:
         raise RunError(f"The {asked.kind} {asked.name!r} failed: {error.message}", reason=error.reason) from error
-    except (Exception, SystemExit) as error:
+    except (Exception, SystemExit) as error:  # SystemExit too: a function must not end the server
         raise _refused(asked, f"raised {type(error).__name__}: {error}"[:2000]) from error
 
 
 def _wrong(asked: Function, answer: object, wanted: str) -> RunError:
     if inspect.iscoroutine(answer):
-        answer.close()
-    return _refused(asked, f"gave {type(answer).__name__}; it must give {wanted}")
+        answer.close()  # else Python warns that it was never awaited
+    return _refused(asked, f"returned {type(answer).__name__}; it must return {wanted}")
 
 
 def _refused(asked: Function, what: str) -> RunError:

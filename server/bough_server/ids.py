@@ -1,4 +1,4 @@
-"""Ids: new ones for runs and sessions, and those derived from a run's key root; none is ever random inside a run."""
+"""Ids: new ones for runs and sessions, and ids derived from a run's key root; ids inside a run are never random."""
 
 import hashlib
 import os
@@ -7,11 +7,11 @@ import uuid
 from functools import lru_cache
 
 AGENT_NAME = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,58}")
-"""What an agent's name looks like: `call_<name>` fits a provider's 64 characters."""
+"""Valid agent names: the tool name `call_<name>` fits in the 64 characters that providers allow."""
 
 
 def new_uuid7(now_ns: int) -> str:
-    """A UUIDv7 (RFC 9562, 5.7) as text: ids made later sort later, to the millisecond."""
+    """Return a UUIDv7 (RFC 9562, 5.7) as text; later ids sort later, with a resolution of one millisecond."""
     value = (now_ns // 1_000_000) << 80 | int.from_bytes(os.urandom(10), "big")
     value = (value & ~(0xF << 76)) | 0x7 << 76
     value = (value & ~(0x3 << 62)) | 0x2 << 62
@@ -19,8 +19,8 @@ def new_uuid7(now_ns: int) -> str:
 
 
 def derived_id(key_root: str, name: str) -> str:
-    """UUIDv5 of a name under a run's key root (RFC 9562, 5.5); both sides of a replay get the same."""
-    # uuid.uuid5 takes seven times as long, and a turn of four agents derives fifty ids.
+    """Return the UUIDv5 of a name under a run's key root (RFC 9562, 5.5); replay derives the same ids."""
+    # uuid.uuid5 takes seven times as long, and a run of four agents derives fifty ids.
     hashed = hashlib.sha1(_namespace(key_root) + name.encode(), usedforsecurity=False).digest()[:16]
     value = (int.from_bytes(hashed) & ~(0xF000 << 64) | 0x5000 << 64) & ~(0xC << 60) | 0x8 << 60
     text = f"{value:032x}"
@@ -33,20 +33,20 @@ def _namespace(key_root: str) -> bytes:
 
 
 def invocation_id(key_root: str, scope: str) -> str:
-    """The id of the invocation whose effects have this scope; the root's scope is empty and its id is the key root."""
+    """Return the id of the invocation with this scope; the root's scope is empty, and its id is the key root."""
     return derived_id(key_root, scope) if scope else key_root
 
 
 @lru_cache(maxsize=4096)
 def step_id(invocation: str, index: int) -> str:
-    """The id of an invocation's step."""
+    """Return the id of an invocation's step."""
     return derived_id(invocation, str(index))
 
 
 def message_id(root: str, effect_key: str, kind: str) -> str:
-    """The id of a stored message: one for each effect and message kind, such as "USER".
+    """Return the id of a stored message, unique per effect and message kind, such as "USER".
 
-    `root` is the key root; for what a fork records itself it is the fork's run id. Fork and origin derive the same
-    effect keys, and what they record under one key need not be the same message.
+    `root` is the key root, except for messages that a fork records itself: there it is the fork's run id. Fork and
+    origin derive the same effect keys, but their messages under one key may differ.
     """
     return derived_id(root, f"{effect_key}/{kind}")

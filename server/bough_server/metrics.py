@@ -1,13 +1,13 @@
-"""Metrics of this process by OpenTelemetry: agents, model calls, tools and runs, for Prometheus and by OTLP.
+"""Metrics of this process by OpenTelemetry, for Prometheus and by OTLP: agents, model calls, tools and runs.
 
-Names of model calls are those of the GenAI conventions. What is counted costs the caller an entry in a queue; whoever
-collects does the rest. Names that come from outside are bounded in number. It knows no events.
+Model call metrics have the names of the GenAI conventions. Recording costs the caller only a queue entry; the collector
+does the rest. The number of distinct names from outside is bounded.
 """
 
 import asyncio
 import contextlib
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
 from threading import Thread
 from typing import TYPE_CHECKING, Final, NamedTuple
 from wsgiref.simple_server import WSGIServer
@@ -24,25 +24,25 @@ if TYPE_CHECKING:
     from prometheus_client import CollectorRegistry
 
 MAX_NAMES: Final = 256
-"""How many names of agents, of tools and of models are told apart; further ones are OTHER."""
+"""The most distinct names of agents, of tools and of models; further ones are reported as OTHER."""
 OTHER: Final = "other"
 
 _MAX_PENDING: Final = 4096
 _SECONDS: Final = (0.01, 0.02, 0.04, 0.08, 0.16, 0.32, 0.64, 1.28, 2.56, 5.12, 10.24, 20.48, 40.96, 81.92)
-"""What the GenAI conventions advise for the duration of an operation."""
+"""The buckets that the GenAI conventions recommend for the duration of an operation."""
 _LONG_SECONDS: Final = (*_SECONDS, 163.84, 327.68, 655.36, 1310.72, 2621.44)
 _TOKENS: Final = tuple(4**power for power in range(14))
-"""What they advise for tokens."""
+"""The buckets that they recommend for tokens."""
 
 
 class Names:
-    """Names as attributes: the first MAX_NAMES of them, and OTHER for all that come later."""
+    """Names as attribute values: the first MAX_NAMES of them, and OTHER for all further ones."""
 
     def __init__(self, most: int = MAX_NAMES) -> None:
         self._most, self._known = most, set[str]()
 
     def __call__(self, name: str) -> str:
-        """The name as it may be told."""
+        """Return the name to report."""
         if name in self._known:
             return name
         if len(self._known) >= self._most:
@@ -57,19 +57,19 @@ class ModelCalled(NamedTuple):
     agent: str
     provider: str
     model: str
-    """The model that was asked."""
+    """The model that was called."""
     answered_by: str
-    """The provider's own name of the model that answered; empty where none did."""
+    """The provider's own name of the model that answered; empty if none did."""
     seconds: float | None
-    """How long the call took with all its attempts; None where it goes on."""
+    """Duration of the call with all its attempts; None if it continues."""
     error: str
-    """Why it failed; empty where it did not."""
+    """Reason of the failure; empty if the call did not fail."""
     used: usage_pb2.Usage | None
-    """What the attempt used; None where nobody said which tokens."""
+    """Usage of the attempt; None if the provider reported no tokens."""
 
 
 class Metrics:
-    """What a process counts; to be told of what is new alone, never of what a log is read again for."""
+    """Metrics of a process. Only new events may be recorded, not those that a replay reads again."""
 
     def __init__(self, provider: MeterProvider) -> None:
         self._provider = provider
@@ -83,7 +83,7 @@ class Metrics:
         self._cost = meter.create_counter(
             "bough.agent.cost",
             unit="{billionth}",
-            description="What model calls of an agent cost, in billionths of the prices' currency.",
+            description="Cost of an agent's model calls, in billionths of the prices' currency.",
         )
 
         def histogram(name: str, unit: str, description: str, bounds: tuple[float, ...]) -> Histogram:
@@ -102,12 +102,12 @@ class Metrics:
             "bough.runs.active",
             callbacks=[self._collect],
             unit="{run}",
-            description="Runs that this process executes; not those that wait for a session or for input.",
+            description="Runs that this process executes, without those waiting for a session or for input.",
         )
 
     @contextlib.contextmanager
     def run_active(self) -> Iterator[None]:
-        """Counts a run as one that this process executes."""
+        """Count a run as executed by this process while the context is open."""
         self._runs += 1
         try:
             yield
@@ -115,40 +115,41 @@ class Metrics:
             self._runs -= 1
 
     def agent_ended(self, agent: str, *, kind: str, state: str, end_reason: str, seconds: float) -> None:
-        """An invocation ended."""
-        self._take(self._write_agent, agent, kind, state, end_reason, seconds)
+        """Record the end of an invocation."""
+        self._enqueue(self._write_agent, agent, {"kind": kind, "state": state}, end_reason, seconds)
 
     def run_ended(self, agent: str, *, state: str, seconds: float) -> None:
-        """A run of an agent ended."""
-        self._take(self._write_run, agent, state, seconds)
+        """Record the end of a run."""
+        self._enqueue(self._write_run, agent, state, seconds)
 
     def tool_ended(self, tool: str, *, outcome: str, error: str, seconds: float) -> None:
-        """A tool ended; `error` says why where its outcome is `failed`."""
-        self._take(self._write_tool, tool, outcome, error, seconds)
+        """Record the end of a tool call; `error` is the reason if its outcome is `failed`."""
+        self._enqueue(self._write_tool, tool, outcome, error, seconds)
 
     def model_called(self, call: "ModelCalled") -> None:
-        """An attempt of a model call was lost, or the call ended."""
-        self._take(self._write_model, call)
+        """Record a lost attempt or the end of a model call."""
+        self._enqueue(self._write_model, call)
 
     def close(self) -> None:
-        """Exports what is left, for at most some seconds; blocks, so call it off the loop."""
+        """Export the remaining metrics for at most 5 seconds; blocks, so do not call it on the event loop."""
         self._provider.shutdown(5_000)
 
-    def _take(self, write: Callable[..., None], *told: object) -> None:
-        self._pending.append((write, told))
-        if len(self._pending) > _MAX_PENDING:  # nobody collects: little by little, so that no caller waits for it
+    def _enqueue(self, write: Callable[..., None], *values: object) -> None:
+        self._pending.append((write, values))
+        # No reader has collected: drain two per new entry, so that the queue shrinks and no caller waits long.
+        if len(self._pending) > _MAX_PENDING:
             self._drain(2)
 
     def _drain(self, most: int) -> None:
         for _ in range(most):
             try:
-                write, told = self._pending.popleft()
-            except IndexError:
+                write, values = self._pending.popleft()
+            except IndexError:  # the collector's thread has emptied the queue meanwhile
                 return
-            write(*told)
+            write(*values)
 
-    def _write_agent(self, agent: str, kind: str, state: str, end_reason: str, seconds: float) -> None:
-        named = {"agent": self._agents(agent), "kind": kind, "state": state}
+    def _write_agent(self, agent: str, labels: Mapping[str, str], end_reason: str, seconds: float) -> None:
+        named = {"agent": self._agents(agent), **labels}
         self._invocations.add(1, {**named, "end_reason": end_reason})
         self._agent_time.record(seconds, named)
 
@@ -180,16 +181,17 @@ class Metrics:
                 self._cost.add(call.used.cost_nanos, {"agent": agent, "currency": call.used.currency_code})
 
     def _collect(self, _: CallbackOptions) -> Iterable[Observation]:
-        # Callbacks come before what they add to is read.
+        # The SDK calls callbacks before it reads the instruments, so this collection has the drained values.
         self._drain(2 * _MAX_PENDING)
         return [Observation(self._runs)]
 
 
 @contextlib.asynccontextmanager
 async def open_metrics(*, host: str, port: int | None, export: bool) -> AsyncIterator[tuple[Metrics | None, str]]:
-    """Metrics that Prometheus finds on a port, 0 for any that is free, and that go out by OTLP where that is wanted.
+    """Open metrics that Prometheus scrapes on `port`, 0 for any free one, and that OTLP exports if `export` is set.
 
-    Gives None where nobody asks for any, and HOST:PORT where they can be found. Raises ConfigurationError.
+    Yields the metrics, None if neither is configured, and HOST:PORT for scraping, empty if there is none. Raises
+    ConfigurationError.
     """
     if port is None and not export:
         yield None, ""
@@ -198,7 +200,7 @@ async def open_metrics(*, host: str, port: int | None, export: bool) -> AsyncIte
         readers: list[MetricReader] = []
         address = ""
         if port is not None:
-            # Only a server that is scraped, or that exports, pays for loading what does it.
+            # Imported here, so that only a server that is scraped, or that exports, pays for loading the exporters.
             from opentelemetry.exporter.prometheus import PrometheusMetricReader
             from prometheus_client import CollectorRegistry
 
@@ -217,7 +219,7 @@ async def open_metrics(*, host: str, port: int | None, export: bool) -> AsyncIte
 
 
 def make_metrics(*readers: MetricReader) -> Metrics:
-    """Metrics that readers collect."""
+    """Return metrics that the readers collect."""
     exemplars = AlwaysOffExemplarFilter()
     provider = MeterProvider(
         metric_readers=readers, resource=resource(), exemplar_filter=exemplars, shutdown_on_exit=False
@@ -232,8 +234,8 @@ def _listen(registry: "CollectorRegistry", host: str, port: int) -> "tuple[WSGIS
         return start_http_server(port, host, registry)
     except OSError as error:
         raise ConfigurationError(
-            f"Port {port} of {host} cannot be listened on for metrics; it is probably in use. Choose another as "
-            "telemetry.prometheus_port, or 0 for any that is free."
+            f"Port {port} of {host} cannot be bound for metrics; it is probably in use. Choose another with "
+            "telemetry.prometheus_port, or 0 for any free one."
         ) from error
 
 

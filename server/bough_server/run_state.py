@@ -1,4 +1,4 @@
-"""State of a run while it is open: its state, its start, its deadline, and the requests that wait for an answer."""
+"""State of an open run: its execution state, start, deadline and open input requests."""
 
 from dataclasses import dataclass
 from typing import Final
@@ -9,23 +9,25 @@ from bough_server import events
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunState:
-    """What the run's row says of it while it goes on; each replaces the one before, whole."""
+    """State of an open run, as its row stores it; each one replaces the previous one completely."""
 
     state: int
     start_time_ns: int | None
-    """None while it waits for its session."""
+    """None while the run waits for its session."""
     open_requests: bytes | None
-    """A serialized RunInterrupted with every request that is open, in the order of asking; None for none."""
+    """A serialized RunInterrupted with every open request, in the order in which they were made; None if there are
+    none."""
     next_expire_time_ns: int | None
-    """When the first of them expires; None where the run does not wait for them, or none ever expires."""
+    """Time at which the first request expires; None if the run is not INPUT_REQUIRED or no request expires."""
     deadline_time_ns: int | None
-    """When the caller's deadline passes; None if there is none, and while the run waits for input."""
+    """The caller's deadline; None if there is none, and while the run waits for input."""
 
 
 def deadline_after(event: event_pb2.AgentEvent, deadline_ns: int | None) -> int | None:
-    """The caller's deadline in force after an event; `deadline_ns` is the one before it.
+    """Return the caller's deadline after an event; `deadline_ns` is the one before it.
 
-    It lapses at an interruption, and the call that answers brings its own. A fork has its caller's, not its origin's.
+    The deadline lapses at an interruption, and the call that answers sets its own. A fork has its caller's, not its
+    origin's.
     """
     kind = events.kind_of(event)
     if kind == events.RUN_STARTED:
@@ -44,7 +46,7 @@ def _deadline_of(begun: event_pb2.RunStarted | event_pb2.RunForked | event_pb2.R
 
 
 class RunStateFold:
-    """The fold of what changes where a run stands."""
+    """Fold of the events that change a run's state."""
 
     def __init__(self) -> None:
         self._state: execution_pb2.ExecutionState.ValueType = execution_pb2.EXECUTION_STATE_RUNNING
@@ -55,21 +57,21 @@ class RunStateFold:
 
     @property
     def asks(self) -> bool:
-        """Whether a request is open."""
+        """True if a request is open."""
         return bool(self._open)
 
     def begin(self, event: event_pb2.AgentEvent) -> None:
-        """Takes in the run_started; a run that has only that is going, which is no change."""
+        """Apply the run_started event. It counts as no change: a run without further events has the initial state."""
         self._start_time_ns = event.record_time.ToNanoseconds()
         self._deadline_time_ns = deadline_after(event, None)
 
     def take(self, event: event_pb2.AgentEvent) -> None:
-        """Takes in an event that moves the run, asks, or ends who asks."""
+        """Apply an event that moves the run, makes a request, or ends the requester."""
         self._deadline_time_ns = deadline_after(event, self._deadline_time_ns)
         _FOLDS[events.kind_of(event)](self, event)
 
     def change(self) -> RunState | None:
-        """Where the run stands, if that is another than when this was last called."""
+        """Return the state of the run if it has changed since the last call, else None."""
         if not self._is_changed:
             return None
         self._is_changed = False
@@ -101,17 +103,19 @@ class RunStateFold:
         self._move(execution_pb2.EXECUTION_STATE_RUNNING)
 
     def _run_resumed(self, _: event_pb2.AgentEvent) -> None:
-        if self._state != execution_pb2.EXECUTION_STATE_PENDING:  # a new owner gives a run that waits no session
+        # A run that waits for its session still waits for it after another worker took it over.
+        if self._state != execution_pb2.EXECUTION_STATE_PENDING:
             self._move(execution_pb2.EXECUTION_STATE_RUNNING)
 
     def _run_interrupted(self, event: event_pb2.AgentEvent) -> None:
+        # The event lists every open request, so it replaces the collected ones.
         self._open = {}
         for request in event.run_interrupted.requests:
             self._ask(request)
         self._move(execution_pb2.EXECUTION_STATE_INPUT_REQUIRED)
 
     def _cancel_requested(self, event: event_pb2.AgentEvent) -> None:
-        """A run that is to end waits for nobody any more: whoever finds it so ends it."""
+        """Move a waiting run to RUNNING: a cancelled run waits for no input, and recovery will end it."""
         if not event.cancel_requested.effect_scope and self._state == execution_pb2.EXECUTION_STATE_INPUT_REQUIRED:
             self._move(execution_pb2.EXECUTION_STATE_RUNNING)
 
@@ -135,7 +139,7 @@ class RunStateFold:
         self._close(event.invocation_id)
 
     def _close(self, invocation_id: str, call_id: str | None = None) -> None:
-        """Closes what an invocation asks, or only what it asks about one call."""
+        """Close the requests of an invocation, or only those about one of its calls."""
         for input_id, request in list(self._open.items()):
             if request.invocation_id == invocation_id and call_id in (None, request.call_id):
                 del self._open[input_id]

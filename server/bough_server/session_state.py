@@ -1,6 +1,6 @@
-"""Values of a session's state as JSON text, and paths into them.
+"""Values of session state as JSON text, and paths into them.
 
-Each value stays the text that it was written as. The order of writes is decided in session_state_fold.py.
+Each value keeps the text it was written with. session_state_fold.py decides the order of writes.
 """
 
 import json
@@ -12,37 +12,37 @@ from bough.v1 import event_pb2, session_pb2
 from bough_server.truncation import size_of
 
 MAX_STATE_BYTES: Final = 256 * 1024
-"""The most bytes of a session's state as JSON; a write beyond it is refused, and one in a log that is has no effect."""
+"""The most bytes of a session's state as JSON. A write beyond it is refused; one that a log holds has no effect."""
 
 MAX_DEPTH: Final = 100
-"""How deep lists and objects of a value may be nested: what was written must be read from any stack."""
+"""The most levels of nested lists and objects in a value: every written value must be readable from any stack depth."""
 
 LIMITS: Final = f"it may be nested {MAX_DEPTH} deep and have numbers that a double can hold"
-"""What a value that is JSON has to keep to, as people are told."""
+"""Rules for a JSON value, for error messages."""
 
 KEY: Final = r"[A-Za-z][A-Za-z0-9_.:-]{0,127}"
-"""What a value may be called."""
+"""Pattern of a value's key."""
 
 Write = Sequence[tuple[str, str | None]]
-"""Changes that are recorded together, JSON text by name and None to delete: all of them count, in order, or none."""
+"""Changes recorded together, JSON text by key and None to delete: all of them apply, in order, or none."""
 
 _NESTING: Final = re.compile(r'"(?:[^"\\]|\\.)*+"|([\[{])|[\]}]')
-"""Texts, whose brackets are none, and brackets; the group is of those that open."""
+"""Strings, so that brackets in them do not count, and brackets; the group matches opening ones."""
 _LONG_NUMBER: Final = re.compile(r"[0-9]{309}")
 _SPACE: Final = re.compile(r"[ \t\r\n]*")
 _DECODER: Final = json.JSONDecoder()
 _ENCODER: Final = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), allow_nan=False)
 
 PATH: Final = re.compile(r"[A-Za-z][A-Za-z0-9_:-]*(?:\.[A-Za-z0-9_:-]+)*")
-"""A value's name, then members of objects by name and items of lists by number, from 0, each after a dot."""
+"""A value's key, then members of objects by name and items of lists by index, from 0, each after a dot."""
 
 _LONGEST: Final = 512
 
 
 def values_of(state_json: str) -> dict[str, str]:
-    """A state as JSON text of each value, by name; empty text is an empty state.
+    """Split a state into the JSON text of each value by key; empty text is an empty state.
 
-    Raises ValueError for what is no JSON object.
+    Raises ValueError if the text is not a JSON object.
     """
     if not state_json:
         return {}
@@ -57,14 +57,14 @@ def values_of(state_json: str) -> dict[str, str]:
         at = _after(state_json, end, ":")
         _, end = _decoded(state_json, at)
         values[name] = state_json[at:end]
-        at = _SPACE.match(state_json, end).end()  # type: ignore[union-attr]  # it matches nothing as well
+        at = _SPACE.match(state_json, end).end()  # type: ignore[union-attr]  # the pattern matches empty text too
         if state_json[at : at + 1] == "}":
             return _whole(state_json, at + 1, values)
         at = _after(state_json, at, ",")
 
 
 def _after(text: str, at: int, mark: str) -> int:
-    """Where the next thing begins behind a mark."""
+    """Return the position of the next token after `mark`. Raises ValueError if `mark` is missing."""
     found = _SPACE.match(text, at)
     if found is None or text[found.end() : found.end() + 1] != mark:
         raise ValueError(f"a state is a JSON object: {mark} is missing")
@@ -85,27 +85,29 @@ def _whole(text: str, at: int, values: dict[str, str]) -> dict[str, str]:
 
 
 def json_of(values: Mapping[str, str]) -> str:
-    """A state as one JSON object, in the order of its values' names; an empty one is empty text."""
+    """Return a state as one JSON object, sorted by key; an empty state is empty text."""
     return "{" + ",".join(f"{json_text(key)}:{values[key]}" for key in sorted(values)) + "}" if values else ""
 
 
 def json_text(value: object) -> str:
-    """A value as JSON text. Raises TypeError or ValueError for what JSON cannot hold."""
+    """Return a value as JSON text. Raises TypeError or ValueError for values that JSON cannot represent."""
     return _ENCODER.encode(value)
 
 
 def value_text(value: object) -> str:
-    """A value as JSON text that the state may hold. Raises TypeError or ValueError for one that it may not."""
+    """Return a value as JSON text. Raises TypeError or ValueError if session state may not hold the value."""
     text = json_text(value)
-    text.encode()
+    text.encode()  # raises UnicodeEncodeError, a ValueError, for unpaired surrogates
     if not is_value(text):
         raise ValueError(LIMITS)
     return text
 
 
 def is_value(text: str) -> bool:
-    """Whether a text is a JSON value that the state may hold: nested at most MAX_DEPTH deep, without a number beyond a
-    double, NaN and infinities among them."""
+    """Return whether a text is a JSON value that session state may hold.
+
+    It is nested at most MAX_DEPTH deep and has no number beyond a double, which excludes NaN and infinities.
+    """
     if _is_too_deep(text):
         return False
     try:
@@ -117,11 +119,12 @@ def is_value(text: str) -> bool:
 
 def _integer(text: str) -> int:
     number = int(text)
-    float(number)
+    float(number)  # raises OverflowError beyond a double
     return number
 
 
 def _is_too_deep(text: str) -> bool:
+    # Cheap, and enough for nearly every value.
     if text.count("[") + text.count("{") <= MAX_DEPTH:
         return False
     depth = 0
@@ -136,27 +139,27 @@ def _is_too_deep(text: str) -> bool:
 
 
 def is_key(name: str) -> bool:
-    """Whether a value may be called so."""
+    """Return whether a text is a valid key."""
     return re.fullmatch(KEY, name) is not None
 
 
 def fits(values: Mapping[str, str]) -> bool:
-    """Whether a state is within its bound."""
+    """Return whether a state is within its bound."""
     return not values or state_size(values) <= MAX_STATE_BYTES
 
 
 def state_size(values: Mapping[str, str]) -> int:
-    """Bytes of a state that is not empty, as one JSON object."""
+    """Return the bytes of a state as one JSON object; correct only for a state that is not empty."""
     return 1 + sum(value_size(name, text) for name, text in values.items())
 
 
 def value_size(name: str, text: str | None) -> int:
-    """Bytes of a value in its state, with its name and what parts them from the next; 0 of one that is not there."""
+    """Return the bytes of a value in its state, with its key and separators; 0 for a value that is not there."""
     return 0 if text is None else size_of(_ENCODER.encode(name)) + size_of(text) + 2
 
 
 def applied(values: Mapping[str, str], write: Write) -> dict[str, str]:
-    """Values after changes, however large that makes them."""
+    """Return the values after changes, however large they become."""
     after = dict(values)
     for name, text in write:
         if text is None:
@@ -167,12 +170,13 @@ def applied(values: Mapping[str, str], write: Write) -> dict[str, str]:
 
 
 def changed(values: Mapping[str, str], writes: Iterable[Write]) -> dict[str, str]:
-    """Values after writes, in order. A write that would make them larger than they may be has no effect."""
+    """Return the values after writes, in order. A write that would exceed the bound has no effect."""
     after = dict(values)
     size = state_size(after)
     for write in writes:
         last = dict(write)
         grown = size + sum(value_size(name, text) - value_size(name, after.get(name)) for name, text in last.items())
+        # A state that is too large already may still shrink.
         if grown > max(MAX_STATE_BYTES, size):
             continue
         size = grown
@@ -185,12 +189,12 @@ def changed(values: Mapping[str, str], writes: Iterable[Write]) -> dict[str, str
 
 
 def write_of(changes: Iterable[session_pb2.SessionStateChange]) -> Write:
-    """Changes as they are applied."""
+    """Return changes as a Write."""
     return [(change.key, change.value_json if change.HasField("value_json") else None) for change in changes]
 
 
 def changes_of(event: event_pb2.AgentEvent) -> Write:
-    """What an event changes of its session's state."""
+    """Return the changes of session state that an event records."""
     kind = event.WhichOneof("payload")
     if kind == "session_state_changed":
         return write_of(event.session_state_changed.state_changes)
@@ -198,12 +202,12 @@ def changes_of(event: event_pb2.AgentEvent) -> Write:
 
 
 def is_path(text: str) -> bool:
-    """Whether a text is a path, of at most 512 characters."""
+    """Return whether a text is a path, of at most 512 characters."""
     return len(text) <= _LONGEST and PATH.fullmatch(text) is not None
 
 
 def value_at(state: Mapping[str, Any], path: str) -> Any:
-    """The value at a path. Names may hold dots: the longest name that is there counts. Raises KeyError."""
+    """Return the value at a path. Keys may contain dots: the longest existing key is used. Raises KeyError."""
     names = path.split(".")
     for cut in range(len(names), 0, -1):
         name = ".".join(names[:cut])

@@ -1,7 +1,7 @@
-"""The session state that a log leaves behind, and the writes that conflict in it.
+"""Session state as a log leaves it, and conflicts between its writes.
 
-What runs at once does not see each other's writes, and afterwards the later lane or call wins: so a log's writes count
-in the order of their keys, not of their sequences.
+Concurrent lanes and calls do not see each other's writes, and afterwards the later lane or call wins. A log's writes
+therefore apply in the order of their keys, not of their sequences.
 """
 
 import re
@@ -15,19 +15,19 @@ from bough_server import events
 from bough_server.session_state import Write, changed, changes_of, values_of
 
 _LANE: Final = re.compile(r"(?:(?:^|/)g|\.t|\.)([0-9]{1,9})(?=[/.]|$)")
-"""Names of what runs at once, in a key: lanes of an agent, calls of a step, lanes of code."""
+"""Numbers of concurrent parts in a key: lanes of an agent, calls of a step, lanes of code."""
 
 
 @dataclass(slots=True)
 class _Group:
-    """Lanes that run at once, by their numbers."""
+    """Lanes that run concurrently, by number."""
 
     name: str
     lanes: "dict[int, Writes]" = field(default_factory=dict)
 
 
 class Writes:
-    """What one lane writes, and what ran at once below it."""
+    """Writes of one lane and of the groups of concurrent lanes nested in it."""
 
     __slots__ = ("_entries",)
 
@@ -36,15 +36,15 @@ class Writes:
 
     @property
     def has_group_last(self) -> bool:
-        """Whether the last thing in it is something that ran at once."""
+        """True if the last entry is a group of concurrent lanes."""
         return bool(self._entries) and isinstance(self._entries[-1], _Group)
 
     def add(self, changes: Write) -> None:
-        """Takes in a write of the lane itself."""
+        """Add a write of the lane itself."""
         self._entries.append(changes)
 
     def lane(self, group: str, number: int) -> "Writes":
-        """The writes of a lane below this one, in a group that ends with the next thing that this one does."""
+        """Return the writes of a lane nested in this one; the next write of this lane itself ends the group."""
         while self._entries:
             last = self._entries[-1]
             if not isinstance(last, _Group):
@@ -53,19 +53,20 @@ class Writes:
                 return last.lanes.setdefault(number, Writes())
             if any(lane.in_order() for lane in last.lanes.values()):
                 break
-            self._entries.pop()  # nobody in it wrote anything: it has no place among what did
+            self._entries.pop()  # no lane of it wrote anything, so it would only separate the groups around it
         made = _Group(group)
         self._entries.append(made)
         return made.lanes.setdefault(number, Writes())
 
     def is_newest(self, number: int) -> bool:
-        """Whether no lane of the last group comes after this one."""
+        """Return whether no lane of the last group comes after this one."""
         last = self._entries[-1]
         return isinstance(last, _Group) and number == max(last.lanes)
 
     def in_order(self) -> list[Write]:
-        """All writes in the order that counts; those that ran at once by the numbers of their lanes."""
+        """Return all writes in the order in which they apply; concurrent lanes in the order of their numbers."""
         found: list[Write] = []
+        # A stack of iterators instead of recursion: the log of another system may nest lanes deeper than the stack.
         open_lanes: list[Iterator[Write | _Group]] = [iter(self._entries)]
         while open_lanes:
             entry = next(open_lanes[-1], None)
@@ -80,9 +81,9 @@ class Writes:
 
 
 class StateFold:
-    """A session's state as one run's log leaves it: give it every event that says anything of it, once and in order.
+    """Fold of session state over one run's log: apply every event that concerns it, once and in order.
 
-    It takes anybody's events and refuses none: a state that is no JSON object is an empty one.
+    Accepts events of any source and never raises: a state that is not a JSON object counts as empty.
     """
 
     def __init__(self) -> None:
@@ -91,7 +92,7 @@ class StateFold:
         self._values: dict[str, str] | None = {}
 
     def take(self, event: event_pb2.AgentEvent) -> bool:
-        """Takes an event in; gives whether it says anything of the state."""
+        """Apply an event; return whether it concerns session state."""
         kind = event.WhichOneof("payload")
         if kind == "run_started" or kind == "run_dequeued":
             begun = event.run_started if kind == "run_started" else event.run_dequeued
@@ -104,7 +105,7 @@ class StateFold:
 
     @property
     def values(self) -> dict[str, str]:
-        """JSON text of each value, by name."""
+        """JSON text of each value, by key."""
         if self._values is None:
             self._values = changed(self._began, self._writes.in_order())
         return self._values
@@ -116,7 +117,7 @@ class StateFold:
             lane = above.lane(key[at : found.start(1)], number)
             is_newest, at = is_newest and above.is_newest(number), found.end()
         lane.add(changes)
-        # What comes last of all so far only adds to what they came to.
+        # A write that sorts after all others applies on top of the known values; any other needs a new fold.
         is_known = is_newest and self._values is not None
         self._values = changed(self._values or {}, [changes]) if is_known else None
 
@@ -124,32 +125,32 @@ class StateFold:
 _BEGIN: Final = frozenset({events.TOOL_STARTED, events.INPUT_REQUESTED})
 
 CONCERNED: Final = frozenset({*_BEGIN, *events.TOOL_END_KINDS, events.SESSION_STATE_CHANGED})
-"""The kinds of events that say who wrote what, and when calls began and ended."""
+"""Kinds of events that record writes, or the start and end of calls."""
 
 
 MAX_NOTED: Final = 100_000
-"""The most lanes, and the most writes in them, that are compared; anybody's events may have many more."""
+"""The most lanes, and the most writes in them, that are compared; events of other systems may have many more."""
 
 
 class Conflicts:
-    """Which values were written by several at once, and differently: give it the events of CONCERNED kinds, in order.
+    """Values that concurrent lanes or calls wrote differently: apply the events of CONCERNED kinds in order.
 
-    It takes anybody's events and refuses none. Calls of a step of which one began when the other had ended were no
-    conflict, since the later one could see what the earlier wrote.
+    Accepts events of any source and never raises. Two calls of a step do not conflict if one began after the other had
+    ended, because the later one could see what the earlier wrote.
     """
 
     def __init__(self) -> None:
         self._places: dict[tuple[int, str], int] = {}
-        """Groups and lanes, each by the one that it is in and its name there: keys are as long as calls are deep."""
+        """Number of each group and lane by parent and name. Whole keys would be as long as calls are deep."""
         self._written: dict[tuple[int, str], dict[int, tuple[int, str | None]]] = {}
-        """By group and value's name, by the lane's number: the lane, and what it wrote last."""
+        """By group and key, then by the lane's number in the group: the lane, and the last value that it wrote."""
         self._noted = 0
         self._began: dict[int, int] = {}
         self._ended: dict[int, int] = {}
         self._taken = 0
 
     def take(self, event: event_pb2.AgentEvent, kind: int) -> None:
-        """Takes an event in."""
+        """Apply an event."""
         self._taken += 1
         write = changes_of(event)
         is_call = kind in _BEGIN or kind in events.TOOL_END_KINDS
@@ -165,11 +166,11 @@ class Conflicts:
             self._ended[lanes[-1][2]] = self._taken
 
     def names(self) -> list[str]:
-        """The names of the values, sorted."""
+        """Return the keys of the conflicting values, sorted."""
         return sorted({name for (_, name), lanes in self._written.items() if self._differ(lanes)})
 
     def _lanes(self, key: str) -> Iterator[tuple[int, int, int]]:
-        """The lanes that a key lies in, from the root down: each with its group, and its number there."""
+        """Yield the lanes that contain a key, from the root down: group, number in the group, lane."""
         above, at = 0, 0
         for found in _LANE.finditer(key):
             if len(self._places) >= MAX_NOTED:
@@ -192,7 +193,7 @@ class Conflicts:
         return any(one != other and self._met(lane, next_lane) for (lane, one), (next_lane, other) in pairwise(ordered))
 
     def _met(self, one: int, other: int) -> bool:
-        """Whether neither lane had ended when the other began."""
+        """Return whether neither lane had ended when the other began."""
         never = self._taken + 1
         return self._began.get(one, 0) < self._ended.get(other, never) and self._began.get(other, 0) < self._ended.get(
             one, never

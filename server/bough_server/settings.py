@@ -1,6 +1,7 @@
-"""The one frozen Settings: flags over environment over bough.yaml over defaults; nothing else reads the environment.
+"""The frozen Settings: flags over environment over bough.yaml over defaults. No other module reads the environment.
 
-What a model's key is stays out of it: `Settings.secrets` hands on the variables that models name, and shows none.
+Model keys are not part of it: `Settings.secrets` passes on the variables that models name, without showing their
+values.
 """
 
 import os
@@ -35,7 +36,7 @@ DEFAULT_DATABASE: Final = "var/bough.db"
 
 
 class Flags(TypedDict, total=False):
-    """What the command line may say; None, and a switch that is off, is not said."""
+    """Values from the command line; None, and False for a switch, mean that the flag was not given."""
 
     host: str | None
     port: int | None
@@ -56,7 +57,7 @@ _PLACES: Final[Mapping[str, FieldPath]] = {
     "log_level": ("log_level",),
     "address": ("address",),
 }
-"""Where in the settings a flag or a variable belongs."""
+"""The path in the settings of each flag and variable."""
 
 
 class Environment(BaseSettings):
@@ -81,7 +82,7 @@ class Environment(BaseSettings):
 
 
 class _OpenTelemetry(BaseSettings):
-    """Of what OpenTelemetry's own variables say, whether spans and metrics go anywhere; exporters read the rest."""
+    """The OTEL_ variables that decide whether spans and metrics are exported; the exporters read the rest."""
 
     model_config = SettingsConfigDict(env_prefix="OTEL_", env_ignore_empty=True, extra="ignore", frozen=True)
 
@@ -109,7 +110,7 @@ class _OpenTelemetry(BaseSettings):
 
 
 class Secrets(Mapping[str, str]):
-    """Environment variables by name; printing it shows the names alone."""
+    """Environment variables by name; its repr shows only the names."""
 
     __slots__ = ("_values",)
 
@@ -130,7 +131,7 @@ class Secrets(Mapping[str, str]):
 
 
 class Settings(Section):
-    """Everything that an operator may set, checked. Durations are in seconds, paths absolute."""
+    """Everything that an operator can configure, validated. Durations are in seconds, paths absolute."""
 
     server: ServerSection = ServerSection()
     """Where the server listens, and how it stops."""
@@ -167,17 +168,17 @@ class Settings(Section):
 
     @property
     def exports_traces(self) -> bool:
-        """Whether OpenTelemetry's variables ask for spans by OTLP, and so name where to."""
+        """Whether OpenTelemetry's variables configure an OTLP export of spans."""
         return self._exports_traces
 
     @property
     def exports_metrics(self) -> bool:
-        """The same of metrics."""
+        """Whether OpenTelemetry's variables configure an OTLP export of metrics."""
         return self._exports_metrics
 
     @property
     def folder(self) -> Path:
-        """What relative names in it are relative to: the configuration's folder, else the working directory."""
+        """The base of relative names in the settings: the configuration's folder, else the working directory."""
         return self._folder
 
     @property
@@ -187,10 +188,10 @@ class Settings(Section):
 
     @classmethod
     def load(cls, config: Path | None = None, **flags: Unpack[Flags]) -> "Settings":
-        """Reads flags, environment and file, in this precedence.
+        """Read flags, environment and file, in this order of precedence.
 
-        Without `config` the file is BOUGH_CONFIG, else ./bough.yaml where there is one. Raises ConfigurationError with
-        every mistake, each with its file and line, its variable or its flag.
+        Without `config` the file is BOUGH_CONFIG, else ./bough.yaml if it exists. Raises ConfigurationError with every
+        mistake, each with its file and line, its variable or its flag.
         """
         environment = _environment()
         document = _document(config or environment.config)
@@ -202,7 +203,8 @@ class Settings(Section):
         except ValidationError as error:
             raise ConfigurationError(
                 "\n".join(
-                    str(_problem(each["loc"], each["type"], _words(each), document, origins)) for each in error.errors()
+                    str(_problem(each["loc"], each["type"], _words(each), document=document, origins=origins))
+                    for each in error.errors()
                 )
             ) from None
         raise_problems([_located(path, words, document, origins) for path, words in model_problems(settings.models)])
@@ -224,13 +226,13 @@ def _environment() -> Environment:
 
 
 def _document(config: Path | None) -> Document:
-    """The configuration; an empty one where no file is named and none is there."""
+    """Return the configuration; an empty one if no file is named and the default does not exist."""
     path = config or Path(DEFAULT_FILE)
     if config is None and not path.exists():
         return Document(path=DEFAULT_FILE, value={}, lines={})
     documents = read_documents(path)
     if len(documents) > 1:
-        raise ConfigurationError(f"{path}:{documents[1].line(())}: There must be one document in it, not several.")
+        raise ConfigurationError(f"{path}:{documents[1].line(())}: The file must contain one document, not several.")
     document = documents[0] if documents else Document(path=str(path), value={}, lines={(): 1})
     if not isinstance(document.value, dict):
         raise_problems([document.problem((), "must be a mapping, such as `server: {port: 50051}`")])
@@ -240,19 +242,19 @@ def _document(config: Path | None) -> Document:
 def _merged(
     document: Document, environment: Environment, flags: Flags
 ) -> tuple[dict[str, Value], dict[FieldPath, str]]:
-    """The values of all three, and where those came from that are not the file's."""
+    """Merge all three sources; return the values, and the origin of each that is not from the file."""
     values: dict[str, Value] = _copied(document.value)
     origins: dict[FieldPath, str] = {}
-    said: dict[str, tuple[Value, str]] = {}
+    overrides: dict[str, tuple[Value, str]] = {}
     for name, value in environment.model_dump(exclude_none=True, exclude={"config"}).items():
-        said[name] = (value, f"BOUGH_{name.upper()}")
+        overrides[name] = (value, f"BOUGH_{name.upper()}")
     for name, value in flags.items():
         if value is not None and value is not False:
-            said[name] = (value, "--" + name.replace("_", "-"))  # type: ignore[assignment]
-    for name, (value, origin) in said.items():
+            overrides[name] = (value, "--" + name.replace("_", "-"))  # type: ignore[assignment]
+    for name, (value, origin) in overrides.items():
         if name == "default_model":
             if value == "default":
-                continue
+                continue  # an alias of itself would never resolve
             value = {"alias": value}
         place = _PLACES[name]
         _put(values, place, value)
@@ -261,7 +263,7 @@ def _merged(
 
 
 def _copied(value: Value) -> dict[str, Value]:
-    """The file's sections, which are changed here; a section left empty is as good as none."""
+    """Copy the file's sections, since they are changed here; an empty section counts as missing."""
     sections = value if isinstance(value, dict) else {}
     return {key: dict(each) if isinstance(each, dict) else each for key, each in sections.items() if each is not None}
 
@@ -272,13 +274,13 @@ def _put(values: dict[str, Value], place: FieldPath, value: Value) -> None:
     for step in outer:
         inner = section.setdefault(step, {})
         if not isinstance(inner, dict):
-            return  # the file's mistake is reported as such
+            return  # not a mapping in the file: validation reports it
         section = inner
     section[last] = value
 
 
 def _resolve_database(values: dict[str, Value], origins: Mapping[FieldPath, str], folder: Path) -> None:
-    """Makes a URL of the database: a file's path is relative to it, any other to the working directory."""
+    """Make the database a URL: a path from the file is relative to it, any other to the working directory."""
     storage = values.setdefault("storage", {})
     if not isinstance(storage, dict):
         return
@@ -288,7 +290,9 @@ def _resolve_database(values: dict[str, Value], origins: Mapping[FieldPath, str]
         storage["url"] = database_url(given, folder if is_the_files else Path.cwd())
 
 
-def _problem(path: FieldPath, kind: str, message: str, document: Document, origins: Mapping[FieldPath, str]) -> Problem:
+def _problem(
+    path: FieldPath, kind: str, message: str, *, document: Document, origins: Mapping[FieldPath, str]
+) -> Problem:
     if kind == "extra_forbidden":
         message = f"There is no such setting.{known_keys(Settings, path)}"
     return _located(path, message.removeprefix("Value error, "), document, origins)

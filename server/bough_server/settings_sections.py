@@ -1,4 +1,4 @@
-"""The sections of Settings, each a frozen model that takes no unknown key; where values come from is settings.py's."""
+"""Sections of Settings, each a frozen model that rejects unknown keys; settings.py decides where values come from."""
 
 import re
 from collections.abc import Mapping
@@ -36,7 +36,7 @@ Flag = Annotated[bool, Field(strict=True)]
 
 
 class Section(BaseModel):
-    """What every section is: frozen, strict about its keys, silent about its input in errors."""
+    """Base of every section: frozen, rejects unknown keys, never quotes its input in errors."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True, use_attribute_docstrings=True)
 
@@ -99,7 +99,7 @@ class LimitSet(Section):
     """Model calls and tools that run at the same time; further ones wait."""
 
     def message(self) -> policy_pb2.Limits:
-        """The same in the schema's words."""
+        """Return the limits as the schema's message."""
         return policy_pb2.Limits(
             model_calls=self.model_calls,
             tool_calls=self.tool_calls,
@@ -123,7 +123,7 @@ class LimitsSection(Section):
     @model_validator(mode="before")
     @classmethod
     def _keep_defaults(cls, values: Any) -> Any:
-        """A `default` that names some bounds keeps the others' defaults."""
+        """Keep the defaults of limits that `default` does not name."""
         if isinstance(values, dict) and isinstance(values.get("default"), dict):
             return {**values, "default": {"model_calls": 500, **values["default"]}}
         return values
@@ -140,7 +140,7 @@ class DeltaSection(Section):
     """How many characters may be held back."""
 
     def message(self) -> policy_pb2.DeltaPolicy:
-        """The same in the schema's words."""
+        """Return the policy as the schema's message."""
         if self.mode == "passthrough":
             return policy_pb2.DeltaPolicy(passthrough=policy_pb2.PassthroughDeltas())
         return policy_pb2.DeltaPolicy(
@@ -159,7 +159,7 @@ class RunsSection(Section):
     """How long no stream may follow a run before `on_disconnect` applies; 0 for at once."""
 
     def message(self, limits: LimitSet) -> policy_pb2.RunPolicy:
-        """The policy of a run whose request says nothing."""
+        """Return the policy of a run whose request sets none."""
         is_cancel = self.on_disconnect == "cancel"
         return policy_pb2.RunPolicy(
             limits=limits.message(),
@@ -181,10 +181,11 @@ class TelemetrySection(Section):
 
 
 def database_url(text: str, folder: Path) -> str:
-    """The URL of a database given as a URL or as a path; a path is relative to a folder."""
+    """Return the URL of a database that is given as a URL or as a path relative to `folder`."""
     scheme, separator, rest = text.partition("://")
     if not separator:
         return f"sqlite:///{(folder / text).resolve()}"
+    # sqlite:///x is a relative path, sqlite:////x an absolute one.
     if scheme.partition("+")[0] == "sqlite" and rest.startswith("/") and not rest.startswith("//"):
         path = rest[1:]
         return f"{scheme}:///{(folder / path).resolve()}" if path and path != ":memory:" else text
@@ -210,22 +211,22 @@ _WORDS: Final[Mapping[str, str]] = {
 
 
 def mistake_words(kind: str, context: Mapping[str, object]) -> str:
-    """A mistake of a value in the words of definitions' mistakes; empty for a kind that has none."""
+    """Return pydantic's error in the words that definitions use; empty for a kind without such words."""
     return _WORDS.get(kind, "").format(**context)
 
 
 def known_keys(root: type[BaseModel], path: FieldPath) -> str:
-    """What may stand where an unknown key stands, as a suggestion."""
+    """Return a suggestion of valid keys for an unknown one."""
     section = root
     for step in path[:-1]:
-        # In a mapping of sections the step is a name, and the section is the same for all.
+        # In a mapping of sections the step is a user's name for one, and all have the same type.
         if str(step) in section.model_fields:
             section = _section_in(section.model_fields[str(step)].annotation) or section
     return suggestion(str(path[-1]), section.model_fields)
 
 
 def _section_in(annotation: object) -> type[BaseModel] | None:
-    """The section that a field holds, alone, optional or by name."""
+    """Return the section that a field's type contains: directly, optional or as the values of a mapping."""
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         return annotation
     return next((found for each in get_args(annotation) if (found := _section_in(each))), None)

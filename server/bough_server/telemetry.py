@@ -1,6 +1,6 @@
-"""Spans of agents, model calls and tools by OpenTelemetry's GenAI conventions; no content unless the operator asks.
+"""Spans of agents, model calls and tools by OpenTelemetry's GenAI conventions, without content unless configured.
 
-The conventions are in development (semantic-conventions-genai), so their names stand here and nowhere else.
+The conventions are in development (semantic-conventions-genai), so only this module contains their names.
 """
 
 import json
@@ -21,11 +21,12 @@ from opentelemetry.trace import NonRecordingSpan, Span, SpanContext, SpanKind, S
 from bough.v1 import error_pb2, message_pb2, model_pb2, step_pb2
 
 Content: TypeAlias = str | Sequence[message_pb2.Message]
-"""What went into an operation or came out: messages, or a tool's arguments or result as text."""
+"""Input or output of an operation: messages, or a tool's arguments or result as text."""
 
 Attributes: TypeAlias = Mapping[str, str | int | float]
 
 _NEW_IDS: Final = RandomIdGenerator()
+# The default sampler follows the parent: without this flag, spans below a recorded one would be dropped.
 _SAMPLED: Final = TraceFlags(TraceFlags.SAMPLED)
 _INPUT: Final = {"execute_tool": "gen_ai.tool.call.arguments"}
 _OUTPUT: Final = {"execute_tool": "gen_ai.tool.call.result"}
@@ -33,18 +34,18 @@ _OUTPUT: Final = {"execute_tool": "gen_ai.tool.call.result"}
 
 @dataclass(frozen=True, slots=True)
 class Parent:
-    """Where a span begins: the trace, the span above, and the baggage that goes down with it."""
+    """Parent of a span: the trace, the span above, and the baggage that its descendants inherit."""
 
     context: Context
 
     @classmethod
     def current(cls) -> "Parent":
-        """What is current in this task: inside a handler the call's span, with the caller's baggage."""
+        """Return the parent that is current in this task: in a handler the call's span, with the caller's baggage."""
         return cls(context.get_current())
 
     @classmethod
     def recorded(cls, trace_id: str, span_id: str) -> "Parent":
-        """A span that an event names, whoever had it open; what is wrong with the ids makes it none."""
+        """Return a span that an event names, whichever process opened it; an empty parent if the ids are invalid."""
         try:
             ids = SpanContext(int(trace_id, 16), int(span_id, 16), is_remote=True, trace_flags=_SAMPLED)
         except ValueError:
@@ -52,20 +53,20 @@ class Parent:
         return cls(trace.set_span_in_context(NonRecordingSpan(ids), Context()))
 
     def for_run(self, *, run_id: str, session_id: str, user_id: str) -> "Parent":
-        """The same, with the run's baggage."""
+        """Return the same parent with the run's baggage."""
         below = self.context
         for name, value in (("run_id", run_id), ("session_id", session_id), ("user_id", user_id)):
             below = baggage.set_baggage(name, value, below)
         return Parent(below)
 
     def baggage(self, name: str) -> str | None:
-        """What the baggage has under a name, such as "run_id"; None for nothing."""
+        """Return the baggage value under a name, such as "run_id"; None if there is none."""
         value = baggage.get_baggage(name, self.context)
         return None if value is None else str(value)
 
 
 class Traced:
-    """A span that is open, as its maker holds it: its ids, what goes below it, and its end."""
+    """An open span: its ids, the parent for spans below it, and its end."""
 
     __slots__ = ("_capture", "_ended", "_operation", "_span", "below", "span_id", "trace_id")
 
@@ -78,7 +79,7 @@ class Traced:
 
     @contextmanager
     def attached(self) -> Iterator[None]:
-        """Makes the span current, for code of the user's; to be entered and left in one task."""
+        """Make the span current for user code; enter and exit in the same task."""
         token = context.attach(self.below.context)
         try:
             yield
@@ -93,7 +94,7 @@ class Traced:
         input: Content | None = None,
         output: Content | None = None,
     ) -> None:
-        """Ends the span with what is known of the outcome; a second time does nothing."""
+        """End the span with its outcome; a second call has no effect."""
         if self._ended:
             return
         self._ended = True
@@ -102,7 +103,7 @@ class Traced:
             if error is not None:
                 reason = error_pb2.ErrorReason.Name(error.reason).removeprefix("ERROR_REASON_")
                 span.set_attribute("error.type", reason)
-                # What went wrong may quote what was said: a tool's arguments, a provider's sentence.
+                # An error message may quote content: a tool's arguments, a provider's response.
                 span.set_status(Status(StatusCode.ERROR, error.message if self._capture else None))
             if response is not None:
                 _describe_response(span, response)
@@ -114,7 +115,7 @@ class Traced:
 
 
 class Tracing:
-    """Opens spans; `provider` says whether they go anywhere."""
+    """Opens spans; `provider` decides whether they are exported."""
 
     def __init__(self, provider: TracerProvider, *, capture_content: bool = False) -> None:
         self.provider = provider
@@ -134,7 +135,10 @@ class Tracing:
         parent: Parent,
         is_over: bool = False,
     ) -> Traced:
-        """One agent's execution; one that is over has ids and is not told of again."""
+        """Start the span of an agent invocation.
+
+        If `is_over`, return ids without a span: the invocation has ended, and its span was exported when it did.
+        """
         if is_over:
             return Traced(_ids_below(parent), parent, operation="invoke_agent", capture=False)
         attributes: dict[str, str | int | float] = {
@@ -147,12 +151,12 @@ class Tracing:
             "bough.branch": branch,
             "bough.depth": depth,
         }
-        return self._start("invoke_agent", agent, attributes, parent, SpanKind.INTERNAL)
+        return self._start("invoke_agent", agent, attributes=attributes, parent=parent, kind=SpanKind.INTERNAL)
 
     def chat(
         self, *, model: str, provider: str, parent: Parent, settings: model_pb2.ModelSettings | None = None
     ) -> Traced:
-        """One model call, with all its attempts."""
+        """Start the span of a model call, which covers all its attempts."""
         attributes: dict[str, str | int | float] = {"gen_ai.provider.name": provider, "gen_ai.request.model": model}
         if settings is not None:
             if settings.HasField("temperature"):
@@ -161,34 +165,34 @@ class Tracing:
                 attributes["gen_ai.request.top_p"] = settings.top_p
             if settings.HasField("max_output_tokens"):
                 attributes["gen_ai.request.max_tokens"] = settings.max_output_tokens
-        return self._start("chat", model, attributes, parent, SpanKind.CLIENT)
+        return self._start("chat", model, attributes=attributes, parent=parent, kind=SpanKind.CLIENT)
 
     def execute_tool(self, *, tool: str, call_id: str, parent: Parent, description: str = "") -> Traced:
-        """One tool call."""
+        """Start the span of a tool call."""
         attributes: dict[str, str | int | float] = {
             "gen_ai.tool.name": tool,
             "gen_ai.tool.call.id": call_id,
             "gen_ai.tool.type": "function",
             "gen_ai.tool.description": description,
         }
-        return self._start("execute_tool", tool, attributes, parent, SpanKind.INTERNAL)
+        return self._start("execute_tool", tool, attributes=attributes, parent=parent, kind=SpanKind.INTERNAL)
 
     def close(self) -> None:
-        """Exports what is left, for at most some seconds; blocks, so call it off the loop."""
+        """Export the remaining spans for at most 5 seconds; blocks, so do not call it on the event loop."""
         self.provider.force_flush(5_000)
         self.provider.shutdown()
 
-    def _start(self, operation: str, name: str, attributes: Attributes, parent: Parent, kind: SpanKind) -> Traced:
+    def _start(self, operation: str, name: str, *, attributes: Attributes, parent: Parent, kind: SpanKind) -> Traced:
         given: Attributes = {"gen_ai.operation.name": operation, **{k: v for k, v in attributes.items() if v != ""}}
         span = self._tracer.start_span(f"{operation} {name}", parent.context, kind, given)
         return Traced(_with_own_id(span, parent), parent, operation=operation, capture=self._capture)
 
 
 def make_provider(*, export: bool, processor: SpanProcessor | None = None) -> TracerProvider:
-    """A provider that exports by OTLP/gRPC in batches, to where OTEL_EXPORTER_OTLP_* says; or records nothing.
+    """Return a provider that exports by OTLP/gRPC in batches, as OTEL_EXPORTER_OTLP_* configures, or records nothing.
 
-    Without export spans are not recorded, which makes them cheap, and still have ids. Another processor takes the
-    exporter's place.
+    Without export, spans are not recorded, which makes them cheap, but still have ids. `processor` replaces the
+    exporter.
     """
     if not export and processor is None:
         return TracerProvider(sampler=ALWAYS_OFF, resource=resource(), shutdown_on_exit=False)
@@ -198,19 +202,19 @@ def make_provider(*, export: bool, processor: SpanProcessor | None = None) -> Tr
 
 
 def resource() -> Resource:
-    """Who speaks: OTEL_SERVICE_NAME and OTEL_RESOURCE_ATTRIBUTES, or `bough`."""
+    """Return the resource of spans and metrics: OTEL_SERVICE_NAME and OTEL_RESOURCE_ATTRIBUTES, default `bough`."""
     return Resource({"service.name": "bough"}).merge(OTELResourceDetector().detect())
 
 
 def _exporting() -> SpanProcessor:
-    # Only a server that exports pays for loading what exports.
+    # Imported here, so that only a server that exports pays for loading the exporter.
     from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter
 
     return BatchSpanProcessor(OTLPSpanExporter())
 
 
 def _with_own_id(span: Span, parent: Parent) -> Span:
-    """The span; or, where the SDK is switched off and hands back the parent or nothing, ids without a span."""
+    """Return the span, or ids without a span if a disabled SDK returned the parent or an invalid span."""
     ids, above = span.get_span_context(), trace.get_current_span(parent.context).get_span_context()
     if ids.is_valid and ids.span_id != above.span_id:
         return span

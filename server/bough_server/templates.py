@@ -1,6 +1,6 @@
-"""Texts with placeholders such as `{{input}}` and `{{state.name}}`; what the names stand for is whoever renders them's.
+"""Templates with placeholders such as `{{input}}` and `{{state.name}}`.
 
-Any other brace is text, and so is what a placeholder stands for: it is not looked at again.
+Other braces are plain text, and so are substituted values: they are not searched for placeholders.
 """
 
 import re
@@ -12,19 +12,19 @@ from bough_server.errors import RunError
 from bough_server.session_state import is_path, json_text, value_at
 from bough_server.truncation import MAX_TEXT_BYTES, size_of
 
-# Possessive, so that a match takes time linear in the text.
+# Possessive quantifiers do not backtrack, so matching takes time linear in the text.
 _PLACEHOLDER: Final = re.compile(r"\{\{ *+([A-Za-z_][A-Za-z0-9_.:-]*+)(\??) *+\}\}")
 _STATE: Final = "state."
 _MOST_SHOWN: Final = 5
 
 
 def names_in(template: str) -> set[str]:
-    """The names that a template has placeholders for, those of the state without their question marks."""
+    """Return the names of a template's placeholders; those of session state without their question marks."""
     return {found.group(1) for found in _PLACEHOLDER.finditer(template)}
 
 
 def template_mistake(template: str, known: Collection[str]) -> str:
-    """What is wrong with the placeholders of a template, in a sentence; empty where nothing is."""
+    """Return the problem with a template's placeholders as a sentence; empty if there is none."""
     wrong: dict[str, None] = {}
     for found in _PLACEHOLDER.finditer(template):
         name, mark = found.groups()
@@ -36,16 +36,16 @@ def template_mistake(template: str, known: Collection[str]) -> str:
     shown = ", ".join([*list(wrong)[:_MOST_SHOWN], *(["..."] if len(wrong) > _MOST_SHOWN else [])])
     names = ", ".join(f"{{{{{name}}}}}" for name in known)
     return (
-        f"has placeholders that stand for nothing here: {shown}. There is {f'{names}, ' if names else ''}"
+        f"has unknown placeholders: {shown}. Known are {f'{names}, ' if names else ''}"
         "{{state.NAME}}, and {{state.NAME?}} for a value that may be missing."
     )
 
 
 def render(template: str, known: Mapping[str, Callable[[], str]], state: Mapping[str, Any], *, what: str) -> str:
-    """A template with its placeholders filled in; each name is asked for once. A value that is no text is JSON text.
+    """Return a template with its placeholders filled in; values other than text become JSON text.
 
-    `what` names the template in errors. Raises RunError BAD_ARGUMENTS for a value that is not in the state and for a
-    text of over 512 KiB, and what asking for a name raises.
+    Each name in `known` is evaluated at most once. `what` names the template in errors. Raises RunError BAD_ARGUMENTS
+    for a value that session state lacks and for a text of over 512 KiB, and the errors of evaluating names.
     """
     filled: dict[str, str] = {}
     pieces: list[str] = []
@@ -58,7 +58,7 @@ def render(template: str, known: Mapping[str, Callable[[], str]], state: Mapping
         size += size_of(pieces[-1])
         end = found.end()
         if size > MAX_TEXT_BYTES:
-            raise _refused(f"{what} is longer than {MAX_TEXT_BYTES // 1024} KiB with what its placeholders stand for.")
+            raise _refused(f"{what} is longer than {MAX_TEXT_BYTES // 1024} KiB with its placeholders filled in.")
     return "".join([*pieces, template[end:]])
 
 
@@ -68,7 +68,7 @@ def _filled(
     if name in known:
         return known[name]()
     if not name.startswith(_STATE):
-        raise _refused(f"{what} names {{{{{name}}}}}, which stands for nothing there.")
+        raise _refused(f"{what} names {{{{{name}}}}}, which is unknown there.")
     path = name.removeprefix(_STATE)
     try:
         value = value_at(state, path)
@@ -76,11 +76,11 @@ def _filled(
         if is_optional:
             return ""
         raise _refused(
-            f"{what} names {{{{{name}}}}}, and the session's state has no value {path!r}. Write {{{{{name}?}}}} where "
+            f"{what} names {{{{{name}}}}}, and the session's state has no value {path!r}. Write {{{{{name}?}}}} if "
             "it may be missing."
         ) from None
     text = value if isinstance(value, str) else json_text(value)
-    return text.encode(errors="replace").decode()  # JSON may hold half a surrogate pair, and no message may
+    return text.encode(errors="replace").decode()  # JSON may contain unpaired surrogates, messages may not
 
 
 def _refused(message: str) -> RunError:

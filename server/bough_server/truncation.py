@@ -1,4 +1,4 @@
-"""Size limits of texts inside events, and truncation to them: the middle of a longer text is cut out and marked."""
+"""Size limits of texts in events, and truncation to them: the middle of a longer text is replaced by a mark."""
 
 from collections.abc import Sequence
 from typing import Final
@@ -9,31 +9,32 @@ MAX_TEXT_BYTES: Final = 512 * 1024
 """The most bytes of one text in an event."""
 
 MAX_STEP_BYTES: Final = 896 * 1024
-"""The most bytes of all results in a step's end: with the model's answer they stay below what an event may be."""
+"""The most bytes of all results in a step's end event: with the model's answer they stay below an event's bound."""
 
 MAX_RESULT_BYTES: Final = 1024 * 1024
-"""The most bytes of one tool's result in its own end."""
+"""The most bytes of one tool's result in its own end event."""
 
 MAX_STEP_RESULT_BYTES: Final = 64 * 1024
-"""The most bytes of a tool's result in a step's end, and of what a model is shown of it."""
+"""The most bytes of one tool's result in a step's end event, and as shown to a model."""
 
 _MARK = "\n[...]\n"
 
 
 def size_of(text: str) -> int:
-    """How many bytes a text has in UTF-8."""
+    """Return the UTF-8 size of a text in bytes."""
+    # isascii() is a flag of the string: most texts need not be encoded to be measured.
     return len(text) if text.isascii() else len(text.encode())
 
 
 def fits(message: message_pb2.Message) -> bool:
-    """Whether an event may hold a message: no text of it is over 512 KiB, and it is at most 1 MiB in all."""
+    """Return whether an event may hold a message: each text is at most 512 KiB, and the message at most 1 MiB."""
     return message.ByteSize() <= MAX_RESULT_BYTES and all(
         size_of(part.text or part.data_json) <= MAX_TEXT_BYTES for part in message.parts
     )
 
 
 def without_raw(response: step_pb2.LlmResponse) -> step_pb2.LlmResponse:
-    """A copy of a model's answer without what its provider said in its own form: that is kept at the call's end."""
+    """Return a copy of a model's response without the provider's raw data, which only the call's end event holds."""
     plain = step_pb2.LlmResponse()
     plain.CopyFrom(response)
     plain.ClearField("raw_json")
@@ -42,7 +43,7 @@ def without_raw(response: step_pb2.LlmResponse) -> step_pb2.LlmResponse:
 
 
 def cut_text(text: str, limit: int) -> str:
-    """The head and the tail of a text whose UTF-8 form is longer than `limit` bytes, cut between characters."""
+    """Return a text's head and tail, cut between characters, if its UTF-8 form is longer than `limit` bytes."""
     data = text.encode()
     if len(data) <= limit:
         return text
@@ -53,7 +54,7 @@ def cut_text(text: str, limit: int) -> str:
 
 
 def fit_texts(texts: Sequence[str], room: int) -> list[str]:
-    """The texts in at most `room` bytes together: the longest are cut to one length, the others stay whole."""
+    """Truncate the longest texts to one length so that all take at most `room` bytes; the others stay whole."""
     left = max(0, room)
     fitting = [""] * len(texts)
     by_size = sorted(range(len(texts)), key=lambda index: size_of(texts[index]))
@@ -63,14 +64,14 @@ def fit_texts(texts: Sequence[str], room: int) -> list[str]:
         if size_of(text) > share:
             text = cut_text(text, share)
             if size_of(text) > share:
-                text = ""  # not even the mark of a cut fits
+                text = ""  # not even the mark fits
         fitting[index] = text
         left -= size_of(text)
     return fitting
 
 
 def cut_result(result: message_pb2.ToolResult, limit: int = MAX_STEP_RESULT_BYTES) -> message_pb2.ToolResult:
-    """The result itself where it is small, else a copy whose texts are cut and that says so."""
+    """Return the result itself if it is small, else a truncated copy that is marked as such."""
     size = result.ByteSize()
     if size <= limit:
         return result
@@ -87,7 +88,7 @@ def cut_result(result: message_pb2.ToolResult, limit: int = MAX_STEP_RESULT_BYTE
 
 
 def cut_results(results: Sequence[message_pb2.ToolResult]) -> list[message_pb2.ToolResult]:
-    """The results of a step, each cut where it is large, and more where they are many."""
+    """Return the results of a step, each truncated if it is large, and further if there are many."""
     if sum(min(result.ByteSize(), MAX_STEP_RESULT_BYTES) for result in results) <= MAX_STEP_BYTES:
         return [cut_result(result) for result in results]
     return [cut_result(result, MAX_STEP_BYTES // len(results) // 2) for result in results]
@@ -95,13 +96,13 @@ def cut_results(results: Sequence[message_pb2.ToolResult]) -> list[message_pb2.T
 
 def _cut_part(part: message_pb2.Part, limit: int) -> None:
     if size_of(part.metadata_json) > limit:
-        part.ClearField("metadata_json")  # a piece of an object is no JSON
+        part.ClearField("metadata_json")  # truncated JSON would not parse
     content = part.WhichOneof("content")
     if content in ("text", "data_json"):
         text = part.text if content == "text" else part.data_json
         size = len(text.encode())
         if size > limit:
-            # Cut JSON is no longer JSON, so it is given as text.
+            # Truncated JSON is not JSON, so it becomes text.
             part.text = cut_text(text, limit)
             part.truncated, part.original_bytes = True, part.original_bytes or size
     elif content == "blob" and len(part.blob.data) > limit:

@@ -10,7 +10,7 @@ from bough.v1 import usage_pb2
 _COST: Final = "cost_nanos"
 _CURRENCY: Final = "currency_code"
 _CODE: Final = re.compile(r"[A-Z]{3}")
-"""A currency by ISO 4217."""
+"""A currency code by ISO 4217."""
 _SEVERAL: Final = "several"
 _COUNTS: Final = ("model_calls", "model_calls_without_usage", "tool_calls")
 _LARGEST_COUNT: Final = 2**31 - 1
@@ -48,7 +48,7 @@ class Sums:
 
     @classmethod
     def of_attempt(cls, used: usage_pb2.Usage) -> "Sums":
-        """Return one attempt of a model call as sums. It counts as one call, whatever it says of calls itself."""
+        """Return one attempt of a model call as sums. It counts as one call; the usage's own counts are ignored."""
         sums = cls.of(used)
         for name in _COUNTS:
             sums.numbers.pop(name, None)
@@ -82,7 +82,7 @@ class Sums:
 
 
 ONE_TOOL_CALL: Final = Sums({"tool_calls": 1})
-"""A tool call that started."""
+"""The usage of a started tool call."""
 
 
 def summed(parts: Iterable[usage_pb2.Usage]) -> usage_pb2.Usage:
@@ -94,5 +94,5 @@ def summed(parts: Iterable[usage_pb2.Usage]) -> usage_pb2.Usage:
 
 
 def is_reported(usage: usage_pb2.Usage) -> bool:
-    """Whether the provider reported anything: some number of tokens is known."""
+    """Return whether the provider reported usage: at least one number of tokens is known."""
     return any(usage.HasField(name) for name in ("input_tokens", "output_tokens", "total_tokens"))

@@ -1,4 +1,4 @@
-"""What a stream shows of a log: FULL, SUMMARY and event masks, one event at a time; it never changes the record."""
+"""Views of a log: FULL, SUMMARY and event masks, applied to one event at a time."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -19,21 +19,21 @@ _INPUT_KINDS: Final = frozenset({events.INPUT_REQUESTED, events.INPUT_RECEIVED})
 _MOVES: Final = frozenset({events.AGENT_TRANSFERRED})
 
 _OF_ANY_DEPTH: Final = _SUB_AGENT_KINDS | _INPUT_KINDS | _RUN_KINDS | _MOVES
-"""What SUMMARY shows of every agent; whoever has to answer must not have to look at everything."""
+"""Events that SUMMARY shows of every agent: a client that answers requests need not follow the full view."""
 
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """A view and a mask: pure functions of one event.
+    """A view and an event mask, both pure functions of one event.
 
-    `event_names` are dotted names, "agent.llm.*" for a group; none stands for all. They are names as the view shows
+    `event_names` are dotted names, or groups such as "agent.llm.*"; empty means all. They are names as the view shows
     them, so in SUMMARY a sub-agent's text is "agent.sub_agent.partial". Run events are always shown.
     """
 
     view: follow_pb2.EventView.ValueType = follow_pb2.EVENT_VIEW_UNSPECIFIED
     event_names: Sequence[str] = ()
     _shown: frozenset[int] | None = field(init=False, repr=False, compare=False)
-    """The kinds that the mask lets pass; None for all, those included that this reader does not know."""
+    """The kinds that pass the mask; None for all, including those that this reader does not know."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "event_names", tuple(self.event_names))
@@ -41,7 +41,7 @@ class Selection:
 
     @property
     def takes_all(self) -> bool:
-        """Whether every event passes as it is, so that stored bytes need no parsing."""
+        """True if every event passes unchanged, so that stored bytes need no parsing."""
         return self._shown is None and not self._is_summary
 
     @property
@@ -49,13 +49,13 @@ class Selection:
         return self.view == follow_pb2.EVENT_VIEW_SUMMARY
 
     def takes_kind(self, kind: int) -> bool:
-        """Whether an event of this kind may be shown; where it may not, it need not be parsed."""
+        """Return whether an event of this kind may be shown; if not, it need not be parsed."""
         if self._shown is None or kind in self._shown:
             return True
         return self._is_summary and kind == events.LLM_OUTPUT_TEXT_DELTA and events.SUB_AGENT_PARTIAL in self._shown
 
     def apply(self, event: AgentEvent) -> AgentEvent | None:
-        """The event as the view shows it, at the same sequence, or None. The event given stays as it is."""
+        """Return the event as the view shows it, at the same sequence, or None. The given event is not changed."""
         kind = events.kind_of(event)
         if self._is_summary and event.parent_invocation_id:
             if kind == events.LLM_OUTPUT_TEXT_DELTA:
@@ -69,13 +69,13 @@ class Selection:
 
 
 def unknown_name(name: str) -> str | None:
-    """A sentence with the nearest one where a name or a group stands for no event; None where it stands for some."""
+    """Return a sentence with the closest name if no event matches a name or group, else None."""
     known = _GROUPS if name.endswith(".*") else _NAMES
     return None if name in known else f"There is no event {name!r}. {nearest(name, known)}".rstrip()
 
 
 def _partial(event: AgentEvent) -> AgentEvent:
-    """A sub-agent's delta as a piece of its text; the rest of the envelope is kept."""
+    """Return a sub-agent's delta as a partial; the rest of the envelope is kept."""
     partial = AgentEvent()
     partial.CopyFrom(event)
     partial.sub_agent_partial.CopyFrom(event_pb2.SubAgentPartial(text=event.llm_output_text_delta.text))

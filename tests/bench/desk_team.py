@@ -39,7 +39,7 @@ async def lookup(query: str) -> str:
 def write_project(folder: Path, *, base_url: str, paced_base_url: str = "", durability: str = "disk") -> Path:
     """Writes a configuration of the desk into a folder; gives its path.
 
-    The agent `lead` and the agents that it calls use the model server at `base_url`, `paced_lead` that at `paced_base_url`.
+    The agent `lead` and its sub-agents use the model server at `base_url`, `paced_lead` that at `paced_base_url`.
     """
     (folder / "bench_tools.py").write_text(_TOOLS, encoding="utf-8")
     (folder / "agents.yaml").write_text("---\n".join(json.dumps(one) + "\n" for one in _definitions()))

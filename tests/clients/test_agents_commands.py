@@ -103,7 +103,7 @@ async def test_runs_of_agents_that_stand_in_no_file_replay_with_their_revisions(
         changed = await client.catalog.update(define("coach"), revision=stored.revision)
     again = await _embedded(config, "replay", "last")
     shown = await _embedded(config, "agents", "show", "coach", "--revision", stored.revision, "--json")
-    expected = (0, "replays to its end: 3 recorded results handed back, nothing diverged")
+    expected = (0, "replays to its end: 3 recorded results replayed, nothing diverged")
     assert (tried.code, tried.out, answer) == (0, "Done.\n", "Done.")
     for each in (replayed, again):
         assert (each.code, each.out.strip().partition(" replays ")[2]) == (0, expected[1].partition("replays ")[2])

@@ -148,7 +148,7 @@ async def test_cancelling_a_run_that_waits_says_that_it_is_cancelled_and_the_sec
     cancelled = await shop("cancel", "last")
     assert cancelled == Finished(code=0, out=f"{run_id} is cancelled\n", err="")
     again = await shop("cancel", "last")
-    assert again == Finished(code=0, out=f"{run_id} has ended before: cancelled\n", err="")
+    assert again == Finished(code=0, out=f"{run_id} had already ended: cancelled\n", err="")
 
 
 async def test_a_turn_of_a_busy_session_is_refused_or_waits_until_it_is_free(port: int) -> None:

@@ -79,7 +79,7 @@ async def test_a_session_is_created_only_if_that_is_asked_for() -> None:
     assert without == Finished(
         code=2,
         out="",
-        err="--create-session needs the id of the session: add --session ID, or leave both out.\n",
+        err="--create-session needs the id of the session: add --session ID, or omit both.\n",
     )
     assert len(service.asked) == 2
 
@@ -124,7 +124,7 @@ async def test_a_named_address_where_nobody_answers_is_never_replaced() -> None:
     async with listening(LoopbackService([])) as port:
         pass
     ended = await bough("run", "lead", "hi", port=port)
-    sentence = f"No server answers at 127.0.0.1:{port}: start one there, or leave the address out.\n"
+    sentence = f"No server answers at 127.0.0.1:{port}: start one there, or omit the address.\n"
     assert ended == Finished(code=2, out="", err=sentence)
 
 
@@ -277,7 +277,7 @@ def read_all(descriptor: int) -> bytes:
 
 async def test_help_and_version_need_no_server() -> None:
     shown = await bough("--help")
-    assert (shown.code, "Run agents, follow them" in shown.out) == (0, True)
+    assert (shown.code, "Run agents, follow their runs" in shown.out) == (0, True)
     version = await bough_cold("--version")
     assert (version.code, version.out.startswith("bough "), version.err) == (0, True, "")
     turns = ("run", "resume", "fork", "replay", "watch", "tree", "events", "runs", "cancel")
@@ -293,4 +293,4 @@ async def test_wrong_usage_exits_2() -> None:
 
 async def test_embedded_and_an_address_exclude_each_other() -> None:
     ended = await bough("--embedded", "runs", port=1)
-    assert (ended.code, ended.err) == (2, "--embedded and --address exclude each other: leave one out.\n")
+    assert (ended.code, ended.err) == (2, "--embedded and --address exclude each other: omit one of them.\n")

@@ -45,13 +45,13 @@ async def test_without_a_server_the_first_line_is_still_the_run(database: dict[s
     ran = await bough(*CONFIG, "run", "lead", QUESTION, "--output", "answer", environment=database)
     lines = ran.err.splitlines()
     assert (ran.code, lines[0].startswith("run ")) == (0, True)
-    assert lines[1:] == ["No server answers at 127.0.0.1:50051: using one inside this command."]
+    assert lines[1:] == ["No server answers at 127.0.0.1:50051: using one embedded in this command."]
 
 
 async def test_an_agent_that_is_not_there_is_a_sentence(database: dict[str, str]) -> None:
     ran = await bough(*CONFIG, "--embedded", "run", "led", QUESTION, environment=database)
     assert (ran.code, ran.out) == (2, "")
-    assert ran.err == "There is no agent 'led'. Did you mean 'lead'? `bough agents list` lists those there are.\n"
+    assert ran.err == "There is no agent 'led'. Did you mean 'lead'? `bough agents list` lists all agents.\n"
     assert "Traceback" not in ran.err
 
 
@@ -106,14 +106,14 @@ async def test_a_default_model_is_not_for_a_server_that_runs_already(database: d
     assert server.stdout is not None
     port = int((await server.stdout.readline()).decode().strip().rpartition(":")[2])
     ran = await bough("run", "lead", "hi", "--default-model", "local", port=port)
-    assert (ran.code, ran.err.startswith("--default-model is for a server")) == (2, True)
+    assert (ran.code, ran.err.startswith("--default-model applies only to an embedded server")) == (2, True)
     server.send_signal(signal.SIGTERM)
     await server.communicate()
 
 
 async def test_definitions_are_validated_with_file_line_and_field(tmp_path: Path, database: dict[str, str]) -> None:
     good = await bough(*CONFIG, "agents", "validate", str(DESK / "agents"), environment=database)
-    assert (good.code, good.out, good.err) == (0, "", "3 agents in 3 files: all is well.\n")
+    assert (good.code, good.out, good.err) == (0, "", "3 agents in 3 files: no problems found.\n")
     typo = tmp_path / "typo.yaml"
     typo.write_text("name: a\ndescripton: b\nllm:\n  model: defult\n")
     bad = await bough(*CONFIG, "agents", "validate", str(typo), environment=database)
@@ -133,7 +133,7 @@ async def test_the_database_is_made_rebuilt_and_described(database: dict[str, st
     assert (before.code, made.code, after.code, rebuilt.code) == (1, 0, 0, 0)
     status = json.loads(after.out)
     assert (status["path"], status["revision"]) == (database["BOUGH_DATABASE"], status["head"])
-    assert rebuilt.out == "0 runs read again\n"
+    assert rebuilt.out == "0 runs rebuilt\n"
 
 
 async def test_the_doctor_looks_at_everything(database: dict[str, str]) -> None:

@@ -78,8 +78,8 @@ async def test_a_fork_that_waits_exits_3() -> None:
 async def test_changes_that_cannot_be_read_are_sentences_and_nothing_is_forked(tmp_path: Path) -> None:
     service = WaitingService(desk())
     for flags, words in (
-        (("--model", "big"), "--model 'big' cannot be read: write AGENT=MODEL."),
-        (("--model", "a=x", "--model", "a=y"), "--model names 'a' twice: say it once."),
+        (("--model", "big"), "--model 'big' cannot be parsed: write AGENT=MODEL."),
+        (("--model", "a=x", "--model", "a=y"), "--model names 'a' twice: give one value."),
         (("--instruction", f"a=@{tmp_path}/none"), f"{tmp_path}/none: The file cannot be read"),
         (("--tool-result", "c1=yes"), "A result is not JSON"),
     ):

@@ -39,7 +39,7 @@ def _stamp(database: Path, revision: str) -> None:
     ("revision", "code", "state"),
     [
         (HEAD, 0, "current"),
-        ("9999", 1, f"newer than {HEAD}, the newest that this version of bough knows: use the newer version"),
+        ("9999", 1, f"newer than {HEAD}, the newest that this version of bough supports: upgrade bough"),
     ],
 )
 async def test_the_status_of_a_database_says_what_helps(tmp_path: Path, revision: str, code: int, state: str) -> None:
@@ -90,7 +90,7 @@ async def test_a_ready_file_that_cannot_be_written_is_refused_before_anything_se
     refusals = {
         tmp_path: f"The ready file {str(tmp_path)!r} is a folder: name a file in it.\n",
         tmp_path / "none" / "ready": (
-            f"The ready file's folder {str(tmp_path / 'none')!r} is not there: make it, or name another.\n"
+            f"The ready file's folder {str(tmp_path / 'none')!r} does not exist: create it, or name another.\n"
         ),
     }
     for place, sentence in refusals.items():
@@ -120,8 +120,8 @@ async def test_the_flag_for_the_default_model_wins_over_its_variable_before_a_se
             "--config", str(config), "run", "alone", "hi", "--default-model", "default", environment=environment
         )
     sentence = (
-        f"--default-model is for a server that this command opens itself, and one runs at 127.0.0.1:{port}: "
-        "add --embedded, or give it to `bough serve`.\n"
+        f"--default-model applies only to an embedded server, and a server runs at 127.0.0.1:{port}: "
+        "add --embedded, or pass it to `bough serve`.\n"
     )
     assert ended == Finished(code=2, out="", err=sentence)
 
@@ -134,7 +134,7 @@ async def _main_without(module: str) -> Finished:
 
 
 async def test_an_installation_without_the_server_says_what_to_install() -> None:
-    sentence = "This command needs more: pip install 'bough[server]'\n"
+    sentence = "This command needs the server packages: pip install 'bough[server]'\n"
     assert await _main_without("typer") == Finished(code=2, out="", err=sentence)
 
 

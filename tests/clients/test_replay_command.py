@@ -116,9 +116,7 @@ async def test_a_run_replays_from_its_log_also_as_a_later_turn_of_its_session(te
     before = await team("runs", "--json")
     for log in (first, second):
         replayed = await team("replay", log[0].run_id)
-        said = (
-            f"run {log[0].run_id} replays to its end: {results(log)} recorded results handed back, nothing diverged\n"
-        )
+        said = f"run {log[0].run_id} replays to its end: {results(log)} recorded results replayed, nothing diverged\n"
         assert replayed == Finished(code=0, out=said, err="")
     assert (await team("runs", "--json")).out == before.out
 
@@ -149,8 +147,8 @@ async def test_an_agent_that_changed_is_named_with_both_revisions_and_tried_by_f
     changed = write_coder(tmp_path / "b", version="2", step="second")
     refused = await team("replay", "last", config=changed)
     sentence = (
-        "The agent 'coder' is another one here: its revision is 2, and the run began with 1.\n"
-        "Bring back what the run began with, or try it with --force.\n"
+        "The agent 'coder' differs here: its revision is 2, and the run started with 1.\n"
+        "Restore the configuration that the run started with, or try --force.\n"
     )
     assert refused == Finished(code=2, out="", err=sentence)
     forced = await team("replay", "last", "--force", config=changed)
@@ -175,7 +173,7 @@ async def test_a_run_that_goes_on_is_not_replayed() -> None:
     turn.start()
     async with listening(LoopbackService(turn.events)) as port:
         replayed = await bough("--config", str(DESK), "replay", RUN_ID, port=port)
-    sentence = f"Run {RUN_ID} is still going: replay it when it has ended, or waits for input.\n"
+    sentence = f"Run {RUN_ID} is still running: replay it when it has ended or waits for input.\n"
     assert replayed == Finished(code=2, out="", err=sentence)
 
 

@@ -142,21 +142,21 @@ async def test_answers_that_are_none_are_sentences_and_nothing_is_sent() -> None
     service = WaitingService(interrupted(approval()))
     for answer, words in (
         ("true", "has no value: write INPUT_ID=JSON"),
-        ("aaaa=true", "'aaaa' is too short for a request"),
-        ("ffffffff=true", f"No request of the run is 'ffffffff'; it asked {APPROVAL_ID}."),
+        ("aaaa=true", "'aaaa' is too short to name a request"),
+        ("ffffffff=true", f"The run has no request 'ffffffff'; its requests: {APPROVAL_ID}."),
         (f"{APPROVAL_ID}=yes", "is not JSON"),
-        (f"{APPROVAL_ID}=1", "that takes true, false, or"),
+        (f"{APPROVAL_ID}=1", "the answer must be true, false, or"),
     ):
         resumed = await served(service, "resume", RUN_ID, "--answer", answer)
         assert (resumed.code, resumed.out, words in resumed.err) == (2, "", True), resumed.err
     twice = await served(service, "resume", RUN_ID, "--answer", "6f1c2d=true", "--answer", "00aaaa=true")
-    assert (twice.code, twice.err) == (2, f"Request {APPROVAL_ID} has two answers: give it one.\n")
+    assert (twice.code, twice.err) == (2, f"Request {APPROVAL_ID} has two answers: give only one.\n")
     assert service.resumed == []
 
 
 async def test_a_run_that_asks_nothing_cannot_be_resumed() -> None:
     service = WaitingService([*interrupted(), *ended()])
-    sentence = f"Run {RUN_ID} asks nothing, and its state is succeeded.\n"
+    sentence = f"Run {RUN_ID} has no open requests: its state is succeeded.\n"
     assert await served(service, "resume", RUN_ID) == Finished(code=2, out="", err=sentence)
 
 
@@ -231,7 +231,7 @@ async def test_somebody_who_answers_nothing_leaves_the_run_waiting() -> None:
         terminal = await at_a_terminal("resume", RUN_ID, port=port)
         await terminal.until("Approve?")
         terminal.type(b"\n")
-        await terminal.until("Nothing is answered: the run goes on waiting.")
+        await terminal.until("No request was answered: the run still waits.")
         code = await terminal.process.wait()
         os.close(terminal.descriptor)
     assert (code, service.resumed) == (3, [])

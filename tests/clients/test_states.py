@@ -65,7 +65,7 @@ async def test_a_value_is_one_line_and_steers_no_terminal(server: Served) -> Non
         (["a"], "'a' has no value: write KEY=JSON, or --delete a.\n"),
         (["a=x"], "The value of 'a' is not JSON"),
         (["a=1", "--delete", "a"], "The value 'a' is changed twice"),
-        ([], "Nothing is to be changed"),
+        ([], "There is nothing to change"),
         (["1a=1"], "changes[0].key"),
     ],
 )

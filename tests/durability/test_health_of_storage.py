@@ -120,7 +120,7 @@ async def test_a_server_whose_disk_does_not_answer_refuses_runs_at_once_and_goes
         disk.answers.clear()
         GATES["a disk that pauses"].set()
         await health.turns(NOT_SERVING)
-        assert "does not answer" in await _refusal(begin(server, "echo", "refused"))
+        assert "does not respond" in await _refusal(begin(server, "echo", "refused"))
         assert (await watch(server, await before.run_id()).to_the_end()).events == before.events
         disk.answers.set()
         await health.turns(SERVING)

@@ -42,7 +42,7 @@ async def test_definitions_that_make_no_sense_are_refused_with_file_line_and_fie
     assert validated.code == 1
     assert validated.out.startswith(f"{typos}:4: llm.instruktion: ")
     assert "instruction" in validated.out
-    assert validated.err == "1 mistake in 1 file.\n"
+    assert validated.err == "1 problem in 1 file.\n"
 
 
 async def test_a_port_or_a_database_that_another_server_has_is_refused_and_that_one_goes_on(tmp_path: Path) -> None:
@@ -54,13 +54,13 @@ async def test_a_port_or_a_database_that_another_server_has_is_refused_and_that_
         asked = await finished("--address", server.address, "run", "alone", "Still there?", "--output", "answer")
     # gRPC's own library says a line before it.
     assert on_the_port[-1] == (
-        f"Port {port} of 127.0.0.1 cannot be listened on; it is probably in use. "
-        "Choose another by --port, or 0 for any that is free."
+        f"Port {port} of 127.0.0.1 cannot be bound; it is probably in use. "
+        "Choose another with --port, or 0 for any free one."
     )
     database = config.parent / "bough.db"
     assert on_the_file == [
-        f"The database {str(database)!r} is in use by process {server.pid}: stop that one, "
-        "speak to it by --address, or name another database; one process serves one file."
+        f"The database {str(database)!r} is in use by process {server.pid}: stop that process, "
+        "reach it with --address, or name another database; only one process may use a file."
     ]
     assert (asked.code, asked.out) == (0, "Yes.\n")
 
@@ -76,7 +76,9 @@ async def test_a_database_that_cannot_be_used_is_refused_and_stays_as_it_is(tmp_
         of_foreign, of_locked = await asyncio.gather(_refused(foreign), _refused(locked))
     finally:
         intruder.close()
-    assert of_foreign == [f"The database {str(diary)!r} is no database: move it away, or name another one."]
+    assert of_foreign == [f"The database {str(diary)!r} is not a database: move it away, or name another one."]
     database = locked.parent / "bough.db"
-    assert of_locked == [f"The database {str(database)!r} is locked by another program: close that one, and try again."]
+    assert of_locked == [
+        f"The database {str(database)!r} is locked by another program: close that program, and try again."
+    ]
     assert diary.read_bytes() == b"dear diary, " * 1_000

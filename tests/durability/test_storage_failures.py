@@ -124,14 +124,14 @@ async def test_a_lock_that_is_let_go_in_time_is_not_noticed(path: Path) -> None:
 def test_a_database_that_another_program_locks_is_not_opened(path: Path) -> None:
     intruder = sqlite3.connect(path, isolation_level=None)
     intruder.execute("BEGIN EXCLUSIVE")
-    with pytest.raises(ConfigurationError, match="locked by another program: close that one"):
+    with pytest.raises(ConfigurationError, match="locked by another program: close that program"):
         open_store(str(path), busy_timeout=0.01)
     intruder.close()
 
 
 def test_a_file_that_is_no_database_is_not_opened_and_not_touched(path: Path) -> None:
     path.write_bytes(b"dear diary, " * 1_000)
-    with pytest.raises(ConfigurationError, match="is no database"):
+    with pytest.raises(ConfigurationError, match="is not a database"):
         open_store(str(path))
     assert path.read_bytes() == b"dear diary, " * 1_000
 
@@ -144,7 +144,7 @@ def test_a_folder_is_no_database(path: Path) -> None:
 
 def test_a_folder_that_cannot_be_made_is_named(path: Path) -> None:
     path.write_text("a file")
-    with pytest.raises(ConfigurationError, match=r"bough.db' cannot be made"):
+    with pytest.raises(ConfigurationError, match=r"bough.db' cannot be created"):
         open_store(str(path / "below.db"))
 
 
@@ -198,8 +198,8 @@ async def test_a_second_process_is_refused_and_told_the_first_ones_number(path: 
             check=True,
         )
     assert said.stdout == (
-        f"The database {str(path)!r} is in use by process {os.getpid()}: stop that one, "
-        "speak to it by --address, or name another database; one process serves one file.\n"
+        f"The database {str(path)!r} is in use by process {os.getpid()}: stop that process, "
+        "reach it with --address, or name another database; only one process may use a file.\n"
     )
 
 

@@ -94,7 +94,7 @@ async def test_they_are_judged_together_with_what_they_reach(tmp_path: Path) -> 
         ("definitions[0].llm.model", "INVALID_REQUEST"),
         ("definitions", "INVALID_REQUEST"),
     ]
-    assert "The agent 'writer' would be wrong with it: llm.model: is required" in str(caught.value.details())
+    assert "It would make the agent 'writer' invalid: llm.model: is required" in str(caught.value.details())
 
 
 async def test_a_request_brings_a_bounded_number(tmp_path: Path) -> None:

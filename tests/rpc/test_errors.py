@@ -132,7 +132,7 @@ async def test_a_defect_arrives_as_one_generic_sentence_and_is_logged_whole(caps
     failed = await _failed_call(ZeroDivisionError("the secret of the driver"))
     assert (failed.code(), failed.details(), status_details(failed)) == (
         grpc.StatusCode.INTERNAL,
-        "The server has a defect; its log has the details.",
+        "The server failed unexpectedly. Its log has the details.",
         (ErrorInfo(reason="INTERNAL", domain="bough.dev"),),
     )
     written = capsys.readouterr()
@@ -160,7 +160,7 @@ async def test_many_agents_that_link_are_cut_to_what_metadata_can_carry_and_coun
     assert info == ErrorInfo(reason="AGENT_LINKED", domain="bough.dev", metadata=metadata)
     assert 20 < len(shown) < 100
     assert shown == names[: len(shown)]
-    said = f"The agent 'poet' is linked by {', '.join(names[:20])} and 980 more: take the links away first."
+    said = f"The agent 'poet' is linked by {', '.join(names[:20])} and 980 more: remove the links first."
     assert failed.details() == said
     assert on_the_wire(failed) < 7 * 1024
 

@@ -66,10 +66,10 @@ def scraped(address: str) -> dict[str, float]:
 async def test_prometheus_finds_what_a_turn_took(tmp_path: Path) -> None:
     made = desk(tmp_path, telemetry={"prometheus_port": 0})
     async with served(made) as server:
-        assert server.app.scraped.startswith("127.0.0.1:")
+        assert server.app.metrics_address.startswith("127.0.0.1:")
         turn = await begin(server, "desk", "hi").to_the_end()
         await server.app.runs.drain(10)
-        found = await asyncio.to_thread(scraped, server.app.scraped)
+        found = await asyncio.to_thread(scraped, server.app.metrics_address)
     assert turn.kinds[-1] == "run_completed"
     agent = 'agent="desk",kind="llm",state="succeeded"'
     model = (
@@ -92,15 +92,15 @@ async def test_prometheus_finds_what_a_turn_took(tmp_path: Path) -> None:
 
 async def test_the_port_of_metrics_is_free_again_after_the_server(tmp_path: Path) -> None:
     async with served(desk(tmp_path, telemetry={"prometheus_port": 0})) as server:
-        port = int(server.app.scraped.rpartition(":")[2])
+        port = int(server.app.metrics_address.rpartition(":")[2])
     async with served(desk(tmp_path, telemetry={"prometheus_port": port})) as server:
-        assert server.app.scraped == f"127.0.0.1:{port}"
+        assert server.app.metrics_address == f"127.0.0.1:{port}"
 
 
 async def test_a_port_that_is_taken_is_a_mistake_of_the_configuration(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         made = desk(tmp_path, telemetry={"prometheus_port": taken.getsockname()[1]})
-        with pytest.raises(ConfigurationError, match="cannot be listened on for metrics"):
+        with pytest.raises(ConfigurationError, match="cannot be bound for metrics"):
             async with App.open(made):
                 pass
 
@@ -112,7 +112,7 @@ async def test_metrics_go_out_by_otlp_where_that_is_configured(tmp_path: Path, m
         made = desk(tmp_path)
         made._exports_metrics = True
         async with served(made) as server:
-            assert server.app.scraped == ""
+            assert server.app.metrics_address == ""
             await begin(server, "desk", "hi").to_the_end()
     assert {"bough.agent.invocations", "gen_ai.client.token.usage", "bough.runs.active"} <= set(sent)
 
@@ -120,8 +120,8 @@ async def test_metrics_go_out_by_otlp_where_that_is_configured(tmp_path: Path, m
 async def test_nothing_is_counted_where_nobody_asks(tmp_path: Path) -> None:
     async with served(desk(tmp_path)) as server:
         turn = await begin(server, "desk", "hi").to_the_end()
-        assert server.app.scraped == ""
-        assert server.app.runs._keeper._equipment.metrics is None
+        assert server.app.metrics_address == ""
+        assert server.app.runs._supervisor._dependencies.metrics is None
     assert turn.kinds[-1] == "run_completed"
 
 

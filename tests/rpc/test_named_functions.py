@@ -86,4 +86,4 @@ async def test_a_stored_agent_whose_code_is_gone_begins_no_run_and_can_still_be_
             await begin(server, "echoing", "hello").to_the_end()
         assert (await get(server, "echoing")).definition.function.function == "repeater"
     assert caught.value.code() == grpc.StatusCode.FAILED_PRECONDITION
-    assert "names the code 'repeater', which is not there any more" in str(caught.value.details())
+    assert "names the code 'repeater', which no longer exists" in str(caught.value.details())

@@ -91,9 +91,9 @@ async def test_a_stored_agent_that_names_what_is_gone_is_refused_by_its_runs_alo
             await call.read()
         assert caught.value.code() == grpc.StatusCode.FAILED_PRECONDITION
         assert caught.value.details() == (
-            "The agent 'coach' links to the agent 'writer', which is not there any more. "
-            "The agent 'reader' names the tool 'look_up', which is not there any more. "
-            "Change what names it, or bring it back."
+            "The agent 'coach' links to the agent 'writer', which no longer exists. "
+            "The agent 'reader' names the tool 'look_up', which no longer exists. "
+            "Change the agents that name it, or restore it."
         )
         assert status_details(caught.value) == (info_of("AGENT_UNUSABLE"),)
         echoed = await begin(server, "echo", "Still here.").to_the_end()

@@ -101,7 +101,7 @@ async def test_calls_that_are_not_of_the_last_answer_or_were_run_are_refused(tmp
         log = await house.turn("careless")
         await check_replay(house, log)
     assert [error.reason for error in refused] == [error_pb2.ERROR_REASON_BAD_ARGUMENTS] * 2
-    assert "Give ctx.tools calls of the last answer" in refused[0].message
+    assert "Pass ctx.tools calls of the last answer" in refused[0].message
     assert len(results_of(log)) == (1 if given == "again" else 0)
     assert log[-1].HasField("run_completed")
 

@@ -137,7 +137,7 @@ async def test_no_delta_follows_the_wish_to_stop(tmp_path: Path) -> None:
         if chunk == 1:
             begun.set()
             (live,) = houses[0].executed()
-            while not live.execution.cancelling.is_sealed(""):  # noqa: ASYNC110 # the very turn of the loop is wanted
+            while not live.execution.cancellation.is_closed(""):  # noqa: ASYNC110 # the very turn of the loop is wanted
                 await asyncio.sleep(0)
 
     turns = script(p=[{"chunks": ["One ", "two ", "three ", "four."]}])

@@ -220,7 +220,7 @@ async def crashed(folder: Path) -> Run:
 @pytest.mark.parametrize(
     ("lacks", "said"),
     [
-        ({"version": "8"}, "The run began with version '7' of the agent 'worker'; here is '8'."),
+        ({"version": "8"}, "The run started with version '7' of the agent 'worker', but '8' is configured here."),
         ({"functions": (BUILD, BARE)}, "The agent 'lead' names the condition 'enough', which is not configured here."),
         ({"functions": (ENOUGH, BARE)}, "The agent 'lead' names the input builder 'build', which is not configured"),
         ({"functions": (ENOUGH, BUILD)}, "The agent 'a' names the rewriter 'bare', which is not configured here."),

@@ -37,7 +37,7 @@ class Lives:
             return
         live = self.house.live(run_id)
         if live is not None:  # no replay of it from its log alone
-            assert not live.execution.pump.live
+            assert not live.execution.barrier.live
             live.end_soon(CALLER)
 
 

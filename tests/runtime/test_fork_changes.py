@@ -216,7 +216,7 @@ async def test_the_same_call_of_two_invocations_needs_the_invocations_name(tmp_p
         by_id = {event.tool_completed.result.call.call_id: event for event in ends}
         assert len(by_id) == 1, "both agents' models give their first call the same id"
         (call_id,) = by_id
-        with pytest.raises(InvalidRequest, match="name the invocation_id"):
+        with pytest.raises(InvalidRequest, match="set invocation_id too"):
             await house.fork(run_of(origin), len(origin) - 1, tool_results=[edited("x", call_id)])
         for end in ends:
             change = edited("x", call_id, invocation_id=end.invocation_id)

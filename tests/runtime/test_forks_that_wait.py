@@ -130,12 +130,12 @@ async def test_a_run_that_has_not_begun_cannot_be_forked_whatever_has_become_of_
             if event.HasField("run_resumed"):
                 break
         for after in (1, 2, 3):
-            with pytest.raises(ForkRefused, match="begun"):
+            with pytest.raises(ForkRefused, match="still waiting for its session"):
                 await house.fork(queued, after)
         await house.runs.cancel(ME, queued.run_id)
         await house.log(queued)
         for after in (1, 2, 3):
-            with pytest.raises(ForkRefused, match="begun"):
+            with pytest.raises(ForkRefused, match="still waiting for its session"):
                 await house.fork(queued, after)
 
 

@@ -175,7 +175,7 @@ async def test_a_value_that_is_missing_is_a_failed_result_that_the_model_sees(tm
         await check_replay(house, log)
     assert failed_result(log) == (
         "The `input` of the link to 'a' names {{state.draft.title}}, and the session's state has no value "
-        "'draft.title'. Write {{state.draft.title?}} where it may be missing.",
+        "'draft.title'. Write {{state.draft.title?}} if it may be missing.",
         "BAD_ARGUMENTS",
     )
     assert told(log) == []
@@ -200,7 +200,7 @@ async def test_nothing_to_tell_is_an_error(tmp_path: Path, template: str) -> Non
     async with open_team(tmp_path, script(), sequence("s", link("a", template)), llm("a")) as house:
         log = await house.turn("s")
         await check_replay(house, log)
-    assert log[-1].run_failed.error.message.startswith("There is nothing to tell 'a'")
+    assert log[-1].run_failed.error.message.startswith("The input for 'a' is empty")
 
 
 async def test_an_instruction_says_what_the_state_holds_when_it_is_asked(tmp_path: Path) -> None:

@@ -157,7 +157,7 @@ async def test_a_plan_that_is_never_done_ends_at_its_limit_with_the_work_so_far(
     error = log[-1].run_failed.error
     assert error.reason == error_pb2.ERROR_REASON_LIMIT_EXCEEDED
     assert error.message == (
-        "The agent 'lead' has done 2 steps without an answer: max_iterations is reached. 2 more are planned."
+        "The agent 'lead' executed 2 steps without an answer: max_iterations is reached. 2 more are planned."
     )
     work = {"plan": ["s1", "s2"], "executed_steps": [{"step": "s1", "result": "r1"}] * 2}
     assert (json.loads(error.details_json), state_of(log)) == (work, work)
@@ -253,7 +253,7 @@ async def test_who_plans_cannot_hand_its_place_over(tmp_path: Path) -> None:
         await check_replay(house, log)
     error = log[-1].run_failed.error
     assert error.reason == error_pb2.ERROR_REASON_INVALID_OUTPUT
-    assert error.message == ("'m' answered in the place of an agent that had to plan. Who plans hands over to nobody.")
+    assert error.message == ("'m' answered in place of an agent that had to plan. A planner must not transfer.")
 
 
 async def test_a_step_that_fails_is_told_to_the_replanner_where_its_link_says_continue(tmp_path: Path) -> None:

@@ -163,7 +163,7 @@ async def test_lanes_do_not_see_each_other_and_the_later_one_wins(tmp_path: Path
     seen, n, names = json.loads(answer_of(log))
     assert seen == [["lane1", "n"], ["lane2", "n"]]
     assert (n, names) == (2, ["lane1", "lane2", "n"])
-    said = "The value 'n' of the state was written by several at once; the last of them in order counts."
+    said = "The value 'n' of session state was set by several parallel paths; the last in order wins."
     kind = invocation_pb2.ANOMALY_KIND_STATE_CONFLICT
     assert list(tree.anomalies) == [invocation_pb2.Anomaly(kind=kind, message=said)]
 

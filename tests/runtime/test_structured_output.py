@@ -88,7 +88,7 @@ async def test_after_two_repairs_the_agent_fails(tmp_path: Path, bad: str) -> No
         await check_replay(house, log)
     error = log[-1].run_failed.error
     assert error.reason == error_pb2.ERROR_REASON_INVALID_OUTPUT
-    assert error.message.startswith("The model of 'p' gave 3 answers that do not fit its output schema: ")
+    assert error.message.startswith("The model of 'p' returned 3 answers that do not fit its output schema: ")
     assert len(having(log, "llm_completed")) == 3
 
 

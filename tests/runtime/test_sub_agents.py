@@ -241,6 +241,6 @@ async def test_code_tells_a_child_no_call_and_no_result(tmp_path: Path, part: me
     async with open_team(tmp_path, script(b=["From b."]), llm("b"), code_agents=[lead]) as house:
         log = await house.turn("lead")
         await check_replay(house, log)
-    said = "The message to 'b' has a call or a result, which nobody is told; write it as text."
+    said = "The message to 'b' contains a tool call or a tool result; write it as text."
     assert answer_of(log) == f"ERROR_REASON_BAD_ARGUMENTS: {said}"
     assert having(log, "sub_agent_started") == []

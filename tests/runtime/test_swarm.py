@@ -209,7 +209,7 @@ async def test_a_member_in_python_tells_another_one_no_call(tmp_path: Path) -> N
         await check_replay(house, log)
     error = log[-1].run_failed.error
     assert error.reason == error_pb2.ERROR_REASON_BAD_ARGUMENTS
-    assert error.message == "The message to 'b' has a call or a result, which nobody is told; write it as text."
+    assert error.message == "The message to 'b' contains a tool call or a tool result; write it as text."
 
 
 async def test_a_member_in_python_that_names_a_call_it_never_made_hands_over_all_the_same(tmp_path: Path) -> None:
@@ -239,7 +239,7 @@ async def test_code_that_hands_over_to_no_other_member_fails(tmp_path: Path, is_
     failed = error.sub_agent_failed.error if is_member else error.run_failed.error
     assert failed.reason == error_pb2.ERROR_REASON_UNKNOWN_AGENT
     assert failed.message == (
-        "The agent 'a' handed over to 'z', which is no other member of its swarm. "
+        "The agent 'a' transferred to 'z', which is no other member of its swarm. "
         + ("There are: b." if is_member else "There are none.")
     )
 

@@ -117,8 +117,8 @@ def without_definition(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("lacks", "said"),
     [
-        ({"version": "2"}, ["'coder'", "'1'", "'2'", "Bring"]),
-        ({"tools": [look_harder]}, ["'look'", "Bring"]),
+        ({"version": "2"}, ["'coder'", "'1'", "'2'", "Restore"]),
+        ({"tools": [look_harder]}, ["'look'", "Restore"]),
         ({"models": Lacking}, ["'other'", "configured"]),
     ],
 )

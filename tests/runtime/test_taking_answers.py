@@ -28,7 +28,7 @@ Request = input_pb2.InputRequest
 
 
 WRONG: dict[str, Callable[[dict[str, Request]], input_pb2.InputAnswer]] = {
-    "asks nothing": lambda _: reply("nobody", 1),
+    "has no request with this id": lambda _: reply("nobody", 1),
     "value_json, not with approval": lambda asked: approve(asked["c?"]),
     "value_json, not with tool_outcome": lambda asked: tool_result(asked["c?"], "3"),
     "is not of type 'integer'": lambda asked: reply(asked["c?"], "three"),
@@ -48,7 +48,7 @@ async def test_a_wrong_answer_among_right_ones_changes_nothing(tmp_path: Path, w
         wrong = WRONG[words](asked)
         with pytest.raises(InvalidRequest) as raised:
             await it.resume(run, reply(asked["a?"], "A"), wrong)
-        field = "input_id" if words == "asks nothing" else wrong.WhichOneof("answer")
+        field = "input_id" if words == "has no request with this id" else wrong.WhichOneof("answer")
         assert [violation.field for violation in raised.value.violations] == [f"answers[1].{field}"]
         assert words.rstrip(".") in raised.value.violations[0].description
         assert await it.until_interrupted(run) == before

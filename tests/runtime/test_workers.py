@@ -138,7 +138,7 @@ async def test_a_queued_run_begins_when_a_run_that_could_not_be_followed_is_over
         holder = await mine.start("slow")
         await slow.began.wait()
         waiting = await theirs.start("echo", session_id=holder.session_id, policy=QUEUE)
-        mine.store.log.hold_up(holder.run_id, RunParked("The code is missing."))
+        mine.store.log.fail_readers(holder.run_id, RunParked("The code is missing."))
         slow.may_end.set()
         async with asyncio.timeout(30):
             log = await theirs.log(waiting)
@@ -175,7 +175,7 @@ async def test_a_letter_that_its_dead_owner_never_read_is_carried_out_by_who_com
         run = await house.start("slow")
         await slow.began.wait()
         caller = execution_pb2.CANCEL_REASON_CALLER
-        letter = RunCommand(letter_id=0, run_id=run.run_id, cancel=caller, user_id="anne", note="Enough.")
+        letter = RunCommand(command_id=0, run_id=run.run_id, cancel=caller, user_id="anne", note="Enough.")
         await house.store.mailbox.post(letter)
         await house.crash()
     async with open_house(tmp_path, models=Scripts("agents: {}"), code_agents=[slow.agent()]) as house:

@@ -146,10 +146,10 @@ async def test_a_run_that_waits_is_accepted_once_in_doubt(store: Store, doubt: D
 async def test_a_letter_in_doubt_is_posted_once(store: Store, doubt: Doubt) -> None:
     run = Made()
     await store.log.create(run.new())
-    letter = RunCommand(letter_id=0, run_id=run.run_id, cancel=execution_pb2.CANCEL_REASON_CALLER)
+    letter = RunCommand(command_id=0, run_id=run.run_id, cancel=execution_pb2.CANCEL_REASON_CALLER)
     await _in_doubt(lambda: store.mailbox.post(letter), doubt)
     (taken,) = await store.mailbox.take(run.run_id)
-    await _in_doubt(lambda: store.mailbox.done(taken.letter_id), doubt)
+    await _in_doubt(lambda: store.mailbox.done(taken.command_id), doubt)
     assert await store.mailbox.take(run.run_id) == []
 
 

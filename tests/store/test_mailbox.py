@@ -13,7 +13,7 @@ from tests.store.logs import ANNE, Made, completed, resumed
 
 def _cancel(run: Made, letter_id: int = 0) -> RunCommand:
     return RunCommand(
-        letter_id=letter_id,
+        command_id=letter_id,
         run_id=run.run_id,
         cancel=execution_pb2.CANCEL_REASON_CALLER,
         user_id="anne",
@@ -24,7 +24,7 @@ def _cancel(run: Made, letter_id: int = 0) -> RunCommand:
 def _answers(run: Made, letter_id: int = 0) -> RunCommand:
     answer = input_pb2.InputAnswer(input_id="q1", value_json="1")
     answers = agent_service_pb2.ResumeRunRequest(run_id=run.run_id, answers=[answer], request_id="ask")
-    return RunCommand(letter_id=letter_id, run_id=run.run_id, answers=answers, user_id="bert", deadline_time_ns=2**62)
+    return RunCommand(command_id=letter_id, run_id=run.run_id, answers=answers, user_id="bert", deadline_time_ns=2**62)
 
 
 async def _made(store: Store, number: int = 1) -> Made:
@@ -101,15 +101,15 @@ async def test_a_run_that_has_ended_takes_no_letters_and_keeps_none(store: Store
 async def test_a_letter_says_one_thing(store: Store) -> None:
     run = await _made(store)
     for mistaken in (
-        RunCommand(letter_id=0, run_id=run.run_id),
+        RunCommand(command_id=0, run_id=run.run_id),
         RunCommand(
-            letter_id=0,
+            command_id=0,
             run_id=run.run_id,
             cancel=execution_pb2.CANCEL_REASON_CALLER,
             answers=agent_service_pb2.ResumeRunRequest(),
         ),
     ):
-        with pytest.raises(ValueError, match="a letter"):
+        with pytest.raises(ValueError, match="either cancel a run or bring answers"):
             await store.mailbox.post(mistaken)
 
 

@@ -198,12 +198,12 @@ class Ownership(RuleBasedStateMachine):
 
     @rule(run=st.sampled_from(RUNS))
     def post(self, run: int) -> None:
-        letter = RunCommand(letter_id=0, run_id=self._runs[run].run_id, cancel=execution_pb2.CANCEL_REASON_CALLER)
+        letter = RunCommand(command_id=0, run_id=self._runs[run].run_id, cancel=execution_pb2.CANCEL_REASON_CALLER)
         self._submit("post", "", run, self._store.mailbox.post(letter))
 
     @rule(worker=st.sampled_from(WORKERS), run=st.sampled_from(RUNS))
     def act(self, worker: str, run: int) -> None:
-        taken = [letter.letter_id for letter in self._do(self._store.mailbox.take(self._runs[run].run_id))]
+        taken = [letter.command_id for letter in self._do(self._store.mailbox.take(self._runs[run].run_id))]
         assert taken == self._models[run].letters
         owned = self._owned.get((worker, run))
         for letter_id in taken:

@@ -86,7 +86,7 @@ async def test_a_run_whose_turn_comes_has_its_message_after_all_that_was_said(st
 async def test_a_session_that_is_free_is_not_waited_for(store: Store) -> None:
     first = await _holding(store)
     await _end(store, first)
-    with pytest.raises(SessionBusy, match="nothing to wait for"):
+    with pytest.raises(SessionBusy, match="No run holds the session"):
         await store.log.create(_queued(2).new())
     await store.log.create(Made(number=3, session_number=1, session_cut=2).new())
 
@@ -104,7 +104,7 @@ async def test_so_many_runs_may_wait_and_no_more(store: Store) -> None:
     first = await _holding(store)
     runs = [_queued(number) for number in range(2, 66)]
     await asyncio.gather(*(store.log.create(run.new()) for run in runs))
-    with pytest.raises(SessionBusy, match="64 runs wait"):
+    with pytest.raises(SessionBusy, match="64 runs already wait"):
         await store.log.create(_queued(66).new())
     await _end(store, first)
     await store.log.create(_queued(66).new())
@@ -184,7 +184,7 @@ async def test_mistakes_of_a_caller_who_queues_are_told_at_once(store: Store) ->
         Made(is_queued=True),
         Made(session_number=2, session_cut=1, is_queued=True),
     ):
-        with pytest.raises(ValueError, match="a run that waits"):
+        with pytest.raises(ValueError, match="a queued run"):
             await store.log.create(mistaken.new())
 
 

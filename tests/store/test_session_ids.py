@@ -197,7 +197,7 @@ async def test_of_runs_that_create_one_session_at_once_one_holds_it(store: Store
 
 
 async def test_a_run_that_waits_creates_no_session(store: Store) -> None:
-    with pytest.raises(ValueError, match="creates no session"):
+    with pytest.raises(ValueError, match="cannot create its session"):
         await store.log.create(replace(_run(1, is_queued=True).new(), create_session=True))
 
 

@@ -148,7 +148,7 @@ async def test_readers_that_are_dismissed_get_what_is_committed_and_the_run_goes
     await anext(tail)
     waiting = asyncio.ensure_future(next_page(tail))
     await asyncio.sleep(0)
-    store.log.dismiss()
+    store.log.close_readers()
     made = run.next(delta(), completed())
     await store.log.append(run.run_id, epoch=1, records=made[:1])
     late = store.log.tail(run.run_id)
@@ -167,7 +167,7 @@ async def test_readers_of_a_run_that_is_held_up_are_told_until_somebody_takes_it
     await anext(tail)
     waiting = asyncio.ensure_future(next_page(tail))
     await asyncio.sleep(0)
-    store.log.hold_up(run.run_id, RunParked("The code is missing."))
+    store.log.fail_readers(run.run_id, RunParked("The code is missing."))
     late = store.log.tail(run.run_id)
     assert await next_page(late) == as_stored([run.new().first])
     for reader in (waiting, anext(late)):

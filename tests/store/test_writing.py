@@ -20,7 +20,7 @@ async def test_a_job_that_does_not_end_is_a_stall_until_it_does() -> None:
     writing.begin()
     writing.check()
     await _turn(writing, False)
-    with pytest.raises(StorageFailed, match="does not answer"):
+    with pytest.raises(StorageFailed, match="does not respond"):
         writing.check()
     writing.end(1)
     assert writing.is_possible
@@ -51,8 +51,8 @@ async def test_what_ended_while_the_loop_was_held_up_is_no_stall() -> None:
 
 async def test_who_is_refused_by_the_disk_is_told_and_tried_again() -> None:
     writing = Writing()
-    writing.tell(is_failing=True)
+    writing.report_health(is_failing=True)
     assert not writing.is_possible
     writing.check()
-    writing.tell(is_failing=False)
+    writing.report_health(is_failing=False)
     assert writing.is_possible

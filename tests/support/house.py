@@ -63,15 +63,15 @@ class House:
 
     def executed(self) -> list[LiveRun]:
         """The runs that this process executes."""
-        return list(self.runs._keeper.roster)
+        return list(self.runs._supervisor.live_runs)
 
     async def try_again(self, record: RunRecord) -> None:
         """Waits until recovery has tried to continue one run."""
-        await self.runs._keeper.recovery._try(record)
+        await self.runs._supervisor.recovery._try(record)
 
     async def park(self, record: RunRecord, missing: str) -> None:
         """Leaves a run that cannot be executed here."""
-        await self.runs._keeper.park(record, missing)
+        await self.runs._supervisor.park(record, missing)
 
     def live(self, run_id: str) -> LiveRun | None:
         """A run that this process executes."""

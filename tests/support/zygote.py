@@ -20,7 +20,7 @@ from collections.abc import Mapping, Sequence
 from io import TextIOWrapper
 from typing import TextIO, TypeAlias
 
-import bough_server.app
+import bough_server.app  # noqa: F401  # what commands import is imported once
 import bough_server.cli
 
 PROGRAM = "bough_server.cli"

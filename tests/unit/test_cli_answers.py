@@ -47,7 +47,7 @@ def test_an_approval_is_true_false_or_an_object(typed: str, expected: input_pb2.
     ["1", '"yes"', "{}", '{"approved": 1}', '{"approved": true, "arguments": []}', '{"approved": true, "why": ""}'],
 )
 def test_an_approval_of_another_shape_is_refused_with_what_it_takes(typed: str) -> None:
-    with pytest.raises(ConfigurationError, match="that takes true, false, or"):
+    with pytest.raises(ConfigurationError, match="the answer must be true, false, or"):
         answer_of(approval(), typed)
 
 
@@ -103,12 +103,12 @@ def test_a_request_is_meant_by_either_end_of_its_id() -> None:
     requests = [approval(), question(), card()]
     for name in (APPROVAL_ID, APPROVAL_ID.upper(), "6f1c2d", "00aaaa"):
         assert request_named(name, requests) == approval()
-    for name, words in (("6f1c2", "too short"), ("6f1c2e", "it asked"), ("", "too short")):
+    for name, words in (("6f1c2", "too short"), ("6f1c2e", "its requests"), ("", "too short")):
         with pytest.raises(ConfigurationError, match=words):
             request_named(name, requests)
     twin = approval()
     twin.input_id = APPROVAL_ID[:-1] + "b"
-    with pytest.raises(ConfigurationError, match=f"2 requests are '6f1c2d', such as {APPROVAL_ID} and "):
+    with pytest.raises(ConfigurationError, match=f"2 requests match '6f1c2d', such as {APPROVAL_ID} and "):
         request_named("6f1c2d", [approval(), twin])
 
 

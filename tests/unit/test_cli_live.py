@@ -112,7 +112,7 @@ def test_a_retry_says_that_lines_on_the_screen_do_not_count() -> None:
         "● lead",
         "│ Owls are fish.",
         "│ ↻ trying again, attempt 2: transport: The connection was cut.",
-        "│   what it said in this step does not count",
+        "│   the text of this step so far is discarded",
         "│ Owls are birds.",
     ]
 
@@ -241,9 +241,9 @@ def test_what_was_lost_with_a_server_is_taken_back() -> None:
     turn.end("Once more.")
     assert shown(turn.events)[2:] == [
         "│ Whole line.",
-        "│ ↻ continued after its server was gone",
+        "│ ↻ continued after its server was lost",
         "│ ↻ trying again, attempt 2: recovered",
-        "│   what it said in this step does not count",
+        "│   the text of this step so far is discarded",
         "│ Once more.",
         "✓ lead  9.0 s, 1,204 tokens",
     ]

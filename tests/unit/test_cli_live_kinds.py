@@ -123,7 +123,7 @@ def test_a_model_that_summarizes_is_waited_for_and_not_quoted() -> None:
     turn.start()
     turn.model("lead", "Shown.")
     outside(turn.add("lead", llm_started=event_pb2.LlmStarted(model="small", provider="test")))
-    assert status(turn.events, now=1.0) == ["│ … lead: summarizing by test/small 1.0 s"]
+    assert status(turn.events, now=1.0) == ["│ … lead: summarizing with test/small 1.0 s"]
     outside(turn.add("lead", attempt=2, llm_retrying=event_pb2.LlmRetrying(reason=event_pb2.RETRY_REASON_TIMEOUT)))
     response = step_pb2.LlmResponse(message=words("A summary."))
     outside(turn.add("lead", attempt=2, llm_completed=event_pb2.LlmCompleted(response=response)))
@@ -146,8 +146,8 @@ def test_a_call_that_goes_on_with_another_model_names_it() -> None:
     assert shown(turn.events)[1:] == [
         "│ Half an",
         "│ ↻ trying again, attempt 2: bad_response: It broke off.",
-        "│   what it said in this step does not count",
-        "│ ↻ going on with second, attempt 3: bad_response: It broke off.",
+        "│   the text of this step so far is discarded",
+        "│ ↻ continuing with second, attempt 3: bad_response: It broke off.",
         "│ Whole.",
         "✓ lead  9.0 s, 1,204 tokens",
     ]

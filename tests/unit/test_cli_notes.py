@@ -30,7 +30,7 @@ from tests.clients.waiting import APPROVAL_ID, CARD_ID, approval, card, question
         (card(), 'asks the client to run read_card {"reader": "counter"}'),
         (
             card(input_pb2.INPUT_KIND_RECOVERY),
-            'asks whether read_card {"reader": "counter"} may run again: its server was gone while it ran',
+            'asks whether read_card {"reader": "counter"} may run again: its server was lost while it ran',
         ),
     ],
 )
@@ -78,10 +78,10 @@ def test_a_request_that_expires_says_when_and_what_then() -> None:
             ),
             "result: torn; 42??",
         ),
-        (input_pb2.InputAnswer(source=input_pb2.ANSWER_SOURCE_EXPIRY), "nobody answered in time"),
+        (input_pb2.InputAnswer(source=input_pb2.ANSWER_SOURCE_EXPIRY), "no answer in time"),
         (
             input_pb2.InputAnswer(source=input_pb2.ANSWER_SOURCE_EXPIRY, value_json="1"),
-            "nobody answered in time: answered: 1",
+            "no answer in time: answered: 1",
         ),
     ],
 )
@@ -92,7 +92,7 @@ def test_an_answer_says_what_it_was(answer: input_pb2.InputAnswer, expected: str
 def test_runs_say_why_they_wait_go_on_and_differ() -> None:
     assert queued_text(event_pb2.RunQueued(behind_run_id="r1")) == "waits for its session, behind run r1"
     assert [resumed_text(event_pb2.RunResumed(cause=cause)) for cause in (1, 2, 3, 0)] == [
-        "continued after its server was gone",
+        "continued after its server was lost",
         "continued with an answer",
         "continued by another server",
         "continued",

@@ -67,14 +67,18 @@ async def test_a_run_is_meant_by_the_end_of_its_id() -> None:
     service = LoopbackService([], runs=["0193d6b4-aaaaaa", "0193d6b4-bbaaaa", "0193d6b4-cccccc"])
     async with connected(service) as client:
         assert await resolve_run(client, "bbAAAA") == "0193d6b4-bbaaaa"
-        for text, words in (("cccc", "too short"), ("dddddd", "no run that ends in"), ("193d6b4", "no run that ends")):
+        for text, words in (
+            ("cccc", "too short"),
+            ("dddddd", "no run whose id ends in"),
+            ("193d6b4", "no run whose id"),
+        ):
             with pytest.raises(ConfigurationError, match=words):
                 await resolve_run(client, text)
 
 
 async def test_an_end_that_several_runs_share_is_refused() -> None:
     async with connected(LoopbackService([], runs=["1-abcdef", "2-abcdef"])) as client:
-        with pytest.raises(ConfigurationError, match="2 runs end in 'abcdef', such as 1-abcdef and 2-abcdef"):
+        with pytest.raises(ConfigurationError, match="2 run ids end in 'abcdef', such as 1-abcdef and 2-abcdef"):
             await resolve_run(client, "abcdef")
 
 
@@ -124,7 +128,7 @@ def test_every_state_that_is_printed_can_be_given(state: execution_pb2.Execution
 
 
 def test_a_state_that_there_is_not_is_refused() -> None:
-    with pytest.raises(ConfigurationError, match="no state 'done'; there is pending, running"):
+    with pytest.raises(ConfigurationError, match="no state 'done': use one of pending, running"):
         state_of("done")
 
 
@@ -279,7 +283,7 @@ def test_models_say_who_answers_where_they_cannot() -> None:
         model_pb2.ModelInfo(name="b", provider="scripted"),
     ]
     assert [line.plain for line in models_table(models, width=80)] == [
-        "model    provider  at the provider  then",
+        "model    provider  at the provider  fallbacks",
         "default  openai    gpt-5-mini       b, local",
         "b        scripted  -                -",
     ]
@@ -321,5 +325,5 @@ def test_messages_show_their_author_text_and_calls() -> None:
 
 def test_a_deadline_that_only_grpc_speaks_of_is_a_sentence() -> None:
     passed = DeadlineExceeded(Status(code=grpc.StatusCode.DEADLINE_EXCEEDED, message="Deadline Exceeded"))
-    assert list(sentences(passed)) == ["The call's time was over before the server had ended it."]
+    assert list(sentences(passed)) == ["The call's deadline passed before the server answered."]
     assert list(sentences(deadline_exceeded("It took too long."))) == ["It took too long."]

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from bough_server.agents.loading import definition_files, load_sources, not_yet_said, read_sources, source_problems
+from bough_server.agents.loading import definition_files, load_sources, not_yet_reported, read_sources, source_problems
 from bough_server.agents.validation import Known
 from bough_server.errors import ConfigurationError
 
@@ -29,7 +29,7 @@ def test_patterns_find_files_once_and_in_order(desk: Path) -> None:
 def test_a_pattern_that_finds_nothing_is_named(desk: Path) -> None:
     with pytest.raises(ConfigurationError) as refused:
         definition_files(["agents/*.yml"], desk)
-    assert refused.value.message == f"agents/*.yml: No file of agents is there; looked in {desk}."
+    assert refused.value.message == f"agents/*.yml: No agent definition file matches; looked in {desk}."
 
 
 def test_what_definitions_mean_is_judged_over_all_files_with_their_lines(desk: Path) -> None:
@@ -37,7 +37,7 @@ def test_what_definitions_mean_is_judged_over_all_files_with_their_lines(desk: P
     assert [source.definition.name for source in sources] == ["lead", "writer", "editor"]
     assert [str(problem) for problem in source_problems(sources, Known(models=["default"]))] == [
         f"{desk}/agents/a.yaml:6: sub_agents[1].agent: There is no agent 'nobody'. There is editor, lead, writer.",
-        f"{desk}/agents/b.yaml:5: description: is required: it is what a model chooses the agent by.",
+        f"{desk}/agents/b.yaml:5: description: is required: models choose the agent by it.",
     ]
 
 
@@ -61,6 +61,6 @@ def test_what_cannot_be_read_is_not_said_to_be_missing_as_well(desk: Path) -> No
         "name: c\ndescription: C.\nloop: {max_iterations: many}\nsub_agents: [writer, {agent: gone}]\n---\n- a list\n"
     )
     sources, problems = read_sources([broken])
-    judged = not_yet_said(source_problems(sources, Known(models=["default"])), problems)
+    judged = not_yet_reported(source_problems(sources, Known(models=["default"])), problems)
     assert [(each.line, each.field) for each in problems] == [(3, "loop.max_iterations"), (4, "sub_agents[0]"), (6, "")]
     assert [(each.line, each.field) for each in judged] == [(4, "sub_agents[1].agent")]

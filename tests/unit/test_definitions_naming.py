@@ -89,7 +89,7 @@ def test_everything_that_names_something_has_no_violations() -> None:
         (
             until(predicate="bare"),
             "loop.until.predicate",
-            "'bare' is a function of another kind, a rewriter; give a condition.",
+            "'bare' is a function of another kind, rewriter; use one of kind condition.",
         ),
         (until(predicate=""), "loop.until.predicate", "is required: the name of a condition."),
         (until(), "loop.until", "needs a `predicate` or a `state_path`."),
@@ -138,15 +138,13 @@ def test_a_template_knows_the_message_where_somebody_says_one(definition: agent_
 def test_a_template_of_a_rule_knows_no_message(make: object) -> None:
     (found,) = mistakes(make("s", filled("{{message}} {{input}} {{user}} {{history}}")), llm("a"))  # type: ignore[operator]
     assert found[1] == "sub_agents[0].input.template"
-    assert found[2].startswith(
-        "has placeholders that stand for nothing here: {{message}}. There is {{input}}, {{user}}, {{history}}, "
-    )
+    assert found[2].startswith("has unknown placeholders: {{message}}. Known are {{input}}, {{user}}, {{history}}, ")
 
 
 def test_a_plan_is_known_where_one_is_made_alone() -> None:
     template = "{{plan}} {{step}} {{executed_steps}}"
     (found,) = mistakes(llm("s", links=[filled(template)]), llm("a"))
-    assert "{{plan}}, {{step}}, {{executed_steps}}. There is" in found[2]
+    assert "{{plan}}, {{step}}, {{executed_steps}}. Known are" in found[2]
 
 
 def test_instructions_know_the_state_alone() -> None:
@@ -156,7 +154,7 @@ def test_instructions_know_the_state_alone() -> None:
         (
             "s",
             "supervisor.llm.instruction",
-            "has placeholders that stand for nothing here: {{input}}, {{name}}. There is {{state.NAME}}, and "
+            "has unknown placeholders: {{input}}, {{name}}. Known are {{state.NAME}}, and "
             "{{state.NAME?}} for a value that may be missing.",
         )
     ]

@@ -101,7 +101,7 @@ input_schema_json: "{}"
         "lead.yaml:2: nam: There is no such field. Did you mean 'name'?",
         "lead.yaml:3: description: must be text; put it in quotes",
         "lead.yaml:5: llm.model: must be text",
-        "lead.yaml:7: llm.max_steps: is the same field as 'maxSteps'; leave one of the two out",
+        "lead.yaml:7: llm.max_steps: is the same field as 'maxSteps'; remove one of the two",
         "lead.yaml:8: llm.tools: must be a list",
         "lead.yaml:9: llm.parallel_tools: must be true or false",
         "lead.yaml:10: llm.settings.temperature: must be a number",
@@ -110,10 +110,10 @@ input_schema_json: "{}"
         "lead.yaml:13: sub_agents[1].on_failure: must be CONTINUE or ABORT. Did you mean 'ABORT'?",
         "lead.yaml:13: sub_agents[1].history.scope: must be SESSION or BRANCH or NONE.",
         "lead.yaml:14: sub_agents[2].limits.wall_duration: must be a duration such as 10m, 50ms or 1h30m",
-        "lead.yaml:14: sub_agents[2].limits.depth: must be a whole number of 32 bits",
+        "lead.yaml:14: sub_agents[2].limits.depth: must be a whole number that fits 32 bits",
         "lead.yaml:14: sub_agents[2].limits.model_calls: must be a whole number",
         "lead.yaml:15: deltas.aggregated: excludes 'passthrough': there can be only one mode",
-        "lead.yaml:17: input_schema_json: is the same field as 'input_schema'; leave one of the two out",
+        "lead.yaml:17: input_schema_json: is the same field as 'input_schema'; remove one of the two",
     ]
 
 
@@ -124,7 +124,7 @@ def test_approval_is_required_or_not_and_nothing_between() -> None:
 
 def test_a_document_that_is_no_mapping_says_what_it_should_be() -> None:
     _, problems = read("- lead\n")
-    assert problems == ["lead.yaml:1: must be a mapping with `name`, `description` and what runs it, such as `llm`"]
+    assert problems == ["lead.yaml:1: must be a mapping with `name`, `description` and a kind, such as `llm`"]
 
 
 def test_a_problem_is_placed_at_the_nearest_thing_that_is_written() -> None:

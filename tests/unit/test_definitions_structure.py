@@ -44,7 +44,7 @@ def test_who_only_hands_an_answer_on_has_no_output_schema(definition: agent_pb2.
     [(who, field, words)] = mistakes(definition, llm("a"))
     assert (who, field) == ("s", "output_schema_json")
     assert words.startswith(f"is not for a {kind_of(definition)}, which ")
-    assert words.endswith("in a sequence." if definition.HasField("plan_execute") else "to who answers.")
+    assert words.endswith("in a sequence." if definition.HasField("plan_execute") else "on those agents.")
 
 
 @pytest.mark.parametrize("definition", [supervisor("s", "a"), llm("s")], ids=kind_of)
@@ -76,18 +76,18 @@ def test_sensible_composites_have_no_violations() -> None:
         ),
         (parallel("s", "a", max_concurrency=0), "parallel.max_concurrency", "must be at least 1."),
         (swarm("s"), "sub_agents", "is required: they are its members."),
-        (swarm("s", "a", entry="b"), "swarm.entry_agent", "'b' is none of its sub_agents. There is a."),
+        (swarm("s", "a", entry="b"), "swarm.entry_agent", "'b' is not one of its sub_agents. There is a."),
         (
             swarm("s", agent_pb2.AgentLink(agent="a", link_mode=agent_pb2.LINK_MODE_TOOL)),
             "sub_agents[0].link_mode",
-            "TOOL is for an agent's own links: members of a swarm hand over to one another.",
+            "TOOL is for an agent's own links: members of a swarm transfer to each other.",
         ),
         (plan_execute("s", "a", roles=["", "a"]), "plan_execute.planner", "is required: it is one of the sub_agents."),
         (plan_execute("s", "a", roles=["a"]), "plan_execute.executor", "is required: it is one of the sub_agents."),
         (
             plan_execute("s", "a", roles=["a", "a", "b"]),
             "plan_execute.replanner",
-            "'b' is none of its sub_agents. There is a.",
+            "'b' is not one of its sub_agents. There is a.",
         ),
         (
             plan_execute("s", "a", roles=["a", "a"], rounds=0),
@@ -106,17 +106,17 @@ def test_what_is_wrong_with_a_composite_is_said(
 
 def test_no_agent_is_its_own_ancestor_by_rule_alone() -> None:
     assert mistakes(sequence("s", "t"), sequence("t", "a", "u"), sequence("u", "s"), llm("a")) == [
-        ("s", "sub_agents[0].agent", "'t' runs 's' in turn: nothing would ever end that."),
-        ("t", "sub_agents[1].agent", "'u' runs 't' in turn: nothing would ever end that."),
-        ("u", "sub_agents[0].agent", "'s' runs 'u' in turn: nothing would ever end that."),
+        ("s", "sub_agents[0].agent", "'t' runs 's' in turn: that would never end."),
+        ("t", "sub_agents[1].agent", "'u' runs 't' in turn: that would never end."),
+        ("u", "sub_agents[0].agent", "'s' runs 'u' in turn: that would never end."),
     ]
 
 
 def test_agents_beside_a_circle_are_not_a_part_of_it() -> None:
     circle = [sequence("t", "u", "a"), sequence("u", "t", "b")]
     assert mistakes(sequence("s", "t"), *circle, sequence("a", "b"), llm("b", links=["s"])) == [
-        ("t", "sub_agents[0].agent", "'u' runs 't' in turn: nothing would ever end that."),
-        ("u", "sub_agents[0].agent", "'t' runs 'u' in turn: nothing would ever end that."),
+        ("t", "sub_agents[0].agent", "'u' runs 't' in turn: that would never end."),
+        ("u", "sub_agents[0].agent", "'t' runs 'u' in turn: that would never end."),
     ]
 
 
@@ -140,11 +140,11 @@ def test_the_work_to_judge_a_long_chain_grows_as_the_chain(is_round: bool) -> No
 def test_all_that_is_wrong_with_a_plan_is_said_at_once() -> None:
     team = (plan_execute("s", "a", "p", "x", roles=["p", "e", "s"], rounds=-1), llm("a"), sequence("p", "a"), llm("x"))
     assert mistakes(*team) == [
-        ("s", "plan_execute.planner", "'p' asks no model that could call `plan`: give an llm or a supervisor."),
-        ("s", "plan_execute.executor", "'e' is none of its sub_agents. There is a, p, x."),
-        ("s", "plan_execute.replanner", "'s' is none of its sub_agents. There is a, p, x."),
-        ("s", "sub_agents[0].agent", "'a' is no planner, executor or replanner: nothing runs it."),
-        ("s", "sub_agents[2].agent", "'x' is no planner, executor or replanner: nothing runs it."),
+        ("s", "plan_execute.planner", "'p' has no model that could call `plan`: use an llm or a supervisor."),
+        ("s", "plan_execute.executor", "'e' is not one of its sub_agents. There is a, p, x."),
+        ("s", "plan_execute.replanner", "'s' is not one of its sub_agents. There is a, p, x."),
+        ("s", "sub_agents[0].agent", "'a' is not the planner, executor or replanner, so it would never run."),
+        ("s", "sub_agents[2].agent", "'x' is not the planner, executor or replanner, so it would never run."),
         ("s", "plan_execute.max_iterations", "must be between 1 and 1000."),
     ]
 
@@ -153,8 +153,8 @@ def test_a_swarm_may_come_round_to_itself_where_members_choose_to_but_not_by_its
     team = (sequence("t", "s"), llm("a"))
     assert mistakes(swarm("s", "a", "t"), *team) == []
     assert mistakes(swarm("s", "a", "t", entry="t"), *team) == [
-        ("s", "sub_agents[1].agent", "'t' runs 's' in turn: nothing would ever end that."),
-        ("t", "sub_agents[0].agent", "'s' runs 't' in turn: nothing would ever end that."),
+        ("s", "sub_agents[1].agent", "'t' runs 's' in turn: that would never end."),
+        ("t", "sub_agents[0].agent", "'s' runs 't' in turn: that would never end."),
     ]
 
 

@@ -56,12 +56,12 @@ def test_sensible_definitions_have_no_violations() -> None:
         (
             agent_pb2.AgentDefinition(name="a", description=" ", llm=llm(model="default")),
             "description",
-            "is required: it is what a model chooses the agent by.",
+            "is required: models choose the agent by it.",
         ),
         (
             agent_pb2.AgentDefinition(name="a", description="A."),
             "llm",
-            "is required, or another kind such as `sequence: {}`: it says what runs the agent.",
+            "is required, or another kind such as `sequence: {}`.",
         ),
         (agent(llm=llm(model="lage")), "llm.model", "There is no model 'lage'. Did you mean 'large'?"),
         (agent(llm=tools("")), "llm.tools[0].name", "is required."),
@@ -71,16 +71,16 @@ def test_sensible_definitions_have_no_violations() -> None:
             "llm.tools[0].name",
             "There is no tool 'break_lop'. Did you mean 'break_loop'?",
         ),
-        (agent(llm=tools("search", "search")), "llm.tools[1].name", "'search' is there twice."),
+        (agent(llm=tools("search", "search")), "llm.tools[1].name", "'search' is listed twice."),
         (
             agent(llm=llm(tools=tools("final_answer").tools, final_answer_tool=True)),
             "llm.tools[0].name",
-            "'final_answer' is also the tool of the final answer; one of the two must go.",
+            "'final_answer' is also the tool of the final answer; remove one of the two.",
         ),
         (
             agent(output_key="9 lives"),
             "output_key",
-            "must be a name of the state: a letter, then up to 127 of letters, digits and _ - . :",
+            "must be a key of session state: a letter, then up to 127 of letters, digits and _ - . :",
         ),
         (agent(sub_agents=links("")), "sub_agents[0].agent", "is required."),
         (agent(sub_agents=links("lead")), "sub_agents[0].agent", "An agent cannot link to itself."),
@@ -147,7 +147,7 @@ def test_sensible_definitions_have_no_violations() -> None:
         (
             agent(history=agent_pb2.HistoryPolicy(scope=9)),  # type: ignore[arg-type]
             "history.scope",
-            "has a value that is not known here: 9.",
+            "has a value that this server does not know: 9.",
         ),
     ],
 )
@@ -176,7 +176,7 @@ def test_all_mistakes_are_told_at_once_with_their_agents_and_reasons() -> None:
 def test_a_tool_that_is_named_like_a_linked_agent_is_refused() -> None:
     lead = agent(llm=tools("call_writer"), sub_agents=links("writer"))
     assert mistakes(lead, agent("writer")) == [
-        ("llm.tools[0].name", "'call_writer' is also the tool of the linked agent 'writer'; one of the two must go.")
+        ("llm.tools[0].name", "'call_writer' is also the tool of the linked agent 'writer'; remove one of the two.")
     ]
 
 
@@ -189,7 +189,7 @@ def test_a_link_is_there_once() -> None:
 def test_a_name_is_there_once_and_not_that_of_an_agent_in_code() -> None:
     known = Known(models=["default"], code_agents=[agent_pb2.AgentDefinition(name="coded", description="Codes.")])
     assert mistakes(agent(), agent(), agent("coded"), known=known) == [
-        ("name", "'lead' is defined twice; names are unique in a catalog."),
+        ("name", "'lead' is defined twice; names must be unique in a catalog."),
         ("name", "'coded' is the name of an agent in code; choose another."),
     ]
 
@@ -231,7 +231,7 @@ def test_what_runs_in_the_client_has_no_timeout_of_a_link_but_may_need_approval(
     known = Known(tools=["read_card"], client_tools=["read_card"], models=["default"])
     asked = agent_pb2.ToolLink(name="read_card", max_calls_per_run=1, requires_approval=True)
     timed = agent_pb2.ToolLink(name="read_card", timeout=Duration(seconds=1))
-    description = "'read_card' runs in the client, which no timeout stops; the tool's answer_within does."
+    description = "'read_card' runs in the client, which a timeout does not stop; use the tool's answer_within."
     assert mistakes(agent(llm=llm(tools=[asked])), known=known) == []
     assert mistakes(agent(llm=llm(tools=[timed])), known=known) == [("llm.tools[0].timeout", description)]
     coded = agent_pb2.AgentDefinition(name="coded", description="Codes.")
@@ -309,5 +309,5 @@ def test_an_output_schema_is_one_of_an_object(schema: str, description: str) -> 
 
 def test_an_output_schema_leaves_no_room_for_a_final_answer_in_words() -> None:
     definition = agent(output_schema_json='{"type": "object"}', llm=llm(final_answer_tool=True))
-    words = "takes an answer in words; leave it out where there is an output schema."
+    words = "is for answers in text; remove it if there is an output schema."
     assert mistakes(definition) == [("llm.final_answer_tool", words)]

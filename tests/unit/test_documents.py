@@ -51,7 +51,7 @@ def test_a_file_may_hold_several_documents_and_empty_ones_are_left_out() -> None
 def test_all_mistakes_are_told_at_once() -> None:
     assert mistakes("a: 1\na: 2\nb: !!python/object x\n? [k]\n: 1\n") == [
         "f.yaml:2: a: is given twice",
-        "f.yaml:3: b: has a tag that is not known here: tag:yaml.org,2002:python/object",
+        "f.yaml:3: b: has an unknown tag: tag:yaml.org,2002:python/object",
         "f.yaml:4: has a key that is not text",
     ]
 
@@ -63,7 +63,7 @@ def test_all_mistakes_are_told_at_once() -> None:
         ("a: b: c\n", "f.yaml:1: This is not YAML: mapping values are not allowed here."),
         ("a: *b\n", "f.yaml:1: This is not YAML: found undefined alias 'b'."),
         ("a: \x01\n", "f.yaml: This is not YAML: special characters are not allowed."),
-        ('a: "\\ud83d"\n', "f.yaml:1: a: holds half of a surrogate pair, which is no character"),
+        ('a: "\\ud83d"\n', "f.yaml:1: a: contains half of a surrogate pair, which is not a character"),
         ("&a [*a]\n", "f.yaml:1: [0][0][0][0]: is nested deeper than 100 levels or repeats too much"),
         ("[" * 3_000 + "\n", "f.yaml: is nested deeper than 100 levels"),
     ],

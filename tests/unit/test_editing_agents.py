@@ -127,6 +127,6 @@ async def test_a_change_that_never_gets_its_turn_is_given_up(servers: Servers) -
     for number in range(5):
         made = servers.other.create("a", define(f"agent{number}"))
         servers.contested.meanwhile.append(lambda made=made: made)  # type: ignore[misc]
-    with pytest.raises(RevisionMoved, match="Other servers change these agents at this moment"):
+    with pytest.raises(RevisionMoved, match="Other servers are changing these agents"):
         await servers.mine.create("a", define("poet"))
     assert "poet" not in await servers.names()

@@ -10,7 +10,7 @@ from bough_server.errors import RunError
 from bough_server.functions import Rewriter, Snapshot, Values, condition, input_builder, rewriter
 
 HELLO = message_pb2.Message(parts=[message_pb2.Part(text="hello")])
-SITUATION = Snapshot(agent="lead", state=Values({"x": "[1]"}), input=HELLO, user=HELLO, look=lambda: [HELLO])
+SITUATION = Snapshot(agent="lead", state=Values({"x": "[1]"}), input=HELLO, user=HELLO, read_history=lambda: [HELLO])
 
 
 def message(
@@ -71,9 +71,9 @@ def _yields() -> object:
 @pytest.mark.parametrize(
     ("function", "words"),
     [
-        (_waits(), "'waits' must be a plain `def`: it is asked again in a replay"),
-        (_yields(), "'yields' must return what it makes, not yield it"),
-        (lambda situation: True, "A function cannot be called '<lambda>' in a definition"),
+        (_waits(), "'waits' must be a plain `def`: replay calls it again"),
+        (_yields(), "'yields' must return its result, not yield it"),
+        (lambda situation: True, "'<lambda>' is not a valid name of a function in a definition"),
         (7, "@condition takes a function, not a int"),
     ],
 )
@@ -123,7 +123,9 @@ def test_a_function_that_exits_ends_no_server() -> None:
 @pytest.mark.parametrize("answer", [None, 1, "yes"])
 def test_a_condition_says_true_or_false(answer: object) -> None:
     says = condition(name="says")(lambda _: answer)  # type: ignore[arg-type, return-value]
-    assert f"gave {type(answer).__name__}; it must give True or False" in refusal(lambda: says.holds(SITUATION))[0]
+    assert (
+        f"returned {type(answer).__name__}; it must return True or False" in refusal(lambda: says.holds(SITUATION))[0]
+    )
 
 
 def test_a_coroutine_in_disguise_is_a_wrong_answer() -> None:
@@ -131,14 +133,14 @@ def test_a_coroutine_in_disguise_is_a_wrong_answer() -> None:
         return True
 
     disguised = condition(name="disguised")(lambda _: later())  # type: ignore[arg-type, return-value]
-    assert "gave coroutine" in refusal(lambda: disguised.holds(SITUATION))[0]
+    assert "returned coroutine" in refusal(lambda: disguised.holds(SITUATION))[0]
 
 
 def test_a_builder_gives_a_text_or_parts_that_can_be_said() -> None:
     blob = message_pb2.Part(blob=message_pb2.Blob(media_type="image/png", data=b"x"))
     made = input_builder(name="made")(lambda _: message(text("a"), blob))
     assert made.built(SITUATION) == message_pb2.Message(parts=[text("a"), blob])
-    for wrong, words in [(message(CALL), "other parts than text, JSON and files"), ([HELLO], "a text or a Message")]:
+    for wrong, words in [(message(CALL), "parts other than text, JSON and files"), ([HELLO], "a text or a Message")]:
         builder = input_builder(name="wrong")(lambda _, wrong=wrong: wrong)  # type: ignore[misc, arg-type]
         assert words in refusal(lambda builder=builder: builder.built(SITUATION))[0]  # type: ignore[misc]
 
@@ -178,7 +180,7 @@ def test_a_rewriter_says_in_words_what_was_called() -> None:
 @pytest.mark.parametrize("answer", [None, "text", [1], HELLO])
 def test_a_rewriter_gives_a_list_of_messages(answer: object) -> None:
     odd = rewriter(name="odd")(lambda _: answer)  # type: ignore[arg-type, return-value]
-    assert "it must give a list of Messages" in refusal(lambda: odd.rewritten(message(text("a"))))[0]
+    assert "it must return a list of Messages" in refusal(lambda: odd.rewritten(message(text("a"))))[0]
 
 
 def test_what_a_situation_gives_are_copies() -> None:

@@ -57,8 +57,10 @@ def retrying(key: str, **lost: int) -> event_pb2.AgentEvent:
 
 
 def spent(budget: Budget) -> tuple[int, int]:
-    assert (budget.purses.tokens.reserved, budget.purses.cost_nanos.reserved) == (0, 0), "nothing stays reserved"
-    return budget.purses.tokens.spent, budget.purses.cost_nanos.spent
+    assert (budget.allowances.tokens.reserved, budget.allowances.cost_nanos.reserved) == (0, 0), (
+        "nothing stays reserved"
+    )
+    return budget.allowances.tokens.spent, budget.allowances.cost_nanos.spent
 
 
 def test_a_budget_counts_for_every_budget_above() -> None:
@@ -224,9 +226,9 @@ def test_reservations_alone_never_pass_a_bound(tree: Tree, done: list[tuple[int,
             }
             budget.observe(end[what])
         for each in tree.budgets:
-            for purse in (each.purses.tokens, each.purses.cost_nanos):
-                assert purse.reserved >= 0
-                assert purse.limit is None or purse.spent + purse.reserved <= purse.limit
+            for allowance in (each.allowances.tokens, each.allowances.cost_nanos):
+                assert allowance.reserved >= 0
+                assert allowance.limit is None or allowance.spent + allowance.reserved <= allowance.limit
     for key, (budget, _) in tree.open.items():
         budget.observe(failed(key, not_sent=True))
     for each in tree.budgets:

@@ -83,10 +83,10 @@ def test_retries_and_prices_are_the_configured_ones(folder: Path) -> None:
     ("configs", "message"),
     [
         ({"a": ModelSection(alias="b")}, "models.a.alias: There is no model 'b'."),
-        ({"a": ModelSection(alias="a")}, "models.a.alias: leads in a circle: a > a"),
+        ({"a": ModelSection(alias="a")}, "models.a.alias: forms a cycle: a > a"),
         (
             {"a": ModelSection(alias="b"), "b": ModelSection(alias="a")},
-            "models.a.alias: leads in a circle: a > b > a",
+            "models.a.alias: forms a cycle: a > b > a",
         ),
     ],
 )
@@ -126,10 +126,10 @@ def test_fallbacks_are_the_models_of_their_names_each_followed_by_its_own(folder
     ("configs", "message"),
     [
         ({"a": openai(fallbacks=["b"])}, "models.a.fallbacks: There is no model 'b'."),
-        ({"a": openai(fallbacks=["a"])}, "models.a.fallbacks: leads in a circle: a > a"),
+        ({"a": openai(fallbacks=["a"])}, "models.a.fallbacks: forms a cycle: a > a"),
         (
             {"a": openai(fallbacks=["b"]), "b": openai(fallbacks=["c"]), "c": ModelSection(alias="b")},
-            "models.b.fallbacks: leads in a circle: b > b",
+            "models.b.fallbacks: forms a cycle: b > b",
         ),
     ],
 )

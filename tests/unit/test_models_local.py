@@ -183,6 +183,8 @@ async def test_an_engine_that_ends_at_once_is_an_error_that_may_be_tried_again(
     monkeypatch.setattr("bough_server.models.local.engine.available", lambda: None)
     model = LocalModel(name="local")
     _, error = await failure(model, asking())
-    assert error.message == "The embedded model 'local' did not start: its process ended by itself."
+    assert (
+        error.message == "The embedded model 'local' did not start: its process exited before it reported an address."
+    )
     assert error.retryable
     await model.close()

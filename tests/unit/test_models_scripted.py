@@ -22,7 +22,7 @@ def scripted(text: str, *, gate: Gate | None = None, max_concurrency: int = 0) -
         model="desk",
         script=parse_script(text),
         gate=gate,
-        turnstile=ModelLimiter(max_concurrency=max_concurrency),
+        limiter=ModelLimiter(max_concurrency=max_concurrency),
     )
 
 
@@ -246,7 +246,7 @@ def test_every_mistake_of_a_script_has_its_line_and_field() -> None:
     with pytest.raises(ConfigurationError) as raised:
         parse_script(text, path="desk.yaml")
     assert raised.value.message.splitlines() == [
-        "desk.yaml:3: agents.lead[0]: has `text` and `chunks`; leave one out",
+        "desk.yaml:3: agents.lead[0]: has both `text` and `chunks`; remove one",
         "desk.yaml:5: agents.lead[1].calls[0].name: Field required",
         "desk.yaml:6: agents.lead[2].txt: There is no such field. Did you mean 'text'?",
         "desk.yaml:8: agents.lead[3].error.reason: Input should be 'TRANSPORT', 'RATE_LIMITED', 'PROVIDER_ERROR', "

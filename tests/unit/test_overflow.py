@@ -11,8 +11,8 @@ from bough_server.history.overflow import (
     Plan,
     Unit,
     in_its_place,
+    last_input,
     to_be_summarized,
-    told_last,
     units,
     window,
 )
@@ -22,9 +22,9 @@ from bough_server.models.tokens import message_tokens
 ME = "me"
 
 
-def user(text: str, position: int = 0, *, is_told: bool = True) -> VisibleMessage:
+def user(text: str, position: int = 0, *, starts_exchange: bool = True) -> VisibleMessage:
     message = message_pb2.Message(role=message_pb2.ROLE_USER, parts=[message_pb2.Part(text=text)])
-    return VisibleMessage(message=message, position=position, is_told=is_told)
+    return VisibleMessage(message=message, position=position, starts_exchange=starts_exchange)
 
 
 def said(text: str, *calls: str, position: int = 0) -> VisibleMessage:
@@ -48,7 +48,7 @@ def exchanges(draw: st.DrawFn, name: str) -> list[VisibleMessage]:
         shown.append(said("s" * draw(st.integers(1, 90)), *calls))
         for call in calls:
             if draw(st.booleans()):
-                shown.append(user("For context", is_told=False))
+                shown.append(user("For context", starts_exchange=False))
             shown.append(gave(call))
     return shown
 
@@ -58,7 +58,9 @@ def histories(draw: st.DrawFn) -> list[VisibleMessage]:
     """Exchanges of a session, then one of a run."""
     session = [one for turn in range(draw(st.integers(0, 5))) for one in draw(exchanges(f"t{turn}"))]
     placed = [
-        VisibleMessage(message=one.message, position=place, is_told=one.is_told, asks=one.asks, answers=one.answers)
+        VisibleMessage(
+            message=one.message, position=place, starts_exchange=one.starts_exchange, asks=one.asks, answers=one.answers
+        )
         for place, one in enumerate(session, 1)
     ]
     return [*placed, *draw(exchanges("run"))]
@@ -76,7 +78,7 @@ def check_calls(shown: Sequence[VisibleMessage]) -> None:
 
 
 def told(shown: Sequence[VisibleMessage]) -> message_pb2.Message:
-    return [one.message for one in shown if one.is_told][-1]
+    return [one.message for one in shown if one.starts_exchange][-1]
 
 
 @given(histories())
@@ -98,7 +100,7 @@ def test_a_window_fits_or_is_what_was_told_and_the_last_unit(shown: list[Visible
     assert left[-1] is shown[-1]
     dropped = [index for index in range(len(parts)) if index not in kept]
     if sum(weights[index] for index in kept) > room:
-        assert set(kept) == {told_last(parts), len(parts) - 1}
+        assert set(kept) == {last_input(parts), len(parts) - 1}
     elif dropped:
         assert sum(weights[index] for index in kept) + weights[dropped[-1]] > room, "no more is left out than has to be"
 
@@ -165,7 +167,14 @@ def test_messages_that_were_said_in_another_order_than_they_are_shown_stay_toget
 
 
 def test_what_a_window_leaves_of_a_run_does_not_begin_with_the_reader_s_own_words() -> None:
-    shown = [user("one"), said("first", "x"), gave("x"), user("For context", is_told=False), user("two"), said("last")]
+    shown = [
+        user("one"),
+        said("first", "x"),
+        gave("x"),
+        user("For context", starts_exchange=False),
+        user("two"),
+        said("last"),
+    ]
     parts = units(shown)
     weights = sizes(parts)
     left = [one for index in window(parts, weights, sum(weights) - 1) for one in parts[index]]

@@ -143,5 +143,5 @@ def test_a_module_that_is_not_there_is_named(tmp_path: Path) -> None:
 def test_a_name_of_pythons_own_is_refused(tmp_path: Path) -> None:
     write(tmp_path, "json.py", "")
     assert refusal(tmp_path, "json") == (
-        f"{tmp_path}/json: 'json' is the name of a module of Python's own; choose another."
+        f"{tmp_path}/json: 'json' is the name of a standard library module; choose another."
     )

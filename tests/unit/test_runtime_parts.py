@@ -10,7 +10,7 @@ from bough.v1 import message_pb2, policy_pb2
 from bough_server import ids
 from bough_server.engine import keys
 from bough_server.engine.recorder import DeltaCoalescing
-from bough_server.runtime.running_agent import MAX_BRANCH_BYTES, branch_below, joining, run_path_below
+from bough_server.runtime.running_agent import MAX_BRANCH_BYTES, branch_below, delta_coalescing, run_path_below
 from bough_server.truncation import cut_result, cut_text
 
 
@@ -75,9 +75,9 @@ def test_the_first_delta_policy_that_says_anything_wins() -> None:
     nothing = policy_pb2.DeltaPolicy()
     every = policy_pb2.DeltaPolicy(passthrough=policy_pb2.PassthroughDeltas())
     joined = policy_pb2.DeltaPolicy(aggregated=policy_pb2.AggregatedDeltas(max_chars=7))
-    assert joining([nothing, nothing]) == DeltaCoalescing(max_interval=0.05, max_chars=256)
-    assert joining([nothing, joined, every]) == DeltaCoalescing(max_interval=0.05, max_chars=7)
-    assert joining([every, joined]).max_chars == 0
+    assert delta_coalescing([nothing, nothing]) == DeltaCoalescing(max_interval=0.05, max_chars=256)
+    assert delta_coalescing([nothing, joined, every]) == DeltaCoalescing(max_interval=0.05, max_chars=7)
+    assert delta_coalescing([every, joined]).max_chars == 0
 
 
 @given(st.text(max_size=400), st.integers(min_value=0, max_value=300))

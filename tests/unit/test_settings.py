@@ -177,10 +177,10 @@ storage: 3
         f"{path}:5: models.a.mdel: There is no such setting. Did you mean 'model'?",
         f"{path}:5: models.a.provider: must be 'openai', 'scripted' or 'local'",
         f"{path}:5: models.a.timeouts.start: must be a duration such as 10m, 50ms or 1h30m, not '10 s'",
-        f"{path}:6: models.b: is an alias and so has nothing else; leave out model",
+        f"{path}:6: models.b: is an alias, which has no other fields; remove model",
         f"{path}:7: models.d: needs a provider (openai, scripted or local) or an alias",
-        f"{path}:8: models.e: needs `model`, the provider's name for it",
-        f"{path}:9: models.f: needs `script`, the file that it answers from",
+        f"{path}:8: models.e: needs `model`, the provider's name for the model",
+        f"{path}:9: models.f: needs `script`, the path of a script file",
     ]
 
 
@@ -188,8 +188,8 @@ def test_aliases_lead_somewhere(tmp_path: Path) -> None:
     path = tmp_path / "bough.yaml"
     path.write_text("models:\n  a: {alias: b}\n  b: {alias: a}\n  c: {alias: locl}\n  local: {provider: local}\n")
     assert refusal() == [
-        "bough.yaml:2: models.a.alias: leads in a circle: a > b > a",
-        "bough.yaml:3: models.b.alias: leads in a circle: b > a > b",
+        "bough.yaml:2: models.a.alias: forms a cycle: a > b > a",
+        "bough.yaml:3: models.b.alias: forms a cycle: b > a > b",
         "bough.yaml:4: models.c.alias: There is no model 'locl'. Did you mean 'local'?",
     ]
 
@@ -206,9 +206,9 @@ def test_fallbacks_lead_somewhere_and_nowhere_back(tmp_path: Path) -> None:
 """)
     assert refusal() == [
         "bough.yaml:2: models.a.fallbacks[1]: There is no model 'locl'. Did you mean 'local'?",
-        "bough.yaml:3: models.b.fallbacks: leads in a circle: b > c > b",
-        "bough.yaml:4: models.c.fallbacks: leads in a circle: c > b > c",
-        "bough.yaml:6: models.alone.fallbacks: leads in a circle: alone > alone",
+        "bough.yaml:3: models.b.fallbacks: forms a cycle: b > c > b",
+        "bough.yaml:4: models.c.fallbacks: forms a cycle: c > b > c",
+        "bough.yaml:6: models.alone.fallbacks: forms a cycle: alone > alone",
     ]
 
 
@@ -250,7 +250,7 @@ def test_a_file_that_was_named_must_be_there(tmp_path: Path, monkeypatch: pytest
     ("text", "words"),
     [
         ("- a\n", "bough.yaml:1: must be a mapping, such as `server: {port: 50051}`"),
-        ("a: 1\n---\nb: 1\n", "bough.yaml:3: There must be one document in it, not several."),
+        ("a: 1\n---\nb: 1\n", "bough.yaml:3: The file must contain one document, not several."),
         ("a: [\n", "bough.yaml:2: This is not YAML: expected the node content, but found '<stream end>'."),
     ],
 )

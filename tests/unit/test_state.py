@@ -263,5 +263,5 @@ def test_a_conflict_is_an_anomaly_of_the_tree(is_ours: bool) -> None:
     for sequence, event in enumerate(log, 1):
         event.sequence = sequence
     made = fold_stored(stored(log), run_id="x", session_id="y") if is_ours else fold(log)
-    said = "The value 'a' of the state was written by several at once; the last of them in order counts."
+    said = "The value 'a' of session state was set by several parallel paths; the last in order wins."
     assert list(made.anomalies) == [invocation_pb2.Anomaly(kind=CONFLICT, message=said)]

@@ -67,14 +67,14 @@ def test_what_is_filled_in_is_not_looked_at_again() -> None:
 def test_a_missing_value_is_named_with_what_to_write_instead() -> None:
     assert refusal("{{state.review.by}}") == (
         "The text names {{state.review.by}}, and the session's state has no value 'review.by'. Write "
-        "{{state.review.by?}} where it may be missing."
+        "{{state.review.by?}} if it may be missing."
     )
     assert "{{state.review.notes.2}}" in refusal("{{state.review.notes.2}}")
     assert "{{state.name.first}}" in refusal("{{state.name.first}}")
 
 
 def test_a_name_that_nobody_judged_is_an_error_too() -> None:
-    assert refusal("{{nothing}}") == "The text names {{nothing}}, which stands for nothing there."
+    assert refusal("{{nothing}}") == "The text names {{nothing}}, which is unknown there."
 
 
 def test_a_name_is_asked_for_once_and_only_where_it_is_there() -> None:
@@ -101,11 +101,11 @@ def test_half_a_surrogate_pair_in_a_value_becomes_a_question_mark() -> None:
 def test_everything_that_stands_for_nothing_is_named_at_once() -> None:
     wrong = template_mistake("{{inptu}} {{input}} {{input?}} {{state}} {{state.a..b}} {{state.x?}}", ["input"])
     assert wrong == (
-        "has placeholders that stand for nothing here: {{inptu}}, {{input?}}, {{state}}, {{state.a..b}}. There is "
+        "has unknown placeholders: {{inptu}}, {{input?}}, {{state}}, {{state.a..b}}. Known are "
         "{{input}}, {{state.NAME}}, and {{state.NAME?}} for a value that may be missing."
     )
     assert template_mistake("{{input}} {{state.x.y}} {{ 1 }}", ["input"]) == ""
-    assert "There is {{state.NAME}}" in template_mistake("{{name}}", [])
+    assert "Known are {{state.NAME}}" in template_mistake("{{name}}", [])
 
 
 def test_a_mistake_is_short_however_many_there_are() -> None:

@@ -140,10 +140,10 @@ async def test_what_is_gone_is_named_all_at_once(shelf: Shelf) -> None:
     with pytest.raises(AgentUnusable) as refused:
         await catalog.resolver("a", "poet")
     gone = [
-        f"The agent 'poet' {each}, which is not there any more."
+        f"The agent 'poet' {each}, which no longer exists."
         for each in ("links to the agent 'ghost'", "names the tool 'look_up'", "names the model 'huge'")
     ]
-    assert refused.value.message == " ".join([*gone, "Change what names it, or bring it back."])
+    assert refused.value.message == " ".join([*gone, "Change the agents that name it, or restore it."])
     assert [each.name for each in (await catalog.of("a")).agents.reachable("poet")] == ["poet", "writer"]
 
 
@@ -160,7 +160,7 @@ async def test_a_stored_agent_whose_key_no_state_can_hold_is_refused_before_it_r
         with pytest.raises(AgentUnusable) as refused:
             await catalog.resolver("a", name)
         assert refused.value.message.startswith(
-            "The agent 'poet' has the output_key '9 lives', which no state can hold"
+            "The agent 'poet' has the output_key '9 lives', which is no valid key of session state"
         )
     assert (await catalog.resolver("a", "writer")).versions("writer").models == {"m": ""}
 
@@ -177,7 +177,7 @@ async def test_an_agent_that_is_not_there_is_answered_with_the_nearest_that_the_
         with pytest.raises(NotFound) as missing:
             (await catalog.of(tenant)).agent(name)
         assert missing.value.message == said[-1]
-    end = "CatalogService.ListAgents lists those there are."
+    end = "CatalogService.ListAgents lists all agents."
     assert said == [
         f"There is no agent 'guid'. Did you mean 'guide'? {end}",
         f"There is no agent 'guid'. Did you mean 'guido'? {end}",
@@ -201,8 +201,8 @@ async def test_code_and_functions_that_are_gone_are_named_too(shelf: Shelf) -> N
     }.items():
         with pytest.raises(AgentUnusable) as refused:
             await catalog.resolver("a", name)
-        told = [f"The agent {name!r} names {each}, which is not there any more." for each in gone]
-        assert refused.value.message == " ".join([*told, "Change what names it, or bring it back."])
+        told = [f"The agent {name!r} names {each}, which no longer exists." for each in gone]
+        assert refused.value.message == " ".join([*told, "Change the agents that name it, or restore it."])
     assert (await catalog.of("a")).agent("coder").definition == coder
 
 

@@ -202,7 +202,7 @@ async def test_what_a_generator_yields_must_be_text(is_async: bool) -> None:
     failed = await failure(eventually if is_async else at_once)
     assert (failed.reason, failed.message) == (
         error_pb2.ERROR_REASON_TOOL_FAILED,
-        "TypeError: a tool streams text, and this one yielded a int",
+        "TypeError: a streaming tool must yield str, and this one yielded a int",
     )
 
 

@@ -94,7 +94,7 @@ def test_parts_share_the_room_for_text() -> None:
 
 
 def test_blobs_that_do_not_fit_are_refused_with_what_to_do() -> None:
-    with pytest.raises(RunError, match="should give a blob's uri instead") as refused:
+    with pytest.raises(RunError, match="should return the uri of a blob instead of its data") as refused:
         result_parts([Part(blob=message_pb2.Blob(data=bytes(1024 * 1024)))])
     assert refused.value.reason == error_pb2.ERROR_REASON_OUTPUT_TOO_LARGE
 

@@ -175,12 +175,12 @@ def twice(first: ToolContext, second: ToolContext) -> str:
         (no_hint, "needs a type hint, such as `topic: str`"),
         (stars, "takes *topics: name every parameter"),
         (options, "takes **topics: name every parameter"),
-        (positional, "must be usable by name: take the / away"),
-        (undocumented, "give it a docstring or description="),
+        (positional, "must be usable by name: remove the /"),
+        (undocumented, "add a docstring or pass description="),
         (unknown_hint, "cannot be read: name 'Missing' is not defined"),
         (opaque, "has a parameter that JSON cannot hold"),
-        (twice, "twice; once is enough"),
-        (lambda: "", "cannot be called '<lambda>'"),
+        (twice, "two parameters of type ToolContext: remove one"),
+        (lambda: "", "'<lambda>' is no valid name for a tool"),
     ],
 )
 def test_a_function_that_cannot_be_a_tool_is_refused_with_what_to_change(function: Any, words: str) -> None:

@@ -26,8 +26,8 @@ class Arrivals:
 @asynccontextmanager
 async def limited(most: int, server: ModelServer) -> AsyncIterator[OpenAIModel]:
     """A model that takes so many calls at once."""
-    turnstile = ModelLimiter(max_concurrency=most)
-    model = OpenAIModel(name="large", model="scenario-1", base_url=server.base_url, turnstile=turnstile)
+    limiter = ModelLimiter(max_concurrency=most)
+    model = OpenAIModel(name="large", model="scenario-1", base_url=server.base_url, limiter=limiter)
     try:
         yield model
     finally:

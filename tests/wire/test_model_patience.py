@@ -45,14 +45,14 @@ def timeout(error: ModelError) -> tuple[bool, str]:
 async def test_an_answer_of_comments_alone_never_begins(noise: bytes) -> None:
     async with answering(*((noise,) * 10_000), start=0.05) as model:
         deltas, error = await failure(model, asking())
-    assert timeout(error) == (True, "The model 'large' did not begin to answer for 0.05 seconds")
+    assert timeout(error) == (True, "The model 'large' sent no response for 0.05 seconds")
     assert deltas == []
 
 
 async def test_comments_do_not_keep_an_answer_that_has_begun_alive() -> None:
     async with answering(b"".join(WORDS), *COMMENTS, idle=0.05) as model:
         deltas, error = await failure(model, asking())
-    assert timeout(error) == (True, "The model 'large' sent nothing of its answer for 0.05 seconds")
+    assert timeout(error) == (True, "The model 'large' sent nothing more of its response for 0.05 seconds")
     assert text_of(deltas) == "one two"
 
 
@@ -101,4 +101,4 @@ async def test_the_wait_for_the_head_of_an_answer_counts_toward_its_beginning(mo
         passed += 30
         _, error = await failing
         await model.close()
-    assert timeout(error) == (True, "The model 'large' did not begin to answer for 60 seconds")
+    assert timeout(error) == (True, "The model 'large' sent no response for 60 seconds")

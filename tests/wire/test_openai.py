@@ -29,7 +29,7 @@ async def talking(
             model="scenario-1",
             base_url=server.base_url,
             key=key,
-            turnstile=ModelLimiter(max_concurrency=max_concurrency),
+            limiter=ModelLimiter(max_concurrency=max_concurrency),
         )
         try:
             yield model, server

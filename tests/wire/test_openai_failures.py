@@ -29,8 +29,8 @@ def model_at(base_url: str, *, key: str = "", timeouts: Timeouts | None = None) 
         ("server-error", UNAVAILABLE, event_pb2.RETRY_REASON_PROVIDER_ERROR, "", "The server had an error."),
         ("unauthorized", UNAVAILABLE, None, "", "Incorrect API key provided: ***"),
         ("garbage", BAD_RESPONSE, event_pb2.RETRY_REASON_BAD_RESPONSE, "", "not JSON"),
-        ("page", BAD_RESPONSE, event_pb2.RETRY_REASON_BAD_RESPONSE, "", "before its answer was whole"),
-        ("cut", BAD_RESPONSE, event_pb2.RETRY_REASON_BAD_RESPONSE, FIRST_WORDS, "before its answer was whole"),
+        ("page", BAD_RESPONSE, event_pb2.RETRY_REASON_BAD_RESPONSE, "", "before its answer was complete"),
+        ("cut", BAD_RESPONSE, event_pb2.RETRY_REASON_BAD_RESPONSE, FIRST_WORDS, "before its answer was complete"),
         ("error-event", UNAVAILABLE, event_pb2.RETRY_REASON_PROVIDER_ERROR, FIRST_WORDS, "The model crashed."),
         ("drop", UNAVAILABLE, event_pb2.RETRY_REASON_TRANSPORT, FIRST_WORDS, "could not be reached"),
         ("drop-before-answer", UNAVAILABLE, event_pb2.RETRY_REASON_TRANSPORT, "", "could not be reached"),
@@ -87,7 +87,7 @@ async def test_an_answer_that_does_not_begin_is_a_timeout() -> None:
         await server.left.wait()
         await model.close()
     assert (error.reason, error.retry) == (TIMEOUT, event_pb2.RETRY_REASON_TIMEOUT)
-    assert "did not begin to answer for 0.5 seconds" in error.message
+    assert "sent no response for 0.5 seconds" in error.message
 
 
 async def test_an_answer_that_pauses_too_long_is_a_timeout() -> None:

@@ -208,7 +208,7 @@ async def test_an_empty_answer_is_an_answer_without_parts() -> None:
         ("server-error", UNAVAILABLE, event_pb2.RETRY_REASON_PROVIDER_ERROR, "", "The server had an error."),
         ("unauthorized", UNAVAILABLE, None, "", "Incorrect API key provided: ***"),
         ("garbage", BAD_RESPONSE, event_pb2.RETRY_REASON_BAD_RESPONSE, "", "not JSON"),
-        ("cut", BAD_RESPONSE, event_pb2.RETRY_REASON_BAD_RESPONSE, FIRST_WORDS, "before its answer was whole"),
+        ("cut", BAD_RESPONSE, event_pb2.RETRY_REASON_BAD_RESPONSE, FIRST_WORDS, "before its answer was complete"),
         ("drop", UNAVAILABLE, event_pb2.RETRY_REASON_TRANSPORT, FIRST_WORDS, "could not be reached"),
         ("error-event", UNAVAILABLE, event_pb2.RETRY_REASON_PROVIDER_ERROR, FIRST_WORDS, "The model crashed."),
         ("failed", UNAVAILABLE, event_pb2.RETRY_REASON_PROVIDER_ERROR, FIRST_WORDS, "The model failed."),

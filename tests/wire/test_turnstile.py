@@ -1,4 +1,4 @@
-"""Models that are left alone for a while, or asked so often and no more, on the wire and in runs."""
+"""Models behind an open circuit breaker or at their rate limits, on the wire and in runs."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -55,7 +55,7 @@ async def test_a_model_that_fails_again_and_again_is_not_asked_until_its_cooldow
             error_pb2.ERROR_REASON_MODEL_UNAVAILABLE,
             event_pb2.RETRY_REASON_CIRCUIT_OPEN,
         )
-        assert (error.retryable, "left alone: for 30 more seconds" in error.message) == (True, True)
+        assert (error.retryable, "circuit breaker is open: for 30 more seconds" in error.message) == (True, True)
         clock.advance(30.0)
         moody.is_well = True
         await answer(model, asking())
@@ -133,7 +133,7 @@ async def test_a_request_whose_turn_would_come_too_late_fails_at_once(tmp_path: 
         _, error = await failure(model, asking())
         assert server.count == 1
     assert error.retry == event_pb2.RETRY_REASON_RATE_LIMITED
-    assert "would wait 60 seconds for its turn" in error.message
+    assert "would wait 60 seconds" in error.message
 
 
 async def test_tokens_are_estimated_before_and_counted_as_the_provider_reports_them(tmp_path: Path) -> None:

@@ -1,8 +1,8 @@
 """Agent definitions as YAML and JSON documents, in both directions.
 
-Reading follows protobuf's JSON mapping and accepts more: enum values without their prefix, durations as `10m`, and
-every `*_json` field as plain values under its name without the suffix. Whether a definition makes sense is judged in
-validation.py.
+Reading follows protobuf's JSON mapping and accepts more: enum values without their prefix, durations such as `10m`, and
+every `*_json` field as plain values under its name without the suffix. validation.py checks whether a definition makes
+sense.
 """
 
 import hashlib
@@ -28,15 +28,15 @@ _Json: TypeAlias = "bool | int | float | str | list[_Json] | dict[str, _Json] | 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Source:
-    """A definition, and where each of its fields is written."""
+    """A definition, and the line of each of its fields."""
 
     definition: agent_pb2.AgentDefinition
     path: str
     lines: Mapping[str, int] = field(default_factory=dict)
-    """Field path, as the schema names it, to line."""
+    """Line by field path, in the schema's names."""
 
     def problem(self, field_path: str, description: str) -> Problem:
-        """A mistake at a field, or at the nearest thing around it that is written down."""
+        """Return a problem at a field, located at the nearest enclosing field that the document contains."""
         place = field_path
         while place and place not in self.lines:
             place = place[: max(place.rfind("."), place.rfind("["), 0)]
@@ -44,28 +44,28 @@ class Source:
 
 
 def parse_definition(document: Document) -> tuple[Source, list[Problem]]:
-    """A document's definition, as far as it can be read, and everything that is wrong with how it is written."""
+    """Return a document's definition, as far as it can be read, and every problem with how it is written."""
     reader = _Reader(document)
     definition = agent_pb2.AgentDefinition()
     if isinstance(document.value, dict):
         reader.message(document.value, definition, (), "")
     else:
-        reader.report((), "must be a mapping with `name`, `description` and what runs it, such as `llm`")
+        reader.report((), "must be a mapping with `name`, `description` and a kind, such as `llm`")
     return Source(definition=definition, path=document.path, lines=reader.lines), reader.problems
 
 
 def revision(definition: agent_pb2.AgentDefinition) -> str:
-    """SHA-256 hex of a definition's content, the same for the same content."""
+    """Return the SHA-256 hex digest of a definition's content; equal content has equal digests."""
     return hashlib.sha256(definition.SerializeToString(deterministic=True)).hexdigest()
 
 
 def kind_of(definition: agent_pb2.AgentDefinition) -> execution_pb2.AgentKind.ValueType:
-    """How an agent of this definition works; FUNCTION for one in code, whose definition has no kind."""
+    """Return the kind of a definition's agent; FUNCTION for an agent in code, whose definition has no kind."""
     return execution_pb2.AgentKind.Value(f"AGENT_KIND_{(definition.WhichOneof('kind') or 'function').upper()}")
 
 
 def received(definition: agent_pb2.AgentDefinition) -> agent_pb2.AgentDefinition:
-    """A copy of a definition that a call brought, without the fields that this server does not know."""
+    """Return a copy of a definition from a request, without the fields that this server does not know."""
     copy = agent_pb2.AgentDefinition()
     copy.CopyFrom(definition)
     copy.DiscardUnknownFields()
@@ -73,7 +73,7 @@ def received(definition: agent_pb2.AgentDefinition) -> agent_pb2.AgentDefinition
 
 
 def short_enum_name(enum: EnumDescriptor, name: str) -> str:
-    """An enum value's name without the enum's name before it: HISTORY_SCOPE_NONE is NONE."""
+    """Return an enum value's name without the enum's prefix: HISTORY_SCOPE_NONE becomes NONE."""
     prefix = "".join(f"_{letter}" if letter.isupper() else letter.upper() for letter in enum.name).lstrip("_") + "_"
     return name.removeprefix(prefix)
 
@@ -91,11 +91,11 @@ def document_names(descriptor: Descriptor) -> dict[str, tuple[str, bool]]:
 
 
 class _Wrong(ValueError):
-    """A value that does not fit its field; the sentence is for the problem."""
+    """A value that does not fit its field; the message becomes the problem's description."""
 
 
 class _Reader:
-    """Fills messages from values, collecting mistakes and the lines of what is there."""
+    """Fills messages from values, and collects problems and the line of each field."""
 
     def __init__(self, document: Document) -> None:
         self.document = document
@@ -106,7 +106,7 @@ class _Reader:
         self.problems.append(self.document.problem(path, description))
 
     def message(self, values: Mapping[str, Value], message: Message, path: FieldPath, schema_path: str) -> None:
-        """Fills a message; `path` is where the document has it, `schema_path` what the schema calls that place."""
+        """Fill a message. `path` locates it in the document; `schema_path` is the same place in the schema's names."""
         schema = cast(Descriptor, message.DESCRIPTOR)
         names = document_names(schema)
         given: dict[str, str] = {}
@@ -121,9 +121,10 @@ class _Reader:
             name, is_plain_json = names[key]
             descriptor = schema.fields_by_name[name]
             if name in given:
-                self.report(inner, f"is the same field as {given[name]!r}; leave one of the two out")
+                self.report(inner, f"is the same field as {given[name]!r}; remove one of the two")
                 continue
             given[name] = key
+            # protobuf puts each optional field into a synthetic oneof, whose name starts with an underscore.
             oneof = descriptor.containing_oneof
             if oneof is not None and oneof.name in chosen and not oneof.name.startswith("_"):
                 self.report(inner, f"excludes {chosen[oneof.name]!r}: there can be only one {oneof.name}")
@@ -166,6 +167,7 @@ class _Reader:
             setattr(message, descriptor.name, _scalar(value, descriptor))
             return
         inner = getattr(message, descriptor.name)
+        # Without this an empty mapping would leave the field unset, and its oneof with it.
         inner.SetInParent()
         self._into(value, inner, places)
 
@@ -186,7 +188,7 @@ class _Reader:
 
 
 def _shown_names(descriptor: Descriptor) -> list[str]:
-    """The names to suggest: the schema's, without suffix where that is shorter."""
+    """Return the names to suggest: those of the schema, without the `_json` suffix."""
     return [each.name.removesuffix("_json") for each in descriptor.fields]
 
 
@@ -225,25 +227,26 @@ def _number(value: Value) -> float:
     try:
         return float(value)
     except OverflowError:
-        raise _Wrong("must be a number that is not that large") from None
+        raise _Wrong("must be a number in the range of a double") from None
 
 
 def _integer(value: Value, bits: int) -> int:
+    # As in protobuf's JSON mapping, 1.0 and 1e3 are integers too.
     if isinstance(value, float) and value.is_integer():
         value = int(value)
     if isinstance(value, bool) or not isinstance(value, int):
         raise _Wrong("must be a whole number")
     if not -(1 << bits) <= value < 1 << bits:
-        raise _Wrong(f"must be a whole number of {bits + 1} bits")
+        raise _Wrong(f"must be a whole number that fits {bits + 1} bits")
     return value
 
 
 class _Dumper(yaml.SafeDumper):
-    """Block style throughout; long texts keep their lines."""
+    """YAML dumper that writes block style throughout and keeps the lines of long texts."""
 
 
 def _represent_text(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
-    # YAML folds these as line breaks unless they are escaped, which only double quotes can.
+    # YAML folds these as line breaks unless they are escaped, which only the double-quoted style can do.
     folds = any(character in text for character in "\r\x85\u2028\u2029")
     return dumper.represent_scalar("tag:yaml.org,2002:str", text, style='"' if folds else "|" if "\n" in text else None)
 
@@ -251,12 +254,12 @@ def _represent_text(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
 _Dumper.add_representer(str, _represent_text)
 
 
-# The reader takes 1e5 for a number, which PyYAML by itself would not put in quotes.
+# documents.py reads 1e5 as a number, but PyYAML would write the text 1e5 without quotes.
 _Dumper.add_implicit_resolver("tag:yaml.org,2002:float", FLOAT_PATTERN, list("-+.0123456789"))
 
 
 def definition_yaml(definition: agent_pb2.AgentDefinition) -> str:
-    """A definition as YAML, as an author would write it."""
+    """Return a definition as YAML, as an author would write it."""
     return yaml.dump(_plain(definition), Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=120)
 
 
@@ -275,6 +278,7 @@ def _plain(message: Message) -> dict[str, _Json]:
 
 def _value(descriptor: FieldDescriptor, value: Message | str | bool | int | float) -> _Json:
     if isinstance(value, Message):
+        # Well-known types such as Duration have their own JSON form, a string.
         if value.DESCRIPTOR.full_name.startswith("google.protobuf."):
             return json_format.MessageToJson(value).strip('"')
         return _plain(value)
@@ -285,7 +289,7 @@ def _value(descriptor: FieldDescriptor, value: Message | str | bool | int | floa
 
 
 def _compact_json(text: str) -> _Json:
-    """The values of a JSON text that would be written back letter by letter; None for any other."""
+    """Return the value of a JSON text that json.dumps would write back byte for byte; None for any other text."""
     try:
         value: _Json = json.loads(text, parse_constant=_refuse)
         same = json.dumps(value, ensure_ascii=False, separators=(",", ":")) == text

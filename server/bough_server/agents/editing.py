@@ -25,10 +25,10 @@ from bough_server.errors import (
 from bough_server.store.worker_ports import AgentStore, CatalogMoved
 
 MOST_AGENTS: Final = 1_000
-"""How many agents a tenant may store."""
+"""The most agents that a tenant may store."""
 
 MOST_BYTES: Final = 8 * 1024 * 1024
-"""How many bytes they may have together."""
+"""The most bytes that a tenant's stored agents may have together."""
 
 _TRIES: Final = 5
 
@@ -39,16 +39,16 @@ _FIXED: Final = "name"
 
 
 class AgentEditor:
-    """Creates, updates and deletes the agents that calls store. One tenant's changes are made one after the other."""
+    """Creates, updates and deletes stored agents. Changes of one tenant are made one at a time."""
 
     def __init__(self, catalog: AgentCatalog, store: AgentStore, clock: Clock) -> None:
         self._catalog, self._store, self._clock = catalog, store, clock
-        self._turns: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
+        self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
 
     async def create(self, tenant_id: str, definition: agent_pb2.AgentDefinition) -> agent_pb2.Agent:
-        """Store a new agent, and return it.
+        """Store a new agent and return it.
 
-        Raises AgentExists, InvalidRequest with everything that is wrong, CatalogFull and StorageFailed.
+        Raises AgentExists, InvalidRequest with every problem, CatalogFull and StorageFailed.
         """
 
         async def put(catalog: TenantCatalog) -> agent_pb2.Agent:
@@ -62,10 +62,10 @@ class AgentEditor:
     async def update(
         self, tenant_id: str, definition: agent_pb2.AgentDefinition, *, mask: FieldMask, revision: str
     ) -> agent_pb2.Agent:
-        """Change the fields of a mask, or all, of an agent that was read at `revision`; return it as it is then.
+        """Change the masked fields (default: all) of an agent that was read at `revision`; return the changed agent.
 
-        Where it is already as the change would make it, nothing is changed and the revision does not matter: the same
-        call may come twice. Raises NotFound, AgentFixed, RevisionMoved, InvalidRequest, CatalogFull and StorageFailed.
+        If the agent already has this content, nothing is changed and `revision` is not checked, so that a call can be
+        repeated. Raises NotFound, AgentFixed, RevisionMoved, InvalidRequest, CatalogFull and StorageFailed.
         """
         if problems := mask_problems(mask):
             raise InvalidRequest(problems)
@@ -84,7 +84,7 @@ class AgentEditor:
         return await self._change(tenant_id, put)
 
     async def delete(self, tenant_id: str, name: str, *, revision: str) -> None:
-        """Removes an agent that no other links to; where a revision is given, only if it has that one.
+        """Delete an agent that no other links to; if `revision` is not empty, only if it is the agent's current one.
 
         Raises NotFound, AgentFixed, RevisionMoved, AgentLinked and StorageFailed.
         """
@@ -100,17 +100,18 @@ class AgentEditor:
         await self._change(tenant_id, remove)
 
     async def _change(self, tenant_id: str, change: Callable[[TenantCatalog], Awaitable[T]]) -> T:
-        turn = self._turns.setdefault(tenant_id, asyncio.Lock())
-        async with turn:
+        # The local variable keeps the lock alive: the dictionary holds it weakly, so that idle tenants cost nothing.
+        lock = self._locks.setdefault(tenant_id, asyncio.Lock())
+        async with lock:
             for _ in range(_TRIES):
                 try:
                     return await change(await self._catalog.of(tenant_id))
-                except CatalogMoved:
+                except CatalogMoved:  # another server changed the catalog: apply the change to its new version
                     continue
-        raise RevisionMoved("Other servers change these agents at this moment. Read them again, and try again.")
+        raise RevisionMoved("Other servers are changing these agents. Read them again and retry.")
 
     def _agent(self, definition: agent_pb2.AgentDefinition) -> agent_pb2.Agent:
-        """A new revision of a stored agent."""
+        """Return a new revision of a stored agent."""
         agent = agent_pb2.Agent(
             definition=definition,
             revision=revision(definition),
@@ -122,7 +123,7 @@ class AgentEditor:
 
     async def _put(self, tenant_id: str, catalog: TenantCatalog, agent: agent_pb2.Agent) -> agent_pb2.Agent:
         known = catalog.known([agent.definition])
-        # Beside the event loop: schemas take seconds a MiB.
+        # In a thread: checking schemas takes seconds per MiB and would block the event loop.
         await asyncio.to_thread(refuse, [agent.definition], known, lambda _: "definition")
         _check_room(catalog, agent)
         await self._store.put(tenant_id, agent, version=catalog.version)
@@ -132,14 +133,14 @@ class AgentEditor:
 def _check_free(catalog: TenantCatalog, name: str) -> None:
     source, stored = catalog.registry.source(name), catalog.stored.get(name)
     if source:
-        said = f"It is defined in {catalog.registry.place(name)} of the server."
+        hint = f"It is defined in {catalog.registry.place(name)} of the server."
         details = {"name": name, "source": _source_name(source)}
     elif stored is not None:
-        said = "It is stored: update it, or delete it first."
+        hint = "It is stored: update it, or delete it first."
         details = {"name": name, "source": _source_name(stored.source), "revision": stored.revision}
     else:
         return
-    raise AgentExists(f"There is an agent {name!r} already. {said}", details=details)
+    raise AgentExists(f"An agent named {name!r} already exists. {hint}", details=details)
 
 
 def _source_name(source: agent_pb2.AgentSource.ValueType) -> str:
@@ -147,11 +148,11 @@ def _source_name(source: agent_pb2.AgentSource.ValueType) -> str:
 
 
 def _stored(catalog: TenantCatalog, name: str) -> agent_pb2.Agent:
-    """The stored agent of a name."""
+    """Return the stored agent with this name. Raises AgentFixed and NotFound."""
     if source := catalog.registry.source(name):
         place = catalog.registry.place(name)
-        said = f"The agent {name!r} is defined in {place} of the server, and is changed there, not by a call."
-        raise AgentFixed(said, details={"name": name, "source": _source_name(source)})
+        message = f"The agent {name!r} is defined in {place} of the server, and can only be changed there."
+        raise AgentFixed(message, details={"name": name, "source": _source_name(source)})
     current = catalog.stored.get(name)
     if current is None:
         raise NotFound("agent", name, reason=error_pb2.ERROR_REASON_UNKNOWN_AGENT)
@@ -162,13 +163,13 @@ def _check_revision(current: agent_pb2.Agent, revision: str) -> None:
     if current.revision != revision:
         name = current.definition.name
         raise RevisionMoved(
-            f"The agent {name!r} has the revision {current.revision} by now, not {revision!r}. Read it again.",
+            f"The agent {name!r} is now at revision {current.revision}, not {revision!r}. Read it again.",
             details={"name": name, "revision": current.revision},
         )
 
 
 def _linking(catalog: TenantCatalog, name: str) -> Iterator[str]:
-    """The stored agents that link to an agent."""
+    """Yield the names of the stored agents that link to an agent."""
     for each in catalog.stored.values():
         if any(link.agent == name for link in each.definition.sub_agents):
             yield each.definition.name
@@ -177,32 +178,32 @@ def _linking(catalog: TenantCatalog, name: str) -> Iterator[str]:
 def _check_room(catalog: TenantCatalog, agent: agent_pb2.Agent) -> None:
     others = [each for each in catalog.stored.values() if each.definition.name != agent.definition.name]
     if len(others) >= MOST_AGENTS:
-        raise CatalogFull(f"{len(others):,} agents are stored, and no more may be. Delete some first.")
+        raise CatalogFull(f"{len(others):,} agents are stored, which is the limit. Delete some first.")
     if sum(each.ByteSize() for each in others) + agent.ByteSize() > MOST_BYTES:
-        raise CatalogFull(f"The stored agents would have more than {MOST_BYTES // 1024**2} MiB. Delete some first.")
+        raise CatalogFull(f"The stored agents would exceed {MOST_BYTES // 1024**2} MiB. Delete some first.")
 
 
 def mask_problems(mask: FieldMask) -> list[FieldViolation]:
-    """What is wrong with the paths of a mask of definitions."""
+    """Return the problems of the paths of a definition's field mask."""
     if list(mask.paths) == _ALL:
         return []
     descriptor = agent_pb2.AgentDefinition.DESCRIPTOR
     problems: list[FieldViolation] = []
     for index, path in enumerate(mask.paths):
         if path == _FIXED:
-            said = f"{path!r} cannot be changed."
+            description = f"{path!r} cannot be changed."
         elif not FieldMask(paths=[path]).IsValidForDescriptor(descriptor):
-            said = f"{path!r} is no field of an agent, or lies in a list: name the whole list."
+            description = f"{path!r} is not a field of an agent definition, or is inside a list: name the whole list."
         else:
             continue
-        problems.append(FieldViolation(field=f"update_mask.paths[{index}]", description=said))
+        problems.append(FieldViolation(field=f"update_mask.paths[{index}]", description=description))
     return problems
 
 
 def masked(
     current: agent_pb2.AgentDefinition, asked: agent_pb2.AgentDefinition, paths: Sequence[str]
 ) -> agent_pb2.AgentDefinition:
-    """The definition with the fields of these paths as `asked` has them; with all of them where there are none."""
+    """Return `current` with the fields of these paths taken from `asked`; all fields if there are no paths."""
     if list(paths) in ([], _ALL):
         return asked
     merged = agent_pb2.AgentDefinition()
@@ -213,12 +214,13 @@ def masked(
 
 
 def _take(names: Sequence[str], source: Message, target: Message) -> None:
-    """Makes one field the source's, which clears it where the source does not have it."""
+    """Copy one field from the source; clear it if the source does not have it."""
     *outer, leaf = names
     for name in outer:
         if not source.HasField(name) and not target.HasField(name):
             return
         source, target = getattr(source, name), getattr(target, name)
+    # MergeFrom would append to lists and merge messages, so the field is cleared first and merged in alone.
     only = type(source)()
     only.CopyFrom(source)
     for descriptor, _ in source.ListFields():

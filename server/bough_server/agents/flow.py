@@ -1,6 +1,6 @@
-"""Sequences, loops with their condition, and parallel children.
+"""Sequence, loop and parallel agents.
 
-A loop's condition depends on recorded values alone: a replay evaluates it again, and the log does not hold it.
+A loop's condition depends on recorded values alone: replay evaluates it again, so the log does not hold its result.
 """
 
 from collections.abc import Sequence
@@ -23,7 +23,7 @@ _BLANK_LINE: Final = "\n\n"
 
 
 class SequenceAgent:
-    """Its children in order; each sees what was said before it."""
+    """Runs its children in order; each sees the answers before it."""
 
     kind = execution_pb2.AGENT_KIND_SEQUENCE
     tool_links: Sequence[agent_pb2.ToolLink] = ()
@@ -33,19 +33,19 @@ class SequenceAgent:
         self.revision = revision(definition)
 
     async def run(self, ctx: Context, input: message_pb2.Message) -> Outcome:
-        """The last child's answer, or that of the first that exits or breaks a loop.
+        """Return the last child's answer, or that of the first child that exits or breaks a loop.
 
-        Raises RunError SUB_AGENT_FAILED where a child failed whose link does not say CONTINUE.
+        Raises RunError SUB_AGENT_FAILED if a child failed and its link does not say CONTINUE.
         """
-        lane, course = lane_of(ctx), FlowResult()
+        lane, result = lane_of(ctx), FlowResult()
         for index, link in enumerate(self.definition.sub_agents):
-            if course.take(link, await run_child(lane, Child(link=link, name=f"c{index}"))):
+            if result.take(link, await run_child(lane, Child(link=link, name=f"c{index}"))):
                 break
-        return course.outcome()
+        return result.outcome()
 
 
 class LoopAgent:
-    """Its children in order, repeatedly, until one breaks it, its `until` holds or max_iterations is reached."""
+    """Runs its children in order, repeatedly, until one breaks the loop, `until` holds or max_iterations is reached."""
 
     kind = execution_pb2.AGENT_KIND_LOOP
     tool_links: Sequence[agent_pb2.ToolLink] = ()
@@ -55,25 +55,25 @@ class LoopAgent:
         self.revision = revision(definition)
 
     async def run(self, ctx: Context, input: message_pb2.Message) -> Outcome:
-        """The last answer of a child; a break ends the loop and asks nothing of whoever waits for it.
+        """Return the last answer of a child. A break ends this loop only and is not passed on to the caller.
 
-        Raises RunError SUB_AGENT_FAILED where a child failed whose link does not say CONTINUE, and what its condition
-        raises.
+        Raises RunError SUB_AGENT_FAILED if a child failed and its link does not say CONTINUE, and errors of the
+        condition.
         """
-        lane, course = lane_of(ctx), FlowResult()
+        lane, result = lane_of(ctx), FlowResult()
         for number in range(self.definition.loop.max_iterations):
             await begin_iteration(lane, number)
             for index, link in enumerate(self.definition.sub_agents):
                 ended = await run_child(lane, Child(link=link, name=f"l{number}.c{index}", iteration=number))
-                if course.take(link, ended):
-                    return course.outcome(in_loop=True)
+                if result.take(link, ended):
+                    return result.outcome(in_loop=True)
             if is_done(lane, self.definition.loop.until, number):
-                return course.outcome()
-        return course.outcome(end_reason=execution_pb2.END_REASON_ITERATIONS_EXHAUSTED)
+                return result.outcome()
+        return result.outcome(end_reason=execution_pb2.END_REASON_ITERATIONS_EXHAUSTED)
 
 
 class ParallelAgent:
-    """Its children at once, each in a lane of its own."""
+    """Runs its children concurrently, each in its own lane."""
 
     kind = execution_pb2.AGENT_KIND_PARALLEL
     tool_links: Sequence[agent_pb2.ToolLink] = ()
@@ -83,9 +83,9 @@ class ParallelAgent:
         self.revision = revision(definition)
 
     async def run(self, ctx: Context, input: message_pb2.Message) -> Outcome:
-        """The answers of its children in their order, and the action of the first of them that asked for one.
+        """Return the answers of the children in their order, and the action of the first child that has one.
 
-        Raises RunError SUB_AGENT_FAILED where a child failed whose link does not say CONTINUE.
+        Raises RunError SUB_AGENT_FAILED if a child failed and its link does not say CONTINUE.
         """
         parallel, links = self.definition.parallel, self.definition.sub_agents
         ended = await run_lanes(
@@ -94,16 +94,16 @@ class ParallelAgent:
             fails_fast=parallel.on_failure == agent_pb2.PARALLEL_FAILURE_POLICY_FAIL_FAST,
             at_once=parallel.max_concurrency if parallel.HasField("max_concurrency") else len(links),
         )
-        courses = []
+        results = []
         for link, child in zip(links, ended, strict=True):
-            if child is not None:
-                courses.append(FlowResult())
-                courses[-1].take(link, child)
-        return joined([course.outcome() for course in courses])
+            if child is not None:  # None if the failure of another child ended it
+                results.append(FlowResult())
+                results[-1].take(link, child)
+        return joined([result.outcome() for result in results])
 
 
 class FlowResult:
-    """What the children of a flow have come to so far."""
+    """Result of a flow so far: the answer, its author and the action of the children that ended."""
 
     def __init__(self) -> None:
         self._answer = message_pb2.Message()
@@ -111,16 +111,16 @@ class FlowResult:
         self._action: action_pb2.AgentAction | None = None
 
     def take(self, link: agent_pb2.AgentLink, ended: DispatchResult) -> bool:
-        """Takes in a child's end; gives whether the flow ends with it.
+        """Apply a child's end; return whether the flow ends with it.
 
-        Raises RunError SUB_AGENT_FAILED where it failed and its link does not say CONTINUE.
+        Raises RunError SUB_AGENT_FAILED if it failed and its link does not say CONTINUE.
         """
         if ended.outcome is None:
             if link.on_failure == policy_pb2.SUB_AGENT_FAILURE_POLICY_CONTINUE:
                 return False
             raise failure(ended)
         self._action = ended.outcome.action
-        # Who breaks a loop judges the answer before; what it says itself is the answer only where there is none.
+        # An agent that breaks a loop reviews the answer before it, so its own words count only if there is no answer.
         is_break = self._action is not None and self._action.HasField("break_loop")
         if ended.outcome.output.parts and not (is_break and self._answer.parts):
             self._answer, self._author = ended.outcome.output, ended.author
@@ -132,7 +132,7 @@ class FlowResult:
         in_loop: bool = False,
         end_reason: execution_pb2.EndReason.ValueType = execution_pb2.END_REASON_ANSWERED,
     ) -> Outcome:
-        """How the flow ends; a loop keeps a break for itself."""
+        """Return the outcome of the flow; with `in_loop` a break is not passed on."""
         action = self._action
         if action is not None:
             is_exit = action.HasField("exit")
@@ -143,9 +143,9 @@ class FlowResult:
 
 
 def joined(outcomes: Sequence[Outcome]) -> Outcome:
-    """Outcomes of lanes as one: their answers in order, and the first action among them.
+    """Join the outcomes of lanes into one: their answers in order, and the first action among them.
 
-    Texts are one text with blank lines between, as far as one text may hold them.
+    Texts are joined with blank lines into one text, as far as the size of one text allows.
     """
     output = message_pb2.Message()
     for outcome in outcomes:
@@ -172,8 +172,8 @@ def _fit_one(text: str, following: str) -> bool:
 
 
 def passed_on(ended: DispatchResult) -> Outcome:
-    """The outcome of a composite that ends with a child: its answer, and what it asks of whoever waits."""
-    assert ended.outcome is not None, "a child that failed answers nothing"
+    """Return the outcome of a composite that ends with a child: the child's answer and action."""
+    assert ended.outcome is not None, "a failed child has no outcome to pass on"
     action = ended.outcome.action
     end_reason = execution_pb2.END_REASON_ANSWERED
     if action is not None:
@@ -183,7 +183,7 @@ def passed_on(ended: DispatchResult) -> Outcome:
 
 
 def failure(ended: DispatchResult) -> RunError:
-    """The error of a composite whose child failed, with that one's details."""
+    """Return the error of a composite whose child failed, with the child's details."""
     error = ended.result.error
     return RunError(
         error.message,
@@ -194,7 +194,7 @@ def failure(ended: DispatchResult) -> RunError:
 
 
 def is_done(lane: Lane, until: agent_pb2.LoopUntil, iteration: int) -> bool:
-    """Whether it says that the loop is done with this iteration. Raises RunError with what the condition raised."""
+    """Return whether `until` ends the loop after this iteration. Raises RunError with the error of the condition."""
     if until.HasField("state_path"):
         try:
             return value_at(Values(lane.lane_state.values), until.state_path) is True
@@ -203,5 +203,5 @@ def is_done(lane: Lane, until: agent_pb2.LoopUntil, iteration: int) -> bool:
     if not until.HasField("predicate"):
         return False
     function = lane.frame.resolver.function(until.predicate)
-    assert isinstance(function, Condition)  # judged when the run began
+    assert isinstance(function, Condition)  # checked when the run started
     return function.holds(snapshot_of(lane, iteration=iteration))

@@ -1,4 +1,4 @@
-"""Agents that are Python coroutines over a context, under their own names or definitions'; they find no other."""
+"""Agents that are Python coroutines over a context, under their own name or a definition's."""
 
 import inspect
 import re
@@ -22,7 +22,7 @@ Code: TypeAlias = MessageCode | TextCode
 
 
 class FunctionAgent:
-    """A coroutine under a name. Its answer is an Outcome, a Message or a text."""
+    """A named coroutine, whose answer is an Outcome, a Message or a text."""
 
     kind = execution_pb2.AGENT_KIND_FUNCTION
 
@@ -35,7 +35,7 @@ class FunctionAgent:
         self.revision = version
 
     async def run(self, ctx: Context, input: message_pb2.Message) -> Outcome:
-        """Runs the code. Raises what it raises, and RunError INVALID_OUTPUT for an answer that is none."""
+        """Run the code. Raises its exceptions, and RunError INVALID_OUTPUT for an answer of another type."""
         answer = await self._code(ctx, input)
         if isinstance(answer, str):
             answer = message_pb2.Message(parts=[message_pb2.Part(text=answer)])
@@ -52,9 +52,9 @@ class FunctionAgent:
 
 
 class DefinedFunctionAgent:
-    """An agent in code under a definition's name, links, limits and history; the tools are the code's.
+    """An agent in code that runs with a definition's name, links, limits and history; the tools are those of the code.
 
-    Whether the code is there is judged when a run begins.
+    Whether the code exists is checked when a run starts.
     """
 
     kind = execution_pb2.AGENT_KIND_FUNCTION
@@ -66,13 +66,13 @@ class DefinedFunctionAgent:
 
     @property
     def tool_links(self) -> Sequence[agent_pb2.ToolLink]:
-        """The tools of the code. Raises KeyError where there is no such code."""
+        """The tools of the code. Raises KeyError if the code does not exist."""
         return self._find(self.definition.function.function).tool_links
 
     async def run(self, ctx: Context, input: message_pb2.Message) -> Outcome:
-        """Runs the code, which has the definition in its context.
+        """Run the code, with the definition in its context.
 
-        Raises what it raises, and RunError INVALID_OUTPUT for an answer that does not fit the definition's schema.
+        Raises its exceptions, and RunError INVALID_OUTPUT for an answer that does not match the definition's schema.
         """
         outcome = await self._find(self.definition.function.function).run(ctx, input)
         schema = self.definition.output_schema_json
@@ -106,13 +106,13 @@ def _text_alone(ctx: Context, input: message_pb2.Message) -> str:
 
 
 def _called(code: str, ctx: Context) -> str:
-    """The name of the agent that runs, with that of its code where a definition runs it under another."""
+    """Return the running agent's name, and that of its code if a definition runs it under another name."""
     name = ctx.definition.name
     return repr(name) if name == code else f"{name!r}, whose code is {code!r},"
 
 
 def _check_said(name: str, output: message_pb2.Message) -> None:
-    """Raises RunError INVALID_OUTPUT for calls and results, which models alone are shown, and for JSON that is none."""
+    """Raise RunError INVALID_OUTPUT for tool calls and results, which only models are shown, and for malformed JSON."""
     problem = ""
     for part in output.parts:
         if part.WhichOneof("content") in ("tool_call", "tool_result"):
@@ -127,7 +127,7 @@ def _check_said(name: str, output: message_pb2.Message) -> None:
 
 
 def _fitting(name: str, output: message_pb2.Message, schema_json: str) -> message_pb2.Message:
-    """An answer as one part of JSON. Raises RunError INVALID_OUTPUT where it does not fit."""
+    """Return an answer as a single JSON part. Raises RunError INVALID_OUTPUT if it does not match the schema."""
     text = "".join(part.text or part.data_json for part in output.parts)
     if mistakes := answer_mistakes(text, schema_json):
         raise RunError(
@@ -162,7 +162,7 @@ def agent(
     agents: Sequence[str | agent_pb2.AgentLink] = (),
     tools: Sequence[str | agent_pb2.ToolLink] = (),
 ) -> FunctionAgent | Callable[[Code], FunctionAgent]:
-    """Makes a coroutine `async def name(ctx, input)` an agent that runs, definitions and models can name.
+    """Make a coroutine `async def name(ctx, input)` an agent that runs, definitions and models can name.
 
     Its input is a Message, or a text if the parameter is annotated `str`. The description is its docstring's first
     paragraph if none is given. `agents` and `tools` are what it may call. `version` changes when its effects do.
@@ -171,16 +171,16 @@ def agent(
     """
 
     def make(code: Code) -> FunctionAgent:
-        said = description or (inspect.getdoc(code) or "").split("\n\n")[0].replace("\n", " ")
+        summary = description or (inspect.getdoc(code) or "").split("\n\n")[0].replace("\n", " ")
         own_name = name or code.__name__
         is_coroutine = inspect.iscoroutinefunction(code)
         if not is_coroutine or len(inspect.signature(code).parameters) != 2:
             raise TypeError(f"The agent {own_name!r} must be `async def {own_name}(ctx, input)`.")
         if not re.fullmatch(ids.AGENT_NAME, own_name):
             raise TypeError(f"{own_name!r} is no agent's name: a letter, then up to 58 letters, digits, '_' or '-'.")
-        if not said:
+        if not summary:
             raise TypeError(f"The agent {own_name!r} needs a description or a docstring: models choose by it.")
-        definition = agent_pb2.AgentDefinition(name=own_name, description=said)
+        definition = agent_pb2.AgentDefinition(name=own_name, description=summary)
         definition.sub_agents.extend(
             agent_pb2.AgentLink(agent=link) if isinstance(link, str) else link for link in agents
         )

@@ -1,4 +1,4 @@
-"""The LLM agent: asks its model, runs the tools it calls, and repairs an answer that does not match."""
+"""The LLM agent: calls its model, runs the tools it asks for, and repairs an answer that does not match its schema."""
 
 import json
 import re
@@ -21,8 +21,10 @@ from bough_server.tools.arguments import schema_mistakes
 from bough_server.tools.builtin import PLAN, action_of, closing_output
 
 OnTransfer = Callable[[Lane, action_pb2.TransferAction, str], Awaitable[Outcome | None]]
+"""Performs a transfer, whose call has the given id; returns the agent's outcome, or None if the agent continues."""
+
 REPAIRS: Final = 2
-"""How often an answer that does not fit its schema, or that stands for a call, is asked for again."""
+"""How many repairs may be requested of an answer that does not match its schema, or that replaces a required call."""
 
 _EMPTY: Final = "Your last answer was empty. Answer now, in words."
 _EMPTY_FORM: Final = "Your last answer was empty. Answer now, with one JSON object and nothing around it."
@@ -30,18 +32,16 @@ _FENCED: Final = re.compile(r"\s*```(?:json)?\s*\n(.*)\n\s*```\s*", re.DOTALL)
 _MOST_MISTAKES: Final = 5
 _LONGEST_MISTAKE: Final = 300
 
-"""What a transfer and the id of its call come to: how the agent ends, or None where it goes on."""
-
 MAX_STEPS: Final = 20
-"""How many model calls an invocation may make where its definition does not say."""
+"""Default of the most model calls that an invocation may make."""
 
-_GO_ON: Final = "Go on."
+_CONTINUE: Final = "Go on."
 
 
 class OutputRepair:
-    """What one invocation of an agent has asked again so far.
+    """The repairs that one agent invocation has requested of its model so far.
 
-    Without a schema whatever says something is an answer; where one of some tools must be called, words are none.
+    Without a schema any message with content is an answer. If the model must call one of some tools, text is never one.
     """
 
     def __init__(self, agent: str, schema_json: str, *, must_call: Sequence[str] = ()) -> None:
@@ -52,34 +52,38 @@ class OutputRepair:
         self._refused: list[message_pb2.Message] = []
         self._repairs = 0
 
-    def further(self) -> list[message_pb2.Message]:
-        """What the model is told after its history: its answers that did not fit and why, or that one was empty."""
+    def repair_messages(self) -> list[message_pb2.Message]:
+        """Return the messages to add after the history.
+
+        These are the rejected answers, each with the reason, or a note that the last answer was empty.
+        """
         if not self._was_empty:
             return list(self._refused)
         return [*self._refused, _asked(_EMPTY_FORM if self._schema_json else _EMPTY)]
 
     def called(self) -> None:
-        """The model called tools instead of answering."""
+        """Note that the model called tools instead of answering."""
         self._was_empty = False
 
-    def answer(self, said: message_pb2.Message) -> message_pb2.Message | None:
-        """The answer in what a model said without calls; None where it is to be asked again.
+    def answer(self, response: message_pb2.Message) -> message_pb2.Message | None:
+        """Return the answer in a model's message without calls; None if the model is to be asked again.
 
-        Raises RunError INVALID_OUTPUT: it was empty twice, or did not fit after the repairs, or no call came instead.
+        Raises RunError INVALID_OUTPUT if the answer was empty twice in a row, still does not match after the repairs,
+        or the required call was not made.
         """
-        answer = spoken(said)
+        answer = spoken(response)
         if self._must_call:
-            self._ask_for_call(said if answer is not None else None)
+            self._ask_for_call(response if answer is not None else None)
             return None
         if answer is None:
             if self._was_empty:
-                self._give_up("gave an empty answer twice.")
+                self._give_up("returned an empty answer twice.")
             self._was_empty = True
             return None
         self._was_empty = False
-        return answer if not self._schema_json else self._fitting(said, answer)
+        return answer if not self._schema_json else self._fitting(response, answer)
 
-    def _fitting(self, said: message_pb2.Message, answer: message_pb2.Message) -> message_pb2.Message | None:
+    def _fitting(self, response: message_pb2.Message, answer: message_pb2.Message) -> message_pb2.Message | None:
         text = "".join(part.text or part.data_json for part in answer.parts)
         fenced = _FENCED.fullmatch(text)
         value_json = (fenced.group(1) if fenced else text).strip()
@@ -87,25 +91,25 @@ class OutputRepair:
         if not mistakes:
             return message_pb2.Message(parts=[message_pb2.Part(data_json=value_json)])
         if self._repairs == REPAIRS:
-            self._give_up(f"gave {REPAIRS + 1} answers that do not fit its output schema: {mistakes}.")
+            self._give_up(f"returned {REPAIRS + 1} answers that do not fit its output schema: {mistakes}.")
         self._repairs += 1
         again = f"Your answer does not fit: {mistakes}. Answer again, with one JSON object and nothing around it."
-        self._refused += [said, _asked(again)]
+        self._refused += [response, _asked(again)]
         return None
 
-    def _ask_for_call(self, said: message_pb2.Message | None) -> None:
+    def _ask_for_call(self, response: message_pb2.Message | None) -> None:
         if self._repairs == REPAIRS:
             self._give_up(f"answered {REPAIRS + 1} times without calling {self._must_call}.")
         self._repairs += 1
         again = _asked(f"Answer with a call of {self._must_call}, not in words.")
-        self._refused += [again] if said is None else [said, again]
+        self._refused += [again] if response is None else [response, again]
 
     def _give_up(self, what: str) -> NoReturn:
         raise RunError(f"The model of {self._agent!r} {what}", reason=error_pb2.ERROR_REASON_INVALID_OUTPUT)
 
 
 def spoken(message: message_pb2.Message) -> message_pb2.Message | None:
-    """What a model's message says: its text and files, reasoning left out; None where there is nothing."""
+    """Return a model message's text, JSON and files, without reasoning; None if it has none of them."""
     parts = [part for part in message.parts if part.WhichOneof("content") in ("text", "data_json", "blob")]
     if not any(part.text.strip() or part.data_json or part.HasField("blob") for part in parts):
         return None
@@ -113,7 +117,7 @@ def spoken(message: message_pb2.Message) -> message_pb2.Message | None:
 
 
 def answer_mistakes(value_json: str, schema_json: str) -> str:
-    """What is wrong with an answer, in one line; empty where nothing is."""
+    """Return the problems of an answer as one line; empty if there are none."""
     try:
         value = json_value(value_json)
     except (ValueError, RecursionError) as error:
@@ -126,7 +130,7 @@ def answer_mistakes(value_json: str, schema_json: str) -> str:
 
 
 def json_value(text: str) -> object:
-    """The value of a JSON text. Raises ValueError or RecursionError, for NaN, infinities and half surrogates too."""
+    """Parse a JSON text. Raises ValueError or RecursionError, also for NaN, infinities and unpaired surrogates."""
     value: object = json.loads(text)
     json_text(value).encode()
     return value
@@ -137,7 +141,7 @@ def _asked(text: str) -> message_pb2.Message:
 
 
 class LlmAgent:
-    """An agent that its definition describes whole."""
+    """An agent that its definition describes completely."""
 
     kind = execution_pb2.AGENT_KIND_LLM
 
@@ -151,46 +155,45 @@ class LlmAgent:
         return llm_of(self.definition).tools
 
     async def run(self, ctx: Context, input: message_pb2.Message, *, on_transfer: OnTransfer | None = None) -> Outcome:
-        """Asks the model, runs what it calls, and asks again, until it answers without calls.
+        """Call the model, run the tools it calls, and repeat until it answers without calls.
 
-        An answer that is empty, or does not fit the output schema, is asked for again; so is a call, where words are
-        no answer. Raises RunError: LIMIT_EXCEEDED
-        after `max_steps` model calls, INVALID_OUTPUT where that did not help, or what a model call or an aborting
-        sub-agent raised.
+        An answer that is empty or does not match the output schema is requested again, and so is a required call.
+        Raises RunError: LIMIT_EXCEEDED after `max_steps` model calls, INVALID_OUTPUT if the repairs did not help, or
+        the error of a model call or of an aborting sub-agent.
         """
         llm = llm_of(self.definition)
-        most = llm.max_steps if llm.HasField("max_steps") else MAX_STEPS
+        max_steps = llm.max_steps if llm.HasField("max_steps") else MAX_STEPS
         lane = lane_of(ctx)
         toolset = lane.frame.toolset
-        insistence = OutputRepair(
+        repair = OutputRepair(
             self.definition.name,
             "" if toolset.must_close else self.definition.output_schema_json,
             must_call=toolset.closing if toolset.must_close else (),
         )
-        for _ in range(most):
-            response = await ctx.model(partial(self._request, ctx, toolset, insistence))
+        for _ in range(max_steps):
+            response = await ctx.model(partial(self._request, ctx, toolset, repair))
             calls = [part.tool_call for part in response.message.parts if part.HasField("tool_call")]
             if calls:
-                insistence.called()
+                repair.called()
                 answers = await ctx.tools(calls, parallel=not llm.HasField("parallel_tools") or llm.parallel_tools)
                 outcome = await _ending(
-                    lane, [answer.result for answer in answers], response.message, on_transfer or handed_over
+                    lane, [answer.result for answer in answers], response.message, on_transfer or outcome_of_transfer
                 )
                 if outcome is not None:
                     return outcome
-            elif answer := insistence.answer(response.message):
+            elif answer := repair.answer(response.message):
                 return Outcome(output=answer)
         raise RunError(
-            f"The agent {self.definition.name!r} made {most} model calls without an answer: max_steps is reached.",
+            f"The agent {self.definition.name!r} made {max_steps} model calls without an answer: max_steps is reached.",
             reason=error_pb2.ERROR_REASON_LIMIT_EXCEEDED,
         )
 
-    def _request(self, ctx: Context, toolset: Toolset, insistence: OutputRepair) -> ModelRequest:
+    def _request(self, ctx: Context, toolset: Toolset, repair: OutputRepair) -> ModelRequest:
         llm = llm_of(self.definition)
-        messages = [*ctx.history(), *insistence.further()]
+        messages = [*ctx.history(), *repair.repair_messages()]
         if not messages or messages[-1].role == message_pb2.ROLE_ASSISTANT:
-            # In the next iteration of a loop, say; many providers want to be asked.
-            messages.append(message_pb2.Message(role=message_pb2.ROLE_USER, parts=[message_pb2.Part(text=_GO_ON)]))
+            # For example in the next iteration of a loop; many providers require a user message at the end.
+            messages.append(message_pb2.Message(role=message_pb2.ROLE_USER, parts=[message_pb2.Part(text=_CONTINUE)]))
         return ModelRequest(
             messages=messages,
             instruction=render(llm.instruction, {}, ctx.state, what=f"The instruction of {self.definition.name!r}"),
@@ -204,10 +207,13 @@ class LlmAgent:
 async def _ending(
     lane: Lane,
     results: Sequence[message_pb2.ToolResult],
-    said: message_pb2.Message,
+    response: message_pb2.Message,
     on_transfer: OnTransfer,
 ) -> Outcome | None:
-    """How calls end their agent: the first that is a final answer, an exit, a break or a transfer and succeeded."""
+    """Return how tool results end the agent; None if they do not.
+
+    The first successful final answer, exit, break or transfer ends it.
+    """
     for result in results:
         name = result.call.name
         if name in lane.frame.toolset.closing and not result.HasField("error"):
@@ -216,24 +222,34 @@ async def _ending(
         if action is not None and action.HasField("exit"):
             return Outcome.exit(action.exit.final_answer)
         if action is not None and action.HasField("transfer"):
-            return await _transfer(lane, action.transfer, result.call.call_id, said, on_transfer)
+            return await _transfer(
+                lane, action.transfer, result.call.call_id, response=response, on_transfer=on_transfer
+            )
         if action is not None:
-            return Outcome.break_loop(spoken(said), is_said=True)
+            return Outcome.break_loop(spoken(response), is_said=True)
     return None
 
 
 async def _transfer(
-    lane: Lane, transfer: action_pb2.TransferAction, call_id: str, said: message_pb2.Message, on_transfer: OnTransfer
+    lane: Lane,
+    transfer: action_pb2.TransferAction,
+    call_id: str,
+    *,
+    response: message_pb2.Message,
+    on_transfer: OnTransfer,
 ) -> Outcome | None:
-    """Leaves another member of its swarm to the swarm; whom it links itself it runs."""
+    """Leave a transfer to a fellow member to the swarm; run an agent that this one links itself."""
     if transfer.agent not in lane.frame.toolset.peers:
         return await on_transfer(lane, transfer, call_id)
     message = transfer.message if transfer.HasField("message") else None
-    return Outcome.transfer(transfer.agent, message, output=spoken(said), call_id=call_id)
+    return Outcome.transfer(transfer.agent, message, output=spoken(response), call_id=call_id)
 
 
-async def handed_over(lane: Lane, transfer: action_pb2.TransferAction, call_id: str) -> Outcome:
-    """The outcome of an agent in whose place another one answered. Raises RunError with what that one failed with."""
+async def outcome_of_transfer(lane: Lane, transfer: action_pb2.TransferAction, call_id: str) -> Outcome:
+    """Return the outcome of an agent that transferred, from the agent that answered for it.
+
+    Raises RunError with its error.
+    """
     ended = await hand_over(lane, transfer, call_id)
     if ended.outcome is None:
         raise ended.error or RunError(

@@ -23,9 +23,9 @@ T = TypeVar("T")
 
 
 def definition_files(patterns: Iterable[str], folder: Path) -> list[Path]:
-    """The files of glob patterns relative to a folder, each once, sorted within a pattern.
+    """Return the files that glob patterns relative to a folder match, each once, sorted within a pattern.
 
-    Raises ConfigurationError where a pattern matches no file.
+    Raises ConfigurationError if a pattern matches no file.
     """
     files: dict[Path, None] = {}
     for pattern in patterns:
@@ -33,15 +33,15 @@ def definition_files(patterns: Iterable[str], folder: Path) -> list[Path]:
         root, relative = (Path(path.anchor), path.relative_to(path.anchor)) if path.anchor else (folder, path)
         found = sorted(each for each in root.glob(str(relative)) if each.is_file())
         if not found:
-            raise ConfigurationError(f"{pattern}: No file of agents is there; looked in {folder}.")
+            raise ConfigurationError(f"{pattern}: No agent definition file matches; looked in {folder}.")
         files.update(dict.fromkeys(found))
     return list(files)
 
 
 def read_sources(paths: Iterable[Path]) -> tuple[list[Source], list[Problem]]:
-    """The definitions of files, as far as they can be read, and what is wrong with how they are written.
+    """Return the definitions of files, as far as they can be read, and the problems with how they are written.
 
-    Raises ConfigurationError for a file that is not there or is no YAML.
+    Raises ConfigurationError for a file that is missing or is not YAML.
     """
     sources: list[Source] = []
     problems: list[Problem] = []
@@ -57,7 +57,7 @@ def read_sources(paths: Iterable[Path]) -> tuple[list[Source], list[Problem]]:
 
 
 def source_problems(sources: Sequence[Source], known: Known) -> list[Problem]:
-    """What is wrong with what definitions mean, each with its file, line and field."""
+    """Return the problems with what definitions mean, each with its file, line and field."""
     judged = judge([source.definition for source in sources], known)
     return [
         source.problem(mistake.field, mistake.description)
@@ -66,12 +66,12 @@ def source_problems(sources: Sequence[Source], known: Known) -> list[Problem]:
     ]
 
 
-def not_yet_said(problems: Iterable[Problem], said: Iterable[Problem]) -> list[Problem]:
-    """Those that are about no field of which something is said already, nor about anything in one.
+def not_yet_reported(problems: Iterable[Problem], reported: Iterable[Problem]) -> list[Problem]:
+    """Return the problems whose field, or a field around it, has no problem in `reported`.
 
-    A number that cannot be read is not missing as well.
+    A number that cannot be read is not reported as missing too.
     """
-    places = list(said)
+    places = list(reported)
     return [each for each in problems if not any(_is_within(each, place) for place in places)]
 
 
@@ -84,7 +84,7 @@ def _is_within(inner: Problem, outer: Problem) -> bool:
 
 
 def load_sources(paths: Iterable[Path]) -> list[Source]:
-    """The definitions of files. Raises ConfigurationError with every mistake of how they are written."""
+    """Return the definitions of files. Raises ConfigurationError with every problem of how they are written."""
     sources, problems = read_sources(paths)
     raise_problems(problems)
     return sources
@@ -92,7 +92,7 @@ def load_sources(paths: Iterable[Path]) -> list[Source]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PythonParts:
-    """What modules bring, in the order in which it was found."""
+    """Tools, agents and functions found in modules, in the order in which they were found."""
 
     tools: tuple[Tool, ...] = ()
     agents: tuple[Agent, ...] = ()
@@ -100,16 +100,17 @@ class PythonParts:
 
 
 def load_python(module_names: Iterable[str], folder: Path) -> PythonParts:
-    """The tools, agents and functions in the namespaces of modules, which lie in a folder or are installed.
+    """Return the tools, agents and functions in the namespaces of modules, which are in a folder or installed.
 
-    Raises ConfigurationError that names the module and the line where an import fails, and for two tools, two agents or
-    two functions of one name.
+    Raises ConfigurationError with the module and the line if an import fails, and if two tools, two agents or two
+    functions have the same name.
     """
     tools: dict[str, Tool] = {}
     agents: dict[str, Agent] = {}
     functions: dict[str, Function] = {}
     for module_name in module_names:
         module = _import(module_name, folder.resolve())
+        # A copy, because a value's own code may change the namespace while it is inspected.
         for value in list(vars(module).values()):
             if isinstance(value, Tool):
                 _add(tools, value.name, value, f"{module_name}: There are two tools named {value.name!r}.")
@@ -122,6 +123,7 @@ def load_python(module_names: Iterable[str], folder: Path) -> PythonParts:
 
 
 def _add(found: dict[str, T], name: str, value: T, message: str) -> None:
+    # One value may be in several namespaces: a module that imports another's tool has it too.
     if found.setdefault(name, value) is not value:
         raise ConfigurationError(message)
 
@@ -145,9 +147,9 @@ def _import(module_name: str, folder: Path) -> ModuleType:
 
 @contextmanager
 def _importing_from(folder: Path) -> Iterator[None]:
-    """Makes a folder's modules importable, and only while it lasts."""
+    """Make a folder's modules importable for the duration of the context."""
     sys.path.insert(0, str(folder))
-    importlib.invalidate_caches()
+    importlib.invalidate_caches()  # else a file written since its folder was last read would not be found
     try:
         yield
     finally:
@@ -155,12 +157,13 @@ def _importing_from(folder: Path) -> Iterator[None]:
 
 
 def _forget_other(module_name: str, folder: Path) -> None:
-    """Drops a loaded module of this name that came from another folder, where this folder has one of its own."""
+    """Unload a module of this name that came from another folder, if this folder has one with the name."""
     top = module_name.partition(".")[0]
     if not ((folder / f"{top}.py").is_file() or (folder / top).is_dir()):
         return
+    # Replacing a loaded standard library module would break the server itself.
     if top in sys.stdlib_module_names:
-        raise ConfigurationError(f"{folder / top}: {top!r} is the name of a module of Python's own; choose another.")
+        raise ConfigurationError(f"{folder / top}: {top!r} is the name of a standard library module; choose another.")
     loaded = getattr(sys.modules.get(top), "__file__", None)
     if loaded is not None and folder not in Path(loaded).resolve().parents:
         for name in [each for each in sys.modules if each == top or each.startswith(f"{top}.")]:
@@ -168,11 +171,11 @@ def _forget_other(module_name: str, folder: Path) -> None:
 
 
 def _problem(module_name: str, folder: Path, error: Exception) -> Problem:
-    """The mistake at the last line of the operator's own that led to it."""
-    words = " ".join(f"{type(error).__name__}: {error}".split())[:500]
+    """Locate an import error at the innermost line of the operator's code."""
+    text = " ".join(f"{type(error).__name__}: {error}".split())[:500]
     if isinstance(error, SyntaxError):
-        return Problem(path=error.filename or module_name, line=error.lineno or 0, field="", description=words)
+        return Problem(path=error.filename or module_name, line=error.lineno or 0, field="", description=text)
     for frame in reversed(traceback.extract_tb(error.__traceback__)):
         if folder in Path(frame.filename).parents:
-            return Problem(path=frame.filename, line=frame.lineno or 0, field="", description=words)
-    return Problem(path=module_name, line=0, field="", description=f"cannot be imported: {words}")
+            return Problem(path=frame.filename, line=frame.lineno or 0, field="", description=text)
+    return Problem(path=module_name, line=0, field="", description=f"cannot be imported: {text}")

@@ -1,6 +1,6 @@
-"""What a run began with, found again: definitions by their revisions, code and tools by their versions; it makes none.
+"""The catalog that a run started with: definitions by revision, code and tools by version.
 
-A run whose versions are not all here is not executed: it waits until they are.
+A run is parked, not executed, until this server has every version that the run started with.
 """
 
 from collections.abc import Mapping, Sequence
@@ -16,51 +16,51 @@ from bough_server.runtime.agent import Agent, Resolver, VersionHashes
 from bough_server.tools.tool import Tool
 
 REPLAY_VERSION: Final = 1
-"""The version of the replay rules that new runs are recorded by."""
+"""The version of the replay rules that new runs are recorded with."""
 
 _READ_VERSIONS: Final = (REPLAY_VERSION,)
 
 
 class MissingVersion(Exception):
-    """Something that a run began with is not here, or is another one; the message says what, and what to do."""
+    """Something that a run started with is missing or has another version; the message says what, and what to do."""
 
 
 class PinnedResolver:
-    """A catalog as it was when a run began; implements runtime.agent.Resolver."""
+    """The catalog as it was when a run started; implements runtime.agent.Resolver."""
 
     def __init__(self, resolver: Resolver, agents: Mapping[str, Agent]) -> None:
         self._resolver = resolver
         self._agents = agents
 
     def agent(self, name: str) -> Agent:
-        """The agent of a name, as the run knows it. Raises KeyError."""
+        """Return the run's agent with this name. Raises KeyError."""
         return self._agents[name]
 
     def tool(self, name: str) -> Tool:
-        """The tool of a name. Raises KeyError."""
+        """Return the tool with this name. Raises KeyError."""
         return self._resolver.tool(name)
 
     def function(self, name: str) -> Function:
-        """The operator's function of a name, as it is here now. Raises KeyError."""
+        """Return the operator's function with this name, as configured now. Raises KeyError."""
         return self._resolver.function(name)
 
     def model(self, name: str) -> Model:
-        """The model of a name, as it is configured now. Raises KeyError."""
+        """Return the model with this name, as configured now. Raises KeyError."""
         return self._resolver.model(name)
 
     def reachable(self, root: str) -> Sequence[agent_pb2.AgentDefinition]:
-        """Every definition of the run, sorted by name."""
+        """Return every definition of the run, sorted by name."""
         return [self._agents[name].definition for name in sorted(self._agents)]
 
     def versions(self, root: str) -> VersionHashes:
-        """Those of the catalog that is in force."""
+        """Return the versions of the current catalog, not those of the run."""
         return self._resolver.versions(root)
 
 
 def pinned(
     started: event_pb2.RunStarted, definitions: Mapping[str, agent_pb2.AgentDefinition], resolver: Resolver
 ) -> PinnedResolver:
-    """The catalog that a run began with; `definitions` are those that it names, by name. Raises MissingVersion."""
+    """Return the catalog that a run started with; `definitions` are those it names, by name. Raises MissingVersion."""
     versions = started.versions
     if versions.replay not in _READ_VERSIONS:
         raise MissingVersion(
@@ -70,6 +70,7 @@ def pinned(
     agents: dict[str, Agent] = {}
     for name, version in versions.agents.items():
         agents[name] = _code_agent(name, version, resolver)
+    # A definition of kind `function` finds its code here, and so the version that was checked above.
     code = dict(agents)
     for name, definition in definitions.items():
         agents[name] = _agent(name, definition, resolver, code)
@@ -77,8 +78,9 @@ def pinned(
         _check_functions(agent.definition, resolver)
     for name, digest in versions.tools.items():
         _check_tool(name, digest, resolver)
-    asked = {name for each in definitions.values() for name in models_of(each)} - {""}
-    for name in sorted({*versions.models, *asked}):
+    # Models may be configured differently now: recorded calls are not repeated, and new ones use today's settings.
+    named = {name for each in definitions.values() for name in models_of(each)} - {""}
+    for name in sorted({*versions.models, *named}):
         _check_model(name, resolver)
     return PinnedResolver(resolver, agents)
 
@@ -96,14 +98,14 @@ def _code_agent(name: str, version: str, resolver: Resolver) -> Agent:
         agent = resolver.agent(name)
     except KeyError:
         raise MissingVersion(
-            f"The agent {name!r} in Python, version {version!r}, is not configured here. Bring it back until the run "
+            f"The agent {name!r} in Python, version {version!r}, is not configured here. Restore it until the run "
             "has ended, or cancel the run."
         ) from None
     found = agent.revision
     if agent.definition.WhichOneof("kind") or found != version:
         raise MissingVersion(
-            f"The run began with version {version!r} of the agent {name!r}; here is {found!r}. Bring the code of that "
-            "version back until the run has ended, or cancel the run."
+            f"The run started with version {version!r} of the agent {name!r}, but {found!r} is configured here. "
+            "Restore the code of that version until the run has ended, or cancel the run."
         )
     return agent
 
@@ -111,7 +113,7 @@ def _code_agent(name: str, version: str, resolver: Resolver) -> Agent:
 def _check_functions(definition: agent_pb2.AgentDefinition, resolver: Resolver) -> None:
     for function in functions_gone(definition, resolver):
         raise MissingVersion(
-            f"The agent {definition.name!r} names {function}, which is not configured here. Bring it back until the "
+            f"The agent {definition.name!r} names {function}, which is not configured here. Restore it until the "
             "run has ended, or cancel the run."
         )
 
@@ -121,12 +123,12 @@ def _check_tool(name: str, digest: str, resolver: Resolver) -> None:
         tool = resolver.tool(name)
     except KeyError:
         raise MissingVersion(
-            f"The tool {name!r} is not configured here. Bring it back until the run has ended, or cancel the run."
+            f"The tool {name!r} is not configured here. Restore it until the run has ended, or cancel the run."
         ) from None
     if tool.digest != digest:
         raise MissingVersion(
-            f"The tool {name!r} has another description or schema than when the run began. Bring that one back until "
-            "the run has ended, or cancel the run."
+            f"The tool {name!r} has another description or schema than when the run started. Restore the original "
+            "until the run has ended, or cancel the run."
         )
 
 
@@ -135,5 +137,5 @@ def _check_model(name: str, resolver: Resolver) -> None:
         resolver.model(name)
     except KeyError:
         raise MissingVersion(
-            f"The model {name!r} is not configured here. Bring it back until the run has ended, or cancel the run."
+            f"The model {name!r} is not configured here. Restore it until the run has ended, or cancel the run."
         ) from None

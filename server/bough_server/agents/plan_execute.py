@@ -1,4 +1,4 @@
-"""The plan_execute agent: plans, executes each task of the plan, and records its progress."""
+"""The plan_execute agent: makes a plan, executes its steps one at a time, and records its progress."""
 
 from bisect import bisect_right
 from collections.abc import Sequence
@@ -22,18 +22,18 @@ from bough_server.tools.builtin import PLAN, PLAN_SPEC, RESPOND, RESPOND_SPEC
 from bough_server.truncation import cut_text, fit_texts, size_of
 
 ROOM: Final = 48 * 1024
-"""The most bytes of a plan and of what was done, with results, as JSON: the longest texts are cut."""
+"""The most bytes of a plan and of its executed steps with their results, as JSON; the longest texts are truncated."""
 
 EMPTY_BYTES: Final = len("[]") * 2
-"""Bytes of a plan without steps of which nothing was done, as two JSON values."""
+"""Bytes of an empty plan and an empty list of executed steps, as two JSON values."""
 
 _ITEM_BYTES: Final = len('"",')
 _EXECUTED_BYTES: Final = len('{"step":"","result":""},')
 
 MAX_ITERATIONS: Final = 10
-"""How many steps are done where a definition does not say."""
+"""Default of the most steps that are executed."""
 
-_KEPT: Final = ("plan", "executed_steps")
+_SAVED_KEYS: Final = ("plan", "executed_steps")
 
 _REPLAN: Final = (
     "If the objective is reached, call `respond` with the whole answer. Else call `plan` with the steps that are left."
@@ -41,14 +41,14 @@ _REPLAN: Final = (
 
 
 class ExecutedStep(TypedDict):
-    """A step that was done, as the session keeps it."""
+    """A step that was executed, as session state holds it."""
 
     step: str
     result: str
 
 
-class Kept(TypedDict):
-    """The plan and what was done, as the session keeps them."""
+class SavedProgress(TypedDict):
+    """The plan and the executed steps, as session state holds them."""
 
     plan: list[str]
     executed_steps: list[ExecutedStep]
@@ -56,22 +56,24 @@ class Kept(TypedDict):
 
 @dataclass(slots=True, kw_only=True)
 class Progress:
-    """How far a plan has come."""
+    """Progress of a plan."""
 
     objective: str
     plan: list[str] = field(default_factory=list)
-    """The steps that are left."""
+    """The remaining steps."""
     executed: list[ExecutedStep] = field(default_factory=list)
 
-    def did(self, result: str) -> None:
-        """Takes the first step of the plan for done."""
+    def complete_step(self, result: str) -> None:
+        """Move the first step of the plan to the executed ones."""
         self.executed.append(ExecutedStep(step=self.plan.pop(0), result=fit_texts([result], ROOM)[0]))
 
-    def kept(self, room: int = ROOM) -> Kept:
-        """What is kept of it: both values together in at most `room` bytes of JSON, which are EMPTY_BYTES or more.
+    def saved(self, room: int = ROOM) -> SavedProgress:
+        """Return both values for session state, in at most `room` bytes of JSON together.
 
-        The longest texts are cut. Where even steps without texts do not fit, the first ones that were done are
-        left out, and then the last ones of the plan.
+        `room` is at least EMPTY_BYTES.
+
+        The longest texts are truncated. If the steps do not fit even without texts, the earliest executed ones are
+        dropped first, then the last ones of the plan.
         """
         left = room - EMPTY_BYTES
         plan = self.plan[: left // _ITEM_BYTES]
@@ -81,20 +83,23 @@ class Progress:
         texts = [*plan, *(text for one in executed for text in (one["step"], one["result"]))]
         fitting = _fit_json(texts, left + bool(plan) + bool(executed))  # no comma follows the last of each
         done = fitting[len(plan) :]
-        return Kept(
+        return SavedProgress(
             plan=fitting[: len(plan)],
             executed_steps=[ExecutedStep(step=done[at], result=done[at + 1]) for at in range(0, len(done), 2)],
         )
 
     def details(self) -> str:
-        """It as JSON for an error, cut as far as an error needs."""
-        return json_text(self.kept(MAX_DETAILS_BYTES - len('{"plan":,"executed_steps":}')))
+        """Return the progress as JSON for an error, truncated to the size of an error's details."""
+        return json_text(self.saved(MAX_DETAILS_BYTES - len('{"plan":,"executed_steps":}')))
 
     def facts(self, step: str) -> dict[str, str]:
-        """It as texts for an input builder; `step` is the one that is to be done, or was done last."""
-        kept = self.kept()
-        done = [f"{one['step']}\n   Result: {one['result']}" for one in kept["executed_steps"]]
-        return {"plan": _numbered(kept["plan"]), "step": step, "executed_steps": _numbered(done)}
+        """Return the progress as texts for an input builder.
+
+        `step` is the step to execute, or the one executed last.
+        """
+        saved = self.saved()
+        done = [f"{one['step']}\n   Result: {one['result']}" for one in saved["executed_steps"]]
+        return {"plan": _numbered(saved["plan"]), "step": step, "executed_steps": _numbered(done)}
 
 
 def _numbered(lines: Sequence[str]) -> str:
@@ -102,8 +107,8 @@ def _numbered(lines: Sequence[str]) -> str:
 
 
 def _fit_json(texts: Sequence[str], room: int) -> list[str]:
-    """The texts in at most `room` bytes of JSON without their quotes: the longest are cut to one length."""
-    # A text is no shorter as JSON, so what is cut by its own bytes is cut in any case and need not be encoded whole.
+    """Truncate the longest texts to one length so that all take at most `room` bytes of JSON without their quotes."""
+    # JSON never shortens a text: one that is too long by its own bytes is truncated anyway, so it is not encoded whole.
     sizes = [
         _json_size(text) if text == short else room + 1
         for text, short in zip(texts, fit_texts(texts, room), strict=True)
@@ -118,9 +123,9 @@ def _fit_json(texts: Sequence[str], room: int) -> list[str]:
 
 
 def _cut_json(text: str, share: int) -> str:
-    """The longest cut of a text that has at most `share` bytes as JSON; empty where not even the mark of a cut fits."""
+    """Return the longest truncation of a text in `share` bytes of JSON; empty if not even the mark fits."""
     if len(text) > 2 * share + 2:
-        text = text[: share + 1] + text[-share - 1 :]  # nothing of the rest is left in any case
+        text = text[: share + 1] + text[-share - 1 :]  # bounds the work: no truncation keeps more of either end
     limits = range(min(share + 1, size_of(text)))
     fits = bisect_right(limits, share, key=lambda limit: _json_size(cut_text(text, limit)))
     return cut_text(text, limits[fits - 1]) if fits else ""
@@ -131,7 +136,7 @@ def _json_size(text: str) -> int:
 
 
 class PlanExecuteAgent:
-    """A planner, an executor and a replanner, in iterations of one step each."""
+    """A planner, an executor and a replanner; each iteration executes one step."""
 
     kind = execution_pb2.AGENT_KIND_PLAN_EXECUTE
     tool_links: Sequence[agent_pb2.ToolLink] = ()
@@ -141,11 +146,11 @@ class PlanExecuteAgent:
         self.revision = revision(definition)
 
     async def run(self, ctx: Context, input: message_pb2.Message) -> Outcome:
-        """The replanner's answer, or that of a child that exits or breaks a loop.
+        """Return the replanner's answer, or that of a child that exits or breaks a loop.
 
-        Raises RunError: SUB_AGENT_FAILED where a child failed, but for an executor whose link says CONTINUE;
-        INVALID_OUTPUT where the planner or the replanner ended otherwise than they had to; LIMIT_EXCEEDED after
-        `max_iterations` steps without an answer, with the plan and what was done in its details.
+        Raises RunError: SUB_AGENT_FAILED if a child failed, except an executor whose link says CONTINUE; INVALID_OUTPUT
+        if the planner or the replanner ended without a required call; LIMIT_EXCEEDED after `max_iterations` steps
+        without an answer, with the plan and the executed steps in its details.
         """
         lane, roles = lane_of(ctx), self.definition.plan_execute
         links = {link.agent: link for link in self.definition.sub_agents}
@@ -164,66 +169,66 @@ class PlanExecuteAgent:
             if (steps := _steps(planned)) is None:
                 return passed_on(planned)
             progress.plan = steps
-            _keep(lane, progress)
+            _save(lane, progress)
             await begin_plan(lane, number, steps)
             done = await run_child(lane, _executor(links[roles.executor], number, progress))
             if done.outcome is not None and done.outcome.action is not None:
                 return passed_on(done)
-            progress.did(_result(links[roles.executor], done))
-            _keep(lane, progress)
+            progress.complete_step(_result(links[roles.executor], done))
+            _save(lane, progress)
             planned = await run_child(lane, _replanner(links[roles.replanner or roles.planner], number, progress))
         if (steps := _steps(planned)) is None:
             return passed_on(planned)
         progress.plan = steps
-        _keep(lane, progress)
+        _save(lane, progress)
         await begin_plan(lane, most, steps)
         raise RunError(
-            f"The agent {self.definition.name!r} has done {most} steps without an answer: max_iterations is reached. "
+            f"The agent {self.definition.name!r} executed {most} steps without an answer: max_iterations is reached. "
             f"{len(steps)} more are planned.",
             reason=error_pb2.ERROR_REASON_LIMIT_EXCEEDED,
             details_json=progress.details(),
         )
 
 
-def _keep(lane: Lane, progress: Progress) -> None:
-    """Writes how far it has come to the session's state, where there is room; the next effect records it."""
+def _save(lane: Lane, progress: Progress) -> None:
+    """Write the progress to session state if there is room for it; the next effect records the write."""
     values = applied(lane.lane_state.values, write_of(lane.state.pending()))
-    others = {name: text for name, text in values.items() if name not in _KEPT}
-    room = MAX_STATE_BYTES - state_size(others) - sum(value_size(name, "") for name in _KEPT)
+    others = {name: text for name, text in values.items() if name not in _SAVED_KEYS}
+    room = MAX_STATE_BYTES - state_size(others) - sum(value_size(name, "") for name in _SAVED_KEYS)
     if room < EMPTY_BYTES:
         return
-    kept = progress.kept(min(room, ROOM))
-    for name in _KEPT:
-        lane.state.pop(name, None)  # together they fit; beside what is kept already they may not
-    lane.state["plan"], lane.state["executed_steps"] = kept["plan"], kept["executed_steps"]
+    saved = progress.saved(min(room, ROOM))
+    for name in _SAVED_KEYS:
+        lane.state.pop(name, None)  # both new values fit together, but one of them beside the other's old value may not
+    lane.state["plan"], lane.state["executed_steps"] = saved["plan"], saved["executed_steps"]
 
 
 def _executor(link: agent_pb2.AgentLink, number: int, progress: Progress) -> Child:
     facts = progress.facts(progress.plan[0])
-    told = [
+    texts = [
         f"Objective: {progress.objective}",
         f"The plan:\n{facts['plan']}",
         f"Done so far:\n{facts['executed_steps'] or 'Nothing.'}",
         f"Do the first step of the plan now, and no other: {facts['step']}",
     ]
-    return _told(link, f"p{number}.c1", told, facts=facts, iteration=number)
+    return _plan_child(link, f"p{number}.c1", texts, facts=facts, iteration=number)
 
 
 def _replanner(link: agent_pb2.AgentLink, number: int, progress: Progress) -> Child:
     facts = progress.facts(progress.executed[-1]["step"])
-    told = [
+    texts = [
         f"Objective: {progress.objective}",
         f"Done so far:\n{facts['executed_steps']}",
         f"Left of the plan:\n{facts['plan'] or 'Nothing.'}",
         _REPLAN,
     ]
-    return _told(link, f"p{number}.c2", told, facts=facts, closing=(PLAN_SPEC, RESPOND_SPEC), iteration=number)
+    return _plan_child(link, f"p{number}.c2", texts, facts=facts, closing=(PLAN_SPEC, RESPOND_SPEC), iteration=number)
 
 
-def _told(
+def _plan_child(
     link: agent_pb2.AgentLink,
     name: str,
-    told: Sequence[str],
+    texts: Sequence[str],
     *,
     facts: dict[str, str],
     iteration: int,
@@ -233,7 +238,7 @@ def _told(
         link=link,
         name=name,
         trigger=execution_pb2.INVOCATION_TRIGGER_PLAN,
-        input=message_pb2.Message(parts=[message_pb2.Part(text="\n\n".join(told))]),
+        input=message_pb2.Message(parts=[message_pb2.Part(text="\n\n".join(texts))]),
         closing=closing,
         facts=facts,
         iteration=iteration,
@@ -241,7 +246,7 @@ def _told(
 
 
 def _steps(planned: DispatchResult) -> list[str] | None:
-    """The steps of a plan; None where its child answered instead. Raises RunError where it did neither, or failed."""
+    """Return the steps of a plan; None if its child answered instead. Raises RunError if it did neither, or failed."""
     if planned.outcome is None:
         raise failure(planned)
     outcome = planned.outcome
@@ -249,7 +254,7 @@ def _steps(planned: DispatchResult) -> list[str] | None:
         return None
     if outcome.closed_by != PLAN:
         raise RunError(
-            f"{planned.author!r} answered in the place of an agent that had to plan. Who plans hands over to nobody.",
+            f"{planned.author!r} answered in place of an agent that had to plan. A planner must not transfer.",
             reason=error_pb2.ERROR_REASON_INVALID_OUTPUT,
         )
     planning = parse_arguments(outcome.output.parts[0].data_json, PLAN_SPEC.input_schema_json)
@@ -257,7 +262,7 @@ def _steps(planned: DispatchResult) -> list[str] | None:
 
 
 def _result(link: agent_pb2.AgentLink, done: DispatchResult) -> str:
-    """What a step came to. Raises RunError where it failed and its link does not say CONTINUE."""
+    """Return the result of a step as text. Raises RunError if it failed and its link does not say CONTINUE."""
     if done.outcome is not None:
         return _text_of(done.outcome.output)
     if link.on_failure != policy_pb2.SUB_AGENT_FAILURE_POLICY_CONTINUE:

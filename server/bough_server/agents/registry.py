@@ -1,6 +1,6 @@
 """The catalog of one request as a value: agents, tools, models and functions by name.
 
-Overlays lay definitions over another catalog; reachability finds what an agent can call.
+An overlay adds definitions on top of another catalog; reachability finds the agents that a run can call.
 """
 
 import hashlib
@@ -47,16 +47,16 @@ class Models(Protocol):
     """The configured models."""
 
     def get(self, name: str) -> Model:
-        """Aliases are followed; empty is the default model. Raises KeyError where there is none."""
+        """Return the model with this name: aliases are followed, empty means the default model. Raises KeyError."""
         ...
 
     def list(self) -> Sequence[model_pb2.ModelInfo]:
-        """Every name that a definition may give, aliases among them."""
+        """Return every name that a definition may use, including aliases."""
         ...
 
 
 class Registry:
-    """A catalog in force: implements runtime.agent.Resolver, and what the CatalogService shows."""
+    """The server's own catalog; implements runtime.agent.Resolver, and lists everything for the CatalogService."""
 
     def __init__(
         self,
@@ -67,13 +67,13 @@ class Registry:
         tools: Iterable[Tool] = (),
         functions: Iterable[Function] = (),
     ) -> None:
-        """Judges everything together. Raises ConfigurationError with all that is wrong, by file, line and field."""
+        """Check everything together. Raises ConfigurationError with every problem, by file, line and field."""
         sources = [each if isinstance(each, Source) else Source(definition=each, path="agents") for each in definitions]
         self._models = models
-        self._agents: dict[str, Agent] = {}
+        self._agents: dict[str, Agent] = {}  # known() reads it before the agents can be built
         self._tools = _unique("tools", ((each.name, each) for each in tools))
         if taken := sorted(RESERVED & self._tools.keys()):
-            raise ConfigurationError(f"{taken[0]!r} is a tool that the server brings itself; give yours another name.")
+            raise ConfigurationError(f"{taken[0]!r} is a built-in tool; choose another name for yours.")
         self._functions = _unique("functions", ((each.name, each) for each in functions))
         self._code_agents = _unique("agents", ((each.definition.name, each) for each in code_agents))
         bare = [source.definition for source in sources]
@@ -85,52 +85,52 @@ class Registry:
         self._versions: dict[str, VersionHashes] = {}
 
     def agent(self, name: str) -> Agent:
-        """The agent of a name. Raises KeyError."""
+        """Return the agent with this name. Raises KeyError."""
         return self._agents[name]
 
     def tool(self, name: str) -> Tool:
-        """The tool of a name. Raises KeyError."""
+        """Return the tool with this name. Raises KeyError."""
         return self._tools[name]
 
     def function(self, name: str) -> Function:
-        """The operator's function of a name. Raises KeyError."""
+        """Return the operator's function with this name. Raises KeyError."""
         return self._functions[name]
 
     def model(self, name: str) -> Model:
-        """The model of a name; aliases are followed, empty is the default. Raises KeyError."""
+        """Return the model with this name; aliases are followed, empty means the default. Raises KeyError."""
         return self._models.get(name)
 
     def reachable(self, root: str) -> Sequence[agent_pb2.AgentDefinition]:
-        """The definitions that a run of `root` can reach by links, sorted by name, the root's among them."""
+        """Return the definitions that a run of `root` can reach by links, including the root's, sorted by name."""
         return reachable(self, root)
 
     def versions(self, root: str) -> VersionHashes:
-        """Hashes of the tools, models and fallbacks that those definitions name, of prices; agents' code versions."""
+        """Return the versions of everything that the definitions reachable from `root` name; see versions_of."""
         if root not in self._versions:
             self._versions[root] = versions_of(self, root)
         return self._versions[root]
 
     def list_agents(self) -> Sequence[agent_pb2.Agent]:
-        """Every agent, by name."""
+        """Return every agent, sorted by name."""
         return [shown(agent, self.source(name)) for name, agent in self._agents.items()]
 
     def list_tools(self) -> Sequence[tool_pb2.ToolInfo]:
-        """Every tool that a definition may name, by name: the server's own among them."""
+        """Return every tool that a definition may name, including the built-in ones, sorted by name."""
         listed = [*map(_tool_info, self._tools.values()), *map(_built_in_info, SPECS.values())]
         return sorted(listed, key=lambda info: info.name)
 
     def list_models(self) -> Sequence[model_pb2.ModelInfo]:
-        """Every model, by name."""
+        """Return every model, sorted by name."""
         return sorted(self._models.list(), key=lambda info: info.name)
 
     def source(self, name: str) -> agent_pb2.AgentSource.ValueType:
-        """Where the agent of a name is defined; AGENT_SOURCE_UNSPECIFIED if there is none."""
+        """Return the source of the agent with this name; AGENT_SOURCE_UNSPECIFIED if there is none."""
         if name in self._code_agents:
             return agent_pb2.AGENT_SOURCE_CODE
         return agent_pb2.AGENT_SOURCE_FILE if name in self._files else agent_pb2.AGENT_SOURCE_UNSPECIFIED
 
     def place(self, name: str) -> str:
-        """The same in words, with the file's name; empty if there is none."""
+        """Return the place of an agent's definition as text, with the file's name; empty if there is no such agent."""
         if name in self._code_agents:
             return "Python code"
         return f"the file {self._files[name]}" if name in self._files else ""
@@ -140,7 +140,7 @@ class Registry:
         definitions: Iterable[agent_pb2.AgentDefinition],
         stored: Iterable[agent_pb2.AgentDefinition] = (),
     ) -> Known:
-        """What definitions may name in this catalog, with those that are stored beside it."""
+        """Return the names that definitions may refer to in this catalog and the stored agents on top of it."""
         named = {name for definition in definitions for name in models_of(definition)} - {""}
         listed = {info.name for info in self._models.list()}
         return Known(
@@ -169,7 +169,7 @@ class Registry:
 
 
 def shown(agent: Agent, source: agent_pb2.AgentSource.ValueType) -> agent_pb2.Agent:
-    """An agent as the catalog shows it. It has no times: it is not stored."""
+    """Return an agent as the catalog shows it, without times: those exist for stored agents only."""
     return agent_pb2.Agent(definition=agent.definition, revision=agent.revision, source=source, kind=agent.kind)
 
 
@@ -197,12 +197,12 @@ def _unique(kind: str, items: Iterable[tuple[str, T]]) -> dict[str, T]:
     found: dict[str, T] = {}
     for name, item in items:
         if found.setdefault(name, item) is not item:
-            raise ConfigurationError(f"There are two {kind} named {name!r}; names are unique.")
+            raise ConfigurationError(f"There are two {kind} named {name!r}; names must be unique.")
     return found
 
 
 class Overlay:
-    """A catalog with more agents than the one below it; implements runtime.agent.Resolver, and never changes."""
+    """An immutable catalog that adds definitions on top of another one; implements runtime.agent.Resolver."""
 
     def __init__(self, below: Resolver, definitions: Iterable[agent_pb2.AgentDefinition]) -> None:
         self._below = below
@@ -210,41 +210,41 @@ class Overlay:
         self._versions: dict[str, VersionHashes] = {}
 
     def agent(self, name: str) -> Agent:
-        """The agent of a name. Raises KeyError."""
+        """Return the agent with this name. Raises KeyError."""
         return self._agents[name] if name in self._agents else self._below.agent(name)
 
     def tool(self, name: str) -> Tool:
-        """The tool of a name. Raises KeyError."""
+        """Return the tool with this name. Raises KeyError."""
         return self._below.tool(name)
 
     def function(self, name: str) -> Function:
-        """The operator's function of a name. Raises KeyError."""
+        """Return the operator's function with this name. Raises KeyError."""
         return self._below.function(name)
 
     def model(self, name: str) -> Model:
-        """The model of a name; aliases are followed, empty is the default. Raises KeyError."""
+        """Return the model with this name; aliases are followed, empty means the default. Raises KeyError."""
         return self._below.model(name)
 
     def reachable(self, root: str) -> Sequence[agent_pb2.AgentDefinition]:
-        """The definitions that a run of `root` can reach by links, sorted by name, the root's among them."""
+        """Return the definitions that a run of `root` can reach by links, including the root's, sorted by name."""
         return reachable(self, root)
 
     def versions(self, root: str) -> VersionHashes:
-        """Hashes of the tools and models that those definitions name, of their prices, and agents' code versions.
+        """Return the versions of everything that the definitions reachable from `root` name; see versions_of.
 
-        Raises AgentUnusable where something that they name is gone.
+        Raises AgentUnusable if something that they name no longer exists.
         """
         if root not in self._versions:
             if missing := list(gone(self, root)):
-                raise AgentUnusable(" ".join([*missing, "Change what names it, or bring it back."]))
+                raise AgentUnusable(" ".join([*missing, "Change the agents that name it, or restore it."]))
             self._versions[root] = versions_of(self, root)
         return self._versions[root]
 
 
 def reachable(resolver: Resolver, root: str) -> Sequence[agent_pb2.AgentDefinition]:
-    """The definitions that a run of `root` can reach, sorted by name, the root's among them.
+    """Return the definitions that a run of `root` can reach by links, including the root's, sorted by name.
 
-    Links that lead nowhere are left out. Raises KeyError where there is no `root`.
+    Links to missing agents are skipped. Raises KeyError if there is no `root`.
     """
     found = {root: resolver.agent(root).definition}
     pending = [root]
@@ -257,9 +257,10 @@ def reachable(resolver: Resolver, root: str) -> Sequence[agent_pb2.AgentDefiniti
 
 
 def versions_of(resolver: Resolver, root: str) -> VersionHashes:
-    """Hashes of the tools, models and fallbacks that those definitions name, of prices, and agents' code versions.
+    """Return the versions of everything that the definitions reachable from `root` name.
 
-    Raises KeyError where there is no `root`, or a tool is gone.
+    These are hashes of tools, of models with their fallbacks and of their prices, and the versions of agents in code.
+    Raises KeyError if there is no `root`, or a tool is missing.
     """
     definitions = reachable(resolver, root)
     agents = [resolver.agent(definition.name) for definition in definitions]
@@ -278,7 +279,7 @@ def versions_of(resolver: Resolver, root: str) -> VersionHashes:
 
 
 def _models(resolver: Resolver, names: Collection[str]) -> dict[str, Model]:
-    """The models of these names with their fallbacks, by their own names; those that are not there are left out."""
+    """Return the models with these names and their fallbacks, by canonical name; missing ones are left out."""
     found: dict[str, Model] = {}
     for name in names:
         if _has(resolver.model, name):
@@ -289,35 +290,36 @@ def _models(resolver: Resolver, names: Collection[str]) -> dict[str, Model]:
 
 
 def gone(resolver: Resolver, root: str) -> Iterator[str]:
-    """What those definitions name and nobody finds, each in a sentence. Raises KeyError where there is no `root`.
+    """Yield a sentence for each thing that the reachable definitions name and that is missing.
 
-    A stored agent was judged when it was stored: where rules came since, its runs are refused before they begin.
+    Stored agents were validated when they were stored. If a rule was added since, a run that breaks it is refused
+    before it starts. Raises KeyError if there is no `root`.
     """
     for definition in reachable(resolver, root):
         if definition.output_key and not is_key(definition.output_key):
             key = definition.output_key
-            yield f"The agent {definition.name!r} has the output_key {key!r}, which no state can hold."
+            yield f"The agent {definition.name!r} has the output_key {key!r}, which is no valid key of session state."
         if definition.HasField("function") and not is_code(resolver, definition.function.function):
             code = definition.function.function
-            yield f"The agent {definition.name!r} names the code {code!r}, which is not there any more."
+            yield f"The agent {definition.name!r} names the code {code!r}, which no longer exists."
             continue
         for function in functions_gone(definition, resolver):
-            yield f"The agent {definition.name!r} names {function}, which is not there any more."
+            yield f"The agent {definition.name!r} names {function}, which no longer exists."
         agent = resolver.agent(definition.name)
         for link in definition.sub_agents:
             if not _has(resolver.agent, link.agent):
-                yield f"The agent {definition.name!r} links to the agent {link.agent!r}, which is not there any more."
+                yield f"The agent {definition.name!r} links to the agent {link.agent!r}, which no longer exists."
         for tool in agent.tool_links:
             if tool.name not in SPECS and not _has(resolver.tool, tool.name):
-                yield f"The agent {definition.name!r} names the tool {tool.name!r}, which is not there any more."
+                yield f"The agent {definition.name!r} names the tool {tool.name!r}, which no longer exists."
         for model in sorted(models_of(definition) - {""}):
             if _has(resolver.model, model):
                 continue
-            yield f"The agent {definition.name!r} names the model {model!r}, which is not there any more."
+            yield f"The agent {definition.name!r} names the model {model!r}, which no longer exists."
 
 
 def is_code(resolver: Resolver, name: str) -> bool:
-    """Whether an agent of this name is there and is code."""
+    """Return whether an agent with this name exists and is code."""
     return _has(resolver.agent, name) and resolver.agent(name).definition.WhichOneof("kind") is None
 
 
@@ -330,7 +332,7 @@ def _has(find: Callable[[str], object], name: str) -> bool:
 
 
 def agent_of(definition: agent_pb2.AgentDefinition, code: Callable[[str], Agent]) -> Agent:
-    """The agent of a definition that has been judged; `code` finds agents in code and raises KeyError."""
+    """Return the agent of a validated definition; `code` finds agents in code and raises KeyError."""
     if definition.HasField("function"):
         return DefinedFunctionAgent(definition, code)
     return _KINDS[definition.WhichOneof("kind") or "llm"](definition)

@@ -1,6 +1,6 @@
-"""Agents that lead teams: a supervisor, whose members come back to it, and a swarm, whose members go on to others.
+"""Agents that lead teams: a supervisor, whose members return to it, and a swarm, whose members transfer to each other.
 
-Members are any agents; what they do is their own.
+Members may be agents of any kind.
 """
 
 from collections.abc import Sequence
@@ -20,7 +20,7 @@ from bough_server.runtime.visible_history import is_transfer
 
 
 class SupervisorAgent:
-    """A model in a loop with tools that hands over to members and goes on when they have ended."""
+    """An LLM agent that transfers to members and continues when they have ended."""
 
     kind = execution_pb2.AGENT_KIND_SUPERVISOR
 
@@ -35,32 +35,32 @@ class SupervisorAgent:
         return llm_of(self.definition).tools
 
     async def run(self, ctx: Context, input: message_pb2.Message) -> Outcome:
-        """Answers as an LLM agent does; a member that exits or breaks a loop ends it as well. Raises RunError."""
+        """Answer as an LLM agent does; a member that exits or breaks a loop ends it as well. Raises RunError."""
         members = 0
 
-        async def lend(lane: Lane, transfer: action_pb2.TransferAction, call_id: str) -> Outcome | None:
+        async def run_member(lane: Lane, transfer: action_pb2.TransferAction, call_id: str) -> Outcome | None:
             nonlocal members
             member, members = members, members + 1
-            return await _lend(lane, transfer, call_id, member)
+            return await _run_member(lane, transfer, call_id, member)
 
-        return await self._lead.run(ctx, input, on_transfer=lend)
+        return await self._lead.run(ctx, input, on_transfer=run_member)
 
 
-async def _lend(lane: Lane, transfer: action_pb2.TransferAction, call_id: str, member: int) -> Outcome | None:
-    """Lets a member go on until it ends; gives how the supervisor ends with it, if it does."""
+async def _run_member(lane: Lane, transfer: action_pb2.TransferAction, call_id: str, member: int) -> Outcome | None:
+    """Run a member until it ends; return the supervisor's outcome if the member ends it, else None."""
     ended = await hand_over(lane, transfer, call_id, member=member)
     if ended.outcome is None:
         if ended.error is not None and ended.transcript is None:
-            raise ended.error  # it never began: there are no transfers left, or the tree is too deep
-        why = ended.error.message if ended.error is not None else ""
-        told = message_pb2.Part(text=f"For context: [{transfer.agent}] failed: {why}")
-        lane.transcript.say(message_pb2.Message(role=message_pb2.ROLE_USER, author=transfer.agent, parts=[told]))
+            raise ended.error  # it never started: no transfers are left, or the tree is too deep
+        reason = ended.error.message if ended.error is not None else ""
+        note = message_pb2.Part(text=f"For context: [{transfer.agent}] failed: {reason}")
+        lane.transcript.say(message_pb2.Message(role=message_pb2.ROLE_USER, author=transfer.agent, parts=[note]))
         return None
     return None if ended.outcome.action is None else passed_on(ended)
 
 
 class SwarmAgent:
-    """Members that hand over to one another until one answers."""
+    """Members that transfer to each other until one answers."""
 
     kind = execution_pb2.AGENT_KIND_SWARM
     tool_links: Sequence[agent_pb2.ToolLink] = ()
@@ -70,16 +70,16 @@ class SwarmAgent:
         self.revision = revision(definition)
 
     async def run(self, ctx: Context, input: message_pb2.Message) -> Outcome:
-        """The answer of the member that hands over to nobody, or exits or breaks a loop.
+        """Return the answer of the member that ends without a transfer, or that exits or breaks a loop.
 
-        Raises RunError: SUB_AGENT_FAILED where a member failed, whatever its link says: nobody is there to go on;
-        LIMIT_EXCEEDED where there are no transfers left, or the members go in circles.
+        Raises RunError: SUB_AGENT_FAILED if a member failed, whatever its link says, since there is no agent to
+        continue; LIMIT_EXCEEDED if no transfers are left, or the members transfer in a cycle.
         """
         links = {link.agent: link for link in self.definition.sub_agents}
         path = [self.definition.swarm.entry_agent or self.definition.sub_agents[0].agent]
         lane = lane_of(ctx)
         ended = await run_child(lane, Child(link=links[path[0]], name="h0"))
-        while (outcome := _member(ended)).action is not None and outcome.action.HasField("transfer"):
+        while (outcome := _outcome_of_member(ended)).action is not None and outcome.action.HasField("transfer"):
             if ended.transcript is not None:
                 _forget_transfer(ended.transcript)
             transfer = outcome.action.transfer
@@ -101,13 +101,13 @@ class SwarmAgent:
 
 
 def _forget_transfer(transcript: Transcript) -> None:
-    """Leaves out the result of the transfer that a member ended with, so that nobody is shown the transfer."""
+    """Remove the result of the transfer that a member ended with, so that no agent is shown the transfer."""
     last = transcript.entries[-1] if transcript.entries else None
     if isinstance(last, HistoryEntry) and any(is_transfer(part.tool_result) for part in last.message.parts):
         transcript.entries.pop()
 
 
-def _member(ended: DispatchResult) -> Outcome:
+def _outcome_of_member(ended: DispatchResult) -> Outcome:
     if ended.outcome is None:
         raise failure(ended)
     return ended.outcome

@@ -1,6 +1,6 @@
-"""What makes agent definitions sensible, judged together and all at once; how they are written is definition.py's.
+"""Validation of agent definitions, together and with all problems at once; definition.py checks how they are written.
 
-The same list of violations answers ValidateAgents, `bough agents validate` and a server's start.
+The same list of violations answers ValidateAgents, `bough agents validate` and the start of a server.
 """
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -28,24 +28,24 @@ _INVALID: Final = error_pb2.ERROR_REASON_INVALID_REQUEST
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Known:
-    """What definitions may name."""
+    """The names that definitions may refer to."""
 
     tools: Collection[str] = ()
     client_tools: Collection[str] = ()
-    """Those of the tools that run in the client."""
+    """The tools that run in the client."""
     models: Collection[str] = ()
     has_default_model: bool = True
     definitions: Sequence[agent_pb2.AgentDefinition] = ()
-    """Those of the catalog, which the judged ones replace by name."""
+    """The catalog's definitions, which validated ones replace by name."""
     code_agents: Sequence[agent_pb2.AgentDefinition] = ()
-    """Those of agents in code, whose names are taken."""
+    """The definitions of agents in code, whose names are taken."""
     functions: Mapping[str, str] = field(default_factory=dict)
     """The operator's pure functions, each with its kind."""
 
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """Something wrong with one field of one definition."""
+    """A problem with one field of one definition."""
 
     field: str
     description: str
@@ -55,7 +55,7 @@ class Problem:
 def violations(
     definitions: Sequence[agent_pb2.AgentDefinition], known: Known
 ) -> list[catalog_service_pb2.DefinitionViolation]:
-    """Everything that is wrong with definitions, in their order, and with what they reach; empty where all is well."""
+    """Return every problem of definitions, in their order, and of the agents that they reach."""
     judged = [*zip(definitions, judge(definitions, known), strict=True), *judge_reached(definitions, known)]
     return [
         catalog_service_pb2.DefinitionViolation(
@@ -67,7 +67,7 @@ def violations(
 
 
 def judge(definitions: Sequence[agent_pb2.AgentDefinition], known: Known) -> list[list[Problem]]:
-    """The mistakes of each definition."""
+    """Return the problems of each definition."""
     world = _world(definitions, known)
     circle_of = rule_circles(world.agents)
     seen: set[str] = set()
@@ -87,7 +87,7 @@ def judge(definitions: Sequence[agent_pb2.AgentDefinition], known: Known) -> lis
 
 
 def _placed(mistake: Problem, definition: agent_pb2.AgentDefinition) -> Problem:
-    """The same mistake where a supervisor has what it is about."""
+    """Return the problem with its field inside `supervisor` if the definition is one."""
     is_inside = definition.HasField("supervisor") and mistake.field.startswith("llm.")
     return replace(mistake, field=f"supervisor.{mistake.field}") if is_inside else mistake
 
@@ -95,7 +95,10 @@ def _placed(mistake: Problem, definition: agent_pb2.AgentDefinition) -> Problem:
 def judge_reached(
     definitions: Sequence[agent_pb2.AgentDefinition], known: Known
 ) -> list[tuple[agent_pb2.AgentDefinition, list[Problem]]]:
-    """The catalog's agents that these reach and would leave with mistakes they do not have now, and those mistakes."""
+    """Return the catalog's agents that the definitions reach and give new problems, with those problems.
+
+    A field that already has a problem is not reported again.
+    """
     before, after = _world([], known), _world(definitions, known)
     judged: list[tuple[agent_pb2.AgentDefinition, list[Problem]]] = []
     for name in sorted(_below({each.name for each in definitions}, after.agents)):
@@ -107,7 +110,7 @@ def judge_reached(
 
 
 def _relations(definition: agent_pb2.AgentDefinition, world: "_World") -> list[Problem]:
-    """Those of a definition's mistakes that depend on other agents."""
+    """Return those of a definition's problems that depend on other agents."""
     return [_placed(mistake, definition) for mistake in (*_llm(definition, world), *_links(definition, world))]
 
 
@@ -122,12 +125,10 @@ def _output(definition: agent_pb2.AgentDefinition) -> Iterator[Problem]:
     if not schema:
         return
     if problem := _schema_problem(schema):
-        # The rule is the same, and its reason another: no provider takes a form of another type.
+        # The rule is that of tool arguments, but for another reason: providers accept only objects as output schemas.
         yield Problem("output_schema_json", problem.replace(": arguments have names", ""))
     if llm_of(definition).final_answer_tool:
-        yield Problem(
-            "llm.final_answer_tool", "takes an answer in words; leave it out where there is an output schema."
-        )
+        yield Problem("llm.final_answer_tool", "is for answers in text; remove it if there is an output schema.")
 
 
 def judge_code_agent(
@@ -136,7 +137,7 @@ def judge_code_agent(
     definitions: Sequence[agent_pb2.AgentDefinition],
     known: Known,
 ) -> list[Problem]:
-    """The mistakes of an agent in code, whose tools stand beside its definition."""
+    """Return the problems of an agent in code, whose tools are not in its definition."""
     tools = agent_pb2.AgentDefinition(llm=agent_pb2.LlmAgent(tools=tool_links), sub_agents=agent.sub_agents)
     mistakes = [*_tools(tools, known), *_links(agent, _world(definitions, known))]
     mistakes += [Problem(*each) for each in naming_mistakes(agent, known.functions, known.code_agents)]
@@ -146,13 +147,13 @@ def judge_code_agent(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _World:
-    """What there is once the definitions are in force."""
+    """All agents as they are once the definitions take effect."""
 
     known: Known
     agents: Mapping[str, agent_pb2.AgentDefinition]
     taken: Collection[str]
     with_model: Collection[str] = field(default_factory=set)
-    """Agents that have a model in some run: their own, or a caller's."""
+    """Agents that have a model in some run: their own, or one inherited from a caller."""
 
 
 def _world(definitions: Sequence[agent_pb2.AgentDefinition], known: Known) -> _World:
@@ -167,7 +168,7 @@ def _world(definitions: Sequence[agent_pb2.AgentDefinition], known: Known) -> _W
 
 
 def _below(names: Collection[str], agents: Mapping[str, agent_pb2.AgentDefinition]) -> set[str]:
-    """The agents that can be reached by links from those of these names, but for these."""
+    """Return the agents that can be reached by links from the named ones, without these."""
     found: set[str] = set()
     pending = [name for name in names if name in agents]
     while pending:
@@ -185,13 +186,13 @@ def _identity(definition: agent_pb2.AgentDefinition, world: _World, seen: Collec
     elif not AGENT_NAME.fullmatch(name):
         yield Problem("name", "must be a letter, then up to 58 letters, digits, _ or -.")
     elif name in seen:
-        yield Problem("name", f"{name!r} is defined twice; names are unique in a catalog.")
+        yield Problem("name", f"{name!r} is defined twice; names must be unique in a catalog.")
     elif name in world.taken:
         yield Problem("name", f"{name!r} is the name of an agent in code; choose another.")
     if not definition.description.strip():
-        yield Problem("description", "is required: it is what a model chooses the agent by.")
+        yield Problem("description", "is required: models choose the agent by it.")
     if definition.WhichOneof("kind") is None:
-        yield Problem("llm", "is required, or another kind such as `sequence: {}`: it says what runs the agent.")
+        yield Problem("llm", "is required, or another kind such as `sequence: {}`.")
 
 
 def _llm(definition: agent_pb2.AgentDefinition, world: _World) -> Iterator[Problem]:
@@ -221,12 +222,14 @@ def _tools(definition: agent_pb2.AgentDefinition, known: Known) -> Iterator[Prob
             there = {*known.tools, *SPECS}
             yield Problem(place, f"There is no tool {link.name!r}.{suggestion(link.name, there)}", reason)
         if link.name in seen:
-            yield Problem(place, f"{link.name!r} is there twice.")
+            yield Problem(place, f"{link.name!r} is listed twice.")
         elif link.name in others:
-            yield Problem(place, f"{link.name!r} is also the tool of {others[link.name]}; one of the two must go.")
+            yield Problem(place, f"{link.name!r} is also the tool of {others[link.name]}; remove one of the two.")
         if link.HasField("timeout") and link.name in known.client_tools:
-            words = f"{link.name!r} runs in the client, which no timeout stops; the tool's answer_within does."
-            yield Problem(f"llm.tools[{index}].timeout", words)
+            description = (
+                f"{link.name!r} runs in the client, which a timeout does not stop; use the tool's answer_within."
+            )
+            yield Problem(f"llm.tools[{index}].timeout", description)
         seen.add(link.name)
 
 

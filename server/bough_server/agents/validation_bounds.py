@@ -13,12 +13,12 @@ from bough_server.documents import suggestion
 from bough_server.runtime.agent import llm_of
 
 FieldMistake: TypeAlias = tuple[str, str]
-"""A field's path, and what is wrong with it."""
+"""A field's path and the problem with it."""
 
 _MOST_BYTES: Final = 256 * 1024
 
 MAX_SCHEMA_BYTES: Final = 64 * 1024
-"""The most bytes of a schema: judging one takes a second for each 160 KiB."""
+"""The most bytes of a schema: checking one takes about a second per 160 KiB."""
 _MOST_DESCRIPTION: Final = 4 * 1024
 _MOST_ITEMS: Final = 128
 _LONGEST_INTERVAL_NS: Final = 10_000_000_000
@@ -26,7 +26,7 @@ _COUNTS: Final = ("model_calls", "tool_calls", "tokens", "cost_nanos", "depth", 
 
 
 def bound_mistakes(definition: agent_pb2.AgentDefinition) -> Iterator[FieldMistake]:
-    """Everything of a definition that is out of its bounds."""
+    """Yield every problem of a definition's numbers and sizes."""
     if definition.ByteSize() > _MOST_BYTES:
         yield "", f"is larger than {_MOST_BYTES // 1024} KiB."
     if len(definition.description.encode()) > _MOST_DESCRIPTION:
@@ -44,7 +44,7 @@ def bound_mistakes(definition: agent_pb2.AgentDefinition) -> Iterator[FieldMista
 
 
 def json_object_mistake(text: str) -> str:
-    """What keeps a text from being one JSON object; empty where it is one, or where there is no text."""
+    """Return why a text is not a single JSON object; empty if it is one, or if the text is empty."""
     try:
         return "" if not text or isinstance(json.loads(text), dict) else "must be one JSON object."
     except (ValueError, RecursionError) as error:
@@ -95,7 +95,7 @@ def _delta_mistakes(aggregated: policy_pb2.AggregatedDeltas) -> Iterator[FieldMi
 
 
 def _enum_mistakes(message: Message, place: str) -> Iterator[FieldMistake]:
-    """Enum values that this server does not know; only the wire can bring them."""
+    """Yield enum values that this server does not know; they can only come over the wire."""
     for descriptor, value in message.ListFields():
         inner = f"{place}.{descriptor.name}" if place else descriptor.name
         items = (
@@ -103,13 +103,13 @@ def _enum_mistakes(message: Message, place: str) -> Iterator[FieldMistake]:
         )
         for path, item in items:
             if descriptor.enum_type is not None and item not in descriptor.enum_type.values_by_number:
-                yield path, f"has a value that is not known here: {item}."
+                yield path, f"has a value that this server does not know: {item}."
             elif descriptor.message_type is not None:
                 yield from _enum_mistakes(item, path)
 
 
 def _is_in_range(duration: Duration) -> bool:
-    """Whether JSON has a form for it; what comes by the wire may be out of range, or of mixed signs."""
+    """Return whether a duration has a JSON form; over the wire it may be out of range or have mixed signs."""
     try:
         duration.ToJsonString()
     except ValueError:
@@ -118,13 +118,13 @@ def _is_in_range(duration: Duration) -> bool:
 
 
 def models_of(definition: agent_pb2.AgentDefinition) -> set[str]:
-    """The models that a definition names: the one it asks, empty where that is inherited, and those that summarize."""
+    """Return the models that a definition names: its own, empty if inherited, and those that summarize."""
     summarizing = {policy.summarize.model for _, policy in _policies(definition)} - {""}
     return {llm_of(definition).model, *summarizing}
 
 
 def history_mistakes(definition: agent_pb2.AgentDefinition) -> Iterator[FieldMistake]:
-    """Everything of its history policies that is out of bounds."""
+    """Yield every problem of a definition's history policies."""
     for place, policy in _policies(definition):
         if policy.HasField("sliding_window"):
             window, path = policy.sliding_window, f"{place}.sliding_window"
@@ -143,7 +143,7 @@ def history_mistakes(definition: agent_pb2.AgentDefinition) -> Iterator[FieldMis
 
 
 def unknown_models(definition: agent_pb2.AgentDefinition, models: Collection[str]) -> Iterator[FieldMistake]:
-    """The summarizing models that are none of these."""
+    """Yield the summarizing models that are not in `models`."""
     for place, policy in _policies(definition):
         name = policy.summarize.model
         if name and name not in models:

@@ -1,4 +1,4 @@
-"""How definitions refer to each other: composition of kinds, cycles, names of agents, tools and models."""
+"""Validation of how definitions refer to each other: composites, cycles, and names of agents and functions."""
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -15,10 +15,10 @@ from bough_server.templates import template_mistake
 
 _MOST_ITERATIONS: Final = 10_000
 _MOST_STEPS: Final = 1000
-"""Of a plan: all that was done goes along with every step."""
+"""The most steps of a plan: every step's input repeats all executed ones."""
 
 NamingMistake: TypeAlias = tuple[str, str, Reason]
-"""A field's path, what is wrong with it, and the kind of mistake."""
+"""A field's path, the problem with it and the reason of the error."""
 
 _KEY_WORDS: Final = "a letter, then up to 127 of letters, digits and _ - . :"
 _INVALID: Final = error_pb2.ERROR_REASON_INVALID_REQUEST
@@ -32,9 +32,9 @@ def structure_mistakes(
     agents: Mapping[str, agent_pb2.AgentDefinition],
     circle_of: Mapping[str, str],
 ) -> Iterator[FieldMistake]:
-    """Everything that is wrong with how a definition is put together.
+    """Yield every problem of how a definition is composed.
 
-    `agents` are all that it may link, by name, and `circle_of` is what `rule_circles` says of them.
+    `agents` are all that it may link, by name, and `circle_of` is the result of `rule_circles` for them.
     """
     if definition.HasField("supervisor") and not definition.sub_agents:
         yield "sub_agents", "is required: they are its members."
@@ -57,26 +57,31 @@ def structure_mistakes(
         if link.agent in certain and not is_itself and circle_of.get(link.agent) == circle_of[definition.name]:
             yield (
                 f"sub_agents[{index}].agent",
-                f"{link.agent!r} runs {definition.name!r} in turn: nothing would ever end that.",
+                f"{link.agent!r} runs {definition.name!r} in turn: that would never end.",
             )
 
 
 def rule_circles(agents: Mapping[str, agent_pb2.AgentDefinition]) -> dict[str, str]:
-    """Who runs one another in turn whatever models say: the circle that each agent is in, by name."""
+    """Return the cycle that each agent is in through composites, which run their children whatever models say.
+
+    Agents of one cycle have the same value; an agent in no cycle has its own.
+    """
     return cycles({name: _run_in_any_case(each) if is_composite(each) else () for name, each in agents.items()})
 
 
 def is_composite(definition: agent_pb2.AgentDefinition) -> bool:
-    """Whether an agent runs its sub-agents by a rule, and not where a model or its code wants to."""
+    """Return whether an agent runs its sub-agents by a rule rather than by the choice of a model or of code."""
     return definition.WhichOneof("kind") not in (None, "function", "llm", "supervisor")
 
 
 def _schema_mistake(definition: agent_pb2.AgentDefinition) -> str:
-    """Nobody asks again for an answer that a rule hands on, so it is no place for a schema."""
+    """Return why a composite has no output schema: nothing would repair an answer that it passes on."""
     if definition.HasField("plan_execute"):
-        return "is not for a plan_execute, which answers in words. Let an agent that has it follow in a sequence."
+        return (
+            "is not for a plan_execute, which answers in text. Put an agent that has it after this one in a sequence."
+        )
     kind = definition.WhichOneof("kind")
-    return f"is not for a {kind}, which hands on what others say. Give the schema to who answers."
+    return f"is not for a {kind}, which passes on the answers of its children. Set the schema on those agents."
 
 
 def _link_mistakes(definition: agent_pb2.AgentDefinition) -> Iterator[FieldMistake]:
@@ -84,18 +89,18 @@ def _link_mistakes(definition: agent_pb2.AgentDefinition) -> Iterator[FieldMista
     for index, link in enumerate(definition.sub_agents):
         place = f"sub_agents[{index}].link_mode"
         if is_swarm and link.link_mode == agent_pb2.LINK_MODE_TOOL:
-            yield place, "TOOL is for an agent's own links: members of a swarm hand over to one another."
+            yield place, "TOOL is for an agent's own links: members of a swarm transfer to each other."
         elif not is_swarm and link.link_mode == agent_pb2.LINK_MODE_TRANSFER:
-            yield place, "TRANSFER is for models to choose by; here a rule runs the agent."
+            yield place, "TRANSFER is for agents that a model chooses; here a rule runs the agent."
     if not definition.sub_agents:
         yield "sub_agents", f"is required: they are its {'members' if is_swarm else 'children, in order'}."
 
 
 def _member_mistakes(name: str, definition: agent_pb2.AgentDefinition, place: str) -> Iterator[FieldMistake]:
-    """What is wrong with the name of a sub-agent, where one is given."""
+    """Yield the problem of a sub-agent's name, if one is given."""
     names = [link.agent for link in definition.sub_agents]
     if name and name not in names:
-        yield place, f"{name!r} is none of its sub_agents.{suggestion(name, names)}"
+        yield place, f"{name!r} is not one of its sub_agents.{suggestion(name, names)}"
 
 
 def _plan_mistakes(
@@ -110,17 +115,20 @@ def _plan_mistakes(
         yield from missing
         found = None if missing or role == "executor" else agents.get(name)
         if found is not None and found.WhichOneof("kind") not in ("llm", "supervisor"):
-            yield f"plan_execute.{role}", f"{name!r} asks no model that could call `plan`: give an llm or a supervisor."
+            yield f"plan_execute.{role}", f"{name!r} has no model that could call `plan`: use an llm or a supervisor."
     roles = (plan.planner, plan.executor, plan.replanner)
     for index, link in enumerate(definition.sub_agents):
         if link.agent and link.agent not in roles:
-            yield f"sub_agents[{index}].agent", f"{link.agent!r} is no planner, executor or replanner: nothing runs it."
+            yield (
+                f"sub_agents[{index}].agent",
+                f"{link.agent!r} is not the planner, executor or replanner, so it would never run.",
+            )
     if plan.HasField("max_iterations") and not 1 <= plan.max_iterations <= _MOST_STEPS:
         yield "plan_execute.max_iterations", f"must be between 1 and {_MOST_STEPS}."
 
 
 def _run_in_any_case(definition: agent_pb2.AgentDefinition) -> set[str]:
-    """Whom a composite runs whatever models say: of a swarm the member that begins, of any other all."""
+    """Return the agents that a composite always runs: the entry member of a swarm, all children of any other."""
     if definition.HasField("swarm") and definition.sub_agents:
         return {definition.swarm.entry_agent or definition.sub_agents[0].agent}
     return {link.agent for link in definition.sub_agents}
@@ -134,9 +142,10 @@ def _loop_mistakes(loop: agent_pb2.LoopAgent) -> Iterator[FieldMistake]:
 
 
 def cycles(runs: Mapping[str, Collection[str]]) -> dict[str, str]:
-    """For each name one that it runs in circles with, the same for all of a circle; a name in none has its own.
+    """Return for each name a representative of its cycle, the same for all of one cycle; a name in no cycle is its own.
 
-    `runs` says whom each name runs; who is named there alone runs nobody. Kosaraju's two walks, without recursion.
+    `runs` maps each name to those it runs; names that are only values run none. Kosaraju's algorithm, without
+    recursion.
     """
     run_by: dict[str, list[str]] = {}
     for name, others in runs.items():
@@ -150,7 +159,7 @@ def cycles(runs: Mapping[str, Collection[str]]) -> dict[str, str]:
 
 
 def _by_end(runs: Mapping[str, Collection[str]]) -> list[str]:
-    """All names in the order in which a walk in depth leaves them."""
+    """Return all names in the order in which a depth-first search finishes them."""
     ended: list[str] = []
     seen: set[str] = set()
     for root in runs:
@@ -164,12 +173,12 @@ def _by_end(runs: Mapping[str, Collection[str]]) -> list[str]:
             elif following not in seen:
                 seen.add(following)
                 path.append((following, iter(runs.get(following, ()))))
-        ended.pop()  # where the walk began is nobody
+        ended.pop()  # the empty name that the search starts from
     return ended
 
 
 def _mark(root: str, run_by: Mapping[str, Collection[str]], first: dict[str, str]) -> None:
-    """Marks all that reach the root and are in no circle yet as its circle."""
+    """Mark every unmarked name that reaches the root as part of its cycle."""
     pending = [root]
     while pending:
         name = pending.pop()
@@ -180,7 +189,7 @@ def _mark(root: str, run_by: Mapping[str, Collection[str]], first: dict[str, str
 
 @dataclass(frozen=True, slots=True)
 class Named:
-    """A function that a definition names: in which field, by which name, as which kind."""
+    """A function that a definition names: the field, the function's name and its expected kind."""
 
     field: str
     name: str
@@ -188,7 +197,7 @@ class Named:
 
 
 def functions_named(definition: agent_pb2.AgentDefinition) -> Iterator[Named]:
-    """The operator's functions that a definition names."""
+    """Yield the operator's functions that a definition names."""
     if rewriter := llm_of(definition).history_rewriter:
         yield Named("llm.history_rewriter", rewriter, Rewriter.kind)
     if definition.loop.until.HasField("predicate"):
@@ -199,7 +208,7 @@ def functions_named(definition: agent_pb2.AgentDefinition) -> Iterator[Named]:
 
 
 def functions_gone(definition: agent_pb2.AgentDefinition, resolver: Resolver) -> Iterator[str]:
-    """The functions that a definition names and nobody finds, each in words."""
+    """Yield a description of each function that a definition names and that is missing or of another kind."""
     for named in functions_named(definition):
         found = _function(resolver, named.name)
         if found is None or found.kind != named.kind:
@@ -211,7 +220,7 @@ def naming_mistakes(
     functions: Mapping[str, str],
     code_agents: Sequence[agent_pb2.AgentDefinition],
 ) -> Iterator[NamingMistake]:
-    """Everything of a definition that names nothing; `functions` are those there are, with what they are."""
+    """Yield every reference of a definition that resolves to nothing; `functions` maps the known names to kinds."""
     for named in functions_named(definition):
         if problem := _function_problem(named, functions):
             yield named.field, problem, _INVALID
@@ -221,7 +230,7 @@ def naming_mistakes(
         yield "llm.instruction", wrong, _INVALID
     yield from _until_mistakes(definition.loop)
     if definition.output_key and not is_key(definition.output_key):
-        yield "output_key", f"must be a name of the state: {_KEY_WORDS}", _INVALID
+        yield "output_key", f"must be a key of session state: {_KEY_WORDS}", _INVALID
     for index, link in enumerate(definition.sub_agents):
         if not link.HasField("input"):
             continue
@@ -232,7 +241,7 @@ def naming_mistakes(
 
 
 def _placeholders(definition: agent_pb2.AgentDefinition) -> Sequence[str]:
-    """What the templates of a definition's links can name, besides the state."""
+    """Return the names that templates of a definition's links can use, besides session state."""
     kind = definition.WhichOneof("kind")
     if kind in _WITHOUT_CALLS:
         return _ALWAYS
@@ -246,7 +255,7 @@ def _function_problem(named: Named, functions: Mapping[str, str]) -> str:
     if found == named.kind:
         return ""
     if found is not None:
-        return f"{named.name!r} is a function of another kind, a {found}; give a {named.kind}."
+        return f"{named.name!r} is a function of another kind, {found}; use one of kind {named.kind}."
     of_this_kind = [name for name, kind in functions.items() if kind == named.kind]
     return f"There is no {named.kind} {named.name!r}.{suggestion(named.name, of_this_kind)}"
 

@@ -1,4 +1,4 @@
-"""AgentService: starting, following, answering, forking and stopping runs; what a run is belongs to runs."""
+"""AgentService: start, follow, resume, fork, cancel, get and list runs."""
 
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Coroutine
@@ -30,7 +30,7 @@ T = TypeVar("T")
 
 
 class AgentService(agent_service_pb2_grpc.AgentServiceServicer):
-    """Runs agents and lets anybody follow."""
+    """Runs agents and streams their events."""
 
     def __init__(self, *, runs: Runs, principal: Callable[[], Principal], clock: Clock) -> None:
         self._runs, self._principal, self._clock = runs, principal, clock
@@ -38,15 +38,16 @@ class AgentService(agent_service_pb2_grpc.AgentServiceServicer):
     async def Run(  # type: ignore[override]  # the responses are serialized already
         self, request: pb.RunRequest, context: aio.ServicerContext[pb.RunRequest, pb.RunResponse]
     ) -> AsyncGenerator[bytes, None]:
-        """Starts a turn and follows it to its end."""
+        """Start a run and follow it to its end."""
         principal = self._principal()
         starting = self._runs.start(
             principal,
             request,
+            # A background run outlives its call, and so the call's deadline.
             deadline_time_ns=None if request.policy.background else self._deadline(context.time_remaining()),
             trace=Parent.current(),
         )
-        record = await _whole(starting)
+        record = await _uninterrupted(starting)
         following = self._follow(
             principal, record.run, request.follow, context, until=follow_pb2.WATCH_UNTIL_INTERRUPTED
         )
@@ -57,10 +58,10 @@ class AgentService(agent_service_pb2_grpc.AgentServiceServicer):
     async def ResumeRun(  # type: ignore[override]  # the responses are serialized already
         self, request: pb.ResumeRunRequest, context: aio.ServicerContext[pb.ResumeRunRequest, pb.ResumeRunResponse]
     ) -> AsyncGenerator[bytes, None]:
-        """Answers what a run asks, and follows it on."""
+        """Answer a run's open requests and follow it from there."""
         principal = self._principal()
         resuming = self._runs.resume(principal, request, deadline_time_ns=self._deadline(context.time_remaining()))
-        resumed = await _whole(resuming)
+        resumed = await _uninterrupted(resuming)
         after = request.after_sequence if request.HasField("after_sequence") else resumed.since
         following = self._follow(
             principal,
@@ -78,10 +79,10 @@ class AgentService(agent_service_pb2_grpc.AgentServiceServicer):
     async def ForkRun(  # type: ignore[override]  # the responses are serialized already
         self, request: pb.ForkRunRequest, context: aio.ServicerContext[pb.ForkRunRequest, pb.ForkRunResponse]
     ) -> AsyncGenerator[bytes, None]:
-        """Starts a run that shares the beginning of another's log, and follows it from there."""
+        """Start a run that shares the beginning of another run's log, and follow it from there."""
         principal = self._principal()
         forking = self._runs.fork(principal, request, deadline_time_ns=self._deadline(context.time_remaining()))
-        record, shared = await _whole(forking)
+        record, shared = await _uninterrupted(forking)
         following = self._follow(
             principal, record.run, request.follow, context, after=shared, until=follow_pb2.WATCH_UNTIL_INTERRUPTED
         )
@@ -92,7 +93,7 @@ class AgentService(agent_service_pb2_grpc.AgentServiceServicer):
     async def WatchRun(  # type: ignore[override]  # the responses are serialized already
         self, request: pb.WatchRunRequest, context: aio.ServicerContext[pb.WatchRunRequest, pb.WatchRunResponse]
     ) -> AsyncGenerator[bytes, None]:
-        """Follows any run from any sequence."""
+        """Follow a run from any sequence."""
         principal = self._principal()
         record = await self._runs.get(principal, request.run_id)
         following = self._follow(
@@ -105,21 +106,21 @@ class AgentService(agent_service_pb2_grpc.AgentServiceServicer):
     async def CancelRun(
         self, request: pb.CancelRunRequest, context: aio.ServicerContext[pb.CancelRunRequest, pb.CancelRunResponse]
     ) -> pb.CancelRunResponse:
-        """Asks a run to stop."""
+        """Request that a run stops."""
         record = await self._runs.cancel(self._principal(), request.run_id, note=request.note)
         return pb.CancelRunResponse(run=record.run)
 
     async def GetRun(
         self, request: pb.GetRunRequest, context: aio.ServicerContext[pb.GetRunRequest, pb.GetRunResponse]
     ) -> pb.GetRunResponse:
-        """Gives one run."""
+        """Return a run."""
         run = (await self._runs.get(self._principal(), request.run_id)).run
         return pb.GetRunResponse(run=run, final_answer=await self._runs.final_answer(run))
 
     async def ListRuns(
         self, request: pb.ListRunsRequest, context: aio.ServicerContext[pb.ListRunsRequest, pb.ListRunsResponse]
     ) -> pb.ListRunsResponse:
-        """Lists runs, the newest first."""
+        """List runs, newest first."""
         runs, token = await self._runs.list(
             self._principal(), run_filter(request.filter), page_of(request.page_size, request.page_token)
         )
@@ -136,6 +137,7 @@ class AgentService(agent_service_pb2_grpc.AgentServiceServicer):
         after: int = 0,
         past: int = 0,
     ) -> AsyncGenerator[bytes, None]:
+        # Sent before the first event, so that a client that loses the stream can find its run again.
         await context.send_initial_metadata(((RUN_ID_KEY, run.run_id),))
         following = Following(
             stamp=stamp(run.run_id, run.session_id),
@@ -151,24 +153,25 @@ class AgentService(agent_service_pb2_grpc.AgentServiceServicer):
                 async for message in messages:
                     yield message
         except SequenceOutOfRange:
-            raise  # there is no such sequence to rejoin with
-        except BaseException:
-            self._tell_last(context, following)
+            raise  # a client could not resume from a sequence that does not exist
+        except BaseException:  # also when cancelled: a client that reconnects continues after this sequence
+            self._set_last_sequence(context, following)
             raise
-        self._tell_last(context, following)
+        self._set_last_sequence(context, following)
 
-    def _tell_last(self, context: aio.ServicerContext[Any, Any], following: Following) -> None:
-        context.set_trailing_metadata(((LAST_SEQUENCE_KEY, str(following.told)),))
+    def _set_last_sequence(self, context: aio.ServicerContext[Any, Any], following: Following) -> None:
+        context.set_trailing_metadata(((LAST_SEQUENCE_KEY, str(following.sent_through)),))
 
     def _deadline(self, remaining: float | None) -> int | None:
         return None if remaining is None else self._clock.now_ns() + int(remaining * 1e9)
 
 
-async def _whole(work: Coroutine[Any, Any, T]) -> T:
-    """Does work to its end even where the caller leaves: a run that is accepted and not begun would be nobody's."""
+async def _uninterrupted(work: Coroutine[Any, Any, T]) -> T:
+    """Run a coroutine to its end even if the caller disconnects: an accepted run must not be left unstarted."""
     task = asyncio.create_task(work)
     try:
         return await asyncio.shield(task)
     except asyncio.CancelledError:
+        # The task is not cancelled with the call; wait for it, so that its exception is retrieved.
         await asyncio.gather(task, return_exceptions=True)
         raise

@@ -1,4 +1,4 @@
-"""CatalogService: the agents of the caller's tenant, shown, checked and stored; tools and models, shown."""
+"""CatalogService: show, validate and store the agents of the caller's tenant; show tools and models."""
 
 from collections.abc import Callable, Sequence
 from operator import attrgetter, methodcaller
@@ -23,7 +23,7 @@ _SIZE: Final[Callable[[object], int]] = methodcaller("ByteSize")
 
 
 class CatalogService(catalog_service_pb2_grpc.CatalogServiceServicer):
-    """Shows, checks and stores agents; shows tools and models."""
+    """Shows, validates and stores agents; shows tools and models."""
 
     def __init__(
         self, *, agents: AgentCatalog, editor: AgentEditor, revisions: Catalog, principal: Callable[[], Principal]
@@ -35,7 +35,7 @@ class CatalogService(catalog_service_pb2_grpc.CatalogServiceServicer):
         request: pb.CreateAgentRequest,
         context: aio.ServicerContext[pb.CreateAgentRequest, pb.CreateAgentResponse],
     ) -> pb.CreateAgentResponse:
-        """Stores a new agent."""
+        """Store a new agent."""
         return pb.CreateAgentResponse(agent=await self._editor.create(self._tenant_id(), request.definition))
 
     async def UpdateAgent(
@@ -43,7 +43,7 @@ class CatalogService(catalog_service_pb2_grpc.CatalogServiceServicer):
         request: pb.UpdateAgentRequest,
         context: aio.ServicerContext[pb.UpdateAgentRequest, pb.UpdateAgentResponse],
     ) -> pb.UpdateAgentResponse:
-        """Changes an agent that is stored."""
+        """Change a stored agent."""
         agent = await self._editor.update(
             self._tenant_id(), request.definition, mask=request.update_mask, revision=request.revision
         )
@@ -54,23 +54,24 @@ class CatalogService(catalog_service_pb2_grpc.CatalogServiceServicer):
         request: pb.DeleteAgentRequest,
         context: aio.ServicerContext[pb.DeleteAgentRequest, pb.DeleteAgentResponse],
     ) -> pb.DeleteAgentResponse:
-        """Removes an agent that is stored."""
+        """Delete a stored agent."""
         await self._editor.delete(self._tenant_id(), request.name, revision=request.revision)
         return pb.DeleteAgentResponse()
 
     async def GetAgent(
         self, request: pb.GetAgentRequest, context: aio.ServicerContext[pb.GetAgentRequest, pb.GetAgentResponse]
     ) -> pb.GetAgentResponse:
-        """Gives one agent."""
+        """Return an agent in its current or a given revision."""
         tenant_id = self._tenant_id()
         catalog = await self._agents.of(tenant_id)
         if not request.revision:
             return pb.GetAgentResponse(agent=catalog.current(request.name))
         if (found := catalog.in_force(request.name, request.revision)) is not None:
             return pb.GetAgentResponse(agent=found)
+        # Past revisions are kept for as long as a run names them.
         used = await self._revisions.get_of(tenant_id, request.revision)
         if used is None or used.name != request.name:
-            hint = f"It has no revision {request.revision!r} that is in force, or that a run names."
+            hint = f"It has no current revision {request.revision!r}, and no run names that one."
             raise NotFound("agent", request.name, reason=error_pb2.ERROR_REASON_UNKNOWN_AGENT, hint=hint)
         return pb.GetAgentResponse(
             agent=agent_pb2.Agent(definition=used, revision=request.revision, kind=kind_of(used))
@@ -79,7 +80,7 @@ class CatalogService(catalog_service_pb2_grpc.CatalogServiceServicer):
     async def ListAgents(
         self, request: pb.ListAgentsRequest, context: aio.ServicerContext[pb.ListAgentsRequest, pb.ListAgentsResponse]
     ) -> pb.ListAgentsResponse:
-        """Lists the agents, by name."""
+        """List the agents, by name."""
         catalog = await self._agents.of(self._tenant_id())
         agents, token = _page(catalog.list_agents(), request, "agents", name=_AGENT_NAME)
         return pb.ListAgentsResponse(agents=agents, next_page_token=token)
@@ -89,20 +90,20 @@ class CatalogService(catalog_service_pb2_grpc.CatalogServiceServicer):
         request: pb.ValidateAgentsRequest,
         context: aio.ServicerContext[pb.ValidateAgentsRequest, pb.ValidateAgentsResponse],
     ) -> pb.ValidateAgentsResponse:
-        """Checks definitions against each other and the catalog."""
+        """Validate definitions together with the catalog."""
         return pb.ValidateAgentsResponse(violations=await self._agents.validate(self._tenant_id(), request.definitions))
 
     async def ListTools(
         self, request: pb.ListToolsRequest, context: aio.ServicerContext[pb.ListToolsRequest, pb.ListToolsResponse]
     ) -> pb.ListToolsResponse:
-        """Lists the tools, by name."""
+        """List the tools, by name."""
         tools, token = _page(self._agents.registry.list_tools(), request, "tools")
         return pb.ListToolsResponse(tools=tools, next_page_token=token)
 
     async def ListModels(
         self, request: pb.ListModelsRequest, context: aio.ServicerContext[pb.ListModelsRequest, pb.ListModelsResponse]
     ) -> pb.ListModelsResponse:
-        """Lists the models, by name."""
+        """List the models, by name."""
         models, token = _page(self._agents.registry.list_models(), request, "models")
         return pb.ListModelsResponse(models=models, next_page_token=token)
 

@@ -1,4 +1,4 @@
-"""What operators' tools ask of any gRPC server: health for each service and for all, and reflection."""
+"""Health of each service and of the whole server, and reflection, as operators' tools expect of a gRPC server."""
 
 from collections.abc import AsyncIterator, Sequence
 from typing import Final
@@ -18,28 +18,29 @@ SERVICES: Final[Sequence[str]] = tuple(
 
 
 class Health:
-    """The state of the server, for every service and for "", which is all of them."""
+    """The health status of every service and of "", the whole server."""
 
     def __init__(self) -> None:
         self._servicer = health.aio.HealthServicer()
 
     async def start(self, server: aio.Server) -> None:
-        """Adds the service; nothing is SERVING yet."""
+        """Add the health service; every status is NOT_SERVING at first."""
         health_pb2_grpc.add_HealthServicer_to_server(self._servicer, server)
         await self._set_all(health_pb2.HealthCheckResponse.NOT_SERVING)
 
     async def serving(self) -> None:
-        """Everything is up."""
+        """Set every status to SERVING."""
         await self._set_all(health_pb2.HealthCheckResponse.SERVING)
 
     async def follow(self, turns: AsyncIterator[bool]) -> None:
-        """SERVING while the last turn is true, NOT_SERVING while it is false; without an end."""
+        """Set SERVING whenever the iterator yields true and NOT_SERVING whenever it yields false, until cancelled."""
         response = health_pb2.HealthCheckResponse
         async for is_serving in turns:
             await self._set_all(response.SERVING if is_serving else response.NOT_SERVING)
 
     async def stopping(self) -> None:
-        """From now on NOT_SERVING, for good."""
+        """Set NOT_SERVING permanently."""
+        # Later calls of set() have no effect, so follow() cannot undo it.
         await self._servicer.enter_graceful_shutdown()
 
     async def _set_all(self, status: health_pb2.HealthCheckResponse.ServingStatus) -> None:
@@ -48,5 +49,5 @@ class Health:
 
 
 def add_reflection(server: aio.Server) -> None:
-    """Lets tools list the services and read their schema."""
+    """Add reflection, so that tools can list the services and read their schema."""
     reflection.enable_server_reflection((*SERVICES, health.SERVICE_NAME, reflection.SERVICE_NAME), server)

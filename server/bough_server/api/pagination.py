@@ -1,6 +1,6 @@
-"""What list requests ask for, pages of lists that are in memory, and how large a page may be.
+"""Pagination: sizes and tokens of list requests, and pages of lists that are in memory.
 
-In which order a store keeps its lists, and what its tokens are, is its own business.
+Order and tokens of stored lists are the store's.
 """
 
 import base64
@@ -19,19 +19,19 @@ DEFAULT_SIZE: Final = 50
 MAX_SIZE: Final = 1_000
 
 PAGE_BYTES: Final = 1024 * 1024
-"""A page ends before it is larger, unless one item is: clients receive 4 MiB where they were told nothing else."""
+"""The most bytes of a page, unless its only item is larger: clients accept messages of 4 MiB by default."""
 
 T = TypeVar("T")
 M = TypeVar("M", bound=Message)
 
 
 def page_of(page_size: int, page_token: str) -> Page:
-    """What a request asks for, bounded: 50 where it names no size, 1,000 at most (AIP-158)."""
+    """Return the page that a request asks for: 50 items if it sets no size, 1,000 at most (AIP-158)."""
     return Page(size=min(page_size or DEFAULT_SIZE, MAX_SIZE), token=page_token)
 
 
 def run_filter(asked: run_pb2.RunFilter) -> RunFilter:
-    """Which runs a request asks for."""
+    """Return the store's filter for a request's filter."""
     begin, end = asked.create_time_from, asked.create_time_before
     return RunFilter(
         session_id=asked.session_id,
@@ -46,9 +46,9 @@ def run_filter(asked: run_pb2.RunFilter) -> RunFilter:
 def page_by_name(
     items: Iterable[T], page: Page, *, listing: str, name: Callable[[T], str], size: Callable[[T], int]
 ) -> tuple[list[T], str]:
-    """A page of items, by name, and the next page's token; `size` gives the bytes of one.
+    """Return a page of items sorted by name, and the token of the next page; `size` returns an item's bytes.
 
-    Raises InvalidRequest for another listing's token.
+    Raises InvalidRequest for a token of another listing.
     """
     after = _name_in(page.token, listing) if page.token else ""
     rest = sorted((item for item in items if name(item) > after), key=name)
@@ -59,14 +59,14 @@ def page_by_name(
 async def read_within(
     read: Callable[[Page], Awaitable[tuple[Sequence[M], str]]], page: Page
 ) -> tuple[Sequence[M], str]:
-    """A page as a store makes it, and the next page's token; where it is too large, the page of those that fit."""
+    """Return a store's page and the next one's token. A page over PAGE_BYTES is read again with the items that fit."""
     items, token = await read(page)
     fitting = _within(PAGE_BYTES, items, lambda item: item.ByteSize())
     return (items, token) if len(fitting) == len(items) else await read(replace(page, size=len(fitting)))
 
 
 def _within(most: int, items: Sequence[T], size: Callable[[T], int]) -> list[T]:
-    """The first items that have so many bytes together; one at least, if there is one."""
+    """Return the first items that have at most `most` bytes together, but at least one if there are any."""
     shown: list[T] = []
     held = 0
     for item in items:
@@ -87,6 +87,11 @@ def _name_in(token: str, listing: str) -> str:
     except (binascii.Error, ValueError):
         kind, separator, name = "", "", ""
     if kind != listing or not separator:
-        said, reason = "is not a token of this listing; begin without one", error_pb2.ERROR_REASON_INVALID_PAGE_TOKEN
-        raise InvalidRequest([FieldViolation(field="page_token", description=said, reason=reason)], reason=reason)
+        description, reason = (
+            "is not a token of this listing; list again without a token",
+            error_pb2.ERROR_REASON_INVALID_PAGE_TOKEN,
+        )
+        raise InvalidRequest(
+            [FieldViolation(field="page_token", description=description, reason=reason)], reason=reason
+        )
     return name

@@ -1,4 +1,4 @@
-"""SessionService: conversations, their messages and the values that their runs share, as the store keeps them."""
+"""SessionService: sessions, their messages and their state."""
 
 import hashlib
 from collections.abc import Callable, Iterator, Sequence
@@ -17,7 +17,7 @@ from bough_server.store.ports import Principal, Sessions
 
 
 class SessionService(session_service_pb2_grpc.SessionServiceServicer):
-    """Keeps conversations."""
+    """Creates, changes and lists sessions."""
 
     def __init__(
         self, *, sessions: Sessions, changing: SessionLocks, principal: Callable[[], Principal], clock: Clock
@@ -29,7 +29,7 @@ class SessionService(session_service_pb2_grpc.SessionServiceServicer):
         request: pb.CreateSessionRequest,
         context: aio.ServicerContext[pb.CreateSessionRequest, pb.CreateSessionResponse],
     ) -> pb.CreateSessionResponse:
-        """Makes an empty session of the caller's."""
+        """Create an empty session for the caller."""
         now_ns = self._clock.now_ns()
         session = await self._sessions.create(
             self._principal(),
@@ -44,7 +44,7 @@ class SessionService(session_service_pb2_grpc.SessionServiceServicer):
     async def GetSession(
         self, request: pb.GetSessionRequest, context: aio.ServicerContext[pb.GetSessionRequest, pb.GetSessionResponse]
     ) -> pb.GetSessionResponse:
-        """Gives one session."""
+        """Return a session."""
         return pb.GetSessionResponse(session=await self._sessions.get(self._principal(), request.session_id))
 
     async def ListSessions(
@@ -52,7 +52,7 @@ class SessionService(session_service_pb2_grpc.SessionServiceServicer):
         request: pb.ListSessionsRequest,
         context: aio.ServicerContext[pb.ListSessionsRequest, pb.ListSessionsResponse],
     ) -> pb.ListSessionsResponse:
-        """Lists sessions, the newest first."""
+        """List sessions, newest first."""
         principal, labels = self._principal(), dict(request.labels)
         sessions, token = await read_within(
             lambda page: self._sessions.list(principal, labels=labels, page=page),
@@ -65,7 +65,7 @@ class SessionService(session_service_pb2_grpc.SessionServiceServicer):
         request: pb.UpdateSessionRequest,
         context: aio.ServicerContext[pb.UpdateSessionRequest, pb.UpdateSessionResponse],
     ) -> pb.UpdateSessionResponse:
-        """Changes the labels of a session."""
+        """Replace the labels of a session."""
         session = await self._sessions.set_labels(self._principal(), request.session_id, dict(request.labels))
         return pb.UpdateSessionResponse(session=session)
 
@@ -74,7 +74,7 @@ class SessionService(session_service_pb2_grpc.SessionServiceServicer):
         request: pb.DeleteSessionRequest,
         context: aio.ServicerContext[pb.DeleteSessionRequest, pb.DeleteSessionResponse],
     ) -> pb.DeleteSessionResponse:
-        """Deletes a session with its runs, their logs and its messages."""
+        """Delete a session with its runs, their logs and its messages."""
         await self._sessions.delete(self._principal(), request.session_id)
         return pb.DeleteSessionResponse()
 
@@ -83,7 +83,7 @@ class SessionService(session_service_pb2_grpc.SessionServiceServicer):
         request: pb.ListMessagesRequest,
         context: aio.ServicerContext[pb.ListMessagesRequest, pb.ListMessagesResponse],
     ) -> pb.ListMessagesResponse:
-        """Lists the messages of a session, the newest first."""
+        """List the messages of a session, newest first."""
         page = page_of(request.page_size, request.page_token)
         messages, token = await self._sessions.list_messages(self._principal(), request.session_id, page)
         return pb.ListMessagesResponse(messages=messages, next_page_token=token)
@@ -93,7 +93,7 @@ class SessionService(session_service_pb2_grpc.SessionServiceServicer):
         request: pb.GetSessionStateRequest,
         context: aio.ServicerContext[pb.GetSessionStateRequest, pb.GetSessionStateResponse],
     ) -> pb.GetSessionStateResponse:
-        """Gives the values that a session's runs share."""
+        """Return the state of a session."""
         cut = await self._sessions.cut(self._principal(), request.session_id)
         return pb.GetSessionStateResponse(state_json=cut.state_json or "{}")
 
@@ -102,17 +102,18 @@ class SessionService(session_service_pb2_grpc.SessionServiceServicer):
         request: pb.UpdateSessionStateRequest,
         context: aio.ServicerContext[pb.UpdateSessionStateRequest, pb.UpdateSessionStateResponse],
     ) -> pb.UpdateSessionStateResponse:
-        """Changes some of them, all or none."""
+        """Apply all of the changes to a session's state, or none."""
         if wrong := list(_mistakes(request.changes)):
             raise InvalidRequest(wrong)
         principal = self._principal()
-        async with self._changing.alone(principal, request.session_id):
+        # With the lock that starting a run takes, so that the change does not slip between a run's read and its start.
+        async with self._changing.hold(principal, request.session_id):
             state_json = await self._sessions.update_state(principal, request.session_id, request.changes)
         return pb.UpdateSessionStateResponse(state_json=state_json or "{}")
 
 
 def _digest(request: pb.CreateSessionRequest) -> str:
-    """SHA-256 hex of a request: equal content, equal digest."""
+    """Return the SHA-256 hex digest of a request; equal content has equal digests."""
     content = pb.CreateSessionRequest()
     content.CopyFrom(request)
     content.DiscardUnknownFields()
@@ -122,9 +123,11 @@ def _digest(request: pb.CreateSessionRequest) -> str:
 def _mistakes(changes: Sequence[session_pb2.SessionStateChange]) -> Iterator[FieldViolation]:
     for index, change in enumerate(changes):
         if not is_key(change.key):
-            said = f"A value's name must fit {KEY}."
-            yield FieldViolation(field=f"changes[{index}].key", description=said)
+            description = f"A key must match {KEY}."
+            yield FieldViolation(field=f"changes[{index}].key", description=description)
         if change.HasField("value_json") and not is_value(change.value_json):
-            said = f"A value must be JSON text, nested at most {MAX_DEPTH} deep, with numbers that a double can hold."
-            said += " Leave it out to delete the value."
-            yield FieldViolation(field=f"changes[{index}].value_json", description=said)
+            description = (
+                f"A value must be JSON text, nested at most {MAX_DEPTH} deep, with numbers that a double can hold."
+            )
+            description += " Omit it to delete the value."
+            yield FieldViolation(field=f"changes[{index}].value_json", description=description)

@@ -1,7 +1,7 @@
-"""Following a log: from pages of stored events to the responses of a stream; which run and which pages is not its own.
+"""Turn pages of stored events into serialized responses of a stream.
 
-A response is made as bytes. In the FULL view the stored bytes are joined with their stamp and never parsed, which is
-what makes catching up cheap. The four responses have one layout, an EventBatch as field 1, so the bytes serve all.
+In the FULL view stored bytes are joined with their stamp and never parsed, which makes catching up cheap. The four
+streaming responses have one layout, an EventBatch as field 1, so the same bytes serve all of them.
 """
 
 import asyncio
@@ -17,7 +17,7 @@ from bough_server.views import Selection
 
 MAX_EVENTS: Final = 256
 MAX_BYTES: Final = 1 << 20
-"""A response holds this much at most, and one event at least."""
+"""The most events and bytes of one response, unless its only event is larger."""
 
 _BATCH_TAG: Final = b"\x0a"
 """Field 1 of a response, `batch`, length-delimited."""
@@ -32,7 +32,7 @@ Pages = AsyncGenerator[Sequence[StoredEvent], None]
 
 
 class _Heads(dict[int, bytes]):
-    """What stands before an event's stored bytes in a batch, by how many those are: tag, length, stamp."""
+    """Bytes that precede an event's stored bytes in a batch, by the length of those: tag, length, stamp."""
 
     def __init__(self, stamp: bytes) -> None:
         super().__init__()
@@ -44,22 +44,22 @@ class _Heads(dict[int, bytes]):
 
 
 class Following:
-    """One stream's place in a log: what has been considered for its view, and what it has been told."""
+    """Position of one stream in a log: the last event considered for its view, and the last sequence sent."""
 
     def __init__(self, *, stamp: bytes, selection: Selection, after: int) -> None:
         self._stamp, self._selection = stamp, selection
         self._heads = _Heads(stamp)
         self._considered = after
-        self.told = after
+        self.sent_through = after
         """The through_sequence of the last response."""
 
     @property
     def is_behind(self) -> bool:
-        """Whether events were considered that no response has told of."""
-        return self.told < self._considered
+        """True if events were considered that no response has covered."""
+        return self.sent_through < self._considered
 
     def take(self, page: Sequence[StoredEvent]) -> Iterator[bytes]:
-        """The responses that a page makes; none where the view shows none of it."""
+        """Yield the responses for a page; none if the view shows none of it."""
         if self._selection.takes_all and page:
             data = data_of(page)
             if len(data) <= MAX_EVENTS and sum(map(len, data)) <= MAX_BYTES:
@@ -70,6 +70,7 @@ class Following:
         for stored in page:
             shown = self._shown(stored)
             if shown is not None:
+                # Before this event counts as considered: the response covers the events before it.
                 if entries and (len(entries) == MAX_EVENTS or size + len(shown) > MAX_BYTES):
                     yield self._response(entries)
                     entries, size = [], 0
@@ -80,24 +81,25 @@ class Following:
             yield self._response(entries)
 
     def _joined(self, data: Sequence[bytes], last: int) -> bytes:
-        """The response of a whole page in the FULL view, without touching its events one by one in Python."""
+        """Return the response for a whole page in the FULL view, without touching its events one by one in Python."""
         fields: list[bytes] = [b""] * (2 * len(data))
+        # Slice assignment and map() keep the loop in C: this is the hot path of catching up.
         fields[::2] = map(self._heads.__getitem__, map(len, data))
         fields[1::2] = data
-        self._considered = self.told = last
+        self._considered = self.sent_through = last
         return _batched(fields, last)
 
     def empty(self) -> bytes:
-        """A response without events: a heartbeat, or how far the log was considered."""
+        """Return a response without events: a heartbeat, or the sequence up to which the log was considered."""
         return self._response([])
 
     def _response(self, entries: Sequence[bytes]) -> bytes:
-        self.told = self._considered
+        self.sent_through = self._considered
         fields = [part for entry in entries for part in (_EVENTS_TAG, _varint(len(entry)), entry)]
-        return _batched(fields, self.told)
+        return _batched(fields, self.sent_through)
 
     def _shown(self, stored: StoredEvent) -> bytes | None:
-        """The event as the view shows it, serialized with its stamp; None where it does not."""
+        """Return the serialized event with its stamp as the view shows it; None if the view hides it."""
         if self._selection.takes_all:
             return self._stamp + stored.data
         if not self._selection.takes_kind(stored.kind):
@@ -109,9 +111,9 @@ class Following:
 async def responses(
     pages: Pages, following: Following, *, clock: Clock, heartbeat: float | None = None
 ) -> AsyncGenerator[bytes, None]:
-    """The serialized responses of a stream, to the end of the pages.
+    """Yield the serialized responses of a stream until the pages end; close the pages.
 
-    With a heartbeat, in seconds, an empty response is sent whenever nothing was for that long. Closes the pages.
+    With `heartbeat`, in seconds, an empty response is sent whenever nothing was sent for that long.
     """
     due = clock.monotonic() + (heartbeat or 0.0)
     source = pages if heartbeat is None else _ticking(pages, lambda: due - clock.monotonic())
@@ -132,16 +134,16 @@ async def responses(
         yield following.empty()
 
 
-async def _ticking(pages: Pages, patience: Callable[[], float]) -> Pages:
-    """The pages as they come, and an empty one whenever none came for `patience()` seconds.
+async def _ticking(pages: Pages, time_left: Callable[[], float]) -> Pages:
+    """Yield the pages, and an empty page whenever none arrived for `time_left()` seconds.
 
-    A page is awaited in a task, because a generator that is cancelled while it waits cannot be asked again.
+    Each page is awaited in a task: cancelling a generator while it waits would finish it.
     """
     pull: asyncio.Task[Sequence[StoredEvent] | None] | None = None
     try:
         while True:
             pull = pull or asyncio.create_task(_next(pages))
-            await asyncio.wait({pull}, timeout=max(0.0, patience()))
+            await asyncio.wait({pull}, timeout=max(0.0, time_left()))
             if not pull.done():
                 yield ()
                 continue
@@ -151,6 +153,7 @@ async def _ticking(pages: Pages, patience: Callable[[], float]) -> Pages:
             yield page
     finally:
         if pull is not None:
+            # aclose() raises RuntimeError while a task still runs the generator.
             pull.cancel()
             await asyncio.wait({pull})
         await pages.aclose()
@@ -161,13 +164,13 @@ async def _next(pages: Pages) -> Sequence[StoredEvent] | None:
 
 
 def _batched(fields: list[bytes], through: int) -> bytes:
-    """The response whose batch has these events, given as tags, lengths and bytes. Appends to the list."""
+    """Return the response whose batch has these events, given as tags, lengths and bytes. Appends to the list."""
     fields.append(_THROUGH_TAG + _varint(through))
     return b"".join((_BATCH_TAG, _varint(sum(map(len, fields))), *fields))
 
 
 def _varint(value: int) -> bytes:
-    """Protobuf's base-128 encoding of a number that is not negative."""
+    """Encode a non-negative number in protobuf's base-128 encoding."""
     encoded = bytearray()
     while value > 0x7F:
         encoded.append(value & 0x7F | 0x80)

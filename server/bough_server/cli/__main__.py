@@ -1,4 +1,4 @@
-"""`python -m bough_server.cli` is `bough`."""
+"""Entry point of `python -m bough_server.cli`, the same program as `bough`."""
 
 from bough_server.cli import main
 

@@ -1,4 +1,4 @@
-"""`bough agents` and `bough models`: list, show, check, store and delete."""
+"""`bough agents` and `bough models`: list, show and validate."""
 
 from pathlib import Path
 from typing import Annotated
@@ -24,11 +24,11 @@ def show(
     context: typer.Context,
     name: Annotated[str, typer.Argument(metavar="NAME", help="The agent's name.")],
     revision: Annotated[
-        str, typer.Option("--revision", metavar="R", help="One that a run names; the one in force where left out.")
+        str, typer.Option("--revision", metavar="R", help="A revision that a run names.  [default: the current one]")
     ] = "",
     json: JsonOption = False,
 ) -> None:
-    """Show an agent: its source, its revision and times as comments, its definition as YAML."""
+    """Show an agent's definition as YAML, with its source, revision and times as comments."""
     finish(_show(target_of(context), name, revision=revision, json=json))
 
 
@@ -39,7 +39,10 @@ def validate(
         list[Path], typer.Argument(metavar="PATH...", help="Files with definitions, or folders of *.yaml files.")
     ],
 ) -> None:
-    """Check files against each other and the configuration: 0 all is well, 1 "file:line: field: message"."""
+    """Check definition files against each other and the configuration.
+
+    Prints each problem as "file:line: field: message" and exits with 1; exits with 0 if there are none.
+    """
     finish(_validate(target_of(context), paths))
 
 
@@ -69,7 +72,7 @@ async def _show(target: Target, name: str, *, revision: str, json: bool) -> Exit
     if json:
         print_line(json_text(agent))
     else:
-        # What the server knows is a comment: the text reads back as the definition.
+        # Fields set by the server are comments, so the output is a valid definition file.
         for line in agent_lines(agent):
             print_line(f"# {line}")
         print_line(definition_yaml(agent.definition).removesuffix("\n"))
@@ -77,7 +80,7 @@ async def _show(target: Target, name: str, *, revision: str, json: bool) -> Exit
 
 
 async def _validate(target: Target, paths: list[Path]) -> ExitCode:
-    from bough_server.agents.loading import not_yet_said, read_sources, source_problems
+    from bough_server.agents.loading import not_yet_reported, read_sources, source_problems
     from bough_server.cli.definitions import files_of, known_to
     from bough_server.cli.output import print_line
     from bough_server.cli.render.format import counted
@@ -86,19 +89,21 @@ async def _validate(target: Target, paths: list[Path]) -> ExitCode:
     files = files_of(paths)
     sources, problems = read_sources(files)
     known = known_to(Settings.load(target.config), without=files)
-    judged = not_yet_said(source_problems(sources, known), problems)
-    order = {str(path): place for place, path in enumerate(files)}
-    in_order = sorted([*problems, *judged], key=lambda problem: (order[problem.path], problem.line))
+    further = not_yet_reported(source_problems(sources, known), problems)
+    order = {str(path): index for index, path in enumerate(files)}
+    in_order = sorted([*problems, *further], key=lambda problem: (order[problem.path], problem.line))
+    # Two checks can report the same problem.
     found = list(dict.fromkeys(str(problem) for problem in in_order))
     for problem in found:
         print_line(problem)
     if found:
-        say(f"{counted(len(found), 'mistake')} in {counted(len(files), 'file')}.")
+        say(f"{counted(len(found), 'problem')} in {counted(len(files), 'file')}.")
         return ExitCode.FAILED
-    say(f"{counted(len(sources), 'agent')} in {counted(len(files), 'file')}: all is well.")
+    say(f"{counted(len(sources), 'agent')} in {counted(len(files), 'file')}: no problems found.")
     return ExitCode.YES
 
 
+# Without a callback, Typer would turn the group of one command into that command: `bough models`.
 @models.callback()
 def _group() -> None:
     """List models."""

@@ -1,4 +1,4 @@
-"""The server that a command calls, in this process or elsewhere, and the ids of its runs."""
+"""Connections to a server, running or embedded, and lookup of runs by short ids."""
 
 import re
 from collections.abc import AsyncIterator
@@ -18,21 +18,21 @@ from bough_server.errors import ConfigurationError
 from bough_server.settings import Settings
 
 _SERVICE = "bough.v1.AgentService"
-_EXPLICIT_PATIENCE = 5.0
-_LOCAL_PATIENCE = 1.0
+_EXPLICIT_TIMEOUT = 5.0
+_LOCAL_TIMEOUT = 1.0
 
-_FULL: Final = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}", re.IGNORECASE)
-_SHORTEST: Final = 6
+_FULL_ID: Final = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}", re.IGNORECASE)
+_MIN_SUFFIX: Final = 6
 _PAGE_SIZE: Final = 1000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Connection:
-    """A server to speak to. `note` is what the user has yet to hear of it, empty for nothing."""
+    """An open connection to a server. `note` is a message that the user has not seen yet; default: none."""
 
     client: AsyncClient
     command: str
-    """What a command to the same server begins with."""
+    """The beginning of a command line that reaches the same server."""
     note: str = ""
 
 
@@ -40,88 +40,99 @@ class Connection:
 async def connected(
     target: Target, *, default_model: str | None = None, is_silent: bool = False, is_reading: bool = False
 ) -> AsyncIterator[Connection]:
-    """A client of the server that the flags mean.
+    """Connect to the server that the flags select, for as long as the context is open.
 
-    An address that is named is never replaced. Where none is, the server on 127.0.0.1:50051 is taken if it answers,
-    else one is opened in this process for as long as the command lasts; that is said on standard error, unless it
-    `is_silent` and leaves the note to its caller. A command that `is_reading` opens one that goes on with no run: to
-    look at runs must neither execute them nor count as another try of theirs. Raises ConfigurationError.
+    A server named by its address is never replaced by another. Without an address, the server at 127.0.0.1:50051 is
+    used if it answers, else an embedded one is opened for as long as the command lasts. A note about that is printed
+    on standard error; with `is_silent` the caller prints it. With `is_reading` the embedded server resumes no runs:
+    looking at runs must neither execute them nor count as an attempt to recover them. Raises ConfigurationError if
+    the flags exclude each other, or if no server answers at the address.
     """
     if target.embedded and target.address is not None:
-        raise ConfigurationError("--embedded and --address exclude each other: leave one out.")
+        raise ConfigurationError("--embedded and --address exclude each other: omit one of them.")
     address = None if target.embedded else await _running_server(target, default_model)
     if address is None:
-        async with _embedded(target, default_model, goes_on=not is_reading) as connection:
+        async with _embedded(target, default_model, recover=not is_reading) as connection:
             if connection.note and not is_silent:
                 say(connection.note)
             yield connection
         return
     if default_model is not None:
         raise ConfigurationError(
-            f"--default-model is for a server that this command opens itself, and one runs at {address}: "
-            "add --embedded, or give it to `bough serve`."
+            f"--default-model applies only to an embedded server, and a server runs at {address}: "
+            "add --embedded, or pass it to `bough serve`."
         )
     async with AsyncClient(address, timeout=None) as client:
         yield Connection(client=client, command=target.command)
 
 
 async def _running_server(target: Target, default_model: str | None) -> str | None:
-    # A named address needs no configuration, which may be broken or somebody else's.
+    # With --address the configuration is not read: it may be invalid, or belong to another server.
     address = target.address
     if address is None:
         address = Settings.load(target.config, default_model=default_model).address
     if address is None:
         return DEFAULT_ADDRESS if await _is_ours(DEFAULT_ADDRESS) else None
-    if not await answers(address, patience=_EXPLICIT_PATIENCE):
-        raise ConfigurationError(f"No server answers at {address}: start one there, or leave the address out.")
+    if not await answers(address, timeout=_EXPLICIT_TIMEOUT):
+        raise ConfigurationError(f"No server answers at {address}: start one there, or omit the address.")
     return address
 
 
-async def answers(address: str, *, patience: float) -> bool:
-    """Whether a gRPC server answers there within that many seconds."""
-    return await _health(address, patience) not in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED)
+async def answers(address: str, *, timeout: float) -> bool:
+    """Return whether a gRPC server answers at an address within `timeout` seconds."""
+    # Any other status, even UNIMPLEMENTED, was sent by a server.
+    return await _health(address, timeout) not in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED)
 
 
 async def _is_ours(address: str) -> bool:
-    return await _health(address, _LOCAL_PATIENCE) is grpc.StatusCode.OK
+    # Another gRPC server may use the default port; only Bough reports the health of this service.
+    return await _health(address, _LOCAL_TIMEOUT) is grpc.StatusCode.OK
 
 
-async def _health(address: str, patience: float) -> grpc.StatusCode:
+async def _health(address: str, timeout: float) -> grpc.StatusCode:
     async with aio.insecure_channel(address) as channel:
         check = health_pb2_grpc.HealthStub(channel).Check
         try:
-            await check(health_pb2.HealthCheckRequest(service=_SERVICE), timeout=patience)
+            await check(health_pb2.HealthCheckRequest(service=_SERVICE), timeout=timeout)
         except aio.AioRpcError as error:
             return error.code()
     return grpc.StatusCode.OK
 
 
 @asynccontextmanager
-async def _embedded(target: Target, default_model: str | None, *, goes_on: bool) -> AsyncIterator[Connection]:
+async def _embedded(target: Target, default_model: str | None, *, recover: bool) -> AsyncIterator[Connection]:
     from bough_server.app import configure_logging, serving
 
+    # A free port on loopback: a `bough serve` with the same configuration may use the configured one.
     settings = Settings.load(target.config, host="127.0.0.1", port=0, default_model=default_model)
-    # Its log would stand between the lines of the command, so it says less unless it was asked to say more.
+    # The server's log would mix with the command's output: only warnings, unless the level is configured.
     configure_logging(settings.log_level if "log_level" in settings.model_fields_set else "warning")
-    note = "" if target.embedded else f"No server answers at {DEFAULT_ADDRESS}: using one inside this command."
-    async with serving(settings, goes_on=goes_on) as address, AsyncClient(address, timeout=None) as client:
+    note = "" if target.embedded else f"No server answers at {DEFAULT_ADDRESS}: using one embedded in this command."
+    async with serving(settings, recover=recover) as address, AsyncClient(address, timeout=None) as client:
         yield Connection(client=client, command=target.command, note=note)
 
 
 async def resolve_run(client: AsyncClient, text: str) -> str:
-    """The id of the run that is meant. Raises ConfigurationError where none is, or more than one."""
-    if _FULL.fullmatch(text):
+    """Return the id of the run that a full id, `last` or a unique suffix of an id names.
+
+    Raises ConfigurationError if there is no such run, or more than one.
+    """
+    if _FULL_ID.fullmatch(text):
         return text.lower()
     if text == "last":
         async for run in client.list_runs(page_size=1):
             return run.run_id
         raise ConfigurationError("There is no run yet: start one with `bough run`.")
-    if len(text) < _SHORTEST:
-        raise ConfigurationError(f"{text!r} is too short for a run: use its id, `last`, or 6 characters of its end.")
+    if len(text) < _MIN_SUFFIX:
+        raise ConfigurationError(
+            f"{text!r} is too short to name a run: use its id, `last`, or at least the last 6 characters of its id."
+        )
     suffix = text.lower()
     found = [run.run_id async for run in client.list_runs(page_size=_PAGE_SIZE) if run.run_id.endswith(suffix)]
     if not found:
-        raise ConfigurationError(f"There is no run that ends in {text!r}: `bough runs` lists them.")
+        raise ConfigurationError(f"There is no run whose id ends in {text!r}: `bough runs` lists runs.")
     if len(found) > 1:
-        raise ConfigurationError(f"{len(found)} runs end in {text!r}, such as {found[0]} and {found[1]}: say more.")
+        raise ConfigurationError(
+            f"{len(found)} run ids end in {text!r}, such as {found[0]} and {found[1]}: use more characters."
+        )
     return found[0]

@@ -1,4 +1,4 @@
-"""`bough db`: the operator's view of the database file; the store does the work."""
+"""`bough db`: status, upgrade and rebuild of the database file, for operators."""
 
 from typing import TYPE_CHECKING
 
@@ -10,24 +10,24 @@ from bough_server.cli.options import JsonOption, Target, target_of
 if TYPE_CHECKING:
     from bough_server.store.sql.database import DatabaseStatus
 
-db = typer.Typer(help="Look after the database, without a server.", no_args_is_help=True)
+db = typer.Typer(help="Inspect, upgrade and rebuild the database, without a server.", no_args_is_help=True)
 
 
 @db.command("status")
 def status(context: typer.Context, json: JsonOption = False) -> None:
-    """Say which schema the database has: 0 the one that this version needs, 1 another."""
+    """Report the revision of the database's schema; exit with 1 if this version needs another one."""
     finish(_status(target_of(context), json=json))
 
 
 @db.command("upgrade")
 def upgrade(context: typer.Context) -> None:
-    """Make the database, or bring its schema up to this version."""
+    """Create the database, or upgrade its schema to this version."""
     finish(_upgrade(target_of(context)))
 
 
 @db.command("rebuild")
 def rebuild(context: typer.Context) -> None:
-    """Make messages, usage and the lists of runs again from the logs; the logs themselves are only read."""
+    """Rebuild messages, usage and the lists of runs from the logs, which are only read."""
     finish(_rebuild(target_of(context)))
 
 
@@ -63,14 +63,14 @@ async def _rebuild(target: Target) -> ExitCode:
     from bough_server.store.sql.rebuild import rebuild_projections
 
     number = rebuild_projections(Settings.load(target.config).storage.url)
-    print_line(f"{counted(number, 'run')} read again")
+    print_line(f"{counted(number, 'run')} rebuilt")
     return ExitCode.YES
 
 
 def status_text(status: "DatabaseStatus", command: str) -> str:
-    """Which schema a database has, and the command that helps if it is not the one that this version needs."""
+    """Describe a database's schema, and name the command to run if this version needs another one."""
     if status.revision is None:
-        return f"{status.path}: not there yet; `{command} serve` and `{command} db upgrade` make it"
+        return f"{status.path}: does not exist yet; `{command} serve` and `{command} db upgrade` create it"
     state = _state(status, status.revision, command)
     return f"{status.path}: revision {status.revision}, {state}, {status.size_bytes:,} bytes"
 
@@ -78,6 +78,6 @@ def status_text(status: "DatabaseStatus", command: str) -> str:
 def _state(status: "DatabaseStatus", revision: str, command: str) -> str:
     if status.is_current:
         return "current"
-    if revision > status.head:  # revisions are numbers of four digits
-        return f"newer than {status.head}, the newest that this version of bough knows: use the newer version"
+    if revision > status.head:  # both are four digits, so they compare as text
+        return f"newer than {status.head}, the newest that this version of bough supports: upgrade bough"
     return f"needs {status.head}: run `{command} db upgrade`"

@@ -1,4 +1,4 @@
-"""Definition files, and the catalog of a project without a server."""
+"""Definition files named on the command line, and a project's catalog without a server."""
 
 import re
 from collections.abc import Collection, Sequence
@@ -14,47 +14,54 @@ from bough_server.errors import ConfigurationError
 from bough_server.models.registry import build_models
 from bough_server.settings import Settings
 
-_PLACE: Final = re.compile(r"definitions\[(\d+)\]\.?(.*)")
+_FIELD: Final = re.compile(r"definitions\[(\d+)\]\.?(.*)")
 
 
 def files_of(paths: Sequence[Path]) -> list[Path]:
-    """The files that paths mean, each once; of a folder those with definitions. Raises ConfigurationError."""
+    """Return the files that paths name, each once; for a folder, its definition files.
+
+    Raises ConfigurationError for a folder without any.
+    """
     files: list[Path] = []
     for path in paths:
         inside = sorted([*path.glob("*.yaml"), *path.glob("*.yml"), *path.glob("*.json")]) if path.is_dir() else [path]
         if not inside:
-            raise ConfigurationError(f"{path}: No *.yaml file is in this folder.")
+            raise ConfigurationError(f"{path}: The folder has no *.yaml, *.yml or *.json file.")
         files += inside
     return list(dict.fromkeys(files))
 
 
 def definitions_in(paths: Sequence[Path]) -> list[Source]:
-    """The definitions that a run brings. Raises ConfigurationError with every mistake of how they are written."""
+    """Read the definitions to send with a run. Raises ConfigurationError with every problem of their syntax."""
     return load_sources(files_of(paths))
 
 
 def in_files(error: InvalidRequest, sources: Sequence[Source]) -> ConfigurationError | InvalidRequest:
-    """What is wrong with a request, "file:line: field: message" where it is about definitions that it brought."""
-    told: list[str] = []
-    is_ours = False
+    """Rewrite the violations of a request as "file:line: field: message" for definitions that came from files.
+
+    Returns the error itself if none of its violations is about such a definition.
+    """
+    lines: list[str] = []
+    is_in_files = False
     for violation in error.violations:
-        place = _PLACE.fullmatch(violation.field)
-        if place is None or int(place[1]) >= len(sources):
-            told.append(f"{violation.field}: {violation.description}" if violation.field else violation.description)
+        match = _FIELD.fullmatch(violation.field)
+        if match is None or int(match[1]) >= len(sources):
+            lines.append(f"{violation.field}: {violation.description}" if violation.field else violation.description)
             continue
-        is_ours = True
-        told.append(str(sources[int(place[1])].problem(place[2], violation.description)))
-    return ConfigurationError("\n".join(told)) if is_ours else error
+        is_in_files = True
+        lines.append(str(sources[int(match[1])].problem(match[2], violation.description)))
+    return ConfigurationError("\n".join(lines)) if is_in_files else error
 
 
 def known_to(settings: Settings, *, without: Collection[Path] = ()) -> Known:
-    """The tools, models and agents of a configuration, but for the definitions in some files.
+    """Return the tools, models and agents of a configuration, except the definitions in some files.
 
-    Raises ConfigurationError where a Python module or a file cannot be read.
+    Raises ConfigurationError if a Python module or a file cannot be read.
     """
     python = load_python(settings.python, settings.folder)
-    left_out = {path.resolve() for path in without}
-    files = [path for path in definition_files(settings.agents, settings.folder) if path.resolve() not in left_out]
+    excluded = {path.resolve() for path in without}
+    files = [path for path in definition_files(settings.agents, settings.folder) if path.resolve() not in excluded]
+    # Problems of other files are ignored here: the caller checks only the files that it excluded.
     sources, _ = read_sources(files)
     return Known(
         tools=[tool.name for tool in python.tools],
@@ -68,9 +75,9 @@ def known_to(settings: Settings, *, without: Collection[Path] = ()) -> Known:
 
 
 def registry_of(settings: Settings) -> Registry:
-    """The catalog of a configuration, as a server would have it; nothing is asked and nothing starts.
+    """Build the catalog of a configuration as a server would, without calling a provider or starting a model.
 
-    Raises ConfigurationError where anything of it is wrong.
+    Raises ConfigurationError if any part of the configuration is invalid.
     """
     python = load_python(settings.python, settings.folder)
     return Registry(

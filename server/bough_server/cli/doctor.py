@@ -1,4 +1,4 @@
-"""`bough doctor`: what of this installation works, and what to do about the rest; it changes nothing."""
+"""`bough doctor`: read-only checks of the installation, each with what to do if it fails."""
 
 import platform
 from collections.abc import Callable
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
-    """One thing looked at. What is not right and still `is_optional` does not make the doctor unhappy."""
+    """The result of one check. The failure of an optional one does not change the exit code."""
 
     name: str
     is_right: bool
@@ -26,10 +26,10 @@ class Finding:
 
 
 def doctor(context: typer.Context, json: JsonOption = False) -> None:
-    """Say what of this installation works.
+    """Report which parts of this installation work, and what to do about the rest.
 
-    Looks at the configuration, the agents, the database, the models and the server. The exit code is 1 where something
-    has to be done; each line says what.
+    Checks the configuration, the agents, the database, the models and the server. The exit code is 1 if something has
+    to be done; each line says what.
     """
     finish(_doctor(target_of(context), json=json))
 
@@ -50,7 +50,7 @@ async def _doctor(target: Target, *, json: bool) -> ExitCode:
 
 
 async def examine(target: Target) -> list[Finding]:
-    """Everything that the doctor looks at; what depends on a broken configuration is left out."""
+    """Run all checks, or only the first two if the configuration is invalid: the others depend on it."""
     from bough_server.errors import ConfigurationError
     from bough_server.settings import Settings
 
@@ -69,23 +69,23 @@ async def examine(target: Target) -> list[Finding]:
     return findings
 
 
-def _checked(name: str, look: Callable[[], Finding]) -> Finding:
+def _checked(name: str, check: Callable[[], Finding]) -> Finding:
     from bough_server.errors import ConfigurationError
 
     try:
-        return look()
+        return check()
     except ConfigurationError as error:
         return Finding(name=name, is_right=False, words=str(error))
 
 
 def _configuration(settings: "Settings") -> Finding:
-    where = f"read in {settings.folder}"
+    where = f"read from {settings.folder}"
     if not settings.agents and not settings.python:
         return Finding(
             name="configuration",
             is_right=False,
             is_optional=True,
-            words=f"{where}, and it names no agents: set `agents` in bough.yaml, or point --config at one",
+            words=f"{where}, and it names no agents: set `agents` in bough.yaml, or name another file with --config",
         )
     return Finding(name="configuration", is_right=True, words=where)
 
@@ -108,7 +108,7 @@ def _database(settings: "Settings", command: str) -> Finding:
 
     status = database_status(settings.storage.url)
     if status.revision is None:
-        return Finding(name="database", is_right=True, words=f"{status.path} is made when it is first needed")
+        return Finding(name="database", is_right=True, words=f"{status.path} will be created when it is first needed")
     words = f"{status.path}, revision {status.revision}, {status.size_bytes:,} bytes"
     if status.is_current:
         return Finding(name="database", is_right=True, words=words)
@@ -116,7 +116,7 @@ def _database(settings: "Settings", command: str) -> Finding:
 
 
 def _model(settings: "Settings", name: str) -> Finding:
-    """A model that cannot be used matters only if it is the default: the others may be somebody else's."""
+    """Check a model. Only an unusable default fails the doctor: the others may be meant for other machines."""
     problem = _model_problem(settings, name)
     model = settings.models[name]
     words = f"alias of {model.alias}" if model.alias else str(model.provider)
@@ -137,7 +137,7 @@ def _model_problem(settings: "Settings", name: str) -> str:
 
         return available() or ""
     if model.provider == "scripted" and model.script is not None and not model.script.is_file():
-        return f"its script {model.script} is not there"
+        return f"its script {model.script} does not exist"
     if model.api_key_env and model.api_key_env not in settings.secrets:
         return f"set the environment variable {model.api_key_env} to its key"
     return ""
@@ -148,9 +148,9 @@ async def _server(target: Target, settings: "Settings") -> Finding:
     from bough_server.cli.connection import answers
 
     address = target.address or settings.address
-    if await answers(address or DEFAULT_ADDRESS, patience=2.0):
+    if await answers(address or DEFAULT_ADDRESS, timeout=2.0):
         return Finding(name="server", is_right=True, words=f"{address or DEFAULT_ADDRESS} answers")
-    words = f"nobody answers at {address or DEFAULT_ADDRESS}"
+    words = f"no server answers at {address or DEFAULT_ADDRESS}"
     if address is None:
-        words += "; commands open one of their own"
+        words += "; commands use an embedded one"
     return Finding(name="server", is_right=False, is_optional=address is None, words=words)

@@ -1,4 +1,4 @@
-"""Exit codes of commands, and errors as sentences on standard error."""
+"""Exit codes of commands, and errors printed as sentences on standard error."""
 
 import asyncio
 import os
@@ -12,11 +12,11 @@ import typer
 from bough_server.errors import BoughError
 
 _COMMANDS: Final = {"CatalogService.ListAgents": "bough agents list"}
-"""Calls that messages of servers name, and the commands that make them."""
+"""RPCs that a server's messages refer to, and the commands that call them."""
 
 
 class ExitCode(IntEnum):
-    """What a command's exit code says."""
+    """The exit codes of commands."""
 
     YES = 0
     FAILED = 1
@@ -27,14 +27,14 @@ class ExitCode(IntEnum):
 
 
 def say(text: str) -> None:
-    """Writes a line to standard error."""
+    """Write a line to standard error."""
     print(text, file=sys.stderr, flush=True)
 
 
 def finish(work: Coroutine[None, None, ExitCode], *, is_server: bool = False) -> NoReturn:
-    """Does a command's work and exits with its code; what is wrong with a call is a sentence and code 2.
+    """Run a command's coroutine and exit with its code; an error is printed as sentences and exits with IMPOSSIBLE.
 
-    A server's event loop is uvloop's where the platform has it: a turn costs it a sixth less.
+    A server runs on uvloop if it is installed: a run costs it a sixth less.
     """
     from bough import BoughError as ClientError
 
@@ -46,9 +46,9 @@ def finish(work: Coroutine[None, None, ExitCode], *, is_server: bool = False) ->
             say(line)
         code = ExitCode.IMPOSSIBLE
     except BrokenPipeError:
-        # The reader has left; the interpreter must not stumble over it again when it flushes.
+        # The reader closed the pipe. Without this, flushing at exit would raise the error once more.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        # That is no failure of a command; a server has not served.
+        # Normal for a command, as in `bough events last | head`; but a server could not announce itself.
         code = ExitCode.IMPOSSIBLE if is_server else ExitCode.YES
     except OSError as error:
         say(f"{error.filename or 'The operating system'}: {error.strerror or error}.")
@@ -67,9 +67,9 @@ def _fast_loop() -> Callable[[], asyncio.AbstractEventLoop] | None:
 
 
 def sentences(error: Exception) -> Iterator[str]:
-    """An error in words: its message, then the fields it names, each on a line.
+    """Yield an error as text: its message, then each violated field or the run's id on a line.
 
-    A call that the message sends its reader to becomes the command that makes it.
+    RPCs that the message refers to are replaced by the commands that call them.
     """
     from bough import CallFailed, DeadlineExceeded, InvalidRequest
 
@@ -81,13 +81,14 @@ def sentences(error: Exception) -> Iterator[str]:
         for violation in error.violations:
             yield f"  {violation.field}: {violation.description}" if violation.field else f"  {violation.description}"
         return
-    is_grpcs_own = isinstance(error, DeadlineExceeded) and not error.reason
-    yield "The call's time was over before the server had ended it." if is_grpcs_own else _in_commands(error.message)
+    # Without an ErrorReason the status was set by gRPC, whose message means nothing to users.
+    is_from_grpc = isinstance(error, DeadlineExceeded) and not error.reason
+    yield "The call's deadline passed before the server answered." if is_from_grpc else _with_commands(error.message)
     if error.run_id and error.run_id not in error.message:
         yield f"  run: {error.run_id}"
 
 
-def _in_commands(message: str) -> str:
-    for call, words in _COMMANDS.items():
-        message = message.replace(call, f"`{words}`")
+def _with_commands(message: str) -> str:
+    for call, command in _COMMANDS.items():
+        message = message.replace(call, f"`{command}`")
     return message

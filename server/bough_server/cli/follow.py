@@ -1,4 +1,4 @@
-"""Follow a run to its end, and tell the inherited part of a fork from its own."""
+"""Follow a run to its end, print its outcome, and separate a fork's own time from its origin's."""
 
 import asyncio
 import signal
@@ -28,45 +28,45 @@ _CODES: Final = {
     execution_pb2.EXECUTION_STATE_CANCELLED: ExitCode.CANCELLED,
     execution_pb2.EXECUTION_STATE_INPUT_REQUIRED: ExitCode.INPUT_REQUIRED,
 }
-_LAST_WORDS_SECONDS: Final = 10.0
+_FINAL_EVENTS_SECONDS: Final = 10.0
 TREE_OPTIONS: Final = invocation_pb2.InvocationOptions(include_steps=True)
-"""What a record has to have to be shown as a tree: finish reasons stand in the steps."""
+"""Options of a record to be shown as a tree: finish reasons are in the steps."""
 _ENDS: Final = frozenset({"run_completed", "run_failed", "run_cancelled", "run_interrupted"})
 
 
 class Sink(Protocol):
-    """Where events are shown."""
+    """Destination of events."""
 
     def show(self, event: event_pb2.AgentEvent) -> None:
-        """Shows an event."""
+        """Show an event."""
         ...
 
 
 class PlainLines:
-    """A line for each event."""
+    """Events as lines of text."""
 
     def show(self, event: event_pb2.AgentEvent) -> None:
-        """Prints the event's line."""
+        """Print an event as a line of text."""
         print_line(plain_line(event))
 
 
 class JsonLines:
-    """A message of JSON for each event, a line each."""
+    """Events as lines of protobuf JSON."""
 
     def show(self, event: event_pb2.AgentEvent) -> None:
-        """Prints the event."""
+        """Print an event as a line of JSON."""
         print_line(json_line(event))
 
 
 class Nothing:
-    """No events: only the answer is wanted."""
+    """No events, for output of the answer only."""
 
     def show(self, event: event_pb2.AgentEvent) -> None:
-        """Prints nothing."""
+        """Ignore an event."""
 
 
 def sink_of(output: Output) -> AbstractAsyncContextManager[Sink]:
-    """Where events go for a kind of output, open while they come."""
+    """Return the sink for a kind of output; enter it before the first event."""
     forgive_encoding()
     match output:
         case Output.LIVE:
@@ -80,17 +80,17 @@ def sink_of(output: Output) -> AbstractAsyncContextManager[Sink]:
 
 
 async def follow(stream: RunStream, sink: Sink) -> CollectedRun:
-    """Shows a stream's events to its end; gives what the last one tells of the run: its end, its questions, nothing."""
+    """Show a stream's events to its end. Return how the run ended, or its open requests; empty if it did neither."""
     last: list[event_pb2.AgentEvent] = []
     async for event in stream:
         sink.show(event)
-        # An interruption that something comes after is none any more.
+        # An interruption that another event follows is over.
         last = [event] if event.WhichOneof("payload") in _ENDS else []
     return collected(last)
 
 
 async def follow_to_the_end(client: AsyncClient, stream: RunStream, sink: Sink, view: View) -> CollectedRun:
-    """The same for a run whose deadline is the stream's: its end comes a moment after the stream was cut."""
+    """Follow a run that shares the stream's deadline; if it passes, read the end that is recorded just after it."""
     try:
         return await follow(stream, sink)
     except DeadlineExceeded:
@@ -99,14 +99,14 @@ async def follow_to_the_end(client: AsyncClient, stream: RunStream, sink: Sink, 
             after=stream.through_sequence,
             until=follow_pb2.WATCH_UNTIL_INTERRUPTED,
             view=view_of(view),
-            timeout=_LAST_WORDS_SECONDS,
+            timeout=_FINAL_EVENTS_SECONDS,
         )
         async with rest:
             return await follow(rest, sink)
 
 
 async def see_through(connection: Connection, stream: RunStream, display: Display) -> ExitCode:
-    """Follows a run that this command began or continued, says what came of it, and lets Ctrl-C cancel it."""
+    """Follow a run that this command started or resumed, and print its outcome; Ctrl-C cancels the run."""
     async with stream, interruptible(stream) as interrupted:
         say(f"run {await stream.started()}")
         if connection.note:
@@ -118,7 +118,7 @@ async def see_through(connection: Connection, stream: RunStream, display: Displa
 
 
 async def conclude(connection: Connection, run_id: str, run: CollectedRun, output: Output, *, tree: bool) -> ExitCode:
-    """Prints what comes after the events: the answer, the tree, or on standard error why there is no answer yet."""
+    """Print the answer, or on standard error why there is none yet, then the tree; return the exit code."""
     if run.message is not None and output in (Output.LIVE, Output.ANSWER):
         _print_answer(text_of(run.message), apart=output is Output.LIVE)
     if run.state == execution_pb2.EXECUTION_STATE_FAILED and run.error is not None:
@@ -136,7 +136,7 @@ async def conclude(connection: Connection, run_id: str, run: CollectedRun, outpu
 
 
 def code_of(state: execution_pb2.ExecutionState.ValueType) -> ExitCode:
-    """The exit code that a run's state means; a run that still goes on is no failure."""
+    """Return the exit code for a run's state; a run that has not ended is not a failure."""
     return _CODES.get(state, ExitCode.YES)
 
 
@@ -146,7 +146,7 @@ def _print_answer(text: str, *, apart: bool) -> None:
     if sys.stdout.isatty():
         terminal().print(Text(printable(text)))
     else:
-        # A file or another program gets the answer as it is.
+        # Control characters are removed only for a terminal: a file or a program gets the answer unchanged.
         print_line(text)
     if apart:
         print_line("")
@@ -163,13 +163,14 @@ async def _print_tree(client: AsyncClient, run_id: str) -> None:
 
 @asynccontextmanager
 async def interruptible(stream: RunStream) -> AsyncIterator[asyncio.Event]:
-    """Makes the first Ctrl-C cancel the stream's run and the second one leave; gives whether there was one."""
+    """Cancel the stream's run on the first Ctrl-C, and leave on the second. Yields an event that the first one sets."""
     loop, main = asyncio.get_running_loop(), asyncio.current_task()
     assert main is not None, "a command runs in a task"
     interrupted = asyncio.Event()
     cancelling: list[asyncio.Task[None]] = []
 
     def on_interrupt() -> None:
+        # Before the run has an id there is nothing to cancel.
         if interrupted.is_set() or not stream.run_id:
             interrupted.set()
             main.cancel()
@@ -184,9 +185,11 @@ async def interruptible(stream: RunStream) -> AsyncIterator[asyncio.Event]:
     except asyncio.CancelledError:
         if not interrupted.is_set():
             raise
+        # Our own cancellation of the command's task: report it as the interrupt that caused it.
         raise KeyboardInterrupt from None
     finally:
         loop.remove_signal_handler(signal.SIGINT)
+        # The stream can end before the Cancel call returns; no task may outlive the command.
         for task in cancelling:
             task.cancel()
             await asyncio.wait({task})
@@ -200,14 +203,14 @@ async def _cancel(stream: RunStream) -> None:
 
 
 async def in_own_time(client: AsyncClient, invocation: invocation_pb2.Invocation) -> invocation_pb2.Invocation:
-    """The record for a reader: of a fork, what was open where it was forked begins there. Raises CallFailed."""
+    """Return a record whose times exclude those of a fork's origin; see counted_from(). Raises CallFailed."""
     if not invocation.HasField("forked_from"):
         return invocation
     return counted_from(invocation, (await client.get_run(invocation.run_id)).create_time)
 
 
 def counted_from(invocation: invocation_pb2.Invocation, forked: timestamp_pb2.Timestamp) -> invocation_pb2.Invocation:
-    """A copy in which nothing that ended after a time began before it; what had ended by then stays as it was."""
+    """Return a copy in which what was open at the time of the fork starts then; what had ended by then is unchanged."""
     counted = invocation_pb2.Invocation()
     counted.CopyFrom(invocation)
     times = [(counted.start_time, counted.end_time), *((each.start_time, each.end_time) for each in counted.agents)]

@@ -1,4 +1,4 @@
-"""`bough fork`: run again from an event of a run, with changes."""
+"""`bough fork`: start a run from an event of another run, with changes."""
 
 import re
 from collections.abc import Iterable
@@ -29,9 +29,11 @@ from bough_server.errors import ConfigurationError
 if TYPE_CHECKING:
     from bough import AsyncClient
 
-AfterOption = Annotated[int, typer.Option("--after", min=1, metavar="N", help="The last sequence that they share.")]
+AfterOption = Annotated[
+    int, typer.Option("--after", min=1, metavar="N", help="The last sequence that both runs share.")
+]
 ModelOption = Annotated[
-    list[str] | None, typer.Option("--model", metavar="AGENT=M", help="The model that an agent asks from there on.")
+    list[str] | None, typer.Option("--model", metavar="AGENT=M", help="The model that an agent uses from there on.")
 ]
 InstructionOption = Annotated[
     list[str] | None,
@@ -42,31 +44,32 @@ ToolResultOption = Annotated[
     typer.Option(
         "--tool-result",
         metavar="CALL=JSON",
-        help='What a call gave instead, or {"error": "…"}, or both as {"error": "…", "result": …}; INVOCATION/CALL if '
-        "the call alone says too little. The fork begins right before the first of them.",
+        help='Another result of a call, or {"error": "…"}, or both as {"error": "…", "result": …}; INVOCATION/CALL if '
+        "the call id is not unique. The fork begins right before the first of these results.",
     ),
 ]
-InputOption = Annotated[
-    str | None, typer.Option("--input", metavar="TEXT", help="What the user says instead; only with --after 1.")
-]
+InputOption = Annotated[str | None, typer.Option("--input", metavar="TEXT", help="Another input; only with --after 1.")]
 OpenEffectsOption = Annotated[
     bool,
-    typer.Option("--allow-open-effects", help="Also where a tool is running that must not simply be run again."),
+    typer.Option(
+        "--allow-open-effects",
+        help="Fork even if a tool is running there that must not be run again without permission.",
+    ),
 ]
 
-_OF_AN_INVOCATION: Final = re.compile(r"([0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12})/(.+)", re.IGNORECASE)
+_CALL_OF_INVOCATION: Final = re.compile(r"([0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12})/(.+)", re.IGNORECASE)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fork:
-    """A fork as the command line asks for it; `timeout` in seconds."""
+    """The arguments of `bough fork`; `timeout` is in seconds."""
 
     run: str
     after: int
     models: list[str]
     instructions: list[str]
     tool_results: list[str]
-    said: str | None
+    input_text: str | None
     allow_open_effects: bool
     request_id: str
     timeout: float
@@ -83,54 +86,55 @@ def fork(
     allow_open_effects: OpenEffectsOption = False,
     request_id: RequestIdOption = "",
     view: ViewOption = View.FULL,
-    timeout: TimeoutOption = "10m",  # type: ignore[assignment] # the parser makes seconds of it
+    timeout: TimeoutOption = "10m",  # type: ignore[assignment] # the parser converts it to seconds
     default_model: DefaultModelOption = None,
     output: OutputOption = Output.LIVE,
     no_tree: NoTreeOption = False,
 ) -> None:
-    """Start a run that shares the beginning of another's log, and follow it.
+    """Start a run that shares the beginning of another run's log, and follow it.
 
-    What was done up to there is not done again. Afterwards both trees are shown, side by side where they fit. The exit
-    code is that of `bough run`.
+    Work recorded up to that event is not done again. Afterwards both trees are shown, side by side if they fit. The
+    exit code is that of `bough run`.
     """
-    wanted = Fork(
+    arguments = Fork(
         run=run,
         after=after,
         models=model or [],
         instructions=instruction or [],
         tool_results=tool_result or [],
-        said=input,
+        input_text=input,
         allow_open_effects=allow_open_effects,
         request_id=request_id,
         timeout=timeout,
     )
     display = Display(output=output, view=view, tree=not no_tree)
-    finish(_fork(target_of(context), wanted, display, default_model=default_model))
+    finish(_fork(target_of(context), arguments, display, default_model=default_model))
 
 
-async def _fork(target: Target, wanted: Fork, display: Display, *, default_model: str | None) -> ExitCode:
+async def _fork(target: Target, arguments: Fork, display: Display, *, default_model: str | None) -> ExitCode:
     from bough_server.cli.connection import connected, resolve_run
     from bough_server.cli.follow import see_through
     from bough_server.cli.options import view_of
 
     changes = changes_of(
-        models=wanted.models,
-        instructions=wanted.instructions,
-        tool_results=wanted.tool_results,
-        said=wanted.said,
+        models=arguments.models,
+        instructions=arguments.instructions,
+        tool_results=arguments.tool_results,
+        input_text=arguments.input_text,
     )
     async with connected(target, default_model=default_model, is_silent=True) as connection:
         client = connection.client
-        origin_id = await resolve_run(client, wanted.run)
+        origin_id = await resolve_run(client, arguments.run)
         stream = client.fork(
             origin_id,
-            wanted.after,
+            arguments.after,
             changes=changes,
-            allow_open_effects=wanted.allow_open_effects,
-            request_id=wanted.request_id,
+            allow_open_effects=arguments.allow_open_effects,
+            request_id=arguments.request_id,
             view=view_of(display.view),
-            timeout=wanted.timeout,
+            timeout=arguments.timeout,
         )
+        # The tree is shown below, beside the origin's.
         code = await see_through(connection, stream, replace(display, tree=False))
         if display.tree and display.output is Output.LIVE:
             await _print_both(client, origin_id, stream.run_id)
@@ -155,11 +159,11 @@ async def _print_both(client: "AsyncClient", origin_id: str, fork_id: str) -> No
 
 
 def changes_of(
-    *, models: Iterable[str], instructions: Iterable[str], tool_results: Iterable[str], said: str | None
+    *, models: Iterable[str], instructions: Iterable[str], tool_results: Iterable[str], input_text: str | None
 ) -> fork_pb2.ForkChanges:
-    """The changes of `--model AGENT=M`, `--instruction AGENT=@FILE`, `--tool-result CALL=JSON` and `--input TEXT`.
+    """Parse `--model AGENT=M`, `--instruction AGENT=@FILE`, `--tool-result CALL=JSON` and `--input TEXT`.
 
-    Raises ConfigurationError for one that cannot be read.
+    Raises ConfigurationError for a value that cannot be parsed, or is given twice.
     """
     from bough import user_message
     from bough_server.cli.prompts import outcome_of
@@ -171,10 +175,10 @@ def changes_of(
         changes.agents[agent].instruction = _content(instruction)
     for call, text in _pairs("--tool-result", tool_results, "CALL=JSON").items():
         edited = changes.tool_results.add(call_id=call, outcome=outcome_of(text))
-        if found := _OF_AN_INVOCATION.fullmatch(call):
+        if found := _CALL_OF_INVOCATION.fullmatch(call):
             edited.invocation_id, edited.call_id = found.group(1).lower(), found.group(2)
-    if said is not None:
-        changes.input.CopyFrom(user_message(said))
+    if input_text is not None:
+        changes.input.CopyFrom(user_message(input_text))
     return changes
 
 
@@ -184,15 +188,15 @@ def _pairs(flag: str, texts: Iterable[str], shape: str) -> dict[str, str]:
         name, equals, value = text.partition("=")
         name = name.strip()
         if not equals or not name:
-            raise ConfigurationError(f"{flag} {text!r} cannot be read: write {shape}.")
+            raise ConfigurationError(f"{flag} {text!r} cannot be parsed: write {shape}.")
         if name in pairs:
-            raise ConfigurationError(f"{flag} names {name!r} twice: say it once.")
+            raise ConfigurationError(f"{flag} names {name!r} twice: give one value.")
         pairs[name] = value
     return pairs
 
 
 def _content(text: str) -> str:
-    """A text, or what the file of an @FILE holds."""
+    """Return a text as it is, or the content of the file for @FILE."""
     if not text.startswith("@"):
         return text
     path = Path(text[1:])

@@ -1,4 +1,4 @@
-"""Options shared by commands, and the messages of the schema that they become."""
+"""Options shared by commands, and their conversion to messages of the schema."""
 
 import shlex
 from dataclasses import dataclass
@@ -14,14 +14,14 @@ from bough_server.events import KIND_OF_FIELD, NAME_OF_KIND
 
 
 class View(StrEnum):
-    """What a stream shows."""
+    """Selection of a stream's events."""
 
     FULL = "full"
     SUMMARY = "summary"
 
 
 class Output(StrEnum):
-    """How events are shown."""
+    """Format of events on standard output."""
 
     LIVE = "live"
     PLAIN = "plain"
@@ -30,21 +30,21 @@ class Output(StrEnum):
 
 
 class Delta(StrEnum):
-    """How streamed text is recorded."""
+    """Recording of streamed text."""
 
     AGGREGATED = "aggregated"
     PASSTHROUGH = "passthrough"
 
 
 class OnDisconnect(StrEnum):
-    """What happens to a run that nobody follows."""
+    """Policy for a run that no stream follows."""
 
     CANCEL = "cancel"
     CONTINUE = "continue"
 
 
 class OnBusy(StrEnum):
-    """What happens to a turn whose session another run holds."""
+    """Policy for a run whose session another run holds."""
 
     REJECT = "reject"
     QUEUE = "queue"
@@ -53,7 +53,7 @@ class OnBusy(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Display:
-    """What a command shows of a run that it follows, and whether its tree comes after the answer."""
+    """How a command shows the run that it follows; with `tree`, the agent tree comes after the answer."""
 
     output: Output
     view: View
@@ -62,7 +62,7 @@ class Display:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Target:
-    """Which server the commands speak to, as the global flags say."""
+    """The server to use, as the global flags select it."""
 
     config: Path | None = None
     address: str | None = None
@@ -70,7 +70,7 @@ class Target:
 
     @property
     def command(self) -> str:
-        """`bough` with the same global flags, for a shell: what a command to the same server begins with."""
+        """`bough` with the same global flags, quoted for a shell: begins a command to the same server."""
         words = ["bough"]
         words += ["--config", str(self.config)] if self.config is not None else []
         words += ["--address", self.address] if self.address is not None else []
@@ -79,13 +79,13 @@ class Target:
 
 
 def target_of(context: typer.Context) -> Target:
-    """The global flags of a command."""
+    """Return the global flags of a command."""
     target = context.find_object(Target)
     return target if target is not None else Target()
 
 
 def seconds(text: str) -> float:
-    """Seconds of a duration such as 10m, for an option's parser."""
+    """Parse a duration such as 10m into seconds, for an option. Raises typer.BadParameter."""
     from bough_server.documents import parse_duration
 
     try:
@@ -93,7 +93,7 @@ def seconds(text: str) -> float:
     except ValueError as error:
         raise typer.BadParameter(f"{error}.") from None
     if nanoseconds <= 0:
-        raise typer.BadParameter("must be longer than nothing.")
+        raise typer.BadParameter("must be longer than 0.")
     return nanoseconds / 1e9
 
 
@@ -106,7 +106,8 @@ SessionArgument = Annotated[str, typer.Argument(metavar="ID", help="The session'
 
 
 ViewOption = Annotated[
-    View, typer.Option("--view", help="full shows every event; summary, of sub-agents, only start, text and end.")
+    View,
+    typer.Option("--view", help="full shows every event; summary, of sub-agents, only start, text, requests and end."),
 ]
 
 
@@ -114,12 +115,12 @@ OutputOption = Annotated[
     Output,
     typer.Option(
         "--output",
-        help="live for people; plain, a line for each event; json, an AgentEvent for each line; answer alone.",
+        help="live for people; plain, a line for each event; json, an AgentEvent on each line; answer, only that.",
     ),
 ]
 
 
-JsonOption = Annotated[bool, typer.Option("--json", help="Print protobuf JSON.")]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
 AfterOption = Annotated[int, typer.Option("--after", min=0, metavar="N", help="Only events after this sequence.")]
@@ -133,7 +134,9 @@ DefaultModelOption = Annotated[
 
 RequestIdOption = Annotated[
     str,
-    typer.Option("--request-id", metavar="ID", help="The same id again does nothing twice; made where left out."),
+    typer.Option(
+        "--request-id", metavar="ID", help="Repeating a request under one id does it once.  [default: a new one]"
+    ),
 ]
 
 
@@ -143,21 +146,23 @@ TimeoutOption = Annotated[
 ]
 
 
-NoTreeOption = Annotated[bool, typer.Option("--no-tree", help="Leave out the tree after the answer.")]
+NoTreeOption = Annotated[bool, typer.Option("--no-tree", help="Omit the tree after the answer.")]
 
 
-LimitOption = Annotated[int, typer.Option("--limit", min=1, metavar="N", help="The most to list, newest first.")]
+LimitOption = Annotated[
+    int, typer.Option("--limit", min=1, metavar="N", help="How many to list at most, newest first.")
+]
 
 
 def view_of(view: View) -> follow_pb2.EventView.ValueType:
-    """The view as the schema names it."""
+    """Return the schema's value for a view."""
     return follow_pb2.EVENT_VIEW_SUMMARY if view is View.SUMMARY else follow_pb2.EVENT_VIEW_FULL
 
 
 def policy_of(
     delta: Delta | None, on_disconnect: OnDisconnect | None, on_busy: OnBusy | None = None
 ) -> policy_pb2.RunPolicy:
-    """A run's policy that says only what the flags say."""
+    """Build a run's policy from flags; the fields of flags that are None stay unset, for the server to fill in."""
     policy = policy_pb2.RunPolicy()
     if delta is Delta.PASSTHROUGH:
         policy.deltas.passthrough.SetInParent()
@@ -171,21 +176,21 @@ def policy_of(
 
 
 def state_of(text: str) -> execution_pb2.ExecutionState.ValueType:
-    """The state of a name such as `failed` or `INPUT_REQUIRED`. Raises ConfigurationError for another."""
-    given = text.strip().upper().replace("-", "_").replace(" ", "_")
-    name = f"EXECUTION_STATE_{given.removeprefix('EXECUTION_STATE_')}"
+    """Parse a state such as `failed` or `INPUT_REQUIRED`. Raises ConfigurationError for an unknown one."""
+    normalized = text.strip().upper().replace("-", "_").replace(" ", "_")
+    name = f"EXECUTION_STATE_{normalized.removeprefix('EXECUTION_STATE_')}"
     names = [known for known in execution_pb2.ExecutionState.keys() if known != "EXECUTION_STATE_UNSPECIFIED"]  # noqa: SIM118
     if name not in names:
         known = ", ".join(each.removeprefix("EXECUTION_STATE_").lower() for each in names)
-        raise ConfigurationError(f"There is no state {text!r}; there is {known}.")
+        raise ConfigurationError(f"There is no state {text!r}: use one of {known}.")
     return execution_pb2.ExecutionState.Value(name)
 
 
 def event_names_of(text: str) -> tuple[str, ...]:
-    """The dotted names in a list such as `llm.completed,tool.*`.
+    """Parse a list of event names such as `llm.completed,tool.*` into dotted names.
 
-    `agent.` may be left out, and `run_started`, as the schema names the event, stands for `agent.run.started`. Raises
-    ConfigurationError for one that no event has.
+    `agent.` may be omitted, and `run_started`, the name of the event's field in the schema, means `agent.run.started`.
+    Raises ConfigurationError for a name that matches no event.
     """
     patterns = tuple(_dotted(name.strip().lower()) for name in text.split(",") if name.strip())
     for pattern in patterns:
@@ -203,7 +208,7 @@ def _dotted(name: str) -> str:
 
 
 def is_named(name: str, patterns: tuple[str, ...]) -> bool:
-    """Whether a dotted name is one of those wanted; `agent.llm.*` stands for its group, none for all."""
+    """Return whether a dotted name matches a pattern. `agent.llm.*` matches a group; no patterns match every name."""
     return not patterns or any(
         name.startswith(pattern[:-1]) if pattern.endswith(".*") else name == pattern for pattern in patterns
     )

@@ -1,4 +1,4 @@
-"""Output of commands: lines, JSON, and the terminal."""
+"""Output of commands: lines, JSON, and a live view in a terminal."""
 
 import asyncio
 import sys
@@ -20,49 +20,49 @@ _REDRAW_SECONDS = 0.1
 
 
 class Terminal(Console):
-    """Rich's console, which leaves a closed pipe to its caller instead of exiting."""
+    """A Rich console that raises BrokenPipeError for a closed pipe instead of exiting."""
 
     def on_broken_pipe(self) -> None:
         raise BrokenPipeError
 
 
 def terminal() -> Terminal:
-    """Standard output for styled lines: no control codes in a pipe, no colors with NO_COLOR."""
+    """Return a console on standard output: no control codes in a pipe, no colors with NO_COLOR."""
     forgive_encoding()
     return Terminal(highlight=False, markup=False, emoji=False)
 
 
 def forgive_encoding() -> None:
-    """Lets standard output replace what its encoding lacks, instead of failing in mid-run."""
+    """Let standard output replace characters that its encoding lacks, instead of failing in the middle of a run."""
     if hasattr(sys.stdout, "reconfigure"):
         sys.stdout.reconfigure(errors="replace")
 
 
 def print_lines(lines: Iterable[Text]) -> None:
-    """Prints styled lines as they are, without wrapping."""
+    """Print styled lines without wrapping them."""
     console = terminal()
     for line in lines:
         console.print(line, no_wrap=True, overflow="ignore", crop=False)
 
 
 def print_line(text: str) -> None:
-    """Prints a line at once, so that a pipe sees it as it happens."""
+    """Print a line and flush it, so that the reader of a pipe gets it at once."""
     sys.stdout.write(text + "\n")
     sys.stdout.flush()
 
 
 def json_line(message: Message) -> str:
-    """A message as protobuf JSON on one line."""
+    """Return a message as protobuf JSON on one line."""
     return json_format.MessageToJson(message, indent=None, ensure_ascii=False)
 
 
 def json_text(message: Message) -> str:
-    """A message as protobuf JSON, indented."""
+    """Return a message as indented protobuf JSON."""
     return json_format.MessageToJson(message, indent=2, ensure_ascii=False)
 
 
 class Screen:
-    """Shows events as they come, for as long as it is open. In a pipe there are only the finished lines."""
+    """Live view of a run while it is open: finished lines, and in a terminal status lines below them."""
 
     def __init__(self) -> None:
         self._console = terminal()
@@ -72,7 +72,7 @@ class Screen:
 
     async def __aenter__(self) -> Self:
         if self._console.is_terminal and not self._console.is_dumb_terminal:
-            # Words on standard error are woven in where they would land on the same screen, and nowhere else.
+            # Rich prints redirected text above the status lines: wanted only if standard error is this screen too.
             is_shared = sys.stderr.isatty()
             self._live = Live(console=self._console, auto_refresh=False, transient=True, redirect_stderr=is_shared)
             self._live.start()
@@ -84,13 +84,15 @@ class Screen:
     ) -> None:
         if self._redrawing is not None:
             self._redrawing.cancel()
+            # wait() does not raise the task's own CancelledError.
             await asyncio.wait({self._redrawing})
         if self._live is not None:
+            # stop() draws once more.
             self._live.update(Group())
             self._live.stop()
 
     def show(self, event: event_pb2.AgentEvent) -> None:
-        """Shows what an event adds."""
+        """Print the lines that an event completes."""
         for line in self._view.feed(event, time.monotonic()):
             self._console.print(line, no_wrap=True, overflow="ignore", crop=False)
         self._console.file.flush()

@@ -1,4 +1,4 @@
-"""The command line as a whole: its global flags and its commands; each command lives in a module of its own."""
+"""The command line as a whole: the global flags and the list of commands."""
 
 import sys
 from importlib.metadata import version
@@ -23,11 +23,11 @@ from bough_server.cli.watch import events, watch
 
 program = typer.Typer(
     name="bough",
-    help="Run agents, follow them, and read the tree of who called whom.",
+    help="Run agents, follow their runs, and show the tree of who called whom.",
     no_args_is_help=True,
     add_completion=False,
     rich_markup_mode=None,
-    # Its tracebacks print local variables, which may be secret.
+    # Typer's own tracebacks print local variables, which may hold secrets.
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
@@ -37,8 +37,8 @@ for group, name in ((agents, "agents"), (models, "models"), (sessions, "sessions
     program.add_typer(group, name=name)
 
 
-def _print_version(is_wanted: bool) -> None:
-    if is_wanted:
+def _print_version(is_requested: bool) -> None:
+    if is_requested:
         print(f"bough {version('bough')}")
         raise typer.Exit
 
@@ -48,29 +48,32 @@ def flags(
     context: typer.Context,
     config: Annotated[
         Path | None,
-        typer.Option("--config", metavar="PATH", help="The configuration.  [default: BOUGH_CONFIG, else ./bough.yaml]"),
+        typer.Option(
+            "--config", metavar="PATH", help="The configuration file.  [default: BOUGH_CONFIG, else ./bough.yaml]"
+        ),
     ] = None,
     address: Annotated[
         str | None,
         typer.Option(
             "--address",
             metavar="HOST:PORT",
-            help="The server to speak to.  [default: BOUGH_ADDRESS; 127.0.0.1:50051 if it answers; --embedded]",
+            help="The server to use.  [default: BOUGH_ADDRESS; 127.0.0.1:50051 if Bough answers there; --embedded]",
         ),
     ] = None,
     embedded: Annotated[
-        bool, typer.Option("--embedded", help="Speak to a server inside this command, on the configured database.")
+        bool, typer.Option("--embedded", help="Use a server inside this command, on the configured database.")
     ] = False,
     _: Annotated[
         bool, typer.Option("--version", help="Print the version.", callback=_print_version, is_eager=True)
     ] = False,
 ) -> None:
-    """Keep the global flags for the command that follows."""
+    """Store the global flags for the command that follows."""
     context.obj = Target(config=config, address=address, embedded=embedded)
 
 
 def run_program() -> None:
-    """Runs the command that the arguments name and exits with its code."""
+    """Run the command that the arguments name and exit with its code."""
+    # An error message must be printed even if the terminal's encoding lacks a character of it.
     if hasattr(sys.stderr, "reconfigure"):
         sys.stderr.reconfigure(errors="replace")
     program()

@@ -1,4 +1,4 @@
-"""Answers to the requests of a run: typed at the terminal, or given as options."""
+"""Answers to a run's input requests, typed at the terminal or parsed from options."""
 
 import asyncio
 import json
@@ -15,47 +15,48 @@ from bough_server.cli.render.questions import headline, question_lines, takes_te
 from bough_server.errors import ConfigurationError
 from bough_server.tools.arguments import schema_mistakes
 
-_MOST_BYTES = 65536
+_MAX_LINE_BYTES = 65536
 
 _ERROR: Final = "error:"
-_APPROVE: Final = "Approve? y or n, and a note if you like; e to edit the arguments; Enter leaves it open:"
-_AGAIN: Final = "Run it again? y or n, and a note if you like; r to say its result; Enter leaves it open:"
+_APPROVE: Final = "Approve? y or n, and an optional note; e to edit the arguments; Enter leaves it open:"
+_AGAIN: Final = "Run it again? y or n, and an optional note; r to enter its result; Enter leaves it open:"
 _RESULT: Final = 'Its result, as JSON or text, or "error: …"; Enter leaves it open:'
 _VALUE: Final = "Your answer; Enter leaves it open:"
 
-_SHORTEST: Final = 6
+_MIN_ID_PART: Final = 6
 _APPROVAL_KEYS: Final = frozenset({"approved", "arguments", "note"})
 _FAILURES: Final = ({"error"}, {"error", "result"})
-"""The members of a JSON object that is the failure of a tool, alone or beside its result."""
+"""Keys of a JSON object that reports a tool's failure, without and with a result."""
 
 
 class Dialog(Protocol):
-    """Somebody to ask."""
+    """A user who can be asked."""
 
     def show(self, lines: Iterable[str]) -> None:
-        """Shows lines."""
+        """Show lines."""
         ...
 
     async def ask(self, prompt: str) -> str | None:
-        """A line, without its end and the space around it; None where nobody types any more."""
+        """Ask for a line and return it without surrounding white space; None at the end of input."""
         ...
 
 
 class TerminalDialog:
-    """Whoever sits at this process's terminal. Standard output is left to what the command gives."""
+    """The user at this process's terminal. Standard output is kept for the command's result."""
 
     def show(self, lines: Iterable[str]) -> None:
-        """Shows lines on standard error."""
+        """Show lines on standard error."""
         for line in lines:
             print(line, file=sys.stderr)
 
     async def ask(self, prompt: str) -> str | None:
-        """A line that is typed; Ctrl-C is heard while it waits."""
+        """Ask for a line on standard error; Ctrl-C works while it waits."""
         print(f"{prompt} ", end="", file=sys.stderr, flush=True)
         descriptor = sys.stdin.fileno()
+        # input() would block the event loop, and with it Ctrl-C.
         await _readable(descriptor)
-        # A terminal gives one line at a time, and all of it.
-        typed = os.read(descriptor, _MOST_BYTES)
+        # In canonical mode, a read from a terminal returns one whole line.
+        typed = os.read(descriptor, _MAX_LINE_BYTES)
         if not typed:
             print(file=sys.stderr)
             return None
@@ -63,7 +64,7 @@ class TerminalDialog:
 
 
 def is_terminal() -> bool:
-    """Whether somebody can be asked: standard input and standard error are both a terminal."""
+    """Return whether the user can be asked: standard input and standard error are both a terminal."""
     return sys.stdin.isatty() and sys.stderr.isatty()
 
 
@@ -78,7 +79,7 @@ async def _readable(descriptor: int) -> None:
 
 
 async def ask_all(requests: Sequence[input_pb2.InputRequest], dialog: Dialog) -> list[input_pb2.InputAnswer]:
-    """The answers to those requests that get one; at the end of what is typed the rest stays open."""
+    """Ask for answers and return those given; at the end of input the remaining requests stay open."""
     answers: list[input_pb2.InputAnswer] = []
     for number, request in enumerate(requests, start=1):
         first, *rest = question_lines(request)
@@ -124,17 +125,17 @@ async def _ask_approval(request: input_pb2.InputRequest, dialog: Dialog, prompt:
 
 
 async def _ask_arguments(request: input_pb2.InputRequest, dialog: Dialog) -> str:
-    """Other arguments as JSON text; empty where they stay as they are."""
+    """Ask for other arguments and return their JSON text; empty to keep the arguments."""
     while typed := await _line(dialog, "The arguments as a JSON object; Enter goes back:"):
         try:
-            value = json_of(typed, what="That")
+            value = json_of(typed, what="This")
         except ConfigurationError as error:
             dialog.show([error.message])
             continue
-        mistakes = ["they must be one JSON object"] if not isinstance(value, dict) else _mistakes(request, value)
-        if not mistakes:
+        problems = _problems(request, value) if isinstance(value, dict) else ["they must be one JSON object"]
+        if not problems:
             return typed
-        dialog.show(mistakes)
+        dialog.show(problems)
     return ""
 
 
@@ -147,30 +148,31 @@ async def _ask_value(request: input_pb2.InputRequest, dialog: Dialog) -> input_p
     if request.answer_schema_json:
         dialog.show([f"    takes {takes_text(request)}"])
     while typed := await _line(dialog, _VALUE):
-        value_json, mistakes = value_of(typed, request)
-        if not mistakes:
+        value_json, problems = value_of(typed, request)
+        if not problems:
             return input_pb2.InputAnswer(value_json=value_json)
-        dialog.show(mistakes)
+        dialog.show(problems)
     return None
 
 
 def value_of(typed: str, request: input_pb2.InputRequest) -> tuple[str, list[str]]:
-    """The JSON text that something typed is, and what of it does not fit.
+    """Return typed text as JSON, and its problems with the request's schema.
 
-    JSON that fits is itself; anything else is a text, where the request takes one.
+    JSON that fits the schema stays as it is; anything else becomes a JSON string if the request accepts that string.
     """
     as_text = json.dumps(typed, ensure_ascii=False)
     try:
-        value = json_of(typed, what="That")
+        value = json_of(typed, what="This")
     except ConfigurationError:
-        return as_text, _mistakes(request, typed)
-    mistakes = _mistakes(request, value)
-    if mistakes and not _mistakes(request, typed):
+        return as_text, _problems(request, typed)
+    problems = _problems(request, value)
+    # For example, 4711 typed for a request that takes a string.
+    if problems and not _problems(request, typed):
         return as_text, []
-    return typed, mistakes
+    return typed, problems
 
 
-def _mistakes(request: input_pb2.InputRequest, value: object) -> list[str]:
+def _problems(request: input_pb2.InputRequest, value: object) -> list[str]:
     return schema_mistakes(value, request.answer_schema_json) if request.answer_schema_json else []
 
 
@@ -191,9 +193,9 @@ async def _line(dialog: Dialog, prompt: str) -> str:
 
 
 def answers_of(texts: Iterable[str], requests: Sequence[input_pb2.InputRequest]) -> list[input_pb2.InputAnswer]:
-    """The answers of `--answer INPUT_ID=JSON`, each to another request of these.
+    """Parse the values of `--answer INPUT_ID=JSON`, each for another of these requests.
 
-    Raises ConfigurationError for one that cannot be read, fits no request, or answers what another one answered.
+    Raises ConfigurationError for one that cannot be parsed, names no request, or names the request of another one.
     """
     answers: dict[str, input_pb2.InputAnswer] = {}
     for text in texts:
@@ -202,29 +204,29 @@ def answers_of(texts: Iterable[str], requests: Sequence[input_pb2.InputRequest])
             raise ConfigurationError(f"--answer {text!r} has no value: write INPUT_ID=JSON.")
         request = request_named(name.strip(), requests)
         if request.input_id in answers:
-            raise ConfigurationError(f"Request {request.input_id} has two answers: give it one.")
+            raise ConfigurationError(f"Request {request.input_id} has two answers: give only one.")
         answers[request.input_id] = answer_of(request, value)
     return list(answers.values())
 
 
 def request_named(name: str, requests: Sequence[input_pb2.InputRequest]) -> input_pb2.InputRequest:
-    """The request of a full id, or of a beginning or an end that only it has. Raises ConfigurationError."""
+    """Return the request with an id, or with a unique beginning or end of one. Raises ConfigurationError."""
     name = name.lower()
     found = [request for request in requests if request.input_id == name]
-    if not found and len(name) < _SHORTEST:
-        raise ConfigurationError(f"{name!r} is too short for a request: use its id, or 6 characters of either end.")
+    if not found and len(name) < _MIN_ID_PART:
+        raise ConfigurationError(f"{name!r} is too short to name a request: use its id, or 6 characters of either end.")
     found = found or [each for each in requests if each.input_id.startswith(name) or each.input_id.endswith(name)]
     if not found:
         known = ", ".join(request.input_id for request in requests) or "none"
-        raise ConfigurationError(f"No request of the run is {name!r}; it asked {known}.")
+        raise ConfigurationError(f"The run has no request {name!r}; its requests: {known}.")
     if len(found) > 1:
         both = " and ".join(request.input_id for request in found[:2])
-        raise ConfigurationError(f"{len(found)} requests are {name!r}, such as {both}: say more.")
+        raise ConfigurationError(f"{len(found)} requests match {name!r}, such as {both}: use more characters.")
     return found[0]
 
 
 def answer_of(request: input_pb2.InputRequest, text: str) -> input_pb2.InputAnswer:
-    """The answer that a JSON text is to a request. Raises ConfigurationError where it cannot be one."""
+    """Parse a JSON text as the answer to a request. Raises ConfigurationError if it cannot answer that kind."""
     value = json_of(text, what=f"The answer to {request.input_id}")
     answer = input_pb2.InputAnswer(input_id=request.input_id)
     match request.kind:
@@ -233,8 +235,8 @@ def answer_of(request: input_pb2.InputRequest, text: str) -> input_pb2.InputAnsw
         case input_pb2.INPUT_KIND_CLIENT_TOOL:
             answer.tool_outcome.CopyFrom(outcome_of(text))
         case input_pb2.INPUT_KIND_RECOVERY if isinstance(value, dict) and value.keys() in ({"result"}, *_FAILURES):
-            given = text if "error" in value else json.dumps(value["result"], ensure_ascii=False)
-            answer.tool_outcome.CopyFrom(outcome_of(given))
+            outcome_json = text if "error" in value else json.dumps(value["result"], ensure_ascii=False)
+            answer.tool_outcome.CopyFrom(outcome_of(outcome_json))
         case input_pb2.INPUT_KIND_RECOVERY:
             answer.approval.CopyFrom(_approval(request, value))
         case _:
@@ -243,10 +245,10 @@ def answer_of(request: input_pb2.InputRequest, text: str) -> input_pb2.InputAnsw
 
 
 def outcome_of(text: str) -> message_pb2.ToolOutcome:
-    """The outcome of a tool from JSON: a text is text, and any other value is data.
+    """Parse the outcome of a tool: a JSON string becomes text, any other JSON value becomes data.
 
-    {"error": "…"} is a failure, and {"error": "…", "result": …} one of a tool that returned a result nevertheless.
-    Raises ConfigurationError for text that is not JSON.
+    {"error": "…"} is a failure, and {"error": "…", "result": …} a failure that comes with a result. Raises
+    ConfigurationError if the text is not JSON.
     """
     value = json_of(text, what="A result")
     if isinstance(value, dict) and value.keys() in _FAILURES and isinstance(value["error"], str):
@@ -266,11 +268,12 @@ def _failed(message: str) -> message_pb2.ToolOutcome:
 
 
 def json_of(text: str, *, what: str) -> JsonValue:
-    """The value of a JSON text. Raises ConfigurationError; `what` it is of begins the sentence."""
+    """Parse a JSON text. Raises ConfigurationError if it is not JSON; the message begins with `what`."""
     try:
         value: JsonValue = json.loads(text, parse_constant=_refuse, parse_float=_finite)
-        # A message holds Unicode only: no halves of surrogate pairs, be they written out or escaped.
+        # Protobuf strings are UTF-8: encoding fails for lone surrogates, literal or escaped.
         json.dumps([text, value], ensure_ascii=False).encode()
+    # The parser raises RecursionError for JSON that is nested too deeply.
     except (ValueError, RecursionError) as error:
         raise ConfigurationError(f"{what} is not JSON ({error}): a text needs quotes, such as '\"yes\"'.") from None
     return value
@@ -284,13 +287,14 @@ def _approval(request: input_pb2.InputRequest, value: JsonValue) -> input_pb2.Ap
         if isinstance(approved, bool) and isinstance(note, str) and isinstance(arguments, dict | None):
             arguments_json = "" if arguments is None else json.dumps(arguments, ensure_ascii=False)
             return input_pb2.ApprovalDecision(approved=approved, arguments_json=arguments_json, note=note)
-    raise ConfigurationError(f"{headline(request)}; that takes {takes_text(request)}.")
+    raise ConfigurationError(f"{headline(request)}; the answer must be {takes_text(request)}.")
 
 
 def _finite(digits: str) -> float:
+    # 1e999 is valid JSON, but float() turns it into infinity, which JSON cannot represent.
     number = float(digits)
     return number if math.isfinite(number) else _refuse(digits)
 
 
 def _refuse(constant: str) -> NoReturn:
-    raise ValueError(f"{constant} is no JSON number")
+    raise ValueError(f"{constant} is not a JSON number")

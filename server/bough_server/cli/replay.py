@@ -1,4 +1,4 @@
-"""`bough replay`: re-executes a run from its log alone and says where it diverges; it changes and asks nothing."""
+"""`bough replay`: execute a run again from its log alone, and report where it diverges."""
 
 from contextlib import suppress
 from typing import TYPE_CHECKING, Annotated
@@ -18,16 +18,16 @@ if TYPE_CHECKING:
     from bough_server.store.ports import StoredMessage
 
 ForceOption = Annotated[
-    bool, typer.Option("--force", help="Also with agents that are others than those the run began with.")
+    bool, typer.Option("--force", help="Replay even with agents other than those the run started with.")
 ]
 _PAGE_SIZE = 1000
 
 
 def replay(context: typer.Context, run: RunArgument, force: ForceOption = False) -> None:
-    """Run a run's agents again from its log, with the agents that are configured here, or that the server has stored.
+    """Execute a run again from its log, with the agents that are configured here or stored on the server.
 
-    No model is asked, no tool runs, nothing is recorded. 0: everything came as it was recorded; 1: it diverged, and
-    where; 2: it could not be done.
+    No model is called, no tool runs, and nothing is recorded. The exit code is 0 if everything happened as recorded, 1
+    if the run diverged, with the place, and 2 if it could not be replayed.
     """
     finish(_replay(target_of(context), run, is_forced=force))
 
@@ -51,17 +51,17 @@ async def _replay(target: Target, text: str, *, is_forced: bool) -> ExitCode:
     resolver = offline_resolver(log, agents, is_forced=is_forced)
     tracing = Tracing(make_provider(export=False))
     replayed = await replay_log(log, resolver=resolver, tracing=tracing, clock=SystemClock(), session=session)
-    handed_back = f"{counted(replayed.results, 'recorded result')} handed back"
+    results = f"{counted(replayed.results, 'recorded result')} replayed"
     if replayed.divergence:
         print_line(f"run {run_id} diverges: {replayed.divergence}")
         return ExitCode.FAILED
     end = "to where it waits for input" if log[-1].HasField("run_interrupted") else "to its end"
-    print_line(f"run {run_id} replays {end}: {handed_back}, nothing diverged")
+    print_line(f"run {run_id} replays {end}: {results}, nothing diverged")
     return ExitCode.YES
 
 
 async def _log(client: "AsyncClient", run_id: str) -> "Sequence[event_pb2.AgentEvent]":
-    """The log of a run that nobody executes now. Raises ConfigurationError for another."""
+    """Read the log of a run that has ended or waits for input. Raises ConfigurationError if it is still running."""
     from bough.v1 import follow_pb2
     from bough_server.errors import ConfigurationError
     from bough_server.events import RUN_INTERRUPTED, TERMINAL_KINDS, kind_of
@@ -70,25 +70,26 @@ async def _log(client: "AsyncClient", run_id: str) -> "Sequence[event_pb2.AgentE
     async with client.watch(run_id, until=until, view=view) as stream:
         log = [event async for event in stream]
     if not log or kind_of(log[-1]) not in {*TERMINAL_KINDS, RUN_INTERRUPTED}:
-        raise ConfigurationError(f"Run {run_id} is still going: replay it when it has ended, or waits for input.")
+        raise ConfigurationError(f"Run {run_id} is still running: replay it when it has ended or waits for input.")
     return log
 
 
 async def _agents(client: "AsyncClient", log: "Sequence[event_pb2.AgentEvent]", registry: "Registry") -> "Resolver":
-    """The agents that are configured here, and those that the server has stored, or had from the request of the run."""
+    """Return the agents configured here, and the run's other agents: stored on the server or sent with the run."""
     from bough import NotFound
     from bough_server.agents.registry import Overlay
 
-    brought: list[agent_pb2.AgentDefinition] = []
+    fetched: list[agent_pb2.AgentDefinition] = []
     for ref in log[0].run_started.definition_refs:
         if not registry.place(ref.name):
+            # An agent in code exists only in configurations; offline_resolver() names it if it is missing here.
             with suppress(NotFound):
-                brought.append((await client.catalog.agent(ref.name, revision=ref.revision)).definition)
-    return Overlay(registry, brought)
+                fetched.append((await client.catalog.agent(ref.name, revision=ref.revision)).definition)
+    return Overlay(registry, fetched)
 
 
 async def _session(client: "AsyncClient", log: "Sequence[event_pb2.AgentEvent]") -> "Sequence[StoredMessage]":
-    """What of its session a run could see: the messages up to its cut, the oldest first."""
+    """Read the messages of the session that the run could see, up to its cut, oldest first."""
     from bough_server.store.ports import StoredMessage
 
     cut = max(event.run_started.session_cut or event.run_dequeued.session_cut for event in log)

@@ -1,4 +1,4 @@
-"""`bough resume`: answer the requests of a run, by options or at the terminal, and follow it on."""
+"""`bough resume`: answer a run's open requests, by options or at the terminal, and follow the run."""
 
 from typing import TYPE_CHECKING, Annotated
 
@@ -32,9 +32,9 @@ AnswerOption = Annotated[
     typer.Option(
         "--answer",
         metavar="INPUT_ID=JSON",
-        help="An answer, without asking; 6 characters of either end of the id do. An approval takes true, false or "
-        '{"approved", "arguments", "note"}; a tool of the client its result, {"error"} or {"error", "result"}; a '
-        "question its value.",
+        help="An answer, given without asking; 6 characters of either end of the id are enough. An approval takes "
+        'true, false or {"approved", "arguments", "note"}; a client\'s tool its result, {"error"} or {"error", '
+        '"result"}; a question its value.',
     ),
 ]
 
@@ -45,15 +45,16 @@ def resume(
     answer: AnswerOption = None,
     request_id: RequestIdOption = "",
     view: ViewOption = View.FULL,
-    timeout: TimeoutOption = "10m",  # type: ignore[assignment] # the parser makes seconds of it
+    timeout: TimeoutOption = "10m",  # type: ignore[assignment] # the parser converts it to seconds
     default_model: DefaultModelOption = None,
     output: OutputOption = Output.LIVE,
     no_tree: NoTreeOption = False,
 ) -> None:
-    """Answer what a run asks, and follow it on.
+    """Answer a run's open requests, and follow the run.
 
-    Asks in a terminal where no answer is given; without a terminal it prints what is open and exits with 3. Then the
-    exit code is that of `bough run`: 3 when the run waits for input again. Ctrl-C cancels the run once it goes on.
+    Without --answer it asks in the terminal; without a terminal it prints the open requests and exits with 3.
+    Otherwise the exit code is that of `bough run`: 3 if the run waits for input again. Ctrl-C cancels the run once it
+    continues.
     """
     display = Display(output=output, view=view, tree=not no_tree)
     work = _resume(
@@ -70,8 +71,8 @@ def resume(
 
 async def _resume(
     target: Target,
-    text: str,
-    given: "Sequence[str]",
+    run_text: str,
+    texts: "Sequence[str]",
     display: Display,
     *,
     request_id: str,
@@ -84,8 +85,8 @@ async def _resume(
 
     async with connected(target, default_model=default_model, is_silent=True) as connection:
         client = connection.client
-        run = await client.get_run(await resolve_run(client, text))
-        answers = await _answers(connection, run, given)
+        run = await client.get_run(await resolve_run(client, run_text))
+        answers = await _answers(connection, run, texts)
         if not answers:
             return ExitCode.INPUT_REQUIRED
         stream = client.resume(run.run_id, answers, request_id=request_id, view=view_of(display.view), timeout=timeout)
@@ -93,39 +94,39 @@ async def _resume(
 
 
 async def _answers(
-    connection: "Connection", run: "run_pb2.Run", given: "Sequence[str]"
+    connection: "Connection", run: "run_pb2.Run", texts: "Sequence[str]"
 ) -> "list[input_pb2.InputAnswer]":
-    """The answers that are given or typed; none where somebody has yet to be asked."""
+    """Return the answers that are given as options or typed; empty if there are none yet."""
     from bough_server.cli.output import print_line
     from bough_server.cli.prompts import TerminalDialog, answers_of, ask_all, is_terminal
     from bough_server.cli.render.format import state_text
     from bough_server.cli.render.questions import waiting_lines
     from bough_server.errors import ConfigurationError
 
-    if given:
-        return answers_of(given, await _asked(connection.client, run, given))
+    if texts:
+        return answers_of(texts, await _answerable(connection.client, run, texts))
     if not run.open_requests:
-        raise ConfigurationError(f"Run {run.run_id} asks nothing, and its state is {state_text(run.state)}.")
+        raise ConfigurationError(f"Run {run.run_id} has no open requests: its state is {state_text(run.state)}.")
     if not is_terminal():
         for line in waiting_lines(run.run_id, run.open_requests, connection.command):
             print_line(line)
         return []
     answers = await ask_all(run.open_requests, TerminalDialog())
     if not answers:
-        say("Nothing is answered: the run goes on waiting.")
+        say("No request was answered: the run still waits.")
     return answers
 
 
-async def _asked(
-    client: "AsyncClient", run: "run_pb2.Run", given: "Sequence[str]"
+async def _answerable(
+    client: "AsyncClient", run: "run_pb2.Run", texts: "Sequence[str]"
 ) -> "Sequence[input_pb2.InputRequest]":
-    """What is open; where an answer names something else, everything that the run ever asked.
+    """Return the open requests, or all requests that the run ever made if an answer names another one.
 
-    The same command twice is harmless that way: the server takes an equal answer again and changes nothing.
+    So a command can be repeated: the server accepts an equal answer again and changes nothing.
     """
     from bough.v1 import follow_pb2
 
-    names = {text.partition("=")[0].strip() for text in given}
+    names = {text.partition("=")[0].strip() for text in texts}
     if names <= {request.input_id for request in run.open_requests}:
         return run.open_requests
     until = follow_pb2.WATCH_UNTIL_CURRENT

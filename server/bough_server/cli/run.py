@@ -1,4 +1,4 @@
-"""`bough run`: start a turn and follow it to its end."""
+"""`bough run`: start a run and follow it to its end."""
 
 import sys
 from collections.abc import Iterator, Sequence
@@ -34,26 +34,28 @@ if TYPE_CHECKING:
 AgentArgument = Annotated[
     str, typer.Argument(metavar="AGENT", help="The agent to run; `bough agents list` shows them.")
 ]
-TextArgument = Annotated[str, typer.Argument(metavar="TEXT", help="What you say to it; - reads standard input.")]
+TextArgument = Annotated[
+    str, typer.Argument(metavar="TEXT", help="The message to the agent; - reads it from standard input.")
+]
 SessionOption = Annotated[
-    str, typer.Option("--session", metavar="ID", help="The session to go on with; a new one where left out.")
+    str, typer.Option("--session", metavar="ID", help="The session to continue.  [default: a new one]")
 ]
 CreateSessionOption = Annotated[
-    bool, typer.Option("--create-session", help="Create the session of --session if there is none of that id.")
+    bool, typer.Option("--create-session", help="Create the session of --session if it does not exist.")
 ]
 DeltaOption = Annotated[
     Delta | None,
-    typer.Option("--delta", help="How streamed text is recorded; the agent's or the server's way where left out."),
+    typer.Option("--delta", help="How streamed text is recorded.  [default: the agent's or the server's policy]"),
 ]
 OnDisconnectOption = Annotated[
     OnDisconnect | None,
-    typer.Option("--on-disconnect", help="What happens when nobody follows the run; the server's way if left out."),
+    typer.Option("--on-disconnect", help="What happens if no stream follows the run.  [default: the server's policy]"),
 ]
 OnBusyOption = Annotated[
     OnBusy | None,
     typer.Option(
         "--on-busy",
-        help="Where another run holds the session: refuse this one, let it wait, or cancel one that waits for input.",
+        help="If another run holds the session: refuse this run, queue it, or cancel the other if it waits for input.",
     ),
 ]
 DefinitionsOption = Annotated[
@@ -61,14 +63,14 @@ DefinitionsOption = Annotated[
     typer.Option(
         "--definitions",
         metavar="PATH",
-        help="A file with agents, or a folder of *.yaml files, that come before the server's in this run alone.",
+        help="A file with agents, or a folder of *.yaml files, that this run uses before the server's.",
     ),
 ]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Turn:
-    """A turn as the command line asks for it; `timeout` in seconds."""
+class RunArguments:
+    """The arguments of `bough run`; `timeout` is in seconds."""
 
     agent: str
     text: str
@@ -91,7 +93,7 @@ def run(
     request_id: RequestIdOption = "",
     view: ViewOption = View.FULL,
     delta: DeltaOption = None,
-    timeout: TimeoutOption = "10m",  # type: ignore[assignment] # the parser makes seconds of it
+    timeout: TimeoutOption = "10m",  # type: ignore[assignment] # the parser converts it to seconds
     on_disconnect: OnDisconnectOption = None,
     on_busy: OnBusyOption = None,
     definitions: DefinitionsOption = None,
@@ -99,12 +101,12 @@ def run(
     output: OutputOption = Output.LIVE,
     no_tree: NoTreeOption = False,
 ) -> None:
-    """Run an agent and follow its turn.
+    """Run an agent and follow the run.
 
-    The first line on standard error is "run RUN_ID". Ctrl-C cancels the run, a second one leaves at once. The exit code
-    is 0 when it answered, 1 when it failed, 3 when it waits for input, 4 when it was cancelled, and 130 after Ctrl-C.
+    The first line on standard error is "run RUN_ID". Ctrl-C cancels the run, and a second one leaves at once. The exit
+    code is 0 if the run answered, 1 if it failed, 3 if it waits for input, 4 if it was cancelled, and 130 after Ctrl-C.
     """
-    turn = Turn(
+    arguments = RunArguments(
         agent=agent,
         text=text,
         session=session,
@@ -117,7 +119,7 @@ def run(
         definitions=definitions or (),
     )
     display = Display(output=output, view=view, tree=not no_tree)
-    finish(_run(target_of(context), turn, display, default_model=default_model))
+    finish(_run(target_of(context), arguments, display, default_model=default_model))
 
 
 def _read_input() -> str:
@@ -129,42 +131,42 @@ def _read_input() -> str:
         raise ConfigurationError("Standard input is not UTF-8 text.") from None
 
 
-async def _run(target: Target, turn: Turn, display: Display, *, default_model: str | None) -> ExitCode:
+async def _run(target: Target, arguments: RunArguments, display: Display, *, default_model: str | None) -> ExitCode:
     from bough_server.cli.connection import connected
     from bough_server.cli.follow import see_through
     from bough_server.cli.options import policy_of, view_of
 
-    text = _read_input() if turn.text == "-" else turn.text
-    sources = _sources(turn.definitions)
+    text = _read_input() if arguments.text == "-" else arguments.text
+    sources = _sources(arguments.definitions)
     async with connected(target, default_model=default_model, is_silent=True) as connection:
         stream = connection.client.run(
-            turn.agent,
+            arguments.agent,
             text,
-            session_id=turn.session,
-            on_missing_session=_on_missing_session(turn),
-            request_id=turn.request_id,
+            session_id=arguments.session,
+            on_missing_session=_on_missing_session(arguments),
+            request_id=arguments.request_id,
             definitions=[source.definition for source in sources],
-            policy=policy_of(turn.delta, turn.on_disconnect, turn.on_busy),
+            policy=policy_of(arguments.delta, arguments.on_disconnect, arguments.on_busy),
             view=view_of(display.view),
-            timeout=turn.timeout,
+            timeout=arguments.timeout,
         )
-        with _named_in(sources):
+        with _located_in(sources):
             return await see_through(connection, stream, display)
 
 
-def _on_missing_session(turn: Turn) -> "MissingSession":
+def _on_missing_session(arguments: RunArguments) -> "MissingSession":
     from bough.v1 import agent_service_pb2
     from bough_server.errors import ConfigurationError
 
-    if not turn.create_session:
+    if not arguments.create_session:
         return agent_service_pb2.MISSING_SESSION_POLICY_UNSPECIFIED
-    if not turn.session:
-        raise ConfigurationError("--create-session needs the id of the session: add --session ID, or leave both out.")
+    if not arguments.session:
+        raise ConfigurationError("--create-session needs the id of the session: add --session ID, or omit both.")
     return agent_service_pb2.MISSING_SESSION_POLICY_CREATE
 
 
 def _sources(paths: Sequence[Path]) -> "Sequence[Source]":
-    """The definitions in files; without any, what reads them is not loaded."""
+    """Read definition files; without any, nothing is imported for it."""
     if not paths:
         return ()
     from bough_server.cli.definitions import definitions_in
@@ -173,8 +175,8 @@ def _sources(paths: Sequence[Path]) -> "Sequence[Source]":
 
 
 @contextmanager
-def _named_in(sources: "Sequence[Source]") -> Iterator[None]:
-    """Tells what is wrong with definitions by file and line."""
+def _located_in(sources: "Sequence[Source]") -> Iterator[None]:
+    """Report what is wrong with these definitions by file and line."""
     from bough import InvalidRequest
 
     try:

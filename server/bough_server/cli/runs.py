@@ -1,4 +1,4 @@
-"""`bough runs`, `bough tree` and `bough cancel`: runs as resources and records; following them is watch.py's."""
+"""`bough runs`, `bough tree` and `bough cancel`: list runs, show a run's tree, cancel a run."""
 
 from typing import Annotated
 
@@ -17,7 +17,7 @@ def runs(
     limit: LimitOption = 20,
     json: JsonOption = False,
 ) -> None:
-    """List runs, the newest first."""
+    """List runs, newest first."""
     finish(_runs(target_of(context), session=session, state=state, limit=limit, json=json))
 
 
@@ -27,22 +27,20 @@ def tree(
     json: JsonOption = False,
     max_agents: Annotated[
         int | None,
-        typer.Option(
-            "--max-agents", min=0, metavar="N", help="The most agents, the first of the tree.  [default: 1000]"
-        ),
+        typer.Option("--max-agents", min=0, metavar="N", help="How many agents of the tree to show.  [default: 1000]"),
     ] = None,
 ) -> None:
     """Show a run's agent tree.
 
-    Who called whom, how each ended, and what each used itself; the last line is the whole tree's.
+    It says who called whom, how each agent ended, and what each used itself; the last line has the totals.
     """
     finish(_tree(target_of(context), run, json=json, max_agents=max_agents))
 
 
 def cancel(context: typer.Context, run: RunArgument) -> None:
-    """Ask a run to stop.
+    """Cancel a run.
 
-    The cancellation is durable when this returns. A run that has ended is left as it is.
+    The cancellation is durable when this returns. A run that has already ended does not change.
     """
     finish(_cancel(target_of(context), run))
 
@@ -79,10 +77,10 @@ async def _tree(target: Target, text: str, *, json: bool, max_agents: int | None
 
     async with connected(target, is_reading=True) as connection:
         run_id = await resolve_run(connection.client, text)
-        # Finish reasons stand in the steps.
+        # The table shows finish reasons, which are in the steps.
         options = invocation_pb2.InvocationOptions(max_agents=max_agents, include_steps=not json)
         invocation = await connection.client.tree(run_id, options=options)
-        # What a run asks and why it is parked is no part of its record.
+        # Open requests and the parked reason are fields of the run, not of its record.
         run = None if invocation.complete else await connection.client.get_run(run_id)
         shown = invocation if json else await in_own_time(connection.client, invocation)
     if json:
@@ -105,9 +103,9 @@ async def _cancel(target: Target, text: str) -> ExitCode:
         before = await connection.client.get_run(run_id)
         run = await connection.client.cancel(run_id)
     if before.HasField("end_time"):
-        print_line(f"{run_id} has ended before: {state_text(before.state)}")
+        print_line(f"{run_id} had already ended: {state_text(before.state)}")
     elif run.HasField("end_time"):
-        # One that waits ends at once, and one that was about to end may have ended otherwise.
+        # A run that waits for input ends at once; one that was about to end may have any final state.
         print_line(f"{run_id} is {state_text(run.state)}")
     else:
         print_line(f"{run_id} is being cancelled")

@@ -1,4 +1,4 @@
-"""`bough serve`: a server until it is told to stop; what it is made of is app.py's."""
+"""`bough serve`: run a server until a signal stops it."""
 
 import os
 from pathlib import Path
@@ -22,16 +22,16 @@ def serve(
     ] = None,
     ready_file: Annotated[
         Path | None,
-        typer.Option("--ready-file", metavar="F", help="A file that is written with HOST:PORT once it serves."),
+        typer.Option("--ready-file", metavar="F", help="A file to write HOST:PORT to once it serves."),
     ] = None,
     default_model: DefaultModelOption = None,
     allow_insecure: Annotated[
-        bool, typer.Option("--allow-insecure", help="Listen beyond loopback although nothing is encrypted.")
+        bool, typer.Option("--allow-insecure", help="Listen beyond loopback, although nothing is encrypted.")
     ] = False,
 ) -> None:
     """Serve agents over gRPC until SIGINT or SIGTERM.
 
-    Prints "serving HOST:PORT" on standard output once it does.
+    Prints "serving HOST:PORT" on standard output once it accepts calls.
     """
     finish(
         _serve(
@@ -63,21 +63,21 @@ async def _serve(
         target.config, host=host, port=port, default_model=default_model, allow_insecure=allow_insecure
     )
     if ready_file is not None:
-        _check_place(ready_file)
+        _check_ready_file(ready_file)
     configure_logging(settings.log_level)
     async with App.open(settings) as app:
         await app.serve(ready_file=ready_file, announce=lambda address: print_line(f"serving {address}"))
     return ExitCode.YES
 
 
-def _check_place(ready_file: Path) -> None:
-    """Refuses a ready file that cannot be written, before anybody is told of a server that would stop at once."""
+def _check_ready_file(ready_file: Path) -> None:
+    """Raise ConfigurationError for a ready file that cannot be written, before the server announces itself."""
     if ready_file.is_dir():
         raise ConfigurationError(f"The ready file {str(ready_file)!r} is a folder: name a file in it.")
     folder = ready_file.parent
     if not folder.is_dir():
-        raise ConfigurationError(f"The ready file's folder {str(folder)!r} is not there: make it, or name another.")
+        raise ConfigurationError(f"The ready file's folder {str(folder)!r} does not exist: create it, or name another.")
     if not os.access(folder, os.W_OK | os.X_OK):
         raise ConfigurationError(
-            f"The ready file's folder {str(folder)!r} cannot be written: make it writable, or name another."
+            f"The ready file's folder {str(folder)!r} is not writable: make it writable, or name another."
         )

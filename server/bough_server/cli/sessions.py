@@ -1,4 +1,4 @@
-"""`bough sessions`: conversations, what was said in them, and the values that their runs share; it touches no run."""
+"""`bough sessions`: list and show sessions, their messages and their session state, and change that state."""
 
 from collections.abc import Sequence
 from typing import Annotated, Final
@@ -11,15 +11,15 @@ from bough_server.errors import ConfigurationError
 
 StateJsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 
-_BETWEEN: Final = str.maketrans("\r\n\t", "   ")
-"""White space that JSON text may have between its tokens and not in its strings."""
+_JSON_SPACE: Final = str.maketrans("\r\n\t", "   ")
+"""White space that JSON allows between tokens, but not inside strings: replacing it keeps the value."""
 
 sessions = typer.Typer(help="List and show sessions, their messages and their state.", no_args_is_help=True)
 
 
 @sessions.command("list")
 def list_sessions(context: typer.Context, limit: LimitOption = 20, json: JsonOption = False) -> None:
-    """List sessions, the newest first."""
+    """List sessions, newest first."""
     finish(_list(target_of(context), limit=limit, json=json))
 
 
@@ -33,16 +33,18 @@ def show(context: typer.Context, session: SessionArgument, json: JsonOption = Fa
 def messages(
     context: typer.Context,
     session: SessionArgument,
-    limit: Annotated[int, typer.Option("--limit", min=1, metavar="N", help="The most messages, the last ones.")] = 100,
+    limit: Annotated[
+        int, typer.Option("--limit", min=1, metavar="N", help="How many of the last messages to print.")
+    ] = 100,
     json: JsonOption = False,
 ) -> None:
-    """Print a session's messages, main and sub-agents' in one order, the oldest first."""
+    """Print a session's messages, main and sub-agents' in one order, oldest first."""
     finish(_messages(target_of(context), session, limit=limit, json=json))
 
 
 @sessions.command("state")
 def state(context: typer.Context, session: SessionArgument, json: StateJsonOption = False) -> None:
-    """Print the values that a session's runs share; while one runs, with what it has changed so far."""
+    """Print the session state, including the changes of a run in progress."""
     finish(_state(target_of(context), session, json=json))
 
 
@@ -51,12 +53,13 @@ def set_state(
     context: typer.Context,
     session: SessionArgument,
     values: Annotated[
-        list[str] | None, typer.Argument(metavar="KEY=JSON", help="A value to keep; a text needs quotes: 'name=\"x\"'.")
+        list[str] | None,
+        typer.Argument(metavar="KEY=JSON", help="A value to set; a string needs quotes: 'name=\"x\"'."),
     ] = None,
     delete: Annotated[list[str] | None, typer.Option("--delete", metavar="KEY", help="A value to delete.")] = None,
     json: StateJsonOption = False,
 ) -> None:
-    """Change some of these values, all or none, and print them; not while a run holds the session."""
+    """Set or delete values of the session state, all or none, and print it; refused while a run holds the session."""
     finish(_set(target_of(context), session, values=values or [], deleted=delete or [], json=json))
 
 
@@ -106,6 +109,7 @@ async def _messages(target: Target, session_id: str, *, limit: int, json: bool) 
             found.append(message)
             if len(found) == limit:
                 break
+    # The server lists the newest first.
     found.reverse()
     if json:
         for message in found:
@@ -137,7 +141,7 @@ async def _set(
 
 
 def _changes(values: Sequence[str], deleted: Sequence[str]) -> dict[str, str | None]:
-    """The changes of a state by name, None for a value to delete. Raises ConfigurationError for one that is none."""
+    """Parse changes of the session state by name, None to delete. Raises ConfigurationError for an invalid change."""
     from bough_server.cli.prompts import json_of
 
     changes: dict[str, str | None] = {}
@@ -150,13 +154,13 @@ def _changes(values: Sequence[str], deleted: Sequence[str]) -> dict[str, str | N
     for name in deleted:
         _add(changes, name, None)
     if not changes:
-        raise ConfigurationError("Nothing is to be changed: give KEY=JSON, or --delete KEY.")
+        raise ConfigurationError("There is nothing to change: give KEY=JSON, or --delete KEY.")
     return changes
 
 
 def _add(changes: dict[str, str | None], name: str, value: str | None) -> None:
     if name in changes:
-        raise ConfigurationError(f"The value {name!r} is changed twice: say what it is to be.")
+        raise ConfigurationError(f"The value {name!r} is changed twice: change it once.")
     changes[name] = value
 
 
@@ -169,4 +173,4 @@ def _print_state(state_json: str, *, json: bool) -> None:
         print_line(state_json)
         return
     for name, value in values_of(state_json).items():
-        print_line(f"{name}={printable(value.translate(_BETWEEN))}")
+        print_line(f"{name}={printable(value.translate(_JSON_SPACE))}")

@@ -1,4 +1,4 @@
-"""`bough watch` and `bough events`: runs that are followed or read again; neither changes a run."""
+"""`bough watch` and `bough events`: follow a run, or print its events."""
 
 from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated
@@ -30,12 +30,12 @@ def watch(
     view: ViewOption = View.FULL,
     output: OutputOption = Output.LIVE,
     no_follow: Annotated[
-        bool, typer.Option("--no-follow", help="Show what there is, and do not wait for more.")
+        bool, typer.Option("--no-follow", help="Show the events so far, and do not wait for more.")
     ] = False,
 ) -> None:
-    """Follow a run, live or past, to its end or to where it waits for input.
+    """Follow a run, live or past, to its end or its next interruption.
 
-    The exit code is the run's, as with `bough run`. Ctrl-C leaves the run alone.
+    The exit code is that of `bough run`. Ctrl-C does not cancel the run.
     """
     finish(_watch(target_of(context), run, after=after, view=view, output=output, is_following=not no_follow))
 
@@ -49,7 +49,7 @@ def events(
     types: Annotated[
         str,
         typer.Option(
-            "--types", metavar="A,B", help="Only events of these names, such as agent.tool.started,agent.llm.*"
+            "--types", metavar="A,B", help="Only events with these names, such as agent.tool.started,agent.llm.*"
         ),
     ] = "",
 ) -> None:
@@ -65,19 +65,19 @@ async def _watch(target: Target, text: str, *, after: int, view: View, output: O
         client = connection.client
         run_id = await resolve_run(client, text)
         async with sink_of(output) as sink:
-            ended = await _shown(client, run_id, sink, after=after, view=view, is_following=is_following)
+            ended = await _show(client, run_id, sink, after=after, view=view, is_following=is_following)
         if not ended.events:
-            # Its end lies before the events that were asked for, or is still to come.
+            # The run ended before `after`, or has not ended: its state is in the run, not in these events.
             run = await client.get_run(run_id)
             error = run.error if run.HasField("error") else None
             ended = replace(ended, state=run.state, error=error, open_requests=tuple(run.open_requests))
         return await conclude(connection, run_id, ended, output, tree=True)
 
 
-async def _shown(
+async def _show(
     client: "AsyncClient", run_id: str, sink: "Sink", *, after: int, view: View, is_following: bool
 ) -> "CollectedRun":
-    """Shows a run to its end or to where it waits now; an interruption that was answered since is passed by."""
+    """Show a run to its end or its open interruption, continuing past interruptions that have been answered."""
     from bough.v1 import execution_pb2, follow_pb2
     from bough_server.cli.follow import follow
     from bough_server.cli.options import view_of
@@ -89,6 +89,7 @@ async def _shown(
         if not is_following or ended.state != execution_pb2.EXECUTION_STATE_INPUT_REQUIRED:
             return ended
         after = ended.last_sequence
+        # Nothing was recorded after the interruption: it is still open.
         if (await client.get_run(run_id)).last_sequence == after:
             return ended
 
@@ -114,7 +115,7 @@ async def _events(target: Target, text: str, *, json: bool, after: int, view: Vi
         )
         async with stream:
             async for event in stream:
-                # A stream always has the run's own events, also where they were not asked for.
+                # The server always sends the run's own events, whatever `event_names` says.
                 if is_named(name_of(event), names):
                     sink.show(event)
     return ExitCode.YES

@@ -1,7 +1,7 @@
-"""The barrier between a log and the world: hands recorded results back in order, then lets effects go; runs no agent.
+"""Replay barrier: delivers recorded results in log order and holds new effects until all are delivered.
 
-A recorded result is delivered only while every coroutine of the run rests, one at a time; nothing goes to the world
-before all have been delivered. See the replay design, "ReplayBarrier".
+Results are delivered one at a time, each while every coroutine of the run is parked, so a replay takes the same path
+through the agents' code whatever the event loop does.
 """
 
 import asyncio
@@ -15,12 +15,12 @@ from bough_server.errors import NonDeterministic
 
 
 class ReplayBarrier:
-    """Delivers recorded results while the run is quiet; `lived` is set when there are none left."""
+    """Delivers recorded results while the run is quiet; `lived` is set once all have been delivered."""
 
     def __init__(
         self,
         journal: Journal,
-        tasks: Scheduler,
+        scheduler: Scheduler,
         *,
         on_divergence: Callable[[NonDeterministic], None],
         on_cut: Callable[[str], None],
@@ -28,7 +28,7 @@ class ReplayBarrier:
         on_live: Callable[[Sequence[str]], None],
     ) -> None:
         self._journal = journal
-        self._tasks = tasks
+        self._scheduler = scheduler
         self._waiters: dict[str, Waiter[event_pb2.AgentEvent]] = {}
         self._frontier: list[tuple[str, Waiter[None]]] = []
         self._on_divergence = on_divergence
@@ -43,32 +43,32 @@ class ReplayBarrier:
 
     @property
     def has_parked(self) -> bool:
-        """Whether effects wait to begin."""
+        """True if effects are parked: until the run is live, or for good after `hold`."""
         return bool(self._frontier)
 
     def hold(self) -> None:
-        """From now on no effect begins: what asks for one waits."""
+        """Park every effect that is about to begin, from now on."""
         self._is_held = True
 
     def expect(self, key: str) -> Waiter[event_pb2.AgentEvent]:
-        """Where the recorded result of an effect will be handed back."""
-        gate = self._waiters[key] = Waiter[event_pb2.AgentEvent](self._tasks)
-        return gate
+        """Return the waiter to which the recorded result of an effect will be delivered."""
+        waiter = self._waiters[key] = Waiter[event_pb2.AgentEvent](self._scheduler)
+        return waiter
 
     async def result(self, key: str) -> event_pb2.AgentEvent:
-        """Waits for the recorded result of an effect to be handed back."""
+        """Wait for the recorded result of an effect."""
         return await self.expect(key).wait()
 
     async def until_live(self, key: str) -> None:
-        """Waits until everything recorded has been handed back; then effects may go to the world."""
+        """Wait until every recorded result has been delivered; then the effect may touch the world."""
         if self.live and not self._is_held:
             return
-        gate = Waiter[None](self._tasks)
-        self._frontier.append((key, gate))
-        await gate.wait()
+        waiter = Waiter[None](self._scheduler)
+        self._frontier.append((key, waiter))
+        await waiter.wait()
 
     def advance(self) -> None:
-        """Delivers the next recorded result, or goes live; called while the run is quiet."""
+        """Deliver the next recorded result, or go live if there is none left; called while the run is quiet."""
         while not self.live and self._journal.todo:
             event = self._journal.todo.popleft()
             if event.sequence in self._journal.cut_short:
@@ -76,41 +76,47 @@ class ReplayBarrier:
                 continue
             if self._journal.ends_cut(event):
                 self._on_cut_end(event.effect_key)
-                self._tasks.check_soon()
+                # The end resolves a future, which wakes its waiter, if any, one loop iteration later: check after that.
+                self._scheduler.check_soon()
                 return
             waiter = self._waiters.pop(event.effect_key, None)
+            # Recorded after its scope was cancelled: the coroutine that asked was stopped and never saw this result.
             if self._journal.is_cancelled(event):
                 continue
             if waiter is None:
                 self._diverge(event)
                 return
+            # One delivery per quiet moment: code must react to a result before the next, as it did the first time.
+            # A waiter that has not begun to wait, or no longer does, woke no coroutine, so the next result is due.
             if waiter.open(event):
                 return
         if not self.live:
             self._go_live()
 
     def _go_live(self) -> None:
-        forgotten = self._journal.forgotten()
-        if forgotten is not None:
-            self._diverge(forgotten)
+        unclaimed = self._journal.forgotten()
+        if unclaimed is not None:
+            self._diverge(unclaimed)
             return
         self.live = True
         self._on_live([key for key, _ in self._frontier if not self._journal.is_in_cancelled(key)])
         self.lived.set()
         if self._is_held:
-            self._tasks.check_soon()  # where everybody rests nobody wakes any more, and whoever holds it waits for that
+            # All coroutines are parked and none will be woken, but a drain or a cancellation waits for quiescence.
+            self._scheduler.check_soon()
         else:
             frontier, self._frontier = self._frontier, []
-            for key, gate in frontier:
-                if not self._journal.is_in_cancelled(key):  # there whoever cancelled it ends who waits
-                    gate.open(None)
+            for key, waiter in frontier:
+                # An effect in a cancelled scope stays parked: the cancellation cancels its task.
+                if not self._journal.is_in_cancelled(key):
+                    waiter.open(None)
 
     def _diverge(self, event: event_pb2.AgentEvent) -> None:
         asked = sorted({*self._waiters, *(key for key, _ in self._frontier)}) or ["nothing"]
-        what = f"{events.name_of(event)} of the effect {event.effect_key}" if event.effect_key else "the run's end"
+        found = f"{events.name_of(event)} of the effect {event.effect_key}" if event.effect_key else "the run's end"
         self._on_divergence(
             NonDeterministic(
-                f"The log holds {what} at sequence {event.sequence}, but the agents asked for {', '.join(asked)}. "
-                "Agent code must take the world in by effects only, and a changed agent needs another version."
+                f"The log holds {found} at sequence {event.sequence}, but the agents asked for {', '.join(asked)}. "
+                "Agent code must touch the world through effects only, and a changed agent needs a new version."
             )
         )

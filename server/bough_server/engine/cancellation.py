@@ -1,6 +1,6 @@
 """End a scope of a run, or all of it: record the request, stop its tasks, then record every open end, leaf first.
 
-A scope that is closed begins nothing and writes nothing, whatever its code still tries.
+In a closed scope no effect starts and nothing is recorded, whatever its code still tries.
 """
 
 import asyncio
@@ -17,34 +17,34 @@ from bough_server.telemetry import Traced
 
 
 def closing(
-    invocations: Invocations, scope: str, error: error_pb2.AgentError, below: error_pb2.AgentError, now_ns: int
+    invocations: Invocations, scope: str, error: error_pb2.AgentError, *, below: error_pb2.AgentError, now_ns: int
 ) -> list[event_pb2.AgentEvent]:
-    """The ends of everything that is open in a scope, leaf first; the invocations stay as they are.
+    """Return the end events of everything that is open in a scope, leaf first; `invocations` is not changed.
 
-    `error` is that of the invocation whose scope it is (the run, for the empty scope), `below` that of everything under
-    it.
+    `error` goes to the invocation of that scope (the run, for the empty scope), `below` to everything under it.
     """
     made: list[event_pb2.AgentEvent] = []
+    # A copy that observes the ends as they are made: each end then carries the usage of the ends below it.
     left = invocations.copy()
     for opened in left.by_depth():
         for key, started in list(opened.effects.items()):
             if keys.covers(scope, key):
-                called, why = opened.called.get(key), error if key == scope else below
+                called, cause = opened.called.get(key), error if key == scope else below
                 child = called.invocation_id if called is not None else ""
-                if called is not None and why.reason != error_pb2.ERROR_REASON_CANCELLED:
-                    why = failure_of_child(called.agent, child, why.message)
-                made.append(_effect_end(opened, key, started, why, child, now_ns))
+                if called is not None and cause.reason != error_pb2.ERROR_REASON_CANCELLED:
+                    cause = failure_of_child(called.agent, child, cause.message)
+                made.append(_effect_end(opened, key, started, error=cause, child=child, now_ns=now_ns))
                 left.observe(made[-1])
         if keys.covers(scope, opened.key):
-            mine = error if opened.key == scope else below
-            made.extend(left.failing_step(opened, mine, now_ns))
-            made.append(left.failed(opened, mine, now_ns))
+            own = error if opened.key == scope else below
+            made.extend(left.failing_step(opened, own, now_ns))
+            made.append(left.failed(opened, own, now_ns))
             left.observe(made[-1])
     return made
 
 
 def failure_of_child(name: str, invocation_id: str, why: str) -> error_pb2.AgentError:
-    """The error of a call whose sub-agent failed, as its caller's model is shown it."""
+    """Return the error of a call whose sub-agent failed, worded for its caller's model."""
     return error_pb2.AgentError(
         reason=error_pb2.ERROR_REASON_SUB_AGENT_FAILED,
         message=f"The agent {name!r} failed: {why}",
@@ -57,15 +57,16 @@ def _effect_end(
     opened: OpenInvocation,
     key: str,
     started: event_pb2.AgentEvent,
+    *,
     error: error_pb2.AgentError,
     child: str,
     now_ns: int,
 ) -> event_pb2.AgentEvent:
-    speaker = opened.template
+    owner = opened.template
     event = opened.event(key, traced=started)
     event.step_id, event.step_index = started.step_id, started.step_index
     event.attempt = opened.attempts.get(key, started.attempt)
-    if events.kind_of(started) != events.LLM_STARTED:
+    if events.kind_of(started) != events.LLM_STARTED:  # a tool, or a call that still waits for its approval or client
         result = event.tool_failed.result
         if started.HasField("tool_started"):
             result.call.CopyFrom(started.tool_started.call)
@@ -73,7 +74,7 @@ def _effect_end(
             result.duration.CopyFrom(duration(now_ns - started.record_time.ToNanoseconds()))
         else:
             result.call.CopyFrom(started.input_requested.request.call)
-        result.agent, result.invocation_id, result.child_invocation_id = speaker.agent, speaker.invocation_id, child
+        result.agent, result.invocation_id, result.child_invocation_id = owner.agent, owner.invocation_id, child
         failure = result.error
     else:
         failure = event.llm_failed.error
@@ -82,36 +83,37 @@ def _effect_end(
             event.llm_failed.lost_usage.CopyFrom(opened.lost[key])
     failure.CopyFrom(error)
     if not failure.agent:
-        failure.agent, failure.invocation_id = speaker.agent, speaker.invocation_id
+        failure.agent, failure.invocation_id = owner.agent, owner.invocation_id
     return event
 
 
 class Cancellation:
-    """The scopes of one run that are sealed, and how they end."""
+    """The closed scopes of one run, and how they end."""
 
-    def __init__(self, writer: EventWriter, tasks: Scheduler, clock: Clock, spans: dict[str, Traced]) -> None:
-        self._journal, self._writer, self._tasks = writer.journal, writer, tasks
+    def __init__(self, writer: EventWriter, scheduler: Scheduler, clock: Clock, spans: dict[str, Traced]) -> None:
+        self._journal, self._writer, self._scheduler = writer.journal, writer, scheduler
         self._clock, self._spans = clock, spans
-        self._sealed: set[str] = set()
-        self._claimed: set[str] = set()
+        self._closed: set[str] = set()
+        self._cancelled_by_others: set[str] = set()
+        """Scopes that are to end for another reason than their own timeout."""
         self._cuts: dict[str, asyncio.Future[bool]] = {}
 
-    def seal(self, scope: str) -> None:
-        """Nothing begins in a scope from now on."""
-        self._sealed.add(scope)
+    def close_scope(self, scope: str) -> None:
+        """Refuse every effect in a scope from now on."""
+        self._closed.add(scope)
 
-    def is_sealed(self, scope: str) -> bool:
-        """Whether nothing may begin in a scope any more."""
-        return bool(self._sealed) and any(keys.covers(sealed, scope) for sealed in self._sealed)
+    def is_closed(self, scope: str) -> bool:
+        """True if a scope, or one above it, is closed."""
+        return bool(self._closed) and any(keys.covers(closed, scope) for closed in self._closed)
 
-    def refuse_sealed(self, scope: str) -> None:
-        """Ends a coroutine that tries an effect after its scope was cancelled; `except Exception` does not catch it."""
-        if self.is_sealed(scope):
+    def raise_if_cancelled(self, scope: str) -> None:
+        """Raise CancelledError if a scope is closed; `except Exception` in agent code does not catch it."""
+        if self.is_closed(scope):
             raise asyncio.CancelledError
 
-    def refuse_sealed_above(self, scope: str) -> None:
-        """Ends a coroutine that goes on although something above a scope was cancelled."""
-        if any(sealed != scope and keys.covers(sealed, scope) for sealed in self._sealed):
+    def raise_if_cancelled_above(self, scope: str) -> None:
+        """Raise CancelledError if a scope above this one is closed."""
+        if any(closed != scope and keys.covers(closed, scope) for closed in self._closed):
             raise asyncio.CancelledError
 
     async def cancel(
@@ -123,9 +125,9 @@ class Cancellation:
         error: error_pb2.AgentError,
         below: error_pb2.AgentError,
     ) -> None:
-        """Ends everything in a scope; `caller` is the invocation that speaks of it."""
+        """End everything in a scope; the request is recorded as an event of the invocation `caller`."""
         request = event_pb2.CancelRequested(effect_scope=scope, reason=reason)
-        if self.wish(request, caller=caller) or self.is_ending(scope):
+        if self.request_cancel(request, caller=caller) or self.is_ending(scope):
             await self.end(scope, error, below)
 
     async def cancel_siblings(
@@ -136,70 +138,77 @@ class Cancellation:
         reason: execution_pb2.CancelReason.ValueType,
         error: error_pb2.AgentError,
     ) -> None:
-        """Ends everything in several scopes that run at once, because of what became of another beside them."""
-        # All are sealed before the first is waited for: one that fails meanwhile would end this one halfway.
+        """End everything in several parallel scopes because their sibling failed."""
+        # Close all before awaiting the first: a sibling that fails meanwhile would cancel this coroutine halfway.
         for scope in scopes:
-            self.wish(event_pb2.CancelRequested(effect_scope=scope, reason=reason), caller=caller)
+            self.request_cancel(event_pb2.CancelRequested(effect_scope=scope, reason=reason), caller=caller)
         for scope in scopes:
             await self.end(scope, error, error)
 
     def is_ending(self, scope: str) -> bool:
-        """Whether somebody else ends a scope at this moment: whoever needs it ended must not run ahead of that."""
-        return not self._writer.is_offline and self.is_sealed(scope) and not self.is_sealed("")
+        """True while another task is ending this scope; wait for it instead of ending it again."""
+        return not self._writer.is_offline and self.is_closed(scope) and not self.is_closed("")
 
-    def is_claimed(self, scope: str) -> bool:
-        """Whether a scope is to end for another reason than its own time: whoever has that reason records its end."""
-        return scope in self._claimed
+    def is_cancelled_by_other(self, scope: str) -> bool:
+        """True if a scope is to end for another reason than its own timeout; that canceller records the ends."""
+        return scope in self._cancelled_by_others
 
-    def wish(self, request: event_pb2.CancelRequested, *, caller: str) -> bool:
-        """Records that a scope is to end and seals it: nothing begins in it any more. False where it has been."""
+    def request_cancel(self, request: event_pb2.CancelRequested, *, caller: str) -> bool:
+        """Record that a scope is to end, and close it.
+
+        Return True if the caller must now end it, False if it is closed already, its invocation is over or the replay
+        is offline.
+        """
         writer, scope = self._writer, request.effect_scope
         if caller not in writer.invocations:
             return False
         if request.reason != execution_pb2.CANCEL_REASON_LIMIT:
-            self._claimed.add(scope)
-        if self.is_sealed(scope):
+            self._cancelled_by_others.add(scope)
+        if self.is_closed(scope):
             return False
-        is_over = writer.invocations[caller].key in self._journal.ends  # of what never began the log says nothing
+        # If the log holds the caller's end but not this request, nothing in the scope had begun: record no request now.
+        is_over = writer.invocations[caller].key in self._journal.ends
         if writer.is_offline or is_over or scope in self._journal.cancelled:
-            self.seal(scope)
+            self.close_scope(scope)
             writer.observe_scope(scope)
             return not writer.is_offline
+        # No event of a scope may follow its cancellation but ends, so buffered deltas go first.
         writer.flush_below(scope)
         event = writer.invocations[caller].event(scope)
         event.cancel_requested.CopyFrom(request)
         writer.emit(event)
-        self.seal(scope)
+        self.close_scope(scope)
         return True
 
     async def end(self, scope: str, error: error_pb2.AgentError, below: error_pb2.AgentError) -> None:
-        """Stops the tasks of a sealed scope and records what ends there."""
-        await self._tasks.stop(scope)
+        """Stop the tasks of a closed scope and record the ends of everything open in it."""
+        await self._scheduler.stop(scope)
+        # Results that were in flight are recorded first: what they ended needs no cancelled end.
         await self._writer.committed()
-        self.close(scope, error, below)
+        self.record_ends(scope, error, below)
         await self._writer.committed()
 
-    def close(self, scope: str, error: error_pb2.AgentError, below: error_pb2.AgentError) -> None:
-        """Records the end of everything that is open in a scope, leaf first, in one append."""
-        ends = closing(self._writer.invocations, scope, error, below, self._clock.now_ns())
+    def record_ends(self, scope: str, error: error_pb2.AgentError, below: error_pb2.AgentError) -> None:
+        """Record the end of everything open in a scope, leaf first, in one append, and end its spans."""
+        ends = closing(self._writer.invocations, scope, error, below=below, now_ns=self._clock.now_ns())
         if ends:
             self._writer.emit(*ends)
         for key in [key for key in self._spans if keys.covers(scope, key)]:
             self._spans.pop(key).end(error=error)
 
     def cut(self, scope: str) -> "asyncio.Future[bool]":
-        """Done when a scope has been ended because its own time was up, while its caller goes on.
+        """Return the future that is done when a scope has ended by its own timeout while its caller continues.
 
-        It gives whether that was handed back from the log: then nobody has done yet what follows from it.
+        Its result is True if the end was replayed from the log: the waiter then has to apply its consequences.
         """
         return self._cuts.setdefault(scope, asyncio.get_running_loop().create_future())
 
     def replay_cut(self, scope: str) -> None:
-        """A scope was cut at this point of the log."""
-        self.seal(scope)
+        """Close a scope whose timeout is recorded at this point of the log."""
+        self.close_scope(scope)
         self._writer.observe_scope(scope)
 
     def replay_cut_end(self, scope: str) -> None:
-        """A scope that was cut has ended at this point of the log, and its caller went on."""
+        """Resolve the cut of a scope whose end by timeout is recorded at this point of the log."""
         if not self.cut(scope).done():
             self.cut(scope).set_result(True)

@@ -1,8 +1,8 @@
-"""Who may run at once in the subtrees of a run: further model calls and tools wait, first come, first served.
+"""Concurrency limits of the subtrees of a run: model calls and tools over a limit wait, first come, first served.
 
-A place is taken in all the bounds above in one step or in none, so nobody holds one while waiting for another. Whoever
-leaves a bound leaves all above it as well, so the first to wait is not passed over for ever. Only what is in flight
-holds a place: it ends by itself, or is ended, and what only waits keeps no run awake.
+An effect takes a slot in all the limits above it at once or in none, so none holds a slot while waiting for another:
+there is no deadlock. A slot is released in all of them at once too, so the first in the queue is not overtaken forever.
+Only effects in flight hold slots; waiting effects are parked.
 """
 
 from collections.abc import AsyncIterator, Iterable, Sequence
@@ -15,10 +15,10 @@ from bough_server.engine.scheduler import Scheduler, Waiter
 
 
 class ConcurrencyLimiter:
-    """The places of one run."""
+    """The slots of one run."""
 
-    def __init__(self, tasks: Scheduler) -> None:
-        self._tasks = tasks
+    def __init__(self, scheduler: Scheduler) -> None:
+        self._scheduler = scheduler
         self._running: dict[Budget, int] = {}
         self._holders: dict[str, Sequence[Budget]] = {}
         self._waiting: dict[str, tuple[Sequence[Budget], Waiter[None]]] = {}
@@ -26,16 +26,19 @@ class ConcurrencyLimiter:
 
     @property
     def has_waiting(self) -> bool:
-        """Whether effects wait for a place."""
+        """True if effects wait for a slot."""
         return bool(self._waiting)
 
     def hold(self) -> None:
-        """From now on nobody gets a place any more."""
+        """Admit no further effect from now on; those that wait keep waiting."""
         self._is_held = True
 
     @asynccontextmanager
     async def place(self, key: str, budget: Budget) -> AsyncIterator[None]:
-        """Holds a place for an effect, once there is one. Where there never is, the effect has to be refused."""
+        """Wait for a slot and hold it for an effect.
+
+        Takes none if a limit is 0: no slot would ever be free, and the caller refuses the effect.
+        """
         bounds = [each for each in budget.chain() if each.concurrency is not None]
         if bounds and all(each.concurrency for each in bounds):
             await self._take(key, bounds)
@@ -45,7 +48,7 @@ class ConcurrencyLimiter:
             self._leave(key)
 
     def ended(self, batch: Iterable[event_pb2.AgentEvent]) -> None:
-        """Takes back the places of effects that end, whatever their code still does."""
+        """Release the slots of effects whose end is recorded, even if their coroutines have not finished yet."""
         if self._holders:
             for event in batch:
                 if event.effect_key in self._holders and events.kind_of(event) in _ENDS:
@@ -55,11 +58,12 @@ class ConcurrencyLimiter:
         if self._has_room(bounds) and not self._is_held:
             self._enter(key, bounds)
             return
-        gate = Waiter[None](self._tasks)
-        self._waiting[key] = (bounds, gate)
+        waiter = Waiter[None](self._scheduler)
+        self._waiting[key] = (bounds, waiter)
         try:
-            await gate.wait()
+            await waiter.wait()
         except BaseException:
+            # Cancelled after _leave had admitted it but before it ran: the slot is taken and has to be released.
             if self._waiting.pop(key, None) is None:
                 self._leave(key)
             raise
@@ -79,11 +83,12 @@ class ConcurrencyLimiter:
                 del self._running[bound]
         if self._is_held:
             return
-        for waiting, (bounds, gate) in list(self._waiting.items()):
+        for waiting, (bounds, waiter) in list(self._waiting.items()):
             if self._has_room(bounds):
                 del self._waiting[waiting]
+                # Taken here and not when the waiter runs: until then another effect could take the slot.
                 self._enter(waiting, bounds)
-                gate.open(None)
+                waiter.open(None)
 
 
 _ENDS = frozenset({events.LLM_COMPLETED, events.LLM_FAILED, *events.TOOL_END_KINDS})

@@ -1,7 +1,7 @@
-"""Write the events of a run: each is recorded once, and compared with the log while that is replayed.
+"""Write the events of a run: each is recorded once, and in a replay it is compared with the recorded one.
 
-While a log is replayed, an event that it does not hold yet is buffered until the run is live: what cannot be replayed
-to the end writes nothing. A replay without a recorder must make no such event at all.
+During a replay, an event that the log does not hold yet is buffered until the run is live, so a run that cannot be
+replayed to the end writes nothing. In a replay without a recorder (offline) any such event is a divergence.
 """
 
 import asyncio
@@ -33,7 +33,7 @@ _MEASURED: Final = ("duration", "start_time", "create_time")
 
 
 def same_event(made: event_pb2.AgentEvent, recorded: event_pb2.AgentEvent) -> bool:
-    """Whether two events say the same, times, durations and trace ids apart."""
+    """True if two events are equal but for run, session and trace ids, sequence, times and durations."""
     return _without_measures(made) == _without_measures(recorded)
 
 
@@ -62,7 +62,7 @@ def _clear_measures(message: Any) -> None:
 
 @cache
 def _measures(kind: Descriptor) -> tuple[tuple[str, ...], tuple[tuple[str, bool], ...]]:
-    """The fields of a message that are measures, and those that hold some further down, with whether they are lists."""
+    """Return a message's measured fields, and the fields that contain some further down, each with `is_repeated`."""
     measured = tuple(field.name for field in kind.fields if field.name in _MEASURED)
     nested = [field for field, below in _nested(kind) if any(map(_has_measures, _within(below)))]
     return measured, tuple((field.name, field.is_repeated) for field in nested)
@@ -77,13 +77,14 @@ def _nested(kind: Descriptor) -> Iterator[tuple[FieldDescriptor, Descriptor]]:
         below = field.message_type
         if below is None or field.name in _MEASURED:
             continue
+        # Well-known types hold no measures, and maps cannot be walked like lists: iterating one yields its keys.
         if not (below.GetOptions().map_entry or below.full_name.startswith("google.")):
             yield field, below
 
 
 def _within(kind: Descriptor) -> set[Descriptor]:
-    """A message's kind, and the kinds of everything in it."""
-    found, waiting = {kind}, [kind]
+    """Return a message's type and the types of everything in it."""
+    found, waiting = {kind}, [kind]  # types are recursive: a set of those seen ends the walk
     while waiting:
         new = {below for _, below in _nested(waiting.pop())} - found
         found |= new
@@ -92,7 +93,7 @@ def _within(kind: Descriptor) -> set[Descriptor]:
 
 
 class EventWriter:
-    """What one run says, and what is open in it."""
+    """Writes the events of one run and keeps its open invocations."""
 
     def __init__(
         self,
@@ -107,21 +108,22 @@ class EventWriter:
         self._on_divergence = on_divergence
         self._on_emitted = on_emitted
         self.invocations = Invocations()
-        self._measuring = RunMetrics(metrics, self.invocations, journal) if metrics is not None else None
+        self._run_metrics = RunMetrics(metrics, self.invocations, journal) if metrics is not None else None
         self.is_live = journal.is_empty
         self._recorder = recorder
         self._observed: set[EventIdentity] = set()
-        self._kept: list[event_pb2.AgentEvent] = []
+        self._buffered: list[event_pb2.AgentEvent] = []
+        """New events made during the replay; recorded when it is over."""
 
     @property
     def is_offline(self) -> bool:
-        """Whether nothing can be recorded at all."""
+        """True if there is no recorder: the log is replayed only to compare."""
         return self._recorder is None
 
     def emit(self, *batch: event_pb2.AgentEvent) -> None:
-        """Record events in one append, those that the log does not hold yet.
+        """Record the events that the log does not hold yet, in one append.
 
-        Raises CancelledError if they are not what the log holds: then the run is stopped.
+        Raises CancelledError if one differs from the log's; the run is stopped with NonDeterministic.
         """
         try:
             fresh = batch if self.journal.is_empty else [event for event in batch if not self._holds(event)]
@@ -129,58 +131,62 @@ class EventWriter:
                 self._record(fresh)
         except NonDeterministic as error:
             raise self._diverged(error) from None
-        for event in fresh if self.is_live else batch:  # what the log holds was taken in before it went live
+        # Events of the log were observed before the run went live; a second time would count their usage twice.
+        for event in fresh if self.is_live else batch:
             self.observe(event)
         self._on_emitted(batch)
 
     def _diverged(self, error: NonDeterministic) -> asyncio.CancelledError:
-        """Stop a replay that cannot go on, and return what to end the code of its agents with."""
+        """Stop the run and return the exception that ends its agents' code; it must not catch the divergence."""
         self._on_divergence(error)
         return asyncio.CancelledError()
 
     def check(self, key: str, digest: str) -> None:
-        """Stop the run if an effect asks for something else than the log holds under its key."""
+        """Check an effect against the log.
+
+        Raises CancelledError and stops the run if the log holds another request under its key.
+        """
         try:
             self.journal.check(key, digest)
         except NonDeterministic as error:
             raise self._diverged(error) from None
 
     def append(self, event: event_pb2.AgentEvent) -> None:
-        """Records an event that a run may have many of."""
-        assert self._recorder is not None, "a replay adds nothing"
+        """Record an event without comparing it with the log: one of a kind that a run may have many of."""
+        assert self._recorder is not None, "an offline replay records nothing"
         self._recorder.record([event])
 
     def go_live(self) -> None:
-        """Takes in what nobody has made again yet, and records what was kept: all the log holds has been handed back.
+        """Switch from replay to live: apply recorded events no coroutine re-emitted, then flush buffered events.
 
-        What a lost server had begun is open from now on, whether or not it ever gets to go on.
+        Effects that a lost server had begun are open from now on, even if they never continue.
         """
         self.observe_scope("")
         self.is_live = True
-        self.journal.let_go()
+        self.journal.drop_completed()
         self._observed.clear()
-        kept, self._kept = self._kept, []
-        if kept and self._recorder is not None:
-            self._recorder.record(kept)
-            self._measure(kept)
+        buffered, self._buffered = self._buffered, []
+        if buffered and self._recorder is not None:
+            self._recorder.record(buffered)
+            self._measure(buffered)
 
     def observe(self, event: event_pb2.AgentEvent) -> None:
-        """Takes in an event that is recorded, or was."""
+        """Apply an event, recorded now or read from the log, to the open invocations."""
         self.invocations.observe(event)
         if not self.is_live:
             self._observed.add(identity_of(event))
 
     def observe_recorded(self, key: str) -> None:
-        """Takes in what the log holds of an effect, as if made now; not how a step ended, which is made again."""
+        """Apply the log's events of an effect; not the end of its step, which the replay emits again."""
         for event in self.journal.of_effect.get(key, ()):
             is_step_end = event.HasField("step_completed") or event.HasField("step_failed")
             if identity_of(event) not in self._observed and not is_step_end and not self.journal.is_cancelled(event):
                 self.observe(event)
 
     def ends_again(self, step: OpenStep) -> bool:
-        """Takes in the end of a step that the log holds; False where it is to be made.
+        """Apply the recorded end of a step; return False if there is none and it has to be emitted.
 
-        What it says follows from results that were handed back, so only a replay offline makes it again to compare.
+        It follows from results that were replayed, so only an offline replay builds it again, to compare it.
         """
         if self.is_live or self.is_offline:
             return False
@@ -190,7 +196,7 @@ class EventWriter:
         return recorded is not None
 
     def observe_scope(self, scope: str) -> None:
-        """Takes in everything that the log holds of a scope; from the moment when the run is live, it has been."""
+        """Apply all recorded events of a scope that were not applied yet; no effect once the run is live."""
         if self.is_live:
             return
         for identity, event in self.journal.recorded.items():
@@ -198,41 +204,41 @@ class EventWriter:
                 self.observe(event)
 
     async def committed(self) -> None:
-        """Waits until everything recorded so far is on disk."""
+        """Wait until everything recorded so far is committed. Raises what the append raised."""
         if self._recorder is not None:
             await self._recorder.committed()
 
-    def delta(self, piece: DeltaChunk, joining: DeltaCoalescing, make: Callable[[], event_pb2.AgentEvent]) -> bool:
-        """Takes a piece of streamed text; gives whether the producer has to wait for `room`."""
+    def delta(self, chunk: DeltaChunk, coalescing: DeltaCoalescing, make: Callable[[], event_pb2.AgentEvent]) -> bool:
+        """Buffer a chunk of streamed text; return True if the producer has to await `room` before the next."""
         assert self._recorder is not None, "a replay streams nothing"
-        return self._recorder.delta(piece, joining, make)
+        return self._recorder.delta(chunk, coalescing, make)
 
     def flush_below(self, scope: str) -> None:
-        """Records the text that waits to be joined of every effect in a scope."""
+        """Record the buffered deltas of every effect in a scope."""
         if self._recorder is not None:
             self._recorder.flush_below(lambda key: keys.covers(scope, key))
 
     async def room(self) -> None:
-        """Waits until producers of deltas may go on."""
+        """Wait until producers of deltas may continue."""
         assert self._recorder is not None, "a replay streams nothing"
         await self._recorder.room()
 
     def _record(self, fresh: Sequence[event_pb2.AgentEvent]) -> None:
         if self._recorder is None:
             raise NonDeterministic(
-                f"The replay made {events.name_of(fresh[0])} of the effect {fresh[0].effect_key!r}, "
+                f"The replay emitted {events.name_of(fresh[0])} of the effect {fresh[0].effect_key!r}, "
                 "which the log does not hold."
             )
         if self.is_live:
             self._recorder.record(fresh)
             self._measure(fresh)
         else:
-            self._kept.extend(fresh)
+            self._buffered.extend(fresh)
 
     def _measure(self, recorded: Sequence[event_pb2.AgentEvent]) -> None:
-        if self._measuring is not None:
+        if self._run_metrics is not None:
             for event in recorded:
-                self._measuring.take(event)
+                self._run_metrics.take(event)
 
     def _holds(self, event: event_pb2.AgentEvent) -> bool:
         recorded = self.journal.recorded.get(identity_of(event))
@@ -243,6 +249,7 @@ class EventWriter:
                 f"The replay's {events.name_of(event)} of the effect {event.effect_key!r} differs from the one at "
                 f"sequence {recorded.sequence}."
             )
+        # Start times and the order of open requests derive from these: they must be those of the first execution.
         event.record_time.CopyFrom(recorded.record_time)
         event.sequence = recorded.sequence
         return True

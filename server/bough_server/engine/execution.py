@@ -1,6 +1,6 @@
-"""One run while it goes: its log, tasks, barrier and questions as one; it knows nothing of any agent's insides.
+"""One run in execution: its journal, scheduler, barrier, event writer, limits, cancellation and input requests.
 
-A run that is interrupted, or stopped unrecorded, is sealed: what still runs in it writes nothing.
+When a run is interrupted or stopped, its scope is closed: code that is still running in it records nothing.
 """
 
 import asyncio
@@ -26,7 +26,7 @@ from bough_server.telemetry import Traced, Tracing
 
 
 class Execution:
-    """One run while it goes. Without a recorder it is a replay: an event that the log does not hold is a divergence."""
+    """One run in execution. Without a recorder it is an offline replay: an event that is not in the log diverges."""
 
     def __init__(
         self,
@@ -41,11 +41,11 @@ class Execution:
     ) -> None:
         self.facts = facts
         self.session = facts.session
-        """The session that the run sees; of a queued run not known before it begins."""
+        """The session's messages up to the run's cut; of a queued run not known before it starts."""
         begun = journal.dequeued.run_dequeued if journal.dequeued is not None else facts.started.run_started
         self.state_json = begun.state_json
         """The session's state as the run found it; of a queued run not known before it begins."""
-        self.told = journal.changed_input or facts.started.run_started.input
+        self.input = journal.changed_input or facts.started.run_started.input
         """What the user says."""
         self.policy = journal.forks.policy_at(journal.last_sequence + 1, facts.started.run_started.policy)
         """The policy in force; a fork may have its own."""
@@ -53,44 +53,46 @@ class Execution:
         self.tracing = tracing
         self.clock = clock
         self.journal = journal
-        self.tasks = Scheduler(facts.run_id, self._quiet)
-        self.tasks.is_handing_back = not journal.is_empty
-        self.slots = ConcurrencyLimiter(self.tasks)
-        self.writer = EventWriter(journal, recorder, metrics, on_divergence=self.stop, on_emitted=self.slots.ended)
+        self.scheduler = Scheduler(facts.run_id, self._quiet)
+        self.scheduler.is_replaying = not journal.is_empty
+        self.concurrency = ConcurrencyLimiter(self.scheduler)
+        self.writer = EventWriter(
+            journal, recorder, metrics, on_divergence=self.stop, on_emitted=self.concurrency.ended
+        )
         self.invocations = self.writer.invocations
         self.spans: dict[str, Traced] = {}
-        self.cancelling = Cancellation(self.writer, self.tasks, clock, self.spans)
-        self.pump = ReplayBarrier(
+        self.cancellation = Cancellation(self.writer, self.scheduler, clock, self.spans)
+        self.barrier = ReplayBarrier(
             journal,
-            self.tasks,
+            self.scheduler,
             on_divergence=self.stop,
-            on_cut=self.cancelling.replay_cut,
-            on_cut_end=self.cancelling.replay_cut_end,
+            on_cut=self.cancellation.replay_cut,
+            on_cut_end=self.cancellation.replay_cut_end,
             on_live=self._replayed,
         )
-        self.inputs = PendingInputs(self.tasks, self._asked)
+        self.inputs = PendingInputs(self.scheduler, self._asked)
         self.is_interrupted = False
-        """Whether it waits for input: nothing more is recorded until somebody takes it over."""
+        """True if the run waits for input: nothing more is recorded until a worker takes it over."""
         self._is_draining = False
         self._stopped: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         if recorder is not None:
             recorder.on_failure = self.stop
-        # Recorded when the run was accepted; taken in at once, because a run may be ended before it begins.
+        # Recorded when the run was accepted; applied at once, because a run may be ended before its root starts.
         self.writer.observe(facts.started)
 
-    # What a fork has from its origin
+    # What a fork takes from its origin
 
     def message_id(self, key: str, kind: int, name: str) -> str:
-        """The id of the message that an event of an effect records, such as its "USER" message.
+        """Return the id of the message that an event of an effect records; `name` is its kind, such as "USER".
 
-        What a fork shares keeps its ids; what it records itself has other ones than its origin records there.
+        Messages that a fork shares with its origin keep their ids; those it records itself get new ones.
         """
         facts = self.facts
         root = self.journal.forks.message_root(key, kind, key_root=facts.key_root, run_id=facts.run_id)
         return ids.message_id(root, key, name)
 
     def policy_of(self, scope: str) -> policy_pb2.RunPolicy:
-        """The policy in force when the log recorded the end of an invocation; the run's current one if it has none."""
+        """Return the policy in force when an invocation's end was recorded; the current one if there is no end."""
         end = self.journal.ends.get(scope)
         if end is None:
             return self.policy
@@ -99,83 +101,88 @@ class Execution:
     # Events
 
     def emit(self, *batch: event_pb2.AgentEvent) -> None:
-        """Records events in one append, those that the log does not hold yet.
+        """Record the events that the log does not hold yet, in one append.
 
-        Raises CancelledError where they are of an invocation that has ended, or of a scope that is being ended: what
-        still runs there, against its cancellation, writes nothing.
+        Raises CancelledError if one belongs to an invocation that has ended or to a closed scope: code that ignores its
+        cancellation records nothing.
         """
         for event in batch:
-            is_start = event.HasField("sub_agent_started")  # it begins an invocation that is in no list before
+            is_start = event.HasField("sub_agent_started")  # its own invocation is not open yet: check its caller
             self.refuse(event.parent_invocation_id if is_start else event.invocation_id, event.effect_key)
         self.writer.emit(*batch)
 
     async def reach_end(self, scope: str) -> None:
-        """Waits, in a replay, for the turn of an invocation's end; one that was cancelled never gets there."""
-        if self.pump.live:
+        """Wait, in a replay, until an invocation's end is due; in a cancelled scope that is never."""
+        if self.barrier.live:
             return
+        # Ends are delivered in log order, like results: which of two parallel children ended first must not depend on
+        # the event loop.
         if scope in self.journal.ends:
-            await self.pump.result(scope)
+            await self.barrier.result(scope)
         else:
-            await self.pump.until_live(scope)
+            await self.barrier.until_live(scope)
 
     async def reach_step_end(self, key: str) -> None:
-        """Waits for good, in a replay, where a step was cancelled although it had all its results."""
-        if not self.pump.live and self.journal.is_step_cut_off(key):
-            await self.tasks.never()
+        """Park for good, in a replay, if the log says that this step was cancelled although it had all its results."""
+        if not self.barrier.live and self.journal.is_step_cut_off(key):
+            await self.scheduler.never()
 
     def refuse(self, invocation_id: str, key: str) -> None:
-        """Ends a coroutine that tries an effect after its scope was cancelled, or its invocation ended."""
+        """Raise CancelledError if the scope of an effect is closed, or its invocation has ended."""
         if self.is_refused(invocation_id, key):
             raise asyncio.CancelledError
 
     def is_refused(self, invocation_id: str, key: str) -> bool:
-        """Whether the scope of an effect was cancelled, or its invocation has ended."""
-        return self.cancelling.is_sealed(key) or bool(invocation_id and invocation_id not in self.invocations)
+        """True if the scope of an effect is closed, or its invocation has ended."""
+        return self.cancellation.is_closed(key) or bool(invocation_id and invocation_id not in self.invocations)
 
     # Answers from outside
 
     async def ask_outside(self, asked: event_pb2.AgentEvent) -> input_pb2.InputAnswer:
-        """The answer to a request; `asked` is its input_requested, recorded here if the log does not hold it."""
+        """Return the answer to a request; `asked` is its input_requested, recorded if the log does not hold it."""
         key = asked.effect_key
         if key in self.journal.answered:
             return self.journal.answered[key]
         self.emit(asked)
         timer = None
         if asked.input_requested.request.HasField("expire_time"):
-            timer = self.tasks.spawn(f"{key}.timer", self._expire(asked))
+            timer = self.scheduler.spawn(f"{key}.timer", self._expire(asked))
         try:
             return await self.inputs.wait(asked)
         finally:
             if timer is not None:
-                self.tasks.cancel(timer)
+                self.scheduler.cancel(timer)
 
     async def _asked(self, asked: event_pb2.AgentEvent) -> None:
         await self.writer.committed()
+        # The scope may have been closed during the commit: then nothing must wait for the answer.
         self.refuse(asked.invocation_id, asked.effect_key)
 
     def waits_for(self, event: event_pb2.AgentEvent) -> bool:
-        """Whether somebody here waits for an input_received, and may go on with it."""
-        is_asked = self.inputs.asked(event.input_received.answer.input_id) is not None
-        return is_asked and not self.cancelling.is_sealed(event.effect_key)
+        """True if an effect of this execution waits for this input_received, and its scope is not closed."""
+        is_pending = self.inputs.asked(event.input_received.answer.input_id) is not None
+        return is_pending and not self.cancellation.is_closed(event.effect_key)
 
     def answer(self, event: event_pb2.AgentEvent) -> bool:
-        """Records an input_received and lets go on who waits for it; False where nobody waits for it here."""
-        gate = self.inputs.take(event.input_received.answer.input_id) if self.waits_for(event) else None
-        if gate is None:
+        """Record an input_received and resume the effect that waits for it; return False if none waits here."""
+        waiter = self.inputs.take(event.input_received.answer.input_id) if self.waits_for(event) else None
+        if waiter is None:
             return False
         self.writer.emit(event)
-        gate.open(event.input_received.answer)
+        waiter.open(event.input_received.answer)
         return True
 
     async def _expire(self, asked: event_pb2.AgentEvent) -> None:
         left = (asked.input_requested.request.expire_time.ToNanoseconds() - self.clock.now_ns()) / 1e9
-        await self.tasks.aside(self.clock.sleep(max(0.0, left)))
+        # aside(), not asleep(): a run that waits for input only is interrupted, whatever timers it has; expiry is a
+        # stored time that any server enforces.
+        await self.scheduler.aside(self.clock.sleep(max(0.0, left)))
         self.answer(received(asked, expired(asked.input_requested.request)))
 
     # Ends
 
     async def finish(self, work: Coroutine[Any, Any, None]) -> None:
-        """Runs the run's root to its end and leaves no task behind. Raises what stopped the run unrecorded."""
+        """Run the root to its end and leave no task behind. Raises what stopped the run before a recorded end."""
         root = asyncio.get_running_loop().create_task(work)
         try:
             await asyncio.wait({root, self._stopped}, return_when=asyncio.FIRST_COMPLETED)
@@ -184,51 +191,59 @@ class Execution:
             else:
                 root.result()
         finally:
-            self.cancelling.seal("")
-            self.tasks.close()
-            await self.tasks.stop("")
-            self.tasks.cancel(root)
+            # Closed before the tasks are cancelled: their `finally` and `except` blocks must record nothing.
+            self.cancellation.close_scope("")
+            self.scheduler.close()
+            await self.scheduler.stop("")
+            self.scheduler.cancel(root)
             await asyncio.wait({root})
 
     def stop(self, error: BaseException) -> None:
-        """Stops the run where it is: nothing more is recorded, and what is on disk is whole."""
-        self.cancelling.seal("")
+        """Stop the run where it is, unrecorded: what is committed is consistent, and another worker may resume it."""
+        self.cancellation.close_scope("")
         if not self._stopped.done():
             self._stopped.set_exception(error)
-            self._stopped.exception()
+            self._stopped.exception()  # mark it as retrieved: if finish() is not awaiting it, asyncio would log it
 
     def ended(self) -> None:
-        """Lets the run go: whoever ended it from outside has recorded its ends, and its root need not wake for that."""
+        """Finish a run that was ended from outside and whose ends are recorded; its root need not wake."""
         self._end_without_error()
 
     def drain(self) -> None:
-        """Lets no effect begin any more, and stops the run as soon as those in flight have ended."""
+        """Park new effects, and stop the run as soon as those in flight have ended."""
         self._is_draining = True
-        self.pump.hold()
-        self.slots.hold()
-        self.tasks.check_soon()
+        self.barrier.hold()
+        self.concurrency.hold()
+        self.scheduler.check_soon()
 
     def end_spans(self) -> None:
-        """Ends the spans that are still open: nobody will."""
+        """End the spans that are still open when the run is left."""
         for traced in self.spans.values():
             traced.end()
         self.spans.clear()
 
     def _quiet(self) -> None:
         try:
-            self._go_on()
-        except Exception as error:  # nobody else would wake the run any more
+            self._continue()
+        except Exception as error:  # raised into the event loop it would be lost, and the run parked for good
             self.stop(error)
 
-    def _go_on(self) -> None:
-        if not self.pump.live:
-            self.pump.advance()
-        elif self.cancelling.is_sealed(""):
-            return  # who ends it is about to wake them all
-        elif self.inputs and not self.pump.has_parked and not self.slots.has_waiting and not self.tasks.sleeping:
+    def _continue(self) -> None:
+        if not self.barrier.live:
+            self.barrier.advance()
+        elif self.cancellation.is_closed(""):
+            return  # the cancellation under way is about to cancel every parked task
+        # Not interrupted while anything can proceed without input: effects parked by a drain or waiting for a slot,
+        # and sleeps.
+        elif (
+            self.inputs
+            and not self.barrier.has_parked
+            and not self.concurrency.has_waiting
+            and not self.scheduler.sleeping
+        ):
             self._interrupt()
         elif self._is_draining:
-            self.stop(ServerStopping("The server stops; the run goes on where it is taken up."))
+            self.stop(ServerStopping("The server is stopping; another server resumes the run."))
 
     def _interrupt(self) -> None:
         event = self.invocations.root().event("")
@@ -238,17 +253,17 @@ class Execution:
         self._end_without_error()
 
     def _end_without_error(self) -> None:
-        self.cancelling.seal("")
+        self.cancellation.close_scope("")
         if not self._stopped.done():
             self._stopped.set_result(None)
 
     def _waiting(self) -> set[str]:
-        """The effects that wait for an answer; of an approval, which has a key of its own, that is the call."""
+        """Return the effects that wait for an answer; for an approval, which has its own key, that is the call."""
         return {keys.owner(key) for key, _ in self.journal.open_requests()}
 
     def _replayed(self, frontier: Sequence[str]) -> None:
-        """Everything recorded has been handed back; a replay without a recorder must need nothing more."""
-        self.tasks.is_handing_back = False
+        """Switch to live, or end an offline replay, which must ask for nothing beyond the log."""
+        self.scheduler.is_replaying = False
         if not self.writer.is_offline:
             self.writer.go_live()
         elif "" in self.journal.cancelled:
@@ -261,7 +276,7 @@ class Execution:
 
 
 def as_run_error(error: BaseException) -> RunError:
-    """Any exception of an agent's or a tool's code as an error that an event can carry; it holds no stack."""
+    """Return any exception of agent or tool code as an error that an event can carry, without its stack."""
     if isinstance(error, RunError):
         return error
     return RunError(f"{type(error).__name__}: {error}"[:2000], reason=error_pb2.ERROR_REASON_INTERNAL, retryable=False)

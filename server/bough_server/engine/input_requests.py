@@ -1,4 +1,4 @@
-"""Requests for input that a run waits for, and the answers: whether one fits, and the event that records it."""
+"""Requests for input that a run waits for, and their answers: validation, and the event that records one."""
 
 import json
 from collections.abc import Awaitable, Callable, Iterator
@@ -10,7 +10,7 @@ from bough_server.engine.scheduler import Scheduler, Waiter
 from bough_server.errors import RunError
 from bough_server.tools.arguments import parse_arguments, schema_mistakes
 
-_WANTED: Final = {
+_ALLOWED: Final = {
     input_pb2.INPUT_KIND_APPROVAL: ("approval",),
     input_pb2.INPUT_KIND_CLIENT_TOOL: ("tool_outcome",),
     input_pb2.INPUT_KIND_QUESTION: ("value_json",),
@@ -19,12 +19,12 @@ _WANTED: Final = {
 
 
 def mistakes(request: input_pb2.InputRequest, answer: input_pb2.InputAnswer) -> list[str]:
-    """What of an answer does not fit its request, in sentences; empty where it fits."""
+    """Return how an answer does not fit its request, in sentences; empty if it fits."""
     given = answer.WhichOneof("answer") or ""
-    wanted = _WANTED.get(request.kind, ())
-    if given not in wanted:
+    allowed = _ALLOWED.get(request.kind, ())
+    if given not in allowed:
         kind = input_pb2.InputKind.Name(request.kind).removeprefix("INPUT_KIND_")
-        return [f"{kind} is answered with {' or '.join(wanted)}, not with {given or 'nothing'}."]
+        return [f"{kind} is answered with {' or '.join(allowed)}, not with {given or 'nothing'}."]
     if given == "approval":
         return _arguments(answer.approval.arguments_json, request.answer_schema_json)
     if given == "value_json":
@@ -33,21 +33,21 @@ def mistakes(request: input_pb2.InputRequest, answer: input_pb2.InputAnswer) -> 
 
 
 def outcome_mistakes(outcome: message_pb2.ToolOutcome) -> list[str]:
-    """What is wrong with the outcome of a call that a client reports, in sentences; empty for nothing."""
+    """Return the problems of the outcome that a client reports for a call, in sentences; empty if there are none."""
     parts, failure = outcome.parts, outcome.failure
     if any(part.HasField("tool_call") or part.HasField("tool_result") for part in parts):
-        return ["The parts of an outcome hold no calls and no results."]
+        return ["The parts of an outcome must not hold tool calls or tool results."]
     if any(part.WhichOneof("content") is None for part in parts):
-        return ["Each part of an outcome has some content; give an empty text for nothing."]
+        return ["Each part of an outcome must have content; send an empty text if there is none."]
     if not outcome.HasField("failure") and not parts:
-        return ["An outcome has parts or a failure, or both; give an empty text for nothing."]
+        return ["An outcome must have parts, a failure or both; send an empty text if the tool returned nothing."]
     if failure.details_json and not _is_object(failure.details_json):
         return ["details_json is not a JSON object."]
     return [wrong for part in parts if part.HasField("data_json") for wrong in _value(part.data_json, "", "data_json")]
 
 
 def result_of(outcome: message_pb2.ToolOutcome, call: message_pb2.ToolCall) -> message_pb2.ToolResult:
-    """The result of a call that has this outcome; its error does not say yet whose it is."""
+    """Return the result of a call with this outcome; its error does not name the agent and invocation yet."""
     result = message_pb2.ToolResult(call=call, parts=outcome.parts)
     if outcome.HasField("failure"):
         failure = outcome.failure
@@ -80,7 +80,8 @@ def _arguments(arguments_json: str, schema_json: str) -> list[str]:
 def _value(value_json: str, schema_json: str, field: str) -> list[str]:
     try:
         value = json.loads(value_json, parse_constant=_no_constant)
-        json.dumps(value, ensure_ascii=False).encode()  # code cannot hand on halves of surrogate pairs
+        # JSON may escape half of a surrogate pair; no string field of a message can carry it, so refuse it here.
+        json.dumps(value, ensure_ascii=False).encode()
     except (ValueError, RecursionError) as error:
         return [f"{field} is not JSON ({error})."]
     return schema_mistakes(value, schema_json) if schema_json else []
@@ -92,7 +93,7 @@ def _no_constant(name: str) -> None:
 
 
 def same_answer(one: input_pb2.InputAnswer, other: input_pb2.InputAnswer) -> bool:
-    """Whether two answers say the same, whoever gave them."""
+    """True if two answers have the same content, whatever their source and author."""
     return _bare(one) == _bare(other)
 
 
@@ -109,7 +110,7 @@ def _bare(answer: input_pb2.InputAnswer) -> input_pb2.InputAnswer:
 
 
 def _plain(text: str) -> str:
-    """A JSON value in one form, however it was written; what is none stays as it is."""
+    """Return a JSON text in canonical form (sorted keys); a text that is no JSON is returned as it is."""
     try:
         return json.dumps(json.loads(text), sort_keys=True)
     except (ValueError, RecursionError):
@@ -117,7 +118,7 @@ def _plain(text: str) -> str:
 
 
 def expired(request: input_pb2.InputRequest) -> input_pb2.InputAnswer:
-    """The answer of a request that nobody answered in time: its default, or none."""
+    """Return the answer to a request that expired: its default, or an empty answer."""
     answer = input_pb2.InputAnswer()
     answer.CopyFrom(request.default_answer)
     answer.input_id = request.input_id
@@ -132,7 +133,7 @@ def received(
     request_id: str = "",
     request_digest: str = "",
 ) -> event_pb2.AgentEvent:
-    """The input_received of an answer, in the place of its input_requested."""
+    """Return the input_received of an answer, with the invocation, step and effect key of its input_requested."""
     event = events.in_place_of(asked)
     event.input_received.answer.CopyFrom(answer)
     event.input_received.request_id = request_id
@@ -141,13 +142,13 @@ def received(
 
 
 class PendingInputs:
-    """The requests that somebody in a run waits for, in the order of asking; each by its input_requested.
+    """The requests that effects of a run wait for, each by its input_requested.
 
-    `asked` waits until a request is on disk, and raises CancelledError where what asks has ended by then.
+    `asked` waits until a request is committed, and raises CancelledError if the effect was cancelled meanwhile.
     """
 
-    def __init__(self, tasks: Scheduler, asked: Callable[[event_pb2.AgentEvent], Awaitable[None]]) -> None:
-        self._tasks = tasks
+    def __init__(self, scheduler: Scheduler, asked: Callable[[event_pb2.AgentEvent], Awaitable[None]]) -> None:
+        self._scheduler = scheduler
         self._asked = asked
         self._waiting: dict[str, tuple[event_pb2.AgentEvent, Waiter[input_pb2.InputAnswer]]] = {}
 
@@ -155,27 +156,28 @@ class PendingInputs:
         return bool(self._waiting)
 
     def requests(self) -> Iterator[input_pb2.InputRequest]:
-        """What is asked, in the order of the log: who asks again after a crash may come in another one."""
+        """Return the pending requests in log order; after a crash they may be registered again in another order."""
         asked = sorted((asked for asked, _ in self._waiting.values()), key=lambda event: event.sequence)
         return (event.input_requested.request for event in asked)
 
     def asked(self, input_id: str) -> event_pb2.AgentEvent | None:
-        """The input_requested of a request that somebody waits for."""
+        """Return the input_requested of a pending request, or None."""
         return self._waiting[input_id][0] if input_id in self._waiting else None
 
     def take(self, input_id: str) -> Waiter[input_pb2.InputAnswer] | None:
-        """What lets go on who waits for a request; once: from then on nobody waits for it, though they wake later."""
-        _, gate = self._waiting.pop(input_id, (None, None))
-        return gate
+        """Remove and return the waiter of a request, or None. It counts as answered from here on."""
+        _, waiter = self._waiting.pop(input_id, (None, None))
+        return waiter
 
     async def wait(self, asked: event_pb2.AgentEvent) -> input_pb2.InputAnswer:
-        """Waits for the answer to a request that is recorded."""
+        """Wait for the answer to a request that is recorded."""
         input_id = asked.input_requested.request.input_id
-        gate: Waiter[input_pb2.InputAnswer] = Waiter(self._tasks)
-        self._waiting[input_id] = asked, gate
+        waiter: Waiter[input_pb2.InputAnswer] = Waiter(self._scheduler)
+        # Registered before the commit: a client may answer as soon as it sees the event.
+        self._waiting[input_id] = asked, waiter
         try:
-            # Awake until then: code that begins another effect beside it is to hear of that before the run waits.
+            # Not parked during the commit, so the run cannot be interrupted before parallel code starts its effects.
             await self._asked(asked)
-            return await gate.wait()
+            return await waiter.wait()
         finally:
             self._waiting.pop(input_id, None)

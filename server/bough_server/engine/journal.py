@@ -1,6 +1,6 @@
-"""A log read as what has already been done; it hands nothing back and runs no agent.
+"""A run's log, read as the effects that are already done.
 
-The rules are those of the replay design: an effect whose result is in the journal gets it back and touches nothing.
+An effect whose result is in the journal gets that result back and does not touch the world again.
 """
 
 from collections import deque
@@ -26,7 +26,7 @@ _RESULTS: Final = frozenset(
 _STARTS: Final = frozenset({events.LLM_STARTED, events.TOOL_STARTED, events.SUB_AGENT_STARTED, events.RUN_STARTED})
 _STEP_ENDS: Final = frozenset({events.STEP_COMPLETED, events.STEP_FAILED})
 _WITH_MESSAGES: Final = frozenset({events.SUB_AGENT_STARTED, events.SUB_AGENT_COMPLETED, *events.TOOL_END_KINDS})
-"""Events whose messages are made again by a replay, ids included."""
+"""Events whose messages a replay builds again, ids included."""
 _OF_THE_RUN: Final = frozenset({events.RUN_QUEUED, events.RUN_DEQUEUED, events.RUN_RESUMED, events.RUN_FORKED})
 
 EventIdentity = tuple[str, int, int]
@@ -34,13 +34,13 @@ EventIdentity = tuple[str, int, int]
 
 
 def identity_of(event: event_pb2.AgentEvent) -> EventIdentity:
-    """What an event is in its run, whenever it is made."""
+    """Return the identity of an event in its run, the same on every execution."""
     return event.effect_key, events.kind_of(event), event.attempt
 
 
 @dataclass(frozen=True, slots=True)
 class Downtime:
-    """Time in which nobody executed the run, in nanoseconds since the Unix epoch."""
+    """An interval in which no worker executed the run, in nanoseconds since the Unix epoch."""
 
     begin_ns: int
     end_ns: int
@@ -85,7 +85,7 @@ class Forks:
 
 
 class Journal:
-    """What a log says has been done. Deltas may be left out of it."""
+    """The effects, requests, cancellations and ends that a log records. The log may lack its deltas."""
 
     def __init__(self, log: Iterable[event_pb2.AgentEvent] = ()) -> None:
         self.recorded: dict[EventIdentity, event_pb2.AgentEvent] = {}
@@ -93,41 +93,45 @@ class Journal:
         self.started: dict[str, event_pb2.AgentEvent] = {}
         self.results: dict[str, event_pb2.AgentEvent] = {}
         self.requested: dict[str, input_pb2.InputRequest] = {}
-        """Effect to what it asked of the outside."""
+        """Effect to its request for input."""
         self.answered: dict[str, input_pb2.InputAnswer] = {}
-        """Effect to the answer that it got."""
+        """Effect to the answer of its request."""
         self.attempts: dict[str, int] = {}
-        """Effect to the highest attempt that began."""
+        """Effect to the highest attempt that was started."""
         self.dispatched: set[str] = set()
         self.ends: dict[str, event_pb2.AgentEvent] = {}
         """Scope of an invocation to its end."""
         self.cancelled: dict[str, int] = {}
+        """Cancelled scope to the sequence of its first cancel_requested."""
         self.cut_short: dict[int, event_pb2.AgentEvent] = {}
-        """Cancellations after which a caller went on: of a sub-agent whose own time was up."""
+        """Sequence to cancel_requested, of sub-agents that were cancelled by a timeout: their callers continued."""
         self.gaps: list[Downtime] = []
         self.dequeued: event_pb2.AgentEvent | None = None
         self.is_interrupted = False
-        """Whether the log ends where the run waits for input."""
+        """True if the log ends with the run waiting for input."""
         self.shared_through = 0
-        """The last sequence of another run's log that this one begins with."""
+        """The last sequence that a fork shares with its origin's log; 0 if the run is no fork."""
         self.changed_input: message_pb2.Message | None = None
         """What a fork is told instead of what its origin was told."""
         self.forks = Forks()
         self.last_sequence = 0
         self.todo: deque[event_pb2.AgentEvent] = deque()
-        self._asked: set[str] = set()
+        """Events that are still to be delivered to the run's coroutines, in log order."""
+        self._requested_again: set[str] = set()
+        """Effects that the replay has asked for."""
         self._last_ns = 0
         for event in log:
             self._read(event)
         self.forks.share(self.recorded)
         results = [event for event in self.results.values() if event.effect_key not in self.dispatched]
-        # Ends have their turn too: whether a sub-agent or a cancellation came first is told by their order alone.
-        handed = [*results, *self.cut_short.values(), *self.ends.values()]
-        self.todo.extend(sorted(handed, key=lambda event: event.sequence))
+        # Ends are delivered too: only their place in the log says which of two ends, or an end and a cancellation,
+        # came first.
+        delivered = [*results, *self.cut_short.values(), *self.ends.values()]
+        self.todo.extend(sorted(delivered, key=lambda event: event.sequence))
 
     @property
     def is_empty(self) -> bool:
-        """Whether nothing but the start of the run is recorded."""
+        """True if nothing but the start of the run is recorded."""
         return len(self.recorded) <= 1
 
     def _read(self, event: event_pb2.AgentEvent) -> None:
@@ -137,6 +141,7 @@ class Journal:
         if kind in (events.RUN_RESUMED, events.RUN_FORKED):
             self.gaps.append(Downtime(self._last_ns, max(self._last_ns, now_ns)))
         self._last_ns = now_ns
+        # Any later event, such as a run_resumed, ends the interruption: only the last event counts.
         self.is_interrupted = kind == events.RUN_INTERRUPTED
         if kind in events.DELTA_KINDS or not kind or kind == events.RUN_INTERRUPTED:
             return
@@ -176,12 +181,14 @@ class Journal:
             self.shared_through = event.run_forked.origin.sequence
             if event.run_forked.changes.HasField("input"):
                 self.changed_input = event.run_forked.changes.input
-        # A run that waited or was taken over before it did anything has nothing to hand back, and is not new either.
+        # Keyed by sequence, as a run may have many. They keep `is_empty` False: a run that was queued, or taken over
+        # before its first effect, has no result to deliver but is not new either.
         self.recorded.setdefault(("", kind, event.sequence), event)
 
     def _read_request(self, event: event_pb2.AgentEvent) -> None:
         request = event.input_requested.request
         self.requested[event.effect_key] = request
+        # Only a question is an effect by itself; an approval or a client tool is part of its tool call.
         if request.kind == input_pb2.INPUT_KIND_QUESTION:
             self.started.setdefault(event.effect_key, event)
 
@@ -192,7 +199,7 @@ class Journal:
             self.results[event.effect_key] = event
 
     def open_requests(self) -> "Iterator[tuple[str, input_pb2.InputRequest]]":
-        """What was asked of the outside and is neither answered nor ended, with its effect, in the order of asking."""
+        """Yield the requests for input that are neither answered nor over, each with its effect, in log order."""
         for key, request in self.requested.items():
             owner = keys.owner(key)
             is_over = owner in self.results or self.is_in_cancelled(owner)
@@ -203,26 +210,26 @@ class Journal:
         return any(keys.covers(scope, key) for scope in self.ends)
 
     def is_in_cancelled(self, key: str) -> bool:
-        """Whether an effect lies in a scope that was cancelled."""
+        """True if an effect lies in a scope that was cancelled at any point of the log."""
         return any(keys.covers(scope, key) for scope in self.cancelled)
 
     def holds(self, key: str, kind: int) -> bool:
-        """Whether an effect has an event of a kind that no attempt makes twice."""
+        """True if the log has this effect's event of a kind that has no attempts."""
         return (key, kind, 0) in self.recorded
 
     def running_ns(self, since_ns: int, until_ns: int) -> int:
-        """How long somebody executed the run between two times."""
-        lost = sum(max(0, min(gap.end_ns, until_ns) - max(gap.begin_ns, since_ns)) for gap in self.gaps)
-        return max(0, until_ns - since_ns - lost)
+        """Return for how long, in nanoseconds, a worker executed the run between two times."""
+        down = sum(max(0, min(gap.end_ns, until_ns) - max(gap.begin_ns, since_ns)) for gap in self.gaps)
+        return max(0, until_ns - since_ns - down)
 
     def is_cut_short(self, scope: str) -> bool:
-        """Whether a sub-agent was ended because its own time was up."""
+        """True if a sub-agent was cancelled by its own timeout."""
         return any(event.cancel_requested.effect_scope == scope for event in self.cut_short.values())
 
     def ends_cut(self, event: event_pb2.AgentEvent) -> bool:
-        """Whether a sub-agent whose own time was up ends here, and its caller goes on: nothing above was ended.
+        """True if this is the end of a sub-agent by its own timeout, after which its caller continued.
 
-        Whatever else ended it, while it was about to end for that reason, ended who waits for it as well.
+        If something else ended it while the timeout was being applied, its caller was ended as well.
         """
         scope = event.effect_key
         if self.ends.get(scope) is not event or not self.is_cut_short(scope):
@@ -233,40 +240,43 @@ class Journal:
         return not any(keys.covers(other, scope) and sequence < event.sequence for other, sequence in above)
 
     def is_step_cut_off(self, key: str) -> bool:
-        """Whether a step was ended by a cancellation, whatever results it had."""
+        """True if a step was ended by a cancellation, whatever results it had."""
         ends = (event for event in self.of_effect.get(key, ()) if events.kind_of(event) in _STEP_ENDS)
         return bool(self.cancelled) and any(self.is_cancelled(event) for event in ends)
 
     def is_cancelled(self, event: event_pb2.AgentEvent) -> bool:
-        """Whether an event came after its scope was cancelled: nobody was there to take it any more."""
+        """True if an event was recorded after its scope was cancelled, when no coroutine waited for it any more."""
         return bool(self.cancelled) and any(
             event.sequence > sequence and keys.covers(scope, event.effect_key)
             for scope, sequence in self.cancelled.items()
         )
 
     def check(self, key: str, digest: str) -> None:
-        """Takes note of an effect, and refuses one that asks for something else than the log holds under its key."""
-        self._asked.add(key)
+        """Note that an effect was asked for. Raises NonDeterministic if the log holds another request under its key."""
+        self._requested_again.add(key)
         recorded = self.started.get(key) or self.results.get(key)
         if recorded is not None and recorded.effect_digest and recorded.effect_digest != digest:
             raise NonDeterministic(
                 f"The effect {key} asked for something else than the log holds ({events.name_of(recorded)} at sequence "
-                f"{recorded.sequence}). Agent code must take the world in by effects only."
+                f"{recorded.sequence}). Agent code must touch the world through effects only."
             )
 
-    def let_go(self) -> None:
-        """Forgets what has been handed back and taken in, once everything has: only what is open is asked for again."""
+    def drop_completed(self) -> None:
+        """Free the events of effects and invocations that are over, once the replay is; only open ones are read again.
+
+        Those in cancelled scopes stay: a cancellation that a crash cut short continues from them.
+        """
         done = {key for key in (*self.results, *self.ends) if not self.is_in_cancelled(key)}
         for key in done:
             for of_effect in (self.of_effect, self.started, self.results, self.ends):
                 of_effect.pop(key, None)
         self.recorded = {identity: event for identity, event in self.recorded.items() if identity[0] not in done}
-        self._asked.clear()
+        self._requested_again.clear()
 
     def forgotten(self) -> event_pb2.AgentEvent | None:
-        """An effect that the log holds begun and without a result, and that nobody asked for again."""
+        """Return the start of an effect without a result that the replay did not ask for again, or None."""
         for key, event in self.started.items():
             is_over = key in self.results or key in self.ends
-            if key and key not in self._asked and not is_over and not self.is_in_cancelled(key):
+            if key and key not in self._requested_again and not is_over and not self.is_in_cancelled(key):
                 return event
         return None

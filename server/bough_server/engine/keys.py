@@ -1,4 +1,4 @@
-"""Keys of effects, paths from the root of a run (see the replay design, "Keys"), and the ids of the run itself."""
+"""Keys of effects, which are paths from the root of a run, and the ids of the run itself."""
 
 import hashlib
 import re
@@ -14,22 +14,23 @@ _FREE: Final = re.compile(r"(?![egs][0-9]+\Z)[A-Za-z0-9_-]{1,64}")
 
 
 def below(scope: str, name: str) -> str:
-    """The key of an effect `name` in a scope; the root's scope is empty."""
+    """Return the key of the effect `name` in a scope; the root's scope is empty."""
     return f"{scope}/{name}" if scope else name
 
 
 def is_free(name: str) -> bool:
-    """Whether code may give an effect this name: it reads as no path, no lane and no number of an effect or step."""
+    """True if code may give an effect this name: it cannot be read as a path, a lane or a generated number."""
     return _FREE.fullmatch(name) is not None
 
 
 def covers(scope: str, key: str) -> bool:
-    """Whether an effect or an invocation lies in a scope: is it, a lane of it, or below it."""
+    """True if an effect or an invocation is the scope itself, a lane of it or below it."""
+    # Not a plain prefix: "e1" must not cover "e10".
     return not scope or key == scope or key.startswith((scope + "/", scope + "."))
 
 
 def digest(*asked: str) -> str:
-    """SHA-256 hex of what an effect was asked; parts are kept apart by their lengths."""
+    """Return the SHA-256 of an effect's request as hex; the length of each part goes before it to delimit it."""
     hashed = hashlib.sha256()
     for part in asked:
         data = part.encode()
@@ -39,13 +40,13 @@ def digest(*asked: str) -> str:
 
 
 def owner(key: str) -> str:
-    """The effect that a request is about: of an approval the call, of any other the effect that asks itself."""
+    """Return the effect that a request is about: for an approval or a recovery the tool call, else the key itself."""
     return _ABOUT.sub("", key)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunInfo:
-    """What a run is: its ids, its first event, and the session as it was when it began."""
+    """Identity of a run: its ids, its first event, and the session's messages when it started."""
 
     run_id: str
     session_id: str
@@ -55,5 +56,5 @@ class RunInfo:
 
     @property
     def key_root(self) -> str:
-        """The UUID that the run's ids are derived from."""
+        """The UUID from which the ids of invocations, messages and effects are derived."""
         return self.started.run_started.key_root

@@ -1,6 +1,7 @@
-"""Budgets of an invocation and everything below it: calls, tokens, cost, depth, parallel effects and transfers.
+"""Budgets of an invocation and everything below it: calls, tokens, cost, depth, concurrency and transfers.
 
-Counters come from the log, so a replay adds nothing twice. Effects that wait for room wait in concurrency.py.
+Counters are computed from events, each applied once, so a replay counts nothing twice. Waiting for a free slot is in
+concurrency.py.
 """
 
 from collections import Counter
@@ -17,14 +18,14 @@ from bough_server.models.tokens import request_tokens
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Amount:
-    """Tokens of input and output, and what they cost, in billionths of the prices' currency."""
+    """Input and output tokens, and their cost in billionths of the price list's currency."""
 
     tokens: int = 0
     cost_nanos: int = 0
 
 
 class Allowance:
-    """One bound of one subtree, what has been spent of it and what is reserved; without a limit it only counts."""
+    """One limit of one subtree, with what is spent and reserved of it; without a limit it only counts."""
 
     __slots__ = ("limit", "reserved", "spent")
 
@@ -32,29 +33,29 @@ class Allowance:
         self.limit, self.spent, self.reserved = limit, 0, 0
 
     def lacks(self, amount: int) -> bool:
-        """Whether so much is not left."""
+        """True if less than this amount is left."""
         return self.limit is not None and self.spent + self.reserved + amount > self.limit
 
     def refusal(self, unit: str, amount: int) -> tuple[str, str]:
-        """The limit in words, and why it has no room for so much."""
+        """Return the limit in words, and why it does not allow this amount."""
         left = max(0, (self.limit or 0) - self.spent - self.reserved)
         return f"{self.limit} {unit}", f": {left} are left, and the call may take {amount}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Allowances:
-    """Both bounds of one subtree."""
+    """The token and cost limits of one subtree."""
 
     tokens: Allowance
     cost_nanos: Allowance
 
     @property
     def is_bounded(self) -> bool:
-        """Whether one of them has a limit."""
+        """True if at least one of them has a limit."""
         return self.tokens.limit is not None or self.cost_nanos.limit is not None
 
     def lacking(self, amount: Amount) -> tuple[str, str] | None:
-        """The bound that has no room for an amount, and why, in words; None where there is room."""
+        """Return the limit that does not allow an amount, and why, in words; None if both allow it."""
         if self.tokens.lacks(amount.tokens):
             return self.tokens.refusal("tokens", amount.tokens)
         if self.cost_nanos.lacks(amount.cost_nanos):
@@ -62,23 +63,23 @@ class Allowances:
         return None
 
     def reserve(self, amount: Amount) -> None:
-        """Takes an amount until it is released."""
+        """Hold an amount until it is released."""
         self.tokens.reserved += amount.tokens
         self.cost_nanos.reserved += amount.cost_nanos
 
     def release(self, amount: Amount) -> None:
-        """Gives back what was reserved."""
+        """Release a reserved amount."""
         self.tokens.reserved -= amount.tokens
         self.cost_nanos.reserved -= amount.cost_nanos
 
     def spend(self, amount: Amount) -> None:
-        """Takes an amount for good."""
+        """Count an amount as used."""
         self.tokens.spent += amount.tokens
         self.cost_nanos.spent += amount.cost_nanos
 
 
 def estimated(request: ModelRequest, model: Model) -> Amount:
-    """What a call is going to take: its request, and the most that it may write where its settings say that."""
+    """Return what a call may use at most: its request, and max_output_tokens if its settings have that."""
     sent = request_tokens(request)
     written = request.settings.max_output_tokens
     rates = model.price
@@ -88,7 +89,7 @@ def estimated(request: ModelRequest, model: Model) -> Amount:
 
 
 def reported(used: usage_pb2.Usage, *, unknown: Amount) -> Amount:
-    """What an attempt took; of what its provider did not say, `unknown`."""
+    """Return what an attempt used, with `unknown` for whatever its provider did not report."""
     if not usage.is_reported(used):
         return unknown
     is_whole = used.HasField("input_tokens") and used.HasField("output_tokens")
@@ -102,11 +103,11 @@ def reported(used: usage_pb2.Usage, *, unknown: Amount) -> Amount:
 
 
 MAX_TRANSFERS: Final = 20
-"""The limit of transfers in a run whose policy sets none."""
+"""Default: the transfers of a run whose policy sets no limit."""
 
 
 class Budget:
-    """Bounds of one invocation and everything below, under the bounds of its caller; it can only lower them."""
+    """Limits of one invocation and everything below it, within those of its caller; it can only lower them."""
 
     def __init__(self, limits: policy_pb2.Limits, *, owner: str, depth: int, above: "Budget | None" = None) -> None:
         self.owner = owner
@@ -117,55 +118,56 @@ class Budget:
         self._used_models = 0
         self._used_tools = 0
         self._tools: dict[str, bool] = {}
-        """Effects of its tool calls that count, and whether each has begun."""
+        """Effects of the tool calls that count here, and whether each has started."""
         self._made: Counter[tuple[str, str]] = Counter()
-        """In the run's: how often an agent has called a tool, by both names."""
+        """Calls by agent and tool; counted in the run's budget only."""
         self._transfers = limits.transfers if limits.HasField("transfers") else None
         if self._transfers is None and above is None:
             self._transfers = MAX_TRANSFERS
         self._used_transfers = 0
-        self.purses = Allowances(
+        self.allowances = Allowances(
             tokens=Allowance(limits.tokens if limits.HasField("tokens") else None),
             cost_nanos=Allowance(limits.cost_nanos if limits.HasField("cost_nanos") else None),
         )
-        """What its model calls have spent and reserved."""
+        """What model calls have spent and reserved."""
         self.concurrency = limits.concurrency if limits.HasField("concurrency") else None
-        """How many model calls and tools of it may run at once; None for any number."""
+        """How many model calls and tools may run at once; None for any number."""
         self._held: dict[str, Amount] = {}
+        """Effect of a model call in flight to the amount that it has reserved."""
 
     def chain(self) -> "Iterator[Budget]":
-        """This one and all above it, the run's last."""
+        """Yield this budget and all above it, the run's last."""
         budget: Budget | None = self
         while budget is not None:
             yield budget
             budget = budget._above
 
     def check_model_call(self) -> None:
-        """Refuses a model call that one of the bounds above has no place for. Raises RunError LIMIT_EXCEEDED."""
+        """Raise RunError LIMIT_EXCEEDED if a limit here or above does not allow another model call."""
         for budget in self.chain():
             if budget._model_calls is not None and budget._used_models >= budget._model_calls:
                 raise exceeded(f"{budget._model_calls} model calls", budget.owner)
 
     def check_concurrency(self) -> None:
-        """Refuses what could wait for ever, where nothing may run at all. Raises RunError LIMIT_EXCEEDED."""
+        """Raise RunError LIMIT_EXCEEDED if a concurrency limit is 0: the effect would wait forever."""
         for budget in self.chain():
             if budget.concurrency is not None and budget.concurrency <= 0:
                 raise exceeded("0 model calls and tools at once", budget.owner)
 
     @property
     def is_metered(self) -> bool:
-        """Whether a bound of tokens or of cost holds here."""
-        return any(budget.purses.is_bounded for budget in self.chain())
+        """True if a limit of tokens or cost applies here."""
+        return any(budget.allowances.is_bounded for budget in self.chain())
 
     def check_spending(self, amount: Amount) -> None:
-        """Refuses a model call for which too little is left. Raises RunError LIMIT_EXCEEDED."""
+        """Raise RunError LIMIT_EXCEEDED if too little is left for a model call of this amount."""
         for budget in self.chain():
-            if lacking := budget.purses.lacking(amount):
-                what, why = lacking
-                raise exceeded(what, budget.owner, why)
+            if lacking := budget.allowances.lacking(amount):
+                limit, why = lacking
+                raise exceeded(limit, budget.owner, why)
 
     def observe(self, event: event_pb2.AgentEvent) -> None:
-        """Takes in what an event says of a call of a model or a tool, as it is made or as the log holds it."""
+        """Apply an event of a model or tool call, recorded now or read from the log."""
         key = event.effect_key
         match event.WhichOneof("payload"):
             case "llm_started":
@@ -173,6 +175,7 @@ class Budget:
                 self._begin(key, Amount(tokens=started.reserved_tokens, cost_nanos=started.reserved_cost_nanos))
             case "llm_retrying":
                 self._spend(reported(event.llm_retrying.lost_usage, unknown=Amount()))
+            # Usage that a provider did not report counts as what was reserved: a limit is to hold, not to be exact.
             case "llm_completed":
                 held = self._release(key)
                 self._spend(reported(event.llm_completed.response.usage, unknown=held))
@@ -189,39 +192,41 @@ class Budget:
         self._held[key] = amount
         for budget in self.chain():
             budget._used_models += 1
-            budget.purses.reserve(amount)
+            budget.allowances.reserve(amount)
 
     def _release(self, key: str) -> Amount:
         held = self._held.pop(key, Amount())
         for budget in self.chain():
-            budget.purses.release(held)
+            budget.allowances.release(held)
         return held
 
     def _spend(self, amount: Amount) -> None:
         for budget in self.chain():
-            budget.purses.spend(amount)
+            budget.allowances.spend(amount)
 
     def reserve_tool_call(self, key: str, agent: str, call: message_pb2.ToolCall, *, is_admitted: bool = False) -> None:
-        """Takes a tool call from every bound above, or from none; once for each. Raises RunError LIMIT_EXCEEDED.
+        """Count a tool call in every budget here and above, once per key.
 
-        A call that was admitted before, as its log says, only counts: a fork may have lower limits than its origin.
+        Raises RunError LIMIT_EXCEEDED, counting it in none. A call that the log shows as admitted is counted without a
+        check: a fork may have lower limits than its origin.
         """
         if key in self._tools:
             return
         for budget in () if is_admitted else self.chain():
             if budget._tool_calls is not None and budget._used_tools >= budget._tool_calls:
                 raise exceeded(f"{budget._tool_calls} tool calls", budget.owner)
+        # Counted before it starts: the calls of a step run in parallel and must not exceed the limit together.
         self._tools[key] = False
         self._count_tool(agent, call, 1)
 
     def release_tool_call(self, key: str, agent: str, call: message_pb2.ToolCall) -> None:
-        """Gives back what a call reserved that has not begun: refused, or ended while it waited."""
+        """Release the reservation of a call that was refused, or cancelled before it started."""
         if self._tools.get(key) is False:
             del self._tools[key]
             self._count_tool(agent, call, -1)
 
     def calls_made(self, agent: str, tool: str) -> int:
-        """How often an agent has called a tool in this run."""
+        """Return how often an agent has called a tool in this run."""
         return list(self.chain())[-1]._made[agent, tool]
 
     def _begin_tool(self, key: str, agent: str, call: message_pb2.ToolCall) -> None:
@@ -236,9 +241,9 @@ class Budget:
                 budget._made[agent, call.name] += number
 
     def reserve_transfer(self, *, is_admitted: bool = False) -> None:
-        """Takes a transfer from every bound above, or from none. Raises RunError LIMIT_EXCEEDED.
+        """Count a transfer in every budget here and above. Raises RunError LIMIT_EXCEEDED, counting none.
 
-        One that was admitted before only counts, as with a tool call.
+        A transfer that the log shows as admitted is counted without a check, like a tool call.
         """
         for budget in () if is_admitted else self.chain():
             if budget._transfers is not None and budget._used_transfers >= budget._transfers:
@@ -247,14 +252,14 @@ class Budget:
             budget._used_transfers += 1
 
     def check_depth(self, depth: int) -> None:
-        """Refuses an invocation at a depth below the bounds. Raises RunError LIMIT_EXCEEDED."""
+        """Raise RunError LIMIT_EXCEEDED if no invocation may begin at this depth of the tree."""
         for budget in self.chain():
             if budget._deepest is not None and depth > budget._deepest:
                 raise exceeded(f"a depth of {budget._deepest} in the tree", budget.owner)
 
 
 def exceeded(what: str, owner: str, why: str = "") -> RunError:
-    """The refusal of what a bound has no room for; `why` says more where it is not simply used up."""
+    """Return the error of a limit that is reached; `why` is added if it is not simply used up."""
     return RunError(
         f"The limit of {what} for {owner} is reached{why}. Raise it in the run's policy, the link or the definition.",
         reason=error_pb2.ERROR_REASON_LIMIT_EXCEEDED,
@@ -262,23 +267,23 @@ def exceeded(what: str, owner: str, why: str = "") -> RunError:
 
 
 def is_bounded(limits: policy_pb2.Limits) -> bool:
-    """Whether any bound is set."""
+    """True if any limit is set."""
     return bool(limits.ListFields())
 
 
 TRANSFER_WINDOW: Final = 8
-"""How many of the last agents are looked at."""
+"""How many of the last agents `check_hops` considers."""
 
 LEAST_AGENTS: Final = 3
-"""How many different ones there must be among so many."""
+"""How many different agents there must be among those."""
 
 
 def check_hops(path: Sequence[str]) -> None:
-    """Refuses the last hop of a path that goes back and forth between the same few. Raises RunError LIMIT_EXCEEDED."""
+    """Raise RunError LIMIT_EXCEEDED if the last transfers of a path went back and forth between too few agents."""
     last = path[-TRANSFER_WINDOW:]
     if len(last) == TRANSFER_WINDOW and len(set(last)) < LEAST_AGENTS:
         raise RunError(
-            f"The agents hand over to one another in circles: {' > '.join(last)}. Among {TRANSFER_WINDOW} in a row "
-            f"there must be {LEAST_AGENTS} different ones.",
+            f"The agents transfer to one another in circles: {' > '.join(last)}. Any {TRANSFER_WINDOW} agents in a row "
+            f"must include {LEAST_AGENTS} different ones; change the instructions or the links that let them loop.",
             reason=error_pb2.ERROR_REASON_LIMIT_EXCEEDED,
         )

@@ -1,6 +1,6 @@
-"""The open invocations of a run: their steps, effects and usage, folded from events as they are made.
+"""The open invocations of a run with their steps, effects and usage: a fold of its events.
 
-Ends are built from it by the dispatcher of a live run, by a cancellation, and by what closes the run of a lost server.
+End events are built from it: by the dispatcher of a live run, by a cancellation, and when a lost run is closed.
 """
 
 from collections.abc import Sequence
@@ -18,7 +18,7 @@ from bough_server.usage import ONE_TOOL_CALL, Sums
 
 @dataclass(slots=True)
 class OpenStep:
-    """A step that has begun and not ended."""
+    """A step that has started and not ended."""
 
     key: str
     step_id: str
@@ -31,32 +31,34 @@ class OpenStep:
 
 @dataclass(slots=True)
 class OpenInvocation:
-    """An invocation that has begun and not ended; `key` is the scope of its effects."""
+    """An invocation that has started and not ended; `key` is the scope of its effects."""
 
     key: str
     template: event_pb2.AgentEvent
+    """The fields that all events of the invocation have in common."""
     start_ns: int
     is_root: bool
     own: Sums = field(default_factory=Sums)
     below: Sums = field(default_factory=Sums)
+    """Usage of the invocations below it that have ended."""
     steps: dict[str, OpenStep] = field(default_factory=dict)
     effects: dict[str, event_pb2.AgentEvent] = field(default_factory=dict)
-    """Calls that have begun and not ended, by their first event; of one that waits for input the input_requested."""
+    """Calls that have started and not ended, by their first event; if one waits for input, by its input_requested."""
     called: dict[str, event_pb2.AgentEvent] = field(default_factory=dict)
-    """Whom open calls run, as an event of theirs begins; they may have ended, and their calls not yet."""
+    """Call to the template of the agent it runs; that agent may have ended while the call has not yet."""
     ended: set[str] = field(default_factory=set)
-    """Calls that have ended: what was asked about one, read after it, opens it no more."""
+    """Calls that have ended: an input_requested that is applied after the end must not reopen its call."""
     attempts: dict[str, int] = field(default_factory=dict)
     lost: dict[str, usage_pb2.Usage] = field(default_factory=dict)
-    """What model calls had used that were left before their ends, as far as their providers said."""
+    """Usage of model calls that were cancelled in flight, as far as their providers reported it."""
     unsent: set[str] = field(default_factory=set)
-    """Model calls that were left while their last attempt waited, and had not gone to a provider."""
+    """Model calls that were cancelled before their last attempt was sent to a provider."""
     last_step_id: str = ""
     budget: Budget | None = None
-    """What bounds it; None where nobody runs it, and in copies."""
+    """Its budget; None if no worker executes it, and in copies."""
 
     def event(self, key: str, *, traced: event_pb2.AgentEvent | None = None) -> event_pb2.AgentEvent:
-        """A new event of this invocation; ids of the trace are those of `traced`, else of the invocation's start."""
+        """Return a new event of this invocation, with the trace ids of `traced`, default: of the invocation's start."""
         event = event_pb2.AgentEvent()
         event.CopyFrom(self.template)
         event.effect_key = key
@@ -65,7 +67,7 @@ class OpenInvocation:
         return event
 
     def in_step(self, event: event_pb2.AgentEvent, index: int | None) -> event_pb2.AgentEvent:
-        """The same event, placed in a step; None where it is of none."""
+        """Set the step of an event and return it; no step if `index` is None."""
         if index is None:
             return event
         event.step_id = ids.step_id(event.invocation_id, index)
@@ -73,13 +75,13 @@ class OpenInvocation:
         return event
 
     def tree_usage(self) -> Sums:
-        """What it and everything below it has used so far."""
+        """Return the usage so far of the invocation and everything below it."""
         whole = self.own.copy()
         whole.add(self.below)
         return whole
 
     def step(self, opened: OpenStep, now_ns: int) -> step_pb2.AgentStep:
-        """A step as it is now, its results in call order, each cut where it is large."""
+        """Return a step as it is now, its results in call order, each truncated if it is large."""
         step = step_pb2.AgentStep(
             step_id=opened.step_id,
             invocation_id=self.template.invocation_id,
@@ -92,20 +94,21 @@ class OpenInvocation:
             step.llm_response.CopyFrom(opened.response)
             if opened.response.HasField("annotations"):
                 step.annotations.CopyFrom(opened.response.annotations)
+        # By number, not by text: "t10" comes after "t9".
         ordered = sorted(opened.results, key=lambda key: int(key.rpartition(".t")[2]))
         step.tool_results.extend(cut_results([opened.results[key] for key in ordered]))
         return step
 
 
 def duration(nanoseconds: int) -> duration_pb2.Duration:
-    """A duration; never a negative one, whatever a clock did."""
-    lasted = duration_pb2.Duration()
-    lasted.FromNanoseconds(max(0, nanoseconds))
-    return lasted
+    """Return a duration, 0 for a negative number of nanoseconds: wall clocks may be set back."""
+    made = duration_pb2.Duration()
+    made.FromNanoseconds(max(0, nanoseconds))
+    return made
 
 
 def copied(one: OpenInvocation) -> OpenInvocation:
-    """The same invocation, to be changed without it."""
+    """Return a copy of an invocation that can be changed independently, without its budget."""
     return replace(
         one,
         own=one.own.copy(),
@@ -139,9 +142,9 @@ class Invocations:
     def __init__(self) -> None:
         self._open: dict[str, OpenInvocation] = {}
         self.kinds: dict[str, execution_pb2.AgentKind.ValueType] = {}
-        """The kind of agent of every invocation, over or not."""
+        """The agent kind of every invocation, open or ended."""
         self._cancelled: dict[str, execution_pb2.CancelReason.ValueType] = {}
-        """Cancelled scopes and why, in the order of the requests."""
+        """Cancelled scope to its reason, in the order of the requests."""
 
     def __contains__(self, invocation_id: str) -> bool:
         return invocation_id in self._open
@@ -150,19 +153,19 @@ class Invocations:
         return self._open[invocation_id]
 
     def get(self, invocation_id: str) -> OpenInvocation | None:
-        """The open invocation of an id; None where there is none."""
+        """Return the open invocation with this id, or None."""
         return self._open.get(invocation_id)
 
     def root(self) -> OpenInvocation:
-        """The run's root, while it is open."""
+        """Return the run's root, which must be open."""
         return next(one for one in self._open.values() if one.is_root)
 
     def children_of(self, invocation_id: str) -> list[str]:
-        """The scopes of the open invocations that an invocation called."""
+        """Return the scopes of the open children of an invocation."""
         return [one.key for one in self._open.values() if one.template.parent_invocation_id == invocation_id]
 
     def observe(self, event: event_pb2.AgentEvent) -> None:
-        """Takes in an event that is recorded, or was."""
+        """Apply an event, recorded now or read from the log."""
         kind = events.kind_of(event)
         if kind in (events.RUN_STARTED, events.SUB_AGENT_STARTED):
             self._begin(event, is_root=kind == events.RUN_STARTED)
@@ -179,7 +182,7 @@ class Invocations:
             opened.steps.pop(event.effect_key, None)
             opened.last_step_id = event.step_id
         else:
-            _take_effect(opened, event, kind)
+            _apply_effect(opened, event, kind)
 
     def _begin(self, event: event_pb2.AgentEvent, *, is_root: bool) -> None:
         template = event_pb2.AgentEvent(
@@ -205,11 +208,11 @@ class Invocations:
             parent.below.add(opened.tree_usage())
 
     def by_depth(self) -> list[OpenInvocation]:
-        """The open invocations, the deepest first."""
+        """Return the open invocations, the deepest first."""
         return sorted(self._open.values(), key=lambda one: one.template.depth, reverse=True)
 
     def copy(self) -> "Invocations":
-        """A copy to try an end on: what is read there and changed by it."""
+        """Return a copy on which ends can be applied without changing this one."""
         made = Invocations()
         made._open = {key: copied(one) for key, one in self._open.items()}
         made._cancelled = dict(self._cancelled)
@@ -218,7 +221,7 @@ class Invocations:
     def failing_step(
         self, opened: OpenInvocation, error: error_pb2.AgentError, now_ns: int
     ) -> Sequence[event_pb2.AgentEvent]:
-        """What ends the open steps of an invocation that fails."""
+        """Return the step_failed events of the open steps of an invocation."""
         made = []
         for step in list(opened.steps.values()):
             event = opened.in_step(opened.event(step.key), step.index)
@@ -229,11 +232,11 @@ class Invocations:
         return made
 
     def completing_steps(self, opened: OpenInvocation, now_ns: int) -> Sequence[event_pb2.AgentEvent]:
-        """What ends the open steps of an invocation that goes on, or ends well."""
+        """Return the step_completed events of the open steps of an invocation."""
         return [self.completed(opened, step, now_ns) for step in opened.steps.values()]
 
     def completed(self, opened: OpenInvocation, step: OpenStep, now_ns: int) -> event_pb2.AgentEvent:
-        """What ends one open step of an invocation that goes on."""
+        """Return the step_completed of one open step."""
         event = opened.in_step(opened.event(step.key), step.index)
         event.attempt = step.attempt
         event.step_completed.step.CopyFrom(opened.step(step, now_ns))
@@ -248,7 +251,7 @@ class Invocations:
         *,
         action: action_pb2.AgentAction | None = None,
     ) -> event_pb2.AgentEvent:
-        """The end of an invocation that answered."""
+        """Return the end event of an invocation that answered."""
         event = opened.event(opened.key)
         end: event_pb2.RunCompleted | event_pb2.SubAgentCompleted
         if opened.is_root:
@@ -263,7 +266,7 @@ class Invocations:
         return event
 
     def failed(self, opened: OpenInvocation, error: error_pb2.AgentError, now_ns: int) -> event_pb2.AgentEvent:
-        """The end of an invocation that did not answer: failed, or cancelled where the error says so."""
+        """Return the end event of an invocation that failed, or was cancelled if the error's reason is CANCELLED."""
         event = opened.event(opened.key)
         end: event_pb2.RunFailed | event_pb2.RunCancelled | event_pb2.SubAgentFailed
         if not opened.is_root:
@@ -280,7 +283,7 @@ class Invocations:
         return event
 
     def _cancel_reason(self, scope: str) -> execution_pb2.CancelReason.ValueType:
-        """Why a scope was cancelled: by the first request that covers it; unspecified if its own code raised that."""
+        """Return the reason of the first request that covers a scope; unspecified if its own code raised CANCELLED."""
         covering = (reason for cancelled, reason in self._cancelled.items() if keys.covers(cancelled, scope))
         return next(covering, execution_pb2.CANCEL_REASON_UNSPECIFIED)
 
@@ -300,7 +303,7 @@ def _fill(end: _End, opened: OpenInvocation, end_reason: execution_pb2.EndReason
     end.end_reason = end_reason
 
 
-def _take_effect(opened: OpenInvocation, event: event_pb2.AgentEvent, kind: int) -> None:
+def _apply_effect(opened: OpenInvocation, event: event_pb2.AgentEvent, kind: int) -> None:
     key = event.effect_key
     if opened.budget is not None and kind in _BOUNDED:
         opened.budget.observe(event)
@@ -310,6 +313,7 @@ def _take_effect(opened: OpenInvocation, event: event_pb2.AgentEvent, kind: int)
             opened.steps[key] = OpenStep(key, event.step_id, event.step_index, event.record_time.ToNanoseconds())
     elif kind == events.LLM_RETRYING:
         if not event.llm_retrying.not_sent:
+            # This event begins the next attempt and carries the usage of the one that it replaces.
             _count_attempt(opened, event.llm_retrying.lost_usage)
         if (step := opened.steps.get(key)) is not None:
             step.attempt = event.attempt
@@ -321,6 +325,7 @@ def _take_effect(opened: OpenInvocation, event: event_pb2.AgentEvent, kind: int)
             step.attempt = event.attempt
             step.response = without_raw(event.llm_completed.response)
     elif kind == events.LLM_FAILED:
+        # A refused call fails without having started: it was no attempt.
         if opened.effects.pop(key, None) is not None and not event.llm_failed.not_sent:
             _count_attempt(opened, event.llm_failed.lost_usage)
     elif kind == events.INPUT_REQUESTED:
@@ -329,6 +334,7 @@ def _take_effect(opened: OpenInvocation, event: event_pb2.AgentEvent, kind: int)
             opened.effects.setdefault(owner, event)
     elif kind == events.TOOL_STARTED:
         before = opened.effects.get(key)
+        # A second tool_started is another attempt of the same call after a crash: usage counts the call once.
         if before is None or not before.HasField("tool_started"):
             opened.own.add(ONE_TOOL_CALL)
         opened.effects[key] = event

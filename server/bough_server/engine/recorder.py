@@ -1,7 +1,7 @@
-"""The only writer of a run's events: numbers them, joins deltas, hands them to the log; it decides nothing.
+"""The only writer of a run's log: numbers events, coalesces deltas and appends batches.
 
-Sequences are given in the order of the calls. What is recorded until somebody waits for it is one append, atomic, and
-appends of one run are committed in order: waiting for the newest is waiting for everything recorded so far.
+Sequences are assigned in the order of the calls. Events recorded until a caller waits, or for 2 ms, form one atomic
+append, and the appends of a run are committed in order: waiting for the newest means waiting for all before it.
 """
 
 import asyncio
@@ -16,16 +16,16 @@ from bough_server.clock import Clock
 from bough_server.store.ports import EventLog, Record
 
 MAX_PENDING_BYTES: Final = 1024 * 1024
-"""How many bytes of a run may wait for their commit before producers of deltas wait as well."""
+"""Bytes of a run that may wait for their commit before producers of deltas have to wait."""
 
 
 MAX_DELAY: Final = 0.002
-"""How long, in seconds, what is recorded may wait for company on its way to the log while nobody waits for it."""
+"""Seconds for which a batch is kept open for further events while no caller waits for its commit."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeltaCoalescing:
-    """How deltas are joined: until `max_chars` characters or `max_interval` seconds; zero characters joins nothing."""
+    """How deltas are coalesced: up to `max_chars` characters or `max_interval` seconds; 0 characters: not at all."""
 
     max_interval: float = 0.05
     max_chars: int = 256
@@ -33,7 +33,7 @@ class DeltaCoalescing:
 
 @dataclass(frozen=True, slots=True)
 class DeltaChunk:
-    """Streamed text of an effect: its payload's kind and, where one effect streams several things, which of them."""
+    """Streamed text of an effect, with its payload's kind; `subject` is the call id if several calls are streamed."""
 
     effect: str
     kind: int
@@ -42,13 +42,13 @@ class DeltaChunk:
 
 
 class _Pending:
-    """Deltas of one kind of one effect that wait to be joined."""
+    """Buffered deltas of one kind and subject of one effect."""
 
-    __slots__ = ("event", "kind", "pieces", "size", "subject", "timer")
+    __slots__ = ("chunks", "event", "kind", "size", "subject", "timer")
 
     def __init__(self, event: event_pb2.AgentEvent, kind: int, subject: str) -> None:
         self.event, self.kind, self.subject = event, kind, subject
-        self.pieces: list[str] = []
+        self.chunks: list[str] = []
         self.size = 0
         self.timer: asyncio.TimerHandle | None = None
 
@@ -66,53 +66,57 @@ class Recorder:
         self._batch: list[Record] = []
         self._batch_bytes = 0
         self._last: asyncio.Future[None] | None = None
+        """Done when the newest batch is committed; None before the first."""
         self._timer: asyncio.TimerHandle | None = None
+        """Submits the open batch; None if there is none, or its submission is scheduled already."""
         self._waiting_bytes = 0
+        """Bytes that are not committed yet, the open batch included."""
         self.failure: BaseException | None = None
         self.on_failure: Callable[[BaseException], None] = lambda _: None
 
     @property
     def last_sequence(self) -> int:
-        """The last sequence given out."""
+        """The last sequence that was assigned."""
         return self._sequence
 
     def record(self, batch: Sequence[event_pb2.AgentEvent]) -> None:
-        """Appends events atomically; each gets its sequence and time. Deltas of the same effects go first."""
+        """Append events atomically and set their sequences and times, after the buffered deltas of their effects."""
         if self._pending:
             for event in batch:
                 self.flush(event.effect_key)
         self._append(batch)
 
-    def delta(self, piece: DeltaChunk, joining: DeltaCoalescing, make: Callable[[], event_pb2.AgentEvent]) -> bool:
-        """Takes a piece of streamed text; gives whether the producer has to wait for `room` before the next.
+    def delta(self, chunk: DeltaChunk, coalescing: DeltaCoalescing, make: Callable[[], event_pb2.AgentEvent]) -> bool:
+        """Buffer a chunk of streamed text; return True if the producer has to await `room` before the next.
 
-        `make` builds the event of the first piece of a row, without its text. Pieces of one effect, kind and subject
-        (the call, for tools) are joined.
+        Consecutive chunks of one effect, kind and subject (the call, for tools) are coalesced; `make` builds their
+        event, without the text, from the first of them.
         """
-        effect = piece.effect
+        effect = chunk.effect
         pending = self._pending.get(effect)
-        if pending is not None and (pending.kind != piece.kind or pending.subject != piece.subject):
+        # One buffer per effect, so that text, reasoning and calls keep the order in which the model streamed them.
+        if pending is not None and (pending.kind != chunk.kind or pending.subject != chunk.subject):
             self.flush(effect)
             pending = None
         if pending is None:
-            pending = self._pending[effect] = _Pending(make(), piece.kind, piece.subject)
-            if joining.max_chars:
+            pending = self._pending[effect] = _Pending(make(), chunk.kind, chunk.subject)
+            if coalescing.max_chars:
                 loop = asyncio.get_running_loop()
-                pending.timer = loop.call_later(joining.max_interval, self.flush, effect)
-        pending.pieces.append(piece.text)
-        pending.size += len(piece.text)
-        if pending.size >= joining.max_chars:
+                pending.timer = loop.call_later(coalescing.max_interval, self.flush, effect)
+        pending.chunks.append(chunk.text)
+        pending.size += len(chunk.text)
+        if pending.size >= coalescing.max_chars:
             self.flush(effect)
         return self._waiting_bytes > MAX_PENDING_BYTES
 
     def flush(self, effect: str) -> None:
-        """Records what waits of an effect's deltas."""
+        """Record the buffered deltas of an effect, if any."""
         pending = self._pending.pop(effect, None)
         if pending is None:
             return
         if pending.timer is not None:
             pending.timer.cancel()
-        event, text = pending.event, "".join(pending.pieces)
+        event, text = pending.event, "".join(pending.chunks)
         if pending.kind == events.LLM_OUTPUT_TEXT_DELTA:
             event.llm_output_text_delta.text = text
         elif pending.kind == events.LLM_REASONING_DELTA:
@@ -124,34 +128,37 @@ class Recorder:
         self._append((event,))
 
     def flush_below(self, covers: Callable[[str], bool]) -> None:
-        """Records what waits of every effect in a scope."""
+        """Record the buffered deltas of every effect that `covers` selects."""
         for effect in [effect for effect in self._pending if covers(effect)]:
             self.flush(effect)
 
     def drop_deltas(self) -> None:
-        """Forgets what waits: the run stops unrecorded."""
+        """Discard the buffered deltas: the run stops unrecorded."""
         for pending in self._pending.values():
             if pending.timer is not None:
                 pending.timer.cancel()
         self._pending.clear()
 
     async def committed(self) -> None:
-        """Waits until everything recorded so far is on disk. Raises what the append raised."""
+        """Wait until everything recorded so far is committed. Raises what the append raised."""
         if self.failure is not None:
             raise self.failure
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
+            # Not at once: other coroutines of the run that are ready now may still add to the batch.
             asyncio.get_running_loop().call_soon(self._submit)
         if self._last is not None and not self._last.done():
+            # Shielded because all waiters share the future: a cancelled one must not cancel it for the others.
             await asyncio.shield(self._last)
 
     async def room(self) -> None:
-        """Waits until producers of deltas may go on."""
+        """Wait until producers of deltas may continue. Raises what the append raised."""
         await self.committed()
 
     def _append(self, batch: Sequence[event_pb2.AgentEvent]) -> None:
-        """Takes events into the append that goes out when somebody waits for it, or a moment later."""
+        """Add events to the open batch, which is submitted when a caller waits for it, or after MAX_DELAY."""
+        # After a failed append the log refuses every later one of this run.
         if self.failure is not None:
             return
         if not self._batch:
@@ -165,15 +172,16 @@ class Recorder:
             event.record_time.seconds, event.record_time.nanos = divmod(now, 1_000_000_000)
             data = event.SerializeToString()
             self._batch_bytes += len(data)
-            # Counted before it goes out: a producer that never waits by itself would keep the loop from sending it.
+            # Counted before it is submitted: a producer that never yields keeps the loop from submitting anything.
             self._waiting_bytes += len(data)
             kind = events.kind_of(event)
             self._batch.append(Record(sequence=self._sequence, kind=kind, data=data, event=event))
 
     def _submit(self) -> None:
         records, size, done = self._batch, self._batch_bytes, self._last
-        assert done is not None, "a batch has somebody to tell"
+        assert done is not None, "a batch is opened with its future"
         self._batch, self._batch_bytes, self._timer = [], 0, None
+        # Not awaited here: the log keeps the order of a run's appends, so the next batch need not wait for this one.
         appended = asyncio.ensure_future(self._log.append(self._run_id, epoch=self._epoch, records=records))
         appended.add_done_callback(partial(self._settled, size, done))
 
@@ -184,7 +192,8 @@ class Recorder:
             done.set_result(None)
             return
         done.set_exception(error)
-        done.exception()  # whoever waits gets it; nobody has to
+        done.exception()  # mark it as retrieved: if no caller waits, asyncio would log it
+        # Batches that were submitted after the failed one fail too; only the first error is the cause.
         if self.failure is None:
             self.failure = error
             self.drop_deltas()

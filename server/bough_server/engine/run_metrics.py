@@ -1,4 +1,4 @@
-"""What the metrics are told of a run: of the events that are recorded here, each once; it records none."""
+"""Metrics of a run, from the events that this server records, each counted once."""
 
 from collections.abc import Mapping
 from typing import Final
@@ -24,13 +24,13 @@ _MODEL_ENDS: Final = frozenset({events.LLM_COMPLETED, events.LLM_RETRYING, event
 
 
 class RunMetrics:
-    """Tells of the new events of one run, each before it is taken into the list of invocations."""
+    """Reports the new events of one run, each before it is applied to the open invocations, which it looks up."""
 
     def __init__(self, metrics: Metrics, invocations: Invocations, journal: Journal) -> None:
         self._metrics, self._invocations, self._journal = metrics, invocations, journal
 
     def take(self, event: event_pb2.AgentEvent) -> None:
-        """Tells of an event, if there is anything to tell."""
+        """Report an event if it is the end of an agent, a model attempt or a tool."""
         kind = events.kind_of(event)
         if kind in events.AGENT_END_KINDS:
             self._agent_ended(event)
@@ -38,7 +38,7 @@ class RunMetrics:
             opened = self._invocations.get(event.invocation_id)
             begun = opened.effects.get(event.effect_key) if opened is not None else None
             if opened is None or begun is None:
-                return  # it was refused, and nothing happened
+                return  # refused before it started
             if kind in _MODEL_ENDS:
                 self._model_ended(event, begun, kind)
             else:
@@ -93,7 +93,7 @@ class RunMetrics:
         )
 
     def _since(self, begun: event_pb2.AgentEvent, event: event_pb2.AgentEvent) -> float:
-        """How long somebody executed the run between two events, in seconds."""
+        """Return for how many seconds a worker executed the run between two events."""
         if self._journal.gaps:
             return self._journal.running_ns(begun.record_time.ToNanoseconds(), event.record_time.ToNanoseconds()) / 1e9
         begin, end = begun.record_time, event.record_time

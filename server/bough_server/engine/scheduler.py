@@ -1,7 +1,7 @@
-"""The coroutines of a run as tasks, each with its scope, and whether any of them can go on; it knows no events.
+"""Tasks of a run, each with its scope, and detection of the moment when none of them can continue by itself.
 
-A coroutine rests while only another coroutine of the run, the run's log or somebody outside can wake it. When all of
-them rest the run is quiet: the moment to hand back the next recorded result, or to be interrupted.
+A coroutine rests while only another coroutine of the run, a recorded result or an answer from outside can wake it. When
+all of them rest the run is quiet: then the next recorded result is delivered, or the run is interrupted.
 """
 
 import asyncio
@@ -18,28 +18,29 @@ T = TypeVar("T")
 _log = structlog.get_logger(__name__)
 
 STOP_SECONDS: Final = 1.0
-"""How long cancelled tasks may take to let go; after that the run ends without them."""
+"""Seconds that cancelled tasks may take to finish; after that the run continues without them."""
 
-_TURNS: Final = 32
-"""How often a run may be found quiet before others get a turn of the event loop."""
+_INLINE_CHECKS: Final = 32
+"""Every so many checks for quiescence, one goes through the event loop so that other runs are not starved."""
 
 
 class Waiter(Generic[T]):
-    """Something that one coroutine waits for, resting, until another opens it with a value."""
+    """A value for which one coroutine waits, resting, until another supplies it."""
 
-    __slots__ = ("_future", "_is_over", "_is_resting", "_tasks", "_values")
+    __slots__ = ("_future", "_is_over", "_is_resting", "_scheduler", "_values")
 
-    def __init__(self, tasks: "Scheduler") -> None:
-        self._tasks = tasks
-        self._values: list[T] = []
+    def __init__(self, scheduler: "Scheduler") -> None:
+        self._scheduler = scheduler
+        self._values: list[T] = []  # empty or one: None is a value too
         self._future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._is_resting = False
         self._is_over = False
 
     def open(self, value: T) -> bool:
-        """Lets the waiter go on; it is awake from this moment, before it runs. A second time does nothing.
+        """Supply the value, once; return True if that wakes a coroutine.
 
-        Gives whether it did: it does not where the waiter was ended meanwhile, or has not come yet.
+        Return False if the waiter was cancelled meanwhile, has a value already, or has not begun to wait: then it will
+        find the value.
         """
         if self._values or self._is_over:
             return False
@@ -47,22 +48,24 @@ class Waiter(Generic[T]):
         if not self._future.done():
             self._future.set_result(None)
         was_resting = self._is_resting
+        # Counted as awake now, not when the loop runs it: until then the run would look quiet.
         self._end_rest()
         return was_resting
 
     async def wait(self) -> T:
-        """The value, once there is one."""
+        """Wait for the value and return it."""
         if not self._values:
             self._is_resting = True
-            self._tasks.rest_now()
+            self._scheduler.rest_now()
         try:
             while not self._values:
                 try:
                     await self._future
                 except asyncio.CancelledError:
-                    if not (self._tasks.is_handing_back and self._tasks.is_cancelled_by_code()):
+                    if not (self._scheduler.is_replaying and self._scheduler.is_cancelled_by_code()):
                         raise
-                    # What the code's own time was up for is in the log already: it is handed back all the same.
+                    # The code's own timeout fired during the replay, but its result is in the log: the first execution
+                    # was in time. Swallow the cancellation and wait on; the cancelled future cannot be used again.
                     self._future = asyncio.get_running_loop().create_future()
             return self._values[0]
         finally:
@@ -72,7 +75,7 @@ class Waiter(Generic[T]):
     def _end_rest(self) -> None:
         if self._is_resting:
             self._is_resting = False
-            self._tasks.wake()
+            self._scheduler.wake()
 
 
 class Scheduler:
@@ -85,78 +88,83 @@ class Scheduler:
         self._awake = 1  # the coroutine that runs the root
         self._is_checking = False
         self._is_over = False
-        self._turns = 0
+        self._checks = 0
         self._doomed: set[asyncio.Task[Any]] = set()
+        """Tasks that the run itself cancelled, in contrast to those that their own code cancels."""
         self._disowned: set[asyncio.Task[Any]] = set()
-        self.is_handing_back = False
-        """Whether the run's log is handed back: nothing is given up then that code gives up by itself."""
+        """Tasks that ignored their cancellation; they no longer count as awake."""
+        self.is_replaying = False
+        """True while recorded results are delivered: timeouts of agent code do not cancel a wait for one then."""
         self.sleeping = 0
-        """How many of those that rest only wait for time to pass."""
+        """How many of the resting coroutines sleep for a fixed time."""
 
     def spawn(self, scope: str, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
-        """Starts a task that ends with its scope."""
+        """Start a task that is cancelled with its scope."""
         task = asyncio.get_running_loop().create_task(work, name=f"{self._run_id}:{scope}")
         self._scopes[task] = scope
+        # Before its first step: between here and there the run must not look quiet.
         self.wake()
         task.add_done_callback(self._ended)
         return task
 
     def is_own(self) -> bool:
-        """Whether the current task is one of the run's, and not one that its code made."""
+        """True if the current task is one of the run's own, not one that agent code created."""
         try:
             return asyncio.current_task() in self._scopes
         except RuntimeError:  # a thread without an event loop
             return False
 
     def cancel(self, task: asyncio.Task[Any]) -> None:
-        """Ends a task from outside of its code."""
+        """Cancel a task on behalf of the run."""
         self._doomed.add(task)
         task.cancel()
 
     def is_cancelled_by_code(self) -> bool:
-        """Whether the current task was cancelled, and by its own code: by an `asyncio.timeout`, say."""
+        """True if the current task was cancelled by its own code, as `asyncio.timeout` does, and not by the run."""
         task = asyncio.current_task()
         return task is not None and task.cancelling() > 0 and task in self._scopes and task not in self._doomed
 
     def disown(self, task: asyncio.Task[Any]) -> None:
-        """Goes on without a task that ignores its end: whether it rests does not count any more."""
+        """Stop counting a task that ignores its cancellation: it must not keep the run from being quiet."""
         if task in self._scopes and task not in self._disowned:
             self._disowned.add(task)
             self.rest()
 
     async def join(self, *futures: "asyncio.Future[Any]", first: bool = False) -> None:
-        """Waits for all, or the first, without owning their fate: cancelling the waiter cancels none, at any depth."""
+        """Wait for all futures, or for the first, without cancelling any of them if the caller is cancelled."""
+        # Not `await task` or asyncio.gather: cancelling those cancels what they wait for, recursively through all the
+        # agents below.
         left = {future for future in futures if not future.done()}
         if not left or (first and len(left) < len(futures)):
             return
-        gate: Waiter[None] = Waiter(self)
+        waiter: Waiter[None] = Waiter(self)
 
         def done(future: "asyncio.Future[Any]") -> None:
             left.discard(future)
             if first or not left:
-                gate.open(None)
+                waiter.open(None)
 
         for future in list(left):
             future.add_done_callback(done)
         try:
-            await gate.wait()
+            await waiter.wait()
         finally:
             for future in futures:
                 future.remove_done_callback(done)
 
     async def never(self) -> None:
-        """Rests for good: the coroutine was ended at this point, or is to be."""
+        """Rest until cancelled: the log says that the coroutine was cancelled here, or it is about to be."""
         await Waiter[None](self).wait()
 
     async def abandoned(self) -> None:
-        """Never returns, to code that ignores its end."""
+        """Never return, to code that ignores its cancellation."""
         task = asyncio.current_task()
         if task is not None:
             self.disown(task)
         await asyncio.get_running_loop().create_future()
 
     async def asleep(self, waiting: Awaitable[T]) -> T:
-        """Awaits the passing of time, resting."""
+        """Await a sleep, resting; it keeps the run from being interrupted."""
         self.sleeping += 1
         self.rest()
         try:
@@ -166,7 +174,7 @@ class Scheduler:
             self.wake()
 
     async def aside(self, waiting: Awaitable[T]) -> T:
-        """Awaits something that only matters while others go on, such as the end of their time."""
+        """Await something that matters only while others run, such as their timeout; it does not keep the run awake."""
         self.rest()
         try:
             return await waiting
@@ -175,7 +183,7 @@ class Scheduler:
 
     @contextmanager
     def busy(self) -> Iterator[None]:
-        """Keeps the run from being quiet while somebody outside of it works on it."""
+        """Keep the run from being quiet while code outside of it works on it."""
         self.wake()
         try:
             yield
@@ -183,48 +191,50 @@ class Scheduler:
             self.rest()
 
     async def stop(self, scope: str, *, spared: asyncio.Task[Any] | None = None) -> None:
-        """Cancels the tasks of a scope, the deepest first, and waits for them; not for the caller's own."""
-        kept = (asyncio.current_task(), spared)
-        doomed = [task for task, of in self._scopes.items() if task not in kept and keys.covers(scope, of)]
+        """Cancel the tasks of a scope, the deepest first, and wait for them; the caller's own and `spared` excepted."""
+        excepted = (asyncio.current_task(), spared)
+        doomed = [task for task, of in self._scopes.items() if task not in excepted and keys.covers(scope, of)]
         for task in sorted(doomed, key=lambda task: self._scopes.get(task, "").count("/"), reverse=True):
             self.cancel(task)
         if doomed:
             _, late = await asyncio.wait(doomed, timeout=STOP_SECONDS)
-            for task in late:
+            for task in late:  # code that catches CancelledError, or blocks: it must not hold up the end of the run
                 _log.warning("task ignores its cancellation", run_id=self._run_id, task=task.get_name())
                 self.disown(task)
 
     def close(self) -> None:
-        """From now on nothing is quiet: the run is over."""
+        """Stop calling `on_quiet`: the run is over."""
         self._is_over = True
 
     def check_soon(self) -> None:
-        """Looks whether the run is quiet, once everything that is about to be woken has been."""
+        """Check for quiescence in the next iteration of the event loop, after the callbacks that are due now."""
         if not self._is_checking:
             self._is_checking = True
+            # call_soon is first in, first out: done callbacks that wake a coroutine run before the check.
             asyncio.get_running_loop().call_soon(self._check)
 
     def rest(self) -> None:
-        """One coroutine less that can go on."""
+        """Count one coroutine less as awake; if it was the last, check for quiescence soon."""
         self._awake -= 1
         if self._awake == 0:
             self.check_soon()
 
     def rest_now(self) -> None:
-        """The same of a coroutine that is about to wait: where it was the last, what is quiet need not wait for a turn.
+        """Like rest(), for a coroutine about to await. If it was the last one awake, check for quiescence now.
 
-        Handing back a log would cost two turns of the event loop for each result else; now and then others get theirs.
+        This saves two loop iterations per replayed result. Every 32nd time, yield so that other runs are not starved.
         """
         self._awake -= 1
         if self._awake == 0:
-            self._turns += 1
-            if self._turns % _TURNS and not self._is_checking:
+            self._checks += 1
+            # Not inline if a check is due: callbacks ahead of it in the loop may be about to wake a coroutine.
+            if self._checks % _INLINE_CHECKS and not self._is_checking:
                 self._check()
             else:
                 self.check_soon()
 
     def wake(self) -> None:
-        """One more."""
+        """Count one coroutine more as awake."""
         self._awake += 1
 
     def _check(self) -> None:
@@ -233,7 +243,8 @@ class Scheduler:
             self._on_quiet()
 
     def _ended(self, task: asyncio.Task[Any]) -> None:
-        # Whoever joins the task is told after this and before the check that it brings about.
+        # Added in spawn(), so it runs before the callbacks of join(); those wake the joining coroutine before the
+        # check that rest() schedules here.
         del self._scopes[task]
         self._doomed.discard(task)
         if task in self._disowned:
@@ -241,4 +252,4 @@ class Scheduler:
         else:
             self.rest()
         if not task.cancelled():
-            task.exception()  # who would read it may be ended before
+            task.exception()  # mark it as retrieved: its reader may be cancelled first, and asyncio would log it

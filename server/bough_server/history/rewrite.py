@@ -1,21 +1,21 @@
-"""How an agent is shown what other agents said: as user messages that begin with "For context:"; pure."""
+"""Rewriting of other agents' messages for a reader: as user messages that begin with "For context:"; pure."""
 
 from collections.abc import Callable
 
 from bough.v1 import message_pb2
 
 Rewriter = Callable[[message_pb2.Message], list[message_pb2.Message]]
-"""Another agent's message as the messages that a reader is shown of it."""
+"""Turns another agent's message into the messages that a reader sees of it."""
 
 
 def as_context(message: message_pb2.Message) -> list[message_pb2.Message]:
-    """One user message: what was said, then each call; a tool's result by itself. Nothing where nothing is left.
+    """Return one user message with the text, calls and results of a message; none if it has no such content.
 
-    Reasoning is dropped; images, audio and files stay as they are.
+    Reasoning is dropped; images, audio and files are kept as they are.
     """
     author = message.author
-    said = "".join(part.text for part in message.parts if part.HasField("text"))
-    sentences = [f"[{author}] said: {said}."] if said.strip() else []
+    text = "".join(part.text for part in message.parts if part.HasField("text"))
+    sentences = [f"[{author}] said: {text}."] if text.strip() else []
     blobs: list[message_pb2.Part] = []
     for part in message.parts:
         content = part.WhichOneof("content")

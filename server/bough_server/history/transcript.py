@@ -1,4 +1,7 @@
-"""What an invocation saw and said, in order, and what it was under; pure, and a function of cuts, never of time."""
+"""Transcript of an invocation: its messages in order, below its caller's up to a cut; pure.
+
+It depends on cuts only, never on time, so a replay builds the same histories.
+"""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -8,27 +11,27 @@ from bough.v1 import message_pb2
 
 @dataclass(frozen=True, slots=True)
 class HistoryEntry:
-    """A message with whose invocation it is of: for what a sub-agent was told, the sub-agent's."""
+    """A message with the agent and chain of its invocation; the input of a sub-agent belongs to the sub-agent."""
 
     message: message_pb2.Message
     agent: str
     chain: str
     position: int = 0
-    """Its place in the session before the run; 0 where it was said in the run."""
+    """Its position in the session before the run, from 1; 0 for a message of the run."""
 
 
 @dataclass(frozen=True, slots=True)
 class JoinedChild:
-    """A child that has ended and was joined; `by_call` where its answer is also the result of a tool call."""
+    """A child that has ended and was joined; `by_call` if its answer is also the result of a tool call."""
 
     transcript: "Transcript"
     by_call: bool
 
 
 class Transcript:
-    """One invocation's messages, and where it was called: its caller's transcript up to a cut.
+    """The messages of one invocation; `above` is its caller's transcript, of which it sees the entries up to `cut`.
 
-    A lane of an invocation has a transcript of its own, with its invocation's above it.
+    Each lane of an invocation has its own transcript, with its invocation's as `above`.
     """
 
     def __init__(self, *, agent: str, chain: str, above: "Transcript | None" = None, is_lane: bool = False) -> None:
@@ -40,19 +43,19 @@ class Transcript:
         self.entries: list[HistoryEntry | JoinedChild] = []
 
     def say(self, message: message_pb2.Message) -> None:
-        """Adds a message: what it was told, what its model said, what a tool answered."""
+        """Append a message: an input, a model's answer or a tool's result."""
         self.entries.append(HistoryEntry(message, self.agent, self.chain))
 
     def join(self, child: "Transcript", *, by_call: bool) -> None:
-        """Adds what a child saw and said, after its end and in the order of the calls or lanes."""
+        """Append a child's transcript, after its end and in the order of the calls or lanes."""
         self.entries.append(JoinedChild(child, by_call))
 
     def lane(self) -> "Transcript":
-        """A transcript for a lane that begins now; what was said before is the lane's own as well."""
+        """Return a transcript for a lane that starts now; the lane also owns the messages before its fork."""
         return Transcript(agent=self.agent, chain=self.chain, above=self, is_lane=True)
 
     def own(self) -> Iterator[HistoryEntry]:
-        """The messages of its invocation, for a lane those from before its fork first; called children left out."""
+        """Yield the messages of its invocation, for a lane those before its fork first; without called children's."""
         forks: list[tuple[Transcript, int | None]] = [(self, None)]
         transcript = self
         while transcript.is_lane and transcript.above is not None:
@@ -62,7 +65,7 @@ class Transcript:
             yield from fork.flat(cut, called_children=False)
 
     def lineage(self) -> "list[tuple[Transcript, int]]":
-        """Every transcript above its invocation's with its cut, the root's first."""
+        """Return every transcript above its invocation's, the root's first, each with its cut."""
         above: list[tuple[Transcript, int]] = []
         transcript = self
         while transcript.is_lane and transcript.above is not None:
@@ -74,7 +77,8 @@ class Transcript:
         return above
 
     def flat(self, cut: int | None = None, *, called_children: bool) -> Iterator[HistoryEntry]:
-        """The messages up to a cut, joined children's in their place; without recursion, however deep they nest."""
+        """Yield the messages up to a cut, with those of joined children in their places."""
+        # An explicit stack, because children may nest deeper than Python's recursion limit.
         stack: list[Iterator[HistoryEntry | JoinedChild]] = [iter(self.entries[:cut])]
         while stack:
             entry = next(stack[-1], None)

@@ -1,8 +1,8 @@
-"""The messages that an agent sees: its session and transcript under the policy of its definition.
+"""The messages that an agent sees: its session and transcript, under the history policy of its definition.
 
-An agent sees the session up to the run's cut, of each invocation above what it saw and said before the call (open calls
-left out), and its own. Calls of linked agents are shown to others as what the agents said to each other. Summaries are
-no part of it.
+An agent sees the session up to the run's cut, the messages of each invocation above before the call (without open
+calls), and its own. To others, calls of linked agents appear as the messages that the agents exchanged. Summaries are
+not included.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -23,23 +23,23 @@ NO_CALLS: Final[frozenset[Call]] = frozenset()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VisibleMessage:
-    """A message as its reader is shown it: its own in native roles, everybody else's rewritten."""
+    """A message as its reader sees it: the reader's own and the user's in native roles, all others rewritten."""
 
     message: message_pb2.Message
     position: int = 0
-    """The place in the session of what it was made of; 0 where that was said in the run."""
-    is_told: bool = False
-    """Whether an exchange begins with it: a user, or a caller, said it to the reader."""
+    """The position in the session of its source, from 1; 0 for a message of the run."""
+    starts_exchange: bool = False
+    """True if an exchange starts with it: the input of a user or a caller to the reader."""
     is_again: bool = False
-    """Whether a summary stands for it already: it was told last, and is shown behind that all the same."""
+    """True if a summary replaces it already: it is the last input, and is repeated after the summary."""
     asks: frozenset[Call] = NO_CALLS
-    """The calls that what it was made of asks for, whether or not their names are left in it."""
+    """The calls in its source, even if the rewritten message does not name them."""
     answers: Call | None = None
-    """The call whose result it was made of."""
+    """The call whose result its source is."""
 
 
 def is_summary(message: message_pb2.Message) -> bool:
-    """Whether a message stands for older ones; it is shown to its author alone, in their place."""
+    """True if a message is a summary; only its author sees it, in place of the messages that it replaces."""
     return message.kind == message_pb2.MESSAGE_KIND_SUMMARY
 
 
@@ -50,7 +50,7 @@ def build(
     scope: message_pb2.HistoryScope.ValueType,
     rewrite: Rewriter = as_context,
 ) -> list[message_pb2.Message]:
-    """The messages for the model of an invocation, as its own agent sees them; every call in them has its result."""
+    """Return the messages for the model of an invocation, as its agent sees them; every call has its result."""
     return [one.message for one in view(transcript, session, scope=scope, rewrite=rewrite)]
 
 
@@ -61,7 +61,7 @@ def view(
     scope: message_pb2.HistoryScope.ValueType,
     rewrite: Rewriter = as_context,
 ) -> list[VisibleMessage]:
-    """The same with where each is from. It only grows while an invocation goes on, once its last step has ended."""
+    """Return the messages of `build` with their origins. Between steps of an invocation the list only grows."""
     lines: list[HistoryEntry] = []
     if scope != message_pb2.HISTORY_SCOPE_NONE:
         lineage = transcript.lineage()
@@ -78,9 +78,9 @@ def view(
 def summaries(
     transcript: Transcript, session: Iterable[HistoryEntry], *, scope: message_pb2.HistoryScope.ValueType
 ) -> Iterator[message_pb2.Message]:
-    """The summaries of the same agent that may stand for what it sees of the session, the oldest first.
+    """Yield the agent's summaries that may replace a part of the session that it sees, the oldest first.
 
-    Those that saw their own branch alone are for who sees no more, and in the same place of the tree.
+    A summary made with BRANCH scope is used only with that scope, and at the same place of the agent tree.
     """
     if scope == message_pb2.HISTORY_SCOPE_NONE:
         return
@@ -113,15 +113,15 @@ def _result_of(message: message_pb2.Message) -> message_pb2.ToolResult | None:
 
 
 def _settled(lines: Iterable[HistoryEntry], *, others: bool) -> list[HistoryEntry]:
-    """The lines without calls that have no result; for `others`, also without calls of linked agents."""
-    kept = [line for line in lines if not is_summary(line.message)]
+    """Return the lines without calls that have no result; for `others`, also without calls of linked agents."""
+    messages = [line for line in lines if not is_summary(line.message)]
     answered: set[Call] = set()
-    for line in kept:
+    for line in messages:
         result = _result_of(line.message)
         if result is not None and not (others and result.child_invocation_id):
             answered.add((line.message.invocation_id, result.call.call_id))
     settled = []
-    for line in kept:
+    for line in messages:
         result = _result_of(line.message)
         if result is not None:
             if (line.message.invocation_id, result.call.call_id) in answered:
@@ -137,13 +137,13 @@ def _settled(lines: Iterable[HistoryEntry], *, others: bool) -> list[HistoryEntr
 
 
 def _without_calls(message: message_pb2.Message, dropped: set[str]) -> message_pb2.Message:
-    kept = message_pb2.Message()
-    kept.CopyFrom(message)
-    del kept.parts[:]
-    kept.parts.extend(
+    shortened = message_pb2.Message()
+    shortened.CopyFrom(message)
+    del shortened.parts[:]
+    shortened.parts.extend(
         part for part in message.parts if not part.HasField("tool_call") or part.tool_call.call_id not in dropped
     )
-    return kept
+    return shortened
 
 
 def _for_reader(
@@ -163,14 +163,14 @@ def _is_native(line: HistoryEntry, reader: str) -> bool:
 
 
 def _shown(line: HistoryEntry, rewrite: Rewriter, *, is_native: bool) -> list[VisibleMessage]:
-    """A line as its reader is shown it: as it is where it is the reader's own, or the user's."""
+    """Return a line as its reader sees it: unchanged if it is the reader's own or the user's, else rewritten."""
     message = line.message
     result = _result_of(message)
     return [
         VisibleMessage(
             message=one,
             position=line.position,
-            is_told=is_native and _is_told(message),
+            starts_exchange=is_native and _starts_exchange(message),
             asks=frozenset((message.invocation_id, call) for call in _calls_of(message)),
             answers=(message.invocation_id, result.call.call_id) if result is not None else None,
         )
@@ -178,14 +178,15 @@ def _shown(line: HistoryEntry, rewrite: Rewriter, *, is_native: bool) -> list[Vi
     ]
 
 
-def _is_told(message: message_pb2.Message) -> bool:
-    """Whether a user, or a caller, began something new with it; what the runtime adds by itself is of no invocation."""
-    is_spoken_to = message.role in (message_pb2.ROLE_USER, message_pb2.ROLE_UNSPECIFIED)
-    return is_spoken_to and bool(message.kind or message.invocation_id)
+def _starts_exchange(message: message_pb2.Message) -> bool:
+    """True if a message is the input of a user or a caller."""
+    is_input = message.role in (message_pb2.ROLE_USER, message_pb2.ROLE_UNSPECIFIED)
+    # Messages that the runtime adds, such as a request to repair an answer, have neither kind nor invocation.
+    return is_input and bool(message.kind or message.invocation_id)
 
 
 def _results_after_calls(shown: Sequence[VisibleMessage]) -> list[VisibleMessage]:
-    """The same messages with every call's results right behind it, in call order, as providers require."""
+    """Return the messages with each call's results right after it, in call order, as providers require."""
     results: dict[Call, VisibleMessage] = {}
     for one in shown:
         if one.answers is not None and _result_of(one.message) is not None:
@@ -201,7 +202,7 @@ def _results_after_calls(shown: Sequence[VisibleMessage]) -> list[VisibleMessage
 
 
 def _small(message: message_pb2.Message) -> message_pb2.Message:
-    """A tool's result as a model is shown it: the head and the tail of what is very long."""
+    """Return a message with a very long tool result cut to its head and tail."""
     result = _result_of(message)
     if result is None or cut_result(result) is result:
         return message
@@ -214,7 +215,7 @@ def _small(message: message_pb2.Message) -> message_pb2.Message:
 
 
 def policy_of(definition: AgentDefinition, link: AgentLink | None = None) -> HistoryPolicy:
-    """The history policy in force: of scope and of overflow the link's, else the definition's; SESSION where none."""
+    """Return the history policy of a call: scope and overflow of the link, default: the definition's, else SESSION."""
     own, called = definition.history, link.history if link is not None else HistoryPolicy()
     policy = HistoryPolicy()
     policy.CopyFrom(own if called.WhichOneof("overflow") is None else called)

@@ -1,6 +1,6 @@
-"""Who calls; what a caller may do is decided where it is done.
+"""Authentication: the principal of each call.
 
-There is one user of one tenant until tokens are served; every row that is written names both already.
+The server does not check tokens yet, so there is one user of one tenant; every row already names both.
 """
 
 from contextvars import ContextVar
@@ -13,21 +13,22 @@ from bough_server.interceptors.handlers import Continuation, Handler
 from bough_server.store.ports import Principal
 
 LOCAL: Final = Principal(tenant_id="local", user_id="local")
-"""Who calls a server that asks for no token."""
+"""The principal of every call while the server checks no tokens."""
 
 _principal: ContextVar[Principal] = ContextVar("principal")
 
 
 def current_principal() -> Principal:
-    """The caller of the call that this task serves."""
+    """Return the principal of the call that this task serves."""
     return _principal.get()
 
 
 class Authentication(aio.ServerInterceptor):
-    """Names the caller."""
+    """Sets the principal of each call."""
 
     async def intercept_service(
         self, continuation: Continuation, handler_call_details: grpc.HandlerCallDetails
     ) -> Handler | None:
+        # grpc.aio runs interceptors and handler of a call in one task, so the handler sees this value.
         _principal.set(LOCAL)
         return await continuation(handler_call_details)

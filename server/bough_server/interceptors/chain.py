@@ -1,4 +1,4 @@
-"""The order of the interceptors of every call, with tracing and the context of its log lines."""
+"""The interceptors of every call, in order, with tracing and the context of log lines."""
 
 from collections.abc import Sequence
 from typing import Final
@@ -19,7 +19,11 @@ _LONGEST: Final = 128
 
 
 def interceptors(provider: TracerProvider) -> Sequence[aio.ServerInterceptor]:
-    """The chain of the server. Errors stands inside tracing, or spans would say that failed calls went well."""
+    """Return the server's interceptors, outermost first.
+
+    Errors is inside tracing, because spans would otherwise record failed calls as successful. StreamOwner is directly
+    inside tracing, whose interceptor does not close the generators that it wraps.
+    """
     return (
         StreamWriter(),
         call_tracing(provider),
@@ -32,17 +36,20 @@ def interceptors(provider: TracerProvider) -> Sequence[aio.ServerInterceptor]:
 
 
 def call_tracing(provider: TracerProvider) -> aio.ServerInterceptor:
-    """An interceptor that continues the caller's trace and makes one span a call; none for health and reflection."""
-    interceptor: aio.ServerInterceptor = aio_server_interceptor(  # type: ignore[no-untyped-call] # it has no types
+    """Return an interceptor that continues the caller's trace with one span per call.
+
+    Health and reflection have none.
+    """
+    interceptor: aio.ServerInterceptor = aio_server_interceptor(  # type: ignore[no-untyped-call] # untyped package
         tracer_provider=provider, filter_=is_ours
     )
     return interceptor
 
 
 class CallContext(aio.ServerInterceptor):
-    """Binds `method`, `x-request-id` and every textual `bough-*` of the call's metadata to the log's context.
+    """Binds `method`, `x-request-id` and every textual `bough-*` metadata of a call to the context of log lines.
 
-    The tasks that a call starts inherit it.
+    Tasks that the call starts inherit the context.
     """
 
     async def intercept_service(
@@ -53,6 +60,7 @@ class CallContext(aio.ServerInterceptor):
             for key, value in handler_call_details.invocation_metadata
             if isinstance(value, str) and (key == "x-request-id" or key.startswith("bough-"))
         }
+        # Without this a call would log the values that an earlier call on the same task left behind.
         contextvars.clear_contextvars()
         contextvars.bind_contextvars(**{**named, "method": handler_call_details.method})
         return await continuation(handler_call_details)

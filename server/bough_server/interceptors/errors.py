@@ -1,4 +1,4 @@
-"""Turn exceptions into google.rpc.Status: one interceptor, and the statuses it sends."""
+"""Translate exceptions to google.rpc.Status: one interceptor, and the statuses that it sends."""
 
 import asyncio
 from collections.abc import AsyncGenerator, Mapping
@@ -29,22 +29,23 @@ from bough_server.interceptors.handlers import (
 
 _STATUS = {code.value[0]: code for code in grpc.StatusCode}
 _EARLY: Final = 0.1
-"""A caller's deadline passes this much before ours at most, in seconds: by what its call took to arrive."""
+"""Seconds by which the caller's deadline may pass before ours: the time that the call took to arrive."""
 
 _log = structlog.get_logger(__name__)
 
 DETAILS_KEY: Final = "grpc-status-details-bin"
-"""The trailing metadata that carries a serialized Status (what grpc-status reads)."""
+"""The trailing metadata that carries a serialized Status, as grpc-status reads it."""
 
 DOMAIN: Final = "bough.dev"
-"""The domain of ErrorInfo: the reasons are unique in it."""
+"""The domain of ErrorInfo, in which the reasons are unique."""
 
 _MESSAGE_BYTES: Final = 1_000
 _VIOLATIONS_BYTES: Final = 2_000
 _METADATA_BYTES: Final = 500
-"""Peers drop calls whose metadata is over 8 KiB in all, at random or always, and tell their callers RESOURCE_EXHAUSTED.
+"""Bounds that keep trailing metadata below 8 KiB: larger metadata makes peers drop calls, some at random, with
+RESOURCE_EXHAUSTED.
 
-A message goes twice, once percent-encoded. Details are binary, and grow by a third for peers that take text alone.
+A message is sent twice, once percent-encoded. Details are binary and grow by a third for peers that accept only text.
 """
 
 _FIELD_BYTES: Final = 200
@@ -54,7 +55,7 @@ _ELLIPSIS: Final = "…"
 
 
 class Errors(aio.ServerInterceptor):
-    """Ends a call whose handler raised: a CallError as it says, anything else as INTERNAL with its stack in the log."""
+    """Ends a call whose handler raised: a CallError with its status, others with INTERNAL and the stack in the log."""
 
     async def intercept_service(
         self, continuation: Continuation, handler_call_details: grpc.HandlerCallDetails
@@ -88,11 +89,11 @@ def _streaming(handler: Handler) -> Handler:
             async with aclosing(inner(request, context)) as messages:
                 async for message in messages:
                     yield message
-        except GeneratorExit:
+        except GeneratorExit:  # the stream was closed before its end: the caller disconnected
             _mark_cancelled(context)
             raise
         except (asyncio.CancelledError, aio.InternalError) as gone:
-            # What is sent to a caller who went away fails where it is not cancelled.
+            # A write to a disconnected caller raises InternalError unless the task is cancelled first.
             _mark_cancelled(context)
             raise asyncio.CancelledError from gone
         except Exception as error:
@@ -102,19 +103,20 @@ def _streaming(handler: Handler) -> Handler:
 
 
 async def _abort(error: Exception, context: Context) -> Never:
-    if isinstance(error, aio.AbortError):
+    if isinstance(error, aio.AbortError):  # an inner interceptor or handler has ended the call already
         raise error
     if not isinstance(error, CallError):
         _log.error("a call failed", exc_info=error)
-        error = CallError("The server has a defect; its log has the details.")
+        # The exception's own text stays in the log: it may contain secrets.
+        error = CallError("The server failed unexpectedly. Its log has the details.")
     status = status_of(error)
-    # What the handler set stays: an abort that names its own trailing metadata would replace it.
+    # abort() replaces the trailing metadata that the handler has set, so it is passed on.
     trailing = (*(context.trailing_metadata() or ()), (DETAILS_KEY, status.SerializeToString()))
     await context.abort(_STATUS[error.code], status.message, trailing)
 
 
 def _mark_cancelled(context: Context) -> None:
-    """OpenTelemetry's interceptor would let a cancelled call end with the code 0."""
+    """Set the status code on the span: OpenTelemetry's interceptor would record 0 (OK) for a cancelled call."""
     remaining = context.time_remaining()
     overdue = remaining is not None and remaining <= _EARLY
     span = trace.get_current_span()
@@ -124,11 +126,14 @@ def _mark_cancelled(context: Context) -> None:
 
 
 _PLAIN: Final = bytes(code for code in range(0x20, 0x7F) if code != ord("%"))
-"""What is not percent-encoded."""
+"""Bytes that are not percent-encoded."""
 
 
 def status_of(error: CallError) -> status_pb2.Status:
-    """The status: ErrorInfo always; BadRequest, PreconditionFailure, ResourceInfo and RetryInfo if they apply."""
+    """Return the status of an error.
+
+    It always has ErrorInfo, and BadRequest, PreconditionFailure, ResourceInfo and RetryInfo if they apply.
+    """
     info = error_details_pb2.ErrorInfo(reason=_name(error.reason), domain=DOMAIN, metadata=_bounded(error.details))
     details: list[Message] = [info]
     if isinstance(error, InvalidRequest):
@@ -149,24 +154,24 @@ def _name(reason: Reason) -> str:
 
 
 def _message(error: CallError) -> str:
-    """The sentence; of many violations as many as fit, and how many more there are."""
+    """Return the error's sentence; for many violations as many as fit, and the number of the remaining ones."""
     if _encoded_size(error.message) <= _MESSAGE_BYTES:
         return error.message
     if not isinstance(error, InvalidRequest):
         return _cut_encoded(error.message, _MESSAGE_BYTES)
     first, *others = map(str, error.violations)
     rest = f"; and {len(others)} more" if others else ""
-    told = _cut_encoded(first, _MESSAGE_BYTES - len(rest))
-    for number, said in enumerate(others, start=2):
-        longer, left = f"{told}; {said}", f"; and {len(error.violations) - number} more"
+    text = _cut_encoded(first, _MESSAGE_BYTES - len(rest))
+    for number, other in enumerate(others, start=2):
+        longer, left = f"{text}; {other}", f"; and {len(error.violations) - number} more"
         if _encoded_size(longer) + len(left) > _MESSAGE_BYTES:
             break
-        told, rest = longer, left
-    return told + rest
+        text, rest = longer, left
+    return text + rest
 
 
 def _bounded(details: Mapping[str, str]) -> dict[str, str]:
-    """The details that fit, each cut where it is long."""
+    """Return the details that fit, each truncated if it is long."""
     bounded: dict[str, str] = {}
     room = _METADATA_BYTES
     for key, value in details.items():
@@ -179,7 +184,7 @@ def _bounded(details: Mapping[str, str]) -> dict[str, str]:
 
 
 def _bad_request(error: InvalidRequest, info: error_details_pb2.ErrorInfo) -> error_details_pb2.BadRequest:
-    """Every field that fits; where some do not, ErrorInfo says how many there are."""
+    """Return every field violation that fits; if some do not, ErrorInfo holds the number of all."""
     request = error_details_pb2.BadRequest()
     for violation in error.violations:
         request.field_violations.add(
@@ -197,7 +202,7 @@ def _bad_request(error: InvalidRequest, info: error_details_pb2.ErrorInfo) -> er
 def _precondition_failure(
     error: AgentLinked, info: error_details_pb2.ErrorInfo
 ) -> error_details_pb2.PreconditionFailure:
-    """Every linking agent that fits; if some do not, ErrorInfo says how many there are."""
+    """Return every linking agent that fits; if some do not, ErrorInfo holds the number of all."""
     failure = error_details_pb2.PreconditionFailure()
     for name in error.linked_by:
         failure.violations.add(type=info.reason, subject=_cut(name), description="links to the agent")
@@ -209,7 +214,7 @@ def _precondition_failure(
 
 
 def _cut(text: str, most: int = _NAME_BYTES) -> str:
-    """A text of at most that many bytes."""
+    """Truncate a text to at most `most` bytes."""
     data = text.encode()
     if len(data) <= most:
         return text
@@ -217,7 +222,7 @@ def _cut(text: str, most: int = _NAME_BYTES) -> str:
 
 
 def _cut_encoded(text: str, most: int) -> str:
-    """A text of at most that many bytes once it is percent-encoded."""
+    """Truncate a text to at most `most` bytes of its percent-encoded form."""
     if _encoded_size(text) <= most:
         return text
     room = most - _encoded_size(_ELLIPSIS)

@@ -1,4 +1,4 @@
-"""Method handlers: taking the behavior out of one and putting another in; what the behavior does is not known here."""
+"""Method handlers: get the behavior of one, and build a copy with another behavior."""
 
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from typing import TYPE_CHECKING, Any, TypeAlias, cast
@@ -8,12 +8,12 @@ from google.protobuf.message import Message
 from grpc import aio
 
 Context: TypeAlias = aio.ServicerContext[Any, Any]
-"""A call's context; what an interceptor passes on has messages that it does not know."""
+"""A call's context; interceptors do not know its message types."""
 
 if TYPE_CHECKING:
     Handler: TypeAlias = grpc.RpcMethodHandler[Any, Any]
 else:
-    Handler = grpc.RpcMethodHandler  # generic for type checkers alone
+    Handler = grpc.RpcMethodHandler  # generic only for type checkers: subscripting it at run time fails
 
 Continuation: TypeAlias = Callable[[grpc.HandlerCallDetails], Awaitable[Handler | None]]
 Unary: TypeAlias = Callable[[Any, Context], Awaitable[Any]]
@@ -30,22 +30,22 @@ _FACTORIES: dict[tuple[bool, bool], Callable[..., Handler]] = {
 
 
 def is_ours(details: grpc.HandlerCallDetails) -> bool:
-    """Whether a call is of this project's schema; health and reflection are served as their packages serve them."""
+    """Return whether a call is to a service of this project's schema, not to health or reflection."""
     return details.method.startswith(_OURS)
 
 
 def unary_behavior(handler: Handler) -> Unary:
-    """The coroutine function of a method that answers with one message."""
+    """Return the coroutine function of a method that responds with one message."""
     return cast(Unary, handler.stream_unary if handler.request_streaming else handler.unary_unary)
 
 
 def streaming_behavior(handler: Handler) -> Streaming:
-    """The generator function of a method that answers with a stream."""
+    """Return the generator function of a method that responds with a stream."""
     return cast(Streaming, handler.stream_stream if handler.request_streaming else handler.unary_stream)
 
 
 def parser(handler: Handler) -> Callable[[bytes], Message]:
-    """What makes a request of its bytes."""
+    """Return the function that parses a request from bytes."""
     return cast(Callable[[bytes], Message], handler.request_deserializer)
 
 
@@ -56,7 +56,7 @@ def rebuilt(
     serializer: Callable[[Any], bytes] | None = None,
     deserializer: Callable[[bytes], Any] | None = None,
 ) -> Handler:
-    """The same method with another behavior, and another serializer or deserializer where one is given."""
+    """Return a copy of a handler with another behavior, and optionally another serializer or deserializer."""
     factory = _FACTORIES[handler.request_streaming, handler.response_streaming]
     return factory(
         behavior,

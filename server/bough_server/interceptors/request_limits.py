@@ -1,7 +1,7 @@
-"""Size limits of requests, checked before anything is done with them that costs by the item.
+"""Size limits of requests, checked before any work whose cost grows with the number of items.
 
-Parsing, the rules of the schema and the paths of violations cost microseconds an item, and an empty item is two bytes:
-what the transport lets in may be four million of them.
+Parsing, the schema's rules and the paths of violations cost microseconds per item, and an empty item takes two bytes,
+so a request that the transport accepts may have four million items.
 """
 
 from collections.abc import Callable, Mapping
@@ -13,18 +13,18 @@ from google.protobuf.message import Message
 from bough_server.errors import FieldViolation
 
 MAX_ITEMS: Final = 1_000
-"""The most items of one list or map of a request; the rules of a field may allow fewer."""
+"""The most items of one list or map of a request; a field's own rules may allow fewer."""
 
 MAX_ITEMS_IN_ALL: Final = 20_000
-"""The most items of a request, those of its items among them."""
+"""The most items of a request, nested ones included."""
 
 MAX_BYTES: Final = 1024 * 1024
-"""The most bytes of a request that has no bound of its own. An input is bounded more closely, once it is read."""
+"""The most bytes of a request that has no other bound. Inputs are bounded further once they are parsed."""
 
 _MAX_BYTES_OF: Final[Mapping[str, int]] = {"ResumeRunRequest": 2 * MAX_BYTES}
 
 _UNBOUNDED: Final = frozenset({"AggregateEventsRequest"})
-"""Its service bounds the whole stream of them."""
+"""Requests of a stream that its service bounds as a whole."""
 
 _BULK: Final[Mapping[str, str]] = {
     "RunRequest": "input.parts",
@@ -34,32 +34,35 @@ _BULK: Final[Mapping[str, str]] = {
     "UpdateAgentRequest": "definition",
     "ValidateAgentsRequest": "definitions",
 }
-"""The field that the bytes of a request are for."""
+"""The field that holds most of a request's bytes."""
 
 _MAX_BYTES_EACH: Final[Mapping[str, int]] = {
     "bough.v1.ResumeRunRequest.answers": 512 * 1024,
     "bough.v1.ForkChanges.tool_results": 512 * 1024,
 }
-"""The most bytes of an item that becomes part of an event."""
+"""The most bytes of a list item that becomes part of an event."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TooLarge:
-    """A request that was not parsed, in place of its message."""
+    """A request that was not parsed because of its size."""
 
     request: str
     size: int
 
     def violation(self) -> FieldViolation:
-        """What its caller is told; the field is where the bytes of such a request belong."""
-        said = f"{self.request} is {self.size:,} bytes and may be {_max_bytes(self.request) // 1024:,} KiB."
+        """Return the violation for the caller, at the field that holds most of such a request's bytes."""
+        description = f"{self.request} is {self.size:,} bytes and may be {_max_bytes(self.request) // 1024:,} KiB."
         if self.request == "RunRequest":
-            said += " Give large content by reference (a blob's uri)."
-        return FieldViolation(field=_BULK.get(self.request, ""), description=said)
+            description += " Pass large content by reference (a blob's uri)."
+        return FieldViolation(field=_BULK.get(self.request, ""), description=description)
 
 
 def bounded(method: str, parse: Callable[[bytes], Message]) -> Callable[[bytes], Message | TooLarge]:
-    """Parses the requests of a method but those that are too large; of `/package.Service/Name`, `NameRequest`s."""
+    """Wrap the parser of a method so that a request that is too large becomes a TooLarge.
+
+    The request's name follows from the method's: `/package.Service/Name` has `NameRequest`s.
+    """
     request = method.rpartition("/")[2] + "Request"
     if request in _UNBOUNDED:
         return parse
@@ -73,7 +76,7 @@ def bounded(method: str, parse: Callable[[bytes], Message]) -> Callable[[bytes],
 
 
 def excess(request: Message) -> FieldViolation | None:
-    """The first list, or item of one, that is beyond its bound."""
+    """Return a violation for the first list, or item of one, that exceeds its bound; None if there is none."""
     if request.DESCRIPTOR.name in _UNBOUNDED:
         return None
     count = 0
@@ -113,6 +116,6 @@ def _first_large(items: list[tuple[str, Message]], most: int | None) -> FieldVio
         return None
     for path, item in items:
         if (size := item.ByteSize()) > most:
-            said = f"is {size:,} bytes and may be {most // 1024:,} KiB"
-            return FieldViolation(field=path, description=said)
+            description = f"is {size:,} bytes and may be {most // 1024:,} KiB"
+            return FieldViolation(field=path, description=description)
     return None

@@ -1,9 +1,9 @@
-"""Closing response streams in the task that serves them, and passing serialized messages through.
+"""Close response streams in the task that serves them, and pass serialized messages through.
 
 grpc.aio closes a generator handler that was blocked at `yield` from another task, which breaks every span and context
-variable held there (grpc/grpc#28728). So the outermost interceptor pulls the generator and writes its messages itself.
-A generator inside one that does not close it, as OpenTelemetry's does not, is closed here too: `StreamOwner` stands
-right inside that one. Errors and spans are the business of others.
+variable held there (grpc/grpc#28728). The outermost interceptor therefore iterates the generator and writes its
+messages itself. `StreamOwner`, directly inside OpenTelemetry's interceptor, has the inner generator closed here too,
+because OpenTelemetry's does not close the one it wraps.
 """
 
 import asyncio
@@ -22,7 +22,7 @@ _streams: ContextVar[AsyncExitStack] = ContextVar("streams")
 
 
 class StreamWriter(aio.ServerInterceptor):
-    """Outermost: writes what the generators below yield; bytes are taken for messages already serialized."""
+    """Outermost interceptor: writes the messages that inner generators yield. Bytes count as serialized messages."""
 
     async def intercept_service(
         self, continuation: Continuation, handler_call_details: grpc.HandlerCallDetails
@@ -34,6 +34,7 @@ class StreamWriter(aio.ServerInterceptor):
 
         async def write_all(request: Any, context: Context) -> None:
             async with AsyncExitStack() as streams:
+                # Closes in reverse order of registration: the innermost generator first, all in this task.
                 _streams.set(streams)
                 stream = inner(request, context)
                 streams.push_async_callback(stream.aclose)
@@ -44,7 +45,7 @@ class StreamWriter(aio.ServerInterceptor):
 
 
 class StreamOwner(aio.ServerInterceptor):
-    """Has the generator that begins here closed before those around it, whoever abandons it."""
+    """Registers the generator inside it to be closed before the ones around it, even if those abandon it."""
 
     async def intercept_service(
         self, continuation: Continuation, handler_call_details: grpc.HandlerCallDetails
@@ -66,7 +67,7 @@ async def _write(message: Any, context: Context) -> None:
     try:
         await context.write(message)
     except aio.InternalError as error:
-        # A write that waits for a reader fails, rather than being cancelled, when the caller goes away.
+        # A write that is blocked by flow control raises InternalError if the caller disconnects, not CancelledError.
         raise asyncio.CancelledError from error
 
 

@@ -1,7 +1,7 @@
-"""Check every request by the schema's rules before a handler sees it, and the names of events that it asks to follow.
+"""Check every request by the schema's rules, and the event names it asks to follow, before a handler runs.
 
-The stubs have no rules, so that no client needs buf.validate. This package has the whole schema as a file; a request is
-parsed once more, by that schema, to be checked.
+The stubs have no rules, so that clients do not need buf.validate. The server ships the whole schema as a file and
+parses each request a second time by that schema to check it.
 """
 
 from collections.abc import AsyncIterator, Container, Iterator
@@ -36,13 +36,14 @@ from bough_server.interceptors.request_limits import TooLarge, bounded, excess
 from bough_server.views import unknown_name
 
 _NOT_JUDGED: Final = frozenset({event_pb2.AgentEvent.DESCRIPTOR, agent_pb2.AgentDefinition.DESCRIPTOR})
-"""Recorded events are read as they are, and what is wrong with a definition is the catalog's answer."""
+"""Messages that are not checked here: recorded events are read as they are, and definitions are validated by the
+catalog."""
 
 _FOLLOWING: Final = (pb.RunRequest, pb.WatchRunRequest, pb.ResumeRunRequest, pb.ForkRunRequest)
 
 
 class Validation(aio.ServerInterceptor):
-    """Refuses requests that break a rule, with all they break; of a stream of requests, each."""
+    """Rejects requests that break rules, with every violation; checks each request of a stream."""
 
     async def intercept_service(
         self, continuation: Continuation, handler_call_details: grpc.HandlerCallDetails
@@ -61,10 +62,13 @@ class Validation(aio.ServerInterceptor):
 
 
 def violations(request: Message) -> list[FieldViolation]:
-    """Everything in a request that breaks a rule; of one that holds too much, or times out of range, this alone."""
+    """Return every violation of a request.
+
+    A request with too many items, or with times out of range, gets only those violations.
+    """
     if (too_much := excess(request)) is not None:
         return [too_much]
-    # The schema's rules let times out of range pass, and no log could say them as JSON.
+    # The schema's rules accept times out of range, but a log that holds one could not be written as JSON.
     if unwritable := list(_unwritable_times(request, "")):
         return unwritable
     broken = [
@@ -74,17 +78,17 @@ def violations(request: Message) -> list[FieldViolation]:
     return [*broken, *_unknown_event_names(request, {violation.field for violation in broken})]
 
 
-def _unknown_event_names(request: Message, told: Container[str]) -> Iterator[FieldViolation]:
-    """The names of no event, which a stream would show nothing of; but those whose form is told already."""
+def _unknown_event_names(request: Message, reported: Container[str]) -> Iterator[FieldViolation]:
+    """Yield a violation for each event name that matches no event. Fields in `reported` are skipped."""
     names = request.follow.event_names if isinstance(request, _FOLLOWING) else ()
     for index, name in enumerate(names):
         field = f"follow.event_names[{index}]"
-        if field not in told and (description := unknown_name(name)):
+        if field not in reported and (description := unknown_name(name)):
             yield FieldViolation(field=field, description=description)
 
 
 def _with_rules(request: Message) -> Message:
-    """The same request by the schema that has the rules; 1.5 us for a minimal one."""
+    """Parse a request again by the schema that has the rules; takes 1.5 us for a minimal one."""
     return GetMessageClass(schema().FindMessageTypeByName(request.DESCRIPTOR.full_name)).FromString(
         request.SerializeToString()
     )
@@ -92,7 +96,8 @@ def _with_rules(request: Message) -> Message:
 
 @cache
 def schema() -> DescriptorPool:
-    """The whole schema, read from this package in a few milliseconds; apart from the stubs' default pool."""
+    """Return the whole schema, read from this package in a few milliseconds, in a pool separate from the stubs'."""
+    # Its own pool: the stubs' default pool has the same files without the rules.
     pool = DescriptorPool()
     data = resources.files("bough_server").joinpath("bough.binpb").read_bytes()
     for file in descriptor_pb2.FileDescriptorSet.FromString(data).file:
@@ -115,7 +120,7 @@ async def _checked_each(requests: AsyncIterator[Message | TooLarge]) -> AsyncIte
 
 
 def _unwritable_times(message: Message, place: str) -> Iterator[FieldViolation]:
-    """Durations and timestamps that JSON has no form for: out of range, or of mixed signs."""
+    """Yield a violation for each duration and timestamp that has no JSON form: out of range, or of mixed signs."""
     for path, value in _set_messages(message, place):
         if not isinstance(value, Duration | Timestamp):
             yield from _unwritable_times(value, path)
@@ -128,7 +133,7 @@ def _unwritable_times(message: Message, place: str) -> Iterator[FieldViolation]:
 
 
 def _set_messages(message: Message, place: str) -> Iterator[tuple[str, Message]]:
-    """The messages that are set in a message, each with its path; those in maps of requests hold no times."""
+    """Yield the set message fields of a message with their paths. Maps are skipped: none in a request holds times."""
     for field, value in message.ListFields():
         kind = field.message_type
         if kind is None or kind in _NOT_JUDGED or kind.GetOptions().map_entry:
@@ -141,7 +146,7 @@ def _set_messages(message: Message, place: str) -> Iterator[tuple[str, Message]]
 
 
 def _path(field: protovalidate.FieldPathPb | None) -> str:
-    """A path as people write it: `labels["a"]`, `follow.event_names[0]`."""
+    """Return a path in readable form: `labels["a"]`, `follow.event_names[0]`."""
     if field is None:
         return ""
     return ".".join(_step(element) for element in field.elements)

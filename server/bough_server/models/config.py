@@ -1,4 +1,4 @@
-"""Sections of bough.yaml that describe models, each checked by itself and against the others."""
+"""Model sections of bough.yaml, each validated by itself and against the others."""
 
 import re
 from collections.abc import Mapping
@@ -32,7 +32,7 @@ class Timeouts(Section):
 
 
 class PriceSection(Section):
-    """Prices of a million tokens, in millionths of `currency`."""
+    """Prices per million tokens, in millionths of `currency`."""
 
     input: Annotated[float, Field(ge=0, allow_inf_nan=False)]
     """The price of a million input tokens, in millionths of `currency`: 150000 is 0.15 USD."""
@@ -71,7 +71,7 @@ class ModelSection(Section):
     base_url: Annotated[str, Field(pattern=r"^(https?://.+)?$")] = ""
     """The URL of a server that speaks the API. Unset: OpenAI's."""
     api_key_env: Annotated[str, AfterValidator(_variable)] = ""
-    """The name of the environment variable that holds the key; never the key."""
+    """Name of the environment variable that holds the key; never the key itself."""
     script: Annotated[Path, AfterValidator(_absolute)] | None = None
     """The file that a `scripted` model answers from, relative to this file; required for `scripted`."""
     keep_raw: Flag = False
@@ -96,22 +96,22 @@ class ModelSection(Section):
     """The prices of the model's tokens. Unset: its calls have no cost."""
 
     @model_validator(mode="after")
-    def _is_whole(self) -> "ModelSection":
+    def _check_fields(self) -> "ModelSection":
         if self.alias:
             others = self.model_fields_set - {"alias"}
             if others:
-                raise ValueError(f"is an alias and so has nothing else; leave out {', '.join(sorted(others))}")
+                raise ValueError(f"is an alias, which has no other fields; remove {', '.join(sorted(others))}")
         elif self.provider is None:
             raise ValueError("needs a provider (openai, scripted or local) or an alias")
         elif self.provider == "openai" and not self.model:
-            raise ValueError("needs `model`, the provider's name for it")
+            raise ValueError("needs `model`, the provider's name for the model")
         elif self.provider == "scripted" and self.script is None:
-            raise ValueError("needs `script`, the file that it answers from")
+            raise ValueError("needs `script`, the path of a script file")
         return self
 
 
 def model_problems(models: Mapping[str, ModelSection]) -> list[tuple[FieldPath, str]]:
-    """Aliases and fallbacks that lead nowhere or in a circle."""
+    """Return a problem for each alias and fallback that names no model or forms a cycle."""
     return [*_alias_problems(models), *_fallback_problems(models)]
 
 
@@ -121,13 +121,13 @@ def _alias_problems(models: Mapping[str, ModelSection]) -> list[tuple[FieldPath,
         seen = [name]
         while model.alias:
             if model.alias not in models:
-                if len(seen) == 1:
-                    words = f"There is no model {model.alias!r}.{suggestion(model.alias, models)}"
-                    problems.append((("models", name, "alias"), words))
+                if len(seen) == 1:  # a later alias of the chain is reported under its own name
+                    message = f"There is no model {model.alias!r}.{suggestion(model.alias, models)}"
+                    problems.append((("models", name, "alias"), message))
                 break
             if model.alias in seen:
-                if model.alias == name:
-                    problems.append((("models", name, "alias"), f"leads in a circle: {' > '.join([*seen, name])}"))
+                if model.alias == name:  # a chain that only leads into a cycle is not part of it
+                    problems.append((("models", name, "alias"), f"forms a cycle: {' > '.join([*seen, name])}"))
                 break
             seen.append(model.alias)
             model = models[model.alias]
@@ -137,32 +137,32 @@ def _alias_problems(models: Mapping[str, ModelSection]) -> list[tuple[FieldPath,
 def _fallback_problems(models: Mapping[str, ModelSection]) -> list[tuple[FieldPath, str]]:
     problems: list[tuple[FieldPath, str]] = []
     for name, model in models.items():
-        for place, other in enumerate(model.fallbacks):
+        for index, other in enumerate(model.fallbacks):
             if other not in models:
-                words = f"There is no model {other!r}.{suggestion(other, models)}"
-                problems.append((("models", name, "fallbacks", place), words))
-        if circle := _way_back(name, models):
-            problems.append((("models", name, "fallbacks"), f"leads in a circle: {' > '.join(circle)}"))
+                message = f"There is no model {other!r}.{suggestion(other, models)}"
+                problems.append((("models", name, "fallbacks", index), message))
+        if cycle := _fallback_cycle(name, models):
+            problems.append((("models", name, "fallbacks"), f"forms a cycle: {' > '.join(cycle)}"))
     return problems
 
 
-def _way_back(name: str, models: Mapping[str, ModelSection]) -> list[str]:
-    """The way by fallbacks from a model to itself; empty where there is none."""
-    ways, seen = [[name]], {name}
-    while ways:
-        way = ways.pop()
-        for fallback in models[way[-1]].fallbacks:
+def _fallback_cycle(name: str, models: Mapping[str, ModelSection]) -> list[str]:
+    """Return a chain of fallbacks from a model back to itself; empty if there is none."""
+    chains, seen = [[name]], {name}
+    while chains:
+        chain = chains.pop()
+        for fallback in models[chain[-1]].fallbacks:
             other = _target(fallback, models)
             if other == name:
-                return [*way, name]
+                return [*chain, name]
             if other in models and other not in seen:
                 seen.add(other)
-                ways.append([*way, other])
+                chains.append([*chain, other])
     return []
 
 
 def _target(name: str, models: Mapping[str, ModelSection]) -> str:
-    """The model that a name stands for; a name that leads nowhere, or in a circle, stands for nothing."""
+    """Follow aliases and return the name at their end, known or not; empty if they form a cycle."""
     seen: set[str] = set()
     while name in models and models[name].alias:
         if name in seen:

@@ -1,4 +1,4 @@
-"""What a provider's failure means: its reason, whether it may be tried again, and a sentence without secrets."""
+"""Provider failures as ModelErrors: reason, whether a retry may help, and a message without secrets."""
 
 import json
 import re
@@ -15,50 +15,48 @@ _MASK: Final = "***"
 _ELSEWHERE: Final = frozenset(
     {"context_length_exceeded", "content_filter", "insufficient_quota", "invalid_api_key", "model_not_found"}
 )
-"""Codes of refused requests that another model, or another provider, may take all the same."""
+"""Codes of refused requests that another model, or another provider, may still accept."""
 _SECRETS: Final = re.compile(r"\b(?:sk|pk|key|gsk|xai)[-_][\w*.\-]{6,}|(?i:bearer)\s+[\w.\-~+/=*]{6,}|AIza[\w\-]{10,}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Failures:
-    """Makes the errors of one configured model."""
+    """Builds the errors of one configured model."""
 
     name: str
     secret: str = ""
-    """The key, which no sentence may hold."""
+    """The API key, which is masked in every message."""
 
     def __repr__(self) -> str:
+        # The dataclass's default would show the key in tracebacks and logs.
         return f"Failures(name={self.name!r})"
 
     def status(self, code: int, body: object, headers: Mapping[str, str]) -> ModelError:
-        """A refusal by the provider. `headers` finds names in any case."""
-        said = self.sentence(body)
+        """Return the error for an HTTP status. `headers` must ignore the case of names."""
+        detail = self.sentence(body)
         after = retry_after(headers)
+        # 429 is also the status of a used-up quota, which no retry refills.
         if code == 429 and "insufficient_quota" not in _codes(body):
-            return self._error(
-                f"is limited in its rate: {said}", retry=event_pb2.RETRY_REASON_RATE_LIMITED, after=after
-            )
+            return self._error(f"is rate limited: {detail}", retry=event_pb2.RETRY_REASON_RATE_LIMITED, after=after)
         if code == 408:
             return self._error(
-                f"was too slow: {said}",
+                f"timed out: {detail}",
                 reason=error_pb2.ERROR_REASON_MODEL_TIMEOUT,
                 retry=event_pb2.RETRY_REASON_TIMEOUT,
                 after=after,
             )
         if code >= 500 or code == 409:
             return self._error(
-                f"failed with status {code}: {said}", retry=event_pb2.RETRY_REASON_PROVIDER_ERROR, after=after
+                f"failed with status {code}: {detail}", retry=event_pb2.RETRY_REASON_PROVIDER_ERROR, after=after
             )
         is_of_the_request = code in (400, 422) and not _ELSEWHERE & _codes(body)
-        return self._error(f"refused with status {code}: {said}", is_of_the_request=is_of_the_request)
+        return self._error(f"refused with status {code}: {detail}", is_of_the_request=is_of_the_request)
 
     def reported(self, value: object) -> ModelError:
-        """An error that the provider put into its stream."""
+        """Return the error for one that the provider sent in its stream."""
         if {"429", "rate_limit_exceeded"} & _codes(value):
-            return self._error(
-                f"is limited in its rate: {self.sentence(value)}", retry=event_pb2.RETRY_REASON_RATE_LIMITED
-            )
-        what = f"failed while it answered: {self.sentence(value)}"
+            return self._error(f"is rate limited: {self.sentence(value)}", retry=event_pb2.RETRY_REASON_RATE_LIMITED)
+        what = f"failed during its answer: {self.sentence(value)}"
         if _ELSEWHERE & _codes(value):
             return self._error(what)
         if any(code.startswith("invalid_") for code in _codes(value)):
@@ -66,23 +64,24 @@ class Failures:
         return self._error(what, retry=event_pb2.RETRY_REASON_PROVIDER_ERROR)
 
     def transport(self, error: BaseException) -> ModelError:
-        """A connection that could not be made, or broke."""
+        """Return the error for a connection that could not be opened, or broke."""
+        # The innermost cause is the specific one: clients wrap it in errors like "Connection error.".
         causes = [error]
         while causes[-1].__cause__ is not None:
             causes.append(causes[-1].__cause__)
-        said = next((text for cause in reversed(causes) if (text := self.sentence(str(cause)))), type(error).__name__)
-        return self._error(f"could not be reached: {said}", retry=event_pb2.RETRY_REASON_TRANSPORT)
+        detail = next((text for cause in reversed(causes) if (text := self.sentence(str(cause)))), type(error).__name__)
+        return self._error(f"could not be reached: {detail}", retry=event_pb2.RETRY_REASON_TRANSPORT)
 
     def timeout(self, what: str, seconds: float) -> ModelError:
-        """A wait that took longer than the timeout allows; `what` says what did not happen."""
+        """Return the error for an exceeded timeout; `what` is the message up to the seconds."""
         return self._error(
-            f"{what} for {seconds:g} seconds. Its timeouts are in the server's configuration.",
+            f"{what} for {seconds:g} seconds. Retry, or raise its timeouts in the server's configuration.",
             reason=error_pb2.ERROR_REASON_MODEL_TIMEOUT,
             retry=event_pb2.RETRY_REASON_TIMEOUT,
         )
 
     def bad_response(self, what: str) -> ModelError:
-        """An answer that is none, or was cut."""
+        """Return the error for an answer that is invalid or was cut off."""
         return self._error(
             what,
             reason=error_pb2.ERROR_REASON_MODEL_BAD_RESPONSE,
@@ -90,16 +89,16 @@ class Failures:
         )
 
     def unavailable(self, what: str) -> ModelError:
-        """Something that the same again does not help, though another model may."""
+        """Return the error for a failure that a retry does not help, though another model may."""
         return self._error(what)
 
     def unusable(self, what: str) -> ModelError:
-        """A request that no model can be sent."""
+        """Return the error for a request that can be sent to no model."""
         return self._error(what, is_of_the_request=True)
 
-    def sentence(self, said: object) -> str:
-        """What a provider said, in one trimmed line without secrets."""
-        text = " ".join(_message(said).split())
+    def sentence(self, value: object) -> str:
+        """Return a provider's message as one line of at most 300 characters, without secrets."""
+        text = " ".join(_message(value).split())
         if self.secret:
             text = text.replace(self.secret, _MASK)
         text = _SECRETS.sub(_MASK, text)
@@ -124,7 +123,7 @@ class Failures:
 
 
 def retry_after(headers: Mapping[str, str]) -> float | None:
-    """Seconds that a provider wants to be left alone; a date counts from the answer's own `Date`."""
+    """Return the seconds that a provider asks to wait before a retry; None if it does not ask."""
     for name, unit in (("retry-after-ms", 0.001), ("retry-after", 1.0)):
         try:
             seconds = float(headers.get(name, "")) * unit
@@ -133,22 +132,23 @@ def retry_after(headers: Mapping[str, str]) -> float | None:
         if 0 <= seconds < float("inf"):
             return seconds
     try:
+        # A date counts from the response's own `Date`: the provider's clock may differ from ours.
         until = parsedate_to_datetime(headers.get("retry-after", ""))
         return max(0.0, (until - parsedate_to_datetime(headers.get("date", ""))).total_seconds())
     except (ValueError, TypeError):
         return None
 
 
-def _message(said: object) -> str:
-    if isinstance(said, dict):
+def _message(value: object) -> str:
+    if isinstance(value, dict):
         for name in ("message", "detail", "error"):
-            if inner := said.get(name):
+            if inner := value.get(name):
                 return _message(inner)
-        return json.dumps(said, ensure_ascii=False)
-    return str(said)
+        return json.dumps(value, ensure_ascii=False)
+    return str(value)
 
 
-def _codes(said: object) -> set[str]:
-    if not isinstance(said, dict):
+def _codes(value: object) -> set[str]:
+    if not isinstance(value, dict):
         return set()
-    return {str(said.get("code")), str(said.get("type"))} | _codes(said.get("error"))
+    return {str(value.get("code")), str(value.get("type"))} | _codes(value.get("error"))

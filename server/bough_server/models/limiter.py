@@ -1,8 +1,7 @@
-"""Limits of a provider's calls: concurrency, rates per minute, and a circuit breaker.
+"""Limits on calls of a model: concurrency, rates per minute, and a circuit breaker.
 
-Every attempt passes the limits of its model. They count in this process alone and apply to live attempts only: a
-replayed call passes none. Attempts wait in the order of their arrival; tokens are an estimate until the provider has
-reported them.
+Every attempt passes the limits of its model. They are counted per process and apply to live attempts only; a replayed
+call passes none. Attempts wait in order of arrival. Their tokens are an estimate until the provider reports them.
 """
 
 import asyncio
@@ -21,10 +20,10 @@ from bough_server.models.tokens import request_tokens
 
 _MINUTE: Final = 60.0
 _MOMENT: Final = 1e-6
-"""What two readings of a clock may differ by through rounding."""
+"""Seconds by which two readings of a clock may differ because of rounding."""
 
 _ANSWER_TOKENS: Final = 256
-"""What an answer is taken for that has no bound of its own, until it is known."""
+"""Estimated tokens of an answer without `max_output_tokens`, until its usage is reported."""
 _FAILURES: Final = frozenset(
     {
         event_pb2.RETRY_REASON_TRANSPORT,
@@ -33,27 +32,27 @@ _FAILURES: Final = frozenset(
         event_pb2.RETRY_REASON_BAD_RESPONSE,
     }
 )
-"""Failures after which the next attempt is likely to fail as well. A limited rate or a refusal is an answer."""
+"""Failures after which the next attempt is likely to fail as well. A rate limit or a refusal counts as an answer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BreakerPolicy:
-    """After how many failures in a row a model is left alone, and for how many seconds; 0 failures: never."""
+    """Consecutive failures after which a breaker opens (0: never), and seconds until it lets a trial attempt pass."""
 
     failures: int = 5
     cooldown: float = 15.0
 
 
 class Ended(Enum):
-    """How an attempt ended, as far as it tells whether the model can be reached."""
+    """How an attempt ended, as evidence of whether the model can be reached."""
 
     ANSWERED = "the provider answered, if only to refuse"
     FAILED = "the provider did not answer, or failed"
-    LEFT = "nobody waited for the answer"
+    LEFT = "the caller abandoned the attempt"
 
 
 class CircuitOpen(Exception):
-    """The model is left alone for some more seconds; 0 where one attempt tries it at this moment."""
+    """The breaker is open for `seconds` more; 0 while a trial attempt is under way."""
 
     def __init__(self, seconds: float) -> None:
         super().__init__(f"The breaker is open for {seconds:g} seconds.")
@@ -61,7 +60,7 @@ class CircuitOpen(Exception):
 
 
 class Breaker:
-    """Opens after failures in a row. After its cooldown one attempt may try; if that is answered, all may."""
+    """Circuit breaker: opens after consecutive failures, admits one trial after its cooldown, closes on an answer."""
 
     def __init__(self, policy: BreakerPolicy, clock: Clock) -> None:
         self._policy = policy
@@ -71,7 +70,7 @@ class Breaker:
         self._is_trying = False
 
     def check(self) -> None:
-        """Raises Shut where no attempt may begin."""
+        """Raise CircuitOpen if no attempt may begin."""
         if self._open_until is None:
             return
         left = self._open_until - self._clock.monotonic()
@@ -79,13 +78,13 @@ class Breaker:
             raise CircuitOpen(max(0.0, left))
 
     def enter(self) -> bool:
-        """Begins an attempt; gives whether it is the one that tries. Raises Shut."""
+        """Begin an attempt. Return whether it is the trial. Raises CircuitOpen."""
         self.check()
         self._is_trying = self._open_until is not None
         return self._is_trying
 
     def leave(self, ended: Ended, *, is_trial: bool) -> None:
-        """An attempt has ended. What began before the breaker opened may close it, and not prolong it."""
+        """Record the end of an attempt. One that began before the breaker opened may close it, but not prolong it."""
         if is_trial:
             self._is_trying = False
         if ended is Ended.ANSWERED:
@@ -98,7 +97,7 @@ class Breaker:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RatePolicy:
-    """The most requests and tokens of any 60 seconds, and how many seconds an attempt may wait for its turn."""
+    """Limits of requests and tokens in any 60 seconds, and the seconds that an attempt may wait because of them."""
 
     requests: int | None = None
     tokens: int | None = None
@@ -107,7 +106,7 @@ class RatePolicy:
 
 @dataclass(slots=True, eq=False)
 class Turn:
-    """An attempt's place: when it is its turn, and what it takes. One that waits is told when its time changes."""
+    """An attempt's place in the rates: its time, planned or actual, and its tokens. `moved`: the time has changed."""
 
     tokens: int
     time: float = 0.0
@@ -115,7 +114,7 @@ class Turn:
 
 
 class RateQueueFull(Exception):
-    """The wait would be longer than the policy allows, by so many seconds in all."""
+    """The wait would take `seconds`, which is longer than the policy allows."""
 
     def __init__(self, seconds: float) -> None:
         super().__init__(f"The wait would take {seconds:g} seconds.")
@@ -123,64 +122,66 @@ class RateQueueFull(Exception):
 
 
 class Rates:
-    """The turns of one model: those of the last minute, and those that wait."""
+    """Sliding-window rate limiter of one model: the turns of the last minute, and those that wait."""
 
     def __init__(self, policy: RatePolicy, clock: Clock) -> None:
         self._policy = policy
         self._clock = clock
-        self._had: deque[Turn] = deque()
-        self._line: deque[Turn] = deque()
+        self._recent: deque[Turn] = deque()
+        self._waiting: deque[Turn] = deque()
         self._tokens = 0
 
     async def take(self, tokens: int) -> Turn:
-        """Waits for the turn of an attempt that is likely to take so many tokens. Raises Crowded at once."""
+        """Wait until an attempt of an estimated number of tokens may start. Raises RateQueueFull before it waits."""
         turn = Turn(tokens)
         if self._policy.requests is None and self._policy.tokens is None:
             return turn
-        self._forget()
-        if self._line or not self._fits(turn, len(self._had), self._tokens):
+        self._expire()
+        if self._waiting or not self._fits(turn, len(self._recent), self._tokens):
             await self._wait(turn)
         turn.time = self._clock.monotonic()
-        self._had.append(turn)
+        self._recent.append(turn)
         self._tokens += turn.tokens
         self._plan()
         return turn
 
     def settle(self, turn: Turn, tokens: int) -> None:
-        """Says how many tokens an attempt took after all."""
-        if turn in self._had:
+        """Replace an attempt's estimated tokens by those it used."""
+        if turn in self._recent:
             self._tokens += tokens - turn.tokens
             turn.tokens = tokens
-            self._forget()
+            self._expire()
             self._plan()
 
     def give_back(self, turn: Turn) -> None:
-        """Says that an attempt was not made after all."""
-        if turn in self._had:
-            self._had.remove(turn)
+        """Withdraw an attempt that was not made."""
+        if turn in self._recent:
+            self._recent.remove(turn)
             self._tokens -= turn.tokens
             self._plan()
 
     async def _wait(self, turn: Turn) -> None:
-        self._line.append(turn)
+        self._waiting.append(turn)
         self._plan()
         wait = turn.time - self._clock.monotonic()
         if wait > self._policy.max_wait:
-            self._line.remove(turn)
+            self._waiting.remove(turn)
             raise RateQueueFull(wait)
         try:
-            while (wait := turn.time - self._clock.monotonic()) > _MOMENT or self._line[0] is not turn:
+            # The planned time moves both ways while it waits: other attempts settle, are withdrawn or are cancelled.
+            while (wait := turn.time - self._clock.monotonic()) > _MOMENT or self._waiting[0] is not turn:
                 turn.moved.clear()
                 await self._until_moved(turn, wait)
         except BaseException:
-            self._line.remove(turn)
+            # Also when cancelled: a turn that stays in the queue would block all behind it.
+            self._waiting.remove(turn)
             self._plan()
             raise
-        self._line.popleft()
-        self._forget()
+        self._waiting.popleft()
+        self._expire()
 
     async def _until_moved(self, turn: Turn, seconds: float) -> None:
-        if seconds <= _MOMENT:  # its time has come, and whoever is before it is about to go
+        if seconds <= _MOMENT:  # due, but the turn before it has not left the queue yet; its _plan() sets `moved`
             await turn.moved.wait()
             return
         waits: list[Awaitable[object]] = [self._clock.sleep(seconds), turn.moved.wait()]
@@ -193,28 +194,29 @@ class Rates:
             await asyncio.wait(tasks)
 
     def _fits(self, turn: Turn, requests: int, tokens: int) -> bool:
-        """Whether a turn may be taken beside others; one that is too large by itself may be taken alone."""
+        """Return whether a turn fits beside others. One with more tokens than the limit may be taken alone."""
         policy = self._policy
         has_request = policy.requests is None or requests < policy.requests
         return has_request and (not requests or policy.tokens is None or tokens + turn.tokens <= policy.tokens)
 
-    def _forget(self) -> None:
-        """Leaves out what was more than a minute ago."""
+    def _expire(self) -> None:
+        """Drop the turns that are more than a minute old."""
         now = self._clock.monotonic()
-        while self._had and self._had[0].time + _MINUTE <= now:
-            self._tokens -= self._had.popleft().tokens
+        while self._recent and self._recent[0].time + _MINUTE <= now:
+            self._tokens -= self._recent.popleft().tokens
 
     def _plan(self) -> None:
-        """Gives everybody who waits the earliest time that keeps the rates and the order."""
-        if not self._line:
+        """Assign each waiting turn the earliest time that keeps the rates and the order."""
+        if not self._waiting:
             return
-        beside, tokens, earliest = deque(self._had), self._tokens, self._clock.monotonic()
-        for turn in self._line:
+        beside, tokens, earliest = deque(self._recent), self._tokens, self._clock.monotonic()
+        for turn in self._waiting:
             time = earliest
             while beside and (beside[0].time + _MINUTE <= time or not self._fits(turn, len(beside), tokens)):
-                gone = beside.popleft()
-                time, tokens = max(time, gone.time + _MINUTE), tokens - gone.tokens
-            if time != turn.time or turn is self._line[0]:
+                expired = beside.popleft()
+                time, tokens = max(time, expired.time + _MINUTE), tokens - expired.tokens
+            # The first one is notified even if its time stays the same: it may wait only for the one before it.
+            if time != turn.time or turn is self._waiting[0]:
                 turn.moved.set()
             turn.time = earliest = time
             beside.append(turn)
@@ -222,7 +224,7 @@ class Rates:
 
 
 class ModelLimiter:
-    """The way to one model. Without a policy it bounds nothing."""
+    """Admits attempts to one model. Without policies it limits nothing."""
 
     def __init__(
         self,
@@ -233,24 +235,25 @@ class ModelLimiter:
         rates: RatePolicy | None = None,
         clock: Clock | None = None,
     ) -> None:
-        """0 calls at once are any number; without a breaker the model is always asked."""
+        """`max_concurrency` 0: unlimited. Without `breaker` no failure keeps later attempts from the model."""
         clock = clock or SystemClock()
         self._name = name
         self._breaker = Breaker(breaker or BreakerPolicy(failures=0), clock)
         self._rates = Rates(rates or RatePolicy(), clock)
-        self._place: AbstractAsyncContextManager[None] = (
+        self._slots: AbstractAsyncContextManager[None] = (
             asyncio.Semaphore(max_concurrency) if max_concurrency else nullcontext()
         )
 
     @asynccontextmanager
     async def turn(self, request: ModelRequest, meter: AttemptMeter) -> AsyncGenerator[None, None]:
-        """One attempt's turn; whoever came first goes first. Raises ModelError where it may not be made.
+        """Admit one attempt, first come, first served. Raises ModelError if it may not be made.
 
-        The meter is told when the attempt goes to its provider; what it says of usage afterwards is counted.
+        Sets `meter.is_sent` once the attempt is admitted. Usage that `meter` has at the end replaces the estimate.
         """
         try:
+            # Fail before waiting if the breaker is open. It may also open during the wait: _attempt() checks again.
             self._breaker.check()
-            async with self._place:
+            async with self._slots:
                 answer = request.settings.max_output_tokens or _ANSWER_TOKENS
                 taken = await self._rates.take(request_tokens(request) + answer)
                 try:
@@ -258,16 +261,16 @@ class ModelLimiter:
                         yield
                 finally:
                     self._settle(taken, meter)
-        except CircuitOpen as shut:
+        except CircuitOpen as error:
             raise self._refusal(
-                f"failed again and again, and is left alone: for {shut.seconds:.0f} more seconds, and until one call "
-                "that tries it is answered. Its breaker is in the server's configuration.",
+                f"failed repeatedly, so its circuit breaker is open: for {error.seconds:.0f} more seconds, and until "
+                "a trial call is answered. Retry later, or change `breaker` in the server's configuration.",
                 event_pb2.RETRY_REASON_CIRCUIT_OPEN,
             ) from None
-        except RateQueueFull as crowded:
+        except RateQueueFull as error:
             raise self._refusal(
-                f"has so many calls that this one would wait {crowded.seconds:.0f} seconds for its turn. "
-                "Its rates and max_wait are in the server's configuration.",
+                f"has so many calls that this one would wait {error.seconds:.0f} seconds. "
+                "Retry later, or change its rates or max_wait in the server's configuration.",
                 event_pb2.RETRY_REASON_RATE_LIMITED,
             ) from None
 
@@ -291,7 +294,7 @@ class ModelLimiter:
         elif meter.usage is not None:
             used = meter.usage
             total = used.total_tokens or used.input_tokens + used.output_tokens
-            self._rates.settle(taken, total or taken.tokens)
+            self._rates.settle(taken, total or taken.tokens)  # a usage without any count keeps the estimate
 
     def _refusal(self, what: str, retry: event_pb2.RetryReason.ValueType) -> ModelError:
         return ModelError(

@@ -9,7 +9,7 @@ from typing import Final, Literal, Protocol
 from bough.v1 import message_pb2, model_pb2, step_pb2, usage_pb2
 
 _NANOS: Final = Fraction(1_000, 1_000_000)
-"""Billionths of the currency for a token, if a million tokens cost one millionth of it."""
+"""Billionths of the currency that one token costs if a million tokens cost one millionth of it."""
 
 _LARGEST_COST: Final = 2**63 - 1
 
@@ -26,7 +26,7 @@ FINISH_REASONS: Final[Mapping[str, step_pb2.FinishReason.ValueType]] = MappingPr
         "refusal": step_pb2.FINISH_REASON_REFUSAL,
     }
 )
-"""What the providers' words for the end of an answer mean."""
+"""Finish reasons by the words that providers use for them."""
 
 
 DEFAULT_CURRENCY: Final = "USD"
@@ -34,7 +34,7 @@ DEFAULT_CURRENCY: Final = "USD"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ToolSpec:
-    """A tool as a model is told of it; the schema is JSON text."""
+    """A tool as it is described to a model; `input_schema_json` is a JSON Schema as text."""
 
     name: str
     description: str
@@ -43,18 +43,18 @@ class ToolSpec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelRequest:
-    """What a model is asked. Messages have roles USER, ASSISTANT and TOOL; every call in them has its result."""
+    """One request to a model. Messages have the roles USER, ASSISTANT and TOOL; every tool call has its result."""
 
     messages: Sequence[message_pb2.Message]
     instruction: str = ""
     tools: Sequence[ToolSpec] = ()
     tool_choice: Literal["auto", "required"] = "auto"
-    """Whether it may answer in words, or has to call one of the tools, of which there is one then at least."""
+    """`auto`: the model may answer in text; `required`: it must call a tool, and `tools` has at least one."""
     settings: model_pb2.ModelSettings = field(default_factory=model_pb2.ModelSettings)
     output_schema_json: str = ""
-    """What an answer in words has to fit instead, if anything. Whether it does is judged by whoever asks."""
+    """JSON Schema of a text answer; empty: none. The caller checks whether the answer matches it."""
     agent: str = ""
-    """Who asks; providers do not send it, the scripted model chooses by it."""
+    """The calling agent. Never sent to a provider; the scripted model selects its turns by it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +73,7 @@ class ReasoningDelta:
 
 @dataclass(frozen=True, slots=True)
 class ToolCallDelta:
-    """A piece of a tool call. `index` is the call's place in the answer; id and name are on its first piece."""
+    """A piece of a tool call. `index` is the call's position in the answer; the first piece has the id and the name."""
 
     index: int
     arguments: str
@@ -86,7 +86,7 @@ Delta = TextDelta | ReasoningDelta | ToolCallDelta
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RetryPolicy:
-    """How often a failed attempt is tried again, and how long to wait: base * 2^n, at most `longest`, with jitter."""
+    """Retries of a failed attempt, with exponential backoff: base * 2^n seconds, at most `longest`, with jitter."""
 
     retries: int = 2
     base: float = 0.5
@@ -95,7 +95,7 @@ class RetryPolicy:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Price:
-    """Prices of a million tokens in millionths of the currency; cached tokens cost `cached_input` if it is set."""
+    """Prices per million tokens, in millionths of the currency; cached input costs `cached_input` if that is set."""
 
     input: float
     output: float
@@ -105,12 +105,12 @@ class Price:
 
 @dataclass(slots=True)
 class AttemptMeter:
-    """How far one attempt has come: to be read where it was left before its end, when nothing else knows."""
+    """Progress of one attempt. It stays readable if the attempt is abandoned, when no response reports its usage."""
 
     usage: usage_pb2.Usage | None = None
-    """What the provider has said that it used; None where it said nothing."""
+    """Usage as the provider reported it so far; None if it reported none."""
     is_sent: bool = False
-    """Whether the provider has been asked: not one that waits for its turn, or was refused before."""
+    """Whether the attempt passed the limiter and went to the provider; False while it waits, or if it was refused."""
 
 
 class Model(Protocol):
@@ -118,32 +118,32 @@ class Model(Protocol):
 
     @property
     def name(self) -> str:
-        """The name in the configuration."""
+        """Name in the configuration."""
         ...
 
     @property
     def provider(self) -> str:
-        """ "openai", "scripted" or "local"."""
+        """Provider: "openai", "scripted" or "local"."""
         ...
 
     @property
     def model(self) -> str:
-        """The provider's own name for it."""
+        """The provider's name for the model."""
         ...
 
     @property
     def retry(self) -> RetryPolicy:
-        """How failed attempts are tried again; the runtime does it, not the model."""
+        """Retry policy for failed attempts; the runtime applies it, not the model."""
         ...
 
     @property
     def fallbacks(self) -> Sequence[str]:
-        """The names of the models that a call goes on with, in order, when this one cannot answer it."""
+        """Names of the models that a call tries next, in order, if this one cannot answer."""
         ...
 
     @property
     def price(self) -> Price | None:
-        """Its price, where it has one."""
+        """Price of its tokens; None if none is configured."""
         ...
 
     @property
@@ -154,27 +154,27 @@ class Model(Protocol):
     def stream(
         self, request: ModelRequest, *, meter: AttemptMeter | None = None
     ) -> AsyncIterator[Delta | step_pb2.LlmResponse]:
-        """One attempt: the deltas as they come, then exactly one LlmResponse as the last item.
+        """Make one attempt: yield the deltas as they arrive, then exactly one LlmResponse as the last item.
 
         The text of the response's message is the concatenation of the TextDeltas; its tool calls have
         `provider_call_id` set and `call_id` empty. `provider`, `model`, both finish reasons, `usage` (without a cost)
-        and `raw_json` are filled in. Waits for its turn where the model is limited. Closing the iterator, or cancelling
-        the task, closes the connection; `meter` is told when the provider is asked, and what it says of usage, at once.
+        and `raw_json` are filled in. Waits while the model's limits are reached. Closing the iterator, or cancelling
+        the task, closes the connection. `meter` is updated at once when the request is sent and when usage is reported.
 
         Raises ModelError, and nothing else on purpose.
         """
         ...
 
     async def close(self) -> None:
-        """Ends connections and child processes."""
+        """Close connections and end child processes."""
         ...
 
 
 def cost_of(usage: usage_pb2.Usage, price: Price) -> int | None:
-    """Return the cost in billionths of the price's currency, half rounded up, at most the largest that its field holds.
+    """Return the cost in billionths of the price's currency, rounded half up, at most 2^63 - 1.
 
-    None if the tokens of a direction are unknown. Cached input tokens cost `cached_input` if the price has one, else as
-    much as any other.
+    Return None if the input or the output tokens are unknown. Cached input tokens cost `cached_input` if the price has
+    one, else as much as other input tokens.
     """
     if not usage.HasField("input_tokens") or not usage.HasField("output_tokens"):
         return None
@@ -188,15 +188,15 @@ def cost_of(usage: usage_pb2.Usage, price: Price) -> int | None:
 
 
 def _exact(price: float) -> Fraction:
-    """The price as it was written: 0.1 is a tenth, not the nearest binary fraction."""
+    """Return the price exactly as it was written: 0.1 is a tenth, not the nearest binary fraction."""
     return Fraction(repr(price))
 
 
 def finish_reason_of(word: str, *, has_calls: bool, is_refused: bool = False) -> step_pb2.FinishReason.ValueType:
     """Return why a model stopped, from the provider's word for it.
 
-    Several servers say "stop", and the Responses API says "completed", whatever the answer consists of: a complete
-    answer that asks for calls ended for them, and one that is a refusal ended as such.
+    Several servers say "stop", and the Responses API says "completed", whatever the answer consists of. So the reason
+    of a complete answer is TOOL_CALLS if it has calls, and REFUSAL if it is a refusal.
     """
     reason = FINISH_REASONS.get(word, step_pb2.FINISH_REASON_OTHER)
     if reason != step_pb2.FINISH_REASON_STOP:

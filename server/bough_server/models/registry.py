@@ -1,6 +1,6 @@
 """Configured models by name, with their aliases, fallbacks and limits.
 
-Making them sends nothing and starts nothing: an unreachable provider is an error of the first call.
+Building them opens no connection and starts no process: an unreachable provider is an error of the first call.
 """
 
 import hashlib
@@ -26,7 +26,7 @@ DEFAULT: Final = "default"
 
 
 class ConfiguredModels:
-    """The models of a configuration. Closing it closes them."""
+    """The models of a configuration, which it owns and closes."""
 
     def __init__(self, models: Mapping[str, Model], aliases: Mapping[str, str], *, default: str) -> None:
         self._models = dict(models)
@@ -34,12 +34,12 @@ class ConfiguredModels:
         self._default = default
 
     def get(self, name: str) -> Model:
-        """The model of a name; aliases are followed, empty is the default. Raises KeyError where there is none."""
+        """Return the model of a name, following aliases; empty: the default. Raises KeyError if there is none."""
         name = name or self._default
         return self._models[self._aliases.get(name, name)]
 
     def list(self) -> list[model_pb2.ModelInfo]:
-        """Every name that a definition may give, aliases among them, sorted."""
+        """Return every name that a definition may use, aliases included, sorted."""
         named = {**{name: name for name in self._models}, **self._aliases}
         return [
             model_pb2.ModelInfo(
@@ -52,7 +52,7 @@ class ConfiguredModels:
         ]
 
     async def close(self) -> None:
-        """Ends every model's connections and processes, whatever goes wrong with one of them."""
+        """Close every model, even if closing one fails. Raises ExceptionGroup with the failures."""
         failures: list[Exception] = []
         for model in self._models.values():
             try:
@@ -72,11 +72,11 @@ def build_models(
     default: str = DEFAULT,
     clock: Clock | None = None,
 ) -> ConfiguredModels:
-    """The models of a configuration: scripts are relative to `folder`, keys are looked up in `secrets`.
+    """Build the models of a configuration; scripts are relative to `folder`, keys are looked up in `secrets`.
 
-    `currency` is that of all prices. A key that is not there is an error of the model's first call, so that a server
-    can do without it. Raises ConfigurationError if an alias or a fallback leads nowhere or in a circle, a provider is
-    not known, or a script is wrong.
+    `currency` is the currency of all prices. A missing key is an error of the model's first call, so that a server
+    starts without the keys it does not use. Raises ConfigurationError if an alias or a fallback names no model or forms
+    a cycle, a provider is unknown, or a script is invalid.
     """
     aliases = {name: _target(name, configs) for name, config in configs.items() if config.alias}
     models = {
@@ -87,7 +87,7 @@ def build_models(
             secrets=secrets,
             folder=folder,
             price=_price(config, currency),
-            turnstile=_turnstile(name, config, clock or SystemClock()),
+            limiter=_limiter(name, config, clock or SystemClock()),
         )
         for name, config in configs.items()
         if not config.alias
@@ -101,39 +101,40 @@ def _target(name: str, configs: Mapping[str, ModelSection]) -> str:
         if alias not in configs:
             raise ConfigurationError(f"models.{seen[-1]}.alias: There is no model {alias!r}.")
         if alias in seen:
-            raise ConfigurationError(f"models.{name}.alias: leads in a circle: {' > '.join([*seen, alias])}")
+            raise ConfigurationError(f"models.{name}.alias: forms a cycle: {' > '.join([*seen, alias])}")
         seen.append(alias)
     return seen[-1]
 
 
 def _fallbacks(name: str, configs: Mapping[str, ModelSection]) -> Sequence[str]:
-    """Every model that a call of this one may go on with, in order: after each of its fallbacks that one's own."""
+    """Return every model that a call of this one may fall back to, in order: each fallback, followed by its own."""
     order: list[str] = []
 
-    def follow(way: list[str]) -> None:
-        for fallback in configs[way[-1]].fallbacks:
+    def follow(chain: list[str]) -> None:
+        for fallback in configs[chain[-1]].fallbacks:
             if fallback not in configs:
-                raise ConfigurationError(f"models.{way[-1]}.fallbacks: There is no model {fallback!r}.")
+                raise ConfigurationError(f"models.{chain[-1]}.fallbacks: There is no model {fallback!r}.")
             other = _target(fallback, configs)
-            if other in way:
-                circle = " > ".join([*way[way.index(other) :], other])
-                raise ConfigurationError(f"models.{other}.fallbacks: leads in a circle: {circle}")
+            if other in chain:
+                cycle = " > ".join([*chain[chain.index(other) :], other])
+                raise ConfigurationError(f"models.{other}.fallbacks: forms a cycle: {cycle}")
             if other not in order:
                 order.append(other)
-                follow([*way, other])
+                follow([*chain, other])
 
     follow([name])
     return order
 
 
-def _turnstile(name: str, config: ModelSection, clock: Clock) -> ModelLimiter:
-    """A breaker is there by itself where calls go over a network."""
+def _limiter(name: str, config: ModelSection, clock: Clock) -> ModelLimiter:
+    """Return a model's limiter. By default only models that are called over a network have a breaker."""
     breaker = BreakerPolicy() if config.provider == "openai" else None
     if config.breaker is not None:
         breaker = BreakerPolicy(failures=config.breaker.failures, cooldown=config.breaker.cooldown)
-    places = SLOTS if config.provider == "local" else config.max_concurrency or 0
+    # More calls than the embedded model's process has slots would only wait inside it, on their timeouts.
+    slots = SLOTS if config.provider == "local" else config.max_concurrency or 0
     rates = RatePolicy(requests=config.requests_per_minute, tokens=config.tokens_per_minute, max_wait=config.max_wait)
-    return ModelLimiter(name=name, max_concurrency=places, breaker=breaker, rates=rates, clock=clock)
+    return ModelLimiter(name=name, max_concurrency=slots, breaker=breaker, rates=rates, clock=clock)
 
 
 def _model(
@@ -144,11 +145,11 @@ def _model(
     secrets: Mapping[str, str],
     folder: Path,
     price: Price | None,
-    turnstile: ModelLimiter,
+    limiter: ModelLimiter,
 ) -> Model:
     retry = RetryPolicy(retries=config.retries)
     if config.provider == "openai":
-        return _openai(name, config, fallbacks=fallbacks, secrets=secrets, price=price, turnstile=turnstile)
+        return _openai(name, config, fallbacks=fallbacks, secrets=secrets, price=price, limiter=limiter)
     if config.provider == "local":
         return LocalModel(
             name=name,
@@ -156,12 +157,12 @@ def _model(
             fallbacks=fallbacks,
             price=price,
             config_digest=_digest(config),
-            turnstile=turnstile,
+            limiter=limiter,
         )
     if config.provider != "scripted":
         raise ConfigurationError(f"models.{name}.provider: must be openai, scripted or local, not {config.provider!r}")
     if config.script is None:
-        raise ConfigurationError(f"models.{name}.script: is needed: the file that it answers from")
+        raise ConfigurationError(f"models.{name}.script: is required: the path of a script file")
     script = read_script(folder / config.script)
     return ScriptedModel(
         name=name,
@@ -171,7 +172,7 @@ def _model(
         fallbacks=fallbacks,
         price=price,
         config_digest=_digest(config, script),
-        turnstile=turnstile,
+        limiter=limiter,
     )
 
 
@@ -182,7 +183,7 @@ def _openai(
     fallbacks: Sequence[str],
     secrets: Mapping[str, str],
     price: Price | None,
-    turnstile: ModelLimiter,
+    limiter: ModelLimiter,
 ) -> OpenAIModel:
     variable = config.api_key_env
     key = secrets.get(variable, "") if variable else ""
@@ -204,7 +205,7 @@ def _openai(
         fallbacks=fallbacks,
         price=price,
         config_digest=_digest(config),
-        turnstile=turnstile,
+        limiter=limiter,
     )
 
 
@@ -226,7 +227,7 @@ def _price(config: ModelSection, currency: str) -> Price | None:
 
 
 def _digest(config: ModelSection, script: Script | None = None) -> str:
-    """What an answer depends on: how often and how patiently it is asked, what it costs and its key do not count."""
+    """Return the hash of what an answer depends on; retries, timeouts, limits, prices and the key do not count."""
     facts: dict[str, object] = {
         "provider": config.provider,
         "api": config.api,
@@ -234,6 +235,7 @@ def _digest(config: ModelSection, script: Script | None = None) -> str:
         "base_url": config.base_url,
     }
     if script is not None:
-        turns = {agent: [turn.model_dump(mode="json") for turn in said] for agent, said in script.agents.items()}
-        facts["script"] = turns
+        facts["script"] = {
+            agent: [turn.model_dump(mode="json") for turn in turns] for agent, turns in script.agents.items()
+        }
     return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()

@@ -9,7 +9,7 @@ from typing import Final, TypeAlias
 from bough.v1 import message_pb2
 
 Body: TypeAlias = dict[str, object]
-"""A JSON object as it is sent."""
+"""A JSON object of a request."""
 
 _NAME: Final = "answer"
 _STRICT: Final = frozenset(
@@ -28,15 +28,15 @@ _STRICT: Final = frozenset(
         "description",
     }
 )
-"""What a schema may consist of for every provider to hold it strictly."""
+"""Keywords that every provider can enforce; a schema with any other is not sent as a strict one."""
 
 
 class BadSettings(ValueError):
-    """The further parameters of a model's settings cannot be sent; the message says why."""
+    """The `extra_json` of a model's settings cannot be sent; the message says why."""
 
 
 def result_text(result: message_pb2.ToolResult) -> str:
-    """Return a tool's result as a model reads it: its error, if it failed, then its content."""
+    """Return a tool's result as text for the model: its error if it failed, then its content."""
     error = f"Error: {result.error.message}" if result.HasField("error") else ""
     return "\n".join(filter(None, (error, *map(as_text, result.parts))))
 
@@ -44,7 +44,7 @@ def result_text(result: message_pb2.ToolResult) -> str:
 def content(
     parts: Sequence[message_pb2.Part], *, text: Callable[[str], Body], blob: Callable[[message_pb2.Blob], Body]
 ) -> str | list[Body]:
-    """What a message says: one text or, where there are files, pieces as an API words them, empty texts left out."""
+    """Return a message's content: one text or, if it has files, pieces in an API's format without empty texts."""
     if not any(part.HasField("blob") for part in parts):
         return "\n".join(filter(None, (as_text(part) for part in parts)))
     pieces = (blob(part.blob) if part.HasField("blob") else text(as_text(part)) for part in parts)
@@ -52,7 +52,7 @@ def content(
 
 
 def arguments_text(text: str) -> str:
-    """Arguments that every provider takes back: many refuse a request in which they are not a JSON object."""
+    """Return arguments that every provider accepts: many refuse a request whose arguments are not a JSON object."""
     if not text.strip():
         return "{}"
     try:
@@ -63,25 +63,25 @@ def arguments_text(text: str) -> str:
 
 
 def data_uri(blob: message_pb2.Blob) -> str:
-    """A file's bytes as a URI."""
+    """Return a file's bytes as a data URI."""
     kind = blob.media_type or "application/octet-stream"
     return f"data:{kind};base64,{base64.b64encode(blob.data).decode()}"
 
 
 def as_text(part: message_pb2.Part) -> str:
-    """A part as text; reasoning and calls, which have their own place or none, are empty."""
+    """Return a part as text; empty for reasoning, tool calls and results, which APIs have other fields for, or none."""
     content = part.WhichOneof("content")
     if content == "text":
         return part.text
     if content == "data_json":
         return part.data_json
     if content == "blob":
-        return blob_in_words(part.blob)
+        return blob_as_text(part.blob)
     return "" if content in ("reasoning", "tool_call", "tool_result") else "[content of an unknown kind]"
 
 
-def blob_in_words(blob: message_pb2.Blob) -> str:
-    """A file as text: where it is, what it says, or how large it is."""
+def blob_as_text(blob: message_pb2.Blob) -> str:
+    """Return a file as text: its URI, its text, or its size."""
     name = f" {blob.filename!r}" if blob.filename else ""
     kind = blob.media_type or "file"
     if blob.uri:
@@ -92,46 +92,47 @@ def blob_in_words(blob: message_pb2.Blob) -> str:
 
 
 def further_settings(text: str, *, ours: Collection[str]) -> Body:
-    """The parameters of `extra_json`; those in `ours` it may not set. Raises BadSettings."""
+    """Parse `extra_json`. Raises BadSettings if it is not a JSON object or sets a parameter in `ours`."""
     try:
         further = json.loads(text)
     except (ValueError, RecursionError) as error:
         raise BadSettings("extra_json is not JSON.") from error
     if not isinstance(further, dict):
         raise BadSettings("extra_json is not one JSON object.")
-    if taken := sorted(further.keys() & set(ours)):
-        # A definition may come over the wire: it must not choose another model than the operator's.
-        raise BadSettings(f"extra_json may not set {', '.join(taken)}.")
+    if forbidden := sorted(further.keys() & set(ours)):
+        # Clients may send definitions: they must not choose another model than the operator's.
+        raise BadSettings(f"extra_json may not set {', '.join(forbidden)}.")
     return further
 
 
 def chat_format(schema_json: str) -> Body:
-    """The `response_format` of Chat Completions."""
+    """Return the `response_format` of Chat Completions."""
     return {"type": "json_schema", "json_schema": _named(schema_json)}
 
 
 def responses_format(schema_json: str) -> Body:
-    """The `text.format` of Responses."""
+    """Return the `text.format` of Responses."""
     return {"type": "json_schema", **_named(schema_json)}
 
 
-def told_in_words(instruction: str, schema_json: str) -> str:
-    """An instruction that asks for the schema, for models that have no way of their own."""
-    asked = (
+def instruction_with_schema(instruction: str, schema_json: str) -> str:
+    """Return the instruction with the schema in it, for providers that accept no schema."""
+    schema_request = (
         "Your final answer, when you call no tool, must be one JSON object and nothing around it. "
         f"It must fit this JSON Schema:\n{schema_json}"
     )
-    return f"{instruction}\n\n{asked}" if instruction else asked
+    return f"{instruction}\n\n{schema_request}" if instruction else schema_request
 
 
 @lru_cache(maxsize=256)
 def _named(schema_json: str) -> Body:
+    # Cached, so shared by all requests with this schema: never modified.
     schema: object = json.loads(schema_json)
     return {"name": _NAME, "schema": schema, "strict": _is_strict(schema)}
 
 
 def _is_strict(schema: object) -> bool:
-    """Whether a schema is of the kind that providers can enforce: closed objects that require all they have."""
+    """Return whether providers can enforce a schema: its objects are closed and require all of their properties."""
     if not isinstance(schema, dict) or not schema.keys() <= _STRICT:
         return False
     properties = schema.get("properties", {})

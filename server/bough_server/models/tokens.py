@@ -1,7 +1,7 @@
-"""How many tokens a text, a message or a request takes: by a model's own tokenizer, else by a stated estimate.
+"""Token counts of texts, messages and requests: by the model's own tokenizer if it has one, else estimated.
 
-The estimate takes four bytes of UTF-8 for a token, which fits English prose and is off by up to a half for other
-scripts, and an image or a file for 1,000 tokens.
+The estimate is four bytes of UTF-8 per token, which fits English prose and is off by up to a half for other scripts,
+and 1,000 tokens per image or file.
 """
 
 import asyncio
@@ -15,27 +15,27 @@ from bough_server.truncation import size_of
 BYTES_PER_TOKEN: Final = 4
 FILE_TOKENS: Final = 1_000
 FRAME_TOKENS: Final = 4
-"""What a provider puts around a message."""
+"""Tokens that a provider adds around each message."""
 
 _COUNTING_SECONDS: Final = 5.0
 
 
 @runtime_checkable
 class CountsTokens(Protocol):
-    """A model that knows its own tokenizer."""
+    """A model that has its own tokenizer."""
 
     async def count_tokens(self, request: ModelRequest) -> int | None:
-        """The tokens of a request, files as the estimate has them; None where it cannot say. It may raise anything."""
+        """Return the tokens of a request, with files estimated; None if it cannot count them. May raise anything."""
         ...
 
 
 async def counted(model: Model | None, request: ModelRequest) -> int:
-    """The tokens of a request by a model's own tokenizer; by the estimate where it has none, fails, or takes 5 s."""
+    """Return the tokens of a request by the model's tokenizer, or the estimate if it has none, fails or takes 5 s."""
     if isinstance(model, CountsTokens):
         try:
             async with asyncio.timeout(_COUNTING_SECONDS):
                 tokens = await model.count_tokens(request)
-        except Exception:  # nobody is refused a call because it could not be measured
+        except Exception:  # a count that fails must not fail the call that it is for
             tokens = None
         if tokens is not None:
             return tokens
@@ -43,20 +43,20 @@ async def counted(model: Model | None, request: ModelRequest) -> int:
 
 
 def text_tokens(text: str) -> int:
-    """The tokens of a text."""
+    """Return the estimated tokens of a text."""
     return -(-size_of(text) // BYTES_PER_TOKEN)
 
 
 def message_tokens(message: message_pb2.Message) -> int:
-    """The tokens of a message, calls and results included."""
+    """Return the estimated tokens of a message, tool calls and results included."""
     return FRAME_TOKENS + _parts_tokens(message.parts)
 
 
 def request_tokens(request: ModelRequest) -> int:
-    """The tokens that a request is made of, tools included; what is answered comes on top of them."""
+    """Return the estimated input tokens of a request, tools included; its answer comes on top of them."""
     tools = (tool.name + tool.description + tool.input_schema_json for tool in request.tools)
-    told = text_tokens(request.instruction) + text_tokens(request.output_schema_json)
-    return told + sum(map(text_tokens, tools)) + sum(map(message_tokens, request.messages))
+    texts = text_tokens(request.instruction) + text_tokens(request.output_schema_json)
+    return texts + sum(map(text_tokens, tools)) + sum(map(message_tokens, request.messages))
 
 
 def _parts_tokens(parts: Iterable[message_pb2.Part]) -> int:

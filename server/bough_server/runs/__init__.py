@@ -1,4 +1,4 @@
-"""Every run that this process executes, and the way to all others; what a run does is the runtime's."""
+"""Runs of this process and access to those of other workers: start, follow, resume, fork, cancel, recover."""
 
 from bough_server.runs.admission import RunDefaults
 from bough_server.runs.runs import Runs

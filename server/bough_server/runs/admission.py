@@ -1,4 +1,4 @@
-"""What a run begins with: a checked request becomes run_started; it starts nothing."""
+"""Check a request and build the run's first events from it."""
 
 import hashlib
 import json
@@ -16,12 +16,12 @@ from bough_server.runtime.agent import Agent, Resolver
 from bough_server.store.ports import Principal, RunRecord
 
 MAX_INPUT_BYTES: Final = 256 * 1024
-"""The most bytes of an input, all its parts together."""
+"""The most bytes of all parts of an input together."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunDefaults:
-    """The operator's policy: what a run gets where its request says nothing, and the most that it may ask for."""
+    """The operator's policy: defaults for what a request leaves unset, and the maxima that it may ask for."""
 
     limits: policy_pb2.Limits = field(default_factory=lambda: policy_pb2.Limits(model_calls=500))
     maximum: policy_pb2.Limits = field(default_factory=policy_pb2.Limits)
@@ -31,19 +31,21 @@ class RunDefaults:
 
 
 def stored_definitions(resolver: Resolver, root: str) -> Mapping[str, agent_pb2.AgentDefinition]:
-    """The definitions that a run of `root` can reach and that are data, by revision and sorted by name.
+    """Return the definitions that a run of `root` can reach, by revision, in order of name.
 
-    Agents in code have a declared version instead.
+    Agents in code are left out: they have a declared version instead of a stored definition.
     """
     return {resolver.agent(one.name).revision: one for one in resolver.reachable(root) if one.WhichOneof("kind")}
 
 
 def check_input(message: message_pb2.Message, *, field: str = "input") -> None:
-    """Refuses an input that no log should hold; `field` is where the request has it. Raises InvalidRequest."""
+    """Raise InvalidRequest for an input that is too large or has invalid parts; `field` is its path in the request."""
     size = sum(part.ByteSize() for part in message.parts)
     if size > MAX_INPUT_BYTES:
-        said = f"is {size} bytes; an input may have {MAX_INPUT_BYTES}. Give large content by reference (a blob's uri)."
-        raise InvalidRequest([FieldViolation(field=f"{field}.parts", description=said)])
+        description = (
+            f"is {size} bytes; an input may have {MAX_INPUT_BYTES}. Pass large content by reference (a blob's uri)."
+        )
+        raise InvalidRequest([FieldViolation(field=f"{field}.parts", description=description)])
     if wrong := list(_part_violations(message, field)):
         raise InvalidRequest(wrong)
 
@@ -52,23 +54,23 @@ def _part_violations(message: message_pb2.Message, field: str) -> Iterator[Field
     for index, part in enumerate(message.parts):
         content = part.WhichOneof("content")
         if content in ("tool_call", "tool_result", "reasoning"):
-            said = "An input holds no tool calls, tool results or reasoning."
-            yield FieldViolation(field=f"{field}.parts[{index}].{content}", description=said)
+            description = "An input may not hold tool calls, tool results or reasoning."
+            yield FieldViolation(field=f"{field}.parts[{index}].{content}", description=description)
         elif content == "data_json" and not _is_json(part.data_json):
-            said = "must be JSON text"
-            yield FieldViolation(field=f"{field}.parts[{index}].data_json", description=said)
+            description = "must be JSON text"
+            yield FieldViolation(field=f"{field}.parts[{index}].data_json", description=description)
 
 
 def _is_json(text: str) -> bool:
     try:
         json.loads(text, parse_constant=_no_constant)
-    except (ValueError, RecursionError):
+    except (ValueError, RecursionError):  # deeply nested text exhausts the stack of Python's parser
         return False
     return True
 
 
 def _no_constant(name: str) -> None:
-    # Python reads NaN and Infinity; JSON has neither.
+    # Python's parser accepts NaN and Infinity, which JSON does not have.
     raise ValueError(name)
 
 
@@ -76,7 +78,7 @@ Followed = agent_service_pb2.RunRequest | agent_service_pb2.ResumeRunRequest | a
 
 
 def request_digest(request: Followed) -> str:
-    """SHA-256 hex of a request without what only concerns following: equal content, equal digest."""
+    """Return a SHA-256 hex digest of a request's content, without the fields that only concern following the run."""
     content: Message = type(request)()
     content.CopyFrom(request)
     content.ClearField("follow")
@@ -87,10 +89,10 @@ def request_digest(request: Followed) -> str:
 
 
 def same_request(earlier: RunRecord, digest: str, request_id: str) -> RunRecord:
-    """The run that a request started before. Raises RequestIdReused where its content was another."""
+    """Return the run that an earlier request started. Raises RequestIdReused if that request had other content."""
     if earlier.request_digest != digest:
         raise RequestIdReused(
-            f"The request id {request_id!r} started another run with another content. Use a new one.",
+            f"The request id {request_id!r} was used for another run with other content. Use a new one.",
             details={"run_id": earlier.run.run_id},
         )
     return earlier
@@ -109,7 +111,7 @@ _NUMBERS: Final[Sequence[_Number]] = (
 
 
 def effective_policy(asked: policy_pb2.RunPolicy, defaults: RunDefaults) -> policy_pb2.RunPolicy:
-    """The request's policy with the server's defaults where it says nothing, under the server's maxima."""
+    """Return the request's policy, with the server's defaults for unset fields, capped at the server's maxima."""
     policy = policy_pb2.RunPolicy()
     policy.CopyFrom(asked)
     for name in _NUMBERS:
@@ -138,7 +140,7 @@ def effective_policy(asked: policy_pb2.RunPolicy, defaults: RunDefaults) -> poli
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Admission:
-    """Everything about a run that is decided when it is accepted."""
+    """Everything about a run that is decided before it is created."""
 
     request: agent_service_pb2.RunRequest
     digest: str
@@ -146,14 +148,14 @@ class Admission:
     user_id: str
     agent: Agent
     resolver: Resolver
-    """What the run looks up, from its start to its end."""
+    """The catalog that the run uses from start to end."""
     policy: policy_pb2.RunPolicy
     deadline_time_ns: int | None
     now_ns: int
 
 
 def record_of(admission: Admission, principal: Principal, session_id: str, *, owner: str, is_queued: bool) -> RunRecord:
-    """The run as it is when it has been accepted."""
+    """Return the row of a run as it is right after it was created."""
     run = run_pb2.Run(
         run_id=admission.run_id,
         session_id=session_id,
@@ -171,7 +173,7 @@ def record_of(admission: Admission, principal: Principal, session_id: str, *, ow
 
 
 def run_queued(started: event_pb2.AgentEvent, behind_run_id: str) -> event_pb2.AgentEvent:
-    """The second event of a run that waits for its session."""
+    """Return the second event of a run that waits for its session."""
     event = events.in_place_of(started)
     event.sequence = 2
     event.record_time.CopyFrom(started.record_time)
@@ -180,7 +182,7 @@ def run_queued(started: event_pb2.AgentEvent, behind_run_id: str) -> event_pb2.A
 
 
 def run_started(admission: Admission, *, session_cut: int, trace_id: str, span_id: str) -> event_pb2.AgentEvent:
-    """The first event of a run."""
+    """Return the first event of a run."""
     request, definition, resolver = admission.request, admission.agent.definition, admission.resolver
     event = event_pb2.AgentEvent(
         sequence=1,
@@ -215,10 +217,10 @@ def run_started(admission: Admission, *, session_cut: int, trace_id: str, span_i
     return event
 
 
-def spoken_by_user(said: message_pb2.Message, *, root_id: str, message_root: str) -> message_pb2.Message:
-    """What a user says to a run, as it is stored in the session; `message_root` is as in ids.message_id."""
+def spoken_by_user(content: message_pb2.Message, *, root_id: str, message_root: str) -> message_pb2.Message:
+    """Return a user's message in the form that the session stores; `message_root` is the root of ids.message_id."""
     message = message_pb2.Message()
-    message.CopyFrom(said)
+    message.CopyFrom(content)
     message.role, message.kind = message_pb2.ROLE_USER, message_pb2.MESSAGE_KIND_USER
     message.author = "user"
     message.invocation_id = root_id

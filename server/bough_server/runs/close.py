@@ -1,4 +1,4 @@
-"""End a run that no worker executes, with the reason for its end."""
+"""End runs that no worker executes, and state the reasons for ends from outside."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -17,16 +17,16 @@ from bough_server.store.ports import Catalog, EventLog, Record, RunRecord
 RUN: Final = "The run"
 
 Bound = tuple[float, execution_pb2.CancelReason.ValueType]
-"""Seconds after which a run ends by itself, and why."""
+"""Seconds until a run is ended automatically, and the reason."""
 
 
 def deadline_bound(deadline_ns: int, now_ns: int) -> Bound:
-    """When the caller's deadline ends a run; a time that is over gives no seconds."""
+    """Return the bound of a caller's deadline; 0 seconds if it has passed."""
     return max(0.0, (deadline_ns - now_ns) / 1e9), execution_pb2.CANCEL_REASON_DEADLINE
 
 
 def wall_bounds(limits: Iterable[policy_pb2.Limits], spent_ns: int) -> list[Bound]:
-    """When a run's time on the wall is up, after so much of it was spent."""
+    """Return the bounds of a run's wall_duration limits, of which `spent_ns` nanoseconds have been used."""
     return [
         (max(0.0, (one.wall_duration.ToNanoseconds() - spent_ns) / 1e9), execution_pb2.CANCEL_REASON_LIMIT)
         for one in limits
@@ -35,7 +35,7 @@ def wall_bounds(limits: Iterable[policy_pb2.Limits], spent_ns: int) -> list[Boun
 
 
 def wall_owner(policy: policy_pb2.Limits, root: agent_pb2.AgentDefinition) -> str:
-    """Whose time on the wall is up first, in words: the run's, unless its root's definition allows it less."""
+    """Name the owner of the shorter wall_duration, for an error: the run, or the root agent if it allows less."""
     if not root.limits.HasField("wall_duration"):
         return RUN
     own = root.limits.wall_duration.ToNanoseconds()
@@ -47,14 +47,14 @@ def wall_owner(policy: policy_pb2.Limits, root: agent_pb2.AgentDefinition) -> st
 def why_ended(
     reason: execution_pb2.CancelReason.ValueType, owner: str = RUN
 ) -> tuple[error_pb2.AgentError, error_pb2.AgentError]:
-    """The error of a run that is ended from outside, and that of everything below its root.
+    """Return the error of a run that is ended from outside, and the error of everything below its root.
 
-    `owner` is whose time was up, where that is the reason.
+    `owner` is used for CANCEL_REASON_LIMIT: the subject of its message (see wall_owner).
     """
-    said = {
+    messages = {
         execution_pb2.CANCEL_REASON_CALLER: ("The run was cancelled.", error_pb2.ERROR_REASON_CANCELLED),
         execution_pb2.CANCEL_REASON_DISCONNECTED: (
-            "The run was cancelled because nobody followed it any more.",
+            "The run was cancelled because no client followed it any more.",
             error_pb2.ERROR_REASON_CANCELLED,
         ),
         execution_pb2.CANCEL_REASON_SUPERSEDED: (
@@ -70,19 +70,19 @@ def why_ended(
             error_pb2.ERROR_REASON_LIMIT_EXCEEDED,
         ),
         execution_pb2.CANCEL_REASON_SERVER: (
-            "The server stopped while the run was going.",
+            "The server stopped while the run was executing.",
             error_pb2.ERROR_REASON_SERVER_STOPPED,
         ),
     }
-    message, why = said[reason]
-    retryable = why == error_pb2.ERROR_REASON_SERVER_STOPPED
+    message, error_reason = messages[reason]
+    retryable = error_reason == error_pb2.ERROR_REASON_SERVER_STOPPED
     below = RunError(message, reason=error_pb2.ERROR_REASON_CANCELLED)
-    return RunError(message, reason=why, retryable=retryable).to_agent_error(), below.to_agent_error()
+    return RunError(message, reason=error_reason, retryable=retryable).to_agent_error(), below.to_agent_error()
 
 
 @dataclass(frozen=True, slots=True)
 class CloseReason:
-    """Why a run is ended: the request to record, if its log has none, and the errors of its root and of all below."""
+    """Why a run is ended: the request to record if its log has none, and the errors of its root and of all below it."""
 
     request: event_pb2.CancelRequested
     error: error_pb2.AgentError
@@ -90,53 +90,56 @@ class CloseReason:
 
 
 def close_reason(request: event_pb2.CancelRequested, owner: str = RUN) -> CloseReason:
-    """The words for an end from outside; `owner` is whose time was up, where that is the reason."""
+    """Return the reason of an end from outside; `owner` as in why_ended."""
     return CloseReason(request, *why_ended(request.reason, owner))
 
 
 def failed(error: RunError) -> CloseReason:
-    """The words for a run that cannot go on."""
-    below = RunError("The run cannot go on.", reason=error_pb2.ERROR_REASON_CANCELLED)
+    """Return the reason of a run that cannot continue because of an error."""
+    below = RunError("The run cannot continue.", reason=error_pb2.ERROR_REASON_CANCELLED)
     request = event_pb2.CancelRequested(reason=execution_pb2.CANCEL_REASON_SERVER)
     return CloseReason(request, error.to_agent_error(), below.to_agent_error())
 
 
-async def close_run(equipment: RunDependencies, record: RunRecord, why: CloseReason) -> None:
-    """Ends every open invocation of a run under a new epoch, and then the run.
+async def close_run(dependencies: RunDependencies, record: RunRecord, reason: CloseReason) -> None:
+    """Take a run over under the next epoch and end it, with every open invocation, in one append.
 
-    A wish to end the run that its log holds already is the one that counts. Raises RunMoved where somebody else acted
-    meanwhile, Fenced where it has ended, StorageFailed.
+    If the log already holds a cancel request for the whole run, its reason is used instead. Raises RunMoved if
+    another worker acted meanwhile, Fenced if the run has ended, and StorageFailed.
     """
-    log = await read_log(equipment.log, record.run.run_id)
+    log = await read_log(dependencies.log, record.run.run_id)
     invocations = Invocations()
     for event in log:
         invocations.observe(event)
     made: list[event_pb2.AgentEvent] = []
     if (requested := cancel_of(log)) is not None:
-        why = close_reason(requested, await _wall_owner(equipment.catalog, log))
+        reason = close_reason(requested, await _wall_owner(dependencies.catalog, log))
     else:
-        wish = invocations.root().event("")
-        wish.cancel_requested.CopyFrom(why.request)
-        invocations.observe(wish)
-        made.append(wish)
-    now = equipment.clock.now_ns()
-    made.extend(closing(invocations, "", why.error, why.below, now))
+        cancel = invocations.root().event("")
+        cancel.cancel_requested.CopyFrom(reason.request)
+        invocations.observe(cancel)
+        made.append(cancel)
+    now = dependencies.clock.now_ns()
+    made.extend(closing(invocations, "", reason.error, below=reason.below, now_ns=now))
     records = as_records(made, after=record.run.last_sequence, now_ns=now)
-    await equipment.log.take_over(record.run.run_id, epoch=record.epoch + 1, owner=equipment.worker, records=records)
-    if equipment.metrics is not None:
-        measuring = RunMetrics(equipment.metrics, invocations, Journal(log))
+    # The new epoch fences a former owner that may still execute the run.
+    await dependencies.log.take_over(
+        record.run.run_id, epoch=record.epoch + 1, owner=dependencies.worker, records=records
+    )
+    if dependencies.metrics is not None:
+        measuring = RunMetrics(dependencies.metrics, invocations, Journal(log))
         for event in made:
             measuring.take(event)
 
 
 def cancel_of(log: Iterable[event_pb2.AgentEvent]) -> event_pb2.CancelRequested | None:
-    """The request to end a whole run that its log holds; None if it holds none."""
+    """Return the log's cancel request for the whole run, or None."""
     requests = (event.cancel_requested for event in log if event.HasField("cancel_requested"))
-    return next((request for request in requests if not request.effect_scope), None)
+    return next((request for request in requests if not request.effect_scope), None)  # others cancel only a part
 
 
 def policy_of(log: Sequence[event_pb2.AgentEvent]) -> policy_pb2.RunPolicy:
-    """The policy in force at the end of a log: that of the run's start, or the one that its last fork brought."""
+    """Return the policy in force at the end of a log: that of its last fork that has one, or of run_started."""
     policy = log[0].run_started.policy
     for event in log:
         if event.HasField("run_forked") and event.run_forked.HasField("policy"):
@@ -145,7 +148,7 @@ def policy_of(log: Sequence[event_pb2.AgentEvent]) -> policy_pb2.RunPolicy:
 
 
 async def _wall_owner(catalog: Catalog, log: Sequence[event_pb2.AgentEvent]) -> str:
-    """Whose time on the wall is up first, as wall_owner has it; agents in code have no bounds of their own."""
+    """Return wall_owner for a log; agents in code, which have no stored definition, have no limits either."""
     started = log[0].run_started
     for ref in started.definition_refs:
         definition = await catalog.get(ref.revision) if ref.name == started.agent else None
@@ -155,7 +158,7 @@ async def _wall_owner(catalog: Catalog, log: Sequence[event_pb2.AgentEvent]) -> 
 
 
 async def read_log(log: EventLog, run_id: str) -> list[event_pb2.AgentEvent]:
-    """A run's events without its deltas, and without the stamp that only readers need."""
+    """Return a run's events without deltas, and without the run and session ids that are stamped for readers."""
     found: list[event_pb2.AgentEvent] = []
     after = 0
     while page := await log.read(run_id, after=after, deltas=False):
@@ -165,7 +168,7 @@ async def read_log(log: EventLog, run_id: str) -> list[event_pb2.AgentEvent]:
 
 
 def as_records(made: Sequence[event_pb2.AgentEvent], *, after: int, now_ns: int) -> list[Record]:
-    """Events as the log takes them, numbered on from a sequence."""
+    """Number and time events, and return them as records for the log; the first gets sequence `after` + 1."""
     records = []
     for sequence, event in enumerate(made, after + 1):
         event.sequence = sequence

@@ -1,4 +1,4 @@
-"""Commands to runs that another worker executes: posted to its mailbox until it has acted, and taken from it."""
+"""Commands between workers: send them to the owner of a run, and carry out those sent to this worker's runs."""
 
 from collections.abc import Awaitable, Callable, Iterable
 from contextlib import aclosing, suppress
@@ -19,22 +19,22 @@ from bough_server.store.worker_ports import RunCommand
 _log = structlog.get_logger(__name__)
 
 Act = Callable[[RunRecord, RunCommand], Awaitable[None]]
-"""Carries a command out on a run that this worker executes, or that nobody does."""
+"""Carries out a command on a run that this worker executes, or that no worker does."""
 
 
 class RemoteCommands:
-    """This worker's way to runs of others, and theirs to its own."""
+    """Sends commands to other workers, and receives the commands of others, through the mailbox."""
 
-    def __init__(self, equipment: RunDependencies) -> None:
-        self._equipment = equipment
+    def __init__(self, dependencies: RunDependencies) -> None:
+        self._dependencies = dependencies
 
     async def cancel(self, record: RunRecord, request: event_pb2.CancelRequested) -> None:
-        """Asks the owner to end a run, and waits until the wish is in its log."""
+        """Ask the owner to end a run, and wait until the request is in its log."""
         run_id = record.run.run_id
-        letter = RunCommand(
-            letter_id=0, run_id=run_id, cancel=request.reason, user_id=request.requested_by, note=request.note
+        command = RunCommand(
+            command_id=0, run_id=run_id, cancel=request.reason, user_id=request.requested_by, note=request.note
         )
-        await self._equipment.mailbox.post(letter)
+        await self._dependencies.mailbox.post(command)
         await self._until(run_id, after=record.run.last_sequence, kinds={events.CANCEL_REQUESTED})
 
     async def answer(
@@ -45,38 +45,41 @@ class RemoteCommands:
         user_id: str,
         deadline_time_ns: int | None,
     ) -> None:
-        """Gives the owner of a run answers that fit, with their caller's deadline; waits until some are in its log."""
+        """Send checked answers to the owner of a run, and wait until its log holds an answer or its end."""
         run_id = record.run.run_id
-        letter = RunCommand(
-            letter_id=0, run_id=run_id, answers=request, user_id=user_id, deadline_time_ns=deadline_time_ns
+        command = RunCommand(
+            command_id=0, run_id=run_id, answers=request, user_id=user_id, deadline_time_ns=deadline_time_ns
         )
-        await self._equipment.mailbox.post(letter)
+        await self._dependencies.mailbox.post(command)
         await self._until(run_id, after=record.run.last_sequence, kinds={events.INPUT_RECEIVED})
 
     async def read(self, act: Act, is_elsewhere: Callable[[RunRecord], Awaitable[bool]]) -> None:
-        """Carries out what comes to runs that no other worker executes, until the store closes."""
+        """Carry out commands to runs that no other live worker executes, until the store closes."""
         with suppress(ServerStopping):
-            async for run_id in self._equipment.mailbox.arrivals():
-                await retry_until_stored(self._equipment.clock, partial(self._carry_out, run_id, act, is_elsewhere))
+            async for run_id in self._dependencies.mailbox.arrivals():
+                await retry_until_stored(self._dependencies.clock, partial(self._carry_out, run_id, act, is_elsewhere))
 
     async def _carry_out(self, run_id: str, act: Act, is_elsewhere: Callable[[RunRecord], Awaitable[bool]]) -> None:
-        """Does what the letters to a run say; what cannot be done any more is dropped. Raises what may pass."""
-        record = await self._equipment.index.find(run_id)
+        """Carry out a run's pending commands, dropping those that have become impossible.
+
+        Raises ServerStopping and StorageFailed, after which the commands are still pending.
+        """
+        record = await self._dependencies.index.find(run_id)
         if record is None or await is_elsewhere(record):
             return
-        for letter in await self._equipment.mailbox.take(run_id):
+        for command in await self._dependencies.mailbox.take(run_id):
             try:
-                await act(record, letter)
-            except (ServerStopping, StorageFailed):
+                await act(record, command)
+            except (ServerStopping, StorageFailed):  # both are CallErrors, but temporary: keep the command
                 raise
             except (CallError, Fenced) as error:
                 _log.warning("command dropped", run_id=run_id, error=str(error))
-            await self._equipment.mailbox.done(letter.letter_id)
+            await self._dependencies.mailbox.done(command.command_id)
 
     async def _until(self, run_id: str, *, after: int, kinds: Iterable[int]) -> None:
-        """Waits for an event of these kinds that is not there yet, or the end of the run."""
+        """Wait for an event of these kinds after a sequence, or for the end of the run."""
         wanted = {*kinds, *events.TERMINAL_KINDS}
-        tail = cast(Pages, self._equipment.log.tail(run_id, after=after))
+        tail = cast(Pages, self._dependencies.log.tail(run_id, after=after))
         async with aclosing(tail):
             async for page in tail:
                 if any(stored.kind in wanted for stored in page):

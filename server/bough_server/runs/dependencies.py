@@ -1,8 +1,8 @@
 """Dependencies shared by this package, and the locks of sessions.
 
-A run begins with the state that it has read of its session. Without a lock, a caller that changes values continuously
-would change them between the two at every try. Other processes do not take it: the state that was read is checked in
-any case.
+A run starts with the session state that it has read. Without a lock, a caller that keeps changing values could
+invalidate that read on every try. The lock is only for progress, not for correctness: creating a run compares the
+session with the read in any case.
 """
 
 import asyncio
@@ -22,14 +22,14 @@ from bough_server.telemetry import Tracing
 
 
 class SessionLocks:
-    """One line for each session, first come, first served; there is none where nobody waits."""
+    """A lock for each session, acquired in order of arrival; it exists only while it is held or waited for."""
 
     def __init__(self) -> None:
         self._lines: WeakValueDictionary[tuple[str, str], asyncio.Lock] = WeakValueDictionary()
 
     @asynccontextmanager
-    async def alone(self, principal: Principal, session_id: str) -> AsyncIterator[None]:
-        """While this is open, nobody else of the tenant's is here for the session; other tenants hold up nobody."""
+    async def hold(self, principal: Principal, session_id: str) -> AsyncIterator[None]:
+        """Hold the session's lock. Keyed by tenant, so tenants cannot block each other."""
         line = self._lines.setdefault((principal.tenant_id, session_id), asyncio.Lock())
         async with line:
             yield
@@ -37,10 +37,10 @@ class SessionLocks:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunDependencies:
-    """The collaborators of everything in this package; `worker` is this process's name among those that own runs.
+    """The collaborators of everything in this package; `worker` is the name under which this process owns runs.
 
-    New runs look their agents up in `agents`, and runs that go on take what they name from `catalog`; both find tools,
-    models and agents in code by `resolver`.
+    New runs look up their agents in `agents`; continued runs read the definitions they name from `catalog`. Both find
+    tools, models and agents in code through `resolver`.
     """
 
     log: EventLog
@@ -56,6 +56,6 @@ class RunDependencies:
     defaults: RunDefaults
     worker: str
     metrics: Metrics | None = None
-    """What the process counts; None where nobody asks for it."""
+    """The process's metrics; None if they are disabled."""
     changing: SessionLocks = field(default_factory=SessionLocks)
-    """Where runs that begin and calls that change values wait for each other."""
+    """Shared by starting runs and calls that change session state."""

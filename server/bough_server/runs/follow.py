@@ -1,4 +1,4 @@
-"""Read and tail a log for a stream: which pages, from which sequence, until which end."""
+"""Read a log for a stream, from a sequence until a chosen end."""
 
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
@@ -12,25 +12,28 @@ from bough_server.runs.registry import RunRegistry
 from bough_server.store.ports import Principal, StoredEvent
 
 Until: TypeAlias = follow_pb2.WatchUntil.ValueType
+# EventLog promises only an iterator, but a reader that stops early has to close the generator behind it.
 Pages = AsyncGenerator[Sequence[StoredEvent], None]
 
 
 class LogFollower:
     """Reads logs for streams."""
 
-    def __init__(self, equipment: RunDependencies, roster: RunRegistry) -> None:
-        self._equipment = equipment
-        self._roster = roster
+    def __init__(self, dependencies: RunDependencies, live_runs: RunRegistry) -> None:
+        self._dependencies = dependencies
+        self._live_runs = live_runs
 
     async def follow(self, principal: Principal, run_id: str, *, after: int, until: Until, past: int = 0) -> Pages:
-        """The committed events of a run after a sequence, page by page, until where is asked.
+        """Yield pages of a run's committed events after a sequence, up to the end that `until` names.
 
-        An interruption ends it only where it is past a sequence: an older one is part of what is told.
-        Counts as a follower while it is open. Raises NotFound and SequenceOutOfRange at once, and what stopped the run
-        unrecorded, after what is committed.
+        With WATCH_UNTIL_INTERRUPTED, interruptions up to the sequence `past` do not end it: the run has been resumed
+        since. While open, the iterator counts as a follower, except with WATCH_UNTIL_CURRENT. Raises NotFound and
+        SequenceOutOfRange before the first page, and the error that stopped the run, if it was not recorded, after the
+        last.
         """
-        live = self._roster.at_hand(run_id)
+        live = self._live_runs.at_hand(run_id)
         is_current = until == follow_pb2.WATCH_UNTIL_CURRENT
+        # A client that follows the run it has just started needs no look at the disk: it exists and is its own.
         is_known = live is not None and live.record.principal == principal and not after
         last = 0 if is_known and not is_current else await self._last_sequence(principal, run_id, after)
         if is_current:
@@ -38,9 +41,9 @@ class LogFollower:
                 async for page in pages:
                     yield page
             return
-        self._roster.joined(run_id)
+        self._live_runs.joined(run_id)
         try:
-            tail = cast(Pages, self._equipment.log.tail(run_id, after=after))
+            tail = cast(Pages, self._dependencies.log.tail(run_id, after=after))
             async with aclosing(tail):
                 async for page in tail:
                     end = _interruption(page, past) if until == follow_pb2.WATCH_UNTIL_INTERRUPTED else None
@@ -49,19 +52,19 @@ class LogFollower:
                         return
                     yield page
         finally:
-            self._roster.left(run_id)
+            self._live_runs.left(run_id)
 
     async def _up_to(self, run_id: str, after: int, last: int) -> Pages:
         while after < last:
-            page = await self._equipment.log.read(run_id, after=after, through=last)
+            page = await self._dependencies.log.read(run_id, after=after, through=last)
             if not page:
                 return  # its session was deleted meanwhile
             yield page
             after = page[-1].sequence
 
     async def _last_sequence(self, principal: Principal, run_id: str, after: int) -> int:
-        await self._equipment.index.get(principal, run_id)
-        last = await self._equipment.log.last_sequence(run_id)
+        await self._dependencies.index.get(principal, run_id)
+        last = await self._dependencies.log.last_sequence(run_id)
         if after > last:
             raise SequenceOutOfRange(
                 f"The log of this run ends at sequence {last}; there is nothing after {after}.",
@@ -71,7 +74,7 @@ class LogFollower:
 
 
 def _interruption(page: Sequence[StoredEvent], past: int) -> int | None:
-    """Where in a page a run is interrupted first past a sequence; None for nowhere."""
+    """Return the index of a page's first interruption with a sequence over `past`, or None."""
     found = (
         place for place, stored in enumerate(page) if stored.kind == events.RUN_INTERRUPTED and stored.sequence > past
     )

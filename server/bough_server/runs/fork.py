@@ -1,4 +1,4 @@
-"""Accept a fork: the fork point, the changes after it, and the launch of the new run."""
+"""Create forks: find the fork point, check the changes, and launch the new run."""
 
 import json
 from collections.abc import Iterator, Sequence
@@ -24,7 +24,11 @@ from bough_server.templates import template_mistake
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ForkPoint:
-    """Where a fork begins: what it shares of its origin's log without deltas, and the ends that it has otherwise."""
+    """The point where a fork leaves its origin.
+
+    `shared` are the origin's events up to `sequence`, without deltas; `edited` are the origin's ends of the tool calls
+    whose results the fork changes.
+    """
 
     shared: Sequence[event_pb2.AgentEvent]
     sequence: int
@@ -33,7 +37,7 @@ class ForkPoint:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ForkAddress:
-    """Under which id a fork is accepted, for whom, and by which content of a request."""
+    """The id, principal and request digest of a new fork."""
 
     run_id: str
     principal: Principal
@@ -42,20 +46,21 @@ class ForkAddress:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fork:
-    """A fork as it will be: its own first events, and the definitions that it changes."""
+    """The first events of a fork after the shared ones, and the definitions that it changes."""
 
     events: Sequence[event_pb2.AgentEvent]
     definitions: Sequence[agent_pb2.AgentDefinition]
 
 
-def cut_of(
+def fork_point_of(
     request: agent_service_pb2.ForkRunRequest, log: Sequence[event_pb2.AgentEvent], *, last_sequence: int
 ) -> ForkPoint:
-    """Where the fork that a request asks for begins; `log` is the origin's without deltas, up to its last sequence.
+    """Return the fork point of a request; `log` is the origin's without deltas and ends at `last_sequence`.
 
     Raises SequenceOutOfRange, ForkRefused and InvalidRequest.
     """
     edited = edited_ends(request.changes, log)
+    # An edited result must not be among the shared events, so the fork starts before the first of them.
     sequence = min([request.after_sequence, *(end.sequence - 1 for end in edited)])
     _check_place(log, sequence, last_sequence)
     shared = [event for event in log if event.sequence <= sequence]
@@ -66,30 +71,30 @@ def cut_of(
 
 def fork_of(
     request: agent_service_pb2.ForkRunRequest,
-    cut: ForkPoint,
+    point: ForkPoint,
     *,
     origin: RunRecord,
     resolver: Resolver,
     address: ForkAddress,
 ) -> Fork:
-    """The fork that a request asks for; `resolver` is the catalog of what it shares.
+    """Build the fork of a request; `resolver` is the catalog of the shared events.
 
     Raises ForkRefused and InvalidRequest.
     """
     if not request.allow_open_effects:
-        _check_open_tools(cut.shared, {end.effect_key for end in cut.edited}, resolver)
+        _check_open_tools(point.shared, {end.effect_key for end in point.edited}, resolver)
     definitions = changed_definitions(request.changes, resolver)
-    forked = _forked(request, cut, address)
+    forked = _forked(request, point, address)
     forked.run_forked.labels.update(request.labels or origin.run.labels)
     forked.run_forked.definition_refs.extend(
         event_pb2.DefinitionRef(name=each.name, revision=revision(each)) for each in definitions
     )
-    results = [with_result(end, each) for end, each in zip(cut.edited, request.changes.tool_results, strict=True)]
+    results = [with_result(end, each) for end, each in zip(point.edited, request.changes.tool_results, strict=True)]
     return Fork(events=[forked, *results], definitions=definitions)
 
 
 def changed_definitions(changes: fork_pb2.ForkChanges, resolver: Resolver) -> list[agent_pb2.AgentDefinition]:
-    """The definitions that a fork changes, as they are then, by name. Raises InvalidRequest."""
+    """Return the definitions that a fork changes, with the changes applied, in order of name. Raises InvalidRequest."""
     made: list[agent_pb2.AgentDefinition] = []
     wrong: list[FieldViolation] = []
     for name, override in sorted(changes.agents.items()):
@@ -98,11 +103,11 @@ def changed_definitions(changes: fork_pb2.ForkChanges, resolver: Resolver) -> li
         try:
             agent = resolver.agent(name)
         except KeyError:
-            said, reason = "The run has no such agent.", error_pb2.ERROR_REASON_UNKNOWN_AGENT
-            wrong.append(FieldViolation(field=field, description=said, reason=reason))
+            description, reason = "The run has no such agent.", error_pb2.ERROR_REASON_UNKNOWN_AGENT
+            wrong.append(FieldViolation(field=field, description=description, reason=reason))
             continue
         if agent.definition.WhichOneof("kind") not in ("llm", "supervisor"):
-            wrong.append(FieldViolation(field=field, description="The agent asks no model itself."))
+            wrong.append(FieldViolation(field=field, description="The agent does not call a model itself."))
             continue
         made.append(_overridden(agent.definition, override))
     if wrong:
@@ -144,23 +149,25 @@ def _check_place(log: Sequence[event_pb2.AgentEvent], sequence: int, last_sequen
     if any(event.HasField("run_queued") for event in log):
         begins = next((event.sequence for event in log if event.HasField("run_dequeued")), None)
         if begins is None or sequence < begins:
-            hint = f" Fork it from {begins} on." if begins is not None else ""
-            raise ForkRefused(f"By sequence {sequence} the run waited for its session and had not begun.{hint}")
+            hint = f" Fork it after sequence {begins} or later." if begins is not None else ""
+            raise ForkRefused(f"At sequence {sequence} the run was still waiting for its session.{hint}")
     for event in log:
         if event.sequence > sequence:
             return
         if events.kind_of(event) in events.TERMINAL_KINDS:
-            raise ForkRefused(f"The run had ended by sequence {sequence}. Fork it before {event.sequence}.")
+            raise ForkRefused(f"The run had ended by sequence {sequence}. Fork it before sequence {event.sequence}.")
         if event.HasField("cancel_requested") and not event.cancel_requested.effect_scope:
-            raise ForkRefused(f"The run was cancelled by sequence {sequence}. Fork it before {event.sequence}.")
+            raise ForkRefused(
+                f"The run was cancelled by sequence {sequence}. Fork it before sequence {event.sequence}."
+            )
 
 
 def _check_input_change(changes: fork_pb2.ForkChanges, sequence: int) -> None:
     if not changes.HasField("input"):
         return
     if sequence != 1:
-        said = "What the user says can only be changed where nothing has followed from it: after sequence 1."
-        raise InvalidRequest([FieldViolation(field="changes.input", description=said)])
+        description = "The input can only be changed in a fork after sequence 1, where nothing depends on it yet."
+        raise InvalidRequest([FieldViolation(field="changes.input", description=description)])
     check_input(changes.input, field="changes.input")
 
 
@@ -172,8 +179,8 @@ def _check_open_tools(shared: Sequence[event_pb2.AgentEvent], edited: set[str], 
             name = event.tool_started.call.name
             if _on_recovery(resolver, name) != "retry":
                 raise ForkRefused(
-                    f"The tool {name!r} was running there, and must not simply be run again. Fork before sequence "
-                    f"{event.sequence}, edit its result, or allow_open_effects."
+                    f"The tool {name!r} was running at this point, and may not simply be run again. Fork before "
+                    f"sequence {event.sequence}, edit its result, or set allow_open_effects."
                 )
 
 
@@ -184,15 +191,15 @@ def _on_recovery(resolver: Resolver, name: str) -> str:
         return "retry"
 
 
-def _forked(request: agent_service_pb2.ForkRunRequest, cut: ForkPoint, address: ForkAddress) -> event_pb2.AgentEvent:
-    started = cut.shared[0]
+def _forked(request: agent_service_pb2.ForkRunRequest, point: ForkPoint, address: ForkAddress) -> event_pb2.AgentEvent:
+    started = point.shared[0]
     event = events.in_place_of(started)
     forked = event.run_forked
-    forked.origin.run_id, forked.origin.sequence = request.run_id, cut.sequence
+    forked.origin.run_id, forked.origin.sequence = request.run_id, point.sequence
     forked.changes.CopyFrom(request.changes)
     if request.changes.HasField("input"):
-        said = spoken_by_user(request.changes.input, root_id=started.invocation_id, message_root=address.run_id)
-        forked.changes.input.CopyFrom(said)
+        message = spoken_by_user(request.changes.input, root_id=started.invocation_id, message_root=address.run_id)
+        forked.changes.input.CopyFrom(message)
     forked.request_id = request.request_id
     forked.request_digest = address.digest if request.request_id else ""
     forked.user_id = address.principal.user_id
@@ -200,10 +207,10 @@ def _forked(request: agent_service_pb2.ForkRunRequest, cut: ForkPoint, address: 
 
 
 class RunForker:
-    """Makes forks of runs."""
+    """Creates forks of runs, and launches them."""
 
-    def __init__(self, equipment: RunDependencies, takeover: Takeover) -> None:
-        self._equipment = equipment
+    def __init__(self, dependencies: RunDependencies, takeover: Takeover) -> None:
+        self._dependencies = dependencies
         self._takeover = takeover
 
     async def fork(
@@ -215,44 +222,44 @@ class RunForker:
         digest: str,
         deadline_time_ns: int | None,
     ) -> LiveRun:
-        """Accepts a fork under `run_id` and launches it.
+        """Create a fork with the id `run_id` and launch it.
 
         Raises NotFound, SequenceOutOfRange, ForkRefused, InvalidRequest, RequestIdTaken and StorageFailed.
         """
-        equipment = self._equipment
-        origin = await equipment.index.get(principal, request.run_id)
-        # Read first: what the origin says meanwhile must not count.
-        last_sequence = await equipment.log.last_sequence(request.run_id)
-        log = await read_log(equipment.log, request.run_id)
-        cut = cut_of(request, log, last_sequence=last_sequence)
+        dependencies = self._dependencies
+        origin = await dependencies.index.get(principal, request.run_id)
+        # Before the log: events that a live origin appends in between must not move the end that is checked.
+        last_sequence = await dependencies.log.last_sequence(request.run_id)
+        log = await read_log(dependencies.log, request.run_id)
+        point = fork_point_of(request, log, last_sequence=last_sequence)
         address = ForkAddress(run_id=run_id, principal=principal, digest=digest)
         try:
-            resolver = await self._takeover.resolver(cut.shared)
-            fork = fork_of(request, cut, origin=origin, resolver=resolver, address=address)
-            self._set_policy(request, cut, fork.events[0].run_forked, deadline_time_ns)
-            record = self._record(address, cut, fork)
+            resolver = await self._takeover.resolver(point.shared)
+            fork = fork_of(request, point, origin=origin, resolver=resolver, address=address)
+            self._set_policy(request, point, fork.events[0].run_forked, deadline_time_ns)
+            record = self._record(address, point, fork)
             await self._create(fork, record)
-            return await self._takeover.launch(record, [*cut.shared, *fork.events])
+            return await self._takeover.launch(record, [*point.shared, *fork.events])
         except MissingVersion as missing:
             raise ForkRefused(str(missing)) from None
 
     def _set_policy(
         self,
         request: agent_service_pb2.ForkRunRequest,
-        cut: ForkPoint,
+        point: ForkPoint,
         forked: event_pb2.RunForked,
         deadline_time_ns: int | None,
     ) -> None:
         """Set the policy that the request brings, if any, and the deadline, which a background run does not have."""
         if request.HasField("policy"):
-            forked.policy.CopyFrom(effective_policy(request.policy, self._equipment.defaults))
-        policy = forked.policy if forked.HasField("policy") else policy_of(cut.shared)
+            forked.policy.CopyFrom(effective_policy(request.policy, self._dependencies.defaults))
+        policy = forked.policy if forked.HasField("policy") else policy_of(point.shared)
         if deadline_time_ns is not None and not policy.background:
             forked.deadline_time.FromNanoseconds(deadline_time_ns)
 
     async def _create(self, fork: Fork, record: RunRecord) -> None:
         forked, created = fork.events[0].run_forked, record.run.create_time.ToNanoseconds()
-        await self._equipment.log.fork(
+        await self._dependencies.log.fork(
             NewFork(
                 run_id=record.run.run_id,
                 principal=record.principal,
@@ -268,10 +275,10 @@ class RunForker:
             )
         )
 
-    def _record(self, address: ForkAddress, cut: ForkPoint, fork: Fork) -> RunRecord:
-        """The fork as it is when it has been accepted; it began when what it shares did."""
-        now, started, forked = self._equipment.clock.now_ns(), cut.shared[0], fork.events[0].run_forked
-        begins = next((event for event in cut.shared if event.HasField("run_dequeued")), started)
+    def _record(self, address: ForkAddress, point: ForkPoint, fork: Fork) -> RunRecord:
+        """Return the row of a fork as it is right after it was created; it has the start time of the shared events."""
+        now, started, forked = self._dependencies.clock.now_ns(), point.shared[0], fork.events[0].run_forked
+        begins = next((event for event in point.shared if event.HasField("run_dequeued")), started)
         run = run_pb2.Run(
             run_id=address.run_id,
             session_id=ids.new_uuid7(now),
@@ -280,7 +287,7 @@ class RunForker:
             state=execution_pb2.EXECUTION_STATE_RUNNING,
             labels=forked.labels,
             start_time=begins.record_time,
-            last_sequence=cut.sequence + len(fork.events),
+            last_sequence=point.sequence + len(fork.events),
             forked_from=forked.origin,
             deadline_time=forked.deadline_time if forked.HasField("deadline_time") else None,
         )
@@ -290,5 +297,5 @@ class RunForker:
             principal=address.principal,
             epoch=1,
             request_digest=address.digest,
-            owner=self._equipment.worker,
+            owner=self._dependencies.worker,
         )

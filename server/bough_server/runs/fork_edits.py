@@ -1,4 +1,4 @@
-"""Edited tool results of a fork, checked against the log of its origin."""
+"""Check a fork's edited tool results against its origin's log, and apply them."""
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -12,13 +12,13 @@ from bough_server.truncation import MAX_RESULT_BYTES, MAX_TEXT_BYTES, size_of
 
 
 def edited_ends(changes: fork_pb2.ForkChanges, log: Sequence[event_pb2.AgentEvent]) -> list[event_pb2.AgentEvent]:
-    """The events that ended the edited calls, in the order of the edits. Raises InvalidRequest."""
+    """Return the events that ended the edited calls, in the order of the edits. Raises InvalidRequest."""
     found = [_ends_of(edited, log) for edited in changes.tool_results]
     calls = Counter(ends[0].effect_key for ends in found if len(ends) == 1)
     wrong: list[FieldViolation] = []
     for index, (edited, ends) in enumerate(zip(changes.tool_results, found, strict=True)):
-        wrong += [_violation(index, "call_id", said) for said in _call_mistakes(ends, calls)]
-        wrong += [_violation(index, "outcome", said) for said in _outcome_mistakes(edited.outcome)]
+        wrong += [_violation(index, "call_id", mistake) for mistake in _call_mistakes(ends, calls)]
+        wrong += [_violation(index, "outcome", mistake) for mistake in _outcome_mistakes(edited.outcome)]
     if wrong:
         raise InvalidRequest(wrong)
     return [ends[0] for ends in found]
@@ -27,12 +27,12 @@ def edited_ends(changes: fork_pb2.ForkChanges, log: Sequence[event_pb2.AgentEven
 def check_edits(
     edited: Sequence[event_pb2.AgentEvent], shared: Sequence[event_pb2.AgentEvent], *, last_sequence: int
 ) -> None:
-    """Refuses edits of calls that nobody has made yet where a fork begins. Raises InvalidRequest."""
+    """Raise InvalidRequest for edits of calls that come after the fork point."""
     answered = {event.effect_key for event in shared if event.HasField("llm_completed")}
     begun = {keys.owner(event.effect_key) for event in shared}
-    said = f"It was called after sequence {last_sequence}, where this fork begins."
+    description = f"The call was made after sequence {last_sequence}, where this fork starts."
     wrong = [
-        _violation(index, "call_id", said)
+        _violation(index, "call_id", description)
         for index, end in enumerate(edited)
         if not _is_called(end, answered, begun, last_sequence)
     ]
@@ -49,7 +49,7 @@ def _is_called(end: event_pb2.AgentEvent, answered: set[str], begun: set[str], l
 
 
 def with_result(end: event_pb2.AgentEvent, edited: fork_pb2.EditedResult) -> event_pb2.AgentEvent:
-    """The end of a call with another result; what it says of the call itself stays."""
+    """Return a copy of a call's end with the edited result; everything about the call itself is kept."""
     event = event_pb2.AgentEvent()
     event.CopyFrom(end)
     event.ClearField("payload")
@@ -76,22 +76,22 @@ def _ends_of(edited: fork_pb2.EditedResult, log: Sequence[event_pb2.AgentEvent])
 
 def _call_mistakes(ends: Sequence[event_pb2.AgentEvent], calls: Counter[str]) -> Iterator[str]:
     if not ends:
-        yield "In this run no call of this id has a result."
+        yield "No call with this id has a result in this run."
     elif len(ends) > 1:
-        yield "In this run several have; name the invocation_id."
+        yield "Several calls with this id have results in this run; set invocation_id too."
     elif calls[ends[0].effect_key] > 1:
-        yield "It is edited twice."
+        yield "The call is edited twice."
     elif events.tool_result_of(ends[0]).child_invocation_id:
-        yield "It called an agent; fork inside of that one, or change what it is told."
+        yield "The call is to an agent: edit the results of that agent's own calls, or change its instruction."
 
 
 def _outcome_mistakes(outcome: message_pb2.ToolOutcome) -> Iterator[str]:
     yield from outcome_mistakes(outcome)
     if outcome.ByteSize() > MAX_RESULT_BYTES:
-        yield f"An outcome has at most {MAX_RESULT_BYTES // 1024} KiB."
+        yield f"An outcome may have at most {MAX_RESULT_BYTES // 1024} KiB."
     elif any(size_of(part.text or part.data_json) > MAX_TEXT_BYTES for part in outcome.parts):
-        yield f"A text of an outcome has at most {MAX_TEXT_BYTES // 1024} KiB."
+        yield f"A text of an outcome may have at most {MAX_TEXT_BYTES // 1024} KiB."
 
 
-def _violation(index: int, field: str, said: str) -> FieldViolation:
-    return FieldViolation(field=f"changes.tool_results[{index}].{field}", description=said)
+def _violation(index: int, field: str, description: str) -> FieldViolation:
+    return FieldViolation(field=f"changes.tool_results[{index}].{field}", description=description)

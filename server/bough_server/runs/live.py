@@ -1,4 +1,4 @@
-"""A run that this process executes: its task, its bounds in time, its followers, its end; not which runs there are."""
+"""A run that this process executes: its task, its time bounds, its followers and its end."""
 
 import asyncio
 from collections.abc import Callable, Iterable, Sequence
@@ -20,11 +20,11 @@ from bough_server.store.ports import RunRecord, SessionCut, StoredMessage
 _log = structlog.get_logger(__name__)
 
 FIRST_FOLLOWER_SECONDS: Final = 30.0
-"""How long a new run waits for its first follower, whatever its disconnect grace."""
+"""Seconds that a new run waits at least for its first follower, even if its disconnect grace is shorter."""
 
 
 class LiveRun:
-    """A run while it goes; `on_end` is told when it is let go, and what stopped it, if it has not ended itself."""
+    """A live run. `on_end` is called when its task ends, with the exception that stopped the run, if any."""
 
     def __init__(
         self,
@@ -39,54 +39,57 @@ class LiveRun:
         self._metrics = metrics
         self.record = record
         self.has_waited = is_queued
-        """Whether it had to wait for its session."""
+        """True if it had to wait for its session."""
         self.execution = execution
         self._resolver = resolver
         self.task: asyncio.Task[None] | None = None
         self._policy = execution.policy
         self._on_end = on_end
         self._ending: asyncio.Task[None] | None = None
-        self._is_wished = False
-        self._turn = asyncio.Event()
+        self._is_cancel_recorded = False
+        self._may_start = asyncio.Event()
         self._wall: Sequence[Bound] = ()
         self._timers: list[asyncio.TimerHandle] = []
         self.grace: asyncio.TimerHandle | None = None
-        """Runs out when nobody has followed for the policy's grace; None while somebody does."""
+        """Ends the run once it has had no follower for the policy's grace; None while it is followed."""
         self._followers = 0
         self._needs_followers = self._policy.on_disconnect == policy_pb2.DISCONNECT_POLICY_CANCEL
 
     @property
     def run_id(self) -> str:
-        """The run."""
+        """Id of the run."""
         return self.record.run.run_id
 
     @property
     def session_key(self) -> tuple[str, str]:
-        """Its tenant and session."""
+        """Ids of its tenant and its session."""
         return self.record.principal.tenant_id, self.record.run.session_id
 
     @property
     def is_waiting(self) -> bool:
-        """Whether it waits for its session."""
-        return not self._turn.is_set()
+        """True while it waits for its session."""
+        return not self._may_start.is_set()
 
     @property
     def is_over(self) -> bool:
-        """Whether nothing begins in it any more: it is ending, waits for input, or has stopped."""
-        return self.execution.cancelling.is_sealed("")
+        """True if no effect starts in it any more: it is ending, waits for input, or has stopped."""
+        return self.execution.cancellation.is_closed("")
 
     async def over(self) -> None:
-        """Waits until it is let go."""
-        assert self.task is not None, "a run that is found has begun"
-        await asyncio.wait({self.task})
+        """Wait until its task has ended."""
+        assert self.task is not None, "a registered run has been launched"
+        await asyncio.wait({self.task})  # unlike await, raises no exception of the task
 
     def launch(self, deadline: Iterable[Bound], wall: Sequence[Bound]) -> None:
-        """Begins, or waits for its turn; ends by itself at its deadline, or when its time on the wall is up."""
+        """Start the run's task, which waits for the session if the run is queued.
+
+        The run is cancelled at its deadline, and when its wall_duration, counted from when it leaves the queue, is up.
+        """
         self._wall = wall
         self._bound(deadline)
         if not self.has_waited:
             self._bound(wall)
-            self._turn.set()
+            self._may_start.set()
         self.task = asyncio.get_running_loop().create_task(self._supervise(), name=f"run:{self.run_id}")
         if not self._followers:
             self._await_follower(max(self._grace_seconds(), FIRST_FOLLOWER_SECONDS))
@@ -98,17 +101,17 @@ class LiveRun:
             self._timers.append(loop.call_later(max(0.0, seconds), self.end_soon, request))
 
     def begin(self, cut: SessionCut, session: "Iterable[StoredMessage]") -> None:
-        """The run's turn: the session is its own now, with what was said and kept before."""
+        """Start a queued run, which holds its session now, with the session's messages and state."""
         if self.is_waiting and self._ending is None:
             event = self.execution.invocations.root().event("")
             event.run_dequeued.session_cut, event.run_dequeued.state_json = cut.position, cut.state_json
             self.execution.writer.append(event)
             self.execution.session, self.execution.state_json = tuple(session), cut.state_json
             self._bound(self._wall)
-            self._turn.set()
+            self._may_start.set()
 
     def followed_by(self, followers: int) -> None:
-        """So many streams follow the run now."""
+        """Set the number of streams that follow the run."""
         had, self._followers = self._followers, followers
         if followers:
             self._stop_waiting()
@@ -116,66 +119,68 @@ class LiveRun:
             self._await_follower(self._grace_seconds())
 
     def keep_going(self) -> None:
-        """From now on nobody following is no reason to end: the server stops, or the run is over."""
+        """Disable the disconnect policy: the server stops, or the run is over."""
         self._needs_followers = False
         self._stop_waiting()
 
     def drain(self) -> None:
-        """Begins nothing new: what waits for its turn stops at once, what goes on when its effects have ended."""
+        """Start no more effects: stop a queued run at once, any other when its effects in flight have ended."""
         self.keep_going()
         if self.is_waiting:
-            self.execution.stop(ServerStopping("The server stops; the run waits on where it is taken up."))
-            self._turn.set()
+            self.execution.stop(ServerStopping("The server is stopping; another one will continue the run."))
+            self._may_start.set()
         else:
             self.execution.drain()
 
     def end_soon(self, request: event_pb2.CancelRequested) -> None:
-        """Records the wish to end now, or as soon as the log is handed back, and leaves the rest to a task."""
+        """Record a cancel request and end the run in a task; during replay, the request is recorded once it is over."""
         if self._ending is not None or self.execution.is_interrupted:
             return
-        is_wished = self.execution.pump.live and self._wish(request)
-        if is_wished or not self.execution.pump.live:
-            self.execution.pump.hold()
-            self._ending = asyncio.get_running_loop().create_task(self._end(request, is_wished=is_wished))
-            self._turn.set()
+        is_recorded = self.execution.barrier.live and self._request_cancel(request)
+        if is_recorded or not self.execution.barrier.live:
+            self.execution.barrier.hold()
+            self._ending = asyncio.get_running_loop().create_task(self._end(request, is_recorded=is_recorded))
+            self._may_start.set()  # a queued run must stop waiting for its session to be ended
 
     async def end(self, request: event_pb2.CancelRequested) -> bool:
-        """Asks the run to end; gives whether that is on disk: it is not where the run stopped without it, and is over.
+        """Cancel the run and wait until the request is on disk; return False if the run stopped without recording it.
 
         Raises Fenced.
         """
         self.end_soon(request)
-        assert self.task is not None, "a run that is found has begun"
-        if not self.execution.pump.live:
+        assert self.task is not None, "a registered run has been launched"
+        if not self.execution.barrier.live:
             await self.lived()
-            await asyncio.sleep(0)  # the wish follows as soon as the log is handed back
+            await asyncio.sleep(0)  # lets _end, which waits for the same event, record the request first
         try:
             await self.execution.writer.committed()
         except (StorageFailed, ServerStopping):
             await asyncio.wait({self.task})
             return False
-        return self._is_wished
+        return self._is_cancel_recorded
 
     async def lived(self) -> None:
-        """Waits until the log is handed back, or the run is over."""
-        assert self.task is not None, "a run that is found has begun"
-        lived = asyncio.ensure_future(self.execution.pump.lived.wait())
+        """Wait until replay is over, or the run is."""
+        assert self.task is not None, "a registered run has been launched"
+        lived = asyncio.ensure_future(self.execution.barrier.lived.wait())
         await asyncio.wait({self.task, lived}, return_when=asyncio.FIRST_COMPLETED)
         lived.cancel()
 
-    def _wish(self, request: event_pb2.CancelRequested) -> bool:
+    def _request_cancel(self, request: event_pb2.CancelRequested) -> bool:
         root = self.execution.facts.started.invocation_id
-        self._is_wished = self.execution.cancelling.wish(request, caller=root) or self._is_wished
-        return self._is_wished
+        self._is_cancel_recorded = (
+            self.execution.cancellation.request_cancel(request, caller=root) or self._is_cancel_recorded
+        )
+        return self._is_cancel_recorded
 
-    async def _end(self, request: event_pb2.CancelRequested, *, is_wished: bool) -> None:
-        if not is_wished:
-            await self.execution.pump.lived.wait()
-            is_wished = self._wish(request)
-        if is_wished:
+    async def _end(self, request: event_pb2.CancelRequested, *, is_recorded: bool) -> None:
+        if not is_recorded:
+            await self.execution.barrier.lived.wait()
+            is_recorded = self._request_cancel(request)
+        if is_recorded:
             started = self.execution.facts.started.run_started
             owner = wall_owner(self._policy.limits, self._resolver.agent(started.agent).definition)
-            await self.execution.cancelling.end("", *why_ended(request.reason, owner))
+            await self.execution.cancellation.end("", *why_ended(request.reason, owner))
             self.execution.ended()
 
     def _grace_seconds(self) -> float:
@@ -193,10 +198,10 @@ class LiveRun:
             self.grace = None
 
     async def _supervise(self) -> None:
-        """Runs a run to its end, whatever it is, and lets go of it."""
+        """Execute the run, and clean up however it ends."""
         stopped: BaseException | None = None
         try:
-            await self._turn.wait()
+            await self._may_start.wait()
             with self._metrics.run_active() if self._metrics is not None else nullcontext():
                 await self._execute()
         except ServerStopping as error:
@@ -208,26 +213,29 @@ class LiveRun:
             _log.error("run cannot be replayed", run_id=self.run_id, error=error.message)
             stopped = error
         except Exception as error:
-            _log.error("run ended by a defect", run_id=self.run_id, exc_info=error)
+            _log.error("run stopped by a defect of the server", run_id=self.run_id, exc_info=error)
             stopped = error
         finally:
-            self._let_go(stopped)
+            self._clean_up(stopped)
 
     async def _execute(self) -> None:
-        """Runs a run to its end; who ends it from outside is waited for. Raises what stopped the run unrecorded."""
+        """Run the root agent to its end, and wait for a task that ends the run from outside.
+
+        Raises the error that stopped the run, if it was not recorded.
+        """
         try:
             await self.execution.finish(dispatch_root(self.execution, self._resolver, LaneContext))
             await self.execution.writer.committed()
         except ServerStopping:
-            await self.execution.writer.committed()  # whoever follows is to see what was recorded until now
+            await self.execution.writer.committed()  # followers must see all events recorded until now
             raise
         finally:
             if self._ending is not None:
-                if not self.execution.pump.live:
-                    self._ending.cancel()
+                if not self.execution.barrier.live:
+                    self._ending.cancel()  # it waits for the end of a replay that stopped
                 await asyncio.gather(self._ending, return_exceptions=True)
 
-    def _let_go(self, stopped: BaseException | None) -> None:
+    def _clean_up(self, stopped: BaseException | None) -> None:
         self.keep_going()
         for timer in self._timers:
             timer.cancel()

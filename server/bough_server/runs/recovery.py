@@ -1,4 +1,4 @@
-"""Recover runs of lost workers in the background, expire requests, and retry with backoff."""
+"""Recover open runs in the background, expire overdue requests, and retry with backoff."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine
@@ -14,15 +14,15 @@ from bough_server.store.ports import RunIndex, RunRecord
 _log = structlog.get_logger(__name__)
 
 AT_ONCE: Final = 16
-"""How many logs are handed back at once: the others wait, the oldest first."""
+"""How many runs are replayed at once; the others wait, oldest first."""
 
 INITIAL_BACKOFF: Final = 1.0
-LONGEST_PATIENCE: Final = 60.0
-"""Seconds between two tries."""
+MAX_BACKOFF: Final = 60.0
+"""Bounds of the seconds between two tries."""
 
 
 class Recovery:
-    """Tasks that bring runs back to life; all end with `close`."""
+    """Background tasks that continue runs; `close` ends them all."""
 
     def __init__(
         self,
@@ -38,14 +38,14 @@ class Recovery:
         self._expire = expire
         self._tasks: set[asyncio.Task[None]] = set()
         self._interrupted = asyncio.Event()
-        self._patience: dict[str, float] = {}
+        self._backoffs: dict[str, float] = {}
         self._put_off: set[str] = set()
-        """Runs whose overdue requests could not be answered just now: those of others do not wait for them."""
+        """Runs whose overdue requests could not be answered; left out for a while so that they do not block others."""
 
     async def start(self) -> int:
-        """Begins to continue what is open, the oldest first, and to watch for answers that are overdue.
+        """Start continuing open runs, oldest first, and watching for overdue requests.
 
-        Gives how many runs there are to continue; they are continued while calls are served.
+        Return the number of runs to continue; that happens in the background, while calls are served.
         """
         open_runs = await self._index.open_runs()
         found = [record for record in open_runs if record.run.state != execution_pb2.EXECUTION_STATE_INPUT_REQUIRED]
@@ -54,34 +54,34 @@ class Recovery:
         return len(found)
 
     def interrupted(self) -> None:
-        """A run waits for input from now on: its answers may be due earlier than all others."""
+        """Notify the watch that a run has been interrupted: one of its requests may expire before all others."""
         self._interrupted.set()
 
     def try_later(self, record: RunRecord) -> None:
-        """Continues a run whose log could not be written, after a while."""
-        self.spawn(self._later(record, self._longer(record.run.run_id)))
+        """Continue a run whose log could not be written, after a backoff."""
+        self.spawn(self._later(record, self._next_backoff(record.run.run_id)))
 
     def is_well(self, run_id: str) -> None:
-        """A run's log can be written again."""
-        self._patience.pop(run_id, None)
+        """Reset the backoff of a run whose log can be written."""
+        self._backoffs.pop(run_id, None)
 
-    def _longer(self, run_id: str) -> float:
-        """How many seconds to wait with a run this time: each time twice as long."""
-        patience = self._patience.get(run_id, INITIAL_BACKOFF)
-        self._patience[run_id] = min(LONGEST_PATIENCE, patience * 2)
-        return patience
+    def _next_backoff(self, run_id: str) -> float:
+        """Return the seconds to wait with a run this time, and double those for the next."""
+        backoff = self._backoffs.get(run_id, INITIAL_BACKOFF)
+        self._backoffs[run_id] = min(MAX_BACKOFF, backoff * 2)
+        return backoff
 
     async def close(self) -> None:
-        """Ends everything that waits here."""
-        while self._tasks:
+        """Cancel all tasks and wait for them."""
+        while self._tasks:  # a task may spawn another while it is being cancelled
             for task in self._tasks:
                 task.cancel()
             await asyncio.wait(self._tasks)
 
     def spawn(self, work: Coroutine[Any, Any, None]) -> None:
-        """Does something in a task of its own that ends with `close`."""
+        """Run a coroutine in a background task, which `close` cancels."""
         task = asyncio.get_running_loop().create_task(work)
-        self._tasks.add(task)
+        self._tasks.add(task)  # the event loop keeps only weak references to tasks
         task.add_done_callback(self._tasks.discard)
 
     async def _later(self, record: RunRecord, seconds: float) -> None:
@@ -99,7 +99,7 @@ class Recovery:
 
         async with asyncio.TaskGroup() as group:
             for record in found:
-                await slots.acquire()
+                await slots.acquire()  # before the task is created, so that the runs start oldest first
                 group.create_task(revive(record))
 
     async def _try(self, record: RunRecord) -> None:
@@ -110,7 +110,7 @@ class Recovery:
 
     async def _watch_expiries(self) -> None:
         while True:
-            self._interrupted.clear()
+            self._interrupted.clear()  # before the read: an interruption after it must wake the wait below
             expiry = await self._index.next_expiry(but=self._put_off)
             if expiry is None:
                 await self._interrupted.wait()
@@ -125,7 +125,7 @@ class Recovery:
             except Exception as error:
                 _log.error("expired requests not answered", run_id=run_id, exc_info=error)
                 self._put_off.add(run_id)
-                self.spawn(self._put_off_for(run_id, self._longer(run_id)))
+                self.spawn(self._put_off_for(run_id, self._next_backoff(run_id)))
 
     async def _put_off_for(self, run_id: str, seconds: float) -> None:
         await self._clock.sleep(seconds)
@@ -133,20 +133,20 @@ class Recovery:
         self._interrupted.set()
 
     async def _wait(self, seconds: float) -> None:
-        """Waits so long, or until another run is interrupted."""
+        """Wait for some seconds, or until another run is interrupted."""
         sleeping = asyncio.ensure_future(self._clock.sleep(seconds))
-        told = asyncio.ensure_future(self._interrupted.wait())
+        interrupted = asyncio.ensure_future(self._interrupted.wait())
         try:
-            await asyncio.wait({sleeping, told}, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait({sleeping, interrupted}, return_when=asyncio.FIRST_COMPLETED)
         finally:
             sleeping.cancel()
-            told.cancel()
-            await asyncio.wait({sleeping, told})
+            interrupted.cancel()
+            await asyncio.wait({sleeping, interrupted})
 
 
 async def retry_until_stored(clock: Clock, work: Callable[[], Awaitable[object]]) -> None:
-    """Does something again and again until storage no longer fails at it, or the server stops."""
-    patience = INITIAL_BACKOFF
+    """Call `work` with backoff until it no longer raises StorageFailed; return too if it raises ServerStopping."""
+    backoff = INITIAL_BACKOFF
     while True:
         try:
             await work()
@@ -154,6 +154,6 @@ async def retry_until_stored(clock: Clock, work: Callable[[], Awaitable[object]]
         except ServerStopping:
             break
         except StorageFailed as error:
-            _log.warning("storage failed; tried again", seconds=patience, error=error.message)
-        await clock.sleep(patience)
-        patience = min(LONGEST_PATIENCE, patience * 2)
+            _log.warning("storage failed; retrying", seconds=backoff, error=error.message)
+        await clock.sleep(backoff)
+        backoff = min(MAX_BACKOFF, backoff * 2)

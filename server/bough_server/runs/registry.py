@@ -1,4 +1,4 @@
-"""Live runs of this process by id, with those that it is about to take over."""
+"""Registry of the live runs of this process, and of those being created or taken over."""
 
 import asyncio
 from collections import Counter
@@ -10,7 +10,7 @@ from bough_server.store.ports import Principal
 
 
 class RunRegistry:
-    """Live runs by their ids. Whoever looks for one that is just being accepted or taken over waits for it."""
+    """Live runs by id. Finding a run that is just being created or taken over waits for it."""
 
     def __init__(self) -> None:
         self._live: dict[str, LiveRun] = {}
@@ -19,19 +19,19 @@ class RunRegistry:
         self._waiting: Counter[tuple[str, str]] = Counter()
 
     def __iter__(self) -> Iterator[LiveRun]:
-        return iter(list(self._live.values()))
+        return iter(list(self._live.values()))  # a copy: runs end while callers iterate
 
     def arriving(self, run_id: str, work: "asyncio.Task[Any]") -> None:
-        """Somebody makes the run live at this moment."""
+        """Register a task that is about to make a run live, or to end it."""
         self._arriving[run_id] = work
         work.add_done_callback(lambda _: self._forget(run_id, work))
 
     def _forget(self, run_id: str, work: "asyncio.Task[Any]") -> None:
-        if self._arriving.get(run_id) is work:
+        if self._arriving.get(run_id) is work:  # else a later task has replaced it
             del self._arriving[run_id]
 
     def add(self, live: LiveRun) -> None:
-        """The run is live; who followed it before still does."""
+        """Add a live run, with the followers that it already has."""
         self._live[live.run_id] = live
         if live.has_waited:
             self._waiting[live.session_key] += 1
@@ -39,13 +39,13 @@ class RunRegistry:
             live.followed_by(followers)
 
     def joined(self, run_id: str) -> None:
-        """Somebody follows a run, live or not."""
+        """Count a follower of a run, live or not."""
         self._followers[run_id] += 1
         if (live := self._live.get(run_id)) is not None:
             live.followed_by(self._followers[run_id])
 
     def left(self, run_id: str) -> None:
-        """Somebody follows a run no more."""
+        """Count a follower less."""
         self._followers[run_id] -= 1
         followers = self._followers[run_id]
         if not followers:
@@ -54,8 +54,8 @@ class RunRegistry:
             live.followed_by(followers)
 
     def remove(self, live: LiveRun) -> None:
-        """It is no longer."""
-        if self._live.get(live.run_id) is live:
+        """Remove a run that is no longer live."""
+        if self._live.get(live.run_id) is live:  # the run may be live again by now, as another LiveRun
             del self._live[live.run_id]
         if live.has_waited:
             self._waiting[live.session_key] -= 1
@@ -63,25 +63,25 @@ class RunRegistry:
                 del self._waiting[live.session_key]
 
     def has_waiting(self, principal: Principal, session_id: str) -> bool:
-        """Whether a run may wait for a session of the principal's tenant."""
+        """True if a live run may be waiting for a session of the principal's tenant."""
         return (principal.tenant_id, session_id) in self._waiting
 
     def at_hand(self, run_id: str) -> LiveRun | None:
-        """The live run of an id, without waiting."""
+        """Return the live run with an id, or None, without waiting."""
         return self._live.get(run_id)
 
     async def find(self, run_id: str) -> LiveRun | None:
-        """A run while it goes here; one that is on disk and about to begin is waited for."""
+        """Return the live run with an id, or None, waiting first for one that is being created or taken over."""
         while (work := self._arriving.get(run_id)) is not None:
             await asyncio.wait({work})
-            self._forget(run_id, work)
+            self._forget(run_id, work)  # a task that is done, but whose callback has not run yet, would loop here
         return self._live.get(run_id)
 
     async def settle(self) -> None:
-        """Waits for everything that is arriving."""
+        """Wait for all runs that are being created, taken over or ended."""
         while self._arriving:
             await asyncio.wait(self._arriving.values())
 
     def tasks(self) -> "set[asyncio.Task[None]]":
-        """The tasks of the live runs."""
+        """Return the tasks of the live runs."""
         return {live.task for live in self._live.values() if live.task is not None}

@@ -24,12 +24,12 @@ from bough_server.telemetry import Parent, Tracing
 from bough_server.tools.tool import Tool
 
 PATIENCE: Final = 10.0
-"""Seconds in which a replay hands something back, or ends."""
+"""Default timeout in seconds of a replay that makes no progress."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Replayed:
-    """What a replay gave: how many recorded results were handed back, and where it diverged; empty for nowhere."""
+    """Outcome of a replay: the number of recorded results, and a message about its divergence, empty if it had none."""
 
     results: int
     divergence: str
@@ -44,11 +44,11 @@ async def replay(
     session: Sequence[StoredMessage] = (),
     patience: float = PATIENCE,
 ) -> Replayed:
-    """Runs the agents of a finished run again, answered from its log.
+    """Run the agents of a run that has ended, or was interrupted, again from its log.
 
-    Every effect gets its recorded result; every end is computed again and compared with the recorded one. Anything that
-    the log does not hold is a divergence: nothing is appended and no model or tool is called. So is code that waits for
-    something else than its effects, for `patience` seconds.
+    Every effect gets its recorded result; every end is computed again and compared with the recorded one. An event that
+    the log does not hold is a divergence: nothing is appended, and no model or tool is called. So is code that waits
+    for anything but its effects, if the replay makes no progress for `patience` seconds.
     """
     facts = RunInfo(
         run_id=log[0].run_id or log[0].invocation_id,
@@ -58,7 +58,7 @@ async def replay(
         session=session,
     )
     journal = Journal(log)
-    results = len(journal.results.keys() - journal.dispatched)
+    results = len(journal.results.keys() - journal.dispatched)  # ends of children are computed, not replayed
     execution = Execution(facts, tracing=tracing, clock=clock, journal=journal, recorder=None)
     definition = resolver.agent(log[0].run_started.agent).definition
     execution.spans[""] = tracing.invoke_agent(
@@ -89,7 +89,7 @@ def _user_of(log: Sequence[event_pb2.AgentEvent]) -> str:
 
 
 async def _finished(execution: Execution, root: Coroutine[Any, Any, None], patience: float) -> None:
-    """Runs the run's root to its end. Raises NonDeterministic, also where nothing happens for so many seconds."""
+    """Run the root agent to its end. Raises NonDeterministic, also if nothing is replayed for `patience` seconds."""
     finishing = asyncio.get_running_loop().create_task(execution.finish(root))
     try:
         left = None
@@ -100,7 +100,7 @@ async def _finished(execution: Execution, root: Coroutine[Any, Any, None], patie
                 execution.stop(
                     NonDeterministic(
                         f"The log holds {left} more results and ends, but the agents' code waits for something "
-                        "else. Agent code must take the world in by effects only."
+                        "else. Agent code may wait only for its effects."
                     )
                 )
     finally:
@@ -109,45 +109,45 @@ async def _finished(execution: Execution, root: Coroutine[Any, Any, None], patie
 
 
 class OfflineResolver:
-    """A catalog whose models and tools must not be used; implements runtime.agent.Resolver."""
+    """A catalog whose models and tools raise NonDeterministic if used; implements runtime.agent.Resolver."""
 
     def __init__(self, resolver: Resolver) -> None:
         self._resolver = resolver
 
     def agent(self, name: str) -> Agent:
-        """The agent of a name. Raises KeyError."""
+        """Return the agent with a name. Raises KeyError."""
         return self._resolver.agent(name)
 
     def reachable(self, root: str) -> Sequence[agent_pb2.AgentDefinition]:
-        """The definitions that a run of `root` can reach."""
+        """Return the definitions that a run of `root` can reach."""
         return self._resolver.reachable(root)
 
     def versions(self, root: str) -> VersionHashes:
-        """Hashes of what those definitions name."""
+        """Return the hashes of everything that those definitions name."""
         return self._resolver.versions(root)
 
     def function(self, name: str) -> Function:
-        """The function of a name, which touches nothing. Raises KeyError."""
+        """Return the function with a name; functions are pure, so they may run. Raises KeyError."""
         return self._resolver.function(name)
 
     def model(self, name: str) -> NoReturn:
-        """Raises NonDeterministic: the log holds no answer to what was asked."""
-        raise NonDeterministic(f"The replay asked the model {name!r}, which a replay never does.")
+        """Raise NonDeterministic: the log holds no result for the call."""
+        raise NonDeterministic(f"The replay called the model {name!r}, which a replay never does.")
 
     def tool(self, name: str) -> Tool:
-        """The tool with its rules, and a function that raises NonDeterministic. Raises KeyError."""
+        """Return the tool with a function that raises NonDeterministic. Raises KeyError."""
 
-        def touched(**_: object) -> NoReturn:
+        def refuse(**_: object) -> NoReturn:
             raise NonDeterministic(f"The replay ran the tool {name!r}, which a replay never does.")
 
-        return replace(self._resolver.tool(name), function=touched, context_parameter="", arguments=None)
+        return replace(self._resolver.tool(name), function=refuse, context_parameter="", arguments=None)
 
 
 def offline_resolver(log: Sequence[event_pb2.AgentEvent], resolver: Resolver, *, is_forced: bool) -> OfflineResolver:
-    """What a log is replayed with: the agents of this catalog, changed as its forks changed them.
+    """Return the catalog to replay a log with: the agents of `resolver`, with the changes of the log's forks applied.
 
-    Raises ConfigurationError where an agent is not here, and, unless it `is_forced`, where something that the run began
-    with is another one here; the message names both revisions.
+    Raises ConfigurationError if an agent is missing and, unless `is_forced`, if an agent, a tool or the replay version
+    differs from the one that the run started with; for agents the message names both revisions.
     """
     versions = log[0].run_started.versions
     named = {ref.name: ref.revision for ref in log[0].run_started.definition_refs} | dict(versions.agents)
@@ -171,21 +171,26 @@ def offline_resolver(log: Sequence[event_pb2.AgentEvent], resolver: Resolver, *,
 def _check(
     versions: event_pb2.RunVersions, named: Mapping[str, str], here: Mapping[str, str], resolver: Resolver
 ) -> None:
-    """Refuses what is another one here than the run began with; how its models are set up does not matter."""
+    """Raise ConfigurationError if an agent, a tool or the replay version differs from the run's.
+
+    Models are not compared: a replay calls none.
+    """
     others = [
-        f"The agent {name!r} is another one here: its revision is {here[name]}, and the run began with {revision}."
+        f"The agent {name!r} differs here: its revision is {here[name]}, and the run started with {revision}."
         for name, revision in sorted(named.items())
         if here[name] != revision
     ]
     others += [
-        f"The tool {name!r} has another description or schema here than when the run began."
+        f"The tool {name!r} has another description or schema here than when the run started."
         for name, digest in sorted(versions.tools.items())
         if _digest(resolver, name) != digest
     ]
     if versions.replay != REPLAY_VERSION:
-        others.append(f"The rules of replay are version {REPLAY_VERSION} here; the run has version {versions.replay}.")
+        others.append(f"The replay version is {REPLAY_VERSION} here; the run has version {versions.replay}.")
     if others:
-        raise ConfigurationError("\n".join([*others, "Bring back what the run began with, or try it with --force."]))
+        raise ConfigurationError(
+            "\n".join([*others, "Restore the configuration that the run started with, or try --force."])
+        )
 
 
 def _digest(resolver: Resolver, name: str) -> str:

@@ -32,7 +32,10 @@ _TRIES = 20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckedAnswers:
-    """What a resume changes: events to record, none where all is answered already; then `since` is where to follow."""
+    """The events that a resume has to record, and the sequence after which to follow the run.
+
+    `fresh` is empty if all requests already have these answers.
+    """
 
     fresh: Sequence[event_pb2.AgentEvent]
     since: int
@@ -41,7 +44,7 @@ class CheckedAnswers:
 def check_answers(
     request: agent_service_pb2.ResumeRunRequest, log: Sequence[event_pb2.AgentEvent], *, digest: str, user_id: str
 ) -> CheckedAnswers:
-    """Checks every answer before any is taken. `log` is the run's without deltas.
+    """Check all answers before any is recorded. `log` is the run's without deltas.
 
     Raises InvalidRequest, AlreadyAnswered, RequestIdReused and RunEnded.
     """
@@ -53,13 +56,13 @@ def check_answers(
     for answer in known:
         if not same_answer(answer, answered[answer.input_id].input_received.answer):
             raise AlreadyAnswered(
-                f"The request {answer.input_id!r} has another answer; the first one stands.",
+                f"The request {answer.input_id!r} already has another answer, which is final.",
                 details={"input_id": answer.input_id},
             )
     if len(known) == len(request.answers):
         return CheckedAnswers(fresh=(), since=_followed_from(log, [answered[answer.input_id] for answer in known]))
     if events.kind_of(log[-1]) in events.TERMINAL_KINDS:
-        raise RunEnded("The run has ended: it takes no answers any more.", details={"run_id": request.run_id})
+        raise RunEnded("The run has ended: it accepts no more answers.", details={"run_id": request.run_id})
     _check_answers(request, asked, answered, log)
     fresh = [
         received(
@@ -75,13 +78,13 @@ def check_answers(
 
 
 def _check_unique(answers: Iterable[input_pb2.InputAnswer]) -> None:
-    """Refuses an answer to a request that an answer before it is to."""
+    """Raise InvalidRequest if two answers are to the same request."""
     seen: set[str] = set()
     wrong: list[FieldViolation] = []
     for index, answer in enumerate(answers):
         if answer.input_id in seen:
-            said = "Another answer before it is to the same request."
-            wrong.append(FieldViolation(field=f"answers[{index}].input_id", description=said))
+            description = "An earlier answer in this call is to the same request."
+            wrong.append(FieldViolation(field=f"answers[{index}].input_id", description=description))
         seen.add(answer.input_id)
     if wrong:
         raise InvalidRequest(wrong)
@@ -96,7 +99,7 @@ def _check_repeated(
         known = event.input_received
         if known.request_id == request.request_id and known.request_digest != digest:
             raise RequestIdReused(
-                f"The request id {request.request_id!r} brought other answers. Use a new one.",
+                f"The request id {request.request_id!r} was used for other answers. Use a new one.",
                 details={"run_id": request.run_id},
             )
 
@@ -113,31 +116,35 @@ def _check_answers(
         event = asked.get(answer.input_id)
         field = f"answers[{index}].input_id"
         if event is None:
-            said = ["The run asks nothing of this id."]
+            descriptions = ["The run has no request with this id."]
         elif answer.input_id in answered:
-            said = []
+            descriptions = []
         elif answer.input_id not in is_open:
-            said = ["What asked this has ended."]
+            descriptions = ["The agent or tool that made this request has ended."]
         else:
-            said = mistakes(event.input_requested.request, answer)
+            descriptions = mistakes(event.input_requested.request, answer)
             field = f"answers[{index}].{answer.WhichOneof('answer') or 'answer'}"
-        wrong += [FieldViolation(field=field, description=each) for each in said]
+        wrong += [FieldViolation(field=field, description=each) for each in descriptions]
     if wrong:
         raise InvalidRequest(wrong)
 
 
 def _from_caller(answer: input_pb2.InputAnswer, user_id: str) -> input_pb2.InputAnswer:
-    taken = input_pb2.InputAnswer()
-    taken.CopyFrom(answer)
-    taken.source, taken.answered_by = input_pb2.ANSWER_SOURCE_CALLER, user_id
-    return taken
+    attributed = input_pb2.InputAnswer()
+    attributed.CopyFrom(answer)
+    attributed.source, attributed.answered_by = input_pb2.ANSWER_SOURCE_CALLER, user_id
+    return attributed
 
 
 def _followed_from(log: Sequence[event_pb2.AgentEvent], known: Sequence[event_pb2.AgentEvent]) -> int:
-    """The sequence before the run_resumed that answers caused, or before themselves where the run was still going."""
+    """Return the sequence before the run_resumed that the answers caused.
+
+    If the answers were recorded in a run that was still executing, return the sequence before the first of them.
+    """
     first = min(known, key=lambda event: event.sequence)
     for event in reversed([event for event in log if event.sequence < first.sequence]):
         if not _is_beside(event, first):
+            # run_resumed and the answers that caused it are one append, so they have the same time.
             is_cause = (
                 event.run_resumed.cause == event_pb2.RESUME_CAUSE_ANSWER and event.record_time == first.record_time
             )
@@ -146,7 +153,7 @@ def _followed_from(log: Sequence[event_pb2.AgentEvent], known: Sequence[event_pb
 
 
 def _is_beside(event: event_pb2.AgentEvent, answered: event_pb2.AgentEvent) -> bool:
-    """Whether an event is another answer that was brought with this one: an append has one time."""
+    """True if an event is an answer from the same call as this one; all events of an append have the same time."""
     one, other = event.input_received, answered.input_received
     is_same = (one.request_id, one.request_digest) == (
         other.request_id,
@@ -157,19 +164,21 @@ def _is_beside(event: event_pb2.AgentEvent, answered: event_pb2.AgentEvent) -> b
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Resumed:
-    """A run that was answered, and after which sequence to follow it."""
+    """A run whose answers are recorded, and the sequence after which to follow it."""
 
     record: RunRecord
     since: int
 
 
 class RunResumer:
-    """Takes answers from callers."""
+    """Records callers' answers to runs, and continues runs that were waiting for them."""
 
-    def __init__(self, equipment: RunDependencies, keeper: RunSupervisor, letters: RemoteCommands) -> None:
-        self._equipment = equipment
-        self._keeper = keeper
-        self._letters = letters
+    def __init__(
+        self, dependencies: RunDependencies, supervisor: RunSupervisor, remote_commands: RemoteCommands
+    ) -> None:
+        self._dependencies = dependencies
+        self._supervisor = supervisor
+        self._remote_commands = remote_commands
 
     async def resume(
         self,
@@ -178,42 +187,42 @@ class RunResumer:
         *,
         deadline_time_ns: int | None,
     ) -> Resumed:
-        """Checks all answers, records those that are new, and lets the run go on.
+        """Check all answers, record those that are new, and continue the run.
 
-        Raises NotFound, InvalidRequest, SequenceOutOfRange, AlreadyAnswered, RunEnded, AgentUnusable (it is parked),
-        RequestIdReused, ServerStopping and StorageFailed.
+        Raises NotFound, InvalidRequest, SequenceOutOfRange, AlreadyAnswered, RunEnded, AgentUnusable (the run is
+        parked), RequestIdReused, SessionBusy, ServerStopping and StorageFailed.
         """
         digest = request_digest(request)
         for _ in range(_TRIES):
-            live = await self._keeper.roster.find(request.run_id)
+            live = await self._supervisor.live_runs.find(request.run_id)
             if live is not None and await self._is_leaving(live):
                 continue
-            record = await self._equipment.index.get(principal, request.run_id)
+            record = await self._dependencies.index.get(principal, request.run_id)
             await self._check_place(request)
-            log = await read_log(self._equipment.log, request.run_id)
-            verdict = check_answers(request, log, digest=digest, user_id=principal.user_id)
-            if not verdict.fresh:
-                return Resumed(record=record, since=verdict.since)
+            log = await read_log(self._dependencies.log, request.run_id)
+            checked = check_answers(request, log, digest=digest, user_id=principal.user_id)
+            if not checked.fresh:
+                return Resumed(record=record, since=checked.since)
             if live is not None:
-                since = await self._answer(live, verdict)
-            elif await self._keeper.is_elsewhere(record):
-                await self._letters.answer(
+                since = await self._answer(live, checked)
+            elif await self._supervisor.is_elsewhere(record):
+                await self._remote_commands.answer(
                     record, request, user_id=principal.user_id, deadline_time_ns=deadline_time_ns
                 )
-                continue
+                continue  # look again: the log says whether these answers were recorded, or others
             else:
                 is_background = policy_of(log).background
-                since = await self._go_on(record, verdict, None if is_background else deadline_time_ns)
+                since = await self._continue_run(record, checked, None if is_background else deadline_time_ns)
             if since is not None:
                 return Resumed(record=record, since=since)
         details = {"run_id": request.run_id}
-        raise SessionBusy("The run goes on and stops again at this moment. Try again.", details=details)
+        raise SessionBusy("The run keeps changing while it is being answered. Try again.", details=details)
 
     async def _check_place(self, request: agent_service_pb2.ResumeRunRequest) -> None:
-        """Refuses a stream that could not begin before anything is recorded."""
+        """Raise SequenceOutOfRange for a stream that could not start, before any answer is recorded."""
         if not request.after_sequence:
             return
-        last = await self._equipment.log.last_sequence(request.run_id)
+        last = await self._dependencies.log.last_sequence(request.run_id)
         if request.after_sequence > last:
             raise SequenceOutOfRange(
                 f"The log of this run ends at sequence {last}; there is nothing after {request.after_sequence}.",
@@ -221,31 +230,33 @@ class RunResumer:
             )
 
     async def _is_leaving(self, live: LiveRun) -> bool:
-        """Whether a run takes no answers here any more; waits until that is settled."""
+        """Return True if a run accepts no more answers here, after waiting for its end; else wait for its replay."""
         await live.lived()
         if live.is_over:
             await live.over()
             return True
         return False
 
-    async def _answer(self, live: LiveRun, verdict: CheckedAnswers) -> int | None:
-        """Records answers in a run that goes on; None where it does not wait for all of them any more."""
+    async def _answer(self, live: LiveRun, checked: CheckedAnswers) -> int | None:
+        """Record answers in a live run and return the sequence before them; None if it no longer waits for all."""
         execution = live.execution
-        if not all(execution.waits_for(event) for event in verdict.fresh):
-            await execution.writer.committed()  # then the log says who answered, or ended what asked
+        if not all(execution.waits_for(event) for event in checked.fresh):
+            await execution.writer.committed()  # then the log has the other answer, or the end of the request
             return None
-        for event in verdict.fresh:
+        for event in checked.fresh:
             execution.answer(event)
         await execution.writer.committed()
-        return min(event.sequence for event in verdict.fresh) - 1
+        return min(event.sequence for event in checked.fresh) - 1
 
-    async def _go_on(self, record: RunRecord, verdict: CheckedAnswers, deadline_time_ns: int | None) -> int | None:
+    async def _continue_run(
+        self, record: RunRecord, checked: CheckedAnswers, deadline_time_ns: int | None
+    ) -> int | None:
         try:
-            await self._keeper.go_on(
-                record, event_pb2.RESUME_CAUSE_ANSWER, answers=verdict.fresh, deadline_time_ns=deadline_time_ns
+            await self._supervisor.continue_run(
+                record, event_pb2.RESUME_CAUSE_ANSWER, answers=checked.fresh, deadline_time_ns=deadline_time_ns
             )
         except (RunMoved, Fenced):
             return None
         except MissingVersion as missing:
-            raise AgentUnusable(f"The run waits on, and takes no answers now: {missing}") from None
+            raise AgentUnusable(f"The run cannot continue here, so it accepts no answers now: {missing}") from None
         return record.run.last_sequence

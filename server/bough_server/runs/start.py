@@ -1,4 +1,4 @@
-"""Accept runs: check them, make them durable with their first event, then begin or queue them."""
+"""Start runs: hold the session or join its queue, create the run with its first events, and launch it."""
 
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
@@ -37,19 +37,20 @@ class _Accepted:
 
 
 class RunStarter:
-    """Makes admitted requests runs."""
+    """Creates runs of admitted requests, and launches them."""
 
     def __init__(
-        self, equipment: RunDependencies, launcher: Launcher, call_next: Callable[[Principal, str], Awaitable[None]]
+        self, dependencies: RunDependencies, launcher: Launcher, call_next: Callable[[Principal, str], Awaitable[None]]
     ) -> None:
-        self._equipment = equipment
+        self._dependencies = dependencies
         self._launcher = launcher
         self._call_next = call_next
 
     async def start(self, principal: Principal, admission: Admission, trace: Parent) -> LiveRun:
-        """Accepts a run and launches it. Raises SessionBusy, RequestIdTaken, NotFound and StorageFailed."""
+        """Create a run and launch it. Raises SessionBusy, RequestIdTaken, NotFound and StorageFailed."""
         session_id = admission.request.session_id or ids.new_uuid7(admission.now_ns)
-        record = record_of(admission, principal, session_id, owner=self._equipment.worker, is_queued=False)
+        # Only for the span: whether the run is queued is not known before it is created.
+        record = record_of(admission, principal, session_id, owner=self._dependencies.worker, is_queued=False)
         traced = self._launcher.span(record, admission.agent.definition, admission.run_id, trace)
         try:
             accepted = await self._accept(principal, admission, session_id, traced)
@@ -57,7 +58,7 @@ class RunStarter:
             traced.end()
             raise
         is_queued = accepted.queued is not None
-        record = record_of(admission, principal, session_id, owner=self._equipment.worker, is_queued=is_queued)
+        record = record_of(admission, principal, session_id, owner=self._dependencies.worker, is_queued=is_queued)
         return self._launcher.launch(
             record,
             [accepted.started],
@@ -70,7 +71,7 @@ class RunStarter:
     async def _accept(self, principal: Principal, admission: Admission, session_id: str, traced: Traced) -> _Accepted:
         policy = admission.policy.on_busy_session
         details = {"session_id": session_id}
-        busy = SessionBusy("Others change this session at this moment. Try again.", details=details)
+        busy = SessionBusy("The session keeps changing while the run is being started. Try again.", details=details)
         for _ in range(_TRIES):
             try:
                 return await self._hold(principal, admission, session_id, traced)
@@ -78,12 +79,12 @@ class RunStarter:
                 continue
             except SessionBusy as error:
                 busy = error
-            holder = await self._equipment.index.holder(principal, session_id)
-            if holder is None:
+            holder = await self._dependencies.index.holder(principal, session_id)
+            if holder is None:  # the holder has ended since
                 continue
             if policy == policy_pb2.BUSY_SESSION_POLICY_QUEUE:
                 try:
-                    return await self._queue(principal, admission, session_id, traced, holder)
+                    return await self._queue(principal, admission, session_id=session_id, traced=traced, holder=holder)
                 except SessionBusy as error:
                     busy = error
             elif policy == policy_pb2.BUSY_SESSION_POLICY_CANCEL_INTERRUPTED and await self._gives_way(holder):
@@ -93,24 +94,27 @@ class RunStarter:
         raise busy
 
     async def _gives_way(self, holder: RunRecord) -> bool:
-        """Whether a run may be cancelled for one that is to begin at once: it is not where others come before that."""
+        """True if a run waits for input and no other run is queued behind it, so that a new run may replace it."""
         if holder.run.state != execution_pb2.EXECUTION_STATE_INPUT_REQUIRED:
             return False
         waiting = RunFilter(session_id=holder.run.session_id, states=[execution_pb2.EXECUTION_STATE_PENDING])
-        runs, _ = await self._equipment.index.list(holder.principal, waiting, Page(size=1))
+        runs, _ = await self._dependencies.index.list(holder.principal, waiting, Page(size=1))
         return not runs
 
     async def _hold(self, principal: Principal, admission: Admission, session_id: str, traced: Traced) -> _Accepted:
         if not admission.request.session_id:
             return await self._hold_at(SessionCut(0, ""), principal, admission, session_id, traced=traced)
-        async with self._equipment.changing.alone(principal, session_id):
+        async with self._dependencies.changing.hold(principal, session_id):
             cut = await self._cut(principal, admission)
             return await self._hold_at(cut, principal, admission, session_id, traced=traced)
 
     async def _cut(self, principal: Principal, admission: Admission) -> SessionCut:
-        """Where the session is that a request names; the start of one that the run is to create. Raises NotFound."""
+        """Return the cut of the session that a request names, or an empty cut if the run is to create it.
+
+        Raises NotFound.
+        """
         try:
-            return await self._equipment.sessions.cut(principal, admission.request.session_id)
+            return await self._dependencies.sessions.cut(principal, admission.request.session_id)
         except NotFound:
             if not _creates_session(admission):
                 raise
@@ -119,15 +123,15 @@ class RunStarter:
     async def _hold_at(
         self, cut: SessionCut, principal: Principal, admission: Admission, session_id: str, *, traced: Traced
     ) -> _Accepted:
-        # Before the run is accepted: from then on nothing may come between it and its execution.
-        stored = self._equipment.sessions
+        # Read the messages before the run is created: once it exists, no failure may keep it from being launched.
+        stored = self._dependencies.sessions
         session = await stored.messages(principal, session_id, through=cut.position) if cut.position else ()
         started = self._started(admission, cut, traced)
         await self._create(principal, admission, session_id, started, cut=cut)
         return _Accepted(started=started, queued=None, session=session)
 
     async def _queue(
-        self, principal: Principal, admission: Admission, session_id: str, traced: Traced, holder: RunRecord
+        self, principal: Principal, admission: Admission, *, session_id: str, traced: Traced, holder: RunRecord
     ) -> _Accepted:
         cut = SessionCut(0, "")
         started = self._started(admission, cut, traced)
@@ -150,7 +154,7 @@ class RunStarter:
         cut: SessionCut,
         queued: event_pb2.AgentEvent | None = None,
     ) -> None:
-        await self._equipment.log.create(
+        await self._dependencies.log.create(
             NewRun(
                 run_id=admission.run_id,
                 principal=principal,
@@ -164,7 +168,7 @@ class RunStarter:
                 create_time_ns=admission.now_ns,
                 first=_record(started),
                 definitions=stored_definitions(admission.resolver, admission.agent.definition.name),
-                owner=self._equipment.worker,
+                owner=self._dependencies.worker,
                 queued=_record(queued) if queued is not None else None,
             )
         )
@@ -174,14 +178,14 @@ class RunStarter:
             reason=execution_pb2.CANCEL_REASON_SUPERSEDED, requested_by=principal.user_id, by_run_id=by_run_id
         )
         try:
-            await close_run(self._equipment, holder, close_reason(request))
+            await close_run(self._dependencies, holder, close_reason(request))
         except (RunMoved, Fenced):
-            return  # it has gone on, or ended, meanwhile: look again
-        await self._call_next(principal, holder.run.session_id)  # who came to wait behind it meanwhile comes first
+            return  # it has been continued or has ended meanwhile: look again
+        await self._call_next(principal, holder.run.session_id)  # a run that was queued meanwhile goes first
 
 
 def _creates_session(admission: Admission) -> bool:
-    """Whether the run creates the session that its request names, if there is none."""
+    """True if the run is to create the session that its request names if it does not exist."""
     request = admission.request
     is_asked = request.on_missing_session == agent_service_pb2.MISSING_SESSION_POLICY_CREATE
     return is_asked and bool(request.session_id)

@@ -1,4 +1,4 @@
-"""Keep runs going: revive, close and park them, and start the next run of a session."""
+"""Supervise runs: continue, end and park them, and start the next run of a session."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
@@ -30,27 +30,28 @@ _TRIES = 5
 
 
 class RunSupervisor:
-    """Every run of this worker between its acceptance and its end."""
+    """Supervises the runs of this worker from their creation to their end."""
 
-    def __init__(self, equipment: RunDependencies) -> None:
-        self._equipment = equipment
-        self.roster = RunRegistry()
-        self.launcher = Launcher(equipment, self.roster, on_end=self._ended)
-        self.takeover = Takeover(equipment, self.launcher)
-        self.recovery = Recovery(equipment.index, equipment.clock, revive=self._revive, expire=self._expire)
-        self._holders = SessionWatcher(equipment, spawn=self.recovery.spawn, on_end=self.call_next)
+    def __init__(self, dependencies: RunDependencies) -> None:
+        self._dependencies = dependencies
+        self.live_runs = RunRegistry()
+        self.launcher = Launcher(dependencies, self.live_runs, on_end=self._ended)
+        self.takeover = Takeover(dependencies, self.launcher)
+        self.recovery = Recovery(dependencies.index, dependencies.clock, revive=self._revive, expire=self._expire)
+        self._holders = SessionWatcher(dependencies, spawn=self.recovery.spawn, on_end=self.call_next)
         self.parked: dict[str, str] = {}
-        """Runs that cannot be executed here, and what is missing."""
+        """Runs that cannot be executed here, with a message on what is missing."""
         self.is_draining = False
 
     async def settled(self, run_id: str, work: Coroutine[Any, Any, T]) -> T:
-        """Does something that makes a run live or ends it, to its end even where the caller leaves."""
+        """Run work that makes a run live or ends it; it is completed even if the caller is cancelled."""
         task = asyncio.get_running_loop().create_task(work)
-        self.roster.arriving(run_id, task)
+        self.live_runs.arriving(run_id, task)
+        # If the caller is gone, this marks an exception as retrieved, so that asyncio does not log it.
         task.add_done_callback(lambda done: done.cancelled() or done.exception())
         return await asyncio.shield(task)
 
-    async def go_on(
+    async def continue_run(
         self,
         record: RunRecord,
         cause: event_pb2.ResumeCause.ValueType,
@@ -58,27 +59,28 @@ class RunSupervisor:
         answers: Sequence[event_pb2.AgentEvent] = (),
         deadline_time_ns: int | None = None,
     ) -> LiveRun | None:
-        """Continues a run; None where it had to be ended. Raises MissingVersion, RunMoved, Fenced, StorageFailed."""
+        """Continue a run; return None if it was ended instead. Raises as Takeover.continue_run does."""
         is_queued = record.run.state == execution_pb2.EXECUTION_STATE_PENDING
-        going_on = self.takeover.go_on(
+        work = self.takeover.continue_run(
             record, cause, answers=answers, deadline_time_ns=deadline_time_ns, is_queued=is_queued
         )
-        live = await self.settled(record.run.run_id, going_on)
+        live = await self.settled(record.run.run_id, work)
         self.parked.pop(record.run.run_id, None)
+        # A run that was ended has released its session, and a queued one may have been given it while it was not live.
         if live is None or is_queued:
             await self.call_next(record.principal, record.run.session_id)
         return live
 
-    async def close(self, principal: Principal, run_id: str, why: CloseReason) -> bool:
-        """Ends a run that nobody executes; gives whether it is ended: it is not where somebody goes on with it."""
+    async def close(self, principal: Principal, run_id: str, reason: CloseReason) -> bool:
+        """End a run that no worker executes. Return False if another worker resumed it first."""
         for _ in range(_TRIES):
-            record = await self._equipment.index.get(principal, run_id)
+            record = await self._dependencies.index.get(principal, run_id)
             if record.run.HasField("end_time"):
                 return True
             try:
-                await self.settled(run_id, close_run(self._equipment, record, why))
+                await self.settled(run_id, close_run(self._dependencies, record, reason))
             except RunMoved:
-                if await self.roster.find(run_id) is not None:
+                if await self.live_runs.find(run_id) is not None:
                     return False
             except Fenced:
                 return True
@@ -89,75 +91,81 @@ class RunSupervisor:
         return False
 
     async def call_next(self, principal: Principal, session_id: str) -> None:
-        """Lets the run begin that holds a session by now, if it has waited for it; later where storage fails now."""
+        """Start the queued run that now holds a session, if it is live here; retry later if storage fails."""
         try:
             await self._call_next(principal, session_id)
         except ServerStopping:
-            return  # it waits on where it is taken up
+            return  # it stays queued until another server continues it
         except StorageFailed:
             self.recovery.spawn(
-                retry_until_stored(self._equipment.clock, partial(self._call_next, principal, session_id))
+                retry_until_stored(self._dependencies.clock, partial(self._call_next, principal, session_id))
             )
 
     async def _call_next(self, principal: Principal, session_id: str) -> None:
-        holder = await self._equipment.index.holder(principal, session_id)
+        holder = await self._dependencies.index.holder(principal, session_id)
         if holder is None or self.is_draining:
             return
-        live = self.roster.at_hand(holder.run.run_id)
-        if live is None and holder.owner != self._equipment.worker and self.roster.has_waiting(principal, session_id):
+        live = self.live_runs.at_hand(holder.run.run_id)
+        if (
+            live is None
+            and holder.owner != self._dependencies.worker
+            and self.live_runs.has_waiting(principal, session_id)
+        ):
             self._holders.watch(holder)
         if live is None or not live.is_waiting:
             return
-        stored = self._equipment.sessions
+        stored = self._dependencies.sessions
         cut = await stored.cut(principal, session_id)
         session = await stored.messages(principal, session_id, through=cut.position) if cut.position else ()
         live.begin(cut, session)
 
     async def is_elsewhere(self, record: RunRecord) -> bool:
-        """Whether another worker, one that is alive, executes a run."""
-        if record.owner in ("", self._equipment.worker):
+        """Return True if another live worker owns a run."""
+        if record.owner in ("", self._dependencies.worker):
             return False
-        return record.owner in await self._equipment.leases.counters()
+        return record.owner in await self._dependencies.leases.counters()
 
     async def _revive(self, found: RunRecord) -> None:
-        """Continues a run that nobody executes, and waits until it is live."""
+        """Continue a run that no worker executes, and wait until its replay is over."""
         run_id = found.run.run_id
         try:
-            record = await self._equipment.index.get(found.principal, run_id)
+            record = await self._dependencies.index.get(found.principal, run_id)
         except NotFound:
             return
         is_over = record.run.HasField("end_time") or record.run.state == execution_pb2.EXECUTION_STATE_INPUT_REQUIRED
-        if is_over or self.is_draining or self.roster.at_hand(run_id) or await self.is_elsewhere(record):
+        if is_over or self.is_draining or self.live_runs.at_hand(run_id) or await self.is_elsewhere(record):
             return
         try:
-            live = await self.go_on(record, event_pb2.RESUME_CAUSE_RECOVERY)
+            live = await self.continue_run(record, event_pb2.RESUME_CAUSE_RECOVERY)
         except MissingVersion as missing:
             await self.park(record, str(missing))
         except StorageFailed:
             self.recovery.try_later(record)
         except (RunMoved, Fenced, ServerStopping):
-            return  # somebody else acted
+            return  # another worker was faster, or the server stops
         else:
             if live is not None and not live.is_waiting:
-                await live.lived()
+                await live.lived()  # keeps the slot of Recovery until then, which bounds concurrent replays
 
     async def park(self, record: RunRecord, missing: str) -> None:
-        """Leaves a run that cannot be executed here and tells its followers, unless somebody took it over meanwhile."""
+        """Park a run that cannot be executed here, and end its readers, unless it was taken over meanwhile."""
         run_id = record.run.run_id
-        now = await self._equipment.index.find(run_id)
+        now = await self._dependencies.index.find(run_id)
         if now is None or now.epoch != record.epoch or now.run.HasField("end_time"):
             return
         self.parked[run_id] = missing
-        self._equipment.log.hold_up(run_id, RunParked(f"The run is parked, and goes on where this is there: {missing}"))
+        self._dependencies.log.fail_readers(
+            run_id, RunParked(f"The run is parked until a server has everything it started with: {missing}")
+        )
         _log.warning("run parked", run_id=run_id, reason=missing)
 
     async def _expire(self, run_id: str) -> None:
-        """Answers what is overdue of a run that waits for input, and continues it."""
-        record = await self._equipment.index.find(run_id)
+        """Answer the overdue requests of a run that waits for input as expired, and continue the run."""
+        record = await self._dependencies.index.find(run_id)
         if record is None or record.run.state != execution_pb2.EXECUTION_STATE_INPUT_REQUIRED:
             return
-        log = await read_log(self._equipment.log, run_id)
-        now = self._equipment.clock.now_ns()
+        log = await read_log(self._dependencies.log, run_id)
+        now = self._dependencies.clock.now_ns()
         asked = {event.effect_key: event for event in log if event.HasField("input_requested")}
         due = [
             received(asked[key], expired(request))
@@ -165,13 +173,13 @@ class RunSupervisor:
             if request.HasField("expire_time") and request.expire_time.ToNanoseconds() <= now
         ]
         try:
-            await self.go_on(record, event_pb2.RESUME_CAUSE_ANSWER, answers=due)
+            await self.continue_run(record, event_pb2.RESUME_CAUSE_ANSWER, answers=due)
         except (RunMoved, Fenced):
-            return  # somebody answered
+            return  # another call answered first
 
     def _ended(self, live: LiveRun, stopped: BaseException | None) -> None:
-        """Lets a run go that has ended, waits, or stopped unrecorded."""
-        self.roster.remove(live)
+        """Handle the end of a run's task: the run has ended, waits for input, or stopped with an unrecorded error."""
+        self.live_runs.remove(live)
         if live.execution.is_interrupted:
             self.recovery.interrupted()
         if self.is_draining:
@@ -184,35 +192,39 @@ class RunSupervisor:
             self._close_soon(live, stopped)
         elif stopped is not None and not isinstance(stopped, Fenced | ServerStopping):
             error = RunError(
-                "The server failed at this run; its own log says how.", reason=error_pb2.ERROR_REASON_INTERNAL
+                "The server failed while executing this run; the server's log says why.",
+                reason=error_pb2.ERROR_REASON_INTERNAL,
             )
             self._close_soon(live, error)
         principal, session_id = live.record.principal, live.record.run.session_id
-        if self.roster.has_waiting(principal, session_id):
+        if self.live_runs.has_waiting(principal, session_id):
             self.recovery.spawn(self.call_next(principal, session_id))
 
     def _close_soon(self, live: LiveRun, error: RunError) -> None:
         closing = partial(self.close, live.record.principal, live.run_id, failed(error))
-        self.recovery.spawn(retry_until_stored(self._equipment.clock, closing))
+        self.recovery.spawn(retry_until_stored(self._dependencies.clock, closing))
 
 
 class SessionWatcher:
-    """The sessions that runs of this worker wait for and others hold: `on_end` is told of each that is given up."""
+    """Watches sessions that runs of this worker wait for while runs of other workers hold them.
+
+    `on_end` is called with each such session once its holder has ended.
+    """
 
     def __init__(
         self,
-        equipment: RunDependencies,
+        dependencies: RunDependencies,
         *,
         spawn: Callable[[Coroutine[Any, Any, None]], None],
         on_end: Callable[[Principal, str], Awaitable[None]],
     ) -> None:
-        self._equipment = equipment
+        self._dependencies = dependencies
         self._spawn = spawn
         self._on_end = on_end
         self._watched: set[tuple[str, str]] = set()
 
     def watch(self, holder: RunRecord) -> None:
-        """Waits for the end of a run in a task of its own, one for each session."""
+        """Wait for the end of a run in a background task, one per session."""
         watched = holder.principal.tenant_id, holder.run.session_id
         if watched not in self._watched:
             self._watched.add(watched)
@@ -221,16 +233,16 @@ class SessionWatcher:
     async def _watch(self, holder: RunRecord) -> None:
         try:
             while not await self._is_over(holder):
-                await self._equipment.clock.sleep(INITIAL_BACKOFF)
+                await self._dependencies.clock.sleep(INITIAL_BACKOFF)
         except (NotFound, ServerStopping):
-            return  # its session was deleted, or who waits for it waits on where it is taken up
+            return  # the session was deleted, or the server stops and the next one continues the queued runs
         finally:
             self._watched.discard((holder.principal.tenant_id, holder.run.session_id))
         await self._on_end(holder.principal, holder.run.session_id)
 
     async def _is_over(self, holder: RunRecord) -> bool:
-        """Waits for the end of a log; gives whether it came: it does not while nobody can write it."""
-        tail = cast(Pages, self._equipment.log.tail(holder.run.run_id, after=holder.run.last_sequence))
+        """Wait for the end of a run; return False if its log failed, was fenced or parked before that."""
+        tail = cast(Pages, self._dependencies.log.tail(holder.run.run_id, after=holder.run.last_sequence))
         try:
             async with aclosing(tail):
                 async for _ in tail:

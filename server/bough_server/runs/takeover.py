@@ -1,4 +1,4 @@
-"""Take over a run: the next epoch, the catalog it began with, and its launch from its log."""
+"""Take over runs: take the next epoch, restore the catalog that a run started with, and launch it from its log."""
 
 from collections.abc import Callable, Sequence
 
@@ -34,7 +34,7 @@ from bough_server.telemetry import Parent, Traced
 OnEnd = Callable[[LiveRun, BaseException | None], None]
 
 MOST_RESUMED = 5
-"""How often a run is continued without a new result of an effect in between."""
+"""How often a run is recovered from crashes without a new result of an effect in between, before it is failed."""
 
 _PROGRESS = frozenset(
     {
@@ -52,11 +52,11 @@ _PROGRESS = frozenset(
 
 
 class Launcher:
-    """Puts runs on the roster and lets them go."""
+    """Builds live runs from their logs, registers and starts them."""
 
-    def __init__(self, equipment: RunDependencies, roster: RunRegistry, *, on_end: OnEnd) -> None:
-        self._equipment = equipment
-        self._roster = roster
+    def __init__(self, dependencies: RunDependencies, live_runs: RunRegistry, *, on_end: OnEnd) -> None:
+        self._dependencies = dependencies
+        self._live_runs = live_runs
         self._on_end = on_end
 
     def launch(
@@ -69,8 +69,8 @@ class Launcher:
         traced: Traced,
         is_queued: bool = False,
     ) -> LiveRun:
-        """Begins a run, or goes on with it: `log` is all of it but deltas, `record` where it ends."""
-        equipment, started = self._equipment, log[0]
+        """Start or continue a run: `log` is its log without deltas, and `record` its row at the end of that log."""
+        dependencies, started = self._dependencies, log[0]
         journal = Journal(log)
         facts = RunInfo(
             run_id=record.run.run_id,
@@ -80,43 +80,45 @@ class Launcher:
             session=session,
         )
         recorder = Recorder(
-            equipment.log,
+            dependencies.log,
             record.run.run_id,
             epoch=record.epoch,
             last_sequence=record.run.last_sequence,
-            clock=equipment.clock,
+            clock=dependencies.clock,
         )
         execution = Execution(
             facts,
-            tracing=equipment.tracing,
-            clock=equipment.clock,
+            tracing=dependencies.tracing,
+            clock=dependencies.clock,
             journal=journal,
             recorder=recorder,
-            default_deltas=equipment.defaults.deltas,
-            metrics=equipment.metrics,
+            default_deltas=dependencies.defaults.deltas,
+            metrics=dependencies.metrics,
         )
         execution.spans[""] = traced
-        live = LiveRun(record, execution, resolver, is_queued=is_queued, on_end=self._on_end, metrics=equipment.metrics)
-        self._roster.add(live)
+        live = LiveRun(
+            record, execution, resolver, is_queued=is_queued, on_end=self._on_end, metrics=dependencies.metrics
+        )
+        self._live_runs.add(live)
         deadline = deadline_ns(log)
-        bounds = [deadline_bound(deadline, equipment.clock.now_ns())] if deadline is not None else []
+        bounds = [deadline_bound(deadline, dependencies.clock.now_ns())] if deadline is not None else []
         live.launch(bounds, self._wall(log, journal, resolver, is_queued=is_queued))
         return live
 
     def _wall(
         self, log: Sequence[event_pb2.AgentEvent], journal: Journal, resolver: Resolver, *, is_queued: bool
     ) -> list[Bound]:
-        """When the run's time on the wall is up: counted while somebody executes it, not while it is queued."""
+        """Return the bounds of the run's wall_duration, which counts only the time in which it is executed."""
         began, started = journal.dequeued or log[0], log[0].run_started
-        now = self._equipment.clock.now_ns()
+        now = self._dependencies.clock.now_ns()
         spent = 0 if is_queued else journal.running_ns(began.record_time.ToNanoseconds(), now)
         definition = resolver.agent(started.agent).definition
         return wall_bounds([policy_of(log).limits, definition.limits], spent)
 
     def span(self, record: RunRecord, definition: agent_pb2.AgentDefinition, root_id: str, parent: Parent) -> Traced:
-        """The span of a run's root, or of one stretch of it."""
+        """Start a span for a run's root agent, or for the part of it that this worker executes."""
         run = record.run
-        return self._equipment.tracing.invoke_agent(
+        return self._dependencies.tracing.invoke_agent(
             agent=definition.name,
             description=definition.description,
             invocation_id=root_id,
@@ -129,7 +131,7 @@ class Launcher:
 
 
 def deadline_ns(log: Sequence[event_pb2.AgentEvent]) -> int | None:
-    """The caller's deadline in force at the end of a log; None for none."""
+    """Return the caller's deadline in force at the end of a log, or None."""
     deadline: int | None = None
     for event in log:
         deadline = deadline_after(event, deadline)
@@ -137,22 +139,22 @@ def deadline_ns(log: Sequence[event_pb2.AgentEvent]) -> int | None:
 
 
 def overrun() -> RunError:
-    """The error of a run that was continued again and again."""
+    """Return the error of a run that was recovered MOST_RESUMED times without progress."""
     return RunError(
-        "Five servers were lost while they executed the run, and it got no further: what it does next may be what ends "
-        "them.",
+        f"The run was recovered {MOST_RESUMED} times without progress and has been failed: its next step probably "
+        "crashes the server.",
         reason=error_pb2.ERROR_REASON_RECOVERY_LIMIT,
     )
 
 
 class Takeover:
-    """Takes runs over for this process's worker, and launches them, or ends those that cannot go on."""
+    """Takes runs over for this worker, and launches them or ends those that cannot continue."""
 
-    def __init__(self, equipment: RunDependencies, launcher: Launcher) -> None:
-        self._equipment = equipment
+    def __init__(self, dependencies: RunDependencies, launcher: Launcher) -> None:
+        self._dependencies = dependencies
         self._launcher = launcher
 
-    async def go_on(
+    async def continue_run(
         self,
         record: RunRecord,
         cause: event_pb2.ResumeCause.ValueType,
@@ -161,50 +163,50 @@ class Takeover:
         deadline_time_ns: int | None = None,
         is_queued: bool = False,
     ) -> LiveRun | None:
-        """Continues a run under the next epoch, its answers recorded with it; None where it had to be ended instead.
+        """Continue a run under the next epoch, recording `answers` in the same append; None if it was ended instead.
 
-        Raises MissingVersion before anything is written, RunMoved, Fenced and StorageFailed.
+        Raises MissingVersion before it writes anything, RunMoved, Fenced and StorageFailed.
         """
-        log = await read_log(self._equipment.log, record.run.run_id)
-        why = self._why_ended(log)
-        if why is not None:
-            await close_run(self._equipment, record, why)
+        log = await read_log(self._dependencies.log, record.run.run_id)
+        reason = self._close_reason(log)
+        if reason is not None:
+            await close_run(self._dependencies, record, reason)
             return None
         resolver = await self.resolver(log)
-        if cause == event_pb2.RESUME_CAUSE_RECOVERY and not self._equipment.leases.crashed(record.owner):
-            cause = event_pb2.RESUME_CAUSE_TAKEOVER
+        if cause == event_pb2.RESUME_CAUSE_RECOVERY and not self._dependencies.leases.crashed(record.owner):
+            cause = event_pb2.RESUME_CAUSE_TAKEOVER  # the former owner released its lease in order
         resumed = self._resumed(record, log[0], cause, deadline_time_ns)
-        now = self._equipment.clock.now_ns()
+        now = self._dependencies.clock.now_ns()
         records = as_records([resumed, *answers], after=record.run.last_sequence, now_ns=now)
-        await self._equipment.log.take_over(
-            record.run.run_id, epoch=record.epoch + 1, owner=self._equipment.worker, records=records
+        await self._dependencies.log.take_over(
+            record.run.run_id, epoch=record.epoch + 1, owner=self._dependencies.worker, records=records
         )
-        taken = _taken(record, self._equipment.worker, is_queued=is_queued)
+        taken = _taken(record, self._dependencies.worker, is_queued=is_queued)
         taken.run.last_sequence = records[-1].sequence
         return await self.launch(taken, [*log, resumed, *answers], resolver, is_queued=is_queued)
 
     async def resolver(self, log: Sequence[event_pb2.AgentEvent]) -> Resolver:
-        """The catalog that a run began with, with the changes of its forks. Raises MissingVersion."""
+        """Return the catalog that a run started with, with the changes of its forks. Raises MissingVersion."""
         definitions: dict[str, agent_pb2.AgentDefinition] = {}
         named = [*log[0].run_started.definition_refs]
         for event in log:
             if event.HasField("run_forked"):
                 named.extend(event.run_forked.definition_refs)
         for ref in named:
-            definition = await self._equipment.catalog.get(ref.revision)
+            definition = await self._dependencies.catalog.get(ref.revision)
             if definition is None:
                 raise MissingVersion(
                     f"The definition of {ref.name!r} with revision {ref.revision!r} is not stored here."
                 )
-            definitions[ref.name] = definition
-        return pinned(log[0].run_started, definitions, self._equipment.resolver)
+            definitions[ref.name] = definition  # a later fork's definition replaces an earlier one
+        return pinned(log[0].run_started, definitions, self._dependencies.resolver)
 
-    def _why_ended(self, log: Sequence[event_pb2.AgentEvent]) -> CloseReason | None:
-        """Why a run is ended rather than continued; None where it is not."""
+    def _close_reason(self, log: Sequence[event_pb2.AgentEvent]) -> CloseReason | None:
+        """Return why a run must be ended rather than continued, or None."""
         if (requested := cancel_of(log)) is not None:
             return close_reason(requested)
         deadline = deadline_ns(log)
-        if deadline is not None and deadline <= self._equipment.clock.now_ns():
+        if deadline is not None and deadline <= self._dependencies.clock.now_ns():
             return close_reason(event_pb2.CancelRequested(reason=execution_pb2.CANCEL_REASON_DEADLINE))
         if _resumed_in_vain(log) >= MOST_RESUMED:
             return failed(overrun())
@@ -219,7 +221,7 @@ class Takeover:
     ) -> event_pb2.AgentEvent:
         event = events.in_place_of(started)
         resumed = event.run_resumed
-        resumed.cause, resumed.epoch, resumed.owner = cause, record.epoch + 1, self._equipment.worker
+        resumed.cause, resumed.epoch, resumed.owner = cause, record.epoch + 1, self._dependencies.worker
         if deadline_time_ns is not None:
             resumed.deadline_time.FromNanoseconds(deadline_time_ns)
         return event
@@ -232,7 +234,7 @@ class Takeover:
         *,
         is_queued: bool = False,
     ) -> LiveRun:
-        """Launches a run that is this worker's already, from its log without deltas. Raises MissingVersion."""
+        """Launch a run that this worker already owns, from its log without deltas. Raises MissingVersion."""
         started, resolver = log[0], resolver or await self.resolver(log)
         session = () if is_queued else await self._session(record, log)
         definition = resolver.agent(started.run_started.agent).definition
@@ -246,17 +248,20 @@ class Takeover:
         cut = session_cut(log)
         if not cut:
             return ()
-        return await self._equipment.sessions.messages(record.principal, record.run.session_id, through=cut)
+        return await self._dependencies.sessions.messages(record.principal, record.run.session_id, through=cut)
 
 
 def session_cut(log: Sequence[event_pb2.AgentEvent]) -> int:
-    """The last message of the session that a run sees, by its position."""
+    """Return the position of the last session message that a run sees."""
     dequeued = [event.run_dequeued.session_cut for event in log if event.HasField("run_dequeued")]
     return dequeued[0] if dequeued else log[0].run_started.session_cut
 
 
 def _resumed_in_vain(log: Sequence[event_pb2.AgentEvent]) -> int:
-    """How often a run's server was lost since it last got any further; one that waits for its session cannot."""
+    """Count the crashes of a run's servers since its last progress.
+
+    Those while it was queued do not count: it cannot make progress then.
+    """
     count, is_waiting = 0, False
     for event in log:
         if event.HasField("run_queued") or event.HasField("run_dequeued"):
@@ -269,7 +274,7 @@ def _resumed_in_vain(log: Sequence[event_pb2.AgentEvent]) -> int:
 
 
 def _taken(record: RunRecord, worker: str, *, is_queued: bool) -> RunRecord:
-    """A run's row as it is once this worker has it."""
+    """Return a run's row as it is after this worker has taken it over."""
     run = run_pb2.Run()
     run.CopyFrom(record.run)
     run.state = execution_pb2.EXECUTION_STATE_PENDING if is_queued else execution_pb2.EXECUTION_STATE_RUNNING

@@ -1,4 +1,4 @@
-"""Agents as the runtime sees them: the `Agent` and `Resolver` protocols, and the `Context` that their code is given."""
+"""Protocols between the runtime and agents: `Agent`, `Resolver`, and the `Context` that is passed to agent code."""
 
 import random
 from collections.abc import Awaitable, Callable, Iterable, Mapping, MutableMapping, Sequence
@@ -19,19 +19,19 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """How an agent ended well: its answer, why it ended, and what it asks of whoever waits for it."""
+    """Successful end of an agent: its answer, the reason of its end, and the action that it requests of its caller."""
 
     output: message_pb2.Message
     end_reason: execution_pb2.EndReason.ValueType = execution_pb2.END_REASON_ANSWERED
     action: action_pb2.AgentAction | None = None
     author: str = ""
-    """Who wrote the output, where others did and the agent hands it on; it stands in histories as theirs already."""
+    """The agent that wrote the output, if this one only relays it; histories have it under that author already."""
     is_said: bool = False
-    """Whether the output is a part of what the agent has said already."""
+    """True if the output is already part of the agent's transcript."""
     closed_by: str = ""
-    """The tool whose call ended the agent, where one did that is there for it."""
+    """The closing tool whose call ended the agent; empty if none did."""
     transfer_id: str = ""
-    """The call that hands over to another member of a swarm; empty where none does."""
+    """The call that transfers to another member of a swarm; empty if there is none."""
 
     @classmethod
     def exit(cls, output: str | message_pb2.Message) -> "Outcome":
@@ -91,7 +91,7 @@ def _message(said: str | message_pb2.Message | None) -> message_pb2.Message:
 
 
 def value_of(output: message_pb2.Message) -> str:
-    """An answer as a value of the session's state: the JSON that it is, several pieces as a list, else its text."""
+    """Return an answer as JSON text for the session state: its JSON parts, several as a list, else its text."""
     if output.parts and all(part.HasField("data_json") for part in output.parts):
         pieces = [part.data_json for part in output.parts]
         return pieces[0] if len(pieces) == 1 else f"[{','.join(pieces)}]"
@@ -99,46 +99,46 @@ def value_of(output: message_pb2.Message) -> str:
 
 
 def llm_of(definition: agent_pb2.AgentDefinition) -> agent_pb2.LlmAgent:
-    """What an agent's model is and is told; empty where it asks none. Of a definition's own, so changes are its."""
+    """Return the LlmAgent settings of a definition, empty if it has none. Not a copy: changes affect the definition."""
     return definition.supervisor.llm if definition.HasField("supervisor") else definition.llm
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answered:
-    """A call's result and, for a linked agent, what it saw and said."""
+    """A call's result and, for a linked agent, its transcript."""
 
     result: message_pb2.ToolResult
     child: Transcript | None = None
 
 
 NO_DEFAULT: Final = object()
-"""The default of a question that fails if it is not answered in time."""
+"""Marks a question that has no default: it fails if it is not answered in time."""
 
 
 class Context(Protocol):
-    """What the code of an agent can do: its effects, each recorded, and answered from the log when it is replayed.
+    """The effects available to agent code; each is recorded, and answered from the log during a replay.
 
     Effects of one context are sequential; concurrency goes through `gather`, `map` and `tools`.
     """
 
     @property
     def run_id(self) -> str:
-        """The run."""
+        """The run's id."""
         ...
 
     @property
     def session_id(self) -> str:
-        """The session."""
+        """The session's id."""
         ...
 
     @property
     def user_id(self) -> str:
-        """The session's user."""
+        """The id of the session's user."""
         ...
 
     @property
     def invocation_id(self) -> str:
-        """This execution of this agent."""
+        """The id of this agent invocation."""
         ...
 
     @property
@@ -148,7 +148,7 @@ class Context(Protocol):
 
     @property
     def state(self) -> MutableMapping[str, Any]:
-        """The session's values; what is written is recorded with the next effect, or the agent's end."""
+        """The session state; writes are recorded with the next effect, or at the agent's end."""
         ...
 
     @property
@@ -167,28 +167,28 @@ class Context(Protocol):
     async def model(
         self, request: ModelRequest | Callable[[], ModelRequest], *, model: str = ""
     ) -> step_pb2.LlmResponse:
-        """Ask a model; the answer's calls, if any, are for `tools`. An empty `model` is the agent's own.
+        """Call a model and return its answer; run the answer's calls with `tools`. Default of `model`: the agent's own.
 
-        A request that is a function is built only if it is sent, and not while a log is replayed; if what it makes of
-        `history` is more than the agent's history policy allows, it is built again of less.
+        A request that is a function is built only if it is sent, not during a replay; if the request is larger than the
+        agent's history policy allows, it is built again from a shorter `history`.
 
-        Raises RunError: the limit of model calls is reached, or the model's retries are used up.
+        Raises RunError if the limit of model calls is reached, or the model's retries are used up.
         """
         ...
 
     async def tools(self, calls: Sequence[message_pb2.ToolCall], *, parallel: bool = True) -> list[Answered]:
-        """Run calls of the last model answer, all or some, linked agents among them; results in the order given.
+        """Run calls of the last model answer, all or some, and return their results in the order given.
 
-        The step ends when all have results, or with the next model call. Nothing that goes wrong in a call raises: the
-        model is to see it. Raises RunError: BAD_ARGUMENTS if the last answer has no such call or it was run before,
-        SUB_AGENT_FAILED if a sub-agent's failure aborts this agent.
+        Calls of linked agents are run too. The step ends when all calls have results, or with the next model call. A
+        failed call returns its error as the result, for the model to see. Raises RunError: BAD_ARGUMENTS if the last
+        answer has no such call or it was run before, SUB_AGENT_FAILED if a sub-agent's failure aborts this agent.
         """
         ...
 
     async def dispatch(self, agent: str, input: str | message_pb2.Message, *, key: str = "") -> message_pb2.Message:
         """Run a linked agent and return its answer.
 
-        Raises RunError: it is not linked (NOT_LINKED), a limit is reached, it failed (SUB_AGENT_FAILED).
+        Raises RunError: NOT_LINKED, LIMIT_EXCEEDED, or SUB_AGENT_FAILED if it failed.
         """
         ...
 
@@ -224,35 +224,36 @@ class Context(Protocol):
         default: object = NO_DEFAULT,
         key: str = "",
     ) -> Any:
-        """Ask the user, and return the answer: a JSON value that fits the schema, if one is given.
+        """Ask the user and return the answer: a JSON value that matches the schema, if there is one.
 
-        The run waits for as long as it takes, over restarts, or for `expires` seconds; then the default is the answer.
-        Raises RunError: INPUT_EXPIRED without a default, BAD_ARGUMENTS if the default does not fit.
+        The run waits without limit, also across restarts, or for `expires` seconds; then the default is the answer.
+        Raises RunError: INPUT_EXPIRED if there is no default, BAD_ARGUMENTS if the default does not match the schema.
         """
         ...
 
     async def step(self, name: str, work: Callable[[], Awaitable[Any]], *, key: str = "") -> Any:
-        """Do any other work on the world once, and return its value: something that JSON can hold.
+        """Run other work with side effects and return its value, which must be serializable as JSON.
 
-        Until its value is recorded it may run again. Raises RunError TOOL_FAILED if the work raises.
+        It runs once, but may run again after a crash until its value is recorded. Raises RunError TOOL_FAILED if the
+        work raises.
         """
         ...
 
     async def now(self) -> datetime:
-        """Return the time, the same on a replay."""
+        """Return the current time; a replay returns the recorded one."""
         ...
 
     async def sleep(self, seconds: float) -> None:
-        """Wait; after a crash only for what is left of it. A replay of a finished run does not wait."""
+        """Sleep; after a crash only for the remaining time. A replay of a finished run does not sleep."""
         ...
 
     def new_id(self) -> str:
-        """Return a new UUID, the same on a replay."""
+        """Return a new UUID, the same in a replay."""
         ...
 
     @property
     def random(self) -> random.Random:
-        """Random numbers that are the same on a replay; each reading begins a new row of them."""
+        """A generator of random numbers that are the same in a replay; each access returns a new generator."""
         ...
 
 
@@ -261,7 +262,7 @@ Work: TypeAlias = Callable[[Context], Awaitable[T]] | tuple[Callable[..., Awaita
 
 
 class Agent(Protocol):
-    """A coroutine over a context, and what is known of it. It fails by raising and touches the world by effects."""
+    """A coroutine over a context, with its definition. It fails by raising, and touches the world through effects."""
 
     @property
     def definition(self) -> agent_pb2.AgentDefinition:
@@ -270,12 +271,12 @@ class Agent(Protocol):
 
     @property
     def revision(self) -> str:
-        """The SHA-256 hex of its definition's content; of an agent in code the version that its author declared."""
+        """The SHA-256 of its definition as hex; for an agent in code, the version that its author declared."""
         ...
 
     @property
     def kind(self) -> execution_pb2.AgentKind.ValueType:
-        """What runs it."""
+        """The kind of agent."""
         ...
 
     @property
@@ -284,41 +285,41 @@ class Agent(Protocol):
         ...
 
     async def run(self, ctx: Context, input: message_pb2.Message) -> Outcome:
-        """Answers an input. Raises RunError, or anything, to fail."""
+        """Answer an input. Raises RunError, or any other exception, to fail."""
         ...
 
 
 class Resolver(Protocol):
-    """Finds what definitions name, as it was when the run began: a run keeps its resolver to its end."""
+    """Resolves names in definitions as of the start of a run, which keeps its resolver to its end."""
 
     def agent(self, name: str) -> Agent:
-        """Raises KeyError where there is none."""
+        """Return an agent. Raises KeyError if there is none."""
         ...
 
     def tool(self, name: str) -> Tool:
-        """Raises KeyError where there is none."""
+        """Return a tool. Raises KeyError if there is none."""
         ...
 
     def function(self, name: str) -> Function:
-        """One of the operator's pure functions. Raises KeyError where there is none."""
+        """Return one of the operator's pure functions. Raises KeyError if there is none."""
         ...
 
     def model(self, name: str) -> Model:
-        """Aliases are followed; empty is the default model. Raises KeyError where there is none."""
+        """Return a model, following aliases; default: the server's default model. Raises KeyError if there is none."""
         ...
 
     def reachable(self, root: str) -> Sequence[agent_pb2.AgentDefinition]:
-        """The definitions that a run of `root` can reach by links, sorted by name, the root's among them."""
+        """Return the definitions that a run of `root` can reach by links, the root's included, sorted by name."""
         ...
 
     def versions(self, root: str) -> "VersionHashes":
-        """Hashes of what those definitions name."""
+        """Return the hashes of the tools, models, agents in code and prices that those definitions name."""
         ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VersionHashes:
-    """Name to content hash, of tools and models; name to declared version, of agents in code; the price list's hash."""
+    """Content hashes of tools and models by name, declared versions of agents in code, and the price list's hash."""
 
     tools: Mapping[str, str]
     models: Mapping[str, str]

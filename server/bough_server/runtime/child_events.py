@@ -18,9 +18,9 @@ from bough_server.telemetry import Traced
 
 
 def outcome_of(task: "asyncio.Task[Outcome]", frame: RunningAgent) -> tuple[Outcome | None, RunError | None]:
-    """An agent's outcome or error, whatever its code raised; what aborted it, whatever its code made of that."""
+    """Return an agent's outcome or its error."""
     raised = None if task.cancelled() else task.exception()
-    if frame.abort is not None:
+    if frame.abort is not None:  # its code may have caught the Abort, but cannot undo it
         return None, frame.abort
     if task.cancelled():
         return None, RunError("The agent's code cancelled itself.", reason=error_pb2.ERROR_REASON_CANCELLED)
@@ -32,7 +32,10 @@ def outcome_of(task: "asyncio.Task[Outcome]", frame: RunningAgent) -> tuple[Outc
 def finish(
     execution: Execution, frame: RunningAgent, outcome: Outcome | None, error: RunError | None
 ) -> list[event_pb2.AgentEvent]:
-    """What ends an invocation: its open steps, then itself. Its answer is said and given its place in the session."""
+    """Return the end events of an invocation: of its open steps, then its own.
+
+    A new answer is added to its transcript and gets a message id, which gives it a place in the session.
+    """
     now, opened = execution.clock.now_ns(), frame.record
     if error is not None:
         failure = error.to_agent_error(agent=frame.name, invocation_id=frame.invocation_id)
@@ -49,7 +52,7 @@ def finish(
     output.role, output.invocation_id = message_pb2.ROLE_ASSISTANT, frame.invocation_id
     output.author = outcome.author or frame.name
     is_new = not outcome.author and not outcome.is_said
-    if is_root or is_new:  # a session is to hold what its user was answered, whoever wrote it
+    if is_root or is_new:  # the session must hold the answer to its user, whichever agent wrote it
         output.kind = message_pb2.MessageKind.Value(f"MESSAGE_KIND_{kind}")
         recorded_by = events.RUN_COMPLETED if is_root else events.SUB_AGENT_COMPLETED
         output.message_id = execution.message_id(frame.scope, recorded_by, kind)
@@ -65,20 +68,20 @@ def _last_step(opened: OpenInvocation, steps: list[event_pb2.AgentEvent]) -> Non
 
 
 def close_span(execution: Execution, frame: RunningAgent, outcome: Outcome | None, error: RunError | None) -> None:
-    """Ends an invocation's span."""
+    """End an invocation's span."""
     traced = execution.spans.pop(frame.scope, None)
     if traced is not None:
         traced.end(
             error=error.to_agent_error() if error else None,
-            input=[frame.told],
+            input=[frame.input],
             output=[outcome.output] if outcome is not None else None,
         )
 
 
 async def cancel_remaining(execution: Execution, frame: RunningAgent) -> None:
-    """Ends what an agent's code left running when it ended itself, so that no child outlives its caller."""
+    """Cancel what an agent's code left running when it returned, so that no child outlives its caller."""
     for lane in frame.lanes:
-        execution.tasks.cancel(lane)
+        execution.scheduler.cancel(lane)
     if frame.lanes:
         await asyncio.wait(frame.lanes, timeout=STOP_SECONDS)
     left = [*execution.invocations.children_of(frame.invocation_id), *frame.record.effects]
@@ -87,46 +90,48 @@ async def cancel_remaining(execution: Execution, frame: RunningAgent) -> None:
 
 
 async def end_others(execution: Execution, frame: RunningAgent, key: str, error: RunError) -> None:
-    """Ends everything of an invocation but one effect, where it is that one's failure that aborts it."""
+    """Cancel all other effects of an invocation if `error` is the abort that the failure of effect `key` caused."""
     if error is not frame.abort:
         return
     lanes = {scope: lane for lane, scope in frame.lanes.items() if not keys.covers(scope, key)}
     others = [*lanes, *execution.invocations.children_of(frame.invocation_id), *frame.record.effects]
     doomed = [other for other in dict.fromkeys(others) if other != key]
-    cancelling = execution.cancelling
-    # All are sealed before the first is waited for: one that fails meanwhile would end this one halfway.
+    cancellation = execution.cancellation
+    # Close all before awaiting the first: one that fails meanwhile would cancel this coroutine halfway.
     ending = [
         other
         for other in doomed
-        if cancelling.wish(
+        if cancellation.request_cancel(
             event_pb2.CancelRequested(effect_scope=other, reason=execution_pb2.CANCEL_REASON_ABORT),
             caller=frame.invocation_id,
         )
-        or cancelling.is_ending(other)
+        or cancellation.is_ending(other)
     ]
     for lane in lanes.values():
-        execution.tasks.cancel(lane)
-    left = _left_behind()
+        execution.scheduler.cancel(lane)
+    abandoned = _abandoned()
     for other in ending:
-        await cancelling.end(other, left, left)
+        await cancellation.end(other, abandoned, abandoned)
 
 
 async def end_effect(execution: Execution, frame: RunningAgent, key: str) -> None:
-    """Ends an effect of an invocation that its code no longer waits for."""
-    error = _left_behind()
-    await execution.cancelling.cancel(
+    """Cancel an effect of an invocation that its code no longer waits for."""
+    error = _abandoned()
+    await execution.cancellation.cancel(
         key, caller=frame.invocation_id, reason=execution_pb2.CANCEL_REASON_ABORT, error=error, below=error
     )
 
 
-def _left_behind() -> error_pb2.AgentError:
-    return RunError("Its caller went on without it.", reason=error_pb2.ERROR_REASON_CANCELLED).to_agent_error()
+def _abandoned() -> error_pb2.AgentError:
+    return RunError("Its caller continued without it.", reason=error_pb2.ERROR_REASON_CANCELLED).to_agent_error()
 
 
-def begin(lane: Lane, work: Dispatch, agent: Agent, told: message_pb2.Message, digest: str) -> RunningAgent:
-    """Records the start of a child, with the call that made it run in the same append, and gives its frame."""
+def record_child_start(
+    lane: Lane, work: Dispatch, agent: Agent, *, input: message_pb2.Message, digest: str
+) -> RunningAgent:
+    """Record the start of a child, in one append with the call that dispatched it, and return the child."""
     execution, caller = lane.execution, lane.frame
-    started = _started(lane, work, agent, told)
+    started = _started(lane, work, agent, input)
     started.effect_digest = digest
     traced = _traced(lane, work, agent, started)
     started.trace_id, started.span_id = traced.trace_id, traced.span_id
@@ -137,12 +142,12 @@ def begin(lane: Lane, work: Dispatch, agent: Agent, told: message_pb2.Message, d
     if work.handover is not None:
         batch.append(_transferred(caller, work.handover, started, traced))
     execution.emit(*batch, started)
-    place = _place(lane, work, agent, told)
+    call_site = _call_site(lane, work, agent, input)
     record = execution.invocations[started.invocation_id]
-    return caller.child(execution, place, record=record, traced=traced)
+    return caller.child(execution, call_site, record=record, traced=traced)
 
 
-def _started(lane: Lane, work: Dispatch, agent: Agent, told: message_pb2.Message) -> event_pb2.AgentEvent:
+def _started(lane: Lane, work: Dispatch, agent: Agent, input: message_pb2.Message) -> event_pb2.AgentEvent:
     caller = lane.frame
     started = event_pb2.AgentEvent(
         invocation_id=ids.invocation_id(lane.execution.facts.key_root, work.key),
@@ -160,7 +165,7 @@ def _started(lane: Lane, work: Dispatch, agent: Agent, told: message_pb2.Message
     elif work.handover is not None:
         begun.call_id = work.handover.call_id
     begun.run_path.extend(run_path_below(_path(caller, work), work.agent))
-    begun.input.CopyFrom(told)
+    begun.input.CopyFrom(input)
     begun.revision = _revision(lane, work, agent)
     if work.handover is not None:
         begun.from_invocation_id = work.handover.from_invocation_id
@@ -170,7 +175,7 @@ def _started(lane: Lane, work: Dispatch, agent: Agent, told: message_pb2.Message
 
 
 def _revision(lane: Lane, work: Dispatch, agent: Agent) -> str:
-    """The revision that a child started with: a fork may have changed its definition after that."""
+    """Return the revision that a child started with; a fork may have changed its definition since."""
     recorded = lane.execution.journal.recorded.get((work.key, events.SUB_AGENT_STARTED, 0))
     if recorded is not None:
         return recorded.sub_agent_started.revision
@@ -199,6 +204,7 @@ def _called(lane: Lane, work: Dispatch, call: message_pb2.ToolCall, traced: Trac
     called = caller.record.in_step(caller.event(work.key, traced=traced), work.step_index)
     called.attempt = 1
     called.tool_started.call.CopyFrom(call)
+    # After a crash or in a fork the recorded key is kept: this start is compared with the recorded one.
     earlier = execution.journal.started.get(work.key)
     called.tool_started.idempotency_key = (
         earlier.tool_started.idempotency_key if earlier else ids.derived_id(execution.facts.run_id, work.key)
@@ -210,14 +216,14 @@ def _path(caller: RunningAgent, work: Dispatch) -> tuple[str, ...]:
     return caller.run_path if work.path is None else work.path
 
 
-def _place(lane: Lane, work: Dispatch, agent: Agent, told: message_pb2.Message) -> CallSite:
+def _call_site(lane: Lane, work: Dispatch, agent: Agent, input: message_pb2.Message) -> CallSite:
     caller, handover = lane.frame, work.handover
     return CallSite(
         agent=agent,
         link=work.link,
         above=lane.transcript,
         state=work.state or lane.lane_state,
-        told=told,
+        input=input,
         path=_path(caller, work),
         is_handed_over=handover is not None and handover.by == caller.name,
         comes_back=handover is not None and handover.comes_back,
@@ -229,16 +235,16 @@ def _transferred(
     caller: RunningAgent, handover: Handover, started: event_pb2.AgentEvent, traced: Traced
 ) -> event_pb2.AgentEvent:
     event = caller.event(started.effect_key, traced=traced)
-    moved = event.agent_transferred
-    moved.from_agent, moved.to_agent = handover.by, started.agent
-    moved.call_id, moved.to_invocation_id = handover.call_id, started.invocation_id
+    transferred = event.agent_transferred
+    transferred.from_agent, transferred.to_agent = handover.by, started.agent
+    transferred.call_id, transferred.to_invocation_id = handover.call_id, started.invocation_id
     return event
 
 
 def result_of(
-    work: Dispatch, caller: RunningAgent, frame: RunningAgent, outcome: Outcome | None, error: RunError | None
+    work: Dispatch, caller: RunningAgent, frame: RunningAgent, *, outcome: Outcome | None, error: RunError | None
 ) -> message_pb2.ToolResult:
-    """What the call that made a child run gives; where nobody called, what its end would be as a call's."""
+    """Return the result of the call that dispatched a child; if code dispatched it, its end in the form of a result."""
     result = message_pb2.ToolResult(
         agent=caller.name, invocation_id=caller.invocation_id, child_invocation_id=frame.invocation_id
     )
@@ -252,16 +258,17 @@ def result_of(
     return result
 
 
-def end(
+def record_child_end(
     execution: Execution,
     caller: RunningAgent,
     frame: RunningAgent,
     work: Dispatch,
+    *,
     outcome: Outcome | None,
     error: RunError | None,
     result: message_pb2.ToolResult,
 ) -> None:
-    """Records the end of a child, with that of the call that made it run in the same append."""
+    """Record the end of a child, in one append with the end of the call that dispatched it."""
     batch = finish(execution, frame, outcome, error)
     if work.call is not None:
         result.duration.CopyFrom(duration(execution.clock.now_ns() - frame.record.start_ns))

@@ -1,4 +1,4 @@
-"""The input of a child whose link has a template or an input builder, and the snapshot that functions are given."""
+"""Input of a child whose link has a template or an input builder, and the snapshot passed to functions."""
 
 import json
 from collections.abc import Callable, Iterable, Mapping
@@ -26,20 +26,21 @@ def snapshot_of(
     iteration: int | None = None,
     facts: Mapping[str, str] | None = None,
 ) -> Snapshot:
-    """What is known in a lane of an invocation; `state` are the session's values where they are not the lane's."""
+    """Return the snapshot of a lane for a function; default of `state`: the lane's."""
     plan = facts or {}
     return Snapshot(
         agent=lane.frame.name,
         state=Values((state or lane.lane_state).values),
-        input=copied(lane.frame.told),
-        user=copied(lane.execution.told),
+        # Copies: operators' functions are meant to be pure, but may change what they are given.
+        input=copied(lane.frame.input),
+        user=copied(lane.execution.input),
         message=copied(message) if message is not None else None,
         arguments=arguments or {},
         iteration=iteration,
         plan=plan.get("plan", ""),
         step=plan.get("step", ""),
         executed_steps=plan.get("executed_steps", ""),
-        look=lane.sight.frozen().messages,
+        read_history=lane.visible_history.frozen().messages,
     )
 
 
@@ -47,27 +48,27 @@ _CONTEXT: Final = "For context: "
 
 
 def build_child_input(lane: Lane, work: Dispatch) -> Dispatch:
-    """The same dispatch with what its link's builder makes, which is taken from the log where that holds its start.
+    """Return the dispatch with the input that its link's builder makes, or that the log recorded at its start.
 
-    Raises RunError: BAD_ARGUMENTS where a template names a value that is not there or nothing is left to say, and what
-    the operator's function raises.
+    Raises RunError BAD_ARGUMENTS if a template names a missing value or the input is empty, and what the operator's
+    function raises.
     """
     if not work.link.HasField("input"):
         return work
     recorded = lane.execution.journal.recorded.get((work.key, events.SUB_AGENT_STARTED, 0))
     if recorded is not None:
         return replace(work, input=recorded.sub_agent_started.input)
-    told = _told(lane, work)
-    if not any(part.text.strip() or part.data_json or part.HasField("blob") for part in told.parts):
+    built = _built(lane, work)
+    if not any(part.text.strip() or part.data_json or part.HasField("blob") for part in built.parts):
         raise RunError(
-            f"There is nothing to tell {work.agent!r}: what its link's `input` makes is empty.",
+            f"The input for {work.agent!r} is empty. Change the `input` of its link, or what it is built from.",
             reason=error_pb2.ERROR_REASON_BAD_ARGUMENTS,
         )
-    return replace(work, input=told)
+    return replace(work, input=built)
 
 
-def _told(lane: Lane, work: Dispatch) -> message_pb2.Message:
-    situation = snapshot_of(
+def _built(lane: Lane, work: Dispatch) -> message_pb2.Message:
+    snapshot = snapshot_of(
         lane,
         message=_message(lane, work),
         arguments=json.loads(work.call.arguments_json or "{}") if work.call is not None else None,
@@ -77,43 +78,43 @@ def _told(lane: Lane, work: Dispatch) -> message_pb2.Message:
     builder = work.link.input
     if builder.HasField("function"):
         function = lane.frame.resolver.function(builder.function)
-        assert isinstance(function, InputBuilder)  # judged when the run began
-        return function.built(situation)
-    return _filled(builder.template, situation, what=f"The `input` of the link to {work.agent!r}")
+        assert isinstance(function, InputBuilder)  # validated when the run started
+        return function.built(snapshot)
+    return _filled(builder.template, snapshot, what=f"The `input` of the link to {work.agent!r}")
 
 
 def _message(lane: Lane, work: Dispatch) -> message_pb2.Message | None:
-    """What the call says; arguments that do not fit are refused whatever the builder does with them."""
+    """Return the message of the call or dispatch; arguments are validated even if the builder does not use them."""
     if work.call is None:
         return work.input
     return message_pb2.Message(parts=[message_pb2.Part(text=said_by(work.call, lane.frame))])
 
 
-def _filled(template: str, situation: Snapshot, *, what: str) -> message_pb2.Message:
-    """A template filled in; the files of the messages that it names come after it."""
+def _filled(template: str, snapshot: Snapshot, *, what: str) -> message_pb2.Message:
+    """Return a filled template, followed by the files of the messages that it names."""
     messages = {
-        "input": situation.input,
-        "message": situation.message or message_pb2.Message(),
-        "user": situation.user,
+        "input": snapshot.input,
+        "message": snapshot.message or message_pb2.Message(),
+        "user": snapshot.user,
     }
-    known: dict[str, Callable[[], str]] = {name: partial(text_of, said) for name, said in messages.items()}
+    known: dict[str, Callable[[], str]] = {name: partial(text_of, message) for name, message in messages.items()}
     known |= {
-        "history": lambda: _as_text(situation.history),
-        "plan": lambda: situation.plan,
-        "step": lambda: situation.step,
-        "executed_steps": lambda: situation.executed_steps,
+        "history": lambda: _as_text(snapshot.history),
+        "plan": lambda: snapshot.plan,
+        "step": lambda: snapshot.step,
+        "executed_steps": lambda: snapshot.executed_steps,
     }
-    told = message_pb2.Message()
-    text = render(template, known, situation.state, what=what)
+    built = message_pb2.Message()
+    text = render(template, known, snapshot.state, what=what)
     if text:
-        told.parts.add(text=text)
+        built.parts.add(text=text)
     for name in sorted(names_in(template) & messages.keys()):
-        told.parts.extend(part for part in messages[name].parts if part.HasField("blob") and part not in told.parts)
-    return told
+        built.parts.extend(part for part in messages[name].parts if part.HasField("blob") and part not in built.parts)
+    return built
 
 
 def _as_text(messages: Iterable[message_pb2.Message]) -> str:
-    """Messages as lines of text: who said and did what."""
+    """Return messages as lines of text that name their authors."""
     lines = []
     for message in messages:
         is_rewritten = message.role == message_pb2.ROLE_USER and not message.kind

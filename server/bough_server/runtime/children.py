@@ -1,4 +1,4 @@
-"""The children of composite agents, one after another and in parallel; iterations and plans."""
+"""Children of composite agents, in sequence and in parallel; iterations and plans."""
 
 import asyncio
 from collections.abc import Iterable, Mapping, Sequence
@@ -17,23 +17,23 @@ from bough_server.runtime.lane import Lane
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Child:
-    """A linked agent to be run: by which link, and the name of its effect below its caller's scope.
+    """A linked agent to run; `name` is that of its effect in its caller's scope.
 
-    Without an input it goes on with what its caller was told.
+    Default of `input`: its caller's.
     """
 
     link: agent_pb2.AgentLink
     name: str
     closing: Sequence[ToolSpec] = ()
-    """The tools by one of which it has to end; empty where it ends as it likes."""
+    """Tools of which it must call one to end; empty if it may end with any answer."""
     trigger: execution_pb2.InvocationTrigger.ValueType = execution_pb2.INVOCATION_TRIGGER_WORKFLOW
     input: message_pb2.Message | None = None
     handover: Handover | None = None
-    """How it came to be handed over to, where it was."""
+    """The transfer that it results from, if any."""
     facts: Mapping[str, str] = field(default_factory=dict)
-    """What an input builder is told beside the rest: `plan`, `step`, `executed_steps`."""
+    """Further values for an input builder: `plan`, `step`, `executed_steps`."""
     iteration: int | None = None
-    """The iteration of its caller, from 0; None if that is no loop and no plan."""
+    """The iteration of its caller, from 0; None if its caller has no loop and no plan."""
 
 
 async def _nothing(_: RunError) -> None:
@@ -41,9 +41,9 @@ async def _nothing(_: RunError) -> None:
 
 
 async def run_child(lane: Lane, child: Child, *, on_failure: OnFailure = _nothing) -> DispatchResult:
-    """Runs a child to its end; its caller goes on after what it said. Raises Abort where it fails the caller.
+    """Run a child to its end and append its messages to the lane's. Raises Abort if its failure aborts the caller.
 
-    `on_failure` is awaited when it has failed, before its end is recorded.
+    `on_failure` is awaited if it fails, before its end is recorded.
     """
     key = keys.below(lane.scope, child.name)
     async with lane.effect(key):
@@ -74,7 +74,7 @@ async def run_child(lane: Lane, child: Child, *, on_failure: OnFailure = _nothin
 async def hand_over(
     lane: Lane, transfer: action_pb2.TransferAction, call_id: str, *, member: int | None = None
 ) -> DispatchResult:
-    """Runs the agent that a call of the last step hands over to, in its caller's place; or as its n-th member."""
+    """Run the agent to which a call of the last step transfers; `member` is its number if it runs as a member."""
     link = lane.frame.toolset.targets[transfer.agent]
     child = Child(
         link=link,
@@ -93,29 +93,29 @@ async def hand_over(
 
 
 async def begin_iteration(lane: Lane, number: int) -> None:
-    """Records that an iteration of a loop begins, from 0."""
+    """Record the start of an iteration of a loop, counted from 0."""
     key = keys.below(lane.scope, f"l{number}")
     async with lane.effect(key):
-        begun = lane.frame.event(key)
-        begun.loop_iteration_started.iteration = number
-        await _say(lane, begun)
+        event = lane.frame.event(key)
+        event.loop_iteration_started.iteration = number
+        await _record(lane, event)
 
 
 async def begin_plan(lane: Lane, number: int, steps: Iterable[str]) -> None:
-    """Records the plan that an iteration begins with, from 0: in the first it is made, in any other it is revised."""
+    """Record the plan of an iteration: plan_made in the first, number 0, plan_revised in any other."""
     key = keys.below(lane.scope, f"p{number}")
     async with lane.effect(key):
-        made = lane.frame.event(key)
-        items = made.plan_revised.items if number else made.plan_made.items
+        event = lane.frame.event(key)
+        items = event.plan_revised.items if number else event.plan_made.items
         items.extend(event_pb2.PlanItem(text=step) for step in steps)
-        await _say(lane, made)
+        await _record(lane, event)
 
 
-async def _say(lane: Lane, event: event_pb2.AgentEvent) -> None:
-    """Records an event that is no result: nobody waits for it."""
+async def _record(lane: Lane, event: event_pb2.AgentEvent) -> None:
+    """Record an event that is not the result of an effect, so the replay does not deliver it."""
     execution, key = lane.execution, event.effect_key
     if not execution.journal.holds(key, events.kind_of(event)):
-        # A run that was cancelled between two iterations is replayed to its end without the next one.
+        # If the run was cancelled between two iterations, the replay must stop here and not emit the next one.
         await lane.go_live(key)
     execution.emit(event)
 
@@ -123,17 +123,17 @@ async def _say(lane: Lane, event: event_pb2.AgentEvent) -> None:
 async def run_lanes(
     lane: Lane, children: Sequence[Child], *, fails_fast: bool, at_once: int
 ) -> list[DispatchResult | None]:
-    """How children ended that ran at once, at most so many at a time; None for those that another's failure ended.
+    """Run children in parallel, at most `at_once` at a time; return their results, None for cancelled children.
 
-    With `fails_fast` the first failure, in the order of the log, ends the others; not that of a child whose link says
-    CONTINUE. Raises Abort where a failure fails the caller.
+    With `fails_fast` the first failure in log order cancels the others, unless the failed child's link says CONTINUE.
+    Raises Abort if a failure aborts the caller.
     """
     async with lane.effect(keys.below(lane.scope, "g")):
         return await _Lanes(lane, children, fails_fast=fails_fast).run(at_once)
 
 
 class _Lanes:
-    """The lanes of one caller."""
+    """Parallel children of one caller, a lane for each."""
 
     def __init__(self, lane: Lane, children: Sequence[Child], *, fails_fast: bool) -> None:
         self._caller, self._execution, self._frame = lane, lane.execution, lane.frame
@@ -145,16 +145,16 @@ class _Lanes:
 
     async def run(self, at_once: int) -> list[DispatchResult | None]:
         waiting = iter(range(len(self._children)))
-        ended: list[DispatchResult | None] = [None] * len(self._children)
+        results: list[DispatchResult | None] = [None] * len(self._children)
         for place in [next(waiting) for _ in range(min(at_once, len(self._children)))]:
             self._start(place)
         while self._running:
-            await self._execution.tasks.join(*self._running.values(), first=True)
+            await self._execution.scheduler.join(*self._running.values(), first=True)
             for place, task in [(each, task) for each, task in self._running.items() if task.done()]:
                 del self._running[place]
                 self._frame.lanes.pop(task, None)
                 if not task.cancelled() and task.exception() is None:
-                    ended[place] = task.result()
+                    results[place] = task.result()
                 is_over = self._is_over or self._frame.abort is not None
                 following = None if is_over else next(waiting, None)
                 if following is not None:
@@ -163,13 +163,13 @@ class _Lanes:
         if self._frame.abort is not None:
             raise self._frame.abort
         self._join()
-        return ended
+        return results
 
     def _key(self, place: int) -> str:
         return keys.below(self._caller.scope, self._children[place].name)
 
     def _start(self, place: int) -> None:
-        task = self._execution.tasks.spawn(self._key(place), self._run(place))
+        task = self._execution.scheduler.spawn(self._key(place), self._run(place))
         self._running[place] = task
         self._frame.lanes[task] = self._key(place)
 
@@ -177,13 +177,13 @@ class _Lanes:
         return await run_child(self._lanes[place], self._children[place], on_failure=lambda _: self._fail(place))
 
     async def _fail(self, place: int) -> None:
-        """Ends the other lanes where the failure of one is to."""
+        """Cancel the other lanes if the failure of this one is to end them."""
         is_tolerated = self._children[place].link.on_failure == policy_pb2.SUB_AGENT_FAILURE_POLICY_CONTINUE
         if self._is_over or self._frame.abort is not None or not self._fails_fast or is_tolerated:
             return
         self._is_over = True
-        error = RunError("A child beside it failed.", reason=error_pb2.ERROR_REASON_CANCELLED).to_agent_error()
-        await self._execution.cancelling.cancel_siblings(
+        error = RunError("A parallel child failed.", reason=error_pb2.ERROR_REASON_CANCELLED).to_agent_error()
+        await self._execution.cancellation.cancel_siblings(
             [self._key(other) for other in sorted(self._running.keys() - {place})],
             caller=self._frame.invocation_id,
             reason=execution_pb2.CANCEL_REASON_FAIL_FAST,
@@ -194,5 +194,6 @@ class _Lanes:
         before = self._caller.path
         for lane in self._lanes:
             self._caller.transcript.entries.extend(lane.transcript.entries)
+            # A path keeps its last 32 names: if a lane's no longer begins with the common part, append all of it.
             is_whole = lane.path[: len(before)] == before
             self._caller.path += lane.path[len(before) :] if is_whole else lane.path

@@ -1,7 +1,7 @@
-"""A model call's request made to fit its agent's history policy: older exchanges left out, or summarized by a model.
+"""Fit a model call's request into its agent's history policy: leave out older exchanges, or summarize them.
 
-Whether a step was preceded by a summary is told by the log alone; what is left out is not recorded. A summary that
-cannot be made fails no agent: what it was to stand for is left out of that one step.
+The log alone says whether a step was preceded by a summary; omissions are not recorded. If a summary cannot be made,
+the agent does not fail: the messages to be summarized are left out of that one step.
 """
 
 from collections.abc import Callable, Sequence
@@ -18,19 +18,19 @@ from bough_server.runtime.lane import Lane
 from bough_server.runtime.model_call import Asked, ModelCallSpec, ask, check_asked
 
 _TRIES: Final = 4
-"""How often a request is made shorter: more than once only where a tokenizer counts otherwise than the estimate."""
+"""How often a request is shortened: more than once only if a tokenizer counts more than the estimate."""
 _SHARE: Final = 4
-"""A summary takes at most this part of what a request may have."""
+"""A summary takes at most one in so many of the tokens that a request may have."""
 _FRAME_TOKENS: Final = 20
-"""What a summary begins with when it is shown, and what a provider puts around it."""
+"""Tokens for the words with which a shown summary begins, and for its provider's framing."""
 _LEAST_WORDS: Final = 20
 _MOST_WORDS: Final = 500
 
 
 async def fitted(lane: Lane, index: int, make: Callable[[], ModelRequest], *, name: str) -> Asked:
-    """What a step asks, made to fit; what makes it where nothing of it is sent, or there is no bound.
+    """Return the request of a step, made to fit; return `make` itself if it is not sent or there is no limit.
 
-    `name` is the model that is asked. A log is handed back as it is: what it says was asked is not made again.
+    `name` is the model to be called. During a replay no request is built.
     """
     if lane.frame.history.WhichOneof("overflow") is None:
         return make
@@ -52,32 +52,36 @@ class _Fitting:
 
     async def run(self) -> Asked:
         execution, journal = self._lane.execution, self._lane.execution.journal
-        is_asked, is_over = self._key in journal.results, self._effect in journal.results
-        is_begun = self._effect in journal.started and not is_over
+        is_answered, is_summarized = self._key in journal.results, self._effect in journal.results
+        is_summarizing = self._effect in journal.started and not is_summarized
         is_new = self._key not in journal.started
-        unused = await self._handed_back() if is_over else ""
-        if is_asked:
+        unused = await self._replayed() if is_summarized else ""
+        if is_answered:
             return self._make
+        # Counted as asked for before going live: an effect that the log holds as started and that the replay does not
+        # ask for again is a divergence.
         check_asked(execution, self._key)
-        if is_begun:
+        if is_summarizing:
             check_asked(execution, self._effect)
         await self._lane.go_live(self._key)
         try:
             made = self._make()
         except Exception:
-            return self._make  # the call itself records what goes wrong
+            return self._make  # the call itself raises it again and records it
         size = await self._measure(made)
         if unused and is_new:
             self._compact(unused, self._plan(made, size))
-        elif self._summarize is not None and (is_begun or (is_new and not is_over and self._is_worth(size))):
+        elif self._summarize is not None and (
+            is_summarizing or (is_new and not is_summarized and self._is_worth(size))
+        ):
             await self._summarized(self._plan(made, size))
         else:
             return await self._windowed(made, size)
         made = self._make()
         return await self._windowed(made, await self._measure(made))
 
-    async def _handed_back(self) -> str:
-        """Takes a recorded summary; gives the text of one whose log was cut off right behind the model's answer."""
+    async def _replayed(self) -> str:
+        """Apply the recorded summary; return its text if the log ends before its history_compacted, else ""."""
         recorded = [event.history_compacted for event in self._lane.execution.journal.of_effect.get(self._effect, ())]
         compacted = next((one for one in recorded if one.HasField("summary")), None)
         try:
@@ -86,11 +90,11 @@ class _Fitting:
             return ""
         if compacted is None:
             return self._text(response)
-        self._lane.sight.take(compacted)
+        self._lane.visible_history.take(compacted)
         return ""
 
     async def _summarized(self, plan: Plan | None) -> None:
-        """Has a model summarize what is planned, if there is anything."""
+        """Have a model summarize the messages of a plan, if there is one."""
         if plan is None or self._summarize is None:
             return
         name = self._summarize.model or self._name
@@ -107,54 +111,55 @@ class _Fitting:
         except RunError:
             return
         for event in made:
-            self._lane.sight.take(event.history_compacted)
+            self._lane.visible_history.take(event.history_compacted)
 
     def _compact(self, text: str, plan: Plan | None) -> None:
         if plan is not None:
             event = self._event(text, plan)
             self._lane.execution.emit(event)
-            self._lane.sight.take(event.history_compacted)
+            self._lane.visible_history.take(event.history_compacted)
 
     async def _windowed(self, made: ModelRequest, size: int) -> ModelRequest:
-        """The request without its oldest units, as many as have to go."""
+        """Return the request without as many of its oldest units as do not fit."""
         if size <= self._limit:
             return made
         narrower, left, room = made, size, self._limit
-        parts, kept = self._lane.sight.units(), list[int]()
+        parts, kept = self._lane.visible_history.units(), list[int]()
         for _ in range(_TRIES):
             if left <= self._limit:
                 break
             before, kept = kept, window(parts, _sizes(parts), self._room(room, made, size, parts))
             if kept == before:
-                break  # there is no more to leave out
-            with self._lane.sight.narrowed([parts[index] for index in kept]):
+                break  # nothing more can be left out
+            with self._lane.visible_history.narrowed([parts[index] for index in kept]):
                 narrower = self._make()
             left = await self._measure(narrower)
+            # The model's tokenizer may count more than the estimate: take the excess off the room and try again.
             room -= left - self._limit
         return narrower
 
     def _plan(self, made: ModelRequest, size: int) -> Plan | None:
-        assert self._summarize is not None, "who does not summarize plans nothing"
-        parts = self._lane.sight.units()
+        assert self._summarize is not None, "only a policy that summarizes plans a summary"
+        parts = self._lane.visible_history.units()
         room = self._room(self._limit, made, size, parts) - self._limit // _SHARE - _FRAME_TOKENS
-        before, policy = self._lane.sight.standing(), self._summarize
+        before, policy = self._lane.visible_history.active_summary(), self._summarize
         keep = policy.keep_recent_exchanges if policy.HasField("keep_recent_exchanges") else 1
         if size <= self._limit:
-            # It was too long when it was begun, by another count than today's: as little as can be is kept.
+            # The summary was started by an earlier execution, which counted more tokens: keep as little as possible.
             keep, room = 1, 0
         return to_be_summarized(parts, _sizes(parts), room, keep_recent_exchanges=keep, before=before)
 
     def _room(self, limit: int, made: ModelRequest, size: int, parts: Sequence[Unit]) -> int:
-        """The tokens by the estimate that are left for the history, where all of the request may take `limit`."""
+        """Return the estimated tokens left for the history if the whole request may take `limit` tokens."""
         estimated = request_tokens(made)
         return limit * estimated // max(1, size) - (estimated - sum(_sizes(parts)))
 
     def _is_worth(self, size: int) -> bool:
-        """Whether a summary is called for: the request is too long, and one could be asked for within the bound."""
+        """True if the request is too long and a request for a summary would fit the limit."""
         return size > self._limit and self._room_to_ask() > 0
 
     def _room_to_ask(self) -> int:
-        """The tokens by the estimate that a summary's request has left for what is summarized."""
+        """Return the estimated tokens that a summary's request has left for the messages."""
         return self._limit - request_tokens(summary_request([], room=0, words=self._words))
 
     async def _asked(self, plan: Plan, name: str) -> ModelRequest:
@@ -193,7 +198,7 @@ class _Fitting:
         try:
             return self._lane.frame.resolver.model(name)
         except KeyError:
-            return None  # the call itself says so
+            return None  # the call itself fails with MODEL_UNAVAILABLE
 
 
 def _sizes(parts: Sequence[Unit]) -> list[int]:

@@ -80,7 +80,7 @@ class LaneContext:
 
     def history(self) -> list[message_pb2.Message]:
         """Return what this agent sees of the session and the run so far."""
-        return self._lane.sight.messages()
+        return self._lane.visible_history.messages()
 
     def offers(self) -> list[ToolSpec]:
         """Return the tools and linked agents that may still be called."""
@@ -187,7 +187,7 @@ class LaneContext:
             return await _in_lanes(self._lane, group, codes)
 
     async def now(self) -> datetime:
-        """Return the time, the same on a replay."""
+        """Return the current time; a replay returns the recorded one."""
 
         async def read() -> str:
             return json.dumps(str(self._lane.execution.clock.now_ns()))
@@ -206,7 +206,7 @@ class LaneContext:
         async with lane.effect(key):
             value = await record_value(lane, Value(key, event_pb2.VALUE_KIND_SLEEP, "sleep"), wake)
             lane.wake_ns = max(lane.wake_ns, int(json.loads(value)))
-            if lane.execution.pump.live:
+            if lane.execution.barrier.live:
                 await lane.sleep_on()
 
     async def ask(
@@ -226,7 +226,7 @@ class LaneContext:
         return json.loads(value)
 
     async def step(self, name: str, work: Callable[[], Awaitable[Any]], *, key: str = "") -> Any:
-        """Do other work on the world once, and return its value."""
+        """Run other work with side effects and return its value."""
 
         async def do() -> str:
             return json.dumps(await work())
@@ -292,9 +292,9 @@ async def _in_lanes(lane: Lane, group: str, codes: Sequence[Callable[[Context], 
         for place, own in enumerate(lane.steps.split(len(codes)))
     ]
     pairs = zip(lanes, codes, strict=True)
-    tasks = [execution.tasks.spawn(below.scope, _in_lane(below, code)) for below, code in pairs]
+    tasks = [execution.scheduler.spawn(below.scope, _in_lane(below, code)) for below, code in pairs]
     frame.lanes.update({task: below.scope for task, below in zip(tasks, lanes, strict=True)})
-    await execution.tasks.join(*tasks)
+    await execution.scheduler.join(*tasks)
     for task in tasks:
         frame.lanes.pop(task, None)
     _join(lane, lanes)

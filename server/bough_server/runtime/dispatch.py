@@ -1,4 +1,4 @@
-"""A child to be run, the result of running it, and the timeout of its own that it may have."""
+"""A child to run, the result of running it, and its timeout."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -20,29 +20,30 @@ from bough_server.truncation import MAX_TEXT_BYTES, fits
 
 
 class Abort(RunError):
-    """A sub-agent failed whose failure fails its caller."""
+    """Failure of a sub-agent that aborts its caller."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Handover:
-    """Who hands over to an agent, and by which call: its caller, or another member of its caller's swarm."""
+    """The transfer to an agent: by its caller, or by another member of its caller's swarm."""
 
     by: str
+    """The name of the agent that transfers."""
     from_invocation_id: str
-    """The invocation that hands over."""
+    """The invocation that transfers."""
     call_id: str = ""
-    """Empty where code does."""
+    """The transferring call; empty if code transfers."""
     path: tuple[str, ...] = ()
-    """The agents that handed over to one another before it."""
+    """The agents that transferred to one another before it."""
     comes_back: bool = False
-    """Whether its caller goes on when it has ended, although it handed over."""
+    """True if its caller continues after its end, although it transferred."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Dispatch:
-    """A child to be run: `call` and `step_index` where a model called it, `input` where code did.
+    """A child to run: `call` and `step_index` if a model called it, `input` if code did.
 
-    Without either it goes on with what its caller was told.
+    Without either it runs with its caller's input.
     """
 
     key: str
@@ -52,68 +53,71 @@ class Dispatch:
     step_index: int = 0
     input: message_pb2.Message | None = None
     trigger: execution_pb2.InvocationTrigger.ValueType = execution_pb2.INVOCATION_TRIGGER_WORKFLOW
-    """What makes it run; where a model called it that is TOOL."""
+    """What makes it run; TOOL if a model called it."""
     path: tuple[str, ...] | None = None
-    """Who has spoken before it; None for its caller's path."""
+    """The agents that have spoken before it; None for its caller's path."""
     handover: Handover | None = None
-    """How it came to be handed over to, where it was."""
+    """The transfer that it results from, if any."""
     state: LaneState | None = None
-    """The session's values as it sees them; None for those of its caller's lane."""
+    """The session state that it sees; None for that of its caller's lane."""
     facts: Mapping[str, str] = field(default_factory=dict)
-    """What its caller knows beside that, for an input builder: `plan`, `step`, `executed_steps`."""
+    """Further values for an input builder: `plan`, `step`, `executed_steps`."""
     closing: Sequence[ToolSpec] = ()
-    """The tools by one of which it has to end; empty where it ends as it likes."""
+    """Tools of which it must call one to end; empty if it may end with any answer."""
     iteration: int | None = None
-    """The iteration of its caller, from 0; None if that is no loop and no plan."""
+    """The iteration of its caller, from 0; None if its caller has no loop and no plan."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DispatchResult:
-    """How a child ended: its outcome or its error, the result of the call that made it run, and what it said."""
+    """How a child ended: its outcome or error, the result of the call that dispatched it, and its transcript."""
 
     result: message_pb2.ToolResult
     outcome: Outcome | None = None
     author: str = ""
-    """Who wrote the outcome's output."""
+    """The agent that wrote the outcome's output."""
     path: tuple[str, ...] = ()
-    """Who has spoken until its end."""
+    """The agents that have spoken up to its end."""
     error: RunError | None = None
     transcript: Transcript | None = None
 
 
 def child_input(execution: Execution, work: Dispatch, caller: RunningAgent) -> message_pb2.Message:
-    """What a child is told, as it is stored in the session. Raises RunError BAD_ARGUMENTS."""
+    """Return the input of a child as it is stored in the session. Raises RunError BAD_ARGUMENTS."""
     key_root = execution.facts.key_root
-    told = message_pb2.Message()
+    message = message_pb2.Message()
     if work.input is not None:
-        told.CopyFrom(work.input)
-        if any(part.WhichOneof("content") in ("tool_call", "tool_result") for part in told.parts):
+        message.CopyFrom(work.input)
+        if any(part.WhichOneof("content") in ("tool_call", "tool_result") for part in message.parts):
             raise RunError(
-                f"The message to {work.agent!r} has a call or a result, which nobody is told; write it as text.",
+                f"The message to {work.agent!r} contains a tool call or a tool result; write it as text.",
                 reason=error_pb2.ERROR_REASON_BAD_ARGUMENTS,
             )
     elif work.call is not None:
-        told.parts.add(text=said_by(work.call, caller))
+        message.parts.add(text=said_by(work.call, caller))
     else:
-        # It is in the histories as it was told to the caller: it has no place of its own in the session.
-        told.role, told.author = caller.told.role, caller.told.author
-        told.parts.extend(caller.told.parts)
-        told.invocation_id = ids.invocation_id(key_root, work.key)
-        return told
-    if not fits(told):
+        # Histories contain it already as the caller's input, so it gets no kind and no place in the session.
+        message.role, message.author = caller.input.role, caller.input.author
+        message.parts.extend(caller.input.parts)
+        message.invocation_id = ids.invocation_id(key_root, work.key)
+        return message
+    if not fits(message):
         raise RunError(
             f"The message to {work.agent!r} is too large: a text may have {MAX_TEXT_BYTES // 1024} KiB.",
             reason=error_pb2.ERROR_REASON_BAD_ARGUMENTS,
         )
-    told.role, told.kind = message_pb2.ROLE_USER, message_pb2.MESSAGE_KIND_SUB_AGENT_USER
-    told.author = work.handover.by if work.handover is not None else caller.name
-    told.invocation_id = ids.invocation_id(key_root, work.key)
-    told.message_id = execution.message_id(work.key, events.SUB_AGENT_STARTED, "SUB_AGENT_USER")
-    return told
+    message.role, message.kind = message_pb2.ROLE_USER, message_pb2.MESSAGE_KIND_SUB_AGENT_USER
+    message.author = work.handover.by if work.handover is not None else caller.name
+    message.invocation_id = ids.invocation_id(key_root, work.key)
+    message.message_id = execution.message_id(work.key, events.SUB_AGENT_STARTED, "SUB_AGENT_USER")
+    return message
 
 
 def said_by(call: message_pb2.ToolCall, caller: RunningAgent) -> str:
-    """What a model's call tells a linked agent. Raises RunError BAD_ARGUMENTS."""
+    """Return the text of a model's call to a linked agent: its `message`, or all arguments as JSON.
+
+    Raises RunError BAD_ARGUMENTS.
+    """
     offer = caller.toolset.offers[call.name]
     arguments = parse_arguments(call.arguments_json, offer.spec.input_schema_json)
     message = arguments.get("message")
@@ -128,33 +132,39 @@ async def wait_for_child(
     execution: Execution,
     frame: RunningAgent,
     work: Dispatch,
+    *,
     task: "asyncio.Task[Outcome]",
     fail: Callable[[], Awaitable[None]],
 ) -> bool:
-    """Waits for a child; gives whether it was cut short because its own time was up.
+    """Wait for a child; return True if it was cancelled by its own timeout.
 
-    `fail` does to others what its failure does, before its end is recorded as with any other failure.
+    `fail` applies the consequences of its failure to others, before its end is recorded.
     """
     bounds = [work.link.limits, frame.agent.definition.limits]
     seconds = [bound.wall_duration.ToTimedelta().total_seconds() for bound in bounds if bound.HasField("wall_duration")]
     if not seconds:
-        await execution.tasks.join(task)
+        await execution.scheduler.join(task)
         return False
-    cut = execution.cancelling.cut(work.key)
+    cut = execution.cancellation.cut(work.key)
     timer = None
+    # Offline, the log alone says whether it timed out.
     if not execution.writer.is_offline:
-        cutting = _cut_after(execution, frame, work, min(seconds), partial(_cut, asyncio.current_task(), fail))
-        timer = execution.tasks.spawn(f"{work.key}.timer", cutting)
-    await execution.tasks.join(task, cut, first=True)
-    # Where it had ended when its time was up, the log says which of the two came first.
-    is_cut = not task.done() or execution.cancelling.is_sealed(work.key) or execution.journal.is_cut_short(work.key)
+        cutting = _cut_after(
+            execution, frame, work, seconds=min(seconds), cut=partial(_cut, asyncio.current_task(), fail)
+        )
+        # Within the child's scope, so that whatever ends the child ends its timer.
+        timer = execution.scheduler.spawn(f"{work.key}.timer", cutting)
+    await execution.scheduler.join(task, cut, first=True)
+    # If the child's code had returned when its timeout fired, the log says which of the two came first.
+    is_cut = not task.done() or execution.cancellation.is_closed(work.key) or execution.journal.is_cut_short(work.key)
     if is_cut:
-        await execution.tasks.join(cut)
+        await execution.scheduler.join(cut)
     if timer is not None and not timer.done():
-        execution.tasks.cancel(timer)
+        execution.scheduler.cancel(timer)
     if is_cut and cut.result():
         await fail()
-        execution.cancelling.close(work.key, *_cut_errors(work.agent))  # what a lost server did not come to
+        # The log may end right after the child's end: record what is missing, such as the end of its call.
+        execution.cancellation.record_ends(work.key, *_cut_errors(work.agent))
     return is_cut
 
 
@@ -162,50 +172,53 @@ async def _cut_after(
     execution: Execution,
     frame: RunningAgent,
     work: Dispatch,
+    *,
     seconds: float,
     cut: Callable[[Execution, Dispatch], Awaitable[None]],
 ) -> None:
-    await execution.tasks.aside(execution.pump.lived.wait())
-    cancelling = execution.cancelling
+    # During a replay the log decides whether the child timed out; only then does the clock.
+    await execution.scheduler.aside(execution.barrier.lived.wait())
+    cancellation = execution.cancellation
     if work.key in execution.journal.ends:
-        return  # something else ended it, and is to end who waits for it
-    if not cancelling.is_sealed(work.key):
+        return  # something else ended it, and will end its caller too
+    if not cancellation.is_closed(work.key):
         spent = execution.journal.running_ns(frame.record.start_ns, execution.clock.now_ns()) / 1e9
-        await execution.tasks.aside(execution.clock.sleep(max(0.0, seconds - spent)))
+        await execution.scheduler.aside(execution.clock.sleep(max(0.0, seconds - spent)))
     caller = frame.parent.invocation_id if frame.parent else frame.invocation_id
     request = event_pb2.CancelRequested(effect_scope=work.key, reason=execution_pb2.CANCEL_REASON_LIMIT)
-    is_wished = cancelling.wish(request, caller=caller)
-    if is_wished or cancelling.is_ending(work.key):
+    is_requested = cancellation.request_cancel(request, caller=caller)
+    if is_requested or cancellation.is_ending(work.key):
         await cut(execution, work)
 
 
 async def _cut(
     waiter: "asyncio.Task[Any] | None", fail: Callable[[], Awaitable[None]], execution: Execution, work: Dispatch
 ) -> None:
-    """Ends a child that is sealed, but not who waits for it and goes on.
+    """End a child whose scope is closed, but not its caller, which continues.
 
-    Where several run out of time at once, who ends the others because of the first records their ends: a replay takes
-    the first end that says so for the failure that ended the others.
+    If several children time out at once and the first one's failure cancels the others, that cancellation records their
+    ends: a replay takes the first end by a timeout for the failure that cancelled the others.
     """
-    await execution.tasks.stop(work.key, spared=waiter)
+    await execution.scheduler.stop(work.key, spared=waiter)
     await execution.writer.committed()
-    execution.cancelling.refuse_sealed_above(work.key)  # then whoever ends its caller ends it too
-    if execution.cancelling.is_claimed(work.key):
+    # Its caller may have been cancelled during the commit; that cancellation records the child's end too.
+    execution.cancellation.raise_if_cancelled_above(work.key)
+    if execution.cancellation.is_cancelled_by_other(work.key):
         return
     await fail()
-    execution.cancelling.close(work.key, *_cut_errors(work.agent))
-    cut = execution.cancelling.cut(work.key)
+    execution.cancellation.record_ends(work.key, *_cut_errors(work.agent))
+    cut = execution.cancellation.cut(work.key)
     if not cut.done():
         cut.set_result(False)
 
 
 def child_timeout(agent: str) -> RunError:
-    """The error of a sub-agent whose own time was up."""
+    """Return the error of a sub-agent that exceeded its wall_duration."""
     return RunError(
         f"The agent {agent!r} took longer than its wall_duration.", reason=error_pb2.ERROR_REASON_LIMIT_EXCEEDED
     )
 
 
 def _cut_errors(agent: str) -> tuple[error_pb2.AgentError, error_pb2.AgentError]:
-    below = RunError("The time of an agent above was up.", reason=error_pb2.ERROR_REASON_CANCELLED)
+    below = RunError("An agent above exceeded its wall_duration.", reason=error_pb2.ERROR_REASON_CANCELLED)
     return child_timeout(agent).to_agent_error(), below.to_agent_error()

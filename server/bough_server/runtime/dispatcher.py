@@ -1,7 +1,7 @@
-"""The one way to run an agent: the root of a run, a linked agent that a model calls, a child that code dispatches.
+"""Dispatcher, the one way to run an agent: a run's root, a linked agent that a model calls, a child that code calls.
 
-It resolves against the caller's linked list, checks limits, derives ids, opens the span, records the start, runs the
-agent in a task of its own, and records exactly one end, whatever happened.
+It checks the caller's links and limits, derives ids, opens the span, records the start, runs the agent in its own task,
+and records exactly one end, whatever happened.
 """
 
 from collections.abc import Awaitable, Callable
@@ -13,7 +13,15 @@ from bough_server.engine.execution import Execution, as_run_error
 from bough_server.engine.limits import check_hops
 from bough_server.errors import RunError
 from bough_server.runtime.agent import Agent, Context, Outcome, Resolver, value_of
-from bough_server.runtime.child_events import begin, cancel_remaining, close_span, end, finish, outcome_of, result_of
+from bough_server.runtime.child_events import (
+    cancel_remaining,
+    close_span,
+    finish,
+    outcome_of,
+    record_child_end,
+    record_child_start,
+    result_of,
+)
 from bough_server.runtime.child_input import build_child_input
 from bough_server.runtime.dispatch import Abort, Dispatch, DispatchResult, child_input, child_timeout, wait_for_child
 from bough_server.runtime.lane import Lane
@@ -22,7 +30,7 @@ from bough_server.truncation import MAX_TEXT_BYTES, fits
 
 
 def refusal_event(caller: RunningAgent, work: Dispatch, digest: str, refusal: RunError) -> event_pb2.AgentEvent:
-    """The event that is the result of a refused dispatch."""
+    """Return the event that is the result of a refused dispatch."""
     error = refusal.to_agent_error(agent=caller.name, invocation_id=caller.invocation_id)
     event = caller.event(work.key)
     event.effect_digest = digest
@@ -39,7 +47,7 @@ def refusal_event(caller: RunningAgent, work: Dispatch, digest: str, refusal: Ru
 
 
 def refusal_of(recorded: event_pb2.AgentEvent) -> DispatchResult:
-    """What the caller gets of a refusal, recorded now or before."""
+    """Return the dispatch's result for a refusal, recorded now or read from the log."""
     result = recorded.tool_failed.result
     if recorded.HasField("value_recorded"):
         result = message_pb2.ToolResult(error=recorded.value_recorded.error)
@@ -50,13 +58,14 @@ OnFailure = Callable[[RunError], Awaitable[None]]
 
 
 async def dispatch(lane: Lane, work: Dispatch, *, on_failure: OnFailure) -> DispatchResult:
-    """Runs a child of an invocation to its end. Raises Abort where its failure fails the caller.
+    """Run a child of an invocation to its end. Raises Abort if its failure aborts the caller.
 
-    `on_failure` is awaited with what a child failed with, or with that Abort, before the child's end is recorded.
+    `on_failure` is awaited with the child's error, or with that Abort, before the child's end is recorded.
     """
     execution, caller = lane.execution, lane.frame
-    asked = work.call.arguments_json if work.call else _text_of(work.input)
-    digest = keys.digest("dispatch", work.agent, asked)
+    request = work.call.arguments_json if work.call else _text_of(work.input)
+    digest = keys.digest("dispatch", work.agent, request)
+    # A child that the log shows as started is run again at once, also during a replay: its effects are replayed.
     if work.key in execution.journal.dispatched:
         execution.writer.check(work.key, digest)
     elif (replayed := await lane.replayed(work.key, digest)) is not None:
@@ -64,18 +73,18 @@ async def dispatch(lane: Lane, work: Dispatch, *, on_failure: OnFailure) -> Disp
     else:
         await lane.go_live(work.key)
     try:
-        child, told = _admit(lane, work)
+        child, message = _admit(lane, work)
     except RunError as refusal:
         event = refusal_event(caller, work, digest, refusal)
         execution.emit(event)
         return await _refused(refusal_of(event), on_failure)
-    return await _run(lane, work, child, told, digest, on_failure)
+    return await _run(lane, work, child, message=message, digest=digest, on_failure=on_failure)
 
 
-async def _refused(ended: DispatchResult, on_failure: OnFailure) -> DispatchResult:
-    if ended.error is not None:
-        await on_failure(ended.error)
-    return ended
+async def _refused(result: DispatchResult, on_failure: OnFailure) -> DispatchResult:
+    if result.error is not None:
+        await on_failure(result.error)
+    return result
 
 
 def _admit(lane: Lane, work: Dispatch) -> tuple[Agent, message_pb2.Message]:
@@ -85,7 +94,7 @@ def _admit(lane: Lane, work: Dispatch) -> tuple[Agent, message_pb2.Message]:
         raise RunError(
             f"The agent {work.agent!r} is not linked to {caller.name!r}.", reason=error_pb2.ERROR_REASON_NOT_LINKED
         )
-    told = child_input(execution, build_child_input(lane, work), caller)
+    message = child_input(execution, build_child_input(lane, work), caller)
     is_admitted = work.key in execution.journal.dispatched
     if not is_admitted:
         caller.budget.check_depth(caller.depth + 1)
@@ -94,40 +103,43 @@ def _admit(lane: Lane, work: Dispatch) -> tuple[Agent, message_pb2.Message]:
     if work.handover is not None:
         check_hops((*work.handover.path, work.agent))
         caller.budget.reserve_transfer(is_admitted=is_admitted)
-    return caller.resolver.agent(work.agent), told
+    return caller.resolver.agent(work.agent), message
 
 
 async def _run(
     lane: Lane,
     work: Dispatch,
     agent: Agent,
-    told: message_pb2.Message,
+    *,
+    message: message_pb2.Message,
     digest: str,
     on_failure: OnFailure,
 ) -> DispatchResult:
     execution, caller = lane.execution, lane.frame
-    frame = begin(lane, work, agent, told, digest)
-    if told.kind or frame.history.scope == message_pb2.HISTORY_SCOPE_NONE:
-        frame.transcript.say(told)
+    frame = record_child_start(lane, work, agent, input=message, digest=digest)
+    # A message without a kind is its caller's own input, which it sees in the history, unless it sees no history.
+    if message.kind or frame.history.scope == message_pb2.HISTORY_SCOPE_NONE:
+        frame.transcript.say(message)
     own = lane.child(frame)
-    task = execution.tasks.spawn(frame.scope, _body(own, told))
+    task = execution.scheduler.spawn(frame.scope, _body(own, message))
     late = child_timeout(work.agent)
 
     async def cut_off() -> None:
-        with suppress(Abort):  # it is raised where the caller goes on
+        with suppress(Abort):  # raised below, in the caller's own task
             await _fail(execution, work, caller, late, on_failure=on_failure)
 
-    is_cut = await wait_for_child(execution, frame, work, task, cut_off)
-    frame.state.join()  # what ended it from outside joined none of its lanes
+    is_cut = await wait_for_child(execution, frame, work, task=task, fail=cut_off)
+    frame.state.join()  # if it was cancelled, its own code did not join its lanes
     if is_cut:
         if (abort := _abort_of(execution, work, caller, late)) is not None:
             raise abort
-        result = result_of(work, caller, frame, None, late)
+        result = result_of(work, caller, frame, outcome=None, error=late)
         return DispatchResult(result=result, path=own.path, error=late, transcript=frame.transcript)
     await execution.reach_end(work.key)
-    execution.cancelling.refuse_sealed(work.key)
+    # Checked after each await: a cancellation of this scope from outside records the end, and there must be only one.
+    execution.cancellation.raise_if_cancelled(work.key)
     await cancel_remaining(execution, frame)
-    execution.cancelling.refuse_sealed(work.key)
+    execution.cancellation.raise_if_cancelled(work.key)
     outcome, error = outcome_of(task, frame)
     abort = None
     if error is not None:
@@ -135,8 +147,8 @@ async def _run(
             await _fail(execution, work, caller, error, on_failure=on_failure)
         except Abort as raised:
             abort = raised
-    result = result_of(work, caller, frame, outcome, error)
-    end(execution, caller, frame, work, outcome, error, result)
+    result = result_of(work, caller, frame, outcome=outcome, error=error)
+    record_child_end(execution, caller, frame, work, outcome=outcome, error=error, result=result)
     if abort is not None:
         raise abort
     author = (outcome.author if outcome is not None else "") or frame.name
@@ -148,7 +160,7 @@ async def _run(
 async def _fail(
     execution: Execution, work: Dispatch, caller: RunningAgent, error: RunError, *, on_failure: OnFailure
 ) -> None:
-    """Does what a child's failure does to others. Raises Abort where it fails the caller."""
+    """Apply the consequences of a child's failure to its siblings and its caller. Raises Abort if it aborts that."""
     abort = _abort_of(execution, work, caller, error)
     if abort is None:
         await on_failure(error)
@@ -163,19 +175,19 @@ async def dispatch_root(execution: Execution, resolver: Resolver, context: Calla
     facts = execution.facts
     begun = facts.started.run_started
     agent = resolver.agent(begun.agent)
-    if execution.cancelling.is_sealed(""):
-        return  # it was ended before it began
+    if execution.cancellation.is_closed(""):
+        return  # cancelled before it started
     traced = execution.spans[""]
     frame = RunningAgent.root(execution, resolver, agent, traced)
-    frame.transcript.say(execution.told)
-    task = execution.tasks.spawn("", _body(Lane(execution, frame, context), execution.told))
-    await execution.tasks.join(task)
-    if not execution.cancelling.is_sealed(""):
+    frame.transcript.say(execution.input)
+    task = execution.scheduler.spawn("", _body(Lane(execution, frame, context), execution.input))
+    await execution.scheduler.join(task)
+    if not execution.cancellation.is_closed(""):
         await execution.reach_end("")
-    if execution.cancelling.is_sealed(""):
-        return  # whoever sealed the run records its end
+    if execution.cancellation.is_closed(""):
+        return  # the cancellation that closed the run records its end
     await cancel_remaining(execution, frame)
-    if execution.cancelling.is_sealed(""):
+    if execution.cancellation.is_closed(""):
         return
     outcome, error = outcome_of(task, frame)
     execution.emit(*finish(execution, frame, outcome, error))
@@ -183,43 +195,43 @@ async def dispatch_root(execution: Execution, resolver: Resolver, context: Calla
     await execution.writer.committed()
 
 
-async def _body(lane: Lane, told: message_pb2.Message) -> Outcome:
+async def _body(lane: Lane, message: message_pb2.Message) -> Outcome:
     frame = lane.frame
     with frame.traced.attached():
         try:
-            outcome = await lane.run_agent(told)
+            outcome = await lane.run_agent(message)
             output_key = frame.agent.definition.output_key
-            if output_key and isinstance(outcome, Outcome) and fits(outcome.output) and not _hands_over(outcome):
+            if output_key and isinstance(outcome, Outcome) and fits(outcome.output) and not _is_transfer(outcome):
                 lane.state.keep_text(output_key, value_of(outcome.output))
             await lane.settle()
-        except SystemExit as error:  # it would end the server's event loop, and every run with it
+        except SystemExit as error:  # asyncio would let it end the event loop, and every run of the server with it
             raise as_run_error(error) from error
     if not isinstance(outcome, Outcome):
         raise RunError(
-            f"The agent {frame.name!r} gave back {type(outcome).__name__}; it must give an Outcome.",
+            f"The agent {frame.name!r} returned {type(outcome).__name__}; it must return an Outcome.",
             reason=error_pb2.ERROR_REASON_INTERNAL,
         )
-    if outcome.action is not None and _hands_over(outcome):
+    if outcome.action is not None and _is_transfer(outcome):
         _check_peer(frame, outcome.action.transfer.agent)
     if not fits(outcome.output):
         raise RunError(
             f"The answer of {frame.name!r} is too large: a text may have {MAX_TEXT_BYTES // 1024} KiB. "
-            "Give large content by reference (a blob's uri).",
+            "Return large content by reference (a blob's uri).",
             reason=error_pb2.ERROR_REASON_OUTPUT_TOO_LARGE,
         )
     return outcome
 
 
-def _hands_over(outcome: Outcome) -> bool:
-    """Whether another member of its swarm answers instead."""
+def _is_transfer(outcome: Outcome) -> bool:
+    """True if the agent transfers to another member of its swarm, which answers instead."""
     return outcome.action is not None and outcome.action.HasField("transfer")
 
 
 def _check_peer(frame: RunningAgent, agent: str) -> None:
     if agent not in frame.toolset.peers:
-        among = f"There are: {', '.join(sorted(frame.toolset.peers))}." if frame.toolset.peers else "There are none."
+        members = f"There are: {', '.join(sorted(frame.toolset.peers))}." if frame.toolset.peers else "There are none."
         raise RunError(
-            f"The agent {frame.name!r} handed over to {agent!r}, which is no other member of its swarm. {among}",
+            f"The agent {frame.name!r} transferred to {agent!r}, which is no other member of its swarm. {members}",
             reason=error_pb2.ERROR_REASON_UNKNOWN_AGENT,
         )
 

@@ -1,4 +1,4 @@
-"""Values as effects: readings of the clock, sleeps and steps of an agent's code, recorded once."""
+"""Value effects of an agent's code: clock readings, sleeps and steps, each recorded once."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -14,7 +14,7 @@ from bough_server.truncation import MAX_TEXT_BYTES, size_of
 
 @dataclass(frozen=True, slots=True)
 class Value:
-    """What is to be recorded: under which key, of which kind, and what people call it."""
+    """A value to record: its key, its kind, and its name in messages."""
 
     key: str
     kind: event_pb2.ValueKind.ValueType
@@ -22,7 +22,7 @@ class Value:
 
 
 async def record_value(lane: Lane, value: Value, work: Callable[[], Awaitable[str]]) -> str:
-    """The value as JSON text, made by `work` or read from the log. Raises RunError where the work raised."""
+    """Return the value as JSON text, made by `work` or read from the log. Raises RunError if the work raised."""
     recorded = await _recorded(lane, value, work)
     if recorded.value_recorded.HasField("error"):
         raise RunError.of(recorded.value_recorded.error)
@@ -35,6 +35,7 @@ async def _recorded(lane: Lane, value: Value, work: Callable[[], Awaitable[str]]
     if (replayed := await lane.replayed(value.key, digest)) is not None:
         return replayed
     await lane.go_live(value.key)
+    # A step has no start event: all that led to it must be on disk before it touches the world.
     await execution.writer.committed()
     recorded = frame.event(value.key)
     recorded.effect_digest, recorded.value_recorded.kind = digest, value.kind
@@ -52,17 +53,18 @@ async def _made(value: Value, work: Callable[[], Awaitable[str]]) -> str | RunEr
     try:
         made = await work()
     except asyncio.CancelledError:
+        # cancelling() is 0 if nothing cancelled this task: then the work itself raised CancelledError and has failed.
         task = asyncio.current_task()
         if task is not None and task.cancelling():
             raise
         return RunError(f"The step {value.name!r} cancelled itself.", reason=error_pb2.ERROR_REASON_TOOL_FAILED)
     except (Exception, SystemExit) as raised:
-        why = as_run_error(raised).message
-        return RunError(f"The step {value.name!r} failed: {why}", reason=error_pb2.ERROR_REASON_TOOL_FAILED)
+        cause = as_run_error(raised).message
+        return RunError(f"The step {value.name!r} failed: {cause}", reason=error_pb2.ERROR_REASON_TOOL_FAILED)
     if size_of(made) > MAX_TEXT_BYTES:
         return RunError(
             f"The value of the step {value.name!r} is longer than {MAX_TEXT_BYTES // 1024} KiB as JSON. "
-            "Keep large content elsewhere and give a reference to it.",
+            "Keep large content elsewhere and return a reference to it.",
             reason=error_pb2.ERROR_REASON_OUTPUT_TOO_LARGE,
         )
     return made

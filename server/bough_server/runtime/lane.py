@@ -1,4 +1,4 @@
-"""A lane runs effects one at a time, assigns their keys, and answers them from the log while it is replayed."""
+"""A lane runs effects one at a time, assigns their keys and, during a replay, resolves them from the log."""
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
@@ -18,34 +18,34 @@ from bough_server.runtime.state import LaneState, StateView
 from bough_server.runtime.visible_history import VisibleHistory
 
 MOST_REFUSALS: Final = 100
-"""How often code that was ended may try to begin an effect and hear of its end; then it waits for good."""
+"""How often code that was cancelled may try to start an effect and get CancelledError; after that it never returns."""
 
 
 class StepNumbers:
-    """Numbers of steps: of a lane every `stride`-th, so that parallel lanes never share one, in whatever order."""
+    """Step numbers of a lane, `stride` apart, so that parallel lanes never share one, in whatever order they run."""
 
     def __init__(self, first: int = 0, stride: int = 1) -> None:
         self._next = first
         self._stride = stride
 
     def take(self) -> int:
-        """The next number."""
+        """Return the next number."""
         taken, self._next = self._next, self._next + self._stride
         return taken
 
     def split(self, lanes: int) -> "list[StepNumbers]":
-        """Numbers for lanes that run at once."""
+        """Return the numbers of lanes that run in parallel."""
         return [StepNumbers(self._next + lane * self._stride, self._stride * lanes) for lane in range(lanes)]
 
     def pass_over(self, lanes: "Sequence[StepNumbers]") -> None:
-        """Goes on after lanes: beyond every number that any of them took."""
+        """Continue after lanes that have ended, beyond every number that one of them took."""
         self._next = max((lane._next for lane in lanes), default=self._next)
 
 
 class PendingCalls:
-    """The calls of a model's answer that nobody has run yet; each may be taken once.
+    """The calls of a model's answer that were not run yet; each may be taken once.
 
-    It has copies: code that is given the answer may change what it holds.
+    They are copies, because code that receives the answer may change it.
     """
 
     def __init__(self, calls: Sequence[message_pb2.ToolCall]) -> None:
@@ -55,16 +55,16 @@ class PendingCalls:
         return bool(self._waiting)
 
     def take(self, calls: Sequence[message_pb2.ToolCall]) -> Mapping[int, message_pb2.ToolCall]:
-        """The same calls by their positions in the answer, in the order given; they wait no longer.
+        """Remove calls and return them by their positions in the answer, in the order given.
 
-        Raises RunError BAD_ARGUMENTS, and takes none, where one does not wait or is not as the model made it.
+        Raises RunError BAD_ARGUMENTS, removing none, if one is not pending or differs from what the model asked for.
         """
         taken: dict[int, message_pb2.ToolCall] = {}
         for call in calls:
             position, made = self._waiting.get(call.call_id, (-1, None))
             if made is None or made != call or position in taken:
                 raise RunError(
-                    f"The call {call.call_id!r} of {call.name!r} is not one that waits for its result. Give ctx.tools "
+                    f"The call {call.call_id!r} of {call.name!r} is not one that waits for its result. Pass ctx.tools "
                     "calls of the last answer of ctx.model in the same lane, each once and as the model made it. "
                     "What code decides by itself goes through ctx.call_tool, ctx.dispatch or ctx.step.",
                     reason=error_pb2.ERROR_REASON_BAD_ARGUMENTS,
@@ -82,7 +82,7 @@ def _copied(call: message_pb2.ToolCall) -> message_pb2.ToolCall:
 
 
 class Lane:
-    """One lane of an invocation, whose effects are sequential: that of its own code, or one that `gather` made."""
+    """One lane of an invocation, whose effects are sequential: that of the agent's code, or one that `gather` made."""
 
     def __init__(
         self,
@@ -103,43 +103,43 @@ class Lane:
         self.transcript = transcript or frame.transcript
         self.lane_state = state or frame.state
         self.state = StateView(self.lane_state)
-        """The session's values; what is written is recorded with the next effect, or the agent's end."""
-        self.sight = VisibleHistory(execution, frame, self.transcript, compaction)
-        """What it sees; the window of its model calls among it."""
+        """The session state; writes are recorded with the next effect, or at the agent's end."""
+        self.visible_history = VisibleHistory(execution, frame, self.transcript, compaction)
+        """The history that its model calls see."""
         self.steps = steps or StepNumbers()
         self.step_index = -1
         """The number of the lane's last step; -1 before the first."""
         self.waiting = PendingCalls(())
-        """The calls of that step that nobody has run yet."""
+        """The calls of that step that were not run yet."""
         self._effects = 0
         self.in_flight = ""
-        """The key of the effect that holds the lane; empty for none."""
+        """The key of the effect in flight; empty if there is none."""
         self._keys: set[str] = set()
         self.refusals = 0
-        """How often an effect was refused because its code had been ended."""
+        """How often an effect was refused because its code had been cancelled."""
         self.wake_ns = 0
-        """When the last sleep ends that was handed back; 0 for none."""
+        """End of the last sleep that was replayed, in nanoseconds since the Unix epoch; 0 if there is none."""
         self.path = frame.run_path
-        """Who has spoken in this lane so far."""
+        """The agents that have spoken in this lane so far."""
 
     @property
     def run_id(self) -> str:
-        """The run."""
+        """The run's id."""
         return self.execution.facts.run_id
 
     @property
     def session_id(self) -> str:
-        """The session."""
+        """The session's id."""
         return self.execution.facts.session_id
 
     @property
     def user_id(self) -> str:
-        """The session's user."""
+        """The id of the session's user."""
         return self.execution.facts.user_id
 
     @property
     def invocation_id(self) -> str:
-        """This execution of this agent."""
+        """The id of this agent invocation."""
         return self.frame.invocation_id
 
     @property
@@ -165,57 +165,61 @@ class Lane:
             steps=steps,
             transcript=self.transcript.lane(),
             state=state,
-            compaction=self.sight.compaction,
+            compaction=self.visible_history.compaction,
         )
         lane.path = self.path
         return lane
 
     async def replayed(self, key: str, digest: str) -> event_pb2.AgentEvent | None:
-        """Return the recorded result of an effect in its turn; None if the log holds none, then it has to `go_live`.
+        """Wait for the recorded result of an effect and return it; None if there is none and it has to `go_live`.
 
-        Stops the run if the log holds another effect under this key.
+        Raises CancelledError and stops the run if the log holds another effect under this key.
         """
-        gate = self.expected(key, digest)
-        return await self.received(key, gate) if gate is not None else None
+        waiter = self.expected(key, digest)
+        return await self.received(key, waiter) if waiter is not None else None
 
     def expected(self, key: str, digest: str) -> Waiter[event_pb2.AgentEvent] | None:
-        """Check an effect against the log and return the gate of its recorded result, or None if there is none.
+        """Check an effect against the log and return the waiter of its recorded result, or None if there is none.
 
-        `replayed` in two halves, for effects that begin together: each has to be expected before one is received.
+        Together with `received` this is `replayed` in two halves, for effects that start together: all have to be
+        expected before the first is received, as results are delivered in log order.
         """
         self.execution.writer.check(key, digest)
-        return self.execution.pump.expect(key) if key in self.execution.journal.results else None
+        return self.execution.barrier.expect(key) if key in self.execution.journal.results else None
 
-    async def received(self, key: str, gate: Waiter[event_pb2.AgentEvent]) -> event_pb2.AgentEvent:
-        """Wait for a recorded result that is expected, and apply what the log holds of its effect."""
-        recorded = await gate.wait()
+    async def received(self, key: str, waiter: Waiter[event_pb2.AgentEvent]) -> event_pb2.AgentEvent:
+        """Wait for an expected result and apply the recorded events of its effect."""
+        recorded = await waiter.wait()
         self.execution.writer.observe_recorded(key)
         return recorded
 
     async def go_live(self, key: str) -> None:
-        """Wait until an effect may touch the world. Raises CancelledError if its scope was cancelled before that."""
+        """Wait until an effect may touch the world. Raises CancelledError if its scope was cancelled meanwhile."""
         await self.until_live(key)
-        self.execution.cancelling.refuse_sealed(key)
+        self.execution.cancellation.raise_if_cancelled(key)
 
     async def until_live(self, key: str) -> None:
-        """Waits until an effect of this lane may go to the world: all that is recorded is handed back, sleeps over."""
-        await self.execution.pump.until_live(key)
+        """Wait until the run is live and a replayed sleep of this lane is over."""
+        await self.execution.barrier.until_live(key)
         await self.sleep_on()
 
     async def settle(self) -> None:
-        """Does what is left before its agent ends: records its writes, and waits for a sleep that a crash cut short."""
+        """Prepare the end of the agent: record its writes, and wait for a sleep that a crash cut short."""
         await self.record_state()
         if self.wake_ns and self.scope not in self.execution.journal.ends and not self.execution.writer.is_offline:
             await self.until_live(self.scope)
 
     async def sleep_on(self) -> None:
-        """Waits for what is left of a sleep that was handed back."""
+        """Wait for the rest of a replayed sleep."""
         left, self.wake_ns = self.wake_ns - self.execution.clock.now_ns(), 0
         if left > 0:
-            await self.execution.tasks.asleep(self.execution.clock.sleep(left / 1e9))
+            await self.execution.scheduler.asleep(self.execution.clock.sleep(left / 1e9))
 
     def next_key(self, explicit: str) -> str:
-        """The key of the next effect of code: its number in the lane, or a name that the code gives it."""
+        """Return the key of the next effect of code: its number in the lane, or an explicit name.
+
+        Raises RunError BAD_ARGUMENTS if the name cannot be a key, INTERNAL if it was used before.
+        """
         self.check_task()
         name = explicit
         if not name:
@@ -223,8 +227,8 @@ class Lane:
             self._effects += 1
         elif not keys.is_free(name):
             raise RunError(
-                f"The key {name!r} cannot name an effect. Give 1 to 64 letters, digits, '_' or '-', and no letter e, "
-                "g or s with a number alone: those are the effects without a key.",
+                f"The key {name!r} cannot name an effect. Use 1 to 64 letters, digits, '_' or '-'; e, g or s followed "
+                "by a number only is reserved for effects without a key.",
                 reason=error_pb2.ERROR_REASON_BAD_ARGUMENTS,
             )
         key = keys.below(self.scope, name)
@@ -237,15 +241,15 @@ class Lane:
         return key
 
     async def record_state(self) -> None:
-        """Records the writes to the state that wait for it."""
+        """Record the pending writes to the session state."""
         if changes := self.state.taken():
             key = self.next_key("")
             await self._record_changes(key, changes)
             self.lane_state.take(changes)
 
     async def _record_changes(self, key: str, changes: Sequence[session_pb2.SessionStateChange]) -> None:
-        asked = [part for one in changes for part in (one.key, str(one.HasField("value_json")), one.value_json)]
-        digest = keys.digest("state", *asked)
+        parts = [part for one in changes for part in (one.key, str(one.HasField("value_json")), one.value_json)]
+        digest = keys.digest("state", *parts)
         if await self.replayed(key, digest) is not None:
             return
         await self.go_live(key)
@@ -255,11 +259,11 @@ class Lane:
         self.execution.emit(changed)
 
     def step_key(self, name: str) -> str:
-        """The key of an effect of the lane's last step."""
+        """Return the key of an effect of the lane's last step."""
         return keys.below(self.scope, f"s{self.step_index}.{name}")
 
     def complete_steps(self) -> None:
-        """End the step that the lane's last model call began: it has all its results, or nobody asked for them."""
+        """End the step of the lane's last model call, if it is open; it has all the results that its code asked for."""
         opened, execution = self.frame.record, self.execution
         step = opened.steps.get(self.step_key("m"))
         if step is not None:
@@ -268,25 +272,28 @@ class Lane:
                 execution.emit(execution.invocations.completed(opened, step, execution.clock.now_ns()))
 
     def effect(self, key: str) -> "EffectGuard":
-        """Holds the lane while one of its effects is in flight; what was written before it is recorded first.
+        """Return a guard that holds the lane while an effect is in flight, after recording pending state writes.
 
-        Entering raises RunError CONCURRENT_EFFECTS.
+        Entering it raises RunError CONCURRENT_EFFECTS if another effect of the lane is in flight.
         """
         return EffectGuard(self, key)
 
     def check_task(self) -> None:
-        """Refuses an effect of a task that the code made: it could begin at any time. Raises CONCURRENT_EFFECTS."""
-        if not self.execution.tasks.is_own() and not self.execution.is_refused(self.frame.invocation_id, self.scope):
+        """Raise RunError CONCURRENT_EFFECTS if an effect starts in a task or thread that agent code created."""
+        # Such a task is not counted by the scheduler: the run could look quiet, and be interrupted, while it runs.
+        if not self.execution.scheduler.is_own() and not self.execution.is_refused(
+            self.frame.invocation_id, self.scope
+        ):
             raise RunError(
-                f"An effect of {self.frame.name!r} began in a task or a thread that its code made. Await effects in "
-                "the agent's own coroutine; run them at once with ctx.gather(lambda lane: lane.dispatch(...), ...). "
-                "Instead of asyncio.wait_for give ctx.ask `expires`, and links and tools limits of their own.",
+                f"An effect of {self.frame.name!r} began in a task or a thread that its code created. Await effects in "
+                "the agent's own coroutine; run them in parallel with ctx.gather(lambda lane: lane.dispatch(...), ...)."
+                " Instead of asyncio.wait_for, pass `expires` to ctx.ask, and set limits on links and tools.",
                 reason=error_pb2.ERROR_REASON_CONCURRENT_EFFECTS,
             )
 
 
 class EffectGuard:
-    """Holds a lane while an effect is in flight."""
+    """Context manager that holds a lane while an effect is in flight."""
 
     __slots__ = ("_key", "_lane")
 
@@ -301,7 +308,7 @@ class EffectGuard:
         if lane.in_flight:
             raise RunError(
                 f"The effect {self._key} began while {lane.in_flight} was in flight. Run effects one after another, or "
-                "at once with ctx.gather(lambda lane: lane.dispatch(...), ...), using each lane's own context.",
+                "in parallel with ctx.gather(lambda lane: lane.dispatch(...), ...), using each lane's own context.",
                 reason=error_pb2.ERROR_REASON_CONCURRENT_EFFECTS,
             )
         lane.in_flight = self._key
@@ -315,22 +322,24 @@ class EffectGuard:
         self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None
     ) -> None:
         self._lane.in_flight = ""
-        if kind is asyncio.CancelledError and self._lane.execution.tasks.is_cancelled_by_code():
+        # A timeout of agent code is not in the log: a replay could not repeat it, so the run must not continue.
+        if kind is asyncio.CancelledError and self._lane.execution.scheduler.is_cancelled_by_code():
             self._lane.execution.stop(
                 NonDeterministic(
-                    f"The code of {self._lane.frame.name!r} gave up its effect {self._key} while it was in flight, as "
-                    "asyncio.timeout does; no log could say when. Give ctx.ask `expires`, and links and tools limits "
-                    "of their own; a step may time out inside of its own work."
+                    f"The code of {self._lane.frame.name!r} cancelled its effect {self._key} while it was in flight, "
+                    "as asyncio.timeout does; a replay could not repeat that. Pass `expires` to ctx.ask, and set "
+                    "limits on links and tools; a step may use a timeout within its own work."
                 )
             )
 
     async def _refuse(self) -> None:
-        """Ends code that tries an effect after its end; `except Exception` does not catch it.
+        """Raise CancelledError to code that starts an effect after it was cancelled; `except Exception` lets it pass.
 
-        Others get a turn first, and code that will not hear of it for ever gets no answer: it may do so in a loop.
+        Code that catches it and tries again in a loop would block the event loop, so after MOST_REFUSALS attempts this
+        never returns.
         """
         self._lane.refusals += 1
         if self._lane.refusals <= MOST_REFUSALS:
-            await asyncio.sleep(0)
+            await asyncio.sleep(0)  # yield, so that such a loop does not starve other coroutines
             raise asyncio.CancelledError
-        await self._lane.execution.tasks.abandoned()
+        await self._lane.execution.scheduler.abandoned()

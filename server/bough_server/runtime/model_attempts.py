@@ -1,4 +1,4 @@
-"""The attempts of one model call: retries, fallbacks, deltas and the whole answer."""
+"""Attempts of one model call: retries, fallbacks, deltas and the complete answer."""
 
 import asyncio
 import random
@@ -22,7 +22,7 @@ from bough_server.truncation import MAX_TEXT_BYTES, size_of
 
 
 class FallbackChain:
-    """The models of one call, those that were given up left out; never empty. Each has retries of its own."""
+    """Fallback chain of a model call: current model, retries used, next models. Each model has its own retries."""
 
     def __init__(self, models: Sequence[Model], *, tries: int = 1) -> None:
         self._models = list(models)
@@ -30,15 +30,14 @@ class FallbackChain:
 
     @property
     def model(self) -> Model:
-        """The model in force."""
+        """The current model."""
         return self._models[0]
 
-    def go_on(self, error: ModelError, *, is_sent: bool) -> float | None:
-        """Makes the next attempt's model the one in force, after a failure of this one's.
+    def advance(self, error: ModelError, *, is_sent: bool) -> float | None:
+        """Choose the model of the next attempt after a failure; return its delay in seconds, None if there is none.
 
-        An attempt that was not sent, because its model is left alone or has too many calls, goes on with the next model
-        at once. Gives the seconds that the attempt waits, jitter and the provider's own wish left out; None where there
-        is none.
+        An attempt that was not sent, because its model's circuit is open or it has too many calls, moves to the next
+        model at once. The delay excludes jitter and the provider's retry-after.
         """
         policy, is_last = self.model.retry, len(self._models) == 1
         if error.retry is not None and self._tries <= policy.retries and (is_sent or is_last):
@@ -52,33 +51,35 @@ class FallbackChain:
         return 0.0
 
 
-def succession(resolver: Resolver, name: str, recorded: Sequence[event_pb2.AgentEvent] = ()) -> FallbackChain:
-    """Who answers a call of the model of a name; one that the log holds begun goes on with its last attempt's model.
+def fallback_chain(resolver: Resolver, name: str, recorded: Sequence[event_pb2.AgentEvent] = ()) -> FallbackChain:
+    """Return the fallback chain of a call; a call that the log shows as started continues with its last model.
 
-    Raises RunError MODEL_UNAVAILABLE where that model is not configured; fallbacks that are not are passed over.
+    Raises RunError MODEL_UNAVAILABLE if that model is not configured; fallbacks that are not configured are skipped.
     """
-    asked = list(_asked(recorded))
-    model = _found(resolver, asked[-1] if asked else name)
+    attempted = list(_attempted(recorded))
+    model = _found(resolver, attempted[-1] if attempted else name)
     if model is None:
         raise RunError(
             f"There is no model {name!r} in the server's configuration.",
             reason=error_pb2.ERROR_REASON_MODEL_UNAVAILABLE,
         )
-    after = _after(resolver, asked[0], asked[-1]) if asked else None
+    after = _after(resolver, attempted[0], attempted[-1]) if attempted else None
     names = model.fallbacks if after is None else after
     others = [found for other in names if (found := _found(resolver, other)) is not None]
-    lost = sum(1 for _ in takewhile(lambda one: one == asked[-1], reversed(asked)))
+    # Recorded attempts of the last model count against its retries, those of a lost server included: an answer that
+    # crashes the server must not be requested forever.
+    lost = sum(1 for _ in takewhile(lambda one: one == attempted[-1], reversed(attempted)))
     return FallbackChain([model, *others], tries=lost + 1)
 
 
-def _asked(recorded: Sequence[event_pb2.AgentEvent]) -> Sequence[str]:
-    """The model of each attempt that the log holds."""
+def _attempted(recorded: Sequence[event_pb2.AgentEvent]) -> Sequence[str]:
+    """Return the model of each attempt in the log."""
     named = [event.llm_retrying.next_model or event.llm_started.model for event in recorded]
     return [name for name in named if name]
 
 
 def _after(resolver: Resolver, first: str, last: str) -> Sequence[str] | None:
-    """Whom the first model's fallbacks name after the last one; None where they do not name that."""
+    """Return the first model's fallbacks after the last attempted model; None if that is not among them."""
     model = _found(resolver, first)
     order = [first, *model.fallbacks] if model is not None else []
     return order[order.index(last) + 1 :] if last in order else None
@@ -95,9 +96,9 @@ _MAX_RAW_BYTES: Final = 512 * 1024
 
 
 class ModelAttempts:
-    """One model call of an invocation: `key` is its effect, `index` its step; None for one that is no step.
+    """The attempts of one model call: `key` is its effect, `index` its step, None for a call that is no step.
 
-    Of a call that is no step no pieces are recorded: what it says is not said by its agent.
+    A call that is no step, such as a summary, records no deltas: its text is not its agent's.
     """
 
     def __init__(
@@ -107,7 +108,7 @@ class ModelAttempts:
         *,
         key: str,
         index: int | None,
-        succession: FallbackChain,
+        chain: FallbackChain,
         traced: Traced,
         attempt: int,
     ) -> None:
@@ -116,58 +117,58 @@ class ModelAttempts:
         self._frame = frame
         self._key = key
         self._index = index
-        self._succession = succession
+        self._chain = chain
         self._traced = traced
         self._attempt = attempt
         self._meter = AttemptMeter()
         self._call_ids: dict[int, str] = {}
 
     async def answer(self, request: ModelRequest) -> step_pb2.LlmResponse:
-        """Streams attempts, of the model and then of its fallbacks, until one answers. Raises the last ModelError."""
+        """Stream attempts, of the model and then of its fallbacks, until one answers. Raises the last ModelError."""
         try:
             while True:
                 self._meter = AttemptMeter()
                 try:
-                    return self._whole(await self._streamed(request))
+                    return self._completed(await self._streamed(request))
                 except ModelError as error:
                     self._release_call_ids()
                     if error.lost_usage is not None:
                         self._price(error.lost_usage)
-                    await self._go_on(error)
+                    await self._retry(error)
         except asyncio.CancelledError:
-            self._leave()
+            self._note_loss()
             raise
 
     def _jitter(self) -> float:
-        """Between a half and one, by the run, the effect and the attempt."""
+        """Return a factor from 0.5 to 1, derived from the run, the effect and the attempt."""
         seed = ids.derived_id(self._execution.facts.key_root, f"{self._key}#{self._attempt}")
         return 0.5 + random.Random(seed).random() / 2
 
     @property
     def attempt(self) -> int:
-        """The attempt in force, from 1."""
+        """The number of the current attempt, from 1."""
         return self._attempt
 
     @property
     def is_sent(self) -> bool:
-        """Whether the attempt in force has got as far as its provider."""
+        """True if the current attempt was sent to its provider."""
         return self._meter.is_sent
 
     def recover(self) -> None:
-        """Says that this attempt follows one that was lost with whoever made it; what that one used nobody knows."""
+        """Record that this attempt replaces one lost in a crash, whose usage is unknown."""
         event = self._event()
         event.llm_retrying.reason = event_pb2.RETRY_REASON_RECOVERED
-        event.llm_retrying.next_model = self._succession.model.name
+        event.llm_retrying.next_model = self._chain.model.name
         self._execution.emit(event)
 
-    async def _go_on(self, error: ModelError) -> None:
-        """Begins the next attempt, if there is to be one. Raises the error where not."""
-        failed = self._succession.model
-        delay = self._succession.go_on(error, is_sent=self._meter.is_sent)
+    async def _retry(self, error: ModelError) -> None:
+        """Record the next attempt and wait for its delay. Raises the error if there is no further attempt."""
+        failed = self._chain.model
+        delay = self._chain.advance(error, is_sent=self._meter.is_sent)
         if delay is None:
             raise error
         delay *= self._jitter()
-        if self._succession.model is failed:
+        if self._chain.model is failed:  # another model's provider did not ask for a delay
             delay = max(delay, error.retry_after or 0.0)
         self._attempt += 1
         event = self._event()
@@ -177,18 +178,19 @@ class ModelAttempts:
         wait = duration_pb2.Duration()
         wait.FromNanoseconds(int(delay * 1e9))
         retrying.delay.CopyFrom(wait)
-        retrying.next_model = self._succession.model.name
+        retrying.next_model = self._chain.model.name
         retrying.not_sent = not self._meter.is_sent
         if error.lost_usage is not None:
             retrying.lost_usage.CopyFrom(error.lost_usage)
         self._execution.emit(event)
+        # A cancellation during the delay must not find the failed attempt's usage again: it is in llm_retrying.
         self._meter = AttemptMeter()
-        # On disk before the provider is asked: whoever takes the run over goes on from this attempt.
+        # Committed before the provider is called: a worker that takes the run over continues from this attempt.
         await self._writer.committed()
         await self._execution.clock.sleep(delay)
 
-    def _leave(self) -> None:
-        """Tells whoever ends a call that was cancelled how far its last attempt had come."""
+    def _note_loss(self) -> None:
+        """Note how far the last attempt of a cancelled call got, for the llm_failed that the cancellation records."""
         opened, meter = self._frame.record, self._meter
         if not meter.is_sent:
             opened.unsent.add(self._key)
@@ -199,7 +201,8 @@ class ModelAttempts:
     async def _streamed(self, request: ModelRequest) -> step_pb2.LlmResponse:
         response: step_pb2.LlmResponse | None = None
         size = 0
-        model = self._succession.model
+        model = self._chain.model
+        # aclosing: the request must be closed now if the loop is left, not when the generator is garbage-collected.
         stream = cast(AsyncGenerator[Delta | step_pb2.LlmResponse, None], model.stream(request, meter=self._meter))
         async with aclosing(stream):
             async for item in stream:
@@ -221,18 +224,19 @@ class ModelAttempts:
 
     def _delta(self, item: Delta) -> bool:
         if isinstance(item, TextDelta):
-            return self._piece(events.LLM_OUTPUT_TEXT_DELTA, "", item.text, "")
+            return self._chunk(events.LLM_OUTPUT_TEXT_DELTA, "", item.text, "")
         if isinstance(item, ReasoningDelta):
-            return self._piece(events.LLM_REASONING_DELTA, "", item.text, "")
+            return self._chunk(events.LLM_REASONING_DELTA, "", item.text, "")
         call_id = self._call_id(item.index, item.provider_call_id)
-        return self._piece(events.LLM_TOOL_CALL_DELTA, call_id, item.arguments, item.name)
+        return self._chunk(events.LLM_TOOL_CALL_DELTA, call_id, item.arguments, item.name)
 
-    def _piece(self, kind: int, subject: str, text: str, name: str) -> bool:
-        self._execution.cancelling.refuse_sealed(self._key)
+    def _chunk(self, kind: int, subject: str, text: str, name: str) -> bool:
+        self._execution.cancellation.raise_if_cancelled(self._key)
         if self._index is None or not (text or name):
             return False
 
         def make() -> event_pb2.AgentEvent:
+            # Deltas are most of a log's events and no replay reads them, so they carry neither key nor trace ids.
             event = self._event()
             event.ClearField("effect_key")
             event.ClearField("trace_id")
@@ -242,12 +246,12 @@ class ModelAttempts:
                 event.llm_tool_call_delta.name = name
             return event
 
-        return self._writer.delta(DeltaChunk(self._key, kind, subject, text), self._frame.joining, make)
+        return self._writer.delta(DeltaChunk(self._key, kind, subject, text), self._frame.delta_coalescing, make)
 
     def _call_id(self, position: int, provider_call_id: str) -> str:
-        """The provider's id if this invocation has not used it, else one made of the step and the position.
+        """Return the provider's call id if this invocation has not used it, else one made of step and position.
 
-        It is taken at once: another lane's model may give the same one before this answer is whole.
+        It is reserved at once: a model in another lane may use the same id before this answer is complete.
         """
         if position not in self._call_ids:
             is_new = provider_call_id and provider_call_id not in self._frame.call_ids
@@ -256,7 +260,7 @@ class ModelAttempts:
         return self._call_ids[position]
 
     def _release_call_ids(self) -> None:
-        """Gives back the ids of an attempt that failed: the next one may be given the same."""
+        """Release the call ids of a failed attempt: the next attempt may use the same ones."""
         self._frame.call_ids.difference_update(self._call_ids.values())
         self._call_ids = {}
 
@@ -265,7 +269,8 @@ class ModelAttempts:
         event.attempt = self._attempt
         return event
 
-    def _whole(self, response: step_pb2.LlmResponse) -> step_pb2.LlmResponse:
+    def _completed(self, response: step_pb2.LlmResponse) -> step_pb2.LlmResponse:
+        """Return the answer with call ids and costs, within the size limits. Raises ModelError if it is too large."""
         position = 0
         for part in response.message.parts:
             if part.HasField("tool_call"):
@@ -283,7 +288,7 @@ class ModelAttempts:
         return response
 
     def _price(self, used: usage_pb2.Usage) -> None:
-        rates = self._succession.model.price
+        rates = self._chain.model.price
         if rates is not None and usage.is_reported(used):
             cost = cost_of(used, rates)
             if cost is not None:

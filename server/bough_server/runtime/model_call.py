@@ -1,4 +1,4 @@
-"""The effect that asks a model: answered from the log, refused, or sent."""
+"""The effect of a model call: answered from the log, refused, or sent."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -12,40 +12,43 @@ from bough_server.engine.limits import Amount, estimated
 from bough_server.errors import RunError
 from bough_server.models.model import Model, ModelRequest
 from bough_server.runtime.lane import Lane
-from bough_server.runtime.model_attempts import FallbackChain, ModelAttempts, succession
+from bough_server.runtime.model_attempts import FallbackChain, ModelAttempts, fallback_chain
 from bough_server.runtime.running_agent import RunningAgent
 
 _DIGEST: Final = keys.digest("model")
-"""Of every model call: what a model is asked follows from the log, and may be built otherwise one day."""
+"""One digest for all model calls: requests follow from the log, and a new version may build them differently."""
 
 Asked = ModelRequest | Callable[[], ModelRequest]
-"""A request, or what makes one."""
+"""A request, or a function that builds it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelCallSpec:
-    """Where a model call stands, and what is recorded in one append with its answer."""
+    """Key and step of a model call, and the events to append together with its answer."""
 
     key: str
     index: int | None
-    """Its step; None for a call that is no step of its agent: nobody is shown what that one says while it says it."""
+    """Its step; None for a call that is no step of its agent, such as a summary: it records no deltas."""
     beside: Callable[[step_pb2.LlmResponse], Sequence[event_pb2.AgentEvent]] | None = None
 
 
 def check_asked(execution: Execution, key: str) -> None:
-    """Takes note of a model call that its agent is about to make."""
+    """Note a model call that its agent is about to make.
+
+    Raises CancelledError and stops the run if the log holds another effect under its key.
+    """
     execution.writer.check(key, _DIGEST)
 
 
 async def ask(lane: Lane, effect: ModelCallSpec, request: Asked, name: str) -> step_pb2.LlmResponse:
-    """What a model of that name answers, or answered. Raises RunError where it is refused, and where it fails."""
+    """Call a model and return its answer, or return the recorded one. Raises RunError if it is refused or fails."""
     execution, frame, key, index = lane.execution, lane.frame, effect.key, effect.index
     if (replayed := await lane.replayed(key, _DIGEST)) is not None:
         response = _answered(replayed)
         _complete_step(lane, effect, response)
         return response
     await lane.go_live(key)
-    async with execution.slots.place(key, frame.budget):
+    async with execution.concurrency.place(key, frame.budget):
         try:
             made = _made(frame, effect, request)
             models, amount = _admitted(lane, key, name, made)
@@ -55,11 +58,11 @@ async def ask(lane: Lane, effect: ModelCallSpec, request: Asked, name: str) -> s
             event.llm_failed.error.CopyFrom(_error(frame, refusal))
             execution.emit(event)
             raise
-        return await _ask(lane, effect, made, models, amount)
+        return await _ask(lane, effect, made, models=models, amount=amount)
 
 
 def _made(frame: RunningAgent, effect: ModelCallSpec, request: Asked) -> ModelRequest:
-    """The request as it is sent. Raises RunError with what goes wrong while it is made."""
+    """Return the request as it is sent. Raises RunError if building it fails."""
     agent = frame.name if effect.index is not None else f"{frame.name}.summary"
     try:
         return replace(request() if callable(request) else request, agent=agent)
@@ -68,10 +71,14 @@ def _made(frame: RunningAgent, effect: ModelCallSpec, request: Asked) -> ModelRe
 
 
 def _admitted(lane: Lane, key: str, name: str, request: ModelRequest) -> tuple[FallbackChain, Amount]:
-    """Who is asked, and what that reserves; a call that the log holds begun has reserved it there."""
+    """Return the models to call and the amount to reserve, 0 for a call that the log shows as started.
+
+    Raises RunError LIMIT_EXCEEDED or MODEL_UNAVAILABLE.
+    """
     journal, budget = lane.execution.journal, lane.frame.budget
     is_new = key not in journal.started
-    models = succession(lane.frame.resolver, name, () if is_new else journal.of_effect[key])
+    # A started call was admitted and holds its reservation: it is not checked again, against its own reservation too.
+    models = fallback_chain(lane.frame.resolver, name, () if is_new else journal.of_effect[key])
     amount = Amount()
     if is_new:
         budget.check_concurrency()
@@ -83,13 +90,13 @@ def _admitted(lane: Lane, key: str, name: str, request: ModelRequest) -> tuple[F
 
 
 async def _ask(
-    lane: Lane, effect: ModelCallSpec, request: ModelRequest, models: FallbackChain, amount: Amount
+    lane: Lane, effect: ModelCallSpec, request: ModelRequest, *, models: FallbackChain, amount: Amount
 ) -> step_pb2.LlmResponse:
     execution, frame, model, key, index = lane.execution, lane.frame, models.model, effect.key, effect.index
     traced = execution.tracing.chat(model=model.model or model.name, provider=model.provider, parent=frame.traced.below)
     execution.spans[key] = traced
     lost = execution.journal.attempts.get(key, 0)
-    call = ModelAttempts(execution, frame, key=key, index=index, succession=models, traced=traced, attempt=lost + 1)
+    call = ModelAttempts(execution, frame, key=key, index=index, chain=models, traced=traced, attempt=lost + 1)
     if lost:
         call.recover()
     else:
@@ -101,7 +108,7 @@ async def _ask(
     ended = frame.record.in_step(frame.event(key, traced=traced), index)
     try:
         response = await call.answer(request)
-    except Exception as raised:
+    except Exception as raised:  # not CancelledError: the cancellation records the end, from what the call noted
         error = as_run_error(raised)
         ended.attempt = call.attempt
         ended.llm_failed.error.CopyFrom(_error(frame, error))
@@ -113,7 +120,7 @@ async def _ask(
         execution.spans.pop(key).end(error=ended.llm_failed.error, input=request.messages)
         await execution.writer.committed()
         raise error from raised
-    _place(execution, frame, effect, response.message)
+    _attribute(execution, frame, effect, response.message)
     ended.attempt = call.attempt
     ended.llm_completed.response.CopyFrom(response)
     execution.emit(ended, *(effect.beside(response) if effect.beside is not None else ()))
@@ -136,13 +143,13 @@ def _begun(request: ModelRequest, model: Model, amount: Amount) -> event_pb2.Llm
 
 
 def _complete_step(lane: Lane, effect: ModelCallSpec, response: step_pb2.LlmResponse) -> None:
-    """Ends the step of an answer that calls nothing."""
+    """End the step of an answer without calls."""
     if effect.index is not None and not any(part.HasField("tool_call") for part in response.message.parts):
         lane.complete_steps()
 
 
-def _place(execution: Execution, frame: RunningAgent, effect: ModelCallSpec, message: message_pb2.Message) -> None:
-    """Says whose a model's message is and, where it asks for calls, what it is in the session."""
+def _attribute(execution: Execution, frame: RunningAgent, effect: ModelCallSpec, message: message_pb2.Message) -> None:
+    """Set the author of a model's message and, if it belongs in the session, its kind and message id."""
     message.role, message.author = message_pb2.ROLE_ASSISTANT, frame.name
     message.invocation_id = frame.invocation_id
     if effect.index is None or not _is_for_the_session(message, frame):
@@ -165,10 +172,10 @@ def _error(frame: RunningAgent, error: RunError) -> error_pb2.AgentError:
 
 
 def _is_for_the_session(message: message_pb2.Message, frame: RunningAgent) -> bool:
-    """Whether a message with calls says something that its children's messages do not say: text, or ordinary calls."""
+    """True if a message with calls has content that its children's messages do not repeat: text, or tool calls."""
     calls = [part.tool_call for part in message.parts if part.HasField("tool_call")]
     if not calls:
         return False
     linked = {name for name, offer in frame.toolset.offers.items() if offer.link is not None}
-    said = any(part.text.strip() for part in message.parts)
-    return said or any(call.name not in linked for call in calls)
+    has_text = any(part.text.strip() for part in message.parts)
+    return has_text or any(call.name not in linked for call in calls)

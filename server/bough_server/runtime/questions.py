@@ -1,6 +1,6 @@
-"""Requests for input as agents and tool calls make them: questions, approvals, client tools, recovery.
+"""Requests for input from agents and tool calls: questions, approvals, client tools, recovery.
 
-The execution waits for the answer; what it means to the effect that asked is decided here.
+The execution waits for the answer; this module applies it to the effect that asked.
 """
 
 import json
@@ -24,7 +24,7 @@ from bough_server.truncation import MAX_TEXT_BYTES, size_of
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InputRequestSpec:
-    """What is asked: under which effect, what kind of answer, in which words; `within` is seconds."""
+    """A request for input: its effect, the kind of answer, its prompt; it expires after `within` seconds."""
 
     key: str
     kind: input_pb2.InputKind.ValueType
@@ -37,37 +37,38 @@ class InputRequestSpec:
     default_json: str | None = None
 
 
-async def ask_outside(lane: Lane, asking: InputRequestSpec) -> input_pb2.InputAnswer:
-    """Asks, and gives the answer, whenever it comes; what the log holds of it is used."""
+async def ask_outside(lane: Lane, spec: InputRequestSpec) -> input_pb2.InputAnswer:
+    """Request input and wait for the answer; a recorded request or answer is used."""
     execution, frame = lane.execution, lane.frame
-    asked = next(
-        (event for event in execution.journal.of_effect.get(asking.key, ()) if event.HasField("input_requested")), None
+    # A recorded request is not built again: its expiry is the time that was set when it was first made.
+    requested = next(
+        (event for event in execution.journal.of_effect.get(spec.key, ()) if event.HasField("input_requested")), None
     )
-    if asked is None:
-        asked = _requested(lane, asking)
-    answer = await execution.ask_outside(asked)
-    execution.refuse(frame.invocation_id, asking.key)
+    if requested is None:
+        requested = _requested(lane, spec)
+    answer = await execution.ask_outside(requested)
+    execution.refuse(frame.invocation_id, spec.key)
     return answer
 
 
-def _requested(lane: Lane, asking: InputRequestSpec) -> event_pb2.AgentEvent:
+def _requested(lane: Lane, spec: InputRequestSpec) -> event_pb2.AgentEvent:
     execution, frame = lane.execution, lane.frame
-    event = frame.event(asking.key)
-    if asking.step_index is not None:
-        frame.record.in_step(event, asking.step_index)
-    event.effect_digest = asking.digest
+    event = frame.event(spec.key)
+    if spec.step_index is not None:
+        frame.record.in_step(event, spec.step_index)
+    event.effect_digest = spec.digest
     request = event.input_requested.request
-    request.input_id = ids.derived_id(execution.facts.key_root, asking.key)
-    request.invocation_id, request.kind, request.prompt = frame.invocation_id, asking.kind, asking.prompt
-    request.answer_schema_json = asking.schema_json
+    request.input_id = ids.derived_id(execution.facts.key_root, spec.key)
+    request.invocation_id, request.kind, request.prompt = frame.invocation_id, spec.kind, spec.prompt
+    request.answer_schema_json = spec.schema_json
     request.agent_path.extend(_agent_path(frame))
-    if asking.call is not None:
-        request.call_id = asking.call.call_id
-        request.call.CopyFrom(asking.call)
-    if asking.within is not None:
-        request.expire_time.FromNanoseconds(execution.clock.now_ns() + int(asking.within * 1e9))
-    if asking.default_json is not None:
-        request.default_answer.value_json = asking.default_json
+    if spec.call is not None:
+        request.call_id = spec.call.call_id
+        request.call.CopyFrom(spec.call)
+    if spec.within is not None:
+        request.expire_time.FromNanoseconds(execution.clock.now_ns() + int(spec.within * 1e9))
+    if spec.default_json is not None:
+        request.default_answer.value_json = spec.default_json
     return event
 
 
@@ -83,9 +84,9 @@ def _agent_path(frame: RunningAgent) -> list[str]:
 async def question(
     lane: Lane, key: str, prompt: str, *, schema: Mapping[str, Any] | None, within: float | None, default: object
 ) -> str:
-    """The answer to a question of an agent's code, as JSON text.
+    """Ask a question for an agent's code and return the answer as JSON text.
 
-    Raises RunError: BAD_ARGUMENTS where nobody could answer it or the default does not fit, INPUT_EXPIRED.
+    Raises RunError: BAD_ARGUMENTS if the question cannot be answered or its default does not fit, INPUT_EXPIRED.
     """
     schema_json = json.dumps(schema, allow_nan=False) if schema is not None else ""
     default_json = json.dumps(default, allow_nan=False) if default is not NO_DEFAULT else None
@@ -98,7 +99,7 @@ async def question(
     if (replayed := await lane.replayed(key, digest)) is not None:
         return _value_of(replayed.input_received.answer, prompt)
     await lane.go_live(key)
-    asking = InputRequestSpec(
+    spec = InputRequestSpec(
         key=key,
         kind=input_pb2.INPUT_KIND_QUESTION,
         prompt=prompt,
@@ -107,7 +108,7 @@ async def question(
         within=within,
         default_json=default_json,
     )
-    return _value_of(await ask_outside(lane, asking), prompt)
+    return _value_of(await ask_outside(lane, spec), prompt)
 
 
 def _check_sizes(prompt: str, schema_json: str, default_json: str | None) -> None:
@@ -122,7 +123,9 @@ def _bad(message: str) -> RunError:
 
 def _value_of(answer: input_pb2.InputAnswer, prompt: str) -> str:
     if not answer.HasField("value_json"):
-        raise RunError(f"Nobody answered the question {prompt!r} in time.", reason=error_pb2.ERROR_REASON_INPUT_EXPIRED)
+        raise RunError(
+            f"The question {prompt!r} was not answered in time.", reason=error_pb2.ERROR_REASON_INPUT_EXPIRED
+        )
     return answer.value_json
 
 
@@ -135,7 +138,7 @@ class ToolQuestions:
         self._index = index
 
     async def approved(self, call: message_pb2.ToolCall, offer: ToolOffer) -> message_pb2.ToolCall:
-        """The call as it may run, with other arguments where who approved it gave some. Raises RunError to refuse."""
+        """Return the call as approved, with the approver's arguments if there are any. Raises RunError to refuse it."""
         if not self._is_needed(call, offer):
             return call
         answer = await ask_outside(
@@ -153,13 +156,13 @@ class ToolQuestions:
         return _as_approved(call, answer)
 
     async def from_client(self, call: message_pb2.ToolCall, offer: ToolOffer, digest: str) -> message_pb2.ToolResult:
-        """What the client's tool gave; a failed result where it gave nothing in time."""
+        """Return the result of a client-side tool; a failed one if the client did not answer in time."""
         answer = await ask_outside(
             self._lane,
             InputRequestSpec(
                 key=self._key,
                 kind=input_pb2.INPUT_KIND_CLIENT_TOOL,
-                prompt=f"Run {call.name} and give its result.",
+                prompt=f"Run {call.name} and return its result.",
                 digest=digest,
                 call=call,
                 step_index=self._index,
@@ -176,9 +179,9 @@ class ToolQuestions:
     async def after_loss(
         self, call: message_pb2.ToolCall, offer: ToolOffer, *, attempt: int
     ) -> message_pb2.ToolResult | message_pb2.ToolCall:
-        """What somebody says of a call that was running when its server was lost: its result, or as what to run it.
+        """Ask about a call that was running when its server was lost; return its result, or the call to run again.
 
-        Raises RunError where it must not run again.
+        Raises RunError if it must not run again.
         """
         answer = await ask_outside(
             self._lane,
@@ -198,7 +201,7 @@ class ToolQuestions:
 
     def _is_needed(self, call: message_pb2.ToolCall, offer: ToolOffer) -> bool:
         if offer.requires_approval or f"{self._key}.ok" in self._lane.execution.journal.requested:
-            return True  # what was asked before a crash is asked, whatever code decides today
+            return True  # approval was requested before a crash: required whatever the tool's code decides now
         if offer.tool is None:
             return False
         return needs_approval(offer.tool, parse_arguments(call.arguments_json, offer.spec.input_schema_json))
@@ -207,7 +210,7 @@ class ToolQuestions:
 def _as_approved(call: message_pb2.ToolCall, answer: input_pb2.InputAnswer) -> message_pb2.ToolCall:
     if not answer.HasField("approval"):
         raise RunError(
-            f"Nobody approved the call of {call.name!r} in time; it did not run.",
+            f"The call of {call.name!r} was not approved in time; it did not run.",
             reason=error_pb2.ERROR_REASON_INPUT_EXPIRED,
         )
     approval = answer.approval

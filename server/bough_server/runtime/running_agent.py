@@ -1,4 +1,4 @@
-"""One running agent invocation: what bounds it, what it may call and what it has said."""
+"""A running agent invocation: its budget, toolset, history and session state."""
 
 import asyncio
 from collections.abc import Sequence
@@ -26,7 +26,7 @@ MAX_RUN_PATH: Final = 32
 
 
 def branch_below(branch: str, name: str) -> str:
-    """The branch of a child: over 256 bytes its middle is left out, the root and the last name kept."""
+    """Return the branch of a child; over 256 bytes its middle is left out, the root and the last name are kept."""
     whole = f"{branch}/{name}" if branch else name
     if len(whole.encode()) <= MAX_BRANCH_BYTES:
         return whole
@@ -42,80 +42,81 @@ def branch_below(branch: str, name: str) -> str:
 
 
 def run_path_below(path: tuple[str, ...], name: str) -> tuple[str, ...]:
-    """Who has spoken on the way, with one more name; the last 32."""
+    """Return a run path with one more name, cut to the last 32."""
     return (*path, name)[-MAX_RUN_PATH:]
 
 
-def joining(policies: "list[policy_pb2.DeltaPolicy]") -> DeltaCoalescing:
-    """The first policy that says anything: the request's, the agent's, the server's; else 50 ms or 256 characters."""
+def delta_coalescing(policies: "list[policy_pb2.DeltaPolicy]") -> DeltaCoalescing:
+    """Return the first policy that is set, of the request's, the agent's, the server's; default: 50 ms, 256 chars."""
     for policy in policies:
         if policy.HasField("passthrough"):
             return DeltaCoalescing(max_interval=0, max_chars=0)
         if policy.HasField("aggregated"):
-            said = policy.aggregated
+            chosen = policy.aggregated
             default = DeltaCoalescing()
             return DeltaCoalescing(
-                max_interval=said.max_interval.ToTimedelta().total_seconds()
-                if said.HasField("max_interval")
+                max_interval=chosen.max_interval.ToTimedelta().total_seconds()
+                if chosen.HasField("max_interval")
                 else default.max_interval,
-                max_chars=said.max_chars if said.HasField("max_chars") else default.max_chars,
+                max_chars=chosen.max_chars if chosen.HasField("max_chars") else default.max_chars,
             )
     return DeltaCoalescing()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CallSite:
-    """Where a child is called: by which link, after what its caller saw and said."""
+    """The call of a child: its agent and link, and its caller's transcript and session state at the call."""
 
     agent: Agent
     link: agent_pb2.AgentLink
     above: Transcript
     state: LaneState
-    told: message_pb2.Message
+    input: message_pb2.Message
     path: tuple[str, ...]
-    """Who has spoken before it."""
+    """The agents that have spoken before it."""
     is_handed_over: bool = False
-    """Whether its caller handed over to it: it does not see the transfer."""
+    """True if its caller transferred to it: it does not see the transfer call."""
     comes_back: bool = False
-    """Whether its caller goes on when it has ended: it has nobody to hand back to."""
+    """True if its caller continues after its end: it cannot transfer back to it."""
     closing: Sequence[ToolSpec] = ()
-    """The tools by one of which it has to end; empty where it ends as it likes."""
+    """Tools of which it must call one to end; empty if it may end with any answer."""
 
     @property
     def is_for_good(self) -> bool:
-        """Whether its caller handed over to it and does not go on."""
+        """True if its caller transferred to it and does not continue."""
         return self.is_handed_over and not self.comes_back
 
 
 @dataclass(slots=True, kw_only=True)
 class RunningAgent:
-    """One agent invocation while it runs: what was settled when it began, and its record in the run."""
+    """An agent invocation while it runs: the settings fixed at its start, and its record in the run."""
 
     agent: Agent
     resolver: Resolver
-    """What its definition names, as it was when the run began."""
+    """Resolves the names in its definition as they were when the run started."""
     parent: "RunningAgent | None"
     run_path: tuple[str, ...]
     budget: Budget
     toolset: Toolset
     model_name: str
-    """The model's name in force: its own, else its caller's."""
+    """The name of its model, default: its caller's."""
     history: agent_pb2.HistoryPolicy
-    joining: DeltaCoalescing
+    delta_coalescing: DeltaCoalescing
     transcript: Transcript
     state: LaneState
     record: OpenInvocation
-    """What it has open, has used and has done, as its events say."""
+    """Its open steps and effects, and its usage, folded from its events."""
     traced: Traced
-    told: message_pb2.Message
-    """What it was told."""
+    input: message_pb2.Message
+    """Its input."""
     call_ids: set[str] = field(default_factory=set)
+    """The ids of its tool calls, which are unique in the invocation."""
     hops: tuple[str, ...] = ()
-    """The agents that handed over to one another up to this one; itself alone where nobody did."""
+    """The agents that transferred to one another up to this one; itself alone if there was no transfer."""
     lanes: dict[asyncio.Task[Any], str] = field(default_factory=dict)
-    """Lanes of its code that still run, each with its scope."""
+    """Lanes of its code that are still running, each with its scope."""
     abort: RunError | None = None
-    """What aborts it, whatever its code makes of it: the failure of a sub-agent."""
+    """The failure of a sub-agent that aborts it, even if its code catches the exception."""
 
     @property
     def name(self) -> str:
@@ -124,26 +125,26 @@ class RunningAgent:
 
     @property
     def invocation_id(self) -> str:
-        """The invocation."""
+        """The invocation's id."""
         return self.record.template.invocation_id
 
     @property
     def scope(self) -> str:
-        """The key below which all its effects lie."""
+        """The key under which all its effects are."""
         return self.record.key
 
     @property
     def depth(self) -> int:
-        """How many agents called one another above it; 0 for the root."""
+        """Its depth in the agent tree; 0 for the root."""
         return self.record.template.depth
 
     @property
     def branch(self) -> str:
-        """The names from the root down to it."""
+        """The names from the root down to it, `root/child`."""
         return self.record.template.branch
 
     def event(self, key: str, *, traced: Traced | None = None) -> event_pb2.AgentEvent:
-        """A new event of this invocation."""
+        """Return a new event of this invocation, with the trace ids of `traced`, default: of the invocation's start."""
         event = self.record.event(key)
         if traced is not None:
             event.trace_id, event.span_id = traced.trace_id, traced.span_id
@@ -168,60 +169,63 @@ class RunningAgent:
             toolset=toolset(definition, agent.tool_links, resolver, None),
             model_name=llm_of(definition).model,
             history=policy_of(definition),
-            joining=joining([policy.deltas, definition.deltas, execution.default_deltas]),
+            delta_coalescing=delta_coalescing([policy.deltas, definition.deltas, execution.default_deltas]),
             transcript=Transcript(agent=definition.name, chain=agent_chain("", definition.name)),
             state=LaneState(values_of(execution.state_json)),
             record=record,
             traced=traced,
-            told=execution.told,
+            input=execution.input,
             hops=(definition.name,),
         )
 
-    def child(self, execution: Execution, place: CallSite, *, record: OpenInvocation, traced: Traced) -> "RunningAgent":
+    def child(
+        self, execution: Execution, call_site: CallSite, *, record: OpenInvocation, traced: Traced
+    ) -> "RunningAgent":
         """Return a child of this agent, whose start is recorded."""
-        definition, policy = place.agent.definition, execution.policy
-        record.budget = budget = self._budget_of(place, record.template.depth)
+        definition, policy = call_site.agent.definition, execution.policy
+        record.budget = budget = self._budget_of(call_site, record.template.depth)
         return RunningAgent(
-            agent=place.agent,
+            agent=call_site.agent,
             resolver=self.resolver,
             parent=self,
-            run_path=run_path_below(place.path, definition.name),
+            run_path=run_path_below(call_site.path, definition.name),
             budget=budget,
-            toolset=self._toolset_of(place),
+            toolset=self._toolset_of(call_site),
             model_name=llm_of(definition).model or self.model_name,
-            history=policy_of(definition, place.link),
-            joining=joining([policy.deltas, definition.deltas, execution.default_deltas]),
-            transcript=self._transcript_of(place),
-            state=place.state,
+            history=policy_of(definition, call_site.link),
+            delta_coalescing=delta_coalescing([policy.deltas, definition.deltas, execution.default_deltas]),
+            transcript=self._transcript_of(call_site),
+            state=call_site.state,
             record=record,
             traced=traced,
-            told=place.told,
-            hops=(*(self.hops if place.is_for_good else ()), definition.name)[-TRANSFER_WINDOW:],
+            input=call_site.input,
+            hops=(*(self.hops if call_site.is_for_good else ()), definition.name)[-TRANSFER_WINDOW:],
         )
 
-    def _budget_of(self, place: CallSite, depth: int) -> Budget:
-        budget, definition = self.budget, place.agent.definition
-        for limits in (definition.limits, place.link.limits):
+    def _budget_of(self, call_site: CallSite, depth: int) -> Budget:
+        budget, definition = self.budget, call_site.agent.definition
+        for limits in (definition.limits, call_site.link.limits):
             if is_bounded(limits):
                 budget = Budget(limits, owner=f"each call of the agent {definition.name!r}", depth=depth, above=budget)
         return budget
 
-    def _toolset_of(self, place: CallSite) -> Toolset:
-        caller, definition = self.agent.definition, place.agent.definition
+    def _toolset_of(self, call_site: CallSite) -> Toolset:
+        caller, definition = self.agent.definition, call_site.agent.definition
         members = caller.sub_agents if caller.HasField("swarm") else ()
         return toolset(
             definition,
-            place.agent.tool_links,
+            call_site.agent.tool_links,
             self.resolver,
             self.toolset,
-            parent=self.name if place.is_for_good else "",
-            closing=place.closing,
+            parent=self.name if call_site.is_for_good else "",
+            closing=call_site.closing,
             peers={link.agent: link for link in members if link.agent != definition.name},
         )
 
-    def _transcript_of(self, place: CallSite) -> Transcript:
-        name = place.agent.definition.name
-        transcript = Transcript(agent=name, chain=agent_chain(self.transcript.chain, name), above=place.above)
-        if place.is_handed_over:
-            transcript.cut -= 1  # the result of the transfer, which its caller said last
+    def _transcript_of(self, call_site: CallSite) -> Transcript:
+        name = call_site.agent.definition.name
+        transcript = Transcript(agent=name, chain=agent_chain(self.transcript.chain, name), above=call_site.above)
+        if call_site.is_handed_over:
+            # Without the transfer's result, the caller's last entry: its call is then open, and left out as well.
+            transcript.cut -= 1
         return transcript

@@ -1,6 +1,6 @@
-"""A session's values as one lane of a run sees, changes and records them; when is the lane's to say.
+"""Session state as one lane of a run sees and changes it.
 
-A lane sees the values of its fork and its own writes; where lanes end, the later one's writes win.
+A lane sees the values at its fork and its own writes. When lanes are joined, the last lane's writes win.
 """
 
 import json
@@ -26,7 +26,7 @@ from bough_server.session_state_fold import Writes
 
 
 class LaneState:
-    """The values of one lane, as recorded so far. Invocations one after another share one."""
+    """The recorded values of one lane. Invocations that run one after another share one."""
 
     def __init__(self, values: Mapping[str, str], writes: Writes | None = None) -> None:
         self._began = values
@@ -35,36 +35,37 @@ class LaneState:
         """JSON text of each value, by name."""
 
     def fork(self, group: str, number: int) -> "LaneState":
-        """The values of a lane that begins now, in a group of lanes that run at once."""
+        """Return the values of a lane that starts now, in a group of parallel lanes."""
         return LaneState(self.values, self._writes.lane(group, number))
 
     def take(self, changes: Iterable[session_pb2.SessionStateChange]) -> None:
-        """Takes in changes that are recorded."""
+        """Apply changes that are recorded."""
         if made := write_of(changes):
             self._writes.add(made)
             self.values = changed(self.values, [made])
 
     def join(self) -> None:
-        """Takes in what the lanes below it wrote, in their order; whoever ended them, nothing comes after it."""
+        """Apply the writes of the lanes forked from this one, in lane order; also those of cancelled lanes."""
+        # Recomputed from the initial values: lanes may end after an earlier join, and writes apply in lane order.
         if self._writes.has_group_last:
             self.values = changed(self._began, self._writes.in_order())
 
 
 class StateView(MutableMapping[str, Any]):
-    """What code sees of a state: JSON values by name. It gives copies: assign a value to change it.
+    """The session state as code sees it: JSON values by name. Reading returns a copy: assign a value to change it.
 
-    Writes wait here until they are recorded. Raises KeyError for a value that is not there, and RunError BAD_ARGUMENTS
-    for a name or a value that no state can hold.
+    Writes are buffered here until they are recorded. Raises KeyError for a missing value, and RunError BAD_ARGUMENTS
+    for an invalid name or value.
     """
 
     def __init__(self, state: LaneState) -> None:
         self._state = state
         self._pending: dict[str, str | None] = {}
         self._writing = Lock()
-        """A plain function's threads write here, and their bytes are counted."""
+        """Guards the writes and their size: a synchronous tool function writes from its own thread."""
         self._size = 0
         self._sized: Mapping[str, str] | None = None
-        """The recorded values that the size was counted with; None before it is."""
+        """The recorded values with which the size was computed; None if it was not."""
 
     def __getitem__(self, key: str) -> Any:
         text = self._text(key)
@@ -76,18 +77,18 @@ class StateView(MutableMapping[str, Any]):
         try:
             text = value_text(value)
         except (TypeError, ValueError, RecursionError) as error:
-            raise _refused(f"The value {key!r} of the state is nothing that JSON can hold: {error}.") from None
+            raise _refused(f"The value {key!r} of the state cannot be written as JSON: {error}.") from None
         self._keep(key, text)
 
     def keep_text(self, key: str, text: str) -> None:
-        """Keeps a value as the JSON text that it is."""
+        """Set a value given as JSON text. Raises RunError BAD_ARGUMENTS."""
         if not is_value(text):
-            raise _refused(f"The value {key!r} of the state is nothing that JSON can hold: {LIMITS}.")
+            raise _refused(f"The value {key!r} of the state is not JSON that a state can hold: {LIMITS}.")
         self._keep(key, text.strip())
 
     def _keep(self, key: str, text: str) -> None:
         if not isinstance(key, str) or not is_key(key):
-            raise _refused(f"{key!r} cannot name a value of the state: give a text that fits {KEY}.")
+            raise _refused(f"{key!r} cannot name a value of the state: use a string that matches {KEY}.")
         with self._writing:
             size = self._counted() + value_size(key, text) - value_size(key, self._text(key))
             if size > MAX_STATE_BYTES:
@@ -105,10 +106,10 @@ class StateView(MutableMapping[str, Any]):
             if key in self._state.values:
                 self._pending[key] = None
             else:
-                del self._pending[key]  # nobody has heard of it
+                del self._pending[key]  # never recorded: there is nothing to delete in the log
 
     def clear(self) -> None:
-        """Deletes all values."""
+        """Delete all values."""
         for key in self.texts():
             del self[key]
 
@@ -119,12 +120,12 @@ class StateView(MutableMapping[str, Any]):
         return len(self.texts())
 
     def pending(self) -> list[session_pb2.SessionStateChange]:
-        """The writes that wait, each name once, in the order of the first write to it."""
-        # A function whose time was up may still be writing in its thread.
+        """Return the buffered writes, each name once, in the order of the first write to it."""
+        # Copied first: a function that timed out may still be writing in its thread.
         return [session_pb2.SessionStateChange(key=key, value_json=text) for key, text in list(self._pending.items())]
 
     def taken(self) -> list[session_pb2.SessionStateChange]:
-        """The same; they wait no longer."""
+        """Return the buffered writes and clear the buffer."""
         changes = self.pending()
         self._pending.clear()
         self._sized = None
@@ -134,13 +135,14 @@ class StateView(MutableMapping[str, Any]):
         return self._pending[key] if key in self._pending else self._state.values.get(key)
 
     def _counted(self) -> int:
-        """Bytes of the values as they are, counted once for those that are recorded."""
+        """Return the size of the current values in bytes, computed anew only if the recorded ones changed."""
+        # Identity is enough: LaneState replaces its mapping when it changes.
         if self._sized is not self._state.values:
             self._sized, self._size = self._state.values, state_size(self.texts())
         return self._size
 
     def texts(self) -> dict[str, str]:
-        """JSON text of each value, by name."""
+        """Return the JSON text of each value, by name."""
         return {key: text for key, text in {**self._state.values, **self._pending}.items() if text is not None}
 
 

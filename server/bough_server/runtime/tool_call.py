@@ -1,7 +1,7 @@
 """The effect that calls an ordinary tool, for a model or for code: checked, approved, run, recorded.
 
-Its order is: checks, input_requested, input_received, tool_started. A refused call has tool_failed without
-tool_started, and a tool that lives in the client never has tool_started.
+The order is: checks, input_requested, input_received, tool_started. A refused call has tool_failed without
+tool_started, and a client-side tool never has tool_started.
 """
 
 import json
@@ -27,12 +27,13 @@ from bough_server.tools import execution as tool_execution
 from bough_server.tools.arguments import parse_arguments
 from bough_server.truncation import MAX_RESULT_BYTES, MAX_TEXT_BYTES, cut_result
 
-_PIECE_CHARACTERS: Final = 64 * 1024
+_CHUNK_CHARACTERS: Final = 64 * 1024
+"""Longer output is split into several events, so that none exceeds the size limit of an event."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CallContext:
-    """What a tool may know of the call it answers."""
+    """The context of a call that is passed to its tool."""
 
     run_id: str
     session_id: str
@@ -70,12 +71,12 @@ class ToolCallEffect:
         self._call = call
         self._digest = keys.digest("tool", call.name, call.arguments_json)
         self._attempt = 1
-        self._approvals = ToolQuestions(lane, key=key, index=index)
+        self._questions = ToolQuestions(lane, key=key, index=index)
 
     async def result(self, offer: ToolOffer | None) -> message_pb2.ToolResult:
-        """The call's result, from the log or made now; whatever goes wrong is a failed one."""
-        if (gate := self.expected()) is not None:
-            return await self.replayed(gate)
+        """Return the call's result, from the log or made now. Any RunError becomes a failed result."""
+        if (waiter := self.expected()) is not None:
+            return await self.replayed(waiter)
         await self._lane.go_live(self._key)
         try:
             return await self._made(offer)
@@ -88,30 +89,30 @@ class ToolCallEffect:
             if started is not None:
                 return await self._again(started, offer)
             offer = self._admitted(offer)
-            call = await self._approvals.approved(self._call, offer)
+            call = await self._questions.approved(self._call, offer)
         except RunError as refusal:
-            self._release()  # before the refusal is recorded: whoever reads of it may call
+            self._release()  # before the refusal is recorded: code that reacts to it may call again at once
             return self._fail(refusal)
         if offer.tool is not None and offer.tool.is_client_side:
             return await self._in_client(call, offer)
         return await self._run(call, offer, ids.derived_id(self._execution.facts.run_id, self._key))
 
     def _release(self) -> None:
-        """Gives back what the call reserved, where it has not begun."""
+        """Release the call's reservation if it has not started."""
         self._frame.budget.release_tool_call(self._key, self._frame.name, self._call)
 
     def expected(self) -> Waiter[event_pb2.AgentEvent] | None:
-        """Return the gate of its recorded result; None if the log holds none."""
+        """Return the waiter of its recorded result; None if the log holds none."""
         return self._lane.expected(self._key, self._digest)
 
-    async def replayed(self, gate: Waiter[event_pb2.AgentEvent]) -> message_pb2.ToolResult:
-        """Return its result from the log, in its turn."""
-        event = await self._lane.received(self._key, gate)
+    async def replayed(self, waiter: Waiter[event_pb2.AgentEvent]) -> message_pb2.ToolResult:
+        """Wait for its recorded result and return it."""
+        event = await self._lane.received(self._key, waiter)
         self._state.take(event.tool_completed.state_changes)
         return events.tool_result_of(event)
 
     def _admitted(self, offer: ToolOffer | None) -> ToolOffer:
-        """Checks a call before it starts and reserves what it takes. Raises RunError to refuse it."""
+        """Check a call before it starts and reserve its part of the limits. Raises RunError to refuse it."""
         frame, call = self._frame, self._call
         if offer is None:
             raise unknown_tool(call.name, list(frame.toolset.offers))
@@ -123,36 +124,37 @@ class ToolCallEffect:
         made = frame.budget.calls_made(frame.name, call.name)
         if offer.max_calls is not None and made >= offer.max_calls:
             raise RunError(
-                f"The tool {call.name!r} may be called {offer.max_calls} times in a run by {frame.name!r}, "
-                "and has been.",
+                f"The tool {call.name!r} may be called at most {offer.max_calls} times in a run by {frame.name!r}, and "
+                "that limit is reached.",
                 reason=error_pb2.ERROR_REASON_LIMIT_EXCEEDED,
             )
-        if offer.tool is None or not offer.tool.is_client_side:
+        if offer.tool is None or not offer.tool.is_client_side:  # a client-side tool takes no slot of the server
             frame.budget.check_concurrency()
         frame.budget.reserve_tool_call(self._key, frame.name, call)
         return offer
 
     async def _again(self, started: event_pb2.AgentEvent, offer: ToolOffer | None) -> message_pb2.ToolResult:
-        """What becomes of a call that was running when its owner was lost. Raises RunError to refuse it."""
+        """Run, ask about or fail a call that was running when its server was lost. Raises RunError to refuse it."""
         execution, key = self._execution, self._key
         self._attempt = execution.journal.attempts[key]
         if offer is None:
             raise unknown_tool(self._call.name, list(self._frame.toolset.offers))
-        begun = [event for event in execution.journal.of_effect[key] if event.HasField("tool_started")]
-        call = begun[-1].tool_started.call
+        # The last start, not the model's call: an approver may have edited the arguments.
+        starts = [event for event in execution.journal.of_effect[key] if event.HasField("tool_started")]
+        call = starts[-1].tool_started.call
         rule = offer.tool.on_recovery if offer.tool is not None else "retry"
         if rule == "fail":
             raise _lost(call.name)
         if rule == "ask":
-            said = await self._approvals.after_loss(call, offer, attempt=self._attempt)
-            if isinstance(said, message_pb2.ToolResult):
-                return self._end(said, None)
-            call = said
+            answer = await self._questions.after_loss(call, offer, attempt=self._attempt)
+            if isinstance(answer, message_pb2.ToolResult):
+                return self._end(answer, None)
+            call = answer
         self._attempt += 1
         return await self._run(call, offer, self._idempotency_key(started))
 
     def _idempotency_key(self, started: event_pb2.AgentEvent) -> str:
-        """Of the run that first executed it; a fork executes under its own."""
+        """Return the key of the first attempt, so that the tool can detect the repetition; a fork uses its own."""
         if started.sequence <= self._execution.journal.shared_through:
             return ids.derived_id(self._execution.facts.run_id, self._key)
         return started.tool_started.idempotency_key
@@ -169,8 +171,8 @@ class ToolCallEffect:
         return result
 
     async def _in_client(self, call: message_pb2.ToolCall, offer: ToolOffer) -> message_pb2.ToolResult:
-        """Lets the client run it; what it says is the result."""
-        return self._end(await self._approvals.from_client(call, offer, self._digest), None)
+        """Have the client run the call, and record the result that it reports."""
+        return self._end(await self._questions.from_client(call, offer, self._digest), None)
 
     def _end(
         self,
@@ -178,17 +180,19 @@ class ToolCallEffect:
         traced: Traced | None,
         written: Sequence[session_pb2.SessionStateChange] = (),
     ) -> message_pb2.ToolResult:
-        """Records a result, whoever made it."""
+        """Record a result of this server or of the client."""
         result = cut_result(result, MAX_RESULT_BYTES)
         error = RunError.of(result.error) if result.HasField("error") else None
         self._fill(result, error)
         ended = self._frame.record.in_step(self._frame.event(self._key, traced=traced), self._index)
         ended.attempt = self._attempt
+        # A call that ran here has its digest in tool_started; a client's has no other event to carry it.
         if self._key not in self._execution.journal.started and traced is None:
             ended.effect_digest = self._digest
         (ended.tool_failed if error else ended.tool_completed).result.CopyFrom(result)
         if (action := builtin.action_of(result)) is not None:
             ended.tool_completed.action.CopyFrom(action)
+        # Only with a success: the writes of a failed call are dropped, so that a repetition does not apply them twice.
         if written and error is None:
             ended.tool_completed.state_changes.extend(written)
         self._execution.emit(ended)
@@ -196,7 +200,7 @@ class ToolCallEffect:
         return result
 
     async def _run(self, call: message_pb2.ToolCall, offer: ToolOffer, idempotency_key: str) -> message_pb2.ToolResult:
-        async with self._execution.slots.place(self._key, self._frame.budget):
+        async with self._execution.concurrency.place(self._key, self._frame.budget):
             return await self._run_now(call, offer, idempotency_key)
 
     async def _run_now(
@@ -212,7 +216,7 @@ class ToolCallEffect:
         started.tool_started.call.CopyFrom(call)
         started.tool_started.idempotency_key = idempotency_key
         execution.emit(started)
-        await execution.writer.committed()
+        await execution.writer.committed()  # write ahead: after a crash the log must say that the tool may have run
         result = message_pb2.ToolResult(call=call, start_time=started.record_time)
         state = StateView(self._state)
         try:
@@ -222,9 +226,9 @@ class ToolCallEffect:
             result.error.CopyFrom(as_run_error(raised).to_agent_error())
         result.duration.CopyFrom(duration(execution.clock.now_ns() - result.start_time.ToNanoseconds()))
         result = self._end(result, traced, state.taken())
-        said = "".join(part.text or part.data_json for part in result.parts)
+        output = "".join(part.text or part.data_json for part in result.parts)
         error = result.error if result.HasField("error") else None
-        execution.spans.pop(key).end(error=error, input=call.arguments_json, output=said)
+        execution.spans.pop(key).end(error=error, input=call.arguments_json, output=output)
         await execution.writer.committed()
         return result
 
@@ -245,12 +249,12 @@ class ToolCallEffect:
             state=state,
         )
 
-        async def say(text: str) -> None:
-            for start in range(0, len(text), _PIECE_CHARACTERS):
-                await self._output(call.call_id, text[start : start + _PIECE_CHARACTERS])
+        async def emit(text: str) -> None:
+            for start in range(0, len(text), _CHUNK_CHARACTERS):
+                await self._output(call.call_id, text[start : start + _CHUNK_CHARACTERS])
 
         return await tool_execution.execute(
-            offer.tool, arguments_json=call.arguments_json, context=context, emit=say, timeout=offer.timeout
+            offer.tool, arguments_json=call.arguments_json, context=context, emit=emit, timeout=offer.timeout
         )
 
     async def _output(self, call_id: str, text: str) -> None:
@@ -262,8 +266,10 @@ class ToolCallEffect:
                 event.ClearField(field)
             return event
 
-        self._execution.cancelling.refuse_sealed(self._key)
-        if self._writer.delta(DeltaChunk(self._key, events.TOOL_OUTPUT, call_id, text), self._frame.joining, make):
+        self._execution.cancellation.raise_if_cancelled(self._key)
+        if self._writer.delta(
+            DeltaChunk(self._key, events.TOOL_OUTPUT, call_id, text), self._frame.delta_coalescing, make
+        ):
             await self._writer.room()
 
     def _event(self) -> event_pb2.AgentEvent:
@@ -280,7 +286,7 @@ async def call_from_code(lane: Lane, key: str, name: str, arguments: Mapping[str
 
     Raises RunError BAD_ARGUMENTS for arguments that no call can hold; any other refusal is a failed result.
     """
-    frame, tasks = lane.frame, lane.execution.tasks
+    frame, tasks = lane.frame, lane.execution.scheduler
     offer = frame.toolset.offers.get(name)
     # The number of the effect; in lanes of the code, whose effects have the same numbers, after that of the lane.
     call_id = key.removeprefix(f"{frame.scope}/")
@@ -293,7 +299,7 @@ async def call_from_code(lane: Lane, key: str, name: str, arguments: Mapping[str
     task = tasks.spawn(key, effect.result(offer))
     await tasks.join(task)
     if task.cancelled():
-        await tasks.never()  # whoever ended the call ends the lane as well
+        await tasks.never()  # what ended the call ends the lane as well
     return task.result()
 
 
@@ -321,7 +327,7 @@ def _bad(message: str) -> RunError:
 
 
 def unknown_tool(name: str, known: Sequence[str]) -> RunError:
-    """The refusal of a tool that is not offered, in words that a model can act on."""
+    """Return the error of a call to a tool that is not offered, worded so that a model can act on it."""
     offered = f" There are: {', '.join(known)}." if known else " There are no tools."
     if name.startswith("call_"):
         return RunError(
@@ -332,9 +338,9 @@ def unknown_tool(name: str, known: Sequence[str]) -> RunError:
 
 
 def _lost(name: str) -> RunError:
-    """The refusal to run a tool again that was running when its server was lost."""
+    """Return the error of a call that was running when its server was lost and must not run again."""
     return RunError(
-        f"The server was lost while the tool {name!r} ran, and it must not simply be run again: nobody knows whether "
-        "it did its work.",
+        f"The server was lost while the tool {name!r} was running, and its recovery policy forbids running it again: "
+        "it is unknown whether it took effect.",
         reason=error_pb2.ERROR_REASON_TOOL_FAILED,
     )

@@ -1,4 +1,4 @@
-"""The tool calls of one step in parallel, with results in call order; linked agents go to the dispatcher."""
+"""Parallel tool calls of one step, with results in call order; calls of linked agents go to the dispatcher."""
 
 import asyncio
 from collections.abc import Mapping
@@ -19,7 +19,7 @@ from bough_server.tools.arguments import parse_arguments
 from bough_server.tools.builtin import ACTIONS, target_problem
 
 MAX_LANES: Final = 16
-"""How many calls of one step run at once."""
+"""How many calls of one step run in parallel."""
 
 
 class ParallelToolCalls:
@@ -36,12 +36,13 @@ class ParallelToolCalls:
         self._is_parallel = True
 
     def key(self, position: int) -> str:
-        """The effect of a call."""
+        """Return the key of a call."""
         return keys.below(self._lane.scope, f"s{self._index}.t{position}")
 
     async def run(self, *, parallel: bool) -> list[Answered]:
-        """Runs the calls; raises Abort where a sub-agent's failure fails the calling invocation."""
+        """Run the calls and return their answers. Raises Abort if a sub-agent's failure aborts the caller."""
         self._is_parallel = parallel
+        # The common case of a replay, without a task for each call.
         if parallel and len(self._calls) <= MAX_LANES and all(map(self._is_recorded, self._calls)):
             return await self._replayed()
         waiting = iter(self._calls)
@@ -49,7 +50,7 @@ class ParallelToolCalls:
         for position in [next(waiting) for _ in range(lanes)]:
             self._start(position)
         while self._running:
-            await self._execution.tasks.join(*self._running.values(), first=True)
+            await self._execution.scheduler.join(*self._running.values(), first=True)
             for position, task in [(each, task) for each, task in self._running.items() if task.done()]:
                 del self._running[position]
                 if task.cancelled():
@@ -59,28 +60,29 @@ class ParallelToolCalls:
                 if following is not None:
                     self._start(following)
         if len(self._answers) < len(self._calls):
-            await self._execution.tasks.never()  # whoever ended a call ends the step as well
+            await self._execution.scheduler.never()  # a call was cancelled, and the step with it: wait for that
         return [self._answers[position] for position in self._calls]
 
     def _is_recorded(self, position: int) -> bool:
-        """Whether the log hands back the result of a call, which no agent's and no end from outside is."""
+        """True if the replay delivers the result of a call: not of one that ran an agent or was cancelled."""
         journal, key = self._execution.journal, self.key(position)
         recorded = journal.results.get(key)
-        is_handed_back = recorded is not None and not journal.is_cancelled(recorded)
-        return is_handed_back and key not in journal.dispatched and not self._is_of_an_agent(position)
+        is_delivered = recorded is not None and not journal.is_cancelled(recorded)
+        return is_delivered and key not in journal.dispatched and not self._is_of_an_agent(position)
 
     def _is_of_an_agent(self, position: int) -> bool:
         offer = self._frame.toolset.offers.get(self._calls[position].name)
         return offer is not None and offer.link is not None
 
     async def _replayed(self) -> list[Answered]:
-        """Return the results of calls that the log holds all of: none of them needs a task to wait in."""
+        """Return the results of calls that are all in the log; none of them needs its own task."""
         effects = [self._effect(position) for position in self._calls]
-        gates = [effect.expected() for effect in effects]
+        # All are expected before the first is awaited: the log may deliver them in any order.
+        waiters = [effect.expected() for effect in effects]
         return [
-            Answered(result=await effect.replayed(gate))
-            for effect, gate in zip(effects, gates, strict=True)
-            if gate is not None
+            Answered(result=await effect.replayed(waiter))
+            for effect, waiter in zip(effects, waiters, strict=True)
+            if waiter is not None
         ]
 
     def _effect(self, position: int) -> ToolCallEffect:
@@ -94,7 +96,7 @@ class ParallelToolCalls:
         )
 
     def _start(self, position: int) -> None:
-        task = self._execution.tasks.spawn(self.key(position), self._answer(position))
+        task = self._execution.scheduler.spawn(self.key(position), self._answer(position))
         self._running[position] = task
 
     async def _answer(self, position: int) -> Answered:
@@ -108,19 +110,19 @@ class ParallelToolCalls:
                 step_index=self._index,
                 state=self._state(position),
             )
-            ended = await dispatch(self._lane, work, on_failure=partial(self._fail, position))
-            return Answered(result=ended.result, child=ended.transcript)
+            dispatched = await dispatch(self._lane, work, on_failure=partial(self._fail, position))
+            return Answered(result=dispatched.result, child=dispatched.transcript)
         return Answered(result=await self._effect(position).result(offer))
 
     def _state(self, position: int) -> LaneState:
-        """The session's values as a call sees them that begins now: what runs at once does not see each other's."""
+        """Return the session state for a call that starts now; parallel calls do not see each other's writes."""
         state = self._lane.lane_state
         if not self._is_parallel:
             state.join()
         return state.fork(keys.below(self._lane.scope, f"s{self._index}.t"), position)
 
     def _refusal(self, position: int) -> RunError | None:
-        """Why a call is not carried out although it could be: an answer takes one action, the first in order."""
+        """Return the error of an action that follows another in the same answer; only the first valid one is taken."""
         offers, targets = self._frame.toolset.offers, self._frame.toolset.targets
         if self._calls[position].name not in ACTIONS:
             return None
@@ -136,11 +138,11 @@ class ParallelToolCalls:
         return None
 
     async def _fail(self, position: int, failure: RunError) -> None:
-        """Ends the siblings of a call whose failure fails the caller."""
+        """Cancel the siblings of a call whose failure aborts the caller."""
         if failure is not self._frame.abort:
             return
         error = RunError("A sibling failed and aborted the caller.", reason=error_pb2.ERROR_REASON_CANCELLED)
-        await self._execution.cancelling.cancel_siblings(
+        await self._execution.cancellation.cancel_siblings(
             [self.key(sibling) for sibling in sorted(self._running.keys() - {position})],
             caller=self._frame.invocation_id,
             reason=execution_pb2.CANCEL_REASON_ABORT,

@@ -1,4 +1,4 @@
-"""What an invocation may call: tools, linked agents and the final answer."""
+"""Toolset of an invocation: the tools, linked agents and final-answer tool that it may call."""
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
@@ -23,7 +23,7 @@ _MESSAGE_SCHEMA = json.dumps(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ToolOffer:
-    """Something that a model may call. Exactly one of `tool` and `link` is set, or neither for a built-in tool."""
+    """A tool or a linked agent offered to a model: `tool` or `link` is set, or neither for a built-in tool."""
 
     spec: ToolSpec
     tool: Tool | None = None
@@ -34,7 +34,7 @@ class ToolOffer:
 
 
 class Toolset:
-    """The offers of one invocation by name, in the order in which models are told of them."""
+    """The offers of one invocation by name, in the order in which they are sent to models."""
 
     def __init__(
         self,
@@ -47,16 +47,16 @@ class Toolset:
     ) -> None:
         self.offers: Mapping[str, ToolOffer] = {offer.spec.name: offer for offer in offers}
         self.targets = targets
-        """The agents that it may transfer to, each with the link that says how."""
+        """The agents to which it may transfer, each with its link."""
         self.peers = frozenset(peers)
-        """The other members of its swarm: it ends when it hands over to one, and the swarm runs that."""
+        """The other members of its swarm: it ends when it transfers to one, and the swarm runs that member."""
         self.closing = tuple(closing)
-        """The tools whose call ends the agent with what it says."""
+        """The tools that end the agent; the answer is the call's argument."""
         self.must_close = must_close
-        """Whether an answer in words is none: the model has to call until it has called one of those."""
+        """True if a text is no answer: the model must call one of those tools."""
 
     def tool_offers(self) -> list[ToolOffer]:
-        """The ordinary tools: what an agent with `inherit_tools` gets of its caller's."""
+        """Return the ordinary tools, which an agent with `inherit_tools` inherits from its caller."""
         return [offer for offer in self.offers.values() if offer.tool is not None]
 
 
@@ -70,13 +70,13 @@ def toolset(
     peers: Mapping[str, agent_pb2.AgentLink] = MappingProxyType({}),
     closing: Sequence[ToolSpec] = (),
 ) -> Toolset:
-    """The toolset of an invocation: its own tools, its caller's where it inherits them, its linked agents.
+    """Return the toolset of an invocation: its own tools, inherited ones and its linked agents.
 
-    `parent` is the agent that handed over to it; `peers` are the other members of its swarm, of which its own links
-    come first; `closing` are the tools by one of which it has to end, if any.
+    `parent` is the agent that transferred to it; `peers` are the other members of its swarm, over which its own links
+    take precedence; `closing` are the tools of which it must call one to end, if any.
     """
     offers = [_tool_offer(link, None if link.name in builtin.SPECS else resolver.tool(link.name)) for link in links]
-    if inherited is not None and (llm_of(definition).inherit_tools or _hands_on(definition)):
+    if inherited is not None and (llm_of(definition).inherit_tools or _passes_tools_on(definition)):
         own = {offer.spec.name for offer in offers}
         offers.extend(offer for offer in inherited.tool_offers() if offer.spec.name not in own)
     targets = _targets(definition, parent)
@@ -109,8 +109,8 @@ def _asks_a_model(definition: agent_pb2.AgentDefinition) -> bool:
     return definition.HasField("llm") or definition.HasField("supervisor")
 
 
-def _hands_on(definition: agent_pb2.AgentDefinition) -> bool:
-    """Whether an agent asks no model itself, so that its caller's tools are its children's to inherit."""
+def _passes_tools_on(definition: agent_pb2.AgentDefinition) -> bool:
+    """True if an agent calls no model itself: it takes its caller's tools so that its children can inherit them."""
     return definition.WhichOneof("kind") not in (None, "function", "llm", "supervisor")
 
 

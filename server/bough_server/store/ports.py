@@ -1,4 +1,4 @@
-"""Ports of the store: event log, run index, sessions, catalog; and the values that accept a run or a fork."""
+"""Ports of the store: event log, run index, sessions, catalog; and the values that create a run or a fork."""
 
 from collections.abc import AsyncIterator, Awaitable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -9,7 +9,10 @@ from bough.v1 import agent_pb2, event_pb2, execution_pb2, message_pb2, run_pb2, 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Principal:
-    """Who calls: the tenant that owns what is made, and its user. Both come from the token, never from a request."""
+    """The caller: a user and the tenant that owns everything the call creates.
+
+    Both come from the token, never from a request.
+    """
 
     tenant_id: str
     user_id: str
@@ -17,7 +20,7 @@ class Principal:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Record:
-    """An event on its way into a log. `data` is its serialized form without run_id and session_id."""
+    """An event to append to a log. `data` is its serialized form without run_id and session_id."""
 
     sequence: int
     kind: int
@@ -26,10 +29,9 @@ class Record:
 
 
 class StoredEvent(NamedTuple):
-    """A committed event: what the log keeps. `data` leaves out run_id and session_id (see events.stamp).
+    """A committed event. `data` is its serialized form without run_id and session_id (see events.stamp)."""
 
-    A tuple, because a long log is read a hundred thousand at a time.
-    """
+    # A tuple rather than a dataclass: readers of a long log build a hundred thousand of them at a time.
 
     sequence: int
     kind: int
@@ -38,49 +40,49 @@ class StoredEvent(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunRecord:
-    """A run's row: its address, its owner and the resource as a client sees it."""
+    """A run's row: its principal, its owner, and the resource that clients see."""
 
     run: run_pb2.Run
     principal: Principal
     epoch: int
     request_digest: str
     owner: str = ""
-    """The worker that has executed it last; whether it still does is the Lease's to say."""
+    """The worker that executed it last; see Lease for whether that worker is alive."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NewRun:
-    """A run to be accepted, with everything that is written in the one transaction of its run_started."""
+    """A run to create, with everything that is written in the transaction of its run_started."""
 
     run_id: str
     principal: Principal
     session_id: str
     new_session: bool
     session_cut: int
-    """The session's last position that run_started names; refused with SessionMoved where it is another by now."""
+    """The session's last position, as run_started names it; SessionMoved is raised if it has changed since."""
     state_json: str = ""
-    """The session's state that run_started names; the same holds of it."""
+    """The session state, as run_started names it; SessionMoved is raised if it has changed since."""
     create_session: bool = False
-    """Whether the session is made if the tenant has none of this id; then `session_cut` is 0 and the state is empty."""
+    """True to create the session if the tenant has none with this id; then `session_cut` is 0 and the state empty."""
     request_id: str
     request_digest: str
     create_time_ns: int
     first: Record
     definitions: Mapping[str, agent_pb2.AgentDefinition] = field(default_factory=dict)
-    """The definitions that run_started names, by revision; each revision is kept once."""
+    """The definitions that run_started names, by revision; each revision is stored once."""
     owner: str = ""
-    """The worker that executes it from the start."""
+    """The worker that starts it."""
     queued: Record | None = None
-    """The second event, run_queued, of a run that waits for its session: then `session_cut` is 0, the state is empty,
-    and neither is checked."""
+    """The second event, run_queued, if the run waits for its session. Then `session_cut` is 0, the state is empty, and
+    neither is checked."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NewFork:
-    """A fork to be accepted, with everything that is written in its one transaction.
+    """A fork to create, with everything that is written in its transaction.
 
-    Its log begins with the origin's events up to `origin_sequence`, byte for byte; `records` are its own first, from
-    run_forked. Its session is a new one, with the messages that the origin's run could see or had said by then.
+    Its log begins with a byte-for-byte copy of the origin's events up to `origin_sequence`; `records` follow them,
+    run_forked first. It gets a new session, with the messages that the origin's run could see or had added by then.
     """
 
     run_id: str
@@ -93,20 +95,20 @@ class NewFork:
     create_time_ns: int
     records: Sequence[Record]
     definitions: Mapping[str, agent_pb2.AgentDefinition] = field(default_factory=dict)
-    """Those that run_forked names, by revision; those of the origin are kept for the fork as well."""
+    """The definitions that run_forked names, by revision; the fork also keeps those of the origin."""
     owner: str = ""
 
 
 class SessionMoved(Exception):
-    """The session has other messages or another state than the NewRun says: read it again and try again."""
+    """The session's messages or state differ from those in the NewRun: read the session again and retry."""
 
 
 class RunMoved(Exception):
-    """A run's log or owner is another by now than the caller read: read it again and try again."""
+    """A run's log or owner has changed since the caller read it: read the run again and retry."""
 
 
 class RequestIdTaken(Exception):
-    """The user used this request id before; says for which run and with which content."""
+    """The user has used this request id before: for the run `run_id`, with content of this digest."""
 
     def __init__(self, run_id: str, request_digest: str) -> None:
         super().__init__(run_id)
@@ -114,80 +116,88 @@ class RequestIdTaken(Exception):
 
 
 class EventLog(Protocol):
-    """The logs of runs: append-only, numbered from 1 without gaps, read by any number of readers."""
+    """The logs of runs: append-only, numbered from 1 without gaps, with any number of readers."""
 
     async def create(self, new_run: NewRun) -> None:
-        """Accepts a run at epoch 1: its row, its session (made or held), its request id, its first event; or nothing.
+        """Create a run at epoch 1 in one transaction: its row, request id and first events, and hold its session.
 
-        Raises SessionBusy (the session has a run that has not ended, or, for a queued run, none or too many),
-        SessionMoved, RequestIdTaken, NotFound (the session is not the tenant's) and StorageFailed.
+        Raises SessionBusy if the session is held by a run that has not ended or, for a queued run, if no run holds it
+        or its queue is full; NotFound if the tenant has no such session; SessionMoved, RequestIdTaken and
+        StorageFailed.
         """
         ...
 
     async def fork(self, new_fork: NewFork) -> None:
-        """Accepts a fork at epoch 1: its row, session, messages and log up to its own first events; or nothing.
+        """Create a fork at epoch 1 in one transaction: its row, session, messages, and log up to its first own events.
 
-        Nothing of the shared beginning is charged again. Raises NotFound (the origin is not the tenant's, or its log is
-        shorter), RequestIdTaken and StorageFailed.
+        Usage in the shared beginning is not charged again. Raises NotFound if the tenant has no such origin or the
+        origin's log is shorter, RequestIdTaken and StorageFailed.
         """
         ...
 
     def append(self, run_id: str, *, epoch: int, records: Sequence[Record]) -> Awaitable[None]:
-        """Appends to a run's log if its last sequence is the one before the first record's and the epoch is the run's.
+        """Append to a run's log if the records continue it without a gap and `epoch` is the run's.
 
-        Returns at once; the awaitable is done when the records are on disk with all that is derived from them. Appends
-        of one run are committed in the order of the calls, one atomically each; many runs share a transaction. After a
-        failed append every later one of that run fails too. Raises Fenced, or StorageFailed after bounded retries.
+        Returns at once; the awaitable is done when the records and everything derived from them are on disk. Appends
+        of a run are committed in the order of the calls, each atomically; many runs share a transaction. After a failed
+        append every later one of that run under that epoch fails too. Raises Fenced, or StorageFailed after bounded
+        retries.
         """
         ...
 
     def pending_bytes(self) -> int:
-        """Bytes of events of all runs that wait for their commit; producers of deltas wait while it is high."""
+        """Return the bytes of all runs' uncommitted events; producers of deltas pause while there are many."""
         ...
 
     async def take_over(self, run_id: str, *, epoch: int, owner: str, records: Sequence[Record]) -> None:
-        """Makes `owner` the run's owner under an epoch, and appends its first records, in one compare-and-set.
+        """Make `owner` the run's owner under `epoch` and append its first records, in one compare-and-set.
 
-        The log must end before the first record and the run's epoch must be the one before `epoch`. From then on
-        another owner's append is refused. Without records, the epoch alone is raised. Raises RunMoved, Fenced where the
-        run has ended, and StorageFailed.
+        The log must end right before the first record, and the run's epoch must be `epoch` - 1. From then on appends of
+        another owner are refused. Without records only owner and epoch change. Raises RunMoved, Fenced if the run has
+        ended, and StorageFailed.
         """
         ...
 
     async def read(
         self, run_id: str, *, after: int = 0, through: int | None = None, deltas: bool = True
     ) -> Sequence[StoredEvent]:
-        """A page of committed events after a sequence: up to 256 events or 1 MiB, at least one where there is one.
+        """Return a page of committed events after a sequence: up to 256 events or 1 MiB, at least one if there is one.
 
-        Without deltas, events of events.DELTA_KINDS are left out. A page is of one moment and without gaps; it is empty
-        only where the log has nothing of what is asked. Raises NotFound where the run has been deleted.
+        Without deltas, events of events.DELTA_KINDS are left out. A page is a consistent read, without gaps; it is
+        empty only if the log has no such event. Raises NotFound if the run has been deleted.
         """
         ...
 
     def tail(self, run_id: str, *, after: int = 0) -> AsyncIterator[Sequence[StoredEvent]]:
-        """Committed events after a sequence, page by page, as they come, until the run's terminal event was given.
+        """Yield pages of committed events after a sequence as they are committed, up to the run's terminal event.
 
-        Any number of readers, on live and on ended runs; a slow one costs nothing: it reads the disk behind a bounded
-        window. A page never waits for more events than there are.
+        Works on live and on ended runs, for any number of readers. A slow reader holds up nothing: once it falls behind
+        the events in memory it reads from disk. A page is yielded as soon as it has one event.
         """
         ...
 
     async def last_sequence(self, run_id: str) -> int:
-        """The last committed sequence."""
+        """Return the last committed sequence. Raises NotFound."""
         ...
 
-    def hold_up(self, run_id: str, error: Exception) -> None:
-        """Ends every tail of a run with an error, after what is committed, until its log grows or is taken over."""
+    def fail_readers(self, run_id: str, error: Exception) -> None:
+        """End every tail of a run with an error once it has read all committed events.
+
+        Tails that start later end the same way, until the log grows or the run is taken over.
+        """
         ...
 
-    def dismiss(self) -> None:
-        """Ends every tail with ServerStopping, after what is committed: the server stops."""
+    def close_readers(self) -> None:
+        """End every tail with ServerStopping once it has read all committed events; for a server that stops."""
         ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunFilter:
-    """Which runs to list; what is empty filters nothing. Times are nanoseconds since the epoch, the end exclusive."""
+    """Conditions on the runs to list; an empty field is no condition.
+
+    Times are nanoseconds since the Unix epoch; `create_time_before_ns` is exclusive.
+    """
 
     session_id: str = ""
     agent: str = ""
@@ -199,71 +209,76 @@ class RunFilter:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Page:
-    """Which page of a list: its size (already bounded) and the opaque token of the page before, empty for the first."""
+    """A page of a list: its size (already bounded) and the opaque token from the page before; default: the first."""
 
     size: int
     token: str = ""
 
 
 class RunIndex(Protocol):
-    """Runs as rows: written in the transactions of their events, by the log."""
+    """Rows of runs; EventLog writes them, in the transactions of the events that change them."""
 
     async def get(self, principal: Principal, run_id: str) -> RunRecord:
-        """One run of the principal's tenant. Raises NotFound."""
+        """Return a run of the principal's tenant. Raises NotFound."""
         ...
 
     async def find(self, run_id: str) -> RunRecord | None:
-        """A run of any tenant, for whoever executes it; None where there is none."""
+        """Return a run of any tenant, for workers, or None."""
         ...
 
     async def find_request(self, principal: Principal, request_id: str) -> RunRecord | None:
-        """The run that the principal's user started with a request id, or None."""
+        """Return the run that the principal's user started with a request id, or None."""
         ...
 
     async def list(self, principal: Principal, run_filter: RunFilter, page: Page) -> tuple[Sequence[run_pb2.Run], str]:
-        """A page of runs, the newest first, and the next page's token. Raises InvalidRequest for a foreign token."""
+        """Return a page of runs, newest first, and the token of the next page, empty after the last.
+
+        Raises InvalidRequest for a token that is not from this list with these filters.
+        """
         ...
 
     async def open_runs(self) -> Sequence[RunRecord]:
-        """Every run of every tenant that has not ended, the oldest first, those that wait for input among them."""
+        """Return every run of every tenant that has not ended, oldest first, including those that wait for input."""
         ...
 
     async def holder(self, principal: Principal, session_id: str) -> RunRecord | None:
-        """The run that holds a session of the principal's tenant; None where none does.
+        """Return the run that holds a session of the principal's tenant, or None.
 
-        Of queued runs the oldest comes to hold it as soon as the holder has ended.
+        When a holder ends, the oldest queued run becomes the holder in the same transaction.
         """
         ...
 
     async def next_expiry(self, *, but: Collection[str] = ()) -> tuple[int, str] | None:
-        """When the first open request of a run that waits for input expires, in nanoseconds since the epoch, and the
-        run, `but` these runs; None where none ever does."""
+        """Return the earliest expiry of an open request of a run that waits for input, and that run, or None.
+
+        The time is in nanoseconds since the Unix epoch. The runs in `but` are left out.
+        """
         ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredMessage:
-    """A session's message, with whose invocation it is of."""
+    """A message of a session, with the run and the agent invocation that it belongs to."""
 
     message: message_pb2.Message
     run_id: str
     agent: str
-    """The agent whose invocation the message is of: of a SUB_AGENT_USER message, the sub-agent that was told."""
+    """The agent whose invocation it belongs to; of a SUB_AGENT_USER message, the sub-agent that received it."""
     chain: str
-    """Hash of the names from the root to that agent; see history."""
+    """Hash of the agents' names from the root to that agent; see projection.agent_chain."""
 
 
 class SessionCut(NamedTuple):
-    """Where a session stands: what a run that begins now finds."""
+    """The point in a session at which a run starts."""
 
     position: int
-    """Of its last message; 0 for none."""
+    """Position of the last message; 0 if there is none."""
     state_json: str
-    """The values that its runs share, as one JSON object; empty for none."""
+    """The session state as a JSON object; empty if it has no values."""
 
 
 class Sessions(Protocol):
-    """Conversations, their messages and the values that their runs share."""
+    """Sessions, with their messages and their session state."""
 
     async def create(
         self,
@@ -275,7 +290,7 @@ class Sessions(Protocol):
         request_id: str = "",
         request_digest: str = "",
     ) -> session_pb2.Session:
-        """Make an empty session, or return the one that the same request made before.
+        """Create an empty session, or return the one that the same request created before.
 
         Raises SessionExists if the tenant has a session of this id, RequestIdReused if the user has used the request id
         with another digest, and StorageFailed.
@@ -283,13 +298,13 @@ class Sessions(Protocol):
         ...
 
     async def get(self, principal: Principal, session_id: str) -> session_pb2.Session:
-        """One session of the principal's tenant. Raises NotFound."""
+        """Return a session of the principal's tenant. Raises NotFound."""
         ...
 
     async def list(
         self, principal: Principal, *, labels: Mapping[str, str], page: Page
     ) -> tuple[Sequence[session_pb2.Session], str]:
-        """A page of sessions, the newest first."""
+        """Return a page of the tenant's sessions that have these labels, newest first, and the next page's token."""
         ...
 
     async def set_labels(self, principal: Principal, session_id: str, labels: Mapping[str, str]) -> session_pb2.Session:
@@ -297,49 +312,55 @@ class Sessions(Protocol):
         ...
 
     async def delete(self, principal: Principal, session_id: str) -> None:
-        """Deletes a session with its runs, logs and messages; usage entries stay. Raises NotFound, SessionBusy."""
+        """Delete a session with its runs, logs and messages; usage entries are kept.
+
+        Raises NotFound, and SessionBusy while a run holds the session.
+        """
         ...
 
     async def cut(self, principal: Principal, session_id: str) -> SessionCut:
-        """Where the session stands, of one moment. Raises NotFound."""
+        """Return the session's last position and its state, in one consistent read. Raises NotFound."""
         ...
 
     async def update_state(
         self, principal: Principal, session_id: str, changes: Sequence[session_pb2.SessionStateChange]
     ) -> str:
-        """Changes the values that runs share, all or none of them, and gives the state as SessionCut has it.
+        """Apply all changes to the session state, or none, and return the new state in the form of SessionCut.
 
-        The names and values are checked already. Raises NotFound, SessionBusy while a run holds the session, and
-        InvalidRequest where the state would be too large.
+        Names and values must have been checked. Raises NotFound, SessionBusy while a run holds the session, and
+        InvalidRequest if the state would be too large.
         """
         ...
 
     async def messages(self, principal: Principal, session_id: str, *, through: int) -> Sequence[StoredMessage]:
-        """All messages of a session of the principal's tenant up to a position, in order."""
+        """Return the messages of a session of the principal's tenant up to a position, in order."""
         ...
 
     async def list_messages(
         self, principal: Principal, session_id: str, page: Page
     ) -> tuple[Sequence[message_pb2.Message], str]:
-        """A page of messages, newest first, each with the run_id of the run that recorded it."""
+        """Return a page of messages, newest first, each with the id of the run that recorded it, and the next token.
+
+        Raises NotFound.
+        """
         ...
 
 
 class Catalog(Protocol):
-    """Definitions by revision, as long as a run names them."""
+    """Agent definitions by revision; a revision is kept as long as a run names it."""
 
     async def get(self, revision: str) -> agent_pb2.AgentDefinition | None:
-        """The definition of a revision, or None."""
+        """Return the definition with a revision, or None."""
         ...
 
     async def get_of(self, tenant_id: str, revision: str) -> agent_pb2.AgentDefinition | None:
-        """The same for who asks as a caller: None too where no run of the tenant names it."""
+        """Return the definition with a revision if a run of the tenant names it, or None; for callers."""
         ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UsageEntry:
-    """One line of the ledger: what one attempt of a model call used."""
+    """A line of the ledger: the usage of one attempt of a model call."""
 
     run_id: str
     sequence: int
@@ -354,8 +375,8 @@ class UsageEntry:
 
 
 class UsageLedger(Protocol):
-    """Usage entries: one for each attempt of a model call that reported usage, keyed by the event that carries it."""
+    """Usage entries: one for each attempt of a model call that reported usage, keyed by the event that holds it."""
 
     async def of_run(self, run_id: str) -> Sequence[UsageEntry]:
-        """A run's entries, by sequence."""
+        """Return a run's entries, ordered by sequence."""
         ...

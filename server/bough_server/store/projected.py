@@ -1,4 +1,4 @@
-"""What a projection adds to the rows beside a log, as values."""
+"""Results of projecting events: the values to write to the tables derived from a log."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ from bough_server.store.ports import StoredMessage, UsageEntry
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogAddress:
-    """What a log is of: fixed when its run is accepted, and in no event."""
+    """Run, tenant, user and session of a log; fixed when the run is created, and recorded in no event."""
 
     run_id: str
     tenant_id: str
@@ -20,7 +20,7 @@ class LogAddress:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunStart:
-    """What the run's row takes from its first event, and a fork's from its run_forked as well."""
+    """Columns of a run's row that come from its first event and, for a fork, from run_forked."""
 
     agent: str
     labels: dict[str, str]
@@ -31,13 +31,13 @@ class RunStart:
     request_digest: str
     revisions: tuple[str, ...]
     origin_run_id: str = ""
-    """Of a fork: the run whose log it begins with."""
+    """For a fork: the run whose log it begins with."""
     origin_sequence: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunEnd:
-    """What the run's row takes from its last event; both messages are serialized, and `error` is None for none."""
+    """Columns of a run's row that come from its terminal event; `error` and `tree_usage` are serialized messages."""
 
     state: int
     end_time_ns: int
@@ -47,22 +47,23 @@ class RunEnd:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Projected:
-    """What some events of a run add to what is kept beside them."""
+    """Changes to the derived tables that some events of a run cause."""
 
     start: RunStart | None
     messages: Sequence[StoredMessage]
     usage: Sequence[UsageEntry]
     end: RunEnd | None
-    standing: RunState | None = None
-    """Where the run stands, where that has changed and the end does not say it."""
+    run_state: RunState | None = None
+    """The run's new state; None if it has not changed or `end` says it."""
     state_json: str | None = None
-    """The session's state, empty for none; None where the events leave it as it is."""
+    """The new session state, empty if it has no values; None if the events do not change it."""
     tree_usage: bytes | None = None
-    """What the tree has used so far, a serialized Usage; None if the events add nothing to it."""
+    """The tree's usage so far, a serialized Usage; None if the events do not change it."""
     begin_time_ns: int | None = None
-    """When the run was given the session that it has waited for, if the events say that."""
+    """When the run left the queue of its session; None if it did not within these events."""
     shared: Sequence[StoredMessage] = ()
-    """Of a fork: what its run has said before it was one. The fork's session has them already when it is accepted."""
+    """For a fork: the run's messages from before the fork point. Creating a fork copies them to its session, so only a
+    rebuild writes them."""
 
 
 NOTHING: Final = Projected(start=None, messages=(), usage=(), end=None)

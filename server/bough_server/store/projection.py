@@ -1,6 +1,6 @@
 """Project events to messages, usage and the row of their run, also for a forked log.
 
-A message is stored if its event gave it a kind; nothing is decided here.
+A message is stored in the session if its event gave it a kind; that decision is made before it is recorded.
 """
 
 import hashlib
@@ -36,19 +36,19 @@ _WORD: Final = re.compile(r"\S+")
 
 
 def agent_chain(parent: str, name: str) -> str:
-    """SHA-256 hex over the agents' names from the root down to `name`; the parent's chain is empty at the root."""
+    """Return a SHA-256 hex digest of the agents' names from the root down to `name`; at the root, `parent` is empty."""
     return hashlib.sha256((f"{parent}/{name}" if parent else name).encode()).hexdigest()
 
 
 class RunFold:
-    """The fold of one run's log: give it every event that is no delta, once and in order."""
+    """The fold of one run's log. Apply every event except deltas, once and in order."""
 
     def __init__(self, address: LogAddress) -> None:
         self._address = address
         self._message_root = ""
-        """What ids of messages are derived from that no event has."""
+        """The root of the ids of tool messages, which no event holds; see ids.message_id."""
         self._position = self._shared_position = self._session_cut = 0
-        self._standing = RunStateFold()
+        self._run_state = RunStateFold()
         self._used = UsageSoFar()
         self._state = StateFold()
         self._is_state_new = False
@@ -63,29 +63,29 @@ class RunFold:
         self._messages: list[StoredMessage] = []
         self._shared: list[StoredMessage] = []
         self._results: list[tuple[StoredMessage, str]] = []
-        """Of the messages, those that results of tools made, with the keys of their effects."""
+        """The messages made from tool results, with their effect keys."""
         self._usage: list[UsageEntry] = []
 
     @property
     def session_cut(self) -> int:
-        """The position of the last message that the run found in its session."""
+        """Position of the session's last message when the run started."""
         return self._session_cut
 
     @property
     def shared_position(self) -> int:
-        """Of a fork: the position of the last message that its session shares with its origin's."""
+        """For a fork: position of the last message that its session shares with its origin's."""
         return self._shared_position
 
     @property
     def state_json(self) -> str:
-        """The session's state as the run has left it so far; empty for none."""
+        """The session state after the events so far; empty if it has no values."""
         return json_of(self._state.values)
 
     def project(self, records: Iterable[Record]) -> Projected:
-        """What these events add; NOTHING, without looking, for deltas.
+        """Return the changes that these events cause; NOTHING for deltas, which are not looked at.
 
-        A run_queued comes with the run_started before it, and a run_forked with all that it is a fork of: what those
-        would have added is taken back.
+        A run_queued must come in one call with the run_started before it, and a run_forked with all events that the
+        fork shares: each removes changes that those events would have caused.
         """
         is_quiet = True
         for record in records:
@@ -99,16 +99,16 @@ class RunFold:
         return NOTHING if is_quiet else self._projected()
 
     def _projected(self) -> Projected:
-        standing, used = self._standing.change(), self._used.change()
-        is_said = self._messages or self._usage or self._start or self._end or self._is_state_new
-        if not (is_said or standing or used is not None):
+        run_state, used = self._run_state.change(), self._used.change()
+        has_changes = self._messages or self._usage or self._start or self._end or self._is_state_new
+        if not (has_changes or run_state or used is not None):
             return NOTHING
         projected = Projected(
             start=self._start,
             messages=self._messages,
             usage=self._usage,
             end=self._end,
-            standing=standing,
+            run_state=run_state,
             state_json=self.state_json if self._is_state_new else None,
             tree_usage=used,
             begin_time_ns=self._begin_time_ns,
@@ -125,7 +125,7 @@ class RunFold:
         self._position = self._session_cut = started.session_cut
         self._state.take(event)
         self._chains[event.invocation_id] = (started.agent, agent_chain("", started.agent))
-        self._standing.begin(event)
+        self._run_state.begin(event)
         self._start = self._begun = RunStart(
             agent=started.agent,
             labels=dict(started.labels),
@@ -139,41 +139,42 @@ class RunFold:
         self._store(event, started.input)
 
     def _run_queued(self, event: event_pb2.AgentEvent) -> None:
-        """Takes back the user's message: it has no place until the run has its session."""
-        self._standing.take(event)
+        """Hold the user's message back: it has no position until the run leaves the queue."""
+        self._run_state.take(event)
         self._waiting = self._messages.pop() if self._messages else None
         self._position = self._session_cut = 0
 
     def _run_dequeued(self, event: event_pb2.AgentEvent) -> None:
-        self._standing.take(event)
+        self._run_state.take(event)
         self._position = self._session_cut = event.run_dequeued.session_cut
         self._begin_time_ns = event.record_time.ToNanoseconds()
         self._state.take(event)
-        self._place_waiting()
+        self._store_waiting()
 
     def _run_forked(self, event: event_pb2.AgentEvent) -> None:
-        """Leaves to the origin what its part of the log adds; the messages of the run so far are the fork's as well."""
+        """Drop the usage of the shared events, which the origin is charged for; share the run's messages so far."""
         forked = event.run_forked
         assert self._begun is not None, "a log begins with run_started"
-        self._standing.take(event)
+        self._run_state.take(event)
         is_fork_of_a_fork = bool(self._begun.origin_run_id)
-        self._start = self._begun = of_fork(self._begun, forked)
-        if is_fork_of_a_fork:  # whose own messages are named after it: which run it is, is said only here
+        self._start = self._begun = _fork_start(self._begun, forked)
+        # Tool messages since the earlier fork have ids derived from that fork's run id, which only this event names.
+        if is_fork_of_a_fork:
             for stored, effect_key in self._results:
                 stored.message.message_id = ids.message_id(forked.origin.run_id, effect_key, "TOOL")
         self._shared += self._messages
         if forked.changes.HasField("input") and self._shared:
-            self._waiting = said_instead(self._shared[0], forked.changes.input, event.record_time)
+            self._waiting = _with_content(self._shared[0], forked.changes.input, event.record_time)
             self._position = self._shared[0].message.position - 1
             self._shared = []
         self._messages, self._usage, self._results, self._begin_time_ns = [], [], [], None
-        self._message_root = self._address.run_id
+        self._message_root = self._address.run_id  # from here on ids must differ from those of the origin
         self._shared_position = self._position
         self._is_state_new = bool(self._state.values)
-        self._place_waiting()
+        self._store_waiting()
 
-    def _stand(self, event: event_pb2.AgentEvent) -> None:
-        self._standing.take(event)
+    def _apply_run_state(self, event: event_pb2.AgentEvent) -> None:
+        self._run_state.take(event)
 
     def _sub_agent_started(self, event: event_pb2.AgentEvent) -> None:
         _, above = self._chains.get(event.parent_invocation_id, ("", ""))
@@ -182,12 +183,12 @@ class RunFold:
 
     def _sub_agent_completed(self, event: event_pb2.AgentEvent) -> None:
         self._store(event, event.sub_agent_completed.output)
-        self._asks_no_more(event)
+        self._close_requests(event)
 
-    def _asks_no_more(self, event: event_pb2.AgentEvent) -> None:
-        """Closes what is asked by who ends; in most runs nobody asks anything."""
-        if self._standing.asks:
-            self._standing.take(event)
+    def _close_requests(self, event: event_pb2.AgentEvent) -> None:
+        """Close the open requests of an invocation or a call that has ended."""
+        if self._run_state.asks:  # most runs have no open request: skip the fold
+            self._run_state.take(event)
 
     def _llm_started(self, event: event_pb2.AgentEvent) -> None:
         self._models[event.effect_key] = event.llm_started.model
@@ -217,7 +218,7 @@ class RunFold:
 
     def _tool_completed(self, event: event_pb2.AgentEvent) -> None:
         self._answer(event, event.tool_completed.result)
-        self._asks_no_more(event)
+        self._close_requests(event)
         if event.tool_completed.state_changes:
             self._change_state(event)
 
@@ -226,7 +227,7 @@ class RunFold:
 
     def _tool_failed(self, event: event_pb2.AgentEvent) -> None:
         self._answer(event, event.tool_failed.result)
-        self._asks_no_more(event)
+        self._close_requests(event)
 
     def _run_completed(self, event: event_pb2.AgentEvent) -> None:
         self._store(event, event.run_completed.final_answer)
@@ -252,7 +253,10 @@ class RunFold:
         )
 
     def _answer(self, event: event_pb2.AgentEvent, result: message_pb2.ToolResult) -> None:
-        """Stores an ordinary tool's result where the message that called for it is stored."""
+        """Store a tool's result as a message if the message with its call is stored.
+
+        Results of agents are left out: the session holds the agents' own messages.
+        """
         call = (event.invocation_id, result.call.call_id)
         if result.child_invocation_id or not event.effect_key or call not in self._stored_calls:
             return
@@ -281,8 +285,8 @@ class RunFold:
         self._messages.append(StoredMessage(message=stored, run_id=self._address.run_id, agent=agent, chain=chain))
         return True
 
-    def _place_waiting(self) -> None:
-        """Gives the message that waited for it the next place."""
+    def _store_waiting(self) -> None:
+        """Store the message that was held back, at the next position."""
         if self._waiting is not None:
             self._position += 1
             message = message_pb2.Message()
@@ -315,14 +319,14 @@ _FOLDS: Final = {
     events.RUN_QUEUED: RunFold._run_queued,
     events.RUN_DEQUEUED: RunFold._run_dequeued,
     events.RUN_FORKED: RunFold._run_forked,
-    events.RUN_RESUMED: RunFold._stand,
-    events.RUN_INTERRUPTED: RunFold._stand,
-    events.CANCEL_REQUESTED: RunFold._stand,
-    events.INPUT_REQUESTED: RunFold._stand,
-    events.INPUT_RECEIVED: RunFold._stand,
+    events.RUN_RESUMED: RunFold._apply_run_state,
+    events.RUN_INTERRUPTED: RunFold._apply_run_state,
+    events.CANCEL_REQUESTED: RunFold._apply_run_state,
+    events.INPUT_REQUESTED: RunFold._apply_run_state,
+    events.INPUT_RECEIVED: RunFold._apply_run_state,
     events.SUB_AGENT_STARTED: RunFold._sub_agent_started,
     events.SUB_AGENT_COMPLETED: RunFold._sub_agent_completed,
-    events.SUB_AGENT_FAILED: RunFold._asks_no_more,
+    events.SUB_AGENT_FAILED: RunFold._close_requests,
     events.LLM_STARTED: RunFold._llm_started,
     events.LLM_RETRYING: RunFold._llm_retrying,
     events.LLM_COMPLETED: RunFold._llm_completed,
@@ -337,14 +341,14 @@ _FOLDS: Final = {
 }
 
 
-def excerpt_of(said: message_pb2.Message) -> str:
-    """The beginning of a message's text, with one space for each run of white space."""
-    words = (found.group()[:MAX_EXCERPT] for part in said.parts for found in _WORD.finditer(part.text))
+def excerpt_of(message: message_pb2.Message) -> str:
+    """Return the first MAX_EXCERPT characters of a message's text, with whitespace collapsed to single spaces."""
+    words = (found.group()[:MAX_EXCERPT] for part in message.parts for found in _WORD.finditer(part.text))
     return " ".join(islice(words, MAX_EXCERPT))[:MAX_EXCERPT].rstrip()
 
 
-def of_fork(origin: RunStart, forked: event_pb2.RunForked) -> RunStart:
-    """What a fork's row takes from its beginning: its origin's, but for what it says itself."""
+def _fork_start(origin: RunStart, forked: event_pb2.RunForked) -> RunStart:
+    """Return a fork's row values: those of its origin, except for what run_forked changes."""
     revisions = (*origin.revisions, *(named.revision for named in forked.definition_refs))
     return replace(
         origin,
@@ -358,8 +362,8 @@ def of_fork(origin: RunStart, forked: event_pb2.RunForked) -> RunStart:
     )
 
 
-def said_instead(said: StoredMessage, instead: message_pb2.Message, time: Timestamp) -> StoredMessage:
-    """The user's message with other content, which is another message: whose it is and what it is of stay."""
+def _with_content(said: StoredMessage, instead: message_pb2.Message, time: Timestamp) -> StoredMessage:
+    """Return a copy of the user's message with other content, id and time; run, agent and position stay."""
     message = message_pb2.Message()
     message.CopyFrom(said.message)
     message.ClearField("parts")

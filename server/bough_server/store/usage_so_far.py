@@ -1,4 +1,4 @@
-"""What a run has used so far: a sum that grows with its events, each of which costs the same."""
+"""Usage of a run so far, as a sum that each event updates in constant time."""
 
 from collections.abc import Callable, Mapping
 from typing import Final
@@ -9,7 +9,7 @@ from bough_server.usage import ONE_TOOL_CALL, Sums
 
 
 class UsageSoFar:
-    """The fold of what model calls and tools have used, counted as the tree of the run counts it."""
+    """Fold of the usage of model calls and tools, by the same rules as the agent tree."""
 
     def __init__(self) -> None:
         self._sums = Sums()
@@ -20,11 +20,11 @@ class UsageSoFar:
         self._is_changed = False
 
     def take(self, event: event_pb2.AgentEvent, kind: int) -> None:
-        """Takes in an event of one of the kinds in COUNTED."""
+        """Apply an event; its kind must be in COUNTED."""
         COUNTED[kind](self, event)
 
     def change(self) -> bytes | None:
-        """Return the sum, serialized, if it is another than when this was last called."""
+        """Return the serialized sum if it has changed since the last call, else None."""
         if not self._is_changed:
             return None
         self._is_changed = False
@@ -51,7 +51,7 @@ class UsageSoFar:
 
     def _llm_failed(self, event: event_pb2.AgentEvent) -> None:
         failed, call = event.llm_failed, _model_call(event)
-        # A call that was refused never went to a provider, so it is not counted.
+        # A call that was refused before llm_started never reached a provider, so it is not counted.
         if call in self._models or failed.HasField("lost_usage"):
             self._models.discard(call)
             if not failed.not_sent:
@@ -59,7 +59,7 @@ class UsageSoFar:
 
     def _tool_started(self, event: event_pb2.AgentEvent) -> None:
         call = (event.invocation_id, event.tool_started.call.call_id)
-        if call not in self._tools:  # another attempt is the same call
+        if call not in self._tools:  # each attempt records tool_started, but all of them are one call
             self._tools.add(call)
             self._add(ONE_TOOL_CALL)
 
@@ -68,6 +68,7 @@ class UsageSoFar:
 
 
 def _model_call(event: event_pb2.AgentEvent) -> tuple[str, str]:
+    # The same identity as in tree.facts, so that the row and the tree count alike.
     return event.invocation_id, event.effect_key or event.step_id
 
 
@@ -80,4 +81,4 @@ COUNTED: Final[Mapping[int, Callable[[UsageSoFar, event_pb2.AgentEvent], None]]]
     events.TOOL_COMPLETED: UsageSoFar._tool_ended,
     events.TOOL_FAILED: UsageSoFar._tool_ended,
 }
-"""The kinds of events that use something, or end what does."""
+"""Kinds of events that add usage or end a call that does."""

@@ -1,6 +1,6 @@
-"""Recent events of running logs in memory, bounded over all of them, and pages of stored events as packed bytes.
+"""Recent events of live runs in memory, within one bound for all runs, and pages of stored events as packed bytes.
 
-Readers pull: a window has no list of readers and no queue for any of them. All of it lives on the event loop.
+Readers pull: there is no list of readers and no queue per reader. Everything here runs on the event loop.
 """
 
 import asyncio
@@ -15,26 +15,27 @@ from bough_server import events
 from bough_server.store.ports import Record, StoredEvent
 
 PAGE_EVENTS: Final = 256
-"""The most events of a page that a reader is given."""
+"""The most events in a page."""
 
 PAGE_BYTES: Final = 1024 * 1024
-"""The most bytes of a page that a reader is given; a page of one event may be larger."""
+"""The most bytes in a page; a page of one event may be larger."""
 
 _CHUNK_BYTES: Final = 64 * 1024
 _EVENT_OVERHEAD: Final = 160
-"""What an event costs in memory besides its bytes: three objects and their places."""
+"""Bytes of memory per event besides its data: three objects and their slots in lists."""
 
 _kind: Final = itemgetter(0)
 _data: Final = itemgetter(1)
 _data_of_one: Final = attrgetter("data")
 
 Rows = Sequence[tuple[int, bytes]]
-"""Kinds and bytes."""
+"""Pairs of an event's kind and its data."""
 
 
 def page_of(stored: Sequence[StoredEvent], *, first: int = 0) -> Sequence[StoredEvent]:
-    """The events from a place on that are one page."""
+    """Return the page of events that starts at index `first`."""
     page = stored[first : first + PAGE_EVENTS]
+    # Most pages are far below the bound of bytes: check that first, without a Python loop.
     if sum(map(len, data_of(page))) <= PAGE_BYTES:
         return page
     size = 0
@@ -46,7 +47,7 @@ def page_of(stored: Sequence[StoredEvent], *, first: int = 0) -> Sequence[Stored
 
 
 def pages_of(stored: Sequence[StoredEvent]) -> Iterator[Sequence[StoredEvent]]:
-    """All of some events, page by page."""
+    """Yield all of some events, page by page."""
     first = 0
     while first < len(stored):
         page = page_of(stored, first=first)
@@ -55,7 +56,7 @@ def pages_of(stored: Sequence[StoredEvent]) -> Iterator[Sequence[StoredEvent]]:
 
 
 class _Chunk:
-    """Consecutive events, dropped together."""
+    """Consecutive events, which are dropped together."""
 
     __slots__ = ("size", "stored")
 
@@ -65,16 +66,16 @@ class _Chunk:
 
 
 class RecentEvents:
-    """The last committed events of one run, and its committed head."""
+    """The last committed events of a run, and its last committed sequence."""
 
     __slots__ = ("__weakref__", "_changed", "_chunks", "_starts", "failure", "head", "is_ended", "size")
 
     def __init__(self) -> None:
         self.head = 0
-        """The last committed sequence; 0 while nothing was committed or looked up here."""
+        """The last committed sequence; 0 until one has been committed or looked up by this process."""
         self.is_ended = False
         self.failure: Exception | None = None
-        """Why nothing more will be committed by this process, although the run has not ended."""
+        """Why this process commits nothing more to the log, although the run has not ended."""
         self.size = 0
         self._chunks: list[_Chunk] = []
         self._starts: list[int] = []
@@ -82,22 +83,22 @@ class RecentEvents:
 
     @property
     def changed(self) -> asyncio.Event:
-        """Set at the next change; take it before looking, wait for it after."""
+        """An event that is set at the next change: read it before looking at this object, and await it afterwards."""
         if self._changed is None:
             self._changed = asyncio.Event()
         return self._changed
 
     def is_known_through(self, after: int) -> bool:
-        """Whether it is known here that nothing is committed after a sequence."""
-        return 0 < self.head <= after
+        """True if it is known here that no event is committed after a sequence."""
+        return 0 < self.head <= after  # a head of 0 means that the log has not been looked up
 
     def learn(self, last_sequence: int, *, is_ended: bool) -> None:
-        """Takes in what was read of the log's end; it may be older than what is known here."""
+        """Update the head from a read of the log; an append may have overtaken that read, which is then ignored."""
         if last_sequence >= self.head:
             self.head, self.is_ended = last_sequence, self.is_ended or is_ended
 
     def page(self, after: int) -> Sequence[StoredEvent]:
-        """A page of events after a sequence; empty where the window does not hold the next one."""
+        """Return a page of events after a sequence; empty if the next event is not in memory."""
         index = bisect_right(self._starts, after + 1) - 1
         if index < 0:
             return ()
@@ -112,7 +113,7 @@ class RecentEvents:
         return page_of(taken)
 
     def add(self, records: Sequence[Record]) -> None:
-        """Takes what was committed, right after what it has."""
+        """Add committed events that directly follow those here."""
         before = self.size
         for record in records:
             if not self._chunks or self._chunks[-1].size >= _CHUNK_BYTES or len(self._chunks[-1].stored) >= PAGE_EVENTS:
@@ -129,37 +130,39 @@ class RecentEvents:
         self.wake()
 
     def clear(self) -> None:
-        """Forgets all events."""
+        """Drop all events."""
         self._chunks, self._starts, self.size = [], [], 0
 
     def drop_oldest(self) -> None:
-        """Forgets its oldest events; the disk has them."""
+        """Drop the oldest chunk of events; readers find them on disk."""
         self.size -= self._chunks.pop(0).size
         self._starts.pop(0)
 
     def keep_last(self) -> None:
-        """Forgets all but the newest events: for readers that are close to the end."""
+        """Drop all but the newest chunk, which readers close to the end still need."""
         while len(self._chunks) > 1:
             self.drop_oldest()
 
     def wake(self) -> None:
-        """Lets every waiting reader look again."""
+        """Wake every waiting reader to look again."""
+        # A new event for the next change: a reader that took this one and has yet to await it must find it set.
         if self._changed is not None:
             self._changed.set()
             self._changed = None
 
 
 class RecentEventsOfRuns:
-    """The windows of all runs, within one bound of bytes; the largest run gives up its oldest events first."""
+    """Recent events of all runs, within one bound of bytes; the run that takes most drops its oldest events first."""
 
     def __init__(self, max_bytes: int) -> None:
         self._max_bytes = max_bytes
         self._size = 0
         self._live: dict[str, RecentEvents] = {}
+        # Weak, because any number of ended runs may be read: an entry lives while a reader or `_live` refers to it.
         self._known: WeakValueDictionary[str, RecentEvents] = WeakValueDictionary()
         self._failures: dict[str, Exception] = {}
-        self.dismissal: Exception | None = None
-        """Why no reader waits for more."""
+        self.closing_error: Exception | None = None
+        """The error that ends every reader once it has read all committed events; None while readers wait for more."""
 
     @property
     def size(self) -> int:
@@ -167,7 +170,7 @@ class RecentEventsOfRuns:
         return self._size
 
     def of(self, run_id: str) -> RecentEvents:
-        """A run's window; of a run that is not live, it lasts as long as somebody holds it."""
+        """Return a run's recent events. If the run is not live, they last only as long as a caller refers to them."""
         window = self._known.get(run_id)
         if window is None:
             window = self._known[run_id] = RecentEvents()
@@ -175,11 +178,11 @@ class RecentEventsOfRuns:
         return window
 
     def add(self, run_id: str, records: Sequence[Record]) -> None:
-        """Takes what was committed of a run."""
+        """Add committed events of a run."""
         window = self._live.get(run_id)
         if window is None:
             window = self._live[run_id] = self.of(run_id)
-            window.clear()
+            window.clear()  # events kept from before a failure may not adjoin the new ones
             self.resume(run_id)
         before = window.size
         window.add(records)
@@ -193,7 +196,7 @@ class RecentEventsOfRuns:
             self._size -= before - largest.size
 
     def fail(self, run_id: str, error: Exception) -> None:
-        """Tells a run's readers that nothing more comes; what is committed they still get."""
+        """End a run's readers with an error once they have read all committed events."""
         self._failures[run_id] = error
         window = self._known.get(run_id)
         if window is not None:
@@ -202,13 +205,13 @@ class RecentEventsOfRuns:
             window.wake()
 
     def resume(self, run_id: str) -> None:
-        """Takes back a failure: the run has a new owner."""
+        """Clear a run's failure: it has a new owner."""
         if self._failures.pop(run_id, None) is not None and (window := self._known.get(run_id)) is not None:
             window.failure = None
 
-    def dismiss(self, error: Exception) -> None:
-        """Sends every reader home, of now and of later; runs may go on being written."""
-        self.dismissal = error
+    def close_readers(self, error: Exception) -> None:
+        """End every reader, present and future, once it has read all committed events; appends are still accepted."""
+        self.closing_error = error
         for window in list(self._known.values()):
             window.wake()
 
@@ -220,7 +223,7 @@ class RecentEventsOfRuns:
 
 
 class PackedEvents(Sequence[StoredEvent]):
-    """Events without a gap, from a sequence on; each is made when it is looked at."""
+    """Consecutive events from a sequence on; each StoredEvent is built when it is accessed."""
 
     __slots__ = ("_first", "_rows")
 
@@ -228,7 +231,7 @@ class PackedEvents(Sequence[StoredEvent]):
         self._first, self._rows = first, rows
 
     def data(self) -> list[bytes]:
-        """The stored bytes of all."""
+        """Return the stored bytes of every event."""
         return list(map(_data, self._rows))
 
     def __len__(self) -> int:
@@ -244,12 +247,12 @@ class PackedEvents(Sequence[StoredEvent]):
     def __getitem__(self, place: int | slice) -> "StoredEvent | PackedEvents":
         if isinstance(place, slice):
             first, _, step = place.indices(len(self._rows))
-            assert step == 1, "a stretch has no gap"
+            assert step == 1, "packed events are consecutive"
             return PackedEvents(self._first + first, self._rows[place])
         row = self._rows[place]
-        return StoredEvent(self._first + place % len(self._rows), *row)
+        return StoredEvent(self._first + place % len(self._rows), *row)  # modulo for negative indices
 
 
 def data_of(stored: Sequence[StoredEvent]) -> list[bytes]:
-    """The stored bytes of events, one by one."""
+    """Return the stored bytes of each event."""
     return stored.data() if isinstance(stored, PackedEvents) else list(map(_data_of_one, stored))

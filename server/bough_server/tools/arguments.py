@@ -1,4 +1,4 @@
-"""A call's arguments as a model wrote them, checked against a JSON Schema; what they mean is the tool's business."""
+"""Parse a call's arguments as a model wrote them, and validate them against a JSON Schema."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -19,9 +19,9 @@ _LONGEST_MISTAKE: Final = 300
 
 
 def parse_arguments(arguments_json: str, schema_json: str) -> dict[str, Any]:
-    """The arguments of a call. No text at all is no arguments.
+    """Parse and validate the arguments of a call. An empty text means no arguments.
 
-    Raises RunError BAD_ARGUMENTS with a sentence for the model that names what does not fit.
+    Raises RunError BAD_ARGUMENTS, with a message for the model that names each value that does not match.
     """
     try:
         values = json.loads(arguments_json, parse_constant=_refuse) if arguments_json.strip() else {}
@@ -36,7 +36,7 @@ def parse_arguments(arguments_json: str, schema_json: str) -> dict[str, Any]:
 
 
 def bad_arguments(mistakes: Sequence[str]) -> RunError:
-    """The error that a model sees of its arguments."""
+    """Return the error that a model sees for its arguments; it lists at most 5 mistakes."""
     shown = [mistake[:_LONGEST_MISTAKE] for mistake in mistakes[:_MOST_MISTAKES]]
     if len(mistakes) > len(shown):
         shown.append(f"and {len(mistakes) - len(shown)} more")
@@ -45,17 +45,17 @@ def bad_arguments(mistakes: Sequence[str]) -> RunError:
 
 
 def schema_mistakes(value: Any, schema_json: str) -> list[str]:
-    """What of a JSON value does not fit a schema, each with its path; empty where it fits."""
+    """Return how a JSON value violates a schema, each mistake with its path; empty if it is valid."""
     try:
         errors = sorted(_validator(schema_json).iter_errors(value), key=lambda error: [str(p) for p in error.path])
     except (RecursionError, referencing.exceptions.Unresolvable):
         return ["the tool's schema cannot be followed to its end"]
-    # A missing name is reported once for each that is missing, with all of them: hence the dict.
+    # jsonschema reports every missing name, and _mistakes() lists all of them each time: the dict drops duplicates.
     return list(dict.fromkeys(mistake for error in errors for mistake in _mistakes(error)))
 
 
 def schema_problem(schema_json: str) -> str:
-    """What is wrong with a schema of arguments, as a sentence; empty where nothing is."""
+    """Return what is wrong with a schema of arguments, as a sentence; empty if nothing is."""
     try:
         schema = json.loads(schema_json, parse_constant=_refuse)
     except (ValueError, RecursionError) as error:
@@ -66,20 +66,20 @@ def schema_problem(schema_json: str) -> str:
 
 
 def value_schema_problem(schema: Mapping[str, Any]) -> str:
-    """What is wrong with a schema of any JSON value, as a sentence; empty where nothing is."""
+    """Return what is wrong with a schema of any JSON value, as a sentence; empty if nothing is."""
     meta = Draft202012Validator(Draft202012Validator.META_SCHEMA, format_checker=Draft202012Validator.FORMAT_CHECKER)
     for mistake in meta.iter_errors(schema):
         return f"is not a JSON Schema: {value_path(mistake.path) or 'it'}: {mistake.message[:_LONGEST_MISTAKE]}."
     try:
         _resolve_references(schema)
-        _validator(json.dumps(schema)).is_valid({})
+        _validator(json.dumps(schema)).is_valid({})  # a reference that leads back to itself shows only in use
     except (RecursionError, referencing.exceptions.Unresolvable):
         return "must hold only references to its own parts, such as #/$defs/name, and none that leads back to itself."
     return ""
 
 
 def value_path(path: Sequence[str | int]) -> str:
-    """A path in JSON as people read it, such as `items[0].name`."""
+    """Return a path in JSON in readable form, such as `items[0].name`."""
     text = ""
     for step in path:
         text += f"[{step}]" if isinstance(step, int) else f".{step}" if text else step
@@ -88,7 +88,7 @@ def value_path(path: Sequence[str | int]) -> str:
 
 @lru_cache(maxsize=512)
 def _validator(schema_json: str) -> Draft202012Validator:
-    # An empty registry: a reference to another address is never fetched.
+    # With an empty registry a reference to another address is never fetched.
     return Draft202012Validator(json.loads(schema_json), registry=Registry())
 
 
@@ -116,10 +116,11 @@ def _mistakes(error: ValidationError) -> list[str]:
         known = error.schema.get("properties", {}) if isinstance(error.schema, dict) else {}
         extra = [name for name in error.instance if name not in known]
         return [f"{path}.{name} is not known" if path else f"{name} is not known" for name in extra]
-    words = (
+    # jsonschema's message repeats the whole value, which may be long.
+    message = (
         error.message if len(error.message) <= _LONGEST_MISTAKE else f"the value breaks the rule {error.validator!r}"
     )
-    return [f"{path}: {words}" if path else words]
+    return [f"{path}: {message}" if path else message]
 
 
 def _refuse(constant: str) -> None:

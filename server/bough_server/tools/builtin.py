@@ -1,6 +1,6 @@
-"""Tools that the server brings itself: what they are called, what they answer, and what they make their caller do.
+"""Built-in tools: their names, specs and results, and the actions that they request of the calling agent.
 
-They touch nothing but the session's values; obeying them is up to the agent that called.
+They change nothing but session state; carrying out an action is up to the calling agent.
 """
 
 import json
@@ -13,21 +13,21 @@ from bough_server.models.model import ToolSpec
 from bough_server.session_state import KEY, json_of, values_of
 
 FINAL_ANSWER: Final = "final_answer"
-"""The name of the tool whose argument is the answer."""
+"""Name of the tool whose argument is the final answer."""
 PLAN: Final = "plan"
-"""The name of the tool that says what is to be done; plans ask for it, definitions do not name it."""
+"""Name of the tool that lists the remaining steps; plan_execute agents add it, definitions do not name it."""
 RESPOND: Final = "respond"
-"""The name of the tool that answers instead of planning again; plans ask for it, definitions do not name it."""
+"""Name of the tool that answers instead of planning again; plan_execute agents add it, definitions do not name it."""
 EXIT: Final = "exit"
-"""The name of the tool that ends the work with a final result."""
+"""Name of the tool that ends the work with a final result."""
 TRANSFER: Final = "transfer_to_agent"
-"""The name of the tool that hands over to another agent; links make it, definitions do not name it."""
+"""Name of the tool that transfers to another agent; created from links, definitions do not name it."""
 BREAK_LOOP: Final = "break_loop"
-"""The name of the tool that ends the nearest loop."""
+"""Name of the tool that ends the nearest loop."""
 GET_STATE: Final = "get_state"
-"""The name of the tool that reads the session's values."""
+"""Name of the tool that reads session state."""
 SET_STATE: Final = "set_state"
-"""The name of the tool that changes one of them."""
+"""Name of the tool that sets or deletes a value of session state."""
 
 
 def _schema(required: Sequence[str] | None = None, **properties: Mapping[str, object]) -> str:
@@ -50,7 +50,7 @@ _STEP: Final = {"type": "string", "minLength": 1, "maxLength": 1000, "pattern": 
 
 PLAN_SPEC: Final = ToolSpec(
     name=PLAN,
-    description="Says what is left to do, step by step, in order. The steps are done one after another.",
+    description="Lists what is left to do, step by step, in order. The steps are done one after another.",
     input_schema_json=_schema(
         steps={"type": "array", "items": _STEP, "minItems": 1, "maxItems": 100, "description": "The steps, in order."}
     ),
@@ -65,7 +65,7 @@ RESPOND_SPEC: Final = ToolSpec(
 SPECS: Final[Mapping[str, ToolSpec]] = {
     EXIT: ToolSpec(
         name=EXIT,
-        description="Ends everything with a final result. Nobody after you is asked.",
+        description="Ends everything with a final result. No agent after you runs.",
         input_schema_json=_schema(
             final_result={"type": "string", "minLength": 1, "description": "The whole final result."}
         ),
@@ -77,70 +77,70 @@ SPECS: Final[Mapping[str, ToolSpec]] = {
     ),
     GET_STATE: ToolSpec(
         name=GET_STATE,
-        description="Gives a value that was kept for this conversation, as JSON; without a key all of them, by name.",
+        description="Returns a value that was kept for this conversation, as JSON; without a key all of them, by name.",
         input_schema_json=_schema((), key={"type": "string", "description": "The value's name."}),
     ),
     SET_STATE: ToolSpec(
         name=SET_STATE,
-        description="Keeps a value for the rest of this conversation, for you and for others; null deletes it.",
+        description="Keeps a value for the rest of this conversation, for you and other agents; null deletes it.",
         input_schema_json=_schema(
             key={"type": "string", "pattern": f"^{KEY}$", "description": "The value's name."},
             value={"description": "The value: anything that JSON can hold."},
         ),
     ),
 }
-"""The tools that a definition may name among its own, by name."""
+"""The tools that a definition may list among its own, by name."""
 
 ACTIONS: Final = frozenset({TRANSFER, EXIT, BREAK_LOOP})
-"""The tools that make their caller do something; an answer of a model may take one of them."""
+"""The tools that request an action of the calling agent; one answer of a model may call only one of them."""
 
 OF_STATE: Final = frozenset({GET_STATE, SET_STATE})
 """The tools that read and write the session's state."""
 
 RESERVED: Final = frozenset({FINAL_ANSWER, PLAN, RESPOND, TRANSFER, *SPECS})
-"""The tools that answer without any code of the operator's."""
+"""The names of all built-in tools, which tools of the operator may not have."""
 
 
 def transfer_spec(targets: Mapping[str, str]) -> ToolSpec:
-    """The tool that hands over to one of these agents: names to descriptions."""
+    """Return the tool that transfers to one of `targets`: agent names with their descriptions."""
     choices = "".join(f"\n- {name}: {description}" for name, description in targets.items())
     schema = _schema(
         ["agent_name"],
-        agent_name={"type": "string", "enum": list(targets), "description": "The agent that is to go on."},
-        message={"type": "string", "description": "What to tell it. It sees the conversation in any case."},
+        agent_name={"type": "string", "enum": list(targets), "description": "The agent that is to continue."},
+        message={"type": "string", "description": "A message for it. It sees the conversation in any case."},
     )
     return ToolSpec(
         name=TRANSFER,
-        description=f"Hands the conversation over to another agent, which answers in your place.{choices}",
+        description=f"Transfers the conversation to another agent, which answers in your place.{choices}",
         input_schema_json=schema,
     )
 
 
 class Values(Protocol):
-    """The session's values, as JSON text by name."""
+    """Session state, as JSON text by name."""
 
     def texts(self) -> Mapping[str, str]:
-        """All of them."""
+        """Return all values."""
         ...
 
     def keep_text(self, key: str, text: str) -> None:
-        """Keeps one. Raises RunError BAD_ARGUMENTS for what no state can hold."""
+        """Set a value. Raises RunError BAD_ARGUMENTS if session state cannot hold it."""
         ...
 
     def __delitem__(self, key: str) -> None:
-        """Deletes one. Raises KeyError for one that is not there."""
+        """Delete a value. Raises KeyError if there is none."""
         ...
 
 
 def answer(call: message_pb2.ToolCall, state: Values) -> message_pb2.Part:
-    """What a call of one of these tools gives; its arguments fit the tool's schema. Raises RunError BAD_ARGUMENTS."""
+    """Return the result of a call whose arguments match the tool's schema. Raises RunError BAD_ARGUMENTS."""
     arguments = json.loads(call.arguments_json or "{}")
     if call.name == GET_STATE:
         return message_pb2.Part(data_json=_read(state.texts(), arguments.get("key")))
     if call.name == SET_STATE:
         _write(state, arguments["key"], values_of(call.arguments_json)["value"])
         return message_pb2.Part(text="Kept.")
-    return message_pb2.Part(text=_said(call, arguments))
+    return message_pb2.Part(text=_result_text(call, arguments))
 
 
 def _read(texts: Mapping[str, str], key: str | None) -> str:
@@ -153,14 +153,14 @@ def _read(texts: Mapping[str, str], key: str | None) -> str:
 
 
 def _write(state: Values, key: str, text: str) -> None:
-    """A value stays the text that the model wrote it as."""
+    """Set a value to the JSON text exactly as the model wrote it; null deletes it."""
     if text != "null":
         state.keep_text(key, text)
     elif key in state.texts():
         del state[key]
 
 
-def _said(call: message_pb2.ToolCall, arguments: Mapping[str, Any]) -> str:
+def _result_text(call: message_pb2.ToolCall, arguments: Mapping[str, Any]) -> str:
     if call.name in (FINAL_ANSWER, RESPOND):
         return str(arguments["answer"])
     if call.name == PLAN:
@@ -173,9 +173,9 @@ def _said(call: message_pb2.ToolCall, arguments: Mapping[str, Any]) -> str:
 
 
 def closing_output(result: message_pb2.ToolResult) -> message_pb2.Message:
-    """The output of an agent that a call ended: of a plan its arguments, of an answer its text.
+    """Return the output of an agent that ended with this call: the arguments of a plan, the text of an answer.
 
-    A fork may have edited the result: JSON in that of a plan is the plan.
+    A fork may have edited the result: JSON in the result of a plan replaces the plan.
     """
     if result.call.name != PLAN:
         return message_pb2.Message(parts=result.parts)
@@ -184,7 +184,7 @@ def closing_output(result: message_pb2.ToolResult) -> message_pb2.Message:
 
 
 def action_of(result: message_pb2.ToolResult) -> action_pb2.AgentAction | None:
-    """What a call makes its caller do; None for a failed one and for any other tool."""
+    """Return the action that a call requests of its caller; None for a failed call and for other tools."""
     if result.HasField("error") or result.call.name not in ACTIONS:
         return None
     if result.call.name == TRANSFER:
@@ -202,11 +202,11 @@ def _transfer(arguments: Mapping[str, str]) -> action_pb2.TransferAction:
 
 
 def target_problem(call: message_pb2.ToolCall, targets: Collection[str]) -> str:
-    """What keeps a transfer from having an agent to go to, in words that a model can act on; empty for nothing."""
+    """Return why a transfer has no valid target, as a message for the model; empty if it has one."""
     try:
         arguments = json.loads(call.arguments_json)
     except ValueError:
-        return ""  # the schema says that better
+        return ""  # validation against the schema reports this better
     name = arguments.get("agent_name") if isinstance(arguments, dict) else None
     if not isinstance(name, str) or name in targets:
         return ""

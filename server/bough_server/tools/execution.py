@@ -18,17 +18,17 @@ from bough_server.tools.threads import ThreadLimit, pull
 from bough_server.tools.tool import Tool, ToolContext
 
 Emit: TypeAlias = Callable[[str], Awaitable[None]]
-"""Takes a piece of text that a tool streams; the tool goes on when it returns."""
+"""Receives each piece of text that a tool streams; the tool continues when it returns."""
 
 THREADS: Final = ThreadLimit(64)
-"""The threads of a process for its tools; none is started before the first plain function runs."""
+"""Thread pool for all tools of this process; no thread is started before the first plain function runs."""
 
 _LONGEST_MESSAGE: Final = 2_000
 _log = structlog.get_logger(__name__)
 
 
 class _EmitFailed(Exception):
-    """Carries what `emit` raised past the handling of the tool's own errors."""
+    """Carries an exception of `emit` past the handling of the tool's own exceptions."""
 
     def __init__(self, error: Exception) -> None:
         super().__init__()
@@ -38,15 +38,15 @@ class _EmitFailed(Exception):
 async def execute(
     tool: Tool, *, arguments_json: str, context: ToolContext, emit: Emit, timeout: float | None = None
 ) -> list[message_pb2.Part]:
-    """Runs a tool and gives its result as parts.
+    """Run a tool and return its result as parts.
 
-    `timeout` is in seconds and wins over the tool's own. At the timeout, and at a cancellation, an async tool is
-    cancelled and a generator closed; a plain function's thread cannot be killed: it goes on, and its late result is
-    dropped. A generator's text goes to `emit` piece by piece, and an async one goes on only when `emit` returns; a
-    plain one is at most a few pieces ahead.
+    `timeout` is in seconds and overrides the tool's own. On timeout or cancellation an async tool is cancelled and a
+    generator closed; the thread of a plain function cannot be killed: it continues, and its late result is dropped. A
+    generator's text goes to `emit` piece by piece. An async one continues only when `emit` returns; a plain one may be
+    up to 16 pieces ahead.
 
     Raises RunError: BAD_ARGUMENTS before the tool runs, TOOL_TIMEOUT, TOOL_FAILED with "Type: message" in one line, or
-    OUTPUT_TOO_LARGE. What `emit` raises is raised unchanged.
+    OUTPUT_TOO_LARGE. Exceptions of `emit` are raised unchanged.
     """
     arguments = _arguments(tool, arguments_json, context)
     seconds = tool.timeout if timeout is None else timeout
@@ -74,7 +74,7 @@ def _arguments(tool: Tool, arguments_json: str, context: ToolContext) -> dict[st
 
 
 async def _run(tool: Tool, arguments: dict[str, Any], emit: Emit) -> list[message_pb2.Part]:
-    """Runs the tool, and makes one kind of error of whatever it raises. A TimeoutError leaves only where it is ours."""
+    """Run the tool. All its exceptions become RunError, so that a TimeoutError in `execute` is always our timeout."""
     task = asyncio.current_task()
     cancels = task.cancelling() if task else 0
     try:
@@ -84,15 +84,15 @@ async def _run(tool: Tool, arguments: dict[str, Any], emit: Emit) -> list[messag
     except (Exception, SystemExit, asyncio.CancelledError) as error:
         if task and task.cancelling() > cancels:
             raise asyncio.CancelledError from error
-        # A CancelledError here is the tool's own: something that it awaited was cancelled.
+        # Without a request to cancel this task, a CancelledError is the tool's: something it awaited was cancelled.
         raise _failure(tool, error) from None
     if task and task.cancelling() > cancels:
-        raise asyncio.CancelledError  # a tool cannot refuse: what it made of being cancelled is dropped
+        raise asyncio.CancelledError  # a tool that caught its cancellation is cancelled all the same
     return parts
 
 
 async def _started(function: Callable[..., Any], arguments: dict[str, Any]) -> object:
-    """Calls the function: in a thread, unless calling it runs none of its code."""
+    """Call the function: in a thread, unless the call only creates a coroutine or generator."""
     kinds = (inspect.iscoroutinefunction, inspect.isasyncgenfunction, inspect.isgeneratorfunction)
     if any(is_kind(function) for is_kind in kinds):
         return function(**arguments)
@@ -113,7 +113,7 @@ async def _streamed(generator: AsyncGenerator[object, None], emit: Emit) -> Exce
     async with aclosing(generator):
         async for piece in generator:
             if not isinstance(piece, str):
-                raise TypeError(f"a tool streams text, and this one yielded a {type(piece).__name__}")
+                raise TypeError(f"a streaming tool must yield str, and this one yielded a {type(piece).__name__}")
             streamed.add(piece)
             await emit(piece)
     return streamed
@@ -124,7 +124,7 @@ def _guarded(emit: Emit) -> Emit:
         if not text:
             return
         try:
-            await emit(text.encode("utf-8", "replace").decode())
+            await emit(text.encode("utf-8", "replace").decode())  # protobuf strings cannot hold lone surrogates
         except Exception as error:
             raise _EmitFailed(error) from error
 
@@ -132,32 +132,33 @@ def _guarded(emit: Emit) -> Emit:
 
 
 def _failure(tool: Tool, error: BaseException) -> RunError:
-    """The error that a model sees: one line, no stack. The stack goes to the server's log."""
+    """Log a tool's exception with its stack, and return the error that the model sees: one line without the stack."""
     _log.warning("tool failed", tool=tool.name, exc_info=error)
     try:
-        words = " ".join(str(error).split())
+        detail = " ".join(str(error).split())
     except Exception:  # a broken __str__ must not hide the failure
-        words = ""
-    message = f"{type(error).__name__}: {words}" if words else type(error).__name__
+        detail = ""
+    message = f"{type(error).__name__}: {detail}" if detail else type(error).__name__
     return RunError(message[:_LONGEST_MESSAGE], reason=error_pb2.ERROR_REASON_TOOL_FAILED)
 
 
 def needs_approval(tool: Tool, arguments: Mapping[str, Any]) -> bool:
-    """Whether a call with these arguments, as JSON values, waits for an approval.
+    """Return whether a call with these arguments, as JSON values, must be approved.
 
-    A predicate that raises or that says neither True nor False counts as a yes, and is logged. It is given a copy:
-    what it does to the arguments is lost.
+    If the predicate raises or returns no bool, that is logged and the call must be approved. It receives a copy of the
+    arguments, so it cannot change those of the call.
     """
     if isinstance(tool.approval, bool):
         return tool.approval
     try:
-        said: object = tool.approval(copy.deepcopy(dict(arguments)))
+        decision: object = tool.approval(copy.deepcopy(dict(arguments)))
     except (Exception, SystemExit):
-        _log.warning("approval of a call could not be decided: it is asked for", tool=tool.name, exc_info=True)
+        _log.warning("approval predicate failed: approval is required", tool=tool.name, exc_info=True)
         return True
-    if isinstance(said, bool):
-        return said
-    if inspect.iscoroutine(said):
-        said.close()
-    _log.warning("approval of a call was decided by no bool: it is asked for", tool=tool.name, said=type(said).__name__)
+    if isinstance(decision, bool):
+        return decision
+    if inspect.iscoroutine(decision):
+        decision.close()  # otherwise Python warns that it was never awaited
+    returned = type(decision).__name__
+    _log.warning("approval predicate returned no bool: approval is required", tool=tool.name, returned=returned)
     return True

@@ -1,6 +1,6 @@
-"""What a tool gave back as parts of a message that fit an event; what is too long keeps its head and its tail.
+"""Tool results as message parts that fit an event; a text that is too long keeps its head and its tail.
 
-Contract, law 7: a text is at most 512 KiB, what was cut says so with `truncated` and `original_bytes`.
+Contract, law 7: a text is at most 512 KiB; one that was cut has `truncated` and `original_bytes` set.
 """
 
 from collections.abc import Sequence
@@ -14,13 +14,13 @@ from bough_server.errors import RunError
 from bough_server.truncation import MAX_TEXT_BYTES, cut_text
 
 _PARTS_LIMIT: Final = 1024 * 1024
-"""The most bytes of parts, so that an event with them, and a step's, stay under 2 MiB."""
+"""The most bytes of a result's parts, so that the event with them, and the step's, stay under 2 MiB."""
 _LEAST_BYTES: Final = 64
 _WITHOUT_CALLS: Final = ("text", "reasoning", "blob", "data_json")
 
 
 class Excerpt:
-    """A text that grows, of which head and tail are kept: memory stays bounded however much is added."""
+    """Head and tail of a text that grows: memory stays bounded however much is added."""
 
     def __init__(self, limit: int = MAX_TEXT_BYTES) -> None:
         self._limit = limit
@@ -29,36 +29,36 @@ class Excerpt:
         self.original_bytes = 0
 
     def add(self, text: str) -> None:
-        """Adds to the end. Half a surrogate pair, which no message may hold, becomes a question mark."""
+        """Append a text. Lone surrogates, which protobuf strings cannot hold, become question marks."""
         data = text.encode("utf-8", "replace")
         self.original_bytes += len(data)
         room = self._limit - len(self._head)
         self._head += data[:room]
         self._tail += data[room:]
         if len(self._tail) > 2 * self._limit:
-            del self._tail[: -self._limit]
+            del self._tail[: -self._limit]  # only at twice the limit: trimming on every call would copy it every time
 
     def part(self) -> message_pb2.Part:
-        """The text as a part; its head and tail, marked, where it is longer than the limit."""
+        """Return the text as a part; if it is longer than the limit, its head and tail, marked as truncated."""
         if self.original_bytes <= self._limit:
             return message_pb2.Part(text=self._head.decode())
-        # Where the tail was shortened, and between head and tail, a character may be cut: its rest is ignored.
+        # A character may be split where the tail was trimmed and between head and tail: its bytes are dropped.
         kept = (self._head + self._tail).decode(errors="ignore")
         return message_pb2.Part(text=cut_text(kept, self._limit), truncated=True, original_bytes=self.original_bytes)
 
 
 def text_part(text: str, limit: int = MAX_TEXT_BYTES) -> message_pb2.Part:
-    """A text as a part that is no longer than a limit in bytes."""
+    """Return a text as a part of at most `limit` bytes."""
     excerpt = Excerpt(limit)
     excerpt.add(text)
     return excerpt.part()
 
 
 def result_parts(value: object) -> list[message_pb2.Part]:
-    """What a tool returned, as parts.
+    """Return a tool's return value as parts.
 
-    Text is a text, None an empty one; parts are taken as they are; anything else is JSON, or, where that is too long,
-    its text cut. Raises TypeError for what is no JSON either, RunError OUTPUT_TOO_LARGE for blobs that do not fit.
+    A str is a text, None an empty text, parts are kept, and any other value is JSON or, if that is too long, a
+    truncated text. Raises TypeError for values that are not JSON, RunError OUTPUT_TOO_LARGE for blobs that do not fit.
     """
     if isinstance(value, message_pb2.Part):
         return _fitted([value])
@@ -98,7 +98,8 @@ def _fitted(parts: Sequence[message_pb2.Part]) -> list[message_pb2.Part]:
     total = sum(part.ByteSize() for part in fitted)
     if total > _PARTS_LIMIT:
         raise RunError(
-            f"The tool gave {total} bytes of parts, and {_PARTS_LIMIT} fit. It should give a blob's uri instead.",
+            f"The tool returned {total} bytes of parts, and at most {_PARTS_LIMIT} fit. "
+            "It should return the uri of a blob instead of its data.",
             reason=error_pb2.ERROR_REASON_OUTPUT_TOO_LARGE,
         )
     return fitted

@@ -1,4 +1,4 @@
-"""JSON Schema of a tool's arguments, from the signature and docstring of its function."""
+"""JSON Schema of a tool's arguments, derived from the signature and docstring of its function."""
 
 import inspect
 import json
@@ -23,14 +23,14 @@ _PARAMETER: Final = re.compile(r"\*{0,2}(\w+)\s*(?:\([^)]*\))?:\s*(.*)$")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Arguments:
-    """Turns JSON values into a function's own types."""
+    """Converts JSON values to the types of a function's parameters."""
 
     model: type[BaseModel]
     fields: Mapping[str, str]
-    """The model's field of each parameter: named apart, so that no parameter's name can be in pydantic's way."""
+    """Field of the model by parameter. Fields have generated names, so that no parameter clashes with pydantic's."""
 
     def convert(self, values: Mapping[str, Any]) -> dict[str, Any]:
-        """The keyword arguments that were given; the function has its own defaults. Raises ValidationError."""
+        """Return the keyword arguments that were given, without the function's defaults. Raises ValidationError."""
         checked = self.model.model_validate(dict(values))
         return {
             name: getattr(checked, field_name)
@@ -41,7 +41,7 @@ class Arguments:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Signature:
-    """What a tool takes."""
+    """Arguments of a tool's function: their schema, their conversion, and the parameter for the ToolContext."""
 
     schema_json: str
     context_parameter: str
@@ -49,19 +49,19 @@ class Signature:
 
 
 class _Schema(GenerateJsonSchema):
-    """pydantic's JSON Schema without the titles that only repeat names."""
+    """Generates pydantic's JSON Schema without titles that only repeat names."""
 
     def field_title_should_be_set(self, schema: Any) -> bool:
         return False
 
     def emit_warning(self, kind: Any, detail: str) -> None:
-        """A default that is no JSON is left out of the schema, which is no reason to speak."""
+        """Suppress warnings: a default that is not JSON is simply left out of the schema."""
 
 
 def read_signature(
     function: Callable[..., Any], name: str, descriptions: Mapping[str, str], *, context_type: type
 ) -> Signature:
-    """Reads a function's hints. Raises TypeError with what to change, where named JSON values cannot call it."""
+    """Read a function's type hints. Raises TypeError, with what to change, if named JSON values cannot call it."""
     hints = _hints(function, name)
     context_parameter = ""
     fields: dict[str, Any] = {}
@@ -71,7 +71,7 @@ def read_signature(
         hint = hints[parameter.name]
         if hint is context_type:
             if context_parameter:
-                raise TypeError(f"Tool {name!r} asks for its {context_type.__name__} twice; once is enough.")
+                raise TypeError(f"Tool {name!r} has two parameters of type {context_type.__name__}: remove one.")
             context_parameter = parameter.name
             continue
         field_name = f"parameter_{len(names)}"
@@ -108,7 +108,7 @@ def _check_parameter(parameter: inspect.Parameter, name: str, hints: Mapping[str
             f"Tool {name!r} takes {stars}{parameter.name}: name every parameter, a model must know them all."
         )
     if parameter.kind is inspect.Parameter.POSITIONAL_ONLY:
-        raise TypeError(f"Parameter {parameter.name!r} of tool {name!r} must be usable by name: take the / away.")
+        raise TypeError(f"Parameter {parameter.name!r} of tool {name!r} must be usable by name: remove the /.")
     if parameter.name not in hints:
         raise TypeError(
             f"Parameter {parameter.name!r} of tool {name!r} needs a type hint, such as `{parameter.name}: str`."
@@ -126,14 +126,14 @@ def _field(parameter: inspect.Parameter, hint: Any, description: str) -> tuple[A
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Documentation:
-    """The text before the first section, and what is said of each parameter."""
+    """The text before the first section, and the description of each parameter."""
 
     summary: str
     parameters: Mapping[str, str]
 
 
 def parse_docstring(docstring: str) -> Documentation:
-    """Reads a docstring; what it does not understand it leaves out."""
+    """Parse a docstring in Google style; text in other sections or formats is left out."""
     summary: list[str] = []
     parameters: dict[str, list[str]] = {}
     section = ""

@@ -1,7 +1,7 @@
-"""Run blocking tools in threads: a bounded pool, and streaming of generators.
+"""Run blocking tools in threads: a bounded pool, and streaming from generators.
 
-Threads are made when needed and never awaited at exit. A thread cannot be killed: one that hangs keeps its place, and
-is left behind when the process ends.
+Threads are started on demand and not joined at exit. A thread cannot be killed: one that hangs keeps its slot, and is
+abandoned when the process exits.
 """
 
 import asyncio
@@ -19,18 +19,18 @@ T = TypeVar("T")
 _IDLE_SECONDS: Final = 10.0
 
 _AHEAD: Final = 16
-"""How many pieces a generator may be ahead of its consumer."""
+"""The most pieces that a generator may be ahead of its consumer."""
 
 
 @dataclass(frozen=True, slots=True)
 class Ended(Generic[T]):
-    """How a function ended in its thread. It travels as a value: some exceptions cannot be put into a future."""
+    """How a function ended in its thread, as a value: a future refuses some exceptions, such as StopIteration."""
 
     value: T | None = None
     error: BaseException | None = None
 
     def result(self) -> T:
-        """What the function returned; raises what it raised."""
+        """Return what the function returned, or raise what it raised."""
         if self.error is not None:
             raise self.error
         return cast(T, self.value)
@@ -43,12 +43,12 @@ class _Job(Generic[T]):
     future: "asyncio.Future[Ended[T]]"
 
     def work(self) -> None:
-        """Runs the function, unless nobody waits for it any more."""
+        """Run the function, unless its caller was cancelled before it started."""
         if self.future.cancelled():
             return
         try:
             ended = Ended(value=self.function())
-        except BaseException as error:  # whatever a tool raises is its caller's to judge
+        except BaseException as error:  # also SystemExit: the caller handles what a tool raises, not the thread
             ended = Ended(error=error)
         try:
             self.loop.call_soon_threadsafe(self._settle, ended)
@@ -61,7 +61,7 @@ class _Job(Generic[T]):
 
 
 class ThreadLimit:
-    """Runs functions in at most `limit` daemon threads; the others wait their turn."""
+    """Thread pool: runs functions in at most `limit` daemon threads; further ones wait."""
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
@@ -71,13 +71,14 @@ class ThreadLimit:
         self._idle = 0
 
     async def run(self, function: Callable[[], T]) -> T:
-        """What the function returns or raises. Cancelling stops the waiting at once, as with `submit`."""
+        """Run a function in a thread and return its result. Cancellation ends the wait at once; see `submit`."""
         return (await self.submit(function)).result()
 
     def submit(self, function: Callable[[], T]) -> "asyncio.Future[Ended[T]]":
-        """Calls the function in a thread, with a copy of the caller's context variables.
+        """Call a function in a thread, with a copy of the caller's context variables.
 
-        Cancelling the future keeps a waiting function from starting; one that has begun goes on, its result is dropped.
+        Cancelling the future keeps a function that waits from starting; one that has started continues, and its result
+        is dropped.
         """
         loop = asyncio.get_running_loop()
         context = contextvars.copy_context()
@@ -88,6 +89,7 @@ class ThreadLimit:
     def _enqueue(self, job: _Job[T]) -> None:
         with self._changed:
             self._jobs.append(job)
+            # A notified thread stays idle until it takes its job, so there must be one for each job in the queue.
             if self._idle >= len(self._jobs):
                 self._changed.notify()
             elif self._threads < self._limit:
@@ -105,19 +107,20 @@ class ThreadLimit:
                     return
                 job = self._jobs.popleft()
             job.work()
-            del job  # so that an idle thread keeps no tool's values alive
+            del job  # an idle thread must not keep a tool's values alive
 
 
 async def pull(
     generator: Generator[object, None, Any], emit: Callable[[str], Awaitable[None]], threads: ThreadLimit
 ) -> tuple[Excerpt, Any]:
-    """The text that a generator yielded and what it returned; each piece goes to `emit` in order.
+    """Run a generator in a thread: pass each piece to `emit`, in order, and return the text and its return value.
 
-    The whole generator runs in one thread, so that what it holds may be bound to its thread. When the caller is
+    The whole generator runs in one thread, because it may hold resources that are bound to it. If the caller is
     cancelled, or `emit` raises, the generator is closed in that thread as soon as it yields again.
     """
     channel = _Channel(generator)
     work = threads.submit(channel.drive)
+    # The loop runs callbacks from a thread in their order, so this end mark follows the last piece.
     work.add_done_callback(lambda _: channel.pieces.put_nowait(None))
     streamed = Excerpt()
     try:
@@ -132,7 +135,7 @@ async def pull(
 
 
 class _Channel:
-    """What passes between a generator's thread and the loop."""
+    """Pieces on their way from a generator's thread to the event loop."""
 
     def __init__(self, generator: Generator[object, None, Any]) -> None:
         self.pieces: asyncio.Queue[str | None] = asyncio.Queue()
@@ -142,12 +145,12 @@ class _Channel:
         self._is_stopped = False
 
     def stop(self) -> None:
-        """Makes the thread close the generator at its next piece."""
+        """Make the thread close the generator at its next piece."""
         self._is_stopped = True
-        self.room.release()
+        self.room.release()  # wakes the thread if it waits for room
 
     def drive(self) -> Any:
-        """In the thread: hands over piece after piece, waiting for room, and gives what the generator returns."""
+        """Run the generator, in the thread: send each piece when there is room, and return what it returns."""
         try:
             while True:
                 try:
@@ -155,7 +158,7 @@ class _Channel:
                 except StopIteration as stop:
                     return stop.value
                 if not isinstance(piece, str):
-                    raise TypeError(f"a tool streams text, and this one yielded a {type(piece).__name__}")
+                    raise TypeError(f"a streaming tool must yield str, and this one yielded a {type(piece).__name__}")
                 self.room.acquire()
                 if self._is_stopped:
                     return None

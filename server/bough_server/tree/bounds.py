@@ -13,13 +13,13 @@ MAX_AGENTS: Final = 1_000
 MAX_TOOLS: Final = 2_000
 MAX_TOOL_BYTES: Final = 4 * 1024
 MAX_BYTES: Final = 3_584 * 1024
-"""3.5 MiB: with its frame, under the 4 MiB that a gRPC client takes unless it is told otherwise."""
+"""3.5 MiB: with its framing, less than the 4 MiB that gRPC clients accept by default."""
 
 _LEGIBLE: Final = 64
-"""Texts keep this many bytes as long as leaving out steps, tools and agents is enough."""
+"""Bytes that texts keep as long as it is enough to leave out steps, tools and agents."""
 
 _MARK_BYTES: Final = 12
-"""What marking one cut text costs at most."""
+"""The most bytes that marking a text as cut adds."""
 
 _LAST_TO_GO: Final = (
     "error",
@@ -37,7 +37,7 @@ _ELLIPSIS_BYTES: Final = len("…".encode())
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bounds:
-    """How much of a record to give, with the defaults filled in."""
+    """How much of a record to return, with the defaults filled in."""
 
     include_steps: bool
     max_agents: int
@@ -48,7 +48,7 @@ class Bounds:
 
     @classmethod
     def of(cls, options: invocation_pb2.InvocationOptions | None) -> "Bounds":
-        """The bounds that options mean; what is absent is the default, and nothing is below zero."""
+        """Return the bounds of options; absent ones have their defaults, negative ones become 0."""
         given = {} if options is None else {field.name: value for field, value in options.ListFields()}
         return cls(
             include_steps=given.get("include_steps", False),
@@ -61,8 +61,8 @@ class Bounds:
 
 
 def head(text: str, limit: int) -> tuple[str, bool]:
-    """The text's first `limit` bytes of UTF-8, cut between characters, and whether anything was cut."""
-    if len(text) * 4 <= limit:
+    """Return the text's first `limit` bytes of UTF-8, cut between characters, and whether anything was cut."""
+    if len(text) * 4 <= limit:  # a character takes at most four bytes: most texts need not be encoded
         return text, False
     data = text.encode()
     if len(data) <= limit:
@@ -71,10 +71,11 @@ def head(text: str, limit: int) -> tuple[str, bool]:
 
 
 def fit(record: invocation_pb2.Invocation, max_bytes: int) -> None:
-    """Makes a record serialize to `max_bytes` at most, in place; from 1,024 bytes on that always succeeds.
+    """Shrink a record, in place, until it serializes to at most `max_bytes`; from 1,024 on that always succeeds.
 
-    The longest texts are cut first, all to one length and each marked; then steps, tools, agents and intermediate
-    responses are left out from the end, their totals kept; at last, one by one, whatever has no fixed size.
+    The longest texts are cut first, all to one length and each marked. Then steps, tools, agents and intermediate
+    responses are left out from the end, and their totals kept. Finally the other fields without a fixed size are
+    cleared one by one.
     """
     if record.ByteSize() <= max_bytes:
         return
@@ -104,7 +105,7 @@ def _clear(record: invocation_pb2.Invocation, names: Sequence[str], max_bytes: i
     for name in names:
         if record.ByteSize() > max_bytes:
             fields.ClearField(name)
-            del record.anomalies[:]
+            del record.anomalies[:]  # they have no fixed size either; the one that is added says why
             record.anomalies.add(
                 kind=invocation_pb2.ANOMALY_KIND_CUT,
                 message="Parts of this record were left out because they do not fit max_bytes.",
@@ -112,7 +113,7 @@ def _clear(record: invocation_pb2.Invocation, names: Sequence[str], max_bytes: i
 
 
 _Place: TypeAlias = tuple[Message, str, Message | None, str]
-"""Where a text is: its message and field, and the message and flag that say that it was cut."""
+"""A text's message and field, and the message and flag that mark it as cut."""
 
 _TRUNCATED: Final = "truncated"
 _OBJECTS: Final = frozenset({"details_json", "metadata_json", "extra_json"})
@@ -121,7 +122,7 @@ _OBJECTS: Final = frozenset({"details_json", "metadata_json", "extra_json"})
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Text:
-    """A text of a record, and the flag that says that it was cut; an error's text has none and gets a mark in it."""
+    """A text of a record, and the flag that marks it as cut; the text of an error has no flag and ends with "…"."""
 
     holder: Message
     field: str
@@ -130,7 +131,7 @@ class _Text:
     flag: str
 
     def cut(self, limit: int) -> None:
-        """Cut the text to `limit` bytes and mark it. Bytes and JSON objects mean nothing in part and become empty."""
+        """Cut the text to `limit` bytes and mark it. Bytes and JSON objects are useless in part and become empty."""
         value = getattr(self.holder, self.field)
         if isinstance(value, bytes) or self.field in _OBJECTS:
             self.holder.ClearField(self.field)
@@ -146,7 +147,7 @@ class _Text:
 
 
 def _level_texts(record: invocation_pb2.Invocation, max_bytes: int, *, floor: int) -> None:
-    """Cuts every text above one level to it: the highest level, at least `floor` bytes, that makes the record fit."""
+    """Cut every longer text to one level: the highest, at least `floor` bytes, at which the record fits."""
     excess = record.ByteSize() - max_bytes
     texts = sorted(_texts(record, longer_than=floor), key=attrgetter("size"), reverse=True)
     level, longer = floor, 0
@@ -164,7 +165,7 @@ def _level_texts(record: invocation_pb2.Invocation, max_bytes: int, *, floor: in
 
 
 def _texts(record: invocation_pb2.Invocation, *, longer_than: int) -> Iterator[_Text]:
-    """The texts of a record that are longer than so many bytes: of the others there may be hundreds of thousands."""
+    """Yield the texts longer than `longer_than` bytes; there may be hundreds of thousands of shorter ones."""
     for holder, field, marked, flag in _places(record):
         value = getattr(holder, field)
         size = len(value) if isinstance(value, bytes) or value.isascii() else len(value.encode())

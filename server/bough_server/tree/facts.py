@@ -1,4 +1,4 @@
-"""State of a run while its events are folded: invocations, tool calls, steps, sums.
+"""State of a run's tree while its events are folded: invocations, tool calls, steps, sums.
 
 Only copies of what the record needs are kept of an event.
 """
@@ -19,33 +19,33 @@ from bough_server.usage import ONE_TOOL_CALL, Sums
 
 
 class TreeState:
-    """The invocations, tool calls and steps of a run, and what its own events say of it."""
+    """Invocations, tool calls and steps of a run, and the state of the run itself."""
 
     def __init__(self, bounds: Bounds, *, run_id: str, session_id: str) -> None:
         self._include_steps = bounds.include_steps
         self.run_id, self.session_id = run_id, session_id
         self.run = Run()
         self.nodes: dict[str, Node] = {}
-        """By first appearance."""
+        """In order of first appearance."""
         self.tools = ToolCalls(bounds)
         self.requests = Requests()
         self.conflicts = Conflicts()
         self.steps: list[tuple[str, step_pb2.AgentStep]] = []
-        """Each with its invocation's id, where steps are wanted."""
+        """Each with its invocation's id; empty unless the bounds include steps."""
         self.first_time: timestamp_pb2.Timestamp | None = None
         self.sequence = 0
         """The highest so far."""
         self.not_rising = 0
-        """How many events came with a sequence that is not above all before it."""
+        """Number of events whose sequence is not above all before it."""
         self._charged = Sums()
-        """What all model calls and tools so far have used."""
+        """Usage of all model and tool calls so far."""
 
-    def take_envelope(self, event: event_pb2.AgentEvent) -> None:
-        """Takes in where an event of anybody's stands."""
+    def apply_envelope(self, event: event_pb2.AgentEvent) -> None:
+        """Apply the sequence and the ids of an event from any source."""
         sequence = event.sequence
         if sequence > self.sequence:
             self.sequence = sequence
-        elif sequence:  # an event that says no sequence breaks no order
+        elif sequence:  # events without a sequence are in the order of arrival
             self.not_rising += 1
         run_id = event.run_id
         if run_id and run_id != self.run_id:
@@ -56,89 +56,90 @@ class TreeState:
         if not self.session_id:
             self.session_id = event.session_id
 
-    def take(self, kind: int, event: event_pb2.AgentEvent, sequence: int) -> None:
-        """Takes in what an event says; a kind that is not known still counts for its invocation."""
+    def apply(self, kind: int, event: event_pb2.AgentEvent, sequence: int) -> None:
+        """Apply an event; an unknown kind still shows that its invocation exists."""
         if self.first_time is None:
             self.first_time = time_of(event)
         invocation_id = event.invocation_id or event.run_started.invocation_id
         if not invocation_id:
-            self._take_unplaced(event, kind)
+            self._apply_without_invocation(event, kind)
             return
         node = self.nodes.get(invocation_id)
         if node is None:
             node = self.nodes[invocation_id] = Node(invocation_id)
         if not node.is_known:
-            node.look(event)
+            node.apply_envelope(event)
         if kind in CONCERNED:
             self.conflicts.take(event, kind)
         reader = _READERS.get(kind)
         if reader is not None:
             reader(self, node, event, kind, sequence)
 
-    def _take_unplaced(self, event: event_pb2.AgentEvent, kind: int) -> None:
-        """Takes in an event that names no invocation: where it is the run's, it counts."""
+    def _apply_without_invocation(self, event: event_pb2.AgentEvent, kind: int) -> None:
+        """Apply an event that names no invocation, if it is one of the run itself."""
         if kind in events.TERMINAL_KINDS:
             end = self._end_of(event, kind)
             root = self.nodes.get(self.run.root)
             if root is not None:
-                root.finish(end)
-            self.run.finish(end, "")
-        elif kind in _COURSE:
-            self._take_course(event, kind)
+                root.apply_end(end)
+            self.run.apply_end(end, "")
+        elif kind in _PROGRESS:
+            self._apply_progress(event, kind)
 
-    def _take_run_start(self, node: Node, event: event_pb2.AgentEvent, kind: int, sequence: int) -> None:
-        node.begin(event, generation=self.run.generation)
-        self.run.begin(event, node.invocation_id)
+    def _apply_run_start(self, node: Node, event: event_pb2.AgentEvent, kind: int, sequence: int) -> None:
+        node.apply_start(event, generation=self.run.generation)
+        self.run.apply_start(event, node.invocation_id)
 
-    def _take_run_course(self, node: Node, event: event_pb2.AgentEvent, kind: int, sequence: int) -> None:
-        self._take_course(event, kind)
+    def _apply_run_progress(self, node: Node, event: event_pb2.AgentEvent, kind: int, sequence: int) -> None:
+        self._apply_progress(event, kind)
 
-    def _take_course(self, event: event_pb2.AgentEvent, kind: int) -> None:
+    def _apply_progress(self, event: event_pb2.AgentEvent, kind: int) -> None:
         if kind == events.RUN_FORKED:
-            self.run.fork(event, self._charged)
+            self.run.apply_fork(event, self._charged)
             return
-        self.run.go_on(event, kind)
+        self.run.apply_progress(event, kind)
         if kind == events.RUN_INTERRUPTED:
             self.requests.replace(event.run_interrupted.requests)
 
-    def _take_start(self, node: Node, event: event_pb2.AgentEvent, kind: int, sequence: int) -> None:
-        node.begin(event, generation=self.run.generation)
+    def _apply_start(self, node: Node, event: event_pb2.AgentEvent, kind: int, sequence: int) -> None:
+        node.apply_start(event, generation=self.run.generation)
 
-    def _take_run_end(self, node: Node, event: event_pb2.AgentEvent, kind: int, sequence: int) -> None:
+    def _apply_run_end(self, node: Node, event: event_pb2.AgentEvent, kind: int, sequence: int) -> None:
         end = self._end_of(event, kind)
-        node.finish(end)
-        self.run.finish(end, node.invocation_id)
+        node.apply_end(end)
+        self.run.apply_end(end, node.invocation_id)
 
-    def _take_end(self, node: Node, event: event_pb2.AgentEvent, kind: int, sequence: int) -> None:
-        node.finish(self._end_of(event, kind))
+    def _apply_end(self, node: Node, event: event_pb2.AgentEvent, kind: int, sequence: int) -> None:
+        node.apply_end(self._end_of(event, kind))
 
     def _end_of(self, event: event_pb2.AgentEvent, kind: int) -> End:
         return End.of(event, kind, generation=self.run.generation)
 
-    def _take_llm_started(self, node: Node, event: event_pb2.AgentEvent, kind: int, sequence: int) -> None:
+    def _apply_llm_started(self, node: Node, event: event_pb2.AgentEvent, kind: int, sequence: int) -> None:
         call = event.effect_key or event.step_id
         if not events.is_summarizing(event):
+            # A later attempt of an open call belongs to the same step.
             node.step_count += event.attempt <= 1 or call not in node.open_calls
             started = event.llm_started
             node.settings = copied(started.settings) if started.HasField("settings") else None
         node.open_calls.add(call)
         node.error = None
 
-    def _take_llm_retrying(self, node: Node, event: event_pb2.AgentEvent, kind: int, sequence: int) -> None:
+    def _apply_llm_retrying(self, node: Node, event: event_pb2.AgentEvent, kind: int, sequence: int) -> None:
         if not event.llm_retrying.not_sent:
             self._charge(node, Sums.of_attempt(event.llm_retrying.lost_usage))
 
-    def _take_llm_completed(self, node: Node, event: event_pb2.AgentEvent, kind: int, sequence: int) -> None:
+    def _apply_llm_completed(self, node: Node, event: event_pb2.AgentEvent, kind: int, sequence: int) -> None:
         response = event.llm_completed.response
         node.open_calls.discard(event.effect_key or event.step_id)
         self._charge(node, Sums.of_attempt(response.usage))
-        if not node.parent and (said := _said_beside_calls(response.message)) is not None:
-            node.said.append(said)
+        if not node.parent and (text := _text_beside_calls(response.message)) is not None:
+            node.intermediate_responses.append(text)
 
-    def _take_llm_failed(self, node: Node, event: event_pb2.AgentEvent, kind: int, sequence: int) -> None:
+    def _apply_llm_failed(self, node: Node, event: event_pb2.AgentEvent, kind: int, sequence: int) -> None:
         failed = event.llm_failed
         call = event.effect_key or event.step_id
-        # A call that was refused never went to a provider, so it is not counted.
+        # A refused call never started and reports no usage: it went to no provider and is not counted.
         if call in node.open_calls or failed.HasField("lost_usage"):
             node.open_calls.discard(call)
             if not failed.not_sent:
@@ -149,27 +150,27 @@ class TreeState:
         node.running.add(used)
         self._charged.add(used)
 
-    def _take_tool_started(self, node: Node, event: event_pb2.AgentEvent, kind: int, sequence: int) -> None:
+    def _apply_tool_started(self, node: Node, event: event_pb2.AgentEvent, kind: int, sequence: int) -> None:
         call_id = event.tool_started.call.call_id
-        if call_id not in node.open_tools:  # another attempt is the same call
+        if call_id not in node.open_tools:  # a further attempt is not a further call
             node.open_tools.add(call_id)
             self._charge(node, ONE_TOOL_CALL)
-        self._take_call(node, is_new=self.tools.start(event, sequence))
+        self._apply_call(node, is_new=self.tools.start(event, sequence))
 
-    def _take_call(self, node: Node, *, is_new: bool) -> None:
+    def _apply_call(self, node: Node, *, is_new: bool) -> None:
         if not is_new:
             message = "One of its call ids stands for more than one call."
             node.note(invocation_pb2.ANOMALY_KIND_CALL_ID_REUSED, message)
 
-    def _take_tool_output(self, node: Node, event: event_pb2.AgentEvent, kind: int, sequence: int) -> None:
+    def _apply_tool_output(self, node: Node, event: event_pb2.AgentEvent, kind: int, sequence: int) -> None:
         self.tools.output(event, sequence)
 
-    def _take_tool_end(self, node: Node, event: event_pb2.AgentEvent, kind: int, sequence: int) -> None:
+    def _apply_tool_end(self, node: Node, event: event_pb2.AgentEvent, kind: int, sequence: int) -> None:
         call_id = self.tools.end(event, sequence)
         node.open_tools.discard(call_id)
         self.requests.end((node.invocation_id, call_id))
 
-    def _take_step_end(self, node: Node, event: event_pb2.AgentEvent, kind: int, sequence: int) -> None:
+    def _apply_step_end(self, node: Node, event: event_pb2.AgentEvent, kind: int, sequence: int) -> None:
         is_completed = kind == events.STEP_COMPLETED
         if not is_completed:
             node.error = copied(event.step_failed.error)
@@ -177,49 +178,49 @@ class TreeState:
             step = event.step_completed.step if is_completed else event.step_failed.step
             self.steps.append((node.invocation_id, copied(step)))
 
-    def _take_request(self, node: Node, event: event_pb2.AgentEvent, kind: int, sequence: int) -> None:
+    def _apply_request(self, node: Node, event: event_pb2.AgentEvent, kind: int, sequence: int) -> None:
         request = event.input_requested.request
         if request.call_id:
-            self._take_call(node, is_new=self.tools.ask(event, sequence))
+            self._apply_call(node, is_new=self.tools.ask(event, sequence))
         self.requests.ask(request, node.invocation_id)
 
-    def _take_answer(self, node: Node, event: event_pb2.AgentEvent, kind: int, sequence: int) -> None:
+    def _apply_answer(self, node: Node, event: event_pb2.AgentEvent, kind: int, sequence: int) -> None:
         self.requests.answer(event.input_received.answer.input_id)
 
 
 _Reader: TypeAlias = Callable[[TreeState, Node, event_pb2.AgentEvent, int, int], None]
 
-_COURSE: Final = frozenset(
+_PROGRESS: Final = frozenset(
     {events.RUN_QUEUED, events.RUN_DEQUEUED, events.RUN_RESUMED, events.RUN_FORKED, events.RUN_INTERRUPTED}
 )
-"""What becomes of a run between its beginning and its end."""
+"""Events of a run between its start and its end."""
 
 _READERS: Final[Mapping[int, _Reader]] = {
-    events.RUN_STARTED: TreeState._take_run_start,
-    **dict.fromkeys(_COURSE, TreeState._take_run_course),
-    events.RUN_COMPLETED: TreeState._take_run_end,
-    events.RUN_FAILED: TreeState._take_run_end,
-    events.RUN_CANCELLED: TreeState._take_run_end,
-    events.SUB_AGENT_STARTED: TreeState._take_start,
-    events.SUB_AGENT_COMPLETED: TreeState._take_end,
-    events.SUB_AGENT_FAILED: TreeState._take_end,
-    events.LLM_STARTED: TreeState._take_llm_started,
-    events.LLM_RETRYING: TreeState._take_llm_retrying,
-    events.LLM_COMPLETED: TreeState._take_llm_completed,
-    events.LLM_FAILED: TreeState._take_llm_failed,
-    events.TOOL_STARTED: TreeState._take_tool_started,
-    events.TOOL_OUTPUT: TreeState._take_tool_output,
-    events.TOOL_COMPLETED: TreeState._take_tool_end,
-    events.TOOL_FAILED: TreeState._take_tool_end,
-    events.STEP_COMPLETED: TreeState._take_step_end,
-    events.STEP_FAILED: TreeState._take_step_end,
-    events.INPUT_REQUESTED: TreeState._take_request,
-    events.INPUT_RECEIVED: TreeState._take_answer,
+    events.RUN_STARTED: TreeState._apply_run_start,
+    **dict.fromkeys(_PROGRESS, TreeState._apply_run_progress),
+    events.RUN_COMPLETED: TreeState._apply_run_end,
+    events.RUN_FAILED: TreeState._apply_run_end,
+    events.RUN_CANCELLED: TreeState._apply_run_end,
+    events.SUB_AGENT_STARTED: TreeState._apply_start,
+    events.SUB_AGENT_COMPLETED: TreeState._apply_end,
+    events.SUB_AGENT_FAILED: TreeState._apply_end,
+    events.LLM_STARTED: TreeState._apply_llm_started,
+    events.LLM_RETRYING: TreeState._apply_llm_retrying,
+    events.LLM_COMPLETED: TreeState._apply_llm_completed,
+    events.LLM_FAILED: TreeState._apply_llm_failed,
+    events.TOOL_STARTED: TreeState._apply_tool_started,
+    events.TOOL_OUTPUT: TreeState._apply_tool_output,
+    events.TOOL_COMPLETED: TreeState._apply_tool_end,
+    events.TOOL_FAILED: TreeState._apply_tool_end,
+    events.STEP_COMPLETED: TreeState._apply_step_end,
+    events.STEP_FAILED: TreeState._apply_step_end,
+    events.INPUT_REQUESTED: TreeState._apply_request,
+    events.INPUT_RECEIVED: TreeState._apply_answer,
 }
 
 
-def _said_beside_calls(message: message_pb2.Message) -> message_pb2.Message | None:
-    """The texts of a message that holds tool calls as well; None where it has no text or no call."""
+def _text_beside_calls(message: message_pb2.Message) -> message_pb2.Message | None:
+    """Return the texts of a message that also has tool calls; None if it has no text or no call."""
     texts = [part for part in message.parts if part.text]
     if not texts or not any(part.HasField("tool_call") for part in message.parts):
         return None

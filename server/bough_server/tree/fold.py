@@ -1,7 +1,7 @@
 """Fold events into the record of a run: who called whom, what was said, what it cost.
 
-Events may come from any source, in order of arrival. None is refused: contradictions become anomalies of the record,
-and times that JSON cannot express are left out of it.
+Events may come from any source, in order of arrival. None is rejected: contradictions become anomalies of the record,
+and times that JSON cannot express are left out.
 """
 
 from collections.abc import Iterable, Iterator
@@ -20,33 +20,33 @@ from bough_server.tree.record import record
 
 ANOMALY: Final = anomaly(
     invocation_pb2.ANOMALY_KIND_INVALID_TIME,
-    "Some times are outside of the years 1 to 9999, or are no times; they are left out.",
+    "Some times are invalid or outside the years 1 to 9999; they are left out.",
 )
 
 
 class Stored(Protocol):
-    """An event as a log keeps it: its bytes need no parsing where its kind says enough."""
+    """An event as a log stores it, parsed only if its kind matters to the tree."""
 
     @property
     def sequence(self) -> int:
-        """The place in the log."""
+        """Number of the event in its log."""
         ...
 
     @property
     def kind(self) -> int:
-        """The payload's tag."""
+        """Field number of the payload."""
         ...
 
     @property
     def data(self) -> bytes:
-        """The serialized event; run_id and session_id may be left out."""
+        """The serialized event; run_id and session_id may be absent."""
         ...
 
 
 def fold(
     stream: Iterable[event_pb2.AgentEvent], options: invocation_pb2.InvocationOptions | None = None
 ) -> invocation_pb2.Invocation:
-    """The record of anybody's events, in their order."""
+    """Return the record of events from any source, in their order."""
     tree = Tree(options)
     for event in stream:
         tree.add(event)
@@ -60,7 +60,7 @@ def fold_stored(
     session_id: str,
     options: invocation_pb2.InvocationOptions | None = None,
 ) -> invocation_pb2.Invocation:
-    """The record of a log of our own, or of its beginning."""
+    """Return the record of a log of this server, or of a prefix of it."""
     tree = Tree(options, run_id=run_id, session_id=session_id)
     for one in stored:
         tree.add_stored(one)
@@ -68,44 +68,44 @@ def fold_stored(
 
 
 class Tree:
-    """A fold in progress: takes events one by one and gives the record so far at any time.
+    """A fold in progress: events are added one by one, and the record so far is available at any time.
 
-    The ids are those of the events where they are not given. Texts beyond the bounds of `options` are cut as they come.
+    Ids that are not passed are taken from the events. Texts beyond the bounds of `options` are cut as they arrive.
     """
 
     def __init__(
         self, options: invocation_pb2.InvocationOptions | None = None, *, run_id: str = "", session_id: str = ""
     ) -> None:
         self._bounds = Bounds.of(options)
-        self._facts = TreeState(self._bounds, run_id=run_id, session_id=session_id)
-        silent = {*events.DELTA_KINDS, events.VALUE_RECORDED, events.CANCEL_REQUESTED}
+        self._state = TreeState(self._bounds, run_id=run_id, session_id=session_id)
+        ignored = {*events.DELTA_KINDS, events.VALUE_RECORDED, events.CANCEL_REQUESTED}
         if not self._bounds.include_steps:
-            silent.add(events.STEP_COMPLETED)
-        self._silent = frozenset(silent)
+            ignored.add(events.STEP_COMPLETED)
+        self._ignored_kinds = frozenset(ignored)
         self._is_foreign = False
 
     def add(self, event: event_pb2.AgentEvent) -> None:
-        """Takes in an event, whoever's it is; nothing of it is kept, only copies."""
+        """Add an event from any source. It is copied, never retained."""
         self._is_foreign = True
-        self._facts.take_envelope(event)
-        self._facts.take(events.kind_of(event), event, event.sequence)
+        self._state.apply_envelope(event)
+        self._state.apply(events.kind_of(event), event, event.sequence)
 
     def add_stored(self, stored: Stored) -> None:
-        """Takes in an event of a log of our own. What tells the tree nothing, deltas above all, is not parsed."""
-        self._facts.sequence = stored.sequence
-        if stored.kind not in self._silent:
-            self._facts.take(stored.kind, events.parse(stored.data), stored.sequence)
+        """Add an event of this server's log. Kinds that do not change the tree, above all deltas, are not parsed."""
+        self._state.sequence = stored.sequence
+        if stored.kind not in self._ignored_kinds:
+            self._state.apply(stored.kind, events.parse(stored.data), stored.sequence)
 
     def invocation(self) -> invocation_pb2.Invocation:
-        """The record of what it has taken in so far."""
-        made = record(self._facts, self._bounds)
-        if self._is_foreign:
-            leave_out_impossible_times(made)
-        return made
+        """Return the record of the events so far."""
+        invocation = record(self._state, self._bounds)
+        if self._is_foreign:  # the server's own logs have valid times
+            leave_out_impossible_times(invocation)
+        return invocation
 
 
 def leave_out_impossible_times(record: invocation_pb2.Invocation) -> None:
-    """Clears what is no time of a record, in place, and says so in its anomalies."""
+    """Clear the invalid times of a record, in place, and add an anomaly if there are any."""
     found = False
     for message in _messages(record):
         for field, value in message.ListFields():
@@ -117,7 +117,7 @@ def leave_out_impossible_times(record: invocation_pb2.Invocation) -> None:
 
 
 def _messages(record: Message) -> Iterator[Message]:
-    """A message and all that it holds but times; there may be hundreds of thousands, so no list is made of them."""
+    """Yield a message and all messages in it except times; lazily, as there may be hundreds of thousands."""
     ahead: list[Iterator[Message]] = [iter((record,))]
     while ahead:
         message = next(ahead[-1], None)

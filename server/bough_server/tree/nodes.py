@@ -1,6 +1,7 @@
-"""One agent's execution as its events tell it; where it stands in the tree and what it may weigh are not its own.
+"""State of one agent invocation, accumulated from its events.
 
-What it keeps of an event is a copy: a part of a message keeps the memory of the whole, a request of 8 MiB for example.
+Parts of events are copied before they are kept: a reference to a part keeps the whole message in memory, for example a
+request of 8 MiB.
 """
 
 from dataclasses import dataclass, field
@@ -14,7 +15,7 @@ from bough_server import events
 from bough_server.usage import Sums
 
 _NOT_AGENTS: Final = frozenset({"", "user", "graph-node", "graph-pregel", "graph-executor"})
-"""Authors that are no agents: they name no invocation."""
+"""Authors that are not agents and so do not name an invocation."""
 
 _STATES: Final = {
     events.RUN_COMPLETED: execution_pb2.EXECUTION_STATE_SUCCEEDED,
@@ -28,21 +29,21 @@ M = TypeVar("M", bound=Message)
 
 
 def copied(message: M) -> M:
-    """A copy that keeps nothing alive but itself."""
+    """Return a copy that keeps no other message in memory."""
     copy = type(message)()
     copy.CopyFrom(message)
     return copy
 
 
 def time_of(event: event_pb2.AgentEvent) -> timestamp_pb2.Timestamp | None:
-    """When an event was recorded, where it says so; a copy."""
+    """Return a copy of the time at which an event was recorded; None if it has none."""
     return copied(event.record_time) if event.HasField("record_time") else None
 
 
 def anomaly(
     kind: invocation_pb2.AnomalyKind.ValueType, message: str, invocation_id: str = ""
 ) -> invocation_pb2.Anomaly:
-    """An inconsistency of an invocation, or of the run if no invocation is named."""
+    """Return an inconsistency of an invocation, or of the run if no invocation is named."""
     return invocation_pb2.Anomaly(kind=kind, message=message, invocation_id=invocation_id)
 
 
@@ -53,17 +54,17 @@ class End:
     state: execution_pb2.ExecutionState.ValueType
     reason: execution_pb2.EndReason.ValueType
     usage: Sums | None
-    """None where the end says nothing of it."""
+    """None if the end event reports none."""
     time: timestamp_pb2.Timestamp | None
     generation: int
-    """How many forks came before it in the log."""
+    """Number of forks before it in the log."""
     output: message_pb2.Message | None = None
     error: error_pb2.AgentError | None = None
     cancel_reason: execution_pb2.CancelReason.ValueType = execution_pb2.CANCEL_REASON_UNSPECIFIED
 
     @classmethod
     def of(cls, event: event_pb2.AgentEvent, kind: int, *, generation: int) -> "End":
-        """The end that an event of a run's or a sub-agent's end is."""
+        """Return the end that an end event of a run or of a sub-agent records."""
         state, output, error = _STATES[kind], None, None
         payload: _Payload
         if kind == events.RUN_COMPLETED:
@@ -112,7 +113,7 @@ def _is_cancel(error: error_pb2.AgentError) -> bool:
 
 @dataclass(slots=True)
 class Node:
-    """What is known of one invocation so far. The first word counts, and a start's word more than any other."""
+    """What is known of one invocation so far. The first value of a field wins, except that a start overrides others."""
 
     invocation_id: str
     parent: str = ""
@@ -121,29 +122,29 @@ class Node:
     call_id: str = ""
     start: event_pb2.AgentEvent | None = None
     start_generation: int = 0
-    """How many forks came before its start."""
+    """Number of forks before its start."""
     is_known: bool = False
-    """Whether later envelopes can add nothing."""
+    """Whether the envelopes of later events can add nothing."""
     first_time: timestamp_pb2.Timestamp | None = None
     trace: tuple[str, str] = ("", "")
     end: End | None = None
     error: error_pb2.AgentError | None = None
-    """Of a model call or a step that nothing has followed."""
+    """Error of its last model call or step, until the next model call starts."""
     step_count: int = 0
     running: Sums = field(default_factory=Sums)
-    """What it has used as its own events tell, for as long as it has no end."""
+    """Usage summed from its own events; counts as long as no end reports one."""
     open_calls: set[str] = field(default_factory=set)
-    """Model calls that have begun and not ended."""
+    """Keys of model calls that have started and not ended."""
     open_tools: set[str] = field(default_factory=set)
-    """Tool calls that have started and not ended, by their call ids."""
-    said: list[message_pb2.Message] = field(default_factory=list)
+    """Call ids of tool calls that have started and not ended."""
+    intermediate_responses: list[message_pb2.Message] = field(default_factory=list)
     settings: model_pb2.ModelSettings | None = None
-    """Of its last model call that is of a step."""
+    """Settings of its last model call that belongs to a step."""
     anomalies: dict[str, invocation_pb2.AnomalyKind.ValueType] = field(default_factory=dict)
-    """By their sentences."""
+    """Kinds by message."""
 
-    def look(self, event: event_pb2.AgentEvent) -> None:
-        """Takes in the envelope of any of its events."""
+    def apply_envelope(self, event: event_pb2.AgentEvent) -> None:
+        """Apply the envelope of any of its events."""
         is_root = self.start is not None and self.start.HasField("run_started")
         if not self.parent and not is_root:
             self.parent = event.parent_invocation_id
@@ -157,8 +158,8 @@ class Node:
             self.trace = (event.trace_id, event.span_id)
         self.is_known = self.start is not None and bool(self.branch) and (is_root or bool(self.parent))
 
-    def begin(self, event: event_pb2.AgentEvent, *, generation: int) -> None:
-        """Apply a run_started or sub_agent_started after so many forks; the first one counts."""
+    def apply_start(self, event: event_pb2.AgentEvent, *, generation: int) -> None:
+        """Apply a run_started or sub_agent_started that follows `generation` forks; the first one wins."""
         if self.start is not None:
             self.note(invocation_pb2.ANOMALY_KIND_REPEATED, "It began more than once.")
             return
@@ -169,27 +170,27 @@ class Node:
             self.call_id = event.sub_agent_started.call_id
         if event.trace_id:
             self.trace = (event.trace_id, event.span_id)
-        self.look(event)
+        self.apply_envelope(event)
 
-    def finish(self, end: End) -> None:
-        """Takes in an end; the first one counts."""
+    def apply_end(self, end: End) -> None:
+        """Apply an end; the first one wins."""
         if self.end is None:
             self.end = end
         else:
             self.note(invocation_pb2.ANOMALY_KIND_REPEATED, "It ended more than once.")
 
     def note(self, kind: invocation_pb2.AnomalyKind.ValueType, message: str) -> None:
-        """Note an anomaly, once."""
+        """Record an anomaly, once."""
         self.anomalies[message] = kind
 
     @property
     def usage(self) -> Sums:
-        """What it used itself: as its end says, else as far as its events tell."""
+        """Usage without its descendants: as its end reports it, else summed from its events."""
         return self.running if self.end is None or self.end.usage is None else self.end.usage
 
     @property
     def name(self) -> str:
-        """The agent's name: from its start, else the last name of its branch, else who spoke first."""
+        """Name of the agent: from its start, else the last name of its branch, else its first author."""
         if self.start is not None:
             named = self.start.run_started.agent or self.start.agent
             if named:
@@ -199,9 +200,9 @@ class Node:
     def state(
         self, open_state: execution_pb2.ExecutionState.ValueType | None
     ) -> execution_pb2.ExecutionState.ValueType:
-        """Its state; unspecified where the run ended without a word of what became of it.
+        """Return its state; `open_state` is the state of an invocation without an end, None if the run has ended.
 
-        While it has no end it is in the state that is given; None where the run has ended.
+        Then an invocation without an end has the state of its last error, or an unspecified one if it has no error.
         """
         if self.end is not None:
             return self.end.state
@@ -214,7 +215,7 @@ class Node:
         )
 
     def describe(self, open_state: execution_pb2.ExecutionState.ValueType | None) -> invocation_pb2.AgentInvocation:
-        """The node without its place in the tree, its tree usage and its revision; for `open_state` see `state`."""
+        """Return the node without its place in the tree, tree usage and revision; `open_state` is as in state()."""
         described = invocation_pb2.AgentInvocation(
             invocation_id=self.invocation_id,
             parent_invocation_id=self.parent,
@@ -229,13 +230,14 @@ class Node:
             step_count=self.step_count,
             trace_id=self.trace[0],
             span_id=self.trace[1],
-            anomalies=(anomaly(kind, said, self.invocation_id) for said, kind in self.anomalies.items()),
+            anomalies=(anomaly(kind, message, self.invocation_id) for message, kind in self.anomalies.items()),
             settings=self.settings,
         )
         if self.start is not None:
             _describe_start(described, self.start)
         if self.end is not None:
             described.end_reason, described.cancel_reason = self.end.reason, self.end.cancel_reason
+            # MergeFrom a constructor: message fields accept None there, and cannot be assigned.
             described.MergeFrom(
                 invocation_pb2.AgentInvocation(error=self.end.error, end_time=self.end.time, output=self.end.output)
             )

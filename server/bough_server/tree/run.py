@@ -1,4 +1,4 @@
-"""Run-level facts of a fold: state, start, end, forks, and the requests that are still open."""
+"""State of a run while its events are folded: state, start, end, forks, and open input requests."""
 
 from bisect import bisect_right
 from collections.abc import Iterable, KeysView, Mapping
@@ -22,26 +22,26 @@ _STATES: Final[Mapping[int, execution_pb2.ExecutionState.ValueType]] = {
 _BEGINNINGS: Final = frozenset({events.RUN_DEQUEUED, events.RUN_FORKED})
 
 CallKey: TypeAlias = tuple[str, str]
-"""An invocation's id and the id of a call of it; the call's is empty where none is meant."""
+"""An invocation's id and the id of one of its calls; the call's id is empty for the invocation itself."""
 
 
 class Run:
-    """A run as far as its own events tell of it."""
+    """What is known of a run so far from its own events."""
 
     def __init__(self) -> None:
         self.state: execution_pb2.ExecutionState.ValueType = execution_pb2.EXECUTION_STATE_UNSPECIFIED
-        """What its last event says, for as long as it has no end; unspecified where none says anything."""
+        """State after its last event, as long as it has no end; unspecified if no event implies one."""
         self.end: End | None = None
         self.start_time: timestamp_pb2.Timestamp | None = None
-        """When it began, where its events say so; of a run that was queued, when its wait ended."""
+        """When it began, if its events say so; for a queued run, when it was dequeued."""
         self.was_queued = False
         self.input: message_pb2.Message | None = None
         self.labels: dict[str, str] = {}
         self.forked_from: fork_pb2.ForkOrigin | None = None
         self.inherited = Sums()
-        """What was used before the fork."""
+        """Usage before the fork."""
         self.generation = 0
-        """How many forks its log has gone through so far."""
+        """Number of forks in its log so far."""
         self._root_of_start = ""
         self._root_of_end = ""
         self._has_begun = False
@@ -50,20 +50,20 @@ class Run:
 
     @property
     def root(self) -> str:
-        """The root's invocation id: where the run starts, else where it ends; empty where no event names it."""
+        """Invocation id of the root: from the run's start, else from its end; empty if no event names it."""
         return self._root_of_start or self._root_of_end
 
     @property
     def anomalies(self) -> tuple[invocation_pb2.Anomaly, ...]:
-        """What is inconsistent about the run as a whole."""
+        """Inconsistencies of the run as a whole."""
         return tuple(anomaly(kind, message) for message, kind in self._anomalies.items())
 
     def note(self, kind: invocation_pb2.AnomalyKind.ValueType, message: str) -> None:
-        """Note an anomaly, once."""
+        """Record an anomaly, once."""
         self._anomalies[message] = kind
 
-    def begin(self, event: event_pb2.AgentEvent, invocation_id: str) -> None:
-        """Takes in a run_started; the first one counts."""
+    def apply_start(self, event: event_pb2.AgentEvent, invocation_id: str) -> None:
+        """Apply a run_started; the first one wins."""
         if self._has_begun:
             self.note(invocation_pb2.ANOMALY_KIND_REPEATED, "The run began more than once.")
             return
@@ -76,20 +76,20 @@ class Run:
         self.input = copied(started.input) if started.HasField("input") else None
         self._define(started.definition_refs)
 
-    def go_on(self, event: event_pb2.AgentEvent, kind: int) -> None:
-        """Takes in what becomes of a run between its beginning and its end."""
+    def apply_progress(self, event: event_pb2.AgentEvent, kind: int) -> None:
+        """Apply an event of the run between its start and its end."""
         if kind == events.RUN_RESUMED and self.state == execution_pb2.EXECUTION_STATE_PENDING:
-            return  # a new owner gives a run that waits no session
+            return  # a worker took over a queued run, which still waits for its session
         self.state = _STATES[kind]
         if kind == events.RUN_QUEUED:
             self.was_queued, self.start_time = True, None
         elif kind in _BEGINNINGS and self.was_queued and self.start_time is None:
             self.start_time = time_of(event)
 
-    def fork(self, event: event_pb2.AgentEvent, used: Sums) -> None:
-        """Takes in a run_forked: everything so far is another run's, which has used that much."""
+    def apply_fork(self, event: event_pb2.AgentEvent, used: Sums) -> None:
+        """Apply a run_forked: all events before it are those of its origin, which used `used`."""
         forked = event.run_forked
-        self.go_on(event, events.RUN_FORKED)
+        self.apply_progress(event, events.RUN_FORKED)
         self.generation += 1
         self.inherited = used.copy()
         self.forked_from = fork_pb2.ForkOrigin(run_id=forked.origin.run_id, sequence=forked.origin.sequence)
@@ -99,27 +99,28 @@ class Run:
             self.input = copied(forked.changes.input)
         self._define(forked.definition_refs)
 
-    def finish(self, end: End, invocation_id: str) -> None:
-        """Takes in an end; the first one counts."""
+    def apply_end(self, end: End, invocation_id: str) -> None:
+        """Apply an end; the first one wins."""
         if self.end is None:
             self.end, self._root_of_end = end, invocation_id
         else:
             self.note(invocation_pb2.ANOMALY_KIND_REPEATED, "The run ended more than once.")
 
     def revision(self, node: Node) -> str:
-        """The revision of an invocation's definition; empty if it has none.
+        """Return the revision of an invocation's definition; empty if it has none.
 
-        It is the one that its start names, unless a fork that it was open in has changed the definition since. A start
-        that names none, as the root's, has the run's.
+        It is the one that its start names, unless a fork changed the definition while the invocation was open. If its
+        start names none, as the root's, it is the run's.
         """
-        said = node.start.sub_agent_started.revision if node.start is not None else ""
+        at_start = node.start.sub_agent_started.revision if node.start is not None else ""
         generation = self.generation if node.end is None else node.end.generation
         named = self._revisions.get(node.name, [])
-        place = bisect_right(named, generation, key=itemgetter(0))
-        if not place:
-            return said
-        defined, revision = named[place - 1]
-        return said if said and defined <= node.start_generation else revision
+        # The last definition before the invocation ended is the one that it ran with.
+        count = bisect_right(named, generation, key=itemgetter(0))
+        if not count:
+            return at_start
+        defined, revision = named[count - 1]
+        return at_start if at_start and defined <= node.start_generation else revision
 
     def _define(self, definitions: Iterable[event_pb2.DefinitionRef]) -> None:
         for named in definitions:
@@ -127,7 +128,7 @@ class Run:
 
 
 class Requests:
-    """The open requests of a run, each with who waits for it."""
+    """Open input requests of a run, each with the call or invocation that waits for it."""
 
     def __init__(self) -> None:
         self._asker_of: dict[str, CallKey] = {}
@@ -135,22 +136,22 @@ class Requests:
 
     @property
     def calls(self) -> KeysView[CallKey]:
-        """The calls that wait."""
+        """The calls, and invocations, that wait."""
         return self._open_of.keys()
 
     def invocations(self) -> frozenset[str]:
-        """The invocations that wait, for a call of theirs or for themselves."""
+        """Return the invocations that wait, with one of their calls or themselves."""
         return frozenset(invocation_id for invocation_id, _ in self._open_of)
 
     def ask(self, request: input_pb2.InputRequest, invocation_id: str) -> None:
-        """Takes in a request that an invocation makes."""
+        """Open a request of an invocation."""
         self.answer(request.input_id)
         asker = (invocation_id, request.call_id)
         self._asker_of[request.input_id] = asker
         self._open_of.setdefault(asker, {})[request.input_id] = None
 
     def answer(self, request_id: str) -> None:
-        """Takes in that a request is answered."""
+        """Close a request that was answered."""
         asker = self._asker_of.pop(request_id, None)
         if asker is not None:
             waiting = self._open_of[asker]
@@ -159,14 +160,14 @@ class Requests:
                 del self._open_of[asker]
 
     def end(self, call: CallKey) -> None:
-        """Takes in that a call has ended: what it asked is asked no more."""
+        """Close the requests of a call that has ended."""
         for request_id in self._open_of.pop(call, ()):
             del self._asker_of[request_id]
 
     def replace(self, requests: Iterable[input_pb2.InputRequest]) -> None:
-        """Takes in what an interruption says: these requests are open and no others.
+        """Replace all open requests by those of a run_interrupted.
 
-        What was asked by a part of the run that was left behind, as the loser of a race, has no end of its own.
+        Requests of an abandoned part of the run, such as the loser of a race, are closed by no event.
         """
         self._asker_of, self._open_of = {}, {}
         for request in requests:

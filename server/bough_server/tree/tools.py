@@ -1,4 +1,4 @@
-"""The tool calls of a fold: what each was asked and gave, and whose it is; it reads no events of models or runs."""
+"""Tool calls of a run while its events are folded: arguments, results and the invocations they belong to."""
 
 import json
 from collections.abc import Sequence
@@ -11,26 +11,26 @@ from bough_server.tree.nodes import copied
 from bough_server.tree.run import CallKey
 
 _CUT_IN_STEPS: Final = 64 * 1024
-"""A step's end has results up to this size whole."""
+"""Results up to this size are whole in the step's end; larger ones are truncated there."""
 
 
 class ToolCalls:
     """Tool calls by invocation and call id, in the order of their first events.
 
-    Texts are cut as they come, and calls beyond the bound are only counted, so what it holds is bounded.
+    Texts are cut as they arrive, and calls beyond the bound are only counted, so memory is bounded.
     """
 
     def __init__(self, bounds: Bounds) -> None:
         self._bounds = bounds
         self.total = 0
-        """How many calls there are, those beyond the bound included."""
+        """Number of calls, including those beyond the bound."""
         self._calls: dict[CallKey, invocation_pb2.ToolInvocation | None] = {}
         self._ended: set[CallKey] = set()
         self._kept: list[invocation_pb2.ToolInvocation] = []
         self._results: dict[CallKey, message_pb2.ToolResult] = {}
 
     def start(self, event: event_pb2.AgentEvent, sequence: int) -> bool:
-        """Takes in a tool_started; False where its call id had been used for a call that has ended."""
+        """Apply a tool_started. Return False if its call id was used before, for a call that has ended."""
         call = event.tool_started.call
         is_new = self._expect(call, event, sequence)
         known = self._calls[event.invocation_id, call.call_id]
@@ -39,7 +39,7 @@ class ToolCalls:
         return is_new
 
     def ask(self, event: event_pb2.AgentEvent, sequence: int) -> bool:
-        """Takes in an input_requested about a call, which may never start; False as for `start`."""
+        """Apply an input_requested about a call, which may never start. Return False as `start` does."""
         request = event.input_requested.request
         call = message_pb2.ToolCall(
             call_id=request.call_id, name=request.call.name, arguments_json=request.call.arguments_json
@@ -47,13 +47,13 @@ class ToolCalls:
         return self._expect(call, event, sequence)
 
     def output(self, event: event_pb2.AgentEvent, sequence: int) -> None:
-        """Takes in a tool_output, which only says that there is a call."""
+        """Apply a tool_output, which only shows that the call exists."""
         key = (event.invocation_id, event.tool_output.call_id)
         if key not in self._calls:
             self._open(key, message_pb2.ToolCall(call_id=key[1]), event, sequence)
 
     def end(self, event: event_pb2.AgentEvent, sequence: int) -> str:
-        """Takes in a tool_completed or tool_failed and gives the call's id; the first end of a call counts."""
+        """Apply a tool_completed or tool_failed and return the call's id; the first end of a call wins."""
         result = events.tool_result_of(event)
         key = (event.invocation_id, result.call.call_id)
         if key not in self._calls:
@@ -77,15 +77,15 @@ class ToolCalls:
             known.result_truncated = is_cut or result.truncated
 
     def whole(self, invocation_id: str, call_id: str) -> message_pb2.ToolResult | None:
-        """A large result as the call's own end has it, where steps are wanted."""
+        """Return the whole of a large result, from the call's own end; None unless the bounds include steps."""
         return self._results.get((invocation_id, call_id))
 
     def in_order(self) -> Sequence[invocation_pb2.ToolInvocation]:
-        """The calls up to the bound, by their first events."""
+        """Return the calls up to the bound, in the order of their first events."""
         return self._kept
 
     def _expect(self, call: message_pb2.ToolCall, event: event_pb2.AgentEvent, sequence: int) -> bool:
-        """Opens a call that is not open; False where its id had been used for one that has ended."""
+        """Open a call that is not open. Return False if its id was used before, for a call that has ended."""
         key = (event.invocation_id, call.call_id)
         is_reused = key in self._ended
         if is_reused or key not in self._calls:
@@ -130,7 +130,7 @@ def _end(known: invocation_pb2.ToolInvocation, event: event_pb2.AgentEvent, resu
 
 
 def _result_json(result: message_pb2.ToolResult) -> str:
-    """The tool's JSON, or its text as a JSON string."""
+    """Return the tool's JSON, or its text as a JSON string."""
     parts = result.parts
     if len(parts) == 1 and parts[0].HasField("data_json"):
         return parts[0].data_json
@@ -138,6 +138,6 @@ def _result_json(result: message_pb2.ToolResult) -> str:
 
 
 def _readable(part: message_pb2.Part) -> str:
-    """A part as text; of bytes, where they are or what they are."""
+    """Return a part as text; for a blob, its URI, file name or media type."""
     blob = part.blob
     return part.text or part.data_json or blob.uri or blob.filename or blob.media_type

@@ -1,1 +1,1 @@
-"""Events and records as lines for people; nothing here prints, asks or waits."""
+"""Rendering of events and records as lines of text."""

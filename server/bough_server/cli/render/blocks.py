@@ -1,4 +1,4 @@
-"""One block of output for each agent: wrapped text, and the status line of its work."""
+"""Output blocks of agents: wrapped text, and status lines about work in progress."""
 
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping
@@ -13,7 +13,7 @@ from bough_server.cli.render.format import clip, depth_style, printable, seconds
 
 Mode = Literal["text", "reasoning"]
 STARTING: Final = "starting"
-"""What an agent waits for until it does something."""
+"""The activity of an agent that has not done anything yet."""
 
 _DEEPEST: Final = 12
 _NARROWEST: Final = 20
@@ -21,21 +21,21 @@ _NARROWEST: Final = 20
 AgentEvent = event_pb2.AgentEvent
 
 STYLES: Final[Mapping[Mode, str]] = {"text": "", "reasoning": "dim italic"}
-"""How each kind of speech looks."""
+"""Style of each mode's text."""
 
 _MOST_LINES: Final = 8
 
 
 class TextWrapper:
-    """Text that arrives in pieces. A line is given out when it is whole: at its end, or when it fills the width."""
+    """Splits streamed text into lines. A line is complete at its newline, or when it exceeds the width."""
 
     def __init__(self, width: int) -> None:
         self._width = max(1, width)
         self.pending = ""
-        """The unfinished line."""
+        """The incomplete line."""
 
     def add(self, text: str) -> list[str]:
-        """The lines that this piece finishes, broken at spaces where there are any."""
+        """Add a piece and return the lines that it completes, broken at spaces if possible."""
         self.pending += printable(text)
         lines: list[str] = []
         while True:
@@ -51,12 +51,12 @@ class TextWrapper:
                 return lines
 
     def finish(self) -> list[str]:
-        """The unfinished line, if there is one; nothing is pending afterwards."""
+        """Return the incomplete line, if there is one, and clear it."""
         line, self.pending = self.pending.rstrip(), ""
         return [line] if line else []
 
     def _end(self, line: str) -> int:
-        """Where to break a line that is too long: at the last space that fits, else at the last character that does."""
+        """Return where to break a long line: at the last space that fits, else after the last character that fits."""
         cells = fits = 0
         for character in line:
             cells += cell_len(character)
@@ -69,46 +69,49 @@ class TextWrapper:
 
 @dataclass(slots=True, kw_only=True)
 class AgentLane:
-    """An agent's execution. `activity` is what it waits for, since `since` on the viewer's clock; empty for nothing."""
+    """An agent's execution and its part of the screen.
+
+    `activity` names what it waits for, empty for nothing, and `since` is its start in seconds on the viewer's clock.
+    """
 
     invocation_id: str
     parent: str
     name: str
     branch: str
     depth: int
-    speech: TextWrapper
+    text: TextWrapper
     kind: execution_pb2.AgentKind.ValueType = execution_pb2.AGENT_KIND_UNSPECIFIED
     model: str = ""
-    """Which model its last attempt of a call asks, by its name in the configuration; empty where it is not known."""
+    """The configured name of the model that the last attempt calls; empty if it is not known."""
     mode: Mode = "text"
     activity: str = ""
     since: float = 0.0
     attempt: tuple[int, int] = (0, 0)
-    has_spoken: bool = False
-    """Whether text came in this attempt."""
+    has_text: bool = False
+    """Whether text has arrived in this attempt."""
     has_shown: bool = False
-    """Whether lines of this attempt's text stand on the screen."""
+    """Whether lines of this attempt's text are on the screen."""
     has_ended: bool = False
     forked_ns: int = 0
-    """When its run was forked, since the Unix epoch; 0 where that is not known."""
+    """When its run was forked, in nanoseconds since the Unix epoch; 0 if it is not a fork, as far as known."""
     tools: dict[str, "Running"] = field(default_factory=dict)
 
     def wait_for(self, what: str, now: float) -> None:
-        """From now on it waits for something."""
+        """Set the activity that the agent waits for from now on."""
         self.activity, self.since = what, now
 
 
 @dataclass(slots=True, kw_only=True)
 class Running:
-    """A tool at work: its name, since when, and what it says meanwhile."""
+    """A running tool: its name, its start on the viewer's clock, and its output so far."""
 
     name: str
     since: float
-    speech: TextWrapper
+    output: TextWrapper
 
 
-def speaker_of(event: event_pb2.AgentEvent, *, width: int, number: int) -> AgentLane:
-    """The speaker of an event; the `number` tells executions of one branch apart, from 1."""
+def lane_of(event: event_pb2.AgentEvent, *, width: int, number: int) -> AgentLane:
+    """Create the lane of an event's agent. `number` distinguishes executions of one branch, from 1."""
     suffix = f" #{number}" if number > 1 else ""
     return AgentLane(
         invocation_id=event.invocation_id,
@@ -116,17 +119,17 @@ def speaker_of(event: event_pb2.AgentEvent, *, width: int, number: int) -> Agent
         name=(event.agent or "?") + suffix,
         branch=(event.branch or event.agent or "?") + suffix,
         depth=event.depth,
-        speech=TextWrapper(room(event.depth, width)),
+        text=TextWrapper(room(event.depth, width)),
     )
 
 
 def room(depth: int, width: int) -> int:
-    """How many cells a line inside an agent's block has."""
+    """Return the width in cells of a line inside the block of an agent at a depth."""
     return max(_NARROWEST, width - len(bars(depth + 1)))
 
 
 def bars(levels: int) -> Text:
-    """One bar for each level above, in the level's color; very deep ones as a number."""
+    """Return a bar for each level, in the level's color; levels below the deepest drawn one as a number."""
     line = Text()
     for level in range(min(levels, _DEEPEST)):
         line.append("│ ", style=depth_style(level))
@@ -136,125 +139,125 @@ def bars(levels: int) -> Text:
 
 
 class AgentBlocks:
-    """Lines for a terminal of that many cells, and the agents that speak in them."""
+    """Blocks of agents on a terminal of `width` cells, written as lines."""
 
     def __init__(self, width: int) -> None:
         self._width = width
-        self._speakers: dict[str, AgentLane] = {}
+        self._lanes: dict[str, AgentLane] = {}
         self._branches: Counter[str] = Counter()
         self._current = ""
         self._lines: list[Text] = []
 
     @property
-    def speakers(self) -> Collection[AgentLane]:
-        """All that were heard of, in that order."""
-        return self._speakers.values()
+    def lanes(self) -> Collection[AgentLane]:
+        """All agents seen so far, in order of their first events."""
+        return self._lanes.values()
 
-    def taken(self) -> list[Text]:
-        """The lines that were written since the last time."""
+    def take_lines(self) -> list[Text]:
+        """Return and clear the lines written since the last call."""
         lines, self._lines = self._lines, []
         return lines
 
-    def speaker(self, event: AgentEvent) -> AgentLane:
-        """Whose event it is."""
-        speaker = self._speakers.get(event.invocation_id)
-        if speaker is None:
+    def lane(self, event: AgentEvent) -> AgentLane:
+        """Return the lane of an event's agent, created at its first event."""
+        lane = self._lanes.get(event.invocation_id)
+        if lane is None:
             branch = event.branch or event.agent
             self._branches[branch] += 1
-            speaker = speaker_of(event, width=self._width, number=self._branches[branch])
-            self._speakers[event.invocation_id] = speaker
-        return speaker
+            lane = lane_of(event, width=self._width, number=self._branches[branch])
+            self._lanes[event.invocation_id] = lane
+        return lane
 
-    def caller(self, speaker: AgentLane) -> AgentLane | None:
-        """Who called it; None for a root, and for one whose caller was not heard of."""
-        return self._speakers.get(speaker.parent)
+    def caller(self, lane: AgentLane) -> AgentLane | None:
+        """Return the caller's lane; None for the root, and if the caller has not been seen."""
+        return self._lanes.get(lane.parent)
 
-    def room(self, speaker: AgentLane) -> int:
-        """How many cells a line of a speaker's has."""
-        return room(speaker.depth, self._width)
+    def room(self, lane: AgentLane) -> int:
+        """Return the width in cells of a line in a lane's block."""
+        return room(lane.depth, self._width)
 
-    def open(self, speaker: AgentLane, words: str = "") -> None:
-        """Begins a speaker's block, with words on what it is."""
-        header = bars(speaker.depth)
-        style = depth_style(speaker.depth)
-        header.append("● ", style=style).append(speaker.name, style=f"bold {style}")
+    def open(self, lane: AgentLane, words: str = "") -> None:
+        """Begin a lane's block, with words about the agent."""
+        header = bars(lane.depth)
+        style = depth_style(lane.depth)
+        header.append("● ", style=style).append(lane.name, style=f"bold {style}")
         header.append(f"  {words}" if words else "", style="dim")
         self._lines.append(fitted(header, self._width))
-        self._current = speaker.invocation_id
+        self._current = lane.invocation_id
 
-    def close(self, speaker: AgentLane, mark: str, style: str, words: str) -> None:
-        """Ends a speaker's block, with words on how it ended."""
-        self.flush(speaker)
-        line = bars(speaker.depth).append(f"{mark} ", style=style)
-        line.append(speaker.name, style=f"bold {depth_style(speaker.depth)}")
+    def close(self, lane: AgentLane, mark: str, style: str, words: str) -> None:
+        """End a lane's block, with words about its end."""
+        self.flush(lane)
+        line = bars(lane.depth).append(f"{mark} ", style=style)
+        line.append(lane.name, style=f"bold {depth_style(lane.depth)}")
         line.append(f"  {words}" if words else "", style="dim" if mark == "✓" else style)
         self._lines.append(fitted(line, self._width))
-        # Only after its own block is it plain that the caller goes on.
-        self._current = speaker.parent if self._current == speaker.invocation_id else ""
-        speaker.has_ended = True
+        # Right below this block the caller can continue without a label; anywhere else the next line needs one.
+        self._current = lane.parent if self._current == lane.invocation_id else ""
+        lane.has_ended = True
 
-    def say(self, speaker: AgentLane, text: str, style: str = "") -> None:
-        """Writes a line into a speaker's block; says whose it is where another one spoke last."""
-        if self._current != speaker.invocation_id:
-            label = bars(speaker.depth).append(f"▸ {speaker.branch}", style=f"dim {depth_style(speaker.depth)}")
+    def say(self, lane: AgentLane, text: str, style: str = "") -> None:
+        """Write a line into a lane's block, below a label with its branch if another lane wrote last."""
+        if self._current != lane.invocation_id:
+            label = bars(lane.depth).append(f"▸ {lane.branch}", style=f"dim {depth_style(lane.depth)}")
             self._lines.append(fitted(label, self._width))
-            self._current = speaker.invocation_id
-        line = bars(speaker.depth + 1)
-        line.append(clip(text, self.room(speaker)), style=style)
+            self._current = lane.invocation_id
+        line = bars(lane.depth + 1)
+        line.append(clip(text, self.room(lane)), style=style)
         line.rstrip()
         self._lines.append(line)
 
-    def flush(self, speaker: AgentLane) -> None:
-        """Writes the line that a speaker has not finished."""
-        self._print(speaker, speaker.speech.finish())
+    def flush(self, lane: AgentLane) -> None:
+        """Write a lane's incomplete line."""
+        self._print(lane, lane.text.finish())
 
-    def speak(self, event: AgentEvent, speaker: AgentLane, mode: Mode, text: str) -> None:
-        """Adds a piece of what a model streams; a late one of an attempt that is void is dropped."""
+    def add_text(self, event: AgentEvent, lane: AgentLane, mode: Mode, text: str) -> None:
+        """Add a piece of streamed text; a late piece of an earlier attempt is dropped."""
         attempt = (event.step_index, event.attempt)
-        if attempt < speaker.attempt:
+        if attempt < lane.attempt:
             return
-        if attempt > speaker.attempt:
-            if event.step_index == speaker.attempt[0]:
-                self._void(speaker)
+        if attempt > lane.attempt:
+            if event.step_index == lane.attempt[0]:
+                self._discard(lane)
             else:
-                self.flush(speaker)
-            speaker.attempt, speaker.has_spoken, speaker.has_shown = attempt, False, False
-        if mode != speaker.mode:
-            self.flush(speaker)
-            speaker.mode = mode
-        speaker.activity = ""
-        speaker.has_spoken = speaker.has_spoken or mode == "text"
-        self._print(speaker, speaker.speech.add(text))
+                self.flush(lane)
+            lane.attempt, lane.has_text, lane.has_shown = attempt, False, False
+        if mode != lane.mode:
+            self.flush(lane)
+            lane.mode = mode
+        lane.activity = ""
+        lane.has_text = lane.has_text or mode == "text"
+        self._print(lane, lane.text.add(text))
 
-    def begin_again(self, event: AgentEvent, speaker: AgentLane) -> None:
-        """Begins the attempt of an event: what the one before said is void."""
-        self._void(speaker)
-        speaker.attempt = (event.step_index, event.attempt)
-        speaker.has_spoken = speaker.has_shown = False
+    def begin_again(self, event: AgentEvent, lane: AgentLane) -> None:
+        """Start the attempt of an event; the text of the one before is discarded."""
+        self._discard(lane)
+        lane.attempt = (event.step_index, event.attempt)
+        lane.has_text = lane.has_shown = False
 
-    def _print(self, speaker: AgentLane, lines: list[str]) -> None:
+    def _print(self, lane: AgentLane, lines: list[str]) -> None:
         for line in lines:
-            self.say(speaker, line, STYLES[speaker.mode])
-        speaker.has_shown = speaker.has_shown or (bool(lines) and speaker.mode == "text")
+            self.say(lane, line, STYLES[lane.mode])
+        lane.has_shown = lane.has_shown or (bool(lines) and lane.mode == "text")
 
-    def _void(self, speaker: AgentLane) -> None:
-        """Takes back what an attempt said that is lost, as far as it is not on the screen yet."""
-        speaker.speech.finish()
-        if speaker.has_shown:
-            self.say(speaker, "  what it said in this step does not count", "dim yellow")
+    def _discard(self, lane: AgentLane) -> None:
+        """Discard the text of a lost attempt; lines that are already on the screen get a note."""
+        lane.text.finish()
+        if lane.has_shown:
+            self.say(lane, "  the text of this step so far is discarded", "dim yellow")
 
 
 Handler: TypeAlias = Callable[[AgentBlocks, AgentEvent, AgentLane, float], None]
-"""Writes what an event says, at a time in seconds on the viewer's clock."""
+"""Writes the lines of an event. The last argument is the time in seconds on the viewer's clock."""
 
 
 Handlers: TypeAlias = Mapping[str, Handler]
-"""Handlers by the name of the payload that they show."""
+"""Handlers by the name of the event's payload."""
 
 
-def status_lines(speakers: Iterable[AgentLane], now: float, *, width: int) -> list[Text]:
-    """An unfinished line, what an agent waits for, tools at work; the first few, and how many more."""
-    lines = [line for speaker in speakers if not speaker.has_ended for line in _doing(speaker, now)]
+def status_lines(lanes: Iterable[AgentLane], now: float, *, width: int) -> list[Text]:
+    """Return lines about work in progress: incomplete text, activities, running tools; at most 8, and how many more."""
+    lines = [line for lane in lanes if not lane.has_ended for line in _in_progress(lane, now)]
     fitting = [fitted(line, width) for line in lines[:_MOST_LINES]]
     if len(lines) > _MOST_LINES:
         fitting.append(Text(f"… and {len(lines) - _MOST_LINES} more", style="dim"))
@@ -262,19 +265,19 @@ def status_lines(speakers: Iterable[AgentLane], now: float, *, width: int) -> li
 
 
 def fitted(line: Text, width: int) -> Text:
-    """The line itself, cut to a width."""
+    """Cut a line to a width, in place, and return it."""
     line.truncate(width, overflow="ellipsis")
     return line
 
 
-def _doing(speaker: AgentLane, now: float) -> list[Text]:
+def _in_progress(lane: AgentLane, now: float) -> list[Text]:
     lines = []
-    if speaker.speech.pending:
-        lines.append(bars(speaker.depth + 1).append(speaker.speech.pending, style=STYLES[speaker.mode]))
-    elif speaker.activity:
-        waited = seconds_text(now - speaker.since)
-        lines.append(bars(speaker.depth + 1).append(f"… {speaker.name}: {speaker.activity} {waited}", style="dim"))
-    for tool in speaker.tools.values():
-        text = f"… {speaker.name}: {tool.name} {seconds_text(now - tool.since)}"
-        lines.append(bars(speaker.depth + 1).append(text, style="dim"))
+    if lane.text.pending:
+        lines.append(bars(lane.depth + 1).append(lane.text.pending, style=STYLES[lane.mode]))
+    elif lane.activity:
+        waited = seconds_text(now - lane.since)
+        lines.append(bars(lane.depth + 1).append(f"… {lane.name}: {lane.activity} {waited}", style="dim"))
+    for tool in lane.tools.values():
+        text = f"… {lane.name}: {tool.name} {seconds_text(now - tool.since)}"
+        lines.append(bars(lane.depth + 1).append(text, style="dim"))
     return lines

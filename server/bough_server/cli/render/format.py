@@ -1,4 +1,4 @@
-"""Numbers, durations, states and free text as they are shown in a terminal."""
+"""Formatting of numbers, durations, states and free text for a terminal."""
 
 import re
 from typing import Final
@@ -25,29 +25,29 @@ DEPTH_STYLES: Final = ("cyan", "magenta", "green", "blue", "yellow")
 
 
 def depth_style(depth: int) -> str:
-    """The color of a depth in the tree."""
+    """Return the color of a depth in the tree."""
     return DEPTH_STYLES[depth % len(DEPTH_STYLES)]
 
 
 def printable(text: str) -> str:
-    """A text without control characters but newlines and tabs: a model's words must not steer the terminal."""
+    """Remove control characters and expand tabs, but keep newlines: a model's text must not control the terminal."""
     return _CONTROL.sub("", text.replace("\r\n", "\n")).expandtabs(4)
 
 
 def one_line(text: str) -> str:
-    """A text on one line: every run of white space is one space."""
+    """Return a text on one line, with each sequence of white space replaced by a space."""
     return _SPACE.sub(" ", printable(text)).strip()
 
 
 def clip(text: str, width: int) -> str:
-    """A text of at most that many terminal cells; "…" says that it goes on."""
+    """Cut a text to at most `width` terminal cells; "…" marks the cut."""
     if cell_len(text) <= width:
         return text
     return set_cell_size(text, width - 1).rstrip() + "…" if width > 1 else "…"
 
 
 def clip_middle(text: str, width: int) -> str:
-    """A text of at most that many characters with its beginning and its end."""
+    """Cut a text to at most `width` characters by replacing its middle with "…"."""
     if len(text) <= width:
         return text
     head = (width - 1) // 2
@@ -55,7 +55,7 @@ def clip_middle(text: str, width: int) -> str:
 
 
 def seconds_text(seconds: float) -> str:
-    """A duration, such as "40 ms", "2.4 s", "3 m 05 s" or "2 h 10 m"."""
+    """Format a duration in seconds, such as "40 ms", "2.4 s", "3 m 05 s" or "2 h 10 m"."""
     if seconds < 0.0995:
         return f"{max(seconds, 0.0) * 1000:.0f} ms"
     if seconds < 59.95:
@@ -68,22 +68,22 @@ def seconds_text(seconds: float) -> str:
 
 
 def duration_text(duration: duration_pb2.Duration) -> str:
-    """A protobuf duration in words."""
+    """Format a protobuf duration, such as "2.4 s"."""
     return seconds_text(duration.ToTimedelta().total_seconds())
 
 
 def between(start: timestamp_pb2.Timestamp, end: timestamp_pb2.Timestamp) -> float:
-    """Seconds from one time to another."""
+    """Return the seconds from one time to another."""
     return (end.ToNanoseconds() - start.ToNanoseconds()) / 1e9
 
 
 def moment(time: timestamp_pb2.Timestamp) -> str:
-    """A time in UTC, to the minute."""
+    """Format a time in UTC, to the minute."""
     return time.ToDatetime().strftime("%Y-%m-%d %H:%M")
 
 
 def tokens(usage: usage_pb2.Usage) -> int | None:
-    """All tokens, as far as they are known."""
+    """Return the total number of tokens; None if none is known."""
     if usage.HasField("total_tokens"):
         return usage.total_tokens
     if usage.HasField("input_tokens") or usage.HasField("output_tokens"):
@@ -92,13 +92,13 @@ def tokens(usage: usage_pb2.Usage) -> int | None:
 
 
 def tokens_text(usage: usage_pb2.Usage) -> str:
-    """How many tokens, with thousands apart."""
+    """Format the total number of tokens, with thousands separators."""
     known = tokens(usage)
     return UNKNOWN if known is None else f"{known:,}"
 
 
 def amount_text(usage: usage_pb2.Usage) -> str:
-    """The cost without its currency: to four digits after the point, and to six if it is below a thousandth."""
+    """Format the cost without its currency: four decimals, or six if it is below 0.001."""
     if not usage.HasField("cost_nanos"):
         return UNKNOWN
     units = usage.cost_nanos / 1e9
@@ -108,19 +108,19 @@ def amount_text(usage: usage_pb2.Usage) -> str:
 
 
 def cost_text(usage: usage_pb2.Usage) -> str:
-    """The cost with its currency, such as "0.0013 USD"."""
+    """Format the cost with its currency, such as "0.0013 USD"."""
     return f"{amount_text(usage)} {usage.currency_code}".rstrip()
 
 
 def counted(number: int, noun: str) -> str:
-    """A number with its noun, such as "1 tool call" and "2 tool calls"."""
+    """Format a number with its noun, such as "1 tool call" and "2 tool calls"."""
     return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
 def enum_text(enum: EnumDescriptor, number: int) -> str:
-    """An enum's value as it is printed: its name in small letters without the enum's prefix, such as "input_required".
+    """Return an enum value's name in lower case without the enum's prefix, such as "input_required".
 
-    A value that this version does not know is its number.
+    Returns the number of a value that this version does not know.
     """
     value = enum.values_by_number.get(number)
     prefix = enum.values_by_number[0].name.removesuffix("UNSPECIFIED")
@@ -128,22 +128,22 @@ def enum_text(enum: EnumDescriptor, number: int) -> str:
 
 
 def state_text(state: execution_pb2.ExecutionState.ValueType) -> str:
-    """A state, such as "input_required"."""
+    """Return a state's name, such as "input_required"."""
     return enum_text(execution_pb2.ExecutionState.DESCRIPTOR, state)
 
 
 def state_style(state: execution_pb2.ExecutionState.ValueType) -> str:
-    """The color of a state."""
+    """Return the color of a state."""
     return STATE_STYLES.get(state, "")
 
 
 def reason_text(reason: error_pb2.ErrorReason.ValueType) -> str:
-    """An error's reason without its prefix; empty where none is said."""
+    """Return an error's reason without its prefix; empty if it is unset or unknown."""
     if reason == error_pb2.ERROR_REASON_UNSPECIFIED or reason not in error_pb2.ErrorReason.values():
         return ""
     return error_pb2.ErrorReason.Name(reason).removeprefix("ERROR_REASON_")
 
 
 def error_text(error: error_pb2.AgentError) -> str:
-    """An error on one line, its reason first."""
+    """Format an error on one line, its reason first."""
     return ": ".join(part for part in (reason_text(error.reason), one_line(error.message)) if part) or "no reason given"

@@ -1,4 +1,4 @@
-"""Short phrases for events and for kinds of agents."""
+"""Short phrases for events and agent kinds."""
 
 import json
 from collections.abc import Sequence
@@ -9,7 +9,7 @@ from bough.v1 import event_pb2, execution_pb2, fork_pb2, input_pb2, message_pb2,
 from bough_server.cli.render.format import counted, enum_text, error_text, moment, one_line
 
 _RESUMED: Final = {
-    event_pb2.RESUME_CAUSE_RECOVERY: "continued after its server was gone",
+    event_pb2.RESUME_CAUSE_RECOVERY: "continued after its server was lost",
     event_pb2.RESUME_CAUSE_ANSWER: "continued with an answer",
     event_pb2.RESUME_CAUSE_TAKEOVER: "continued by another server",
 }
@@ -20,43 +20,43 @@ _ENDINGS: Final = {
     execution_pb2.END_REASON_BROKE_LOOP: "broke the loop",
     execution_pb2.END_REASON_ITERATIONS_EXHAUSTED: "iterations used up",
 }
-_PLAIN: Final = (execution_pb2.AGENT_KIND_UNSPECIFIED, execution_pb2.AGENT_KIND_LLM)
+_UNNAMED_KINDS: Final = (execution_pb2.AGENT_KIND_UNSPECIFIED, execution_pb2.AGENT_KIND_LLM)
 _FINISHED: Final = (
     step_pb2.FINISH_REASON_UNSPECIFIED,
     step_pb2.FINISH_REASON_STOP,
     step_pb2.FINISH_REASON_TOOL_CALLS,
 )
-"""How a model stops that has written what it was about to write."""
+"""Finish reasons of answers that the model completed."""
 
 
 def queued_text(queued: event_pb2.RunQueued) -> str:
-    """That a run waits for its session."""
+    """Describe what a queued run waits for."""
     return f"waits for its session, behind run {queued.behind_run_id}"
 
 
 def resumed_text(resumed: event_pb2.RunResumed) -> str:
-    """Why a run is continued."""
+    """Describe why a run continues."""
     return _RESUMED.get(resumed.cause, "continued")
 
 
 def forked_text(forked: event_pb2.RunForked) -> str:
-    """Where a fork comes from and what it does otherwise."""
+    """Describe a fork's origin and its changes."""
     changes = "; ".join([*_changes(forked.changes), *(["another policy"] if forked.HasField("policy") else [])])
     return f"fork of run {forked.origin.run_id} after {forked.origin.sequence}" + (f": {changes}" if changes else "")
 
 
 def interrupted_text(interrupted: event_pb2.RunInterrupted) -> str:
-    """How many answers a run waits for."""
+    """Describe how many answers a run waits for."""
     return f"waits for {counted(len(interrupted.requests), 'answer')}"
 
 
 def asker_text(request: input_pb2.InputRequest) -> str:
-    """Who asks: the agents' names from the root."""
+    """Return the names of the agents from the root to the one that asks."""
     return "/".join(request.agent_path) or "?"
 
 
 def request_text(request: input_pb2.InputRequest) -> str:
-    """What is asked, on one line."""
+    """Describe a request on one line."""
     call = call_text(request.call)
     match request.kind:
         case input_pb2.INPUT_KIND_APPROVAL:
@@ -64,13 +64,13 @@ def request_text(request: input_pb2.InputRequest) -> str:
         case input_pb2.INPUT_KIND_CLIENT_TOOL:
             return f"asks the client to run {call}"
         case input_pb2.INPUT_KIND_RECOVERY:
-            return f"asks whether {call} may run again: its server was gone while it ran"
+            return f"asks whether {call} may run again: its server was lost while it ran"
         case _:
             return f"asks: {one_line(request.prompt)}"
 
 
 def expiry_text(request: input_pb2.InputRequest) -> str:
-    """Until when a request waits, and what happens then; empty where it waits for ever."""
+    """Describe when a request expires and what happens then; empty if it does not expire."""
     if not request.HasField("expire_time"):
         return ""
     then = answer_text(request.default_answer) if request.HasField("default_answer") else "it counts as not answered"
@@ -78,15 +78,15 @@ def expiry_text(request: input_pb2.InputRequest) -> str:
 
 
 def received_text(answer: input_pb2.InputAnswer) -> str:
-    """What a request got, and whether from nobody."""
+    """Describe the answer to a request, or that it expired."""
     if answer.source != input_pb2.ANSWER_SOURCE_EXPIRY:
         return answer_text(answer)
-    said = answer_text(answer) if answer.WhichOneof("answer") else ""
-    return f"nobody answered in time{': ' if said else ''}{said}"
+    default = answer_text(answer) if answer.WhichOneof("answer") else ""
+    return f"no answer in time{': ' if default else ''}{default}"
 
 
 def answer_text(answer: input_pb2.InputAnswer) -> str:
-    """What an answer says, on one line."""
+    """Describe an answer on one line."""
     match answer.WhichOneof("answer"):
         case "approval":
             return _approval(answer.approval)
@@ -99,26 +99,26 @@ def answer_text(answer: input_pb2.InputAnswer) -> str:
 
 
 def call_text(call: message_pb2.ToolCall) -> str:
-    """A call's name and its arguments, where it has any, on one line."""
+    """Return a call's name and its arguments, if it has any, on one line."""
     arguments = one_line(call.arguments_json)
     return f"{call.name} {'' if arguments == '{}' else arguments}".rstrip()
 
 
 def result_text(result: message_pb2.ToolResult) -> str:
-    """The result of a tool in words: its error, its parts, or both."""
+    """Return a tool's result as text: its error, its parts, or both."""
     error = error_text(result.error) if result.HasField("error") else ""
-    return _beside(error, result.parts)
+    return _with_parts(error, result.parts)
 
 
 def outcome_text(outcome: message_pb2.ToolOutcome) -> str:
-    """The outcome of a tool that a caller reports, in words: its failure, its parts, or both."""
+    """Return a tool outcome reported by a caller as text: its failure, its parts, or both."""
     failure = (one_line(outcome.failure.message) or "failed") if outcome.HasField("failure") else ""
-    return _beside(failure, outcome.parts)
+    return _with_parts(failure, outcome.parts)
 
 
-def _beside(failure: str, parts: Sequence[message_pb2.Part]) -> str:
-    said = text_of(message_pb2.Message(parts=parts))
-    return f"{failure}; {said}" if failure and said else failure or said
+def _with_parts(failure: str, parts: Sequence[message_pb2.Part]) -> str:
+    text = text_of(message_pb2.Message(parts=parts))
+    return f"{failure}; {text}" if failure and text else failure or text
 
 
 def _approval(approval: input_pb2.ApprovalDecision) -> str:
@@ -130,15 +130,17 @@ def _approval(approval: input_pb2.ApprovalDecision) -> str:
 
 def _changes(changes: fork_pb2.ForkChanges) -> list[str]:
     agents = sorted(changes.agents.items())
-    said = [f"model of {name} is {agent.model}" for name, agent in agents if agent.HasField("model")]
-    said += [f"another instruction of {name}" for name, agent in agents if agent.HasField("instruction")]
+    changed = [f"model of {name} is {agent.model}" for name, agent in agents if agent.HasField("model")]
+    changed += [f"another instruction of {name}" for name, agent in agents if agent.HasField("instruction")]
     if changes.HasField("input"):
-        said.append(f"input {one_line(text_of(changes.input))}")
-    return said + [f"result of {edit.call_id}: {one_line(outcome_text(edit.outcome))}" for edit in changes.tool_results]
+        changed.append(f"input {one_line(text_of(changes.input))}")
+    return changed + [
+        f"result of {edit.call_id}: {one_line(outcome_text(edit.outcome))}" for edit in changes.tool_results
+    ]
 
 
 def _plain(value_json: str) -> str:
-    """A JSON text without its quotes, and any other JSON as it is."""
+    """Return the content of a JSON string, and any other JSON unchanged."""
     try:
         value = json.loads(value_json)
     except ValueError:
@@ -147,33 +149,33 @@ def _plain(value_json: str) -> str:
 
 
 def kind_text(kind: execution_pb2.AgentKind.ValueType) -> str:
-    """What runs an agent, as definitions name it; empty for a model in a loop with tools, and where it is not said."""
-    return "" if kind in _PLAIN else enum_text(execution_pb2.AgentKind.DESCRIPTOR, kind)
+    """Return an agent's kind as definitions name it; empty for `llm` and for an unset kind."""
+    return "" if kind in _UNNAMED_KINDS else enum_text(execution_pb2.AgentKind.DESCRIPTOR, kind)
 
 
 def ending_text(
     reason: execution_pb2.EndReason.ValueType,
     kind: execution_pb2.AgentKind.ValueType = execution_pb2.AGENT_KIND_UNSPECIFIED,
 ) -> str:
-    """How an agent of a kind ended; empty where it simply answered, or where its state and its error say it."""
+    """Describe how an agent of a kind ended; empty if it answered, or if its state and error already say it."""
     if kind == execution_pb2.AGENT_KIND_LOOP and reason == execution_pb2.END_REASON_BROKE_LOOP:
         return "ended by a break"
     return _ENDINGS.get(reason, "")
 
 
 def iteration_text(started: event_pb2.LoopIterationStarted) -> str:
-    """Which iteration of a loop begins, counted from 1 as people do."""
+    """Describe which iteration of a loop begins, counted from 1 for users."""
     return f"iteration {started.iteration + 1}"
 
 
 def steps_text(items: Sequence[event_pb2.PlanItem]) -> str:
-    """A plan on one line."""
-    said = "; ".join(one_line(item.text) for item in items)
-    return f"{counted(len(items), 'step')}: {said}" if said else "nothing"
+    """Return a plan on one line."""
+    steps = "; ".join(one_line(item.text) for item in items)
+    return f"{counted(len(items), 'step')}: {steps}" if steps else "nothing"
 
 
 def changes_text(changes: Sequence[session_pb2.SessionStateChange]) -> str:
-    """What became of a session's values, on one line."""
+    """Describe changes of the session state on one line."""
     return ", ".join(
         f"{change.key} = {one_line(change.value_json)}" if change.HasField("value_json") else f"{change.key} deleted"
         for change in changes
@@ -181,7 +183,7 @@ def changes_text(changes: Sequence[session_pb2.SessionStateChange]) -> str:
 
 
 def compacted_text(compacted: event_pb2.HistoryCompacted) -> str:
-    """What a summary stands for, and the summary, on one line."""
+    """Describe which messages a summary replaces, followed by the summary, on one line."""
     covered, replaced = [], compacted.summary.summary_range
     if replaced.to_position:
         covered.append(f"messages {replaced.from_position} to {replaced.to_position} of the session")
@@ -192,19 +194,19 @@ def compacted_text(compacted: event_pb2.HistoryCompacted) -> str:
 
 
 def retry_text(reason: event_pb2.RetryReason.ValueType) -> str:
-    """Why a model call is tried again, such as "rate_limited"."""
+    """Return why a model call is retried, such as "rate_limited"."""
     return enum_text(event_pb2.RetryReason.DESCRIPTOR, reason)
 
 
 def cancelled_text(reason: execution_pb2.CancelReason.ValueType) -> str:
-    """That something was cancelled, and why, such as "cancelled: fail_fast"."""
+    """Describe a cancellation and its reason, such as "cancelled: fail_fast"."""
     if reason == execution_pb2.CANCEL_REASON_UNSPECIFIED:
         return "cancelled"
     return f"cancelled: {enum_text(execution_pb2.CancelReason.DESCRIPTOR, reason)}"
 
 
 def cancelling_text(requested: event_pb2.CancelRequested) -> str:
-    """Why something is to stop, and who asked for it with which note, as far as the event says."""
+    """Describe a requested cancellation: its reason, who requested it and with which note, as far as recorded."""
     words = enum_text(execution_pb2.CancelReason.DESCRIPTOR, requested.reason)
     words += f" by {one_line(requested.requested_by)}" if requested.requested_by else ""
     words += f" by run {requested.by_run_id}" if requested.by_run_id else ""
@@ -212,7 +214,7 @@ def cancelling_text(requested: event_pb2.CancelRequested) -> str:
 
 
 def finish_text(response: step_pb2.LlmResponse) -> str:
-    """Why a model stopped before it was done, such as "length"; empty if it was done or the provider did not say."""
+    """Return why a model stopped early, such as "length"; empty if it completed its answer or gave no reason."""
     if response.finish_reason in _FINISHED:
         return ""
     if response.finish_reason == step_pb2.FINISH_REASON_OTHER and response.provider_finish_reason:

@@ -1,4 +1,4 @@
-"""An event as one line, for pipes and logs; it keeps no state from one event to the next."""
+"""Events as single lines for pipes and logs; each line depends on its event alone."""
 
 from collections.abc import Callable, Mapping
 from typing import Final
@@ -32,7 +32,7 @@ _WIDTH: Final = 160
 
 
 def plain_line(event: AgentEvent) -> str:
-    """Sequence, UTC time, branch, dotted name and the gist, on one line."""
+    """Return an event on one line: sequence, UTC time, branch, dotted name and gist."""
     describe = _GISTS.get(event.WhichOneof("payload") or "")
     gist = describe(event) if describe is not None else ""
     attempt = f" (attempt {event.attempt})" if event.attempt > 1 else ""

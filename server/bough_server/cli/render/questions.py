@@ -1,4 +1,4 @@
-"""Open requests with what they take as an answer and the command that gives it; it parses no answers."""
+"""Open requests as text: questions, accepted answers, and the command that answers."""
 
 import shlex
 from collections.abc import Sequence
@@ -16,23 +16,23 @@ _TAKES: Final = {
 
 
 def headline(request: input_pb2.InputRequest) -> str:
-    """Who asks and what for, on one line."""
+    """Return who asks for what, on one line."""
     return f"{asker_text(request)} {request_text(request)}"
 
 
 def question_lines(request: input_pb2.InputRequest) -> list[str]:
-    """Who asks, what for and until when."""
+    """Return who asks for what, and until when."""
     details = [*_prompt(request), expiry_text(request)]
     return [f"? {headline(request)}", *(f"    {detail}" for detail in details if detail)]
 
 
 def request_lines(request: input_pb2.InputRequest) -> list[str]:
-    """The same with what it takes as an answer, and its id."""
+    """Return a request's question, accepted answers and id."""
     return [*question_lines(request), f"    takes {takes_text(request)}", f"    id {request.input_id}"]
 
 
 def waiting_lines(run_id: str, requests: Sequence[input_pb2.InputRequest], command: str) -> list[str]:
-    """Everything that a run asks, and the command that answers, which begins with `command`."""
+    """Return all requests of a run, and the command that answers them, which begins with `command`."""
     lines = [f"The run waits for {counted(len(requests), 'answer')}."]
     for request in requests:
         lines += request_lines(request)
@@ -40,25 +40,25 @@ def waiting_lines(run_id: str, requests: Sequence[input_pb2.InputRequest], comma
 
 
 def standing_lines(run: run_pb2.Run) -> list[str]:
-    """What a run asks, and what it misses where it is parked: a line each."""
+    """Return a line for each open request, and one for the reason if the run is parked."""
     lines = [f"? {headline(request)}" for request in run.open_requests]
     return lines + ([f"‖ parked: {one_line(run.parked_reason)}"] if run.parked_reason else [])
 
 
 def origin_lines(run: run_pb2.Run) -> list[str]:
-    """Where a fork comes from; nothing of another run."""
+    """Return a line with a fork's origin; none for other runs."""
     origin = run.forked_from
     return [f"⑂ fork of run {origin.run_id} after {origin.sequence}"] if run.HasField("forked_from") else []
 
 
 def answer_command(run_id: str, requests: Sequence[input_pb2.InputRequest], command: str) -> str:
-    """The command that answers everything; it asks in a terminal where the answers are left out."""
+    """Return the command that answers all requests; without its --answer options it asks in the terminal."""
     answers = (shlex.quote(f"{request.input_id}={_example(request)}") for request in requests)
     return " ".join([command, "resume", run_id, *(f"--answer {answer}" for answer in answers)])
 
 
 def takes_text(request: input_pb2.InputRequest) -> str:
-    """What a request takes as an answer."""
+    """Describe the answers that a request accepts."""
     if known := _TAKES.get(request.kind):
         return known
     schema = one_line(request.answer_schema_json)
@@ -66,7 +66,7 @@ def takes_text(request: input_pb2.InputRequest) -> str:
 
 
 def _prompt(request: input_pb2.InputRequest) -> list[str]:
-    # A question's prompt is its headline already, unless that had to join its lines.
+    # A question's headline already has its prompt, unless that has several lines, which the headline joins.
     lines = printable(request.prompt).strip().splitlines()
     return lines if len(lines) > 1 or request.call.name else []
 

@@ -1,4 +1,4 @@
-"""Runs, sessions, agents and messages as aligned lines; it sorts and filters nothing."""
+"""Tables of runs, sessions, agents, models and messages, in the order given."""
 
 from collections.abc import Iterable, Sequence
 from typing import Final
@@ -25,13 +25,14 @@ from bough_server.cli.render.questions import origin_lines, standing_lines
 _BELOW: Final = "magenta"
 _STATE_WIDTH: Final = 9
 REVISION_WIDTH: Final = 12
-"""How many characters of a revision are printed."""
+"""Number of characters of a revision that are printed."""
 
 
 def runs_table(runs: Sequence[run_pb2.Run], *, width: int) -> list[Text]:
-    """A row for each run: its id, state, creation and agent.
+    """Return a row for each run: its id, state, creation time and agent.
 
-    Below it stand what it has used so far and the beginning of its input, then what it asks, comes from and misses.
+    Lines below it have its usage so far and the beginning of its input, its origin, its open requests, and why it is
+    parked, as far as they apply.
     """
     state_width = max([_STATE_WIDTH, *(len(state_text(run.state)) for run in runs)])
     lines = [Text(f"{'run':36}  {'state':{state_width}}  {'created':16}  agent"[:width], style="dim")]
@@ -49,7 +50,7 @@ def runs_table(runs: Sequence[run_pb2.Run], *, width: int) -> list[Text]:
 
 
 def _gist(run: run_pb2.Run) -> str:
-    """What a run has used so far, as far as it is known, and the beginning of its input."""
+    """Return a run's usage so far, as far as it is known, and the beginning of its input."""
     return " · ".join(part for part in (*_used(run.tree_usage), one_line(run.input_excerpt)) if part)
 
 
@@ -59,7 +60,7 @@ def _used(usage: usage_pb2.Usage) -> list[str]:
 
 
 def sessions_table(sessions: Iterable[session_pb2.Session], *, width: int) -> list[Text]:
-    """A row for each session: its id, when a run last started or ended in it, and the run that holds it."""
+    """Return a row for each session: its id, when a run last started or ended in it, and the run that holds it."""
     lines = [Text(f"{'session':36}  {'last run':16}  held by"[:width], style="dim")]
     for session in sessions:
         line = Text(f"{session.session_id:36}  {_last_run(session):16}  {session.current_run_id or '-'}")
@@ -72,7 +73,7 @@ def _last_run(session: session_pb2.Session) -> str:
 
 
 def session_lines(session: session_pb2.Session, *, width: int) -> list[Text]:
-    """A session, a field on each line."""
+    """Return a session's fields, one on each line."""
     fields = [
         ("session", session.session_id),
         ("user", session.user_id),
@@ -85,9 +86,9 @@ def session_lines(session: session_pb2.Session, *, width: int) -> list[Text]:
 
 
 def agents_table(agents: Sequence[agent_pb2.Agent], *, width: int) -> list[Text]:
-    """A row for each agent: its name, its model and what it does; if any is stored, its revision and since when.
+    """Return a row for each agent: its name, model and description; if any is stored, also revision and time.
 
-    An agent that asks no model has its kind in the model's place, and one in code "(code)".
+    The model of an agent that calls none is its kind in parentheses, and of an agent in code "(code)".
     """
     name_width = max([5, *(len(agent.definition.name) for agent in agents)])
     model_width = max([5, *(len(_model(agent)) for agent in agents)])
@@ -105,7 +106,7 @@ def agents_table(agents: Sequence[agent_pb2.Agent], *, width: int) -> list[Text]
 
 
 def agent_lines(agent: agent_pb2.Agent) -> list[str]:
-    """What the server knows about an agent beside its definition, a field on each line."""
+    """Return the fields that the server adds to a definition, one on each line."""
     fields = [
         ("source", enum_text(agent_pb2.AgentSource.DESCRIPTOR, agent.source)),
         ("revision", agent.revision[:REVISION_WIDTH]),
@@ -118,12 +119,12 @@ def agent_lines(agent: agent_pb2.Agent) -> list[str]:
 
 
 def models_table(models: Sequence[model_pb2.ModelInfo], *, width: int) -> list[Text]:
-    """A row for each model: its name, its provider, its name there, and who answers where it cannot."""
+    """Return a row for each model: its name, provider, name at the provider, and fallbacks in order."""
     columns = [("model", 5), ("provider", 8), ("at the provider", 15)]
     rows = [(model.name, model.provider, model.model or "-") for model in models]
-    sizes = [max([least, *(len(row[place]) for row in rows)]) for place, (_, least) in enumerate(columns)]
+    sizes = [max([least, *(len(row[index]) for row in rows)]) for index, (_, least) in enumerate(columns)]
     head = "  ".join(f"{name:{size}}" for (name, _), size in zip(columns, sizes, strict=True))
-    lines = [Text(f"{head}  then"[:width].rstrip(), style="dim")]
+    lines = [Text(f"{head}  fallbacks"[:width].rstrip(), style="dim")]
     for model, row in zip(models, rows, strict=True):
         line = Text(f"{row[0]:{sizes[0]}}", style="bold")
         rest = "".join(f"  {cell:{size}}" for cell, size in zip(row[1:], sizes[1:], strict=True))
@@ -133,7 +134,7 @@ def models_table(models: Sequence[model_pb2.ModelInfo], *, width: int) -> list[T
 
 
 def message_lines(message: message_pb2.Message, *, width: int) -> list[Text]:
-    """A message: who said it, then its text, indented; calls and results by name."""
+    """Return a message's position, author and kind, then its text, tool calls and results, indented."""
     kind = enum_text(message_pb2.MessageKind.DESCRIPTOR, message.kind)
     head = Text(f"{message.position:>4}  ", style="dim")
     head.append(message.author or "?", style="bold").append(f"  {kind}", style="dim")

@@ -1,4 +1,4 @@
-"""The tree of a run as a table, alone or beside another."""
+"""The agent tree of a run as a table, alone or beside another tree."""
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -28,7 +28,7 @@ from bough_server.cli.render.format import (
 from bough_server.cli.render.notes import cancelled_text, ending_text, finish_text, kind_text
 
 _DEEPEST: Final = 8
-"""Levels that are drawn; what lies deeper says its depth as a number."""
+"""Levels that are drawn; deeper agents show their depth as a number."""
 _GAP: Final = 2
 _NARROWEST_NAME: Final = 12
 _COLUMNS: Final[Sequence[tuple[str, int]]] = (
@@ -39,12 +39,12 @@ _COLUMNS: Final[Sequence[tuple[str, int]]] = (
     ("tokens", 9),
     ("cost", 9),
 )
-_TOLD_STATES: Final = (
+_NOTED_STATES: Final = (
     execution_pb2.EXECUTION_STATE_FAILED,
     execution_pb2.EXECUTION_STATE_CANCELLED,
     execution_pb2.EXECUTION_STATE_INPUT_REQUIRED,
 )
-"""States of tool calls that are worth a word."""
+"""States of tool calls that are counted beside the tool's name."""
 
 _BETWEEN: Final = " │ "
 
@@ -52,15 +52,15 @@ Titled = tuple[str, invocation_pb2.Invocation]
 
 
 def tree_lines(invocation: invocation_pb2.Invocation, *, width: int = 80) -> list[Text]:
-    """The tree, its totals and what does not add up, in lines of at most that many cells."""
+    """Return the tree, its totals and its anomalies as lines of at most `width` cells."""
     columns = _columns(invocation)
     name_width = max(_NARROWEST_NAME, width - _sizes(columns))
     lines = [_row("agent", _heads(invocation, columns), columns, name_width, style="dim")]
     tools, unfinished = _tools_by_agent(invocation), _unfinished_by_agent(invocation)
     for agent, (head, below) in zip(invocation.agents, _connectors(invocation.agents), strict=True):
         lines.append(_agent_row(agent, head, columns, name_width))
-        if nature := _nature(agent):
-            lines.append(_note(below, f"· {nature}", "dim", width))
+        if description := _kind_and_end(agent):
+            lines.append(_note(below, f"· {description}", "dim", width))
         if agent.invocation_id in tools:
             lines.append(_note(below, f"· {tools[agent.invocation_id]}", "dim", width))
         if agent.invocation_id in unfinished:
@@ -79,7 +79,7 @@ def tree_lines(invocation: invocation_pb2.Invocation, *, width: int = 80) -> lis
 
 
 def narrowest_tree(invocation: invocation_pb2.Invocation) -> int:
-    """The fewest cells that a tree's columns fit in."""
+    """Return the fewest cells that a tree's columns fit in."""
     return _NARROWEST_NAME + _sizes(_columns(invocation))
 
 
@@ -135,8 +135,8 @@ def _agent_row(
     return row
 
 
-def _nature(agent: invocation_pb2.AgentInvocation) -> str:
-    """What kind of agent it is and how it ended, where it is no model that simply answered."""
+def _kind_and_end(agent: invocation_pb2.AgentInvocation) -> str:
+    """Describe an agent's kind and how it ended; empty for a model that simply answered."""
     is_explained = agent.cancel_reason != execution_pb2.CANCEL_REASON_UNSPECIFIED
     cancelled = cancelled_text(agent.cancel_reason) if is_explained else ""
     parts = (kind_text(agent.kind), ending_text(agent.end_reason, agent.kind), cancelled)
@@ -155,7 +155,7 @@ def _note(below: str, text: str, style: str, width: int) -> Text:
 
 
 def _tools_by_agent(invocation: invocation_pb2.Invocation) -> dict[str, str]:
-    """Each agent's tools with how often they were called; agents called as tools have rows of their own."""
+    """Return each agent's tools with their numbers of calls. Agents called as tools have rows instead."""
     calls: dict[str, dict[str, Counter[execution_pb2.ExecutionState.ValueType]]] = {}
     for tool in invocation.tools:
         if not tool.child_invocation_id:
@@ -166,17 +166,17 @@ def _tools_by_agent(invocation: invocation_pb2.Invocation) -> dict[str, str]:
 
 
 def _tool_text(name: str, states: Counter[execution_pb2.ExecutionState.ValueType]) -> str:
-    """A tool's name, how often it was called, and how many of them did not end well; of a single one, how."""
+    """Return a tool's name, its number of calls, and how many did not succeed; for a single call, its state."""
     number = states.total()
-    told = [(states[state], state_text(state)) for state in _TOLD_STATES if states[state]]
+    noted = [(states[state], state_text(state)) for state in _NOTED_STATES if states[state]]
     if number == 1:
-        return name + "".join(f" ({word})" for _, word in told)
-    said = ", ".join(f"{count} {word}" for count, word in told)
-    return f"{name} x{number}" + (f" ({said})" if said else "")
+        return name + "".join(f" ({word})" for _, word in noted)
+    counts = ", ".join(f"{count} {word}" for count, word in noted)
+    return f"{name} x{number}" + (f" ({counts})" if counts else "")
 
 
 def _unfinished_by_agent(invocation: invocation_pb2.Invocation) -> dict[str, str]:
-    """Each agent's finish reasons of answers that its model did not complete; of a record with steps only."""
+    """Return the finish reasons of each agent's incomplete answers; the record must have steps."""
     reasons: dict[str, Counter[str]] = {}
     for step in invocation.steps:
         if reason := finish_text(step.llm_response):
@@ -188,28 +188,28 @@ def _unfinished_by_agent(invocation: invocation_pb2.Invocation) -> dict[str, str
 
 
 def _connectors(agents: Sequence[invocation_pb2.AgentInvocation]) -> Iterator[tuple[str, str]]:
-    """For each agent of a preorder what stands before its name, and before the notes below it.
+    """Return for each agent of a preorder the connectors before its name, and before the notes below it.
 
-    Read from the end: whether a level goes on below is known when its later siblings have been seen.
+    Built from the end: whether a level continues below an agent depends on later siblings.
     """
     found: list[tuple[str, str]] = []
-    goes_on: list[bool] = []
+    open_levels: list[bool] = []
     for agent in reversed(agents):
         depth = max(0, agent.depth)
-        has_children = len(goes_on) > depth + 1 and goes_on[depth + 1]
-        goes_on = (goes_on + [False] * (depth + 1))[: depth + 1]
-        bars = "".join("│  " if level else "   " for level in goes_on[1 : min(depth, _DEEPEST)])
+        has_children = len(open_levels) > depth + 1 and open_levels[depth + 1]
+        open_levels = (open_levels + [False] * (depth + 1))[: depth + 1]
+        bars = "".join("│  " if level else "   " for level in open_levels[1 : min(depth, _DEEPEST)])
         if depth > _DEEPEST:
             bars += f"⋯{depth} "
-        head = bars + ("" if depth == 0 else "├─ " if goes_on[depth] else "└─ ")
-        continued = bars + ("" if depth == 0 else "│  " if goes_on[depth] else "   ")
+        head = bars + ("" if depth == 0 else "├─ " if open_levels[depth] else "└─ ")
+        continued = bars + ("" if depth == 0 else "│  " if open_levels[depth] else "   ")
         found.append((head, continued + ("│  " if has_children else "   ")))
-        goes_on[depth] = True
+        open_levels[depth] = True
     return reversed(found)
 
 
 def _joined(parts: Sequence[str], width: int) -> list[str]:
-    """Parts with dots between them, on as many lines as they need."""
+    """Join parts with dots, on as many lines as they need."""
     lines = [parts[0]]
     for part in parts[1:]:
         longer = f"{lines[-1]} · {part}"
@@ -248,7 +248,7 @@ def _origin(invocation: invocation_pb2.Invocation) -> list[str]:
 
 
 def trees_beside(left: Titled, right: Titled, *, width: int) -> list[Text]:
-    """Both trees, each under its title, in lines of at most that many cells where a tree's own columns fit."""
+    """Return both trees under their titles, side by side if their columns fit into `width` cells, else in sequence."""
     half = (width - len(_BETWEEN)) // 2
     if half < max(narrowest_tree(left[1]), narrowest_tree(right[1])):
         return [*_titled(left, width), Text(""), *_titled(right, width)]

@@ -1,4 +1,4 @@
-"""The life of the embedded model's process: started on first use, restarted if it died, ended with the server."""
+"""The embedded model's process: started on first use, restarted if it died, ended with the server."""
 
 import asyncio
 import importlib.util
@@ -18,7 +18,7 @@ _SETTLE_SECONDS: Final = 0.3
 
 
 def available() -> str | None:
-    """None where the embedded model can run here, else a sentence that says what is missing."""
+    """Return None if the embedded model can run here, else a sentence that says what is missing."""
     missing = []
     if importlib.util.find_spec("xllamacpp") is None:
         missing.append("its engine (xllamacpp)")
@@ -28,7 +28,7 @@ def available() -> str | None:
 
 
 class LocalEngine:
-    """One process with the model in it."""
+    """One process that runs the model."""
 
     def __init__(self, *, name: str, start_seconds: float = _START_SECONDS) -> None:
         self._name = name
@@ -39,11 +39,11 @@ class LocalEngine:
 
     @property
     def process_id(self) -> int | None:
-        """The process, while there is one."""
+        """Id of the process; None while there is none."""
         return self._process.pid if self._process is not None and self._process.returncode is None else None
 
     async def base_url(self) -> str:
-        """Where it serves; starts it where it does not. Raises ModelError."""
+        """Return the address that it serves. Starts the process if there is none. Raises ModelError."""
         async with self._starting:
             if self.process_id is None:
                 await self._stop()
@@ -52,20 +52,20 @@ class LocalEngine:
                     raise ModelError(reason, reason=error_pb2.ERROR_REASON_MODEL_UNAVAILABLE)
                 try:
                     self._base_url = await self._start()
-                except BaseException:
+                except BaseException:  # also when cancelled: a process that did not report must not be used later
                     await self._stop()
                     raise
             return self._base_url
 
     async def settle(self) -> None:
-        """After a connection broke: waits a moment for the process to be seen dead, if that is why."""
+        """Wait up to 0.3 s for the process to exit. After a broken connection base_url() then restarts a dead one."""
         if self._process is not None:
             with suppress(TimeoutError):
                 async with asyncio.timeout(_SETTLE_SECONDS):
                     await self._process.wait()
 
     async def close(self) -> None:
-        """Ends the process, by force where it does not go by itself."""
+        """End the process, by force if it does not exit by itself."""
         async with self._starting:
             await self._stop()
 
@@ -84,10 +84,10 @@ class LocalEngine:
                 line = await self._process.stdout.readline()
         except TimeoutError as error:
             raise self._failed(f"did not start within {self._start_seconds:g} seconds") from error
-        said = json.loads(line) if line else {"error": "its process ended by itself"}
-        if "error" in said:
-            raise self._failed(f"did not start: {said['error']}")
-        return str(said["base_url"])
+        report = json.loads(line) if line else {"error": "its process exited before it reported an address"}
+        if "error" in report:
+            raise self._failed(f"did not start: {report['error']}")
+        return str(report["base_url"])
 
     def _failed(self, what: str) -> ModelError:
         return ModelError(
@@ -101,7 +101,7 @@ class LocalEngine:
         if process is None:
             return
         assert process.stdin is not None
-        process.stdin.close()
+        process.stdin.close()  # the process exits when its input ends; signals are for one that hangs
         for harder in (process.terminate, process.kill):
             with suppress(TimeoutError):
                 async with asyncio.timeout(_STOP_SECONDS):

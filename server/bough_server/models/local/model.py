@@ -1,8 +1,8 @@
-"""The embedded model: a very small one in a process of its own, for trying things without a network or a key.
+"""The embedded model: a very small one in a separate process, for trying things without a network or a key.
 
-It cannot plan, and would call the same tool for ever. So it is asked for a call, in JSON that a grammar enforces, while
-a tool is on offer that has given no result in this turn, and may choose among those alone; when there is none left, it
-answers in words. Its prompts are cut to its context, oldest and longest first, and further settings are not read.
+It cannot plan, and would call the same tool forever. So as long as there are tools without a result in this turn, it
+must call one of those, in JSON that a grammar enforces; after that it answers in text. Its prompts are cut to its
+context, oldest and longest texts first. Settings other than the temperature and the output limit are ignored.
 """
 
 import json
@@ -42,7 +42,7 @@ _Offer = tuple[str, str, Schema]
 
 
 class LocalModel:
-    """The embedded model, started by its first call."""
+    """The embedded model. Its first call starts the process."""
 
     def __init__(
         self,
@@ -52,7 +52,7 @@ class LocalModel:
         fallbacks: Sequence[str] = (),
         price: Price | None = None,
         config_digest: str = "",
-        turnstile: ModelLimiter | None = None,
+        limiter: ModelLimiter | None = None,
     ) -> None:
         self.name = name
         self.provider = "local"
@@ -64,23 +64,23 @@ class LocalModel:
         self._engine = LocalEngine(name=name)
         self._endpoint: Endpoint | None = None
         self._base_url = ""
-        self._turnstile = turnstile or ModelLimiter(name=name, max_concurrency=SLOTS)
+        self._limiter = limiter or ModelLimiter(name=name, max_concurrency=SLOTS)
 
     @property
     def process_id(self) -> int | None:
-        """The process that the model runs in, while there is one."""
+        """Id of the model's process; None while there is none."""
         return self._engine.process_id
 
     async def stream(
         self, request: ModelRequest, *, meter: AttemptMeter | None = None
     ) -> AsyncGenerator[Delta | step_pb2.LlmResponse, None]:
-        """One attempt, by the rules of the Model protocol."""
+        """Make one attempt, as the Model protocol specifies."""
         offers = open_offers(request)
         meter = meter or AttemptMeter()
-        async with self._turnstile.turn(request, meter):
+        async with self._limiter.turn(request, meter):
             if offers:
-                for made in await self._call(request, offers, meter):
-                    yield made
+                for call_item in await self._call(request, offers, meter):
+                    yield call_item
                 return
             form: dict[str, object] = {}
             if request.output_schema_json:
@@ -93,11 +93,11 @@ class LocalModel:
                     yield item
 
     async def count_tokens(self, request: ModelRequest) -> int | None:
-        """The tokens of a whole request by its own tokenizer; of what it is really asked, some may be cut."""
+        """Return the tokens of the whole request by the model's tokenizer; the prompt that is sent may be shorter."""
         return await count_tokens(await self._engine.base_url(), request)
 
     async def close(self) -> None:
-        """Ends the connections and the process."""
+        """Close the connections and end the process."""
         endpoint, self._endpoint = self._endpoint, None
         if endpoint is not None:
             await endpoint.close()
@@ -106,7 +106,7 @@ class LocalModel:
     async def _call(
         self, request: ModelRequest, offers: Sequence[_Offer], meter: AttemptMeter | None
     ) -> tuple[ToolCallDelta, ToolCallDelta, step_pb2.LlmResponse]:
-        """A tool call as the model chose it. Its JSON is not shown as text while it comes."""
+        """Ask for a tool call. Its JSON is not streamed as text."""
         schema = call_schema([(name, arguments) for name, _, arguments in offers])
         form = {"type": "json_schema", "json_schema": {"name": "call", "schema": schema}}
         prompt = call_prompt(request, offers)
@@ -119,15 +119,15 @@ class LocalModel:
         name, arguments = _chosen(response, offers, question_of(request))
         call_id = f"call_{step_of(current_turn(request.messages))}"
         call = message_pb2.ToolCall(name=name, arguments_json=arguments, provider_call_id=call_id)
-        said = message_pb2.Message(role=message_pb2.ROLE_ASSISTANT, parts=[message_pb2.Part(tool_call=call)])
-        response.message.CopyFrom(said)
+        message = message_pb2.Message(role=message_pb2.ROLE_ASSISTANT, parts=[message_pb2.Part(tool_call=call)])
+        response.message.CopyFrom(message)
         response.finish_reason = step_pb2.FINISH_REASON_TOOL_CALLS
         return ToolCallDelta(0, "", call_id, name), ToolCallDelta(0, arguments), response
 
     async def _ask(
         self, prompt: Prompt, *, max_tokens: int, request: ModelRequest, meter: AttemptMeter | None, **further: object
     ) -> AsyncGenerator[Delta | step_pb2.LlmResponse, None]:
-        """Asks the process, once more where the connection dropped before the first word: it does so now and then."""
+        """Stream from the process. Retry once if the connection drops before the first text, as it does at times."""
         body = {
             "model": MODEL,
             "messages": prompt,
@@ -169,25 +169,25 @@ class LocalModel:
 
 
 def open_offers(request: ModelRequest) -> list[_Offer]:
-    """The tools that the model may call now: the first few that have given no result since the user's last message.
+    """Return the tools that the model may call now: the first 4 without a result since the user's last message.
 
-    Where it has to call one and all have given a result, those are the first few of all.
+    If it must call a tool and all have results, these are the first 4 of all.
     """
     answered = answered_tools(current_turn(request.messages))
-    waiting: list[ToolSpec] = [tool for tool in request.tools if tool.name not in answered]
-    if not waiting and request.tool_choice == "required":
-        waiting = list(request.tools)
-    return [(tool.name, tool.description, arguments_schema(tool.input_schema_json)) for tool in waiting[:_MOST_TOOLS]]
+    unused: list[ToolSpec] = [tool for tool in request.tools if tool.name not in answered]
+    if not unused and request.tool_choice == "required":
+        unused = list(request.tools)
+    return [(tool.name, tool.description, arguments_schema(tool.input_schema_json)) for tool in unused[:_MOST_TOOLS]]
 
 
 def _answer_tokens(request: ModelRequest) -> int:
     settings = request.settings
-    wanted = settings.max_output_tokens if settings.HasField("max_output_tokens") else ANSWER_TOKENS
-    return max(1, min(wanted, ANSWER_TOKENS))
+    limit = settings.max_output_tokens if settings.HasField("max_output_tokens") else ANSWER_TOKENS
+    return max(1, min(limit, ANSWER_TOKENS))
 
 
 def _chosen(response: step_pb2.LlmResponse, offers: Sequence[_Offer], question: str) -> tuple[str, str]:
-    """The tool and its arguments; where the JSON was cut, the first tool, asked what the turn asks."""
+    """Return the tool and its arguments; if the JSON was cut off, the first tool with the turn's question."""
     text = "".join(part.text for part in response.message.parts)
     try:
         chosen = json.loads(text)

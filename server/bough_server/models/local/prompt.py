@@ -1,6 +1,6 @@
 """Prompts of the embedded model, and counts of their tokens.
 
-A token is at least one byte: a prompt of fewer bytes than there are tokens fits, whatever its language.
+A token is at least one byte, so a prompt with fewer bytes than the context has tokens fits, whatever its language.
 """
 
 import asyncio
@@ -21,9 +21,9 @@ Prompt = list[dict[str, object]]
 
 ANSWER_TOKENS: Final = 160
 _FRAME_BYTES: Final = 16
-"""What the model's template puts around a message, at most."""
+"""The most bytes that the model's template puts around a message."""
 _MOST_BYTES: Final = 1280
-"""Below what the context holds beside an answer: where cores are shared, a thousand tokens are read in ten seconds."""
+"""Less than the context holds beside an answer: on shared cores, reading a thousand tokens takes ten seconds."""
 _LEAST_ROOM: Final = 600
 _MOST_OLDER: Final = 4
 _DESCRIPTION_BYTES: Final = 80
@@ -33,29 +33,30 @@ _MOST_READ_BYTES: Final = 64 * 1024 * 1024
 
 
 def text_prompt(request: ModelRequest) -> Prompt:
-    """The prompt for an answer in words: the instruction, what came before as far as there is room, and the turn."""
+    """Return the prompt for a text answer: the instruction, earlier messages as far as they fit, and the turn."""
     turn = current_turn(request.messages)
-    instruction, asked = _instruction_and_turn(request, turn, _MOST_BYTES)
-    room = _MOST_BYTES - _size([instruction, asked])
+    instruction, question = _instruction_and_turn(request, turn, _MOST_BYTES)
+    room = _MOST_BYTES - _size([instruction, question])
     older = _older(request.messages[: len(request.messages) - len(turn)], room)
-    return [instruction, *older, asked]
+    return [instruction, *older, question]
 
 
 def call_prompt(request: ModelRequest, tools: Sequence[tuple[str, str, Schema]]) -> Prompt:
-    """The prompt for a tool call: the tools by name, description and schema, and an example of each where it fits."""
+    """Return the prompt for a tool call: the tools, and an example call of each; cut down in steps until it fits."""
+    # The examples are left out first, then the descriptions. The schema is enforced by the grammar, not by the prompt.
     for has_examples, has_descriptions in ((True, True), (False, True), (False, False)):
         examples = _examples(tools) if has_examples else []
         offers = _offers(tools, has_descriptions=has_descriptions)
         room = _MOST_BYTES - _size(examples) - len(offers.encode())
         if room >= _LEAST_ROOM:
             break
-    instruction, asked = _instruction_and_turn(request, current_turn(request.messages), room)
+    instruction, question = _instruction_and_turn(request, current_turn(request.messages), room)
     instruction["content"] = f"{instruction['content']}\n\n{offers}"
-    return [instruction, *examples, asked]
+    return [instruction, *examples, question]
 
 
 def question_of(request: ModelRequest) -> str:
-    """What the turn asks, in one line of at most 160 bytes."""
+    """Return the turn's question as one line of at most 160 bytes."""
     turn = current_turn(request.messages)
     text = " ".join(text_of(turn[0]).split()) if turn else ""
     return text.encode()[:ANSWER_TOKENS].decode(errors="ignore")
@@ -64,27 +65,27 @@ def question_of(request: ModelRequest) -> str:
 def _instruction_and_turn(
     request: ModelRequest, turn: Sequence[message_pb2.Message], room: int
 ) -> tuple[dict[str, object], dict[str, object]]:
-    """The system message and the user's, with the turn's results in it; the longest texts are cut first."""
-    texts = [request.instruction or "Answer briefly.", *_said(turn)]
+    """Return the system message, and a user message with the turn's results in it; the longest texts are cut first."""
+    texts = [request.instruction or "Answer briefly.", *_turn_texts(turn)]
     fitting = fit_texts(texts, room - 2 * _FRAME_BYTES - 2 * len(texts))
-    said = "\n\n".join(text for text in fitting[1:] if text)
-    return {"role": "system", "content": fitting[0]}, {"role": "user", "content": said or "Answer."}
+    content = "\n\n".join(text for text in fitting[1:] if text)
+    return {"role": "system", "content": fitting[0]}, {"role": "user", "content": content or "Answer."}
 
 
-def _said(turn: Sequence[message_pb2.Message]) -> list[str]:
-    """What the turn's user and others said, and what tools gave; the model's own calls are left out."""
-    said: list[str] = []
+def _turn_texts(turn: Sequence[message_pb2.Message]) -> list[str]:
+    """Return the texts of a turn's messages and tool results, without the model's own messages."""
+    texts: list[str] = []
     for message in turn:
         results = [part.tool_result for part in message.parts if part.HasField("tool_result")]
         if results:
-            said.extend(f"{result.call.name}: {result_text(result)}" for result in results)
+            texts.extend(f"{result.call.name}: {result_text(result)}" for result in results)
         elif message.role != message_pb2.ROLE_ASSISTANT:
-            said.append(text_of(message))
-    return said
+            texts.append(text_of(message))
+    return texts
 
 
 def _older(messages: Sequence[message_pb2.Message], room: int) -> Prompt:
-    """The last few messages with text that came before the turn and fit whole."""
+    """Return the last few messages before the turn that have text and fit as a whole."""
     older: Prompt = []
     for message in reversed(messages):
         text = text_of(message)
@@ -119,9 +120,9 @@ def _size(messages: Prompt) -> int:
 
 
 async def count_tokens(base_url: str, request: ModelRequest) -> int:
-    """The tokens of a request's texts, with an estimate for files and what stands around messages.
+    """Return the tokens of a request: the process counts its texts, files and message frames are estimated.
 
-    It is asked of the process at its address. Raises OSError, ValueError or KeyError where that does not answer.
+    Raises OSError, ValueError or KeyError if the process at `base_url` does not answer.
     """
     texts = [request.instruction, request.output_schema_json]
     texts += [tool.name + tool.description + tool.input_schema_json for tool in request.tools]
@@ -148,7 +149,8 @@ def _text(part: message_pb2.Part) -> str:
 
 
 async def _tokenized(base_url: str, text: str) -> int:
-    """One request of plain HTTP: the process keeps no connections, and its answer ends with one."""
+    """Count the tokens of a text with one request of plain HTTP."""
+    # HTTP/1.0 without a client: the process closes the connection after its response, so the response ends with it.
     address = urlsplit(base_url)
     body = json.dumps({"content": text}).encode()
     reader, writer = await asyncio.open_connection(address.hostname, address.port)

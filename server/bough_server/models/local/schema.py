@@ -1,6 +1,6 @@
-"""JSON Schemas as a grammar of the embedded model can hold them, and values that fit them; it judges nothing.
+"""JSON Schemas reduced to what the embedded model's grammar can enforce, and example values for them.
 
-What it leaves out (optional properties, patterns, formats) makes calls shorter. The tool's own schema is checked later.
+Leaving out optional properties, patterns and formats makes calls shorter. The tool's own schema is checked later.
 """
 
 import json
@@ -18,7 +18,7 @@ _TEXT: Final[Schema] = {"type": "string", "minLength": 1, "maxLength": _LONGEST_
 
 
 def arguments_schema(schema_json: str) -> Schema:
-    """The arguments of a tool: an object with what it requires, or else with its first property."""
+    """Reduce the schema of a tool's arguments to its required properties or, if there are none, to its first one."""
     try:
         schema: JsonValue = json.loads(schema_json)
     except ValueError:
@@ -32,7 +32,7 @@ def arguments_schema(schema_json: str) -> Schema:
 
 
 def call_schema(tools: Sequence[tuple[str, Schema]]) -> Schema:
-    """A call of one of these tools: `{"tool": name, "arguments": {...}}`."""
+    """Return the schema of a call of one of these tools: `{"tool": name, "arguments": {...}}`."""
     options: list[JsonValue] = [
         {
             "type": "object",
@@ -46,7 +46,7 @@ def call_schema(tools: Sequence[tuple[str, Schema]]) -> Schema:
 
 
 def example(schema: Schema, text: str) -> JsonValue:
-    """A value that fits a schema made here, with `text` for its strings."""
+    """Return a value that matches a schema of this module, with `text` for its strings."""
     options = schema.get("enum")
     if isinstance(options, list) and options:
         return options[0]
@@ -79,7 +79,7 @@ def _simple(schema: JsonValue, root: Schema, depth: int) -> Schema:
         return {"enum": options[:_MOST_OPTIONS]}
     for choice in ("anyOf", "oneOf", "allOf"):
         if isinstance(several := schema.get(choice), list) and several:
-            return _simple(_first_wanted(several), root, depth + 1)
+            return _simple(_first_not_null(several), root, depth + 1)
     match _type_of(schema):
         case "object":
             return _object(schema, root, depth)
@@ -100,8 +100,8 @@ def _object(schema: Schema, root: Schema, depth: int) -> Schema:
     properties = schema.get("properties")
     known = properties if isinstance(properties, dict) else {}
     required = schema.get("required")
-    wanted = [name for name in required if name in known] if isinstance(required, list) else []
-    names = [str(name) for name in wanted or list(known)[:1]]
+    needed = [name for name in required if name in known] if isinstance(required, list) else []
+    names = [str(name) for name in needed or list(known)[:1]]
     simple: dict[str, JsonValue] = {name: _simple(known[name], root, depth + 1) for name in names}
     return {"type": "object", "properties": simple, "required": list(names), "additionalProperties": False}
 
@@ -113,12 +113,12 @@ def _type_of(schema: Schema) -> JsonValue:
     return kind if kind is not None or "properties" not in schema else "object"
 
 
-def _first_wanted(options: list[JsonValue]) -> JsonValue:
+def _first_not_null(options: list[JsonValue]) -> JsonValue:
     return next((each for each in options if not (isinstance(each, dict) and each.get("type") == "null")), options[0])
 
 
 def _resolved(reference: str, root: Schema) -> JsonValue:
-    """What a reference inside the schema means; nothing for any other."""
+    """Return the part of the schema that a reference names; None for references to anything else."""
     value: JsonValue = root
     if not reference.startswith("#/"):
         return None
@@ -128,7 +128,8 @@ def _resolved(reference: str, root: Schema) -> JsonValue:
 
 
 def _share_length(schema: Schema) -> None:
-    """Makes all the strings of a call together about as long as one may be: an answer that is cut is no JSON."""
+    """Limit the strings of a call so that together they are about as long as a single one may be."""
+    # A call with longer strings would exceed the token limit, and JSON that is cut off cannot be parsed.
     strings = list(_strings(schema))
     for text in strings:
         text["maxLength"] = max(24, _LONGEST_STRING // len(strings))

@@ -1,4 +1,4 @@
-"""Chat Completions: the body of a request, and its streamed or whole response.
+"""Chat Completions: request bodies, and the assembly of streamed responses.
 
 Parts that the API has no field for are sent as text, so that nothing of a message is lost silently.
 """
@@ -38,21 +38,22 @@ from bough_server.models.structured_output import (
     Body,
     arguments_text,
     as_text,
-    blob_in_words,
+    blob_as_text,
     chat_format,
     content,
     data_uri,
     further_settings,
+    instruction_with_schema,
     result_text,
-    told_in_words,
 )
 
 _REASONING_FIELDS: Final = ("reasoning_content", "reasoning")
 _READ: Final = frozenset({"id", "object", "created", "model", "choices", "usage", "obfuscation"})
-"""What chunks are made of; the last is there to be of any length."""
+"""Fields of every chunk; `obfuscation` is padding that hides the chunk's length."""
 _NOTED: Final = frozenset({"prompt_filter_results", "citations", "error"})
+"""Other fields that are read; all further ones are recorded as extra annotations."""
 _ONLY_CONTENT: Final[Content] = ("message", 0)
-"""The text of the answer: there is one at most."""
+"""Key of the answer's text, of which there is at most one."""
 
 _AUDIO_FORMATS: Final = {"audio/wav": "wav", "audio/x-wav": "wav", "audio/mpeg": "mp3", "audio/mp3": "mp3"}
 _OURS: Final = frozenset(
@@ -70,11 +71,12 @@ _OURS: Final = frozenset(
         "n",
     }
 )
+"""Parameters that `extra_json` may not set."""
 
 
 @dataclass(slots=True)
 class _Call:
-    """A tool call as far as it has come."""
+    """A tool call, as far as it has arrived."""
 
     id: str
     name: str
@@ -82,7 +84,7 @@ class _Call:
 
 
 class Completion:
-    """One answer that is being streamed. Only the first choice counts."""
+    """One streamed answer. Only the first choice is read."""
 
     def __init__(self, meter: AttemptMeter | None = None) -> None:
         self._meter = meter or AttemptMeter()
@@ -96,26 +98,27 @@ class Completion:
         self._refusal: list[str] = []
         self._calls: list[_Call] = []
         self._latest: dict[int, int] = {}
-        self._usage_said: dict[str, object] | None = None
-        self._notes = AnnotationCollector()
+        self._usage_json: dict[str, object] | None = None
+        self._annotations = AnnotationCollector()
 
     @property
     def usage(self) -> usage_pb2.Usage | None:
-        """What the provider reported so far; None where it said nothing."""
+        """Usage as the provider reported it so far; None if it reported none."""
         return self._meter.usage
 
     @property
     def is_done(self) -> bool:
-        """Whether the provider said that nothing more comes."""
+        """Whether the provider has announced the end of the stream."""
         return self._done
 
     @property
     def is_whole(self) -> bool:
-        """Whether the answer has its end; a stream that stops before was cut."""
+        """Whether the answer is complete; a stream that ends before was cut off."""
+        # Some servers send no [DONE]: a finish reason is enough. Usage may still follow it, so it is not the end.
         return self._done or bool(self._finish_reason)
 
     def take(self, data: bytes) -> list[Delta]:
-        """The deltas in the data of one event. Raises BadChunk or ReportedError."""
+        """Apply the data of one event and return its deltas. Raises BadChunk or ReportedError."""
         if data == DONE:
             self._done = True
             return []
@@ -128,7 +131,7 @@ class Completion:
             self._note(chunk)
         usage = chunk.get("usage")
         if is_object(usage):
-            self._usage_said = usage
+            self._usage_json = usage
             self._meter.usage = usage_of(usage)
         choices = chunk.get("choices")
         if not choices:
@@ -138,7 +141,7 @@ class Completion:
         return self._choice(choices[0])
 
     def response(self, *, provider: str, model: str) -> step_pb2.LlmResponse:
-        """The whole answer; `model` stands in where the provider names none. Reasoning, then text, then calls."""
+        """Return the whole answer: reasoning, then text, then calls. `model` is used if the provider names none."""
         message = message_pb2.Message(role=message_pb2.ROLE_ASSISTANT)
         if self._reasoning:
             message.parts.add().reasoning.text = "".join(self._reasoning)
@@ -161,7 +164,7 @@ class Completion:
             provider_finish_reason=self._finish_reason,
             usage=self.usage,
             raw_json=self._raw(model),
-            annotations=self._notes.message(places),
+            annotations=self._annotations.message(places),
         )
 
     def _head(self, chunk: dict[str, object]) -> None:
@@ -172,10 +175,10 @@ class Completion:
             self._created = created
 
     def _note(self, chunk: dict[str, object]) -> None:
-        self._notes.prompt_filters(chunk.get("prompt_filter_results"))
-        self._notes.cite_addresses(chunk.get("citations"))
+        self._annotations.prompt_filters(chunk.get("prompt_filter_results"))
+        self._annotations.cite_addresses(chunk.get("citations"))
         for name in sorted(chunk.keys() - _READ - _NOTED):
-            self._notes.add(name, chunk[name])
+            self._annotations.add(name, chunk[name])
 
     def _choice(self, choice: dict[str, object]) -> list[Delta]:
         if choice.get("index"):
@@ -183,9 +186,9 @@ class Completion:
         if finish := choice.get("finish_reason"):
             self._finish_reason = string(finish)
             if finish == "content_filter":
-                self._notes.filtered()
+                self._annotations.filtered()
         if filters := choice.get("content_filter_results"):
-            self._notes.filters(filters)
+            self._annotations.filters(filters)
         delta = choice.get("delta")
         deltas: list[Delta] = []
         if not is_object(delta):
@@ -201,30 +204,31 @@ class Completion:
         if refusal := string(delta.get("refusal")):
             self._text.append(refusal)
             self._refusal.append(refusal)
-            self._notes.refused()
+            self._annotations.refused()
             deltas.append(TextDelta(refusal))
         for cited in objects(delta.get("annotations")):
-            self._notes.cite(cited, _ONLY_CONTENT)
+            self._annotations.cite(cited, _ONLY_CONTENT)
         deltas.extend(self._call(call) for call in objects(delta.get("tool_calls")))
         return deltas
 
     def _call(self, piece: dict[str, object]) -> ToolCallDelta:
-        """A piece of a call. Some servers give no index, or the same to all: then another id is another call."""
-        function = piece.get("function")
-        said = function if is_object(function) else {}
-        name, arguments, call_id = string(said.get("name")), string(said.get("arguments")), string(piece.get("id"))
-        index = piece.get("index")
-        place = index if isinstance(index, int) else 0
-        position = self._latest.get(place)
+        """Apply a piece of a tool call."""
+        value = piece.get("function")
+        function = value if is_object(value) else {}
+        name, arguments = string(function.get("name")), string(function.get("arguments"))
+        call_id, index = string(piece.get("id")), piece.get("index")
+        key = index if isinstance(index, int) else 0
+        position = self._latest.get(key)
+        # Some servers send no index, or the same one for all calls: a new id then begins a new call.
         if position is None or (call_id and name and self._calls[position].id != call_id):
-            position = self._latest[place] = len(self._calls)
+            position = self._latest[key] = len(self._calls)
             self._calls.append(_Call(call_id, name, [arguments]))
             return ToolCallDelta(position, arguments, call_id, name)
         call = self._calls[position]
         call.arguments.append(arguments)
-        late = name if not call.name else ""
+        late_name = name if not call.name else ""
         call.name = call.name or name
-        return ToolCallDelta(position, arguments, name=late)
+        return ToolCallDelta(position, arguments, name=late_name)
 
     def _raw(self, model: str) -> str:
         text = "".join(self._text)
@@ -249,31 +253,31 @@ class Completion:
             "model": self._model or model,
             "choices": [{"index": 0, "message": message, "finish_reason": self._finish_reason or None}],
         }
-        if self._usage_said is not None:
-            whole["usage"] = self._usage_said
+        if self._usage_json is not None:
+            whole["usage"] = self._usage_json
         return json.dumps(whole, ensure_ascii=False, separators=(",", ":"))
 
 
-def usage_of(said: dict[str, object]) -> usage_pb2.Usage:
-    """A provider's usage in our words; what it leaves out, or says in another type, stays absent."""
-    prompt, completion = said.get("prompt_tokens_details"), said.get("completion_tokens_details")
+def usage_of(usage: dict[str, object]) -> usage_pb2.Usage:
+    """Convert a provider's usage; counts that are absent or of another type stay unset."""
+    prompt, completion = usage.get("prompt_tokens_details"), usage.get("completion_tokens_details")
     return usage_pb2.Usage(
-        input_tokens=count(said.get("prompt_tokens")),
-        output_tokens=count(said.get("completion_tokens")),
-        total_tokens=count(said.get("total_tokens")),
+        input_tokens=count(usage.get("prompt_tokens")),
+        output_tokens=count(usage.get("completion_tokens")),
+        total_tokens=count(usage.get("total_tokens")),
         cached_input_tokens=count(prompt.get("cached_tokens")) if is_object(prompt) else None,
         reasoning_tokens=count(completion.get("reasoning_tokens")) if is_object(completion) else None,
     )
 
 
 def chat_body(request: ModelRequest, *, model: str, structured_output: bool = True) -> Body:
-    """The body of a streamed chat completion. Raises BadSettings.
+    """Build the body of a streamed chat completion. Raises BadSettings.
 
-    The form of the answer is asked for in words unless the provider can be asked for it.
+    Without `structured_output` the instruction asks for the schema.
     """
     schema, instruction = request.output_schema_json, request.instruction
     if schema and not structured_output:
-        instruction = told_in_words(instruction, schema)
+        instruction = instruction_with_schema(instruction, schema)
     body: Body = {
         "model": model,
         "messages": chat_messages(instruction, request.messages),
@@ -284,22 +288,22 @@ def chat_body(request: ModelRequest, *, model: str, structured_output: bool = Tr
         body["tools"] = [_tool(tool) for tool in request.tools]
     body |= _settings(request.settings)
     if request.tool_choice == "required":
-        body["tool_choice"] = "required"  # whatever the settings say: an answer in words is none
+        body["tool_choice"] = "required"  # overrides extra_json: the caller cannot use a text answer
     return body | {"response_format": chat_format(schema)} if schema and structured_output else body
 
 
 def chat_messages(instruction: str, messages: Sequence[message_pb2.Message]) -> list[Body]:
-    """The instruction and the messages; each tool result is a message of its own."""
-    said: list[Body] = [{"role": "system", "content": instruction}] if instruction else []
+    """Return the instruction and the messages in the API's format; each tool result is a separate message."""
+    bodies: list[Body] = [{"role": "system", "content": instruction}] if instruction else []
     for message in messages:
         if message.role == message_pb2.ROLE_ASSISTANT:
-            said.extend(_assistant(message))
+            bodies.extend(_assistant(message))
         elif message.role == message_pb2.ROLE_TOOL:
-            said.extend(_result(part.tool_result) for part in message.parts if part.HasField("tool_result"))
+            bodies.extend(_result(part.tool_result) for part in message.parts if part.HasField("tool_result"))
         else:
             role = "system" if message.role == message_pb2.ROLE_SYSTEM else "user"
-            said.append({"role": role, "content": content(message.parts, text=_text, blob=_blob)})
-    return said
+            bodies.append({"role": role, "content": content(message.parts, text=_text, blob=_blob)})
+    return bodies
 
 
 def _assistant(message: message_pb2.Message) -> list[Body]:
@@ -331,17 +335,18 @@ def _blob(blob: message_pb2.Blob) -> Body:
     if kind.startswith("image/"):
         return {"type": "image_url", "image_url": {"url": blob.uri or data_uri(blob)}}
     if not blob.data or kind.startswith("text/"):
-        return _text(blob_in_words(blob))
+        return _text(blob_as_text(blob))
     if kind in _AUDIO_FORMATS:
         data = base64.b64encode(blob.data).decode()
         return {"type": "input_audio", "input_audio": {"data": data, "format": _AUDIO_FORMATS[kind]}}
     if kind.startswith(("audio/", "video/")):
-        return _text(blob_in_words(blob))
+        return _text(blob_as_text(blob))
     return {"type": "file", "file": {"filename": blob.filename or "file", "file_data": data_uri(blob)}}
 
 
 @lru_cache(maxsize=1024)
 def _tool(spec: ToolSpec) -> Body:
+    # Cached, so shared by all requests with this tool: never modified.
     parameters: object = json.loads(spec.input_schema_json) if spec.input_schema_json else {"type": "object"}
     return {
         "type": "function",

@@ -1,6 +1,6 @@
 """Models behind OpenAI's APIs, Chat Completions or Responses, at any address.
 
-It does not try again, and calls nobody else: the runtime does.
+A call is one attempt; retries and fallbacks are up to the runtime.
 """
 
 from collections.abc import AsyncGenerator, Sequence
@@ -21,51 +21,51 @@ from bough_server.models.structured_output import BadSettings, Body
 
 
 class Api(Protocol):
-    """How a request is worded, where it goes, and how its answer is read."""
+    """One of the APIs: its path, the format of its requests, and how to read its answers."""
 
     @property
     def path(self) -> str:
-        """Below the base URL."""
+        """Path below the base URL."""
         ...
 
     def body(self, request: ModelRequest, *, model: str, name: str) -> Body:
-        """The request. Raises BadSettings."""
+        """Build the body of a request. Raises BadSettings."""
         ...
 
     def answer(self, meter: AttemptMeter, *, name: str) -> Answer:
-        """An answer that has not begun."""
+        """Return a new answer, to which events can be applied; `meter` receives its usage."""
         ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChatApi:
-    """Chat Completions."""
+    """The Chat Completions API."""
 
     path: ClassVar[str] = "/chat/completions"
     structured_output: bool = True
-    """Whether the provider can be asked for JSON of a schema; if not, it is asked for it in words."""
+    """Whether the provider accepts a JSON schema for its answer; if not, the instruction asks for it."""
 
     def body(self, request: ModelRequest, *, model: str, name: str) -> Body:
-        """The request. Raises BadSettings."""
+        """Build the body of a request. Raises BadSettings."""
         return chat_body(request, model=model, structured_output=self.structured_output)
 
     def answer(self, meter: AttemptMeter, *, name: str) -> Answer:
-        """An answer that has not begun."""
+        """Return a new answer, to which events can be applied; `meter` receives its usage."""
         return Completion(meter)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResponsesApi:
-    """Responses, of which the provider keeps nothing."""
+    """The Responses API, without storage at the provider."""
 
     path: ClassVar[str] = "/responses"
     structured_output: bool = True
-    """Whether the provider can be asked for JSON of a schema; if not, it is asked for it in words."""
+    """Whether the provider accepts a JSON schema for its answer; if not, the instruction asks for it."""
     encrypted_reasoning: bool = False
-    """Whether encrypted reasoning is asked for; where it comes by itself it is kept too."""
+    """Whether to request encrypted reasoning; a provider that sends it unasked has it kept as well."""
 
     def body(self, request: ModelRequest, *, model: str, name: str) -> Body:
-        """The request. Raises BadSettings."""
+        """Build the body of a request. Raises BadSettings."""
         return responses_body(
             request,
             model=model,
@@ -75,12 +75,12 @@ class ResponsesApi:
         )
 
     def answer(self, meter: AttemptMeter, *, name: str) -> Answer:
-        """An answer that has not begun."""
+        """Return a new answer, to which events can be applied; `meter` receives its usage."""
         return Response(meter, name=name)
 
 
 class OpenAIModel:
-    """A model at one address."""
+    """A model of one provider, at one address."""
 
     def __init__(
         self,
@@ -96,12 +96,12 @@ class OpenAIModel:
         retry: RetryPolicy | None = None,
         fallbacks: Sequence[str] = (),
         price: Price | None = None,
-        turnstile: ModelLimiter | None = None,
+        limiter: ModelLimiter | None = None,
         config_digest: str = "",
     ) -> None:
-        """`missing_key` says what to do about a key that is needed and not there; Chat Completions are the default.
+        """Default `api`: Chat Completions. With `keep_raw` responses include the provider's raw events.
 
-        With `keep_raw` answers carry their provider's events.
+        `missing_key`, if set, says what to do about a key that is required and missing; each call then fails with it.
         """
         self.name = name
         self.provider = "openai"
@@ -115,20 +115,20 @@ class OpenAIModel:
         self._api = api or ChatApi()
         self._keep_raw = keep_raw
         self._endpoint = Endpoint(name=name, base_url=base_url, key=key, timeouts=timeouts or Timeouts())
-        self._turnstile = turnstile or ModelLimiter(name=name)
+        self._limiter = limiter or ModelLimiter(name=name)
 
     async def stream(
         self, request: ModelRequest, *, meter: AttemptMeter | None = None
     ) -> AsyncGenerator[Delta | step_pb2.LlmResponse, None]:
-        """One attempt, by the rules of the Model protocol."""
+        """Make one attempt, as the Model protocol specifies."""
         if self._missing_key:
             raise self._failures.unavailable(f"has no key: {self._missing_key}")
         try:
             body = self._api.body(request, model=self.model, name=self.name)
         except BadSettings as error:
-            raise self._failures.unusable(f"cannot be asked: {error}") from error
+            raise self._failures.unusable(f"cannot be called: {error}") from error
         meter = meter or AttemptMeter()
-        async with self._turnstile.turn(request, meter):
+        async with self._limiter.turn(request, meter):
             answer = self._api.answer(meter, name=self.name)
             if self._keep_raw:
                 answer = RawAnswer(answer)
@@ -138,5 +138,5 @@ class OpenAIModel:
                     yield item
 
     async def close(self) -> None:
-        """Ends the connections."""
+        """Close the connections."""
         await self._endpoint.close()

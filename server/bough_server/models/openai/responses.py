@@ -1,6 +1,6 @@
-"""A streamed answer of the Responses API put together: events in, deltas out, the answer at the end; it opens nothing.
+"""Assembles a streamed answer of the Responses API: events in, deltas out, the whole response at the end.
 
-What is shown is what was streamed. A server that says at an item's end what it did not stream is taken at its word.
+The text is what was streamed. Only if nothing of an item was streamed is it taken from the item's end.
 """
 
 import json
@@ -29,7 +29,7 @@ _Key = int | str
 
 @dataclass(slots=True)
 class _Item:
-    """One item of the output, as far as it has come."""
+    """One item of the output, as far as it has arrived."""
 
     kind: str
     id: str = ""
@@ -37,15 +37,15 @@ class _Item:
     call_id: str = ""
     encrypted: str = ""
     position: int = 0
-    """A call's place among the calls."""
+    """Index among the tool calls."""
     pieces: list[str] = field(default_factory=list)
     lengths: dict[int, int] = field(default_factory=dict)
-    """The characters of each content, by its number."""
-    is_heard: bool = False
-    """Whether anything of it was streamed."""
+    """Characters of each content, by its index."""
+    is_streamed: bool = False
+    """Whether any piece of it was emitted."""
 
     def places(self, key: _Key, part_index: int) -> "dict[Content, Place]":
-        """Where the contents of the item are in the answer, of which it is the part of that number."""
+        """Return the places of the item's contents in the answer, whose part `part_index` is this item."""
         places: dict[Content, Place] = {}
         offset = 0
         for index, length in sorted(self.lengths.items()):
@@ -54,21 +54,21 @@ class _Item:
         return places
 
     def part(self, model: str) -> message_pb2.Part | None:
-        """The item in our words; None where there is nothing of it."""
-        said = "".join(self.pieces)
+        """Return the item as a message part; None if it is empty."""
+        text = "".join(self.pieces)
         if self.kind == "function_call":
-            call = message_pb2.ToolCall(name=self.name, arguments_json=said, provider_call_id=self.call_id)
+            call = message_pb2.ToolCall(name=self.name, arguments_json=text, provider_call_id=self.call_id)
             return message_pb2.Part(tool_call=call)
         if self.kind == "message":
-            return message_pb2.Part(text=said) if said else None
-        thought = message_pb2.Reasoning(text=said)
+            return message_pb2.Part(text=text) if text else None
+        thought = message_pb2.Reasoning(text=text)
         if self.encrypted:
             thought.encrypted, thought.provider_id, thought.model = self.encrypted, self.id, model
-        return message_pb2.Part(reasoning=thought) if said or self.encrypted else None
+        return message_pb2.Part(reasoning=thought) if text or self.encrypted else None
 
 
 class Response:
-    """One answer that is being streamed. `name` is the model's in the configuration."""
+    """One streamed answer. `name` is the model's name in the configuration."""
 
     def __init__(self, meter: AttemptMeter | None = None, *, name: str = "") -> None:
         self._meter = meter or AttemptMeter()
@@ -76,98 +76,100 @@ class Response:
         self._items: dict[_Key, _Item] = {}
         self._calls = 0
         self._is_refused = False
-        self._notes = AnnotationCollector()
-        self._said: _Event = {}
+        self._annotations = AnnotationCollector()
+        self._response: _Event = {}
         self._is_done = False
 
     @property
     def usage(self) -> usage_pb2.Usage | None:
-        """What the provider reported; None where it said nothing."""
+        """Usage as the provider reported it; None if it reported none."""
         return self._meter.usage
 
     @property
     def is_done(self) -> bool:
-        """Whether the provider said that nothing more comes."""
+        """Whether the provider has announced the end of the stream."""
         return self._is_done
 
     @property
     def is_whole(self) -> bool:
-        """Whether the answer has its end."""
+        """Whether the answer is complete."""
         return self._is_done
 
     def take(self, data: bytes) -> list[Delta]:
-        """The deltas in the data of one event. Raises BadChunk or ReportedError."""
+        """Apply the data of one event and return its deltas. Raises BadChunk or ReportedError."""
         if data == DONE:
             return []
         event = json_object(data)
         kind = string(event.get("type"))
+        # Some servers send an error without a type, as Chat Completions do.
         if kind == "error" or (not kind and event.get("error")):
             raise ReportedError(event.get("error") or event)
         reader = _READERS.get(kind)
         return reader(self, event) if reader is not None else []
 
     def response(self, *, provider: str, model: str) -> step_pb2.LlmResponse:
-        """The whole answer, its parts in the order of the output."""
+        """Return the whole answer, with its parts in the order of the output."""
         message = message_pb2.Message(role=message_pb2.ROLE_ASSISTANT)
         places: dict[Content, Place] = {}
         for key, item in self._items.items():
             if (part := item.part(self._name)) is not None:
                 places |= item.places(key, len(message.parts))
                 message.parts.append(part)
-        incomplete = self._said.get("incomplete_details")
+        incomplete = self._response.get("incomplete_details")
         reason = string(incomplete.get("reason")) if is_object(incomplete) else ""
         return step_pb2.LlmResponse(
-            response_id=string(self._said.get("id")),
+            response_id=string(self._response.get("id")),
             provider=provider,
-            model=string(self._said.get("model")) or model,
+            model=string(self._response.get("model")) or model,
             message=message,
             finish_reason=self._finish_reason(reason),
-            provider_finish_reason=reason or string(self._said.get("status")),
+            provider_finish_reason=reason or string(self._response.get("status")),
             usage=self.usage,
-            raw_json=json.dumps(self._said, ensure_ascii=False, separators=(",", ":")),
-            annotations=self._notes.message(places),
+            raw_json=json.dumps(self._response, ensure_ascii=False, separators=(",", ":")),
+            annotations=self._annotations.message(places),
         )
 
     def _finish_reason(self, incomplete: str) -> step_pb2.FinishReason.ValueType:
         return finish_reason_of(
-            incomplete or string(self._said.get("status")), has_calls=self._calls > 0, is_refused=self._is_refused
+            incomplete or string(self._response.get("status")), has_calls=self._calls > 0, is_refused=self._is_refused
         )
 
     def _begin(self, event: _Event) -> list[Delta]:
-        said = event.get("response")
-        if is_object(said):
-            self._said = said
+        response = event.get("response")
+        if is_object(response):
+            self._response = response
         return []
 
     def _end(self, event: _Event) -> list[Delta]:
-        """The whole answer: whatever of it was not streamed is a delta now."""
+        """Apply the final event; items of the answer that were not streamed become deltas."""
         self._begin(event)
-        said = self._said
-        if is_object(used := said.get("usage")):
+        response = self._response
+        if is_object(used := response.get("usage")):
             self._meter.usage = usage_of(used)
         if string(event.get("type")) == "response.failed":
-            raise ReportedError(said.get("error") or said)
+            raise ReportedError(response.get("error") or response)
         deltas = [
             delta
-            for index, item in enumerate(objects(said.get("output")))
+            for index, item in enumerate(objects(response.get("output")))
             if index not in self._items
             for delta in self._whole_item({"output_index": index, "item": item})
         ]
-        self._note(said)
+        self._note(response)
         self._is_done = True
         return deltas
 
-    def _note(self, said: _Event) -> None:
-        incomplete = said.get("incomplete_details")
+    def _note(self, response: _Event) -> None:
+        incomplete = response.get("incomplete_details")
         if is_object(incomplete) and incomplete.get("reason") == "content_filter":
-            self._notes.filtered()
-        for each in objects(said.get("content_filters")):
-            self._notes.filters(each.get("content_filter_results"), of_prompt=each.get("source_type") == "prompt")
+            self._annotations.filtered()
+        for each in objects(response.get("content_filters")):
+            self._annotations.filters(each.get("content_filter_results"), of_prompt=each.get("source_type") == "prompt")
         for name in _EXTRAS:
-            self._notes.add(name, said.get(name))
-        foreign = [item for item in objects(said.get("output")) if string(item.get("type")) not in _SAID]
-        self._notes.add("output", foreign or None)
-        for index, item in enumerate(objects(said.get("output"))):
+            self._annotations.add(name, response.get(name))
+        foreign = [item for item in objects(response.get("output")) if string(item.get("type")) not in _CONTENT_OF]
+        self._annotations.add("output", foreign or None)
+        # Citations may come in events, in items and in the final answer; repeated ones are recorded once.
+        for index, item in enumerate(objects(response.get("output"))):
             self._cite(item, index)
 
     def _cite(self, item: _Event, key: _Key) -> None:
@@ -175,14 +177,14 @@ class Response:
             if string(content.get("type")) == "refusal":
                 self._refuse()
             for cited in objects(content.get("annotations")):
-                self._notes.cite(cited, (key, index))
+                self._annotations.cite(cited, (key, index))
 
     def _refuse(self) -> None:
         self._is_refused = True
-        self._notes.refused()
+        self._annotations.refused()
 
     def _item(self, event: _Event, kind: str) -> _Item:
-        """The item that an event is about; a new one where nobody announced it."""
+        """Return the item that an event is about, created if the server did not announce it."""
         key = _key(event)
         if key not in self._items:
             self._items[key] = _Item(kind, position=self._calls)
@@ -190,28 +192,28 @@ class Response:
         return self._items[key]
 
     def _announced(self, event: _Event) -> list[Delta]:
-        said = event.get("item")
-        if not is_object(said) or string(said.get("type")) not in _SAID:
+        data = event.get("item")
+        if not is_object(data) or string(data.get("type")) not in _CONTENT_OF:
             return []
-        item = self._item(event, string(said.get("type")))
+        item = self._item(event, string(data.get("type")))
         is_named = bool(item.name)
-        item.id, item.call_id = string(said.get("id")) or item.id, string(said.get("call_id")) or item.call_id
-        item.name = item.name or string(said.get("name"))
+        item.id, item.call_id = string(data.get("id")) or item.id, string(data.get("call_id")) or item.call_id
+        item.name = item.name or string(data.get("name"))
         if item.kind != "function_call" or is_named or not item.name:
             return []
         return [ToolCallDelta(item.position, "", item.call_id, item.name)]
 
     def _whole_item(self, event: _Event) -> list[Delta]:
         deltas = self._announced(event)
-        said = event.get("item")
-        if not is_object(said) or string(said.get("type")) not in _SAID:
+        data = event.get("item")
+        if not is_object(data) or string(data.get("type")) not in _CONTENT_OF:
             return deltas
-        item = self._item(event, string(said.get("type")))
-        self._cite(said, _key(event))
-        item.encrypted = string(said.get("encrypted_content"))
-        if not item.is_heard and (whole := _SAID[item.kind](said)):
+        item = self._item(event, string(data.get("type")))
+        self._cite(data, _key(event))
+        item.encrypted = string(data.get("encrypted_content"))
+        if not item.is_streamed and (whole := _CONTENT_OF[item.kind](data)):
             if item.kind == "message":
-                item.lengths = dict(enumerate(len(_content_text(each)) for each in objects(said.get("content"))))
+                item.lengths = dict(enumerate(len(_content_text(each)) for each in objects(data.get("content"))))
             deltas.append(self._piece(item, whole))
         return deltas
 
@@ -229,7 +231,7 @@ class Response:
 
     def _cited(self, event: _Event) -> list[Delta]:
         if is_object(cited := event.get("annotation")):
-            self._notes.cite(cited, (_key(event), _content_index(event)))
+            self._annotations.cite(cited, (_key(event), _content_index(event)))
         return []
 
     def _thought(self, event: _Event) -> list[Delta]:
@@ -237,7 +239,7 @@ class Response:
         return [self._piece(self._item(event, "reasoning"), piece)] if piece else []
 
     def _next_thought(self, event: _Event) -> list[Delta]:
-        """A further part of a summary is a paragraph of its own."""
+        """Begin a new paragraph for each further part of a summary."""
         item = self._item(event, "reasoning")
         return [self._piece(item, "\n\n")] if item.pieces else []
 
@@ -246,9 +248,10 @@ class Response:
         return [self._piece(self._item(event, "function_call"), piece)] if piece else []
 
     def _piece(self, item: _Item, piece: str) -> Delta:
-        item.is_heard = True
+        item.is_streamed = True
         if item.kind == "message":
-            # Text belongs where it is heard: should messages ever take turns, the last one that began has it.
+            # The response's text must equal the text deltas in their order: should two messages ever stream in
+            # alternation, all further text goes to the one that began last.
             item = next(each for each in reversed(self._items.values()) if each.kind == "message")
         item.pieces.append(piece)
         if item.kind == "function_call":
@@ -256,20 +259,20 @@ class Response:
         return TextDelta(piece) if item.kind == "message" else ReasoningDelta(piece)
 
 
-def usage_of(said: Mapping[str, object]) -> usage_pb2.Usage:
-    """A provider's usage in our words; what it leaves out, or says in another type, stays absent."""
-    sent, written = said.get("input_tokens_details"), said.get("output_tokens_details")
+def usage_of(usage: Mapping[str, object]) -> usage_pb2.Usage:
+    """Convert a provider's usage; counts that are absent or of another type stay unset."""
+    sent, written = usage.get("input_tokens_details"), usage.get("output_tokens_details")
     return usage_pb2.Usage(
-        input_tokens=count(said.get("input_tokens")),
-        output_tokens=count(said.get("output_tokens")),
-        total_tokens=count(said.get("total_tokens")),
+        input_tokens=count(usage.get("input_tokens")),
+        output_tokens=count(usage.get("output_tokens")),
+        total_tokens=count(usage.get("total_tokens")),
         cached_input_tokens=count(sent.get("cached_tokens")) if is_object(sent) else None,
         reasoning_tokens=count(written.get("reasoning_tokens")) if is_object(written) else None,
     )
 
 
 def _key(event: _Event) -> _Key:
-    """What an item of the output is known by: its number, or its id if a server counts nothing."""
+    """Return the key of an output item: its index, or its id if the server sends no indexes."""
     index = count(event.get("output_index"))
     return index if index is not None else string(event.get("item_id"))
 
@@ -278,32 +281,32 @@ def _content_index(event: _Event) -> int:
     return count(event.get("content_index")) or 0
 
 
-def _message_text(said: _Event) -> str:
-    return "".join(map(_content_text, objects(said.get("content"))))
+def _message_text(item: _Event) -> str:
+    return "".join(map(_content_text, objects(item.get("content"))))
 
 
 def _content_text(content: _Event) -> str:
     return string(content.get("text")) or string(content.get("refusal"))
 
 
-def _reasoning_text(said: _Event) -> str:
-    parts = objects(said.get("summary")) or objects(said.get("content"))
+def _reasoning_text(item: _Event) -> str:
+    parts = objects(item.get("summary")) or objects(item.get("content"))
     return "\n\n".join(filter(None, (string(each.get("text")) for each in parts)))
 
 
-def _call_arguments(said: _Event) -> str:
-    return string(said.get("arguments"))
+def _call_arguments(item: _Event) -> str:
+    return string(item.get("arguments"))
 
 
-_SAID: Final[Mapping[str, Callable[[_Event], str]]] = {
+_CONTENT_OF: Final[Mapping[str, Callable[[_Event], str]]] = {
     "message": _message_text,
     "reasoning": _reasoning_text,
     "function_call": _call_arguments,
 }
-"""The kinds of items that are read, and what a whole one says. Others are the provider's own tools."""
+"""Content of a whole item, by the kinds that are read. Other kinds are the provider's own tools."""
 
 _EXTRAS: Final = ("service_tier", "moderation")
-"""Of a response, what is neither the answer nor an echo of the request."""
+"""Fields of a response that are neither the answer nor an echo of the request."""
 
 _READERS: Final[Mapping[str, Callable[[Response, _Event], list[Delta]]]] = {
     "response.created": Response._begin,

@@ -1,4 +1,4 @@
-"""Body of a request to the Responses API, stateless: it carries the whole history."""
+"""Request bodies for the Responses API. They are stateless: each carries the whole history."""
 
 import json
 from collections.abc import Iterator, Sequence
@@ -11,13 +11,13 @@ from bough_server.models.structured_output import (
     Body,
     arguments_text,
     as_text,
-    blob_in_words,
+    blob_as_text,
     content,
     data_uri,
     further_settings,
+    instruction_with_schema,
     responses_format,
     result_text,
-    told_in_words,
 )
 
 _OURS: Final = frozenset(
@@ -35,6 +35,7 @@ _OURS: Final = frozenset(
         "prompt",
     }
 )
+"""Parameters that `extra_json` may not set."""
 
 
 def responses_body(
@@ -45,14 +46,14 @@ def responses_body(
     encrypted_reasoning: bool = False,
     structured_output: bool = True,
 ) -> Body:
-    """The body of a streamed response that the provider does not keep. Raises BadSettings.
+    """Build the body of a streamed response that the provider does not store. Raises BadSettings.
 
-    `name` is the model's in the configuration: its own reasoning is sent back, other models' is not. The form of the
-    answer is asked for in words unless the provider can be asked for it.
+    `name` is the model's name in the configuration: only reasoning of that model is sent back. Without
+    `structured_output` the instruction asks for the schema.
     """
     schema, instruction = request.output_schema_json, request.instruction
     if schema and not structured_output:
-        instruction = told_in_words(instruction, schema)
+        instruction = instruction_with_schema(instruction, schema)
     body: Body = {"model": model, "input": input_items(request.messages, name=name), "stream": True, "store": False}
     if instruction:
         body["instructions"] = instruction
@@ -62,15 +63,15 @@ def responses_body(
         body["tools"] = [_tool(tool) for tool in request.tools]
     body |= _settings(request.settings)
     if request.tool_choice == "required":
-        body["tool_choice"] = "required"  # whatever the settings say: an answer in words is none
+        body["tool_choice"] = "required"  # overrides extra_json: the caller cannot use a text answer
     if schema and structured_output:
-        told = body.get("text")
-        body["text"] = {**(told if isinstance(told, dict) else {}), "format": responses_format(schema)}
+        text = body.get("text")  # extra_json may have set other fields of it, such as the verbosity
+        body["text"] = {**(text if isinstance(text, dict) else {}), "format": responses_format(schema)}
     return body
 
 
 def input_items(messages: Sequence[message_pb2.Message], *, name: str = "") -> list[Body]:
-    """The messages as items of an input, calls and results each as one of its own."""
+    """Return the messages as input items; each tool call and each result is a separate item."""
     items: list[Body] = []
     for message in messages:
         if message.role == message_pb2.ROLE_ASSISTANT:
@@ -84,14 +85,15 @@ def input_items(messages: Sequence[message_pb2.Message], *, name: str = "") -> l
 
 
 def _assistant(parts: Sequence[message_pb2.Part], name: str) -> list[Body]:
-    """What the model itself said. Reasoning is refused without what it led to, so at the end it is left out."""
-    items = list(_said(parts, name))
+    """Return the items of an assistant message, without reasoning at the end."""
+    items = list(_items(parts, name))
+    # The API refuses reasoning that the item it led to does not follow.
     while items and items[-1].get("type") == "reasoning":
         items.pop()
     return items
 
 
-def _said(parts: Sequence[message_pb2.Part], name: str) -> Iterator[Body]:
+def _items(parts: Sequence[message_pb2.Part], name: str) -> Iterator[Body]:
     for part in parts:
         if part.HasField("tool_call"):
             call = part.tool_call
@@ -100,8 +102,8 @@ def _said(parts: Sequence[message_pb2.Part], name: str) -> Iterator[Body]:
         elif part.HasField("reasoning"):
             if part.reasoning.encrypted and part.reasoning.model == name:
                 yield _reasoning(part.reasoning)
-        elif said := as_text(part):
-            yield {"role": "assistant", "content": said}
+        elif text := as_text(part):
+            yield {"role": "assistant", "content": text}
 
 
 def _reasoning(thought: message_pb2.Reasoning) -> Body:
@@ -123,7 +125,7 @@ def _blob(blob: message_pb2.Blob) -> Body:
     if kind.startswith("image/"):
         return {"type": "input_image", "image_url": blob.uri or data_uri(blob), "detail": "auto"}
     if kind.startswith(("text/", "audio/", "video/")):
-        return _text(blob_in_words(blob))
+        return _text(blob_as_text(blob))
     if blob.uri:
         return {"type": "input_file", "file_url": blob.uri}
     return {"type": "input_file", "filename": blob.filename or "file", "file_data": data_uri(blob)}
@@ -131,7 +133,8 @@ def _blob(blob: message_pb2.Blob) -> Body:
 
 @lru_cache(maxsize=1024)
 def _tool(spec: ToolSpec) -> Body:
-    """A tool whose schema is taken as it is: a strict one would have to be of the few forms that providers hold."""
+    """Return a tool with its schema as it is: `strict` would limit it to the few keywords that providers enforce."""
+    # Cached, so shared by all requests with this tool: never modified.
     parameters: object = json.loads(spec.input_schema_json) if spec.input_schema_json else {"type": "object"}
     return {
         "type": "function",

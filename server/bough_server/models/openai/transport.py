@@ -1,9 +1,9 @@
-"""The endpoint of an OpenAI-compatible provider and its server-sent events; the only importer of openai.
+"""HTTP endpoint of an OpenAI-compatible provider, and its server-sent events; the only importer of openai.
 
-Requests go out through the `openai` client and its aiohttp transport, loaded on first use, but answers are read as
-bytes: building a typed object for every chunk costs several times the rest of a call. Events follow the event stream
-format of the HTML standard, except that an event at the very end needs no empty line after it; names, ids and retry
-times are dropped.
+Requests are sent with the `openai` client and its aiohttp transport, loaded on first use. Answers are read as bytes:
+building a typed object for every chunk costs several times the rest of a call. Events follow the event stream format
+of the HTML standard, except that the last event needs no empty line after it; event names, ids and retry times are
+ignored.
 """
 
 import asyncio
@@ -31,48 +31,49 @@ OPENAI_BASE_URL: Final = "https://api.openai.com/v1"
 _DRAIN_SECONDS: Final = 0.1
 _HEADERS: Final = {"Content-Type": "application/json", "Accept": "text/event-stream"}
 
-_LARGEST: Final = 16 * 1024 * 1024
+_MAX_EVENT_BYTES: Final = 16 * 1024 * 1024
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Timeouts:
-    """Seconds until an answer begins, and between two pieces of it. They run only while bytes are waited for."""
+    """Seconds until an answer begins, and between two events of it. They run only while waiting for bytes."""
 
     start: float = 60.0
     idle: float = 60.0
 
 
-class _Patience:
-    """How long one answer is waited for: for its beginning in all, then for each next event. Comments are no events."""
+class _AnswerTimeout:
+    """Timeout of one answer: until its first event, then until each next one. SSE comments do not count as events."""
 
     def __init__(self, timeouts: Timeouts) -> None:
         self._idle = timeouts.idle
         self._clock = asyncio.get_running_loop().time
         self._left = timeouts.start
         self.bound = timeouts.start
-        self.missed = "did not begin to answer"
+        self.missed = "sent no response"
 
     def renew(self) -> None:
-        """An event has come."""
+        """Restart the timeout: an event has arrived."""
         self.bound = self._left = self._idle
-        self.missed = "sent nothing of its answer"
+        self.missed = "sent nothing more of its response"
 
     @asynccontextmanager
     async def wait(self) -> AsyncGenerator[None, None]:
-        """Waits no longer than is left. Raises TimeoutError."""
+        """Limit a wait to the time that is left. Raises TimeoutError."""
         began = self._clock()
         async with asyncio.timeout(self._left):
             yield
+        # Only the wait is subtracted: the time that our consumer takes between two reads is not the provider's.
         self._left -= self._clock() - began
 
 
 class Endpoint:
-    """One address with its connections."""
+    """One address and the connections to it."""
 
     def __init__(
         self, *, name: str, base_url: str, key: str = "", timeouts: Timeouts, keeps_connections: bool = True
     ) -> None:
-        """An empty key sends none. A server that drops connections between calls is given a new one for each."""
+        """An empty `key` sends no Authorization. `keeps_connections` False: for servers that drop idle connections."""
         self._failures = Failures(name=name, secret=key)
         self._base_url = base_url
         self._timeouts = timeouts
@@ -84,22 +85,22 @@ class Endpoint:
     async def stream(
         self, path: str, body: Mapping[str, object], answer: Answer, *, provider: str, model: str
     ) -> AsyncGenerator[Delta | step_pb2.LlmResponse, None]:
-        """One attempt, put together by `answer`: deltas, then the whole of it. Raises ModelError."""
-        client, patience = await self._open(), _Patience(self._timeouts)
-        response = await self._send(client, path, json.dumps(body, ensure_ascii=False).encode(), patience)
+        """Make one attempt, assembled by `answer`: yield its deltas, then the whole response. Raises ModelError."""
+        client, timeout = await self._open(), _AnswerTimeout(self._timeouts)
+        response = await self._send(client, path, json.dumps(body, ensure_ascii=False).encode(), timeout)
         try:
             pieces = response.aiter_bytes()
             decoder = EventDecoder()
             while not answer.is_done:
-                piece = await self._read(pieces, answer, patience)
+                piece = await self._read(pieces, answer, timeout)
                 for data in decoder.feed(piece) if piece else decoder.finish():
-                    patience.renew()
+                    timeout.renew()
                     for delta in answer.take(data):
                         yield delta
                 if not piece:
                     break
             if not answer.is_whole:
-                raise self._failures.bad_response("ended its stream before its answer was whole.")
+                raise self._failures.bad_response("ended its stream before its answer was complete.")
             await self._drain(pieces)
             yield answer.response(provider=provider, model=model)
         except ModelError as error:
@@ -111,7 +112,7 @@ class Endpoint:
             await response.aclose()
 
     async def close(self) -> None:
-        """Ends the connections."""
+        """Close the connections."""
         client, self._client = self._client, None
         if client is not None:
             await client.close()
@@ -120,7 +121,7 @@ class Endpoint:
         if isinstance(error, ReportedError):
             failure = self._failures.reported(error.value)
         else:
-            failure = self._failures.bad_response(f"sent something that is not an answer: {error}.")
+            failure = self._failures.bad_response(f"sent an invalid answer: {error}.")
         failure.lost_usage = answer.usage
         return failure
 
@@ -131,27 +132,29 @@ class Endpoint:
                 try:
                     self._client = await asyncio.to_thread(self._connect)
                 except self._broken as error:
-                    said = self._failures.sentence(error)
-                    raise self._failures.unavailable(f"cannot be reached at its base_url: {said}") from error
+                    detail = self._failures.sentence(error)
+                    raise self._failures.unavailable(f"cannot be reached at its base_url: {detail}") from error
             return self._client
 
     def _connect(self) -> "openai.AsyncOpenAI":
-        """The client. Loading the package and the certificates takes a second or two: not on the event loop."""
+        """Create the client. Runs in a thread: loading the package and the certificates takes a second or two."""
         import openai
 
         host = urlsplit(self._base_url).hostname or ""
         on_loopback = host in ("localhost", "::1") or host.startswith("127.")
         return openai.AsyncOpenAI(
-            # Without a key of its own the client would take one from the environment; "none" is never sent.
+            # Without a key the client would read one from the environment. "none" is never sent.
             api_key=self._failures.secret or "none",
             base_url=self._base_url,
+            # Retries are recorded by the runtime and timeouts are those of _AnswerTimeout.
             max_retries=0,
             timeout=None,
+            # A proxy named in the environment cannot reach this machine's loopback.
             http_client=openai.DefaultAioHttpClient(timeout=None, trust_env=not on_loopback),
         )
 
     async def _send(
-        self, client: "openai.AsyncOpenAI", path: str, content: bytes, patience: _Patience
+        self, client: "openai.AsyncOpenAI", path: str, content: bytes, timeout: _AnswerTimeout
     ) -> "httpx2.Response":
         import httpx2
         import openai
@@ -162,8 +165,8 @@ class Endpoint:
         if not self._keeps_connections:
             headers["Connection"] = "close"
         try:
-            async with patience.wait():
-                # The client's own `create` would rebuild and check the whole request once more.
+            async with timeout.wait():
+                # The client's `create` would rebuild and validate the whole request once more.
                 response: object = await client.post(
                     path,
                     cast_to=httpx2.Response,
@@ -174,29 +177,29 @@ class Endpoint:
                 )
                 return cast(httpx2.Response, response)
         except TimeoutError as error:
-            raise self._failures.timeout(patience.missed, patience.bound) from error
+            raise self._failures.timeout(timeout.missed, timeout.bound) from error
         except openai.APIStatusError as error:
             body = error.body if error.body is not None else error.response.text
             raise self._failures.status(error.status_code, body, error.response.headers) from None
         except self._broken as error:
             raise self._failures.transport(error) from error
 
-    async def _read(self, pieces: AsyncIterator[bytes], answer: Answer, patience: _Patience) -> bytes:
-        """The next bytes; none at the end, or where after the whole answer nothing comes or the connection breaks."""
+    async def _read(self, pieces: AsyncIterator[bytes], answer: Answer, timeout: _AnswerTimeout) -> bytes:
+        """Return the next bytes; none at the end, or if the connection stalls or breaks after a complete answer."""
         try:
-            async with patience.wait():
+            async with timeout.wait():
                 return await anext(pieces, b"")
         except TimeoutError as error:
             if answer.is_whole:
                 return b""
-            raise self._failures.timeout(patience.missed, patience.bound) from error
+            raise self._failures.timeout(timeout.missed, timeout.bound) from error
         except self._broken as error:
             if answer.is_whole:
                 return b""
             raise self._failures.transport(error) from error
 
     async def _drain(self, pieces: AsyncIterator[bytes]) -> None:
-        """Reads to the end of the body, if it is near: only then the connection serves the next call."""
+        """Read to the end of the body if it comes within 0.1 s: only then can the next call reuse the connection."""
         with suppress(TimeoutError, *self._broken):
             async with asyncio.timeout(_DRAIN_SECONDS):
                 while await anext(pieces, b""):
@@ -204,14 +207,15 @@ class Endpoint:
 
 
 def _transport_errors() -> tuple[type[Exception], ...]:
-    """What the client, its HTTP layer and its transport raise when a connection fails; loads them."""
+    """Load the client, its HTTP layer and its transport, and return what they raise if a connection fails."""
     is_new = "openai" not in sys.modules
     import aiohttp
     import httpx2
     import openai
 
     if is_new:
-        # Sixty thousand objects that stay to the end: every full collection would look at them and hold up all calls.
+        # Loading leaves sixty thousand objects that live to the end. Every full garbage collection would visit them
+        # and stall all calls; frozen ones are skipped.
         gc.freeze()
     return (openai.OpenAIError, httpx2.HTTPError, httpx2.InvalidURL, httpx2.StreamError, aiohttp.ClientError, OSError)
 
@@ -221,7 +225,7 @@ class EventTooLarge(ValueError):
 
 
 class EventDecoder:
-    """Takes bytes as they arrive and gives the data of every event that they complete."""
+    """Incremental decoder of server-sent events: bytes in, the data of each completed event out."""
 
     def __init__(self) -> None:
         self._rest = b""
@@ -229,13 +233,13 @@ class EventDecoder:
         self._size = 0
 
     def feed(self, piece: bytes) -> list[bytes]:
-        """The data of the events that this piece completes; several data lines are joined by a line feed.
+        """Return the data of the events that this piece completes; several data lines are joined by a line feed.
 
         Raises EventTooLarge.
         """
         buffer = self._rest + piece if self._rest else piece
         if b"\r" in buffer:
-            # A carriage return at the end may be the first half of a line's end.
+            # A carriage return at the end may be the first half of CR LF: hold it until the next piece.
             held = b"\r" if buffer.endswith(b"\r") else b""
             buffer = buffer.removesuffix(b"\r").replace(b"\r\n", b"\n").replace(b"\r", b"\n")
         else:
@@ -245,12 +249,12 @@ class EventDecoder:
         events: list[bytes] = []
         for line in lines:
             self._line(line, events)
-        if len(self._rest) + self._size > _LARGEST:
+        if len(self._rest) + self._size > _MAX_EVENT_BYTES:
             raise EventTooLarge("A server-sent event is larger than 16 MiB.")
         return events
 
     def finish(self) -> list[bytes]:
-        """The data of an event that the end of the stream cut from its empty line."""
+        """Return the data of a last event that the stream ended without an empty line."""
         events: list[bytes] = []
         for line in (self._rest.removesuffix(b"\r"), b""):
             self._line(line, events)

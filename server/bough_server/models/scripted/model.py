@@ -1,6 +1,6 @@
-"""A model that answers from a script, for tests and for trying a team without paying; script.py has the format.
+"""A model that answers from a script, for tests and for trying a team without cost; script.py has the format.
 
-It keeps nothing between requests but how often it was made to fail.
+Between requests it remembers nothing but how often it has failed each of them.
 """
 
 import hashlib
@@ -27,7 +27,7 @@ from bough_server.models.model import (
 from bough_server.models.scripted.script import FaultReason, Script, ScriptedFault, Turn, words
 
 Gate = Callable[[str, int, int], Awaitable[None]]
-"""Awaited before each piece with the agent, the turn's place in its list, and the piece's number, from 0."""
+"""Awaited before each piece, with the agent, the turn's index in its list, and the piece's number from 0."""
 
 _MOST_REMEMBERED: Final = 4096
 _FAULTS: Final[dict[FaultReason, tuple[error_pb2.ErrorReason.ValueType, event_pb2.RetryReason.ValueType | None]]] = {
@@ -41,7 +41,7 @@ _FAULTS: Final[dict[FaultReason, tuple[error_pb2.ErrorReason.ValueType, event_pb
 
 
 class ScriptedModel:
-    """A model that says what its script says. `gate` lets a test hold a stream at any piece."""
+    """A model that answers from its script. `gate` lets a test hold a stream before any piece."""
 
     def __init__(
         self,
@@ -55,7 +55,7 @@ class ScriptedModel:
         config_digest: str = "",
         clock: Clock | None = None,
         gate: Gate | None = None,
-        turnstile: ModelLimiter | None = None,
+        limiter: ModelLimiter | None = None,
     ) -> None:
         self.name = name
         self.provider = "scripted"
@@ -67,49 +67,50 @@ class ScriptedModel:
         self._script = script
         self._clock = clock or SystemClock()
         self._gate = gate
-        self._turnstile = turnstile or ModelLimiter(name=name)
+        self._limiter = limiter or ModelLimiter(name=name)
         self._attempts: OrderedDict[str, int] = OrderedDict()
 
     async def stream(
         self, request: ModelRequest, *, meter: AttemptMeter | None = None
     ) -> AsyncGenerator[Delta | step_pb2.LlmResponse, None]:
-        """One attempt, by the rules of the Model protocol."""
-        place, turn = self._script.turn(request)
+        """Make one attempt, as the Model protocol specifies."""
+        index, turn = self._script.turn(request)
         if turn is None:
-            raise self._lacking(request.agent, place)
+            raise self._no_turn(request.agent, index)
         meter = meter or AttemptMeter()
-        async with self._turnstile.turn(request, meter):
+        async with self._limiter.turn(request, meter):
             fault = self._fault(request, turn)
-            deltas = _deltas(place, turn)
-            # An attempt that fails after its last piece fails all the same: it never gets its end.
+            deltas = _deltas(index, turn)
+            # If `after_chunks` is beyond the last piece, the attempt still fails, after all its pieces.
             pieces = deltas if fault is None else deltas[: fault.after_chunks]
             for number, delta in enumerate(pieces):
                 if self._gate is not None:
-                    await self._gate(request.agent, place, number)
+                    await self._gate(request.agent, index, number)
                 if turn.delay_ms:
                     await self._clock.sleep(turn.delay_ms / 1000)
                 meter.usage = _usage(turn, fault)
                 yield delta
             if fault is not None:
-                raise self._failing(fault)
+                raise self._failure(fault)
             if turn.cut:
-                raise self._failing(ScriptedFault(reason="BAD_RESPONSE", message="The stream was cut by its script."))
-            yield self._response(place, turn)
+                raise self._failure(ScriptedFault(reason="BAD_RESPONSE", message="The stream was cut by its script."))
+            yield self._response(index, turn)
 
     async def close(self) -> None:
-        """Nothing is open."""
+        """Do nothing: no resources are held."""
 
     def _fault(self, request: ModelRequest, turn: Turn) -> ScriptedFault | None:
-        """The fault that this attempt meets; counts the attempts of a request where its turn says how many fail."""
+        """Return the fault of this attempt, if any. Counts the attempts of a request if `times` of them fail."""
         if turn.error is None or turn.error.times is None:
             return turn.error
         key = _digest(request)
+        # pop() moves the key to the end, so that the request used longest ago is forgotten first.
         made = self._attempts[key] = self._attempts.pop(key, 0) + 1
         if len(self._attempts) > _MOST_REMEMBERED:
             self._attempts.popitem(last=False)
         return turn.error if made <= turn.error.times else None
 
-    def _failing(self, fault: ScriptedFault) -> ModelError:
+    def _failure(self, fault: ScriptedFault) -> ModelError:
         reason, retry = _FAULTS[fault.reason]
         return ModelError(
             f"The model {self.name!r} failed: {fault.message}",
@@ -119,23 +120,23 @@ class ScriptedModel:
             lost_usage=fault.usage.message() if fault.usage else None,
         )
 
-    def _lacking(self, agent: str, step: int) -> ModelError:
+    def _no_turn(self, agent: str, step: int) -> ModelError:
         return ModelError(
             f"The script {self._script.path!r} has no turn {step} for the agent {agent!r}. "
             f"Add it under agents.{agent or '*'}.",
             reason=error_pb2.ERROR_REASON_MODEL_UNAVAILABLE,
         )
 
-    def _response(self, place: int, turn: Turn) -> step_pb2.LlmResponse:
+    def _response(self, index: int, turn: Turn) -> step_pb2.LlmResponse:
         message = message_pb2.Message(role=message_pb2.ROLE_ASSISTANT)
         if turn.reasoning:
             message.parts.add().reasoning.text = turn.reasoning
         if text := "".join(turn.pieces):
             message.parts.add(text=text)
         for position, call in enumerate(turn.calls):
-            made = message.parts.add().tool_call
-            made.name, made.arguments_json = call.name, call.arguments_text
-            made.provider_call_id = _call_id(place, position)
+            part = message.parts.add().tool_call
+            part.name, part.arguments_json = call.name, call.arguments_text
+            part.provider_call_id = _call_id(index, position)
         word = turn.finish_reason or ("tool_calls" if turn.calls else "stop")
         return step_pb2.LlmResponse(
             provider=self.provider,
@@ -148,23 +149,23 @@ class ScriptedModel:
         )
 
 
-def _deltas(place: int, turn: Turn) -> list[Delta]:
+def _deltas(index: int, turn: Turn) -> list[Delta]:
     deltas: list[Delta] = [ReasoningDelta(piece) for piece in words(turn.reasoning)]
     deltas += [TextDelta(piece) for piece in turn.pieces]
     for position, call in enumerate(turn.calls):
-        deltas.append(ToolCallDelta(position, "", _call_id(place, position), call.name))
+        deltas.append(ToolCallDelta(position, "", _call_id(index, position), call.name))
         deltas.append(ToolCallDelta(position, call.arguments_text))
     return deltas
 
 
 def _usage(turn: Turn, fault: ScriptedFault | None) -> usage_pb2.Usage | None:
-    """What an attempt is said to use; it is known from its first piece on."""
-    said = fault.usage if fault is not None else turn.usage
-    return said.message() if said is not None and not turn.cut else None
+    """Return the usage that an attempt reports from its first piece on; None for a stream that is cut."""
+    usage = fault.usage if fault is not None else turn.usage
+    return usage.message() if usage is not None and not turn.cut else None
 
 
-def _call_id(place: int, position: int) -> str:
-    return f"call_{place}_{position}"
+def _call_id(index: int, position: int) -> str:
+    return f"call_{index}_{position}"
 
 
 def _digest(request: ModelRequest) -> str:

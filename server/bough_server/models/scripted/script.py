@@ -1,7 +1,7 @@
 """The format of model scripts, and the position of a conversation in its script.
 
-A script is YAML, read whole and checked when the server starts. It has for every agent a list of turns, one for each
-time its model is asked in an invocation:
+A script is a YAML file, read and validated when the server starts. It has a list of turns for each agent, one for each
+call of its model in an invocation:
 
     agents:
       lead:
@@ -9,25 +9,26 @@ time its model is asked in an invocation:
             - {name: call_researcher, arguments: {message: What do we know?}}
             - {name: note, arguments_json: '{"text": "unfin'}
           usage: {input_tokens: 12, output_tokens: 5}
-        - The answer.                                # step 1: a text alone may stand by itself
+        - The answer.                                # step 1: a string is short for `text`
       writer:
-        - when: poem                                 # only where the user's last message has this text in it
+        - when: poem                                 # only if the user's last message contains this text
           reasoning: Four lines.
           chunks: ["Roses ", "are red."]             # pieces as they stream; `text` is split by words
           delay_ms: 20                               # before every piece
         - text: A plain text.
           error: {reason: RATE_LIMITED, retry_after: 0.5, after_chunks: 1, times: 2}
-      "*":                                           # agents that are not named
+      "*":                                           # all other agents
         - ok
 
-Which turn answers depends on the request alone: the number of the model's answers since the user's last message, among
-the turns whose `when` fits. Session after session, and in parallel, the same request gets the same answer.
+Which turn answers depends on the request alone: of the turns whose `when` matches, the one at the index that is the
+number of the model's answers since the user's last message. So the same request gets the same answer in every session,
+also in parallel.
 
-`error` makes attempts fail after that many pieces: the first `times` attempts of one request, or every one where
-`times` is not given. Reasons are TRANSPORT, RATE_LIMITED, PROVIDER_ERROR, TIMEOUT and BAD_RESPONSE, after which it is
-worth to try again, and UNAVAILABLE, after which it is not. `cut: true` ends the stream before the answer is whole.
-Without `usage` the model reports none. `finish_reason` is the provider's word: `stop`, `tool_calls`, `length`,
-`content_filter`, `refusal`, or another one, which is recorded as OTHER. Default: `tool_calls` with calls, else `stop`.
+`error` makes attempts fail after `after_chunks` pieces: the first `times` attempts of one request, or all of them if
+`times` is absent. The reasons TRANSPORT, RATE_LIMITED, PROVIDER_ERROR, TIMEOUT and BAD_RESPONSE are retried,
+UNAVAILABLE is not. `cut: true` ends the stream before the answer is complete. Without `usage` the model reports none.
+`finish_reason` is the provider's word: `stop`, `tool_calls`, `length`, `content_filter`, `refusal`, or another one,
+which is recorded as OTHER. Default: `tool_calls` if the turn has calls, else `stop`.
 """
 
 import itertools
@@ -57,13 +58,13 @@ _REWRITTEN: Final = "For context:"
 
 
 class _Entry(BaseModel):
-    """What every mapping of a script is: frozen and strict about its keys."""
+    """Base of every mapping in a script: frozen, and unknown keys are errors."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True)
 
 
 class ScriptedUsage(_Entry):
-    """What a turn reports as used; what is left out is not reported."""
+    """Usage that a turn reports; absent counts are not reported."""
 
     input_tokens: _Count | None = None
     cached_input_tokens: _Count | None = None
@@ -72,12 +73,12 @@ class ScriptedUsage(_Entry):
     total_tokens: _Count | None = None
 
     def message(self) -> usage_pb2.Usage:
-        """The same in the schema's words."""
+        """Return it as a protobuf message."""
         return usage_pb2.Usage(**self.model_dump(exclude_none=True))
 
 
 class ScriptedCall(_Entry):
-    """A tool call; its arguments as a mapping, or as raw text that need not be JSON."""
+    """A tool call, with its arguments as a mapping, or as raw text that need not be JSON."""
 
     name: Annotated[str, Field(min_length=1)]
     arguments: dict[str, JsonValue] | None = None
@@ -86,28 +87,28 @@ class ScriptedCall(_Entry):
     @model_validator(mode="after")
     def _has_one_kind_of_arguments(self) -> "ScriptedCall":
         if self.arguments is not None and self.arguments_json is not None:
-            raise ValueError("has `arguments` and `arguments_json`; leave one out")
+            raise ValueError("has both `arguments` and `arguments_json`; remove one")
         return self
 
     @property
     def arguments_text(self) -> str:
-        """The arguments as the model writes them."""
+        """Arguments as text, as the model sends them."""
         if self.arguments_json is not None:
             return self.arguments_json
         return json.dumps(self.arguments or {}, ensure_ascii=False)
 
 
 class ScriptedFault(_Entry):
-    """How attempts fail."""
+    """How attempts of a turn fail."""
 
     reason: FaultReason
     message: str = "It fails by its script."
     retry_after: Annotated[float, Field(ge=0, allow_inf_nan=False)] | None = None
     after_chunks: _Count = 0
     times: Annotated[int, Field(ge=1, strict=True)] | None = None
-    """How many attempts of one request fail; None for all."""
+    """How many attempts of one request fail; None: all."""
     usage: ScriptedUsage | None = None
-    """What the failed attempt reports as used."""
+    """Usage that a failed attempt reports."""
 
 
 def _turn(value: object) -> object:
@@ -131,12 +132,12 @@ class Turn(_Entry):
     @model_validator(mode="after")
     def _has_one_text(self) -> "Turn":
         if self.text and self.chunks:
-            raise ValueError("has `text` and `chunks`; leave one out")
+            raise ValueError("has both `text` and `chunks`; remove one")
         return self
 
     @property
     def pieces(self) -> tuple[str, ...]:
-        """The text as it streams."""
+        """The text, in the pieces that are streamed."""
         return self.chunks or words(self.text)
 
 
@@ -146,33 +147,33 @@ class _File(_Entry):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Script:
-    """The turns of every agent, and the file they stand in."""
+    """The turns of every agent, and the path of their file."""
 
     agents: Mapping[str, Sequence[Turn]]
     path: str
 
     def turn(self, request: ModelRequest) -> tuple[int, Turn | None]:
-        """Which turn answers: its place in the agent's list, and None where the script has none for this step."""
+        """Return the index of the turn that answers, and the turn; the step and None if the script has none for it."""
         messages = current_turn(request.messages)
-        said = text_of(messages[0]) if messages else ""
+        question = text_of(messages[0]) if messages else ""
         turns = self.agents.get(request.agent, self.agents.get(_ANY_AGENT, ()))
-        fitting = [place for place, turn in enumerate(turns) if turn.when in said]
+        matching = [index for index, turn in enumerate(turns) if turn.when in question]
         step = step_of(messages)
-        return (fitting[step], turns[fitting[step]]) if step < len(fitting) else (step, None)
+        return (matching[step], turns[matching[step]]) if step < len(matching) else (step, None)
 
 
 def read_script(path: Path) -> Script:
-    """The script of a file. Raises ConfigurationError with every mistake as "file:line: field: message"."""
+    """Read and validate a script file. Raises ConfigurationError with each problem as "file:line: field: message"."""
     return _script(read_documents(path), str(path))
 
 
 def parse_script(text: str, *, path: str = "script.yaml") -> Script:
-    """The script of a text. Raises ConfigurationError with every mistake."""
+    """Parse and validate a script. Raises ConfigurationError with every problem."""
     return _script(parse_documents(text, path=path), path)
 
 
 def words(text: str) -> tuple[str, ...]:
-    """A text as one piece a word, each with the blanks after it."""
+    """Split a text into words, each with the whitespace after it; joined they are the text again."""
     return tuple(re.findall(r"\s*\S+\s*|\s+", text))
 
 
@@ -186,11 +187,11 @@ def _script(documents: list[Document], path: str) -> Script:
     try:
         return Script(agents=_File.model_validate(document.value).agents, path=path)
     except ValidationError as error:
-        problems = [document.problem(each["loc"], _in_words(each)) for each in error.errors()]
+        problems = [document.problem(each["loc"], _message_of(each)) for each in error.errors()]
         raise ConfigurationError("\n".join(str(problem) for problem in problems)) from None
 
 
-def _in_words(error: ErrorDetails) -> str:
+def _message_of(error: ErrorDetails) -> str:
     if error["type"] == "extra_forbidden":
         known = {name for entry in _Entry.__subclasses__() for name in entry.model_fields}
         return f"There is no such field.{suggestion(str(error['loc'][-1]), known)}"
@@ -200,15 +201,15 @@ def _in_words(error: ErrorDetails) -> str:
 
 
 def text_of(message: message_pb2.Message) -> str:
-    """The text of a message, its parts joined by line feeds."""
+    """Return the text of a message, its parts joined by line feeds."""
     return "\n".join(part.text for part in message.parts if part.text)
 
 
 def current_turn(messages: Sequence[message_pb2.Message]) -> Sequence[message_pb2.Message]:
-    """The messages from the user's that opened the turn on.
+    """Return the messages of the current turn: the user's message that opened it, and all after it.
 
-    It is the last user message that says what it is in its session, and where none does, the last one that is not
-    another agent's ("For context:"). So a question that the runtime adds by itself opens no turn. Without any: all.
+    That is the last one that is stored in the session, which has a kind; if there is none, the last one that is not
+    another agent's ("For context:"). So a question that the runtime adds opens no turn. Without either: all messages.
     """
     plain = [index for index, message in enumerate(messages) if _is_plain(message)]
     stored = [index for index in plain if messages[index].kind != message_pb2.MESSAGE_KIND_UNSPECIFIED]
@@ -217,7 +218,11 @@ def current_turn(messages: Sequence[message_pb2.Message]) -> Sequence[message_pb
 
 
 def step_of(turn: Sequence[message_pb2.Message]) -> int:
-    """How many answers the model has given in a turn. A repeated question stands for an answer that was empty."""
+    """Return how many answers the model has given in a turn.
+
+    An empty answer leaves no message, only the question after it, which the runtime repeats: so a user message that
+    follows no answer counts as one.
+    """
     pairs = itertools.pairwise(turn)
     return sum(
         after.role == message_pb2.ROLE_ASSISTANT or (_is_plain(after) and before.role != message_pb2.ROLE_ASSISTANT)
@@ -226,7 +231,7 @@ def step_of(turn: Sequence[message_pb2.Message]) -> int:
 
 
 def answered_tools(turn: Sequence[message_pb2.Message]) -> set[str]:
-    """The names of the tools that have given a result in a turn, failed ones included."""
+    """Return the names of the tools that have a result in a turn, failures included."""
     return {part.tool_result.call.name for message in turn for part in message.parts if part.HasField("tool_result")}
 
 
@@ -237,5 +242,5 @@ def _is_plain(message: message_pb2.Message) -> bool:
 
 
 def _has_foreign_author(message: message_pb2.Message) -> bool:
-    """Whether it is another agent's file, which has no text that says so."""
+    """Return whether a message is another agent's file, which has no "For context:" text to recognize it by."""
     return message.kind == message_pb2.MESSAGE_KIND_UNSPECIFIED and message.author not in ("", "user")

@@ -1,1 +1,1 @@
-"""The store on SQL: one SQLite file, one thread that writes it, a few that read it."""
+"""The store on SQL: one SQLite file, one writer thread, and a few reader threads."""

@@ -13,7 +13,7 @@ from bough_server.store.sql.write_queue import WriteQueue
 from bough_server.store.worker_ports import CatalogMoved, StoredAgents
 
 MOST_KNOWN: Final = 4096
-"""Of how many tenants the version is kept in memory."""
+"""The most tenants whose version is kept in memory."""
 
 _agents, _catalogs = tables.agents.c, tables.catalogs.c
 
@@ -24,7 +24,7 @@ _ALL: Final = (
     .where(_catalogs.tenant_id == bindparam("tenant"))
     .order_by(_agents.name)
 )
-"""One statement, because each that is read is of a moment of its own."""
+"""One statement, because readers autocommit: two statements could see two versions."""
 
 _DATA: Final = select(_agents.data).where(
     _agents.tenant_id == bindparam("tenant"), _agents.name == bindparam("agent_name")
@@ -49,7 +49,10 @@ _ONE_OF: Final = select(_definitions.data).where(
 
 
 class SqlAgents:
-    """AgentStore on one SQLite file, which this process alone writes: so it knows the version of what it has read."""
+    """AgentStore on one SQLite file.
+
+    Versions are cached: only this process writes the file, so none changes without its knowledge.
+    """
 
     def __init__(self, queue: WriteQueue, readers: Readers) -> None:
         self._queue, self._readers = queue, readers
@@ -62,9 +65,9 @@ class SqlAgents:
         if known is None:
             changes = self._changes
             known = await self._readers.run(partial(_version, tenant_id=tenant_id))
-            if changes == self._changes:  # else it may have been read before the change that was just made
+            if changes == self._changes:  # else the read may have come before a change that was made meanwhile
                 if len(self._versions) >= MOST_KNOWN:
-                    del self._versions[next(iter(self._versions))]
+                    del self._versions[next(iter(self._versions))]  # the entry that was added first
                 self._versions[tenant_id] = known
         return known
 
@@ -102,11 +105,11 @@ def _read(connection: Connection, *, tenant_id: str) -> StoredAgents:
 
 
 def _write(connection: Connection, *, tenant_id: str, name: str, data: bytes | None, version: int) -> bool:
-    """Puts or removes an agent, and raises the version; whether the version was the one that it was judged against."""
+    """Put or remove (if `data` is None) an agent and increment the version; return False if `version` is outdated."""
     here = {"tenant": tenant_id, "agent_name": name}
     current = _version(connection, tenant_id=tenant_id)
     if current == version + 1:
-        # An earlier attempt of this very transaction may have been committed after all.
+        # An earlier attempt of this transaction may have been committed although its commit reported an error.
         return connection.execute(_DATA, here).scalar_one_or_none() == data
     if current != version:
         return False

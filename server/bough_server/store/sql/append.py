@@ -1,4 +1,4 @@
-"""Statements of an append."""
+"""Write appends: their events, and the rows derived from them."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -28,18 +28,18 @@ from bough_server.store.ports import Record
 from bough_server.store.projected import NOTHING, Projected
 from bough_server.store.sql import tables
 from bough_server.store.sql.jobs import Append
-from bough_server.store.sql.rows import Row, end_row, message_rows, standing_row, state_row, usage_row, usage_rows
+from bough_server.store.sql.rows import Row, end_row, message_rows, run_state_row, state_row, usage_row, usage_rows
 
 
 def run_time(moved: BindParameter[int]) -> ColumnElement[int]:
-    """A session's last_run_time_ns once a run has started or ended in it: clocks may go back, and it does not."""
+    """Return a session's last_run_time_ns after a run has started or ended; it never goes back, though clocks may."""
     return func.max(func.coalesce(tables.sessions.c.last_run_time_ns, moved), moved)
 
 
 def _text(statement: Update | Insert, *order: str) -> str:
-    """A statement as the driver takes it, for rows in this order.
+    """Compile a statement to text for the driver, for rows whose values are in this order.
 
-    The statements of appends go past SQLAlchemy's execution, which costs as much as SQLite itself.
+    Appends bypass SQLAlchemy's execution, which costs as much time as SQLite itself.
     """
     compiled = statement.compile(dialect=sqlite.dialect())
     assert isinstance(compiled, SQLCompiler)
@@ -118,7 +118,7 @@ _FIRST_WAITING: Final = (
     .where(
         _waiting.c.tenant_id == bindparam("tenant"),
         _waiting.c.session_id == bindparam("session"),
-        _waiting.c.state == literal_column(str(tables.PENDING)),
+        _waiting.c.state == literal_column(str(tables.PENDING)),  # literally, for the partial index
     )
     .order_by(_waiting.c.create_time_ns, _waiting.c.run_id)
     .limit(literal_column("1"))
@@ -147,20 +147,21 @@ SET_STATE: Final = (
 
 
 class DriverStatement:
-    """A write as the driver takes it, compiled once, for rows with names."""
+    """A write statement compiled once for the driver, with named parameters."""
 
     def __init__(self, statement: Update | Insert | Delete) -> None:
         compiled = statement.compile(dialect=sqlite.dialect(paramstyle="named"))
         self._text = str(compiled)
+        # Values in the statement itself, such as ended=True, are compiled to parameters: each row must bring them too.
         self._fixed = {name: value for name, value in compiled.params.items() if value is not None}
 
     def write(self, cursor: DBAPICursor, rows: Sequence[Row]) -> None:
-        """Writes the rows, if there are any."""
+        """Write the rows, if there are any."""
         if rows:
             cursor.executemany(self._text, [{**self._fixed, **row} for row in rows] if self._fixed else rows)
 
 
-_SAY, _CHARGE, _EXTEND, _MOVE, _SPEND, _END, _RELEASE, _TIME, _DROP, _SET_STATE = (
+_MESSAGES, _USAGE, _POSITION, _RUN_STATE, _TREE_USAGE, _END, _RELEASE, _RUN_TIME, _DROP, _SESSION_STATE = (
     DriverStatement(each)
     for each in (
         INSERT_MESSAGES,
@@ -186,11 +187,12 @@ _STORED: Final = (
 
 
 class Refused(Exception):
-    """Some log of a batch does not end where its append begins; nothing of the batch may stay."""
+    """A log in the batch does not end where its append begins; the caller must roll back the whole batch."""
 
 
 def write_appends(connection: Connection, appends: Sequence[Append]) -> None:
-    """Writes prepared appends of any logs, each with what is derived from it. Raises Refused."""
+    """Write prepared appends of any logs, each with the rows derived from it. Raises Refused."""
+    # One compare-and-set per log: from the sequence before its first append here to that of its last.
     ends: dict[str, tuple[int, str, int, int]] = {}
     rows: list[tuple[str, int, int, bytes]] = []
     derived: list[Append] = []
@@ -205,6 +207,7 @@ def write_appends(connection: Connection, appends: Sequence[Append]) -> None:
     cursor = connection.connection.cursor()
     try:
         cursor.executemany(_COMPARE_AND_SET, tuple(ends.values()))
+        # executemany sums the row counts, so this says that a log did not match, but not which one.
         if cursor.rowcount != len(ends):
             raise Refused
         cursor.executemany(_INSERT_EVENTS, rows)
@@ -215,7 +218,7 @@ def write_appends(connection: Connection, appends: Sequence[Append]) -> None:
 
 
 class Prepared(Protocol):
-    """Records of a log with what is derived from them."""
+    """Records of a log with the values derived from them."""
 
     @property
     def run_id(self) -> str: ...
@@ -231,7 +234,7 @@ class Prepared(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FirstRecords:
-    """The first records of an owner."""
+    """The first records of an owner, with the values derived from them."""
 
     run_id: str
     tenant_id: str
@@ -241,7 +244,7 @@ class FirstRecords:
 
 
 def write_first(connection: Connection, first: FirstRecords) -> None:
-    """Writes the first records of an owner, whose row is written already, with what is derived from them."""
+    """Write the first records of an owner and the rows derived from them; the run's row must be up to date."""
     cursor = connection.connection.cursor()
     try:
         insert_events(cursor, first.run_id, first.records)
@@ -251,61 +254,65 @@ def write_first(connection: Connection, first: FirstRecords) -> None:
 
 
 def insert_events(cursor: DBAPICursor, run_id: str, records: Sequence[Record]) -> None:
-    """Writes events into a log whose row says already that it has them."""
+    """Insert events into a log whose row already counts them."""
     cursor.executemany(_INSERT_EVENTS, [(run_id, record.sequence, record.kind, record.data) for record in records])
 
 
 class _Derived:
-    """Rows of every statement for what is derived from some records."""
+    """Rows for every statement on derived tables, collected over the appends of a batch."""
 
     def __init__(self) -> None:
-        self._said: list[Row] = []
-        self._charged: list[Row] = []
-        self._extended: list[Row] = []
-        self._moved: list[Row] = []
-        self._spent: dict[str, Row] = {}
+        self._messages: list[Row] = []
+        self._usage: list[Row] = []
+        self._positions: list[Row] = []
+        self._run_states: list[Row] = []
+        self._tree_usage: dict[str, Row] = {}
         self._ended: list[Row] = []
         self._released: list[Row] = []
-        self._timed: list[Row] = []
-        self._states: dict[tuple[str, str], Row] = {}
+        self._run_times: list[Row] = []
+        self._session_states: dict[tuple[str, str], Row] = {}
 
     def add(self, one: Prepared, projected: Projected) -> None:
-        """Adds what is derived from the records of one log."""
+        """Add the rows derived from the records of one append."""
         run_id, session = one.run_id, {"tenant": one.tenant_id, "session": one.session_id}
-        self._charged += usage_rows(projected)
+        self._usage += usage_rows(projected)
         if projected.messages:
-            self._said += message_rows(one.tenant_id, one.session_id, projected.messages)
-            self._extended.append({**session, "position": projected.messages[-1].message.position})
-        if projected.standing is not None:
-            self._moved.append(standing_row(run_id, projected.standing))
+            self._messages += message_rows(one.tenant_id, one.session_id, projected.messages)
+            self._positions.append({**session, "position": projected.messages[-1].message.position})
+        if projected.run_state is not None:
+            self._run_states.append(run_state_row(run_id, projected.run_state))
         if projected.begin_time_ns is not None:
-            self._timed.append({**session, "moved": projected.begin_time_ns})
+            self._run_times.append({**session, "moved": projected.begin_time_ns})
         if projected.tree_usage is not None:
-            self._spent[run_id] = usage_row(run_id, projected.tree_usage)
+            self._tree_usage[run_id] = usage_row(run_id, projected.tree_usage)
         if projected.state_json is not None:
             state = state_row(one.tenant_id, one.session_id, run_id, projected.state_json)
-            self._states[one.tenant_id, one.session_id] = state
+            self._session_states[one.tenant_id, one.session_id] = state
         if (end := projected.end) is not None:
             self._ended.append(end_row(run_id, end))
-            self._timed.append({**session, "moved": end.end_time_ns})
+            self._run_times.append({**session, "moved": end.end_time_ns})
             self._released.append({**session, "run": run_id})
 
     def write(self, cursor: DBAPICursor) -> None:
-        """Writes them all. A run's end comes after all else of its row, and gives its session to the next run."""
-        _SAY.write(cursor, self._said)
-        _CHARGE.write(cursor, self._charged)
-        _EXTEND.write(cursor, self._extended)
-        _MOVE.write(cursor, self._moved)
-        _SPEND.write(cursor, list(self._spent.values()))
+        """Write all rows.
+
+        A run's end is written after the other changes of its row, which it supersedes, and before its session passes to
+        the next run in the queue, which must not be one that ends in the same batch.
+        """
+        _MESSAGES.write(cursor, self._messages)
+        _USAGE.write(cursor, self._usage)
+        _POSITION.write(cursor, self._positions)
+        _RUN_STATE.write(cursor, self._run_states)
+        _TREE_USAGE.write(cursor, list(self._tree_usage.values()))
         _END.write(cursor, self._ended)
-        _SET_STATE.write(cursor, list(self._states.values()))
+        _SESSION_STATE.write(cursor, list(self._session_states.values()))
         _RELEASE.write(cursor, self._released)
-        _TIME.write(cursor, self._timed)
+        _RUN_TIME.write(cursor, self._run_times)
         _DROP.write(cursor, [{"run": row["run"]} for row in self._released])
 
 
 def write_derived(connection: Connection, prepared: Sequence[Prepared]) -> None:
-    """Writes the messages, the usage entries, the states and the changes of rows that go with some records."""
+    """Write the messages, usage entries, session states and row changes derived from some records."""
     derived = _Derived()
     for one in prepared:
         assert one.projected is not None, "an append is prepared before it is written"
@@ -318,6 +325,6 @@ def write_derived(connection: Connection, prepared: Sequence[Prepared]) -> None:
 
 
 def is_stored(connection: Connection, *, run_id: str, epoch: int, records: Sequence[Record]) -> bool:
-    """Whether a log holds exactly these records, and its run's epoch is theirs."""
+    """Return True if a log holds exactly these records and its run's epoch is `epoch`."""
     stored = connection.execute(_STORED, {"run": run_id, "a": records[0].sequence, "b": records[-1].sequence}).all()
     return [tuple(row) for row in stored] == [(epoch, record.sequence, record.data) for record in records]

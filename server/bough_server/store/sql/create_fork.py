@@ -1,6 +1,6 @@
-"""Accept a fork in one transaction: the shared beginning of its origin's log, and its own first events.
+"""Create a fork in one transaction: a copy of the beginning of its origin's log, and its own first events.
 
-The shared beginning never changes: it is copied in SQL, and folded before, outside of the writer thread.
+The shared beginning never changes, so a reader thread folds it beforehand and the writer thread only copies it, in SQL.
 """
 
 from dataclasses import dataclass
@@ -34,7 +34,7 @@ _COPY_EVENTS: Final = insert(tables.events).from_select(
 )
 _COPIED: Final = (_messages.tenant_id, _messages.position, _messages.agent, _messages.chain, _messages.data)
 _ITS_RUN: Final = case((_messages.position > bindparam("cut"), bindparam("fork")), else_=_messages.run_id)
-"""What the origin's run has said by then is the fork's own; what was said in earlier runs remains those runs'."""
+"""The run of a copied message: the fork for messages of the origin's run, else the earlier run as before."""
 _COPY_MESSAGES: Final = insert(tables.messages).from_select(
     ["session_id", "run_id", *(column.name for column in _COPIED)],
     select(bindparam("own_session"), _ITS_RUN, *_COPIED).where(
@@ -47,7 +47,7 @@ _COPY_MESSAGES: Final = insert(tables.messages).from_select(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FoldedFork:
-    """A fork with everything that is derived from its log, ready to be accepted."""
+    """A fork with all values derived from its log, ready to be created."""
 
     new_fork: NewFork
     address: LogAddress
@@ -56,19 +56,22 @@ class FoldedFork:
 
 
 def check_fork(new_fork: NewFork) -> None:
-    """Refuses what only a mistake of the caller's can bring. Raises ValueError."""
+    """Raise ValueError if a new fork is inconsistent: a defect of the caller."""
     first = new_fork.records[0]
     forked = first.event.run_forked
     if first.kind != events.RUN_FORKED or first.sequence != new_fork.origin_sequence + 1:
-        raise ValueError("what is a fork's own begins with run_forked, right after what it shares")
+        raise ValueError("a fork's own records must begin with run_forked, right after the shared events")
     if (forked.origin.run_id, forked.origin.sequence) != (new_fork.origin_run_id, new_fork.origin_sequence):
-        raise ValueError("run_forked names the origin that is copied")
+        raise ValueError("run_forked must name the origin that is copied")
     if (forked.request_id, forked.request_digest) != (new_fork.request_id, new_fork.request_digest):
-        raise ValueError("run_forked carries the fork's request id and digest, so that its row can be made again")
+        raise ValueError("run_forked must hold the fork's request id and digest: a rebuild restores them from it")
 
 
 def fold_fork(connection: Connection, new_fork: NewFork) -> FoldedFork:
-    """Folds what a fork shares, and what is its own; only reads. Raises NotFound, ForkRefused."""
+    """Fold the shared events and the fork's own, reading only.
+
+    Raises NotFound, and ForkRefused if the shared events contain the origin's end.
+    """
     _origin_session(connection, new_fork)
     address = LogAddress(
         run_id=new_fork.run_id,
@@ -81,17 +84,17 @@ def fold_fork(connection: Connection, new_fork: NewFork) -> FoldedFork:
     first = next(shared, None)
     if first is None:
         raise _not_there(new_fork)
-    projected = fold.project(chain([first], map(_going_on, shared), new_fork.records))
+    projected = fold.project(chain([first], map(_not_ended, shared), new_fork.records))
     return FoldedFork(new_fork=new_fork, address=address, fold=fold, projected=projected)
 
 
 def accept_fork(connection: Connection, heads: LogHeads, folded: FoldedFork) -> None:
-    """Accepts a fork. Raises RequestIdTaken and NotFound before it writes anything."""
+    """Create a fork. Raises RequestIdTaken and NotFound, both before it writes anything."""
     new_fork = folded.new_fork
     if is_accepted(connection, new_fork.run_id, new_fork.records[0]):
         return
     check_request(connection, new_fork.principal, new_fork.request_id)
-    origin_session = _origin_session(connection, new_fork)
+    origin_session = _origin_session(connection, new_fork)  # again: the origin may have been deleted since the fold
     _write_rows(connection, folded)
     connection.execute(_COPY_EVENTS, {"fork": new_fork.run_id, **_origin(new_fork)})
     copied: dict[str, object] = {
@@ -119,9 +122,9 @@ def accept_fork(connection: Connection, heads: LogHeads, folded: FoldedFork) -> 
     heads.put(head)
 
 
-def _going_on(shared: Record) -> Record:
+def _not_ended(shared: Record) -> Record:
     if shared.kind in events.TERMINAL_KINDS:
-        raise ForkRefused(f"The run ended at sequence {shared.sequence}: fork it before that.")
+        raise ForkRefused(f"The run ended at sequence {shared.sequence}: fork it before that sequence.")
     return shared
 
 
@@ -133,7 +136,7 @@ def _origin_session(connection: Connection, new_fork: NewFork) -> str:
 
 
 def _not_there(new_fork: NewFork) -> NotFound:
-    hint = f"A fork needs one whose log goes to sequence {new_fork.origin_sequence}."
+    hint = f"The origin's log must reach sequence {new_fork.origin_sequence}."
     return NotFound("run", new_fork.origin_run_id, hint=hint)
 
 
@@ -147,7 +150,7 @@ def _origin(new_fork: NewFork) -> dict[str, object]:
 
 def _write_rows(connection: Connection, folded: FoldedFork) -> None:
     new_fork, start = folded.new_fork, folded.projected.start
-    assert start is not None, "run_forked makes the row anew"
+    assert start is not None, "run_forked starts the fork's row"
     now, position = new_fork.create_time_ns, folded.fold.shared_position
     cursor = connection.connection.cursor()
     try:

@@ -1,4 +1,4 @@
-"""Accept a run in one transaction: its row, session, request id, definitions and first events."""
+"""Create a run in one transaction: its row, session, request id, definitions and first events."""
 
 import json
 from collections.abc import Mapping
@@ -23,10 +23,10 @@ from bough_server.store.sql.append import (
     run_time,
 )
 from bough_server.store.sql.log_heads import Head, LogHeads
-from bough_server.store.sql.rows import message_rows, standing_row
+from bough_server.store.sql.rows import message_rows, run_state_row
 
 MAX_WAITING: Final = 64
-"""How many runs may wait for one session."""
+"""The most runs that may wait in the queue of one session."""
 
 _runs, _sessions = tables.runs.c, tables.sessions.c
 
@@ -39,7 +39,7 @@ _REQUEST: Final = select(_runs.run_id, _runs.request_digest).where(
     _runs.tenant_id == bindparam("tenant"),
     _runs.user_id == bindparam("user"),
     _runs.request_id == bindparam("request"),
-    _runs.request_id != literal_column("''"),
+    _runs.request_id != literal_column("''"),  # the condition of the partial index, literally, or it is not used
 )
 _SESSION: Final = select(_sessions.current_run_id, _sessions.last_position, _sessions.state_json).where(
     _sessions.session_id == bindparam("session"), _sessions.tenant_id == bindparam("tenant")
@@ -60,7 +60,7 @@ _WAITING: Final = select(func.count()).select_from(
     .where(
         _runs.tenant_id == bindparam("tenant"),
         _runs.session_id == bindparam("session"),
-        _runs.state == literal_column(str(tables.PENDING)),
+        _runs.state == literal_column(str(tables.PENDING)),  # literally, for the partial index
         _runs.run_id != bindparam("holder"),
     )
     .order_by(_runs.create_time_ns, _runs.run_id)
@@ -75,7 +75,7 @@ _KEEP_DEFINITION: Final = DriverStatement(upsert(tables.definitions).on_conflict
 
 
 def accept(connection: Connection, heads: LogHeads, new_run: NewRun) -> None:
-    """Accepts a run. Raises RequestIdTaken, NotFound, SessionBusy, SessionMoved before it writes anything."""
+    """Create a run. Raises RequestIdTaken, NotFound, SessionBusy and SessionMoved, all before it writes anything."""
     if is_accepted(connection, new_run.run_id, new_run.first):
         return
     check_request(connection, new_run.principal, new_run.request_id)
@@ -96,37 +96,37 @@ def accept(connection: Connection, heads: LogHeads, new_run: NewRun) -> None:
 
 
 def records_of(new_run: NewRun) -> list[Record]:
-    """The events that a run is accepted with."""
+    """Return the events that a run is created with."""
     return [new_run.first] if new_run.queued is None else [new_run.first, new_run.queued]
 
 
 def check(new_run: NewRun) -> None:
-    """Refuses what only a mistake of the caller's can bring, before anything is queued. Raises ValueError."""
+    """Raise ValueError if a new run is inconsistent: a defect of the caller."""
     first, started, queued = new_run.first, new_run.first.event.run_started, new_run.queued
     if first.sequence != 1 or first.kind != events.RUN_STARTED:
-        raise ValueError("a log begins with run_started, at sequence 1")
+        raise ValueError("a log must begin with run_started, at sequence 1")
     if (started.request_id, started.request_digest) != (new_run.request_id, new_run.request_digest):
-        raise ValueError("run_started carries the run's request id and digest, so that its row can be made again")
+        raise ValueError("run_started must hold the run's request id and digest: a rebuild restores them from it")
     if (started.session_cut, started.state_json) != (new_run.session_cut, new_run.state_json):
-        raise ValueError("run_started names the session's cut and its state that are checked")
+        raise ValueError("run_started must name the session cut and the session state of the NewRun")
     if queued is not None and (queued.sequence != 2 or queued.kind != events.RUN_QUEUED):
-        raise ValueError("a run that waits has run_queued at sequence 2")
+        raise ValueError("a queued run must have run_queued at sequence 2")
     if queued is not None and (new_run.new_session or new_run.session_cut or new_run.state_json):
-        raise ValueError("a run that waits goes on with a session, and has no cut of it yet")
+        raise ValueError("a queued run must name an existing session, without a session cut or state")
     if queued is not None and new_run.create_session:
-        raise ValueError("a run that waits creates no session")
+        raise ValueError("a queued run cannot create its session")
     if new_run.new_session and new_run.state_json:
-        raise ValueError("a new session has no state")
+        raise ValueError("a new session cannot have a state")
 
 
 def is_accepted(connection: Connection, run_id: str, first: Record) -> bool:
-    """Whether an earlier attempt of this very transaction has been committed after all."""
+    """Return True if an earlier attempt of this transaction was committed although its commit reported an error."""
     row = connection.execute(_ACCEPTED, {"run": run_id, "sequence": first.sequence}).one_or_none()
     return row is not None and tuple(row) == (1, first.data)
 
 
 def check_request(connection: Connection, principal: Principal, request_id: str) -> None:
-    """Refuses a request id that the user has used for a run. Raises RequestIdTaken."""
+    """Raise RequestIdTaken if the user has already used a request id for a run."""
     if not request_id:
         return
     asked = {"tenant": principal.tenant_id, "user": principal.user_id, "request": request_id}
@@ -136,7 +136,10 @@ def check_request(connection: Connection, principal: Principal, request_id: str)
 
 
 def _is_there(connection: Connection, new_run: NewRun) -> bool:
-    """Whether the session is there, and as the run begins with it; False for one that the run is to create."""
+    """Return True if the session exists, and False if the run is to create it.
+
+    Raises NotFound, SessionBusy, and SessionMoved if the session has changed since the caller read it.
+    """
     session = _session(connection, new_run)
     if session is None and not new_run.create_session:
         raise NotFound("session", new_run.session_id)
@@ -156,12 +159,12 @@ def _check_queue(connection: Connection, new_run: NewRun) -> None:
     details = {"session_id": new_run.session_id, "run_id": current_run_id}
     if not current_run_id:
         raise SessionBusy(
-            f"No run holds the session {new_run.session_id!r}: there is nothing to wait for.", details=details
+            f"No run holds the session {new_run.session_id!r}: start the run without queueing.", details=details
         )
     waiting = connection.execute(_WAITING, {**_key(new_run), "holder": current_run_id}).scalar_one()
     if waiting >= MAX_WAITING:
         raise SessionBusy(
-            f"{waiting} runs wait for the session {new_run.session_id!r} already: wait for some of them to end.",
+            f"{waiting} runs already wait for the session {new_run.session_id!r}: try again when some have ended.",
             details=details,
         )
 
@@ -171,15 +174,15 @@ def _key(new_run: NewRun) -> dict[str, object]:
 
 
 def _session(connection: Connection, new_run: NewRun) -> tuple[str, int, str] | None:
-    """Which run holds the session, empty for none, the position of its last message, and its state."""
+    """Return the run that holds the session (empty for none), the last position and the state; None without session."""
     row = connection.execute(_SESSION, _key(new_run)).one_or_none()
     return None if row is None else row._tuple()
 
 
 def session_busy(session_id: str, run_id: str) -> SessionBusy:
-    """The error of a call that a session's run stands in the way of."""
+    """Return the error of a call that needs a session which a run holds."""
     return SessionBusy(
-        f"The session {session_id!r} is held by the run {run_id!r}: wait for its end, or cancel it.",
+        f"The session {session_id!r} is held by the run {run_id!r}: wait until the run ends, or cancel it.",
         details={"session_id": session_id, "run_id": run_id},
     )
 
@@ -203,8 +206,8 @@ def _write(
             definitions=new_run.definitions,
         )
         insert_events(cursor, new_run.run_id, records)
-        if projected.standing is not None:
-            _MOVE_RUN.write(cursor, [standing_row(new_run.run_id, projected.standing)])
+        if projected.run_state is not None:
+            _MOVE_RUN.write(cursor, [run_state_row(new_run.run_id, projected.run_state)])
     finally:
         cursor.close()
 
@@ -223,7 +226,7 @@ def _hold_session(
 
 
 def start_values(start: RunStart) -> dict[str, object]:
-    """The columns of a run's row that come from its first event, with those of a run that goes on."""
+    """Return the columns of a run's row that come from its first event, the others as they are for a running run."""
     return {
         "agent": start.agent,
         "state": execution_pb2.EXECUTION_STATE_RUNNING,
@@ -244,7 +247,7 @@ def start_values(start: RunStart) -> dict[str, object]:
 
 
 def labels_text(labels: dict[str, str]) -> str:
-    """Labels as the JSON object that a column holds."""
+    """Return labels as the JSON object that their column holds."""
     return json.dumps(labels, sort_keys=True, ensure_ascii=False, separators=(",", ":"))
 
 
@@ -258,7 +261,7 @@ def insert_run(
     last_sequence: int,
     definitions: Mapping[str, agent_pb2.AgentDefinition],
 ) -> None:
-    """Writes the row of a run at epoch 1, and keeps what it names."""
+    """Insert the row of a run at epoch 1, and store the definitions that it names."""
     row = {"run_id": address.run_id, **_tenancy(address), "session_id": address.session_id}
     row |= {"create_time_ns": create_time_ns, "epoch": 1, "owner": owner, "last_sequence": last_sequence}
     _INSERT_RUN.write(cursor, [{**row, "ended": False, **start_values(start)}])
@@ -274,7 +277,7 @@ def insert_run(
 def insert_session(
     cursor: DBAPICursor, address: LogAddress, *, create_time_ns: int, run_time_ns: int, position: int
 ) -> None:
-    """Writes the row of a session that a run is the first to hold."""
+    """Insert the row of a session that this run creates and holds."""
     row = {"session_id": address.session_id, **_tenancy(address), "labels": "{}", "last_position": position}
     row |= {"create_time_ns": create_time_ns, "last_run_time_ns": run_time_ns, "current_run_id": address.run_id}
     row |= {"request_id": "", "request_digest": "", "state_json": "", "state_run_id": ""}

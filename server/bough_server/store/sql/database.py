@@ -1,4 +1,4 @@
-"""The SQLite database: its engine, its schema and migrations, and the file lock of its owner."""
+"""The SQLite database: its engines, its schema and migrations, and the lock of the process that owns it."""
 
 import fcntl
 import os
@@ -20,21 +20,24 @@ from bough_server.store.sql.migrations import FIRST, HEAD
 from bough_server.store.sql.tables import metadata
 
 _ADVICE = {
-    sqlite3.SQLITE_NOTADB: "is no database: move it away, or name another one",
-    sqlite3.SQLITE_BUSY: "is locked by another program: close that one, and try again",
+    sqlite3.SQLITE_NOTADB: "is not a database: move it away, or name another one",
+    sqlite3.SQLITE_BUSY: "is locked by another program: close that program, and try again",
     sqlite3.SQLITE_READONLY: "cannot be written: make the file and its folder writable, or name another one",
     sqlite3.SQLITE_CANTOPEN: "cannot be opened: make the file and its folder writable, or name another one",
-    sqlite3.SQLITE_FULL: "cannot be written because the disk is full: make room, and try again",
+    sqlite3.SQLITE_FULL: "cannot be written because the disk is full: free some space, and try again",
     sqlite3.SQLITE_CORRUPT: "is damaged: restore it from a backup, or name another one",
 }
 
 Durability = Literal["disk", "process"]
-"""What a commit survives: a power cut (synchronous=FULL), or only a killed process (NORMAL)."""
+"""The failure that a commit survives: a power cut (synchronous=FULL), or only a killed process (NORMAL)."""
 
 _SYNCHRONOUS: Final = {"disk": "FULL", "process": "NORMAL"}
 
 _CHECKPOINT_PAGES: Final = 4_000
-"""How long the write-ahead log gets, in pages of 4 KiB, before it is copied into the database: two flushes."""
+"""Size of the write-ahead log, in pages of 4 KiB, at which it is checkpointed into the database.
+
+Each checkpoint costs two flushes to disk; SQLite's default is 1,000 pages.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,48 +51,49 @@ class DatabaseStatus:
 
     @property
     def is_current(self) -> bool:
-        """Whether this version reads and writes it as it is."""
+        """True if this version reads and writes it without an upgrade."""
         return self.revision == self.head
 
 
 @contextmanager
 def opening(path: Path) -> Iterator[None]:
-    """Turns a driver's errors into a ConfigurationError that says what to do."""
+    """Raise a driver's error as a ConfigurationError that says what to do."""
     try:
         yield
     except (DBAPIError, sqlite3.Error) as error:
         cause = error.orig if isinstance(error, DBAPIError) else error
-        code = getattr(cause, "sqlite_errorcode", 0) & 0xFF
-        advice = _ADVICE.get(code, f"could not be opened ({cause}): see that it is a database of this program")
+        code = getattr(cause, "sqlite_errorcode", 0) & 0xFF  # the primary code of an extended result code
+        advice = _ADVICE.get(code, f"could not be opened ({cause}): check that it is a database of this program")
         raise ConfigurationError(f"The database {str(path)!r} {advice}.") from error
 
 
 def make_folder(path: Path) -> None:
-    """Makes the folder of a database that is not there yet. Raises ConfigurationError where that fails."""
+    """Create the folder of a database if it is missing. Raises ConfigurationError if that fails."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise ConfigurationError(
-            f"The folder {str(path.parent)!r} cannot be made ({error.strerror}): make it, or name another database."
+            f"The folder {str(path.parent)!r} cannot be created ({error.strerror}): "
+            "create it, or name another database."
         ) from error
 
 
 def migrate(engine: Engine, path: Path) -> None:
-    """Makes or upgrades the schema, in one transaction. Raises ConfigurationError for what it cannot read."""
+    """Create or upgrade the schema in one transaction. Raises ConfigurationError if the file is unusable."""
     with opening(path), engine.begin() as connection:
         found = _revision(connection, path)
         if found is None:
             _make(connection)
         elif found != HEAD:
             _upgrade(connection, path, found)
-        else:  # a file that cannot be written is found out now, not by the first run
+        else:  # a write that changes nothing: a read-only file must fail now, not at the first run
             connection.execute(text("UPDATE alembic_version SET version_num = version_num"))
 
 
 def database_status(url: str) -> DatabaseStatus:
-    """What is in a database file, also while a server uses it; changes nothing.
+    """Return the status of a database file without changing it, also while a server uses it.
 
-    Raises ConfigurationError for one that is older than what this version can upgrade, or another program's.
+    Raises ConfigurationError if the file is too old for this version to upgrade, or belongs to another program.
     """
     path = database_path(url)
     if not path.exists():
@@ -104,7 +108,7 @@ def database_status(url: str) -> DatabaseStatus:
 
 
 def upgrade_database(url: str) -> DatabaseStatus:
-    """Makes a database or brings it up to this version. Raises ConfigurationError while another process has it."""
+    """Create a database, or upgrade it to this version. Raises ConfigurationError while another process uses it."""
     with exclusive_engine(url) as (engine, path):
         migrate(engine, path)
     return database_status(url)
@@ -112,7 +116,10 @@ def upgrade_database(url: str) -> DatabaseStatus:
 
 @contextmanager
 def exclusive_engine(url: str) -> Iterator[tuple[Engine, Path]]:
-    """A writing connection for an operator's command, while no server has the file."""
+    """Open a writing engine for an operator's command; holds the file lock, so no server can use the file meanwhile.
+
+    Yields the engine and the path of the file. Raises ConfigurationError.
+    """
     path = database_path(url)
     make_folder(path)
     lock = FileLock(path)
@@ -144,18 +151,19 @@ def _revision(connection: Connection, path: Path) -> str | None:
 
 
 def _make(connection: Connection) -> None:
-    """A new database's schema: what the migrations come to, as a test compares, without loading what runs them."""
+    """Create a new database's schema without loading Alembic; a test checks that the migrations lead to the same."""
     metadata.create_all(connection)
     connection.execute(text("CREATE TABLE alembic_version (version_num VARCHAR(32) NOT NULL PRIMARY KEY)"))
     connection.execute(text("INSERT INTO alembic_version VALUES (:head)"), {"head": HEAD})
 
 
 def _upgrade(connection: Connection, path: Path, found: str) -> None:
-    from alembic import command  # costs what a server that finds its schema need not pay
+    from alembic import command  # slow to import, and not needed if the schema is current
     from alembic.config import Config
     from alembic.script import ScriptDirectory
 
     config = Config()
+    # The configuration interpolates "%", so one in the path must be doubled.
     config.set_main_option("script_location", str(Path(__file__).parent / "migrations").replace("%", "%%"))
     config.set_main_option("path_separator", "os")
     config.attributes["connection"] = connection
@@ -169,7 +177,10 @@ def _upgrade(connection: Connection, path: Path, found: str) -> None:
 
 
 def database_path(url: str) -> Path:
-    """The file of a storage URL: a path, or `sqlite:///` and a path. Raises ConfigurationError for anything else."""
+    """Return the file of a storage URL: a path, or `sqlite:///` and a path.
+
+    Raises ConfigurationError for anything else.
+    """
     scheme, separator, rest = url.partition("://")
     if not separator:
         path = url
@@ -177,15 +188,15 @@ def database_path(url: str) -> Path:
         path = rest[1:]
     else:
         raise ConfigurationError(
-            f"The storage URL {url!r} is not served: give a path, or sqlite:/// and a path, as in ./var/bough.db."
+            f"The storage URL {url!r} is not supported: use a path such as ./var/bough.db, or sqlite:/// and a path."
         )
     if path in ("", ":memory:"):
-        raise ConfigurationError("The storage URL names no file: give a path, as in ./var/bough.db.")
+        raise ConfigurationError("The storage URL names no file: use a path such as ./var/bough.db.")
     return Path(path)
 
 
 def writer_engine(path: Path, *, durability: Durability, busy_timeout: float) -> Engine:
-    """One connection for one thread; its transactions begin with the write lock (BEGIN IMMEDIATE)."""
+    """Create an engine with one connection, for one thread; its transactions take the write lock as they begin."""
     engine = create_engine(
         URL.create("sqlite", database=str(path)),
         poolclass=StaticPool,
@@ -195,20 +206,24 @@ def writer_engine(path: Path, *, durability: Durability, busy_timeout: float) ->
     @event.listens_for(engine, "connect")
     def _set_up(connection: DBAPIConnection, _: ConnectionPoolEntry) -> None:
         assert isinstance(connection, sqlite3.Connection)
-        connection.isolation_level = None  # the driver begins nothing by itself
+        connection.isolation_level = None  # else the driver begins transactions itself, without the write lock
         connection.execute("PRAGMA journal_mode = WAL")
         connection.execute(f"PRAGMA synchronous = {_SYNCHRONOUS[durability]}")
         connection.execute(f"PRAGMA wal_autocheckpoint = {_CHECKPOINT_PAGES}")
 
     @event.listens_for(engine, "begin")
     def _begin(connection: Connection) -> None:
+        # A deferred transaction that reads first may fail with SQLITE_BUSY when it writes, without waiting.
         connection.connection.cursor().execute("BEGIN IMMEDIATE")
 
     return engine
 
 
 def reader_engine(path: Path, *, connections: int, busy_timeout: float) -> Engine:
-    """Connections that cannot write; every statement is a transaction of its own, so none outlives a page."""
+    """Create an engine with read-only connections in autocommit mode.
+
+    No read transaction outlives its statement, so none keeps the write-ahead log from being checkpointed.
+    """
     engine = create_engine(
         URL.create("sqlite", database=str(path)),
         poolclass=QueuePool,
@@ -227,10 +242,10 @@ def reader_engine(path: Path, *, connections: int, busy_timeout: float) -> Engin
 
 
 class FileLock:
-    """An advisory lock of the operating system on FILE.lock, which goes with the process however that ends."""
+    """An advisory lock of the operating system on FILE.lock; the system releases it however the process ends."""
 
     def __init__(self, database: Path) -> None:
-        """Takes the lock. Raises ConfigurationError where another process holds it, or the file cannot be made."""
+        """Acquire the lock. Raises ConfigurationError if another process holds it or the file cannot be created."""
         path = database.with_name(database.name + ".lock")
         try:
             self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
@@ -246,11 +261,11 @@ class FileLock:
             os.close(self._descriptor)
             raise ConfigurationError(
                 f"The database {str(database)!r} is in use by process {owner}: "
-                "stop that one, speak to it by --address, or name another database; one process serves one file."
+                "stop that process, reach it with --address, or name another database; only one process may use a file."
             ) from error
         os.ftruncate(self._descriptor, 0)
         os.pwrite(self._descriptor, f"{os.getpid()}\n".encode(), 0)
 
     def release(self) -> None:
-        """Gives the lock back; the file stays, for the next owner."""
+        """Release the lock. The file stays: deleting it could let two processes hold locks on different files."""
         os.close(self._descriptor)

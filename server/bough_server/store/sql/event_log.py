@@ -1,4 +1,4 @@
-"""SqlEventLog: appends through the writer thread, reads from the window and from disk behind it."""
+"""SqlEventLog: appends go through the writer thread; reads come from memory, or from disk if they lag behind."""
 
 from collections.abc import AsyncIterator, Awaitable, Sequence
 from functools import partial
@@ -9,7 +9,7 @@ from bough_server.store.ports import NewFork, NewRun, Record, StoredEvent
 from bough_server.store.sql.create_fork import accept_fork, check_fork, fold_fork
 from bough_server.store.sql.create_run import accept, check, records_of
 from bough_server.store.sql.ownership import TakeOver
-from bough_server.store.sql.readers import NO_END, Readers, end_of, stretch_and_end, stretch_of_run
+from bough_server.store.sql.readers import NO_END, Readers, end_of, read_range_and_end, read_range_of_run
 from bough_server.store.sql.write_queue import WriteQueue
 from bough_server.store.window import PAGE_EVENTS, RecentEventsOfRuns, page_of, pages_of
 
@@ -21,7 +21,7 @@ class SqlEventLog:
         self._queue, self._readers, self._windows = queue, readers, windows
 
     async def create(self, new_run: NewRun) -> None:
-        """See EventLog. A caller who is cancelled meanwhile does not know whether the run was accepted."""
+        """See EventLog. A caller that is cancelled here does not know whether the run was created."""
         check(new_run)
         run_id = new_run.run_id
         show = partial(self._windows.add, run_id, records_of(new_run))
@@ -29,7 +29,7 @@ class SqlEventLog:
         await self._queue.execute(accepting, run_id=run_id, then=show)
 
     async def fork(self, new_fork: NewFork) -> None:
-        """See EventLog. Raises ForkRefused where the origin has ended by then."""
+        """See EventLog. Raises ForkRefused if the shared events contain the origin's end."""
         _check_row(new_fork.records)
         check_fork(new_fork)
         folded = await self._readers.run(partial(fold_fork, new_fork=new_fork))
@@ -48,7 +48,7 @@ class SqlEventLog:
         return self._queue.pending_bytes
 
     async def take_over(self, run_id: str, *, epoch: int, owner: str, records: Sequence[Record]) -> None:
-        """See EventLog. A caller who is cancelled meanwhile does not know whether the run is its own."""
+        """See EventLog. A caller that is cancelled here does not know whether it owns the run."""
         if records:
             _check_row(records)
         taking = TakeOver(self._queue.heads, run_id=run_id, epoch=epoch, owner=owner, records=records)
@@ -60,19 +60,19 @@ class SqlEventLog:
     ) -> Sequence[StoredEvent]:
         """See EventLog."""
         last = NO_END if through is None else through
-        read = partial(stretch_of_run, run_id=run_id, after=after, through=last, count=PAGE_EVENTS, deltas=deltas)
+        read = partial(read_range_of_run, run_id=run_id, after=after, through=last, count=PAGE_EVENTS, deltas=deltas)
         return page_of(await self._readers.run(read))
 
     async def tail(self, run_id: str, *, after: int = 0) -> AsyncIterator[Sequence[StoredEvent]]:
-        """See EventLog. Raises NotFound, and what stopped the log, after what is committed, where it cannot go on."""
+        """See EventLog. Raises NotFound, and the error that stopped the log once all committed events are read."""
         window = self._windows.of(run_id)
         while True:
-            changed = window.changed
+            changed = window.changed  # before looking: a change between the look and the wait must wake this reader
             if page := window.page(after):
                 yield page
                 after = page[-1].sequence
             elif not window.is_known_through(after):
-                look = partial(stretch_and_end, run_id=run_id, after=after)
+                look = partial(read_range_and_end, run_id=run_id, after=after)
                 found, last_sequence, is_ended = await self._readers.run(look)
                 window.learn(last_sequence, is_ended=is_ended)
                 for page in pages_of(found):
@@ -80,18 +80,18 @@ class SqlEventLog:
                     after = page[-1].sequence
             elif window.is_ended:
                 return
-            elif (why := window.failure or self._windows.dismissal) is not None:
-                raise why
+            elif (error := window.failure or self._windows.closing_error) is not None:
+                raise error
             else:
                 await changed.wait()
 
-    def hold_up(self, run_id: str, error: Exception) -> None:
+    def fail_readers(self, run_id: str, error: Exception) -> None:
         """See EventLog."""
         self._windows.fail(run_id, error)
 
-    def dismiss(self) -> None:
+    def close_readers(self) -> None:
         """See EventLog."""
-        self._windows.dismiss(ServerStopping("The server is stopping: follow again when it is back."))
+        self._windows.close_readers(ServerStopping("The server is stopping: follow the run again when it is back."))
 
     async def last_sequence(self, run_id: str) -> int:
         """See EventLog."""
@@ -100,11 +100,11 @@ class SqlEventLog:
 
 
 def _check_row(records: Sequence[Record]) -> None:
-    """Refuses what only a mistake of the caller's can bring. Raises ValueError."""
+    """Raise ValueError if the records of an append are inconsistent: a defect of the caller."""
     if not records:
-        raise ValueError("an append has at least one event")
+        raise ValueError("an append must have at least one event")
     for sequence, record in enumerate(records, records[0].sequence):
         if record.sequence != sequence:
-            raise ValueError("the sequences of an append have no gap")
+            raise ValueError("the sequences of an append must have no gap")
         if record.kind in events.TERMINAL_KINDS and record is not records[-1]:
-            raise ValueError("a run's terminal event is its last")
+            raise ValueError("a run's terminal event must be its last")

@@ -1,4 +1,4 @@
-"""What the writer thread is given: appends, which share statements, and commands, which bring their own."""
+"""Jobs of the writer thread: appends, which share statements, and transactions, which bring their own."""
 
 import asyncio
 from collections.abc import Callable, Sequence
@@ -13,7 +13,7 @@ T = TypeVar("T")
 
 
 class Append:
-    """Records for one log, all or nothing. `projected` is made once, so that a second attempt writes the same."""
+    """Records for one log, written all or none. They are projected once, so that every attempt writes the same."""
 
     __slots__ = ("epoch", "future", "is_uncertain", "projected", "records", "run_id", "session_id", "size", "tenant_id")
 
@@ -23,13 +23,14 @@ class Append:
         self.projected: Projected | None = None
         self.tenant_id = self.session_id = ""
         self.is_uncertain = False
-        """Whether a commit of it failed in a way that leaves open whether it happened."""
+        """True if a commit of it reported an error but may have happened."""
 
 
-class Command(Generic[T]):
-    """A transaction of its own, as far as anybody can tell. It checks before it writes, and may be run again.
+class Transaction(Generic[T]):
+    """A function to run in a transaction, isolated from all other jobs.
 
-    `run_id` is the run whose log it writes to, if it does; `then` is called on the event loop when it is committed.
+    It must check before it writes, and must be safe to run again. `run_id` is the run whose log it writes to, if any;
+    `then` is called on the event loop once it is committed.
     """
 
     __slots__ = ("future", "run", "run_id", "then")
@@ -46,17 +47,19 @@ class Command(Generic[T]):
 
 
 class Settled:
-    """How a job ended, on its way back to the event loop."""
+    """The outcome of a job, to be reported on the event loop."""
 
     __slots__ = ("error", "job", "result")
 
-    def __init__(self, job: "Append | Command[object]", result: object = None, error: Exception | None = None) -> None:
+    def __init__(
+        self, job: "Append | Transaction[object]", result: object = None, error: Exception | None = None
+    ) -> None:
         self.job, self.result, self.error = job, result, error
 
     def resolve(self) -> None:
-        """Tells whoever waits; on the event loop."""
+        """Resolve the job's future; call it on the event loop."""
         future: asyncio.Future[object] = self.job.future  # type: ignore[assignment]  # None is an object
-        if future.done():
+        if future.done():  # cancelled by its caller; the job has been carried out all the same
             return
         if self.error is not None:
             future.set_exception(self.error)

@@ -1,4 +1,4 @@
-"""Last sequence, epoch and fold of each log that is being written; kept by the writer thread, rebuilt from the log."""
+"""Last sequence, epoch and fold of each log that is being written, kept by the writer thread and rebuilt from disk."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -36,7 +36,7 @@ _LOG = (
 
 @dataclass(slots=True, kw_only=True)
 class Head:
-    """A log's end: what the next append has to match."""
+    """A log's end, which the next append has to match."""
 
     address: LogAddress
     epoch: int
@@ -46,73 +46,76 @@ class Head:
 
 
 def stored_records(connection: Connection, run_id: str, *, through: int = NO_END) -> Iterator[Record]:
-    """A log's events up to a sequence but its deltas, parsed, in order."""
+    """Yield a log's events up to a sequence, parsed and in order, without deltas."""
     for sequence, kind, data in connection.execute(_LOG, {"run": run_id, "through": through}):
         yield Record(sequence=sequence, kind=kind, data=data, event=events.parse(data))
 
 
 class LogHeads:
-    """The heads of the logs that this process writes; a refusal forgets a head, so that the next is read again.
+    """The heads of the logs that this process writes.
 
-    What was refused once is poisoned: nothing later of that run is taken from its owner of then.
+    After an append is refused, its head is read from disk again, and the run is fenced: later appends under the same
+    epoch are refused too. The owner sent them in the belief that the refused one would be committed.
     """
 
     def __init__(self) -> None:
         self._heads: dict[str, Head] = {}
-        self._poisoned: dict[tuple[str, int], Exception] = {}
+        self._fences: dict[tuple[str, int], Exception] = {}
 
     def put(self, head: Head) -> None:
-        """Begins a new log."""
+        """Add the head of a new log."""
         self._heads[head.address.run_id] = head
 
     def forget(self, run_id: str) -> None:
-        """Lets the next append read the log's end from the disk."""
+        """Drop a head, so that the next append reads it from disk."""
         self._heads.pop(run_id, None)
 
     def prepare(self, connection: Connection, append: Append) -> None:
-        """Checks an append against its log's end and derives what goes with it, once. Raises Fenced."""
-        if append.projected is not None:
+        """Check an append against its log's head and project its records, once. Raises Fenced."""
+        if append.projected is not None:  # a second attempt: the head has already moved past this append
             return
         head = self._heads.get(append.run_id) or self.load(connection, append.run_id)
         if head.epoch != append.epoch or head.last_sequence != append.records[0].sequence - 1 or head.is_ended:
             raise refusal(append.run_id)
         append.tenant_id, append.session_id = head.address.tenant_id, head.address.session_id
         projected = head.fold.project(append.records)
+        # Before the commit, because later appends of the same group continue from here; a failure drops the head.
         head.last_sequence = append.records[-1].sequence
         if projected.end is not None:
             head.is_ended = True
         append.projected = projected
 
     def committed(self, append: Append) -> None:
-        """Forgets the head of a log that has ended."""
+        """Drop the head of a log that has ended."""
         if append.projected is not None and append.projected.end is not None:
             self._heads.pop(append.run_id, None)
 
-    def poison(self, append: Append, error: Exception) -> Exception:
-        """Refuses every later append of a run under this one's epoch, with the same error, which it gives back."""
+    def fence(self, append: Append, error: Exception) -> Exception:
+        """Refuse every later append of a run under this one's epoch with `error`; return `error`."""
         self.forget(append.run_id)
-        self._poisoned[append.run_id, append.epoch] = error
+        self._fences[append.run_id, append.epoch] = error
         return error
 
-    def poison_of(self, append: Append) -> Exception | None:
-        """Why an append is refused unseen; None where it is not."""
-        return self._poisoned.get((append.run_id, append.epoch)) if self._poisoned else None
+    def fence_of(self, append: Append) -> Exception | None:
+        """Return the error that an append's run and epoch are fenced with, or None."""
+        return self._fences.get((append.run_id, append.epoch)) if self._fences else None
 
     def change_owner(self, run_id: str, epoch: int) -> None:
-        """Forgets what is of a log's owners before this epoch: no failure of theirs concerns the next."""
+        """Drop the head and the fences of earlier epochs: failures of an earlier owner do not concern the new one."""
         self.forget(run_id)
+        # A fence of `epoch` itself can only come from appends before this takeover, which it must not outlive.
         for one in (epoch - 1, epoch):
-            self._poisoned.pop((run_id, one), None)
+            self._fences.pop((run_id, one), None)
 
     def load(self, connection: Connection, run_id: str) -> Head:
-        """Reads a log's end from the disk, and keeps it. Raises Fenced where there is no such log."""
+        """Read a log's head from disk and keep it. Raises Fenced if there is no such log."""
         row = connection.execute(_ROW, {"run": run_id}).one_or_none()
         if row is None:
             raise refusal(run_id)
         tenant_id, user_id, session_id, epoch, last_sequence, ended = row
         address = LogAddress(run_id=run_id, tenant_id=tenant_id, user_id=user_id, session_id=session_id)
         fold = RunFold(address)
-        if not ended:
+        if not ended:  # an ended log takes no appends, so its fold is never used
             fold.project(stored_records(connection, run_id))
         head = Head(address=address, epoch=epoch, last_sequence=last_sequence, is_ended=ended, fold=fold)
         self._heads[run_id] = head
@@ -120,5 +123,5 @@ class LogHeads:
 
 
 def refusal(run_id: str) -> Fenced:
-    """The error of an append that does not continue its log."""
-    return Fenced(f"The log of run {run_id} has moved on: it has ended, or another owner writes it now.")
+    """Return the error of an append that does not continue its log."""
+    return Fenced(f"The log of run {run_id} cannot be continued here: the run has ended, or has another owner now.")

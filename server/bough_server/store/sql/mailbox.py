@@ -1,4 +1,4 @@
-"""Commands to runs on SQL, and the bell that rings when one arrives; what a command means is its taker's."""
+"""Mailbox on SQL: stores commands to runs, and notifies listeners when one is posted."""
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence
@@ -26,13 +26,13 @@ _DONE: Final = delete(tables.run_commands).where(_commands.command_id == bindpar
 
 
 class _Listener:
-    """The runs that somebody who listens has not been told of."""
+    """The runs that one listener has still to be notified of."""
 
     def __init__(self) -> None:
-        self.runs: dict[str, None] = {}
+        self.runs: dict[str, None] = {}  # an ordered set: oldest first, each run once
         self.changed = asyncio.Event()
 
-    def tell(self, run_id: str) -> None:
+    def notify(self, run_id: str) -> None:
         self.runs[run_id] = None
         self.changed.set()
 
@@ -42,28 +42,29 @@ class SqlMailbox:
 
     def __init__(self, queue: WriteQueue, readers: Readers) -> None:
         self._queue, self._readers = queue, readers
+        # Weak, so that an iteration that is abandoned takes its listener with it.
         self._listeners: WeakSet[_Listener] = WeakSet()
         self._is_closed = False
 
-    async def post(self, letter: RunCommand) -> int:
-        """See Mailbox. Raises NotFound where there is no such run."""
-        return await self._queue.execute(_Posting(letter), then=partial(self._ring, letter.run_id))
+    async def post(self, command: RunCommand) -> int:
+        """See Mailbox."""
+        return await self._queue.execute(_Posting(command), then=partial(self._notify, command.run_id))
 
     async def take(self, run_id: str) -> Sequence[RunCommand]:
         """See Mailbox."""
         rows = await self._readers.run(lambda connection: connection.execute(_OF_RUN, {"run": run_id}).all())
-        return [_letter(row) for row in rows]
+        return [_command_of(row) for row in rows]
 
-    async def done(self, letter_id: int) -> None:
+    async def done(self, command_id: int) -> None:
         """See Mailbox."""
-        await self._queue.execute(partial(_forget, letter_id=letter_id))
+        await self._queue.execute(partial(_forget, command_id=command_id))
 
     async def arrivals(self) -> AsyncIterator[str]:
-        """See Mailbox. Raises ServerStopping when the store is closed."""
+        """See Mailbox."""
         listener = _Listener()
-        self._listeners.add(listener)
+        self._listeners.add(listener)  # before the read, so that no command is posted unnoticed in between
         for run_id in await self._readers.run(lambda connection: connection.execute(_WAITING).scalars().all()):
-            listener.tell(run_id)
+            listener.notify(run_id)
         while not self._is_closed:
             listener.changed.clear()
             while listener.runs:
@@ -71,60 +72,61 @@ class SqlMailbox:
                 del listener.runs[run_id]
                 yield run_id
             await listener.changed.wait()
-        raise ServerStopping("The server is stopping: nothing more arrives here.")
+        raise ServerStopping("The server is stopping: no more commands arrive here.")
 
     def close(self) -> None:
-        """Sends home who listens."""
+        """End every `arrivals` with ServerStopping."""
         self._is_closed = True
         for listener in self._listeners:
             listener.changed.set()
 
-    def _ring(self, run_id: str) -> None:
+    def _notify(self, run_id: str) -> None:
         for listener in self._listeners:
-            listener.tell(run_id)
+            listener.notify(run_id)
 
 
 class _Posting:
-    """One posting. It may be run again, and then knows whether it was committed after all."""
+    """The transaction that stores one command. If it is run again, it finds out whether it was committed before."""
 
-    def __init__(self, letter: RunCommand) -> None:
-        if (letter.answers is None) == (letter.cancel == execution_pb2.CANCEL_REASON_UNSPECIFIED):
-            raise ValueError("a letter is a wish to cancel, or brings answers")
+    def __init__(self, command: RunCommand) -> None:
+        if (command.answers is None) == (command.cancel == execution_pb2.CANCEL_REASON_UNSPECIFIED):
+            raise ValueError("a command must either cancel a run or bring answers")
         self._row: dict[str, object] = {
-            "run_id": letter.run_id,
-            "cancel_reason": letter.cancel,
-            "answers": None if letter.answers is None else letter.answers.SerializeToString(deterministic=True),
-            "user_id": letter.user_id,
-            "note": letter.note,
-            "deadline_time_ns": letter.deadline_time_ns,
+            "run_id": command.run_id,
+            "cancel_reason": command.cancel,
+            "answers": None if command.answers is None else command.answers.SerializeToString(deterministic=True),
+            "user_id": command.user_id,
+            "note": command.note,
+            "deadline_time_ns": command.deadline_time_ns,
         }
-        self._letter_id = 0
+        self._command_id = 0
 
     def __call__(self, connection: Connection) -> int:
-        """Stores the letter and gives its id. Raises NotFound, Fenced."""
-        if self._letter_id and self._is_stored(connection):
-            return self._letter_id
+        """Store the command and return its id. Raises NotFound, Fenced."""
+        if self._command_id and self._is_stored(connection):
+            return self._command_id
         run_id = str(self._row["run_id"])
         is_ended = connection.execute(_IS_ENDED, {"run": run_id}).scalar_one_or_none()
         if is_ended is None:
             raise NotFound("run", run_id)
         if is_ended:
-            raise Fenced(f"The run {run_id} has ended: nobody takes letters to it.")
-        self._letter_id = connection.execute(_POST, self._row).scalar_one()
-        return self._letter_id
+            raise Fenced(f"The run {run_id} has ended: it accepts no commands.")
+        self._command_id = connection.execute(_POST, self._row).scalar_one()
+        return self._command_id
 
     def _is_stored(self, connection: Connection) -> bool:
-        found = connection.execute(_ONE, {"command": self._letter_id}).mappings().one_or_none()
-        return found is not None and dict(found) == {"command_id": self._letter_id, **self._row}
+        # The whole row is compared: if the earlier attempt was rolled back, another command may have its id.
+        found = connection.execute(_ONE, {"command": self._command_id}).mappings().one_or_none()
+        return found is not None and dict(found) == {"command_id": self._command_id, **self._row}
 
 
-def _forget(connection: Connection, *, letter_id: int) -> None:
-    connection.execute(_DONE, {"command": letter_id})
+def _forget(connection: Connection, *, command_id: int) -> None:
+    connection.execute(_DONE, {"command": command_id})
 
 
-def _letter(row: Row[Any]) -> RunCommand:
+def _command_of(row: Row[Any]) -> RunCommand:
     return RunCommand(
-        letter_id=row.command_id,
+        command_id=row.command_id,
         run_id=row.run_id,
         cancel=row.cancel_reason,
         answers=None if row.answers is None else agent_service_pb2.ResumeRunRequest.FromString(row.answers),

@@ -1,4 +1,4 @@
-"""Leases of workers, and the takeover of runs whose owner is lost."""
+"""Leases of workers, and takeover of runs by a new owner."""
 
 from collections.abc import Mapping, Sequence
 from functools import partial
@@ -36,20 +36,20 @@ _RELEASE: Final = delete(tables.workers).where(_workers.worker == bindparam("wor
 
 
 class TakeOver:
-    """One take-over. It may be run again, and then knows whether it was committed after all."""
+    """The transaction of one takeover. If it is run again, it finds out whether it was committed before."""
 
     def __init__(self, heads: LogHeads, *, run_id: str, epoch: int, owner: str, records: Sequence[Record]) -> None:
         self._heads, self._run_id, self._epoch, self._owner, self._records = heads, run_id, epoch, owner, records
         self._has_written = False
 
     def __call__(self, connection: Connection) -> None:
-        """Takes the run over. Raises NotFound, RunMoved, and Fenced where the run has ended."""
+        """Take the run over. Raises NotFound, RunMoved, and Fenced if the run has ended."""
         row = connection.execute(_ROW, {"run": self._run_id}).one_or_none()
         if row is None:
             raise NotFound("run", self._run_id)
         epoch, owner, last_sequence, ended = row
         if self._has_written and (epoch, owner) == (self._epoch, self._owner) and self._is_stored(connection):
-            self._heads.forget(self._run_id)
+            self._heads.forget(self._run_id)  # read it from disk again, whatever the earlier attempt left here
             return
         if ended:
             raise refusal(self._run_id)
@@ -68,6 +68,7 @@ class TakeOver:
         connection.execute(_TAKE, taken)
         if not self._records:
             return
+        # The row already counts the new records, but the log on disk, and so the fold, still ends before them.
         head = self._heads.load(connection, self._run_id)
         projected = head.fold.project(self._records)
         first = FirstRecords(
@@ -107,7 +108,10 @@ class SqlLease:
 
 
 def end_leases(connection: Connection) -> frozenset[str]:
-    """Ends the leases of all workers, and names them: whoever holds the file's lock knows that they are dead."""
+    """End the leases of all workers and return their names.
+
+    Call it only while holding the file's lock: then no other process uses the file, so these workers are dead.
+    """
     return frozenset(connection.execute(delete(tables.workers).returning(_workers.worker)).scalars())
 
 

@@ -1,4 +1,4 @@
-"""Reader threads, and the ranges of a log that they read."""
+"""Reader threads, and the reads of ranges of a log that run on them."""
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
@@ -23,13 +23,13 @@ T = TypeVar("T")
 
 _log = structlog.get_logger(__name__)
 
-STRETCH_EVENTS: Final = 2048
-"""The most events of a stretch: a hop to a reader's thread costs as much as reading a hundred."""
+MAX_READ_EVENTS: Final = 2048
+"""The most events of one read: switching to a reader thread costs as much as reading a hundred events."""
 
 NO_END: Final = 2**63 - 1
 
 _CHUNK: Final = 16
-"""How many events are taken from the driver at once, before their bytes are counted."""
+"""How many events are fetched from the driver at once before their bytes are counted."""
 
 _events, _runs = tables.events.c, tables.runs.c
 
@@ -38,7 +38,7 @@ _WHICH: Final = (
     _events.sequence > bindparam("after"),
     _events.sequence <= bindparam("through"),
 )
-_STRETCH: Final = select(_events.kind, _events.data).where(*_WHICH).order_by(_events.sequence).limit(bindparam("count"))
+_RANGE: Final = select(_events.kind, _events.data).where(*_WHICH).order_by(_events.sequence).limit(bindparam("count"))
 _WITHOUT_DELTAS: Final = (
     select(_events.sequence, _events.kind, _events.data)
     .where(*_WHICH, _events.kind.not_in(sorted(events.DELTA_KINDS)))
@@ -47,12 +47,13 @@ _WITHOUT_DELTAS: Final = (
 )
 _END: Final = select(_runs.last_sequence, _runs.ended).where(_runs.run_id == bindparam("run"))
 
+# Skips the named tuple's own __new__, which would run as Python code once per event.
 _stored_event: Final = partial(tuple.__new__, StoredEvent)
 _data: Final = itemgetter(-1)
 
 
 class Readers:
-    """Runs reading functions off the event loop, a bounded number at once."""
+    """Runs reading functions on a bounded number of threads."""
 
     def __init__(self, path: Path, *, threads: int, busy_timeout: float) -> None:
         self._engine = reader_engine(path, connections=threads, busy_timeout=busy_timeout)
@@ -60,7 +61,7 @@ class Readers:
         self._is_closed = False
 
     async def run(self, read: Callable[[Connection], T]) -> T:
-        """What `read` gives. Raises what it raises, and StorageFailed where the database fails it."""
+        """Return the result of `read`. Raises what `read` raises, and StorageFailed for errors of the database."""
         if self._is_closed:
             raise ServerStopping("The store is closed: call again when the server is back.")
         return await asyncio.get_running_loop().run_in_executor(self._pool, self._run, read)
@@ -74,32 +75,32 @@ class Readers:
             raise StorageFailed("The server could not read its storage; its log says why.") from error
 
     async def close(self) -> None:
-        """Lets reads in flight end, and refuses later ones."""
+        """Wait for reads in progress, and refuse later ones."""
         self._is_closed = True
         await asyncio.to_thread(self._pool.shutdown)
         self._engine.dispose()
 
 
-def stretch(
+def read_range(
     connection: Connection,
     *,
     run_id: str,
     after: int,
     through: int = NO_END,
-    count: int = STRETCH_EVENTS,
+    count: int = MAX_READ_EVENTS,
     deltas: bool = True,
 ) -> Sequence[StoredEvent]:
-    """So many events after a sequence, or as many as make a page's bytes; none where there is none."""
+    """Read up to `count` events after a sequence, stopping once they exceed PAGE_BYTES; may be empty."""
     parameters = {"run": run_id, "after": after, "through": through, "count": count}
     if deltas:
-        return PackedEvents(after + 1, _rows(connection, _STRETCH, parameters))
+        return PackedEvents(after + 1, _rows(connection, _RANGE, parameters))
     return list(map(_stored_event, _rows(connection, _WITHOUT_DELTAS, parameters)))
 
 
 def _rows(connection: Connection, statement: Select[Any], parameters: Mapping[str, object]) -> list[Any]:
-    """The rows of a statement whose last column is the data, as many as make a page's bytes."""
+    """Fetch rows of a statement whose last column is the data, stopping once the data exceeds PAGE_BYTES."""
     with connection.execute(statement, parameters) as result:
-        # The driver's rows are taken as they are: making SQLAlchemy's of them costs as much as reading them.
+        # Fetch from the driver directly: making SQLAlchemy rows costs as much as reading them.
         cursor = result.cursor
         assert cursor is not None, "a query has a cursor until its result is closed"
         rows: list[Any] = []
@@ -110,18 +111,18 @@ def _rows(connection: Connection, statement: Select[Any], parameters: Mapping[st
     return rows
 
 
-def stretch_of_run(
+def read_range_of_run(
     connection: Connection, *, run_id: str, after: int, through: int, count: int, deltas: bool
 ) -> Sequence[StoredEvent]:
-    """A stretch of a run that there is. Raises NotFound where it has been deleted, or never was."""
-    found = stretch(connection, run_id=run_id, after=after, through=through, count=count, deltas=deltas)
+    """Read a range like `read_range`, of a run that must exist. Raises NotFound."""
+    found = read_range(connection, run_id=run_id, after=after, through=through, count=count, deltas=deltas)
     if not found:
-        end_of(connection, run_id=run_id)
+        end_of(connection, run_id=run_id)  # only to raise NotFound
     return found
 
 
 def end_of(connection: Connection, *, run_id: str) -> tuple[int, bool]:
-    """The log's last sequence, and whether the run has ended. Raises NotFound."""
+    """Return the log's last sequence, and whether the run has ended. Raises NotFound."""
     row = connection.execute(_END, {"run": run_id}).one_or_none()
     if row is None:
         raise NotFound("run", run_id)
@@ -129,8 +130,11 @@ def end_of(connection: Connection, *, run_id: str) -> tuple[int, bool]:
     return last_sequence, is_ended
 
 
-def stretch_and_end(connection: Connection, *, run_id: str, after: int) -> tuple[Sequence[StoredEvent], int, bool]:
-    """A stretch, and where the log ends; the end is read last, so that it is never behind the stretch."""
-    found = stretch(connection, run_id=run_id, after=after)
+def read_range_and_end(connection: Connection, *, run_id: str, after: int) -> tuple[Sequence[StoredEvent], int, bool]:
+    """Read a range of a log, then its last sequence and whether the run has ended.
+
+    Raises NotFound. The end is read last, so that it is never behind the events.
+    """
+    found = read_range(connection, run_id=run_id, after=after)
     last_sequence, is_ended = end_of(connection, run_id=run_id)
     return found, last_sequence, is_ended

@@ -1,4 +1,4 @@
-"""Everything that is derived from the logs, made again from them; the logs themselves are only read."""
+"""Rebuild all tables that are derived from the logs; the logs themselves are only read."""
 
 from typing import Final
 
@@ -19,7 +19,7 @@ from bough_server.store.sql.append import (
 from bough_server.store.sql.create_run import start_values
 from bough_server.store.sql.database import database_status, exclusive_engine, migrate, opening
 from bough_server.store.sql.log_heads import stored_records
-from bough_server.store.sql.rows import end_row, message_rows, standing_row, state_row, usage_row, usage_rows
+from bough_server.store.sql.rows import end_row, message_rows, run_state_row, state_row, usage_row, usage_rows
 
 _runs, _sessions, _messages = tables.runs.c, tables.sessions.c, tables.messages.c
 
@@ -53,7 +53,7 @@ _HOLDER: Final = (
     .scalar_subquery()
 )
 _STARTED: Final = case((_runs.origin_run_id != "", _runs.create_time_ns), else_=_runs.start_time_ns)
-"""When a run started in its session: a fork did when it was made, whatever it shares."""
+"""When a run started in its session; for a fork, when it was created, because its start time is the origin's."""
 _LAST_MOVE: Final = func.max(func.coalesce(_STARTED, _runs.end_time_ns), func.coalesce(_runs.end_time_ns, _STARTED))
 _LAST_RUN: Final = select(func.max(_LAST_MOVE)).where(*_ITS_RUNS).scalar_subquery()
 _REFRESH_SESSIONS: Final = update(tables.sessions).values(
@@ -62,11 +62,10 @@ _REFRESH_SESSIONS: Final = update(tables.sessions).values(
 
 
 def rebuild_projections(url: str) -> int:
-    """Makes messages, usage entries, run rows and request ids again from the logs, in one transaction; counts the runs.
+    """Rebuild messages, usage entries, run rows and request ids from the logs in one transaction; return the run count.
 
-    So it does with the states of sessions, but for those that a call has changed since: no log has them.
-    Usage entries of runs whose logs are gone stay as they are. Raises ConfigurationError where there is no database,
-    which it does not make, and while a server has the file.
+    Session states are rebuilt too, except those that a call has changed since, which are in no log. Usage entries of
+    deleted runs are kept. Raises ConfigurationError if there is no database, and while a server uses the file.
     """
     found = database_status(url)
     if found.revision is None:
@@ -83,7 +82,8 @@ def _rebuild(connection: Connection) -> int:
     connection.execute(delete(tables.run_definitions))
     known = select(_runs.run_id)
     connection.execute(delete(tables.usage_entries).where(tables.usage_entries.c.run_id.in_(known)))
-    connection.execute(update(tables.runs).values(request_id=""))  # so that no two are the same on the way
+    # The index on request ids is unique: with stale ids left, a row could collide with one that is not restored yet.
+    connection.execute(update(tables.runs).values(request_id=""))
     for row in addresses:
         _rebuild_run(connection, row)
     connection.execute(_REFRESH_SESSIONS)
@@ -109,8 +109,8 @@ def _restore_row(connection: Connection, address: LogAddress, projected: Project
     last_sequence = connection.execute(_LAST, {"run": address.run_id}).scalar_one()
     values = {**start_values(projected.start), "last_sequence": last_sequence, "ended": projected.end is not None}
     connection.execute(_START_RUN.values(**values), {"run": address.run_id})
-    if projected.standing is not None:
-        connection.execute(MOVE_RUN, standing_row(address.run_id, projected.standing))
+    if projected.run_state is not None:
+        connection.execute(MOVE_RUN, run_state_row(address.run_id, projected.run_state))
     if projected.tree_usage is not None:
         connection.execute(SPEND, usage_row(address.run_id, projected.tree_usage))
     if projected.end is not None:

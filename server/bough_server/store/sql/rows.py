@@ -1,4 +1,4 @@
-"""Rows of what is derived from events, as the statements that write them take them."""
+"""Rows of the derived tables, in the form that the statements that write them expect."""
 
 from collections.abc import Mapping, Sequence
 
@@ -11,7 +11,7 @@ Row = Mapping[str, object]
 
 
 def message_rows(tenant_id: str, session_id: str, messages: Sequence[StoredMessage]) -> list[Row]:
-    """Rows of the messages table."""
+    """Return rows of the messages table."""
     return [
         {
             "tenant_id": tenant_id,
@@ -27,7 +27,7 @@ def message_rows(tenant_id: str, session_id: str, messages: Sequence[StoredMessa
 
 
 def usage_rows(projected: Projected) -> list[Row]:
-    """Rows of the usage table."""
+    """Return rows of the usage table."""
     return [
         {
             "run_id": entry.run_id,
@@ -46,7 +46,7 @@ def usage_rows(projected: Projected) -> list[Row]:
 
 
 def end_row(run_id: str, end: RunEnd) -> Row:
-    """What END_RUN takes."""
+    """Return the parameters of END_RUN."""
     return {
         "run": run_id,
         "end_state": end.state,
@@ -56,23 +56,23 @@ def end_row(run_id: str, end: RunEnd) -> Row:
     }
 
 
-def standing_row(run_id: str, standing: RunState) -> Row:
-    """What MOVE_RUN takes."""
+def run_state_row(run_id: str, run_state: RunState) -> Row:
+    """Return the parameters of MOVE_RUN."""
     return {
         "run": run_id,
-        "new_state": standing.state,
-        "start_time": standing.start_time_ns,
-        "requests": standing.open_requests,
-        "expire_time": standing.next_expire_time_ns,
-        "deadline_time": standing.deadline_time_ns,
+        "new_state": run_state.state,
+        "start_time": run_state.start_time_ns,
+        "requests": run_state.open_requests,
+        "expire_time": run_state.next_expire_time_ns,
+        "deadline_time": run_state.deadline_time_ns,
     }
 
 
 def usage_row(run_id: str, tree_usage: bytes) -> Row:
-    """What SPEND takes."""
+    """Return the parameters of SPEND."""
     return {"run": run_id, "used": tree_usage}
 
 
 def state_row(tenant_id: str, session_id: str, run_id: str, state_json: str) -> Row:
-    """What SET_STATE takes; an empty run where no log makes the state."""
+    """Return the parameters of SET_STATE; `run_id` is empty if a call changes the state rather than a run."""
     return {"tenant": tenant_id, "session": session_id, "state": state_json, "run": run_id}

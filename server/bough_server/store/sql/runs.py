@@ -19,7 +19,7 @@ from bough_server.store.sql.readers import Readers
 from bough_server.store.window import PAGE_BYTES
 
 Key = tuple[int, str]
-"""What lists are ordered by: a number, such as a time, and an id."""
+"""The sort key of a list: a number, such as a time, and an id."""
 
 _runs = tables.runs.c
 
@@ -29,7 +29,7 @@ _BY_REQUEST: Final = select(tables.runs).where(
     _runs.tenant_id == bindparam("tenant"),
     _runs.user_id == bindparam("user"),
     _runs.request_id == bindparam("request"),
-    _runs.request_id != literal_column("''"),
+    _runs.request_id != literal_column("''"),  # the condition of the partial index, literally, or it is not used
 )
 _OPEN: Final = select(tables.runs).where(~_runs.ended).order_by(_runs.create_time_ns, _runs.run_id)
 _HOLDER: Final = (
@@ -48,13 +48,14 @@ _NEXT_EXPIRY: Final = (
 def read_page(
     connection: Connection, statement: Select[Any], *, count: int, size: Callable[[Row[Any]], int]
 ) -> tuple[list[Row[Any]], bool]:
-    """The first rows of a query that are a page, and whether there are more.
+    """Return the first rows of a query as a page, and whether there are more.
 
-    A page has at most `count` rows and PAGE_BYTES, as far as `size` knows the bytes of a row; one row in any case.
+    A page has at most `count` rows and PAGE_BYTES, with the bytes of a row as `size` estimates them, and at least one
+    row if there is one.
     """
     page: list[Row[Any]] = []
     total = 0
-    with connection.execute(statement.limit(count + 1)) as rows:
+    with connection.execute(statement.limit(count + 1)) as rows:  # one more, to see whether there is a next page
         for row in rows:
             total += size(row)
             if page and (len(page) == count or total > PAGE_BYTES):
@@ -64,18 +65,22 @@ def read_page(
 
 
 def token_of(key: Key, filters: Sequence[object]) -> str:
-    """The token of the page after a key."""
+    """Return the token of the page that follows a key."""
     return base64.urlsafe_b64encode(json.dumps([*key, _digest(filters)]).encode()).decode()
 
 
 def key_of(token: str, filters: Sequence[object]) -> Key | None:
-    """The key that a token continues after; None for the first page. Raises InvalidRequest for a foreign token."""
+    """Return the key that a token's page follows; None for the first page.
+
+    Raises InvalidRequest for a token that is not from this list with these filters.
+    """
     if not token:
         return None
     try:
         number, name, digest = json.loads(base64.b64decode(token, altchars=b"-_", validate=True))
     except (binascii.Error, ValueError, TypeError):
         raise _foreign() from None
+    # Clients can forge tokens: `type` rejects booleans, and SQLite takes no integer of more than 64 bits.
     if type(number) is not int or number.bit_length() > 63 or not isinstance(name, str) or digest != _digest(filters):
         raise _foreign()
     return number, name
@@ -86,9 +91,9 @@ def _digest(filters: Sequence[object]) -> str:
 
 
 def _foreign() -> InvalidRequest:
-    said = "is not a token of this list with these filters: begin without one"
+    description = "is not a token of this list with these filters: start again without one"
     reason = error_pb2.ERROR_REASON_INVALID_PAGE_TOKEN
-    return InvalidRequest([FieldViolation(field="page_token", description=said, reason=reason)], reason=reason)
+    return InvalidRequest([FieldViolation(field="page_token", description=description, reason=reason)], reason=reason)
 
 
 class SqlRunIndex:
@@ -146,12 +151,13 @@ class SqlRunIndex:
 
 
 def is_before(number: ColumnElement[int], name: ColumnElement[str], key: Key) -> ColumnElement[bool]:
-    """The condition that a row comes after a key in a list of the newest first."""
+    """Return the condition that a row comes after a key in a list that is sorted newest first."""
     return tuple_(number, name) < tuple_(literal(key[0]), literal(key[1]))
 
 
 def has_labels(column: ColumnElement[str], labels: dict[str, str]) -> list[ColumnElement[bool]]:
-    """Conditions that a column's JSON object has these members; any text may be a key."""
+    """Return conditions that a column's JSON object has these members."""
+    # json_each rather than a JSON path: a label may be any text, also one that a path cannot name.
     conditions: list[ColumnElement[bool]] = []
     for key, value in labels.items():
         member = func.json_each(column).table_valued("key", "value", name=f"member_{len(conditions)}")
@@ -164,7 +170,7 @@ def _all(connection: Connection, *, statement: Select[Any], parameters: dict[str
 
 
 def _size(row: Row[Any]) -> int:
-    """The bytes of a run's row that its caller had a say in."""
+    """Return the bytes of those columns of a run's row whose size depends on its caller."""
     texts = len(row.labels.encode()) + len(row.input_excerpt.encode())
     return texts + sum(len(data) for data in (row.error, row.open_requests) if data is not None)
 
@@ -196,7 +202,7 @@ def _conditions(run_filter: RunFilter) -> list[ColumnElement[bool]]:
 
 
 def _storable(time_ns: int) -> int:
-    """The nearest number that SQLite can hold: no run is as old or as new as these."""
+    """Clamp a time to SQLite's 64 bits; runs are well inside that range, so no comparison changes."""
     return max(-(2**63), min(time_ns, 2**63 - 1))
 
 

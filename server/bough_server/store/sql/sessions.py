@@ -1,4 +1,4 @@
-"""Sessions, their messages and states on SQL; a session's runs write to it in the transactions of their events."""
+"""Sessions, their messages and their states on SQL; runs change them in the transactions of their events."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -22,16 +22,16 @@ from bough_server.store.sql.write_queue import WriteQueue
 _sessions, _messages, _runs = tables.sessions.c, tables.messages.c, tables.runs.c
 
 _SHOWN: Final = [column for column in _sessions if column.name not in ("state_json", "state_run_id")]
-"""What a session is shown by: a page of sessions must not read all their states."""
+"""Every column but the state, which can be large and is not needed for the resource."""
 _WHERE: Final = (_sessions.tenant_id == bindparam("tenant"), _sessions.session_id == bindparam("session"))
 _ONE: Final = select(*_SHOWN).where(*_WHERE)
 _BY_REQUEST: Final = select(*_SHOWN).where(
     _sessions.tenant_id == bindparam("tenant"),
     _sessions.user_id == bindparam("user"),
     _sessions.request_id == bindparam("request"),
-    _sessions.request_id != literal_column("''"),
+    _sessions.request_id != literal_column("''"),  # the condition of the partial index, literally, or it is not used
 )
-_SET_LABELS: Final = update(tables.sessions).where(*_WHERE).values(labels=bindparam("said"))
+_SET_LABELS: Final = update(tables.sessions).where(*_WHERE).values(labels=bindparam("new_labels"))
 _CUT: Final = select(_sessions.last_position, _sessions.state_json, _sessions.current_run_id).where(*_WHERE)
 _ITS_MESSAGES: Final = (_messages.tenant_id == bindparam("tenant"), _messages.session_id == bindparam("session"))
 _ITS_RUNS: Final = (_runs.tenant_id == bindparam("tenant"), _runs.session_id == bindparam("session"))
@@ -143,7 +143,7 @@ class SqlSessions:
     async def list_messages(
         self, principal: Principal, session_id: str, page: Page
     ) -> tuple[Sequence[message_pb2.Message], str]:
-        """See Sessions. Raises NotFound."""
+        """See Sessions."""
         filters = ["messages", principal.tenant_id, session_id]
         after = key_of(page.token, filters)
         session = await self._row(principal, session_id)
@@ -181,14 +181,14 @@ def _size_of_message(row: Row[Any]) -> int:
 
 
 class _Creation:
-    """One creation. It may be run again, and then knows whether it was committed after all."""
+    """The transaction that creates a session. If it is run again, it finds out whether it was committed before."""
 
     def __init__(self, row: dict[str, object]) -> None:
         self._row = row
         self._has_written = False
 
     def __call__(self, connection: Connection) -> Row[Any]:
-        """Creates the session, or finds the one that its request created. Raises RequestIdReused, SessionExists."""
+        """Create the session, or return the one that its request created. Raises RequestIdReused, SessionExists."""
         if (earlier := self._earlier(connection)) is not None:
             return earlier
         here = {"tenant": self._row["tenant_id"], "session": self._row["session_id"]}
@@ -201,7 +201,7 @@ class _Creation:
             return found
         session_id = str(self._row["session_id"])
         raise SessionExists(
-            f"There is a session {session_id!r} already. Use it, or name another one.",
+            f"The session {session_id!r} already exists. Use it, or choose another id.",
             details={"session_id": session_id},
         )
 
@@ -211,14 +211,14 @@ class _Creation:
         found = connection.execute(_BY_REQUEST, asked).one_or_none() if request_id else None
         if found is not None and found.request_digest != self._row["request_digest"]:
             raise RequestIdReused(
-                f"The request id {request_id!r} created another session with another content. Use a new one.",
+                f"The request id {request_id!r} was used for another session with other content. Use a new one.",
                 details={"session_id": found.session_id},
             )
         return found
 
 
 def _set_labels(connection: Connection, *, here: dict[str, str], text: str) -> Row[Any]:
-    connection.execute(_SET_LABELS, {**here, "said": text})
+    connection.execute(_SET_LABELS, {**here, "new_labels": text})
     row = connection.execute(_ONE, here).one_or_none()
     if row is None:
         raise NotFound("session", here["session"])
@@ -235,8 +235,8 @@ def _update_state(
         raise session_busy(session_id, row.current_run_id)
     values = applied(values_of(row.state_json), write_of(changes))
     if not fits(values):
-        said = f"With these the session's state would be larger than {MAX_STATE_BYTES // 1024} KiB."
-        raise InvalidRequest([FieldViolation(field="changes", description=said)])
+        description = f"The session state would be larger than {MAX_STATE_BYTES // 1024} KiB with these changes."
+        raise InvalidRequest([FieldViolation(field="changes", description=description)])
     state_json = json_of(values)
     connection.execute(SET_STATE, state_row(tenant_id, session_id, "", state_json))
     return state_json
@@ -250,7 +250,7 @@ def _delete(connection: Connection, *, tenant_id: str, session_id: str) -> None:
         raise session_busy(session_id, row.current_run_id)
     for statement in _DELETIONS:
         connection.execute(statement, {"tenant": tenant_id, "session": session_id})
-    connection.execute(_UNNAMED)
+    connection.execute(_UNNAMED)  # definitions are shared between runs: delete those that no other run names
 
 
 def _session(row: Row[Any]) -> session_pb2.Session:

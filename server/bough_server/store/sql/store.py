@@ -1,4 +1,4 @@
-"""A SQLite file as the server's store: opened, migrated and locked here, and closed in order."""
+"""A SQLite file as the server's store: open, lock and migrate it, and close everything in order."""
 
 from collections.abc import Sequence
 from typing import Final, Self
@@ -27,15 +27,19 @@ from bough_server.store.sql.writer import CommitHooks
 from bough_server.store.window import RecentEventsOfRuns
 
 WINDOW_BYTES: Final = 8 * 1024 * 1024
-"""How much of the live runs' logs is kept in memory for their readers, over all runs."""
+"""Bytes of recent events kept in memory for readers, over all live runs."""
 
 READER_THREADS: Final = 4
+
 BUSY_TIMEOUT: Final = 2.0
+"""Seconds that SQLite waits for a lock of another connection."""
+
 RETRY_DELAYS: Final = (0.05, 0.2, 0.5)
+"""Seconds before each retry of a failed commit."""
 
 
 class Store:
-    """Every port of the store, on one file that this process alone writes; closed at the end of `async with`."""
+    """All ports of the store, on one file that only this process writes; an async context manager that closes it."""
 
     def __init__(
         self,
@@ -65,11 +69,11 @@ class Store:
         await self.close()
 
     async def synchronous(self) -> int:
-        """SQLite's `synchronous` of the connection that writes: 2 survives a power cut, 1 a killed process."""
+        """Return `PRAGMA synchronous` of the writing connection: 2 survives a power cut, 1 only a killed process."""
         return await self._queue.execute(_synchronous)
 
     async def close(self) -> None:
-        """Writes what is queued, ends readers with ServerStopping, and gives the file back."""
+        """Write all queued jobs, end readers with ServerStopping, and release the file."""
         self.mailbox.close()
         await self._queue.close()
         await self._readers.close()
@@ -86,11 +90,12 @@ def open_store(
     stall_seconds: float = STALL_SECONDS,
     hooks: CommitHooks | None = None,
 ) -> Store:
-    """Opens a database file, made or migrated where it has to be.
+    """Open a database file, creating or migrating it if necessary.
 
-    `busy_timeout` and `retry_delays` (seconds) bound how long a commit that fails is tried again; one that takes longer
-    than `stall_seconds` is taken for a disk that does not answer. Raises ConfigurationError, with what to do, where the
-    file cannot be used: another process has it, it is newer than this version, no database, or not writable.
+    `busy_timeout` and `retry_delays` (seconds) bound how long a failing commit is retried. If a write takes longer than
+    `stall_seconds`, the disk is taken not to respond. Raises ConfigurationError with advice if the file cannot be used:
+    another process uses it, its schema is newer than this version or too old for it, it is not a database, or it is not
+    writable.
     """
     path = database_path(url)
     make_folder(path)
@@ -100,7 +105,7 @@ def open_store(
         try:
             migrate(engine, path)
             with opening(path), engine.begin() as connection:
-                crashed = end_leases(connection)
+                crashed = end_leases(connection)  # with the lock held, every worker with a lease has crashed
         except BaseException:
             engine.dispose()
             raise

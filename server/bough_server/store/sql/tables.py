@@ -1,8 +1,8 @@
-"""The tables, as SQLModel: the log, what is derived from it, and the agents that calls store; they hold no logic.
+"""The tables, as SQLModel: the log, the tables derived from it, stored agents, leases and commands.
 
-Times are nanoseconds since the Unix epoch. Messages and errors are serialized protobuf; what is queried of them stands
-in columns beside. Whatever a tenant can reach has its tenant. Callers choose ids of sessions, which are unique in their
-tenant only: a session's key is (tenant_id, session_id) everywhere.
+Times are nanoseconds since the Unix epoch. Messages and errors are serialized protobuf; those of their fields that are
+queried have columns too. Rows that belong to a tenant name it, or their run does. Callers choose ids of sessions, which
+are unique only within their tenant: a session's key is (tenant_id, session_id) everywhere.
 """
 
 from typing import Final
@@ -15,7 +15,7 @@ from bough.v1 import execution_pb2
 metadata: Final = MetaData()
 
 PENDING: Final = int(execution_pb2.EXECUTION_STATE_PENDING)
-"""The state of runs that wait, as the index on them names it."""
+"""The state of queued runs, as a number for the condition of their index."""
 
 _SESSION: Final = ("tenant_id", "session_id")
 _REQUEST: Final = ("tenant_id", "user_id", "request_id")
@@ -26,7 +26,7 @@ class _Row(SQLModel):
 
 
 class EventRow(_Row, table=True):
-    """An event: the log itself. `data` leaves out run_id and session_id."""
+    """An event of a log. `data` is its serialized form without run_id and session_id."""
 
     __tablename__ = "events"
     __table_args__ = ({"sqlite_with_rowid": False},)
@@ -38,9 +38,9 @@ class EventRow(_Row, table=True):
 
 
 class RunRow(_Row, table=True):
-    """A run. The first columns, up to its owner, are in no event; the rest is derived from the log.
+    """A run. The columns up to `owner` are in no event; the others are derived from the log.
 
-    A run of state PENDING waits for its session, or has been given it and has not begun.
+    A run of state PENDING waits in its session's queue, or holds the session and has not started yet.
     """
 
     __tablename__ = "runs"
@@ -80,11 +80,11 @@ class RunRow(_Row, table=True):
 
 
 class SessionRow(_Row, table=True):
-    """A session; `current_run_id` is the run that holds it, empty for none.
+    """A session; `current_run_id` is the run that holds it, empty if none does.
 
     `last_run_time_ns` is when a run last started or ended in it; it never goes back. `state_run_id` is the run whose
-    log makes its state, empty where a call has changed it since or it has none. `request_id` and `request_digest` are
-    those of the call that created it, empty if a run did or the call named none.
+    log determines its state; empty if a call has changed the state since or there is none. `request_id` and
+    `request_digest` are those of the call that created it; empty if a run created it or the call had no request id.
     """
 
     __tablename__ = "sessions"
@@ -108,10 +108,10 @@ class SessionRow(_Row, table=True):
 
 
 class MessageRow(_Row, table=True):
-    """A message of a session; `agent` and `chain` say whose invocation it is of.
+    """A message of a session; `agent` and `chain` say which agent's invocation it belongs to.
 
-    If its run is of another session, it is of an earlier run than the one that was forked: the fork copied it from
-    there, and no log makes it again.
+    If its run belongs to another session, a fork copied it from there: it stems from a run before the origin, so no log
+    of this session can restore it.
     """
 
     __tablename__ = "messages"
@@ -127,7 +127,7 @@ class MessageRow(_Row, table=True):
 
 
 class UsageRow(_Row, table=True):
-    """A line of the ledger; it outlives its run. A number that is NULL is unknown, as in Usage."""
+    """A line of the usage ledger; it outlives its run. NULL is an unknown number, as in Usage."""
 
     __tablename__ = "usage_entries"
     __table_args__ = ({"sqlite_with_rowid": False},)
@@ -154,7 +154,7 @@ class UsageRow(_Row, table=True):
 
 
 class DefinitionRow(_Row, table=True):
-    """A revision of an agent's definition, by content."""
+    """A revision of an agent's definition; the key is a hash of its content."""
 
     __tablename__ = "definitions"
 
@@ -164,7 +164,7 @@ class DefinitionRow(_Row, table=True):
 
 
 class RunDefinitionRow(_Row, table=True):
-    """Which revisions a run names: they stay as long as it does."""
+    """A revision that a run names; it is kept as long as the run."""
 
     __tablename__ = "run_definitions"
     __table_args__ = (Index("runs_of_definition", "revision"), {"sqlite_with_rowid": False})
@@ -174,7 +174,7 @@ class RunDefinitionRow(_Row, table=True):
 
 
 class AgentRow(_Row, table=True):
-    """An agent that a call has stored, for one tenant."""
+    """An agent that a tenant has stored by a call."""
 
     __tablename__ = "agents"
 
@@ -184,7 +184,7 @@ class AgentRow(_Row, table=True):
 
 
 class CatalogRow(_Row, table=True):
-    """How often a tenant's agents were changed."""
+    """The version of a tenant's agents: how often they have been changed."""
 
     __tablename__ = "catalogs"
     __table_args__ = ({"sqlite_with_rowid": False},)
@@ -194,7 +194,7 @@ class CatalogRow(_Row, table=True):
 
 
 class WorkerRow(_Row, table=True):
-    """A worker that is alive: its counter rises."""
+    """A worker's lease: its counter increases while the worker is alive."""
 
     __tablename__ = "workers"
     __table_args__ = ({"sqlite_with_rowid": False},)
@@ -204,9 +204,9 @@ class WorkerRow(_Row, table=True):
 
 
 class RunCommandRow(_Row, table=True):
-    """A command to a run that its owner has not acted on; an id is never given twice.
+    """A command that a run's owner has not acted on yet; ids are never reused.
 
-    `cancel_reason` is 0 if it brings answers; `user_id` is who sent it.
+    `cancel_reason` is 0 if it brings answers; `user_id` is the sender.
     """
 
     __tablename__ = "run_commands"

@@ -1,4 +1,4 @@
-"""The usage ledger: read here, written in the transactions of the events that carry the usage."""
+"""The usage ledger: reads, and the columns of an entry. Appends write entries with the events that hold the usage."""
 
 from collections.abc import Sequence
 from typing import Any, Final
@@ -20,7 +20,7 @@ _KNOWN: Final = (
     "total_tokens",
     "cost_nanos",
 )
-"""The numbers that may be unknown: NULL, which SQL's sums leave out as ours do."""
+"""Numbers that may be unknown: NULL, which SQL sums leave out, as the sums in usage.Sums do."""
 _COUNTED: Final = ("model_calls", "model_calls_without_usage", "tool_calls", "currency_code")
 
 _OF_RUN: Final = select(tables.usage_entries).where(_usage.run_id == bindparam("run")).order_by(_usage.sequence)
@@ -39,7 +39,7 @@ class SqlUsageLedger:
 
 
 def usage_values(usage: usage_pb2.Usage) -> dict[str, object]:
-    """A usage as the columns of its line."""
+    """Return a usage as columns of its entry."""
     values: dict[str, object] = {name: getattr(usage, name) for name in _COUNTED}
     for name in _KNOWN:
         values[name] = getattr(usage, name) if usage.HasField(name) else None

@@ -1,6 +1,6 @@
-"""The event loop's side of the writer thread: a bounded queue, and the health of writes.
+"""The event loop's side of the writer thread: the queue of writes, and their health.
 
-Health is reported by the writer thread, which probes the disk while writes fail.
+The writer thread reports health, and probes the disk while writes fail.
 """
 
 import asyncio
@@ -12,21 +12,22 @@ from sqlalchemy import Connection, Engine
 
 from bough_server.errors import ServerStopping, StorageFailed
 from bough_server.store.ports import Record
-from bough_server.store.sql.jobs import Append, Command, Settled
+from bough_server.store.sql.jobs import Append, Settled, Transaction
 from bough_server.store.sql.log_heads import LogHeads
 from bough_server.store.sql.writer import CommitHooks, Job, WriterThread
 from bough_server.store.window import RecentEventsOfRuns
 
 STALL_SECONDS: Final = 5.0
-"""From how long on a write that has not ended is one of a disk that does not answer."""
+"""How long a write may take before the disk is taken not to respond."""
 
 _GRACE: Final = 0.1
+"""Seconds for outcomes that are already on their way to the event loop."""
 
 T = TypeVar("T")
 
 
 class Writing:
-    """The state of all writes together."""
+    """The health of writes: whether they fail, and whether they stall."""
 
     def __init__(self, *, stall_seconds: float = STALL_SECONDS) -> None:
         self._stall_seconds = stall_seconds
@@ -38,35 +39,37 @@ class Writing:
 
     @property
     def is_possible(self) -> bool:
-        """Whether the last write was written, and none waits too long."""
+        """True if the last write succeeded and none has been waiting too long."""
         return not (self._is_failing or self._is_stalled)
 
     def check(self) -> None:
-        """Raises StorageFailed where what was queued before has waited too long."""
+        """Raise StorageFailed if queued writes have been waiting too long."""
         if self._is_stalled:
-            raise StorageFailed("The server's storage does not answer: nothing new is taken until it does.")
+            raise StorageFailed(
+                "The server's storage does not respond: nothing new is accepted until it does. Try again later."
+            )
 
     def begin(self) -> None:
-        """A job is queued."""
+        """Count a job that is queued."""
         loop = asyncio.get_running_loop()
         if not self._jobs:
             self._since = loop.time()
         self._jobs += 1
         if self._timer is None:
-            self._timer = loop.call_later(self._stall_seconds, self._look)
+            self._timer = loop.call_later(self._stall_seconds, self._check_stall)
 
     def end(self, jobs: int) -> None:
-        """So many jobs are settled."""
+        """Count jobs that are done; the wait of those left is measured from now."""
         self._jobs -= jobs
         self._since = asyncio.get_running_loop().time()
-        self._turn(is_failing=self._is_failing, is_stalled=False)
+        self._set_health(is_failing=self._is_failing, is_stalled=False)
 
-    def tell(self, is_failing: bool) -> None:
-        """Whether the disk refused the last write that there was."""
-        self._turn(is_failing=is_failing, is_stalled=self._is_stalled)
+    def report_health(self, is_failing: bool) -> None:
+        """Set whether the last write failed."""
+        self._set_health(is_failing=is_failing, is_stalled=self._is_stalled)
 
     async def turns(self) -> AsyncIterator[bool]:
-        """Whether writing is possible: as it is now, and at every change."""
+        """Yield whether writing is possible: now, and at every change."""
         was: bool | None = None
         while True:
             changed, now = self._changed, self.is_possible
@@ -77,36 +80,36 @@ class Writing:
                 await changed.wait()
 
     def close(self) -> None:
-        """Looks no more."""
+        """Stop checking for stalled writes."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
 
-    def _look(self, is_suspected: bool = False) -> None:
+    def _check_stall(self, is_suspected: bool = False) -> None:
         self._timer = None
         if not self._jobs:
             return
         loop = asyncio.get_running_loop()
         left = self._since + self._stall_seconds - loop.time()
         if left > 0:
-            self._timer = loop.call_later(left, self._look)
+            self._timer = loop.call_later(left, self._check_stall)
         elif not is_suspected:
-            # Where the loop was held up, what ended meanwhile is told first.
-            self._timer = loop.call_later(_GRACE, self._look, True)
+            # If it was the event loop that stalled, outcomes are waiting to be reported: check again after them.
+            self._timer = loop.call_later(_GRACE, self._check_stall, True)
         else:
-            self._turn(is_failing=self._is_failing, is_stalled=True)
-            self._timer = loop.call_later(self._stall_seconds, self._look)
+            self._set_health(is_failing=self._is_failing, is_stalled=True)
+            self._timer = loop.call_later(self._stall_seconds, self._check_stall)
 
-    def _turn(self, *, is_failing: bool, is_stalled: bool) -> None:
+    def _set_health(self, *, is_failing: bool, is_stalled: bool) -> None:
         if (is_failing, is_stalled) == (self._is_failing, self._is_stalled):
             return
         self._is_failing, self._is_stalled = is_failing, is_stalled
         self._changed.set()
-        self._changed = asyncio.Event()
+        self._changed = asyncio.Event()  # a new one for the next change, so that nothing needs to clear it
 
 
 class WriteQueue:
-    """Takes writes in their order and tells their outcome; what was committed it shows to readers first."""
+    """Submits writes in order and reports their outcomes; readers see committed events before their writer does."""
 
     def __init__(
         self,
@@ -123,16 +126,21 @@ class WriteQueue:
         self._is_closed = False
         self._loop: asyncio.AbstractEventLoop | None = None
         self._writer = WriterThread(
-            engine, self.heads, settle=self._settle, tell=self._tell, retry_delays=retry_delays, hooks=hooks
+            engine,
+            self.heads,
+            settle=self._settle,
+            report_health=self._report_health,
+            retry_delays=retry_delays,
+            hooks=hooks,
         )
 
     @property
     def pending_bytes(self) -> int:
-        """Bytes of events of all runs that wait for their commit."""
+        """Bytes of all runs' events that wait for their commit."""
         return self._pending_bytes
 
     def append(self, run_id: str, epoch: int, records: Sequence[Record]) -> asyncio.Future[None]:
-        """Queues an append; see EventLog."""
+        """Queue an append; see EventLog."""
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         if self._is_closed:
             future.set_exception(_stopping())
@@ -145,24 +153,24 @@ class WriteQueue:
     async def execute(
         self, run: Callable[[Connection], T], *, run_id: str = "", then: Callable[[], None] | None = None
     ) -> T:
-        """Runs a transaction on the writer's thread and gives its result. Raises what it raises, and StorageFailed.
+        """Run a transaction on the writer thread and return its result. Raises what `run` raises, and StorageFailed.
 
-        `run_id` is the run whose log it writes to; `then` is called once it is committed, whether or not anybody still
-        waits for it. Where the disk does not answer, it is refused at once.
+        `run_id` is the run whose log it writes to; `then` is called once it is committed, even if this call has been
+        cancelled. While the disk does not respond, StorageFailed is raised at once.
         """
         if self._is_closed:
             raise _stopping()
         self._writing.check()
         future: asyncio.Future[T] = asyncio.get_running_loop().create_future()
-        self._submit(Command(run, future, run_id=run_id, then=then))
+        self._submit(Transaction(run, future, run_id=run_id, then=then))
         return await future
 
     async def close(self) -> None:
-        """Writes what is queued, refuses the rest, and sends every reader home."""
+        """Write all queued jobs, refuse later ones, and end every reader with ServerStopping."""
         self._is_closed = True
         await asyncio.to_thread(self._writer.close)
         self._writing.close()
-        self._windows.dismiss(_stopping())
+        self._windows.close_readers(_stopping())
         self._engine.dispose()
 
     def _submit(self, job: Job) -> None:
@@ -170,14 +178,14 @@ class WriteQueue:
         self._writing.begin()
         self._writer.submit(job)
 
-    def _tell(self, is_failing: bool) -> None:
-        assert self._loop is not None, "what failed was submitted"
-        with suppress(RuntimeError):
-            self._loop.call_soon_threadsafe(self._writing.tell, is_failing)
+    def _report_health(self, is_failing: bool) -> None:
+        assert self._loop is not None, "a job has failed, so one was submitted"
+        with suppress(RuntimeError):  # the loop is closed
+            self._loop.call_soon_threadsafe(self._writing.report_health, is_failing)
 
     def _settle(self, settled: Sequence[Settled]) -> None:
         loop = settled[0].job.future.get_loop()
-        with suppress(RuntimeError):  # the loop is closed: nobody waits any more
+        with suppress(RuntimeError):  # the loop is closed, so no caller is waiting
             loop.call_soon_threadsafe(self._resolve, settled)
 
     def _resolve(self, settled: Sequence[Settled]) -> None:
@@ -192,8 +200,8 @@ class WriteQueue:
                     self._windows.fail(job.run_id, outcome.error)
             elif outcome.error is None and job.then is not None:
                 job.then()
-            outcome.resolve()
+            outcome.resolve()  # last: a caller that sees its write done must find readers up to date
 
 
 def _stopping() -> ServerStopping:
-    return ServerStopping("The server is stopping: call again when it is back.")
+    return ServerStopping("The server is stopping: try again when it is back.")

@@ -1,8 +1,8 @@
-"""The one thread that writes: it takes whatever is queued into one transaction; it knows no event loop but by its jobs.
+"""The writer thread: commits all queued jobs as a group, in one transaction.
 
-A commit that fails is tried again in place, the same rows, a bounded number of times. What still fails stops its run's
-log and no other's: nothing later of that run is written under that owner's epoch. While writes fail, commands are tried
-once, and where nothing is queued the thread writes a row as it is, to find out when the disk is well again.
+A failed commit is retried with the same rows, a bounded number of times. A job that still fails fences the log of its
+run and no other: nothing later of that run is written under that epoch. While writes fail, groups without appends are
+tried only once, and when nothing is queued the thread probes the disk until a write succeeds.
 """
 
 import queue
@@ -19,10 +19,10 @@ from sqlalchemy.exc import DBAPIError
 from bough_server.errors import BoughError, StorageFailed
 from bough_server.store.ports import RequestIdTaken, RunMoved, SessionMoved
 from bough_server.store.sql.append import Refused, is_stored, write_appends
-from bough_server.store.sql.jobs import Append, Command, Settled
+from bough_server.store.sql.jobs import Append, Settled, Transaction
 from bough_server.store.sql.log_heads import LogHeads, refusal
 
-Job = Append | Command[Any]
+Job = Append | Transaction[Any]
 
 MAX_GROUP_JOBS: Final = 1024
 MAX_GROUP_BYTES: Final = 8 * 1024 * 1024
@@ -47,14 +47,14 @@ _log = structlog.get_logger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CommitHooks:
-    """Where a test holds a commit or lets it fail: called on the writer's thread, right before and right after it."""
+    """Hooks for tests that delay a commit or make it fail: called on the writer thread right before and after it."""
 
     before: Callable[[], None] | None = None
     after: Callable[[], None] | None = None
 
 
 class WriterThread:
-    """Owns the writing connection and the order of what is written."""
+    """Owns the writing connection, and commits jobs in the order they were submitted."""
 
     def __init__(
         self,
@@ -62,11 +62,17 @@ class WriterThread:
         heads: LogHeads,
         *,
         settle: Callable[[Sequence[Settled]], None],
-        tell: Callable[[bool], None],
+        report_health: Callable[[bool], None],
         retry_delays: Sequence[float],
         hooks: CommitHooks,
     ) -> None:
-        self._engine, self._heads, self._settle, self._tell, self._hooks = engine, heads, settle, tell, hooks
+        self._engine, self._heads, self._settle, self._report_health, self._hooks = (
+            engine,
+            heads,
+            settle,
+            report_health,
+            hooks,
+        )
         self._retry_delays = tuple(retry_delays)
         self._is_failing = False
         self._queue: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
@@ -76,11 +82,11 @@ class WriterThread:
         self._thread.start()
 
     def submit(self, job: Job) -> None:
-        """Queues a job; it is settled after every job before it."""
+        """Queue a job; jobs are done in the order they were submitted."""
         self._queue.put(job)
 
     def close(self) -> None:
-        """Writes what is queued, and ends; blocks."""
+        """Write all queued jobs and end the thread; blocks until it has ended."""
         self._closing.set()
         self._queue.put(None)
         self._thread.join()
@@ -106,7 +112,7 @@ class WriterThread:
         self._connection.close()
 
     def _next(self) -> Job | None:
-        """The job that has waited longest; None to end."""
+        """Return the oldest job, waiting for one; None to end."""
         while self._is_failing:
             try:
                 return self._queue.get(timeout=_PROBE_SECONDS)
@@ -115,7 +121,7 @@ class WriterThread:
         return self._queue.get()
 
     def _probe(self) -> None:
-        """Writes what changes nothing, to see whether that can be written."""
+        """Test whether the disk can be written, by writing a row unchanged."""
         try:
             transaction = self._connection.begin()
             self._connection.execute(_UNCHANGED)
@@ -126,18 +132,18 @@ class WriterThread:
             _log.warning("storage still fails", error=str(error))
             self._roll_back()
         else:
-            self._turn(is_failing=False)
+            self._set_failing(is_failing=False)
 
-    def _turn(self, *, is_failing: bool) -> None:
+    def _set_failing(self, *, is_failing: bool) -> None:
         if is_failing != self._is_failing:
             self._is_failing = is_failing
-            self._tell(is_failing)
+            self._report_health(is_failing)
 
     def _commit(self, group: Sequence[Job]) -> list[Settled]:
-        """Commits a group, with patience; then whoever can be committed alone."""
+        """Commit a group, with retries; if that fails, commit each job alone."""
         settled = self._committed(group)
         if any(one.error is None for one in settled):
-            self._turn(is_failing=False)
+            self._set_failing(is_failing=False)
         return settled
 
     def _committed(self, group: Sequence[Job]) -> list[Settled]:
@@ -145,7 +151,7 @@ class WriterThread:
         is_patient = not self._is_failing or any(isinstance(job, Append) for job in group)
         for delay in (0.0, *(self._retry_delays if is_patient else ())):
             if delay:
-                self._closing.wait(delay)
+                self._closing.wait(delay)  # ends early, so that close() does not sit through the delays
             try:
                 return self._attempt(group)
             except Exception as failed:
@@ -154,6 +160,7 @@ class WriterThread:
                     break
                 _log.warning("commit failed", error=str(failed), jobs=len(group))
         assert error is not None
+        # One bad job must not fail the others. Under SQLITE_BUSY each would only wait for the lock once more.
         if len(group) == 1 or _is(error, {sqlite3.SQLITE_BUSY}):
             return [self._failed(job, error) for job in group]
         return [self._alone(job) for job in group]
@@ -166,7 +173,7 @@ class WriterThread:
         return settled
 
     def _attempt(self, group: Sequence[Job]) -> list[Settled]:
-        """One transaction for a group; again, job by job, where some append of it is refused."""
+        """Commit a group in one transaction; if an append is refused, once more with each append in a savepoint."""
         try:
             return self._transact(group, self._write_batch)
         except Refused:
@@ -178,7 +185,7 @@ class WriterThread:
         transaction = connection.begin()
         try:
             for segment in _segments(group):
-                if isinstance(segment, Command):
+                if isinstance(segment, Transaction):
                     settled.append(self._run(segment))
                 else:
                     settled.extend(write(segment))
@@ -192,6 +199,7 @@ class WriterThread:
             if self._hooks.after is not None:
                 self._hooks.after()
         except BaseException:
+            # A commit may fail after its rows are on disk: a retry must look for them before it refuses an append.
             for job in group:
                 if isinstance(job, Append):
                     job.is_uncertain = True
@@ -203,19 +211,19 @@ class WriterThread:
         return settled
 
     def _roll_back(self) -> None:
-        """Ends a transaction that failed, if it is open; a connection that cannot is replaced at its next use."""
+        """Roll back a failed transaction, if it is open; if that fails, replace the connection at its next use."""
         try:
             self._connection.rollback()
         except Exception as error:
             _log.warning("rollback failed", error=str(error))
             self._connection.invalidate()
-            self._connection.rollback()
+            self._connection.rollback()  # SQLAlchemy reconnects only once the invalid transaction is rolled back
 
-    def _run(self, command: Command[Any]) -> Settled:
+    def _run(self, transaction: Transaction[Any]) -> Settled:
         try:
-            return Settled(command, command.run(self._connection))
+            return Settled(transaction, transaction.run(self._connection))
         except (BoughError, SessionMoved, RunMoved, RequestIdTaken) as refused:
-            return Settled(command, error=refused)
+            return Settled(transaction, error=refused)
 
     def _write_batch(self, appends: Sequence[Append]) -> Iterator[Settled]:
         ready: list[Append] = []
@@ -247,36 +255,36 @@ class WriterThread:
                 self._connection, run_id=append.run_id, epoch=append.epoch, records=append.records
             ):
                 return None
-            return self._heads.poison(append, refusal(append.run_id))
+            return self._heads.fence(append, refusal(append.run_id))
         savepoint.commit()
         return None
 
     def _prepare(self, append: Append) -> Exception | None:
-        """Makes an append ready to be written, or says why it is refused."""
-        poison = self._heads.poison_of(append)
-        # One that was ready before its transaction failed is not refused for what was refused behind it.
-        if poison is not None and (append.projected is None or isinstance(poison, StorageFailed)):
-            return poison
+        """Prepare an append to be written, or return the error that refuses it."""
+        fence = self._heads.fence_of(append)
+        # An append that was prepared before its transaction failed is not refused because of a later one that was.
+        if fence is not None and (append.projected is None or isinstance(fence, StorageFailed)):
+            return fence
         try:
             self._heads.prepare(self._connection, append)
         except BoughError as refused:
-            return self._heads.poison(append, refused)
+            return self._heads.fence(append, refused)
         return None
 
     def _failed(self, job: Job, error: Exception) -> Settled:
-        """Gives up a job; the driver's words go to the server's log only."""
+        """Fail a job; the driver's error goes only to the server's log."""
         _log.error("write given up", run_id=job.run_id, exc_info=error)
         if _is(error, _TRANSIENT):
-            self._turn(is_failing=True)
+            self._set_failing(is_failing=True)
         failure = StorageFailed("The server could not write to its storage; its log says why.")
         if isinstance(job, Append):
-            return Settled(job, error=self._heads.poison_of(job) or self._heads.poison(job, failure))
+            return Settled(job, error=self._heads.fence_of(job) or self._heads.fence(job, failure))
         self._heads.forget(job.run_id)
         return Settled(job, error=failure)
 
 
-def _segments(group: Sequence[Job]) -> Iterator[Command[Any] | list[Append]]:
-    """A group in its order: commands one by one, and the appends between them together."""
+def _segments(group: Sequence[Job]) -> Iterator[Transaction[Any] | list[Append]]:
+    """Split a group, in order, into single transactions and lists of the consecutive appends between them."""
     appends: list[Append] = []
     for job in group:
         if isinstance(job, Append):
@@ -291,8 +299,8 @@ def _segments(group: Sequence[Job]) -> Iterator[Command[Any] | list[Append]]:
 
 
 def _is(error: Exception, codes: "frozenset[int] | set[int]") -> bool:
-    """Whether an error is one of SQLite's, of the given primary result codes, or the operating system's."""
+    """Return True for an SQLite error with one of these primary result codes; OSError counts as SQLITE_IOERR."""
     cause = error.orig if isinstance(error, DBAPIError) else error
     if isinstance(cause, sqlite3.Error):
-        return getattr(cause, "sqlite_errorcode", 0) & 0xFF in codes
+        return getattr(cause, "sqlite_errorcode", 0) & 0xFF in codes  # the low byte of an extended code
     return isinstance(cause, OSError) and sqlite3.SQLITE_IOERR in codes

@@ -1,9 +1,9 @@
-"""The schema's history: one Alembic revision a change, run by bough_server.store.sql.database and by nothing else."""
+"""The schema's history: one Alembic revision per change. Only bough_server.store.sql.database runs them."""
 
 from typing import Final
 
 FIRST: Final = "0006"
-"""The oldest revision that is read. Those before it are of the wire format before it was renewed."""
+"""The oldest revision that this version can upgrade. Earlier ones hold events in the previous wire format."""
 
 HEAD: Final = "0006"
 """The revision that this version of the code reads and writes."""

@@ -1,4 +1,4 @@
-"""What Alembic runs to migrate: on the connection and in the transaction it is given; it opens none of its own."""
+"""The script that Alembic runs to migrate, on the caller's connection and inside the caller's transaction."""
 
 from alembic import context
 

@@ -1,4 +1,4 @@
-"""The first schema: the log, and what is derived from it."""
+"""The first schema: the log, and the tables derived from it."""
 
 import sqlalchemy as sa
 from alembic import op
@@ -8,7 +8,7 @@ down_revision = None
 
 
 def upgrade() -> None:
-    """Creates all tables."""
+    """Create all tables."""
     _make_log()
     _make_sessions()
     _make_usage()
