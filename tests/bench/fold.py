@@ -11,7 +11,7 @@ from bough.v1 import execution_pb2
 from bough_server import events
 from bough_server.store.ports import Page, RunFilter, StoredEvent
 from bough_server.store.sql.store import open_store
-from bough_server.tree.fold import fold
+from bough_server.tree.fold import fold_stored
 from tests.bench.desk_team import SPECIALISTS, write_project
 from tests.bench.desk_turns import PASSTHROUGH, Turns
 from tests.bench.figures import Aim, CaseResult, Figure
@@ -74,7 +74,7 @@ def _speed(log: Log, read: Callable[[Log], None]) -> float:
 
 
 def _fold(log: Log) -> None:
-    record = fold.fold_stored(log, run_id="run", session_id="session")
+    record = fold_stored(log, run_id="run", session_id="session")
     assert record.agents_total == 1 + len(SPECIALISTS), "the fold sees every agent"
 
 
