@@ -47,7 +47,7 @@ run: $(STAMP) ## a server, one turn of the desk and its tree; serves until Ctrl-
 
 # Files come in their order, the slow ones first: the workers end at about the same time.
 test: $(STAMP) ## all tests, on every core; ARGS goes to pytest, "-n 0" for one process
-	@echo "all tests: about three minutes on two cores"
+	@echo "all tests: about six minutes on two cores"
 	@env -u PYTHONDONTWRITEBYTECODE $(BIN)/python -m pytest -n auto --maxprocesses 8 --dist loadfile --no-loadscope-reorder $(ARGS)
 
 check: $(STAMP) ## format, lint, types, imports, and what is generated; no tests
