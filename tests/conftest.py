@@ -1,5 +1,6 @@
 """What every test shares: one event loop, the poller of gRPC that wakes it, a plain log, and no deadlines."""
 
+import gc
 from collections.abc import AsyncIterator
 
 import hypothesis
@@ -9,6 +10,7 @@ from grpc._cython import cygrpc
 
 # A machine that is busy with something else is no failure; what is stuck meets the timeout of pytest.
 hypothesis.settings.register_profile("bough", deadline=None)
+hypothesis.settings.register_profile("whole grid", deadline=None, max_examples=1_000)
 hypothesis.settings.load_profile("bough")
 
 # Stacks as the server prints them. By default they are drawn with every local variable, which takes longer than what
@@ -25,13 +27,21 @@ structlog.configure(
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Add the option for the whole grid."""
     parser.addoption(
-        "--whole-grid", action="store_true", help="cut recorded runs after every event, not once inside each call"
+        "--whole-grid", action="store_true", help="cut runs after every event, and try ten times as many random ones"
     )
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Register the marker of tests that go over the places of recorded runs."""
-    config.addinivalue_line("markers", "grid: at many places of recorded runs; at each of them with --whole-grid")
+    """Register the marker of tests that grow with the whole grid, and load its number of examples."""
+    config.addinivalue_line("markers", "grid: at some places of some runs; at all, of more runs, with --whole-grid")
+    if config.getoption("--whole-grid"):
+        hypothesis.settings.load_profile("whole grid")
+
+
+def pytest_collection_finish() -> None:
+    """Exempt what is loaded by now from every later collection, as a server does."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(scope="session")

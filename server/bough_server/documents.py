@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Final, TypeAlias
 
 import yaml
+from yaml.scanner import ScannerError
 
 from bough_server.errors import ConfigurationError, Problem
 
@@ -47,7 +48,17 @@ _LONGEST_NS: Final = 315_576_000_000 * 1_000_000_000
 
 
 class _Loader(yaml.SafeLoader):
-    """PyYAML's loader with only the core schema's plain scalars."""
+    """PyYAML's loader with only the core schema's plain scalars, and keys of any length on one line, as JSON has."""
+
+    def stale_possible_simple_keys(self) -> None:
+        """Forget the possible keys of earlier lines. PyYAML also forgets those over 1,024 characters."""
+        for level, key in list(self.possible_simple_keys.items()):
+            if key.line != self.line:
+                if key.required:
+                    raise ScannerError(
+                        "while scanning a simple key", key.mark, "could not find expected ':'", self.get_mark()
+                    )
+                del self.possible_simple_keys[level]
 
 
 # Not inherited: YAML 1.1 reads `no` as false and 2026-01-01 as a date.

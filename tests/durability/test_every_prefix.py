@@ -14,6 +14,7 @@ from tests.durability.prefixes.finishing import Finished, record
 from tests.durability.prefixes.judging import check_finished, check_kept
 from tests.durability.prefixes.scenario import Scenario, Team
 from tests.durability.prefixes.scenarios import SCENARIOS
+from tests.support.examples import examples
 from tests.support.kinds import KINDS
 from tests.support.random_teams import Plan, definition, named, plans, turns
 
@@ -78,7 +79,8 @@ def test_every_prefix_of_a_log_is_enough_to_finish_its_run(
     run_in_a_loop(finish_each(whole, cuts(whole.log, whole_grid=whole_grid), tmp_path, recording.judge(check_finished)))
 
 
-@settings(max_examples=40, deadline=None, phases=ONCE)
+@pytest.mark.grid
+@settings(examples(12), phases=ONCE)
 @given(st.sampled_from(RUNS), st.lists(st.floats(0, 1), min_size=2, max_size=4))
 def test_a_recovery_that_crashes_anywhere_is_recovered_like_the_first(
     recorded: Callable[[Scenario], Recorded], scenario: Scenario, places: list[float]
@@ -91,7 +93,8 @@ def _plan(*children: Plan, fails: bool = False, aborts: bool = False) -> Plan:
     return Plan(name="", fails=fails, aborts=aborts, parallel=True, children=children)
 
 
-@settings(max_examples=40, deadline=None, phases=ONCE)
+@pytest.mark.grid
+@settings(examples(12), phases=ONCE)
 @given(plans(2).map(named), st.lists(st.floats(0, 1), min_size=1, max_size=3))
 @example(
     # The server dies when a sibling has failed whose failure ends one that calls a model meanwhile.

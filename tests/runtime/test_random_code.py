@@ -7,11 +7,13 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-from hypothesis import example, given, settings
+import pytest
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from bough.v1 import event_pb2, run_pb2
 from tests.durability.prefixes.finishing import cut_off
+from tests.support.examples import examples
 from tests.support.held_clock import HeldClock
 from tests.support.house import House, open_house
 from tests.support.random_code import Code, Maker, agent_of, passing_time
@@ -52,7 +54,8 @@ async def recovered(code: Code, folder: Path, numbers: random.Random, prefix: Lo
     return log
 
 
-@settings(max_examples=40, deadline=None)
+@pytest.mark.grid
+@examples(20)
 @given(st.integers(0, 2**32))
 @example(56)
 @example(63)
@@ -63,7 +66,8 @@ def test_lanes_whose_children_run_out_of_time_replay(seed: int) -> None:
         asyncio.run(whole(code, Path(folder), numbers))
 
 
-@settings(max_examples=20, deadline=None)
+@pytest.mark.grid
+@examples(8)
 @given(st.integers(0, 2**32))
 @example(46)
 @example(113)

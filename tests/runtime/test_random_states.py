@@ -7,13 +7,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from hypothesis import given, settings
+import pytest
+from hypothesis import given
 from hypothesis import strategies as st
 
 from bough.v1 import agent_pb2, message_pb2
 from bough_server.agents.function import FunctionAgent, agent
 from bough_server.runtime.agent import Context
 from bough_server.session_state_fold import StateFold
+from tests.support.examples import examples
 from tests.support.house import ME
 from tests.support.readings import answer_of, check_replay
 from tests.support.teams import call, calls, llm, open_team, script
@@ -107,7 +109,8 @@ async def _check(plan: Any, folder: Path) -> None:
     assert json.loads(answer_of(log)) == said == json.loads(kept or "{}")
 
 
-@settings(max_examples=25, deadline=None)
+@pytest.mark.grid
+@examples(15)
 @given(PLANS)
 def test_what_a_run_sees_at_its_end_is_what_its_log_says_and_its_session_keeps(plan: Any) -> None:
     with tempfile.TemporaryDirectory() as folder:

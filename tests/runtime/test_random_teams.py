@@ -5,11 +5,13 @@ import tempfile
 from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 
-from hypothesis import given, settings
+import pytest
+from hypothesis import given
 from hypothesis import strategies as st
 
 from bough.v1 import execution_pb2, invocation_pb2, usage_pb2
 from bough_server import usage
+from tests.support.examples import examples
 from tests.support.house import ME, House
 from tests.support.random_teams import Plan, definition, named, plans, turns
 from tests.support.readings import check_replay
@@ -73,13 +75,15 @@ async def run(plan: Plan, work: Callable[[House, Plan], Awaitable[None]]) -> Non
             await work(house, plan)
 
 
-@settings(max_examples=60, deadline=None)
+@pytest.mark.grid
+@examples(25)
 @given(plans(2).map(named))
 def test_any_team_keeps_the_laws_replays_and_adds_up(plan: Plan) -> None:
     asyncio.run(run(plan, check))
 
 
-@settings(max_examples=40, deadline=None)
+@pytest.mark.grid
+@examples(20)
 @given(plans(2).map(named), st.integers(1, 120))
 def test_any_team_that_is_cancelled_anywhere_keeps_the_laws_and_replays(plan: Plan, after: int) -> None:
     async def cancel(house: House, plan: Plan) -> None:

@@ -5,13 +5,15 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from hypothesis import given, settings
+import pytest
+from hypothesis import given
 from hypothesis import strategies as st
 
 from bough_server.errors import Fenced
 from bough_server.store.ports import StoredEvent
 from bough_server.store.sql.store import Store, open_store
 from tests.store.logs import Made, as_stored, completed, delta, everything, record, resumed
+from tests.support.examples import examples
 
 RUNS = 3
 
@@ -94,7 +96,8 @@ async def _play(path: Path, steps: Sequence[Step], window_bytes: int) -> None:
         await play.end()
 
 
-@settings(max_examples=40, deadline=None)
+@pytest.mark.grid
+@examples(20)
 @given(_STEPS, st.sampled_from([0, 3_000, 1 << 20]))
 def test_readers_get_exactly_the_log_whatever_happens_in_between(steps: list[Step], window_bytes: int) -> None:
     with tempfile.TemporaryDirectory() as folder:

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
+import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule, run_state_machine_as_test
@@ -25,6 +26,7 @@ from bough_server.store.sql.store import Store, open_store
 from bough_server.store.sql.writer import CommitHooks
 from bough_server.store.worker_ports import RunCommand
 from tests.store.logs import ANNE, Made, as_stored, completed, delta, everything, record, resumed
+from tests.support.examples import examples
 
 WORKERS = ("a", "b")
 RUNS = (0, 1)
@@ -315,6 +317,7 @@ async def everything_now(store: Store, run: Made) -> list[StoredEvent]:
     return stored
 
 
+@pytest.mark.grid
 def test_each_epoch_has_one_writer_and_nothing_committed_or_posted_is_lost_or_done_twice() -> None:
-    machine_settings = settings(max_examples=40, stateful_step_count=40, deadline=None)
+    machine_settings = settings(examples(20), stateful_step_count=40)
     run_state_machine_as_test(Ownership, settings=machine_settings)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from bough.v1 import error_pb2, event_pb2, message_pb2, session_pb2
@@ -19,6 +19,7 @@ from bough_server.store.sql.store import Store, open_store
 from tests.store import questions
 from tests.store.fork_logs import Fork
 from tests.store.logs import ANNE, BERT, Made, completed, definition, delta, resumed, text
+from tests.support.examples import examples
 
 _DAMAGE = """
     DELETE FROM messages WHERE run_id IN (
@@ -172,7 +173,8 @@ async def _write(path: Path, logs: Sequence[Log]) -> None:
             await writing.write(*log)
 
 
-@settings(max_examples=25, deadline=None)
+@pytest.mark.grid
+@examples(15)
 @given(_LOGS)
 def test_a_rebuilt_database_is_the_one_that_was_written(logs: list[Log]) -> None:
     with tempfile.TemporaryDirectory() as folder:

@@ -3,6 +3,7 @@
 import json
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
+from functools import cache
 from pathlib import Path
 
 from bough.v1 import agent_pb2, model_pb2, step_pb2
@@ -64,6 +65,10 @@ class Overheard:
         """Nothing is open."""
 
 
+_parsed = cache(parse_script)
+"""A script is not changed by the models that read it."""
+
+
 class Scripts:
     """A configuration with one scripted model, under its own name and any other but `unknown`."""
 
@@ -79,7 +84,7 @@ class Scripts:
     ) -> None:
         """A model has the script of its name in `scripts`, else the common one."""
         self._fallbacks, self._scripts = fallbacks or {}, scripts or {}
-        self._script = parse_script(script)
+        self._script = _parsed(script)
         self._gate = gate
         self._heard = heard if heard is not None else []
         self._retry = retry or RetryPolicy(retries=2, base=0.0, longest=0.0)
@@ -95,7 +100,7 @@ class Scripts:
         model = ScriptedModel(
             name=name,
             model=f"{name}-1" if name in self._scripts else "script",
-            script=parse_script(self._scripts[name]) if name in self._scripts else self._script,
+            script=_parsed(self._scripts[name]) if name in self._scripts else self._script,
             fallbacks=self._fallbacks.get(name, ()),
             retry=self._retry,
             price=Price(input=1_000_000, output=2_000_000),

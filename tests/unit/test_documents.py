@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from bough_server.documents import parse_documents, read_documents
@@ -81,6 +81,7 @@ def test_a_few_aliases_cannot_make_a_large_value() -> None:
 
 
 @given(JSON)
+@example({"k" * 5_000: {"\u0334" * 400: 1}})
 def test_any_json_is_read_as_json(value: object) -> None:
     documents = parse_documents(json.dumps(value), path="f.json")
     assert [document.value for document in documents] == ([] if value is None else [value])

@@ -25,23 +25,19 @@ _IN_FLIGHT = {events.LLM_STARTED, *events.DELTA_KINDS}
 
 
 def cuts(log: Sequence[event_pb2.AgentEvent], *, whole_grid: bool) -> list[int]:
-    """Return the sequences after which a log is cut: that of every event, but inside each attempt of a call only one.
+    """Return the sequences after which a log is cut: once for each pair of kinds of neighbouring events.
 
-    A recovery repeats such an attempt from its start, wherever in it the log ends; which one is drawn is always the
-    same. The whole grid has them all.
+    Inside an attempt of a model call, all its events count as one kind: a recovery repeats the attempt from its start,
+    wherever in it the log ends. Which of several equal places is drawn is always the same. The whole grid has them all.
     """
     if whole_grid:
         return [event.sequence for event in log]
+    kinds = ["in flight" if events.kind_of(event) in _IN_FLIGHT else events.name_of(event) for event in log]
+    places: dict[tuple[str, str], list[int]] = {}
+    for event, kind, following in zip(log, kinds, [*kinds[1:], ""], strict=True):
+        places.setdefault((kind, following), []).append(event.sequence)
     chance = random.Random(len(log))
-    inside: dict[tuple[str, str, int, str], list[int]] = {}
-    for event in log:
-        if events.kind_of(event) in _IN_FLIGHT:
-            attempt = event.invocation_id, event.step_id, event.attempt, event.tool_output.call_id
-            inside.setdefault(attempt, []).append(event.sequence)
-    left_out = {sequence for several in inside.values() for sequence in several} - {
-        chance.choice(several) for several in inside.values()
-    }
-    return [event.sequence for event in log if event.sequence not in left_out]
+    return sorted(chance.choice(equal) for equal in places.values())
 
 
 def run_in_a_loop(work: Coroutine[Any, Any, T]) -> T:

@@ -263,8 +263,10 @@ class FileLock:
                 f"The database {str(database)!r} is in use by process {owner}: "
                 "stop that process, reach it with --address, or name another database; only one process may use a file."
             ) from error
-        os.ftruncate(self._descriptor, 0)
-        os.pwrite(self._descriptor, f"{os.getpid()}\n".encode(), 0)
+        pid = f"{os.getpid()}\n".encode()
+        os.pwrite(self._descriptor, pid, 0)
+        if os.fstat(self._descriptor).st_size > len(pid):  # a longer number was there; truncating costs a disk flush
+            os.ftruncate(self._descriptor, len(pid))
 
     def release(self) -> None:
         """Release the lock. The file stays: deleting it could let two processes hold locks on different files."""
