@@ -1,11 +1,12 @@
-"""Check the structure of the server's modules: their size, and that they import each other at the top level only.
+"""Check the structure of the server's modules: their size, imports at the top level only, each class name once.
 
 Usage: python -m tests.structure
 """
 
 import ast
 import sys
-from collections.abc import Iterator
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Final
 
@@ -31,6 +32,20 @@ def problems(name: str, source: str) -> Iterator[str]:
         )
 
 
+def repeated_classes(sources: Mapping[str, str]) -> Iterator[str]:
+    """Return the public class names that modules use twice; `sources` has the modules by their paths.
+
+    A private class is known by its module.
+    """
+    places: defaultdict[str, list[str]] = defaultdict(list)
+    for path, source in sources.items():
+        for node in ast.walk(ast.parse(source)):
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                places[node.name].append(f"{path}:{node.lineno}")
+    for name, (first, *others) in places.items():
+        yield from (f"{place}: the class name {name} is also used in {first}" for place in others)
+
+
 def _delayed_imports(tree: ast.Module) -> Iterator[tuple[int, str]]:
     """Return the imports of the own package that are not at the top level, with their lines."""
     for node in ast.walk(tree):
@@ -46,11 +61,10 @@ def _delayed_imports(tree: ast.Module) -> Iterator[tuple[int, str]]:
 
 def main() -> int:
     """Print every problem; return 1 if there is one."""
-    paths = sorted(path for path in SERVER.rglob("*.py"))
-    found = [
-        line for path in paths for line in problems(str(path.relative_to(SERVER)), path.read_text(encoding="utf-8"))
-    ]
-    print("\n".join(found) or f"structure: {len(paths)} modules are sound")
+    sources = {str(path.relative_to(SERVER)): path.read_text(encoding="utf-8") for path in sorted(SERVER.rglob("*.py"))}
+    found = [line for path, source in sources.items() for line in problems(path, source)]
+    found += repeated_classes(sources)
+    print("\n".join(found) or f"structure: {len(sources)} modules are sound")
     return 1 if found else 0
 
 

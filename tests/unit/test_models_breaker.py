@@ -2,18 +2,18 @@
 
 import pytest
 
-from bough_server.models.limiter import Breaker, BreakerPolicy, CircuitOpen, Ended
+from bough_server.models.limiter import AttemptEnd, BreakerPolicy, CircuitBreaker, CircuitOpen
 from tests.support.held_clock import HeldClock
 
 POLICY = BreakerPolicy(failures=3, cooldown=15.0)
 
 
-def breaker(policy: BreakerPolicy = POLICY) -> tuple[Breaker, HeldClock]:
+def breaker(policy: BreakerPolicy = POLICY) -> tuple[CircuitBreaker, HeldClock]:
     clock = HeldClock()
-    return Breaker(policy, clock), clock
+    return CircuitBreaker(policy, clock), clock
 
 
-def attempt(one: Breaker, *ends: Ended) -> list[bool]:
+def attempt(one: CircuitBreaker, *ends: AttemptEnd) -> list[bool]:
     """Attempts one after the other; gives which of them tried an open breaker."""
     trials = []
     for end in ends:
@@ -22,7 +22,7 @@ def attempt(one: Breaker, *ends: Ended) -> list[bool]:
     return trials
 
 
-def shut_for(one: Breaker) -> float:
+def shut_for(one: CircuitBreaker) -> float:
     with pytest.raises(CircuitOpen) as shut:
         one.enter()
     return shut.value.seconds
@@ -30,8 +30,16 @@ def shut_for(one: Breaker) -> float:
 
 def test_it_opens_after_failures_in_a_row_for_its_cooldown() -> None:
     one, clock = breaker()
-    attempt(one, Ended.FAILED, Ended.FAILED, Ended.ANSWERED, Ended.FAILED, Ended.LEFT, Ended.FAILED)
-    attempt(one, Ended.FAILED)
+    attempt(
+        one,
+        AttemptEnd.FAILED,
+        AttemptEnd.FAILED,
+        AttemptEnd.ANSWERED,
+        AttemptEnd.FAILED,
+        AttemptEnd.LEFT,
+        AttemptEnd.FAILED,
+    )
+    attempt(one, AttemptEnd.FAILED)
     assert shut_for(one) == 15.0
     clock.advance(14.0)
     assert shut_for(one) == 1.0
@@ -39,33 +47,33 @@ def test_it_opens_after_failures_in_a_row_for_its_cooldown() -> None:
 
 def test_after_the_cooldown_one_attempt_tries_and_an_answer_lets_all_pass() -> None:
     one, clock = breaker()
-    attempt(one, *[Ended.FAILED] * 3)
+    attempt(one, *[AttemptEnd.FAILED] * 3)
     clock.advance(15.0)
     assert one.enter() is True
     assert shut_for(one) == 0.0
-    one.leave(Ended.ANSWERED, is_trial=True)
-    assert attempt(one, Ended.FAILED, Ended.FAILED, Ended.ANSWERED) == [False] * 3
+    one.leave(AttemptEnd.ANSWERED, is_trial=True)
+    assert attempt(one, AttemptEnd.FAILED, AttemptEnd.FAILED, AttemptEnd.ANSWERED) == [False] * 3
 
 
 def test_a_trial_that_fails_opens_it_for_another_cooldown_and_one_that_was_left_lets_the_next_try() -> None:
     one, clock = breaker()
-    attempt(one, *[Ended.FAILED] * 3)
+    attempt(one, *[AttemptEnd.FAILED] * 3)
     clock.advance(15.0)
-    assert attempt(one, Ended.LEFT, Ended.FAILED) == [True, True]
+    assert attempt(one, AttemptEnd.LEFT, AttemptEnd.FAILED) == [True, True]
     assert shut_for(one) == 15.0
 
 
 def test_what_began_before_it_opened_closes_it_by_an_answer_and_does_not_prolong_it_by_a_failure() -> None:
     one, clock = breaker()
     early = [one.enter() for _ in range(2)]
-    attempt(one, *[Ended.FAILED] * 3)
+    attempt(one, *[AttemptEnd.FAILED] * 3)
     clock.advance(5.0)
-    one.leave(Ended.FAILED, is_trial=early[0])
+    one.leave(AttemptEnd.FAILED, is_trial=early[0])
     assert shut_for(one) == 10.0
-    one.leave(Ended.ANSWERED, is_trial=early[1])
-    assert attempt(one, Ended.ANSWERED) == [False]
+    one.leave(AttemptEnd.ANSWERED, is_trial=early[1])
+    assert attempt(one, AttemptEnd.ANSWERED) == [False]
 
 
 def test_without_a_number_of_failures_it_never_opens() -> None:
     one, _ = breaker(BreakerPolicy(failures=0))
-    assert attempt(one, *[Ended.FAILED] * 100) == [False] * 100
+    assert attempt(one, *[AttemptEnd.FAILED] * 100) == [False] * 100

@@ -1,6 +1,6 @@
 """The check of the structure: what it reports of a module, and what it lets pass."""
 
-from tests.structure import MAX_LINES, problems
+from tests.structure import MAX_LINES, problems, repeated_classes
 
 NESTED = """from typing import TYPE_CHECKING
 
@@ -31,3 +31,12 @@ def test_a_module_may_have_so_many_lines_and_no_more() -> None:
     assert list(problems("a.py", "x = 1\n" * (MAX_LINES + 1))) == [
         f"a.py:1: has {MAX_LINES + 1} lines, more than {MAX_LINES}: which second subject is in it?"
     ]
+
+
+def test_a_public_class_name_is_used_once_in_the_server() -> None:
+    sources = {
+        "a.py": "class Turn: ...\nclass _Reader: ...\n",
+        "b.py": "class _Reader: ...\n\ndef make():\n    class Turn: ...\n",
+        "c.py": "class Other: ...\n",
+    }
+    assert list(repeated_classes(sources)) == ["b.py:4: the class name Turn is also used in a.py:1"]

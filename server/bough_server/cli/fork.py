@@ -61,7 +61,7 @@ _CALL_OF_INVOCATION: Final = re.compile(r"([0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Fork:
+class ForkArguments:
     """The arguments of `bough fork`; `timeout` is in seconds."""
 
     run: str
@@ -96,7 +96,7 @@ def fork(
     Work recorded up to that event is not done again. Afterwards both trees are shown, side by side if they fit. The
     exit code is that of `bough run`.
     """
-    arguments = Fork(
+    arguments = ForkArguments(
         run=run,
         after=after,
         models=model or [],
@@ -111,7 +111,7 @@ def fork(
     finish(_fork(target_of(context), arguments, display, default_model=default_model))
 
 
-async def _fork(target: Target, arguments: Fork, display: Display, *, default_model: str | None) -> ExitCode:
+async def _fork(target: Target, arguments: ForkArguments, display: Display, *, default_model: str | None) -> ExitCode:
     from bough_server.cli.connection import connected, resolve_run
     from bough_server.cli.follow import see_through
     from bough_server.cli.options import view_of

@@ -77,7 +77,7 @@ class LocalModel:
         """Make one attempt, as the Model protocol specifies."""
         offers = open_offers(request)
         meter = meter or AttemptMeter()
-        async with self._limiter.turn(request, meter):
+        async with self._limiter.admit(request, meter):
             if offers:
                 for call_item in await self._call(request, offers, meter):
                     yield call_item
