@@ -24,7 +24,7 @@ from bough.v1 import (
 from bough_server.tree.fold import fold
 from tests.clients.turns import RUN_ID, batch_of
 
-AT_ONCE = Rejoining(first_delay=0.0, longest_delay=0.0, patience=20.0)
+AT_ONCE = Rejoining(first_delay=0.0, longest_delay=0.0, timeout=20.0)
 NO_TRANSPARENT_RETRIES = (("grpc.enable_retries", 0),)
 
 

@@ -17,7 +17,7 @@ from tests.support.processes import serving
 from tests.support.projects import llm, write_project
 from tests.support.proxy import proxying
 
-SOON = Rejoining(first_delay=0.01, longest_delay=0.05, patience=30.0)
+SOON = Rejoining(first_delay=0.01, longest_delay=0.05, timeout=30.0)
 
 
 def _client(address: str) -> AsyncClient:

@@ -22,7 +22,7 @@ from tests.rpc.turns import served, settings
 from tests.support.laws import check_laws
 from tests.support.proxy import proxying
 
-SOON = Rejoining(first_delay=0.01, longest_delay=0.05, patience=30.0)
+SOON = Rejoining(first_delay=0.01, longest_delay=0.05, timeout=30.0)
 
 
 def _client(address: str) -> AsyncClient:

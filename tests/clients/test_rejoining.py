@@ -192,13 +192,13 @@ def test_a_server_that_answers_and_cannot_go_on_with_the_run_is_given_up_after_t
 ) -> None:
     seconds = itertools.count()
     monkeypatch.setattr(rejoining, "time", SimpleNamespace(monotonic=lambda: float(next(seconds))))
-    comeback = rejoining.Comeback(rejoining.Rejoining(longest_delay=0.0, patience=9.0), timeout=None)
+    backoff = rejoining.RejoinBackoff(rejoining.Rejoining(longest_delay=0.0, timeout=9.0), timeout=None)
     failed = from_status(Status(code=grpc.StatusCode.UNAVAILABLE, message="The code is missing.", reason=reason))
 
     def come_back_often() -> None:
         for _ in range(20):
-            comeback.delay_after(failed)
-            comeback.answered()
+            backoff.delay_after(failed)
+            backoff.answered()
 
     with pytest.raises(Unavailable, match="The code is missing"):
         come_back_often()

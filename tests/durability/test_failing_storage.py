@@ -155,7 +155,7 @@ async def test_a_wish_that_cannot_be_stored_is_refused_and_may_be_made_again(tmp
 async def test_a_client_that_comes_back_to_a_run_whose_storage_failed_is_told_so_in_the_end(
     tmp_path: Path, commits: Commits
 ) -> None:
-    impatient = Rejoining(first_delay=0.01, longest_delay=0.01, patience=0.1)
+    impatient = Rejoining(first_delay=0.01, longest_delay=0.01, timeout=0.1)
     async with (
         served(settings(tmp_path)) as server,
         AsyncClient(server.app.address, timeout=30, rejoining=impatient) as client,
@@ -172,7 +172,7 @@ async def test_a_client_that_comes_back_to_a_run_whose_storage_failed_is_told_so
 async def test_a_client_that_is_patient_sees_the_run_go_on_when_the_storage_is_well_again(
     tmp_path: Path, commits: Commits
 ) -> None:
-    patient = Rejoining(first_delay=0.01, longest_delay=0.1, patience=30.0)
+    patient = Rejoining(first_delay=0.01, longest_delay=0.1, timeout=30.0)
     async with served(settings(tmp_path)) as server:
         turn = await begin(server, "waiter", "well again", policy=KEEPS_ON).until("run_started")
         async with (

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from bough.v1 import agent_service_pb2 as pb
 from bough.v1 import event_pb2, follow_pb2
-from bough_server.api.streaming import Following, responses
+from bough_server.api.streaming import StreamPosition, responses
 from bough_server.clock import SystemClock
 from bough_server.events import kind_of, stamp
 from bough_server.store.ports import StoredEvent
@@ -53,11 +53,11 @@ def _stamped(event: event_pb2.AgentEvent) -> event_pb2.AgentEvent:
     return stamped
 
 
-def _following(selection: Selection | None = None, *, after: int = 0) -> Following:
-    return Following(stamp=stamp(_RUN, _SESSION), selection=selection or Selection(), after=after)
+def _following(selection: Selection | None = None, *, after: int = 0) -> StreamPosition:
+    return StreamPosition(stamp=stamp(_RUN, _SESSION), selection=selection or Selection(), after=after)
 
 
-def _taken(place: Following, page: Sequence[StoredEvent]) -> list[pb.RunResponse]:
+def _taken(place: StreamPosition, page: Sequence[StoredEvent]) -> list[pb.RunResponse]:
     return [pb.RunResponse.FromString(response) for response in place.take(page)]
 
 
@@ -111,7 +111,7 @@ async def _pages(*pages: Sequence[StoredEvent]) -> AsyncGenerator[Sequence[Store
 
 
 async def _collect(
-    pages: AsyncGenerator[Sequence[StoredEvent], None], place: Following, *, heartbeat: float | None = None
+    pages: AsyncGenerator[Sequence[StoredEvent], None], place: StreamPosition, *, heartbeat: float | None = None
 ) -> list[tuple[int, int]]:
     parsed = [
         pb.RunResponse.FromString(response)

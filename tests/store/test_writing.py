@@ -5,54 +5,54 @@ import asyncio
 import pytest
 
 from bough_server.errors import StorageFailed
-from bough_server.store.sql.write_queue import Writing
+from bough_server.store.sql.write_queue import WriteHealth
 
 
-async def _turn(writing: Writing, is_possible: bool) -> None:
+async def _turn(write_health: WriteHealth, is_possible: bool) -> None:
     async with asyncio.timeout(10):
-        async for now in writing.turns():
+        async for now in write_health.changes():
             if now is is_possible:
                 return
 
 
 async def test_a_job_that_does_not_end_is_a_stall_until_it_does() -> None:
-    writing = Writing(stall_seconds=0.01)
-    writing.begin()
-    writing.check()
-    await _turn(writing, False)
+    write_health = WriteHealth(stall_seconds=0.01)
+    write_health.begin()
+    write_health.check()
+    await _turn(write_health, False)
     with pytest.raises(StorageFailed, match="does not respond"):
-        writing.check()
-    writing.end(1)
-    assert writing.is_possible
-    writing.check()
-    writing.close()
+        write_health.check()
+    write_health.end(1)
+    assert write_health.is_possible
+    write_health.check()
+    write_health.close()
 
 
 async def test_a_stall_behind_a_stall_is_seen() -> None:
-    writing = Writing(stall_seconds=0.01)
-    writing.begin()
-    writing.begin()
-    await _turn(writing, False)
-    writing.end(1)
-    await _turn(writing, False)
-    writing.close()
+    write_health = WriteHealth(stall_seconds=0.01)
+    write_health.begin()
+    write_health.begin()
+    await _turn(write_health, False)
+    write_health.end(1)
+    await _turn(write_health, False)
+    write_health.close()
 
 
 async def test_what_ended_while_the_loop_was_held_up_is_no_stall() -> None:
-    writing = Writing(stall_seconds=0.0)
-    writing.begin()
+    write_health = WriteHealth(stall_seconds=0.0)
+    write_health.begin()
     for _ in range(3):
         await asyncio.sleep(0)
-    writing.check()
-    writing.end(1)
-    assert writing.is_possible
-    writing.close()
+    write_health.check()
+    write_health.end(1)
+    assert write_health.is_possible
+    write_health.close()
 
 
 async def test_who_is_refused_by_the_disk_is_told_and_tried_again() -> None:
-    writing = Writing()
-    writing.report_health(is_failing=True)
-    assert not writing.is_possible
-    writing.check()
-    writing.report_health(is_failing=False)
-    assert writing.is_possible
+    write_health = WriteHealth()
+    write_health.report_health(is_failing=True)
+    assert not write_health.is_possible
+    write_health.check()
+    write_health.report_health(is_failing=False)
+    assert write_health.is_possible

@@ -1,7 +1,7 @@
 """Metrics: few names, a queue entry for each event, and all of them visible when metrics are collected."""
 
 from bough.v1 import usage_pb2
-from bough_server.metrics import MAX_NAMES, OTHER, Metrics, ModelCalled, Names
+from bough_server.metrics import MAX_NAMES, OTHER, BoundedNames, Metrics, ModelCalled
 from tests.support.counted import Counted
 
 
@@ -10,7 +10,7 @@ def tell_of(metrics: Metrics, agent: str) -> None:
 
 
 def test_only_so_many_names_are_told_apart() -> None:
-    names = Names(2)
+    names = BoundedNames(2)
     assert [names(name) for name in ("a", "b", "c", "a", "d", "b")] == ["a", "b", OTHER, "a", OTHER, "b"]
 
 

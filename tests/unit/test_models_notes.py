@@ -14,7 +14,7 @@ from bough_server.models.openai.annotations import (
     MAX_NOTES,
     AnnotationCollector,
     Content,
-    Place,
+    ContentPosition,
 )
 
 ALLOW, REVIEW, BLOCK = 1, 2, 3
@@ -86,7 +86,7 @@ def test_a_source_is_told_with_its_span_and_its_words_once_for_each_place_that_c
         notes.cite({"type": "url_citation", "url_citation": url}, TEXT)
         notes.cite({"type": "url_citation", "url_citation": {**url, "start_index": 2}}, TEXT)
         notes.cite(file, ("elsewhere", 0))
-    annotations = notes.message({TEXT: Place(part_index=1, offset=10)})
+    annotations = notes.message({TEXT: ContentPosition(part_index=1, offset=10)})
     assert annotations is not None
     words, page = "Oaks are trees.", "https://a.example"
     assert list(annotations.citations) == [
@@ -146,8 +146,10 @@ def test_whatever_a_provider_says_the_annotations_are_bounded(said: list[object]
             notes.add(f"name-{number}", value)
             if isinstance(value, dict):
                 notes.cite(value, (number, 0))
-    places: dict[Content, Place] = {(number, 0): Place(part_index=2**31 - 1, offset=2**30) for number in range(80)}
-    made = notes.message(places) or step_pb2.Annotations()
+    positions: dict[Content, ContentPosition] = {
+        (number, 0): ContentPosition(part_index=2**31 - 1, offset=2**30) for number in range(80)
+    }
+    made = notes.message(positions) or step_pb2.Annotations()
     assert len(made.safety) <= MAX_NOTES
     assert len(made.citations) <= MAX_CITATIONS
     assert sum(each.ByteSize() for each in made.citations) <= MAX_CITED_BYTES

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from bough_server.cli.exit_codes import ExitCode, finish, say
+from bough_server.cli.exit_codes import ExitCode, finish, print_stderr
 from bough_server.cli.options import JsonOption, Target, target_of
 
 agents = typer.Typer(help="List, show and check agents.", no_args_is_help=True)
@@ -97,9 +97,9 @@ async def _validate(target: Target, paths: list[Path]) -> ExitCode:
     for problem in found:
         print_line(problem)
     if found:
-        say(f"{counted(len(found), 'problem')} in {counted(len(files), 'file')}.")
+        print_stderr(f"{counted(len(found), 'problem')} in {counted(len(files), 'file')}.")
         return ExitCode.FAILED
-    say(f"{counted(len(sources), 'agent')} in {counted(len(files), 'file')}: no problems found.")
+    print_stderr(f"{counted(len(sources), 'agent')} in {counted(len(files), 'file')}: no problems found.")
     return ExitCode.YES
 
 

@@ -11,16 +11,16 @@ from bough_server.cli.render.format import (
     clip,
     cost_text,
     enum_text,
-    moment,
     one_line,
     printable,
     state_style,
     state_text,
+    time_text,
     tokens,
     tokens_text,
 )
 from bough_server.cli.render.notes import result_text
-from bough_server.cli.render.questions import origin_lines, standing_lines
+from bough_server.cli.render.questions import open_request_lines, origin_lines
 
 _BELOW: Final = "magenta"
 _STATE_WIDTH: Final = 9
@@ -39,12 +39,12 @@ def runs_table(runs: Sequence[run_pb2.Run], *, width: int) -> list[Text]:
     for run in runs:
         line = Text(f"{run.run_id:36}  ")
         line.append(f"{state_text(run.state):{state_width}}", style=state_style(run.state))
-        line.append(f"  {moment(run.create_time)}  {run.agent}")
+        line.append(f"  {time_text(run.create_time)}  {run.agent}")
         lines.append(_fitted(line, width))
         if gist := _gist(run):
             lines.append(_fitted(Text(f"  {gist}", style="dim"), width))
         lines += [
-            _fitted(Text(f"  {below}", style=_BELOW), width) for below in [*origin_lines(run), *standing_lines(run)]
+            _fitted(Text(f"  {below}", style=_BELOW), width) for below in [*origin_lines(run), *open_request_lines(run)]
         ]
     return lines
 
@@ -69,7 +69,7 @@ def sessions_table(sessions: Iterable[session_pb2.Session], *, width: int) -> li
 
 
 def _last_run(session: session_pb2.Session) -> str:
-    return moment(session.last_run_time) if session.HasField("last_run_time") else "-"
+    return time_text(session.last_run_time) if session.HasField("last_run_time") else "-"
 
 
 def session_lines(session: session_pb2.Session, *, width: int) -> list[Text]:
@@ -77,7 +77,7 @@ def session_lines(session: session_pb2.Session, *, width: int) -> list[Text]:
     fields = [
         ("session", session.session_id),
         ("user", session.user_id),
-        ("created", moment(session.create_time)),
+        ("created", time_text(session.create_time)),
         ("last run", _last_run(session)),
         ("held by", session.current_run_id or "-"),
         *(("label", f"{key}={value}") for key, value in sorted(session.labels.items())),
@@ -97,7 +97,7 @@ def agents_table(agents: Sequence[agent_pb2.Agent], *, width: int) -> list[Text]
     lines = [Text(f"{'agent':{name_width}}  {'model':{model_width}}{stored}  what it does"[:width], style="dim")]
     for agent in agents:
         line = Text(f"{agent.definition.name:{name_width}}", style="bold")
-        since = moment(agent.revision_create_time) if agent.HasField("revision_create_time") else "-"
+        since = time_text(agent.revision_create_time) if agent.HasField("revision_create_time") else "-"
         stored = f"  {agent.revision[:REVISION_WIDTH]:{REVISION_WIDTH}}  {since:16}" if has_stored else ""
         rest = f"  {_model(agent):{model_width}}{stored}  {one_line(agent.definition.description)}"
         line.append(clip(rest, max(8, width - name_width)), style="not bold")

@@ -22,7 +22,7 @@ from bough_server.store.sql.readers import Readers
 from bough_server.store.sql.runs import SqlRunIndex
 from bough_server.store.sql.sessions import SqlSessions
 from bough_server.store.sql.usage import SqlUsageLedger
-from bough_server.store.sql.write_queue import STALL_SECONDS, WriteQueue, Writing
+from bough_server.store.sql.write_queue import STALL_SECONDS, WriteHealth, WriteQueue
 from bough_server.store.sql.writer import CommitHooks
 from bough_server.store.window import RecentEventsOfRuns
 
@@ -48,7 +48,7 @@ class Store:
         readers: Readers,
         *,
         windows: RecentEventsOfRuns,
-        writing: Writing,
+        write_health: WriteHealth,
         crashed: frozenset[str],
     ) -> None:
         self.log = SqlEventLog(queue, readers, windows)
@@ -59,7 +59,7 @@ class Store:
         self.usage = SqlUsageLedger(readers)
         self.leases = SqlLease(queue, readers, crashed)
         self.mailbox = SqlMailbox(queue, readers)
-        self.writing = writing
+        self.write_health = write_health
         self._lock, self._queue, self._readers = lock, queue, readers
 
     async def __aenter__(self) -> Self:
@@ -113,10 +113,10 @@ def open_store(
         lock.release()
         raise
     windows = RecentEventsOfRuns(window_bytes)
-    writing = Writing(stall_seconds=stall_seconds)
-    queue = WriteQueue(engine, windows, writing, retry_delays=retry_delays, hooks=hooks or CommitHooks())
+    write_health = WriteHealth(stall_seconds=stall_seconds)
+    queue = WriteQueue(engine, windows, write_health, retry_delays=retry_delays, hooks=hooks or CommitHooks())
     readers = Readers(path, threads=READER_THREADS, busy_timeout=busy_timeout)
-    return Store(lock, queue, readers, windows=windows, writing=writing, crashed=crashed)
+    return Store(lock, queue, readers, windows=windows, write_health=write_health, crashed=crashed)
 
 
 def _synchronous(connection: Connection) -> int:
