@@ -1,9 +1,12 @@
 """Check the structure of the server's modules: their size, imports at the top level only, each class name once.
 
+Tests use only what is public.
+
 Usage: python -m tests.structure
 """
 
 import ast
+import re
 import sys
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
@@ -12,6 +15,7 @@ from typing import Final
 
 ROOT: Final = Path(__file__).parents[1]
 SERVER: Final = ROOT / "server" / "bough_server"
+TESTS: Final = ROOT / "tests"
 
 MAX_LINES: Final = 500
 
@@ -46,6 +50,49 @@ def repeated_classes(sources: Mapping[str, str]) -> Iterator[str]:
         yield from (f"{place}: the class name {name} is also used in {first}" for place in others)
 
 
+_PRIVATE: Final = re.compile(r"_[A-Za-z]\w*")
+_BY_NAME: Final = frozenset({"setattr", "getattr", "hasattr", "delattr"})
+"""Functions, and methods of monkeypatch, that take the name of an attribute."""
+
+
+def private_access(path: str, source: str) -> Iterator[str]:
+    """Return the places at which a test uses a private name that its own module does not define."""
+    tree = ast.parse(source)
+    own = set(_own_names(tree))
+    for node in ast.walk(tree):
+        for name in _private_names(node):
+            if name not in own:
+                yield f"{path}:{node.lineno}: uses the private name {name}: tests go through what is public"
+
+
+def _own_names(tree: ast.Module) -> Iterator[str]:
+    """Return the names that a module's functions and classes define, attributes of `self` included."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            yield node.name
+        elif isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store) and _is_own(node.value):
+            yield node.attr
+
+
+def _is_own(value: ast.expr) -> bool:
+    return isinstance(value, ast.Name) and value.id in ("self", "cls")
+
+
+def _private_names(node: ast.AST) -> Iterator[str]:
+    """Return the private names that a node reads, sets, imports or names in a string."""
+    match node:
+        case ast.Attribute(attr=name, value=value) if not _is_own(value):
+            names = [name]
+        case ast.ImportFrom(names=aliases):
+            names = [alias.name for alias in aliases]
+        case ast.Call(func=ast.Name(id=function) | ast.Attribute(attr=function), args=args) if function in _BY_NAME:
+            texts = [each.value for each in args[:2] if isinstance(each, ast.Constant)]
+            names = [] if args and _is_own(args[0]) else [str(text).rpartition(".")[2] for text in texts]
+        case _:
+            names = []
+    yield from (name for name in names if _PRIVATE.fullmatch(name))
+
+
 def _delayed_imports(tree: ast.Module) -> Iterator[tuple[int, str]]:
     """Return the imports of the own package that are not at the top level, with their lines."""
     for node in ast.walk(tree):
@@ -64,7 +111,10 @@ def main() -> int:
     sources = {str(path.relative_to(SERVER)): path.read_text(encoding="utf-8") for path in sorted(SERVER.rglob("*.py"))}
     found = [line for path, source in sources.items() for line in problems(path, source)]
     found += repeated_classes(sources)
-    print("\n".join(found) or f"structure: {len(sources)} modules are sound")
+    tests = sorted(TESTS.rglob("*.py"))
+    for path in tests:
+        found += private_access(str(path.relative_to(ROOT)), path.read_text(encoding="utf-8"))
+    print("\n".join(found) or f"structure: {len(sources)} modules and {len(tests)} of tests are sound")
     return 1 if found else 0
 
 

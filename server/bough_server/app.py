@@ -69,6 +69,8 @@ class App:
         self._watching: asyncio.Task[None] | None = None
         self.address = ""
         """HOST:PORT with the port that was bound."""
+        self.metrics: Metrics | None = None
+        """The metrics of this process; None if they are disabled."""
         self.metrics_address = ""
         """HOST:PORT at which Prometheus can scrape metrics; empty if it cannot."""
 
@@ -105,7 +107,7 @@ class App:
             if settings.server.reflection:
                 add_reflection(server)
             app = cls(settings=settings, store=store, registry=registry, runs=runs, server=server)
-            app.metrics_address = metrics_address
+            app.metrics, app.metrics_address = metrics, metrics_address
             # Before start(), so that a failed start is undone as well.
             stack.push_async_callback(app.stop)
             await app.start()

@@ -130,6 +130,11 @@ class Metrics:
         """Record a lost attempt or the end of a model call."""
         self._enqueue(self._write_model, call)
 
+    @property
+    def pending(self) -> int:
+        """The number of recorded values that are added to the metrics at the next collection."""
+        return len(self._pending)
+
     def close(self) -> None:
         """Export the remaining metrics for at most 5 seconds; blocks, so do not call it on the event loop."""
         self._provider.shutdown(5_000)

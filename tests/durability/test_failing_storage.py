@@ -211,7 +211,7 @@ async def _tell(store: Store, pragma: str) -> None:
     def run(connection: Connection) -> None:
         connection.exec_driver_sql(f"PRAGMA {pragma}")
 
-    await store._queue.execute(run)
+    await store.write(run)
 
 
 @asynccontextmanager

@@ -49,7 +49,7 @@ def disk(monkeypatch: pytest.MonkeyPatch) -> Iterator[Disk]:
     made = Disk()
     opened = partial(open_store, retry_delays=(0.0, 0.0), stall_seconds=0.1, hooks=CommitHooks(before=made))
     monkeypatch.setattr("bough_server.app.open_store", opened)
-    monkeypatch.setattr("bough_server.store.sql.writer._PROBE_SECONDS", 0.01)
+    monkeypatch.setattr("bough_server.store.sql.writer.PROBE_SECONDS", 0.01)
     yield made
     made.answers.set()
 
@@ -97,7 +97,7 @@ async def test_a_server_is_not_serving_while_its_disk_fails_and_serves_when_it_i
 async def test_while_a_disk_fails_a_run_is_refused_after_one_try(
     tmp_path: Path, disk: Disk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("bough_server.store.sql.writer._PROBE_SECONDS", 1000.0)
+    monkeypatch.setattr("bough_server.store.sql.writer.PROBE_SECONDS", 1000.0)
     async with served(settings(tmp_path)) as server:
         await begin(server, "echo", "before").to_the_end()
         disk.is_failing, disk.commits = True, 0

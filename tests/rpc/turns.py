@@ -68,19 +68,22 @@ class Turn:
         self.through = response.batch.through_sequence
 
 
-def settings(folder: Path, *, exports_traces: bool = False, **changes: Any) -> Settings:
-    """Settings of a server with the team, a database in a folder, and any port."""
+def settings(
+    folder: Path, *, base: Path = _ROOT, exports_traces: bool = False, exports_metrics: bool = False, **changes: Any
+) -> Settings:
+    """Settings of a server with the team, a database in a folder, and any port; names are relative to `base`."""
     server = {"port": 0, **changes.pop("server", {})}
-    made = Settings.model_validate(
+    return Settings.of(
         {
             "server": server,
             "storage": {"url": f"sqlite:///{folder / 'bough.db'}", "durability": "process"},
             "python": ["tests.rpc.team"],
             **changes,
-        }
+        },
+        folder=base,
+        exports_traces=exports_traces,
+        exports_metrics=exports_metrics,
     )
-    made._folder, made._exports_traces = _ROOT, exports_traces
-    return made
 
 
 @asynccontextmanager

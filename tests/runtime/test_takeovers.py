@@ -12,10 +12,7 @@ import pytest
 from bough.v1 import error_pb2, event_pb2, execution_pb2, fork_pb2, message_pb2, policy_pb2, run_pb2
 from bough_server.agents.function import FunctionAgent, agent
 from bough_server.errors import RunParked
-from bough_server.models.config import ModelSection
 from bough_server.models.model import ModelRequest
-from bough_server.models.registry import build_models
-from bough_server.models.scripted.model import ScriptedModel
 from bough_server.runtime.agent import Context
 from bough_server.store.ports import Page, RunFilter
 from bough_server.tools.tool import Tool, tool
@@ -362,13 +359,8 @@ async def test_forty_runs_are_recovered_through_the_limits_of_their_model(tmp_pa
         runs = [await house.start("p", str(number), policy=background) for number in range(40)]
         await held.reached.wait()
         await house.crash()
-    (tmp_path / "script.json").write_text(TURNS)
-    narrow = ModelSection(provider="scripted", script=str(tmp_path / "script.json"), max_concurrency=2)
-    models = build_models({"default": narrow}, secrets={}, folder=tmp_path)
-    scripted, busy = models.get("default"), Busy()
-    assert isinstance(scripted, ScriptedModel)
-    scripted._gate = busy
-    async with open_house(tmp_path, models=models, definitions=[team], tools=[look]) as house:
+    busy = Busy()
+    async with open_team(tmp_path, TURNS, team, tools=[look], gate=busy, max_concurrency=2) as house:
         assert await house.runs.recover() == 40
         logs = [await house.log(run) for run in runs]
         for log in logs:

@@ -59,19 +59,17 @@ class House:
         self.crashed.set()
         await self.store.close()
 
-    # Tests look behind the surface of Runs in these three and nowhere else.
-
     def executed(self) -> list[LiveRun]:
         """The runs that this process executes."""
-        return list(self.runs._supervisor.live_runs)
+        return list(self.runs.supervisor.live_runs)
 
     async def try_again(self, record: RunRecord) -> None:
         """Waits until recovery has tried to continue one run."""
-        await self.runs._supervisor.recovery._try(record)
+        await self.runs.supervisor.recovery.try_now(record)
 
     async def park(self, record: RunRecord, missing: str) -> None:
         """Leaves a run that cannot be executed here."""
-        await self.runs._supervisor.park(record, missing)
+        await self.runs.supervisor.park(record, missing)
 
     def live(self, run_id: str) -> LiveRun | None:
         """A run that this process executes."""

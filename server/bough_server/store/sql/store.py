@@ -1,7 +1,7 @@
 """A SQLite file as the server's store: open, lock and migrate it, and close everything in order."""
 
-from collections.abc import Sequence
-from typing import Final, Self
+from collections.abc import Callable, Sequence
+from typing import Final, Self, TypeVar
 
 from sqlalchemy import Connection
 
@@ -37,6 +37,8 @@ BUSY_TIMEOUT: Final = 2.0
 RETRY_DELAYS: Final = (0.05, 0.2, 0.5)
 """Seconds before each retry of a failed commit."""
 
+T = TypeVar("T")
+
 
 class Store:
     """All ports of the store, on one file that only this process writes; an async context manager that closes it."""
@@ -68,9 +70,13 @@ class Store:
     async def __aexit__(self, *_: object) -> None:
         await self.close()
 
+    async def write(self, run: Callable[[Connection], T]) -> T:
+        """Run a transaction on the writing connection, in order with all other writes, and return its result."""
+        return await self._queue.execute(run)
+
     async def synchronous(self) -> int:
         """Return `PRAGMA synchronous` of the writing connection: 2 survives a power cut, 1 only a killed process."""
-        return await self._queue.execute(_synchronous)
+        return await self.write(_synchronous)
 
     async def close(self) -> None:
         """Write all queued jobs, end readers with ServerStopping, and release the file."""

@@ -27,7 +27,8 @@ Job = Append | Transaction[Any]
 MAX_GROUP_JOBS: Final = 1024
 MAX_GROUP_BYTES: Final = 8 * 1024 * 1024
 
-_PROBE_SECONDS: Final = 1.0
+PROBE_SECONDS: Final = 1.0
+"""Seconds between two probes of the disk while writes fail."""
 _UNCHANGED: Final = text("UPDATE alembic_version SET version_num = version_num")
 
 _TRANSIENT: Final = frozenset(
@@ -115,7 +116,7 @@ class WriterThread:
         """Return the oldest job, waiting for one; None to end."""
         while self._is_failing:
             try:
-                return self._queue.get(timeout=_PROBE_SECONDS)
+                return self._queue.get(timeout=PROBE_SECONDS)
             except queue.Empty:
                 self._probe()
         return self._queue.get()
