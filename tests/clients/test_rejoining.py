@@ -15,11 +15,11 @@ from bough import AsyncClient, Client, Unavailable, collect, collected, rejoinin
 from bough.errors import Status, from_status
 from bough.v1 import agent_service_pb2 as pb
 from bough.v1 import follow_pb2
-from tests.clients.cutting import cutting
-from tests.clients.enduring import FORK_ID, Drop, Logs, Moment, enduring
-from tests.clients.loopback import AT_ONCE, NO_TRANSPARENT_RETRIES
-from tests.clients.questions import asking, forked, question
-from tests.clients.turns import RUN_ID, AgentEvent, desk
+from tests.clients.durable_server import FORK_ID, Drop, Logs, Moment, enduring
+from tests.clients.question_events import asking, forked, question
+from tests.clients.run_events import RUN_ID, AgentEvent, desk
+from tests.clients.stream_server import AT_ONCE, NO_TRANSPARENT_RETRIES
+from tests.clients.truncating_proxy import cutting
 
 QUICK = (*NO_TRANSPARENT_RETRIES, ("grpc.initial_reconnect_backoff_ms", 100), ("grpc.max_reconnect_backoff_ms", 100))
 MASK = ["agent.llm.*"]

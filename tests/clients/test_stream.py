@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from bough import NO_REJOINING, AsyncClient, DeadlineExceeded, NotFound, Rejoining, Unavailable, collect
 from bough.v1 import agent_service_pb2, follow_pb2
-from tests.clients.loopback import AT_ONCE, Call, LoopbackService, client_of, connected, listening
-from tests.clients.turns import RUN_ID, SESSION_ID, desk
+from tests.clients.run_events import RUN_ID, SESSION_ID, desk
+from tests.clients.stream_server import AT_ONCE, Call, LoopbackService, client_of, connected, listening
 
 
 async def test_a_run_streams_its_events_and_says_its_ids() -> None:

@@ -16,7 +16,8 @@ import pytest
 
 from tests.docs import commands, pages
 from tests.docs.pages import Block, Page
-from tests.support import forwarder, processes
+from tests.support import cli_forwarder as forwarder
+from tests.support import processes
 
 ADDRESS: Final = "127.0.0.1:50051"
 """The address that pages show; blocks are tried at another."""

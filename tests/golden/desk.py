@@ -15,7 +15,7 @@ from google.protobuf.message import Message
 
 from bough.v1 import agent_pb2, policy_pb2
 from bough_server.tools.tool import tool
-from tests.support.readings import check_replay, masked
+from tests.support.log_readings import check_replay, masked
 from tests.support.teams import call, calls, llm, open_team, script
 
 FOLDER: Final = Path(__file__).parent

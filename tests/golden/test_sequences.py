@@ -7,7 +7,7 @@ from bough.v1 import agent_pb2, error_pb2, event_pb2, follow_pb2, message_pb2, p
 from bough_server import events
 from bough_server.views import Selection
 from tests.support.house import ME, names
-from tests.support.readings import check_replay, text_of
+from tests.support.log_readings import check_replay, text_of
 from tests.support.teams import llm, open_team
 
 PASSTHROUGH = policy_pb2.RunPolicy(deltas=policy_pb2.DeltaPolicy(passthrough=policy_pb2.PassthroughDeltas()))

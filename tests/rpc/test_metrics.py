@@ -13,7 +13,7 @@ from grpc import aio
 from bough.v1 import error_pb2, execution_pb2, policy_pb2
 from bough_server.app import App
 from bough_server.errors import ConfigurationError
-from tests.rpc.turns import begin, served, settings
+from tests.rpc.run_server import begin, served, settings
 from tests.support.otlp_sink import serving_sink
 from tests.support.teams import call, calls, script
 

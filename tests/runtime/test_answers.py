@@ -8,7 +8,7 @@ from bough.v1 import agent_pb2, error_pb2, execution_pb2, message_pb2
 from bough_server.models.model import ModelRequest
 from bough_server.tools.tool import tool
 from tests.support.house import names
-from tests.support.readings import answer_of, check_replay, having, results_of, text_of
+from tests.support.log_readings import answer_of, check_replay, having, results_of, text_of
 from tests.support.teams import call, calls, llm, open_team, script
 
 

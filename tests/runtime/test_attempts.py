@@ -9,7 +9,7 @@ from bough_server.models.model import RetryPolicy
 from bough_server.tools.tool import tool
 from tests.support.held_clock import HeldClock
 from tests.support.house import ME, names
-from tests.support.readings import answer_of, check_replay, having, results_of, text_of
+from tests.support.log_readings import answer_of, check_replay, having, results_of, text_of
 from tests.support.teams import call, calls, llm, open_team, script
 
 PATIENT = RetryPolicy(retries=3, base=2.0, longest=5.0)

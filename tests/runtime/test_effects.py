@@ -14,8 +14,8 @@ from bough_server.agents.function import FunctionAgent, agent
 from bough_server.errors import RunError
 from bough_server.runtime.agent import Context
 from tests.support.house import ME, House, names, open_house
-from tests.support.laws import check_laws
-from tests.support.readings import check_replay
+from tests.support.log_laws import check_laws
+from tests.support.log_readings import check_replay
 
 
 class NoModels:

@@ -7,7 +7,7 @@ from bough.v1 import error_pb2, event_pb2, usage_pb2
 from bough_server.models.model import ModelRequest, RetryPolicy
 from tests.support.held_clock import HeldClock
 from tests.support.house import ME, names
-from tests.support.readings import answer_of, check_replay, having
+from tests.support.log_readings import answer_of, check_replay, having
 from tests.support.teams import call, calls, llm, open_team, script
 
 USED = {"input_tokens": 10, "output_tokens": 2}

@@ -7,10 +7,10 @@ from pathlib import Path
 from bough.v1 import action_pb2, agent_pb2, error_pb2, event_pb2, execution_pb2, message_pb2, policy_pb2
 from bough_server.models.model import ModelRequest
 from bough_server.tools.tool import tool
-from tests.support.composites import loop, sequence
+from tests.support.composite_agents import loop, sequence
 from tests.support.held_clock import HeldClock
 from tests.support.house import House, names
-from tests.support.readings import answer_of, check_replay, having, text_of
+from tests.support.log_readings import answer_of, check_replay, having, text_of
 from tests.support.teams import call, calls, llm, open_team, script
 
 CONTINUE = policy_pb2.SUB_AGENT_FAILURE_POLICY_CONTINUE

@@ -8,9 +8,9 @@ from bough.v1 import error_pb2, fork_pb2, message_pb2
 from bough_server.agents.function import agent
 from bough_server.errors import InvalidRequest
 from bough_server.runtime.agent import Context
-from tests.support.forked import World, edited, open_forked, place, run_of
-from tests.support.laws import check_laws
-from tests.support.readings import answer_of, check_replay, having, text_of
+from tests.support.fork_agents import World, edited, open_forked, place, run_of
+from tests.support.log_laws import check_laws
+from tests.support.log_readings import answer_of, check_replay, having, text_of
 from tests.support.teams import call, calls, llm, open_team, script
 
 

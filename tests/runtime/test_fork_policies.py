@@ -10,9 +10,9 @@ from bough.v1 import error_pb2, execution_pb2, policy_pb2
 from bough_server.runs.admission import RunDefaults
 from tests.runtime.test_flows import FAILS
 from tests.runtime.test_transfers import to, transfer
-from tests.support.forked import TEAM, TURNS, World, open_forked, place, run_of
+from tests.support.fork_agents import TEAM, TURNS, World, open_forked, place, run_of
 from tests.support.house import ME
-from tests.support.readings import answer_of, check_replay, having, results_of
+from tests.support.log_readings import answer_of, check_replay, having, results_of
 from tests.support.teams import call, calls, llm, open_team, script
 
 ABORT = policy_pb2.RunPolicy(on_sub_agent_failure=policy_pb2.SUB_AGENT_FAILURE_POLICY_ABORT)

@@ -14,10 +14,10 @@ from bough_server.models.model import ModelRequest
 from bough_server.store.ports import Principal
 from bough_server.store.sql.rebuild import rebuild_projections
 from bough_server.tools.tool import OnRecovery, ToolContext, tool
-from tests.support.forked import TEAM, TURNS, Log, World, edited, open_forked, place, run_of
+from tests.support.fork_agents import TEAM, TURNS, Log, World, edited, open_forked, place, run_of
 from tests.support.house import ME, names
-from tests.support.laws import check_laws
-from tests.support.readings import answer_of, check_replay, having, results_of, text_of
+from tests.support.log_laws import check_laws
+from tests.support.log_readings import answer_of, check_replay, having, results_of, text_of
 from tests.support.teams import call, calls, llm, open_team, script
 
 FIRST = {"p": fork_pb2.AgentOverride(instruction="First.")}

@@ -7,7 +7,7 @@ import pytest
 
 from bough.v1 import event_pb2
 from bough_server import Context, RunError, agent, text_of
-from tests.support.readings import answer_of, check_replay, having
+from tests.support.log_readings import answer_of, check_replay, having
 from tests.support.teams import llm, open_team, script
 
 PLACES = ["Oslo", "Bergen"]

@@ -11,8 +11,8 @@ from bough_server.functions import Snapshot, input_builder
 from bough_server.models.model import ModelRequest
 from bough_server.runtime.agent import Context
 from bough_server.tools.tool import tool
-from tests.support.composites import loop, parallel, plan_execute, sequence, supervisor, swarm
-from tests.support.readings import answer_of, check_replay, having, text_of
+from tests.support.composite_agents import loop, parallel, plan_execute, sequence, supervisor, swarm
+from tests.support.log_readings import answer_of, check_replay, having, text_of
 from tests.support.teams import call, calls, llm, open_team, script
 
 BLIND = agent_pb2.HistoryPolicy(scope=message_pb2.HISTORY_SCOPE_NONE)

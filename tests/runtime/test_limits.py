@@ -15,7 +15,7 @@ from bough_server.runtime.agent import Context
 from bough_server.tools.tool import tool
 from tests.support.held_clock import HeldClock
 from tests.support.house import names
-from tests.support.readings import answer_of, check_replay, having, results_of
+from tests.support.log_readings import answer_of, check_replay, having, results_of
 from tests.support.teams import call, calls, llm, open_team, script
 
 EXCEEDED = error_pb2.ERROR_REASON_LIMIT_EXCEEDED

@@ -22,7 +22,7 @@ from bough_server.models.tokens import request_tokens
 from bough_server.runtime.visible_history import VisibleHistory
 from bough_server.views import Selection
 from tests.support.house import open_house
-from tests.support.readings import answer_of, check_replay, having, text_of
+from tests.support.log_readings import answer_of, check_replay, having, text_of
 from tests.support.teams import llm
 
 TURNS: Final = 50

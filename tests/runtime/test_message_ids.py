@@ -11,9 +11,9 @@ from bough_server.errors import ForkRefused
 from bough_server.models.model import ModelRequest
 from bough_server.runtime.agent import Context
 from bough_server.store.sql.rebuild import rebuild_projections
-from tests.support.forked import TEAM, TURNS, Log, World, open_forked, place, run_of
+from tests.support.fork_agents import TEAM, TURNS, Log, World, open_forked, place, run_of
 from tests.support.house import House
-from tests.support.readings import answer_of, check_replay, having
+from tests.support.log_readings import answer_of, check_replay, having
 from tests.support.teams import call, calls, llm, open_team, script
 
 SAID = message_pb2.Message(parts=[message_pb2.Part(text="good evening")])

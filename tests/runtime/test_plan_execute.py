@@ -14,10 +14,10 @@ from bough_server.session_state import MAX_STATE_BYTES
 from tests.runtime.test_flows import EXIT, FAILS, ends, keys_of_children
 from tests.runtime.test_supervisors import shown_to
 from tests.runtime.test_transfers import to, transfer
-from tests.support.composites import plan_execute, sequence, supervisor
-from tests.support.forked import run_of
-from tests.support.questions import open_requests
-from tests.support.readings import answer_of, check_replay, having, results_of, text_of
+from tests.support.composite_agents import plan_execute, sequence, supervisor
+from tests.support.fork_agents import run_of
+from tests.support.log_readings import answer_of, check_replay, having, results_of, text_of
+from tests.support.question_agents import open_requests
 from tests.support.teams import call, calls, llm, open_team, script
 
 ROLES = ("planner", "executor", "replanner")

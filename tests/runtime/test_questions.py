@@ -12,7 +12,8 @@ from bough_server.agents.function import agent
 from bough_server.errors import RunEnded
 from bough_server.runtime.agent import Context
 from tests.support.house import ME, names
-from tests.support.questions import (
+from tests.support.log_readings import answer_of, check_replay, having
+from tests.support.question_agents import (
     asker,
     house,
     interrupted_again,
@@ -22,7 +23,6 @@ from tests.support.questions import (
     third,
     until,
 )
-from tests.support.readings import answer_of, check_replay, having
 
 Message = message_pb2.Message
 Request = input_pb2.InputRequest

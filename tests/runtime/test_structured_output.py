@@ -8,7 +8,7 @@ import pytest
 from bough.v1 import agent_pb2, error_pb2, message_pb2
 from bough_server.models.model import ModelRequest
 from bough_server.tools.tool import tool
-from tests.support.readings import check_replay, having, results_of
+from tests.support.log_readings import check_replay, having, results_of
 from tests.support.teams import call, calls, llm, open_team, script
 
 SCHEMA = {

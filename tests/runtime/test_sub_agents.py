@@ -11,7 +11,7 @@ from bough_server.models.model import ModelRequest
 from bough_server.runtime.agent import Context
 from bough_server.tools.tool import tool
 from tests.support.house import names
-from tests.support.readings import answer_of, check_replay, having, results_of, text_of
+from tests.support.log_readings import answer_of, check_replay, having, results_of, text_of
 from tests.support.teams import call, calls, llm, open_team, script
 
 

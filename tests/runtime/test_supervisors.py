@@ -8,8 +8,8 @@ from bough.v1 import agent_pb2, error_pb2, execution_pb2, message_pb2, policy_pb
 from bough_server.models.model import ModelRequest
 from tests.runtime.test_flows import EXIT, FAILS, ends, heard_by, keys_of_children, paths
 from tests.runtime.test_transfers import transfer
-from tests.support.composites import supervisor
-from tests.support.readings import answer_of, check_replay, having
+from tests.support.composite_agents import supervisor
+from tests.support.log_readings import answer_of, check_replay, having
 from tests.support.teams import call, calls, llm, open_team, script
 
 

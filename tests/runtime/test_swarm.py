@@ -12,9 +12,9 @@ from bough_server.runtime.agent import Context, Outcome
 from tests.runtime.test_flows import EXIT, FAILS, ends, heard_by, keys_of_children, paths
 from tests.runtime.test_supervisors import shown_to
 from tests.runtime.test_transfers import to, transfer
-from tests.support.composites import loop, sequence, supervisor, swarm
-from tests.support.questions import open_requests
-from tests.support.readings import answer_of, check_replay, having, results_of, text_of
+from tests.support.composite_agents import loop, sequence, supervisor, swarm
+from tests.support.log_readings import answer_of, check_replay, having, results_of, text_of
+from tests.support.question_agents import open_requests
 from tests.support.teams import call, calls, llm, open_team, script
 
 

@@ -18,8 +18,8 @@ from bough_server.store.ports import Page, RunFilter
 from bough_server.tools.tool import Tool, tool
 from tests.support.held_clock import HeldClock
 from tests.support.house import ME, House, open_house
-from tests.support.laws import check_laws
-from tests.support.readings import answer_of, check_replay, having
+from tests.support.log_laws import check_laws
+from tests.support.log_readings import answer_of, check_replay, having
 from tests.support.teams import Scripts, call, calls, llm, open_team, script
 
 Run = run_pb2.Run

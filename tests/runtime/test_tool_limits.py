@@ -12,7 +12,7 @@ from bough.v1 import agent_pb2, error_pb2, event_pb2, policy_pb2
 from bough_server.tools.tool import tool
 from tests.support.held_clock import HeldClock
 from tests.support.house import House
-from tests.support.readings import check_replay, results_of
+from tests.support.log_readings import check_replay, results_of
 from tests.support.teams import call, calls, llm, open_team, script
 
 EXCEEDED = error_pb2.ERROR_REASON_LIMIT_EXCEEDED

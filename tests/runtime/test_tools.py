@@ -13,7 +13,7 @@ from bough_server.models.model import ModelRequest
 from bough_server.tools.tool import ToolContext, tool
 from tests.support.held_clock import HeldClock
 from tests.support.house import ME, names
-from tests.support.readings import answer_of, check_replay, having, results_of, text_of
+from tests.support.log_readings import answer_of, check_replay, having, results_of, text_of
 from tests.support.teams import call, calls, llm, open_team, script
 
 PASSTHROUGH = policy_pb2.RunPolicy(deltas=policy_pb2.DeltaPolicy(passthrough=policy_pb2.PassthroughDeltas()))

@@ -16,7 +16,7 @@ from bough_server.runtime.agent import Context
 from bough_server.store.ports import Page
 from bough_server.telemetry import Parent
 from tests.support.house import ME, names
-from tests.support.readings import answer_of, check_replay, having, text_of
+from tests.support.log_readings import answer_of, check_replay, having, text_of
 from tests.support.teams import call, calls, llm, open_team, script
 
 

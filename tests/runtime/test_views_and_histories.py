@@ -9,7 +9,7 @@ from bough_server.models.model import ModelRequest
 from bough_server.runs.admission import RunDefaults
 from bough_server.tools.tool import tool
 from bough_server.views import Selection
-from tests.support.readings import check_replay, having, masked, text_of
+from tests.support.log_readings import check_replay, having, masked, text_of
 from tests.support.teams import call, calls, llm, open_team, script
 
 ONE_BY_ONE = policy_pb2.DeltaPolicy(passthrough=policy_pb2.PassthroughDeltas())

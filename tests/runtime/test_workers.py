@@ -11,10 +11,10 @@ from bough_server.runs.runs import Runs
 from bough_server.runtime.agent import Context
 from bough_server.store.ports import Principal
 from bough_server.store.worker_ports import RunCommand
-from tests.support.floor import QUEUE
 from tests.support.house import ME, House, open_house
-from tests.support.laws import check_laws
-from tests.support.readings import answer_of, check_replay, having
+from tests.support.log_laws import check_laws
+from tests.support.log_readings import answer_of, check_replay, having
+from tests.support.session_agents import QUEUE
 from tests.support.teams import Scripts
 
 ANNE = Principal(tenant_id="local", user_id="anne")

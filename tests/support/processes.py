@@ -75,7 +75,7 @@ def zygote() -> socket.socket:
     """The socket of the process that forks; it is started when the first command needs it."""
     ours, its = socket.socketpair()
     with its:
-        command = (sys.executable, "-m", "tests.support.zygote", str(its.fileno()))
+        command = (sys.executable, "-m", "tests.support.fork_server", str(its.fileno()))
         # `bough` sets this before it loads gRPC, and the zygote loads gRPC before there is a `bough`.
         environment = {**os.environ, "GRPC_ENABLE_FORK_SUPPORT": "0"}
         zygote = subprocess.Popen(

@@ -9,7 +9,7 @@ from bough_server.agents.validation import Known, validate_code_agent, violation
 from bough_server.agents.validation_links import functions_named
 from bough_server.documents import parse_documents
 from bough_server.runtime.agent import Context
-from tests.support.composites import composite, loop, parallel, sequence, supervisor, swarm
+from tests.support.composite_agents import composite, loop, parallel, sequence, supervisor, swarm
 from tests.support.teams import llm
 
 CODE = agent_pb2.AgentDefinition(name="worker", description="Works.")

@@ -2,7 +2,7 @@
 
 from bough.v1 import usage_pb2
 from bough_server.metrics import MAX_NAMES, OTHER, BoundedNames, Metrics, ModelCalled
-from tests.support.counted import Counted
+from tests.support.metric_values import Counted
 
 
 def tell_of(metrics: Metrics, agent: str) -> None:

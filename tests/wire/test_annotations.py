@@ -14,10 +14,10 @@ from bough_server.models.openai.annotations import MAX_RAW_BYTES
 from bough_server.models.registry import build_models
 from tests.support import response_scenarios as responses
 from tests.support.house import open_house
+from tests.support.log_readings import check_replay, having
 from tests.support.model_calls import answer, asking
 from tests.support.model_scenarios import DONE, Reply, chunk, ending, event
 from tests.support.model_server import serving_model
-from tests.support.readings import check_replay, having
 from tests.support.teams import llm
 
 ALLOW, REVIEW, BLOCK = (

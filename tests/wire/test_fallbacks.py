@@ -10,9 +10,9 @@ from bough.v1 import event_pb2
 from bough_server.models.config import ModelSection
 from bough_server.models.registry import build_models
 from tests.support.house import House, open_house
+from tests.support.log_readings import answer_of, check_replay, having
 from tests.support.model_scenarios import TEXT, Scenario, refusing, scenario
 from tests.support.model_server import ModelServer, serving_model
-from tests.support.readings import answer_of, check_replay, having
 from tests.support.teams import llm
 
 

@@ -14,10 +14,10 @@ from bough_server.models.openai.client import OpenAIModel, ResponsesApi
 from bough_server.models.registry import build_models
 from bough_server.tools.tool import tool
 from tests.support.house import open_house
+from tests.support.log_readings import answer_of, check_replay, having
 from tests.support.model_calls import LOOKUP, answer, asking, assistant, call, failure, text_of, tool_result, user
 from tests.support.model_scenarios import TEXT, Reply, Request, Scenario, refusing
 from tests.support.model_server import ModelServer, serving_model
-from tests.support.readings import answer_of, check_replay, having
 from tests.support.response_scenarios import failing, plain
 from tests.support.teams import llm
 

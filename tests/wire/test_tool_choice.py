@@ -15,11 +15,11 @@ from bough_server.models.local.model import LocalModel
 from bough_server.models.model import ToolSpec
 from bough_server.models.registry import build_models
 from bough_server.tools.builtin import PLAN_SPEC, RESPOND_SPEC
-from tests.support.composites import plan_execute
+from tests.support.composite_agents import plan_execute
 from tests.support.house import open_house
+from tests.support.log_readings import check_replay, having
 from tests.support.model_calls import LOOKUP, answer, asking, assistant, call, tool_result, user
 from tests.support.model_server import serving_model
-from tests.support.readings import check_replay, having
 from tests.support.teams import llm
 
 
