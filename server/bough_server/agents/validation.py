@@ -80,7 +80,7 @@ def validate(definitions: Sequence[agent_pb2.AgentDefinition], known: Known) -> 
             DefinitionProblem(*each) for each in naming_problems(definition, known.functions, known.code_agents)
         ]
         problems += [DefinitionProblem(*each) for each in unknown_models(definition, known.models)]
-        if problem := _schema_problem(definition.input_schema_json):
+        if problem := _schema_problem(definition.input_schema_json, why_object="arguments have names"):
             problems.append(DefinitionProblem("input_schema_json", problem))
         problems += _output(definition)
         seen.add(definition.name)
@@ -116,19 +116,18 @@ def _relations(definition: agent_pb2.AgentDefinition, world: "_World") -> list[D
     return [_placed(problem, definition) for problem in (*_llm(definition, world), *_links(definition, world))]
 
 
-def _schema_problem(schema_json: str) -> str:
+def _schema_problem(schema_json: str, *, why_object: str = "") -> str:
     if len(schema_json) > MAX_SCHEMA_BYTES:
         return f"is larger than {MAX_SCHEMA_BYTES // 1024} KiB."
-    return schema_problem(schema_json) if schema_json else ""
+    return schema_problem(schema_json, why_object=why_object) if schema_json else ""
 
 
 def _output(definition: agent_pb2.AgentDefinition) -> Iterator[DefinitionProblem]:
     schema = definition.output_schema_json
     if not schema:
         return
-    if problem := _schema_problem(schema):
-        # The rule is that of tool arguments, but for another reason: providers accept only objects as output schemas.
-        yield DefinitionProblem("output_schema_json", problem.replace(": arguments have names", ""))
+    if problem := _schema_problem(schema):  # an object too, as for arguments: providers accept no other output schema
+        yield DefinitionProblem("output_schema_json", problem)
     if llm_of(definition).final_answer_tool:
         yield DefinitionProblem(
             "llm.final_answer_tool", "is for answers in text; remove it if there is an output schema."
