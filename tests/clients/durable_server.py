@@ -153,7 +153,7 @@ def _shown(page: Sequence[event_pb2.AgentEvent], request: Asked) -> list[event_p
 
 
 @asynccontextmanager
-async def enduring(logs: Logs, drops: Sequence[Drop | None] = ()) -> AsyncIterator[str]:
+async def durable_server(logs: Logs, drops: Sequence[Drop | None] = ()) -> AsyncIterator[str]:
     """Serve the logs at one address, with a new server whenever one goes down; yield the address."""
     server, port = await _serving(logs, drops, 0)
 

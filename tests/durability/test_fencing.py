@@ -10,9 +10,9 @@ from structlog.testing import capture_logs
 
 from bough_server.runs.runs import Runs
 from bough_server.tools.tool import Tool, ToolContext, tool
-from tests.support.house import ME, House
 from tests.support.log_laws import check_laws
 from tests.support.log_readings import answer_of, check_replay, having, results_of, text_of
+from tests.support.run_harness import ME, RunHarness
 from tests.support.teams import call, calls, llm, open_team, script
 
 
@@ -42,29 +42,29 @@ class World:
         return touching
 
 
-def _team(folder: Path, world: World) -> AbstractAsyncContextManager[House]:
+def _team(folder: Path, world: World) -> AbstractAsyncContextManager[RunHarness]:
     said = script(root=[calls(call("touch")), "It is touched."])
     return open_team(folder, said, llm("root", tools=["touch"]), tools=[world.touch()])
 
 
 async def test_a_worker_that_was_overtaken_writes_nothing_more_and_its_successor_ends_the_run(tmp_path: Path) -> None:
     world = World()
-    async with _team(tmp_path, world) as house:
-        await house.runs.recover()
-        run = await house.start("root")
+    async with _team(tmp_path, world) as harness:
+        await harness.runs.recover()
+        run = await harness.start("root")
         first = await world.arrivals.get()
         # To the others it looks dead, as one does that has not been heard of for too long.
-        await house.store.leases.release("the-house")
-        successor = Runs(replace(house.equipment, worker="successor"))
+        await harness.store.leases.release("the-worker")
+        successor = Runs(replace(harness.dependencies, worker="successor"))
         await successor.recover()
         second = await world.arrivals.get()
         with capture_logs() as logged:
             first.set()
-            await house.until_over(run)
+            await harness.until_over(run)
         second.set()
-        log = await house.log(run)
+        log = await harness.log(run)
         await successor.close()
-        await check_replay(house, log)
+        await check_replay(harness, log)
     assert _stopped(logged) == [run.run_id]
     assert world.came == [world.came[0]] * 2, "one key, however often it is tried"
     assert [text_of(result) for result in results_of(log)] == ["touched by 2"]
@@ -75,16 +75,16 @@ async def test_a_worker_that_was_overtaken_writes_nothing_more_and_its_successor
 
 async def test_a_cancelled_run_that_was_overtaken_is_cancelled_once(tmp_path: Path) -> None:
     world = World()
-    async with _team(tmp_path, world) as house:
-        await house.runs.recover()
-        run = await house.start("root")
+    async with _team(tmp_path, world) as harness:
+        await harness.runs.recover()
+        run = await harness.start("root")
         await world.arrivals.get()
-        await house.store.leases.release("the-house")
-        successor = Runs(replace(house.equipment, worker="successor"))
+        await harness.store.leases.release("the-worker")
+        successor = Runs(replace(harness.dependencies, worker="successor"))
         await successor.recover()
         await world.arrivals.get()
-        await asyncio.gather(*(runs.cancel(ME, run.run_id) for runs in (successor, house.runs)))
-        log = await house.log(run)
+        await asyncio.gather(*(runs.cancel(ME, run.run_id) for runs in (successor, harness.runs)))
+        log = await harness.log(run)
         await successor.close()
     check_laws(log)
     assert len(having(log, "cancel_requested")) == 1

@@ -11,8 +11,8 @@ from bough_server.errors import StorageFailed
 from bough_server.store.sql.writer import CommitHooks
 from bough_server.tools.tool import Tool, tool
 from tests.support.held_clock import HeldClock
-from tests.support.house import House
 from tests.support.log_readings import answer_of, check_replay, having
+from tests.support.run_harness import RunHarness
 from tests.support.teams import call, calls, llm, open_team, script
 
 
@@ -46,7 +46,7 @@ class Disk:
         return writing
 
 
-def _team(folder: Path, disk: Disk, clock: HeldClock) -> AbstractAsyncContextManager[House]:
+def _team(folder: Path, disk: Disk, clock: HeldClock) -> AbstractAsyncContextManager[RunHarness]:
     said = script(root=[calls(call("write")), "It is written."])
     hooks = CommitHooks(before=disk)
     return open_team(folder, said, llm("root", tools=["write"]), tools=[disk.tool()], clock=clock, hooks=hooks)
@@ -56,10 +56,10 @@ async def test_a_run_whose_log_cannot_be_written_is_tried_again_less_and_less_of
     tmp_path: Path,
 ) -> None:
     disk, clock = Disk(), HeldClock()
-    async with _team(tmp_path, disk, clock) as house:
-        run = await house.start("root")
+    async with _team(tmp_path, disk, clock) as harness:
+        run = await harness.start("root")
         with pytest.raises(StorageFailed):
-            await house.log(run)
+            await harness.log(run)
         patience = []
         for _ in range(3):
             patience.append(await clock.next_sleep())
@@ -68,8 +68,8 @@ async def test_a_run_whose_log_cannot_be_written_is_tried_again_less_and_less_of
         disk.is_failing = False
         clock.advance(patience[-1])
         await disk.ran_again.wait()
-        log = await house.log(run)
-        await check_replay(house, log)
+        log = await harness.log(run)
+        await check_replay(harness, log)
     assert patience == [1, 2, 4, 8]
     assert [event.attempt for event in having(log, "tool_started")] == [1, 2]
     assert len(having(log, "run_resumed")) == 1
@@ -78,15 +78,15 @@ async def test_a_run_whose_log_cannot_be_written_is_tried_again_less_and_less_of
 
 async def test_a_run_whose_server_leaves_while_the_storage_fails_goes_on_at_the_next(tmp_path: Path) -> None:
     disk, clock = Disk(), HeldClock()
-    async with _team(tmp_path, disk, clock) as house:
-        run = await house.start("root")
+    async with _team(tmp_path, disk, clock) as harness:
+        run = await harness.start("root")
         with pytest.raises(StorageFailed):
-            await house.log(run)
+            await harness.log(run)
         assert await clock.next_sleep() == 1
     disk.is_failing = False
-    async with _team(tmp_path, disk, clock) as house:
-        assert await house.runs.recover() == 1
-        log = await house.log(run)
-        await check_replay(house, log)
+    async with _team(tmp_path, disk, clock) as harness:
+        assert await harness.runs.recover() == 1
+        log = await harness.log(run)
+        await check_replay(harness, log)
     assert [event.attempt for event in having(log, "tool_started")] == [1, 2]
     assert answer_of(log) == "It is written."

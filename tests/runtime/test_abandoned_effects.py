@@ -10,14 +10,14 @@ from bough.v1 import error_pb2, execution_pb2, message_pb2
 from bough_server.agents.function import FunctionAgent, agent
 from bough_server.errors import RunError
 from bough_server.runtime.agent import Context
-from tests.support.house import ME, House, names, open_house
 from tests.support.log_laws import check_laws
 from tests.support.log_readings import answer_of, check_replay, having
+from tests.support.run_harness import ME, RunHarness, names, open_harness
 from tests.support.teams import Scripts
 
 
-def house(folder: Path, *agents: FunctionAgent) -> AbstractAsyncContextManager[House]:
-    return open_house(folder, models=Scripts("agents: {}"), code_agents=agents)
+def harness(folder: Path, *agents: FunctionAgent) -> AbstractAsyncContextManager[RunHarness]:
+    return open_harness(folder, models=Scripts("agents: {}"), code_agents=agents)
 
 
 def reason_of(raised: BaseException | None) -> object:
@@ -39,7 +39,7 @@ async def test_effects_of_a_task_that_code_made_are_refused_and_take_no_key(tmp_
         await ctx.now()
         return "gone"
 
-    async with house(tmp_path, scattered) as it:
+    async with harness(tmp_path, scattered) as it:
         log = await it.turn("scattered")
         await check_replay(it, log)
     assert set(refused) == {error_pb2.ERROR_REASON_CONCURRENT_EFFECTS}
@@ -60,7 +60,7 @@ async def test_a_task_that_nobody_waits_for_changes_nothing(tmp_path: Path) -> N
         await ctx.step("pass the time", lambda: asyncio.sleep(0))
         return "gone"
 
-    async with house(tmp_path, leaver, waiter) as it:
+    async with harness(tmp_path, leaver, waiter) as it:
         log = await it.turn("leaver")
         await check_replay(it, log)
     assert names(log) == ["leaver: run.started", "leaver: control.value_recorded", "leaver: run.completed"]
@@ -72,7 +72,7 @@ async def test_an_effect_in_a_thread_is_refused(tmp_path: Path) -> None:
     async def threaded(ctx: Context, input: message_pb2.Message) -> str:
         return await asyncio.to_thread(ctx.new_id)
 
-    async with house(tmp_path, threaded) as it:
+    async with harness(tmp_path, threaded) as it:
         log = await it.turn("threaded")
         await check_replay(it, log)
     assert log[-1].run_failed.error.reason == error_pb2.ERROR_REASON_CONCURRENT_EFFECTS
@@ -98,7 +98,7 @@ async def test_code_that_will_not_hear_of_its_end_does_not_hold_the_others(tmp_p
         await ctx.now()
         return "done"
 
-    async with house(tmp_path, stubborn, quick) as it:
+    async with harness(tmp_path, stubborn, quick) as it:
         run = await it.start("stubborn")
         await began.wait()
         await it.runs.cancel(ME, run.run_id)
@@ -140,7 +140,7 @@ async def test_a_run_waits_for_input_beside_code_that_will_not_hear_of_its_end(t
             await ctx.dispatch("fan", "go")
         return str(await ctx.ask("well?"))
 
-    async with house(tmp_path, asker, fan, failing, stubborn) as it:
+    async with harness(tmp_path, asker, fan, failing, stubborn) as it:
         run = await it.start("asker")
         log = await it.until_interrupted(run)
         assert (await it.runs.get(ME, run.run_id)).run.state == execution_pb2.EXECUTION_STATE_INPUT_REQUIRED
@@ -162,7 +162,7 @@ async def test_an_effect_that_code_gives_up_fails_its_run_at_once_and_says_what_
         await ctx.gather(ask, lambda lane: lane.step("wait", may_end.wait))
         return "never"
 
-    async with house(tmp_path, hasty) as it:
+    async with harness(tmp_path, hasty) as it:
         log = await it.turn("hasty")
         check_laws(log)
         assert (await it.replay(log)).divergence == ""
@@ -182,7 +182,7 @@ async def test_time_that_is_up_while_a_log_is_handed_back_gives_nothing_up(tmp_p
                 await ctx.now()
         return "done"
 
-    async with house(tmp_path, timed) as it:
+    async with harness(tmp_path, timed) as it:
         log = await it.turn("timed")
         patience[0] = 0.0
         assert (await it.replay(log)).divergence == ""

@@ -13,9 +13,9 @@ from tests.durability.prefixes.recovery import Finished, record
 from tests.durability.prefixes.scenario import Scenario, Team, World
 from tests.support.agent_kinds import KINDS
 from tests.support.held_clock import HeldClock
-from tests.support.house import ME
 from tests.support.log_laws import check_laws
 from tests.support.log_readings import answer_of, check_replay, having, most_at_once
+from tests.support.run_harness import ME
 from tests.support.teams import call, calls, llm, open_team, script
 
 PATIENCE = 30.0
@@ -75,14 +75,14 @@ async def _turn(
     """A run of a scenario, cancelled after so many events where that is not 0; it keeps the laws and replays."""
     team = scenario.team(World(HeldClock(), is_patient=True))
     parts = {"tools": team.tools, "code_agents": team.code_agents, "functions": team.functions}
-    async with open_team(folder, script(**scenario.turns), *team.definitions, **parts) as house:
-        run = await house.start(scenario.root, policy=policy)
+    async with open_team(folder, script(**scenario.turns), *team.definitions, **parts) as harness:
+        run = await harness.start(scenario.root, policy=policy)
         log: list[event_pb2.AgentEvent] = []
-        async for event in house.follow(run):
+        async for event in harness.follow(run):
             log.append(event)
             if len(log) == cancelled_after:
-                await house.runs.cancel(ME, run.run_id)
-        await check_replay(house, log)
+                await harness.runs.cancel(ME, run.run_id)
+        await check_replay(harness, log)
         return log
 
 
@@ -168,13 +168,13 @@ async def test_its_own_time_ends_all_of_it_and_its_caller_goes_on_or_not(
     parts = {"tools": team.tools, "code_agents": team.code_agents, "functions": team.functions}
     async with (
         asyncio.timeout(PATIENCE),
-        open_team(tmp_path, script(**held.turns), *team.definitions, gate=hangs, clock=clock, **parts) as house,
+        open_team(tmp_path, script(**held.turns), *team.definitions, gate=hangs, clock=clock, **parts) as harness,
     ):
-        run = await house.start("above")
+        run = await harness.start("above")
         assert await clock.next_sleep() == 5
         clock.advance(5)
-        log = await house.log(run)
-        await check_replay(house, log)
+        log = await harness.log(run)
+        await check_replay(harness, log)
     child = having(log, "sub_agent_failed")[-1]
     assert (child.agent, child.depth) == ("lead", 1)
     assert child.sub_agent_failed.error.reason == error_pb2.ERROR_REASON_LIMIT_EXCEEDED

@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 
 from bough.v1 import execution_pb2, invocation_pb2, usage_pb2
 from bough_server import usage
-from tests.support.house import ME, House
 from tests.support.log_readings import check_replay
 from tests.support.random_teams import Plan, definition, named, plans, turns
+from tests.support.run_harness import ME, RunHarness
 from tests.support.teams import open_team, script
 
 
@@ -38,10 +38,10 @@ def edges(tree: invocation_pb2.Invocation) -> list[tuple[str, str, bool]]:
     ]
 
 
-async def check(house: House, plan: Plan) -> None:
-    log = await house.turn(plan.name)
-    await check_replay(house, log)
-    tree = await house.tree(log)
+async def check(harness: RunHarness, plan: Plan) -> None:
+    log = await harness.turn(plan.name)
+    await check_replay(harness, log)
+    tree = await harness.tree(log)
     should_be, _ = expected(plan)
     if all(one.is_certain() for one in plan.everybody()):
         assert sorted(edges(tree)) == sorted(should_be)
@@ -49,7 +49,7 @@ async def check(house: House, plan: Plan) -> None:
         assert {edge[:2] for edge in edges(tree)} <= {(above.name, one.name) for above, one in _pairs(plan)} | {
             ("", plan.name)
         }
-    ledger = usage.summed(entry.usage for entry in await house.store.usage.of_run(log[0].run_id))
+    ledger = usage.summed(entry.usage for entry in await harness.store.usage.of_run(log[0].run_id))
     total, own = usage_pb2.Usage(), usage.summed(one.usage for one in tree.agents)
     total.CopyFrom(tree.tree_usage)
     assert own == total
@@ -65,12 +65,12 @@ def _pairs(plan: Plan) -> Iterator[tuple[Plan, Plan]]:
             yield one, child
 
 
-async def run(plan: Plan, work: Callable[[House, Plan], Awaitable[None]]) -> None:
+async def run(plan: Plan, work: Callable[[RunHarness, Plan], Awaitable[None]]) -> None:
     everybody = list(plan.everybody())
     said = script(**{one.name: turns(one) for one in everybody})
     with tempfile.TemporaryDirectory() as folder:
-        async with open_team(Path(folder), said, *map(definition, everybody)) as house:
-            await work(house, plan)
+        async with open_team(Path(folder), said, *map(definition, everybody)) as harness:
+            await work(harness, plan)
 
 
 @settings(max_examples=60, deadline=None)
@@ -82,13 +82,13 @@ def test_any_team_keeps_the_laws_replays_and_adds_up(plan: Plan) -> None:
 @settings(max_examples=40, deadline=None)
 @given(plans(2).map(named), st.integers(1, 120))
 def test_any_team_that_is_cancelled_anywhere_keeps_the_laws_and_replays(plan: Plan, after: int) -> None:
-    async def cancel(house: House, plan: Plan) -> None:
-        started = await house.start(plan.name)
+    async def cancel(harness: RunHarness, plan: Plan) -> None:
+        started = await harness.start(plan.name)
         log = []
-        async for event in house.follow(started):
+        async for event in harness.follow(started):
             log.append(event)
             if len(log) == after:
-                await house.runs.cancel(ME, started.run_id)
-        await check_replay(house, log)
+                await harness.runs.cancel(ME, started.run_id)
+        await check_replay(harness, log)
 
     asyncio.run(run(plan, cancel))

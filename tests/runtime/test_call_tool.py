@@ -14,9 +14,9 @@ from bough_server.agents.function import FunctionAgent
 from bough_server.session_state import json_of
 from bough_server.session_state_fold import StateFold
 from tests.support.fork_agents import edited, place, run_of
-from tests.support.house import names
 from tests.support.log_readings import answer_of, check_replay, having, results_of
 from tests.support.payment_agents import waiting, whole
+from tests.support.run_harness import names
 from tests.support.teams import call, calls, llm, open_team, script
 
 
@@ -85,9 +85,9 @@ async def test_a_call_returns_the_tools_json_else_its_text(tmp_path: Path) -> No
         made = [await ctx.call_tool("weigh", what="a leaf"), await ctx.call_tool("look", what="a leaf")]
         return json.dumps([*made, await ctx.call_tool("note", name="Anne"), await ctx.call_tool("raw")])
 
-    async with open_team(tmp_path, script(), tools=TOOLS, code_agents=[p]) as house:
-        log = await house.turn("p")
-        await check_replay(house, log)
+    async with open_team(tmp_path, script(), tools=TOOLS, code_agents=[p]) as harness:
+        log = await harness.turn("p")
+        await check_replay(harness, log)
     assert json.loads(answer_of(log)) == [{"what": "a leaf", "grams": 3}, "a leaf is red", "", "{"]
 
 
@@ -104,11 +104,11 @@ async def test_a_call_belongs_to_no_step_and_no_history_shows_it(tmp_path: Path)
         return str(ctx.step_index)
 
     turns = script(p=[calls(call("look", what="root"))])
-    async with open_team(tmp_path, turns, tools=TOOLS, code_agents=[p], heard=heard) as house:
-        log = await house.turn("p")
-        tree = await house.tree(log)
-        stored = await house.messages(log[0].session_id)
-        await check_replay(house, log)
+    async with open_team(tmp_path, turns, tools=TOOLS, code_agents=[p], heard=heard) as harness:
+        log = await harness.turn("p")
+        tree = await harness.tree(log)
+        stored = await harness.messages(log[0].session_id)
+        await check_replay(harness, log)
     started = having(log, "tool_started")
     assert [(event.effect_key, event.tool_started.call.call_id, event.step_id) for event in started] == [
         ("e0", "e0", ""),
@@ -149,9 +149,9 @@ async def test_a_failed_or_refused_call_raises_with_the_reason_of_its_result(tmp
             lambda ctx: ctx.call_tool("look", what="x" * 512 * 1024),
         )
 
-    async with open_team(tmp_path, script(), llm("c"), tools=TOOLS, code_agents=[p]) as house:
-        log = await house.turn("p")
-        await check_replay(house, log)
+    async with open_team(tmp_path, script(), llm("c"), tools=TOOLS, code_agents=[p]) as harness:
+        log = await harness.turn("p")
+        await check_replay(harness, log)
     assert answer_of(log) == (
         "TOOL_FAILED, BAD_ARGUMENTS, UNKNOWN_TOOL, BAD_ARGUMENTS, BAD_ARGUMENTS, LIMIT_EXCEEDED, "
         "BAD_ARGUMENTS, BAD_ARGUMENTS, BAD_ARGUMENTS"
@@ -170,10 +170,10 @@ async def test_calls_count_against_the_limits_of_the_run_and_end_at_the_timeout_
         """Calls once too often."""
         return await reasons(ctx, lambda ctx: ctx.call_tool("sit"), lambda ctx: ctx.call_tool("look", what="leaf"))
 
-    async with open_team(tmp_path, script(), tools=TOOLS, code_agents=[p]) as house:
-        run = await house.start("p", policy=policy_pb2.RunPolicy(limits=policy_pb2.Limits(tool_calls=1)))
-        log = await house.log(run)
-        await check_replay(house, log)
+    async with open_team(tmp_path, script(), tools=TOOLS, code_agents=[p]) as harness:
+        run = await harness.start("p", policy=policy_pb2.RunPolicy(limits=policy_pb2.Limits(tool_calls=1)))
+        log = await harness.log(run)
+        await check_replay(harness, log)
     assert answer_of(log) == "TOOL_TIMEOUT, LIMIT_EXCEEDED"
 
 
@@ -198,13 +198,13 @@ async def clerk(ctx: Context, input: str) -> str:
 async def test_a_call_waits_for_its_approval_and_for_the_client_as_a_models_call_does(
     tmp_path: Path, answer: Callable[[input_pb2.InputRequest], input_pb2.InputAnswer], came_of_it: str
 ) -> None:
-    async with open_team(tmp_path, script(), tools=TOOLS, code_agents=[clerk]) as house:
-        run = await house.start("clerk")
-        await house.resume(run, answer((await waiting(house, run))["pay"]))
-        await house.resume(run, tool_result((await waiting(house, run, 2))["scan"], "page 1 is red"))
-        log = await whole(house, run)
-        tree = await house.tree(log)
-        await check_replay(house, log)
+    async with open_team(tmp_path, script(), tools=TOOLS, code_agents=[clerk]) as harness:
+        run = await harness.start("clerk")
+        await harness.resume(run, answer((await waiting(harness, run))["pay"]))
+        await harness.resume(run, tool_result((await waiting(harness, run, 2))["scan"], "page 1 is red"))
+        log = await whole(harness, run)
+        tree = await harness.tree(log)
+        await check_replay(harness, log)
     assert answer_of(log) == f"{came_of_it}, page 1 is red"
     asked, scanning = having(log, "input_requested")
     request = asked.input_requested.request
@@ -226,15 +226,15 @@ async def test_calls_of_lanes_have_ids_of_their_own_and_wait_at_once(tmp_path: P
         """Pays twice at once."""
         return ", ".join(await ctx.map(paid, [7, 8]))
 
-    async with open_team(tmp_path, script(), tools=TOOLS, code_agents=[p]) as house:
-        run = await house.start("p")
+    async with open_team(tmp_path, script(), tools=TOOLS, code_agents=[p]) as harness:
+        run = await harness.start("p")
         asked = [
-            event.input_requested.request for event in having(await house.until_interrupted(run), "input_requested")
+            event.input_requested.request for event in having(await harness.until_interrupted(run), "input_requested")
         ]
-        await house.resume(run, *map(approve, asked))
-        log = await house.log(run)
-        tree = await house.tree(log)
-        await check_replay(house, log)
+        await harness.resume(run, *map(approve, asked))
+        log = await harness.log(run)
+        tree = await harness.tree(log)
+        await check_replay(harness, log)
     assert answer_of(log) == "paid 7, paid 8"
     assert sorted(request.call_id for request in asked) == ["e0.0/e0", "e0.1/e0"]
     assert sorted(one.call_id for one in tree.tools) == ["e0.0/e0", "e0.1/e0"]
@@ -250,9 +250,9 @@ async def test_what_a_tool_writes_to_the_state_is_seen_from_its_end_on(tmp_path:
         await ctx.call_tool("set_state", key="last", value="Anne")
         return json.dumps([ctx.state["names"], await ctx.call_tool("get_state", key="last")])
 
-    async with open_team(tmp_path, script(), tools=TOOLS, code_agents=[p]) as house:
-        log = await house.turn("p")
-        await check_replay(house, log)
+    async with open_team(tmp_path, script(), tools=TOOLS, code_agents=[p]) as harness:
+        log = await harness.turn("p")
+        await check_replay(harness, log)
     assert json.loads(answer_of(log)) == [["Bert", "Anne"], "Anne"]
     fold = StateFold()
     for event in log:
@@ -279,11 +279,11 @@ def looker() -> FunctionAgent:
     [("e0", "blue, root is red, "), ("e1", "leaf is red, blue, "), ("e2", "leaf is red, root is red, blue")],
 )
 async def test_a_fork_may_edit_the_result_of_a_call_by_code(tmp_path: Path, call_id: str, answer: str) -> None:
-    async with open_team(tmp_path, script(), tools=TOOLS, code_agents=[looker()]) as house:
-        origin = await house.turn("p")
+    async with open_team(tmp_path, script(), tools=TOOLS, code_agents=[looker()]) as harness:
+        origin = await harness.turn("p")
         last = place(origin, "tool_failed")
-        fork = await house.fork(run_of(origin), last, tool_results=[edited("blue", call_id)])
-        log = await house.log(fork)
-        await check_replay(house, log)
+        fork = await harness.fork(run_of(origin), last, tool_results=[edited("blue", call_id)])
+        log = await harness.log(fork)
+        await check_replay(harness, log)
     assert answer_of(log).startswith(answer)
     assert names(log)[-1] == "p: run.completed"

@@ -16,8 +16,8 @@ from bough_server.store.ports import Principal
 from bough_server.store.sql.writer import CommitHooks
 from bough_server.tools.tool import tool
 from tests.support.held_clock import HeldClock
-from tests.support.house import ME, House, names
 from tests.support.log_readings import answer_of, check_replay, having, results_of
+from tests.support.run_harness import ME, RunHarness, names
 from tests.support.teams import call, calls, llm, open_team, script
 
 PASSTHROUGH = policy_pb2.RunPolicy(deltas=policy_pb2.DeltaPolicy(passthrough=policy_pb2.PassthroughDeltas()))
@@ -47,13 +47,13 @@ class Hold:
 
 async def test_a_run_is_cancelled_once_however_often_it_is_asked(tmp_path: Path) -> None:
     hold = Hold("p")
-    async with open_team(tmp_path, script(p=["never"]), llm("p"), gate=hold) as house:
-        run = await house.start("p")
+    async with open_team(tmp_path, script(p=["never"]), llm("p"), gate=hold) as harness:
+        run = await harness.start("p")
         await hold.all_reached()
-        await asyncio.gather(*(house.runs.cancel(ME, run.run_id) for _ in range(3)))
-        log = await house.log(run)
-        again = await house.runs.cancel(ME, run.run_id)
-        await check_replay(house, log)
+        await asyncio.gather(*(harness.runs.cancel(ME, run.run_id) for _ in range(3)))
+        log = await harness.log(run)
+        again = await harness.runs.cancel(ME, run.run_id)
+        await check_replay(harness, log)
     assert len(having(log, "cancel_requested")) == 1
     assert again.run.state == execution_pb2.EXECUTION_STATE_CANCELLED
     assert again.run.last_sequence == len(log)
@@ -62,13 +62,13 @@ async def test_a_run_is_cancelled_once_however_often_it_is_asked(tmp_path: Path)
 async def test_a_cancelled_run_says_why_and_who_asked_for_it(tmp_path: Path) -> None:
     hold = Hold("c")
     turns = script(p=[calls(call("call_c", message="x"))], c=["never"])
-    async with open_team(tmp_path, turns, llm("p", links=["c"]), llm("c"), gate=hold) as house:
-        run = await house.start("p")
+    async with open_team(tmp_path, turns, llm("p", links=["c"]), llm("c"), gate=hold) as harness:
+        run = await harness.start("p")
         await hold.all_reached()
         anne = Principal(tenant_id=ME.tenant_id, user_id="anne")
-        await house.runs.cancel(anne, run.run_id, note="Wrong file.")
-        log = await house.log(run)
-        await check_replay(house, log)
+        await harness.runs.cancel(anne, run.run_id, note="Wrong file.")
+        log = await harness.log(run)
+        await check_replay(harness, log)
     assert having(log, "cancel_requested")[0].cancel_requested == event_pb2.CancelRequested(
         reason=execution_pb2.CANCEL_REASON_CALLER, requested_by="anne", note="Wrong file."
     )
@@ -80,74 +80,74 @@ async def test_what_is_below_a_run_whose_deadline_passed_is_cancelled_for_that(t
     hold = Hold("c")
     clock = HeldClock()
     turns = script(p=[calls(call("call_c", message="x"))], c=["never"])
-    async with open_team(tmp_path, turns, llm("p", links=["c"]), llm("c"), gate=hold, clock=clock) as house:
-        run = await house.start("p", deadline_time_ns=clock.now_ns() + 10**8)
+    async with open_team(tmp_path, turns, llm("p", links=["c"]), llm("c"), gate=hold, clock=clock) as harness:
+        run = await harness.start("p", deadline_time_ns=clock.now_ns() + 10**8)
         await hold.all_reached()
-        log = await house.log(run)
-        await check_replay(house, log)
+        log = await harness.log(run)
+        await check_replay(harness, log)
     assert having(log, "sub_agent_failed")[0].sub_agent_failed.cancel_reason == execution_pb2.CANCEL_REASON_DEADLINE
     assert log[-1].run_failed.error.reason == error_pb2.ERROR_REASON_DEADLINE_EXCEEDED
     assert having(log, "cancel_requested")[0].cancel_requested.requested_by == ""
 
 
 async def test_cancelling_a_run_that_has_ended_changes_nothing(tmp_path: Path) -> None:
-    async with open_team(tmp_path, script(p=["Done."]), llm("p")) as house:
-        log = await house.turn("p")
-        record = await house.runs.cancel(ME, log[0].run_id)
-        assert await house.log(record.run) == log
+    async with open_team(tmp_path, script(p=["Done."]), llm("p")) as harness:
+        log = await harness.turn("p")
+        record = await harness.runs.cancel(ME, log[0].run_id)
+        assert await harness.log(record.run) == log
     assert record.run.state == execution_pb2.EXECUTION_STATE_SUCCEEDED
 
 
 async def test_nobody_elses_run_is_cancelled(tmp_path: Path) -> None:
     hold = Hold("p")
-    async with open_team(tmp_path, script(p=["never"]), llm("p"), gate=hold) as house:
-        run = await house.start("p")
+    async with open_team(tmp_path, script(p=["never"]), llm("p"), gate=hold) as harness:
+        run = await harness.start("p")
         await hold.all_reached()
         with pytest.raises(NotFound):
-            await house.runs.cancel(Principal(tenant_id="other", user_id="other"), run.run_id)
-        assert (await house.runs.get(ME, run.run_id)).run.state == execution_pb2.EXECUTION_STATE_RUNNING
+            await harness.runs.cancel(Principal(tenant_id="other", user_id="other"), run.run_id)
+        assert (await harness.runs.get(ME, run.run_id)).run.state == execution_pb2.EXECUTION_STATE_RUNNING
 
 
 async def test_a_wish_is_durable_when_it_is_answered(tmp_path: Path) -> None:
     hold = Hold("p")
-    async with open_team(tmp_path, script(p=["never"]), llm("p"), gate=hold) as house:
-        run = await house.start("p")
+    async with open_team(tmp_path, script(p=["never"]), llm("p"), gate=hold) as harness:
+        run = await harness.start("p")
         await hold.all_reached()
-        record = await house.runs.cancel(ME, run.run_id)
-        stored = await house.store.log.read(run.run_id)
+        record = await harness.runs.cancel(ME, run.run_id)
+        stored = await harness.store.log.read(run.run_id)
     assert events.CANCEL_REQUESTED in {event.kind for event in stored}
     assert record.run.last_sequence >= 3
 
 
 async def test_a_run_whose_time_is_up_before_it_begins_ends_by_it(tmp_path: Path) -> None:
-    async with open_team(tmp_path, script(p=["never"]), llm("p")) as house:
-        run = await house.start("p", deadline_time_ns=time.time_ns() - 1)
-        log = await house.log(run)
-        await check_replay(house, log)
+    async with open_team(tmp_path, script(p=["never"]), llm("p")) as harness:
+        run = await harness.start("p", deadline_time_ns=time.time_ns() - 1)
+        log = await harness.log(run)
+        await check_replay(harness, log)
     assert log[-1].run_failed.error.reason == error_pb2.ERROR_REASON_DEADLINE_EXCEEDED
     assert having(log, "cancel_requested")[0].cancel_requested.reason == execution_pb2.CANCEL_REASON_DEADLINE
 
 
 async def test_no_delta_follows_the_wish_to_stop(tmp_path: Path) -> None:
     """A model that has its next piece ready when the run is sealed, in the very turn of the loop."""
-    houses: list[House] = []
+    harnesses: list[RunHarness] = []
     begun = asyncio.Event()
 
     async def gate(agent: str, turn: int, chunk: int) -> None:
         if chunk == 1:
             begun.set()
-            (live,) = houses[0].executed()
+            (live,) = harnesses[0].executed()
             while not live.execution.cancellation.is_closed(""):  # noqa: ASYNC110 # the very turn of the loop is wanted
                 await asyncio.sleep(0)
 
     turns = script(p=[{"chunks": ["One ", "two ", "three ", "four."]}])
-    async with open_team(tmp_path, turns, llm("p"), gate=gate) as house:
-        houses.append(house)
-        run = await house.start("p", policy=PASSTHROUGH)
+    async with open_team(tmp_path, turns, llm("p"), gate=gate) as harness:
+        harnesses.append(harness)
+        run = await harness.start("p", policy=PASSTHROUGH)
         await begun.wait()
-        await house.runs.cancel(ME, run.run_id)
-        log = await house.log(run)
-        await check_replay(house, log)
+        await harness.runs.cancel(ME, run.run_id)
+        log = await harness.log(run)
+        await check_replay(harness, log)
     assert names(log)[2:] == [
         "p: llm.output_text.delta",
         "p: control.cancel_requested",
@@ -169,14 +169,14 @@ async def test_tools_in_threads_do_not_hold_a_cancelled_run(tmp_path: Path) -> N
         return "too late"
 
     turns = script(p=[calls(call("stuck"), call("stuck")), "never"])
-    async with open_team(tmp_path, turns, llm("p", tools=["stuck"]), tools=[stuck]) as house:
-        run = await house.start("p")
+    async with open_team(tmp_path, turns, llm("p", tools=["stuck"]), tools=[stuck]) as harness:
+        run = await harness.start("p")
         await inside.wait()
-        await house.runs.cancel(ME, run.run_id)
-        log = await house.log(run)
+        await harness.runs.cancel(ME, run.run_id)
+        log = await harness.log(run)
         release.set()
-        await check_replay(house, log)
-        assert await house.log(run) == log
+        await check_replay(harness, log)
+        assert await harness.log(run) == log
     assert [result.error.reason for result in results_of(log)] == [error_pb2.ERROR_REASON_CANCELLED] * 2
     assert events.name_of(log[-1]) == "agent.run.cancelled"
 
@@ -192,16 +192,16 @@ FAN = script(
 async def test_a_cancelled_run_ends_children_at_once_and_keeps_what_had_ended(tmp_path: Path) -> None:
     hold = Hold("b", "c")
     team = (llm("p", links=["a", "b", "c"]), llm("a"), llm("b"), llm("c"))
-    async with open_team(tmp_path, FAN, *team, gate=hold) as house:
-        run = await house.start("p")
+    async with open_team(tmp_path, FAN, *team, gate=hold) as harness:
+        run = await harness.start("p")
         log = []
-        async for event in house.follow(run):
+        async for event in harness.follow(run):
             log.append(event)
             if event.agent == "p" and event.HasField("tool_completed"):
                 await hold.all_reached()
-                await house.runs.cancel(ME, run.run_id)
-        tree = await house.tree(log)
-        await check_replay(house, log)
+                await harness.runs.cancel(ME, run.run_id)
+        tree = await harness.tree(log)
+        await check_replay(harness, log)
     step = having(log, "step_failed")[-1].step_failed.step
     reasons = [result.error.reason for result in step.tool_results]
     assert reasons == [0, error_pb2.ERROR_REASON_CANCELLED, error_pb2.ERROR_REASON_CANCELLED]
@@ -238,9 +238,9 @@ async def test_a_sibling_that_fails_while_another_is_being_ended_leaves_nothing_
         c=[failing],
     )
     team = (llm("p", links=["a", "b", "c"]), llm("a"), llm("b"), llm("c"))
-    async with open_team(tmp_path, turns, *team, gate=gate) as house:
-        log = await house.turn("p", policy=ABORT)
-        await check_replay(house, log)
+    async with open_team(tmp_path, turns, *team, gate=gate) as harness:
+        log = await harness.turn("p", policy=ABORT)
+        await check_replay(harness, log)
     assert log[-1].run_failed.error.reason == error_pb2.ERROR_REASON_SUB_AGENT_FAILED
     assert len(results_of(log)) == 3
 
@@ -256,13 +256,13 @@ async def test_a_child_that_ends_in_the_moment_its_time_is_up_leaves_its_caller_
     link = agent_pb2.AgentLink(agent="slow")
     link.limits.wall_duration.FromSeconds(5)
     turns = script(p=[calls(call("call_slow", message="go")), "Going on."])
-    async with open_team(tmp_path, turns, llm("p", links=[link]), code_agents=[slow], clock=clock) as house:
-        run = await house.start("p")
+    async with open_team(tmp_path, turns, llm("p", links=[link]), code_agents=[slow], clock=clock) as harness:
+        run = await harness.start("p")
         assert await clock.next_sleep() == 5
         answer.set()
         clock.advance(5)
-        log = await house.log(run)
-        await check_replay(house, log)
+        log = await harness.log(run)
+        await check_replay(harness, log)
     assert answer_of(log) == "Going on."
 
 
@@ -276,18 +276,18 @@ async def test_a_run_that_is_cancelled_in_the_moment_it_is_accepted_ends(tmp_pat
             released.wait(30)
 
     hooks = CommitHooks(after=committed)
-    async with open_team(tmp_path, script(p=["never"]), llm("p"), gate=hold, hooks=hooks) as house:
+    async with open_team(tmp_path, script(p=["never"]), llm("p"), gate=hold, hooks=hooks) as harness:
         is_open.set()
-        starting = asyncio.create_task(house.start("p"))
+        starting = asyncio.create_task(harness.start("p"))
         await asyncio.to_thread(accepted.wait)
-        (record,) = await house.store.runs.open_runs()
-        cancelling = asyncio.create_task(house.runs.cancel(ME, record.run.run_id))
+        (record,) = await harness.store.runs.open_runs()
+        cancelling = asyncio.create_task(harness.runs.cancel(ME, record.run.run_id))
         for _ in range(3):
-            await house.runs.get(ME, record.run.run_id)
+            await harness.runs.get(ME, record.run.run_id)
         released.set()
         await cancelling
-        log = await house.log(await starting)
-        await check_replay(house, log)
+        log = await harness.log(await starting)
+        await check_replay(harness, log)
     assert log[-1].HasField("run_cancelled")
     assert len(having(log, "cancel_requested")) == 1
 
@@ -295,13 +295,13 @@ async def test_a_run_that_is_cancelled_in_the_moment_it_is_accepted_ends(tmp_pat
 async def test_a_cancelled_model_call_is_charged_what_its_provider_had_said(tmp_path: Path) -> None:
     hold = Hold("p", chunk=1)
     turns = script(p=[{"chunks": ["One ", "two."], "usage": {"input_tokens": 7, "output_tokens": 2}}])
-    async with open_team(tmp_path, turns, llm("p"), gate=hold) as house:
-        run = await house.start("p")
+    async with open_team(tmp_path, turns, llm("p"), gate=hold) as harness:
+        run = await harness.start("p")
         await hold.all_reached()
-        await house.runs.cancel(ME, run.run_id)
-        log = await house.log(run)
-        (entry,) = await house.store.usage.of_run(run.run_id)
-        await check_replay(house, log)
+        await harness.runs.cancel(ME, run.run_id)
+        log = await harness.log(run)
+        (entry,) = await harness.store.usage.of_run(run.run_id)
+        await check_replay(harness, log)
     (failed,) = having(log, "llm_failed")
     assert (entry.sequence, entry.usage.input_tokens, entry.usage.output_tokens) == (failed.sequence, 7, 2)
     used = log[-1].run_cancelled.tree_usage

@@ -14,9 +14,9 @@ from bough_server.runtime.agent import Context
 from bough_server.store.sql.rebuild import rebuild_projections
 from bough_server.tools.tool import Tool, tool
 from tests.support.held_clock import HeldClock
-from tests.support.house import House
 from tests.support.log_laws import check_laws
 from tests.support.log_readings import answer_of, check_replay, having
+from tests.support.run_harness import RunHarness
 from tests.support.teams import call, calls, llm, open_team, script
 
 CALLER = event_pb2.CancelRequested(reason=execution_pb2.CANCEL_REASON_CALLER)
@@ -26,16 +26,16 @@ class Lives:
     """Code that is lost with its server in its first life, and that is ended in its second."""
 
     def __init__(self) -> None:
-        self.house: House | None = None
+        self.harness: RunHarness | None = None
         self.lost = asyncio.Event()
 
     async def __call__(self, run_id: str) -> None:
         """Waits to be lost, or has its run ended at this moment."""
-        if self.house is None:
+        if self.harness is None:
             self.lost.set()
             await asyncio.Event().wait()
             return
-        live = self.house.live(run_id)
+        live = self.harness.live(run_id)
         if live is not None:  # no replay of it from its log alone
             assert not live.execution.barrier.live
             live.end_soon(CALLER)
@@ -51,13 +51,13 @@ async def test_a_run_that_is_ended_when_its_code_has_ended_in_a_replay_ends(tmp_
         await lives(ctx.run_id)
         return "done"
 
-    async with house(tmp_path, one) as first:
+    async with harness(tmp_path, one) as first:
         run = await first.start("one")
         await lives.lost.wait()
         await first.live(run.run_id).execution.writer.committed()  # type: ignore[union-attr]
         await first.crash()
-    async with house(tmp_path, one) as second:
-        lives.house = second
+    async with harness(tmp_path, one) as second:
+        lives.harness = second
         await second.runs.recover()
         log = await second.log(run)
         await second.until_over(run)
@@ -119,8 +119,8 @@ async def test_whose_time_was_up_is_said_by_who_ends_the_run_after_a_crash_too(t
 
 
 @asynccontextmanager
-async def bounded(folder: Path, clock: HeldClock, began: asyncio.Event) -> AsyncIterator[House]:
-    """A house with an agent in code that goes on without a child whose time is up."""
+async def bounded(folder: Path, clock: HeldClock, began: asyncio.Event) -> AsyncIterator[RunHarness]:
+    """A harness with an agent in code that goes on without a child whose time is up."""
 
     @tool(approval=True)
     async def pay() -> str:
@@ -153,13 +153,13 @@ async def bounded(folder: Path, clock: HeldClock, began: asyncio.Event) -> Async
         yield it
 
 
-def house(folder: Path, *agents: FunctionAgent) -> AbstractAsyncContextManager[House]:
-    """A house with agents in code alone."""
+def harness(folder: Path, *agents: FunctionAgent) -> AbstractAsyncContextManager[RunHarness]:
+    """A harness with agents in code alone."""
     return open_team(folder, script(), code_agents=agents)
 
 
 def cut(whole: Path, part: Path, through: int) -> None:
-    """A copy of a house's database as it was after one of the events of its only run."""
+    """A copy of a harness's database as it was after one of the events of its only run."""
     part.mkdir()
     shutil.copyfile(whole / "bough.db", part / "bough.db")
     with closing(sqlite3.connect(part / "bough.db", isolation_level=None)) as connection:

@@ -9,15 +9,15 @@ from bough.v1 import agent_pb2, error_pb2, message_pb2, policy_pb2
 from bough_server.agents.function import FunctionAgent, agent
 from bough_server.errors import RunError
 from bough_server.runtime.agent import Context
-from tests.support.house import House, names, open_house
 from tests.support.log_laws import check_laws
+from tests.support.run_harness import RunHarness, names, open_harness
 from tests.support.teams import Scripts
 
 ABORT = policy_pb2.RunPolicy(on_sub_agent_failure=policy_pb2.SUB_AGENT_FAILURE_POLICY_ABORT)
 
 
-def house(folder: Path, *agents: FunctionAgent) -> AbstractAsyncContextManager[House]:
-    return open_house(folder, models=Scripts("agents: {}"), code_agents=agents)
+def harness(folder: Path, *agents: FunctionAgent) -> AbstractAsyncContextManager[RunHarness]:
+    return open_harness(folder, models=Scripts("agents: {}"), code_agents=agents)
 
 
 @agent(description="Fails at once.")
@@ -48,7 +48,7 @@ async def test_an_effect_of_a_task_that_outlives_its_invocation_writes_nothing(t
         await tried.wait()
         return "done"
 
-    async with house(tmp_path, caller, leaver) as it:
+    async with harness(tmp_path, caller, leaver) as it:
         log = await it.turn("caller")
         check_laws(log)
     assert names(log) == [
@@ -66,7 +66,7 @@ async def test_an_agent_that_exits_fails_and_the_server_goes_on(tmp_path: Path) 
     async def exiting(ctx: Context, input: message_pb2.Message) -> str:
         sys.exit(3)
 
-    async with house(tmp_path, exiting) as it:
+    async with harness(tmp_path, exiting) as it:
         log = await it.turn("exiting")
         check_laws(log)
     assert log[-1].run_failed.error.message == "SystemExit: 3"
@@ -79,7 +79,7 @@ async def test_an_abort_that_code_catches_fails_it_all_the_same(tmp_path: Path) 
             await ctx.dispatch("failing", "go")
         return "as if nothing had happened"
 
-    async with house(tmp_path, catching, failing) as it:
+    async with harness(tmp_path, catching, failing) as it:
         log = await it.log(await it.start("catching", policy=ABORT))
         check_laws(log)
         assert (await it.replay(log)).divergence == ""
@@ -104,7 +104,7 @@ async def test_an_abort_in_a_lane_ends_the_children_of_the_other_lanes(tmp_path:
         await ctx.gather(lambda lane: lane.dispatch("waiter", "go"), fail)
         return "never"
 
-    async with house(tmp_path, fan, failing, waiter) as it:
+    async with harness(tmp_path, fan, failing, waiter) as it:
         log = await it.log(await it.start("fan", policy=ABORT))
         check_laws(log)
     assert names(log)[-4:] == [
@@ -124,7 +124,7 @@ async def test_work_that_cancels_itself_is_a_failed_step(tmp_path: Path) -> None
         await ctx.step("odd", work)
         return "never"
 
-    async with house(tmp_path, odd) as it:
+    async with harness(tmp_path, odd) as it:
         log = await it.turn("odd")
         check_laws(log)
         assert (await it.replay(log)).divergence == ""
@@ -145,7 +145,7 @@ async def test_a_child_that_cancels_itself_does_not_wait_for_its_wall(tmp_path: 
             await ctx.dispatch("odd", "go")
         return "went on"
 
-    async with house(tmp_path, caller, odd) as it:
+    async with harness(tmp_path, caller, odd) as it:
         log = await it.turn("caller")
         check_laws(log)
         assert (await it.replay(log)).divergence == ""
@@ -161,7 +161,7 @@ async def test_a_replay_of_code_that_waits_for_something_else_than_its_effects_e
         await came.wait()
         return "done"
 
-    async with house(tmp_path, waiter) as it:
+    async with harness(tmp_path, waiter) as it:
         came.set()
         log = await it.turn("waiter")
         came.clear()

@@ -15,8 +15,8 @@ from bough_server.models.model import ModelRequest
 from bough_server.runtime.agent import Context
 from bough_server.tools.tool import tool
 from tests.support.composite_agents import composite
-from tests.support.house import ME, House, open_house
 from tests.support.log_readings import answer_of, check_replay, having
+from tests.support.run_harness import ME, RunHarness, open_harness
 from tests.support.teams import Scripts, call, calls, llm, open_team, script
 
 
@@ -58,10 +58,10 @@ TEAM = (llm("lead", links=["first", "second"]), named("first", "a"), named("seco
 
 
 async def test_one_piece_of_code_runs_under_several_definitions(tmp_path: Path) -> None:
-    async with open_team(tmp_path, TURNS, *TEAM, tools=[look], code_agents=[worker()]) as house:
-        log = await house.turn("lead")
-        tree = await house.tree(log)
-        await check_replay(house, log)
+    async with open_team(tmp_path, TURNS, *TEAM, tools=[look], code_agents=[worker()]) as harness:
+        log = await harness.turn("lead")
+        tree = await harness.tree(log)
+        await check_replay(harness, log)
     answers = [one.tool_completed.result.parts[0].text for one in having(log, "tool_completed")]
     assert {"first of ['a']: A.", "second of ['b', 'a']: B. A."} <= set(answers)
     kinds = {one.name: one.kind for one in tree.agents}
@@ -73,8 +73,8 @@ async def test_one_piece_of_code_runs_under_several_definitions(tmp_path: Path) 
 
 async def test_code_that_is_named_runs_under_its_own_name_as_well(tmp_path: Path) -> None:
     turns = script(worker=[calls(call("look", what="leaf"))])
-    async with open_team(tmp_path, turns, named("first"), tools=[look], code_agents=[worker()]) as house:
-        assert answer_of(await house.turn("worker")) == "worker of []: "
+    async with open_team(tmp_path, turns, named("first"), tools=[look], code_agents=[worker()]) as harness:
+        assert answer_of(await harness.turn("worker")) == "worker of []: "
 
 
 async def test_what_a_definition_does_not_link_its_code_cannot_run(tmp_path: Path) -> None:
@@ -84,10 +84,10 @@ async def test_what_a_definition_does_not_link_its_code_cannot_run(tmp_path: Pat
         return await ctx.dispatch("a", "go")
 
     team = [named("bare", code="reaching"), llm("a")]
-    async with open_team(tmp_path, script(a=["A."]), *team, code_agents=[reaching]) as house:
-        log = await house.turn("bare")
-        await check_replay(house, log)
-        assert answer_of(await house.turn("reaching")) == "A."
+    async with open_team(tmp_path, script(a=["A."]), *team, code_agents=[reaching]) as harness:
+        log = await harness.turn("bare")
+        await check_replay(harness, log)
+        assert answer_of(await harness.turn("reaching")) == "A."
     assert log[-1].run_failed.error.reason == error_pb2.ERROR_REASON_NOT_LINKED
 
 
@@ -110,9 +110,9 @@ async def test_an_answer_of_code_fits_the_definitions_schema(tmp_path: Path, ans
 
     form = named("form", code="forms")
     form.output_schema_json = '{"type": "object", "properties": {"n": {"type": "integer"}}}'
-    async with open_team(tmp_path, script(), form, code_agents=[forms]) as house:
-        log = await house.turn("form")
-        await check_replay(house, log)
+    async with open_team(tmp_path, script(), form, code_agents=[forms]) as harness:
+        log = await harness.turn("form")
+        await check_replay(harness, log)
     if said:
         error = log[-1].run_failed.error
         assert (error.message[: len(said)], error.reason) == (said, error_pb2.ERROR_REASON_INVALID_OUTPUT)
@@ -137,9 +137,9 @@ async def test_an_answer_of_code_is_something_that_can_be_said(
         """Answers oddly."""
         return message_pb2.Message(parts=[message_pb2.Part(text="So: "), part])
 
-    async with open_team(tmp_path, script(), code_agents=[odd]) as house:
-        log = await house.turn("odd")
-        await check_replay(house, log)
+    async with open_team(tmp_path, script(), code_agents=[odd]) as harness:
+        log = await harness.turn("odd")
+        await check_replay(harness, log)
     error = log[-1].run_failed.error
     assert error.reason == error_pb2.ERROR_REASON_INVALID_OUTPUT
     assert said in error.message
@@ -151,8 +151,8 @@ async def test_a_definition_whose_code_answers_with_nothing_that_can_be_said_is_
         """Answers oddly."""
         return {"not": "an answer"}  # type: ignore[return-value]
 
-    async with open_team(tmp_path, script(), named("coded", code="odd"), code_agents=[odd]) as house:
-        said = [(await house.turn(name))[-1].run_failed.error.message for name in ("coded", "odd")]
+    async with open_team(tmp_path, script(), named("coded", code="odd"), code_agents=[odd]) as harness:
+        said = [(await harness.turn(name))[-1].run_failed.error.message for name in ("coded", "odd")]
     end = "answered with dict; give a text, a Message or an Outcome."
     assert said == [f"The agent 'coded', whose code is 'odd', {end}", f"The agent 'odd' {end}"]
 
@@ -190,10 +190,10 @@ ENOUGH, BUILD, BARE = (
 
 def at_work(
     folder: Path, *, version: str = "7", functions: Sequence[Function] = (ENOUGH, BUILD, BARE), gate: Held | None = None
-) -> AbstractAsyncContextManager[House]:
+) -> AbstractAsyncContextManager[RunHarness]:
     built = agent_pb2.AgentLink(agent="w", input=agent_pb2.InputBuilder(function="build"))
     until = agent_pb2.LoopUntil(predicate="enough")
-    return open_house(
+    return open_harness(
         folder,
         models=Scripts(script(w=[calls(call("look", what="leaf"))], a=["A."]), gate=gate),
         definitions=[
@@ -209,11 +209,11 @@ def at_work(
 
 async def crashed(folder: Path) -> Run:
     held = Held()
-    async with at_work(folder, gate=held) as house:
-        await house.runs.recover()
-        run = await house.start("lead")
+    async with at_work(folder, gate=held) as harness:
+        await harness.runs.recover()
+        run = await harness.start("lead")
         await held.reached.wait()
-        await house.crash()
+        await harness.crash()
     return run
 
 
@@ -230,22 +230,24 @@ async def test_a_run_whose_code_or_function_is_gone_is_parked_until_it_is_back(
     tmp_path: Path, lacks: dict[str, object], said: str
 ) -> None:
     run = await crashed(tmp_path)
-    async with _lacking(tmp_path, **{"functions": (ENOUGH, BUILD, BARE), **lacks}) as house:  # type: ignore[arg-type]
-        record = await house.store.runs.find(run.run_id)
+    async with _lacking(tmp_path, **{"functions": (ENOUGH, BUILD, BARE), **lacks}) as harness:  # type: ignore[arg-type]
+        record = await harness.store.runs.find(run.run_id)
         assert record is not None
-        await house.try_again(record)
-        row = (await house.runs.get(ME, run.run_id)).run
+        await harness.try_again(record)
+        row = (await harness.runs.get(ME, run.run_id)).run
     assert (row.state, row.parked_reason[: len(said)]) == (execution_pb2.EXECUTION_STATE_RUNNING, said)
-    async with at_work(tmp_path) as house:
-        await house.runs.recover()
-        log = await house.log(run)
-        await check_replay(house, log)
+    async with at_work(tmp_path) as harness:
+        await harness.runs.recover()
+        log = await harness.log(run)
+        await check_replay(harness, log)
     assert answer_of(log) == "w of ['a']: A."
 
 
-def _lacking(folder: Path, *, version: str = "7", functions: Sequence[Function]) -> AbstractAsyncContextManager[House]:
-    """A house that has other agents, as a catalog whose definitions name what is not there does not start."""
-    return open_house(
+def _lacking(
+    folder: Path, *, version: str = "7", functions: Sequence[Function]
+) -> AbstractAsyncContextManager[RunHarness]:
+    """A harness that has other agents, as a catalog whose definitions name what is not there does not start."""
+    return open_harness(
         folder,
         models=Scripts(script(w=["never"])),
         tools=[look],

@@ -10,9 +10,9 @@ import pytest
 from bough.v1 import error_pb2, execution_pb2, input_pb2, message_pb2
 from bough_server.agents.function import FunctionAgent, agent
 from bough_server.runtime.agent import Context
-from tests.support.house import ME, open_house
 from tests.support.log_laws import check_laws
 from tests.support.log_readings import answer_of, check_replay, having
+from tests.support.run_harness import ME, open_harness
 from tests.support.teams import Scripts, llm, open_team, script
 
 
@@ -37,18 +37,18 @@ async def test_a_drain_lets_effects_in_flight_end_and_none_begin(tmp_path: Path)
 
         return two
 
-    async with open_house(tmp_path, models=Scripts("agents: {}"), code_agents=[worker_agent()]) as house:
-        run = await house.start("two")
+    async with open_harness(tmp_path, models=Scripts("agents: {}"), code_agents=[worker_agent()]) as harness:
+        run = await harness.start("two")
         await began.wait()
-        draining = asyncio.create_task(house.runs.drain(10))
+        draining = asyncio.create_task(harness.runs.drain(10))
         await asyncio.sleep(0)
         may_end.set()
         await draining
         assert done == ["first"]
-    async with open_house(tmp_path, models=Scripts("agents: {}"), code_agents=[worker_agent()]) as house:
-        await house.runs.recover()
-        log = await house.log(run)
-        await check_replay(house, log)
+    async with open_harness(tmp_path, models=Scripts("agents: {}"), code_agents=[worker_agent()]) as harness:
+        await harness.runs.recover()
+        log = await harness.log(run)
+        await check_replay(harness, log)
     assert answer_of(log) == "one two"
     assert done == ["first", "second"]
     assert [event.WhichOneof("payload") for event in log] == [
@@ -62,18 +62,18 @@ async def test_a_run_that_sleeps_is_drained_at_once_and_sleeps_on(tmp_path: Path
         await ctx.sleep(0.3)
         return "awake"
 
-    async with open_house(tmp_path, models=Scripts("agents: {}"), code_agents=[sleeper]) as house:
-        run = await house.start("sleeper")
-        async for event in house.follow(run):
+    async with open_harness(tmp_path, models=Scripts("agents: {}"), code_agents=[sleeper]) as harness:
+        run = await harness.start("sleeper")
+        async for event in harness.follow(run):
             if event.HasField("value_recorded"):
                 break
         began = time.monotonic()
-        await house.runs.drain(60)
+        await harness.runs.drain(60)
         assert time.monotonic() - began < 30
-    async with open_house(tmp_path, models=Scripts("agents: {}"), code_agents=[sleeper]) as house:
-        await house.runs.recover()
-        log = await house.log(run)
-        await check_replay(house, log)
+    async with open_harness(tmp_path, models=Scripts("agents: {}"), code_agents=[sleeper]) as harness:
+        await harness.runs.recover()
+        log = await harness.log(run)
+        await check_replay(harness, log)
     assert answer_of(log) == "awake"
     slept = log[-1].record_time.ToNanoseconds() - having(log, "value_recorded")[0].record_time.ToNanoseconds()
     assert slept >= 290_000_000
@@ -97,25 +97,25 @@ async def test_a_run_that_asks_while_it_is_drained_is_left_resumable(tmp_path: P
 
         return " ".join(map(str, await ctx.gather(work, asks)))
 
-    async with open_house(tmp_path, models=Scripts("agents: {}"), code_agents=[both]) as house:
-        run = await house.start("both")
+    async with open_harness(tmp_path, models=Scripts("agents: {}"), code_agents=[both]) as harness:
+        run = await harness.start("both")
         await began.wait()
-        async for event in house.follow(run):
+        async for event in harness.follow(run):
             if event.HasField("input_requested"):
                 request = event.input_requested.request
                 break
-        draining = asyncio.create_task(house.runs.drain(10))
+        draining = asyncio.create_task(harness.runs.drain(10))
         await asyncio.sleep(0)
         may_end.set()
         await draining
-        state = (await house.runs.get(ME, run.run_id)).run.state
+        state = (await harness.runs.get(ME, run.run_id)).run.state
     assert state in (execution_pb2.EXECUTION_STATE_INPUT_REQUIRED, execution_pb2.EXECUTION_STATE_RUNNING)
-    async with open_house(tmp_path, models=Scripts("agents: {}"), code_agents=[both]) as house:
-        await house.runs.recover()
-        await house.until_interrupted(run)
-        await house.resume(run, input_pb2.InputAnswer(input_id=request.input_id, value_json='"yes"'))
-        log = await house.log(run)
-        await check_replay(house, log)
+    async with open_harness(tmp_path, models=Scripts("agents: {}"), code_agents=[both]) as harness:
+        await harness.runs.recover()
+        await harness.until_interrupted(run)
+        await harness.resume(run, input_pb2.InputAnswer(input_id=request.input_id, value_json='"yes"'))
+        log = await harness.log(run)
+        await check_replay(harness, log)
     assert answer_of(log) == "worked yes"
     assert len(having(log, "input_requested")) == 1
 
@@ -152,14 +152,14 @@ async def test_code_that_decides_by_what_no_effect_gave_is_told_what_to_do_and_w
 
         return fickle
 
-    async with open_house(tmp_path, models=Scripts("agents: {}"), code_agents=[fickle_agent()]) as house:
-        run = await house.start("fickle")
+    async with open_harness(tmp_path, models=Scripts("agents: {}"), code_agents=[fickle_agent()]) as harness:
+        run = await harness.start("fickle")
         await reached.wait()
-        await house.crash()
+        await harness.crash()
     before = list(touched)
-    async with open_house(tmp_path, models=Scripts("agents: {}"), code_agents=[fickle_agent()]) as house:
-        await house.runs.recover()
-        log = await house.log(run)
+    async with open_harness(tmp_path, models=Scripts("agents: {}"), code_agents=[fickle_agent()]) as harness:
+        await harness.runs.recover()
+        log = await harness.log(run)
         check_laws(log)
     error = log[-1].run_failed.error
     assert error.reason == error_pb2.ERROR_REASON_NON_DETERMINISTIC
@@ -175,27 +175,27 @@ async def test_a_run_whose_log_is_handed_back_is_drained_at_once(tmp_path: Path)
         if is_stuck:
             await asyncio.Event().wait()
 
-    async with open_team(tmp_path, script(p=["Done."]), llm("p"), gate=gate) as house:
-        run = await house.start("p")
-        async for event in house.follow(run):
+    async with open_team(tmp_path, script(p=["Done."]), llm("p"), gate=gate) as harness:
+        run = await harness.start("p")
+        async for event in harness.follow(run):
             if event.HasField("llm_started"):
                 break
-        await house.crash()
-    async with open_team(tmp_path, script(p=["Done."]), llm("p"), gate=gate) as house:
-        recovering = asyncio.create_task(house.runs.recover())
+        await harness.crash()
+    async with open_team(tmp_path, script(p=["Done."]), llm("p"), gate=gate) as harness:
+        recovering = asyncio.create_task(harness.runs.recover())
         async with asyncio.timeout(30):  # a thread reads the log: turns of the loop say nothing of how long it takes
             for _ in count():
                 await asyncio.sleep(0)
-                if (live := house.live(run.run_id)) is not None:
+                if (live := harness.live(run.run_id)) is not None:
                     break
         assert not live.execution.barrier.live
         async with asyncio.timeout(30):
-            await house.runs.drain(60)
+            await harness.runs.drain(60)
         await recovering
     is_stuck = False
-    async with open_team(tmp_path, script(p=["Done."]), llm("p"), gate=gate) as house:
-        await house.runs.recover()
-        log = await house.log(run)
-        await check_replay(house, log)
+    async with open_team(tmp_path, script(p=["Done."]), llm("p"), gate=gate) as harness:
+        await harness.runs.recover()
+        log = await harness.log(run)
+        await check_replay(harness, log)
     assert answer_of(log) == "Done."
     assert [event.attempt for event in having(log, "llm_retrying")] == [2], "the drained one asked nobody"

@@ -10,12 +10,12 @@ from bough import reply
 from bough.v1 import error_pb2, input_pb2, message_pb2
 from bough_server.agents.function import agent
 from bough_server.runtime.agent import Context
-from tests.support.house import names
 from tests.support.log_readings import answer_of, check_replay, having
 from tests.support.question_agents import (
-    house,
+    harness,
     open_requests,
 )
+from tests.support.run_harness import names
 
 Message = message_pb2.Message
 Request = input_pb2.InputRequest
@@ -27,7 +27,7 @@ async def test_effects_at_once_fail_with_what_to_do_though_one_of_them_asks(tmp_
         await asyncio.gather(ctx.ask("a?"), ctx.ask("b?"))
         return "never"
 
-    async with house(tmp_path, hasty) as it:
+    async with harness(tmp_path, hasty) as it:
         run = await it.start("hasty")
         log = await it.until_interrupted(run)
     assert not having(log, "run_interrupted")
@@ -72,7 +72,7 @@ async def test_a_run_that_waits_writes_nothing_whatever_its_code_does(
     async def stubborn(ctx: Context, input: Message) -> str:
         return str(await body(ctx))
 
-    async with house(tmp_path, stubborn) as it:
+    async with harness(tmp_path, stubborn) as it:
         run = await it.start("stubborn")
         log = await it.until_interrupted(run)
         await it.until_over(run)

@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from bough.v1 import event_pb2, run_pb2
 from tests.durability.prefixes.recovery import cut_off
 from tests.support.held_clock import HeldClock
-from tests.support.house import House, open_house
 from tests.support.log_readings import check_replay
 from tests.support.random_code import Code, Maker, agent_of, passing_time
+from tests.support.run_harness import RunHarness, open_harness
 from tests.support.teams import Scripts
 
 PATIENCE = 10.0
@@ -25,30 +25,30 @@ Log = Sequence[event_pb2.AgentEvent]
 
 
 @asynccontextmanager
-async def time_passes(code: Code, folder: Path, numbers: random.Random, clock: HeldClock) -> AsyncIterator[House]:
+async def time_passes(code: Code, folder: Path, numbers: random.Random, clock: HeldClock) -> AsyncIterator[RunHarness]:
     agents = [agent_of(one, clock) for one in code.everybody()]
     async with (
-        open_house(folder, models=Scripts("agents: {}"), code_agents=agents, clock=clock) as house,
+        open_harness(folder, models=Scripts("agents: {}"), code_agents=agents, clock=clock) as harness,
         passing_time(clock, numbers),
         asyncio.timeout(PATIENCE),
     ):
-        yield house
+        yield harness
 
 
 async def whole(code: Code, folder: Path, numbers: random.Random) -> Log:
-    async with time_passes(code, folder, numbers, HeldClock()) as house:
-        log = await house.turn(code.name)
-        await check_replay(house, log)
+    async with time_passes(code, folder, numbers, HeldClock()) as harness:
+        log = await harness.turn(code.name)
+        await check_replay(harness, log)
     return log
 
 
 async def recovered(code: Code, folder: Path, numbers: random.Random, prefix: Log) -> Log:
     clock = HeldClock(prefix[-1].record_time.ToNanoseconds() + numbers.choice([0, 10**9]))
-    async with time_passes(code, folder, numbers, clock) as house:
-        await house.runs.recover()
+    async with time_passes(code, folder, numbers, clock) as harness:
+        await harness.runs.recover()
         run = run_pb2.Run(run_id=prefix[0].run_id, session_id=prefix[0].session_id)
-        log = await house.log(run)
-        await check_replay(house, log)
+        log = await harness.log(run)
+        await check_replay(harness, log)
     return log
 
 

@@ -46,16 +46,16 @@ async def of_messages(ctx: Context, input: Message) -> Message:
 
 @pytest.mark.parametrize("code", [of_text, of_text_postponed])
 async def test_an_input_annotated_as_text_is_the_text_of_the_message(tmp_path: Path, code: FunctionAgent) -> None:
-    async with open_team(tmp_path, script(), code_agents=[telling(TEXTS), code]) as house:
-        log = await house.turn("lead")
-        await check_replay(house, log)
+    async with open_team(tmp_path, script(), code_agents=[telling(TEXTS), code]) as harness:
+        log = await harness.turn("lead")
+        await check_replay(harness, log)
     assert answer_of(log) == "I heard: one two"
 
 
 async def test_text_alone_fits_an_input_annotated_as_text(tmp_path: Path) -> None:
-    async with open_team(tmp_path, script(), code_agents=[telling(MIXED), of_text]) as house:
-        log = await house.turn("lead")
-        await check_replay(house, log)
+    async with open_team(tmp_path, script(), code_agents=[telling(MIXED), of_text]) as harness:
+        log = await harness.turn("lead")
+        await check_replay(harness, log)
     (failed,) = having(log, "sub_agent_failed")
     assert failed.sub_agent_failed.error.reason == error_pb2.ERROR_REASON_BAD_ARGUMENTS
     assert failed.sub_agent_failed.error.message == (
@@ -65,9 +65,9 @@ async def test_text_alone_fits_an_input_annotated_as_text(tmp_path: Path) -> Non
 
 
 async def test_any_other_input_is_the_message(tmp_path: Path) -> None:
-    async with open_team(tmp_path, script(), code_agents=[telling(MIXED), of_messages]) as house:
-        log = await house.turn("lead")
-        await check_replay(house, log)
+    async with open_team(tmp_path, script(), code_agents=[telling(MIXED), of_messages]) as harness:
+        log = await harness.turn("lead")
+        await check_replay(harness, log)
     assert list(log[-1].run_completed.final_answer.parts) == list(MIXED.parts)
 
 
@@ -81,9 +81,9 @@ async def test_code_may_change_its_copy_of_the_definition(tmp_path: Path) -> Non
         return ctx.definition.name
 
     before = careless.definition.SerializeToString()
-    async with open_team(tmp_path, script(c=["Yes."]), llm("c"), code_agents=[careless]) as house:
-        log = await house.turn("p")
-        await check_replay(house, log)
+    async with open_team(tmp_path, script(c=["Yes."]), llm("c"), code_agents=[careless]) as harness:
+        log = await harness.turn("p")
+        await check_replay(harness, log)
     assert answer_of(log) == "p"
     assert careless.definition.SerializeToString() == before
 
@@ -109,9 +109,9 @@ def returning(outcome: Outcome) -> Agent:
 
 async def test_an_exit_ends_every_agent_above(tmp_path: Path) -> None:
     team = (flow("outer", "sequence", "inner", "never"), flow("inner", "sequence", "p", "never"), llm("never"))
-    async with open_team(tmp_path, script(), *team, code_agents=[returning(Outcome.exit("That is all."))]) as house:
-        log = await house.turn("outer")
-        await check_replay(house, log)
+    async with open_team(tmp_path, script(), *team, code_agents=[returning(Outcome.exit("That is all."))]) as harness:
+        log = await harness.turn("outer")
+        await check_replay(harness, log)
     assert answer_of(log) == "That is all."
     assert log[-1].run_completed.end_reason == execution_pb2.END_REASON_EXITED
     assert [event.agent for event in having(log, "sub_agent_started")] == ["inner", "p"]
@@ -123,10 +123,10 @@ async def test_an_exit_ends_every_agent_above(tmp_path: Path) -> None:
 )
 async def test_a_break_ends_the_loop_with_the_answer_before(tmp_path: Path, outcome: Outcome, says: list[str]) -> None:
     team = (flow("loop", "loop", "writer", "p"), llm("writer"))
-    async with open_team(tmp_path, script(writer=["A draft."]), *team, code_agents=[returning(outcome)]) as house:
-        log = await house.turn("loop")
-        stored = await house.messages(log[0].session_id)
-        await check_replay(house, log)
+    async with open_team(tmp_path, script(writer=["A draft."]), *team, code_agents=[returning(outcome)]) as harness:
+        log = await harness.turn("loop")
+        stored = await harness.messages(log[0].session_id)
+        await check_replay(harness, log)
     assert answer_of(log) == "A draft."
     assert [text_of(one.message) for one in stored[1:]] == ["A draft.", *says, "A draft."]
 
@@ -136,8 +136,8 @@ async def test_a_transfer_runs_another_member_with_its_message(tmp_path: Path) -
     swarm.sub_agents.extend([agent_pb2.AgentLink(agent="p"), agent_pb2.AgentLink(agent="b")])
     swarm.swarm.entry_agent = "p"
     code = returning(Outcome.transfer("b", "Pay it back."))
-    async with open_team(tmp_path, script(b=["Done."]), swarm, llm("b"), code_agents=[code]) as house:
-        log = await house.turn("swarm")
-        await check_replay(house, log)
+    async with open_team(tmp_path, script(b=["Done."]), swarm, llm("b"), code_agents=[code]) as harness:
+        log = await harness.turn("swarm")
+        await check_replay(harness, log)
     assert answer_of(log) == "Done."
     assert having(log, "sub_agent_started")[-1].sub_agent_started.input.parts[0].text == "Pay it back."

@@ -13,10 +13,10 @@ from bough_server.runs.replay import Replayed
 from bough_server.runtime.agent import Context
 from bough_server.tools.tool import tool
 from tests.support.held_clock import HeldClock
-from tests.support.house import ME, House, names, open_house
 from tests.support.log_laws import check_laws
 from tests.support.log_readings import answer_of, check_replay, having, results_of, text_of
-from tests.support.question_agents import house
+from tests.support.question_agents import harness
+from tests.support.run_harness import ME, RunHarness, names, open_harness
 from tests.support.teams import Scripts, call, calls, llm, open_team, script
 
 Message = message_pb2.Message
@@ -40,10 +40,10 @@ def beside(done: asyncio.Event) -> FunctionAgent:
     return busy
 
 
-async def asked_in(house: House, run: run_pb2.Run, count: int = 1) -> list[Request]:
+async def asked_in(harness: RunHarness, run: run_pb2.Run, count: int = 1) -> list[Request]:
     """The first requests of a run, once they are recorded."""
     found: list[Request] = []
-    async for event in house.follow(run):
+    async for event in harness.follow(run):
         if event.HasField("input_requested"):
             found.append(event.input_requested.request)
         if len(found) == count:
@@ -54,11 +54,11 @@ async def asked_in(house: House, run: run_pb2.Run, count: int = 1) -> list[Reque
 @pytest.mark.parametrize("recovers", [False, True])
 async def test_an_answer_to_a_run_that_nobody_executes_yet_takes_it_over(tmp_path: Path, recovers: bool) -> None:
     done = asyncio.Event()
-    async with house(tmp_path, beside(done)) as it:
+    async with harness(tmp_path, beside(done)) as it:
         run = await it.start("busy")
         (request,) = await asked_in(it, run)
         await it.crash()
-    async with house(tmp_path, beside(done)) as it:
+    async with harness(tmp_path, beside(done)) as it:
         if recovers:
             await asyncio.gather(it.runs.recover(), *(it.resume(run, reply(request, "A")) for _ in range(3)))
         else:
@@ -74,12 +74,12 @@ async def test_an_answer_to_a_run_that_nobody_executes_yet_takes_it_over(tmp_pat
 
 async def test_an_answer_that_was_recorded_before_a_crash_is_not_asked_for_again(tmp_path: Path) -> None:
     done = asyncio.Event()
-    async with house(tmp_path, beside(done)) as it:
+    async with harness(tmp_path, beside(done)) as it:
         run = await it.start("busy")
         (request,) = await asked_in(it, run)
         await it.resume(run, reply(request, "A"))
         await it.crash()
-    async with house(tmp_path, beside(done)) as it:
+    async with harness(tmp_path, beside(done)) as it:
         await it.runs.recover()
         await it.resume(run, reply(request, "A"))
         assert not (await it.runs.get(ME, run.run_id)).run.open_requests
@@ -127,10 +127,10 @@ async def test_models_are_shown_the_same_however_often_the_run_was_restarted(tmp
     assert restarted == plain
 
 
-async def _stopped(house: House, run: run_pb2.Run) -> None:
+async def _stopped(harness: RunHarness, run: run_pb2.Run) -> None:
     """Waits until a run waits for input, or has ended."""
-    await house.until_over(run)
-    state = (await house.runs.get(ME, run.run_id)).run.state
+    await harness.until_over(run)
+    state = (await harness.runs.get(ME, run.run_id)).run.state
     assert state in (execution_pb2.EXECUTION_STATE_INPUT_REQUIRED, execution_pb2.EXECUTION_STATE_SUCCEEDED)
 
 
@@ -167,7 +167,7 @@ async def answered_backwards(folder: Path) -> tuple[list[event_pb2.AgentEvent], 
     turns = Scripts(script(lanes=[calls(call("pay", amount=0))]))
     run = None
     for count in (2, 1):
-        async with open_house(folder, models=turns, code_agents=[lanes], tools=[pay]) as it:
+        async with open_harness(folder, models=turns, code_agents=[lanes], tools=[pay]) as it:
             run = run or await it.start("lanes")
             await _stopped(it, run)
             requests = (await it.runs.get(ME, run.run_id)).run.open_requests
@@ -204,17 +204,17 @@ def versioned(name: str, version: str) -> FunctionAgent:
 
 async def test_a_run_that_cannot_go_on_here_holds_up_no_expiry_of_another_s(tmp_path: Path) -> None:
     clock = HeldClock()
-    async with house(tmp_path, versioned("old", "1"), versioned("new", "1"), clock=clock) as it:
+    async with harness(tmp_path, versioned("old", "1"), versioned("new", "1"), clock=clock) as it:
         first, second = await it.start("old", "10"), await it.start("new", "20")
         for run in (first, second):
             await it.until_interrupted(run)
             await it.until_over(run)
     clock.advance(60)
-    async with house(tmp_path, versioned("old", "2"), versioned("new", "1"), clock=clock) as it:
+    async with harness(tmp_path, versioned("old", "2"), versioned("new", "1"), clock=clock) as it:
         await it.runs.recover()
         log = await it.log(second)
         assert answer_of(log) == "none"
         assert (await it.runs.get(ME, first.run_id)).run.state == execution_pb2.EXECUTION_STATE_INPUT_REQUIRED
-    async with house(tmp_path, versioned("old", "1"), versioned("new", "1"), clock=clock) as it:
+    async with harness(tmp_path, versioned("old", "1"), versioned("new", "1"), clock=clock) as it:
         await it.runs.recover()
         assert answer_of(await it.log(first)) == "none"

@@ -12,16 +12,16 @@ from bough_server.agents.function import FunctionAgent, agent
 from bough_server.engine.input_requests import received as as_received
 from bough_server.errors import AgentUnusable, AlreadyAnswered, InvalidRequest, RequestIdReused, RunEnded, RunError
 from bough_server.runtime.agent import Context
-from tests.support.house import ME, House
 from tests.support.log_readings import answer_of, check_replay, having
 from tests.support.question_agents import (
     asker,
-    house,
+    harness,
     open_requests,
     pair,
     received,
     until,
 )
+from tests.support.run_harness import ME, RunHarness
 
 Message = message_pb2.Message
 Request = input_pb2.InputRequest
@@ -41,7 +41,7 @@ WRONG: dict[str, Callable[[dict[str, Request]], input_pb2.InputAnswer]] = {
 
 @pytest.mark.parametrize("words", WRONG)
 async def test_a_wrong_answer_among_right_ones_changes_nothing(tmp_path: Path, words: str) -> None:
-    async with house(tmp_path, asker, pair) as it:
+    async with harness(tmp_path, asker, pair) as it:
         run = await it.start("pair")
         before = await it.until_interrupted(run)
         asked = open_requests(before)
@@ -56,7 +56,7 @@ async def test_a_wrong_answer_among_right_ones_changes_nothing(tmp_path: Path, w
 
 
 async def test_a_second_answer_to_the_same_request_is_refused_with_all_the_others(tmp_path: Path) -> None:
-    async with house(tmp_path, asker, pair) as it:
+    async with harness(tmp_path, asker, pair) as it:
         run = await it.start("pair")
         before = await it.until_interrupted(run)
         asked = open_requests(before)
@@ -86,7 +86,7 @@ async def test_a_question_of_what_has_ended_takes_no_answer(tmp_path: Path) -> N
         return str(await ctx.ask("outer?"))
 
     torn.definition.sub_agents[0].on_failure = policy_pb2.SUB_AGENT_FAILURE_POLICY_ABORT
-    async with house(tmp_path, outer, torn, failing) as it:
+    async with harness(tmp_path, outer, torn, failing) as it:
         run = await it.start("outer")
         log = await it.until_interrupted(run)
         asked = {
@@ -110,7 +110,7 @@ async def test_an_answer_is_taken_while_the_run_goes_and_it_is_never_interrupted
         said = await ctx.gather(lambda lane: lane.ask("a?"), lambda lane: lane.step("work", go_on.wait))
         return str(said[0])
 
-    async with house(tmp_path, busy) as it:
+    async with harness(tmp_path, busy) as it:
         run = await it.start("busy")
         async for event in it.follow(run):
             if event.HasField("input_requested"):
@@ -132,7 +132,7 @@ async def test_an_answer_is_taken_while_the_run_goes_and_it_is_never_interrupted
     assert (told.source, told.answered_by) == (input_pb2.ANSWER_SOURCE_CALLER, "local")
 
 
-async def since(it: House, run: run_pb2.Run, *answers: input_pb2.InputAnswer, request_id: str = "") -> int:
+async def since(it: RunHarness, run: run_pb2.Run, *answers: input_pb2.InputAnswer, request_id: str = "") -> int:
     request = agent_service_pb2.ResumeRunRequest(run_id=run.run_id, answers=answers, request_id=request_id)
     return (await it.runs.resume(ME, request, deadline_time_ns=None)).since
 
@@ -149,7 +149,7 @@ async def test_two_different_answers_at_once_the_first_one_stands(tmp_path: Path
 
         return str((await ctx.gather(lambda lane: lane.ask("a?"), work))[0])
 
-    async with house(tmp_path, busy) as it:
+    async with harness(tmp_path, busy) as it:
         run = await it.start("busy")
         asked = [event async for event in until(it.follow(run), "input_requested", 1)][-1].input_requested.request
         if not is_live:
@@ -174,16 +174,16 @@ async def test_a_run_whose_code_is_not_here_takes_no_answer_and_has_not_ended(tm
 
         return waits
 
-    async with house(tmp_path, waiter("1")) as it:
+    async with harness(tmp_path, waiter("1")) as it:
         run = await it.start("waits")
         asked = open_requests(await it.until_interrupted(run))
-    async with house(tmp_path, waiter("2")) as it:
+    async with harness(tmp_path, waiter("2")) as it:
         with pytest.raises(AgentUnusable) as raised:
             await it.resume(run, reply(asked["how?"], "so"))
         row = (await it.runs.get(ME, run.run_id)).run
     assert [word for word in ("'waits'", "'1'", "'2'") if word not in raised.value.message] == []
     assert (row.state, list(row.open_requests)) == (execution_pb2.EXECUTION_STATE_INPUT_REQUIRED, [asked["how?"]])
-    async with house(tmp_path, waiter("1")) as it:
+    async with harness(tmp_path, waiter("1")) as it:
         await it.resume(run, reply(asked["how?"], "so"))
         assert answer_of(await it.log(run)) == "so"
 
@@ -200,7 +200,7 @@ async def test_a_repeated_resume_follows_from_the_same_place_and_its_id_takes_no
 
         return " ".join([str(one) for one in await ctx.gather(ask, lambda lane: lane.ask("b?"))])
 
-    async with house(tmp_path, busy) as it:
+    async with harness(tmp_path, busy) as it:
         run = await it.start("busy")
         before = await it.until_interrupted(run)
         asked = open_requests(before)
@@ -229,7 +229,7 @@ async def test_who_has_been_answered_and_has_not_woken_yet_takes_no_other_answer
         return str((await ctx.gather(lambda lane: lane.ask("a?"), lambda lane: lane.step("work", go_on.wait)))[0])
 
     go_on = asyncio.Event()
-    async with house(tmp_path, busy) as it:
+    async with harness(tmp_path, busy) as it:
         run = await it.start("busy")
         asked = [event async for event in until(it.follow(run), "input_requested", 1)][-1]
         live = it.live(run.run_id)
@@ -243,7 +243,7 @@ async def test_who_has_been_answered_and_has_not_woken_yet_takes_no_other_answer
 
 
 async def test_an_answer_written_otherwise_is_the_same_answer(tmp_path: Path) -> None:
-    async with house(tmp_path, asker, pair) as it:
+    async with harness(tmp_path, asker, pair) as it:
         run = await it.start("pair")
         asked = open_requests(await it.until_interrupted(run))
         of = asked["b?"].input_id

@@ -21,9 +21,9 @@ from bough_server.errors import AlreadyAnswered, RunError
 from bough_server.runtime.agent import Context
 from bough_server.tools.tool import tool
 from tests.support.held_clock import HeldClock
-from tests.support.house import ME, House, names
 from tests.support.log_readings import answer_of, check_replay, having, results_of
-from tests.support.question_agents import house
+from tests.support.question_agents import harness
+from tests.support.run_harness import ME, RunHarness, names
 from tests.support.teams import call, calls, llm, open_team, script
 
 Message = message_pb2.Message
@@ -61,9 +61,9 @@ def beside(done: asyncio.Event, seconds: int = 0) -> FunctionAgent:
     return busy
 
 
-async def asked_in(house: House, run: run_pb2.Run) -> input_pb2.InputRequest:
+async def asked_in(harness: RunHarness, run: run_pb2.Run) -> input_pb2.InputRequest:
     """The first request of a run, once it is recorded."""
-    async for event in house.follow(run):
+    async for event in harness.follow(run):
         if event.HasField("input_requested"):
             return event.input_requested.request
     raise AssertionError("the run asked nothing")
@@ -76,7 +76,7 @@ async def test_a_question_that_nobody_answers_in_time_has_its_default_or_fails(
 ) -> None:
     clock, done = HeldClock(), asyncio.Event()
     team = (beside(done), patient, strict)
-    async with house(tmp_path, *team, clock=clock) as it:
+    async with harness(tmp_path, *team, clock=clock) as it:
         await it.runs.recover()
         run = await it.start("busy" if when == "live" else name, name)
         request = await asked_in(it, run)
@@ -91,7 +91,7 @@ async def test_a_question_that_nobody_answers_in_time_has_its_default_or_fails(
             log = await it.log(run)
     if when == "down":
         clock.advance(DAY)
-        async with house(tmp_path, *team, clock=clock) as it:
+        async with harness(tmp_path, *team, clock=clock) as it:
             await it.runs.recover()
             log = await it.log(run)
             await check_replay(it, log)
@@ -104,7 +104,7 @@ async def test_a_question_that_nobody_answers_in_time_has_its_default_or_fails(
 
 async def test_an_answer_stands_that_came_before_the_expiry_and_one_after_it_does_not(tmp_path: Path) -> None:
     clock = HeldClock()
-    async with house(tmp_path, patient, clock=clock) as it:
+    async with harness(tmp_path, patient, clock=clock) as it:
         await it.runs.recover()
         late, early = await it.start("patient"), await it.start("patient")
         requests = [await asked_in(it, run) for run in (late, early)]
@@ -125,7 +125,7 @@ async def test_an_answer_stands_that_came_before_the_expiry_and_one_after_it_doe
 
 async def test_answers_and_the_expiry_at_once_leave_one_answer(tmp_path: Path) -> None:
     clock = HeldClock()
-    async with house(tmp_path, patient, clock=clock) as it:
+    async with harness(tmp_path, patient, clock=clock) as it:
         await it.runs.recover()
         run = await it.start("patient")
         request = await asked_in(it, run)
@@ -146,7 +146,7 @@ async def test_the_deadline_of_whoever_answers_is_the_run_s_unless_it_is_in_the_
     tmp_path: Path, is_background: bool
 ) -> None:
     clock = HeldClock()
-    async with house(tmp_path, patient, clock=clock) as it:
+    async with harness(tmp_path, patient, clock=clock) as it:
         policy = policy_pb2.RunPolicy(background=is_background)
         run = await it.start("patient", policy=policy, deadline_time_ns=clock.now_ns() + SECOND)
         request = await asked_in(it, run)
@@ -163,7 +163,7 @@ async def test_the_deadline_of_whoever_answers_is_the_run_s_unless_it_is_in_the_
 
 async def test_a_run_whose_time_is_up_when_it_goes_on_is_ended(tmp_path: Path) -> None:
     clock = HeldClock()
-    async with house(tmp_path, patient, clock=clock) as it:
+    async with harness(tmp_path, patient, clock=clock) as it:
         run = await it.start("patient")
         request = await asked_in(it, run)
         await it.until_interrupted(run)
@@ -177,7 +177,7 @@ async def test_a_run_whose_time_is_up_when_it_goes_on_is_ended(tmp_path: Path) -
 
 async def test_the_own_time_of_an_agent_that_asks_stands_still_while_the_run_waits(tmp_path: Path) -> None:
     clock, done = HeldClock(), asyncio.Event()
-    async with house(tmp_path, beside(done, seconds=60), patient, strict, clock=clock) as it:
+    async with harness(tmp_path, beside(done, seconds=60), patient, strict, clock=clock) as it:
         run = await it.start("busy", "patient")
         request = await asked_in(it, run)
         assert await clock.next_sleep() == 60
@@ -194,7 +194,7 @@ async def test_the_own_time_of_an_agent_that_asks_stands_still_while_the_run_wai
 
 async def test_an_agent_whose_own_time_is_up_while_it_asks_closes_its_question(tmp_path: Path) -> None:
     clock, done = HeldClock(), asyncio.Event()
-    async with house(tmp_path, beside(done, seconds=60), patient, strict, clock=clock) as it:
+    async with harness(tmp_path, beside(done, seconds=60), patient, strict, clock=clock) as it:
         run = await it.start("busy", "patient")
         await asked_in(it, run)
         assert await clock.next_sleep() == 60
@@ -255,7 +255,7 @@ async def test_a_run_that_goes_on_waits_for_somebody_to_follow_it(tmp_path: Path
         await ctx.step("work", asyncio.Event().wait)
         return "done"
 
-    async with house(tmp_path, worker) as it:
+    async with harness(tmp_path, worker) as it:
         run = await it.start("worker")
         request = await asked_in(it, run)
         await it.until_interrupted(run)
@@ -279,12 +279,12 @@ async def test_what_fell_due_while_no_server_ran_is_answered_though_the_run_was_
 ) -> None:
     clock, done = HeldClock(), asyncio.Event()
     team = (beside(done), patient, strict)
-    async with house(tmp_path, *team, clock=clock) as it:
+    async with harness(tmp_path, *team, clock=clock) as it:
         run = await it.start("busy", "patient")
         await asked_in(it, run)
         await it.crash()
     clock.advance(DAY)
-    async with house(tmp_path, *team, clock=clock) as it:
+    async with harness(tmp_path, *team, clock=clock) as it:
         await it.runs.recover()
         async for event in it.follow(run):
             if event.HasField("input_received"):

@@ -14,8 +14,8 @@ from bough_server.runtime.agent import Context
 from bough_server.tools.tool import ToolContext, tool
 from tests.durability.prefixes.recovery import cut_off
 from tests.support.composite_agents import parallel
-from tests.support.house import House
 from tests.support.log_readings import answer_of, check_replay, having
+from tests.support.run_harness import RunHarness
 from tests.support.teams import call, calls, llm, open_team, script
 
 
@@ -51,18 +51,18 @@ async def test_calls_that_had_answered_keep_what_they_wrote_although_one_between
 
     team = (parallel("p", "writing", "failing", fails_fast=True), llm("writing", tools=["put", "hang"]))
     turns = script(writing=[calls(call("put", name="first"), call("hang"), call("put", name="last"))])
-    async with open_team(tmp_path, turns, *team, tools=[put, hang], code_agents=[root, failing]) as house:
-        run = await house.start("root")
+    async with open_team(tmp_path, turns, *team, tools=[put, hang], code_agents=[root, failing]) as harness:
+        run = await harness.start("root")
         log = []
-        async for event in house.follow(run):
+        async for event in harness.follow(run):
             log.append(event)
             if len(having(log, "tool_completed")) == 2:
                 has_written.set()
-        await check_replay(house, log)
+        await check_replay(harness, log)
     assert json.loads(answer_of(log)) == {"first": True, "last": True}
 
 
-def _lanes(folder: Path, reason: execution_pb2.CancelReason.ValueType) -> AbstractAsyncContextManager[House]:
+def _lanes(folder: Path, reason: execution_pb2.CancelReason.ValueType) -> AbstractAsyncContextManager[RunHarness]:
     """Three lanes, two at once: the first answers at the moment when the second fails."""
     both = asyncio.Event()
 
@@ -99,16 +99,16 @@ async def test_a_lane_that_had_not_begun_when_its_caller_failed_is_not_ended_aft
     tmp_path: Path, reason: execution_pb2.CancelReason.ValueType
 ) -> None:
     (tmp_path / "whole").mkdir()
-    async with _lanes(tmp_path / "whole", reason) as house:
-        log = await house.turn("root")
-        await check_replay(house, log)
+    async with _lanes(tmp_path / "whole", reason) as harness:
+        log = await harness.turn("root")
+        await check_replay(harness, log)
     # The first had answered, but the task that starts the third had not run yet.
     (wish,) = having(log, "cancel_requested")
     assert (wish.cancel_requested.effect_scope, wish.cancel_requested.reason) == ("e0/g0", reason)
     end = next(event for event in log if event.effect_key == "e0" and event.HasField("sub_agent_failed"))
     cut_off(tmp_path / "whole", log[: end.sequence], tmp_path / "again")
-    async with _lanes(tmp_path / "again", reason) as house:
-        await house.runs.recover()
-        again = await house.log(run_pb2.Run(run_id=log[0].run_id, session_id=log[0].session_id))
-        await check_replay(house, again)
+    async with _lanes(tmp_path / "again", reason) as harness:
+        await harness.runs.recover()
+        again = await harness.log(run_pb2.Run(run_id=log[0].run_id, session_id=log[0].session_id))
+        await check_replay(harness, again)
     assert len(having(again, "cancel_requested")) == 1

@@ -6,9 +6,9 @@ from pathlib import Path
 from bough import approve
 from bough.v1 import agent_pb2, policy_pb2
 from bough_server.tools.tool import tool
-from tests.support.house import ME
 from tests.support.log_readings import answer_of, having
 from tests.support.metric_values import Counted
+from tests.support.run_harness import ME
 from tests.support.teams import call, calls, llm, open_team, script
 
 USED = {"usage": {"input_tokens": 7, "output_tokens": 3}}
@@ -67,8 +67,8 @@ def check_whole(*parts: Counted) -> None:
 
 async def test_a_run_is_counted_agent_by_agent(tmp_path: Path) -> None:
     counted = Counted()
-    async with open_team(tmp_path, TURNS, *TEAM, tools=[look], metrics=counted.metrics) as house:
-        log = await house.turn("p")
+    async with open_team(tmp_path, TURNS, *TEAM, tools=[look], metrics=counted.metrics) as harness:
+        log = await harness.turn("p")
     assert answer_of(log) == "All done."
     check_whole(counted)
 
@@ -81,30 +81,30 @@ async def test_a_recovery_counts_only_what_it_adds(tmp_path: Path) -> None:
         if (agent, turn, chunk) == ("c", 1, 1):
             await asyncio.Event().wait()
 
-    async with open_team(tmp_path, TURNS, *TEAM, tools=[look], gate=gate, metrics=before.metrics) as house:
-        run = await house.start("p")
+    async with open_team(tmp_path, TURNS, *TEAM, tools=[look], gate=gate, metrics=before.metrics) as harness:
+        run = await harness.start("p")
         seen = set[str]()
-        async for event in house.follow(run):
+        async for event in harness.follow(run):
             seen |= {str(event.WhichOneof("payload"))} if event.agent == "p" else set()
             if event.agent == "c" and event.HasField("llm_output_text_delta") and "tool_failed" in seen:
                 break
-        await house.crash()
+        await harness.crash()
     assert before.of("bough.agent.invocations") == {}
-    async with open_team(tmp_path, TURNS, *TEAM, tools=[look], metrics=after.metrics) as house:
-        await house.runs.recover()
-        assert answer_of(await house.log(run)) == "All done."
-        await house.until_over(run)
+    async with open_team(tmp_path, TURNS, *TEAM, tools=[look], metrics=after.metrics) as harness:
+        await harness.runs.recover()
+        assert answer_of(await harness.log(run)) == "All done."
+        await harness.until_over(run)
     check_whole(before, after)
 
 
 async def test_a_fork_counts_nothing_of_its_origin(tmp_path: Path) -> None:
     counted = Counted()
-    async with open_team(tmp_path, TURNS, *TEAM, tools=[look]) as house:
-        origin = await house.start("p")
-        log = await house.log(origin)
-    async with open_team(tmp_path, TURNS, *TEAM, tools=[look], metrics=counted.metrics) as house:
-        fork = await house.fork(origin, having(log, "step_completed")[-2].sequence)
-        assert answer_of(await house.log(fork)) == "All done."
+    async with open_team(tmp_path, TURNS, *TEAM, tools=[look]) as harness:
+        origin = await harness.start("p")
+        log = await harness.log(origin)
+    async with open_team(tmp_path, TURNS, *TEAM, tools=[look], metrics=counted.metrics) as harness:
+        fork = await harness.fork(origin, having(log, "step_completed")[-2].sequence)
+        assert answer_of(await harness.log(fork)) == "All done."
     assert counted.of("bough.agent.invocations", "agent") == {("p",): 1}
     assert counted.times("bough.tool.duration", "tool") == {}
     assert counted.times("gen_ai.client.operation.duration", "gen_ai.agent.name") == {("p",): 1}
@@ -112,8 +112,8 @@ async def test_a_fork_counts_nothing_of_its_origin(tmp_path: Path) -> None:
 
 async def test_a_refused_call_is_no_model_call_and_its_agent_ends_by_its_limit(tmp_path: Path) -> None:
     counted = Counted()
-    async with open_team(tmp_path, TURNS, *TEAM, tools=[look], metrics=counted.metrics) as house:
-        await house.turn("p", policy=policy_pb2.RunPolicy(limits=policy_pb2.Limits(model_calls=0)))
+    async with open_team(tmp_path, TURNS, *TEAM, tools=[look], metrics=counted.metrics) as harness:
+        await harness.turn("p", policy=policy_pb2.RunPolicy(limits=policy_pb2.Limits(model_calls=0)))
     assert counted.of("bough.agent.invocations", "agent", "state", "end_reason") == {("p", "failed", "limit"): 1}
     assert counted.times("gen_ai.client.operation.duration") == {}
 
@@ -128,16 +128,16 @@ async def test_a_run_that_waits_is_not_active_and_its_cancel_is_counted(tmp_path
 
     turns = script(p=[calls(call("pay"), **USED), {"text": "Done.", **USED}])
     link = agent_pb2.ToolLink(name="pay")
-    async with open_team(tmp_path, turns, llm("p", tools=[link]), tools=[pay], metrics=counted.metrics) as house:
-        answered, left = await house.start("p"), await house.start("p")
-        asked = [await house.until_interrupted(run) for run in (answered, left)]
+    async with open_team(tmp_path, turns, llm("p", tools=[link]), tools=[pay], metrics=counted.metrics) as harness:
+        answered, left = await harness.start("p"), await harness.start("p")
+        asked = [await harness.until_interrupted(run) for run in (answered, left)]
         for run in (answered, left):
-            await house.until_over(run)
+            await harness.until_over(run)
         assert counted.of("bough.runs.active") == {(): 0}
-        await house.resume(answered, approve(asked[0][-1].run_interrupted.requests[0]))
-        await house.log(answered)
-        await house.runs.cancel(ME, left.run_id)
-        await house.log(left)
+        await harness.resume(answered, approve(asked[0][-1].run_interrupted.requests[0]))
+        await harness.log(answered)
+        await harness.runs.cancel(ME, left.run_id)
+        await harness.log(left)
     assert counted.of("bough.agent.invocations", "agent", "state", "end_reason") == {
         ("p", "succeeded", "answered"): 1,
         ("p", "cancelled", "cancelled"): 1,

@@ -12,8 +12,8 @@ from bough_server.errors import RunError
 from bough_server.models.model import ModelRequest
 from bough_server.runtime.agent import Context
 from bough_server.tools.tool import tool
-from tests.support.house import ME, names
 from tests.support.log_readings import check_replay, having, results_of, text_of
+from tests.support.run_harness import ME, names
 from tests.support.teams import call, calls, open_team, script
 
 CHANGED = message_pb2.ToolCall(call_id="call_0_0", name="look", arguments_json='{"what":"other"}')
@@ -42,9 +42,9 @@ async def test_calls_of_an_answer_may_be_run_in_parts_and_their_step_ends_with_t
         return f"{said}, {text_of((await ask(ctx)).message)}"
 
     turns = script(parts=[calls(call("look", what="a"), call("look", what="b"), call("look", what="c")), "Done."])
-    async with open_team(tmp_path, turns, tools=[look], code_agents=[parts]) as house:
-        log = await house.turn("parts")
-        await check_replay(house, log)
+    async with open_team(tmp_path, turns, tools=[look], code_agents=[parts]) as harness:
+        log = await harness.turn("parts")
+        await check_replay(harness, log)
     assert text_of(log[-1].run_completed.final_answer) == "['c is red', 'b is red', 'a is red'], Done."
     assert sorted(event.effect_key for event in having(log, "tool_started")[:2]) == ["s0.t1", "s0.t2"]
     assert having(log, "tool_started")[2].effect_key == "s0.t0"
@@ -60,9 +60,9 @@ async def test_a_step_whose_calls_are_not_all_run_ends_with_the_next_model_call(
 
     heard: list[ModelRequest] = []
     turns = script(picky=[calls(call("look", what="a"), call("look", what="b")), "Done."])
-    async with open_team(tmp_path, turns, tools=[look], code_agents=[picky], heard=heard) as house:
-        log = await house.turn("picky")
-        await check_replay(house, log)
+    async with open_team(tmp_path, turns, tools=[look], code_agents=[picky], heard=heard) as harness:
+        log = await harness.turn("picky")
+        await check_replay(harness, log)
     ended = having(log, "step_completed")
     assert [event.sequence - 1 for event in ended] == [
         having(log, "tool_completed")[0].sequence,
@@ -97,9 +97,9 @@ async def test_calls_that_are_not_of_the_last_answer_or_were_run_are_refused(tmp
         return "survived"
 
     turns = script(careless=[calls(call("look", what="a")), "Done."])
-    async with open_team(tmp_path, turns, tools=[look], code_agents=[careless]) as house:
-        log = await house.turn("careless")
-        await check_replay(house, log)
+    async with open_team(tmp_path, turns, tools=[look], code_agents=[careless]) as harness:
+        log = await harness.turn("careless")
+        await check_replay(harness, log)
     assert [error.reason for error in refused] == [error_pb2.ERROR_REASON_BAD_ARGUMENTS] * 2
     assert "Pass ctx.tools calls of the last answer" in refused[0].message
     assert len(results_of(log)) == (1 if given == "again" else 0)
@@ -115,9 +115,9 @@ async def test_a_lane_does_not_run_the_calls_of_another(tmp_path: Path) -> None:
 
     async with open_team(
         tmp_path, script(parent=[calls(call("look", what="a"))]), tools=[look], code_agents=[parent]
-    ) as house:
-        log = await house.turn("parent")
-        await check_replay(house, log)
+    ) as harness:
+        log = await harness.turn("parent")
+        await check_replay(harness, log)
     assert log[-1].run_failed.error.reason == error_pb2.ERROR_REASON_BAD_ARGUMENTS
 
 
@@ -132,13 +132,13 @@ async def test_a_run_that_is_cancelled_between_parts_of_an_answer_replays(tmp_pa
         return text_of((await ask(ctx)).message)
 
     turns = script(waiting=[calls(call("look", what="a"), call("look", what="b")), "Never."])
-    async with open_team(tmp_path, turns, tools=[look], code_agents=[waiting]) as house:
-        run = await house.start("waiting")
+    async with open_team(tmp_path, turns, tools=[look], code_agents=[waiting]) as harness:
+        run = await harness.start("waiting")
         await reached.wait()
-        await house.runs.cancel(ME, run.run_id)
-        log = await house.log(run)
+        await harness.runs.cancel(ME, run.run_id)
+        log = await harness.log(run)
         go_on.set()
-        await check_replay(house, log)
+        await check_replay(harness, log)
     assert names(log)[-3:] == ["waiting: control.cancel_requested", "waiting: step.failed", "waiting: run.cancelled"]
 
 
@@ -161,9 +161,9 @@ async def test_lanes_whose_models_give_one_call_id_keep_their_calls_apart(tmp_pa
         return "done"
 
     turns = script(lanes=[calls(call("look", what="leaf"), call("look", what="bark"))])
-    async with open_team(tmp_path, turns, tools=[look], code_agents=[lanes], gate=together) as house:
-        log = await house.turn("lanes")
-        await check_replay(house, log)
+    async with open_team(tmp_path, turns, tools=[look], code_agents=[lanes], gate=together) as harness:
+        log = await harness.turn("lanes")
+        await check_replay(harness, log)
     started = {event.tool_started.call.call_id for event in having(log, "tool_started")}
     assert len(started) == 4
     assert {one for one, _ in shown[:4]} == started
@@ -179,9 +179,9 @@ async def test_an_attempt_that_is_made_again_keeps_the_providers_call_id(tmp_pat
 
     fault = {"reason": "TRANSPORT", "message": "gone", "after_chunks": 2, "times": 1}
     turns = script(asker=[calls(call("look", what="leaf"), error=fault)])
-    async with open_team(tmp_path, turns, tools=[look], code_agents=[asker]) as house:
-        log = await house.turn("asker")
-        await check_replay(house, log)
+    async with open_team(tmp_path, turns, tools=[look], code_agents=[asker]) as harness:
+        log = await harness.turn("asker")
+        await check_replay(harness, log)
     assert len(having(log, "llm_retrying")) == 1
     deltas = having(log, "llm_tool_call_delta")
     assert {(one.attempt, one.llm_tool_call_delta.call_id) for one in deltas} == {(1, "call_0_0"), (2, "call_0_0")}
@@ -208,8 +208,8 @@ async def test_a_lane_sees_what_its_agent_was_told_and_did_before_the_fork(tmp_p
         return text_of(await ctx.dispatch("child", "the task"))
 
     turns = script(child=[calls(call("look", what="leaf"))])
-    async with open_team(tmp_path, turns, tools=[look], code_agents=[child, root]) as house:
-        await house.turn("root")
+    async with open_team(tmp_path, turns, tools=[look], code_agents=[child, root]) as harness:
+        await harness.turn("root")
     assert shown[0][0] == f"{message_pb2.ROLE_USER} the task"
     assert shown[1] == ["text", "tool_call", "tool_result"]
 
@@ -225,9 +225,9 @@ async def _named(folder: Path, key: str) -> list[event_pb2.AgentEvent]:
         await ctx.step("nothing", nothing, key=key)
         return "named"
 
-    async with open_team(folder, script(), code_agents=[namer]) as house:
-        log = await house.turn("namer")
-        await check_replay(house, log)
+    async with open_team(folder, script(), code_agents=[namer]) as harness:
+        log = await harness.turn("namer")
+        await check_replay(harness, log)
     return log
 
 
@@ -258,9 +258,9 @@ async def test_a_failure_with_a_very_long_message_ends_its_run_and_its_callers_i
     async def caller(ctx: Context, input: message_pb2.Message) -> str:
         return text_of(await ctx.dispatch("wordy", "speak"))
 
-    async with open_team(tmp_path, script(), code_agents=[wordy, caller]) as house:
-        log = await house.turn("caller")
-        await check_replay(house, log)
+    async with open_team(tmp_path, script(), code_agents=[wordy, caller]) as harness:
+        log = await harness.turn("caller")
+        await check_replay(harness, log)
     assert names(log)[-2:] == ["wordy: sub_agent.failed", "caller: run.failed"]
     assert all(event.ByteSize() < 32 * 1024 for event in log)
     error = log[-1].run_failed.error

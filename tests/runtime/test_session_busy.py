@@ -7,10 +7,10 @@ import pytest
 
 from bough.v1 import event_pb2, execution_pb2, policy_pb2
 from bough_server.errors import RequestIdReused, SessionBusy
-from tests.support.house import ME
 from tests.support.log_laws import check_laws
 from tests.support.log_readings import answer_of, check_replay, having
-from tests.support.session_agents import CANCEL_INTERRUPTED, QUEUE, Floor, Run, answer_to, house, queued, state_of
+from tests.support.run_harness import ME
+from tests.support.session_agents import CANCEL_INTERRUPTED, QUEUE, Floor, Run, answer_to, harness, queued, state_of
 
 
 @pytest.fixture
@@ -21,7 +21,7 @@ def floor() -> Floor:
 async def test_a_run_that_is_refused_is_told_who_holds_its_session_and_leaves_nothing(
     tmp_path: Path, floor: Floor
 ) -> None:
-    async with house(tmp_path, floor) as it:
+    async with harness(tmp_path, floor) as it:
         holder = await it.start("speaker", "a")
         with pytest.raises(SessionBusy) as refused:
             await it.start("speaker", "b", session_id=holder.session_id)
@@ -33,7 +33,7 @@ async def test_a_run_that_is_refused_is_told_who_holds_its_session_and_leaves_no
 
 async def test_a_run_that_waits_for_input_gives_way_to_one_that_may_cancel_it(tmp_path: Path, floor: Floor) -> None:
     floor.let("b")
-    async with house(tmp_path, floor) as it:
+    async with harness(tmp_path, floor) as it:
         holder = await it.start("asker", "a")
         await it.until_interrupted(holder)
         await it.until_over(holder)
@@ -49,7 +49,7 @@ async def test_a_run_that_waits_for_input_gives_way_to_one_that_may_cancel_it(tm
 
 
 async def test_a_run_that_is_going_gives_way_to_nobody(tmp_path: Path, floor: Floor) -> None:
-    async with house(tmp_path, floor) as it:
+    async with harness(tmp_path, floor) as it:
         holder = await it.start("speaker", "a")
         with pytest.raises(SessionBusy) as refused:
             await it.start("speaker", "b", session_id=holder.session_id, policy=CANCEL_INTERRUPTED)
@@ -60,7 +60,7 @@ async def test_a_run_that_is_going_gives_way_to_nobody(tmp_path: Path, floor: Fl
 
 async def test_a_run_with_others_behind_it_gives_way_to_nobody(tmp_path: Path, floor: Floor) -> None:
     floor.let("b", "c")
-    async with house(tmp_path, floor) as it:
+    async with harness(tmp_path, floor) as it:
         holder = await it.start("asker", "a")
         asked = await it.until_interrupted(holder)
         await it.until_over(holder)
@@ -79,7 +79,7 @@ async def test_two_runs_at_once_on_one_session_never_both_hold_it(
     tmp_path: Path, floor: Floor, policy: policy_pb2.RunPolicy | None
 ) -> None:
     floor.let("a")
-    async with house(tmp_path, floor) as it:
+    async with harness(tmp_path, floor) as it:
         first = await it.turn("speaker", "a")
         session_id = first[0].session_id
         starting = [it.start("speaker", text, session_id=session_id, policy=policy) for text in ("b", "c")]
@@ -104,7 +104,7 @@ async def test_two_requests_at_once_with_one_id_make_one_run_in_a_held_session(
     tmp_path: Path, floor: Floor, policy: policy_pb2.RunPolicy | None
 ) -> None:
     floor.let("b")
-    async with house(tmp_path, floor) as it:
+    async with harness(tmp_path, floor) as it:
         holder = await it.start("asker", "a")
         await it.until_interrupted(holder)
         await it.until_over(holder)
@@ -126,7 +126,7 @@ async def test_two_requests_at_once_with_one_id_and_other_content_make_one_run_a
     tmp_path: Path, floor: Floor
 ) -> None:
     floor.let("a", "b")
-    async with house(tmp_path, floor) as it:
+    async with harness(tmp_path, floor) as it:
         starting = [it.start("speaker", text, request_id="r") for text in ("a", "b")]
         started = await asyncio.gather(*starting, return_exceptions=True)
         (run,) = [one for one in started if isinstance(one, Run)]
@@ -137,7 +137,7 @@ async def test_two_requests_at_once_with_one_id_and_other_content_make_one_run_a
 
 async def test_a_session_with_runs_that_hold_it_or_wait_for_it_is_not_deleted(tmp_path: Path, floor: Floor) -> None:
     floor.let("b")
-    async with house(tmp_path, floor) as it:
+    async with harness(tmp_path, floor) as it:
         holder = await it.start("asker", "a")
         await it.until_interrupted(holder)
         await it.until_over(holder)

@@ -9,9 +9,9 @@ from bough.v1 import policy_pb2
 from bough_server.errors import NotFound, RequestIdReused, SessionBusy
 from bough_server.store.ports import Principal
 from bough_server.store.sql.rebuild import rebuild_projections
-from tests.support.house import ME
 from tests.support.log_readings import answer_of, check_replay, having, text_of
-from tests.support.session_agents import CANCEL_INTERRUPTED, QUEUE, Floor, Run, house
+from tests.support.run_harness import ME
+from tests.support.session_agents import CANCEL_INTERRUPTED, QUEUE, Floor, Run, harness
 
 CHAT = "chat-1"
 ANNE = Principal(tenant_id="local", user_id="anne")
@@ -26,7 +26,7 @@ def floor() -> Floor:
 
 
 async def test_a_run_creates_the_session_that_it_names_and_the_next_continues_it(tmp_path: Path, floor: Floor) -> None:
-    async with house(tmp_path, floor) as it:
+    async with harness(tmp_path, floor) as it:
         with pytest.raises(NotFound):
             await it.start("speaker", "a", session_id=CHAT)
         logs = [await it.log(await it.start("speaker", text, session_id=CHAT, creates=True)) for text in "ab"]
@@ -37,7 +37,7 @@ async def test_a_run_creates_the_session_that_it_names_and_the_next_continues_it
     assert [log[0].run_started.session_cut for log in logs] == [0, 2]
     assert (session.session_id, session.user_id) == (CHAT, "local")
     rebuild_projections(f"sqlite:///{tmp_path / 'bough.db'}")
-    async with house(tmp_path, floor) as it:
+    async with harness(tmp_path, floor) as it:
         log = await it.log(await it.start("speaker", "c", session_id=CHAT, creates=True))
     assert answer_of(log) == "saw a . b . c"
 
@@ -45,7 +45,7 @@ async def test_a_run_creates_the_session_that_it_names_and_the_next_continues_it
 async def test_a_run_without_a_session_gets_a_new_one_whatever_it_says_of_missing_ones(
     tmp_path: Path, floor: Floor
 ) -> None:
-    async with house(tmp_path, floor) as it:
+    async with harness(tmp_path, floor) as it:
         runs = [await it.start("speaker", "a", creates=True) for _ in range(2)]
         for run in runs:
             await it.log(run)
@@ -58,7 +58,7 @@ async def test_of_two_runs_that_create_a_session_at_once_one_does(
 ) -> None:
     for text in "ab":
         floor.may_speak[text].clear()
-    async with house(tmp_path, floor) as it:
+    async with harness(tmp_path, floor) as it:
         starting = [it.start("speaker", text, session_id=CHAT, creates=True, policy=policy) for text in "ab"]
         started = await asyncio.gather(*starting, return_exceptions=True)
         floor.let("a", "b")
@@ -72,7 +72,7 @@ async def test_of_two_runs_that_create_a_session_at_once_one_does(
 
 
 async def test_a_session_of_another_tenant_is_another_session(tmp_path: Path, floor: Floor) -> None:
-    async with house(tmp_path, floor) as it:
+    async with harness(tmp_path, floor) as it:
         mine = await it.start("speaker", "a", session_id=CHAT, creates=True)
         floor.may_speak["b"].clear()
         theirs = await it.start("speaker", "b", session_id=CHAT, creates=True, principal=STRANGER)
@@ -88,7 +88,7 @@ async def test_a_session_of_another_tenant_is_another_session(tmp_path: Path, fl
 
 
 async def test_a_run_says_which_user_started_it(tmp_path: Path, floor: Floor) -> None:
-    async with house(tmp_path, floor) as it:
+    async with harness(tmp_path, floor) as it:
         log = await it.log(await it.start("speaker", "a", session_id=CHAT, creates=True))
         annes = await it.log(await it.start("speaker", "b", session_id=CHAT, principal=ANNE))
         fork = await it.log(await it.fork(Run(run_id=annes[0].run_id), 1, principal=ME))
@@ -99,7 +99,7 @@ async def test_a_run_says_which_user_started_it(tmp_path: Path, floor: Floor) ->
 
 
 async def test_a_request_id_belongs_to_its_user(tmp_path: Path, floor: Floor) -> None:
-    async with house(tmp_path, floor) as it:
+    async with harness(tmp_path, floor) as it:
         mine = await it.start("speaker", "a", request_id="r")
         annes = await it.start("speaker", "b", request_id="r", principal=ANNE)
         again = await it.start("speaker", "b", request_id="r", principal=ANNE)

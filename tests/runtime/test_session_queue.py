@@ -9,10 +9,10 @@ from google.protobuf.duration_pb2 import Duration
 
 from bough.v1 import error_pb2, event_pb2, execution_pb2, policy_pb2
 from bough_server.errors import SessionBusy
-from tests.support.house import ME, House, names
 from tests.support.log_laws import check_laws
 from tests.support.log_readings import answer_of, check_replay, having, text_of
-from tests.support.session_agents import QUEUE, Floor, Run, answer_to, house, queued, state_of
+from tests.support.run_harness import ME, RunHarness, names
+from tests.support.session_agents import QUEUE, Floor, Run, answer_to, harness, queued, state_of
 
 
 @pytest.fixture
@@ -26,7 +26,7 @@ ORDER = ["saw a", "saw a . b", "saw a . b . c"]
 async def test_queued_runs_begin_first_in_first_out_and_each_sees_those_before_it(tmp_path: Path, floor: Floor) -> None:
     floor.let("a", "b", "c")
     floor.may_speak["a"].clear()
-    async with house(tmp_path, floor) as it:
+    async with harness(tmp_path, floor) as it:
         holder = await it.start("speaker", "a")
         waiting = await queued(it, holder.session_id, "b", "c")
         assert [await state_of(it, run) for run in waiting] == [execution_pb2.EXECUTION_STATE_PENDING] * 2
@@ -45,7 +45,7 @@ async def test_queued_runs_begin_first_in_first_out_and_each_sees_those_before_i
 
 @pytest.mark.parametrize("is_killed", [True, False])
 async def test_queued_runs_keep_their_order_over_a_restart(tmp_path: Path, floor: Floor, is_killed: bool) -> None:
-    async with house(tmp_path, floor) as it:
+    async with harness(tmp_path, floor) as it:
         holder = await it.start("speaker", "a")
         waiting = await queued(it, holder.session_id, "b", "c", "d")
         await floor.began["a"].wait()
@@ -54,7 +54,7 @@ async def test_queued_runs_keep_their_order_over_a_restart(tmp_path: Path, floor
         else:
             await it.runs.drain(0)
     floor.let("a", "b", "c", "d")
-    async with house(tmp_path, floor) as it:
+    async with harness(tmp_path, floor) as it:
         assert await it.runs.recover() == 4
         logs = [await it.log(run) for run in (holder, *waiting)]
         for log in logs:
@@ -71,7 +71,7 @@ async def test_a_queued_run_that_is_killed_after_any_of_its_events_ends_as_it_wo
 ) -> None:
     floor.let("a", "c")
     floor.may_speak["a"].clear()
-    async with house(tmp_path, floor) as it:
+    async with harness(tmp_path, floor) as it:
         holder = await it.start("speaker", "a")
         second, third = await queued(it, holder.session_id, "b", "c")
         if events_before > 2:
@@ -85,7 +85,7 @@ async def test_a_queued_run_that_is_killed_after_any_of_its_events_ends_as_it_wo
                 break
         await it.crash()
     floor.let("a", "b")
-    async with house(tmp_path, floor) as it:
+    async with harness(tmp_path, floor) as it:
         await it.runs.recover()
         logs = [await it.log(run) for run in (holder, second, third)]
         for log in logs:
@@ -99,7 +99,7 @@ async def test_a_queued_run_that_is_cancelled_never_begins_and_lets_the_next_thr
     tmp_path: Path, floor: Floor, is_recovered: bool
 ) -> None:
     floor.let("b", "c")
-    async with house(tmp_path, floor) as it:
+    async with harness(tmp_path, floor) as it:
         holder = await it.start("speaker", "a")
         waiting = await queued(it, holder.session_id, "b", "c")
         if is_recovered:
@@ -107,7 +107,7 @@ async def test_a_queued_run_that_is_cancelled_never_begins_and_lets_the_next_thr
         else:
             logs = await cancel_the_first(it, floor, holder, waiting)
     if is_recovered:
-        async with house(tmp_path, floor) as it:
+        async with harness(tmp_path, floor) as it:
             await it.runs.recover()
             for run in waiting:
                 await until_resumed(it, run, 1)
@@ -120,7 +120,7 @@ async def test_a_queued_run_that_is_cancelled_never_begins_and_lets_the_next_thr
 
 
 async def cancel_the_first(
-    it: House, floor: Floor, holder: Run, waiting: Sequence[Run]
+    it: RunHarness, floor: Floor, holder: Run, waiting: Sequence[Run]
 ) -> list[list[event_pb2.AgentEvent]]:
     record = await it.runs.cancel(ME, waiting[0].run_id)
     assert record.run.run_id == waiting[0].run_id
@@ -134,7 +134,7 @@ async def cancel_the_first(
 
 
 async def test_a_queued_runs_deadline_passes_while_it_waits(tmp_path: Path, floor: Floor) -> None:
-    async with house(tmp_path, floor) as it:
+    async with harness(tmp_path, floor) as it:
         holder = await it.start("speaker", "a")
         soon = time.time_ns() + 20_000_000
         late = await it.start("speaker", "b", session_id=holder.session_id, policy=QUEUE, deadline_time_ns=soon)
@@ -151,13 +151,13 @@ async def test_a_queued_runs_deadline_passes_while_it_waits(tmp_path: Path, floo
 async def test_a_deadline_that_passes_while_no_server_is_there_ends_a_queued_run_without_its_turn(
     tmp_path: Path, floor: Floor
 ) -> None:
-    async with house(tmp_path, floor) as it:
+    async with harness(tmp_path, floor) as it:
         holder = await it.start("speaker", "a")
         soon = time.time_ns() + 50_000_000
         late = await it.start("speaker", "b", session_id=holder.session_id, policy=QUEUE, deadline_time_ns=soon)
         await it.crash()
     floor.let("a")
-    async with house(tmp_path, floor) as it:
+    async with harness(tmp_path, floor) as it:
         await pass_the_time(it, soon)
         await it.runs.recover()
         log = await it.log(late)
@@ -169,7 +169,7 @@ async def test_a_deadline_that_passes_while_no_server_is_there_ends_a_queued_run
 
 async def test_a_queued_run_that_nobody_follows_any_more_is_cancelled(tmp_path: Path, floor: Floor) -> None:
     policy = policy_pb2.RunPolicy(on_busy_session=policy_pb2.BUSY_SESSION_POLICY_QUEUE, disconnect_grace=Duration())
-    async with house(tmp_path, floor) as it:
+    async with harness(tmp_path, floor) as it:
         holder = await it.start("speaker", "a")
         left = await it.start("speaker", "b", session_id=holder.session_id, policy=policy)
         (kept,) = await queued(it, holder.session_id, "c")
@@ -191,7 +191,7 @@ async def test_the_time_that_a_run_waits_for_its_session_is_none_of_its_wall_dur
     policy = policy_pb2.RunPolicy(on_busy_session=policy_pb2.BUSY_SESSION_POLICY_QUEUE)
     policy.limits.wall_duration.FromMilliseconds(300)
     floor.let("b")
-    async with house(tmp_path, floor) as it:
+    async with harness(tmp_path, floor) as it:
         holder = await it.start("speaker", "a")
         waiting = await it.start("speaker", "b", session_id=holder.session_id, policy=policy)
         until = time.time_ns() + 320_000_000
@@ -202,7 +202,7 @@ async def test_the_time_that_a_run_waits_for_its_session_is_none_of_its_wall_dur
             floor.let("a")
             log = await it.log(waiting)
     if is_recovered:
-        async with house(tmp_path, floor) as it:
+        async with harness(tmp_path, floor) as it:
             await it.runs.recover()
             await pass_the_time(it, until)
             floor.let("a")
@@ -210,23 +210,23 @@ async def test_the_time_that_a_run_waits_for_its_session_is_none_of_its_wall_dur
     assert answer_of(log) == "saw a . b"
 
 
-async def pass_the_time(it: House, until_ns: int) -> None:
+async def pass_the_time(it: RunHarness, until_ns: int) -> None:
     await it.clock.sleep(max(0.0, (until_ns - time.time_ns()) / 1e9))
 
 
 async def test_restarts_while_a_run_waits_for_its_session_are_none_of_its_recoveries(
     tmp_path: Path, floor: Floor
 ) -> None:
-    async with house(tmp_path, floor) as it:
+    async with harness(tmp_path, floor) as it:
         holder = await it.start("asker", "a")
         asked = await it.until_interrupted(holder)
         (waiting,) = await queued(it, holder.session_id, "b")
     floor.let("b")
     for times in range(1, 7):
-        async with house(tmp_path, floor) as it:
+        async with harness(tmp_path, floor) as it:
             await it.runs.recover()
             await until_resumed(it, waiting, times)
-    async with house(tmp_path, floor) as it:
+    async with harness(tmp_path, floor) as it:
         await it.runs.recover()
         await it.resume(holder, answer_to(having(asked, "input_requested")[0].input_requested.request, "yes"))
         log = await it.log(waiting)
@@ -235,7 +235,7 @@ async def test_restarts_while_a_run_waits_for_its_session_are_none_of_its_recove
     assert len(having(log, "run_resumed")) == 7
 
 
-async def until_resumed(it: House, run: Run, times: int) -> None:
+async def until_resumed(it: RunHarness, run: Run, times: int) -> None:
     """Waits until a run has been taken over so many times."""
     follower = it.follow(run)
     async for event in follower:
@@ -247,7 +247,7 @@ async def until_resumed(it: House, run: Run, times: int) -> None:
 
 async def test_runs_wait_behind_one_that_asks_until_it_is_answered(tmp_path: Path, floor: Floor) -> None:
     floor.let("b")
-    async with house(tmp_path, floor) as it:
+    async with harness(tmp_path, floor) as it:
         holder = await it.start("asker", "a")
         asked = await it.until_interrupted(holder)
         await it.until_over(holder)
@@ -260,7 +260,7 @@ async def test_runs_wait_behind_one_that_asks_until_it_is_answered(tmp_path: Pat
 async def test_sixty_four_runs_may_wait_and_the_next_is_refused_until_one_has_left(
     tmp_path: Path, floor: Floor
 ) -> None:
-    async with house(tmp_path, floor) as it:
+    async with harness(tmp_path, floor) as it:
         holder = await it.start("speaker", "a")
         waiting = await queued(it, holder.session_id, *(str(number) for number in range(64)))
         with pytest.raises(SessionBusy) as refused:

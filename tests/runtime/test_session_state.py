@@ -17,20 +17,20 @@ from bough_server.session_state_fold import StateFold
 from bough_server.tools.tool import ToolContext, tool
 from tests.support.composite_agents import parallel, sequence
 from tests.support.held_clock import HeldClock
-from tests.support.house import ME, House
 from tests.support.log_readings import answer_of, check_replay, having, results_of, text_of
+from tests.support.run_harness import ME, RunHarness
 from tests.support.teams import call, calls, llm, open_team, script
 
 Message = message_pb2.Message
 
 
-async def state_of(house: House, log: Sequence[event_pb2.AgentEvent]) -> dict[str, object]:
+async def state_of(harness: RunHarness, log: Sequence[event_pb2.AgentEvent]) -> dict[str, object]:
     """What the session has at the end of a run; its log says the same, and is re-executed."""
-    await check_replay(house, log)
+    await check_replay(harness, log)
     fold = StateFold()
     for event in log:
         fold.take(event)
-    state_json = (await house.store.sessions.cut(ME, log[0].session_id)).state_json
+    state_json = (await harness.store.sessions.cut(ME, log[0].session_id)).state_json
     values: dict[str, object] = json.loads(state_json or "{}")
     assert values == {name: json.loads(text) for name, text in fold.values.items()}
     return values
@@ -65,9 +65,9 @@ async def test_what_code_writes_is_recorded_with_its_next_effect_or_at_its_end(t
         del ctx.state["b"]
         return json.dumps([seen, dict(ctx.state), len(ctx.state), "b" in ctx.state])
 
-    async with open_team(tmp_path, script(), code_agents=[p]) as house:
-        log = await house.turn("p")
-        state = await state_of(house, log)
+    async with open_team(tmp_path, script(), code_agents=[p]) as harness:
+        log = await harness.turn("p")
+        state = await state_of(harness, log)
     assert json.loads(answer_of(log)) == [{"a": 2, "b": {"c": [2.5, None]}}, {"a": 2, "last": "x"}, 2, False]
     assert written(log) == [("e1", {"a": "2", "b": '{"c":[2.5,null]}'}), ("e2", {"last": '"x"', "b": ""})]
     kinds = [event.WhichOneof("payload") for event in log]
@@ -92,9 +92,9 @@ async def test_a_change_of_a_value_that_was_read_changes_nothing(tmp_path: Path)
         ctx.state["list"].append(4)
         return json.dumps(ctx.state["list"])
 
-    async with open_team(tmp_path, script(), code_agents=[p]) as house:
-        log = await house.turn("p")
-        assert await state_of(house, log) == {"list": [1]}
+    async with open_team(tmp_path, script(), code_agents=[p]) as harness:
+        log = await harness.turn("p")
+        assert await state_of(harness, log) == {"list": [1]}
     assert answer_of(log) == "[1]"
 
 
@@ -117,9 +117,9 @@ async def test_what_no_state_can_hold_is_refused_where_it_is_written(tmp_path: P
             del ctx.state["a"]
         return "went on"
 
-    async with open_team(tmp_path, script(), code_agents=[p]) as house:
-        log = await house.turn("p")
-        assert await state_of(house, log) == {}
+    async with open_team(tmp_path, script(), code_agents=[p]) as harness:
+        log = await harness.turn("p")
+        assert await state_of(harness, log) == {}
     assert {error.reason for error in refused} == {error_pb2.ERROR_REASON_BAD_ARGUMENTS}
     assert (answer_of(log), having(log, "session_state_changed")) == ("went on", [])
 
@@ -132,9 +132,9 @@ async def test_what_an_agent_writes_right_before_it_fails_is_dropped(tmp_path: P
         ctx.state["dropped"] = 2
         raise ValueError("no luck")
 
-    async with open_team(tmp_path, script(), code_agents=[p]) as house:
-        log = await house.turn("p")
-        assert await state_of(house, log) == {"kept": 1}
+    async with open_team(tmp_path, script(), code_agents=[p]) as harness:
+        log = await harness.turn("p")
+        assert await state_of(harness, log) == {"kept": 1}
 
 
 async def test_lanes_do_not_see_each_other_and_the_later_one_wins(tmp_path: Path) -> None:
@@ -156,10 +156,10 @@ async def test_lanes_do_not_see_each_other_and_the_later_one_wins(tmp_path: Path
         seen = await ctx.gather(lambda own: lane(own, 1, waits=True), lambda own: lane(own, 2, waits=False))
         return json.dumps([seen, ctx.state["n"], sorted(ctx.state)])
 
-    async with open_team(tmp_path, script(), code_agents=[p]) as house:
-        log = await house.turn("p")
-        assert await state_of(house, log) == {"n": 2, "lane1": True, "lane2": True}
-        tree = await house.tree(log)
+    async with open_team(tmp_path, script(), code_agents=[p]) as harness:
+        log = await harness.turn("p")
+        assert await state_of(harness, log) == {"n": 2, "lane1": True, "lane2": True}
+        tree = await harness.tree(log)
     seen, n, names = json.loads(answer_of(log))
     assert seen == [["lane1", "n"], ["lane2", "n"]]
     assert (n, names) == (2, ["lane1", "lane2", "n"])
@@ -180,9 +180,9 @@ async def test_parallel_agents_have_lanes_and_whoever_follows_sees_all(tmp_path:
         return json.dumps(ctx.state["seen"])
 
     team = [parallel("both", "a", "b"), sequence("p", "a", "both", "b")]
-    async with open_team(tmp_path, script(), *team, code_agents=[a, b]) as house:
-        log = await house.turn("p")
-        assert await state_of(house, log) == {"seen": ["a", "b", "b"]}
+    async with open_team(tmp_path, script(), *team, code_agents=[a, b]) as harness:
+        log = await harness.turn("p")
+        assert await state_of(harness, log) == {"seen": ["a", "b", "b"]}
     assert answer_of(log) == '["a", "b", "b"]'
 
 
@@ -190,10 +190,10 @@ async def test_parallel_agents_have_lanes_and_whoever_follows_sees_all(tmp_path:
 async def test_calls_of_a_step_see_each_other_only_where_they_run_one_by_one(tmp_path: Path, at_once: bool) -> None:
     turns = [calls(call("add", amount=1), call("add", amount=10)), calls(call("add", amount=100)), "Done."]
     lead = llm("p", tools=["add"], parallel_tools=at_once)
-    async with open_team(tmp_path, script(p=turns), lead, tools=[add]) as house:
-        log = await house.turn("p")
-        state = await state_of(house, log)
-        tree = await house.tree(log)
+    async with open_team(tmp_path, script(p=turns), lead, tools=[add]) as harness:
+        log = await harness.turn("p")
+        state = await state_of(harness, log)
+        tree = await harness.tree(log)
     assert [text_of(result) for result in results_of(log)] == (["1", "10", "110"] if at_once else ["1", "11", "111"])
     assert state == {"n": 110 if at_once else 111}
     assert len(tree.anomalies) == at_once
@@ -207,9 +207,9 @@ async def test_a_tool_that_fails_writes_nothing(tmp_path: Path) -> None:
         raise ValueError("no luck")
 
     turns = [calls(call("add", amount=1)), calls(call("lose")), "Done."]
-    async with open_team(tmp_path, script(p=turns), llm("p", tools=["add", "lose"]), tools=[add, lose]) as house:
-        log = await house.turn("p")
-        assert await state_of(house, log) == {"n": 1}
+    async with open_team(tmp_path, script(p=turns), llm("p", tools=["add", "lose"]), tools=[add, lose]) as harness:
+        log = await harness.turn("p")
+        assert await state_of(harness, log) == {"n": 1}
 
 
 async def test_a_tool_that_was_lost_with_its_server_counts_once(tmp_path: Path) -> None:
@@ -225,15 +225,15 @@ async def test_a_tool_that_was_lost_with_its_server_counts_once(tmp_path: Path) 
 
     turns = script(p=[calls(call("add", amount=1)), calls(call("add_slowly")), "Done."])
     team = llm("p", tools=["add", "add_slowly"])
-    async with open_team(tmp_path, turns, team, tools=[add, add_slowly]) as house:
-        run = await house.start("p")
+    async with open_team(tmp_path, turns, team, tools=[add, add_slowly]) as harness:
+        run = await harness.start("p")
         await began.wait()
-        await house.crash()
+        await harness.crash()
     go_on.set()
-    async with open_team(tmp_path, turns, team, tools=[add, add_slowly]) as house:
-        await house.runs.recover()
-        log = await house.log(run)
-        assert await state_of(house, log) == {"n": 2}
+    async with open_team(tmp_path, turns, team, tools=[add, add_slowly]) as harness:
+        await harness.runs.recover()
+        log = await harness.log(run)
+        assert await state_of(harness, log) == {"n": 2}
     assert [event.attempt for event in having(log, "tool_started")] == [1, 1, 2]
 
 
@@ -245,9 +245,9 @@ async def test_what_a_plain_function_writes_in_its_thread_is_kept(tmp_path: Path
         return "kept"
 
     turns = script(p=[calls(call("note", text="a")), calls(call("note", text="b")), "Done."])
-    async with open_team(tmp_path, turns, llm("p", tools=["note"]), tools=[note]) as house:
-        log = await house.turn("p")
-        assert await state_of(house, log) == {"notes": ["a", "b"]}
+    async with open_team(tmp_path, turns, llm("p", tools=["note"]), tools=[note]) as harness:
+        log = await harness.turn("p")
+        assert await state_of(harness, log) == {"notes": ["a", "b"]}
 
 
 async def test_a_model_reads_and_writes_values_by_tools(tmp_path: Path) -> None:
@@ -257,9 +257,9 @@ async def test_a_model_reads_and_writes_values_by_tools(tmp_path: Path) -> None:
         calls(call("get_state", key="gone"), call("set_state", key="no name", value=1)),
         "Done.",
     ]
-    async with open_team(tmp_path, script(p=turns), llm("p", tools=["get_state", "set_state"])) as house:
-        log = await house.turn("p")
-        assert await state_of(house, log) == {"color": {"name": "red"}}
+    async with open_team(tmp_path, script(p=turns), llm("p", tools=["get_state", "set_state"])) as harness:
+        log = await harness.turn("p")
+        assert await state_of(harness, log) == {"color": {"name": "red"}}
     results = results_of(log)
     ordered = sorted(results, key=lambda result: result.call.call_id)
     assert [text_of(result) for result in ordered[:5]] == [
@@ -278,10 +278,10 @@ async def test_what_a_model_keeps_stays_the_text_that_it_wrote(tmp_path: Path) -
     kept = {"name": "set_state", "arguments_json": f'{{"value": {order}, "key": "order"}}'}
     gone = {"name": "set_state", "arguments_json": '{"key": "gone", "value": null }'}
     turns = [calls(kept, gone), calls(call("get_state", key="order"), call("get_state")), "Done."]
-    async with open_team(tmp_path, script(p=turns), llm("p", tools=["get_state", "set_state"])) as house:
-        log = await house.turn("p")
-        await check_replay(house, log)
-        state_json = (await house.store.sessions.cut(ME, log[0].session_id)).state_json
+    async with open_team(tmp_path, script(p=turns), llm("p", tools=["get_state", "set_state"])) as harness:
+        log = await harness.turn("p")
+        await check_replay(harness, log)
+        state_json = (await harness.store.sessions.cut(ME, log[0].session_id)).state_json
     assert state_json == f'{{"order":{order}}}'
     assert [text_of(result) for result in results_of(log)[2:]] == [order, state_json]
 
@@ -295,9 +295,9 @@ async def test_an_answer_is_kept_under_the_output_key_as_text_or_as_the_json_tha
     plain.output_key, shaped.output_key, lead.output_key = "draft", "plan", "all"
     shaped.output_schema_json = '{"type":"object"}'
     turns = script(plain=["A text."], shaped=['{"steps": [1, 2]}'])
-    async with open_team(tmp_path, turns, plain, shaped, lead, code_agents=[after]) as house:
-        log = await house.turn("p")
-        state = await state_of(house, log)
+    async with open_team(tmp_path, turns, plain, shaped, lead, code_agents=[after]) as harness:
+        log = await harness.turn("p")
+        state = await state_of(harness, log)
     kept = {"draft": "A text.", "plan": {"steps": [1, 2]}}
     assert json.loads(answer_of(log)) == kept
     assert state == {**kept, "all": json.dumps(kept)}
@@ -307,20 +307,20 @@ async def test_an_answer_that_is_json_is_kept_as_the_text_that_it_is(tmp_path: P
     shaped = llm("p")
     shaped.output_key, shaped.output_schema_json = "order", '{"type":"object"}'
     said = '{"price": 1.50, "id": 12345678901234567890.5}'
-    async with open_team(tmp_path, script(p=[said]), shaped) as house:
-        log = await house.turn("p")
-        await check_replay(house, log)
-        assert (await house.store.sessions.cut(ME, log[0].session_id)).state_json == f'{{"order":{said}}}'
+    async with open_team(tmp_path, script(p=[said]), shaped) as harness:
+        log = await harness.turn("p")
+        await check_replay(harness, log)
+        assert (await harness.store.sessions.cut(ME, log[0].session_id)).state_json == f'{{"order":{said}}}'
 
 
 async def test_the_next_run_of_the_session_goes_on_with_what_is_kept(tmp_path: Path) -> None:
     turns = [calls(call("add", amount=1)), "Done."]
-    async with open_team(tmp_path, script(p=turns), llm("p", tools=["add"]), tools=[add]) as house:
-        first = await house.turn("p")
-        second = await house.turn("p", session_id=first[0].session_id)
+    async with open_team(tmp_path, script(p=turns), llm("p", tools=["add"]), tools=[add]) as harness:
+        first = await harness.turn("p")
+        second = await harness.turn("p", session_id=first[0].session_id)
         assert second[0].run_started.state_json == '{"n":1}'
-        assert await state_of(house, second) == {"n": 2}
-        assert await state_of(house, (third := await house.turn("p"))) == {"n": 1}
+        assert await state_of(harness, second) == {"n": 2}
+        assert await state_of(harness, (third := await harness.turn("p"))) == {"n": 1}
     assert third[0].session_id != first[0].session_id
 
 
@@ -348,17 +348,17 @@ async def test_a_child_whose_time_is_up_leaves_what_it_had_written_in_its_lanes(
             await ctx.dispatch("slow", "go")
         return json.dumps(dict(ctx.state))
 
-    async with open_team(tmp_path, script(), code_agents=[p, slow], clock=clock) as house:
-        run = await house.start("p")
+    async with open_team(tmp_path, script(), code_agents=[p, slow], clock=clock) as harness:
+        run = await harness.start("p")
         assert await clock.next_sleep() == 5
         written_so_far = 0
-        async for event in house.follow(run):
+        async for event in harness.follow(run):
             written_so_far += event.HasField("session_state_changed")
             if written_so_far == 2:
                 break
         clock.advance(5)
-        log = await house.log(run)
-        state = await state_of(house, log)
+        log = await harness.log(run)
+        state = await state_of(harness, log)
     assert json.loads(answer_of(log)) == state
     assert state == {"last": 2, "lane1": True, "lane2": True}
 
@@ -378,9 +378,9 @@ async def test_an_abort_leaves_what_siblings_had_written(tmp_path: Path) -> None
         return json.dumps(dict(ctx.state))
 
     turns = script(strict=[calls(call("add", amount=1), call("call_failing", message="go"))])
-    async with open_team(tmp_path, turns, strict, tools=[add], code_agents=[p, failing]) as house:
-        log = await house.turn("p")
-        assert await state_of(house, log) == {"n": 1}
+    async with open_team(tmp_path, turns, strict, tools=[add], code_agents=[p, failing]) as harness:
+        log = await harness.turn("p")
+        assert await state_of(harness, log) == {"n": 1}
     assert answer_of(log) == '{"n": 1}'
 
 
@@ -396,9 +396,9 @@ async def test_calls_that_code_runs_out_of_order_count_in_the_order_of_the_answe
         return str(ctx.state["n"])
 
     turns = script(p=[calls(call("add", amount=1), call("add", amount=10))] * 2)
-    async with open_team(tmp_path, turns, tools=[add], code_agents=[p]) as house:
-        log = await house.turn("p")
-        assert await state_of(house, log) == {"n": 10}
-        between = await house.turn("p", "between")
-        assert await state_of(house, between) == {"n": 11, "between": True}
+    async with open_team(tmp_path, turns, tools=[add], code_agents=[p]) as harness:
+        log = await harness.turn("p")
+        assert await state_of(harness, log) == {"n": 10}
+        between = await harness.turn("p", "between")
+        assert await state_of(harness, between) == {"n": 11, "between": True}
     assert (answer_of(log), answer_of(between)) == ("10", "11")

@@ -52,17 +52,17 @@ async def run(folder: Path, root: str, prefix: Sequence[event_pb2.AgentEvent] = 
 
     team = [*map(llm, NAMES), *([TEAMS[root]] if root in TEAMS else [])]
     agents = [code] if root == "code" else []
-    async with open_team(folder, SAID, *team, gate=gate, clock=clock, code_agents=agents) as house:
+    async with open_team(folder, SAID, *team, gate=gate, clock=clock, code_agents=agents) as harness:
         if prefix:
             going = run_pb2.Run(run_id=prefix[0].run_id, session_id=prefix[0].session_id)
-            await house.runs.recover()
+            await harness.runs.recover()
         else:
-            going = await house.start("p")
+            going = await harness.start("p")
         async with asyncio.timeout(SECONDS), asyncio.TaskGroup() as tasks:
             passing = tasks.create_task(_pass(clock))
-            log = await house.log(going)
+            log = await harness.log(going)
             passing.cancel()
-        await check_replay(house, log)
+        await check_replay(harness, log)
     return log
 
 

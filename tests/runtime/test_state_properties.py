@@ -14,8 +14,8 @@ from bough.v1 import agent_pb2, message_pb2
 from bough_server.agents.function import FunctionAgent, agent
 from bough_server.runtime.agent import Context
 from bough_server.session_state_fold import StateFold
-from tests.support.house import ME
 from tests.support.log_readings import answer_of, check_replay
+from tests.support.run_harness import ME
 from tests.support.teams import call, calls, llm, open_team, script
 
 _WRITE = st.tuples(st.just("set"), st.sampled_from("abc"), st.integers(0, 9))
@@ -95,11 +95,11 @@ def _lane(plan: list[Any], peer: str) -> Any:
 async def _check(plan: Any, folder: Path) -> None:
     cast = Cast()
     told = json.dumps(cast.told(plan))
-    async with open_team(folder, script(**cast.turns), *cast.definitions, code_agents=cast.nodes()) as house:
-        first = await house.turn("node", told)
-        log = await house.turn("node", told, session_id=first[0].session_id)
-        await check_replay(house, log)
-        kept = (await house.store.sessions.cut(ME, log[0].session_id)).state_json
+    async with open_team(folder, script(**cast.turns), *cast.definitions, code_agents=cast.nodes()) as harness:
+        first = await harness.turn("node", told)
+        log = await harness.turn("node", told, session_id=first[0].session_id)
+        await check_replay(harness, log)
+        kept = (await harness.store.sessions.cut(ME, log[0].session_id)).state_json
     fold = StateFold()
     for event in log:
         fold.take(event)

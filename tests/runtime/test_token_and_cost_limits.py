@@ -64,9 +64,9 @@ async def test_what_calls_use_is_counted_over_the_whole_tree(
 ) -> None:
     """There is room for the estimate of one call more than were made, but for none after that."""
     limit = most * of_a_call - 1 if most else 0
-    async with open_team(tmp_path, ASK_TWICE, *TEAM, tools=[look]) as house:
-        log = await house.turn("p", policy=within(**{bound: limit}))
-        await check_replay(house, log)
+    async with open_team(tmp_path, ASK_TWICE, *TEAM, tools=[look]) as harness:
+        log = await harness.turn("p", policy=within(**{bound: limit}))
+        await check_replay(harness, log)
     assert len(having(log, "llm_started")) == most
     if most == 7:
         assert answer_of(log) == "Done."
@@ -81,9 +81,9 @@ async def test_what_calls_use_is_counted_over_the_whole_tree(
 
 async def test_a_bound_of_a_link_holds_for_each_call_and_nesting_resets_none(tmp_path: Path) -> None:
     team = (llm("p", links=[bounded("c", tokens=1_500)]), llm("c", tools=["look"]))
-    async with open_team(tmp_path, ASK_TWICE, *team, tools=[look]) as house:
-        log = await house.turn("p", policy=within(tokens=PLENTY))
-        await check_replay(house, log)
+    async with open_team(tmp_path, ASK_TWICE, *team, tools=[look]) as harness:
+        log = await harness.turn("p", policy=within(tokens=PLENTY))
+        await check_replay(harness, log)
     assert answer_of(log) == "Done."
     assert [event.agent for event in having(log, "llm_started")] == ["p", "c", "p", "c", "p"]
     failed = [event.sub_agent_failed for event in having(log, "sub_agent_failed")]
@@ -93,16 +93,16 @@ async def test_a_bound_of_a_link_holds_for_each_call_and_nesting_resets_none(tmp
 
 async def test_a_link_cannot_give_more_than_the_run_has_left(tmp_path: Path) -> None:
     team = (llm("p", links=[bounded("c", tokens=PLENTY)]), llm("c", tools=["look"]))
-    async with open_team(tmp_path, ASK_TWICE, *team, tools=[look]) as house:
-        log = await house.turn("p", policy=within(tokens=2_999))
-        await check_replay(house, log)
+    async with open_team(tmp_path, ASK_TWICE, *team, tools=[look]) as harness:
+        log = await harness.turn("p", policy=within(tokens=2_999))
+        await check_replay(harness, log)
     assert [event.agent for event in having(log, "llm_started")] == ["p", "c"]
 
 
 async def _reserved(folder: Path, turns: str, *team: agent_pb2.AgentDefinition) -> list[int]:
     """What the calls of a run reserve, in order, where there is plenty."""
-    async with open_team(folder, turns, *team, tools=[look]) as house:
-        log = await house.turn("p", policy=within(tokens=PLENTY))
+    async with open_team(folder, turns, *team, tools=[look]) as harness:
+        log = await harness.turn("p", policy=within(tokens=PLENTY))
     return [event.llm_started.reserved_tokens for event in having(log, "llm_started")]
 
 
@@ -123,13 +123,13 @@ async def test_two_children_at_once_do_not_both_take_the_last_tokens(tmp_path: P
             await refused.wait()
 
     refused = asyncio.Event()
-    async with open_team(tmp_path, turns, *team, gate=gate) as house:
-        run = await house.start("p", policy=within(tokens=1_500 + sum(both) - 1))
-        async for event in house.follow(run):
+    async with open_team(tmp_path, turns, *team, gate=gate) as harness:
+        run = await harness.start("p", policy=within(tokens=1_500 + sum(both) - 1))
+        async for event in harness.follow(run):
             if event.HasField("llm_failed"):
                 refused.set()
-        log = await house.log(run)
-        await check_replay(house, log)
+        log = await harness.log(run)
+        await check_replay(harness, log)
     assert [event.agent for event in having(log, "llm_started")] in (["p", "b"], ["p", "c"], ["p", "b", "p"])
     assert len(refusals(log)) >= 1
     assert len([result for result in results_of(log) if result.HasField("error")]) == 1
@@ -139,9 +139,9 @@ async def test_what_nobody_reports_counts_as_it_was_reserved(tmp_path: Path) -> 
     turns = script(p=[calls(call("look")), calls(call("look")), "Done."])
     reserved = await _reserved(made(tmp_path / "plenty"), turns, llm("p", tools=["look"]))
     for most in (1, 2, 3):
-        async with open_team(made(tmp_path / str(most)), turns, llm("p", tools=["look"]), tools=[look]) as house:
-            log = await house.turn("p", policy=within(tokens=sum(reserved[:most])))
-            await check_replay(house, log)
+        async with open_team(made(tmp_path / str(most)), turns, llm("p", tools=["look"]), tools=[look]) as harness:
+            log = await harness.turn("p", policy=within(tokens=sum(reserved[:most])))
+            await check_replay(harness, log)
         assert len(having(log, "llm_started")) == most
         assert bool(refusals(log)) is (most < 3)
 
@@ -150,10 +150,10 @@ async def test_the_most_that_may_be_written_is_reserved_and_given_back(tmp_path:
     settings = model_pb2.ModelSettings(max_output_tokens=5_000)
     p = llm("p", tools=["look"], settings=settings)
     turns = script(p=[calls(call("look"), **USED), said("Done.")])
-    async with open_team(tmp_path, turns, p, tools=[look]) as house:
-        log = await house.turn("p", policy=within(tokens=6_700, cost_nanos=13_000_000))
+    async with open_team(tmp_path, turns, p, tools=[look]) as harness:
+        log = await harness.turn("p", policy=within(tokens=6_700, cost_nanos=13_000_000))
         first, second = (event.llm_started for event in having(log, "llm_started"))
-        refused = await house.turn("p", policy=within(tokens=5_000))
+        refused = await harness.turn("p", policy=within(tokens=5_000))
     assert answer_of(log) == "Done."
     assert 5_000 < first.reserved_tokens < second.reserved_tokens < 5_200
     assert first.reserved_cost_nanos == 1_000 * (first.reserved_tokens + 5_000), "what is written costs twice as much"
@@ -161,8 +161,8 @@ async def test_the_most_that_may_be_written_is_reserved_and_given_back(tmp_path:
 
 
 async def test_nothing_is_estimated_where_nothing_bounds_it(tmp_path: Path) -> None:
-    async with open_team(tmp_path, ASK_TWICE, *TEAM, tools=[look]) as house:
-        log = await house.turn("p")
+    async with open_team(tmp_path, ASK_TWICE, *TEAM, tools=[look]) as harness:
+        log = await harness.turn("p")
     assert {event.llm_started.reserved_tokens for event in having(log, "llm_started")} == {0}
 
 
@@ -171,9 +171,9 @@ async def test_what_attempts_lost_counts_as_well(tmp_path: Path, spare: int, ans
     lost = {"reason": "TRANSPORT", "after_chunks": 1, "times": 1, "usage": {"input_tokens": 100, "output_tokens": 0}}
     turns = script(p=[calls(call("look"), text="I look.", error=lost, **USED), said("Done.")])
     _, second = await _reserved(made(tmp_path / "plenty"), turns, llm("p", tools=["look"]))
-    async with open_team(tmp_path, turns, llm("p", tools=["look"]), tools=[look]) as house:
-        log = await house.turn("p", policy=within(tokens=1_600 + second + spare))
-        await check_replay(house, log)
+    async with open_team(tmp_path, turns, llm("p", tools=["look"]), tools=[look]) as harness:
+        log = await harness.turn("p", policy=within(tokens=1_600 + second + spare))
+        await check_replay(harness, log)
     assert having(log, "llm_retrying")[0].llm_retrying.lost_usage.input_tokens == 100
     assert len(having(log, "llm_completed")) == answers
 
@@ -190,29 +190,29 @@ async def test_a_call_that_was_open_at_a_crash_reserves_again_and_counts_once(
     turns = script(p=[calls(call("look"), text="I look.", **used), said("Done.")])
     p = llm("p", tools=["look"])
     _, second = await _reserved(made(tmp_path / "plenty"), turns, p)
-    async with open_team(tmp_path, turns, p, tools=[look], gate=gate) as house:
-        run = await house.start("p", policy=within(tokens=900 + second + spare))
-        async for event in house.follow(run):
+    async with open_team(tmp_path, turns, p, tools=[look], gate=gate) as harness:
+        run = await harness.start("p", policy=within(tokens=900 + second + spare))
+        async for event in harness.follow(run):
             if event.HasField("llm_output_text_delta"):
                 break
-        await house.crash()
-    async with open_team(tmp_path, turns, p, tools=[look]) as house:
-        await house.runs.recover()
-        log = await house.log(run)
-        await check_replay(house, log)
+        await harness.crash()
+    async with open_team(tmp_path, turns, p, tools=[look]) as harness:
+        await harness.runs.recover()
+        log = await harness.log(run)
+        await check_replay(harness, log)
     assert [event.llm_retrying.reason for event in having(log, "llm_retrying")] == [event_pb2.RETRY_REASON_RECOVERED]
     assert answer_of(log) == answer
 
 
 async def test_a_fork_counts_what_its_origin_used_before(tmp_path: Path) -> None:
     turns = script(p=[calls(call("look"), **USED), calls(call("look"), **USED), said("Done.")])
-    async with open_team(tmp_path, turns, llm("p", tools=["look"]), tools=[look]) as house:
-        origin = await house.start("p", policy=within(tokens=3_010))
-        log = await house.log(origin)
+    async with open_team(tmp_path, turns, llm("p", tools=["look"]), tools=[look]) as harness:
+        origin = await harness.start("p", policy=within(tokens=3_010))
+        log = await harness.log(origin)
         ended = having(log, "step_completed")[0]
-        fork = await house.fork(origin, ended.sequence)
-        again = await house.log(fork)
-        await check_replay(house, again)
+        fork = await harness.fork(origin, ended.sequence)
+        again = await harness.log(fork)
+        await check_replay(harness, again)
     assert len(having(log, "llm_completed")) == len(having(again, "llm_completed")) == 2
     assert refusals(log)
     assert text_of(log[-1].run_completed.final_answer) == ""
@@ -231,23 +231,23 @@ async def _with_a_child_cut(folder: Path, limit: int, *, crashes: bool) -> list[
     link = agent_pb2.AgentLink(agent="c")
     link.limits.wall_duration.FromSeconds(5)
     team = (llm("p", links=[link], tools=["look"]), llm("c"))
-    async with open_team(folder, turns, *team, tools=[look], gate=gate, clock=clock) as house:
-        run = await house.start("p", policy=within(tokens=limit))
+    async with open_team(folder, turns, *team, tools=[look], gate=gate, clock=clock) as harness:
+        run = await harness.start("p", policy=within(tokens=limit))
         await clock.next_sleep()
         clock.advance(5)
         if not crashes:
-            log = await house.log(run)
-            await check_replay(house, log)
+            log = await harness.log(run)
+            await check_replay(harness, log)
             return log
-        async for event in house.follow(run):
+        async for event in harness.follow(run):
             if event.HasField("llm_started") and event.agent == "p" and event.step_index == 1:
                 break
-        await house.crash()
+        await harness.crash()
     is_held = False
-    async with open_team(folder, turns, *team, tools=[look], gate=gate, clock=clock) as house:
-        await house.runs.recover()
-        log = await house.log(run)
-        await check_replay(house, log)
+    async with open_team(folder, turns, *team, tools=[look], gate=gate, clock=clock) as harness:
+        await harness.runs.recover()
+        log = await harness.log(run)
+        await check_replay(harness, log)
         return log
 
 

@@ -8,8 +8,8 @@ from pathlib import Path
 from bough.v1 import event_pb2, fork_pb2, message_pb2, run_pb2
 from bough_server.models.model import ModelRequest
 from bough_server.tools.tool import Tool, ToolContext, tool
-from tests.support.house import House
 from tests.support.log_readings import having
+from tests.support.run_harness import RunHarness
 from tests.support.teams import call, calls, llm, open_team, script
 
 Run = run_pb2.Run
@@ -44,8 +44,8 @@ class World:
         return [look]
 
 
-def open_forked(folder: Path, world: World) -> AbstractAsyncContextManager[House]:
-    """A house with the team."""
+def open_forked(folder: Path, world: World) -> AbstractAsyncContextManager[RunHarness]:
+    """A harness with the team."""
     return open_team(folder, TURNS, *TEAM, tools=world.tools(), heard=world.heard)
 
 

@@ -35,7 +35,7 @@ def main() -> None:
     _import_the_program()
     control = socket.socket(fileno=int(sys.argv[1]))
     command = _serve(control)
-    # From here on this is a forked process, or the zygote at its end.
+    # From here on this is a forked process, or the fork server at its end.
     if command is not None:
         control.close()
         _run(command)
@@ -62,7 +62,7 @@ def _import_the_program() -> None:
 
 
 def _serve(control: socket.socket) -> Command | None:
-    """Return a command in the process that is forked for it; None in the zygote at its end."""
+    """Return a command in the process that is forked for it; None in the fork server at its end."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the tests; they end this process by closing the socket
     woken, wake = os.pipe()
     os.set_blocking(wake, False)
@@ -120,7 +120,7 @@ def _become(command: Command, streams: Sequence[int]) -> None:
     for number, descriptor in enumerate(streams):
         os.dup2(descriptor, number)
         os.close(descriptor)
-    # They remember what the zygote's own were: a file, a terminal or a pipe.
+    # They remember what the fork server's own were: a file, a terminal or a pipe.
     sys.stdin = sys.__stdin__ = _stream(0, "r", sys.stdin)
     sys.stdout = sys.__stdout__ = _stream(1, "w", sys.stdout)
     sys.stderr = sys.__stderr__ = _stream(2, "w", sys.stderr)

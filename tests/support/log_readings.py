@@ -7,18 +7,18 @@ from google.protobuf.message import Message
 
 from bough.v1 import event_pb2, message_pb2
 from bough_server import events
-from tests.support.house import House
 from tests.support.log_laws import check_laws
+from tests.support.run_harness import RunHarness
 
 _UUID = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}")
 _MEASURED = {"google.protobuf.Timestamp", "google.protobuf.Duration"}
 _TRACED = {"trace_id", "span_id"}
 
 
-async def check_replay(house: House, log: Sequence[event_pb2.AgentEvent]) -> None:
+async def check_replay(harness: RunHarness, log: Sequence[event_pb2.AgentEvent]) -> None:
     """Asserts that a log keeps the laws and is re-executed from itself alone without a divergence."""
     check_laws(log)
-    replayed = await house.replay(log)
+    replayed = await harness.replay(log)
     assert replayed.divergence == ""
 
 

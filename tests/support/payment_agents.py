@@ -8,8 +8,8 @@ from pathlib import Path
 from bough.v1 import event_pb2, execution_pb2, input_pb2, run_pb2
 from bough_server.models.model import ModelRequest
 from bough_server.tools.tool import Tool, ToolContext, tool
-from tests.support.house import ME, House
 from tests.support.log_readings import check_replay
+from tests.support.run_harness import ME, RunHarness
 from tests.support.teams import call, calls, llm, open_team, script
 
 Request = input_pb2.InputRequest
@@ -45,34 +45,34 @@ class Till:
 @asynccontextmanager
 async def team(
     folder: Path, turns: Sequence[object], *tools: Tool, heard: list[ModelRequest] | None = None, **options: object
-) -> AsyncIterator[House]:
-    """A house with one agent, p, that has these tools."""
+) -> AsyncIterator[RunHarness]:
+    """A harness with one agent, p, that has these tools."""
     agent = llm("p", tools=[one.name for one in tools])
     async with open_team(folder, script(p=turns), agent, tools=tools, heard=heard, **options) as it:  # type: ignore[arg-type]
         yield it
 
 
-async def waiting(house: House, run: Run, times: int = 1) -> dict[str, Request]:
+async def waiting(harness: RunHarness, run: Run, times: int = 1) -> dict[str, Request]:
     """What a run asks, once it has been interrupted so many times, by the tools it is about."""
-    async for event in house.follow(run):
+    async for event in harness.follow(run):
         times -= event.HasField("run_interrupted")
         if not times:
             break
-    await house.until_over(run)
-    return await asked(house, run)
+    await harness.until_over(run)
+    return await asked(harness, run)
 
 
-async def asked(house: House, run: Run) -> dict[str, Request]:
+async def asked(harness: RunHarness, run: Run) -> dict[str, Request]:
     """What a run that waits asks, by the tools it is about."""
-    found = (await house.runs.get(ME, run.run_id)).run
+    found = (await harness.runs.get(ME, run.run_id)).run
     assert found.state == execution_pb2.EXECUTION_STATE_INPUT_REQUIRED
     return {request.call.name: request for request in found.open_requests}
 
 
-async def whole(house: House, run: Run) -> list[event_pb2.AgentEvent]:
+async def whole(harness: RunHarness, run: Run) -> list[event_pb2.AgentEvent]:
     """The log of a run that has ended and keeps the laws."""
-    log = await house.log(run)
-    await check_replay(house, log)
+    log = await harness.log(run)
+    await check_replay(harness, log)
     return log
 
 

@@ -7,8 +7,8 @@ from pathlib import Path
 from bough.v1 import event_pb2, input_pb2, message_pb2, run_pb2
 from bough_server.agents.function import FunctionAgent, agent
 from bough_server.runtime.agent import Context
-from tests.support.house import House, names, open_house
 from tests.support.log_readings import having
+from tests.support.run_harness import RunHarness, names, open_harness
 from tests.support.teams import Scripts
 
 Message = message_pb2.Message
@@ -16,9 +16,9 @@ Request = input_pb2.InputRequest
 INTEGER = {"type": "integer"}
 
 
-def house(folder: Path, *agents: FunctionAgent, **options: object) -> AbstractAsyncContextManager[House]:
-    """A house with agents in code and no models."""
-    return open_house(folder, models=Scripts("agents: {}"), code_agents=agents, **options)  # type: ignore[arg-type]
+def harness(folder: Path, *agents: FunctionAgent, **options: object) -> AbstractAsyncContextManager[RunHarness]:
+    """A harness with agents in code and no models."""
+    return open_harness(folder, models=Scripts("agents: {}"), code_agents=agents, **options)  # type: ignore[arg-type]
 
 
 def open_requests(log: Sequence[event_pb2.AgentEvent]) -> dict[str, Request]:
@@ -66,8 +66,8 @@ async def until(
             return
 
 
-async def interrupted_again(house: House, run: run_pb2.Run, times: int) -> list[event_pb2.AgentEvent]:
+async def interrupted_again(harness: RunHarness, run: run_pb2.Run, times: int) -> list[event_pb2.AgentEvent]:
     """A run's events up to where it has been interrupted so many times, once it waits."""
-    log = [event async for event in until(house.follow(run), "run_interrupted", times)]
-    await house.until_over(run)
+    log = [event async for event in until(harness.follow(run), "run_interrupted", times)]
+    await harness.until_over(run)
     return log

@@ -9,8 +9,8 @@ from pathlib import Path
 from bough.v1 import execution_pb2, input_pb2, message_pb2, policy_pb2, run_pb2
 from bough_server.agents.function import FunctionAgent, agent
 from bough_server.runtime.agent import Context
-from tests.support.house import ME, House, open_house
 from tests.support.log_readings import text_of
+from tests.support.run_harness import ME, RunHarness, open_harness
 from tests.support.teams import Scripts
 
 Run = run_pb2.Run
@@ -50,12 +50,12 @@ class Floor:
             self.may_speak[text].set()
 
 
-def house(folder: Path, floor: Floor) -> AbstractAsyncContextManager[House]:
-    """A house whose agents are on a floor."""
-    return open_house(folder, models=Scripts("agents: {}"), code_agents=floor.agents())
+def harness(folder: Path, floor: Floor) -> AbstractAsyncContextManager[RunHarness]:
+    """A harness whose agents are on a floor."""
+    return open_harness(folder, models=Scripts("agents: {}"), code_agents=floor.agents())
 
 
-async def queued(it: House, session_id: str, *texts: str) -> list[Run]:
+async def queued(it: RunHarness, session_id: str, *texts: str) -> list[Run]:
     """Runs that wait for a session, in this order."""
     return [await it.start("speaker", text, session_id=session_id, policy=QUEUE) for text in texts]
 
@@ -65,6 +65,6 @@ def answer_to(request: input_pb2.InputRequest, value: str) -> input_pb2.InputAns
     return input_pb2.InputAnswer(input_id=request.input_id, value_json=f'"{value}"')
 
 
-async def state_of(it: House, run: Run) -> execution_pb2.ExecutionState.ValueType:
+async def state_of(it: RunHarness, run: Run) -> execution_pb2.ExecutionState.ValueType:
     """The state in a run's row."""
     return (await it.runs.get(ME, run.run_id)).run.state

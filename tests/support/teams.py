@@ -11,7 +11,7 @@ from bough_server.models.model import AttemptMeter, Delta, Model, ModelRequest, 
 from bough_server.models.scripted.model import Gate, ScriptedModel
 from bough_server.models.scripted.script import parse_script
 from bough_server.tools.tool import Tool
-from tests.support.house import House, open_house
+from tests.support.run_harness import RunHarness, open_harness
 
 
 def llm(
@@ -125,9 +125,9 @@ async def open_team(
     scripts: Mapping[str, str] | None = None,
     max_concurrency: int = 0,
     **options: object,
-) -> AsyncIterator[House]:
-    """A house with a team whose models say what the script says; `heard` gets what they are asked."""
-    async with open_house(
+) -> AsyncIterator[RunHarness]:
+    """A harness with a team whose models say what the script says; `heard` gets what they are asked."""
+    async with open_harness(
         folder,
         models=Scripts(
             script,
@@ -141,5 +141,5 @@ async def open_team(
         definitions=definitions,
         tools=tools,
         **options,  # type: ignore[arg-type]
-    ) as house:
-        yield house
+    ) as harness:
+        yield harness

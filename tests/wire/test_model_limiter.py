@@ -10,11 +10,11 @@ from bough_server.models.config import ModelSection
 from bough_server.models.model import Model
 from bough_server.models.registry import build_models
 from tests.support.held_clock import HeldClock
-from tests.support.house import ME, open_house
 from tests.support.log_readings import answer_of, check_replay, having
 from tests.support.model_calls import answer, asking, failure
 from tests.support.model_scenarios import TEXT, Reply, Request, Scenario, plain, refusing, scenario
 from tests.support.model_server import ModelServer, serving_model
+from tests.support.run_harness import ME, open_harness
 from tests.support.teams import llm
 
 
@@ -97,12 +97,12 @@ async def test_an_open_breaker_hands_the_call_on_at_once_and_replay_asks_no_brea
         configs = {"one": ModelSection.model_validate(one), "two": ModelSection.model_validate(two)}
         clock = HeldClock()
         models = build_models(configs, secrets={}, folder=tmp_path, clock=clock)
-        async with open_house(tmp_path, models=models, definitions=[llm("p", model="one")], clock=clock) as house:
-            first = await house.start("p")
+        async with open_harness(tmp_path, models=models, definitions=[llm("p", model="one")], clock=clock) as harness:
+            first = await harness.start("p")
             clock.advance(await clock.next_sleep())
-            opening = await house.log(first)
-            quick = await house.turn("p")
-            await check_replay(house, quick)
+            opening = await harness.log(first)
+            quick = await harness.turn("p")
+            await check_replay(harness, quick)
         await models.close()
         assert here.count == 1
     said = [(each.llm_retrying.reason, each.llm_retrying.next_model) for each in having(opening, "llm_retrying")]
@@ -154,14 +154,14 @@ async def test_a_run_is_cancelled_while_its_call_waits_for_its_turn_and_counts_n
         clock = HeldClock()
         section = {"provider": "openai", "model": "m", "base_url": server.base_url, "requests_per_minute": 1}
         models = build_models({"m": ModelSection.model_validate(section)}, secrets={}, folder=tmp_path, clock=clock)
-        async with open_house(tmp_path, models=models, definitions=[llm("p", model="m")], clock=clock) as house:
-            await house.turn("p")
-            run = await house.start("p")
+        async with open_harness(tmp_path, models=models, definitions=[llm("p", model="m")], clock=clock) as harness:
+            await harness.turn("p")
+            run = await harness.start("p")
             await clock.next_sleep()
-            await house.runs.cancel(ME, run.run_id)
-            log = await house.log(run)
-            tree = await house.tree(log)
-            await check_replay(house, log)
+            await harness.runs.cancel(ME, run.run_id)
+            log = await harness.log(run)
+            tree = await harness.tree(log)
+            await check_replay(harness, log)
         await models.close()
         assert server.count == 1
     assert having(log, "llm_failed")[0].llm_failed.not_sent

@@ -16,7 +16,7 @@ Check = Callable[[Finished, Sequence[event_pb2.AgentEvent]], None]
 """Asserts how a run ended that went on from a prefix."""
 
 AT_ONCE = 4
-"""How many houses stand at the same time."""
+"""How many harnesses stand at the same time."""
 
 PATIENCE = 30.0
 """Seconds after which a run is stuck."""

@@ -1,4 +1,4 @@
-"""Records a run, cuts its log, and lets a house finish what is left; it judges nothing."""
+"""Records a run, cuts its log, and lets a harness finish what is left; it judges nothing."""
 
 import json
 import shutil
@@ -15,7 +15,7 @@ from bough_server.store.ports import StoredMessage
 from bough_server.store.sql.rebuild import rebuild_projections
 from tests.durability.prefixes.scenario import Answer, Scenario, World
 from tests.support.held_clock import HeldClock
-from tests.support.house import ME, House
+from tests.support.run_harness import ME, RunHarness
 from tests.support.teams import open_team
 
 PATIENT = RetryPolicy(retries=9, base=0.0, longest=0.0)
@@ -42,16 +42,16 @@ class Finished:
 async def record(scenario: Scenario, folder: Path, *, is_cancelled: bool) -> Finished:
     """Executes a run from its beginning to its end, cancelled where its scenario says so and the caller wants it."""
     world = World(HeldClock(), is_patient=not scenario.cancelled_at or is_cancelled)
-    async with _house(scenario, folder, world) as house:
-        past = await house.start(scenario.root) if scenario.has_past else run_pb2.Run()
+    async with _house(scenario, folder, world) as harness:
+        past = await harness.start(scenario.root) if scenario.has_past else run_pb2.Run()
         if scenario.has_past:
-            await _follow(house, past, scenario.answer)
+            await _follow(harness, past, scenario.answer)
             world.forget()
-        run = await house.start(scenario.root, session_id=past.session_id, policy=scenario.policy)
+        run = await harness.start(scenario.root, session_id=past.session_id, policy=scenario.policy)
         if scenario.cancelled_at and is_cancelled:
-            await _cancel(house, run, world, scenario.cancelled_at)
-        await _follow(house, run, scenario.answer)
-        return await _finished(scenario, folder, world, house, run)
+            await _cancel(harness, run, world, scenario.cancelled_at)
+        await _follow(harness, run, scenario.answer)
+        return await _finished(scenario, folder, world, harness, run)
 
 
 async def recover(whole: Finished, through: int, folder: Path) -> Finished:
@@ -60,11 +60,11 @@ async def recover(whole: Finished, through: int, folder: Path) -> Finished:
     cut(whole, through, folder)
     clock = HeldClock(prefix[-1].record_time.ToNanoseconds() + 10**9)
     world = World(clock, is_patient=not scenario.cancelled_at)
-    async with _house(scenario, folder, world, failed=_failed(prefix)) as house:
+    async with _house(scenario, folder, world, failed=_failed(prefix)) as harness:
         run = run_pb2.Run(run_id=prefix[0].run_id, session_id=prefix[0].session_id)
-        await house.runs.recover()
-        await _follow(house, run, scenario.answer)
-        return await _finished(scenario, folder, world, house, run)
+        await harness.runs.recover()
+        await _follow(harness, run, scenario.answer)
+        return await _finished(scenario, folder, world, harness, run)
 
 
 def cut(whole: Finished, through: int, folder: Path) -> None:
@@ -102,7 +102,7 @@ def _script(scenario: Scenario, failed: int) -> str:
 
 
 @asynccontextmanager
-async def _house(scenario: Scenario, folder: Path, world: World, *, failed: int = 0) -> AsyncIterator[House]:
+async def _house(scenario: Scenario, folder: Path, world: World, *, failed: int = 0) -> AsyncIterator[RunHarness]:
     team = scenario.team(world)
     async with open_team(
         folder,
@@ -114,49 +114,49 @@ async def _house(scenario: Scenario, folder: Path, world: World, *, failed: int 
         heard=world.heard,
         retry=PATIENT,
         clock=world.clock,
-    ) as house:
-        yield house
+    ) as harness:
+        yield harness
 
 
-async def _cancel(house: House, run: run_pb2.Run, world: World, place: str) -> None:
+async def _cancel(harness: RunHarness, run: run_pb2.Run, world: World, place: str) -> None:
     if place == "its questions":
-        async for _ in house.runs.follow(ME, run.run_id, until=follow_pb2.WATCH_UNTIL_INTERRUPTED):
+        async for _ in harness.runs.follow(ME, run.run_id, until=follow_pb2.WATCH_UNTIL_INTERRUPTED):
             pass
     else:
         await world.until_arrived(place)
-    await house.runs.cancel(ME, run.run_id)
+    await harness.runs.cancel(ME, run.run_id)
 
 
-async def _follow(house: House, run: run_pb2.Run, answer: Answer) -> None:
+async def _follow(harness: RunHarness, run: run_pb2.Run, answer: Answer) -> None:
     """Follows a run to its end and answers what it asks, one request at a time."""
     after = 0
     while True:
-        record = await house.runs.get(ME, run.run_id)
+        record = await harness.runs.get(ME, run.run_id)
         if record.run.state == execution_pb2.EXECUTION_STATE_INPUT_REQUIRED:
             asked = record.run.open_requests[0]
             given = answer(asked)
             given.input_id = asked.input_id
             request = agent_service_pb2.ResumeRunRequest(run_id=run.run_id, answers=[given])
             after = record.run.last_sequence
-            await house.runs.resume(ME, request, deadline_time_ns=None)
+            await harness.runs.resume(ME, request, deadline_time_ns=None)
         elif record.run.HasField("end_time"):
             return
-        pages = house.runs.follow(ME, run.run_id, after=after, until=follow_pb2.WATCH_UNTIL_INTERRUPTED, past=after)
+        pages = harness.runs.follow(ME, run.run_id, after=after, until=follow_pb2.WATCH_UNTIL_INTERRUPTED, past=after)
         async for _ in pages:
             pass
 
 
-async def _finished(scenario: Scenario, folder: Path, world: World, house: House, run: run_pb2.Run) -> Finished:
-    await house.until_over(run)
-    log = await house.log(run)
+async def _finished(scenario: Scenario, folder: Path, world: World, harness: RunHarness, run: run_pb2.Run) -> Finished:
+    await harness.until_over(run)
+    log = await harness.log(run)
     return Finished(
         scenario=scenario,
         folder=folder,
         world=world,
         log=log,
-        tree=await house.tree(log),
-        ledger=[entry.usage for entry in await house.store.usage.of_run(run.run_id)],
-        messages=await house.messages(run.session_id),
-        state_json=(await house.store.sessions.cut(ME, run.session_id)).state_json,
-        replayed=await house.replay(log),
+        tree=await harness.tree(log),
+        ledger=[entry.usage for entry in await harness.store.usage.of_run(run.run_id)],
+        messages=await harness.messages(run.session_id),
+        state_json=(await harness.store.sessions.cut(ME, run.session_id)).state_json,
+        replayed=await harness.replay(log),
     )

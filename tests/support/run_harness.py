@@ -1,4 +1,4 @@
-"""A house for tests of runs: a real store on a file, a registry, and Runs, without a server around them."""
+"""A harness for tests of runs: a real store on a file, a registry, and Runs, without a server around them."""
 
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Mapping, Sequence
@@ -43,12 +43,12 @@ ME = Principal(tenant_id="local", user_id="local")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class House:
+class RunHarness:
     """What a test of runs needs."""
 
     store: Store
     registry: Registry
-    equipment: RunDependencies
+    dependencies: RunDependencies
     runs: Runs
     tracing: Tracing
     clock: Clock
@@ -220,7 +220,7 @@ class Untouchable:
 
 
 @asynccontextmanager
-async def open_house(
+async def open_harness(
     folder: Path,
     *,
     models: Models,
@@ -231,15 +231,15 @@ async def open_house(
     defaults: RunDefaults | None = None,
     hooks: CommitHooks | None = None,
     clock: Clock | None = None,
-    worker: str = "the-house",
+    worker: str = "the-worker",
     metrics: Metrics | None = None,
-) -> AsyncIterator[House]:
-    """A house on a database file in a folder; it closes everything at the end."""
+) -> AsyncIterator[RunHarness]:
+    """A harness on a database file in a folder; it closes everything at the end."""
     clock = clock or SystemClock()
     store = open_store(f"sqlite:///{folder / 'bough.db'}", hooks=hooks)
     tracing = Tracing(make_provider(export=False))
     registry = Registry(definitions, models=models, code_agents=code_agents, tools=tools, functions=functions)
-    equipment = RunDependencies(
+    dependencies = RunDependencies(
         log=store.log,
         index=store.runs,
         sessions=store.sessions,
@@ -254,14 +254,16 @@ async def open_house(
         worker=worker,
         metrics=metrics,
     )
-    runs = Runs(equipment)
+    runs = Runs(dependencies)
     await store.leases.renew(worker)
-    house = House(store=store, registry=registry, equipment=equipment, runs=runs, tracing=tracing, clock=clock)
+    harness = RunHarness(
+        store=store, registry=registry, dependencies=dependencies, runs=runs, tracing=tracing, clock=clock
+    )
     try:
-        yield house
+        yield harness
     finally:
         await runs.close()
-        if not house.crashed.is_set():
+        if not harness.crashed.is_set():
             await store.close()
 
 
