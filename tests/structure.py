@@ -59,7 +59,8 @@ def private_access(path: str, source: str) -> Iterator[str]:
     """Return the places at which a test uses a private name that its own module does not define."""
     tree = ast.parse(source)
     own = set(_own_names(tree))
-    for node in ast.walk(tree):
+    nodes = (node for node in ast.walk(tree) if isinstance(node, ast.Attribute | ast.ImportFrom | ast.Call))
+    for node in nodes:
         for name in _private_names(node):
             if name not in own:
                 yield f"{path}:{node.lineno}: uses the private name {name}: tests go through what is public"
@@ -78,7 +79,7 @@ def _is_own(value: ast.expr) -> bool:
     return isinstance(value, ast.Name) and value.id in ("self", "cls")
 
 
-def _private_names(node: ast.AST) -> Iterator[str]:
+def _private_names(node: ast.Attribute | ast.ImportFrom | ast.Call) -> Iterator[str]:
     """Return the private names that a node reads, sets, imports or names in a string."""
     match node:
         case ast.Attribute(attr=name, value=value) if not _is_own(value):

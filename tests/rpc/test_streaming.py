@@ -58,7 +58,7 @@ def _following(selection: Selection | None = None, *, after: int = 0) -> StreamP
 
 
 def _taken(place: StreamPosition, page: Sequence[StoredEvent]) -> list[pb.RunResponse]:
-    return [pb.RunResponse.FromString(response) for response in place.take(page)]
+    return [pb.RunResponse.FromString(response) for response in place.advance(page)]
 
 
 def _response(events: Sequence[event_pb2.AgentEvent], through: int) -> pb.RunResponse:
@@ -91,7 +91,7 @@ def test_the_responses_of_a_page_are_the_events_of_the_view_in_order(
 @pytest.mark.parametrize("kind", [pb.RunResponse, pb.WatchRunResponse, pb.ResumeRunResponse, pb.ForkRunResponse])
 def test_every_stream_has_the_same_layout(kind: type[Message]) -> None:
     event = _delta("a")
-    (response,) = _following().take(_log([event]))
+    (response,) = _following().advance(_log([event]))
     batch = follow_pb2.EventBatch(events=[_stamped(event)], through_sequence=1)
     (field,) = kind.DESCRIPTOR.fields
     assert (field.name, field.number) == ("batch", 1)

@@ -256,7 +256,7 @@ async def test_what_a_tool_writes_to_the_state_is_seen_from_its_end_on(tmp_path:
     assert json.loads(answer_of(log)) == [["Bert", "Anne"], "Anne"]
     fold = StateFold()
     for event in log:
-        fold.take(event)
+        fold.apply(event)
     assert json.loads(json_of(fold.values)) == {"last": "Anne", "names": ["Bert", "Anne"]}
 
 

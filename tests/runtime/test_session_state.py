@@ -29,7 +29,7 @@ async def state_of(harness: RunHarness, log: Sequence[event_pb2.AgentEvent]) -> 
     await check_replay(harness, log)
     fold = StateFold()
     for event in log:
-        fold.take(event)
+        fold.apply(event)
     state_json = (await harness.store.sessions.cut(ME, log[0].session_id)).state_json
     values: dict[str, object] = json.loads(state_json or "{}")
     assert values == {name: json.loads(text) for name, text in fold.values.items()}

@@ -102,7 +102,7 @@ async def _check(plan: Any, folder: Path) -> None:
         kept = (await harness.store.sessions.cut(ME, log[0].session_id)).state_json
     fold = StateFold()
     for event in log:
-        fold.take(event)
+        fold.apply(event)
     said = {name: json.loads(text) for name, text in fold.values.items()}
     assert json.loads(answer_of(log)) == said == json.loads(kept or "{}")
 

@@ -7,7 +7,7 @@ from functools import partial
 import pytest
 
 from bough.v1 import event_pb2, message_pb2
-from bough_server.api.eval_service import Folding
+from bough_server.api.eval_service import TreeBuilder
 from bough_server.errors import InvalidRequest
 from bough_server.store.ports import StoredEvent
 from bough_server.tree.fold import Tree, fold
@@ -43,36 +43,36 @@ def of_many_parts() -> AgentEvent:
 
 async def test_one_event_of_many_parts_is_folded_beside_the_loop() -> None:
     event = of_many_parts()
-    folding = Folding(Tree())
-    assert await turns_of_the_loop(partial(folding.take, [event], size=event.ByteSize())) > 0
-    assert await turns_of_the_loop(folding.invocation) > 0
-    assert (await folding.invocation()).user_content == event.run_started.input
+    builder = TreeBuilder(Tree())
+    assert await turns_of_the_loop(partial(builder.add, [event], size=event.ByteSize())) > 0
+    assert await turns_of_the_loop(builder.invocation) > 0
+    assert (await builder.invocation()).user_content == event.run_started.input
 
 
 async def test_a_page_of_a_log_with_one_long_event_is_folded_beside_the_loop() -> None:
-    folding = Folding(Tree(run_id="r", session_id="s"))
-    assert await turns_of_the_loop(partial(folding.take_stored, stored([of_many_parts()]))) > 0
-    assert await turns_of_the_loop(folding.invocation) > 0
+    builder = TreeBuilder(Tree(run_id="r", session_id="s"))
+    assert await turns_of_the_loop(partial(builder.add_stored, stored([of_many_parts()]))) > 0
+    assert await turns_of_the_loop(builder.invocation) > 0
 
 
 async def test_many_small_events_are_folded_beside_the_loop() -> None:
     log = [StoredEvent(sequence, 0, b"") for sequence in range(1, 2_001)]
-    folding = Folding(Tree(run_id="r", session_id="s"))
-    assert await turns_of_the_loop(partial(folding.take_stored, log)) > 0
-    assert (folding.count, folding.size) == (2_000, 0)
+    builder = TreeBuilder(Tree(run_id="r", session_id="s"))
+    assert await turns_of_the_loop(partial(builder.add_stored, log)) > 0
+    assert (builder.count, builder.size) == (2_000, 0)
 
 
 async def test_events_of_more_items_than_are_worth_their_bytes_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("bough_server.api.eval_service.MAX_ITEMS", 50_000)
-    folding, event = Folding(Tree()), of_many_parts()
-    await folding.take([event], size=event.ByteSize())
+    builder, event = TreeBuilder(Tree()), of_many_parts()
+    await builder.add([event], size=event.ByteSize())
     with pytest.raises(InvalidRequest) as refused:
-        await folding.take([event], size=event.ByteSize())
+        await builder.add([event], size=event.ByteSize())
     assert [one.field for one in refused.value.violations] == ["events"]
 
 
 async def test_a_short_log_is_folded_at_once() -> None:
-    folding = Folding(Tree())
-    assert await turns_of_the_loop(partial(folding.take, desk(), size=sum(event.ByteSize() for event in desk()))) == 0
-    assert await turns_of_the_loop(folding.invocation) == 0
-    assert await folding.invocation() == fold(desk())
+    builder = TreeBuilder(Tree())
+    assert await turns_of_the_loop(partial(builder.add, desk(), size=sum(event.ByteSize() for event in desk()))) == 0
+    assert await turns_of_the_loop(builder.invocation) == 0
+    assert await builder.invocation() == fold(desk())

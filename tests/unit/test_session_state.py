@@ -57,7 +57,7 @@ def folded(*log: event_pb2.AgentEvent) -> dict[str, object]:
     """The values that a log leaves."""
     fold = StateFold()
     for event in log:
-        fold.take(event)
+        fold.apply(event)
     return {name: json.loads(text) for name, text in fold.values.items()}
 
 
@@ -172,9 +172,9 @@ def test_a_run_begins_with_the_state_of_its_beginning() -> None:
 
 def test_an_event_that_says_nothing_of_the_state_is_said_to() -> None:
     fold = StateFold()
-    assert not fold.take(called("s0.t0"))
-    assert not fold.take(event_pb2.AgentEvent(run_started=event_pb2.RunStarted()))
-    assert fold.take(called("s0.t0", change("a", 1)))
+    assert not fold.apply(called("s0.t0"))
+    assert not fold.apply(event_pb2.AgentEvent(run_started=event_pb2.RunStarted()))
+    assert fold.apply(called("s0.t0", change("a", 1)))
 
 
 @given(
@@ -191,7 +191,7 @@ def test_an_event_that_says_nothing_of_the_state_is_said_to() -> None:
 def test_anybodys_events_are_taken(log: list[event_pb2.AgentEvent]) -> None:
     fold = StateFold()
     for event in log:
-        fold.take(event)
+        fold.apply(event)
     assert isinstance(fold.values, dict)
     assert isinstance(conflicts(*log), list)
 

@@ -88,7 +88,7 @@ class RunStream(AsyncIterator[event_pb2.AgentEvent]):
     async def cancel(self) -> run_pb2.Run:
         """Request cancellation of the run; its end is still streamed. Safe while another task reads."""
         request = agent_service_pb2.CancelRunRequest(run_id=await self.started())
-        return (await self._calls.one(self._stub.CancelRun, request)).run
+        return (await self._calls.call(self._stub.CancelRun, request)).run
 
     async def aclose(self) -> None:
         """End the call; the run continues as its policy says."""
@@ -159,7 +159,7 @@ class RunStream(AsyncIterator[event_pb2.AgentEvent]):
     def _take(self, response: Response) -> None:
         if self._backoff is not None:
             self._backoff.progressed()
-        self._events.extend(self._position.take(response))
+        self._events.extend(self._position.new_events(response))
 
     async def _recover(self, error: CallFailed) -> None:
         if self._position.is_over or self._closed:

@@ -80,7 +80,7 @@ class SyncRunStream(Iterator[event_pb2.AgentEvent]):
         Safe from a thread other than the reader's once `run_id` is known.
         """
         request = agent_service_pb2.CancelRunRequest(run_id=self.started())
-        return self._calls.one(self._stub.CancelRun, request).run
+        return self._calls.call(self._stub.CancelRun, request).run
 
     def close(self) -> None:
         """End the call, from any thread; the run continues as its policy says."""
@@ -142,7 +142,7 @@ class SyncRunStream(Iterator[event_pb2.AgentEvent]):
 
     def _take(self, response: Response) -> None:
         self._backoff.progressed()
-        self._events.extend(self._position.take(response))
+        self._events.extend(self._position.new_events(response))
 
     def _recover(self, error: CallFailed) -> None:
         if self._position.is_over or self._closed.is_set():

@@ -58,7 +58,7 @@ class StreamPosition:
         """True if events were considered that no response has covered."""
         return self.sent_through < self._considered
 
-    def take(self, page: Sequence[StoredEvent]) -> Iterator[bytes]:
+    def advance(self, page: Sequence[StoredEvent]) -> Iterator[bytes]:
         """Yield the responses for a page; none if the view shows none of it."""
         if self._selection.takes_all and page:
             data = data_of(page)
@@ -120,7 +120,7 @@ async def responses(
     async with aclosing(source):
         async for page in source:
             has_sent = False
-            for response in position.take(page):
+            for response in position.advance(page):
                 yield response
                 has_sent = True
             if heartbeat is None:

@@ -48,7 +48,7 @@ def cancel(context: typer.Context, run: RunArgument) -> None:
 async def _runs(target: Target, *, session: str, state: str, limit: int, json: bool) -> ExitCode:
     from bough_server.cli.connection import connected
     from bough_server.cli.options import state_of
-    from bough_server.cli.output import json_line, print_line, print_lines, terminal
+    from bough_server.cli.output import print_table
     from bough_server.cli.render.tables import runs_table
 
     states = [state_of(state)] if state else []
@@ -58,11 +58,7 @@ async def _runs(target: Target, *, session: str, state: str, limit: int, json: b
             found.append(run)
             if len(found) == limit:
                 break
-    if json:
-        for run in found:
-            print_line(json_line(run))
-    else:
-        print_lines(runs_table(found, width=terminal().width))
+    print_table(found, runs_table, json=json)
     return ExitCode.YES
 
 

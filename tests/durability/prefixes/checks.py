@@ -51,7 +51,7 @@ def check_kept(finished: Finished, prefix: Sequence[event_pb2.AgentEvent], whole
 def _folded_state(log: Sequence[event_pb2.AgentEvent]) -> str:
     fold = StateFold()
     for event in log:
-        fold.take(event)
+        fold.apply(event)
     return json_of(fold.values)
 
 

@@ -1,6 +1,6 @@
 """Tables of runs, sessions, agents, models and messages, in the order given."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Final
 
 from rich.text import Text
@@ -28,7 +28,7 @@ REVISION_WIDTH: Final = 12
 """Number of characters of a revision that are printed."""
 
 
-def runs_table(runs: Sequence[run_pb2.Run], *, width: int) -> list[Text]:
+def runs_table(runs: Sequence[run_pb2.Run], width: int) -> list[Text]:
     """Return a row for each run: its id, state, creation time and agent.
 
     Lines below it have its usage so far and the beginning of its input, its origin, its open requests, and why it is
@@ -41,15 +41,15 @@ def runs_table(runs: Sequence[run_pb2.Run], *, width: int) -> list[Text]:
         line.append(f"{state_text(run.state):{state_width}}", style=state_style(run.state))
         line.append(f"  {time_text(run.create_time)}  {run.agent}")
         lines.append(_fitted(line, width))
-        if gist := _gist(run):
-            lines.append(_fitted(Text(f"  {gist}", style="dim"), width))
+        if below := _usage_and_input(run):
+            lines.append(_fitted(Text(f"  {below}", style="dim"), width))
         lines += [
             _fitted(Text(f"  {below}", style=_BELOW), width) for below in [*origin_lines(run), *open_request_lines(run)]
         ]
     return lines
 
 
-def _gist(run: run_pb2.Run) -> str:
+def _usage_and_input(run: run_pb2.Run) -> str:
     """Return a run's usage so far, as far as it is known, and the beginning of its input."""
     return " · ".join(part for part in (*_used(run.tree_usage), one_line(run.input_excerpt)) if part)
 
@@ -59,7 +59,7 @@ def _used(usage: usage_pb2.Usage) -> list[str]:
     return used + ([cost_text(usage)] if usage.HasField("cost_nanos") else [])
 
 
-def sessions_table(sessions: Iterable[session_pb2.Session], *, width: int) -> list[Text]:
+def sessions_table(sessions: Sequence[session_pb2.Session], width: int) -> list[Text]:
     """Return a row for each session: its id, when a run last started or ended in it, and the run that holds it."""
     lines = [Text(f"{'session':36}  {'last run':16}  held by"[:width], style="dim")]
     for session in sessions:
@@ -85,7 +85,7 @@ def session_lines(session: session_pb2.Session, *, width: int) -> list[Text]:
     return [_fitted(Text(f"{name:8}  {one_line(value)}"), width) for name, value in fields]
 
 
-def agents_table(agents: Sequence[agent_pb2.Agent], *, width: int) -> list[Text]:
+def agents_table(agents: Sequence[agent_pb2.Agent], width: int) -> list[Text]:
     """Return a row for each agent: its name, model and description; if any is stored, also revision and time.
 
     The model of an agent that calls none is its kind in parentheses, and of an agent in code "(code)".
@@ -118,7 +118,7 @@ def agent_lines(agent: agent_pb2.Agent) -> list[str]:
     return [f"{name}: {value}" for name, value in fields]
 
 
-def models_table(models: Sequence[model_pb2.ModelInfo], *, width: int) -> list[Text]:
+def models_table(models: Sequence[model_pb2.ModelInfo], width: int) -> list[Text]:
     """Return a row for each model: its name, provider, name at the provider, and fallbacks in order."""
     columns = [("model", 5), ("provider", 8), ("at the provider", 15)]
     rows = [(model.name, model.provider, model.model or "-") for model in models]

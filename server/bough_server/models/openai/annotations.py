@@ -209,7 +209,7 @@ class Answer(Protocol):
         """Whether the answer is complete; a stream that ends before was cut off."""
         ...
 
-    def take(self, data: bytes) -> list[Delta]:
+    def apply(self, data: bytes) -> list[Delta]:
         """Apply the data of one event and return its deltas. Raises BadChunk or ReportedError."""
         ...
 
@@ -276,9 +276,9 @@ class RawAnswer:
         """Whether the answer is complete."""
         return self._answer.is_whole
 
-    def take(self, data: bytes) -> list[Delta]:
+    def apply(self, data: bytes) -> list[Delta]:
         """Apply the data of one event and return its deltas. Raises BadChunk or ReportedError."""
-        deltas = self._answer.take(data)
+        deltas = self._answer.apply(data)
         if data != DONE:
             self._keep(data)
         return deltas

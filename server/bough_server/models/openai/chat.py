@@ -117,7 +117,7 @@ class Completion:
         # Some servers send no [DONE]: a finish reason is enough. Usage may still follow it, so it is not the end.
         return self._done or bool(self._finish_reason)
 
-    def take(self, data: bytes) -> list[Delta]:
+    def apply(self, data: bytes) -> list[Delta]:
         """Apply the data of one event and return its deltas. Raises BadChunk or ReportedError."""
         if data == DONE:
             self._done = True

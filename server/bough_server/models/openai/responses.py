@@ -95,7 +95,7 @@ class Response:
         """Whether the answer is complete."""
         return self._is_done
 
-    def take(self, data: bytes) -> list[Delta]:
+    def apply(self, data: bytes) -> list[Delta]:
         """Apply the data of one event and return its deltas. Raises BadChunk or ReportedError."""
         if data == DONE:
             return []

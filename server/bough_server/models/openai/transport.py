@@ -96,7 +96,7 @@ class Endpoint:
                 piece = await self._read(pieces, answer, timeout)
                 for data in decoder.feed(piece) if piece else decoder.finish():
                     timeout.renew()
-                    for delta in answer.take(data):
+                    for delta in answer.apply(data):
                         yield delta
                 if not piece:
                     break
