@@ -1,16 +1,21 @@
-"""Check the structure of the server's modules: their size, and that they import each other at the top level only.
+"""Check the structure of the server's modules: their size, imports at the top level only, each class name once.
+
+Tests use only what is public.
 
 Usage: python -m tests.structure
 """
 
 import ast
+import re
 import sys
-from collections.abc import Iterator
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Final
 
 ROOT: Final = Path(__file__).parents[1]
 SERVER: Final = ROOT / "server" / "bough_server"
+TESTS: Final = ROOT / "tests"
 
 MAX_LINES: Final = 500
 
@@ -31,6 +36,64 @@ def problems(name: str, source: str) -> Iterator[str]:
         )
 
 
+def repeated_classes(sources: Mapping[str, str]) -> Iterator[str]:
+    """Return the public class names that modules use twice; `sources` has the modules by their paths.
+
+    A private class is known by its module.
+    """
+    places: defaultdict[str, list[str]] = defaultdict(list)
+    for path, source in sources.items():
+        for node in ast.walk(ast.parse(source)):
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                places[node.name].append(f"{path}:{node.lineno}")
+    for name, (first, *others) in places.items():
+        yield from (f"{place}: the class name {name} is also used in {first}" for place in others)
+
+
+_PRIVATE: Final = re.compile(r"_[A-Za-z]\w*")
+_BY_NAME: Final = frozenset({"setattr", "getattr", "hasattr", "delattr"})
+"""Functions, and methods of monkeypatch, that take the name of an attribute."""
+
+
+def private_access(path: str, source: str) -> Iterator[str]:
+    """Return the places at which a test uses a private name that its own module does not define."""
+    tree = ast.parse(source)
+    own = set(_own_names(tree))
+    nodes = (node for node in ast.walk(tree) if isinstance(node, ast.Attribute | ast.ImportFrom | ast.Call))
+    for node in nodes:
+        for name in _private_names(node):
+            if name not in own:
+                yield f"{path}:{node.lineno}: uses the private name {name}: tests go through what is public"
+
+
+def _own_names(tree: ast.Module) -> Iterator[str]:
+    """Return the names that a module's functions and classes define, attributes of `self` included."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            yield node.name
+        elif isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store) and _is_own(node.value):
+            yield node.attr
+
+
+def _is_own(value: ast.expr) -> bool:
+    return isinstance(value, ast.Name) and value.id in ("self", "cls")
+
+
+def _private_names(node: ast.Attribute | ast.ImportFrom | ast.Call) -> Iterator[str]:
+    """Return the private names that a node reads, sets, imports or names in a string."""
+    match node:
+        case ast.Attribute(attr=name, value=value) if not _is_own(value):
+            names = [name]
+        case ast.ImportFrom(names=aliases):
+            names = [alias.name for alias in aliases]
+        case ast.Call(func=ast.Name(id=function) | ast.Attribute(attr=function), args=args) if function in _BY_NAME:
+            texts = [each.value for each in args[:2] if isinstance(each, ast.Constant)]
+            names = [] if args and _is_own(args[0]) else [str(text).rpartition(".")[2] for text in texts]
+        case _:
+            names = []
+    yield from (name for name in names if _PRIVATE.fullmatch(name))
+
+
 def _delayed_imports(tree: ast.Module) -> Iterator[tuple[int, str]]:
     """Return the imports of the own package that are not at the top level, with their lines."""
     for node in ast.walk(tree):
@@ -46,11 +109,13 @@ def _delayed_imports(tree: ast.Module) -> Iterator[tuple[int, str]]:
 
 def main() -> int:
     """Print every problem; return 1 if there is one."""
-    paths = sorted(path for path in SERVER.rglob("*.py"))
-    found = [
-        line for path in paths for line in problems(str(path.relative_to(SERVER)), path.read_text(encoding="utf-8"))
-    ]
-    print("\n".join(found) or f"structure: {len(paths)} modules are sound")
+    sources = {str(path.relative_to(SERVER)): path.read_text(encoding="utf-8") for path in sorted(SERVER.rglob("*.py"))}
+    found = [line for path, source in sources.items() for line in problems(path, source)]
+    found += repeated_classes(sources)
+    tests = sorted(TESTS.rglob("*.py"))
+    for path in tests:
+        found += private_access(str(path.relative_to(ROOT)), path.read_text(encoding="utf-8"))
+    print("\n".join(found) or f"structure: {len(sources)} modules and {len(tests)} of tests are sound")
     return 1 if found else 0
 
 

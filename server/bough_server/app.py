@@ -10,8 +10,7 @@ import logging
 import signal
 import sys
 from collections.abc import AsyncIterator, Callable
-from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import replace
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Final
 
@@ -33,7 +32,7 @@ from bough_server.errors import ConfigurationError
 from bough_server.ids import new_uuid7
 from bough_server.interceptors.auth import current_principal
 from bough_server.interceptors.chain import interceptors
-from bough_server.metrics import open_metrics
+from bough_server.metrics import Metrics, open_metrics
 from bough_server.models.registry import ConfiguredModels, build_models
 from bough_server.runs.admission import RunDefaults
 from bough_server.runs.dependencies import RunDependencies
@@ -70,6 +69,8 @@ class App:
         self._watching: asyncio.Task[None] | None = None
         self.address = ""
         """HOST:PORT with the port that was bound."""
+        self.metrics: Metrics | None = None
+        """The metrics of this process; None if they are disabled."""
         self.metrics_address = ""
         """HOST:PORT at which Prometheus can scrape metrics; empty if it cannot."""
 
@@ -84,44 +85,29 @@ class App:
         `recover` as False. Raises ConfigurationError.
         """
         _check_host(settings.server)
-        clock = clock or SystemClock()
         async with AsyncExitStack() as stack:
-            models = build_models(
-                settings.models,
-                folder=settings.folder,
-                secrets=settings.secrets,
-                currency=settings.currency,
-                clock=clock,
-            )
-            stack.push_async_callback(models.close)
-            registry = _registry(settings, models)
+            clock = clock or SystemClock()
+            registry = _registry(settings, _open_models(settings, stack, clock))
             store = open_store(settings.storage.url, durability=settings.storage.durability)
             stack.push_async_callback(store.close)
             provider = make_provider(export=settings.exports_traces)
             tracing = Tracing(provider, capture_content=settings.telemetry.capture_content)
             # In a thread: exporting the remaining spans blocks.
             stack.push_async_callback(asyncio.to_thread, tracing.close)
-            telemetry = settings.telemetry
-            metrics, metrics_address = await stack.enter_async_context(
-                open_metrics(
-                    host=telemetry.prometheus_host, port=telemetry.prometheus_port, export=settings.exports_metrics
-                )
-            )
-            dependencies = replace(
-                _run_dependencies(settings, store=store, registry=registry, tracing=tracing, clock=clock),
-                metrics=metrics,
+            metrics, metrics_address = await stack.enter_async_context(_open_metrics(settings))
+            dependencies = _run_dependencies(
+                settings, store=store, registry=registry, tracing=tracing, metrics=metrics, clock=clock
             )
             runs = Runs(dependencies)
             stack.push_async_callback(runs.close)
-            found = await runs.recover() if recover else 0
-            if found:
+            if recover and (found := await runs.recover()):
                 _log.info("recovering runs that an earlier server left open", runs=found)
             server = aio.server(interceptors=interceptors(provider), options=_OPTIONS)
             _add_services(server, runs=runs, store=store, dependencies=dependencies)
             if settings.server.reflection:
                 add_reflection(server)
             app = cls(settings=settings, store=store, registry=registry, runs=runs, server=server)
-            app.metrics_address = metrics_address
+            app.metrics, app.metrics_address = metrics, metrics_address
             # Before start(), so that a failed start is undone as well.
             stack.push_async_callback(app.stop)
             await app.start()
@@ -142,7 +128,7 @@ class App:
         await self._server.start()
         self.address = f"{host}:{port}"
         await self._health.serving()
-        self._watching = asyncio.create_task(self._health.follow(self.store.writing.turns()))
+        self._watching = asyncio.create_task(self._health.follow(self.store.write_health.changes()))
 
     async def serve(self, *, ready_file: Path | None = None, announce: Callable[[str], None] | None = None) -> None:
         """Serve until SIGINT or SIGTERM, then drain; a second signal ends the drain's grace period.
@@ -230,6 +216,19 @@ def serve(config: Path | None = None) -> None:
     asyncio.run(until_stopped())
 
 
+def _open_models(settings: Settings, stack: AsyncExitStack, clock: Clock) -> ConfiguredModels:
+    models = build_models(
+        settings.models, folder=settings.folder, secrets=settings.secrets, currency=settings.currency, clock=clock
+    )
+    stack.push_async_callback(models.close)
+    return models
+
+
+def _open_metrics(settings: Settings) -> AbstractAsyncContextManager[tuple[Metrics | None, str]]:
+    telemetry = settings.telemetry
+    return open_metrics(host=telemetry.prometheus_host, port=telemetry.prometheus_port, export=settings.exports_metrics)
+
+
 def _registry(settings: Settings, models: ConfiguredModels) -> Registry:
     python = load_python(settings.python, settings.folder)
     sources = load_sources(definition_files(settings.agents, settings.folder))
@@ -237,7 +236,7 @@ def _registry(settings: Settings, models: ConfiguredModels) -> Registry:
 
 
 def _run_dependencies(
-    settings: Settings, *, store: Store, registry: Registry, tracing: Tracing, clock: Clock
+    settings: Settings, *, store: Store, registry: Registry, tracing: Tracing, metrics: Metrics | None, clock: Clock
 ) -> RunDependencies:
     return RunDependencies(
         log=store.log,
@@ -249,6 +248,7 @@ def _run_dependencies(
         resolver=registry,
         agents=AgentCatalog(registry, store.agents),
         tracing=tracing,
+        metrics=metrics,
         clock=clock,
         defaults=_defaults(settings),
         worker=new_uuid7(clock.now_ns()),

@@ -139,7 +139,7 @@ def parse_documents(text: str, *, path: str) -> list[Document]:
     documents: list[Document] = []
     try:
         for node in yaml.compose_all(text, Loader=_Loader):
-            reader = _Reader(path)
+            reader = _DocumentReader(path)
             value = reader.read(node, ())
             problems += reader.problems
             if value is not None:
@@ -158,7 +158,7 @@ def raise_problems(problems: Sequence[Problem]) -> None:
         raise ConfigurationError("\n".join(dict.fromkeys(str(problem) for problem in problems)))
 
 
-class _Reader:
+class _DocumentReader:
     """Converts YAML nodes to values; keeps lines and collects problems."""
 
     def __init__(self, path: str) -> None:

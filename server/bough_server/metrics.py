@@ -35,7 +35,7 @@ _TOKENS: Final = tuple(4**power for power in range(14))
 """The buckets that they recommend for tokens."""
 
 
-class Names:
+class BoundedNames:
     """Names as attribute values: the first MAX_NAMES of them, and OTHER for all further ones."""
 
     def __init__(self, most: int = MAX_NAMES) -> None:
@@ -76,7 +76,7 @@ class Metrics:
         meter = provider.get_meter("bough")
         self._pending: deque[tuple[Callable[..., None], tuple[object, ...]]] = deque()
         self._runs = 0
-        self._agents, self._tools, self._models = Names(), Names(), Names()
+        self._agents, self._tools, self._models = BoundedNames(), BoundedNames(), BoundedNames()
         self._invocations = meter.create_counter(
             "bough.agent.invocations", unit="{invocation}", description="Agent invocations that ended."
         )
@@ -129,6 +129,11 @@ class Metrics:
     def model_called(self, call: "ModelCalled") -> None:
         """Record a lost attempt or the end of a model call."""
         self._enqueue(self._write_model, call)
+
+    @property
+    def pending(self) -> int:
+        """The number of recorded values that are added to the metrics at the next collection."""
+        return len(self._pending)
 
     def close(self) -> None:
         """Export the remaining metrics for at most 5 seconds; blocks, so do not call it on the event loop."""

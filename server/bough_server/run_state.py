@@ -65,7 +65,7 @@ class RunStateFold:
         self._start_time_ns = event.record_time.ToNanoseconds()
         self._deadline_time_ns = deadline_after(event, None)
 
-    def take(self, event: event_pb2.AgentEvent) -> None:
+    def apply(self, event: event_pb2.AgentEvent) -> None:
         """Apply an event that moves the run, makes a request, or ends the requester."""
         self._deadline_time_ns = deadline_after(event, self._deadline_time_ns)
         _FOLDS[events.kind_of(event)](self, event)

@@ -91,7 +91,7 @@ class StateFold:
         self._writes = Writes()
         self._values: dict[str, str] | None = {}
 
-    def take(self, event: event_pb2.AgentEvent) -> bool:
+    def apply(self, event: event_pb2.AgentEvent) -> bool:
         """Apply an event; return whether it concerns session state."""
         kind = event.WhichOneof("payload")
         if kind == "run_started" or kind == "run_dequeued":

@@ -187,6 +187,28 @@ class Settings(Section):
         return self._secrets
 
     @classmethod
+    def of(
+        cls,
+        values: Mapping[str, object],
+        *,
+        folder: Path,
+        variables: Mapping[str, str] | None = None,
+        exports_traces: bool = False,
+        exports_metrics: bool = False,
+    ) -> "Settings":
+        """Validate values whose relative names are below `folder`. Raises pydantic's ValidationError.
+
+        `variables` are the environment's; those that models name as their keys become the secrets.
+        """
+        settings = cls.model_validate(values, context={"folder": folder})
+        found = variables or {}
+        names = {model.api_key_env for model in settings.models.values()} - {""}
+        settings._folder = folder
+        settings._secrets = Secrets({name: found[name] for name in sorted(names) if found.get(name)})
+        settings._exports_traces, settings._exports_metrics = exports_traces, exports_metrics
+        return settings
+
+    @classmethod
     def load(cls, config: Path | None = None, **flags: Unpack[Flags]) -> "Settings":
         """Read flags, environment and file, in this order of precedence.
 
@@ -198,8 +220,15 @@ class Settings(Section):
         folder = Path(document.path).resolve().parent if document.lines else Path.cwd()
         values, origins = _merged(document, environment, flags)
         _resolve_database(values, origins, folder)
+        telemetry = _OpenTelemetry()
         try:
-            settings = cls.model_validate(values, context={"folder": folder})
+            settings = cls.of(
+                values,
+                folder=folder,
+                variables=os.environ,
+                exports_traces=telemetry.exports_traces,
+                exports_metrics=telemetry.exports_metrics,
+            )
         except ValidationError as error:
             raise ConfigurationError(
                 "\n".join(
@@ -208,12 +237,6 @@ class Settings(Section):
                 )
             ) from None
         raise_problems([_located(path, words, document, origins) for path, words in model_problems(settings.models)])
-        settings._folder = folder
-        names = {model.api_key_env for model in settings.models.values()} - {""}
-        variables = os.environ
-        settings._secrets = Secrets({name: variables[name] for name in sorted(names) if variables.get(name)})
-        telemetry = _OpenTelemetry()
-        settings._exports_traces, settings._exports_metrics = telemetry.exports_traces, telemetry.exports_metrics
         return settings
 
 

@@ -17,7 +17,7 @@ from bough_server.models.scripted.model import Gate, ScriptedModel
 from bough_server.models.scripted.script import Script, parse_script
 from bough_server.store.ports import Page, RunFilter
 from bough_server.tools.tool import tool
-from tests.support.house import ME, House, open_house
+from tests.support.run_harness import ME, RunHarness, open_harness
 from tests.support.teams import call, calls, llm, script
 
 _POLICY: Final = policy_pb2.RunPolicy(
@@ -118,10 +118,10 @@ class Silence:
 
 
 @asynccontextmanager
-async def team_house(folder: Path, silence: Silence) -> AsyncIterator[House]:
+async def team_house(folder: Path, silence: Silence) -> AsyncIterator[RunHarness]:
     """The team on the database of a folder."""
-    async with open_house(folder, models=_Mind(silence.gate), definitions=_team(), tools=[lookup]) as house:
-        yield house
+    async with open_harness(folder, models=_Mind(silence.gate), definitions=_team(), tools=[lookup]) as harness:
+        yield harness
 
 
 async def leave_open(folder: Path, count: int) -> Counter[int]:
@@ -130,36 +130,36 @@ async def leave_open(folder: Path, count: int) -> Counter[int]:
     Gives how many events of each kind their logs have.
     """
     silence = Silence(0)
-    async with team_house(folder, silence) as house:
+    async with team_house(folder, silence) as harness:
         for first in range(0, count, _AT_ONCE):
             numbers = range(first, min(count, first + _AT_ONCE))
             silence.expect(len(numbers))
             for number in numbers:
-                await house.start(SHAPES[number % len(SHAPES)].agent, f"Question {number}", policy=_POLICY)
+                await harness.start(SHAPES[number % len(SHAPES)].agent, f"Question {number}", policy=_POLICY)
             await silence.reached.wait()
-        run_ids = await open_run_ids(house)
+        run_ids = await open_run_ids(harness)
         if len(run_ids) != count:
             raise ValueError(f"{len(run_ids)} runs are open instead of {count}")
-        return await _kinds(house, run_ids)
+        return await _kinds(harness, run_ids)
 
 
-async def _kinds(house: House, run_ids: Sequence[str]) -> Counter[int]:
+async def _kinds(harness: RunHarness, run_ids: Sequence[str]) -> Counter[int]:
     kinds: Counter[int] = Counter()
     for run_id in run_ids:
         after = 0
-        while page := await house.store.log.read(run_id, after=after):
+        while page := await harness.store.log.read(run_id, after=after):
             kinds.update(event.kind for event in page)
             after = page[-1].sequence
     return kinds
 
 
-async def open_run_ids(house: House) -> list[str]:
+async def open_run_ids(harness: RunHarness) -> list[str]:
     """The runs that wait to be gone on with."""
     found: list[str] = []
     token = ""
     while True:
         running = RunFilter(states=[execution_pb2.EXECUTION_STATE_RUNNING])
-        runs, token = await house.store.runs.list(ME, running, Page(size=_PAGE, token=token))
+        runs, token = await harness.store.runs.list(ME, running, Page(size=_PAGE, token=token))
         found += [run.run_id for run in runs]
         if not token:
             return found

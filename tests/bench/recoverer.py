@@ -20,7 +20,7 @@ from bough_server.runs.close import read_log
 from tests.bench.lines import answer_lines
 from tests.bench.open_runs import Silence, leave_open, open_run_ids, team_house
 from tests.bench.programs import memory_megabytes
-from tests.support.house import House
+from tests.support.run_harness import RunHarness
 
 PATIENCE: Final = 240.0
 """Seconds that the work may take: less than those that are waited for an answer."""
@@ -32,25 +32,27 @@ async def leaves(folder: Path, runs: int) -> Mapping[str, float]:
     return {"events": kinds.total(), "deltas": sum(kinds[kind] for kind in events.DELTA_KINDS)}
 
 
-async def goes_on(house: House, silence: Silence) -> None:
+async def goes_on(harness: RunHarness, silence: Silence) -> None:
     """Recovers as a server does that starts, until every run waits for its model."""
-    await house.runs.recover()
+    await harness.runs.recover()
     async with asyncio.timeout(PATIENCE):
         await silence.reached.wait()
 
 
-async def reads(house: House, silence: Silence) -> None:
+async def reads(harness: RunHarness, silence: Silence) -> None:
     """Reads and parses what a recovery reads, and keeps nothing."""
-    for run_id in await open_run_ids(house):
-        await read_log(house.store.log, run_id)
+    for run_id in await open_run_ids(harness):
+        await read_log(harness.store.log, run_id)
 
 
-async def measured(work: Callable[[House, Silence], Awaitable[None]], folder: Path, runs: int) -> Mapping[str, float]:
+async def measured(
+    work: Callable[[RunHarness, Silence], Awaitable[None]], folder: Path, runs: int
+) -> Mapping[str, float]:
     """Does the work on a database once."""
     silence = Silence(runs)
     start, cpu = time.perf_counter(), time.process_time()
-    async with team_house(folder, silence) as house:
-        await work(house, silence)
+    async with team_house(folder, silence) as harness:
+        await work(harness, silence)
         told = {"seconds": time.perf_counter() - start, "cpu_seconds": time.process_time() - cpu}
         return {**told, "megabytes": memory_megabytes("self", "VmHWM")}
 

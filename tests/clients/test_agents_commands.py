@@ -9,9 +9,9 @@ import pytest
 from bough import AsyncClient
 from bough_server.app import App
 from bough_server.settings import Settings
-from tests.clients.commands import Finished, bough
-from tests.rpc.catalog_team import define, team_settings
-from tests.rpc.turns import served
+from tests.clients.cli_process import Finished, bough
+from tests.rpc.catalog_server import define, team_settings
+from tests.rpc.run_server import served
 from tests.support.projects import llm, write_project
 
 COACH = """\

@@ -7,7 +7,7 @@ import pytest
 from google.protobuf import json_format
 
 from bough.v1 import event_pb2, execution_pb2, input_pb2, run_pb2
-from tests.clients.commands import Finished, bough, server_of, started
+from tests.clients.cli_process import Finished, bough, server_of, started
 
 SHOP = Path(__file__).parents[2] / "examples" / "approvals" / "bough.yaml"
 SAID = "Orders 1001 and 1002 come back."

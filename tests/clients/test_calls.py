@@ -20,8 +20,8 @@ from bough.v1 import (
     run_pb2,
     tool_pb2,
 )
-from tests.clients.loopback import LoopbackService, connected
-from tests.clients.turns import RUN_ID, desk
+from tests.clients.run_events import RUN_ID, desk
+from tests.clients.stream_server import LoopbackService, connected
 
 
 async def test_a_list_fetches_page_after_page() -> None:

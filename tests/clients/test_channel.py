@@ -11,8 +11,8 @@ from bough import NO_REJOINING, AsyncClient, Unavailable, collect
 from bough.channel import RETRIED_METHODS
 from bough.v1 import agent_service_pb2, catalog_service_pb2, eval_service_pb2, session_service_pb2
 from bough.v1.session_service_pb2_grpc import SessionServiceServicer, add_SessionServiceServicer_to_server
-from tests.clients.loopback import Call, LoopbackService, client_of, listening
-from tests.clients.turns import desk
+from tests.clients.run_events import desk
+from tests.clients.stream_server import Call, LoopbackService, client_of, listening
 
 SERVICES = {
     descriptor.full_name: descriptor

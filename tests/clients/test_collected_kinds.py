@@ -10,9 +10,9 @@ import pytest
 from bough import CollectedRun, collected, text_of
 from bough.v1 import event_pb2, execution_pb2, follow_pb2, step_pb2
 from bough_server.views import Selection
-from tests.durability.prefixes.finishing import record
+from tests.durability.prefixes.recovery import record
 from tests.durability.prefixes.scenario import Scenario
-from tests.support.kinds import KINDS
+from tests.support.agent_kinds import KINDS
 
 SUMMARY = Selection(view=follow_pb2.EVENT_VIEW_SUMMARY)
 Log = list[event_pb2.AgentEvent]

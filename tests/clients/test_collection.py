@@ -18,8 +18,8 @@ from bough import (
     collected,
 )
 from bough.v1 import error_pb2, event_pb2, execution_pb2
-from tests.clients.questions import ask, asking, forked, hear, question, wait_for
-from tests.clients.turns import RUN_ID, SESSION_ID, USED, Turn, desk, words
+from tests.clients.question_events import ask, asking, forked, hear, question, wait_for
+from tests.clients.run_events import RUN_ID, SESSION_ID, USED, Turn, desk, words
 
 
 async def streamed(events: Iterable[event_pb2.AgentEvent]) -> AsyncIterator[event_pb2.AgentEvent]:

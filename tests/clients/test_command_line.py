@@ -12,9 +12,9 @@ import grpc
 from google.protobuf import json_format
 
 from bough.v1 import agent_service_pb2, error_pb2, event_pb2, execution_pb2
-from tests.clients.commands import Finished, bough, bough_cold, started
-from tests.clients.loopback import Call, LoopbackService, listening
-from tests.clients.turns import RUN_ID, Turn, desk
+from tests.clients.cli_process import Finished, bough, bough_cold, started
+from tests.clients.run_events import RUN_ID, Turn, desk
+from tests.clients.stream_server import Call, LoopbackService, listening
 
 
 async def served(service: LoopbackService, *arguments: str, said: str = "") -> Finished:

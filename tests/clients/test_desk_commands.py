@@ -9,9 +9,9 @@ import pytest
 from google.protobuf import json_format
 
 from bough.v1 import event_pb2, invocation_pb2
-from tests.clients.commands import bough, bough_cold, started
+from tests.clients.cli_process import bough, bough_cold, started
+from tests.support.log_readings import failures
 from tests.support.processes import start_cold
-from tests.support.readings import failures
 
 DESK = Path(__file__).parents[2] / "examples" / "desk"
 CONFIG = ("--config", str(DESK / "bough.yaml"))

@@ -9,15 +9,15 @@ from google.protobuf.message import Message
 from bough import AsyncClient, Rejoining, collect, user_message
 from bough.v1 import agent_service_pb2, event_pb2, execution_pb2
 from bough_server import events
-from tests.rpc.team import GATES
-from tests.rpc.turns import served, settings
-from tests.support.gate import standing_gate
-from tests.support.laws import check_laws
+from tests.rpc.agents import GATES
+from tests.rpc.run_server import served, settings
+from tests.support.cutting_proxy import proxying
+from tests.support.log_laws import check_laws
 from tests.support.processes import serving
 from tests.support.projects import llm, write_project
-from tests.support.proxy import proxying
+from tests.support.tool_gate import standing_gate
 
-SOON = Rejoining(first_delay=0.01, longest_delay=0.05, patience=30.0)
+SOON = Rejoining(first_delay=0.01, longest_delay=0.05, timeout=30.0)
 
 
 def _client(address: str) -> AsyncClient:

@@ -19,8 +19,8 @@ from bough.v1 import (
     session_service_pb2,
 )
 from bough.v1 import agent_service_pb2 as pb
-from tests.rpc.servers import status_details
-from tests.rpc.turns import Served, begin, said, served, settings
+from tests.rpc.interceptor_server import status_details
+from tests.rpc.run_server import Served, begin, said, served, settings
 
 INVALID = grpc.StatusCode.INVALID_ARGUMENT
 

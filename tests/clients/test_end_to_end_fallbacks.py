@@ -13,8 +13,8 @@ from bough import AsyncClient, StepText, collect
 from bough.v1 import event_pb2, execution_pb2, follow_pb2, invocation_pb2
 from bough_server.app import serving
 from bough_server.settings import Settings
-from tests.clients.commands import bough
-from tests.support.laws import check_laws
+from tests.clients.cli_process import bough
+from tests.support.log_laws import check_laws
 from tests.support.model_scenarios import TEXT
 from tests.support.model_server import serving_model
 from tests.support.projects import llm, openai_model, write_project

@@ -10,7 +10,7 @@ from bough import AsyncClient, CollectedRun, collect
 from bough.v1 import error_pb2, execution_pb2
 from bough_server.app import serving
 from bough_server.settings import Settings
-from tests.support.laws import check_laws
+from tests.support.log_laws import check_laws
 from tests.support.model_scenarios import TEXT
 from tests.support.model_server import ModelServer, serving_model
 from tests.support.projects import llm, openai_model, write_project

@@ -18,11 +18,11 @@ from bough import (
 )
 from bough.v1 import execution_pb2, follow_pb2
 from bough_server.settings import Settings
-from tests.rpc.turns import served, settings
-from tests.support.laws import check_laws
-from tests.support.proxy import proxying
+from tests.rpc.run_server import served, settings
+from tests.support.cutting_proxy import proxying
+from tests.support.log_laws import check_laws
 
-SOON = Rejoining(first_delay=0.01, longest_delay=0.05, patience=30.0)
+SOON = Rejoining(first_delay=0.01, longest_delay=0.05, timeout=30.0)
 
 
 def _client(address: str) -> AsyncClient:
@@ -30,7 +30,7 @@ def _client(address: str) -> AsyncClient:
 
 
 def _settings(folder: Path) -> Settings:
-    return settings(folder, python=["tests.rpc.asking_team"])
+    return settings(folder, python=["tests.rpc.question_agents"])
 
 
 def _sequences(run: CollectedRun) -> list[int]:

@@ -7,7 +7,7 @@ from google.rpc import error_details_pb2
 from grpc import aio
 
 from bough import errors
-from tests.clients.loopback import rich_status
+from tests.clients.stream_server import rich_status
 
 
 def failed(code: grpc.StatusCode, message: str, *details: object) -> aio.AioRpcError:

@@ -12,8 +12,8 @@ from bough.v1 import event_pb2, execution_pb2, invocation_pb2
 from bough_server.cli.render.live import LiveView
 from bough_server.models.local.engine import available
 from bough_server.tree.fold import fold
-from tests.clients.commands import bough
-from tests.support.readings import failures
+from tests.clients.cli_process import bough
+from tests.support.log_readings import failures
 
 KINDS = Path(__file__).parents[2] / "examples" / "kinds"
 CONFIG = ("--config", str(KINDS / "bough.yaml"), "--embedded")

@@ -4,10 +4,10 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from bough.v1 import agent_service_pb2, fork_pb2, message_pb2
-from tests.clients.commands import Finished, bough
-from tests.clients.loopback import listening
-from tests.clients.turns import RUN_ID, desk
-from tests.clients.waiting import FORK_ID, WaitingService, approval, ended, interrupted
+from tests.clients.cli_process import Finished, bough
+from tests.clients.run_events import RUN_ID, desk
+from tests.clients.stream_server import listening
+from tests.clients.waiting_run_server import FORK_ID, WaitingService, approval, ended, interrupted
 
 
 async def served(service: WaitingService, *arguments: str, environment: Mapping[str, str] | None = None) -> Finished:

@@ -15,10 +15,10 @@ from bough.sessions import Sessions, SyncSessions
 from bough.stream import RunStream
 from bough.sync_stream import SyncRunStream
 from bough.v1 import AgentEvent, InvocationOptions
-from tests.clients.loopback import LoopbackService, listening
-from tests.clients.turns import RUN_ID, desk
-from tests.rpc.catalog_team import define, team_settings
-from tests.rpc.turns import served
+from tests.clients.run_events import RUN_ID, desk
+from tests.clients.stream_server import LoopbackService, listening
+from tests.rpc.catalog_server import define, team_settings
+from tests.rpc.run_server import served
 
 PAIRS = [(AsyncClient, Client), (Catalog, SyncCatalog), (Sessions, SyncSessions), (RunStream, SyncRunStream)]
 

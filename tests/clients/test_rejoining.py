@@ -15,11 +15,11 @@ from bough import AsyncClient, Client, Unavailable, collect, collected, rejoinin
 from bough.errors import Status, from_status
 from bough.v1 import agent_service_pb2 as pb
 from bough.v1 import follow_pb2
-from tests.clients.cutting import cutting
-from tests.clients.enduring import FORK_ID, Drop, Logs, Moment, enduring
-from tests.clients.loopback import AT_ONCE, NO_TRANSPARENT_RETRIES
-from tests.clients.questions import asking, forked, question
-from tests.clients.turns import RUN_ID, AgentEvent, desk
+from tests.clients.durable_server import FORK_ID, Drop, Logs, Moment, durable_server
+from tests.clients.question_events import asking, forked, question
+from tests.clients.run_events import RUN_ID, AgentEvent, desk
+from tests.clients.stream_server import AT_ONCE, NO_TRANSPARENT_RETRIES
+from tests.clients.truncating_proxy import cutting
 
 QUICK = (*NO_TRANSPARENT_RETRIES, ("grpc.initial_reconnect_backoff_ms", 100), ("grpc.max_reconnect_backoff_ms", 100))
 MASK = ["agent.llm.*"]
@@ -50,7 +50,7 @@ async def test_a_run_and_its_answers_give_every_sequence_once_and_end_where_they
     drops: list[Drop | None], afters: tuple[int | None, ...], masked: bool
 ) -> None:
     logs, mask = Logs(segments=asking()), MASK if masked else []
-    async with enduring(logs, drops) as address, client_of(address) as client:
+    async with durable_server(logs, drops) as address, client_of(address) as client:
         streams = [await collect(client.run("lead", "hi", event_names=mask))]
         for name, after in zip("abc", afters, strict=True):
             answers = [reply(question(name), name)]
@@ -69,7 +69,7 @@ async def test_an_interruption_before_a_drop_ends_the_stream_unless_it_is_older_
     # The call that starts, one that answers a, and then one that answers b and streams the log from its beginning.
     drops = [Drop(events=ENDS[0]), None, Drop(events=ENDS[0]), Drop(events=ENDS[1] - ENDS[0]), Drop(events=99)]
     logs, mask = Logs(segments=asking()), MASK if masked else []
-    async with enduring(logs, drops) as address, client_of(address) as client:
+    async with durable_server(logs, drops) as address, client_of(address) as client:
         first = await collect(client.run("lead", "hi", event_names=mask))
         await collect(client.resume(RUN_ID, [reply("ask-a", "a")]))
         again = await collect(client.resume(RUN_ID, [reply("ask-b", "b")], after=0, event_names=mask))
@@ -80,7 +80,7 @@ async def test_an_interruption_before_a_drop_ends_the_stream_unless_it_is_older_
 async def test_answers_are_sent_again_under_one_request_id_until_something_came_and_then_the_run_is_watched() -> None:
     unheard = [Drop(moment=moment) for moment in (Moment.UNHEARD, Moment.UNANSWERED, Moment.ACCEPTED)]
     logs = Logs(segments=asking())
-    async with enduring(logs, [None, *unheard, Drop(events=1)]) as address, client_of(address) as client:
+    async with durable_server(logs, [None, *unheard, Drop(events=1)]) as address, client_of(address) as client:
         await collect(client.run("lead", "hi"))
         stream = client.resume(RUN_ID, [reply("ask-a", "a")])
         assert await stream.started() == RUN_ID
@@ -104,7 +104,7 @@ async def test_coming_back_never_adds_to_the_time_that_the_caller_gave(monkeypat
     monkeypatch.setattr(rejoining, "time", SimpleNamespace(monotonic=lambda: float(next(seconds))))
     drops = [Drop(moment=Moment.UNHEARD), Drop(moment=Moment.ACCEPTED), Drop(events=1), Drop(events=1)]
     logs = Logs(segments=asking())
-    async with enduring(logs, [None, *drops]) as address, client_of(address) as client:
+    async with durable_server(logs, [None, *drops]) as address, client_of(address) as client:
         await collect(client.run("lead", "hi"))
         await collect(client.resume(RUN_ID, [reply("ask-a", "a")], timeout=60))
     remaining = [left or 0.0 for _, left in logs.asked[1:]]
@@ -115,7 +115,10 @@ async def test_coming_back_never_adds_to_the_time_that_the_caller_gave(monkeypat
 
 async def test_a_watch_until_an_interruption_stops_at_the_next_one_and_a_watch_to_the_end_at_none() -> None:
     logs = Logs(segments=asking())
-    async with enduring(logs, [None] * 4 + [Drop(events=2), Drop(events=99)]) as address, client_of(address) as client:
+    async with (
+        durable_server(logs, [None] * 4 + [Drop(events=2), Drop(events=99)]) as address,
+        client_of(address) as client,
+    ):
         await collect(client.run("lead", "hi"))
         for name in "abc":
             await collect(client.resume(RUN_ID, [reply(question(name), name)]))
@@ -137,7 +140,7 @@ async def test_the_synchronous_client_keeps_the_same_promise(drops: list[Drop | 
             yield tuple(client.watch(RUN_ID, after=ENDS[0], until=follow_pb2.WATCH_UNTIL_INTERRUPTED))
             yield tuple(client.fork(RUN_ID, ENDS[1]))
 
-    async with enduring(logs, [*restarts, *drops]) as address:
+    async with durable_server(logs, [*restarts, *drops]) as address:
         given = await asyncio.to_thread(lambda: list(turns(address)))
     assert given == [tuple(segment) for segment in (*asking(), asking()[1], logs.fork[ENDS[1] :])]
     assert (sorted(logs.by_run), len(logs.known)) == (sorted([RUN_ID, FORK_ID]), 5)
@@ -146,7 +149,7 @@ async def test_the_synchronous_client_keeps_the_same_promise(drops: list[Drop | 
 async def test_a_synchronous_stream_is_closed_by_another_thread() -> None:
     # The run waits for its answers, and the stream for the run's end.
     logs = Logs(segments=asking())
-    async with enduring(logs) as address:
+    async with durable_server(logs) as address:
         with Client(address, timeout=15, rejoining=AT_ONCE, options=QUICK) as client:
             first = await asyncio.to_thread(lambda: list(client.run("lead", "hi")))
             stream = client.watch(RUN_ID)
@@ -160,7 +163,7 @@ async def test_a_synchronous_stream_is_closed_by_another_thread() -> None:
 @settings(max_examples=10, deadline=None)
 async def test_servers_that_go_down_and_come_back_change_nothing(drops: list[Drop]) -> None:
     logs = Logs(segments=[list(desk())])
-    async with enduring(logs, drops) as address, client_of(address) as client:
+    async with durable_server(logs, drops) as address, client_of(address) as client:
         assert (await collect(client.run("lead", "hi"))).events == tuple(desk())
     assert (list(logs.by_run), len(logs.known)) == ([RUN_ID], 1)
 
@@ -170,7 +173,7 @@ async def test_servers_that_go_down_and_come_back_change_nothing(drops: list[Dro
 async def test_a_fork_is_made_once_and_streamed_from_where_it_begins(drops: list[Drop | None], shared: int) -> None:
     log = forked(FORK_ID, WHOLE, shared)
     logs = Logs(fork=log, shared=shared)
-    async with enduring(logs, drops) as address, client_of(address) as client:
+    async with durable_server(logs, drops) as address, client_of(address) as client:
         stream = client.fork(RUN_ID, shared)
         assert (await collect(stream)).events == tuple(log[shared:])
         assert stream.run_id == FORK_ID
@@ -181,7 +184,7 @@ async def test_a_fork_is_made_once_and_streamed_from_where_it_begins(drops: list
 @settings(max_examples=15, deadline=None)
 async def test_a_connection_that_is_cut_after_any_byte_loses_and_repeats_nothing(cuts: list[int]) -> None:
     logs = Logs(segments=[list(desk())])
-    async with enduring(logs) as address, cutting(address, cuts) as proxied, client_of(proxied) as client:
+    async with durable_server(logs) as address, cutting(address, cuts) as proxied, client_of(proxied) as client:
         assert (await collect(client.run("lead", "hi"))).events == tuple(desk())
     assert (list(logs.by_run), len(logs.known)) == ([RUN_ID], 1)
 
@@ -192,13 +195,13 @@ def test_a_server_that_answers_and_cannot_go_on_with_the_run_is_given_up_after_t
 ) -> None:
     seconds = itertools.count()
     monkeypatch.setattr(rejoining, "time", SimpleNamespace(monotonic=lambda: float(next(seconds))))
-    comeback = rejoining.Comeback(rejoining.Rejoining(longest_delay=0.0, patience=9.0), timeout=None)
+    backoff = rejoining.RejoinBackoff(rejoining.Rejoining(longest_delay=0.0, timeout=9.0), timeout=None)
     failed = from_status(Status(code=grpc.StatusCode.UNAVAILABLE, message="The code is missing.", reason=reason))
 
     def come_back_often() -> None:
         for _ in range(20):
-            comeback.delay_after(failed)
-            comeback.answered()
+            backoff.delay_after(failed)
+            backoff.answered()
 
     with pytest.raises(Unavailable, match="The code is missing"):
         come_back_often()

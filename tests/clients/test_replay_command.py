@@ -8,9 +8,9 @@ import pytest
 from google.protobuf import json_format
 
 from bough.v1 import event_pb2
-from tests.clients.commands import Finished, bough, server_of
-from tests.clients.loopback import LoopbackService, listening
-from tests.clients.turns import RUN_ID, Turn
+from tests.clients.cli_process import Finished, bough, server_of
+from tests.clients.run_events import RUN_ID, Turn
+from tests.clients.stream_server import LoopbackService, listening
 from tests.support.projects import llm, write_project
 
 DESK = Path(__file__).parents[2] / "examples" / "desk" / "bough.yaml"

@@ -9,10 +9,10 @@ from dataclasses import replace
 from google.protobuf import json_format
 
 from bough.v1 import error_pb2, event_pb2, input_pb2, message_pb2, policy_pb2
-from tests.clients.commands import Finished, bough, started
-from tests.clients.loopback import listening
-from tests.clients.turns import RUN_ID
-from tests.clients.waiting import (
+from tests.clients.cli_process import Finished, bough, started
+from tests.clients.run_events import RUN_ID
+from tests.clients.stream_server import listening
+from tests.clients.waiting_run_server import (
     APPROVAL_ID,
     CARD_ID,
     QUESTION_ID,

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.clients.commands import bough
+from tests.clients.cli_process import bough
 
 
 @pytest.mark.parametrize(("kind", "title"), [("bough.yaml", "bough.yaml"), ("agent", "A definition of a Bough agent")])

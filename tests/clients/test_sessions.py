@@ -7,8 +7,8 @@ import pytest
 
 from bough import AlreadyExists, AsyncClient, NotFound, collect, text_of
 from bough.v1 import agent_service_pb2, fork_pb2, policy_pb2
-from tests.rpc.catalog_team import team_settings
-from tests.rpc.turns import served
+from tests.rpc.catalog_server import team_settings
+from tests.rpc.run_server import served
 
 CREATE = agent_service_pb2.MISSING_SESSION_POLICY_CREATE
 

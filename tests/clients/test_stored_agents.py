@@ -19,8 +19,8 @@ from bough import (
     collect,
     collected,
 )
-from tests.rpc.catalog_team import define, team_settings
-from tests.rpc.turns import served
+from tests.rpc.catalog_server import define, team_settings
+from tests.rpc.run_server import served
 
 
 @pytest.fixture

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from bough import NO_REJOINING, AsyncClient, DeadlineExceeded, NotFound, Rejoining, Unavailable, collect
 from bough.v1 import agent_service_pb2, follow_pb2
-from tests.clients.loopback import AT_ONCE, Call, LoopbackService, client_of, connected, listening
-from tests.clients.turns import RUN_ID, SESSION_ID, desk
+from tests.clients.run_events import RUN_ID, SESSION_ID, desk
+from tests.clients.stream_server import AT_ONCE, Call, LoopbackService, client_of, connected, listening
 
 
 async def test_a_run_streams_its_events_and_says_its_ids() -> None:
@@ -77,7 +77,7 @@ async def test_a_drop_between_metadata_and_first_event_watches_from_the_beginnin
 
 async def test_a_stream_goes_on_after_its_server_was_restarted() -> None:
     first, second = LoopbackService(desk(), [Call(events=5, hold=True)]), LoopbackService(desk())
-    patient = Rejoining(first_delay=0.01, longest_delay=0.05, patience=20)
+    patient = Rejoining(first_delay=0.01, longest_delay=0.05, timeout=20)
     async with listening(first) as port:
         client = client_of(port, patient)
         stream = client.run("lead", "hi")
@@ -99,7 +99,7 @@ async def test_a_drop_after_the_last_event_is_no_drop() -> None:
 
 async def test_a_server_that_stays_away_longer_than_the_patience_is_unavailable() -> None:
     service = LoopbackService(desk(), [Call(events=2), *[Call(silent=True)] * 50])
-    impatient = Rejoining(first_delay=1e-6, longest_delay=1e-6, patience=1e-3)
+    impatient = Rejoining(first_delay=1e-6, longest_delay=1e-6, timeout=1e-3)
     async with connected(service, impatient) as client, client.run("lead", "hi") as stream:
         assert [await anext(stream), await anext(stream)] == desk()[:2]
         with pytest.raises(Unavailable):
@@ -125,7 +125,7 @@ async def test_a_client_that_was_told_nothing_rejoins() -> None:
 
 async def test_the_callers_time_ends_the_rejoining() -> None:
     service = LoopbackService(desk(), [Call(events=2)])
-    slow = Rejoining(first_delay=1e6, longest_delay=1e6, patience=1e9)
+    slow = Rejoining(first_delay=1e6, longest_delay=1e6, timeout=1e9)
     async with connected(service, slow) as client, client.run("lead", "hi", timeout=5) as stream:
         assert [await anext(stream), await anext(stream)] == desk()[:2]
         with pytest.raises(DeadlineExceeded, match="did not become available in time"):

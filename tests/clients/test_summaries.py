@@ -6,7 +6,7 @@ from pathlib import Path
 from google.protobuf import json_format
 
 from bough.v1 import event_pb2
-from tests.clients.commands import bough, server_of
+from tests.clients.cli_process import bough, server_of
 from tests.support.projects import llm, write_project
 
 LONG = "word " * 100

@@ -10,8 +10,8 @@ from google.rpc import error_details_pb2
 
 from bough import NO_REJOINING, Client, NotFound, Unavailable
 from bough.v1 import agent_service_pb2, eval_service_pb2, follow_pb2, invocation_pb2, policy_pb2, run_pb2
-from tests.clients.loopback import AT_ONCE, rich_status
-from tests.clients.turns import RUN_ID, batch_of, desk, words
+from tests.clients.run_events import RUN_ID, batch_of, desk, words
+from tests.clients.stream_server import AT_ONCE, rich_status
 
 AGENTS = agent_service_pb2.DESCRIPTOR.services_by_name["AgentService"]
 EVAL = eval_service_pb2.DESCRIPTOR.services_by_name["EvalService"]

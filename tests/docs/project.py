@@ -16,7 +16,7 @@ import pytest
 
 from tests.docs import commands, pages
 from tests.docs.pages import Block, Page
-from tests.support import forwarder, processes
+from tests.support import cli_forwarder, processes
 
 ADDRESS: Final = "127.0.0.1:50051"
 """The address that pages show; blocks are tried at another."""
@@ -162,7 +162,7 @@ class Project:
             stdin=DEVNULL,
             stdout=PIPE,
             stderr=STDOUT,
-            pass_fds=[processes.zygote().fileno()],
+            pass_fds=[processes.fork_server().fileno()],
             start_new_session=True,
         )
         try:
@@ -179,12 +179,12 @@ class Project:
         command = folder / "bough"
         if not command.exists():
             folder.mkdir()
-            source = Path(forwarder.__file__).read_text(encoding="utf-8")
+            source = Path(cli_forwarder.__file__).read_text(encoding="utf-8")
             command.write_text(f"#!{sys.executable} -IS\n{source}", encoding="utf-8")
             command.chmod(0o755)
         kept = {name: value for name, value in os.environ.items() if not name.startswith(("BOUGH_", "OTEL_"))}
         path = os.pathsep.join([str(folder), str(Path(sys.executable).parent), os.environ.get("PATH", "")])
-        return {**kept, "PATH": path, "COLUMNS": "80", "ZYGOTE": str(processes.zygote().fileno())}
+        return {**kept, "PATH": path, "COLUMNS": "80", "FORK_SERVER": str(processes.fork_server().fileno())}
 
     def _placed(self, text: str) -> str:
         """A text about files of the folder as one about the page, whose line numbers they have."""

@@ -1,12 +1,15 @@
 """The generated reference: it has every field and every setting, and is what would be generated now."""
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
+import typer.main
 from pydantic import BaseModel
+from typer.core import TyperCommand, TyperGroup
 
 from bough.v1 import agent_pb2
+from bough_server.cli.program import program
 from bough_server.models.config import ModelSection
 from bough_server.settings import Environment, Settings
 from bough_server.settings_sections import (
@@ -21,6 +24,7 @@ from docs.generate.__main__ import generated, stale
 
 ROOT = Path(__file__).parents[2]
 AGENT_FIELDS = (ROOT / "docs/reference/agent-fields.md").read_text(encoding="utf-8")
+CLI = (ROOT / "docs/reference/cli.md").read_text(encoding="utf-8")
 BOUGH_YAML = (ROOT / "docs/reference/bough-yaml.md").read_text(encoding="utf-8")
 SECTIONS: tuple[type[BaseModel], ...] = (
     Environment,
@@ -47,6 +51,22 @@ def test_a_file_that_differs_or_is_missing_is_reported_with_its_lines() -> None:
 
     assert differences["docs/reference/bough-yaml.md"].splitlines()[3:5] == ["-# bough.yaml", "+# Settings"]
     assert differences["docs/reference/missing.md"].endswith("+# Missing")
+
+
+def test_every_command_and_every_option_is_in_the_reference() -> None:
+    rows = section(CLI, "Commands").splitlines()
+    for name, command in _commands(typer.main.get_command(program)).items():
+        row = next((row for row in rows if row.startswith(f"| `bough {name}")), "")
+        assert row, f"bough {name} is missing"
+        for below in _commands(command):
+            assert re.search(rf"`(bough {name} )?{below}\b", row), f"bough {name} {below} is missing"
+        for each in [command, *_commands(command).values()]:
+            options = {option for parameter in each.params for option in parameter.opts if option.startswith("--")}
+            assert sorted(option for option in options if option not in CLI) == []
+
+
+def _commands(command: TyperCommand | TyperGroup) -> Mapping[str, TyperCommand | TyperGroup]:
+    return command.commands if isinstance(command, TyperGroup) else {}
 
 
 def test_every_field_of_a_definition_is_in_the_reference() -> None:

@@ -57,7 +57,7 @@ async def _limit(store: Store, more_pages: int) -> None:
         pages = connection.exec_driver_sql("PRAGMA page_count").scalar_one()
         connection.exec_driver_sql(f"PRAGMA max_page_count = {pages + more_pages}")
 
-    await store._queue.execute(limit)
+    await store.write(limit)
 
 
 async def test_a_full_disk_stops_the_run_that_needs_room_and_leaves_its_log_whole(path: Path) -> None:
@@ -174,7 +174,7 @@ async def test_a_database_that_becomes_read_only_stops_its_runs(path: Path) -> N
         def forbid(connection: Connection) -> None:
             connection.exec_driver_sql("PRAGMA query_only = ON")
 
-        await store._queue.execute(forbid)
+        await store.write(forbid)
         with pytest.raises(StorageFailed):
             await store.log.append(run.run_id, epoch=1, records=run.next(delta()))
         assert await store.log.last_sequence(run.run_id) == 1

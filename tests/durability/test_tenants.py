@@ -20,9 +20,9 @@ from bough.v1 import (
     session_service_pb2,
 )
 from bough_server.store.ports import Principal
-from tests.rpc.servers import status_details
-from tests.rpc.team import GATES
-from tests.rpc.turns import begin, served, settings, watch
+from tests.rpc.agents import GATES
+from tests.rpc.interceptor_server import status_details
+from tests.rpc.run_server import begin, served, settings, watch
 
 ANNE = Principal(tenant_id="anne's", user_id="anne")
 BERT = Principal(tenant_id="bert's", user_id="bert")

@@ -20,7 +20,7 @@ from bough_server.store.sql.store import Store, open_store
 from bough_server.telemetry import Tracing, make_provider
 from tests.durability.torture_clients import Events, Faults, Seen
 from tests.durability.torture_team import Asked
-from tests.support.laws import check_laws
+from tests.support.log_laws import check_laws
 
 Lines = Mapping[str, Sequence[Mapping[str, object]]]
 """By idempotency key, what was said before and after touching the world."""

@@ -15,7 +15,7 @@ from google.protobuf.message import Message
 
 from bough.v1 import agent_pb2, policy_pb2
 from bough_server.tools.tool import tool
-from tests.support.readings import check_replay, masked
+from tests.support.log_readings import check_replay, masked
 from tests.support.teams import call, calls, llm, open_team, script
 
 FOLDER: Final = Path(__file__).parent
@@ -79,10 +79,10 @@ def joined() -> policy_pb2.RunPolicy:
 async def recorded() -> tuple[str, str]:
     """The desk's log and tree as the text of the two files, after both kept the laws and replayed."""
     with tempfile.TemporaryDirectory() as folder:
-        async with open_team(Path(folder), TURNS, *team(), tools=[search_notes]) as house:
-            log = await house.turn("lead", "Why do leaves turn red?", policy=joined())
-            tree = await house.tree(log, include_steps=True)
-            await check_replay(house, log)
+        async with open_team(Path(folder), TURNS, *team(), tools=[search_notes]) as harness:
+            log = await harness.turn("lead", "Why do leaves turn red?", policy=joined())
+            tree = await harness.tree(log, include_steps=True)
+            await check_replay(harness, log)
     return text_of(masked(log)), text_of(masked([tree]))
 
 

@@ -5,7 +5,7 @@ from google.protobuf import json_format
 from bough.v1 import event_pb2
 from bough_server.tree.fold import fold
 from tests.golden import desk
-from tests.support.readings import masked
+from tests.support.log_readings import masked
 
 
 async def test_the_desk_says_and_does_what_its_golden_files_hold() -> None:

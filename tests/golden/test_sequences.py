@@ -6,8 +6,8 @@ from pathlib import Path
 from bough.v1 import agent_pb2, error_pb2, event_pb2, follow_pb2, message_pb2, policy_pb2, usage_pb2
 from bough_server import events
 from bough_server.views import Selection
-from tests.support.house import ME, names
-from tests.support.readings import check_replay, text_of
+from tests.support.log_readings import check_replay, text_of
+from tests.support.run_harness import ME, names
 from tests.support.teams import llm, open_team
 
 PASSTHROUGH = policy_pb2.RunPolicy(deltas=policy_pb2.DeltaPolicy(passthrough=policy_pb2.PassthroughDeltas()))
@@ -45,11 +45,11 @@ def partials(log: list[event_pb2.AgentEvent]) -> list[str]:
 
 
 async def test_s1_one_child_with_joined_deltas(tmp_path: Path) -> None:
-    async with open_team(tmp_path, ONE_CHILD, llm("p", links=["c"]), llm("c")) as house:
-        log = await house.turn("p", "Go.")
-        stored = await house.messages(log[0].session_id)
-        entries = await house.store.usage.of_run(log[0].run_id)
-        await check_replay(house, log)
+    async with open_team(tmp_path, ONE_CHILD, llm("p", links=["c"]), llm("c")) as harness:
+        log = await harness.turn("p", "Go.")
+        stored = await harness.messages(log[0].session_id)
+        entries = await harness.store.usage.of_run(log[0].run_id)
+        await check_replay(harness, log)
     assert names(summary(log)) == [
         "p: run.started",
         *CALL,
@@ -82,9 +82,9 @@ async def test_s1_one_child_with_joined_deltas(tmp_path: Path) -> None:
 
 
 async def test_s2_passthrough_records_every_delta_and_the_same_text(tmp_path: Path) -> None:
-    async with open_team(tmp_path, ONE_CHILD, llm("p", links=["c"]), llm("c")) as house:
-        log = await house.turn("p", policy=PASSTHROUGH)
-        await check_replay(house, log)
+    async with open_team(tmp_path, ONE_CHILD, llm("p", links=["c"]), llm("c")) as harness:
+        log = await harness.turn("p", policy=PASSTHROUGH)
+        await check_replay(harness, log)
     assert partials(log) == ["One ", "two ", "three."]
 
 
@@ -101,9 +101,9 @@ agents:
 
 
 async def test_s3_a_failed_child_is_a_failed_result_and_the_caller_goes_on(tmp_path: Path) -> None:
-    async with open_team(tmp_path, FAILING_CHILD, llm("p", links=["c"]), llm("c")) as house:
-        log = await house.turn("p")
-        await check_replay(house, log)
+    async with open_team(tmp_path, FAILING_CHILD, llm("p", links=["c"]), llm("c")) as harness:
+        log = await harness.turn("p")
+        await check_replay(harness, log)
     assert names(log) == [
         "p: run.started",
         *CALL,
@@ -124,9 +124,9 @@ async def test_s3_a_failed_child_is_a_failed_result_and_the_caller_goes_on(tmp_p
 
 
 async def test_s4_a_failed_child_aborts_its_caller_and_nothing_follows(tmp_path: Path) -> None:
-    async with open_team(tmp_path, FAILING_CHILD, llm("p", links=["c"]), llm("c")) as house:
-        log = await house.turn("p", policy=ABORT)
-        await check_replay(house, log)
+    async with open_team(tmp_path, FAILING_CHILD, llm("p", links=["c"]), llm("c")) as harness:
+        log = await harness.turn("p", policy=ABORT)
+        await check_replay(harness, log)
     assert names(log)[-5:] == [
         "c: step.failed",
         "c: sub_agent.failed",
@@ -139,15 +139,15 @@ async def test_s4_a_failed_child_aborts_its_caller_and_nothing_follows(tmp_path:
 
 async def test_the_policy_of_a_link_wins_over_the_agents_and_the_runs(tmp_path: Path) -> None:
     carry_on = agent_pb2.AgentLink(agent="c", on_failure=policy_pb2.SUB_AGENT_FAILURE_POLICY_CONTINUE)
-    async with open_team(tmp_path, FAILING_CHILD, llm("p", links=[carry_on]), llm("c")) as house:
-        log = await house.turn("p", policy=ABORT)
+    async with open_team(tmp_path, FAILING_CHILD, llm("p", links=[carry_on]), llm("c")) as harness:
+        log = await harness.turn("p", policy=ABORT)
     assert events.name_of(log[-1]) == "agent.run.completed"
 
 
 async def test_s5_an_agent_that_is_not_linked_is_refused_without_a_call(tmp_path: Path) -> None:
-    async with open_team(tmp_path, ONE_CHILD, llm("p"), llm("c")) as house:
-        log = await house.turn("p")
-        await check_replay(house, log)
+    async with open_team(tmp_path, ONE_CHILD, llm("p"), llm("c")) as harness:
+        log = await harness.turn("p")
+        await check_replay(harness, log)
     assert names(log) == ["p: run.started", *CALL, "p: tool.failed", "p: step.completed", *ANSWER]
     failed = next(event for event in log if event.HasField("tool_failed")).tool_failed.result
     assert failed.error.reason == error_pb2.ERROR_REASON_NOT_LINKED
@@ -175,14 +175,14 @@ async def test_s6_two_children_run_at_once_and_results_stay_in_call_order(tmp_pa
             await d_is_done.wait()
 
     team = (llm("p", links=["c", "d"]), llm("c"), llm("d"))
-    async with open_team(tmp_path, TWO_CHILDREN, *team, gate=gate) as house:
-        run = await house.start("p")
+    async with open_team(tmp_path, TWO_CHILDREN, *team, gate=gate) as harness:
+        run = await harness.start("p")
         log = []
-        async for event in house.follow(run):
+        async for event in harness.follow(run):
             log.append(event)
             if event.agent == "p" and event.HasField("tool_completed"):
                 d_is_done.set()
-        await check_replay(house, log)
+        await check_replay(harness, log)
     shown = [name for name in names(summary(log)) if ": tool." in name or ": sub_agent." in name]
     assert shown == [
         "p: tool.started",
@@ -220,9 +220,9 @@ agents:
 
 
 async def test_s7_ends_come_from_the_leaf_up_and_usage_adds_up(tmp_path: Path) -> None:
-    async with open_team(tmp_path, THREE_DEEP, llm("a", links=["b"]), llm("b", links=["c"]), llm("c")) as house:
-        log = await house.turn("a")
-        await check_replay(house, log)
+    async with open_team(tmp_path, THREE_DEEP, llm("a", links=["b"]), llm("b", links=["c"]), llm("c")) as harness:
+        log = await harness.turn("a")
+        await check_replay(harness, log)
     ends = [name for name in names(log) if "sub_agent.completed" in name or "run.completed" in name]
     assert ends == ["c: sub_agent.completed", "b: sub_agent.completed", "a: run.completed"]
     assert {(event.agent, event.depth) for event in log} == {("a", 0), ("b", 1), ("c", 2)}
@@ -236,15 +236,15 @@ async def test_s8_a_cancelled_run_ends_every_open_thing_once_leaf_first(tmp_path
         if agent == "c" and chunk == 1:
             await asyncio.Event().wait()
 
-    async with open_team(tmp_path, ONE_CHILD, llm("p", links=["c"]), llm("c"), gate=gate) as house:
-        run = await house.start("p")
+    async with open_team(tmp_path, ONE_CHILD, llm("p", links=["c"]), llm("c"), gate=gate) as harness:
+        run = await harness.start("p")
         log = []
-        async for event in house.follow(run):
+        async for event in harness.follow(run):
             log.append(event)
             if event.HasField("llm_output_text_delta"):
-                await house.runs.cancel(ME, run.run_id)
-        entries = await house.store.usage.of_run(run.run_id)
-        await check_replay(house, log)
+                await harness.runs.cancel(ME, run.run_id)
+        entries = await harness.store.usage.of_run(run.run_id)
+        await check_replay(harness, log)
     assert names(log) == [
         "p: run.started",
         *CALL,
@@ -286,9 +286,9 @@ agents:
 
 
 async def test_s10_a_retried_attempt_voids_the_deltas_of_the_one_before(tmp_path: Path) -> None:
-    async with open_team(tmp_path, RETRIED, llm("p", links=["c"]), llm("c")) as house:
-        log = await house.turn("p")
-        await check_replay(house, log)
+    async with open_team(tmp_path, RETRIED, llm("p", links=["c"]), llm("c")) as harness:
+        log = await harness.turn("p")
+        await check_replay(harness, log)
     assert [name for name in names(log) if name.startswith("c: llm.")] == [
         "c: llm.started",
         "c: llm.output_text.delta",
@@ -317,9 +317,9 @@ async def test_a_child_that_aborts_its_caller_ends_its_siblings_first(tmp_path: 
             await waiting.wait()
 
     team = (llm("p", links=["c", "d"]), llm("c"), llm("d"))
-    async with open_team(tmp_path, script, *team, gate=gate) as house:
-        log = await house.turn("p", policy=ABORT)
-        await check_replay(house, log)
+    async with open_team(tmp_path, script, *team, gate=gate) as harness:
+        log = await harness.turn("p", policy=ABORT)
+        await check_replay(harness, log)
     assert names(log)[-11:] == [
         "d: llm.failed",
         "p: control.cancel_requested",

@@ -133,9 +133,9 @@ class Run:
 def _end(plan: Plan, random: Random) -> tuple[dict[str, str], dict[str, str]]:
     """What a run sees at its end, and what its log says."""
     state, fold = LaneState({"a": "0"}), StateFold()
-    fold.take(event_pb2.AgentEvent(run_started=event_pb2.RunStarted(state_json='{"a":0}')))
+    fold.apply(event_pb2.AgentEvent(run_started=event_pb2.RunStarted(state_json='{"a":0}')))
     for event in Run(random).lane(plan, "", state):
-        fold.take(event)
+        fold.apply(event)
         assert fold.values is fold.values, "what is known of a log is kept"
     return state.values, fold.values
 
@@ -167,7 +167,7 @@ def test_a_fold_that_is_asked_all_the_time_says_what_one_says_that_is_asked_once
     log = list(Run(random).lane(plan, "", LaneState({})))
     asked, silent = StateFold(), StateFold()
     for event in log:
-        asked.take(event)
+        asked.apply(event)
         _ = asked.values
-        silent.take(event)
+        silent.apply(event)
     assert asked.values == silent.values

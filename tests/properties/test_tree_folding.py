@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from bough.v1 import invocation_pb2, message_pb2
 from bough_server import usage
 from bough_server.tree.fold import fold, fold_stored
+from tests.support.event_strategies import IDS, TOLD, Story, interleavings, stories, told_logs
 from tests.support.logs import AgentEvent, desk, stored
-from tests.support.told import IDS, TOLD, Story, interleavings, stories, told_logs
 
 EVERYTHING = invocation_pb2.InvocationOptions(max_agents=10_000, max_tools=10_000, include_steps=True)
 

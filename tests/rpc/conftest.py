@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.rpc.turns import Served, served, settings
+from tests.rpc.run_server import Served, served, settings
 
 
 @pytest.fixture

@@ -16,9 +16,9 @@ from bough.v1 import agent_service_pb2 as pb
 from bough.v1 import execution_pb2
 from bough_server.app import App, serving
 from bough_server.errors import ConfigurationError
-from tests.rpc.servers import outcome, status_details
-from tests.rpc.team import GATES
-from tests.rpc.turns import begin, served, settings, watch
+from tests.rpc.agents import GATES
+from tests.rpc.interceptor_server import outcome, status_details
+from tests.rpc.run_server import begin, served, settings, watch
 
 
 async def test_a_server_is_healthy_as_soon_as_it_has_an_address(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from structlog.contextvars import get_contextvars
 from bough.v1 import agent_service_pb2 as pb
 from bough.v1.agent_service_pb2_grpc import AgentServiceStub, add_AgentServiceServicer_to_server
 from bough_server.interceptors.auth import LOCAL, current_principal
-from tests.rpc.servers import behaving
+from tests.rpc.interceptor_server import behaving
 
 
 async def test_a_call_and_its_tasks_know_their_caller_and_log_its_names_for_the_call() -> None:

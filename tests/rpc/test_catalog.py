@@ -22,8 +22,8 @@ from bough_server.models.registry import ConfiguredModels
 from bough_server.models.scripted.model import ScriptedModel
 from bough_server.models.scripted.script import parse_script
 from bough_server.store.sql.store import Store, open_store
-from tests.rpc.servers import behaving, status_details
-from tests.rpc.turns import Served
+from tests.rpc.interceptor_server import behaving, status_details
+from tests.rpc.run_server import Served
 
 
 async def test_agents_are_listed_by_name_in_pages(server: Served) -> None:

@@ -15,7 +15,7 @@ from bough.v1 import agent_service_pb2 as pb
 from bough.v1 import error_pb2, follow_pb2
 from bough.v1.agent_service_pb2_grpc import AgentServiceStub, add_AgentServiceServicer_to_server
 from bough_server import errors
-from tests.rpc.servers import behaving, outcome, status_details
+from tests.rpc.interceptor_server import behaving, outcome, status_details
 
 _REQUEST = pb.GetRunRequest(run_id="r")
 

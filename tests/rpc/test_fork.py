@@ -22,16 +22,16 @@ from bough.v1 import (
     run_pb2,
     session_service_pb2,
 )
-from tests.rpc.servers import status_details
-from tests.rpc.team import GATES
-from tests.rpc.turns import Served, Turn, begin, said, sequences, served, settings, watch
-from tests.support.laws import check_laws
+from tests.rpc.agents import GATES
+from tests.rpc.interceptor_server import status_details
+from tests.rpc.run_server import Served, Turn, begin, said, sequences, served, settings, watch
+from tests.support.log_laws import check_laws
 
 
 @pytest.fixture
 async def server(tmp_path: Path) -> AsyncIterator[Served]:
     """A server with the teams in code, including the one that asks."""
-    async with served(settings(tmp_path, python=["tests.rpc.team", "tests.rpc.asking_team"])) as serving:
+    async with served(settings(tmp_path, python=["tests.rpc.agents", "tests.rpc.question_agents"])) as serving:
         yield serving
 
 

@@ -13,7 +13,7 @@ from grpc import aio
 from bough.v1 import error_pb2, execution_pb2, policy_pb2
 from bough_server.app import App
 from bough_server.errors import ConfigurationError
-from tests.rpc.turns import begin, served, settings
+from tests.rpc.run_server import begin, served, settings
 from tests.support.otlp_sink import serving_sink
 from tests.support.teams import call, calls, script
 
@@ -39,8 +39,9 @@ def desk(folder: Path, **changes: Any) -> Any:
     """Settings of a server with an agent that calls a tool and then answers; its model has a price."""
     for name, text in (("desk.yaml", DESK), ("turns.yaml", TURNS), ("metrics_tools.py", TOOLS)):
         (folder / name).write_text(text)
-    made = settings(
+    return settings(
         folder,
+        base=folder,
         python=["metrics_tools"],
         agents=["desk.yaml"],
         models={
@@ -52,8 +53,6 @@ def desk(folder: Path, **changes: Any) -> Any:
         },
         **changes,
     )
-    made._folder = folder
-    return made
 
 
 def scraped(address: str) -> dict[str, float]:
@@ -109,9 +108,7 @@ async def test_metrics_go_out_by_otlp_where_that_is_configured(tmp_path: Path, m
     sent: list[str] = []
     with serving_sink(lambda _: None, count=sent.append) as endpoint:
         monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", f"http://{endpoint}")
-        made = desk(tmp_path)
-        made._exports_metrics = True
-        async with served(made) as server:
+        async with served(desk(tmp_path, exports_metrics=True)) as server:
             assert server.app.metrics_address == ""
             await begin(server, "desk", "hi").to_the_end()
     assert {"bough.agent.invocations", "gen_ai.client.token.usage", "bough.runs.active"} <= set(sent)
@@ -121,7 +118,7 @@ async def test_nothing_is_counted_where_nobody_asks(tmp_path: Path) -> None:
     async with served(desk(tmp_path)) as server:
         turn = await begin(server, "desk", "hi").to_the_end()
         assert server.app.metrics_address == ""
-        assert server.app.runs._supervisor._dependencies.metrics is None
+        assert server.app.metrics is None
     assert turn.kinds[-1] == "run_completed"
 
 

@@ -8,8 +8,8 @@ from grpc import aio
 
 from bough.v1 import agent_pb2
 from bough.v1 import catalog_service_pb2 as pb
-from tests.rpc.catalog_team import MODULES, answer, create, define, get, team_settings, wrong_fields
-from tests.rpc.turns import begin, served
+from tests.rpc.catalog_server import MODULES, answer, create, define, get, team_settings, wrong_fields
+from tests.rpc.run_server import begin, served
 
 FUNCTIONS = "tests.rpc.catalog_functions"
 

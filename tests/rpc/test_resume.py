@@ -12,9 +12,9 @@ from grpc import aio
 from bough import reply
 from bough.v1 import agent_service_pb2 as pb
 from bough.v1 import execution_pb2, follow_pb2, input_pb2, policy_pb2, run_pb2
-from tests.rpc.servers import status_details
-from tests.rpc.team import GATES
-from tests.rpc.turns import Served, Turn, begin, sequences, served, settings, watch
+from tests.rpc.agents import GATES
+from tests.rpc.interceptor_server import status_details
+from tests.rpc.run_server import Served, Turn, begin, sequences, served, settings, watch
 
 CHIEF = "chief"
 
@@ -22,7 +22,7 @@ CHIEF = "chief"
 @pytest.fixture
 async def server(tmp_path: Path) -> AsyncIterator[Served]:
     """A server with the teams that ask and wait."""
-    async with served(settings(tmp_path, python=["tests.rpc.asking_team", "tests.rpc.working_team"])) as serving:
+    async with served(settings(tmp_path, python=["tests.rpc.question_agents", "tests.rpc.gated_agents"])) as serving:
         yield serving
 
 

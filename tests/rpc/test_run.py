@@ -9,9 +9,9 @@ from grpc import aio
 
 from bough.v1 import agent_service_pb2 as pb
 from bough.v1 import error_pb2, event_pb2, execution_pb2, follow_pb2, policy_pb2, run_pb2
-from tests.rpc.servers import outcome, status_details
-from tests.rpc.team import GATES
-from tests.rpc.turns import Served, begin, said, sequences, watch
+from tests.rpc.agents import GATES
+from tests.rpc.interceptor_server import outcome, status_details
+from tests.rpc.run_server import Served, begin, said, sequences, watch
 
 _NO_GRACE = policy_pb2.RunPolicy()
 _NO_GRACE.disconnect_grace.FromNanoseconds(0)

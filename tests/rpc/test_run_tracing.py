@@ -11,9 +11,9 @@ from bough.v1 import agent_service_pb2 as pb
 from bough.v1 import event_pb2
 from bough_server.events import DELTA_KINDS, kind_of
 from bough_server.settings import Settings
-from tests.rpc.turns import Served, said, served, settings
+from tests.rpc.run_server import Served, said, served, settings
+from tests.support.log_readings import failures
 from tests.support.otlp_sink import SentSpan, serving_sink
-from tests.support.readings import failures
 
 _TRACE = "0af7651916cd43dd8448eb211c80319c"
 _CALLER = "b7ad6b7169203331"

@@ -10,9 +10,9 @@ from grpc import aio
 
 from bough.v1 import agent_service_pb2, message_pb2, policy_pb2
 from bough.v1 import session_service_pb2 as pb
-from tests.rpc.servers import status_details
-from tests.rpc.team import GATES
-from tests.rpc.turns import Served, begin
+from tests.rpc.agents import GATES
+from tests.rpc.interceptor_server import status_details
+from tests.rpc.run_server import Served, begin
 
 
 async def test_a_session_is_made_listed_and_deleted(server: Served) -> None:

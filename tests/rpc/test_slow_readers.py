@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 
 from bough.v1 import execution_pb2, follow_pb2, policy_pb2
-from tests.support.gate import Gate, standing_gate
-from tests.support.laws import check_laws
+from tests.support.cutting_proxy import proxying
+from tests.support.log_laws import check_laws
 from tests.support.processes import serving
 from tests.support.projects import llm, write_project
-from tests.support.proxy import proxying
-from tests.support.remote import NARROW, connected
+from tests.support.tool_gate import Gate, standing_gate
+from tests.support.wire_client import NARROW, connected
 
 LINES, WIDTH = 50_000, 800
 """40 MB of outputs, so that keeping them all in memory would be detected."""

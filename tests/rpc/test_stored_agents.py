@@ -11,7 +11,7 @@ from grpc import aio
 from bough.v1 import agent_pb2, catalog_service_pb2, execution_pb2
 from bough.v1.session_service_pb2 import DeleteSessionRequest
 from bough_server.agents.definition import revision
-from tests.rpc.catalog_team import (
+from tests.rpc.catalog_server import (
     ANNE,
     BERT,
     IN_FILES_AND_CODE,
@@ -29,8 +29,8 @@ from tests.rpc.catalog_team import (
     update,
     wrong_fields,
 )
-from tests.rpc.servers import status_details
-from tests.rpc.turns import begin, served
+from tests.rpc.interceptor_server import status_details
+from tests.rpc.run_server import begin, served
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ from opentelemetry import trace
 from bough.v1 import agent_service_pb2 as pb
 from bough.v1 import follow_pb2
 from bough.v1.agent_service_pb2_grpc import AgentServiceStub, add_AgentServiceServicer_to_server
-from tests.rpc.servers import behaving
+from tests.rpc.interceptor_server import behaving
 
 _REQUEST = pb.WatchRunRequest(run_id="r")
 

@@ -20,9 +20,9 @@ from bough.v1 import (
 )
 from bough.v1 import eval_service_pb2 as pb
 from bough_server.store.ports import StoredEvent
-from tests.rpc.servers import status_details
-from tests.rpc.team import GATES
-from tests.rpc.turns import Served, begin
+from tests.rpc.agents import GATES
+from tests.rpc.interceptor_server import status_details
+from tests.rpc.run_server import Served, begin
 
 
 async def _tree(

@@ -31,7 +31,7 @@ from bough_server.errors import InvalidRequest
 from bough_server.events import NAME_OF_KIND
 from bough_server.interceptors.validation import violations
 from bough_server.runs.admission import check_input
-from tests.rpc.servers import behaving, outcome, status_details
+from tests.rpc.interceptor_server import behaving, outcome, status_details
 
 LABEL_KEY = "^[a-zA-Z][a-zA-Z0-9._/-]{0,62}$"
 

@@ -11,10 +11,10 @@ from bough_server.models.model import ModelRequest
 from bough_server.models.structured_output import result_text
 from bough_server.tools.tool import tool
 from tests.support.held_clock import HeldClock
-from tests.support.house import ME, names
-from tests.support.readings import answer_of, having, results_of, text_of
+from tests.support.log_readings import answer_of, having, results_of, text_of
+from tests.support.payment_agents import DAY, PAY, Till, asked, team, waiting, whole
+from tests.support.run_harness import ME, names
 from tests.support.teams import call, calls, llm, open_team, script
-from tests.support.till import DAY, PAY, Till, asked, team, waiting, whole
 
 Request = input_pb2.InputRequest
 Run = run_pb2.Run

@@ -8,8 +8,8 @@ from bough.v1 import error_pb2, event_pb2, usage_pb2
 from bough_server.models.model import RetryPolicy
 from bough_server.tools.tool import tool
 from tests.support.held_clock import HeldClock
-from tests.support.house import ME, names
-from tests.support.readings import answer_of, check_replay, having, results_of, text_of
+from tests.support.log_readings import answer_of, check_replay, having, results_of, text_of
+from tests.support.run_harness import ME, names
 from tests.support.teams import call, calls, llm, open_team, script
 
 PATIENT = RetryPolicy(retries=3, base=2.0, longest=5.0)
@@ -18,14 +18,14 @@ PATIENT = RetryPolicy(retries=3, base=2.0, longest=5.0)
 async def test_delays_double_up_to_the_longest_with_jitter_and_are_recorded(tmp_path: Path) -> None:
     clock = HeldClock()
     turns = script(p=[{"text": "Done.", "error": {"reason": "TRANSPORT", "times": 3}}])
-    async with open_team(tmp_path, turns, llm("p"), clock=clock, retry=PATIENT) as house:
-        run = await house.start("p")
+    async with open_team(tmp_path, turns, llm("p"), clock=clock, retry=PATIENT) as harness:
+        run = await harness.start("p")
         slept = []
         for _ in range(3):
             slept.append(await clock.next_sleep())
             clock.advance(slept[-1])
-        log = await house.log(run)
-        await check_replay(house, log)
+        log = await harness.log(run)
+        await check_replay(harness, log)
     bounds = [(1.0, 2.0), (2.0, 4.0), (2.5, 5.0)]
     assert all(low <= delay <= high for delay, (low, high) in zip(slept, bounds, strict=True))
     retries = having(log, "llm_retrying")
@@ -40,11 +40,11 @@ async def test_delays_double_up_to_the_longest_with_jitter_and_are_recorded(tmp_
 async def test_a_provider_says_how_long_to_wait(tmp_path: Path) -> None:
     clock = HeldClock()
     turns = script(p=[{"text": "Done.", "error": {"reason": "RATE_LIMITED", "retry_after": 60, "times": 1}}])
-    async with open_team(tmp_path, turns, llm("p"), clock=clock, retry=PATIENT) as house:
-        run = await house.start("p")
+    async with open_team(tmp_path, turns, llm("p"), clock=clock, retry=PATIENT) as harness:
+        run = await harness.start("p")
         assert await clock.next_sleep() == 60
         clock.advance(60)
-        log = await house.log(run)
+        log = await harness.log(run)
     assert having(log, "llm_retrying")[0].llm_retrying.reason == event_pb2.RETRY_REASON_RATE_LIMITED
     assert answer_of(log) == "Done."
 
@@ -52,12 +52,12 @@ async def test_a_provider_says_how_long_to_wait(tmp_path: Path) -> None:
 async def test_a_run_is_cancelled_while_it_waits_for_its_next_attempt(tmp_path: Path) -> None:
     clock = HeldClock()
     turns = script(p=[{"text": "x", "error": {"reason": "TIMEOUT"}}])
-    async with open_team(tmp_path, turns, llm("p"), clock=clock, retry=PATIENT) as house:
-        run = await house.start("p")
+    async with open_team(tmp_path, turns, llm("p"), clock=clock, retry=PATIENT) as harness:
+        run = await harness.start("p")
         await clock.next_sleep()
-        await house.runs.cancel(ME, run.run_id)
-        log = await house.log(run)
-        await check_replay(house, log)
+        await harness.runs.cancel(ME, run.run_id)
+        log = await harness.log(run)
+        await check_replay(harness, log)
     assert names(log)[-4:] == [
         "p: control.cancel_requested",
         "p: llm.failed",
@@ -73,9 +73,9 @@ async def test_a_call_whose_retries_are_used_up_fails_with_the_last_error(tmp_pa
     turns = script(
         p=[{"text": "a b", "error": {"reason": "PROVIDER_ERROR", "message": "Overloaded.", "after_chunks": 1}}]
     )
-    async with open_team(tmp_path, turns, llm("p")) as house:
-        log = await house.turn("p")
-        await check_replay(house, log)
+    async with open_team(tmp_path, turns, llm("p")) as harness:
+        log = await harness.turn("p")
+        await check_replay(harness, log)
     assert [event.attempt for event in having(log, "llm_retrying")] == [2, 3]
     assert having(log, "llm_failed")[0].attempt == 3
     error = log[-1].run_failed.error
@@ -85,8 +85,8 @@ async def test_a_call_whose_retries_are_used_up_fails_with_the_last_error(tmp_pa
 
 
 async def test_what_is_not_worth_trying_again_fails_at_once(tmp_path: Path) -> None:
-    async with open_team(tmp_path, script(p=[{"text": "x", "error": {"reason": "UNAVAILABLE"}}]), llm("p")) as house:
-        log = await house.turn("p")
+    async with open_team(tmp_path, script(p=[{"text": "x", "error": {"reason": "UNAVAILABLE"}}]), llm("p")) as harness:
+        log = await harness.turn("p")
     assert having(log, "llm_retrying") == []
 
 
@@ -112,11 +112,11 @@ async def test_every_attempt_that_reports_usage_is_charged_once_under_its_own_ev
         d=[{"text": "never", "error": failed}],
     )
     team = (llm("p", links=["c", "d"]), llm("c"), llm("d"))
-    async with open_team(tmp_path, turns, *team) as house:
-        log = await house.turn("p")
-        entries = await house.store.usage.of_run(log[0].run_id)
-        tree = await house.tree(log)
-        await check_replay(house, log)
+    async with open_team(tmp_path, turns, *team) as harness:
+        log = await harness.turn("p")
+        entries = await harness.store.usage.of_run(log[0].run_id)
+        tree = await harness.tree(log)
+        await check_replay(harness, log)
     charged = {entry.sequence: (entry.agent, entry.usage.input_tokens, entry.usage.cost_nanos) for entry in entries}
     assert sorted(charged.values()) == [
         ("c", 7, 9_000),
@@ -144,9 +144,9 @@ async def test_usage_that_is_unknown_is_absent_and_what_is_zero_is_zero(tmp_path
     for name, turns in (("silent", silent), ("zero", zero)):
         folder = tmp_path / name
         folder.mkdir()
-        async with open_team(folder, turns, llm("p")) as house:
-            log = await house.turn("p")
-            ends.append((log[-1].run_completed.usage, len(await house.store.usage.of_run(log[0].run_id))))
+        async with open_team(folder, turns, llm("p")) as harness:
+            log = await harness.turn("p")
+            ends.append((log[-1].run_completed.usage, len(await harness.store.usage.of_run(log[0].run_id))))
     assert ends == [
         (usage_pb2.Usage(model_calls=1, model_calls_without_usage=1), 0),
         (_costing(0, input_tokens=0, output_tokens=0, model_calls=1), 1),
@@ -158,9 +158,9 @@ async def test_an_answer_longer_than_512_kib_fails_its_call_and_no_event_is_too_
     tmp_path: Path, character: str
 ) -> None:
     pieces = [character * (64 * 1024 // len(character.encode()))] * 9
-    async with open_team(tmp_path, script(p=[{"chunks": pieces}]), llm("p")) as house:
-        log = await house.turn("p")
-        await check_replay(house, log)
+    async with open_team(tmp_path, script(p=[{"chunks": pieces}]), llm("p")) as harness:
+        log = await harness.turn("p")
+        await check_replay(harness, log)
     assert log[-1].run_failed.error.reason == error_pb2.ERROR_REASON_OUTPUT_TOO_LARGE
     assert having(log, "llm_retrying") == []
     deltas = sum(len(event.llm_output_text_delta.text.encode()) for event in having(log, "llm_output_text_delta"))
@@ -168,8 +168,8 @@ async def test_an_answer_longer_than_512_kib_fails_its_call_and_no_event_is_too_
 
 
 async def test_an_answer_of_512_kib_in_one_piece_is_refused_where_its_bytes_are_too_many(tmp_path: Path) -> None:
-    async with open_team(tmp_path, script(p=[{"chunks": ["語" * 400_000]}]), llm("p")) as house:
-        log = await house.turn("p")
+    async with open_team(tmp_path, script(p=[{"chunks": ["語" * 400_000]}]), llm("p")) as harness:
+        log = await harness.turn("p")
     assert log[-1].run_failed.error.reason == error_pb2.ERROR_REASON_OUTPUT_TOO_LARGE
     assert max(event.ByteSize() for event in log) < 512 * 1024
 
@@ -182,9 +182,9 @@ def flood(size: int) -> str:
 
 async def test_huge_results_are_cut_and_marked_and_no_event_is_over_two_mebibytes(tmp_path: Path) -> None:
     turns = script(p=[calls(*[call("flood", size=700 * 1024)] * 20), "Done."])
-    async with open_team(tmp_path, turns, llm("p", tools=["flood"]), tools=[flood]) as house:
-        log = await house.turn("p")
-        await check_replay(house, log)
+    async with open_team(tmp_path, turns, llm("p", tools=["flood"]), tools=[flood]) as harness:
+        log = await harness.turn("p")
+        await check_replay(harness, log)
     assert answer_of(log) == "Done."
     assert max(event.ByteSize() for event in log) < 2 * 1024 * 1024
     ended = results_of(log)

@@ -13,9 +13,9 @@ from bough_server import events
 from bough_server.agents.function import FunctionAgent, agent
 from bough_server.errors import RunError
 from bough_server.runtime.agent import Context
-from tests.support.house import ME, House, names, open_house
-from tests.support.laws import check_laws
-from tests.support.readings import check_replay
+from tests.support.log_laws import check_laws
+from tests.support.log_readings import check_replay
+from tests.support.run_harness import ME, RunHarness, names, open_harness
 
 
 class NoModels:
@@ -28,8 +28,8 @@ class NoModels:
         return []
 
 
-def house(folder: Path, *agents: FunctionAgent) -> AbstractAsyncContextManager[House]:
-    return open_house(folder, models=NoModels(), code_agents=agents)
+def harness(folder: Path, *agents: FunctionAgent) -> AbstractAsyncContextManager[RunHarness]:
+    return open_harness(folder, models=NoModels(), code_agents=agents)
 
 
 @agent(description="Says what it is told.")
@@ -57,7 +57,7 @@ async def test_values_are_recorded_and_a_replay_gets_the_same(tmp_path: Path) ->
         return "done"
 
     counted: list[int] = []
-    async with house(tmp_path, reader) as it:
+    async with harness(tmp_path, reader) as it:
         log = await it.turn("reader")
         replayed = await it.replay(log)
     assert names(log) == [
@@ -85,7 +85,7 @@ async def test_a_failed_step_raises_the_same_error_on_a_replay(tmp_path: Path) -
             caught.append(f"{error.reason} {error.message}")
         return "survived"
 
-    async with house(tmp_path, trier) as it:
+    async with harness(tmp_path, trier) as it:
         replayed = await it.replay(await it.turn("trier"))
     assert replayed.divergence == ""
     assert caught == [f"{error_pb2.ERROR_REASON_TOOL_FAILED} The step 'read' failed: OSError: the disk is gone"] * 2
@@ -97,7 +97,7 @@ async def test_a_dispatched_child_is_a_node_with_one_start_and_one_end(tmp_path:
         answer = await ctx.dispatch("echo", "first")
         return f"{answer.parts[0].text}!"
 
-    async with house(tmp_path, caller, echo) as it:
+    async with harness(tmp_path, caller, echo) as it:
         log = await it.turn("caller")
         replayed = await it.replay(log)
     assert names(log) == [
@@ -117,7 +117,7 @@ async def test_an_agent_that_is_not_linked_cannot_be_dispatched(tmp_path: Path) 
         await ctx.dispatch("echo", "first")
         return "never"
 
-    async with house(tmp_path, caller, echo) as it:
+    async with harness(tmp_path, caller, echo) as it:
         log = await it.turn("caller")
     assert names(log) == ["caller: run.started", "caller: control.value_recorded", "caller: run.failed"]
     assert log[-1].run_failed.error.reason == error_pb2.ERROR_REASON_NOT_LINKED
@@ -142,7 +142,7 @@ async def test_lanes_run_at_once_and_give_results_in_lane_order(tmp_path: Path) 
         )
         return ", ".join(said)
 
-    async with house(tmp_path, fan, echo) as it:
+    async with harness(tmp_path, fan, echo) as it:
         log = await it.turn("fan")
         assert log[-1].run_completed.final_answer.parts[0].text == "echo a, echo b, echo c"
         assert sorted(event.effect_key for event in log if event.HasField("sub_agent_started")) == [
@@ -158,7 +158,7 @@ async def test_two_effects_at_once_in_one_lane_are_refused_with_what_to_do(tmp_p
         await asyncio.gather(ctx.dispatch("echo", "a"), ctx.dispatch("echo", "b"))
         return "never"
 
-    async with house(tmp_path, fighter, echo) as it:
+    async with harness(tmp_path, fighter, echo) as it:
         log = await it.turn("fighter")
     error = log[-1].run_failed.error
     assert error.reason == error_pb2.ERROR_REASON_CONCURRENT_EFFECTS
@@ -175,7 +175,7 @@ async def test_a_childs_exception_becomes_an_error_without_a_stack(tmp_path: Pat
             return f"caught {error.message}"
         return "never"
 
-    async with house(tmp_path, caller, broken) as it:
+    async with harness(tmp_path, caller, broken) as it:
         log = await it.turn("caller")
         replayed = await it.replay(log)
     assert log[-1].run_completed.final_answer.parts[0].text == ("caught The agent 'broken' failed: ValueError: no luck")
@@ -191,7 +191,7 @@ async def test_a_changed_agent_body_is_named_by_a_replay(tmp_path: Path) -> None
         await ctx.dispatch("echo", version[0])
         return "done"
 
-    async with house(tmp_path, changing, echo) as it:
+    async with harness(tmp_path, changing, echo) as it:
         log = await it.turn("changing")
         version[0] = "second"
         replayed = await it.replay(log)
@@ -208,7 +208,7 @@ async def test_code_that_does_more_than_the_log_holds_diverges_and_touches_nothi
             await ctx.now()
         return "done"
 
-    async with house(tmp_path, growing, echo) as it:
+    async with harness(tmp_path, growing, echo) as it:
         log = await it.turn("growing")
         extra[0] = True
         replayed = await it.replay(log)
@@ -234,7 +234,7 @@ async def test_recursion_does_not_limit_depth(tmp_path: Path, depth: int) -> Non
     async def bottom() -> str:
         return "the bottom"
 
-    async with house(tmp_path, *ping_and_pong(bottom)) as it:
+    async with harness(tmp_path, *ping_and_pong(bottom)) as it:
         run = await it.start("ping", str(depth))
         log = await it.log(run)
     assert log[-1].run_completed.final_answer.parts[0].text == "the bottom"
@@ -250,7 +250,7 @@ async def test_cancelling_a_run_two_thousand_deep_ends_every_invocation_once_lea
         await asyncio.Event().wait()
         return "never"
 
-    async with house(tmp_path, *ping_and_pong(bottom)) as it:
+    async with harness(tmp_path, *ping_and_pong(bottom)) as it:
         run = await it.start("ping", "2000")
         await there.wait()
         await it.runs.cancel(ME, run.run_id)
@@ -274,7 +274,7 @@ async def test_code_that_swallows_its_cancellation_writes_nothing(tmp_path: Path
             raise
         return "never"
 
-    async with house(tmp_path, stubborn, echo) as it:
+    async with harness(tmp_path, stubborn, echo) as it:
         run = await it.start("stubborn")
         await waiting.wait()
         await it.runs.cancel(ME, run.run_id)
@@ -290,7 +290,7 @@ async def test_an_answer_of_code_that_no_event_can_hold_fails_it(tmp_path: Path)
     async def talker(ctx: Context, input: message_pb2.Message) -> str:
         return HUGE
 
-    async with house(tmp_path, talker) as it:
+    async with harness(tmp_path, talker) as it:
         log = await it.turn("talker")
         await check_replay(it, log)
     assert log[-1].run_failed.error.reason == error_pb2.ERROR_REASON_OUTPUT_TOO_LARGE
@@ -308,7 +308,7 @@ async def test_a_value_that_no_event_can_hold_fails_its_step(tmp_path: Path) -> 
             return error_pb2.ErrorReason.Name(error.reason)
         return "never"
 
-    async with house(tmp_path, reader) as it:
+    async with harness(tmp_path, reader) as it:
         log = await it.turn("reader")
         await check_replay(it, log)
     assert log[-1].run_completed.final_answer.parts[0].text == "ERROR_REASON_OUTPUT_TOO_LARGE"
@@ -323,7 +323,7 @@ async def test_a_message_to_a_child_that_no_event_can_hold_is_refused(tmp_path: 
             return error_pb2.ErrorReason.Name(error.reason)
         return "never"
 
-    async with house(tmp_path, teller, echo) as it:
+    async with harness(tmp_path, teller, echo) as it:
         log = await it.turn("teller")
         await check_replay(it, log)
     assert log[-1].run_completed.final_answer.parts[0].text == "ERROR_REASON_BAD_ARGUMENTS"

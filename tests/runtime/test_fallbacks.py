@@ -6,8 +6,8 @@ from pathlib import Path
 from bough.v1 import error_pb2, event_pb2, usage_pb2
 from bough_server.models.model import ModelRequest, RetryPolicy
 from tests.support.held_clock import HeldClock
-from tests.support.house import ME, names
-from tests.support.readings import answer_of, check_replay, having
+from tests.support.log_readings import answer_of, check_replay, having
+from tests.support.run_harness import ME, names
 from tests.support.teams import call, calls, llm, open_team, script
 
 USED = {"input_tokens": 10, "output_tokens": 2}
@@ -22,11 +22,11 @@ def failing(reason: str, **facts: object) -> str:
 async def test_a_call_whose_retries_are_used_up_goes_on_with_the_next_model_in_mid_stream(tmp_path: Path) -> None:
     told = script(p=[{"text": "Whole from b.", "usage": USED}])
     scripts = {"a": failing("PROVIDER_ERROR", usage={"input_tokens": 7, "output_tokens": 1}), "b": told}
-    async with open_team(tmp_path, told, llm("p", model="a"), fallbacks={"a": ["b"]}, scripts=scripts) as house:
-        log = await house.turn("p")
-        entries = await house.store.usage.of_run(log[0].run_id)
-        tree = await house.tree(log, include_steps=True)
-        await check_replay(house, log)
+    async with open_team(tmp_path, told, llm("p", model="a"), fallbacks={"a": ["b"]}, scripts=scripts) as harness:
+        log = await harness.turn("p")
+        entries = await harness.store.usage.of_run(log[0].run_id)
+        tree = await harness.tree(log, include_steps=True)
+        await check_replay(harness, log)
     retries = [(event.attempt, event.llm_retrying) for event in having(log, "llm_retrying")]
     assert [(attempt, retrying.next_model) for attempt, retrying in retries] == [(2, "a"), (3, "a"), (4, "b")]
     assert {retrying.reason for _, retrying in retries} == {event_pb2.RETRY_REASON_PROVIDER_ERROR}
@@ -48,9 +48,9 @@ async def test_a_call_whose_retries_are_used_up_goes_on_with_the_next_model_in_m
 async def test_a_refusal_that_no_retry_heals_goes_on_with_another_model_at_once(tmp_path: Path) -> None:
     scripts = {"a": failing("UNAVAILABLE", message="The key is wrong.")}
     said = script(p=["Done."])
-    async with open_team(tmp_path, said, llm("p", model="a"), fallbacks={"a": ["b"]}, scripts=scripts) as house:
-        log = await house.turn("p")
-        await check_replay(house, log)
+    async with open_team(tmp_path, said, llm("p", model="a"), fallbacks={"a": ["b"]}, scripts=scripts) as harness:
+        log = await harness.turn("p")
+        await check_replay(harness, log)
     (event,) = having(log, "llm_retrying")
     assert (event.llm_retrying.reason, event.llm_retrying.next_model) == (event_pb2.RETRY_REASON_REFUSED, "b")
     assert event.llm_retrying.error.message == "The model 'a' failed: The key is wrong."
@@ -63,9 +63,9 @@ async def test_every_model_has_its_own_retries_and_the_last_ones_error_is_the_ca
     once = RetryPolicy(retries=1, base=0.0, longest=0.0)
     async with open_team(
         tmp_path, script(), llm("p", model="a"), fallbacks=fallbacks, scripts=scripts, retry=once
-    ) as house:
-        log = await house.turn("p")
-        await check_replay(house, log)
+    ) as harness:
+        log = await harness.turn("p")
+        await check_replay(harness, log)
     order = [event.llm_retrying.next_model for event in having(log, "llm_retrying")]
     assert order == ["a", "b", "b", "c", "c"]
     error = log[-1].run_failed.error
@@ -85,13 +85,13 @@ async def test_delays_begin_anew_with_each_model(tmp_path: Path) -> None:
         scripts=scripts,
         retry=patient,
         clock=clock,
-    ) as house:
-        run = await house.start("p")
+    ) as harness:
+        run = await harness.start("p")
         slept = []
         for _ in range(4):
             slept.append(await clock.next_sleep())
             clock.advance(slept[-1])
-        log = await house.log(run)
+        log = await harness.log(run)
     bounds = [(1.0, 2.0), (2.0, 4.0)] * 2
     assert all(low <= delay <= high for delay, (low, high) in zip(slept, bounds, strict=True))
     assert answer_of(log) == "half an answer"
@@ -100,8 +100,8 @@ async def test_delays_begin_anew_with_each_model(tmp_path: Path) -> None:
 async def test_an_answer_that_is_too_long_is_not_asked_of_another_model(tmp_path: Path) -> None:
     scripts = {"a": script(p=[{"chunks": ["x" * 600_000]}])}
     said = script(p=["Done."])
-    async with open_team(tmp_path, said, llm("p", model="a"), fallbacks={"a": ["b"]}, scripts=scripts) as house:
-        log = await house.turn("p")
+    async with open_team(tmp_path, said, llm("p", model="a"), fallbacks={"a": ["b"]}, scripts=scripts) as harness:
+        log = await harness.turn("p")
     assert log[-1].run_failed.error.reason == error_pb2.ERROR_REASON_OUTPUT_TOO_LARGE
     assert having(log, "llm_retrying") == []
 
@@ -111,9 +111,9 @@ async def test_calls_of_a_model_that_failed_leave_no_ids_behind(tmp_path: Path) 
     scripts = {"a": script(p=[{**turn, "error": {"reason": "UNAVAILABLE", "after_chunks": 2}}])}
     said = script(p=[turn, "Done."], c=["c"])
     team = (llm("p", model="a", links=["c"]), llm("c"))
-    async with open_team(tmp_path, said, *team, fallbacks={"a": ["b"]}, scripts=scripts) as house:
-        log = await house.turn("p")
-        await check_replay(house, log)
+    async with open_team(tmp_path, said, *team, fallbacks={"a": ["b"]}, scripts=scripts) as harness:
+        log = await harness.turn("p")
+        await check_replay(harness, log)
     ids = [event.tool_started.call.call_id for event in having(log, "tool_started")]
     assert ids == ["call_0_0"]
 
@@ -131,15 +131,15 @@ async def test_after_a_crash_the_call_goes_on_with_the_model_of_its_last_attempt
     scripts = {"a": failing("PROVIDER_ERROR"), "b": failing("PROVIDER_ERROR"), "c": script(p=["From c."])}
     team = {"fallbacks": {"a": ["b", "c"]}, "scripts": scripts}
     once = RetryPolicy(retries=1, base=0.0, longest=0.0)
-    async with open_team(tmp_path, script(), llm("p", model="a"), gate=hold, retry=once, **team) as house:
-        run = await house.start("p")
+    async with open_team(tmp_path, script(), llm("p", model="a"), gate=hold, retry=once, **team) as harness:
+        run = await harness.start("p")
         await arrived.wait()
-        await house.crash()
+        await harness.crash()
     heard: list[ModelRequest] = []
-    async with open_team(tmp_path, script(), llm("p", model="a"), heard=heard, retry=once, **team) as house:
-        await house.runs.recover()
-        log = await house.log(run)
-        await check_replay(house, log)
+    async with open_team(tmp_path, script(), llm("p", model="a"), heard=heard, retry=once, **team) as harness:
+        await harness.runs.recover()
+        log = await harness.log(run)
+        await check_replay(harness, log)
     began = [(e.attempt, e.llm_retrying.next_model, e.llm_retrying.reason) for e in having(log, "llm_retrying")]
     failed, lost = event_pb2.RETRY_REASON_PROVIDER_ERROR, event_pb2.RETRY_REASON_RECOVERED
     assert began == [(2, "a", failed), (3, "b", failed), (4, "b", lost), (5, "c", failed)]
@@ -157,13 +157,13 @@ async def test_a_run_that_is_cancelled_while_another_model_answers_is_charged_to
     scripts = {"a": failing("UNAVAILABLE"), "b": script(p=[{"text": "a b", "usage": USED}])}
     async with open_team(
         tmp_path, script(), llm("p", model="a"), fallbacks={"a": ["b"]}, scripts=scripts, gate=hold
-    ) as house:
-        run = await house.start("p")
+    ) as harness:
+        run = await harness.start("p")
         await arrived.wait()
-        await house.runs.cancel(ME, run.run_id)
-        log = await house.log(run)
-        entries = await house.store.usage.of_run(run.run_id)
-        await check_replay(house, log)
+        await harness.runs.cancel(ME, run.run_id)
+        log = await harness.log(run)
+        entries = await harness.store.usage.of_run(run.run_id)
+        await check_replay(harness, log)
     assert [(entry.model, entry.usage.input_tokens) for entry in entries] == [("b", 10)]
     assert names(log)[-1] == "p: run.cancelled"
     assert log[-1].run_cancelled.usage == usage_pb2.Usage(
@@ -179,6 +179,6 @@ async def test_a_run_that_is_cancelled_while_another_model_answers_is_charged_to
 async def test_a_run_names_the_fallbacks_of_its_models_among_what_it_began_with(tmp_path: Path) -> None:
     said = script(p=["Done."])
     fallbacks = {"a": ["b", "c"]}
-    async with open_team(tmp_path, said, llm("p", model="a"), fallbacks=fallbacks) as house:
-        log = await house.turn("p")
+    async with open_team(tmp_path, said, llm("p", model="a"), fallbacks=fallbacks) as harness:
+        log = await harness.turn("p")
     assert sorted(log[0].run_started.versions.models) == ["a", "b", "c"]

@@ -7,10 +7,10 @@ from pathlib import Path
 from bough.v1 import action_pb2, agent_pb2, error_pb2, event_pb2, execution_pb2, message_pb2, policy_pb2
 from bough_server.models.model import ModelRequest
 from bough_server.tools.tool import tool
-from tests.support.composites import loop, sequence
+from tests.support.composite_agents import loop, sequence
 from tests.support.held_clock import HeldClock
-from tests.support.house import House, names
-from tests.support.readings import answer_of, check_replay, having, text_of
+from tests.support.log_readings import answer_of, check_replay, having, text_of
+from tests.support.run_harness import RunHarness, names
 from tests.support.teams import call, calls, llm, open_team, script
 
 CONTINUE = policy_pb2.SUB_AGENT_FAILURE_POLICY_CONTINUE
@@ -42,20 +42,20 @@ def keys_of_children(log: Sequence[event_pb2.AgentEvent]) -> list[str]:
     return [event.effect_key for event in having(log, "sub_agent_started")]
 
 
-async def ends(house: House, log: Sequence[event_pb2.AgentEvent]) -> list[tuple[str, str]]:
+async def ends(harness: RunHarness, log: Sequence[event_pb2.AgentEvent]) -> list[tuple[str, str]]:
     """Everybody with why it ended, in preorder."""
-    tree = await house.tree(log)
+    tree = await harness.tree(log)
     return [(one.name, execution_pb2.EndReason.Name(one.end_reason).removeprefix("END_REASON_")) for one in tree.agents]
 
 
 async def test_a_sequence_runs_its_children_in_order_and_answers_with_the_last_answer(tmp_path: Path) -> None:
     heard: list[ModelRequest] = []
     turns = script(a=["From a."], b=["From b."])
-    async with open_team(tmp_path, turns, sequence("s", "a", "b"), llm("a"), llm("b"), heard=heard) as house:
-        log = await house.turn("s", "Go.")
-        await check_replay(house, log)
-        assert await ends(house, log) == [("s", "ANSWERED"), ("a", "ANSWERED"), ("b", "ANSWERED")]
-        stored = await house.messages(log[0].session_id)
+    async with open_team(tmp_path, turns, sequence("s", "a", "b"), llm("a"), llm("b"), heard=heard) as harness:
+        log = await harness.turn("s", "Go.")
+        await check_replay(harness, log)
+        assert await ends(harness, log) == [("s", "ANSWERED"), ("a", "ANSWERED"), ("b", "ANSWERED")]
+        stored = await harness.messages(log[0].session_id)
     child = ["sub_agent.started", "llm.started", "llm.output_text.delta", "llm.completed", "step.completed"]
     assert names(log) == [
         "s: run.started",
@@ -81,11 +81,11 @@ async def test_a_sequence_runs_its_children_in_order_and_answers_with_the_last_a
 async def test_what_a_sequence_hands_on_is_shown_once_in_the_next_turn(tmp_path: Path) -> None:
     heard: list[ModelRequest] = []
     turns = script(a=["From a."], b=["From b."])
-    async with open_team(tmp_path, turns, sequence("s", "a", "b"), llm("a"), llm("b"), heard=heard) as house:
-        first = await house.turn("s", "One.")
+    async with open_team(tmp_path, turns, sequence("s", "a", "b"), llm("a"), llm("b"), heard=heard) as harness:
+        first = await harness.turn("s", "One.")
         heard.clear()
-        log = await house.turn("s", "Two.", session_id=first[0].session_id)
-        await check_replay(house, log)
+        log = await harness.turn("s", "Two.", session_id=first[0].session_id)
+        await check_replay(harness, log)
     assert heard_by(heard, "a") == [
         [("USER", "One."), ("ASSISTANT", "From a."), ("USER", "For context: [b] said: From b.."), ("USER", "Two.")]
     ]
@@ -95,10 +95,10 @@ async def test_nested_sequences_are_nodes_and_say_nothing_twice(tmp_path: Path) 
     heard: list[ModelRequest] = []
     team = (sequence("s", "t", "c"), sequence("t", "a", "b"), *(llm(name) for name in "abc"))
     turns = script(a=["From a."], b=["From b."], c=["From c."])
-    async with open_team(tmp_path, turns, *team, heard=heard) as house:
-        log = await house.turn("s", "Go.")
-        tree = await house.tree(log)
-        await check_replay(house, log)
+    async with open_team(tmp_path, turns, *team, heard=heard) as harness:
+        log = await harness.turn("s", "Go.")
+        tree = await harness.tree(log)
+        await check_replay(harness, log)
     assert [(one.depth, one.name) for one in tree.agents] == [(0, "s"), (1, "t"), (2, "a"), (2, "b"), (1, "c")]
     assert paths(log) == [["s", "t"], ["s", "t", "a"], ["s", "t", "a", "b"], ["s", "t", "a", "b", "c"]]
     assert heard_by(heard, "c") == [
@@ -114,18 +114,18 @@ async def test_a_child_that_sees_no_history_is_told_what_its_sequence_was_told(t
     heard: list[ModelRequest] = []
     blind = agent_pb2.AgentLink(agent="b", history=agent_pb2.HistoryPolicy(scope=message_pb2.HISTORY_SCOPE_NONE))
     turns = script(a=["From a."], b=["From b."])
-    async with open_team(tmp_path, turns, sequence("s", "a", blind), llm("a"), llm("b"), heard=heard) as house:
-        log = await house.turn("s", "Go.")
-        await check_replay(house, log)
+    async with open_team(tmp_path, turns, sequence("s", "a", blind), llm("a"), llm("b"), heard=heard) as harness:
+        log = await harness.turn("s", "Go.")
+        await check_replay(harness, log)
     assert heard_by(heard, "b") == [[("USER", "Go.")]]
 
 
 async def test_an_exit_ends_a_sequence_with_its_result_and_nobody_after_it_is_asked(tmp_path: Path) -> None:
     team = (sequence("s", "t", "c"), sequence("t", "a", "b"), llm("a", tools=["exit"]), llm("b"), llm("c"))
-    async with open_team(tmp_path, script(a=[EXIT]), *team) as house:
-        log = await house.turn("s")
-        await check_replay(house, log)
-        assert await ends(house, log) == [("s", "EXITED"), ("t", "EXITED"), ("a", "EXITED")]
+    async with open_team(tmp_path, script(a=[EXIT]), *team) as harness:
+        log = await harness.turn("s")
+        await check_replay(harness, log)
+        assert await ends(harness, log) == [("s", "EXITED"), ("t", "EXITED"), ("a", "EXITED")]
     assert answer_of(log) == "It is over."
     assert len(having(log, "llm_started")) == 1
     ended = having(log, "tool_completed")[0].tool_completed
@@ -139,10 +139,10 @@ async def test_an_exit_ends_a_sequence_with_its_result_and_nobody_after_it_is_as
 async def test_an_exit_inside_an_agent_called_as_a_tool_ends_only_that_agent(tmp_path: Path) -> None:
     turns = script(p=[calls(call("call_s", message="go")), "p is done."], a=[EXIT])
     team = (llm("p", links=["s"]), sequence("s", "a", "b"), llm("a", tools=["exit"]), llm("b"))
-    async with open_team(tmp_path, turns, *team) as house:
-        log = await house.turn("p")
-        await check_replay(house, log)
-        assert await ends(house, log) == [("p", "ANSWERED"), ("s", "EXITED"), ("a", "EXITED")]
+    async with open_team(tmp_path, turns, *team) as harness:
+        log = await harness.turn("p")
+        await check_replay(harness, log)
+        assert await ends(harness, log) == [("p", "ANSWERED"), ("s", "EXITED"), ("a", "EXITED")]
     assert answer_of(log) == "p is done."
     result = having(log, "tool_completed")[-1].tool_completed
     assert text_of(result.result) == "It is over."
@@ -150,38 +150,38 @@ async def test_an_exit_inside_an_agent_called_as_a_tool_ends_only_that_agent(tmp
 
 
 async def test_a_failure_ends_a_sequence(tmp_path: Path) -> None:
-    async with open_team(tmp_path, script(a=[FAILS]), sequence("s", "a", "b"), llm("a"), llm("b")) as house:
-        log = await house.turn("s")
-        await check_replay(house, log)
-        assert await ends(house, log) == [("s", "FAILED"), ("a", "FAILED")]
+    async with open_team(tmp_path, script(a=[FAILS]), sequence("s", "a", "b"), llm("a"), llm("b")) as harness:
+        log = await harness.turn("s")
+        await check_replay(harness, log)
+        assert await ends(harness, log) == [("s", "FAILED"), ("a", "FAILED")]
     assert log[-1].run_failed.error.reason == error_pb2.ERROR_REASON_SUB_AGENT_FAILED
 
 
 async def test_a_link_may_let_a_sequence_go_on_after_a_failure(tmp_path: Path) -> None:
     optional = agent_pb2.AgentLink(agent="a", on_failure=CONTINUE)
     turns = script(a=[FAILS], b=["From b."])
-    async with open_team(tmp_path, turns, sequence("s", optional, "b"), llm("a"), llm("b")) as house:
-        log = await house.turn("s")
-        await check_replay(house, log)
-        assert await ends(house, log) == [("s", "ANSWERED"), ("a", "FAILED"), ("b", "ANSWERED")]
+    async with open_team(tmp_path, turns, sequence("s", optional, "b"), llm("a"), llm("b")) as harness:
+        log = await harness.turn("s")
+        await check_replay(harness, log)
+        assert await ends(harness, log) == [("s", "ANSWERED"), ("a", "FAILED"), ("b", "ANSWERED")]
     assert answer_of(log) == "From b."
 
 
 async def test_a_run_that_aborts_on_failures_fails_with_a_child_of_a_sequence(tmp_path: Path) -> None:
     abort = policy_pb2.RunPolicy(on_sub_agent_failure=policy_pb2.SUB_AGENT_FAILURE_POLICY_ABORT)
-    async with open_team(tmp_path, script(a=[FAILS]), sequence("s", "a", "b"), llm("a"), llm("b")) as house:
-        log = await house.turn("s", policy=abort)
-        await check_replay(house, log)
-        assert await ends(house, log) == [("s", "FAILED"), ("a", "FAILED")]
+    async with open_team(tmp_path, script(a=[FAILS]), sequence("s", "a", "b"), llm("a"), llm("b")) as harness:
+        log = await harness.turn("s", policy=abort)
+        await check_replay(harness, log)
+        assert await ends(harness, log) == [("s", "FAILED"), ("a", "FAILED")]
 
 
 async def test_a_loop_runs_its_rounds_and_says_that_they_are_used_up(tmp_path: Path) -> None:
     heard: list[ModelRequest] = []
     turns = script(a=["a 1", "a 2", "a 3"], b=["b 1", "b 2", "b 3"])
-    async with open_team(tmp_path, turns, loop("l", "a", "b", rounds=3), llm("a"), llm("b"), heard=heard) as house:
-        log = await house.turn("l", "Go.")
-        await check_replay(house, log)
-        assert (await ends(house, log))[0] == ("l", "ITERATIONS_EXHAUSTED")
+    async with open_team(tmp_path, turns, loop("l", "a", "b", rounds=3), llm("a"), llm("b"), heard=heard) as harness:
+        log = await harness.turn("l", "Go.")
+        await check_replay(harness, log)
+        assert (await ends(harness, log))[0] == ("l", "ITERATIONS_EXHAUSTED")
     assert answer_of(log) == "b 3"
     assert [event.loop_iteration_started.iteration for event in having(log, "loop_iteration_started")] == [0, 1, 2]
     assert keys_of_children(log) == ["l0.c0", "l0.c1", "l1.c0", "l1.c1", "l2.c0", "l2.c1"]
@@ -195,9 +195,9 @@ async def test_a_loop_runs_its_rounds_and_says_that_they_are_used_up(tmp_path: P
 
 async def test_a_loop_of_one_child_asks_it_to_go_on(tmp_path: Path) -> None:
     heard: list[ModelRequest] = []
-    async with open_team(tmp_path, script(a=["1", "2"]), loop("l", "a", rounds=2), llm("a"), heard=heard) as house:
-        log = await house.turn("l", "Go.")
-        await check_replay(house, log)
+    async with open_team(tmp_path, script(a=["1", "2"]), loop("l", "a", rounds=2), llm("a"), heard=heard) as harness:
+        log = await harness.turn("l", "Go.")
+        await check_replay(harness, log)
     assert heard_by(heard, "a")[1] == [("USER", "Go."), ("ASSISTANT", "1"), ("USER", "Go on.")]
     assert answer_of(log) == "2"
 
@@ -206,10 +206,10 @@ async def test_a_break_of_the_first_child_ends_a_loop_in_its_first_round(tmp_pat
     turns = script(a=[{**BREAK, "text": "Good enough."}])
     async with open_team(
         tmp_path, turns, loop("l", "a", "b", rounds=9), llm("a", tools=["break_loop"]), llm("b")
-    ) as house:
-        log = await house.turn("l")
-        await check_replay(house, log)
-        assert await ends(house, log) == [("l", "BROKE_LOOP"), ("a", "BROKE_LOOP")]
+    ) as harness:
+        log = await harness.turn("l")
+        await check_replay(harness, log)
+        assert await ends(harness, log) == [("l", "BROKE_LOOP"), ("a", "BROKE_LOOP")]
     assert answer_of(log) == "Good enough."
     assert not log[-1].run_completed.HasField("action")
 
@@ -217,9 +217,9 @@ async def test_a_break_of_the_first_child_ends_a_loop_in_its_first_round(tmp_pat
 async def test_who_breaks_a_loop_leaves_it_the_answer_before(tmp_path: Path) -> None:
     turns = script(writer=["Draft 1.", "Draft 2."], critic=["Shorter.", {**BREAK, "text": "Good."}])
     team = (loop("l", "writer", "critic", rounds=9), llm("writer"), llm("critic", tools=["break_loop"]))
-    async with open_team(tmp_path, turns, *team) as house:
-        log = await house.turn("l")
-        await check_replay(house, log)
+    async with open_team(tmp_path, turns, *team) as harness:
+        log = await harness.turn("l")
+        await check_replay(harness, log)
     assert answer_of(log) == "Draft 2."
 
 
@@ -231,10 +231,10 @@ async def test_a_break_ends_the_nearest_loop_through_a_sequence_and_not_the_one_
         llm("a", tools=["break_loop"]),
         llm("b"),
     )
-    async with open_team(tmp_path, script(a=[BREAK, BREAK]), *team) as house:
-        log = await house.turn("outer")
-        await check_replay(house, log)
-        assert await ends(house, log) == [
+    async with open_team(tmp_path, script(a=[BREAK, BREAK]), *team) as harness:
+        log = await harness.turn("outer")
+        await check_replay(harness, log)
+        assert await ends(harness, log) == [
             ("outer", "ITERATIONS_EXHAUSTED"),
             *[("inner", "BROKE_LOOP"), ("s", "BROKE_LOOP"), ("a", "BROKE_LOOP")] * 2,
         ]
@@ -243,19 +243,19 @@ async def test_a_break_ends_the_nearest_loop_through_a_sequence_and_not_the_one_
 async def test_a_break_inside_an_agent_called_as_a_tool_does_not_end_a_loop(tmp_path: Path) -> None:
     turns = script(a=[calls(call("call_c", message="go")), "a goes on."], c=[BREAK])
     team = (loop("l", "a", rounds=2), llm("a", links=["c"]), llm("c", tools=["break_loop"]))
-    async with open_team(tmp_path, turns, *team) as house:
-        log = await house.turn("l")
-        await check_replay(house, log)
-        assert (await ends(house, log))[0] == ("l", "ITERATIONS_EXHAUSTED")
+    async with open_team(tmp_path, turns, *team) as harness:
+        log = await harness.turn("l")
+        await check_replay(harness, log)
+        assert (await ends(harness, log))[0] == ("l", "ITERATIONS_EXHAUSTED")
     assert answer_of(log) == "a goes on."
 
 
 async def test_a_failure_ends_a_loop_in_its_round(tmp_path: Path) -> None:
     turns = script(a=["1", "2", FAILS])
-    async with open_team(tmp_path, turns, loop("l", "a", rounds=10), llm("a")) as house:
-        log = await house.turn("l")
-        await check_replay(house, log)
-        assert (await ends(house, log))[0] == ("l", "FAILED")
+    async with open_team(tmp_path, turns, loop("l", "a", rounds=10), llm("a")) as harness:
+        log = await harness.turn("l")
+        await check_replay(harness, log)
+        assert (await ends(harness, log))[0] == ("l", "FAILED")
     assert len(having(log, "loop_iteration_started")) == 3
 
 
@@ -264,9 +264,9 @@ async def test_children_of_a_sequence_inherit_its_callers_tools_and_model(tmp_pa
         p=[calls(call("call_s", message="go")), "Done."], a=[calls(call("look", what="leaf")), "The leaf is red."]
     )
     team = (llm("p", links=["s"], tools=["look"], model="big"), sequence("s", "a"), llm("a", inherit_tools=True))
-    async with open_team(tmp_path, turns, *team, tools=[look]) as house:
-        log = await house.turn("p")
-        await check_replay(house, log)
+    async with open_team(tmp_path, turns, *team, tools=[look]) as harness:
+        log = await harness.turn("p")
+        await check_replay(harness, log)
     assert {event.agent: event.llm_started.model for event in having(log, "llm_started")} == {"p": "big", "a": "big"}
     assert text_of(having(log, "tool_completed")[0].tool_completed.result) == "leaf is red"
 
@@ -284,7 +284,7 @@ async def test_whoever_follows_a_child_that_ran_out_of_time_comes_after_those_wh
 
     team = (sequence("s", short, "c"), sequence("inner", "a", "b"), *(llm(name) for name in "abc"))
     turns = script(a=["From a."], b=["never"], c=["From c."])
-    async with open_team(tmp_path, turns, *team, gate=gate, clock=clock) as house:
-        log = await house.turn("s")
-        await check_replay(house, log)
+    async with open_team(tmp_path, turns, *team, gate=gate, clock=clock) as harness:
+        log = await harness.turn("s")
+        await check_replay(harness, log)
     assert paths(log)[-1] == ["s", "inner", "a", "c"]

@@ -8,9 +8,9 @@ from bough.v1 import error_pb2, fork_pb2, message_pb2
 from bough_server.agents.function import agent
 from bough_server.errors import InvalidRequest
 from bough_server.runtime.agent import Context
-from tests.support.forked import World, edited, open_forked, place, run_of
-from tests.support.laws import check_laws
-from tests.support.readings import answer_of, check_replay, having, text_of
+from tests.support.fork_agents import World, edited, open_forked, place, run_of
+from tests.support.log_laws import check_laws
+from tests.support.log_readings import answer_of, check_replay, having, text_of
 from tests.support.teams import call, calls, llm, open_team, script
 
 
@@ -22,17 +22,17 @@ def world() -> World:
 async def test_a_fork_asks_another_model_with_another_instruction_only_from_there_on(
     tmp_path: Path, world: World
 ) -> None:
-    async with open_forked(tmp_path, world) as house:
-        origin = await house.turn("p")
+    async with open_forked(tmp_path, world) as harness:
+        origin = await harness.turn("p")
         world.heard.clear()
-        fork = await house.fork(
+        fork = await harness.fork(
             run_of(origin),
             place(origin, "step_completed", -2),
             agents={"p": fork_pb2.AgentOverride(model="other", instruction="Say it in verse.")},
         )
-        log = await house.log(fork)
-        await check_replay(house, log)
-        catalog = house.store.catalog
+        log = await harness.log(fork)
+        await check_replay(harness, log)
+        catalog = harness.store.catalog
         (named,) = having(log, "run_forked")[0].run_forked.definition_refs
         definition = await catalog.get(named.revision)
     assert [event.llm_started.model for event in having(log, "llm_started") if event.agent == "p"] == [
@@ -45,17 +45,17 @@ async def test_a_fork_asks_another_model_with_another_instruction_only_from_ther
 
 
 async def test_a_fork_after_the_first_event_may_be_told_something_else(tmp_path: Path, world: World) -> None:
-    async with open_forked(tmp_path, world) as house:
-        origin = await house.turn("p", "hello")
+    async with open_forked(tmp_path, world) as harness:
+        origin = await harness.turn("p", "hello")
         world.heard.clear()
         said = message_pb2.Message(parts=[message_pb2.Part(text="good evening")])
-        fork = await house.fork(run_of(origin), 1, input=said)
-        log = await house.log(fork)
-        tree = await house.tree(log)
-        stored = await house.messages(fork.session_id)
-        await check_replay(house, log)
+        fork = await harness.fork(run_of(origin), 1, input=said)
+        log = await harness.log(fork)
+        tree = await harness.tree(log)
+        stored = await harness.messages(fork.session_id)
+        await check_replay(harness, log)
         with pytest.raises(InvalidRequest) as refused:
-            await house.fork(run_of(origin), 2, input=said)
+            await harness.fork(run_of(origin), 2, input=said)
     assert [text_of(message) for message in world.heard[0].messages] == ["good evening"]
     assert text_of(tree.user_content) == "good evening"
     assert text_of(stored[0].message) == "good evening"
@@ -67,28 +67,28 @@ async def test_a_fork_after_the_first_event_may_be_told_something_else(tmp_path:
 async def test_what_a_fork_is_told_instead_is_held_to_the_rules_of_an_input(
     tmp_path: Path, world: World, parts: list[message_pb2.Part]
 ) -> None:
-    async with open_forked(tmp_path, world) as house:
-        origin = await house.turn("p")
+    async with open_forked(tmp_path, world) as harness:
+        origin = await harness.turn("p")
         with pytest.raises(InvalidRequest) as refused:
-            await house.fork(run_of(origin), 1, input=message_pb2.Message(parts=parts))
+            await harness.fork(run_of(origin), 1, input=message_pb2.Message(parts=parts))
     assert [violation.field.startswith("changes.input") for violation in refused.value.violations] == [True]
 
 
 async def test_an_edited_result_moves_the_fork_to_just_before_it(tmp_path: Path, world: World) -> None:
-    async with open_forked(tmp_path, world) as house:
-        origin = await house.turn("p")
+    async with open_forked(tmp_path, world) as harness:
+        origin = await harness.turn("p")
         end = next(event for event in having(origin, "tool_completed") if event.depth == 0)
         world.heard.clear()
-        fork = await house.fork(
+        fork = await harness.fork(
             run_of(origin),
             len(origin) - 1,
             tool_results=[
                 edited("leaf is blue", end.tool_completed.result.call.call_id, invocation_id=end.invocation_id)
             ],
         )
-        log = await house.log(fork)
-        tree = await house.tree(log)
-        await check_replay(house, log)
+        log = await harness.log(fork)
+        tree = await harness.tree(log)
+        await check_replay(harness, log)
     assert fork.forked_from.sequence == end.sequence - 1
     assert [event.WhichOneof("payload") for event in log[end.sequence - 1 : end.sequence + 1]] == [
         "run_forked",
@@ -105,8 +105,8 @@ async def test_an_edited_result_moves_the_fork_to_just_before_it(tmp_path: Path,
 async def test_two_results_of_one_step_may_be_edited_at_once(tmp_path: Path) -> None:
     world = World()
     turns = script(p=[calls(call("look", what="leaf"), call("look", what="root")), "Done."])
-    async with open_team(tmp_path, turns, llm("p", tools=["look"]), tools=world.tools(), heard=world.heard) as house:
-        origin = await house.turn("p")
+    async with open_team(tmp_path, turns, llm("p", tools=["look"]), tools=world.tools(), heard=world.heard) as harness:
+        origin = await harness.turn("p")
         ends = having(origin, "tool_completed")
         edits = [
             edited("blue", ends[0].tool_completed.result.call.call_id),
@@ -116,9 +116,9 @@ async def test_two_results_of_one_step_may_be_edited_at_once(tmp_path: Path) -> 
             ),
         ]
         for order in (edits, edits[::-1]):
-            log = await house.log(await house.fork(run_of(origin), len(origin) - 1, tool_results=order))
+            log = await harness.log(await harness.fork(run_of(origin), len(origin) - 1, tool_results=order))
             check_laws(log)
-            await check_replay(house, log)
+            await check_replay(harness, log)
             results = having(log, "step_completed")[0].step_completed.step.tool_results
             assert [text_of(result) or result.error.message for result in results] == [
                 "blue" if ends[0].tool_completed.result.call.call_id == result.call.call_id else "Gone."
@@ -143,11 +143,11 @@ async def test_two_results_of_one_step_may_be_edited_at_once(tmp_path: Path) -> 
 async def test_changes_that_fit_nothing_are_refused_by_their_fields(
     tmp_path: Path, world: World, change: dict[str, object], field: str
 ) -> None:
-    async with open_forked(tmp_path, world) as house:
-        origin = await house.turn("p")
+    async with open_forked(tmp_path, world) as harness:
+        origin = await harness.turn("p")
         with pytest.raises(InvalidRequest) as refused:
-            await house.fork(run_of(origin), len(origin) - 1, **change)  # type: ignore[arg-type]
-        assert await house.store.runs.open_runs() == []
+            await harness.fork(run_of(origin), len(origin) - 1, **change)  # type: ignore[arg-type]
+        assert await harness.store.runs.open_runs() == []
     assert [violation.field for violation in refused.value.violations] == [field]
 
 
@@ -159,35 +159,35 @@ async def test_edited_results_that_are_none_are_refused_by_their_fields(tmp_path
         message_pb2.ToolOutcome(failure=message_pb2.ToolFailure(message="Gone.", details_json="{")),
         message_pb2.ToolOutcome(parts=[message_pb2.Part(text="x" * 600 * 1024)]),
     ]
-    async with open_forked(tmp_path, world) as house:
-        origin = await house.turn("p")
+    async with open_forked(tmp_path, world) as harness:
+        origin = await harness.turn("p")
         end = next(event for event in having(origin, "tool_completed") if event.depth == 0)
         call_id = end.tool_completed.result.call.call_id
         for outcome in outcomes:
             change = fork_pb2.EditedResult(call_id=call_id, invocation_id=end.invocation_id, outcome=outcome)
             with pytest.raises(InvalidRequest) as refused:
-                await house.fork(run_of(origin), len(origin) - 1, tool_results=[change])
+                await harness.fork(run_of(origin), len(origin) - 1, tool_results=[change])
             assert [violation.field for violation in refused.value.violations] == ["changes.tool_results[0].outcome"]
 
 
 async def test_a_call_is_edited_once(tmp_path: Path, world: World) -> None:
-    async with open_forked(tmp_path, world) as house:
-        origin = await house.turn("p")
+    async with open_forked(tmp_path, world) as harness:
+        origin = await harness.turn("p")
         end = next(event for event in having(origin, "tool_completed") if event.depth == 0)
         change = edited("x", end.tool_completed.result.call.call_id, invocation_id=end.invocation_id)
         with pytest.raises(InvalidRequest, match="edited twice"):
-            await house.fork(run_of(origin), len(origin) - 1, tool_results=[change, change])
+            await harness.fork(run_of(origin), len(origin) - 1, tool_results=[change, change])
 
 
 async def test_what_an_edited_result_says_of_its_call_is_the_servers(tmp_path: Path, world: World) -> None:
-    async with open_forked(tmp_path, world) as house:
-        origin = await house.turn("p")
+    async with open_forked(tmp_path, world) as harness:
+        origin = await harness.turn("p")
         end = next(event for event in having(origin, "tool_completed") if event.depth == 0)
         before = end.tool_completed.result
         change = edited("blue", before.call.call_id, invocation_id=end.invocation_id)
         change.outcome.failure.message, change.outcome.failure.retryable = "Half of it is gone.", True
         change.outcome.failure.details_json = '{"lost": 1}'
-        log = await house.log(await house.fork(run_of(origin), len(origin) - 1, tool_results=[change]))
+        log = await harness.log(await harness.fork(run_of(origin), len(origin) - 1, tool_results=[change]))
         check_laws(log)
     result = log[end.sequence].tool_failed.result
     assert result == message_pb2.ToolResult(
@@ -208,8 +208,8 @@ async def test_what_an_edited_result_says_of_its_call_is_the_servers(tmp_path: P
 
 
 async def test_the_same_call_of_two_invocations_needs_the_invocations_name(tmp_path: Path, world: World) -> None:
-    async with open_forked(tmp_path, world) as house:
-        origin = await house.turn("p")
+    async with open_forked(tmp_path, world) as harness:
+        origin = await harness.turn("p")
         ends = [
             event for event in having(origin, "tool_completed") if not event.tool_completed.result.child_invocation_id
         ]
@@ -217,10 +217,10 @@ async def test_the_same_call_of_two_invocations_needs_the_invocations_name(tmp_p
         assert len(by_id) == 1, "both agents' models give their first call the same id"
         (call_id,) = by_id
         with pytest.raises(InvalidRequest, match="set invocation_id too"):
-            await house.fork(run_of(origin), len(origin) - 1, tool_results=[edited("x", call_id)])
+            await harness.fork(run_of(origin), len(origin) - 1, tool_results=[edited("x", call_id)])
         for end in ends:
             change = edited("x", call_id, invocation_id=end.invocation_id)
-            log = await house.log(await house.fork(run_of(origin), len(origin) - 1, tool_results=[change]))
+            log = await harness.log(await harness.fork(run_of(origin), len(origin) - 1, tool_results=[change]))
             assert answer_of(log) == "Done."
             assert log[end.sequence].tool_completed.result.invocation_id == end.invocation_id
 
@@ -231,9 +231,9 @@ async def test_a_fork_of_code_that_is_told_otherwise_replays_with_what_it_was_to
         await ctx.now()
         return text_of(input)
 
-    async with open_team(tmp_path, script(), code_agents=[echo]) as house:
-        origin = await house.turn("echo", "one")
+    async with open_team(tmp_path, script(), code_agents=[echo]) as harness:
+        origin = await harness.turn("echo", "one")
         said = message_pb2.Message(parts=[message_pb2.Part(text="two")])
-        log = await house.log(await house.fork(run_of(origin), 1, input=said))
-        await check_replay(house, log)
+        log = await harness.log(await harness.fork(run_of(origin), 1, input=said))
+        await check_replay(harness, log)
     assert answer_of(log) == "two"

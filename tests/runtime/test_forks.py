@@ -14,10 +14,10 @@ from bough_server.models.model import ModelRequest
 from bough_server.store.ports import Principal
 from bough_server.store.sql.rebuild import rebuild_projections
 from bough_server.tools.tool import OnRecovery, ToolContext, tool
-from tests.support.forked import TEAM, TURNS, Log, World, edited, open_forked, place, run_of
-from tests.support.house import ME, names
-from tests.support.laws import check_laws
-from tests.support.readings import answer_of, check_replay, having, results_of, text_of
+from tests.support.fork_agents import TEAM, TURNS, Log, World, edited, open_forked, place, run_of
+from tests.support.log_laws import check_laws
+from tests.support.log_readings import answer_of, check_replay, having, results_of, text_of
+from tests.support.run_harness import ME, names
 from tests.support.teams import call, calls, llm, open_team, script
 
 FIRST = {"p": fork_pb2.AgentOverride(instruction="First.")}
@@ -48,16 +48,16 @@ def remaining(log: Log, after: int, payloads: Sequence[str]) -> int:
 async def test_a_fork_from_every_sequence_gives_the_same_answer_and_does_nothing_of_its_beginning_again(
     tmp_path: Path, world: World
 ) -> None:
-    async with open_forked(tmp_path, world) as house:
-        origin = await house.turn("p")
-        whole = await house.tree(origin)
+    async with open_forked(tmp_path, world) as harness:
+        origin = await harness.turn("p")
+        whole = await harness.tree(origin)
         for after in range(1, len(origin)):
             looked, asked = world.looked.total(), len(world.heard)
-            log = await house.log(await house.fork(run_of(origin), after))
+            log = await harness.log(await harness.fork(run_of(origin), after))
             check_laws(log)
-            await check_replay(house, log)
-            tree = await house.tree(log)
-            entries = await house.store.usage.of_run(log[0].run_id)
+            await check_replay(harness, log)
+            tree = await harness.tree(log)
+            entries = await harness.store.usage.of_run(log[0].run_id)
             assert answer_of(log) == "Done."
             assert without_ids(log[:after]) == without_ids(origin[:after])
             assert log[after].run_forked.origin.sequence == after
@@ -76,8 +76,8 @@ async def test_a_fork_from_every_sequence_gives_the_same_answer_and_does_nothing
 
 async def test_where_a_run_cannot_be_forked_says_why(tmp_path: Path, world: World) -> None:
     stranger = Principal(tenant_id="other", user_id="other")
-    async with open_forked(tmp_path, world) as house:
-        origin = await house.turn("p")
+    async with open_forked(tmp_path, world) as harness:
+        origin = await harness.turn("p")
         refused: list[tuple[int, type[CallError], Principal]] = [
             (len(origin), ForkRefused, ME),
             (len(origin) + 1, SequenceOutOfRange, ME),
@@ -85,28 +85,28 @@ async def test_where_a_run_cannot_be_forked_says_why(tmp_path: Path, world: Worl
         ]
         for after, error, principal in refused:
             with pytest.raises(error):
-                await house.fork(run_of(origin), after, principal=principal)
-        assert await house.store.runs.open_runs() == []
+                await harness.fork(run_of(origin), after, principal=principal)
+        assert await harness.store.runs.open_runs() == []
 
 
 async def test_a_fork_of_a_fork_shares_both_their_changes_only_up_to_where_it_begins(
     tmp_path: Path, world: World
 ) -> None:
-    async with open_forked(tmp_path, world) as house:
-        origin = await house.turn("p")
+    async with open_forked(tmp_path, world) as harness:
+        origin = await harness.turn("p")
         cut = place(origin, "step_completed", 0)
-        first = await house.fork(run_of(origin), cut, agents=FIRST, labels={"by": "first"})
-        first_log = await house.log(first)
+        first = await harness.fork(run_of(origin), cut, agents=FIRST, labels={"by": "first"})
+        first_log = await harness.log(first)
         world.heard.clear()
-        before = await house.log(await house.fork(first, cut, agents=OTHER))
+        before = await harness.log(await harness.fork(first, cut, agents=OTHER))
         asked_before = [request.instruction for request in world.heard if request.agent == "p"]
         world.heard.clear()
-        after_fork = await house.fork(first, cut + 1, agents=OTHER)
-        after = await house.log(after_fork)
+        after_fork = await harness.fork(first, cut + 1, agents=OTHER)
+        after = await harness.log(after_fork)
         asked_after = [request.instruction for request in world.heard if request.agent == "p"]
-        row = (await house.runs.get(ME, after_fork.run_id)).run
+        row = (await harness.runs.get(ME, after_fork.run_id)).run
         for log in (first_log, before, after):
-            await check_replay(house, log)
+            await check_replay(harness, log)
     assert set(asked_before) == {"You are p."}
     assert set(asked_after) == {"First."}
     assert (row.forked_from.run_id, row.forked_from.sequence) == (first.run_id, cut + 1)
@@ -115,11 +115,11 @@ async def test_a_fork_of_a_fork_shares_both_their_changes_only_up_to_where_it_be
 
 
 async def test_a_fork_says_of_itself_what_its_row_says(tmp_path: Path, world: World) -> None:
-    async with open_forked(tmp_path, world) as house:
-        origin = await house.turn("p")
-        fork = await house.fork(run_of(origin), 5, labels={"a": "b"})
-        row = (await house.runs.get(ME, fork.run_id)).run
-        tree = await house.tree(await house.log(fork))
+    async with open_forked(tmp_path, world) as harness:
+        origin = await harness.turn("p")
+        fork = await harness.fork(run_of(origin), 5, labels={"a": "b"})
+        row = (await harness.runs.get(ME, fork.run_id)).run
+        tree = await harness.tree(await harness.log(fork))
     assert (fork.start_time, dict(fork.labels), fork.forked_from) == (row.start_time, {"a": "b"}, row.forked_from)
     assert (fork.session_id, fork.agent, fork.create_time) == (row.session_id, row.agent, row.create_time)
     assert tree.start_time == row.start_time
@@ -134,20 +134,20 @@ async def test_a_run_that_was_queued_is_forked_from_its_dequeuing_on(tmp_path: P
     async def hold(agent: str, turn: int, chunk: int) -> None:
         await may_begin.wait()
 
-    async with open_team(tmp_path, script(p=["Done."]), llm("p"), heard=heard, gate=hold) as house:
-        first = await house.start("p", "one")
-        second = await house.start("p", "two", session_id=first.session_id, policy=queue)
+    async with open_team(tmp_path, script(p=["Done."]), llm("p"), heard=heard, gate=hold) as harness:
+        first = await harness.start("p", "one")
+        second = await harness.start("p", "two", session_id=first.session_id, policy=queue)
         may_begin.set()
-        log = await house.log(second)
+        log = await harness.log(second)
         begins = place(log, "run_dequeued")
         heard.clear()
-        fork = await house.fork(second, begins)
-        assert answer_of(await house.log(fork)) == "Done."
-        assert fork.start_time == (await house.runs.get(ME, fork.run_id)).run.start_time
-        await check_replay(house, await house.log(fork))
-        stored = await house.messages(fork.session_id)
+        fork = await harness.fork(second, begins)
+        assert answer_of(await harness.log(fork)) == "Done."
+        assert fork.start_time == (await harness.runs.get(ME, fork.run_id)).run.start_time
+        await check_replay(harness, await harness.log(fork))
+        stored = await harness.messages(fork.session_id)
         with pytest.raises(ForkRefused):
-            await house.fork(second, begins - 1)
+            await harness.fork(second, begins - 1)
     assert [text_of(message) for message in heard[0].messages] == ["one", "Done.", "two"]
     assert [text_of(one.message) for one in stored] == ["one", "Done.", "two", "Done."]
 
@@ -165,21 +165,21 @@ async def test_a_tool_that_is_open_where_a_fork_begins_runs_under_the_forks_own_
         return "paid"
 
     turns = script(p=[calls(call("pay", amount=7)), "Done."])
-    async with open_team(tmp_path, turns, llm("p", tools=["pay"]), tools=[pay]) as house:
-        origin = await house.turn("p")
+    async with open_team(tmp_path, turns, llm("p", tools=["pay"]), tools=[pay]) as harness:
+        origin = await harness.turn("p")
         started = having(origin, "tool_started")[0]
         if rule == "retry":
-            fork = await house.fork(run_of(origin), started.sequence)
+            fork = await harness.fork(run_of(origin), started.sequence)
         else:
             with pytest.raises(ForkRefused, match="'pay'"):
-                await house.fork(run_of(origin), started.sequence)
+                await harness.fork(run_of(origin), started.sequence)
             call_id = started.tool_started.call.call_id
-            instead = await house.fork(run_of(origin), started.sequence, tool_results=[edited("free", call_id)])
-            assert text_of(results_of(await house.log(instead))[0]) == "free"
-            fork = await house.fork(run_of(origin), started.sequence, allow_open_effects=True)
-        log = await house.until_interrupted(fork) if rule == "ask" else await house.log(fork)
+            instead = await harness.fork(run_of(origin), started.sequence, tool_results=[edited("free", call_id)])
+            assert text_of(results_of(await harness.log(instead))[0]) == "free"
+            fork = await harness.fork(run_of(origin), started.sequence, allow_open_effects=True)
+        log = await harness.until_interrupted(fork) if rule == "ask" else await harness.log(fork)
         if rule != "ask":
-            await check_replay(house, log)
+            await check_replay(harness, log)
     own = ids.derived_id(fork.run_id, started.effect_key)
     if rule == "retry":
         assert seen == [started.tool_started.idempotency_key, own]
@@ -192,12 +192,12 @@ async def test_a_tool_that_is_open_where_a_fork_begins_runs_under_the_forks_own_
 
 
 async def test_the_same_request_to_fork_finds_its_fork_and_another_is_refused(tmp_path: Path, world: World) -> None:
-    async with open_forked(tmp_path, world) as house:
-        origin = await house.turn("p")
-        forks = await asyncio.gather(*(house.fork(run_of(origin), 3, request_id="f") for _ in range(3)))
-        await house.log(forks[0])
-        late = await house.fork(run_of(origin), 3, request_id="f")
-        for refusal in (house.fork(run_of(origin), 4, request_id="f"), house.start("p", request_id="f")):
+    async with open_forked(tmp_path, world) as harness:
+        origin = await harness.turn("p")
+        forks = await asyncio.gather(*(harness.fork(run_of(origin), 3, request_id="f") for _ in range(3)))
+        await harness.log(forks[0])
+        late = await harness.fork(run_of(origin), 3, request_id="f")
+        for refusal in (harness.fork(run_of(origin), 4, request_id="f"), harness.start("p", request_id="f")):
             with pytest.raises(RequestIdReused) as reused:
                 await refusal
             assert reused.value.details == {"run_id": late.run_id}
@@ -205,31 +205,31 @@ async def test_the_same_request_to_fork_finds_its_fork_and_another_is_refused(tm
 
 
 async def test_a_forks_session_goes_on_by_itself_and_outlives_its_origins(tmp_path: Path, world: World) -> None:
-    async with open_forked(tmp_path, world) as house:
-        await house.turn("p", "zero")
-        first = await house.turn("p", "one")
-        origin = await house.turn("p", "two", session_id=first[0].session_id)
-        untouched = await house.messages(origin[0].session_id)
-        fork = await house.fork(run_of(origin), place(origin, "step_completed", 0))
-        await house.log(fork)
-        await house.until_over(fork)
+    async with open_forked(tmp_path, world) as harness:
+        await harness.turn("p", "zero")
+        first = await harness.turn("p", "one")
+        origin = await harness.turn("p", "two", session_id=first[0].session_id)
+        untouched = await harness.messages(origin[0].session_id)
+        fork = await harness.fork(run_of(origin), place(origin, "step_completed", 0))
+        await harness.log(fork)
+        await harness.until_over(fork)
         world.heard.clear()
-        await house.turn("p", "three", session_id=fork.session_id)
+        await harness.turn("p", "three", session_id=fork.session_id)
         seen = [text_of(message) for message in world.heard[0].messages]
-        assert await house.messages(origin[0].session_id) == untouched
-        before = await house.messages(fork.session_id)
-        await house.store.sessions.delete(ME, origin[0].session_id)
-        log = await house.log(fork)
+        assert await harness.messages(origin[0].session_id) == untouched
+        before = await harness.messages(fork.session_id)
+        await harness.store.sessions.delete(ME, origin[0].session_id)
+        log = await harness.log(fork)
         check_laws(log)
     assert [text for text in seen if text in ("zero", "one", "two", "three", "Done.")] == [
         *("one", "Done.", "two", "Done.", "three")
     ]
     assert [one.message.position for one in before] == list(range(1, len(before) + 1))
     rebuild_projections(f"sqlite:///{tmp_path / 'bough.db'}")
-    async with open_forked(tmp_path, world) as house:
-        assert await house.messages(fork.session_id) == before
-        assert (await house.runs.get(ME, fork.run_id)).run.forked_from.sequence == fork.forked_from.sequence
-        again = await house.log(await house.fork(fork, 3))
+    async with open_forked(tmp_path, world) as harness:
+        assert await harness.messages(fork.session_id) == before
+        assert (await harness.runs.get(ME, fork.run_id)).run.forked_from.sequence == fork.forked_from.sequence
+        again = await harness.log(await harness.fork(fork, 3))
         assert answer_of(again) == "Done."
 
 
@@ -242,19 +242,19 @@ async def test_a_fork_that_is_killed_goes_on_as_a_fork(tmp_path: Path, world: Wo
             reached.set()
             await asyncio.Event().wait()
 
-    async with open_team(tmp_path, TURNS, *TEAM, tools=world.tools(), gate=hold) as house:
-        origin = await house.turn("p")
+    async with open_team(tmp_path, TURNS, *TEAM, tools=world.tools(), gate=hold) as harness:
+        origin = await harness.turn("p")
         is_held = True
         in_verse = fork_pb2.AgentOverride(model="other", instruction="In verse.")
-        fork = await house.fork(run_of(origin), place(origin, "step_completed", -2), agents={"p": in_verse})
+        fork = await harness.fork(run_of(origin), place(origin, "step_completed", -2), agents={"p": in_verse})
         await reached.wait()
-        await house.crash()
+        await harness.crash()
     world.heard.clear()
     looked = world.looked.total()
-    async with open_forked(tmp_path, world) as house:
-        assert await house.runs.recover() == 1
-        log = await house.log(fork)
-        await check_replay(house, log)
+    async with open_forked(tmp_path, world) as harness:
+        assert await harness.runs.recover() == 1
+        log = await harness.log(fork)
+        await check_replay(harness, log)
     assert answer_of(log) == "Done."
     assert [request.instruction for request in world.heard] == ["In verse."]
     assert [event.llm_retrying.next_model for event in having(log, "llm_retrying")] == ["other"]

@@ -7,7 +7,7 @@ import pytest
 
 from bough.v1 import event_pb2
 from bough_server import Context, RunError, agent, text_of
-from tests.support.readings import answer_of, check_replay, having
+from tests.support.log_readings import answer_of, check_replay, having
 from tests.support.teams import llm, open_team, script
 
 PLACES = ["Oslo", "Bergen"]
@@ -36,9 +36,9 @@ async def run_of(tmp_path: Path, code: Callable[[Context], Awaitable[object]]) -
         return str(await code(ctx))
 
     turns = script(forecaster=["It is dry."] * 9)
-    async with open_team(tmp_path, turns, llm("forecaster"), code_agents=[lead]) as house:
-        log = await house.turn("lead")
-        await check_replay(house, log)
+    async with open_team(tmp_path, turns, llm("forecaster"), code_agents=[lead]) as harness:
+        log = await harness.turn("lead")
+        await check_replay(harness, log)
     return log
 
 

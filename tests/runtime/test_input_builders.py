@@ -11,8 +11,8 @@ from bough_server.functions import Snapshot, input_builder
 from bough_server.models.model import ModelRequest
 from bough_server.runtime.agent import Context
 from bough_server.tools.tool import tool
-from tests.support.composites import loop, parallel, plan_execute, sequence, supervisor, swarm
-from tests.support.readings import answer_of, check_replay, having, text_of
+from tests.support.composite_agents import loop, parallel, plan_execute, sequence, supervisor, swarm
+from tests.support.log_readings import answer_of, check_replay, having, text_of
 from tests.support.teams import call, calls, llm, open_team, script
 
 BLIND = agent_pb2.HistoryPolicy(scope=message_pb2.HISTORY_SCOPE_NONE)
@@ -41,10 +41,10 @@ async def test_a_child_of_a_sequence_is_told_what_its_template_makes_and_that_is
     )
     writer = llm("a")
     writer.output_key = "draft"
-    async with open_team(tmp_path, script(a=["From a."], b=["Fine."]), team, writer, llm("b"), heard=heard) as house:
-        log = await house.turn("s", "Go.")
-        await check_replay(house, log)
-        stored = await house.messages(log[0].session_id)
+    async with open_team(tmp_path, script(a=["From a."], b=["Fine."]), team, writer, llm("b"), heard=heard) as harness:
+        log = await harness.turn("s", "Go.")
+        await check_replay(harness, log)
+        stored = await harness.messages(log[0].session_id)
     assert told(log) == [("a", "Go."), ("b", "Check: Go. / Go. / From a. / ")]
     begun = next(event for event in having(log, "sub_agent_started") if event.agent == "b").sub_agent_started.input
     assert (begun.kind, begun.role, begun.author) == (
@@ -58,9 +58,9 @@ async def test_a_child_of_a_sequence_is_told_what_its_template_makes_and_that_is
 
 async def test_a_history_in_a_template_is_what_the_caller_sees(tmp_path: Path) -> None:
     team = sequence("s", "a", link("b", "{{history}}", history=BLIND))
-    async with open_team(tmp_path, script(a=["From a."], b=["Fine."]), team, llm("a"), llm("b")) as house:
-        log = await house.turn("s", "Go.")
-        await check_replay(house, log)
+    async with open_team(tmp_path, script(a=["From a."], b=["Fine."]), team, llm("a"), llm("b")) as harness:
+        log = await harness.turn("s", "Go.")
+        await check_replay(harness, log)
     assert told(log)[-1] == ("b", "[user] said: Go..\n[a] said: From a..")
 
 
@@ -79,10 +79,10 @@ async def test_a_call_of_a_model_is_the_message_of_its_builder(tmp_path: Path) -
         a=["A."],
         b=["B."],
     )
-    async with open_team(tmp_path, turns, lead, llm("a"), llm("b"), functions=[build]) as house:
-        log = await house.turn("lead", "Go.")
+    async with open_team(tmp_path, turns, lead, llm("a"), llm("b"), functions=[build]) as harness:
+        log = await harness.turn("lead", "Go.")
         assert len(seen) == 1
-        await check_replay(house, log)
+        await check_replay(harness, log)
         assert len(seen) == 1, "what is recorded is not made again"
     assert sorted(told(log)) == [("a", "lead: one"), ("b", "<two>")]
     only = seen[0]
@@ -97,9 +97,9 @@ async def test_arguments_of_a_schema_of_the_childs_own_reach_its_builder(tmp_pat
     turns = script(lead=[calls(call("call_a", subject="x")), calls(call("call_a", topic="trees")), "Done."], a=["A."])
     async with open_team(
         tmp_path, turns, llm("lead", links=[link("a", function="build")]), child, functions=[build]
-    ) as house:
-        log = await house.turn("lead")
-        await check_replay(house, log)
+    ) as harness:
+        log = await harness.turn("lead")
+        await check_replay(harness, log)
     assert failed_result(log)[1] == "BAD_ARGUMENTS"
     assert told(log) == [("a", "About trees.")]
 
@@ -107,9 +107,9 @@ async def test_arguments_of_a_schema_of_the_childs_own_reach_its_builder(tmp_pat
 async def test_a_transfer_is_told_what_its_template_makes(tmp_path: Path) -> None:
     over = link("a", "{{message}}|{{input}}", link_mode=agent_pb2.LINK_MODE_TRANSFER)
     turns = script(lead=[calls(call("transfer_to_agent", agent_name="a", message="Help."))], a=["Helped."])
-    async with open_team(tmp_path, turns, llm("lead", links=[over]), llm("a")) as house:
-        log = await house.turn("lead", "Go.")
-        await check_replay(house, log)
+    async with open_team(tmp_path, turns, llm("lead", links=[over]), llm("a")) as harness:
+        log = await harness.turn("lead", "Go.")
+        await check_replay(harness, log)
     assert told(log) == [("a", "Help.|Go.")]
     assert answer_of(log) == "Helped."
 
@@ -117,18 +117,18 @@ async def test_a_transfer_is_told_what_its_template_makes(tmp_path: Path) -> Non
 async def test_a_member_of_a_supervisor_is_told_what_its_template_makes(tmp_path: Path) -> None:
     lead = supervisor("lead", link("a", "{{message}}|{{user}}"))
     turns = script(lead=[calls(call("transfer_to_agent", agent_name="a")), "Done."], a=["Helped."])
-    async with open_team(tmp_path, turns, lead, llm("a")) as house:
-        log = await house.turn("lead", "Go.")
-        await check_replay(house, log)
+    async with open_team(tmp_path, turns, lead, llm("a")) as harness:
+        log = await harness.turn("lead", "Go.")
+        await check_replay(harness, log)
     assert told(log) == [("a", "|Go.")]
 
 
 async def test_a_member_of_a_swarm_is_told_what_its_template_makes(tmp_path: Path) -> None:
     team = [swarm("s", link("a", "Begin: {{input}}"), link("b", "{{message}}|{{user}}")), llm("a"), llm("b")]
     turns = script(a=[calls(call("transfer_to_agent", agent_name="b", message="Help."))], b=["Helped."])
-    async with open_team(tmp_path, turns, *team) as house:
-        log = await house.turn("s", "Go.")
-        await check_replay(house, log)
+    async with open_team(tmp_path, turns, *team) as harness:
+        log = await harness.turn("s", "Go.")
+        await check_replay(harness, log)
     assert told(log) == [("a", "Begin: Go."), ("b", "Help.|Go.")]
 
 
@@ -139,9 +139,9 @@ async def test_what_code_says_is_the_message_of_a_builder(tmp_path: Path) -> Non
         ctx.state["who"] = "Ada"
         return await ctx.dispatch("a", "The tree")
 
-    async with open_team(tmp_path, script(a=["Found."]), llm("a"), code_agents=[lead]) as house:
-        log = await house.turn("lead")
-        await check_replay(house, log)
+    async with open_team(tmp_path, script(a=["Found."]), llm("a"), code_agents=[lead]) as harness:
+        log = await harness.turn("lead")
+        await check_replay(harness, log)
     assert told(log) == [("a", "The tree of Ada")]
 
 
@@ -150,9 +150,9 @@ async def test_lanes_are_told_what_was_before_the_fork(tmp_path: Path) -> None:
     first.output_key = "topic"
     lanes = parallel("lanes", link("a", "a: {{state.topic}}"), link("b", "b: {{state.topic}}"))
     turns = script(first=["trees"], a=["A."], b=["B."])
-    async with open_team(tmp_path, turns, sequence("s", "first", "lanes"), lanes, first, llm("a"), llm("b")) as house:
-        log = await house.turn("s")
-        await check_replay(house, log)
+    async with open_team(tmp_path, turns, sequence("s", "first", "lanes"), lanes, first, llm("a"), llm("b")) as harness:
+        log = await harness.turn("s")
+        await check_replay(harness, log)
     assert sorted(told(log)[2:]) == [("a", "a: trees"), ("b", "b: trees")]
 
 
@@ -161,8 +161,8 @@ async def test_files_of_a_message_that_a_template_names_come_along(tmp_path: Pat
     build = input_builder(name="build")(lambda _: message_pb2.Message(parts=[message_pb2.Part(text="See."), picture]))
     team = [sequence("s", link("t", function="build")), sequence("t", link("a", "{{input}} {{input}}", history=BLIND))]
     heard: list[ModelRequest] = []
-    async with open_team(tmp_path, script(a=["A."]), *team, llm("a"), functions=[build], heard=heard) as house:
-        await check_replay(house, await house.turn("s"))
+    async with open_team(tmp_path, script(a=["A."]), *team, llm("a"), functions=[build], heard=heard) as harness:
+        await check_replay(harness, await harness.turn("s"))
     assert list(heard[0].messages[0].parts) == [message_pb2.Part(text="See. See."), picture]
 
 
@@ -170,9 +170,9 @@ async def test_a_value_that_is_missing_is_a_failed_result_that_the_model_sees(tm
     heard: list[ModelRequest] = []
     turns = script(lead=[calls(call("call_a", message="go")), "I see."], a=["never"])
     team = [llm("lead", links=[link("a", "{{state.draft.title}}")]), llm("a")]
-    async with open_team(tmp_path, turns, *team, heard=heard) as house:
-        log = await house.turn("lead")
-        await check_replay(house, log)
+    async with open_team(tmp_path, turns, *team, heard=heard) as harness:
+        log = await harness.turn("lead")
+        await check_replay(harness, log)
     assert failed_result(log) == (
         "The `input` of the link to 'a' names {{state.draft.title}}, and the session's state has no value "
         "'draft.title'. Write {{state.draft.title?}} if it may be missing.",
@@ -189,17 +189,17 @@ async def test_a_builder_that_raises_fails_a_sequence_and_the_replay_says_the_sa
 
     async with open_team(
         tmp_path, script(), sequence("s", link("a", function="broken")), llm("a"), functions=[broken]
-    ) as house:
-        log = await house.turn("s")
-        await check_replay(house, log)
+    ) as harness:
+        log = await harness.turn("s")
+        await check_replay(harness, log)
     assert log[-1].run_failed.error.message == "The input builder 'broken' raised KeyError: 'nothing'."
 
 
 @pytest.mark.parametrize("template", ["{{state.x?}}", "  "])
 async def test_nothing_to_tell_is_an_error(tmp_path: Path, template: str) -> None:
-    async with open_team(tmp_path, script(), sequence("s", link("a", template)), llm("a")) as house:
-        log = await house.turn("s")
-        await check_replay(house, log)
+    async with open_team(tmp_path, script(), sequence("s", link("a", template)), llm("a")) as harness:
+        log = await harness.turn("s")
+        await check_replay(harness, log)
     assert log[-1].run_failed.error.message.startswith("The input for 'a' is empty")
 
 
@@ -214,8 +214,8 @@ async def test_an_instruction_says_what_the_state_holds_when_it_is_asked(tmp_pat
     lead = llm("lead", tools=["set_state"])
     lead.llm.instruction = 'You know {{state.fact?}}. Answer like {"a": {{1}}}.'
     turns = script(lead=[calls(call("set_state", key="fact", value={"x": 1})), "Done."])
-    async with open_team(tmp_path, turns, lead, heard=heard) as house:
-        await check_replay(house, await house.turn("lead"))
+    async with open_team(tmp_path, turns, lead, heard=heard) as harness:
+        await check_replay(harness, await harness.turn("lead"))
     assert [request.instruction for request in heard] == [
         'You know . Answer like {"a": {{1}}}.',
         'You know {"x":1}. Answer like {"a": {{1}}}.',
@@ -228,8 +228,8 @@ async def test_an_instruction_of_a_supervisor_is_filled_in_too(tmp_path: Path) -
     first.output_key = "topic"
     lead.supervisor.llm.instruction = "About {{state.topic}}."
     team = [sequence("s", "first", "lead"), first, lead, llm("a")]
-    async with open_team(tmp_path, script(first=["trees"], lead=["Done."]), *team, heard=heard) as house:
-        await check_replay(house, await house.turn("s"))
+    async with open_team(tmp_path, script(first=["trees"], lead=["Done."]), *team, heard=heard) as harness:
+        await check_replay(harness, await harness.turn("s"))
     assert heard[-1].instruction == "About trees."
 
 
@@ -237,9 +237,9 @@ async def test_a_loop_tells_its_child_each_round_what_is_known_then(tmp_path: Pa
     writer = llm("a")
     writer.output_key = "draft"
     team = loop("l", link("a", "Improve: {{state.draft?}}", history=BLIND), rounds=2)
-    async with open_team(tmp_path, script(a=["One."]), team, writer) as house:
-        log = await house.turn("l")
-        await check_replay(house, log)
+    async with open_team(tmp_path, script(a=["One."]), team, writer) as harness:
+        log = await harness.turn("l")
+        await check_replay(harness, log)
     assert told(log) == [("a", "Improve: "), ("a", "Improve: One.")]
 
 
@@ -247,9 +247,9 @@ async def test_an_instruction_that_names_a_missing_value_fails_its_agent_for_goo
     lead, a = llm("lead", links=["a"]), llm("a")
     a.llm.instruction = "About {{state.topic}}."
     turns = script(lead=[calls(call("call_a", message="go")), "I see."], a=["never"])
-    async with open_team(tmp_path, turns, lead, a) as house:
-        log = await house.turn("lead")
-        await check_replay(house, log)
+    async with open_team(tmp_path, turns, lead, a) as harness:
+        log = await harness.turn("lead")
+        await check_replay(harness, log)
     assert "The instruction of 'a' names {{state.topic}}" in failed_result(log)[0]
     assert next(iter(having(log, "llm_failed"))).llm_failed.error.reason == error_pb2.ERROR_REASON_BAD_ARGUMENTS
     assert answer_of(log) == "I see."
@@ -277,9 +277,9 @@ async def test_a_plans_agents_are_told_what_is_planned_and_done(tmp_path: Path) 
         replanner=[calls(call("plan", steps=["s3"]))],
     )
     team = [lead, llm("planner"), llm("executor"), llm("replanner")]
-    async with open_team(tmp_path, turns, *team, functions=[note]) as house:
-        log = await house.turn("lead", "Go")
-        await check_replay(house, log)
+    async with open_team(tmp_path, turns, *team, functions=[note]) as harness:
+        log = await harness.turn("lead", "Go")
+        await check_replay(harness, log)
     assert told(log)[:3] == [
         ("planner", "Plan Go."),
         ("executor", "Do s1 for Go: 1. s1\n2. s2; done: "),

@@ -21,8 +21,8 @@ from bough_server.models.model import (
 from bough_server.models.tokens import request_tokens
 from bough_server.runtime.visible_history import VisibleHistory
 from bough_server.views import Selection
-from tests.support.house import open_house
-from tests.support.readings import answer_of, check_replay, having, text_of
+from tests.support.log_readings import answer_of, check_replay, having, text_of
+from tests.support.run_harness import open_harness
 from tests.support.teams import llm
 
 TURNS: Final = 50
@@ -95,14 +95,14 @@ async def fifty_turns(
     """What the models were asked in a session of 50 turns, the logs of its runs, and its messages."""
     model = Attentive()
     logs: list[list[event_pb2.AgentEvent]] = []
-    async with open_house(folder, models=OneModel(model), definitions=team(policy)) as house:
+    async with open_harness(folder, models=OneModel(model), definitions=team(policy)) as harness:
         for turn in range(TURNS):
             said = "The code word is cedar. Keep it." if not turn else f"Turn {turn}: what is it? {FILLER}"
-            logs.append(await house.turn("lead", said, session_id=logs[0][0].session_id if logs else ""))
+            logs.append(await harness.turn("lead", said, session_id=logs[0][0].session_id if logs else ""))
         for log in logs[:: TURNS // 7]:
-            await check_replay(house, log)
-        ledger = [len(await house.store.usage.of_run(log[0].run_id)) for log in logs]
-        messages = [one.message for one in await house.messages(logs[0][0].session_id)]
+            await check_replay(harness, log)
+        ledger = [len(await harness.store.usage.of_run(log[0].run_id)) for log in logs]
+        messages = [one.message for one in await harness.messages(logs[0][0].session_id)]
     assert sum(ledger) == len(model.heard), "every call of a model is charged once"
     return model.heard, logs, messages
 
@@ -165,11 +165,11 @@ async def test_a_model_s_own_tokenizer_measures_its_window(tmp_path: Path, overf
     policy = agent_pb2.HistoryPolicy()
     getattr(policy, overflow).max_tokens = 900
     model = Counting()
-    async with open_house(tmp_path, models=OneModel(model), definitions=team(policy)) as house:
-        log = await house.turn("lead", f"The code word is cedar. {FILLER}")
+    async with open_harness(tmp_path, models=OneModel(model), definitions=team(policy)) as harness:
+        log = await harness.turn("lead", f"The code word is cedar. {FILLER}")
         for turn in range(8):
-            log = await house.turn("lead", f"{turn}: what is it? {FILLER}", session_id=log[0].session_id)
-        await check_replay(house, log)
+            log = await harness.turn("lead", f"{turn}: what is it? {FILLER}", session_id=log[0].session_id)
+        await check_replay(harness, log)
     check_bounds(model.heard, 600)
     assert max(request_tokens(request) for request in model.heard) > 400, "what fits is sent"
     assert answer_of(log).startswith("It is cedar." if overflow == "summarize" else "I know no such word.")
@@ -178,13 +178,13 @@ async def test_a_model_s_own_tokenizer_measures_its_window(tmp_path: Path, overf
 async def test_no_history_is_built_while_a_log_is_handed_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     policy = agent_pb2.HistoryPolicy(summarize=agent_pb2.Summarization(max_tokens=300))
     model = Attentive()
-    async with open_house(tmp_path, models=OneModel(model), definitions=team(policy)) as house:
-        first = await house.turn("lead", f"The code word is cedar. {FILLER}")
-        log = await house.turn("lead", f"What is it? {FILLER}", session_id=first[0].session_id)
+    async with open_harness(tmp_path, models=OneModel(model), definitions=team(policy)) as harness:
+        first = await harness.turn("lead", f"The code word is cedar. {FILLER}")
+        log = await harness.turn("lead", f"What is it? {FILLER}", session_id=first[0].session_id)
         assert having(log, "history_compacted")
 
         def built(_: VisibleHistory) -> NoReturn:
             raise AssertionError("a history was built")
 
         monkeypatch.setattr(VisibleHistory, "shown", built)
-        await check_replay(house, log)
+        await check_replay(harness, log)

@@ -11,9 +11,9 @@ from bough_server.errors import ForkRefused
 from bough_server.models.model import ModelRequest
 from bough_server.runtime.agent import Context
 from bough_server.store.sql.rebuild import rebuild_projections
-from tests.support.forked import TEAM, TURNS, Log, World, open_forked, place, run_of
-from tests.support.house import House
-from tests.support.readings import answer_of, check_replay, having
+from tests.support.fork_agents import TEAM, TURNS, Log, World, open_forked, place, run_of
+from tests.support.log_readings import answer_of, check_replay, having
+from tests.support.run_harness import RunHarness
 from tests.support.teams import call, calls, llm, open_team, script
 
 SAID = message_pb2.Message(parts=[message_pb2.Part(text="good evening")])
@@ -24,9 +24,9 @@ def world() -> World:
     return World()
 
 
-async def ids_of(house: House, log: Log) -> list[str]:
+async def ids_of(harness: RunHarness, log: Log) -> list[str]:
     """The ids of a session's messages, in order."""
-    return [one.message.message_id for one in await house.messages(log[0].session_id)]
+    return [one.message.message_id for one in await harness.messages(log[0].session_id)]
 
 
 def in_log(log: Log) -> list[str]:
@@ -45,16 +45,16 @@ def in_log(log: Log) -> list[str]:
 async def test_a_fork_keeps_the_ids_that_it_shares_and_gives_every_later_message_its_own(
     tmp_path: Path, world: World
 ) -> None:
-    async with open_forked(tmp_path, world) as house:
-        origin = await house.turn("p")
-        origins, shared = await ids_of(house, origin), set[int]()
+    async with open_forked(tmp_path, world) as harness:
+        origin = await harness.turn("p")
+        origins, shared = await ids_of(harness, origin), set[int]()
         for cut in range(1, len(origin)):
             try:
-                fork = await house.log(await house.fork(run_of(origin), cut))
+                fork = await harness.log(await harness.fork(run_of(origin), cut))
             except ForkRefused:
                 continue
-            await check_replay(house, fork)
-            own = await ids_of(house, fork)
+            await check_replay(harness, fork)
+            own = await ids_of(harness, fork)
             number = len([one for one in own if one in origins])
             assert own[:number] == origins[:number], "what is shared stays as it is"
             assert len(set(own)) == len(own) == len(origins)
@@ -66,34 +66,34 @@ async def test_a_fork_keeps_the_ids_that_it_shares_and_gives_every_later_message
 
 
 async def test_another_input_is_another_message(tmp_path: Path, world: World) -> None:
-    async with open_forked(tmp_path, world) as house:
-        origin = await house.turn("p")
-        first = await house.log(await house.fork(run_of(origin), 1, input=SAID))
-        second = await house.log(await house.fork(run_of(origin), 1, input=SAID))
+    async with open_forked(tmp_path, world) as harness:
+        origin = await harness.turn("p")
+        first = await harness.log(await harness.fork(run_of(origin), 1, input=SAID))
+        second = await harness.log(await harness.fork(run_of(origin), 1, input=SAID))
         for log in (first, second):
-            await check_replay(house, log)
-        ids = [await ids_of(house, log) for log in (origin, first, second)]
+            await check_replay(harness, log)
+        ids = [await ids_of(harness, log) for log in (origin, first, second)]
     assert len({one for each in ids for one in each}) == sum(map(len, ids)), "no two of the three share a message"
     assert ids[1][0] == having(first, "run_forked")[0].run_forked.changes.input.message_id
 
 
 async def test_a_fork_of_a_fork_keeps_the_ids_of_both(tmp_path: Path, world: World) -> None:
-    async with open_forked(tmp_path, world) as house:
-        origin = await house.turn("p")
-        first = await house.log(await house.fork(run_of(origin), place(origin, "llm_completed")))
-        origins, firsts = await ids_of(house, origin), await ids_of(house, first)
+    async with open_forked(tmp_path, world) as harness:
+        origin = await harness.turn("p")
+        first = await harness.log(await harness.fork(run_of(origin), place(origin, "llm_completed")))
+        origins, firsts = await ids_of(harness, origin), await ids_of(harness, first)
         cut = place(first, "sub_agent_completed")
-        second = await house.log(await house.fork(run_of(first), cut))
-        await check_replay(house, second)
-        seconds = await ids_of(house, second)
+        second = await harness.log(await harness.fork(run_of(first), cut))
+        await check_replay(harness, second)
+        seconds = await ids_of(harness, second)
     kept = len([one for one in seconds if one in firsts])
     assert 2 < kept < len(seconds)
     assert seconds[:kept] == firsts[:kept]
     assert seconds[:2] == origins[:2]
     assert set(seconds[kept:]).isdisjoint([*origins, *firsts])
     rebuild_projections(f"sqlite:///{tmp_path / 'bough.db'}")
-    async with open_forked(tmp_path, world) as house:
-        assert [await ids_of(house, log) for log in (origin, first, second)] == [origins, firsts, seconds]
+    async with open_forked(tmp_path, world) as harness:
+        assert [await ids_of(harness, log) for log in (origin, first, second)] == [origins, firsts, seconds]
 
 
 async def test_a_fork_that_is_lost_goes_on_with_the_same_ids(tmp_path: Path, world: World) -> None:
@@ -105,17 +105,17 @@ async def test_a_fork_that_is_lost_goes_on_with_the_same_ids(tmp_path: Path, wor
             reached.set()
             await asyncio.Event().wait()
 
-    async with open_team(tmp_path, TURNS, *TEAM, tools=world.tools(), gate=hold) as house:
-        origin = await house.turn("p")
+    async with open_team(tmp_path, TURNS, *TEAM, tools=world.tools(), gate=hold) as harness:
+        origin = await harness.turn("p")
         is_held = True
-        fork = await house.fork(run_of(origin), place(origin, "llm_completed"))
+        fork = await harness.fork(run_of(origin), place(origin, "llm_completed"))
         await reached.wait()
-        await house.crash()
-    async with open_forked(tmp_path, world) as house:
-        await house.runs.recover()
-        log = await house.log(fork)
-        await check_replay(house, log)
-        own = await ids_of(house, log)
+        await harness.crash()
+    async with open_forked(tmp_path, world) as harness:
+        await harness.runs.recover()
+        log = await harness.log(fork)
+        await check_replay(harness, log)
+        own = await ids_of(harness, log)
     assert answer_of(log) == "Done."
     assert len(set(own)) == len(own)
     assert set(in_log(log[fork.forked_from.sequence :])).isdisjoint(in_log(origin))
@@ -136,10 +136,10 @@ async def notes(ctx: Context, input: message_pb2.Message) -> str:
 
 async def test_code_that_depends_on_ids_is_forked_anywhere(tmp_path: Path, world: World) -> None:
     turns = script(notes=[calls(call("look", what="leaf"))], c=["Found."])
-    async with open_team(tmp_path, turns, llm("c"), code_agents=[notes], tools=world.tools()) as house:
-        origin = await house.turn("notes")
-        await check_replay(house, origin)
+    async with open_team(tmp_path, turns, llm("c"), code_agents=[notes], tools=world.tools()) as harness:
+        origin = await harness.turn("notes")
+        await check_replay(harness, origin)
         for cut in range(1, len(origin)):
-            fork = await house.log(await house.fork(run_of(origin), cut))
-            await check_replay(house, fork)
+            fork = await harness.log(await harness.fork(run_of(origin), cut))
+            await check_replay(harness, fork)
             assert answer_of(fork) == "Noted."

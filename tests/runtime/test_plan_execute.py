@@ -14,10 +14,10 @@ from bough_server.session_state import MAX_STATE_BYTES
 from tests.runtime.test_flows import EXIT, FAILS, ends, keys_of_children
 from tests.runtime.test_supervisors import shown_to
 from tests.runtime.test_transfers import to, transfer
-from tests.support.composites import plan_execute, sequence, supervisor
-from tests.support.forked import run_of
-from tests.support.questions import open_requests
-from tests.support.readings import answer_of, check_replay, having, results_of, text_of
+from tests.support.composite_agents import plan_execute, sequence, supervisor
+from tests.support.fork_agents import run_of
+from tests.support.log_readings import answer_of, check_replay, having, results_of, text_of
+from tests.support.question_agents import open_requests
 from tests.support.teams import call, calls, llm, open_team, script
 
 ROLES = ("planner", "executor", "replanner")
@@ -72,10 +72,10 @@ def offered(heard: list[ModelRequest]) -> list[tuple[str, list[str], str]]:
 
 async def test_a_plan_is_done_step_by_step_until_the_replanner_responds(tmp_path: Path) -> None:
     heard: list[ModelRequest] = []
-    async with open_team(tmp_path, SCRIPT, *TEAM, heard=heard) as house:
-        log = await house.turn("lead", "Paint it.")
-        await check_replay(house, log)
-        assert {reason for _, reason in await ends(house, log)} == {"ANSWERED"}
+    async with open_team(tmp_path, SCRIPT, *TEAM, heard=heard) as harness:
+        log = await harness.turn("lead", "Paint it.")
+        await check_replay(harness, log)
+        assert {reason for _, reason in await ends(harness, log)} == {"ANSWERED"}
     assert keys_of_children(log) == ["p0.c0", "p0.c1", "p0.c2", "p1.c1", "p1.c2"]
     begun = having(log, "sub_agent_started")
     assert {event.sub_agent_started.trigger for event in begun} == {execution_pb2.INVOCATION_TRIGGER_PLAN}
@@ -94,8 +94,8 @@ async def test_a_plan_is_done_step_by_step_until_the_replanner_responds(tmp_path
 
 
 async def test_a_plan_is_an_ordinary_call_and_its_arguments_are_the_planners_output(tmp_path: Path) -> None:
-    async with open_team(tmp_path, SCRIPT, *TEAM) as house:
-        log = await house.turn("lead")
+    async with open_team(tmp_path, SCRIPT, *TEAM) as harness:
+        log = await harness.turn("lead")
     (planned, *_) = results_of(log)
     assert (planned.call.name, text_of(planned)) == ("plan", "Planned.")
     (completed, *_) = having(log, "sub_agent_completed")
@@ -107,9 +107,9 @@ async def test_each_is_told_the_objective_and_how_far_the_plan_has_come(tmp_path
     heard: list[ModelRequest] = []
     links = [agent_pb2.AgentLink(agent=name, history=BLIND) for name in ROLES]
     team = (plan_execute("lead", *links), *TEAM[1:])
-    async with open_team(tmp_path, SCRIPT, *team, heard=heard) as house:
-        log = await house.turn("lead", "Paint it.")
-        await check_replay(house, log)
+    async with open_team(tmp_path, SCRIPT, *team, heard=heard) as harness:
+        log = await harness.turn("lead", "Paint it.")
+        await check_replay(harness, log)
     assert shown_to(heard, "planner") == [["USER: Paint it."]]
     assert shown_to(heard, "executor") == [
         [
@@ -138,9 +138,9 @@ async def test_the_planner_plans_again_where_there_is_no_replanner(tmp_path: Pat
     heard: list[ModelRequest] = []
     turns = script(planner=[after(1, respond("Done.")), plan("s1")], executor=[{"text": "r1"}])
     team = (plan_execute("lead", roles=["planner", "executor"]), llm("planner"), llm("executor"))
-    async with open_team(tmp_path, turns, *team, heard=heard) as house:
-        log = await house.turn("lead")
-        await check_replay(house, log)
+    async with open_team(tmp_path, turns, *team, heard=heard) as harness:
+        log = await harness.turn("lead")
+        await check_replay(harness, log)
     assert [tools for agent, tools, _ in offered(heard) if agent == "planner"] == [["plan"], ["plan", "respond"]]
     assert (answer_of(log), log[-1].run_completed.final_answer.author) == ("Done.", "planner")
 
@@ -148,10 +148,10 @@ async def test_the_planner_plans_again_where_there_is_no_replanner(tmp_path: Pat
 async def test_a_plan_that_is_never_done_ends_at_its_limit_with_the_work_so_far(tmp_path: Path) -> None:
     turns = script(planner=[plan("s1")], executor=[{"text": "r1"}], replanner=[plan("s1", "s2")])
     team = (plan_execute("lead", rounds=2), *TEAM[1:])
-    async with open_team(tmp_path, turns, *team) as house:
-        log = await house.turn("lead")
-        await check_replay(house, log)
-        assert (await ends(house, log))[0] == ("lead", "LIMIT")
+    async with open_team(tmp_path, turns, *team) as harness:
+        log = await harness.turn("lead")
+        await check_replay(harness, log)
+        assert (await ends(harness, log))[0] == ("lead", "LIMIT")
     assert len(keys_of_children(log)) == 5
     assert [key for key, _ in items(log, "plan_revised")] == ["p1", "p2"]
     error = log[-1].run_failed.error
@@ -166,9 +166,9 @@ async def test_a_plan_that_is_never_done_ends_at_its_limit_with_the_work_so_far(
 async def test_the_work_so_far_reaches_the_root_through_what_the_plan_is_in(tmp_path: Path) -> None:
     turns = script(planner=[plan("s1")], executor=[{"text": "r1"}], replanner=[plan("s2")])
     team = (sequence("outer", "inner"), sequence("inner", "lead"), plan_execute("lead", rounds=1), *TEAM[1:])
-    async with open_team(tmp_path, turns, *team) as house:
-        log = await house.turn("outer")
-        await check_replay(house, log)
+    async with open_team(tmp_path, turns, *team) as harness:
+        log = await harness.turn("outer")
+        await check_replay(harness, log)
     error = log[-1].run_failed.error
     assert error.reason == error_pb2.ERROR_REASON_SUB_AGENT_FAILED
     assert json.loads(error.details_json) == {"plan": ["s2"], "executed_steps": [{"step": "s1", "result": "r1"}]}
@@ -177,17 +177,17 @@ async def test_the_work_so_far_reaches_the_root_through_what_the_plan_is_in(tmp_
 async def test_ten_steps_are_done_where_nobody_says_how_many(tmp_path: Path) -> None:
     turns = script(planner=[plan("s1")], executor=[{"text": "r1"}], replanner=[plan("s1")])
     links = [agent_pb2.AgentLink(agent=name, history=BLIND) for name in ROLES]
-    async with open_team(tmp_path, turns, plan_execute("lead", *links), *TEAM[1:]) as house:
-        log = await house.turn("lead")
+    async with open_team(tmp_path, turns, plan_execute("lead", *links), *TEAM[1:]) as harness:
+        log = await harness.turn("lead")
     assert [event.agent for event in having(log, "sub_agent_started")].count("executor") == 10
 
 
 async def test_large_results_are_cut_where_they_are_told_on(tmp_path: Path) -> None:
     turns = script(planner=[plan("s1")], executor=[{"text": "a" * 200_000}], replanner=[plan("s1")])
     links = [agent_pb2.AgentLink(agent=name, history=BLIND) for name in ROLES]
-    async with open_team(tmp_path, turns, plan_execute("lead", *links), *TEAM[1:]) as house:
-        log = await house.turn("lead", "long " * 50_000)
-        await check_replay(house, log)
+    async with open_team(tmp_path, turns, plan_execute("lead", *links), *TEAM[1:]) as harness:
+        log = await harness.turn("lead", "long " * 50_000)
+        await check_replay(harness, log)
     error = log[-1].run_failed.error
     assert error.reason == error_pb2.ERROR_REASON_LIMIT_EXCEEDED
     assert [one["step"] for one in json.loads(error.details_json)["executed_steps"]] == ["s1"] * 10
@@ -197,9 +197,9 @@ async def test_large_results_are_cut_where_they_are_told_on(tmp_path: Path) -> N
 async def test_a_model_that_answers_in_words_is_asked_for_the_call_again(tmp_path: Path) -> None:
     heard: list[ModelRequest] = []
     turns = script(planner=["I would paint it.", "", plan("s1")], executor=["r1"], replanner=[respond("Done.")])
-    async with open_team(tmp_path, turns, *TEAM, heard=heard) as house:
-        log = await house.turn("lead", "u")
-        await check_replay(house, log)
+    async with open_team(tmp_path, turns, *TEAM, heard=heard) as harness:
+        log = await harness.turn("lead", "u")
+        await check_replay(harness, log)
     asked = "USER: Answer with a call of `plan`, not in words."
     assert shown_to(heard, "planner")[2] == ["USER: u", "ASSISTANT: I would paint it.", asked, asked]
     assert answer_of(log) == "Done."
@@ -208,9 +208,9 @@ async def test_a_model_that_answers_in_words_is_asked_for_the_call_again(tmp_pat
 @pytest.mark.parametrize(("role", "tools"), [("planner", "`plan`"), ("replanner", "`plan` or `respond`")])
 async def test_a_model_that_goes_on_in_words_fails(tmp_path: Path, role: str, tools: str) -> None:
     turns = {"planner": [plan("s1")], "executor": ["r1"], "replanner": [respond("Done.")], role: ["Words."] * 9}
-    async with open_team(tmp_path, script(**turns), *TEAM) as house:
-        log = await house.turn("lead")
-        await check_replay(house, log)
+    async with open_team(tmp_path, script(**turns), *TEAM) as harness:
+        log = await harness.turn("lead")
+        await check_replay(harness, log)
     (failed,) = having(log, "sub_agent_failed")
     error = failed.sub_agent_failed.error
     assert error.reason == error_pb2.ERROR_REASON_INVALID_OUTPUT
@@ -220,9 +220,9 @@ async def test_a_model_that_goes_on_in_words_fails(tmp_path: Path, role: str, to
 
 async def test_a_plan_without_steps_is_refused_and_the_model_may_try_again(tmp_path: Path) -> None:
     turns = script(planner=[plan(), plan(" "), plan("s1")], executor=["r1"], replanner=[respond("Done.")])
-    async with open_team(tmp_path, turns, *TEAM) as house:
-        log = await house.turn("lead")
-        await check_replay(house, log)
+    async with open_team(tmp_path, turns, *TEAM) as harness:
+        log = await harness.turn("lead")
+        await check_replay(harness, log)
     refused = [result.error.reason for result in results_of(log) if result.HasField("error")]
     assert refused == [error_pb2.ERROR_REASON_BAD_ARGUMENTS] * 2
     assert items(log, "plan_made") == [("p0", ["s1"])]
@@ -234,9 +234,9 @@ async def test_a_supervisor_plans_when_its_members_have_come_back(tmp_path: Path
         planner=[calls(transfer("m")), plan("s1")], m=["Facts."], executor=["r1"], replanner=[respond("Ok.")]
     )
     team = (TEAM[0], supervisor("planner", "m"), llm("m"), *TEAM[2:])
-    async with open_team(tmp_path, turns, *team, heard=heard) as house:
-        log = await house.turn("lead")
-        await check_replay(house, log)
+    async with open_team(tmp_path, turns, *team, heard=heard) as harness:
+        log = await harness.turn("lead")
+        await check_replay(harness, log)
     assert answer_of(log) == "Ok."
     assert [one for one in offered(heard) if one[0] in ("planner", "m")] == [
         ("planner", ["transfer_to_agent", "plan"], "required"),
@@ -248,9 +248,9 @@ async def test_a_supervisor_plans_when_its_members_have_come_back(tmp_path: Path
 async def test_who_plans_cannot_hand_its_place_over(tmp_path: Path) -> None:
     turns = script(planner=[calls(transfer("m"))], m=["Words."])
     team = (TEAM[0], llm("planner", links=[to("m")]), llm("m"), *TEAM[2:])
-    async with open_team(tmp_path, turns, *team) as house:
-        log = await house.turn("lead")
-        await check_replay(house, log)
+    async with open_team(tmp_path, turns, *team) as harness:
+        log = await harness.turn("lead")
+        await check_replay(harness, log)
     error = log[-1].run_failed.error
     assert error.reason == error_pb2.ERROR_REASON_INVALID_OUTPUT
     assert error.message == ("'m' answered in place of an agent that had to plan. A planner must not transfer.")
@@ -259,9 +259,9 @@ async def test_who_plans_cannot_hand_its_place_over(tmp_path: Path) -> None:
 async def test_a_step_that_fails_is_told_to_the_replanner_where_its_link_says_continue(tmp_path: Path) -> None:
     links = ["planner", agent_pb2.AgentLink(agent="executor", on_failure=CONTINUE), "replanner"]
     turns = script(planner=[plan("s1")], executor=[FAILS], replanner=[respond("It cannot be done.")])
-    async with open_team(tmp_path, turns, plan_execute("lead", *links), *TEAM[1:]) as house:
-        log = await house.turn("lead")
-        await check_replay(house, log)
+    async with open_team(tmp_path, turns, plan_execute("lead", *links), *TEAM[1:]) as harness:
+        log = await harness.turn("lead")
+        await check_replay(harness, log)
     why = "failed: The model 'default' failed: It fails by its script."
     assert state_of(log)["executed_steps"] == [{"step": "s1", "result": why}]
     assert answer_of(log) == "It cannot be done."
@@ -272,9 +272,9 @@ async def test_a_child_that_fails_fails_the_plan(tmp_path: Path, role: str) -> N
     on_failure = policy_pb2.SUB_AGENT_FAILURE_POLICY_UNSPECIFIED if role == "executor" else CONTINUE
     links = [agent_pb2.AgentLink(agent=name, on_failure=on_failure if name == role else None) for name in ROLES]
     turns = {"planner": [plan("s1")], "executor": ["r1"], "replanner": [respond("Done.")], role: [FAILS]}
-    async with open_team(tmp_path, script(**turns), plan_execute("lead", *links), *TEAM[1:]) as house:
-        log = await house.turn("lead")
-        await check_replay(house, log)
+    async with open_team(tmp_path, script(**turns), plan_execute("lead", *links), *TEAM[1:]) as harness:
+        log = await harness.turn("lead")
+        await check_replay(harness, log)
     assert log[-1].run_failed.error.reason == error_pb2.ERROR_REASON_SUB_AGENT_FAILED
     assert having(log, "sub_agent_failed")[0].agent == role
 
@@ -283,10 +283,10 @@ async def test_a_child_that_fails_fails_the_plan(tmp_path: Path, role: str) -> N
 async def test_the_exit_of_any_child_ends_the_plan_and_what_is_above_it(tmp_path: Path, role: str) -> None:
     turns = {"planner": [plan("s1")], "executor": ["r1"], "replanner": [respond("Done.")], role: [EXIT]}
     team = (sequence("q", "lead", "never"), TEAM[0], llm("never"), *(llm(name, tools=["exit"]) for name in ROLES))
-    async with open_team(tmp_path, script(**turns), *team) as house:
-        log = await house.turn("q")
-        await check_replay(house, log)
-        assert (await ends(house, log))[:2] == [("q", "EXITED"), ("lead", "EXITED")]
+    async with open_team(tmp_path, script(**turns), *team) as harness:
+        log = await harness.turn("q")
+        await check_replay(harness, log)
+        assert (await ends(harness, log))[:2] == [("q", "EXITED"), ("lead", "EXITED")]
     assert answer_of(log) == "It is over."
 
 
@@ -295,9 +295,9 @@ async def test_a_final_answer_tool_or_a_schema_of_who_plans_stands_back(tmp_path
     heard: list[ModelRequest] = []
     planner = llm("planner", final_answer_tool=not has_schema)
     planner.output_schema_json = '{"type": "object"}' if has_schema else ""
-    async with open_team(tmp_path, SCRIPT, TEAM[0], planner, *TEAM[2:], heard=heard) as house:
-        log = await house.turn("lead")
-        await check_replay(house, log)
+    async with open_team(tmp_path, SCRIPT, TEAM[0], planner, *TEAM[2:], heard=heard) as harness:
+        log = await harness.turn("lead")
+        await check_replay(harness, log)
     assert offered(heard)[0] == ("planner", ["plan"], "required")
     assert (heard[0].output_schema_json, answer_of(log)) == ("", "All done.")
 
@@ -315,9 +315,9 @@ async def test_an_input_builder_is_given_the_plan_and_what_was_done(tmp_path: Pa
         executor=[{"when": "s1 of", "text": "r1"}, {"when": "s2 of", "text": "r2"}],
         replanner=[after(2, respond("All done.")), after(1, plan("s2"))],
     )
-    async with open_team(tmp_path, turns, plan_execute("lead", *links), *TEAM[1:], heard=heard) as house:
-        log = await house.turn("lead")
-        await check_replay(house, log)
+    async with open_team(tmp_path, turns, plan_execute("lead", *links), *TEAM[1:], heard=heard) as harness:
+        log = await harness.turn("lead")
+        await check_replay(harness, log)
     assert shown_to(heard, "executor") == [
         ["USER: s1 of\n1. s1\n2. s2\nafter\n"],
         ["USER: s2 of\n1. s2\nafter\n1. s1\n   Result: r1"],
@@ -332,13 +332,13 @@ async def test_a_plan_waits_for_what_a_step_asks_over_a_restart(tmp_path: Path) 
 
     turns = script(planner=[plan("s1")], replanner=[{**respond("Painted."), "when": "Result: dark"}])
     team = (plan_execute("lead"), llm("planner"), llm("replanner"))
-    async with open_team(tmp_path, turns, *team, code_agents=[executor]) as house:
-        run = await house.start("lead")
-        asked = open_requests(await house.until_interrupted(run))["Which red?"]
-    async with open_team(tmp_path, turns, *team, code_agents=[executor]) as house:
-        await house.resume(run, reply(asked, "dark"))
-        log = await house.log(run)
-        await check_replay(house, log)
+    async with open_team(tmp_path, turns, *team, code_agents=[executor]) as harness:
+        run = await harness.start("lead")
+        asked = open_requests(await harness.until_interrupted(run))["Which red?"]
+    async with open_team(tmp_path, turns, *team, code_agents=[executor]) as harness:
+        await harness.resume(run, reply(asked, "dark"))
+        log = await harness.log(run)
+        await check_replay(harness, log)
     assert list(asked.agent_path) == ["lead", "executor"]
     assert (answer_of(log), len(having(log, "plan_made"))) == ("Painted.", 1)
 
@@ -347,16 +347,16 @@ async def test_a_plan_waits_for_what_a_step_asks_over_a_restart(tmp_path: Path) 
 async def test_a_fork_goes_on_with_an_edited_plan(tmp_path: Path, steps: list[str]) -> None:
     replanner = [{**respond("Only s2."), "when": "1. s2\n   Result"}, after(2, respond("All.")), after(1, plan("s2"))]
     turns = script(planner=[plan("s1", "s2")], executor=EXECUTOR, replanner=replanner)
-    async with open_team(tmp_path, turns, *TEAM) as house:
-        origin = await house.turn("lead")
+    async with open_team(tmp_path, turns, *TEAM) as harness:
+        origin = await harness.turn("lead")
         (planned, *_) = having(origin, "tool_completed")
         instead = message_pb2.ToolOutcome(parts=[message_pb2.Part(data_json=json.dumps({"steps": steps}))])
         edit = fork_pb2.EditedResult(
             call_id=planned.tool_completed.result.call.call_id, invocation_id=planned.invocation_id, outcome=instead
         )
-        fork = await house.fork(run_of(origin), len(origin) - 1, tool_results=[edit])
-        log = await house.log(fork)
-        await check_replay(house, log)
+        fork = await harness.fork(run_of(origin), len(origin) - 1, tool_results=[edit])
+        log = await harness.log(fork)
+        await check_replay(harness, log)
     assert items(log, "plan_made") == ([("p0", ["s2"])] if steps else [])
     assert (answer_of(origin), answer_of(log)) == ("All.", "Only s2." if steps else "")
     assert (log[-1].run_failed.error.reason == error_pb2.ERROR_REASON_BAD_ARGUMENTS) is not bool(steps)
@@ -372,9 +372,9 @@ async def test_a_plan_goes_on_however_little_room_the_state_has_left(tmp_path: P
 
     replans = [{**respond("All done."), "when": "\n2. s1\n"}, plan("s1", "s2")]
     turns = script(planner=[plan("s1", "s2")], executor=[{"text": result}], replanner=replans)
-    async with open_team(tmp_path, turns, sequence("p", "fill", "lead"), *TEAM, code_agents=[fill]) as house:
-        log = await house.turn("p", "Paint it.")
-        await check_replay(house, log)
+    async with open_team(tmp_path, turns, sequence("p", "fill", "lead"), *TEAM, code_agents=[fill]) as harness:
+        log = await harness.turn("p", "Paint it.")
+        await check_replay(harness, log)
     assert answer_of(log) == "All done."
     kept = state_of(log)
     if room < len(',"plan":[],"executed_steps":[]'):

@@ -11,10 +11,10 @@ from bough.v1 import error_pb2, execution_pb2, input_pb2, message_pb2
 from bough_server.agents.function import agent
 from bough_server.errors import RunEnded
 from bough_server.runtime.agent import Context
-from tests.support.house import ME, names
-from tests.support.questions import (
+from tests.support.log_readings import answer_of, check_replay, having
+from tests.support.question_agents import (
     asker,
-    house,
+    harness,
     interrupted_again,
     open_requests,
     pair,
@@ -22,7 +22,7 @@ from tests.support.questions import (
     third,
     until,
 )
-from tests.support.readings import answer_of, check_replay, having
+from tests.support.run_harness import ME, names
 
 Message = message_pb2.Message
 Request = input_pb2.InputRequest
@@ -40,7 +40,7 @@ async def first(ctx: Context, input: Message) -> Message:
 
 @pytest.mark.parametrize(("root", "address"), [("asker", ["asker"]), ("third", ["third", "asker"])])
 async def test_a_question_waits_for_its_answer(tmp_path: Path, root: str, address: list[str]) -> None:
-    async with house(tmp_path, asker, third) as it:
+    async with harness(tmp_path, asker, third) as it:
         run = await it.start(root, "what?")
         asked = open_requests(await it.until_interrupted(run))["what?"]
         await it.resume(run, reply(asked, "this"))
@@ -53,11 +53,11 @@ async def test_a_question_waits_for_its_answer(tmp_path: Path, root: str, addres
 
 async def test_a_question_three_agents_down_goes_through_a_restart(tmp_path: Path) -> None:
     team = (asker, third, second, first)
-    async with house(tmp_path, *team) as it:
+    async with harness(tmp_path, *team) as it:
         run = await it.start("first", "deep?")
         before = await it.until_interrupted(run)
         asked = open_requests(before)["deep?"]
-    async with house(tmp_path, *team) as it:
+    async with harness(tmp_path, *team) as it:
         assert await it.runs.recover() == 0
         found = (await it.runs.get(ME, run.run_id)).run
         assert (found.state, list(found.open_requests)) == (execution_pb2.EXECUTION_STATE_INPUT_REQUIRED, [asked])
@@ -88,7 +88,7 @@ async def test_lanes_that_go_on_end_before_one_interruption_names_all_that_ask(t
 
         return json.dumps(await ctx.gather(lambda lane: lane.ask("a?"), work, lambda lane: lane.ask("b?")))
 
-    async with house(tmp_path, busy) as it:
+    async with harness(tmp_path, busy) as it:
         run = await it.start("busy")
         stream = it.follow(run)
         asked = [event async for event in until(stream, "input_requested", 2)]
@@ -109,7 +109,7 @@ async def test_lanes_that_go_on_end_before_one_interruption_names_all_that_ask(t
 
 
 async def test_what_is_not_answered_asks_again_under_its_id_and_is_recorded_once(tmp_path: Path) -> None:
-    async with house(tmp_path, asker, pair) as it:
+    async with harness(tmp_path, asker, pair) as it:
         run = await it.start("pair")
         asked = open_requests(await it.until_interrupted(run))
         await it.resume(run, reply(asked["b?"], "B"))
@@ -138,7 +138,7 @@ async def test_a_question_that_nobody_could_answer_is_refused_at_once(
     async def silly(ctx: Context, input: Message) -> str:
         return str(await ctx.ask("what?", schema=schema))
 
-    async with house(tmp_path, silly) as it:
+    async with harness(tmp_path, silly) as it:
         log = await it.turn("silly")
         await check_replay(it, log)
     assert log[-1].run_failed.error.reason == error_pb2.ERROR_REASON_BAD_ARGUMENTS
@@ -150,14 +150,14 @@ async def test_a_question_of_more_text_than_an_event_may_have_is_refused(tmp_pat
     async def wordy(ctx: Context, input: Message) -> str:
         return str(await ctx.ask("what? " * 100_000))
 
-    async with house(tmp_path, wordy) as it:
+    async with harness(tmp_path, wordy) as it:
         log = await it.turn("wordy")
         await check_replay(it, log)
     assert log[-1].run_failed.error.reason == error_pb2.ERROR_REASON_BAD_ARGUMENTS
 
 
 async def test_a_run_that_waits_is_cancelled_whole_and_its_session_is_free(tmp_path: Path) -> None:
-    async with house(tmp_path, asker, pair) as it:
+    async with harness(tmp_path, asker, pair) as it:
         run = await it.start("pair")
         asked = open_requests(await it.until_interrupted(run))
         await it.resume(run, reply(asked["a?"], "A"))
@@ -184,7 +184,7 @@ async def test_a_run_that_asks_and_goes_on_is_cancelled_whole(tmp_path: Path) ->
         await ctx.gather(lambda lane: lane.ask("a?"), lambda lane: lane.step("work", asyncio.Event().wait))
         return "never"
 
-    async with house(tmp_path, busy) as it:
+    async with harness(tmp_path, busy) as it:
         run = await it.start("busy")
         log = [event async for event in until(it.follow(run), "input_requested", 1)]
         asked = log[-1].input_requested.request

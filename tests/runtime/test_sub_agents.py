@@ -10,8 +10,8 @@ from bough_server.errors import RunError
 from bough_server.models.model import ModelRequest
 from bough_server.runtime.agent import Context
 from bough_server.tools.tool import tool
-from tests.support.house import names
-from tests.support.readings import answer_of, check_replay, having, results_of, text_of
+from tests.support.log_readings import answer_of, check_replay, having, results_of, text_of
+from tests.support.run_harness import names
 from tests.support.teams import call, calls, llm, open_team, script
 
 
@@ -24,9 +24,9 @@ def look(what: str) -> str:
 @pytest.mark.parametrize("arguments", [{}, {"message": ""}, {"message": "  \n"}, {"message": 5}, {"text": "hi"}])
 async def test_a_sub_agent_is_not_called_without_a_message(tmp_path: Path, arguments: dict[str, object]) -> None:
     turns = script(p=[calls({"name": "call_c", "arguments": arguments}), "Done."], c=["never"])
-    async with open_team(tmp_path, turns, llm("p", links=["c"]), llm("c")) as house:
-        log = await house.turn("p")
-        await check_replay(house, log)
+    async with open_team(tmp_path, turns, llm("p", links=["c"]), llm("c")) as harness:
+        log = await harness.turn("p")
+        await check_replay(harness, log)
     assert [result.error.reason for result in results_of(log)] == [error_pb2.ERROR_REASON_BAD_ARGUMENTS]
     assert {event.agent for event in log} == {"p"}
     assert answer_of(log) == "Done."
@@ -35,8 +35,8 @@ async def test_a_sub_agent_is_not_called_without_a_message(tmp_path: Path, argum
 async def test_each_linked_agent_is_one_tool_with_its_description_and_a_message(tmp_path: Path) -> None:
     heard: list[ModelRequest] = []
     team = (llm("p", links=["c", "d"], tools=["look"]), llm("c"), llm("d"), llm("e"))
-    async with open_team(tmp_path, script(p=["Done."]), *team, tools=[look], heard=heard) as house:
-        await house.turn("p")
+    async with open_team(tmp_path, script(p=["Done."]), *team, tools=[look], heard=heard) as harness:
+        await harness.turn("p")
     offered = {spec.name: spec for spec in heard[0].tools}
     assert list(offered) == ["look", "call_c", "call_d"]
     assert offered["call_c"].description == "Does what c does."
@@ -48,9 +48,9 @@ async def test_a_sub_agents_own_schema_is_what_its_caller_must_fill_in(tmp_path:
     c.input_schema_json = '{"type": "object", "properties": {"topic": {"type": "string"}}, "required": ["topic"]}'
     heard: list[ModelRequest] = []
     turns = script(p=[calls(call("call_c", message="hi")), calls(call("call_c", topic="leaves")), "Done."], c=["Red."])
-    async with open_team(tmp_path, turns, llm("p", links=["c"]), c, heard=heard) as house:
-        log = await house.turn("p")
-        await check_replay(house, log)
+    async with open_team(tmp_path, turns, llm("p", links=["c"]), c, heard=heard) as harness:
+        log = await harness.turn("p")
+        await check_replay(harness, log)
     assert [result.error.reason for result in results_of(log)] == [error_pb2.ERROR_REASON_BAD_ARGUMENTS, 0]
     assert text_of(having(log, "sub_agent_started")[0].sub_agent_started.input) == '{"topic": "leaves"}'
     assert next(spec for spec in heard[0].tools).input_schema_json == c.input_schema_json
@@ -65,10 +65,10 @@ async def test_two_agents_that_call_each_other_go_on_until_a_model_ends(tmp_path
         ],
         b=[calls(call("call_a", message="four")), "b is done"],
     )
-    async with open_team(tmp_path, turns, llm("a", links=["b"]), llm("b", links=["a"])) as house:
-        log = await house.turn("a", "one")
-        tree = await house.tree(log)
-        await check_replay(house, log)
+    async with open_team(tmp_path, turns, llm("a", links=["b"]), llm("b", links=["a"])) as harness:
+        log = await harness.turn("a", "one")
+        tree = await harness.tree(log)
+        await check_replay(harness, log)
     assert [(one.depth, one.name, one.branch) for one in tree.agents] == [
         (0, "a", "a"),
         (1, "b", "a/b"),
@@ -80,10 +80,10 @@ async def test_two_agents_that_call_each_other_go_on_until_a_model_ends(tmp_path
 
 async def test_the_same_child_called_twice_is_two_invocations_on_one_branch(tmp_path: Path) -> None:
     turns = script(p=[calls(call("call_c", message="one"), call("call_c", message="two")), "Done."], c=["ok"])
-    async with open_team(tmp_path, turns, llm("p", links=["c"]), llm("c")) as house:
-        log = await house.turn("p")
-        tree = await house.tree(log)
-        await check_replay(house, log)
+    async with open_team(tmp_path, turns, llm("p", links=["c"]), llm("c")) as harness:
+        log = await harness.turn("p")
+        tree = await harness.tree(log)
+        await check_replay(harness, log)
     children = tree.agents[1:]
     assert [(one.name, one.branch, one.call_id) for one in children] == [
         ("c", "p/c", "call_0_0"),
@@ -100,8 +100,8 @@ async def test_an_empty_model_is_the_callers_and_an_own_one_comes_first(tmp_path
         e=["ok"],
     )
     team = (llm("p", links=["c", "d"], model="big"), llm("c", links=["e"]), llm("d", model="small"), llm("e"))
-    async with open_team(tmp_path, turns, *team) as house:
-        log = await house.turn("p")
+    async with open_team(tmp_path, turns, *team) as harness:
+        log = await harness.turn("p")
     models = {event.agent: event.llm_started.model for event in having(log, "llm_started")}
     assert models == {"p": "big", "c": "big", "d": "small", "e": "big"}
 
@@ -113,9 +113,9 @@ async def test_a_child_has_its_callers_tools_only_where_it_inherits_them(tmp_pat
         d=[calls(call("look", what="leaf")), "ok"],
     )
     team = (llm("p", links=["c", "d"], tools=["look"]), llm("c", inherit_tools=True), llm("d"))
-    async with open_team(tmp_path, turns, *team, tools=[look]) as house:
-        log = await house.turn("p")
-        await check_replay(house, log)
+    async with open_team(tmp_path, turns, *team, tools=[look]) as harness:
+        log = await harness.turn("p")
+        await check_replay(harness, log)
     results = {result.agent: result for result in results_of(log) if result.call.name == "look"}
     assert text_of(results["c"]) == "leaf is red"
     assert results["d"].error.reason == error_pb2.ERROR_REASON_UNKNOWN_TOOL
@@ -132,9 +132,9 @@ async def test_a_providers_call_id_that_comes_twice_in_an_invocation_is_replaced
         return "done"
 
     turns = script(asker=[calls(call("look", what="a"), call("look", what="b"))])
-    async with open_team(tmp_path, turns, tools=[look], code_agents=[asker]) as house:
-        log = await house.turn("asker")
-        await check_replay(house, log)
+    async with open_team(tmp_path, turns, tools=[look], code_agents=[asker]) as harness:
+        log = await harness.turn("asker")
+        await check_replay(harness, log)
     made = [event.tool_started.call for event in having(log, "tool_started")]
     assert sorted((one.call_id, one.provider_call_id) for one in made) == [
         ("1.0", "call_0_0"),
@@ -157,9 +157,9 @@ async def test_code_that_is_refused_a_child_may_go_on_and_replays(tmp_path: Path
                 said.append(error_pb2.ErrorReason.Name(error.reason))
         return ", ".join(said)
 
-    async with open_team(tmp_path, script(c=["c answers"]), llm("c"), code_agents=[trier]) as house:
-        log = await house.turn("trier")
-        await check_replay(house, log)
+    async with open_team(tmp_path, script(c=["c answers"]), llm("c"), code_agents=[trier]) as harness:
+        log = await harness.turn("trier")
+        await check_replay(harness, log)
     assert answer_of(log) == "ERROR_REASON_NOT_LINKED, c answers"
 
 
@@ -172,9 +172,9 @@ async def test_code_may_ask_no_model_that_the_configuration_lacks(tmp_path: Path
             return error.message
         return "never"
 
-    async with open_team(tmp_path, script(asker=["x"]), code_agents=[asker]) as house:
-        log = await house.turn("asker")
-        await check_replay(house, log)
+    async with open_team(tmp_path, script(asker=["x"]), code_agents=[asker]) as harness:
+        log = await harness.turn("asker")
+        await check_replay(harness, log)
     assert names(log) == ["asker: run.started", "asker: llm.failed", "asker: run.completed"]
     assert answer_of(log) == "There is no model 'unknown' in the server's configuration."
     assert log[-1].run_completed.tree_usage.model_calls == 0
@@ -186,10 +186,10 @@ async def test_a_child_in_code_is_called_by_a_model_and_its_failure_has_no_stack
         raise KeyError("secret-looking")
 
     turns = script(p=[calls(call("call_broken", message="go")), "Done."])
-    async with open_team(tmp_path, turns, llm("p", links=["broken"]), code_agents=[broken]) as house:
-        log = await house.turn("p")
-        tree = await house.tree(log)
-        await check_replay(house, log)
+    async with open_team(tmp_path, turns, llm("p", links=["broken"]), code_agents=[broken]) as harness:
+        log = await harness.turn("p")
+        tree = await harness.tree(log)
+        await check_replay(harness, log)
     assert [one.kind for one in tree.agents] == [execution_pb2.AGENT_KIND_LLM, execution_pb2.AGENT_KIND_FUNCTION]
     assert results_of(log)[0].error.message == "The agent 'broken' failed: KeyError: 'secret-looking'"
     assert not any(word in str(log) for word in ("Traceback", "test_sub_agents.py"))
@@ -197,8 +197,8 @@ async def test_a_child_in_code_is_called_by_a_model_and_its_failure_has_no_stack
 
 async def test_children_speak_between_the_start_and_the_end_of_their_call(tmp_path: Path) -> None:
     turns = script(p=[calls(call("call_c", message="x")), "Done."], c=[calls(call("look", what="leaf")), "ok"])
-    async with open_team(tmp_path, turns, llm("p", links=["c"]), llm("c", tools=["look"]), tools=[look]) as house:
-        log = await house.turn("p")
+    async with open_team(tmp_path, turns, llm("p", links=["c"]), llm("c", tools=["look"]), tools=[look]) as harness:
+        log = await harness.turn("p")
     began = next(event.sequence for event in log if event.agent == "p" and event.HasField("tool_started"))
     ended = next(event.sequence for event in log if event.agent == "p" and event.HasField("tool_completed"))
     assert {began < event.sequence < ended for event in log if event.agent == "c"} == {True}
@@ -214,9 +214,9 @@ async def test_an_agents_own_policy_on_failures_wins_over_the_runs(tmp_path: Pat
     turns = script(
         p=[calls(call("call_c", message="x")), "Done."], c=[{"text": "x", "error": {"reason": "UNAVAILABLE"}}]
     )
-    async with open_team(tmp_path, turns, p, llm("c")) as house:
-        log = await house.turn("p", policy=policy)
-        await check_replay(house, log)
+    async with open_team(tmp_path, turns, p, llm("c")) as harness:
+        log = await harness.turn("p", policy=policy)
+        await check_replay(harness, log)
     assert answer_of(log) == ("Done." if on_agent else "")
 
 
@@ -238,9 +238,9 @@ async def test_code_tells_a_child_no_call_and_no_result(tmp_path: Path, part: me
             return f"{error_pb2.ErrorReason.Name(error.reason)}: {error.message}"
         return "It was told."
 
-    async with open_team(tmp_path, script(b=["From b."]), llm("b"), code_agents=[lead]) as house:
-        log = await house.turn("lead")
-        await check_replay(house, log)
+    async with open_team(tmp_path, script(b=["From b."]), llm("b"), code_agents=[lead]) as harness:
+        log = await harness.turn("lead")
+        await check_replay(harness, log)
     said = "The message to 'b' contains a tool call or a tool result; write it as text."
     assert answer_of(log) == f"ERROR_REASON_BAD_ARGUMENTS: {said}"
     assert having(log, "sub_agent_started") == []

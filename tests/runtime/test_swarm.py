@@ -12,9 +12,9 @@ from bough_server.runtime.agent import Context, Outcome
 from tests.runtime.test_flows import EXIT, FAILS, ends, heard_by, keys_of_children, paths
 from tests.runtime.test_supervisors import shown_to
 from tests.runtime.test_transfers import to, transfer
-from tests.support.composites import loop, sequence, supervisor, swarm
-from tests.support.questions import open_requests
-from tests.support.readings import answer_of, check_replay, having, results_of, text_of
+from tests.support.composite_agents import loop, sequence, supervisor, swarm
+from tests.support.log_readings import answer_of, check_replay, having, results_of, text_of
+from tests.support.question_agents import open_requests
 from tests.support.teams import call, calls, llm, open_team, script
 
 
@@ -27,10 +27,10 @@ def moves(log: list[event_pb2.AgentEvent]) -> list[tuple[str, str, str]]:
 async def test_members_hand_over_to_one_another_until_one_answers(tmp_path: Path) -> None:
     turns = script(a=[calls(transfer("b"), text="Over to b.")], b=[calls(transfer("c"))], c=["From c."])
     team = (swarm("s", "a", "b", "c"), llm("a"), llm("b"), llm("c"))
-    async with open_team(tmp_path, turns, *team) as house:
-        log = await house.turn("s")
-        await check_replay(house, log)
-        assert await ends(house, log) == [
+    async with open_team(tmp_path, turns, *team) as harness:
+        log = await harness.turn("s")
+        await check_replay(harness, log)
+        assert await ends(harness, log) == [
             ("s", "ANSWERED"),
             ("a", "TRANSFERRED"),
             ("b", "TRANSFERRED"),
@@ -60,9 +60,9 @@ async def test_a_member_sees_what_was_said_before_it_but_no_transfer(tmp_path: P
         ],
         b=[calls(transfer("a", message="What now?"), text="Hm.")],
     )
-    async with open_team(tmp_path, turns, swarm("s", "a", "b"), llm("a"), llm("b"), heard=heard) as house:
-        log = await house.turn("s", "u")
-        await check_replay(house, log)
+    async with open_team(tmp_path, turns, swarm("s", "a", "b"), llm("a"), llm("b"), heard=heard) as harness:
+        log = await harness.turn("s", "u")
+        await check_replay(harness, log)
     assert shown_to(heard, "b") == [["USER: u", "USER: For context: [a] said: Over to b.."]]
     assert shown_to(heard, "a")[1] == [
         "USER: u",
@@ -77,8 +77,8 @@ async def test_a_member_sees_what_was_said_before_it_but_no_transfer(tmp_path: P
 async def test_a_member_is_offered_the_others_with_their_descriptions_beside_its_own_links(tmp_path: Path) -> None:
     heard: list[ModelRequest] = []
     team = (swarm("s", "a", "b", "c", entry="b"), llm("a"), llm("b", links=["a", to("d")]), llm("c"), llm("d"))
-    async with open_team(tmp_path, script(b=["Done."]), *team, heard=heard) as house:
-        await house.turn("s")
+    async with open_team(tmp_path, script(b=["Done."]), *team, heard=heard) as harness:
+        await harness.turn("s")
     (request,) = heard
     assert [spec.name for spec in request.tools] == ["call_a", "transfer_to_agent"]
     assert request.tools[1].description.endswith(
@@ -89,9 +89,9 @@ async def test_a_member_is_offered_the_others_with_their_descriptions_beside_its
 async def test_a_transfer_along_a_link_of_a_members_own_stays_a_tail_call(tmp_path: Path) -> None:
     turns = script(a=[calls(transfer("d"))], d=["From d."])
     team = (swarm("s", "a", "b"), llm("a", links=[to("d")]), llm("b"), llm("d"))
-    async with open_team(tmp_path, turns, *team) as house:
-        log = await house.turn("s")
-        await check_replay(house, log)
+    async with open_team(tmp_path, turns, *team) as harness:
+        log = await harness.turn("s")
+        await check_replay(harness, log)
     assert keys_of_children(log) == ["h0", "h0/s0.x"]
     assert (answer_of(log), log[-1].run_completed.final_answer.author) == ("From d.", "d")
 
@@ -99,9 +99,9 @@ async def test_a_transfer_along_a_link_of_a_members_own_stays_a_tail_call(tmp_pa
 async def test_a_supervisor_hands_over_to_another_member_when_its_own_have_come_back(tmp_path: Path) -> None:
     turns = script(a=[calls(transfer("m")), calls(transfer("b"))], m=["From m."], b=["From b."])
     team = (swarm("s", "a", "b"), supervisor("a", "m"), llm("m"), llm("b"))
-    async with open_team(tmp_path, turns, *team) as house:
-        log = await house.turn("s")
-        await check_replay(house, log)
+    async with open_team(tmp_path, turns, *team) as harness:
+        log = await harness.turn("s")
+        await check_replay(harness, log)
     assert keys_of_children(log) == ["h0", "h0/h0", "h1"]
     assert (answer_of(log), moves(log)) == ("From b.", [("a", "m", "call_0_0"), ("a", "b", "call_1_0")])
 
@@ -109,9 +109,9 @@ async def test_a_supervisor_hands_over_to_another_member_when_its_own_have_come_
 async def test_nobody_hands_over_to_itself_or_to_a_stranger(tmp_path: Path) -> None:
     turns = script(a=[calls(transfer("a"), transfer("z"), transfer("b"))], b=["From b."])
     team = (swarm("s", "a", "b"), llm("a"), llm("b"), llm("z"))
-    async with open_team(tmp_path, turns, *team) as house:
-        log = await house.turn("s")
-        await check_replay(house, log)
+    async with open_team(tmp_path, turns, *team) as harness:
+        log = await harness.turn("s")
+        await check_replay(harness, log)
     refused = [result.error for result in results_of(log) if result.HasField("error")]
     assert [error.reason for error in refused] == [error_pb2.ERROR_REASON_UNKNOWN_AGENT] * 2
     assert refused[0].message == "There is no agent 'a' to transfer to. There are: b."
@@ -120,9 +120,9 @@ async def test_nobody_hands_over_to_itself_or_to_a_stranger(tmp_path: Path) -> N
 
 async def test_two_members_that_go_back_and_forth_are_stopped_with_their_path(tmp_path: Path) -> None:
     turns = script(a=[calls(transfer("b"))] * 9, b=[calls(transfer("a"))] * 9)
-    async with open_team(tmp_path, turns, swarm("s", "a", "b"), llm("a"), llm("b")) as house:
-        log = await house.turn("s")
-        await check_replay(house, log)
+    async with open_team(tmp_path, turns, swarm("s", "a", "b"), llm("a"), llm("b")) as harness:
+        log = await harness.turn("s")
+        await check_replay(harness, log)
     assert len(having(log, "agent_transferred")) == 6
     error = log[-1].run_failed.error
     assert error.reason == error_pb2.ERROR_REASON_LIMIT_EXCEEDED
@@ -132,9 +132,9 @@ async def test_two_members_that_go_back_and_forth_are_stopped_with_their_path(tm
 async def test_handing_over_to_members_counts_as_handoffs(tmp_path: Path) -> None:
     turns = script(a=[calls(transfer("b"))], b=[calls(transfer("c"))], c=["never"])
     policy = policy_pb2.RunPolicy(limits=policy_pb2.Limits(transfers=1))
-    async with open_team(tmp_path, turns, swarm("s", "a", "b", "c"), llm("a"), llm("b"), llm("c")) as house:
-        log = await house.turn("s", policy=policy)
-        await check_replay(house, log)
+    async with open_team(tmp_path, turns, swarm("s", "a", "b", "c"), llm("a"), llm("b"), llm("c")) as harness:
+        log = await harness.turn("s", policy=policy)
+        await check_replay(harness, log)
     assert len(having(log, "agent_transferred")) == 1
     assert log[-1].run_failed.error.reason == error_pb2.ERROR_REASON_LIMIT_EXCEEDED
 
@@ -147,20 +147,20 @@ async def test_a_member_that_fails_fails_the_swarm_whatever_its_link_says(
 ) -> None:
     link = agent_pb2.AgentLink(agent="b", on_failure=policy)
     turns = script(a=[calls(transfer("b"))], b=[FAILS])
-    async with open_team(tmp_path, turns, swarm("s", "a", link), llm("a"), llm("b")) as house:
-        log = await house.turn("s")
-        await check_replay(house, log)
-        assert await ends(house, log) == [("s", "FAILED"), ("a", "TRANSFERRED"), ("b", "FAILED")]
+    async with open_team(tmp_path, turns, swarm("s", "a", link), llm("a"), llm("b")) as harness:
+        log = await harness.turn("s")
+        await check_replay(harness, log)
+        assert await ends(harness, log) == [("s", "FAILED"), ("a", "TRANSFERRED"), ("b", "FAILED")]
     assert log[-1].run_failed.error.reason == error_pb2.ERROR_REASON_SUB_AGENT_FAILED
 
 
 async def test_the_exit_of_a_member_ends_the_swarm_and_what_is_above_it(tmp_path: Path) -> None:
     turns = script(a=[calls(transfer("b"))], b=[EXIT])
     team = (sequence("q", "s", "never"), swarm("s", "a", "b"), llm("a"), llm("b", tools=["exit"]), llm("never"))
-    async with open_team(tmp_path, turns, *team) as house:
-        log = await house.turn("q")
-        await check_replay(house, log)
-        assert await ends(house, log) == [
+    async with open_team(tmp_path, turns, *team) as harness:
+        log = await harness.turn("q")
+        await check_replay(harness, log)
+        assert await ends(harness, log) == [
             ("q", "EXITED"),
             ("s", "EXITED"),
             ("a", "TRANSFERRED"),
@@ -172,10 +172,10 @@ async def test_the_exit_of_a_member_ends_the_swarm_and_what_is_above_it(tmp_path
 async def test_the_break_of_a_member_ends_the_swarm_and_the_loop_above_it(tmp_path: Path) -> None:
     turns = script(a=[calls(transfer("b"))], b=[calls(call("break_loop"), text="Good.")])
     team = (loop("l", "s", rounds=5), swarm("s", "a", "b"), llm("a"), llm("b", tools=["break_loop"]))
-    async with open_team(tmp_path, turns, *team) as house:
-        log = await house.turn("l")
-        await check_replay(house, log)
-        assert (await ends(house, log))[:2] == [("l", "BROKE_LOOP"), ("s", "BROKE_LOOP")]
+    async with open_team(tmp_path, turns, *team) as harness:
+        log = await harness.turn("l")
+        await check_replay(harness, log)
+        assert (await ends(harness, log))[:2] == [("l", "BROKE_LOOP"), ("s", "BROKE_LOOP")]
     assert (answer_of(log), len(having(log, "loop_iteration_started"))) == ("Good.", 1)
 
 
@@ -189,9 +189,9 @@ async def test_a_member_in_python_hands_over_by_its_outcome(tmp_path: Path) -> N
     heard: list[ModelRequest] = []
     async with open_team(
         tmp_path, script(b=["From b."]), swarm("s", "a", "b"), llm("b"), code_agents=[a], heard=heard
-    ) as house:
-        log = await house.turn("s", "u")
-        await check_replay(house, log)
+    ) as harness:
+        log = await harness.turn("s", "u")
+        await check_replay(harness, log)
     assert moves(log) == [("a", "b", "")]
     assert heard_by(heard, "b") == [[("USER", "u"), ("USER", "For context: [a] said: I looked.."), ("USER", "Go on.")]]
     assert answer_of(log) == "From b."
@@ -204,9 +204,9 @@ async def test_a_member_in_python_tells_another_one_no_call(tmp_path: Path) -> N
         called = message_pb2.Part(tool_call=message_pb2.ToolCall(name="look", call_id="c"))
         return Outcome.transfer("b", message_pb2.Message(parts=[called]))
 
-    async with open_team(tmp_path, script(b=["From b."]), swarm("s", "a", "b"), llm("b"), code_agents=[a]) as house:
-        log = await house.turn("s", "u")
-        await check_replay(house, log)
+    async with open_team(tmp_path, script(b=["From b."]), swarm("s", "a", "b"), llm("b"), code_agents=[a]) as harness:
+        log = await harness.turn("s", "u")
+        await check_replay(harness, log)
     error = log[-1].run_failed.error
     assert error.reason == error_pb2.ERROR_REASON_BAD_ARGUMENTS
     assert error.message == "The message to 'b' contains a tool call or a tool result; write it as text."
@@ -218,9 +218,9 @@ async def test_a_member_in_python_that_names_a_call_it_never_made_hands_over_all
         """Hands over."""
         return Outcome.transfer("b", call_id="call_0_0")
 
-    async with open_team(tmp_path, script(b=["From b."]), swarm("s", "a", "b"), llm("b"), code_agents=[a]) as house:
-        log = await house.turn("s", "u")
-        await check_replay(house, log)
+    async with open_team(tmp_path, script(b=["From b."]), swarm("s", "a", "b"), llm("b"), code_agents=[a]) as harness:
+        log = await harness.turn("s", "u")
+        await check_replay(harness, log)
     assert answer_of(log) == "From b."
 
 
@@ -232,9 +232,9 @@ async def test_code_that_hands_over_to_no_other_member_fails(tmp_path: Path, is_
         return Outcome.transfer("z")
 
     team = (swarm("s", "a", "b"), llm("b"), llm("z"))
-    async with open_team(tmp_path, script(), *team, code_agents=[a]) as house:
-        log = await house.turn("s" if is_member else "a")
-        await check_replay(house, log)
+    async with open_team(tmp_path, script(), *team, code_agents=[a]) as harness:
+        log = await harness.turn("s" if is_member else "a")
+        await check_replay(harness, log)
     error = having(log, "sub_agent_failed" if is_member else "run_failed")[0]
     failed = error.sub_agent_failed.error if is_member else error.run_failed.error
     assert failed.reason == error_pb2.ERROR_REASON_UNKNOWN_AGENT
@@ -247,13 +247,13 @@ async def test_code_that_hands_over_to_no_other_member_fails(tmp_path: Path, is_
 async def test_members_have_their_own_places_in_two_turns_of_a_session(tmp_path: Path) -> None:
     heard: list[ModelRequest] = []
     turns = script(a=[calls(transfer("b"), text="Over.")], b=["From b."])
-    async with open_team(tmp_path, turns, swarm("s", "a", "b"), llm("a"), llm("b"), heard=heard) as house:
-        first = await house.start("s", "one")
-        async for _ in house.follow(first):
+    async with open_team(tmp_path, turns, swarm("s", "a", "b"), llm("a"), llm("b"), heard=heard) as harness:
+        first = await harness.start("s", "one")
+        async for _ in harness.follow(first):
             pass
-        second = await house.start("s", "two", session_id=first.session_id)
-        log = [event async for event in house.follow(second)]
-        await check_replay(house, log)
+        second = await harness.start("s", "two", session_id=first.session_id)
+        log = [event async for event in harness.follow(second)]
+        await check_replay(harness, log)
     assert answer_of(log) == "From b."
     assert shown_to(heard, "b")[-1][-2:] == ["USER: two", "USER: For context: [a] said: Over.."]
 
@@ -266,13 +266,13 @@ async def test_a_swarm_waits_for_what_a_member_asks_over_a_restart(tmp_path: Pat
 
     turns = script(a=[calls(transfer("b"))], c=["From c."])
     team = (swarm("s", "a", "b", "c"), llm("a"), llm("c"))
-    async with open_team(tmp_path, turns, *team, code_agents=[b]) as house:
-        run = await house.start("s")
-        asked = open_requests(await house.until_interrupted(run))["Who?"]
-    async with open_team(tmp_path, turns, *team, code_agents=[b]) as house:
-        await house.resume(run, reply(asked, "c"))
-        log = await house.log(run)
-        await check_replay(house, log)
+    async with open_team(tmp_path, turns, *team, code_agents=[b]) as harness:
+        run = await harness.start("s")
+        asked = open_requests(await harness.until_interrupted(run))["Who?"]
+    async with open_team(tmp_path, turns, *team, code_agents=[b]) as harness:
+        await harness.resume(run, reply(asked, "c"))
+        log = await harness.log(run)
+        await check_replay(harness, log)
     assert (answer_of(log), moves(log)) == ("From c.", [("a", "b", "call_0_0"), ("b", "c", "")])
 
 
@@ -280,9 +280,9 @@ async def test_a_member_keeps_no_answer_where_it_hands_over(tmp_path: Path) -> N
     a, b = llm("a"), llm("b")
     a.output_key = b.output_key = "answer"
     turns = script(a=[calls(transfer("b"), text="Over.")], b=["From b."])
-    async with open_team(tmp_path, turns, swarm("s", "a", "b"), a, b) as house:
-        log = await house.turn("s")
-        await check_replay(house, log)
+    async with open_team(tmp_path, turns, swarm("s", "a", "b"), a, b) as harness:
+        log = await harness.turn("s")
+        await check_replay(harness, log)
     changes = [
         change for event in having(log, "session_state_changed") for change in event.session_state_changed.state_changes
     ]

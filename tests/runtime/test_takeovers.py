@@ -12,17 +12,14 @@ import pytest
 from bough.v1 import error_pb2, event_pb2, execution_pb2, fork_pb2, message_pb2, policy_pb2, run_pb2
 from bough_server.agents.function import FunctionAgent, agent
 from bough_server.errors import RunParked
-from bough_server.models.config import ModelSection
 from bough_server.models.model import ModelRequest
-from bough_server.models.registry import build_models
-from bough_server.models.scripted.model import ScriptedModel
 from bough_server.runtime.agent import Context
 from bough_server.store.ports import Page, RunFilter
 from bough_server.tools.tool import Tool, tool
 from tests.support.held_clock import HeldClock
-from tests.support.house import ME, House, open_house
-from tests.support.laws import check_laws
-from tests.support.readings import answer_of, check_replay, having
+from tests.support.log_laws import check_laws
+from tests.support.log_readings import answer_of, check_replay, having
+from tests.support.run_harness import ME, RunHarness, open_harness
 from tests.support.teams import Scripts, call, calls, llm, open_team, script
 
 Run = run_pb2.Run
@@ -79,8 +76,8 @@ def at_work(
     heard: list[ModelRequest] | None = None,
     models: type[Scripts] = Scripts,
     clock: HeldClock | None = None,
-) -> AbstractAsyncContextManager[House]:
-    return open_house(
+) -> AbstractAsyncContextManager[RunHarness]:
+    return open_harness(
         folder,
         models=models(TURNS, gate=gate, heard=heard),
         definitions=[llm("p", tools=["look"], model="" if models is Lacking else "other")],
@@ -93,20 +90,20 @@ def at_work(
 async def crashed_at_work(folder: Path) -> Run:
     """A run whose server was killed while its model answered for the second time."""
     held = Held()
-    async with at_work(folder, gate=held) as house:
-        await house.runs.recover()
-        run = await house.start("coder")
+    async with at_work(folder, gate=held) as harness:
+        await harness.runs.recover()
+        run = await harness.start("coder")
         await held.reached.wait()
-        await house.crash()
+        await harness.crash()
     return run
 
 
-async def revived(house: House, run: Run) -> Run:
-    """The run's row, once this house has tried to go on with it."""
-    record = await house.store.runs.find(run.run_id)
+async def revived(harness: RunHarness, run: Run) -> Run:
+    """The run's row, once this harness has tried to go on with it."""
+    record = await harness.store.runs.find(run.run_id)
     assert record is not None
-    await house.try_again(record)
-    return (await house.runs.get(ME, run.run_id)).run
+    await harness.try_again(record)
+    return (await harness.runs.get(ME, run.run_id)).run
 
 
 def without_definition(folder: Path) -> None:
@@ -127,20 +124,20 @@ async def test_a_run_whose_code_is_not_here_is_parked_until_it_is(
 ) -> None:
     run = await crashed_at_work(tmp_path)
     heard: list[ModelRequest] = []
-    async with at_work(tmp_path, heard=heard, **lacks) as house:  # type: ignore[arg-type]
-        before = await house.store.runs.find(run.run_id)
-        row = await revived(house, run)
-        (listed,), _ = await house.runs.list(ME, RunFilter(), Page(size=10))
-        assert await house.store.runs.find(run.run_id) == before
+    async with at_work(tmp_path, heard=heard, **lacks) as harness:  # type: ignore[arg-type]
+        before = await harness.store.runs.find(run.run_id)
+        row = await revived(harness, run)
+        (listed,), _ = await harness.runs.list(ME, RunFilter(), Page(size=10))
+        assert await harness.store.runs.find(run.run_id) == before
     assert row.state == execution_pb2.EXECUTION_STATE_RUNNING
     assert [word for word in said if word not in row.parked_reason] == []
     assert listed.parked_reason == row.parked_reason
     assert heard == []
-    async with at_work(tmp_path) as house:
-        await house.runs.recover()
-        log = await house.log(run)
-        assert (await house.runs.get(ME, run.run_id)).run.parked_reason == ""
-        await check_replay(house, log)
+    async with at_work(tmp_path) as harness:
+        await harness.runs.recover()
+        log = await harness.log(run)
+        assert (await harness.runs.get(ME, run.run_id)).run.parked_reason == ""
+        await check_replay(harness, log)
     assert answer_of(log) == "Done."
     assert len(having(log, "run_resumed")) == 1
 
@@ -148,8 +145,8 @@ async def test_a_run_whose_code_is_not_here_is_parked_until_it_is(
 async def test_a_run_whose_definition_is_lost_is_parked(tmp_path: Path) -> None:
     run = await crashed_at_work(tmp_path)
     without_definition(tmp_path)
-    async with at_work(tmp_path) as house:
-        row = await revived(house, run)
+    async with at_work(tmp_path) as harness:
+        row = await revived(harness, run)
     assert (row.state, row.parked_reason.startswith("The definition of 'p' with revision")) == (
         execution_pb2.EXECUTION_STATE_RUNNING,
         True,
@@ -158,15 +155,15 @@ async def test_a_run_whose_definition_is_lost_is_parked(tmp_path: Path) -> None:
 
 async def test_followers_of_a_parked_run_are_told_why_after_what_is_committed(tmp_path: Path) -> None:
     run = await crashed_at_work(tmp_path)
-    async with at_work(tmp_path, version="2") as house:
-        committed = await house.store.log.last_sequence(run.run_id)
-        early = house.follow(run)
+    async with at_work(tmp_path, version="2") as harness:
+        committed = await harness.store.log.last_sequence(run.run_id)
+        early = harness.follow(run)
         told = [(await anext(early)).sequence for _ in range(committed)]
         waiting = asyncio.ensure_future(anext(early))
-        reason = (await revived(house, run)).parked_reason
+        reason = (await revived(harness, run)).parked_reason
         with pytest.raises(RunParked) as heard_early:
             await waiting
-        later = house.follow(run)
+        later = harness.follow(run)
         late = [(await anext(later)).sequence for _ in range(committed)]
         with pytest.raises(RunParked) as heard_late:
             await anext(later)
@@ -177,32 +174,32 @@ async def test_followers_of_a_parked_run_are_told_why_after_what_is_committed(tm
 
 async def test_a_parked_run_that_is_cancelled_is_followed_to_its_end(tmp_path: Path) -> None:
     run = await crashed_at_work(tmp_path)
-    async with at_work(tmp_path, version="2") as house:
-        await revived(house, run)
+    async with at_work(tmp_path, version="2") as harness:
+        await revived(harness, run)
         with pytest.raises(RunParked):
-            await house.log(run)
-        await house.runs.cancel(ME, run.run_id)
-        log = await house.log(run)
+            await harness.log(run)
+        await harness.runs.cancel(ME, run.run_id)
+        log = await harness.log(run)
     assert log[-1].HasField("run_cancelled")
 
 
 async def test_a_worker_that_lacks_the_code_sends_no_followers_of_the_owner_away(tmp_path: Path) -> None:
     run = await crashed_at_work(tmp_path)
-    async with at_work(tmp_path, version="2") as house:
-        before = await house.store.runs.find(run.run_id)
+    async with at_work(tmp_path, version="2") as harness:
+        before = await harness.store.runs.find(run.run_id)
         assert before is not None
-        await house.park(replace(before, epoch=before.epoch - 1), "missing")
-        assert (await house.runs.get(ME, run.run_id)).run.parked_reason == ""
+        await harness.park(replace(before, epoch=before.epoch - 1), "missing")
+        assert (await harness.runs.get(ME, run.run_id)).run.parked_reason == ""
 
 
 async def test_a_parked_run_is_cancelled_like_any_other(tmp_path: Path) -> None:
     run = await crashed_at_work(tmp_path)
-    async with at_work(tmp_path, version="2") as house:
-        assert (await revived(house, run)).parked_reason
-        record = await house.runs.cancel(ME, run.run_id)
-        log = await house.log(run)
+    async with at_work(tmp_path, version="2") as harness:
+        assert (await revived(harness, run)).parked_reason
+        record = await harness.runs.cancel(ME, run.run_id)
+        log = await harness.log(run)
         check_laws(log)
-        again = await house.turn("p", session_id=run.session_id)
+        again = await harness.turn("p", session_id=run.session_id)
     assert (record.run.state, record.run.parked_reason) == (execution_pb2.EXECUTION_STATE_CANCELLED, "")
     assert log[-1].HasField("run_cancelled")
     assert again[0].run_started.session_cut > 0
@@ -214,38 +211,40 @@ async def test_runs_that_are_cancelled_just_while_they_are_taken_over_are_cancel
         await ctx.step("wait", asyncio.Event().wait)
         return "never"
 
-    async with open_house(tmp_path, models=Scripts(script()), code_agents=[endless]) as house:
-        runs = [await house.start("endless") for _ in range(40)]
-        await house.crash()
-    async with open_house(tmp_path, models=Scripts(script()), code_agents=[endless]) as house:
+    async with open_harness(tmp_path, models=Scripts(script()), code_agents=[endless]) as harness:
+        runs = [await harness.start("endless") for _ in range(40)]
+        await harness.crash()
+    async with open_harness(tmp_path, models=Scripts(script()), code_agents=[endless]) as harness:
         for moment, run in enumerate(runs):
-            taking_over = asyncio.create_task(revived(house, run))
+            taking_over = asyncio.create_task(revived(harness, run))
             for _ in range(4 * moment):
                 await asyncio.sleep(0)
-            await house.runs.cancel(ME, run.run_id)
+            await harness.runs.cancel(ME, run.run_id)
             await taking_over
-            log = await house.log(run)
+            log = await harness.log(run)
             check_laws(log)
             assert log[-1].HasField("run_cancelled")
 
 
 async def test_a_fork_that_asks_another_model_is_parked_where_that_one_is_missing(tmp_path: Path) -> None:
     held = Held()
-    async with open_house(
+    async with open_harness(
         tmp_path, models=Scripts(TURNS), definitions=[llm("p", tools=["look"])], tools=[look]
-    ) as house:
-        origin = await house.turn("p")
-    async with open_house(
+    ) as harness:
+        origin = await harness.turn("p")
+    async with open_harness(
         tmp_path, models=Scripts(TURNS, gate=held), definitions=[llm("p", tools=["look"])], tools=[look]
-    ) as house:
+    ) as harness:
         cut = having(origin, "step_completed")[0].sequence
-        fork = await house.fork(Run(run_id=origin[0].run_id), cut, agents={"p": fork_pb2.AgentOverride(model="other")})
+        fork = await harness.fork(
+            Run(run_id=origin[0].run_id), cut, agents={"p": fork_pb2.AgentOverride(model="other")}
+        )
         await held.reached.wait()
-        await house.crash()
-    async with open_house(
+        await harness.crash()
+    async with open_harness(
         tmp_path, models=Lacking(TURNS), definitions=[llm("p", tools=["look"])], tools=[look]
-    ) as house:
-        row = await revived(house, fork)
+    ) as harness:
+        row = await revived(harness, fork)
     assert (row.state, "'other'" in row.parked_reason) == (execution_pb2.EXECUTION_STATE_RUNNING, True)
 
 
@@ -261,17 +260,17 @@ async def test_an_agent_with_another_body_under_its_old_version_fails_without_to
         await ctx.step("new", touch)
         return "new"
 
-    async with open_house(
+    async with open_harness(
         tmp_path,
         models=Scripts(TURNS, heard=heard),
         definitions=[llm("p", tools=["look"], model="other")],
         tools=[look],
         code_agents=[other],
-    ) as house:
-        await house.runs.recover()
-        log = await house.log(run)
+    ) as harness:
+        await harness.runs.recover()
+        log = await harness.log(run)
         check_laws(log)
-        tree = await house.tree(log)
+        tree = await harness.tree(log)
     error = log[-1].run_failed.error
     assert error.reason == error_pb2.ERROR_REASON_NON_DETERMINISTIC
     assert "e0" in error.message
@@ -287,22 +286,22 @@ async def test_an_agent_with_another_body_under_its_old_version_fails_without_to
 async def test_a_run_that_brings_its_server_down_again_and_again_is_given_up(tmp_path: Path) -> None:
     run = await crashed_at_work(tmp_path)
     for times in range(1, 6):
-        async with at_work(tmp_path, gate=Held()) as house:
-            await house.runs.recover()
-            await until_resumed(house, run, times)
-            await house.crash()
+        async with at_work(tmp_path, gate=Held()) as harness:
+            await harness.runs.recover()
+            await until_resumed(harness, run, times)
+            await harness.crash()
     heard: list[ModelRequest] = []
-    async with at_work(tmp_path, heard=heard) as house:
-        await house.runs.recover()
-        log = await house.log(run)
+    async with at_work(tmp_path, heard=heard) as harness:
+        await harness.runs.recover()
+        log = await harness.log(run)
         check_laws(log)
     assert log[-1].run_failed.error.reason == error_pb2.ERROR_REASON_RECOVERY_LIMIT
     assert len(having(log, "run_resumed")) == 5
     assert heard == []
 
 
-async def until_resumed(house: House, run: Run, times: int) -> None:
-    follower = house.follow(run)
+async def until_resumed(harness: RunHarness, run: Run, times: int) -> None:
+    follower = harness.follow(run)
     async for event in follower:
         times -= event.HasField("run_resumed")
         if not times:
@@ -313,13 +312,13 @@ async def until_resumed(house: House, run: Run, times: int) -> None:
 async def test_a_run_that_is_found_overdue_is_ended_without_an_effect(tmp_path: Path) -> None:
     held, heard, clock = Held(), list[ModelRequest](), HeldClock()
     deadline = clock.now_ns() + 10**9
-    async with at_work(tmp_path, gate=held, clock=clock) as house:
-        run = await house.start("coder", deadline_time_ns=deadline)
+    async with at_work(tmp_path, gate=held, clock=clock) as harness:
+        run = await harness.start("coder", deadline_time_ns=deadline)
         await held.reached.wait()
-        await house.crash()
-    async with at_work(tmp_path, heard=heard, clock=HeldClock(deadline)) as house:
-        await house.runs.recover()
-        log = await house.log(run)
+        await harness.crash()
+    async with at_work(tmp_path, heard=heard, clock=HeldClock(deadline)) as harness:
+        await harness.runs.recover()
+        log = await harness.log(run)
         check_laws(log)
     assert log[-1].run_failed.error.reason == error_pb2.ERROR_REASON_DEADLINE_EXCEEDED
     assert not having(log, "run_resumed")
@@ -340,13 +339,13 @@ async def test_time_that_was_spent_before_a_crash_counts_and_time_between_does_n
 
     policy, held = policy_pb2.RunPolicy(), Held()
     policy.limits.wall_duration.FromSeconds(60)
-    async with at_work(tmp_path, tools=[look_long], gate=held, clock=clock) as house:
-        run = await house.start("coder", policy=policy)
+    async with at_work(tmp_path, tools=[look_long], gate=held, clock=clock) as harness:
+        run = await harness.start("coder", policy=policy)
         await held.reached.wait()
-        await house.crash()
-    async with at_work(tmp_path, clock=HeldClock(clock.now_ns() + 3_600 * 10**9)) as house:
-        await house.runs.recover()
-        log = await house.log(run)
+        await harness.crash()
+    async with at_work(tmp_path, clock=HeldClock(clock.now_ns() + 3_600 * 10**9)) as harness:
+        await harness.runs.recover()
+        log = await harness.log(run)
         check_laws(log)
     if is_over:
         assert log[-1].run_failed.error.reason == error_pb2.ERROR_REASON_LIMIT_EXCEEDED
@@ -358,19 +357,14 @@ async def test_forty_runs_are_recovered_through_the_limits_of_their_model(tmp_pa
     held = Held()
     team = llm("p", tools=["look"])
     background = policy_pb2.RunPolicy(background=True)
-    async with open_team(tmp_path, TURNS, team, tools=[look], gate=held) as house:
-        runs = [await house.start("p", str(number), policy=background) for number in range(40)]
+    async with open_team(tmp_path, TURNS, team, tools=[look], gate=held) as harness:
+        runs = [await harness.start("p", str(number), policy=background) for number in range(40)]
         await held.reached.wait()
-        await house.crash()
-    (tmp_path / "script.json").write_text(TURNS)
-    narrow = ModelSection(provider="scripted", script=str(tmp_path / "script.json"), max_concurrency=2)
-    models = build_models({"default": narrow}, secrets={}, folder=tmp_path)
-    scripted, busy = models.get("default"), Busy()
-    assert isinstance(scripted, ScriptedModel)
-    scripted._gate = busy
-    async with open_house(tmp_path, models=models, definitions=[team], tools=[look]) as house:
-        assert await house.runs.recover() == 40
-        logs = [await house.log(run) for run in runs]
+        await harness.crash()
+    busy = Busy()
+    async with open_team(tmp_path, TURNS, team, tools=[look], gate=busy, max_concurrency=2) as harness:
+        assert await harness.runs.recover() == 40
+        logs = [await harness.log(run) for run in runs]
         for log in logs:
             check_laws(log)
     assert {answer_of(log) for log in logs} == {"Done."}
@@ -393,13 +387,13 @@ class Busy:
 async def test_a_run_whose_servers_stop_in_order_again_and_again_is_not_given_up(tmp_path: Path) -> None:
     run = await crashed_at_work(tmp_path)
     for times in range(1, 8):
-        async with at_work(tmp_path, gate=Held()) as house:
-            await house.runs.recover()
-            await until_resumed(house, run, times)
-    async with at_work(tmp_path) as house:
-        await house.runs.recover()
-        log = await house.log(run)
-        await check_replay(house, log)
+        async with at_work(tmp_path, gate=Held()) as harness:
+            await harness.runs.recover()
+            await until_resumed(harness, run, times)
+    async with at_work(tmp_path) as harness:
+        await harness.runs.recover()
+        log = await harness.log(run)
+        await check_replay(harness, log)
     causes = [event.run_resumed.cause for event in having(log, "run_resumed")]
     assert causes == [event_pb2.RESUME_CAUSE_RECOVERY] + [event_pb2.RESUME_CAUSE_TAKEOVER] * 7
     assert log[-1].HasField("run_completed")

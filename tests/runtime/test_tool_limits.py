@@ -11,8 +11,8 @@ import pytest
 from bough.v1 import agent_pb2, error_pb2, event_pb2, policy_pb2
 from bough_server.tools.tool import tool
 from tests.support.held_clock import HeldClock
-from tests.support.house import House
-from tests.support.readings import check_replay, results_of
+from tests.support.log_readings import check_replay, results_of
+from tests.support.run_harness import RunHarness
 from tests.support.teams import call, calls, llm, open_team, script
 
 EXCEEDED = error_pb2.ERROR_REASON_LIMIT_EXCEEDED
@@ -37,7 +37,7 @@ class Place:
         self.turns = script(p=[calls(*first), calls(call("look")), "Done."], c=[calls(call(calls_of_c)), "never"])
 
     @asynccontextmanager
-    async def house(self) -> AsyncIterator[House]:
+    async def harness(self) -> AsyncIterator[RunHarness]:
         @tool
         async def sit() -> str:
             """Sits."""
@@ -63,30 +63,30 @@ class Place:
         team = (llm("p", links=[SHORT], tools=["look"]), llm("c", tools=[once, "pay", "look"]))
         async with open_team(
             self.folder, self.turns, *team, tools=[sit, look, pay], gate=gate, clock=self.clock
-        ) as house:
-            yield house
+        ) as harness:
+            yield harness
 
     async def log(self, policy: policy_pb2.RunPolicy, *, crashes: bool, until: str) -> list[event_pb2.AgentEvent]:
         """The run's log; c's time is up when it has recorded such an event."""
         self.holds = crashes
-        async with self.house() as house:
-            run = await house.start("p", policy=policy)
-            async for event in house.follow(run):
+        async with self.harness() as harness:
+            run = await harness.start("p", policy=policy)
+            async for event in harness.follow(run):
                 if event.agent == "c" and event.HasField(until):
                     await self.clock.next_sleep()
                     self.clock.advance(5)
                 if event.agent == "p" and event.HasField("llm_started") and event.step_index == 1 and crashes:
-                    await house.crash()
+                    await harness.crash()
                     break
             else:
-                log = await house.log(run)
-                await check_replay(house, log)
+                log = await harness.log(run)
+                await check_replay(harness, log)
                 return log
         self.holds = False
-        async with self.house() as house:
-            await house.runs.recover()
-            log = await house.log(run)
-            await check_replay(house, log)
+        async with self.harness() as harness:
+            await harness.runs.recover()
+            log = await harness.log(run)
+            await check_replay(harness, log)
             return log
 
 

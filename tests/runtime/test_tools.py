@@ -12,8 +12,8 @@ from bough_server import ids
 from bough_server.models.model import ModelRequest
 from bough_server.tools.tool import ToolContext, tool
 from tests.support.held_clock import HeldClock
-from tests.support.house import ME, names
-from tests.support.readings import answer_of, check_replay, having, results_of, text_of
+from tests.support.log_readings import answer_of, check_replay, having, results_of, text_of
+from tests.support.run_harness import ME, names
 from tests.support.teams import call, calls, llm, open_team, script
 
 PASSTHROUGH = policy_pb2.RunPolicy(deltas=policy_pb2.DeltaPolicy(passthrough=policy_pb2.PassthroughDeltas()))
@@ -58,9 +58,9 @@ async def test_a_call_that_is_refused_never_starts_and_the_model_is_told(
 ) -> None:
     heard: list[ModelRequest] = []
     team = (llm("p", tools=["add"]), llm("c"))
-    async with open_team(tmp_path, calling(made), *team, tools=[add], heard=heard) as house:
-        log = await house.turn("p")
-        await check_replay(house, log)
+    async with open_team(tmp_path, calling(made), *team, tools=[add], heard=heard) as harness:
+        log = await harness.turn("p")
+        await check_replay(harness, log)
     (result,) = results_of(log)
     assert (result.error.reason, result.error.agent, result.agent) == (reason, "p", "p")
     assert having(log, "tool_started") == []
@@ -71,15 +71,15 @@ async def test_a_call_that_is_refused_never_starts_and_the_model_is_told(
 
 async def test_a_refusal_of_an_unknown_tool_lists_those_there_are(tmp_path: Path) -> None:
     team = (llm("p", tools=["add"], links=["c"], final_answer_tool=True), llm("c"))
-    async with open_team(tmp_path, calling(call("subtract")), *team, tools=[add]) as house:
-        log = await house.turn("p")
+    async with open_team(tmp_path, calling(call("subtract")), *team, tools=[add]) as harness:
+        log = await harness.turn("p")
     assert results_of(log)[0].error.message == "There is no tool 'subtract'. There are: add, call_c, final_answer."
 
 
 async def test_a_tool_that_raises_is_a_failed_result_in_one_line_without_a_stack(tmp_path: Path) -> None:
-    async with open_team(tmp_path, calling(call("explode")), llm("p", tools=["explode"]), tools=[explode]) as house:
-        log = await house.turn("p")
-        await check_replay(house, log)
+    async with open_team(tmp_path, calling(call("explode")), llm("p", tools=["explode"]), tools=[explode]) as harness:
+        log = await harness.turn("p")
+        await check_replay(harness, log)
     (result,) = results_of(log)
     assert result.error.reason == error_pb2.ERROR_REASON_TOOL_FAILED
     assert result.error.message == "ValueError: key sk-hidden second line"
@@ -96,9 +96,9 @@ async def test_a_tool_that_takes_too_long_is_a_failed_result(tmp_path: Path) -> 
 
     link = agent_pb2.ToolLink(name="hang")
     link.timeout.FromMilliseconds(10)
-    async with open_team(tmp_path, calling(call("hang")), llm("p", tools=[link]), tools=[hang]) as house:
-        log = await house.turn("p")
-        await check_replay(house, log)
+    async with open_team(tmp_path, calling(call("hang")), llm("p", tools=[link]), tools=[hang]) as harness:
+        log = await harness.turn("p")
+        await check_replay(harness, log)
     assert results_of(log)[0].error.reason == error_pb2.ERROR_REASON_TOOL_TIMEOUT
     assert names(log)[5:7] == ["p: tool.failed", "p: step.completed"]
 
@@ -106,9 +106,9 @@ async def test_a_tool_that_takes_too_long_is_a_failed_result(tmp_path: Path) -> 
 async def test_json_stays_the_text_it_was(tmp_path: Path) -> None:
     heard: list[ModelRequest] = []
     made = {"name": "table", "arguments_json": "{ }"}
-    async with open_team(tmp_path, calling(made), llm("p", tools=["table"]), tools=[table], heard=heard) as house:
-        log = await house.turn("p")
-        await check_replay(house, log)
+    async with open_team(tmp_path, calling(made), llm("p", tools=["table"]), tools=[table], heard=heard) as harness:
+        log = await harness.turn("p")
+        await check_replay(harness, log)
     (result,) = results_of(log)
     assert list(result.parts) == [message_pb2.Part(data_json='{"rows":[1,2]}')]
     assert result.call.arguments_json == "{ }"
@@ -135,11 +135,11 @@ async def test_a_tool_streams_text_that_is_recorded_before_its_end(tmp_path: Pat
 
         telling = tell
     team = llm("p", tools=["tell"])
-    async with open_team(tmp_path, calling(call("tell")), team, tools=[telling]) as house:
-        joined = await house.turn("p")
-        one_by_one = await house.turn("p", policy=PASSTHROUGH)
-        await check_replay(house, joined)
-        await check_replay(house, one_by_one)
+    async with open_team(tmp_path, calling(call("tell")), team, tools=[telling]) as harness:
+        joined = await harness.turn("p")
+        one_by_one = await harness.turn("p", policy=PASSTHROUGH)
+        await check_replay(harness, joined)
+        await check_replay(harness, one_by_one)
     assert names(joined)[4:7] == ["p: tool.started", "p: tool.output", "p: tool.completed"]
     assert [event.tool_output.text for event in having(joined, "tool_output")] == ["One two three."]
     assert [event.tool_output.text for event in having(one_by_one, "tool_output")] == ["One ", "two ", "three."]
@@ -153,9 +153,9 @@ async def test_what_a_tool_streamed_before_it_failed_is_recorded(tmp_path: Path)
         yield "Half"
         raise RuntimeError("enough")
 
-    async with open_team(tmp_path, calling(call("tell")), llm("p", tools=["tell"]), tools=[tell]) as house:
-        log = await house.turn("p")
-        await check_replay(house, log)
+    async with open_team(tmp_path, calling(call("tell")), llm("p", tools=["tell"]), tools=[tell]) as harness:
+        log = await harness.turn("p")
+        await check_replay(harness, log)
     assert names(log)[4:7] == ["p: tool.started", "p: tool.output", "p: tool.failed"]
 
 
@@ -189,13 +189,13 @@ async def test_what_a_tool_streamed_before_it_was_cancelled_is_recorded(tmp_path
     slow = policy_pb2.DeltaPolicy(aggregated=policy_pb2.AggregatedDeltas(max_chars=10_000))
     slow.aggregated.max_interval.FromSeconds(10)
     telling = tell_async if is_async else tell
-    async with open_team(tmp_path, calling(call("tell")), team, tools=[telling]) as house:
-        run = await house.start("p", policy=policy_pb2.RunPolicy(deltas=slow))
+    async with open_team(tmp_path, calling(call("tell")), team, tools=[telling]) as harness:
+        run = await harness.start("p", policy=policy_pb2.RunPolicy(deltas=slow))
         await told.wait()
-        await house.runs.cancel(ME, run.run_id)
-        log = await house.log(run)
+        await harness.runs.cancel(ME, run.run_id)
+        log = await harness.log(run)
         go_on.set()
-        await check_replay(house, log)
+        await check_replay(harness, log)
         await asyncio.to_thread(closed.wait, 30)
     assert names(log)[4:] == [
         "p: tool.started",
@@ -225,9 +225,9 @@ async def test_calls_run_at_once_unless_the_agent_wants_order(tmp_path: Path, pa
         return what
 
     turns = calling(call("work", what="a"), call("work", what="b"))
-    async with open_team(tmp_path, turns, llm("p", tools=["work"], parallel_tools=parallel), tools=[work]) as house:
-        log = await house.turn("p")
-        await check_replay(house, log)
+    async with open_team(tmp_path, turns, llm("p", tools=["work"], parallel_tools=parallel), tools=[work]) as harness:
+        log = await harness.turn("p")
+        await check_replay(harness, log)
     step = having(log, "step_completed")[0].step_completed.step
     assert [text_of(result) for result in step.tool_results] == ["a", "b"]
     assert [text_of(result) for result in results_of(log)] == (["b", "a"] if parallel else ["a", "b"])
@@ -236,9 +236,9 @@ async def test_calls_run_at_once_unless_the_agent_wants_order(tmp_path: Path, pa
 
 async def test_more_calls_than_lanes_are_all_answered_in_call_order(tmp_path: Path) -> None:
     turns = calling(*(call("add", first=n, second=0) for n in range(40)))
-    async with open_team(tmp_path, turns, llm("p", tools=["add"]), tools=[add]) as house:
-        log = await house.turn("p")
-        await check_replay(house, log)
+    async with open_team(tmp_path, turns, llm("p", tools=["add"]), tools=[add]) as harness:
+        log = await harness.turn("p")
+        await check_replay(harness, log)
     step = having(log, "step_completed")[0].step_completed.step
     assert [text_of(result) for result in step.tool_results] == [str(n) for n in range(40)]
 
@@ -253,9 +253,9 @@ async def test_a_tool_knows_its_call_and_gets_a_stable_key(tmp_path: Path) -> No
         return "me"
 
     turns = calling(call("who"), call("who"))
-    async with open_team(tmp_path, turns, llm("p", tools=["who"]), tools=[who]) as house:
-        log = await house.turn("p", policy=policy_pb2.RunPolicy())
-        await check_replay(house, log)
+    async with open_team(tmp_path, turns, llm("p", tools=["who"]), tools=[who]) as harness:
+        log = await harness.turn("p", policy=policy_pb2.RunPolicy())
+        await check_replay(harness, log)
     started = having(log, "tool_started")
     assert sorted(seen) == sorted(
         (
@@ -286,8 +286,8 @@ async def test_steps_and_results_say_when_they_began_and_how_long_they_took(tmp_
         return "done"
 
     script = calling(call("long"))
-    async with open_team(tmp_path, script, llm("p", tools=["long"]), tools=[long], gate=gate, clock=clock) as house:
-        log = await house.turn("p")
+    async with open_team(tmp_path, script, llm("p", tools=["long"]), tools=[long], gate=gate, clock=clock) as harness:
+        log = await harness.turn("p")
     steps = [event.step_completed.step for event in having(log, "step_completed")]
     assert len({step.step_id for step in steps}) == 2
     times = [(step.start_time.ToNanoseconds() - began, step.duration.ToSeconds()) for step in steps]

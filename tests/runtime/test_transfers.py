@@ -8,9 +8,9 @@ from bough.v1 import action_pb2, agent_pb2, error_pb2, event_pb2, execution_pb2,
 from bough_server.models.model import ModelRequest
 from bough_server.views import Selection
 from tests.runtime.test_flows import EXIT, FAILS, ends, heard_by, keys_of_children, look, paths
-from tests.support.composites import sequence
-from tests.support.house import names
-from tests.support.readings import answer_of, check_replay, having, results_of, text_of
+from tests.support.composite_agents import sequence
+from tests.support.log_readings import answer_of, check_replay, having, results_of, text_of
+from tests.support.run_harness import names
 from tests.support.teams import call, calls, llm, open_team, script
 
 
@@ -26,10 +26,10 @@ def transfer(name: str, **arguments: object) -> dict[str, object]:
 async def test_the_target_answers_in_the_place_of_its_caller_which_ends_right_after_it(tmp_path: Path) -> None:
     heard: list[ModelRequest] = []
     turns = script(r=[calls(transfer("c"), text="I hand over.")], c=["From c."])
-    async with open_team(tmp_path, turns, llm("r", links=[to("c")]), llm("c"), heard=heard) as house:
-        log = await house.turn("r", "Go.")
-        await check_replay(house, log)
-        assert await ends(house, log) == [("r", "TRANSFERRED"), ("c", "ANSWERED")]
+    async with open_team(tmp_path, turns, llm("r", links=[to("c")]), llm("c"), heard=heard) as harness:
+        log = await harness.turn("r", "Go.")
+        await check_replay(harness, log)
+        assert await ends(harness, log) == [("r", "TRANSFERRED"), ("c", "ANSWERED")]
     assert names(log)[-11:] == [
         "r: tool.started",
         "r: tool.completed",
@@ -61,8 +61,8 @@ async def test_the_target_answers_in_the_place_of_its_caller_which_ends_right_af
 async def test_targets_are_offered_with_their_descriptions_and_are_no_tools(tmp_path: Path) -> None:
     heard: list[ModelRequest] = []
     team = (llm("r", links=[to("c"), "d", to("e")]), llm("c"), llm("d"), llm("e"))
-    async with open_team(tmp_path, script(r=["Done."]), *team, heard=heard) as house:
-        await house.turn("r")
+    async with open_team(tmp_path, script(r=["Done."]), *team, heard=heard) as harness:
+        await harness.turn("r")
     assert [spec.name for spec in heard[0].tools] == ["call_d", "transfer_to_agent"]
     offered = heard[0].tools[1]
     assert offered.description.endswith("\n- c: Does what c does.\n- e: Does what e does.")
@@ -72,10 +72,10 @@ async def test_targets_are_offered_with_their_descriptions_and_are_no_tools(tmp_
 async def test_an_agent_hands_back_to_who_handed_over_to_it(tmp_path: Path) -> None:
     turns = script(r=[calls(transfer("c"), text="Over to c."), "Done."], c=[calls(transfer("r"), text="Back.")])
     heard: list[ModelRequest] = []
-    async with open_team(tmp_path, turns, llm("r", links=[to("c")]), llm("c"), heard=heard) as house:
-        log = await house.turn("r", "Go.")
-        tree = await house.tree(log)
-        await check_replay(house, log)
+    async with open_team(tmp_path, turns, llm("r", links=[to("c")]), llm("c"), heard=heard) as harness:
+        log = await harness.turn("r", "Go.")
+        tree = await harness.tree(log)
+        await check_replay(harness, log)
     assert [(one.depth, one.name, list(one.run_path)) for one in tree.agents] == [
         (0, "r", ["r"]),
         (1, "c", ["r", "c"]),
@@ -96,18 +96,18 @@ async def test_an_agent_that_may_not_or_was_called_hands_back_to_nobody(tmp_path
     made = calls(call("call_c", message="go") if is_called else transfer("c"))
     link = "c" if is_called else to("c")
     team = (llm("r", links=[link]), llm("c", disallow_transfer_to_parent=not is_called))
-    async with open_team(tmp_path, script(r=[made, "Done."], c=["From c."]), *team, heard=heard) as house:
-        log = await house.turn("r")
-        await check_replay(house, log)
+    async with open_team(tmp_path, script(r=[made, "Done."], c=["From c."]), *team, heard=heard) as harness:
+        log = await harness.turn("r")
+        await check_replay(harness, log)
     assert [request.tools for request in heard if request.agent == "c"] == [[]]
 
 
 async def test_a_transfer_may_tell_its_target_something(tmp_path: Path) -> None:
     heard: list[ModelRequest] = []
     turns = script(r=[calls(transfer("c", message="Be short."))], c=["From c."])
-    async with open_team(tmp_path, turns, llm("r", links=[to("c")]), llm("c"), heard=heard) as house:
-        log = await house.turn("r", "Go.")
-        await check_replay(house, log)
+    async with open_team(tmp_path, turns, llm("r", links=[to("c")]), llm("c"), heard=heard) as harness:
+        log = await harness.turn("r", "Go.")
+        await check_replay(harness, log)
     assert heard_by(heard, "c") == [[("USER", "Go."), ("USER", "Be short.")]]
 
 
@@ -116,11 +116,11 @@ async def test_in_the_next_turn_transfers_are_shown_to_those_that_do_not_skip_th
     heard: list[ModelRequest] = []
     turns = script(r=[{"when": "Two.", "text": "Done."}, calls(transfer("c"))], c=["From c."])
     team = (llm("r", links=[to("c")], skip_transfer_messages=skips), llm("c"))
-    async with open_team(tmp_path, turns, *team, heard=heard) as house:
-        first = await house.turn("r", "One.")
+    async with open_team(tmp_path, turns, *team, heard=heard) as harness:
+        first = await harness.turn("r", "One.")
         heard.clear()
-        log = await house.turn("r", "Two.", session_id=first[0].session_id)
-        await check_replay(house, log)
+        log = await harness.turn("r", "Two.", session_id=first[0].session_id)
+        await check_replay(harness, log)
     shown = [("ASSISTANT", ""), ("TOOL", "")] if not skips else []
     assert heard_by(heard, "r") == [
         [("USER", "One."), *shown, ("USER", "For context: [c] said: From c.."), ("USER", "Two.")]
@@ -129,9 +129,9 @@ async def test_in_the_next_turn_transfers_are_shown_to_those_that_do_not_skip_th
 
 async def test_a_transfer_to_nobody_names_who_there_is_and_the_model_may_try_again(tmp_path: Path) -> None:
     turns = script(r=[calls(transfer("x")), calls(transfer("c"))], c=["From c."])
-    async with open_team(tmp_path, turns, llm("r", links=[to("c"), to("d")]), llm("c"), llm("d")) as house:
-        log = await house.turn("r")
-        await check_replay(house, log)
+    async with open_team(tmp_path, turns, llm("r", links=[to("c"), to("d")]), llm("c"), llm("d")) as harness:
+        log = await harness.turn("r")
+        await check_replay(harness, log)
     failed = results_of(log)[0].error
     assert failed.reason == error_pb2.ERROR_REASON_UNKNOWN_AGENT
     assert failed.message == "There is no agent 'x' to transfer to. There are: c, d."
@@ -141,9 +141,9 @@ async def test_a_transfer_to_nobody_names_who_there_is_and_the_model_may_try_aga
 async def test_of_two_transfers_in_an_answer_the_first_runs_and_the_other_is_told_so(tmp_path: Path) -> None:
     made = calls(transfer("x"), call("look", what="leaf"), transfer("d"), transfer("c"))
     team = (llm("r", links=[to("c"), to("d")], tools=["look"]), llm("c"), llm("d"))
-    async with open_team(tmp_path, script(r=[made], c=["From c."], d=["From d."]), *team, tools=[look]) as house:
-        log = await house.turn("r")
-        await check_replay(house, log)
+    async with open_team(tmp_path, script(r=[made], c=["From c."], d=["From d."]), *team, tools=[look]) as harness:
+        log = await harness.turn("r")
+        await check_replay(harness, log)
     results = {result.call.call_id: result for result in results_of(log)}
     assert [results[f"call_0_{place}"].error.reason for place in range(4)] == [
         error_pb2.ERROR_REASON_UNKNOWN_AGENT,
@@ -161,10 +161,10 @@ async def test_of_two_transfers_in_an_answer_the_first_runs_and_the_other_is_tol
 
 async def test_agents_that_hand_over_in_circles_are_stopped_and_the_path_is_named(tmp_path: Path) -> None:
     turns = script(a=[calls(transfer("b"))] * 9, b=[calls(transfer("a"))] * 9)
-    async with open_team(tmp_path, turns, llm("a", links=[to("b")]), llm("b", links=[to("a")])) as house:
-        log = await house.turn("a")
-        await check_replay(house, log)
-        assert {reason for _, reason in await ends(house, log)} == {"LIMIT"}
+    async with open_team(tmp_path, turns, llm("a", links=[to("b")]), llm("b", links=[to("a")])) as harness:
+        log = await harness.turn("a")
+        await check_replay(harness, log)
+        assert {reason for _, reason in await ends(harness, log)} == {"LIMIT"}
     error = log[-1].run_failed.error
     assert error.reason == error_pb2.ERROR_REASON_LIMIT_EXCEEDED
     assert "in circles: a > b > a > b > a > b > a > b" in error.message
@@ -175,9 +175,9 @@ async def test_agents_that_hand_over_in_circles_are_stopped_and_the_path_is_name
 async def test_there_are_no_more_handoffs_than_the_limit(tmp_path: Path, limit: int | None, made: int) -> None:
     turns = script(a=[calls(transfer("b"))] * 30, b=[calls(transfer("c"))] * 30, c=[calls(transfer("a"))] * 30)
     team = (llm("a", links=[to("b")]), llm("b", links=[to("c")]), llm("c", links=[to("a")]))
-    async with open_team(tmp_path, turns, *team) as house:
-        log = await house.turn("a", policy=policy_pb2.RunPolicy(limits=policy_pb2.Limits(transfers=limit)))
-        await check_replay(house, log)
+    async with open_team(tmp_path, turns, *team) as harness:
+        log = await harness.turn("a", policy=policy_pb2.RunPolicy(limits=policy_pb2.Limits(transfers=limit)))
+        await check_replay(harness, log)
     assert len(having(log, "agent_transferred")) == made
     assert log[-1].run_failed.error.reason == error_pb2.ERROR_REASON_LIMIT_EXCEEDED
     assert f"{made} transfers" in log[-1].run_failed.error.message
@@ -185,18 +185,18 @@ async def test_there_are_no_more_handoffs_than_the_limit(tmp_path: Path, limit: 
 
 async def test_what_the_target_fails_with_its_caller_fails_with(tmp_path: Path) -> None:
     turns = script(r=[calls(transfer("c"))], c=[FAILS])
-    async with open_team(tmp_path, turns, llm("r", links=[to("c")]), llm("c")) as house:
-        log = await house.turn("r")
-        await check_replay(house, log)
+    async with open_team(tmp_path, turns, llm("r", links=[to("c")]), llm("c")) as harness:
+        log = await harness.turn("r")
+        await check_replay(harness, log)
     assert log[-1].run_failed.error.reason == error_pb2.ERROR_REASON_MODEL_UNAVAILABLE
 
 
 async def test_an_exit_of_the_target_ends_what_its_caller_is_in(tmp_path: Path) -> None:
     team = (sequence("s", "r", "z"), llm("r", links=[to("c")]), llm("c", tools=["exit"]), llm("z"))
-    async with open_team(tmp_path, script(r=[calls(transfer("c"))], c=[EXIT]), *team) as house:
-        log = await house.turn("s")
-        await check_replay(house, log)
-        assert await ends(house, log) == [("s", "EXITED"), ("r", "TRANSFERRED"), ("c", "EXITED")]
+    async with open_team(tmp_path, script(r=[calls(transfer("c"))], c=[EXIT]), *team) as harness:
+        log = await harness.turn("s")
+        await check_replay(harness, log)
+        assert await ends(harness, log) == [("s", "EXITED"), ("r", "TRANSFERRED"), ("c", "EXITED")]
     assert answer_of(log) == "It is over."
     assert paths(log) == [["s", "r"], ["s", "r", "c"]]
 
@@ -204,9 +204,9 @@ async def test_an_exit_of_the_target_ends_what_its_caller_is_in(tmp_path: Path) 
 async def test_a_transfer_is_seen_in_a_summary_at_any_depth(tmp_path: Path) -> None:
     turns = script(p=[calls(call("call_r", message="go")), "Done."], r=[calls(transfer("c"))], c=["From c."])
     team = (llm("p", links=["r"]), llm("r", links=[to("c")]), llm("c"))
-    async with open_team(tmp_path, turns, *team) as house:
-        log = await house.turn("p")
-        await check_replay(house, log)
+    async with open_team(tmp_path, turns, *team) as harness:
+        log = await harness.turn("p")
+        await check_replay(harness, log)
     selection = Selection(follow_pb2.EVENT_VIEW_SUMMARY, ())
     shown = [event for event in log if selection.apply(event) is not None]
     assert "r: control.agent_transferred" in names(shown)

@@ -15,8 +15,8 @@ from bough_server.errors import InvalidRequest, NotFound, RequestIdReused, Serve
 from bough_server.runtime.agent import Context
 from bough_server.store.ports import Page
 from bough_server.telemetry import Parent
-from tests.support.house import ME, names
-from tests.support.readings import answer_of, check_replay, having, text_of
+from tests.support.log_readings import answer_of, check_replay, having, text_of
+from tests.support.run_harness import ME, names
 from tests.support.teams import call, calls, llm, open_team, script
 
 
@@ -44,13 +44,13 @@ DONE = script(p=["Done."])
 
 async def test_a_session_runs_one_turn_at_a_time_and_names_the_one_that_goes(tmp_path: Path) -> None:
     hold = Hold()
-    async with open_team(tmp_path, DONE, llm("p"), gate=hold) as house:
-        run = await house.start("p")
+    async with open_team(tmp_path, DONE, llm("p"), gate=hold) as harness:
+        run = await harness.start("p")
         with pytest.raises(SessionBusy) as busy:
-            await house.start("p", session_id=run.session_id)
+            await harness.start("p", session_id=run.session_id)
         hold.released.set()
-        await house.log(run)
-        again = await house.turn("p", session_id=run.session_id)
+        await harness.log(run)
+        again = await harness.turn("p", session_id=run.session_id)
     assert busy.value.details["run_id"] == run.run_id
     assert answer_of(again) == "Done."
 
@@ -64,13 +64,13 @@ async def test_positions_of_a_session_go_on_without_gaps_over_turns_that_fail_to
         ],
         c=["hello"],
     )
-    async with open_team(tmp_path, turns, llm("p", links=["c"]), llm("c")) as house:
-        first = await house.turn("p", "ask")
+    async with open_team(tmp_path, turns, llm("p", links=["c"]), llm("c")) as harness:
+        first = await harness.turn("p", "ask")
         session = first[0].session_id
-        await house.turn("p", "fail", session_id=session)
-        third = await house.turn("p", "ask", session_id=session)
-        stored = await house.messages(session)
-        await check_replay(house, third)
+        await harness.turn("p", "fail", session_id=session)
+        third = await harness.turn("p", "ask", session_id=session)
+        stored = await harness.messages(session)
+        await check_replay(harness, third)
     assert [one.message.position for one in stored] == list(range(1, 10))
     assert [text_of(one.message) for one in stored] == [
         *("ask", "hi", "hello", "Asked."),
@@ -81,54 +81,54 @@ async def test_positions_of_a_session_go_on_without_gaps_over_turns_that_fail_to
 
 
 async def test_an_unknown_session_or_agent_is_not_found(tmp_path: Path) -> None:
-    async with open_team(tmp_path, DONE, llm("p")) as house:
+    async with open_team(tmp_path, DONE, llm("p")) as harness:
         with pytest.raises(NotFound, match="session 'nowhere'"):
-            await house.start("p", session_id="nowhere")
+            await harness.start("p", session_id="nowhere")
         with pytest.raises(NotFound, match="agent 'nobody'"):
-            await house.start("nobody")
-        assert await house.store.runs.open_runs() == []
+            await harness.start("nobody")
+        assert await harness.store.runs.open_runs() == []
 
 
 async def test_an_input_over_256_kib_is_refused_and_one_of_256_is_not(tmp_path: Path) -> None:
-    async with open_team(tmp_path, DONE, llm("p")) as house:
+    async with open_team(tmp_path, DONE, llm("p")) as harness:
         with pytest.raises(InvalidRequest) as refused:
-            await house.start("p", "x" * 256 * 1024)
-        log = await house.turn("p", "x" * (256 * 1024 - 8))
+            await harness.start("p", "x" * 256 * 1024)
+        log = await harness.turn("p", "x" * (256 * 1024 - 8))
     assert [violation.field for violation in refused.value.violations] == ["input.parts"]
     assert answer_of(log) == "Done."
 
 
 async def test_the_same_request_finds_its_run_again_and_again(tmp_path: Path) -> None:
-    async with open_team(tmp_path, DONE, llm("p")) as house:
-        runs = await asyncio.gather(*(house.start("p", request_id="r-1") for _ in range(4)))
-        await house.log(runs[0])
-        late = await house.start("p", request_id="r-1")
+    async with open_team(tmp_path, DONE, llm("p")) as harness:
+        runs = await asyncio.gather(*(harness.start("p", request_id="r-1") for _ in range(4)))
+        await harness.log(runs[0])
+        late = await harness.start("p", request_id="r-1")
         with pytest.raises(RequestIdReused) as reused:
-            await house.start("p", "something else", request_id="r-1")
+            await harness.start("p", "something else", request_id="r-1")
     assert {run.run_id for run in (*runs, late)} == {runs[0].run_id}
     assert late.state == execution_pb2.EXECUTION_STATE_SUCCEEDED
     assert reused.value.details == {"run_id": runs[0].run_id}
 
 
 async def test_the_same_request_at_once_in_one_session_finds_one_run(tmp_path: Path) -> None:
-    async with open_team(tmp_path, DONE, llm("p")) as house:
-        session = (await house.turn("p"))[0].session_id
-        runs = await asyncio.gather(*(house.start("p", session_id=session, request_id="r") for _ in range(4)))
-        await house.log(runs[0])
+    async with open_team(tmp_path, DONE, llm("p")) as harness:
+        session = (await harness.turn("p"))[0].session_id
+        runs = await asyncio.gather(*(harness.start("p", session_id=session, request_id="r") for _ in range(4)))
+        await harness.log(runs[0])
     assert len({run.run_id for run in runs}) == 1
 
 
 async def test_a_run_that_is_left_without_a_grace_is_cancelled_at_once(tmp_path: Path) -> None:
     hold = Hold()
-    async with open_team(tmp_path, DONE, llm("p"), gate=hold) as house:
-        run = await house.start("p", policy=leaving(0))
-        follower = house.follow(run)
+    async with open_team(tmp_path, DONE, llm("p"), gate=hold) as harness:
+        run = await harness.start("p", policy=leaving(0))
+        follower = harness.follow(run)
         await anext(follower)
         await hold.reached.wait()
         await follower.aclose()
-        await house.until_over(run)
-        log = await house.log(run)
-        await check_replay(house, log)
+        await harness.until_over(run)
+        log = await harness.log(run)
+        await check_replay(harness, log)
     assert log[-1].WhichOneof("payload") == "run_cancelled"
     assert having(log, "cancel_requested")[0].cancel_requested.reason == execution_pb2.CANCEL_REASON_DISCONNECTED
 
@@ -136,22 +136,22 @@ async def test_a_run_that_is_left_without_a_grace_is_cancelled_at_once(tmp_path:
 @pytest.mark.parametrize("policy", [{"on_disconnect": policy_pb2.DISCONNECT_POLICY_CONTINUE}, {"background": True}])
 async def test_a_run_that_may_go_on_alone_does(tmp_path: Path, policy: dict[str, object]) -> None:
     hold = Hold()
-    async with open_team(tmp_path, DONE, llm("p"), gate=hold) as house:
-        run = await house.start("p", policy=leaving(0, **policy))
-        follower = house.follow(run)
+    async with open_team(tmp_path, DONE, llm("p"), gate=hold) as harness:
+        run = await harness.start("p", policy=leaving(0, **policy))
+        follower = harness.follow(run)
         await anext(follower)
         await hold.reached.wait()
         await follower.aclose()
         hold.released.set()
-        log = await house.log(run)
+        log = await harness.log(run)
     assert answer_of(log) == "Done."
 
 
 async def test_a_run_is_left_only_when_its_last_follower_is_gone(tmp_path: Path) -> None:
     hold = Hold()
-    async with open_team(tmp_path, DONE, llm("p"), gate=hold) as house:
-        run = await house.start("p", policy=leaving(0))
-        first, second = house.follow(run), house.follow(run)
+    async with open_team(tmp_path, DONE, llm("p"), gate=hold) as harness:
+        run = await harness.start("p", policy=leaving(0))
+        first, second = harness.follow(run), harness.follow(run)
         await anext(first)
         await anext(second)
         await first.aclose()
@@ -163,19 +163,19 @@ async def test_a_run_is_left_only_when_its_last_follower_is_gone(tmp_path: Path)
 
 async def test_who_comes_back_in_time_keeps_the_run_and_the_grace_begins_afresh(tmp_path: Path) -> None:
     hold = Hold()
-    async with open_team(tmp_path, DONE, llm("p"), gate=hold) as house:
-        run = await house.start("p", policy=leaving(3600))
-        live = house.live(run.run_id)
+    async with open_team(tmp_path, DONE, llm("p"), gate=hold) as harness:
+        run = await harness.start("p", policy=leaving(3600))
+        live = harness.live(run.run_id)
         assert live is not None
         graces: list[asyncio.TimerHandle | None] = []
         for _ in range(2):
-            follower = house.follow(run)
+            follower = harness.follow(run)
             await anext(follower)
             assert live.grace is None
             await follower.aclose()
             graces.append(live.grace)
         hold.released.set()
-        log = await house.log(run)
+        log = await harness.log(run)
     first, second = graces
     assert first is not None
     assert first.cancelled()
@@ -185,31 +185,31 @@ async def test_who_comes_back_in_time_keeps_the_run_and_the_grace_begins_afresh(
 
 
 async def test_a_run_that_has_ended_waits_for_no_follower(tmp_path: Path) -> None:
-    async with open_team(tmp_path, DONE, llm("p")) as house:
-        run = await house.start("p", policy=leaving(3600))
-        live = house.live(run.run_id)
+    async with open_team(tmp_path, DONE, llm("p")) as harness:
+        run = await harness.start("p", policy=leaving(3600))
+        live = harness.live(run.run_id)
         assert live is not None
-        follower = house.follow(run)
+        follower = harness.follow(run)
         async for event in follower:
             if event.HasField("run_completed"):
                 break
-        await house.until_over(run)
+        await harness.until_over(run)
         await follower.aclose()
     assert live.grace is None
 
 
 async def test_a_server_that_drains_lets_runs_end_and_takes_no_new_ones(tmp_path: Path) -> None:
     hold = Hold()
-    async with open_team(tmp_path, DONE, llm("p"), gate=hold) as house:
-        run = await house.start("p")
+    async with open_team(tmp_path, DONE, llm("p"), gate=hold) as harness:
+        run = await harness.start("p")
         await hold.reached.wait()
-        draining = asyncio.create_task(house.runs.drain(30))
+        draining = asyncio.create_task(harness.runs.drain(30))
         await asyncio.sleep(0)
         with pytest.raises(ServerStopping):
-            await house.start("p")
+            await harness.start("p")
         hold.released.set()
         await draining
-        log = await house.log(run)
+        log = await harness.log(run)
     assert answer_of(log) == "Done."
 
 
@@ -219,39 +219,39 @@ TEAM = script(p=[calls(call("call_c", message="a"), call("call_c", message="b"))
 async def test_a_drained_run_that_does_not_end_in_time_is_gone_on_with_by_the_next_server(tmp_path: Path) -> None:
     hold = Hold("c")
     team = (llm("p", links=["c"]), llm("c"))
-    async with open_team(tmp_path, TEAM, *team, gate=hold) as house:
-        run = await house.start("p")
+    async with open_team(tmp_path, TEAM, *team, gate=hold) as harness:
+        run = await harness.start("p")
         await hold.reached.wait()
-        await house.runs.drain(0)
+        await harness.runs.drain(0)
         with pytest.raises(ServerStopping):
-            await house.log(run)
-        assert (await house.runs.get(ME, run.run_id)).run.state == execution_pb2.EXECUTION_STATE_RUNNING
-    async with open_team(tmp_path, TEAM, *team) as house:
-        assert await house.runs.recover() == 1
-        log = await house.log(run)
-        await check_replay(house, log)
+            await harness.log(run)
+        assert (await harness.runs.get(ME, run.run_id)).run.state == execution_pb2.EXECUTION_STATE_RUNNING
+    async with open_team(tmp_path, TEAM, *team) as harness:
+        assert await harness.runs.recover() == 1
+        log = await harness.log(run)
+        await check_replay(harness, log)
     assert answer_of(log) == "Done."
 
 
 async def test_what_a_dead_server_left_open_is_gone_on_with_and_its_session_is_free(tmp_path: Path) -> None:
     hold = Hold("c")
     team = (llm("p", links=["c"]), llm("c"))
-    async with open_team(tmp_path, TEAM, *team, gate=hold) as house:
-        run = await house.start("p")
+    async with open_team(tmp_path, TEAM, *team, gate=hold) as harness:
+        run = await harness.start("p")
         seen = []
-        async for event in house.follow(run):
+        async for event in harness.follow(run):
             seen.append(event)
             if [event.agent for event in having(seen, "llm_started")].count("c") == 2:
                 break
-        await house.crash()
-    async with open_team(tmp_path, TEAM, *team) as house:
-        assert await house.runs.recover() == 1
-        log = await house.log(run)
-        await house.until_over(run)
-        assert await house.runs.recover() == 0
-        await check_replay(house, log)
-        record = await house.runs.get(ME, run.run_id)
-        again = await house.turn("p", session_id=run.session_id)
+        await harness.crash()
+    async with open_team(tmp_path, TEAM, *team) as harness:
+        assert await harness.runs.recover() == 1
+        log = await harness.log(run)
+        await harness.until_over(run)
+        assert await harness.runs.recover() == 0
+        await check_replay(harness, log)
+        record = await harness.runs.get(ME, run.run_id)
+        again = await harness.turn("p", session_id=run.session_id)
     assert log[: len(seen)] == seen
     assert sorted(names(log)[len(seen) : len(seen) + 3]) == ["c: llm.retrying", "c: llm.retrying", "p: run.resumed"]
     assert {event.attempt for event in having(log, "llm_completed") if event.agent == "c"} == {2}
@@ -260,29 +260,29 @@ async def test_what_a_dead_server_left_open_is_gone_on_with_and_its_session_is_f
 
 
 async def test_a_session_that_cannot_be_read_starts_no_run_and_its_request_can_be_made_again(tmp_path: Path) -> None:
-    async with open_team(tmp_path, DONE, llm("p")) as house:
-        session = (await house.turn("p"))[0].session_id
+    async with open_team(tmp_path, DONE, llm("p")) as harness:
+        session = (await harness.turn("p"))[0].session_id
         with closing(sqlite3.connect(tmp_path / "bough.db", isolation_level=None)) as intruder:
             ((sound,),) = intruder.execute("SELECT data FROM messages WHERE position = 1")
             intruder.execute("UPDATE messages SET data = x'ff' WHERE position = 1")
             with pytest.raises(DecodeError):
-                await house.start("p", session_id=session, request_id="r-1")
-            assert await house.store.runs.open_runs() == []
+                await harness.start("p", session_id=session, request_id="r-1")
+            assert await harness.store.runs.open_runs() == []
             intruder.execute("UPDATE messages SET data = ? WHERE position = 1", (sound,))
-        again = await house.start("p", session_id=session, request_id="r-1")
-        log = await house.log(again)
-        await check_replay(house, log)
+        again = await harness.start("p", session_id=session, request_id="r-1")
+        log = await harness.log(again)
+        await check_replay(harness, log)
     assert answer_of(log) == "Done."
 
 
 async def test_a_start_that_looked_for_its_request_while_the_server_began_to_stop_is_refused(tmp_path: Path) -> None:
-    async with open_team(tmp_path, DONE, llm("p")) as house:
-        starting = asyncio.create_task(house.start("p", request_id="r-1"))
+    async with open_team(tmp_path, DONE, llm("p")) as harness:
+        starting = asyncio.create_task(harness.start("p", request_id="r-1"))
         await asyncio.sleep(0)
-        await house.runs.drain(0)
+        await harness.runs.drain(0)
         with pytest.raises(ServerStopping):
             await starting
-        assert await house.store.runs.open_runs() == []
+        assert await harness.store.runs.open_runs() == []
 
 
 @pytest.mark.parametrize(
@@ -304,19 +304,19 @@ async def test_a_run_that_was_asked_to_end_before_its_server_died_ends_by_that_w
                 await release.wait()
         return "too late"
 
-    async with open_team(tmp_path, DONE, code_agents=[stubborn]) as house:
-        run = await house.start("stubborn", deadline_time_ns=time.time_ns() - 1 if deadline else None)
+    async with open_team(tmp_path, DONE, code_agents=[stubborn]) as harness:
+        run = await harness.start("stubborn", deadline_time_ns=time.time_ns() - 1 if deadline else None)
         if not deadline:
-            await house.runs.cancel(ME, run.run_id)
-        async for event in house.follow(run):
+            await harness.runs.cancel(ME, run.run_id)
+        async for event in harness.follow(run):
             if event.HasField("cancel_requested"):
                 break
-        await house.crash()
+        await harness.crash()
         release.set()
-    async with open_team(tmp_path, DONE, code_agents=[stubborn]) as house:
-        assert await house.runs.recover() == 1
-        log = await house.log(run)
-        await check_replay(house, log)
+    async with open_team(tmp_path, DONE, code_agents=[stubborn]) as harness:
+        assert await harness.runs.recover() == 1
+        log = await harness.log(run)
+        await check_replay(harness, log)
     assert [event.WhichOneof("payload") for event in log] == ["run_started", "cancel_requested", end]
     assert log[1].cancel_requested.reason == reason
 
@@ -328,21 +328,21 @@ async def test_what_a_request_says_in_fields_that_nobody_knows_is_not_recorded(t
     )
     request.input.MergeFromString(unknown)
     request.policy.MergeFromString(unknown)
-    async with open_team(tmp_path, DONE, llm("p")) as house:
-        record = await house.runs.start(ME, request, deadline_time_ns=None, trace=Parent.current())
-        log = await house.log(record.run)
+    async with open_team(tmp_path, DONE, llm("p")) as harness:
+        record = await harness.runs.start(ME, request, deadline_time_ns=None, trace=Parent.current())
+        log = await harness.log(record.run)
     assert log[0].ByteSize() < 1_024
 
 
 async def test_a_page_of_long_messages_ends_before_it_is_too_large_and_none_is_left_out(tmp_path: Path) -> None:
-    async with open_team(tmp_path, DONE, llm("p")) as house:
-        first = await house.turn("p", "0" + "x" * 250_000)
+    async with open_team(tmp_path, DONE, llm("p")) as harness:
+        first = await harness.turn("p", "0" + "x" * 250_000)
         for number in range(1, 6):
-            await house.turn("p", f"{number}" + "x" * 250_000, session_id=first[0].session_id)
+            await harness.turn("p", f"{number}" + "x" * 250_000, session_id=first[0].session_id)
         listed: list[int] = []
         token = ""
         while token or not listed:
-            page, token = await house.store.sessions.list_messages(
+            page, token = await harness.store.sessions.list_messages(
                 ME, first[0].session_id, Page(size=1_000, token=token)
             )
             assert sum(message.ByteSize() for message in page) < 1_100_000

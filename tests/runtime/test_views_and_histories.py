@@ -9,7 +9,7 @@ from bough_server.models.model import ModelRequest
 from bough_server.runs.admission import RunDefaults
 from bough_server.tools.tool import tool
 from bough_server.views import Selection
-from tests.support.readings import check_replay, having, masked, text_of
+from tests.support.log_readings import check_replay, having, masked, text_of
 from tests.support.teams import call, calls, llm, open_team, script
 
 ONE_BY_ONE = policy_pb2.DeltaPolicy(passthrough=policy_pb2.PassthroughDeltas())
@@ -42,9 +42,9 @@ async def test_the_request_says_how_deltas_are_recorded_else_the_agent_else_the_
     if agent_says is not None:
         c.deltas.CopyFrom(agent_says)
     defaults = RunDefaults(deltas=server_says)
-    async with open_team(tmp_path, SPEECH, llm("p", links=["c"]), c, defaults=defaults) as house:
-        log = await house.turn("p", policy=policy_pb2.RunPolicy(deltas=request_says))
-        await check_replay(house, log)
+    async with open_team(tmp_path, SPEECH, llm("p", links=["c"]), c, defaults=defaults) as harness:
+        log = await harness.turn("p", policy=policy_pb2.RunPolicy(deltas=request_says))
+        await check_replay(harness, log)
     said = [event.llm_output_text_delta.text for event in having(log, "llm_output_text_delta") if event.agent == "c"]
     assert len(said) == pieces
     assert "".join(said) == "".join(WORDS)
@@ -71,15 +71,15 @@ LINKED = (llm("p", links=["c", "d"], tools=["look"], parallel_tools=False), llm(
 async def test_a_script_followed_in_two_views_has_one_log_and_one_tree(tmp_path: Path) -> None:
     policy = policy_pb2.RunPolicy(deltas=JOINED)
     logs, trees, shown = [], [], []
-    async with open_team(tmp_path, TEAM, *LINKED, tools=[look]) as house:
+    async with open_team(tmp_path, TEAM, *LINKED, tools=[look]) as harness:
         for view in (follow_pb2.EVENT_VIEW_FULL, follow_pb2.EVENT_VIEW_SUMMARY):
             selection = Selection(view, ())
-            run = await house.start("p", policy=policy)
-            shown.append([one async for event in house.follow(run) if (one := selection.apply(event)) is not None])
-            log = await house.log(run)
-            await check_replay(house, log)
+            run = await harness.start("p", policy=policy)
+            shown.append([one async for event in harness.follow(run) if (one := selection.apply(event)) is not None])
+            log = await harness.log(run)
+            await check_replay(harness, log)
             logs.append(masked(log))
-            trees.append(masked([await house.tree(log, include_steps=True)]))
+            trees.append(masked([await harness.tree(log, include_steps=True)]))
     assert logs[0] == logs[1]
     assert trees[0] == trees[1]
     assert len(shown[0]) == len(logs[0]) > len(shown[1])
@@ -89,8 +89,8 @@ async def test_a_script_followed_in_two_views_has_one_log_and_one_tree(tmp_path:
 
 async def test_a_childs_answer_is_the_text_of_its_partials_and_the_result_of_its_call(tmp_path: Path) -> None:
     selection = Selection(follow_pb2.EVENT_VIEW_SUMMARY, ())
-    async with open_team(tmp_path, SPEECH, llm("p", links=["c"]), llm("c")) as house:
-        log = await house.turn("p", policy=policy_pb2.RunPolicy(deltas=ONE_BY_ONE))
+    async with open_team(tmp_path, SPEECH, llm("p", links=["c"]), llm("c")) as harness:
+        log = await harness.turn("p", policy=policy_pb2.RunPolicy(deltas=ONE_BY_ONE))
     partials = [one.sub_agent_partial.text for event in log if (one := selection.apply(event)) is not None]
     output = having(log, "sub_agent_completed")[0].sub_agent_completed.output
     result = having(log, "tool_completed")[0].tool_completed.result
@@ -98,8 +98,8 @@ async def test_a_childs_answer_is_the_text_of_its_partials_and_the_result_of_its
 
 
 async def test_events_carry_where_they_belong_and_one_payload(tmp_path: Path) -> None:
-    async with open_team(tmp_path, TEAM, *LINKED, tools=[look]) as house:
-        log = await house.turn("p")
+    async with open_team(tmp_path, TEAM, *LINKED, tools=[look]) as harness:
+        log = await harness.turn("p")
     for event in log:
         assert event.run_id == log[0].run_id
         assert event.session_id == log[0].session_id
@@ -147,11 +147,11 @@ async def two_turns(folder: Path, scope: message_pb2.HistoryScope.ValueType) -> 
     heard: list[ModelRequest] = []
     link = agent_pb2.AgentLink(agent="c", history=agent_pb2.HistoryPolicy(scope=scope))
     team = (llm("p", links=[link]), llm("c", tools=["look"]))
-    async with open_team(folder, TWO_TURNS, *team, tools=[look], heard=heard) as house:
-        first = await house.turn("p", "first question")
-        second = await house.turn("p", "second question", session_id=first[0].session_id)
-        await check_replay(house, first)
-        await check_replay(house, second)
+    async with open_team(folder, TWO_TURNS, *team, tools=[look], heard=heard) as harness:
+        first = await harness.turn("p", "first question")
+        second = await harness.turn("p", "second question", session_id=first[0].session_id)
+        await check_replay(harness, first)
+        await check_replay(harness, second)
     return [(request.agent, shown(request)) for request in heard]
 
 
@@ -206,10 +206,10 @@ async def test_a_child_of_scope_branch_does_not_see_its_siblings(tmp_path: Path)
         d=["d answers"],
     )
     team = (llm("p", links=["d", agent_pb2.AgentLink(agent="c", history=branch)]), llm("c"), llm("d"))
-    async with open_team(tmp_path, turns, *team, heard=heard) as house:
-        first = await house.turn("p", "a question")
-        log = await house.turn("p", "another", session_id=first[0].session_id)
-        await check_replay(house, log)
+    async with open_team(tmp_path, turns, *team, heard=heard) as harness:
+        first = await harness.turn("p", "a question")
+        log = await harness.turn("p", "another", session_id=first[0].session_id)
+        await check_replay(harness, log)
     asked = [shown(request) for request in heard if request.agent == "c"]
     assert asked[0] == [("user", "a question"), ("user", "c now.")]
     assert asked[1] == [
@@ -227,8 +227,8 @@ async def test_parallel_children_see_nothing_of_each_other_and_the_next_step_see
     turns = script(
         p=[calls(call("call_c", message="for c"), call("call_d", message="for d")), "Done."], c=["from c"], d=["from d"]
     )
-    async with open_team(tmp_path, turns, llm("p", links=["c", "d"]), llm("c"), llm("d"), heard=heard) as house:
-        await house.turn("p", "go")
+    async with open_team(tmp_path, turns, llm("p", links=["c", "d"]), llm("c"), llm("d"), heard=heard) as harness:
+        await harness.turn("p", "go")
     asked = {request.agent: shown(request) for request in heard}
     assert asked["c"] == [("user", "go"), ("user", "for c")]
     assert asked["d"] == [("user", "go"), ("user", "for d")]

@@ -11,18 +11,18 @@ from bough_server.runs.runs import Runs
 from bough_server.runtime.agent import Context
 from bough_server.store.ports import Principal
 from bough_server.store.worker_ports import RunCommand
-from tests.support.floor import QUEUE
-from tests.support.house import ME, House, open_house
-from tests.support.laws import check_laws
-from tests.support.readings import answer_of, check_replay, having
+from tests.support.log_laws import check_laws
+from tests.support.log_readings import answer_of, check_replay, having
+from tests.support.run_harness import ME, RunHarness, open_harness
+from tests.support.session_agents import QUEUE
 from tests.support.teams import Scripts
 
 ANNE = Principal(tenant_id="local", user_id="anne")
 
 
-def beside(house: House, worker: str) -> House:
+def beside(harness: RunHarness, worker: str) -> RunHarness:
     """Another worker on the same store."""
-    return replace(house, runs=Runs(replace(house.equipment, worker=worker)))
+    return replace(harness, runs=Runs(replace(harness.dependencies, worker=worker)))
 
 
 @agent(description="Asks.")
@@ -59,7 +59,7 @@ class Slow:
 
 async def test_a_cancel_of_another_workers_run_reaches_it_by_letter(tmp_path: Path) -> None:
     slow = Slow()
-    async with open_house(tmp_path, models=Scripts("agents: {}"), code_agents=[slow.agent()]) as mine:
+    async with open_harness(tmp_path, models=Scripts("agents: {}"), code_agents=[slow.agent()]) as mine:
         theirs = beside(mine, "the-other")
         await mine.runs.recover()
         await theirs.runs.recover()
@@ -78,7 +78,7 @@ async def test_a_cancel_of_another_workers_run_reaches_it_by_letter(tmp_path: Pa
 
 
 async def test_an_answer_to_another_workers_run_reaches_it_by_letter(tmp_path: Path) -> None:
-    async with open_house(tmp_path, models=Scripts("agents: {}"), code_agents=[asker]) as mine:
+    async with open_harness(tmp_path, models=Scripts("agents: {}"), code_agents=[asker]) as mine:
         theirs = beside(mine, "the-other")
         await mine.runs.recover()
         await theirs.runs.recover()
@@ -90,11 +90,11 @@ async def test_an_answer_to_another_workers_run_reaches_it_by_letter(tmp_path: P
         await check_replay(mine, log)
         await theirs.runs.close()
     assert answer_of(log) == "good"
-    assert having(log, "run_resumed")[0].run_resumed.owner == "the-house"
+    assert having(log, "run_resumed")[0].run_resumed.owner == "the-worker"
 
 
 async def test_an_answer_by_letter_brings_its_callers_deadline(tmp_path: Path) -> None:
-    async with open_house(tmp_path, models=Scripts("agents: {}"), code_agents=[asker]) as mine:
+    async with open_harness(tmp_path, models=Scripts("agents: {}"), code_agents=[asker]) as mine:
         theirs = beside(mine, "the-other")
         await mine.runs.recover()
         await theirs.runs.recover()
@@ -106,22 +106,22 @@ async def test_an_answer_by_letter_brings_its_callers_deadline(tmp_path: Path) -
         await theirs.runs.resume(ME, resuming, deadline_time_ns=deadline)
         (resumed,) = having(await theirs.log(run), "run_resumed")
         await theirs.runs.close()
-    assert (resumed.run_resumed.owner, resumed.run_resumed.deadline_time.ToNanoseconds()) == ("the-house", deadline)
+    assert (resumed.run_resumed.owner, resumed.run_resumed.deadline_time.ToNanoseconds()) == ("the-worker", deadline)
 
 
 async def test_a_queued_run_begins_when_another_workers_run_gives_up_the_session(tmp_path: Path) -> None:
     slow = Slow()
-    async with open_house(tmp_path, models=Scripts("agents: {}"), code_agents=[slow.agent(), echo]) as mine:
+    async with open_harness(tmp_path, models=Scripts("agents: {}"), code_agents=[slow.agent(), echo]) as mine:
         theirs = beside(mine, "the-other")
         await mine.runs.recover()
         await theirs.runs.recover()
         holder = await mine.start("slow")
         await slow.began.wait()
-        houses = (theirs, mine, theirs)
-        waiting = [await each.start("echo", session_id=holder.session_id, policy=QUEUE) for each in houses]
+        harnesses = (theirs, mine, theirs)
+        waiting = [await each.start("echo", session_id=holder.session_id, policy=QUEUE) for each in harnesses]
         slow.may_end.set()
         async with asyncio.timeout(30):
-            logs = [await each.log(run) for each, run in zip(houses, waiting, strict=True)]
+            logs = [await each.log(run) for each, run in zip(harnesses, waiting, strict=True)]
         for log in logs:
             await check_replay(mine, log)
         await theirs.runs.close()
@@ -131,7 +131,7 @@ async def test_a_queued_run_begins_when_another_workers_run_gives_up_the_session
 
 async def test_a_queued_run_begins_when_a_run_that_could_not_be_followed_is_over(tmp_path: Path) -> None:
     slow = Slow()
-    async with open_house(tmp_path, models=Scripts("agents: {}"), code_agents=[slow.agent(), echo]) as mine:
+    async with open_harness(tmp_path, models=Scripts("agents: {}"), code_agents=[slow.agent(), echo]) as mine:
         theirs = beside(mine, "the-other")
         await mine.runs.recover()
         await theirs.runs.recover()
@@ -148,12 +148,12 @@ async def test_a_queued_run_begins_when_a_run_that_could_not_be_followed_is_over
 
 async def test_a_worker_without_its_lease_loses_its_runs_and_writes_nothing_more(tmp_path: Path) -> None:
     slow = Slow()
-    async with open_house(tmp_path, models=Scripts("agents: {}"), code_agents=[slow.agent()]) as mine:
+    async with open_harness(tmp_path, models=Scripts("agents: {}"), code_agents=[slow.agent()]) as mine:
         theirs = beside(mine, "the-other")
         await mine.runs.recover()
         run = await mine.start("slow")
         await slow.began.wait()
-        await mine.store.leases.release("the-house")
+        await mine.store.leases.release("the-worker")
         slow.began.clear()
         assert await theirs.runs.recover() == 1
         await slow.began.wait()
@@ -169,20 +169,20 @@ async def test_a_worker_without_its_lease_loses_its_runs_and_writes_nothing_more
 
 async def test_a_letter_that_its_dead_owner_never_read_is_carried_out_by_who_comes_next(tmp_path: Path) -> None:
     slow = Slow()
-    async with open_house(
+    async with open_harness(
         tmp_path, models=Scripts("agents: {}"), code_agents=[slow.agent()], worker="the-first"
-    ) as house:
-        run = await house.start("slow")
+    ) as harness:
+        run = await harness.start("slow")
         await slow.began.wait()
         caller = execution_pb2.CANCEL_REASON_CALLER
         letter = RunCommand(command_id=0, run_id=run.run_id, cancel=caller, user_id="anne", note="Enough.")
-        await house.store.mailbox.post(letter)
-        await house.crash()
-    async with open_house(tmp_path, models=Scripts("agents: {}"), code_agents=[slow.agent()]) as house:
-        await house.runs.recover()
-        log = await house.log(run)
+        await harness.store.mailbox.post(letter)
+        await harness.crash()
+    async with open_harness(tmp_path, models=Scripts("agents: {}"), code_agents=[slow.agent()]) as harness:
+        await harness.runs.recover()
+        log = await harness.log(run)
         check_laws(log)
-        assert await house.store.mailbox.take(run.run_id) == []
+        assert await harness.store.mailbox.take(run.run_id) == []
     request = having(log, "cancel_requested")[0].cancel_requested
     assert (request.requested_by, request.note) == ("anne", "Enough.")
     assert log[-1].HasField("run_cancelled")

@@ -15,7 +15,7 @@ from bough_server.store.sql.rebuild import rebuild_projections
 from bough_server.store.sql.store import Store, open_store
 from bough_server.store.sql.writer import CommitHooks
 from tests.store.logs import ANNE, BERT, SECOND, START_NS, Made, completed, session_id, text
-from tests.store.test_states import change, kept
+from tests.store.test_session_state import change, kept
 
 CARL = Principal(tenant_id=ANNE.tenant_id, user_id="carl")
 _ALL = Page(size=100)

@@ -31,7 +31,7 @@ class Finished:
 
 
 class Forked:
-    """A process that the zygote forked; like asyncio.subprocess.Process, as far as tests use that."""
+    """A process that the fork server forked; like asyncio.subprocess.Process, as far as tests use that."""
 
     def __init__(
         self,
@@ -71,14 +71,14 @@ async def _rest(stream: asyncio.StreamReader | None) -> bytes:
 
 
 @functools.cache
-def zygote() -> socket.socket:
+def fork_server() -> socket.socket:
     """The socket of the process that forks; it is started when the first command needs it."""
     ours, its = socket.socketpair()
     with its:
-        command = (sys.executable, "-m", "tests.support.zygote", str(its.fileno()))
-        # `bough` sets this before it loads gRPC, and the zygote loads gRPC before there is a `bough`.
+        command = (sys.executable, "-m", "tests.support.fork_server", str(its.fileno()))
+        # `bough` sets this before it loads gRPC, and the fork server loads gRPC before there is a `bough`.
         environment = {**os.environ, "GRPC_ENABLE_FORK_SUPPORT": "0"}
-        zygote = subprocess.Popen(
+        fork_server = subprocess.Popen(
             command,
             cwd=Path(__file__).parents[2],
             env=environment,
@@ -89,7 +89,7 @@ def zygote() -> socket.socket:
 
     def end() -> None:
         ours.close()
-        zygote.wait()
+        fork_server.wait()
 
     atexit.register(end)
     return ours
@@ -128,7 +128,7 @@ async def _forked(
     status, its_status = os.pipe()
     descriptors = [given, its_out, its_err, its_status]
     try:
-        socket.send_fds(zygote(), [json.dumps(command).encode() + b"\n"], descriptors)
+        socket.send_fds(fork_server(), [json.dumps(command).encode() + b"\n"], descriptors)
     finally:
         for descriptor in descriptors:
             os.close(descriptor)

@@ -7,11 +7,12 @@ from functools import cache
 from pathlib import Path
 
 from bough.v1 import agent_pb2, model_pb2, step_pb2
+from bough_server.models.limiter import ModelLimiter
 from bough_server.models.model import AttemptMeter, Delta, Model, ModelRequest, Price, RetryPolicy
 from bough_server.models.scripted.model import Gate, ScriptedModel
 from bough_server.models.scripted.script import parse_script
 from bough_server.tools.tool import Tool
-from tests.support.house import House, open_house
+from tests.support.run_harness import RunHarness, open_harness
 
 
 def llm(
@@ -81,8 +82,10 @@ class Scripts:
         retry: RetryPolicy | None = None,
         fallbacks: Mapping[str, Sequence[str]] | None = None,
         scripts: Mapping[str, str] | None = None,
+        max_concurrency: int = 0,
     ) -> None:
         """A model has the script of its name in `scripts`, else the common one."""
+        self._max_concurrency = max_concurrency
         self._fallbacks, self._scripts = fallbacks or {}, scripts or {}
         self._script = _parsed(script)
         self._gate = gate
@@ -105,6 +108,7 @@ class Scripts:
             retry=self._retry,
             price=Price(input=1_000_000, output=2_000_000),
             gate=self._gate,
+            limiter=ModelLimiter(name=name, max_concurrency=self._max_concurrency),
         )
         return Overheard(model, self._heard)
 
@@ -124,14 +128,23 @@ async def open_team(
     retry: RetryPolicy | None = None,
     fallbacks: Mapping[str, Sequence[str]] | None = None,
     scripts: Mapping[str, str] | None = None,
+    max_concurrency: int = 0,
     **options: object,
-) -> AsyncIterator[House]:
-    """A house with a team whose models say what the script says; `heard` gets what they are asked."""
-    async with open_house(
+) -> AsyncIterator[RunHarness]:
+    """A harness with a team whose models say what the script says; `heard` gets what they are asked."""
+    async with open_harness(
         folder,
-        models=Scripts(script, gate=gate, heard=heard, retry=retry, fallbacks=fallbacks, scripts=scripts),
+        models=Scripts(
+            script,
+            gate=gate,
+            heard=heard,
+            retry=retry,
+            fallbacks=fallbacks,
+            scripts=scripts,
+            max_concurrency=max_concurrency,
+        ),
         definitions=definitions,
         tools=tools,
         **options,  # type: ignore[arg-type]
-    ) as house:
-        yield house
+    ) as harness:
+        yield harness

@@ -9,8 +9,8 @@ from rich.cells import cell_len
 
 from bough.v1 import error_pb2, event_pb2, execution_pb2, fork_pb2, input_pb2, message_pb2, step_pb2
 from bough_server.cli.render.live import LiveView
-from tests.clients.turns import AgentEvent, Turn, desk, words
-from tests.clients.waiting import APPROVAL_ID, approval
+from tests.clients.run_events import AgentEvent, Turn, desk, words
+from tests.clients.waiting_run_server import APPROVAL_ID, approval
 
 
 def shown(events: Iterable[AgentEvent], *, width: int = 80) -> list[str]:

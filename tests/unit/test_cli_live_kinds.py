@@ -1,7 +1,7 @@
 """The live view of agents that run agents: kinds, iterations, transfers, plans, summaries, values, and other models."""
 
 from bough.v1 import error_pb2, event_pb2, execution_pb2, message_pb2, session_pb2, step_pb2, usage_pb2
-from tests.clients.turns import AgentEvent, Turn, words
+from tests.clients.run_events import AgentEvent, Turn, words
 from tests.unit.test_cli_live import delta, shown, status
 
 

@@ -17,8 +17,8 @@ from bough_server.cli.render.notes import (
     resumed_text,
 )
 from bough_server.cli.render.questions import answer_command, request_lines
-from tests.clients.turns import words
-from tests.clients.waiting import APPROVAL_ID, CARD_ID, approval, card, question
+from tests.clients.run_events import words
+from tests.clients.waiting_run_server import APPROVAL_ID, CARD_ID, approval, card, question
 
 
 @pytest.mark.parametrize(

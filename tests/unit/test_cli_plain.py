@@ -19,8 +19,8 @@ from bough_server.cli.render.format import (
     tokens_text,
 )
 from bough_server.cli.render.plain import plain_line
-from tests.clients.turns import AgentEvent, Turn, desk, words
-from tests.clients.waiting import approval
+from tests.clients.run_events import AgentEvent, Turn, desk, words
+from tests.clients.waiting_run_server import approval
 
 
 def test_each_event_is_one_line() -> None:

@@ -10,7 +10,7 @@ from bough.v1 import error_pb2, execution_pb2, fork_pb2, invocation_pb2, step_pb
 from bough_server.cli.follow import counted_from
 from bough_server.cli.render.tree import narrowest_tree, tree_lines, trees_beside
 from bough_server.tree.fold import fold
-from tests.clients.turns import desk
+from tests.clients.run_events import desk
 
 
 def agent(name: str, depth: int, **fields: object) -> invocation_pb2.AgentInvocation:

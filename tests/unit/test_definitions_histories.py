@@ -4,7 +4,7 @@ import pytest
 
 from bough.v1 import agent_pb2, message_pb2
 from bough_server.agents.definition import parse_definition
-from bough_server.agents.validation import Known, judge_code_agent, violations
+from bough_server.agents.validation import Known, validate_code_agent, violations
 from bough_server.agents.validation_bounds import models_of
 from bough_server.documents import parse_documents
 from tests.support.teams import llm
@@ -77,7 +77,7 @@ def test_sensible_history_policies_are_none_of_them_mistakes(policy: agent_pb2.H
 def test_the_links_of_an_agent_in_code_have_the_same_bounds() -> None:
     link = agent_pb2.AgentLink(agent="agent", history=summarize("none"))
     code = agent_pb2.AgentDefinition(name="code", description="Code.", sub_agents=[link])
-    found = [each.field for each in judge_code_agent(code, [], [llm("agent")], KNOWN)]
+    found = [each.field for each in validate_code_agent(code, [], [llm("agent")], KNOWN)]
     assert found == ["sub_agents[0].history.summarize.max_tokens", "sub_agents[0].history.summarize.model"]
 
 

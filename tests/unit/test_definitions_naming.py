@@ -5,11 +5,11 @@ import pytest
 from bough.v1 import agent_pb2, error_pb2
 from bough_server.agents.definition import definition_yaml, parse_definition
 from bough_server.agents.function import agent
-from bough_server.agents.validation import Known, judge_code_agent, violations
+from bough_server.agents.validation import Known, validate_code_agent, violations
 from bough_server.agents.validation_links import functions_named
 from bough_server.documents import parse_documents
 from bough_server.runtime.agent import Context
-from tests.support.composites import composite, loop, parallel, sequence, supervisor, swarm
+from tests.support.composite_agents import composite, loop, parallel, sequence, supervisor, swarm
 from tests.support.teams import llm
 
 CODE = agent_pb2.AgentDefinition(name="worker", description="Works.")
@@ -177,5 +177,5 @@ def test_links_of_agents_in_code_are_judged_too() -> None:
         """Leads."""
         return ""
 
-    (found,) = judge_code_agent(lead.definition, lead.tool_links, [llm("a")], KNOWN)
+    (found,) = validate_code_agent(lead.definition, lead.tool_links, [llm("a")], KNOWN)
     assert found.field == "sub_agents[0].input.template"

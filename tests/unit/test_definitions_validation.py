@@ -6,7 +6,7 @@ import pytest
 from google.protobuf.duration_pb2 import Duration
 
 from bough.v1 import agent_pb2, error_pb2, model_pb2, policy_pb2
-from bough_server.agents.validation import Known, judge_code_agent, violations
+from bough_server.agents.validation import Known, validate_code_agent, violations
 
 KNOWN = Known(tools=["search", "call_writer", "final_answer"], models=["default", "large"])
 
@@ -216,7 +216,7 @@ def test_no_model_is_fine_where_there_is_a_default_or_a_caller_has_one() -> None
 
 def test_an_agent_in_code_is_judged_by_what_it_calls() -> None:
     coded = agent_pb2.AgentDefinition(name="coded", description="Codes.", sub_agents=links("nobody"))
-    found = judge_code_agent(coded, [agent_pb2.ToolLink(name="hammer")], [agent()], KNOWN)
+    found = validate_code_agent(coded, [agent_pb2.ToolLink(name="hammer")], [agent()], KNOWN)
     assert [(mistake.field, mistake.description) for mistake in found] == [
         (
             "tools[0].name",
@@ -235,7 +235,7 @@ def test_what_runs_in_the_client_has_no_timeout_of_a_link_but_may_need_approval(
     assert mistakes(agent(llm=llm(tools=[asked])), known=known) == []
     assert mistakes(agent(llm=llm(tools=[timed])), known=known) == [("llm.tools[0].timeout", description)]
     coded = agent_pb2.AgentDefinition(name="coded", description="Codes.")
-    found = judge_code_agent(coded, [timed], [agent()], known)
+    found = validate_code_agent(coded, [timed], [agent()], known)
     assert [(mistake.field, mistake.description) for mistake in found] == [("tools[0].timeout", description)]
 
 

@@ -1,8 +1,8 @@
 """Metrics: few names, a queue entry for each event, and all of them visible when metrics are collected."""
 
 from bough.v1 import usage_pb2
-from bough_server.metrics import MAX_NAMES, OTHER, Metrics, ModelCalled, Names
-from tests.support.counted import Counted
+from bough_server.metrics import MAX_NAMES, OTHER, BoundedNames, Metrics, ModelCalled
+from tests.support.metric_values import Counted
 
 
 def tell_of(metrics: Metrics, agent: str) -> None:
@@ -10,7 +10,7 @@ def tell_of(metrics: Metrics, agent: str) -> None:
 
 
 def test_only_so_many_names_are_told_apart() -> None:
-    names = Names(2)
+    names = BoundedNames(2)
     assert [names(name) for name in ("a", "b", "c", "a", "d", "b")] == ["a", "b", OTHER, "a", OTHER, "b"]
 
 
@@ -27,12 +27,12 @@ def test_what_nobody_collects_is_bounded_and_is_not_lost() -> None:
     counted = Counted()
     for _ in range(10_000):
         tell_of(counted.metrics, "a")
-    assert len(counted.metrics._pending) <= 4097
+    assert counted.metrics.pending <= 4097
     assert counted.of("bough.agent.invocations", "agent", "kind", "state", "end_reason") == {
         ("a", "llm", "succeeded", "completed"): 10_000
     }
     assert counted.times("bough.agent.duration", "agent", "kind", "state") == {("a", "llm", "succeeded"): 10_000}
-    assert not counted.metrics._pending
+    assert counted.metrics.pending == 0
 
 
 def test_a_model_call_is_told_of_in_the_words_of_the_conventions() -> None:

@@ -27,7 +27,7 @@ JSON = st.recursive(
 
 def taken(*chunks: object) -> tuple[Completion, list[Delta]]:
     completion = Completion()
-    deltas = [delta for chunk in chunks for delta in completion.take(json.dumps(chunk).encode())]
+    deltas = [delta for chunk in chunks for delta in completion.apply(json.dumps(chunk).encode())]
     return completion, deltas
 
 
@@ -112,7 +112,7 @@ def test_the_raw_answer_has_reasoning_calls_and_no_text_where_there_is_none() ->
 def test_an_answer_is_whole_with_a_finish_reason_or_the_done_mark_alone() -> None:
     completion, _ = taken(saying({"content": "a"}))
     assert not completion.is_whole
-    completion.take(b"[DONE]")
+    completion.apply(b"[DONE]")
     assert (completion.is_whole, completion.is_done) == (True, True)
     completion, _ = taken(saying({"content": "a"}), saying({}, finish="stop"))
     assert (completion.is_whole, completion.is_done) == (True, False)
@@ -151,7 +151,7 @@ def test_a_count_that_is_no_count_is_absent(said: object) -> None:
 @pytest.mark.parametrize("data", [b"{", b"", b"[1]", b'"a"', b'{"choices": 3}', b'{"choices": [3]}', b"\xff"])
 def test_what_is_no_chunk_is_refused(data: bytes) -> None:
     with pytest.raises(BadChunk):
-        Completion().take(data)
+        Completion().apply(data)
 
 
 def test_an_error_in_the_stream_is_raised_with_what_was_said() -> None:
@@ -166,7 +166,7 @@ def test_no_json_whatever_raises_anything_else(chunks: list[object]) -> None:
     text = ""
     try:
         for chunk in chunks:
-            deltas = completion.take(json.dumps(chunk).encode())
+            deltas = completion.apply(json.dumps(chunk).encode())
             text += "".join(delta.text for delta in deltas if isinstance(delta, TextDelta))
     except (BadChunk, ReportedError):
         return

@@ -6,7 +6,7 @@ import pytest
 
 from bough.v1 import error_pb2, model_pb2
 from bough_server.errors import ConfigurationError
-from bough_server.models.config import ModelSection, PriceSection, Timeouts
+from bough_server.models.config import ModelSection, PriceSection, TimeoutSection
 from bough_server.models.model import Price, RetryPolicy
 from bough_server.models.registry import ConfiguredModels, build_models
 from tests.support.model_calls import answer, asking, failure
@@ -178,7 +178,7 @@ def test_a_digest_counts_what_answers_depend_on_and_no_secret(folder: Path) -> N
     patient = openai(
         api_key_env="L",
         retries=0,
-        timeouts=Timeouts(start=1, idle=1),
+        timeouts=TimeoutSection(start=1, idle=1),
         max_concurrency=3,
         requests_per_minute=1,
         breaker={"failures": 0},

@@ -50,8 +50,8 @@ events = st.one_of(
 @given(st.lists(events, max_size=12))
 def test_the_answer_is_what_its_deltas_say_whatever_comes(stream: list[dict[str, object]]) -> None:
     response = Response()
-    deltas = [delta for event in stream for delta in response.take(data(**event))]
-    deltas += response.take(data(type="response.completed", response={"status": "completed"}))
+    deltas = [delta for event in stream for delta in response.apply(data(**event))]
+    deltas += response.apply(data(type="response.completed", response={"status": "completed"}))
     whole = response.response(provider="openai", model="m")
     calls = [part.tool_call for part in whole.message.parts if part.HasField("tool_call")]
     assert "".join(part.text for part in whole.message.parts) == "".join(
@@ -71,8 +71,8 @@ def test_the_answer_is_what_its_deltas_say_whatever_comes(stream: list[dict[str,
 
 def test_a_stream_that_stops_is_not_whole_and_its_end_alone_makes_it_so() -> None:
     response = Response()
-    assert response.take(data(type="response.output_text.delta", output_index=0, delta="a")) == [TextDelta("a")]
-    assert response.take(b"[DONE]") == []
+    assert response.apply(data(type="response.output_text.delta", output_index=0, delta="a")) == [TextDelta("a")]
+    assert response.apply(b"[DONE]") == []
     assert (response.is_done, response.is_whole) == (False, False)
 
 
@@ -80,15 +80,17 @@ def test_parts_of_a_summary_are_paragraphs() -> None:
     response = Response()
     deltas = []
     for index, text in enumerate(("One.", "Two.")):
-        deltas += response.take(data(type="response.reasoning_summary_part.added", output_index=0, summary_index=index))
-        deltas += response.take(data(type="response.reasoning_summary_text.delta", output_index=0, delta=text))
+        deltas += response.apply(
+            data(type="response.reasoning_summary_part.added", output_index=0, summary_index=index)
+        )
+        deltas += response.apply(data(type="response.reasoning_summary_text.delta", output_index=0, delta=text))
     assert deltas == [ReasoningDelta("One."), ReasoningDelta("\n\n"), ReasoningDelta("Two.")]
 
 
 @pytest.mark.parametrize("chunk", [b"<html>", b"[]", b'"text"'])
 def test_what_is_no_event_is_refused(chunk: bytes) -> None:
     with pytest.raises(BadChunk):
-        Response().take(chunk)
+        Response().apply(chunk)
 
 
 @pytest.mark.parametrize(
@@ -101,7 +103,7 @@ def test_what_is_no_event_is_refused(chunk: bytes) -> None:
 )
 def test_an_error_in_the_stream_is_reported_as_the_provider_says_it(event: dict[str, object], value: object) -> None:
     with pytest.raises(ReportedError) as reported:
-        Response().take(data(**event))
+        Response().apply(data(**event))
     said = reported.value.value
     assert isinstance(said, dict)
     assert said["message"] == "No."
@@ -135,7 +137,7 @@ def test_why_the_model_stopped_is_one_vocabulary_and_the_providers_word_beside_i
     said: dict[str, object], reason: step_pb2.FinishReason.ValueType, word: str
 ) -> None:
     response = Response()
-    response.take(data(type="response.completed", response=said))
+    response.apply(data(type="response.completed", response=said))
     whole = response.response(provider="openai", model="m")
     assert (whole.finish_reason, whole.provider_finish_reason) == (reason, word)
 
@@ -161,13 +163,13 @@ def test_a_citation_names_its_part_and_counts_from_the_beginning_of_that(is_stre
     response = Response()
     if is_streamed:
         for index, item in enumerate(output[:3]):
-            response.take(data(type="response.output_item.done", output_index=index, item=item))
+            response.apply(data(type="response.output_item.done", output_index=index, item=item))
         for at, piece in ((0, "Öl "), (1, "bur"), (1, "ns.")):
             kind = "response.output_text.delta"
-            response.take(data(type=kind, output_index=3, content_index=at, delta=piece))
+            response.apply(data(type=kind, output_index=3, content_index=at, delta=piece))
         kind = "response.output_text.annotation.added"
-        response.take(data(type=kind, output_index=3, content_index=1, annotation=cited(0, 5)))
-    response.take(data(type="response.completed", response={"status": "completed", "output": output}))
+        response.apply(data(type=kind, output_index=3, content_index=1, annotation=cited(0, 5)))
+    response.apply(data(type="response.completed", response={"status": "completed", "output": output}))
     whole = response.response(provider="openai", model="m")
     places = [(one.part_index, one.start, one.end) for one in whole.annotations.citations]
     assert places == [(0, 0, 4), (2, 3, 8)]

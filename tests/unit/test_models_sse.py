@@ -56,7 +56,7 @@ def test_events_come_as_soon_as_they_are_complete() -> None:
 
 
 def test_an_event_without_end_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(transport, "_MAX_EVENT_BYTES", 100)
+    monkeypatch.setattr(transport, "MAX_EVENT_BYTES", 100)
     with pytest.raises(EventTooLarge):
         EventDecoder().feed(b"data: " + b"a" * 100)
     many_lines = EventDecoder()

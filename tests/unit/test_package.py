@@ -98,8 +98,8 @@ async def test_a_context_has_21_names_in_its_protocol_and_where_code_gets_one(tm
     async def look(ctx: Context, _: str) -> None:
         found.append(public(ctx))
 
-    async with open_team(tmp_path, script(), code_agents=[curious]) as house:
-        await house.turn("curious")
+    async with open_team(tmp_path, script(), code_agents=[curious]) as harness:
+        await harness.turn("curious")
     assert public(Context) == CONTEXT
     assert found == [CONTEXT] * 3
 

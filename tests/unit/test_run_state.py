@@ -51,7 +51,7 @@ def test_a_row_says_the_deadline_with_every_change() -> None:
     assert fold.change() is None
     told = []
     for event in (INTERRUPTED, resumed(20), INTERRUPTED, resumed()):
-        fold.take(event)
+        fold.apply(event)
         standing = fold.change()
         assert standing is not None
         told.append(standing.deadline_time_ns)

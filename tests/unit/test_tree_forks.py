@@ -4,16 +4,6 @@ from google.protobuf.message import Message
 
 from bough.v1 import event_pb2, execution_pb2, fork_pb2, invocation_pb2, message_pb2
 from bough_server.tree.fold import fold, fold_stored
-from tests.support.asking import (
-    APPROVAL,
-    CLIENT_TOOL,
-    PAY,
-    WHICH,
-    asking_desk,
-    interrupted,
-    lead,
-    told,
-)
 from tests.support.logs import (
     RUN_ID,
     SESSION_ID,
@@ -26,6 +16,16 @@ from tests.support.logs import (
     stamped,
     stored,
     tokens,
+)
+from tests.support.waiting_run_log import (
+    APPROVAL,
+    CLIENT_TOOL,
+    PAY,
+    WHICH,
+    asking_desk,
+    interrupted,
+    lead,
+    told,
 )
 
 

@@ -5,8 +5,8 @@ import pytest
 from bough.v1 import event_pb2, follow_pb2
 from bough_server import events
 from bough_server.views import Selection
-from tests.support.asking import asking_desk
 from tests.support.logs import AgentEvent, desk, stamped
+from tests.support.waiting_run_log import asking_desk
 
 FULL = Selection(follow_pb2.EVENT_VIEW_FULL)
 SUMMARY = Selection(follow_pb2.EVENT_VIEW_SUMMARY)

@@ -13,11 +13,11 @@ from bough_server.models.model import Model
 from bough_server.models.openai.annotations import MAX_RAW_BYTES
 from bough_server.models.registry import build_models
 from tests.support import response_scenarios as responses
-from tests.support.house import open_house
+from tests.support.log_readings import check_replay, having
 from tests.support.model_calls import answer, asking
 from tests.support.model_scenarios import DONE, Reply, chunk, ending, event
 from tests.support.model_server import serving_model
-from tests.support.readings import check_replay, having
+from tests.support.run_harness import open_harness
 from tests.support.teams import llm
 
 ALLOW, REVIEW, BLOCK = (
@@ -139,10 +139,10 @@ async def test_annotations_stand_at_the_calls_end_and_in_the_step_of_the_tree(tm
     async with serving_model(lambda _: Reply(pieces=pieces)) as server:
         section = ModelSection(provider="openai", model="m", base_url=server.base_url, keep_raw=True)
         models = build_models({"m": section}, secrets={}, folder=tmp_path)
-        async with open_house(tmp_path, models=models, definitions=[llm("p", model="m")]) as house:
-            log = await house.turn("p")
-            tree = await house.tree(log, include_steps=True)
-            await check_replay(house, log)
+        async with open_harness(tmp_path, models=models, definitions=[llm("p", model="m")]) as harness:
+            log = await harness.turn("p")
+            tree = await harness.tree(log, include_steps=True)
+            await check_replay(harness, log)
         await models.close()
     completed = having(log, "llm_completed")[0].llm_completed.response
     expected = step_pb2.Annotations(citations=[CITED])

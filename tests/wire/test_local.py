@@ -167,13 +167,15 @@ async def test_it_counts_a_request_by_its_own_tokenizer(model: LocalModel) -> No
     assert await counted(model, asking(*short.messages, shown, instruction=short.instruction)) >= tokens + FILE_TOKENS
 
 
-async def test_a_request_is_estimated_where_it_cannot_be_counted(monkeypatch: pytest.MonkeyPatch) -> None:
-    broken = LocalModel(name="local")
-    monkeypatch.setattr(broken._engine, "base_url", _nowhere)
+async def test_a_request_is_estimated_where_it_cannot_be_counted() -> None:
+    broken = LocalModel(name="local", engine=Unreachable(name="local"))
     request = asking(user("What is an oak?"))
     assert await counted(broken, request) == request_tokens(request)
     assert await counted(None, request) == request_tokens(request)
 
 
-async def _nowhere() -> str:
-    return "http://127.0.0.1:1/v1"
+class Unreachable(LocalEngine):
+    """An engine whose address nothing serves."""
+
+    async def base_url(self) -> str:
+        return "http://127.0.0.1:1/v1"

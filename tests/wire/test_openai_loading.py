@@ -5,11 +5,11 @@ import sys
 
 _PROGRAM = """
 import gc
-from bough_server.models.openai.transport import _transport_errors
+from bough_server.models.openai.transport import transport_errors
 before = gc.get_freeze_count()
-_transport_errors()
+transport_errors()
 first = gc.get_freeze_count()
-_transport_errors()
+transport_errors()
 print(before, first > 10_000, gc.get_freeze_count() == first)
 """
 

@@ -13,12 +13,12 @@ from bough_server.models.model import ModelRequest, ReasoningDelta, TextDelta, T
 from bough_server.models.openai.client import OpenAIModel, ResponsesApi
 from bough_server.models.registry import build_models
 from bough_server.tools.tool import tool
-from tests.support.house import open_house
+from tests.support.log_readings import answer_of, check_replay, having
 from tests.support.model_calls import LOOKUP, answer, asking, assistant, call, failure, text_of, tool_result, user
 from tests.support.model_scenarios import TEXT, Reply, Request, Scenario, refusing
 from tests.support.model_server import ModelServer, serving_model
-from tests.support.readings import answer_of, check_replay, having
 from tests.support.response_scenarios import failing, plain
+from tests.support.run_harness import open_harness
 from tests.support.teams import llm
 
 USAGE = usage_pb2.Usage(input_tokens=20, cached_input_tokens=5, output_tokens=50, reasoning_tokens=3, total_tokens=70)
@@ -263,9 +263,9 @@ async def test_a_turn_with_a_tool_sends_its_reasoning_back_and_ends(tmp_path: Pa
         section = {"provider": "openai", "api": "responses", "model": "scenario-1", "base_url": server.base_url}
         models = build_models({"m": ModelSection.model_validate(section)}, secrets={}, folder=tmp_path)
         definition = llm("p", model="m", tools=["lookup"])
-        async with open_house(tmp_path, models=models, definitions=[definition], tools=[lookup]) as house:
-            log = await house.turn("p")
-            await check_replay(house, log)
+        async with open_harness(tmp_path, models=models, definitions=[definition], tools=[lookup]) as harness:
+            log = await harness.turn("p")
+            await check_replay(harness, log)
         await models.close()
     assert answer_of(log) == TEXT
     call_id = having(log, "tool_completed")[0].tool_completed.result.call.call_id
@@ -295,8 +295,8 @@ async def test_the_call_goes_on_from_one_api_with_the_other(tmp_path: Path) -> N
             "responses": ModelSection.model_validate({**facts, "api": "responses"}),
         }
         models = build_models(configs, secrets={}, folder=tmp_path)
-        async with open_house(tmp_path, models=models, definitions=[llm("p", model="chat")]) as house:
-            log = await house.turn("p")
+        async with open_harness(tmp_path, models=models, definitions=[llm("p", model="chat")]) as harness:
+            log = await harness.turn("p")
         await models.close()
     assert answer_of(log) == TEXT
     assert [event.llm_retrying.next_model for event in having(log, "llm_retrying")] == ["responses"]

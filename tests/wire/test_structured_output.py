@@ -12,10 +12,10 @@ from bough.v1 import model_pb2
 from bough_server.models.config import ModelSection
 from bough_server.models.model import Model
 from bough_server.models.registry import build_models
-from tests.support.house import open_house
 from tests.support.model_calls import LOOKUP, answer, asking
 from tests.support.model_scenarios import Reply, Request, chunk, ending
 from tests.support.model_server import ModelServer, serving_model
+from tests.support.run_harness import open_harness
 from tests.support.teams import llm
 
 STRICT = {
@@ -92,8 +92,8 @@ async def test_a_turn_is_repaired_over_the_wire(tmp_path: Path) -> None:
         models = build_models({"m": section}, secrets={}, folder=tmp_path)
         definition = llm("p", model="m")
         definition.output_schema_json = json.dumps(STRICT)
-        async with open_house(tmp_path, models=models, definitions=[definition]) as house:
-            log = await house.turn("p")
+        async with open_harness(tmp_path, models=models, definitions=[definition]) as harness:
+            log = await harness.turn("p")
         await models.close()
     assert log[-1].run_completed.final_answer.parts[0].data_json == '{"title": "Oaks"}'
     roles = [(message["role"], message["content"]) for message in server.requests[1]["messages"]][2:]

@@ -15,11 +15,11 @@ from bough_server.models.local.model import LocalModel
 from bough_server.models.model import ToolSpec
 from bough_server.models.registry import build_models
 from bough_server.tools.builtin import PLAN_SPEC, RESPOND_SPEC
-from tests.support.composites import plan_execute
-from tests.support.house import open_house
+from tests.support.composite_agents import plan_execute
+from tests.support.log_readings import check_replay, having
 from tests.support.model_calls import LOOKUP, answer, asking, assistant, call, tool_result, user
 from tests.support.model_server import serving_model
-from tests.support.readings import check_replay, having
+from tests.support.run_harness import open_harness
 from tests.support.teams import llm
 
 
@@ -83,9 +83,9 @@ async def test_the_embedded_model_plans_where_it_has_to(
 @IS_HERE
 async def test_a_plan_is_made_and_carried_out_by_the_embedded_model(embedded: LocalModel, tmp_path: Path) -> None:
     team = [plan_execute("lead", rounds=1), *(llm(name) for name in ("planner", "executor", "replanner"))]
-    async with open_house(tmp_path, models=Only(embedded), definitions=team) as house:
-        log = await house.turn("lead", "Paint the house red.")
-        await check_replay(house, log)
+    async with open_harness(tmp_path, models=Only(embedded), definitions=team) as harness:
+        log = await harness.turn("lead", "Paint the house red.")
+        await check_replay(harness, log)
     (made,) = having(log, "plan_made")
     assert len(made.plan_made.items) > 0
     assert len([event for event in having(log, "sub_agent_completed") if event.agent == "executor"]) > 0

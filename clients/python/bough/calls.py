@@ -35,7 +35,7 @@ class Calls:
     timeout: float | None
     wait_for_ready: bool | None
 
-    async def one(self, method: aio.UnaryUnaryMultiCallable[Request, Response], request: Request) -> Response:
+    async def call(self, method: aio.UnaryUnaryMultiCallable[Request, Response], request: Request) -> Response:
         """Make a call and return its response; raises CallFailed."""
         try:
             return await method(request, timeout=self.timeout, wait_for_ready=self.wait_for_ready)
@@ -50,7 +50,7 @@ class Calls:
     ) -> AsyncIterator[Item]:
         """Yield the items of a list and fetch pages as they are needed; raises CallFailed."""
         while True:
-            response = await self.one(method, request)
+            response = await self.call(method, request)
             for item in items(response):
                 yield item
             if not response.next_page_token:
@@ -65,7 +65,7 @@ class SyncCalls:
     timeout: float | None
     wait_for_ready: bool | None
 
-    def one(self, method: "grpc.UnaryUnaryMultiCallable[Request, Response]", request: Request) -> Response:
+    def call(self, method: "grpc.UnaryUnaryMultiCallable[Request, Response]", request: Request) -> Response:
         """Make a call and return its response; raises CallFailed."""
         try:
             return method(request, timeout=self.timeout, wait_for_ready=self.wait_for_ready)
@@ -80,7 +80,7 @@ class SyncCalls:
     ) -> Iterator[Item]:
         """Yield the items of a list and fetch pages as they are needed; raises CallFailed."""
         while True:
-            response = self.one(method, request)
+            response = self.call(method, request)
             yield from items(response)
             if not response.next_page_token:
                 return

@@ -26,7 +26,7 @@ class Catalog:
     async def agent(self, name: str, *, revision: str = "") -> agent_pb2.Agent:
         """Return an agent in its current revision, or in one that a run uses. Raises NotFound."""
         request = catalog_service_pb2.GetAgentRequest(name=name, revision=revision)
-        return (await self._calls.one(self._stub.GetAgent, request)).agent
+        return (await self._calls.call(self._stub.GetAgent, request)).agent
 
     def tools(self, *, page_size: int = PAGE_SIZE) -> AsyncIterator[tool_pb2.ToolInfo]:
         """List the tools that definitions may name, sorted by name."""
@@ -44,7 +44,7 @@ class Catalog:
         Raises AlreadyExists, or InvalidRequest with every violation.
         """
         request = catalog_service_pb2.CreateAgentRequest(definition=definition)
-        return (await self._calls.one(self._stub.CreateAgent, request)).agent
+        return (await self._calls.call(self._stub.CreateAgent, request)).agent
 
     async def update(
         self, definition: agent_pb2.AgentDefinition, *, revision: str, fields: Iterable[str] = ()
@@ -55,7 +55,7 @@ class Catalog:
         default: all. Raises RevisionMoved, NotFound, AgentFixed or InvalidRequest.
         """
         request = requests.update_agent_request(definition, revision=revision, fields=fields)
-        return (await self._calls.one(self._stub.UpdateAgent, request)).agent
+        return (await self._calls.call(self._stub.UpdateAgent, request)).agent
 
     async def delete(self, name: str, *, revision: str = "") -> None:
         """Delete a stored agent; if a revision is given, only at that revision.
@@ -63,14 +63,14 @@ class Catalog:
         Raises NotFound, AgentLinked, AgentFixed or RevisionMoved.
         """
         request = catalog_service_pb2.DeleteAgentRequest(name=name, revision=revision)
-        await self._calls.one(self._stub.DeleteAgent, request)
+        await self._calls.call(self._stub.DeleteAgent, request)
 
     async def validate(
         self, definitions: Iterable[agent_pb2.AgentDefinition]
     ) -> Sequence[catalog_service_pb2.DefinitionViolation]:
         """Check definitions against each other and the catalog; return every violation, none if they are valid."""
         request = catalog_service_pb2.ValidateAgentsRequest(definitions=definitions)
-        return tuple((await self._calls.one(self._stub.ValidateAgents, request)).violations)
+        return tuple((await self._calls.call(self._stub.ValidateAgents, request)).violations)
 
 
 class SyncCatalog:
@@ -87,7 +87,7 @@ class SyncCatalog:
     def agent(self, name: str, *, revision: str = "") -> agent_pb2.Agent:
         """Return an agent in its current revision, or in one that a run uses. Raises NotFound."""
         request = catalog_service_pb2.GetAgentRequest(name=name, revision=revision)
-        return self._calls.one(self._stub.GetAgent, request).agent
+        return self._calls.call(self._stub.GetAgent, request).agent
 
     def tools(self, *, page_size: int = PAGE_SIZE) -> Iterator[tool_pb2.ToolInfo]:
         """List the tools that definitions may name, sorted by name."""
@@ -105,7 +105,7 @@ class SyncCatalog:
         Raises AlreadyExists, or InvalidRequest with every violation.
         """
         request = catalog_service_pb2.CreateAgentRequest(definition=definition)
-        return self._calls.one(self._stub.CreateAgent, request).agent
+        return self._calls.call(self._stub.CreateAgent, request).agent
 
     def update(
         self, definition: agent_pb2.AgentDefinition, *, revision: str, fields: Iterable[str] = ()
@@ -116,7 +116,7 @@ class SyncCatalog:
         default: all. Raises RevisionMoved, NotFound, AgentFixed or InvalidRequest.
         """
         request = requests.update_agent_request(definition, revision=revision, fields=fields)
-        return self._calls.one(self._stub.UpdateAgent, request).agent
+        return self._calls.call(self._stub.UpdateAgent, request).agent
 
     def delete(self, name: str, *, revision: str = "") -> None:
         """Delete a stored agent; if a revision is given, only at that revision.
@@ -124,11 +124,11 @@ class SyncCatalog:
         Raises NotFound, AgentLinked, AgentFixed or RevisionMoved.
         """
         request = catalog_service_pb2.DeleteAgentRequest(name=name, revision=revision)
-        self._calls.one(self._stub.DeleteAgent, request)
+        self._calls.call(self._stub.DeleteAgent, request)
 
     def validate(
         self, definitions: Iterable[agent_pb2.AgentDefinition]
     ) -> Sequence[catalog_service_pb2.DefinitionViolation]:
         """Check definitions against each other and the catalog; return every violation, none if they are valid."""
         request = catalog_service_pb2.ValidateAgentsRequest(definitions=definitions)
-        return tuple(self._calls.one(self._stub.ValidateAgents, request).violations)
+        return tuple(self._calls.call(self._stub.ValidateAgents, request).violations)

@@ -76,7 +76,7 @@ class Position:
         """Record that the server has accepted the call for this run."""
         self.run_id, self.is_accepted = run_id, True
 
-    def take(self, response: Response) -> list[event_pb2.AgentEvent]:
+    def new_events(self, response: Response) -> list[event_pb2.AgentEvent]:
         """Return the events of a response that are new, in order."""
         self.is_accepted = True
         if response.batch.events or response.batch.through_sequence:

@@ -16,24 +16,24 @@ class Rejoining:
     """Backoff of a client that rejoins a run after a dropped connection; all in seconds.
 
     A delay is random between 0 and a bound that doubles from `first_delay` to `longest_delay` until the stream makes
-    progress ("full jitter": many clients of one restarted server spread out). `patience` is how long in all the server
+    progress ("full jitter": many clients of one restarted server spread out). `timeout` is how long in all the server
     may be unreachable, or unable to continue the run; 0 never rejoins, as in `NO_REJOINING`.
     """
 
     first_delay: float = 0.1
     longest_delay: float = 5.0
-    patience: float = 60.0
+    timeout: float = 60.0
 
     def bound(self, attempt: int) -> float:
         """Return the longest delay before an attempt, counted from 0."""
         return min(self.longest_delay, self.first_delay * 2.0 ** min(attempt, 32))
 
 
-NO_REJOINING: Final = Rejoining(patience=0.0)
+NO_REJOINING: Final = Rejoining(timeout=0.0)
 """For callers that rejoin by themselves: the error that drops a stream is raised."""
 
 
-class Comeback:
+class RejoinBackoff:
     """Drops of one stream: attempts without progress, since when the server is unavailable, and the deadline."""
 
     def __init__(self, rejoining: Rejoining, *, timeout: float | None) -> None:
@@ -79,7 +79,7 @@ class Comeback:
         delay = random.uniform(0, self._rejoining.bound(self._attempt))
         delay = max(delay, min(error.status.retry_delay or 0.0, self._rejoining.longest_delay))
         self._attempt += 1
-        if now + delay - self._gone_since >= self._rejoining.patience:
+        if now + delay - self._gone_since >= self._rejoining.timeout:
             raise error
         if self._deadline is not None and now + delay >= self._deadline:
             raise deadline_exceeded(f"The server did not become available in time: {error.message}") from error

@@ -27,12 +27,12 @@ class Sessions:
         session id is in use.
         """
         request = requests.create_session_request(session_id=session_id, labels=labels, request_id=request_id)
-        return (await self._calls.one(self._stub.CreateSession, request)).session
+        return (await self._calls.call(self._stub.CreateSession, request)).session
 
     async def get(self, session_id: str) -> session_pb2.Session:
         """Return a session. Raises NotFound."""
         request = session_service_pb2.GetSessionRequest(session_id=session_id)
-        return (await self._calls.one(self._stub.GetSession, request)).session
+        return (await self._calls.call(self._stub.GetSession, request)).session
 
     def all(
         self, *, labels: Mapping[str, str] | None = None, page_size: int = PAGE_SIZE
@@ -44,12 +44,12 @@ class Sessions:
     async def update(self, session_id: str, *, labels: Mapping[str, str]) -> session_pb2.Session:
         """Replace the labels of a session and return it. Raises NotFound."""
         request = session_service_pb2.UpdateSessionRequest(session_id=session_id, labels=labels)
-        return (await self._calls.one(self._stub.UpdateSession, request)).session
+        return (await self._calls.call(self._stub.UpdateSession, request)).session
 
     async def delete(self, session_id: str) -> None:
         """Delete a session with its runs, their logs and its messages. Raises NotFound or SessionBusy."""
         request = session_service_pb2.DeleteSessionRequest(session_id=session_id)
-        await self._calls.one(self._stub.DeleteSession, request)
+        await self._calls.call(self._stub.DeleteSession, request)
 
     def messages(self, session_id: str, *, page_size: int = PAGE_SIZE) -> AsyncIterator[message_pb2.Message]:
         """List the messages of a session, those of sub-agents included, newest first."""
@@ -59,7 +59,7 @@ class Sessions:
     async def state(self, session_id: str) -> str:
         """Return the session state as one JSON object. Raises NotFound."""
         request = session_service_pb2.GetSessionStateRequest(session_id=session_id)
-        return (await self._calls.one(self._stub.GetSessionState, request)).state_json
+        return (await self._calls.call(self._stub.GetSessionState, request)).state_json
 
     async def update_state(self, session_id: str, changes: Mapping[str, str | None]) -> str:
         """Change values of the session state atomically and return the new state as one JSON object.
@@ -68,7 +68,7 @@ class Sessions:
         a run holds the session.
         """
         request = requests.update_state_request(session_id, changes)
-        return (await self._calls.one(self._stub.UpdateSessionState, request)).state_json
+        return (await self._calls.call(self._stub.UpdateSessionState, request)).state_json
 
 
 class SyncSessions:
@@ -86,12 +86,12 @@ class SyncSessions:
         session id is in use.
         """
         request = requests.create_session_request(session_id=session_id, labels=labels, request_id=request_id)
-        return self._calls.one(self._stub.CreateSession, request).session
+        return self._calls.call(self._stub.CreateSession, request).session
 
     def get(self, session_id: str) -> session_pb2.Session:
         """Return a session. Raises NotFound."""
         request = session_service_pb2.GetSessionRequest(session_id=session_id)
-        return self._calls.one(self._stub.GetSession, request).session
+        return self._calls.call(self._stub.GetSession, request).session
 
     def all(
         self, *, labels: Mapping[str, str] | None = None, page_size: int = PAGE_SIZE
@@ -103,12 +103,12 @@ class SyncSessions:
     def update(self, session_id: str, *, labels: Mapping[str, str]) -> session_pb2.Session:
         """Replace the labels of a session and return it. Raises NotFound."""
         request = session_service_pb2.UpdateSessionRequest(session_id=session_id, labels=labels)
-        return self._calls.one(self._stub.UpdateSession, request).session
+        return self._calls.call(self._stub.UpdateSession, request).session
 
     def delete(self, session_id: str) -> None:
         """Delete a session with its runs, their logs and its messages. Raises NotFound or SessionBusy."""
         request = session_service_pb2.DeleteSessionRequest(session_id=session_id)
-        self._calls.one(self._stub.DeleteSession, request)
+        self._calls.call(self._stub.DeleteSession, request)
 
     def messages(self, session_id: str, *, page_size: int = PAGE_SIZE) -> Iterator[message_pb2.Message]:
         """List the messages of a session, those of sub-agents included, newest first."""
@@ -118,7 +118,7 @@ class SyncSessions:
     def state(self, session_id: str) -> str:
         """Return the session state as one JSON object. Raises NotFound."""
         request = session_service_pb2.GetSessionStateRequest(session_id=session_id)
-        return self._calls.one(self._stub.GetSessionState, request).state_json
+        return self._calls.call(self._stub.GetSessionState, request).state_json
 
     def update_state(self, session_id: str, changes: Mapping[str, str | None]) -> str:
         """Change values of the session state atomically and return the new state as one JSON object.
@@ -127,4 +127,4 @@ class SyncSessions:
         a run holds the session.
         """
         request = requests.update_state_request(session_id, changes)
-        return self._calls.one(self._stub.UpdateSessionState, request).state_json
+        return self._calls.call(self._stub.UpdateSessionState, request).state_json

@@ -11,7 +11,7 @@ from grpc import aio
 from bough.calls import Calls
 from bough.errors import CallFailed, from_rpc_error
 from bough.position import RUN_ID_KEY, Position, Request, Response
-from bough.rejoining import Comeback, Rejoining
+from bough.rejoining import RejoinBackoff, Rejoining
 from bough.v1 import agent_service_pb2, event_pb2, run_pb2
 
 if TYPE_CHECKING:
@@ -50,7 +50,7 @@ class RunStream(AsyncIterator[event_pb2.AgentEvent]):
         self._rejoining = rejoining or Rejoining()
         self._position = Position(request)
         self._events: deque[event_pb2.AgentEvent] = deque()
-        self._comeback: Comeback | None = None
+        self._backoff: RejoinBackoff | None = None
         self._call: _Call | None = None
         self._responses: AsyncIterator[Response] | None = None
         self._reading = asyncio.Lock()
@@ -88,7 +88,7 @@ class RunStream(AsyncIterator[event_pb2.AgentEvent]):
     async def cancel(self) -> run_pb2.Run:
         """Request cancellation of the run; its end is still streamed. Safe while another task reads."""
         request = agent_service_pb2.CancelRunRequest(run_id=await self.started())
-        return (await self._calls.one(self._stub.CancelRun, request)).run
+        return (await self._calls.call(self._stub.CancelRun, request)).run
 
     async def aclose(self) -> None:
         """End the call; the run continues as its policy says."""
@@ -133,15 +133,15 @@ class RunStream(AsyncIterator[event_pb2.AgentEvent]):
                     raise
 
     async def _open(self) -> AsyncIterator[Response]:
-        if self._comeback is None:
-            self._comeback = Comeback(self._rejoining, timeout=self._timeout)
+        if self._backoff is None:
+            self._backoff = RejoinBackoff(self._rejoining, timeout=self._timeout)
         # Kept in a local: another task may close the stream, which clears self._call, while this one waits.
-        call = self._call = self._begin(self._position.next_request(), self._comeback.remaining())
+        call = self._call = self._begin(self._position.next_request(), self._backoff.remaining())
         metadata = await call.initial_metadata()
         run_id = metadata.get(RUN_ID_KEY)
         if isinstance(run_id, str):
             self._position.accept(run_id)
-            self._comeback.answered()
+            self._backoff.answered()
         return aiter(call)
 
     def _begin(self, request: Request, timeout: float | None) -> _Call:
@@ -157,17 +157,17 @@ class RunStream(AsyncIterator[event_pb2.AgentEvent]):
                 return self._stub.WatchRun(request, timeout=timeout, wait_for_ready=wait_for_ready)
 
     def _take(self, response: Response) -> None:
-        if self._comeback is not None:
-            self._comeback.progressed()
-        self._events.extend(self._position.take(response))
+        if self._backoff is not None:
+            self._backoff.progressed()
+        self._events.extend(self._position.new_events(response))
 
     async def _recover(self, error: CallFailed) -> None:
         if self._position.is_over or self._closed:
             self._ended = True
             return
-        assert self._comeback is not None, "a call was made"
+        assert self._backoff is not None, "a call was made"
         try:
-            delay = self._comeback.delay_after(error)
+            delay = self._backoff.delay_after(error)
         except CallFailed:
             self._ended = True
             raise

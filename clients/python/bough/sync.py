@@ -187,15 +187,15 @@ class Client:
         A run that has ended stays as it is.
         """
         request = agent_service_pb2.CancelRunRequest(run_id=run_id, note=note)
-        return self._calls.one(self._agents.CancelRun, request).run
+        return self._calls.call(self._agents.CancelRun, request).run
 
     def get_run(self, run_id: str) -> run_pb2.Run:
         """Return a run. Raises NotFound."""
-        return self._calls.one(self._agents.GetRun, agent_service_pb2.GetRunRequest(run_id=run_id)).run
+        return self._calls.call(self._agents.GetRun, agent_service_pb2.GetRunRequest(run_id=run_id)).run
 
     def final_answer(self, run_id: str) -> message_pb2.Message | None:
         """Return the final answer of a run, None unless the run has succeeded."""
-        response = self._calls.one(self._agents.GetRun, agent_service_pb2.GetRunRequest(run_id=run_id))
+        response = self._calls.call(self._agents.GetRun, agent_service_pb2.GetRunRequest(run_id=run_id))
         return response.final_answer if response.HasField("final_answer") else None
 
     def list_runs(
@@ -229,7 +229,7 @@ class Client:
     ) -> invocation_pb2.Invocation:
         """Return the invocation of a run with its agent tree, of the log up to a sequence if one is given."""
         request = requests.tree_request(run_id, options=options, as_of_sequence=as_of_sequence)
-        return self._calls.one(self._eval.GetInvocation, request).invocation
+        return self._calls.call(self._eval.GetInvocation, request).invocation
 
     def aggregate(
         self,

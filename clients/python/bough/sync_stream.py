@@ -12,7 +12,7 @@ import grpc
 from bough.calls import SyncCalls
 from bough.errors import CallFailed, from_rpc_error
 from bough.position import RUN_ID_KEY, Position, Request, Response
-from bough.rejoining import Comeback, Rejoining
+from bough.rejoining import RejoinBackoff, Rejoining
 from bough.v1 import agent_service_pb2, agent_service_pb2_grpc, event_pb2, run_pb2
 
 
@@ -39,7 +39,7 @@ class SyncRunStream(Iterator[event_pb2.AgentEvent]):
     ) -> None:
         self._stub, self._calls = stub, calls
         self._position = Position(request)
-        self._comeback = Comeback(rejoining or Rejoining(), timeout=timeout)
+        self._backoff = RejoinBackoff(rejoining or Rejoining(), timeout=timeout)
         self._events: deque[event_pb2.AgentEvent] = deque()
         self._call: _Call | None = self._begin(request, timeout)
         self._responses: _Call | None = None
@@ -80,7 +80,7 @@ class SyncRunStream(Iterator[event_pb2.AgentEvent]):
         Safe from a thread other than the reader's once `run_id` is known.
         """
         request = agent_service_pb2.CancelRunRequest(run_id=self.started())
-        return self._calls.one(self._stub.CancelRun, request).run
+        return self._calls.call(self._stub.CancelRun, request).run
 
     def close(self) -> None:
         """End the call, from any thread; the run continues as its policy says."""
@@ -118,14 +118,14 @@ class SyncRunStream(Iterator[event_pb2.AgentEvent]):
 
     def _open(self) -> _Call:
         if self._call is None:
-            self._call = self._begin(self._position.next_request(), self._comeback.remaining())
+            self._call = self._begin(self._position.next_request(), self._backoff.remaining())
         if self._closed.is_set():
             # close() in another thread may have run before this call was assigned, and so did not cancel it.
             self._call.cancel()
         run_id = dict(self._call.initial_metadata()).get(RUN_ID_KEY)
         if isinstance(run_id, str):
             self._position.accept(run_id)
-            self._comeback.answered()
+            self._backoff.answered()
         return self._call
 
     def _begin(self, request: Request, timeout: float | None) -> _Call:
@@ -141,15 +141,15 @@ class SyncRunStream(Iterator[event_pb2.AgentEvent]):
                 return self._stub.WatchRun(request, timeout=timeout, wait_for_ready=wait_for_ready)
 
     def _take(self, response: Response) -> None:
-        self._comeback.progressed()
-        self._events.extend(self._position.take(response))
+        self._backoff.progressed()
+        self._events.extend(self._position.new_events(response))
 
     def _recover(self, error: CallFailed) -> None:
         if self._position.is_over or self._closed.is_set():
             self._ended = True
             return
         try:
-            delay = self._comeback.delay_after(error)
+            delay = self._backoff.delay_after(error)
         except CallFailed:
             self._ended = True
             raise

@@ -14,7 +14,7 @@ import structlog
 from bough.v1 import agent_pb2, catalog_service_pb2, error_pb2
 from bough_server.agents.definition import received
 from bough_server.agents.registry import Overlay, Registry, shown
-from bough_server.agents.validation import Known, judge, judge_reached, violations
+from bough_server.agents.validation import Known, validate, validate_reached, violations
 from bough_server.documents import nearest
 from bough_server.errors import FieldViolation, InvalidRequest, NotFound
 from bough_server.runtime.agent import Agent
@@ -143,21 +143,21 @@ def refuse(definitions: Sequence[agent_pb2.AgentDefinition], known: Known, path:
     """
     found = [
         FieldViolation(
-            field=f"{path(index)}.{mistake.field}" if mistake.field else path(index),
-            description=mistake.description,
-            reason=mistake.reason,
+            field=f"{path(index)}.{problem.field}" if problem.field else path(index),
+            description=problem.description,
+            reason=problem.reason,
         )
-        for index, mistakes in enumerate(judge(definitions, known))
-        for mistake in mistakes
+        for index, problems in enumerate(validate(definitions, known))
+        for problem in problems
     ]
     found += [
         FieldViolation(
             field=path(0).partition("[")[0],
-            description=f"It would make the agent {reached.name!r} invalid: {mistake.field}: {mistake.description}",
-            reason=mistake.reason,
+            description=f"It would make the agent {reached.name!r} invalid: {problem.field}: {problem.description}",
+            reason=problem.reason,
         )
-        for reached, mistakes in judge_reached(definitions, known)
-        for mistake in mistakes
+        for reached, problems in validate_reached(definitions, known)
+        for problem in problems
     ]
     if found:
         raise InvalidRequest(found)

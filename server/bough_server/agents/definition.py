@@ -45,7 +45,7 @@ class Source:
 
 def parse_definition(document: Document) -> tuple[Source, list[Problem]]:
     """Return a document's definition, as far as it can be read, and every problem with how it is written."""
-    reader = _Reader(document)
+    reader = _DefinitionReader(document)
     definition = agent_pb2.AgentDefinition()
     if isinstance(document.value, dict):
         reader.message(document.value, definition, (), "")
@@ -94,7 +94,7 @@ class _Wrong(ValueError):
     """A value that does not fit its field; the message becomes the problem's description."""
 
 
-class _Reader:
+class _DefinitionReader:
     """Fills messages from values, and collects problems and the line of each field."""
 
     def __init__(self, document: Document) -> None:

@@ -39,7 +39,7 @@ class SequenceAgent:
         """
         lane, result = lane_of(ctx), FlowResult()
         for index, link in enumerate(self.definition.sub_agents):
-            if result.take(link, await run_child(lane, Child(link=link, name=f"c{index}"))):
+            if result.apply(link, await run_child(lane, Child(link=link, name=f"c{index}"))):
                 break
         return result.outcome()
 
@@ -65,7 +65,7 @@ class LoopAgent:
             await begin_iteration(lane, number)
             for index, link in enumerate(self.definition.sub_agents):
                 ended = await run_child(lane, Child(link=link, name=f"l{number}.c{index}", iteration=number))
-                if result.take(link, ended):
+                if result.apply(link, ended):
                     return result.outcome(in_loop=True)
             if is_done(lane, self.definition.loop.until, number):
                 return result.outcome()
@@ -98,7 +98,7 @@ class ParallelAgent:
         for link, child in zip(links, ended, strict=True):
             if child is not None:  # None if the failure of another child ended it
                 results.append(FlowResult())
-                results[-1].take(link, child)
+                results[-1].apply(link, child)
         return joined([result.outcome() for result in results])
 
 
@@ -110,7 +110,7 @@ class FlowResult:
         self._author = ""
         self._action: action_pb2.AgentAction | None = None
 
-    def take(self, link: agent_pb2.AgentLink, ended: DispatchResult) -> bool:
+    def apply(self, link: agent_pb2.AgentLink, ended: DispatchResult) -> bool:
         """Apply a child's end; return whether the flow ends with it.
 
         Raises RunError SUB_AGENT_FAILED if it failed and its link does not say CONTINUE.

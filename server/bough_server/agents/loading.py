@@ -12,7 +12,7 @@ from typing import TypeVar, get_args
 
 from bough.v1 import agent_pb2
 from bough_server.agents.definition import Source, parse_definition
-from bough_server.agents.validation import Known, judge
+from bough_server.agents.validation import Known, validate
 from bough_server.documents import raise_problems, read_documents
 from bough_server.errors import ConfigurationError, Problem
 from bough_server.functions import Function
@@ -50,19 +50,19 @@ def read_sources(paths: Iterable[Path]) -> tuple[list[Source], list[Problem]]:
         if not documents:
             problems.append(Problem(path=str(path), line=1, field="", description="The file defines no agent."))
         for document in documents:
-            source, mistakes = parse_definition(document)
+            source, found = parse_definition(document)
             sources.append(source)
-            problems += mistakes
+            problems += found
     return sources, problems
 
 
 def source_problems(sources: Sequence[Source], known: Known) -> list[Problem]:
     """Return the problems with what definitions mean, each with its file, line and field."""
-    judged = judge([source.definition for source in sources], known)
+    validated = validate([source.definition for source in sources], known)
     return [
-        source.problem(mistake.field, mistake.description)
-        for source, mistakes in zip(sources, judged, strict=True)
-        for mistake in mistakes
+        source.problem(problem.field, problem.description)
+        for source, problems in zip(sources, validated, strict=True)
+        for problem in problems
     ]
 
 

@@ -182,12 +182,16 @@ class PlanExecuteAgent:
         progress.plan = steps
         _save(lane, progress)
         await begin_plan(lane, most, steps)
-        raise RunError(
-            f"The agent {self.definition.name!r} executed {most} steps without an answer: max_iterations is reached. "
-            f"{len(steps)} more are planned.",
-            reason=error_pb2.ERROR_REASON_LIMIT_EXCEEDED,
-            details_json=progress.details(),
-        )
+        raise _unfinished(self.definition.name, most, progress)
+
+
+def _unfinished(name: str, executed: int, progress: Progress) -> RunError:
+    return RunError(
+        f"The agent {name!r} executed {executed} steps without an answer: max_iterations is reached. "
+        f"{len(progress.plan)} more are planned.",
+        reason=error_pb2.ERROR_REASON_LIMIT_EXCEEDED,
+        details_json=progress.details(),
+    )
 
 
 def _save(lane: Lane, progress: Progress) -> None:

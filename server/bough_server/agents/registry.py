@@ -18,7 +18,7 @@ from bough_server.agents.llm import LlmAgent
 from bough_server.agents.loading import source_problems
 from bough_server.agents.plan_execute import PlanExecuteAgent
 from bough_server.agents.team import SupervisorAgent, SwarmAgent
-from bough_server.agents.validation import Known, judge_code_agent
+from bough_server.agents.validation import Known, validate_code_agent
 from bough_server.agents.validation_bounds import models_of
 from bough_server.agents.validation_links import functions_gone
 from bough_server.documents import raise_problems
@@ -155,9 +155,9 @@ class Registry:
 
     def _code_problems(self, definitions: Sequence[agent_pb2.AgentDefinition], known: Known) -> list[Problem]:
         return [
-            Problem(path=f"agent {name}", line=0, field=mistake.field, description=mistake.description)
+            Problem(path=f"agent {name}", line=0, field=problem.field, description=problem.description)
             for name, agent in self._code_agents.items()
-            for mistake in judge_code_agent(agent.definition, agent.tool_links, definitions, known)
+            for problem in validate_code_agent(agent.definition, agent.tool_links, definitions, known)
         ]
 
     def _has_model(self, name: str) -> bool:

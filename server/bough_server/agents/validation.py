@@ -10,12 +10,12 @@ from typing import Final
 from bough.v1 import agent_pb2, catalog_service_pb2, error_pb2
 from bough_server.agents.validation_bounds import (
     MAX_SCHEMA_BYTES,
-    bound_mistakes,
-    history_mistakes,
-    json_object_mistake,
+    bound_problems,
+    history_problems,
+    json_object_problem,
     unknown_models,
 )
-from bough_server.agents.validation_links import naming_mistakes, rule_circles, structure_mistakes
+from bough_server.agents.validation_links import naming_problems, rule_circles, structure_problems
 from bough_server.documents import suggestion
 from bough_server.errors import Reason
 from bough_server.ids import AGENT_NAME
@@ -44,7 +44,7 @@ class Known:
 
 
 @dataclass(frozen=True, slots=True)
-class Problem:
+class DefinitionProblem:
     """A problem with one field of one definition."""
 
     field: str
@@ -56,93 +56,99 @@ def violations(
     definitions: Sequence[agent_pb2.AgentDefinition], known: Known
 ) -> list[catalog_service_pb2.DefinitionViolation]:
     """Return every problem of definitions, in their order, and of the agents that they reach."""
-    judged = [*zip(definitions, judge(definitions, known), strict=True), *judge_reached(definitions, known)]
+    validated = [*zip(definitions, validate(definitions, known), strict=True), *validate_reached(definitions, known)]
     return [
         catalog_service_pb2.DefinitionViolation(
-            agent=definition.name, field=mistake.field, description=mistake.description, reason=mistake.reason
+            agent=definition.name, field=problem.field, description=problem.description, reason=problem.reason
         )
-        for definition, mistakes in judged
-        for mistake in mistakes
+        for definition, problems in validated
+        for problem in problems
     ]
 
 
-def judge(definitions: Sequence[agent_pb2.AgentDefinition], known: Known) -> list[list[Problem]]:
+def validate(definitions: Sequence[agent_pb2.AgentDefinition], known: Known) -> list[list[DefinitionProblem]]:
     """Return the problems of each definition."""
     world = _world(definitions, known)
     circle_of = rule_circles(world.agents)
     seen: set[str] = set()
-    judged: list[list[Problem]] = []
+    validated: list[list[DefinitionProblem]] = []
     for definition in definitions:
-        mistakes = [*_identity(definition, world, seen), *_llm(definition, world), *_links(definition, world)]
-        mistakes += [Problem(*each) for each in bound_mistakes(definition)]
-        mistakes += [Problem(*each) for each in structure_mistakes(definition, world.agents, circle_of)]
-        mistakes += [Problem(*each) for each in naming_mistakes(definition, known.functions, known.code_agents)]
-        mistakes += [Problem(*each) for each in unknown_models(definition, known.models)]
-        if problem := _schema_problem(definition.input_schema_json):
-            mistakes.append(Problem("input_schema_json", problem))
-        mistakes += _output(definition)
+        problems = [*_identity(definition, world, seen), *_llm(definition, world), *_links(definition, world)]
+        problems += [DefinitionProblem(*each) for each in bound_problems(definition)]
+        problems += [DefinitionProblem(*each) for each in structure_problems(definition, world.agents, circle_of)]
+        problems += [
+            DefinitionProblem(*each) for each in naming_problems(definition, known.functions, known.code_agents)
+        ]
+        problems += [DefinitionProblem(*each) for each in unknown_models(definition, known.models)]
+        if problem := _schema_problem(definition.input_schema_json, why_object="arguments have names"):
+            problems.append(DefinitionProblem("input_schema_json", problem))
+        problems += _output(definition)
         seen.add(definition.name)
-        judged.append([_placed(mistake, definition) for mistake in mistakes])
-    return judged
+        validated.append([_placed(problem, definition) for problem in problems])
+    return validated
 
 
-def _placed(mistake: Problem, definition: agent_pb2.AgentDefinition) -> Problem:
+def _placed(problem: DefinitionProblem, definition: agent_pb2.AgentDefinition) -> DefinitionProblem:
     """Return the problem with its field inside `supervisor` if the definition is one."""
-    is_inside = definition.HasField("supervisor") and mistake.field.startswith("llm.")
-    return replace(mistake, field=f"supervisor.{mistake.field}") if is_inside else mistake
+    is_inside = definition.HasField("supervisor") and problem.field.startswith("llm.")
+    return replace(problem, field=f"supervisor.{problem.field}") if is_inside else problem
 
 
-def judge_reached(
+def validate_reached(
     definitions: Sequence[agent_pb2.AgentDefinition], known: Known
-) -> list[tuple[agent_pb2.AgentDefinition, list[Problem]]]:
+) -> list[tuple[agent_pb2.AgentDefinition, list[DefinitionProblem]]]:
     """Return the catalog's agents that the definitions reach and give new problems, with those problems.
 
     A field that already has a problem is not reported again.
     """
     before, after = _world([], known), _world(definitions, known)
-    judged: list[tuple[agent_pb2.AgentDefinition, list[Problem]]] = []
+    validated: list[tuple[agent_pb2.AgentDefinition, list[DefinitionProblem]]] = []
     for name in sorted(_below({each.name for each in definitions}, after.agents)):
         reached = after.agents[name]
-        had = {mistake.field for mistake in _relations(reached, before)}
-        if made := [mistake for mistake in _relations(reached, after) if mistake.field not in had]:
-            judged.append((reached, made))
-    return judged
+        had = {problem.field for problem in _relations(reached, before)}
+        if made := [problem for problem in _relations(reached, after) if problem.field not in had]:
+            validated.append((reached, made))
+    return validated
 
 
-def _relations(definition: agent_pb2.AgentDefinition, world: "_World") -> list[Problem]:
+def _relations(definition: agent_pb2.AgentDefinition, world: "_World") -> list[DefinitionProblem]:
     """Return those of a definition's problems that depend on other agents."""
-    return [_placed(mistake, definition) for mistake in (*_llm(definition, world), *_links(definition, world))]
+    return [_placed(problem, definition) for problem in (*_llm(definition, world), *_links(definition, world))]
 
 
-def _schema_problem(schema_json: str) -> str:
+def _schema_problem(schema_json: str, *, why_object: str = "") -> str:
     if len(schema_json) > MAX_SCHEMA_BYTES:
         return f"is larger than {MAX_SCHEMA_BYTES // 1024} KiB."
-    return schema_problem(schema_json) if schema_json else ""
+    return schema_problem(schema_json, why_object=why_object) if schema_json else ""
 
 
-def _output(definition: agent_pb2.AgentDefinition) -> Iterator[Problem]:
+def _output(definition: agent_pb2.AgentDefinition) -> Iterator[DefinitionProblem]:
     schema = definition.output_schema_json
     if not schema:
         return
-    if problem := _schema_problem(schema):
-        # The rule is that of tool arguments, but for another reason: providers accept only objects as output schemas.
-        yield Problem("output_schema_json", problem.replace(": arguments have names", ""))
+    if problem := _schema_problem(schema):  # an object too, as for arguments: providers accept no other output schema
+        yield DefinitionProblem("output_schema_json", problem)
     if llm_of(definition).final_answer_tool:
-        yield Problem("llm.final_answer_tool", "is for answers in text; remove it if there is an output schema.")
+        yield DefinitionProblem(
+            "llm.final_answer_tool", "is for answers in text; remove it if there is an output schema."
+        )
 
 
-def judge_code_agent(
+def validate_code_agent(
     agent: agent_pb2.AgentDefinition,
     tool_links: Sequence[agent_pb2.ToolLink],
     definitions: Sequence[agent_pb2.AgentDefinition],
     known: Known,
-) -> list[Problem]:
+) -> list[DefinitionProblem]:
     """Return the problems of an agent in code, whose tools are not in its definition."""
     tools = agent_pb2.AgentDefinition(llm=agent_pb2.LlmAgent(tools=tool_links), sub_agents=agent.sub_agents)
-    mistakes = [*_tools(tools, known), *_links(agent, _world(definitions, known))]
-    mistakes += [Problem(*each) for each in naming_mistakes(agent, known.functions, known.code_agents)]
-    mistakes += [Problem(*each) for each in (*history_mistakes(agent), *unknown_models(agent, known.models))]
-    return [Problem(mistake.field.removeprefix("llm."), mistake.description, mistake.reason) for mistake in mistakes]
+    problems = [*_tools(tools, known), *_links(agent, _world(definitions, known))]
+    problems += [DefinitionProblem(*each) for each in naming_problems(agent, known.functions, known.code_agents)]
+    problems += [DefinitionProblem(*each) for each in (*history_problems(agent), *unknown_models(agent, known.models))]
+    return [
+        DefinitionProblem(problem.field.removeprefix("llm."), problem.description, problem.reason)
+        for problem in problems
+    ]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -179,36 +185,40 @@ def _below(names: Collection[str], agents: Mapping[str, agent_pb2.AgentDefinitio
     return found
 
 
-def _identity(definition: agent_pb2.AgentDefinition, world: _World, seen: Collection[str]) -> Iterator[Problem]:
+def _identity(
+    definition: agent_pb2.AgentDefinition, world: _World, seen: Collection[str]
+) -> Iterator[DefinitionProblem]:
     name = definition.name
     if not name:
-        yield Problem("name", "is required.")
+        yield DefinitionProblem("name", "is required.")
     elif not AGENT_NAME.fullmatch(name):
-        yield Problem("name", "must be a letter, then up to 58 letters, digits, _ or -.")
+        yield DefinitionProblem("name", "must be a letter, then up to 58 letters, digits, _ or -.")
     elif name in seen:
-        yield Problem("name", f"{name!r} is defined twice; names must be unique in a catalog.")
+        yield DefinitionProblem("name", f"{name!r} is defined twice; names must be unique in a catalog.")
     elif name in world.taken:
-        yield Problem("name", f"{name!r} is the name of an agent in code; choose another.")
+        yield DefinitionProblem("name", f"{name!r} is the name of an agent in code; choose another.")
     if not definition.description.strip():
-        yield Problem("description", "is required: models choose the agent by it.")
+        yield DefinitionProblem("description", "is required: models choose the agent by it.")
     if definition.WhichOneof("kind") is None:
-        yield Problem("llm", "is required, or another kind such as `sequence: {}`.")
+        yield DefinitionProblem("llm", "is required, or another kind such as `sequence: {}`.")
 
 
-def _llm(definition: agent_pb2.AgentDefinition, world: _World) -> Iterator[Problem]:
+def _llm(definition: agent_pb2.AgentDefinition, world: _World) -> Iterator[DefinitionProblem]:
     if definition.WhichOneof("kind") not in ("llm", "supervisor"):
         return
     llm, known = llm_of(definition), world.known
     if llm.model and llm.model not in known.models:
-        yield Problem("llm.model", f"There is no model {llm.model!r}.{suggestion(llm.model, known.models)}")
+        yield DefinitionProblem("llm.model", f"There is no model {llm.model!r}.{suggestion(llm.model, known.models)}")
     if not llm.model and not known.has_default_model and definition.name not in world.with_model:
-        yield Problem("llm.model", "is required: there is no model named default, and no caller has one to inherit.")
+        yield DefinitionProblem(
+            "llm.model", "is required: there is no model named default, and no caller has one to inherit."
+        )
     yield from _tools(definition, known)
-    if problem := json_object_mistake(llm.settings.extra_json):
-        yield Problem("llm.settings.extra_json", problem)
+    if problem := json_object_problem(llm.settings.extra_json):
+        yield DefinitionProblem("llm.settings.extra_json", problem)
 
 
-def _tools(definition: agent_pb2.AgentDefinition, known: Known) -> Iterator[Problem]:
+def _tools(definition: agent_pb2.AgentDefinition, known: Known) -> Iterator[DefinitionProblem]:
     others = {f"call_{link.agent}": f"the linked agent {link.agent!r}" for link in definition.sub_agents}
     if llm_of(definition).final_answer_tool:
         others[FINAL_ANSWER] = "the final answer"
@@ -216,34 +226,38 @@ def _tools(definition: agent_pb2.AgentDefinition, known: Known) -> Iterator[Prob
     for index, link in enumerate(llm_of(definition).tools):
         place = f"llm.tools[{index}].name"
         if not link.name:
-            yield Problem(place, "is required.")
+            yield DefinitionProblem(place, "is required.")
         elif link.name not in known.tools and link.name not in SPECS:
             reason = error_pb2.ERROR_REASON_UNKNOWN_TOOL
             there = {*known.tools, *SPECS}
-            yield Problem(place, f"There is no tool {link.name!r}.{suggestion(link.name, there)}", reason)
+            yield DefinitionProblem(place, f"There is no tool {link.name!r}.{suggestion(link.name, there)}", reason)
         if link.name in seen:
-            yield Problem(place, f"{link.name!r} is listed twice.")
+            yield DefinitionProblem(place, f"{link.name!r} is listed twice.")
         elif link.name in others:
-            yield Problem(place, f"{link.name!r} is also the tool of {others[link.name]}; remove one of the two.")
+            yield DefinitionProblem(
+                place, f"{link.name!r} is also the tool of {others[link.name]}; remove one of the two."
+            )
         if link.HasField("timeout") and link.name in known.client_tools:
             description = (
                 f"{link.name!r} runs in the client, which a timeout does not stop; use the tool's answer_within."
             )
-            yield Problem(f"llm.tools[{index}].timeout", description)
+            yield DefinitionProblem(f"llm.tools[{index}].timeout", description)
         seen.add(link.name)
 
 
-def _links(definition: agent_pb2.AgentDefinition, world: _World) -> Iterator[Problem]:
+def _links(definition: agent_pb2.AgentDefinition, world: _World) -> Iterator[DefinitionProblem]:
     seen: set[str] = set()
     for index, link in enumerate(definition.sub_agents):
         place = f"sub_agents[{index}].agent"
         if not link.agent:
-            yield Problem(place, "is required.")
+            yield DefinitionProblem(place, "is required.")
         elif link.agent == definition.name:
-            yield Problem(place, "An agent cannot link to itself.")
+            yield DefinitionProblem(place, "An agent cannot link to itself.")
         elif link.agent not in world.agents:
             reason = error_pb2.ERROR_REASON_UNKNOWN_AGENT
-            yield Problem(place, f"There is no agent {link.agent!r}.{suggestion(link.agent, world.agents)}", reason)
+            yield DefinitionProblem(
+                place, f"There is no agent {link.agent!r}.{suggestion(link.agent, world.agents)}", reason
+            )
         elif link.agent in seen:
-            yield Problem(place, f"{link.agent!r} is linked twice.")
+            yield DefinitionProblem(place, f"{link.agent!r} is linked twice.")
         seen.add(link.agent)

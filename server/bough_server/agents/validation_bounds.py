@@ -12,7 +12,7 @@ from bough.v1 import agent_pb2, policy_pb2
 from bough_server.documents import suggestion
 from bough_server.runtime.agent import llm_of
 
-FieldMistake: TypeAlias = tuple[str, str]
+FieldProblem: TypeAlias = tuple[str, str]
 """A field's path and the problem with it."""
 
 _MOST_BYTES: Final = 256 * 1024
@@ -25,7 +25,7 @@ _LONGEST_INTERVAL_NS: Final = 10_000_000_000
 _COUNTS: Final = ("model_calls", "tool_calls", "tokens", "cost_nanos", "depth", "transfers")
 
 
-def bound_mistakes(definition: agent_pb2.AgentDefinition) -> Iterator[FieldMistake]:
+def bound_problems(definition: agent_pb2.AgentDefinition) -> Iterator[FieldProblem]:
     """Yield every problem of a definition's numbers and sizes."""
     if definition.ByteSize() > _MOST_BYTES:
         yield "", f"is larger than {_MOST_BYTES // 1024} KiB."
@@ -34,16 +34,16 @@ def bound_mistakes(definition: agent_pb2.AgentDefinition) -> Iterator[FieldMista
     for name, items in (("llm.tools", llm_of(definition).tools), ("sub_agents", definition.sub_agents)):
         if len(items) > _MOST_ITEMS:
             yield name, f"must be at most {_MOST_ITEMS}."
-    yield from _enum_mistakes(definition, "")
-    yield from _limits_mistakes(definition.limits, "limits")
+    yield from _enum_problems(definition, "")
+    yield from _limits_problems(definition.limits, "limits")
     for index, link in enumerate(definition.sub_agents):
-        yield from _limits_mistakes(link.limits, f"sub_agents[{index}].limits")
-    yield from _delta_mistakes(definition.deltas.aggregated)
-    yield from _llm_mistakes(llm_of(definition))
-    yield from history_mistakes(definition)
+        yield from _limits_problems(link.limits, f"sub_agents[{index}].limits")
+    yield from _delta_problems(definition.deltas.aggregated)
+    yield from _llm_problems(llm_of(definition))
+    yield from history_problems(definition)
 
 
-def json_object_mistake(text: str) -> str:
+def json_object_problem(text: str) -> str:
     """Return why a text is not a single JSON object; empty if it is one, or if the text is empty."""
     try:
         return "" if not text or isinstance(json.loads(text), dict) else "must be one JSON object."
@@ -51,14 +51,14 @@ def json_object_mistake(text: str) -> str:
         return f"must be JSON text: {error}."
 
 
-def _llm_mistakes(llm: agent_pb2.LlmAgent) -> Iterator[FieldMistake]:
+def _llm_problems(llm: agent_pb2.LlmAgent) -> Iterator[FieldProblem]:
     if llm.HasField("max_steps") and llm.max_steps < 1:
         yield "llm.max_steps", "must be at least 1."
     for index, link in enumerate(llm.tools):
         if link.max_calls_per_run < 0:
             yield f"llm.tools[{index}].max_calls_per_run", "must not be negative."
         if link.HasField("timeout"):
-            yield from _positive_mistakes(link.timeout, f"llm.tools[{index}].timeout")
+            yield from _positive_problems(link.timeout, f"llm.tools[{index}].timeout")
     settings = llm.settings
     if not (math.isfinite(settings.temperature) and settings.temperature >= 0):
         yield "llm.settings.temperature", "must be 0 or more."
@@ -68,24 +68,24 @@ def _llm_mistakes(llm: agent_pb2.LlmAgent) -> Iterator[FieldMistake]:
         yield "llm.settings.max_output_tokens", "must be at least 1."
 
 
-def _limits_mistakes(limits: policy_pb2.Limits, place: str) -> Iterator[FieldMistake]:
+def _limits_problems(limits: policy_pb2.Limits, place: str) -> Iterator[FieldProblem]:
     for name in _COUNTS:
         if getattr(limits, name) < 0:
             yield f"{place}.{name}", "must not be negative."
     if limits.HasField("concurrency") and limits.concurrency < 1:
         yield f"{place}.concurrency", "must be at least 1."
     if limits.HasField("wall_duration"):
-        yield from _positive_mistakes(limits.wall_duration, f"{place}.wall_duration")
+        yield from _positive_problems(limits.wall_duration, f"{place}.wall_duration")
 
 
-def _positive_mistakes(duration: Duration, path: str) -> Iterator[FieldMistake]:
+def _positive_problems(duration: Duration, path: str) -> Iterator[FieldProblem]:
     if not _is_in_range(duration):
         yield path, "is out of the range of a duration."
     elif duration.ToNanoseconds() <= 0:
         yield path, "must be longer than 0 s."
 
 
-def _delta_mistakes(aggregated: policy_pb2.AggregatedDeltas) -> Iterator[FieldMistake]:
+def _delta_problems(aggregated: policy_pb2.AggregatedDeltas) -> Iterator[FieldProblem]:
     if aggregated.HasField("max_chars") and aggregated.max_chars < 1:
         yield "deltas.aggregated.max_chars", "must be at least 1."
     if not _is_in_range(aggregated.max_interval):
@@ -94,7 +94,7 @@ def _delta_mistakes(aggregated: policy_pb2.AggregatedDeltas) -> Iterator[FieldMi
         yield "deltas.aggregated.max_interval", "must be between 0 s and 10 s."
 
 
-def _enum_mistakes(message: Message, place: str) -> Iterator[FieldMistake]:
+def _enum_problems(message: Message, place: str) -> Iterator[FieldProblem]:
     """Yield enum values that this server does not know; they can only come over the wire."""
     for descriptor, value in message.ListFields():
         inner = f"{place}.{descriptor.name}" if place else descriptor.name
@@ -105,7 +105,7 @@ def _enum_mistakes(message: Message, place: str) -> Iterator[FieldMistake]:
             if descriptor.enum_type is not None and item not in descriptor.enum_type.values_by_number:
                 yield path, f"has a value that this server does not know: {item}."
             elif descriptor.message_type is not None:
-                yield from _enum_mistakes(item, path)
+                yield from _enum_problems(item, path)
 
 
 def _is_in_range(duration: Duration) -> bool:
@@ -123,18 +123,18 @@ def models_of(definition: agent_pb2.AgentDefinition) -> set[str]:
     return {llm_of(definition).model, *summarizing}
 
 
-def history_mistakes(definition: agent_pb2.AgentDefinition) -> Iterator[FieldMistake]:
+def history_problems(definition: agent_pb2.AgentDefinition) -> Iterator[FieldProblem]:
     """Yield every problem of a definition's history policies."""
     for place, policy in _policies(definition):
         if policy.HasField("sliding_window"):
             window, path = policy.sliding_window, f"{place}.sliding_window"
-            yield from _size_mistakes(window, path)
+            yield from _size_problems(window, path)
             if window.reserve_tokens < 0:
                 yield f"{path}.reserve_tokens", "must not be negative."
             elif 1 <= window.max_tokens <= window.reserve_tokens:
                 yield f"{path}.reserve_tokens", "must be less than max_tokens: nothing would be left for the request."
         if policy.HasField("summarize"):
-            yield from _size_mistakes(policy.summarize, f"{place}.summarize")
+            yield from _size_problems(policy.summarize, f"{place}.summarize")
             if policy.summarize.HasField("keep_recent_exchanges") and policy.summarize.keep_recent_exchanges < 1:
                 yield (
                     f"{place}.summarize.keep_recent_exchanges",
@@ -142,7 +142,7 @@ def history_mistakes(definition: agent_pb2.AgentDefinition) -> Iterator[FieldMis
                 )
 
 
-def unknown_models(definition: agent_pb2.AgentDefinition, models: Collection[str]) -> Iterator[FieldMistake]:
+def unknown_models(definition: agent_pb2.AgentDefinition, models: Collection[str]) -> Iterator[FieldProblem]:
     """Yield the summarizing models that are not in `models`."""
     for place, policy in _policies(definition):
         name = policy.summarize.model
@@ -156,7 +156,7 @@ def _policies(definition: agent_pb2.AgentDefinition) -> Iterator[tuple[str, agen
         yield f"sub_agents[{index}].history", link.history
 
 
-def _size_mistakes(policy: agent_pb2.SlidingWindow | agent_pb2.Summarization, path: str) -> Iterator[FieldMistake]:
+def _size_problems(policy: agent_pb2.SlidingWindow | agent_pb2.Summarization, path: str) -> Iterator[FieldProblem]:
     if not policy.HasField("max_tokens"):
         yield f"{path}.max_tokens", "is required: the most tokens of a request."
     elif policy.max_tokens < 1:

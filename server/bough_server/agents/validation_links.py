@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Final, TypeAlias
 
 from bough.v1 import agent_pb2, error_pb2
-from bough_server.agents.validation_bounds import FieldMistake
+from bough_server.agents.validation_bounds import FieldProblem
 from bough_server.documents import suggestion
 from bough_server.errors import Reason
 from bough_server.functions import Condition, Function, InputBuilder, Rewriter
@@ -17,7 +17,7 @@ _MOST_ITERATIONS: Final = 10_000
 _MOST_STEPS: Final = 1000
 """The most steps of a plan: every step's input repeats all executed ones."""
 
-NamingMistake: TypeAlias = tuple[str, str, Reason]
+NamingProblem: TypeAlias = tuple[str, str, Reason]
 """A field's path, the problem with it and the reason of the error."""
 
 _KEY_WORDS: Final = "a letter, then up to 127 of letters, digits and _ - . :"
@@ -27,11 +27,11 @@ _OF_PLANS: Final = ("plan", "step", "executed_steps")
 _WITHOUT_CALLS: Final = ("sequence", "parallel", "loop")
 
 
-def structure_mistakes(
+def structure_problems(
     definition: agent_pb2.AgentDefinition,
     agents: Mapping[str, agent_pb2.AgentDefinition],
     circle_of: Mapping[str, str],
-) -> Iterator[FieldMistake]:
+) -> Iterator[FieldProblem]:
     """Yield every problem of how a definition is composed.
 
     `agents` are all that it may link, by name, and `circle_of` is the result of `rule_circles` for them.
@@ -40,17 +40,17 @@ def structure_mistakes(
         yield "sub_agents", "is required: they are its members."
     if not is_composite(definition):
         return
-    yield from _link_mistakes(definition)
+    yield from _link_problems(definition)
     if definition.output_schema_json:
-        yield "output_schema_json", _schema_mistake(definition)
+        yield "output_schema_json", _schema_problem(definition)
     if definition.HasField("loop"):
-        yield from _loop_mistakes(definition.loop)
+        yield from _loop_problems(definition.loop)
     if definition.parallel.HasField("max_concurrency") and definition.parallel.max_concurrency < 1:
         yield "parallel.max_concurrency", "must be at least 1."
     if definition.HasField("swarm"):
-        yield from _member_mistakes(definition.swarm.entry_agent, definition, "swarm.entry_agent")
+        yield from _member_problems(definition.swarm.entry_agent, definition, "swarm.entry_agent")
     if definition.HasField("plan_execute"):
-        yield from _plan_mistakes(definition, agents)
+        yield from _plan_problems(definition, agents)
     certain = _run_in_any_case(definition)
     for index, link in enumerate(definition.sub_agents):
         is_itself = link.agent == definition.name
@@ -74,7 +74,7 @@ def is_composite(definition: agent_pb2.AgentDefinition) -> bool:
     return definition.WhichOneof("kind") not in (None, "function", "llm", "supervisor")
 
 
-def _schema_mistake(definition: agent_pb2.AgentDefinition) -> str:
+def _schema_problem(definition: agent_pb2.AgentDefinition) -> str:
     """Return why a composite has no output schema: nothing would repair an answer that it passes on."""
     if definition.HasField("plan_execute"):
         return (
@@ -84,7 +84,7 @@ def _schema_mistake(definition: agent_pb2.AgentDefinition) -> str:
     return f"is not for a {kind}, which passes on the answers of its children. Set the schema on those agents."
 
 
-def _link_mistakes(definition: agent_pb2.AgentDefinition) -> Iterator[FieldMistake]:
+def _link_problems(definition: agent_pb2.AgentDefinition) -> Iterator[FieldProblem]:
     is_swarm = definition.HasField("swarm")
     for index, link in enumerate(definition.sub_agents):
         place = f"sub_agents[{index}].link_mode"
@@ -96,22 +96,22 @@ def _link_mistakes(definition: agent_pb2.AgentDefinition) -> Iterator[FieldMista
         yield "sub_agents", f"is required: they are its {'members' if is_swarm else 'children, in order'}."
 
 
-def _member_mistakes(name: str, definition: agent_pb2.AgentDefinition, place: str) -> Iterator[FieldMistake]:
+def _member_problems(name: str, definition: agent_pb2.AgentDefinition, place: str) -> Iterator[FieldProblem]:
     """Yield the problem of a sub-agent's name, if one is given."""
     names = [link.agent for link in definition.sub_agents]
     if name and name not in names:
         yield place, f"{name!r} is not one of its sub_agents.{suggestion(name, names)}"
 
 
-def _plan_mistakes(
+def _plan_problems(
     definition: agent_pb2.AgentDefinition, agents: Mapping[str, agent_pb2.AgentDefinition]
-) -> Iterator[FieldMistake]:
+) -> Iterator[FieldProblem]:
     plan = definition.plan_execute
     for role, name in (("planner", plan.planner), ("executor", plan.executor)):
         if not name:
             yield f"plan_execute.{role}", "is required: it is one of the sub_agents."
     for role, name in (("planner", plan.planner), ("executor", plan.executor), ("replanner", plan.replanner)):
-        missing = list(_member_mistakes(name, definition, f"plan_execute.{role}"))
+        missing = list(_member_problems(name, definition, f"plan_execute.{role}"))
         yield from missing
         found = None if missing or role == "executor" else agents.get(name)
         if found is not None and found.WhichOneof("kind") not in ("llm", "supervisor"):
@@ -134,7 +134,7 @@ def _run_in_any_case(definition: agent_pb2.AgentDefinition) -> set[str]:
     return {link.agent for link in definition.sub_agents}
 
 
-def _loop_mistakes(loop: agent_pb2.LoopAgent) -> Iterator[FieldMistake]:
+def _loop_problems(loop: agent_pb2.LoopAgent) -> Iterator[FieldProblem]:
     if not loop.HasField("max_iterations"):
         yield "loop.max_iterations", "is required: a loop without a bound may never end."
     elif not 1 <= loop.max_iterations <= _MOST_ITERATIONS:
@@ -215,20 +215,20 @@ def functions_gone(definition: agent_pb2.AgentDefinition, resolver: Resolver) ->
             yield f"the {named.kind} {named.name!r}"
 
 
-def naming_mistakes(
+def naming_problems(
     definition: agent_pb2.AgentDefinition,
     functions: Mapping[str, str],
     code_agents: Sequence[agent_pb2.AgentDefinition],
-) -> Iterator[NamingMistake]:
+) -> Iterator[NamingProblem]:
     """Yield every reference of a definition that resolves to nothing; `functions` maps the known names to kinds."""
     for named in functions_named(definition):
         if problem := _function_problem(named, functions):
             yield named.field, problem, _INVALID
     if definition.HasField("function"):
-        yield from _code_mistakes(definition.function.function, [each.name for each in code_agents])
+        yield from _code_problems(definition.function.function, [each.name for each in code_agents])
     if wrong := template_mistake(llm_of(definition).instruction, ()):
         yield "llm.instruction", wrong, _INVALID
-    yield from _until_mistakes(definition.loop)
+    yield from _until_problems(definition.loop)
     if definition.output_key and not is_key(definition.output_key):
         yield "output_key", f"must be a key of session state: {_KEY_WORDS}", _INVALID
     for index, link in enumerate(definition.sub_agents):
@@ -260,7 +260,7 @@ def _function_problem(named: Named, functions: Mapping[str, str]) -> str:
     return f"There is no {named.kind} {named.name!r}.{suggestion(named.name, of_this_kind)}"
 
 
-def _code_mistakes(code: str, known: Collection[str]) -> Iterator[NamingMistake]:
+def _code_problems(code: str, known: Collection[str]) -> Iterator[NamingProblem]:
     if not code:
         yield "function.function", "is required: the name of an agent in code.", _INVALID
     elif code not in known:
@@ -268,7 +268,7 @@ def _code_mistakes(code: str, known: Collection[str]) -> Iterator[NamingMistake]
         yield "function.function", f"There is no agent in code named {code!r}.{suggestion(code, known)}", reason
 
 
-def _until_mistakes(loop: agent_pb2.LoopAgent) -> Iterator[NamingMistake]:
+def _until_problems(loop: agent_pb2.LoopAgent) -> Iterator[NamingProblem]:
     if not loop.HasField("until"):
         return
     if loop.until.WhichOneof("condition") is None:

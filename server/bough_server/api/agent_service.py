@@ -10,7 +10,7 @@ from grpc import aio
 from bough.v1 import agent_service_pb2 as pb
 from bough.v1 import agent_service_pb2_grpc, follow_pb2, run_pb2
 from bough_server.api.pagination import page_of, run_filter
-from bough_server.api.streaming import Following, responses
+from bough_server.api.streaming import StreamPosition, responses
 from bough_server.clock import Clock
 from bough_server.errors import SequenceOutOfRange
 from bough_server.events import stamp
@@ -48,10 +48,8 @@ class AgentService(agent_service_pb2_grpc.AgentServiceServicer):
             trace=Parent.current(),
         )
         record = await _uninterrupted(starting)
-        following = self._follow(
-            principal, record.run, request.follow, context, until=follow_pb2.WATCH_UNTIL_INTERRUPTED
-        )
-        async with aclosing(following) as messages:
+        stream = self._follow(principal, record.run, request.follow, context, until=follow_pb2.WATCH_UNTIL_INTERRUPTED)
+        async with aclosing(stream) as messages:
             async for message in messages:
                 yield message
 
@@ -63,7 +61,7 @@ class AgentService(agent_service_pb2_grpc.AgentServiceServicer):
         resuming = self._runs.resume(principal, request, deadline_time_ns=self._deadline(context.time_remaining()))
         resumed = await _uninterrupted(resuming)
         after = request.after_sequence if request.HasField("after_sequence") else resumed.since
-        following = self._follow(
+        stream = self._follow(
             principal,
             resumed.record.run,
             request.follow,
@@ -72,7 +70,7 @@ class AgentService(agent_service_pb2_grpc.AgentServiceServicer):
             until=follow_pb2.WATCH_UNTIL_INTERRUPTED,
             past=resumed.since,
         )
-        async with aclosing(following) as messages:
+        async with aclosing(stream) as messages:
             async for message in messages:
                 yield message
 
@@ -83,10 +81,10 @@ class AgentService(agent_service_pb2_grpc.AgentServiceServicer):
         principal = self._principal()
         forking = self._runs.fork(principal, request, deadline_time_ns=self._deadline(context.time_remaining()))
         record, shared = await _uninterrupted(forking)
-        following = self._follow(
+        stream = self._follow(
             principal, record.run, request.follow, context, after=shared, until=follow_pb2.WATCH_UNTIL_INTERRUPTED
         )
-        async with aclosing(following) as messages:
+        async with aclosing(stream) as messages:
             async for message in messages:
                 yield message
 
@@ -96,10 +94,10 @@ class AgentService(agent_service_pb2_grpc.AgentServiceServicer):
         """Follow a run from any sequence."""
         principal = self._principal()
         record = await self._runs.get(principal, request.run_id)
-        following = self._follow(
+        stream = self._follow(
             principal, record.run, request.follow, context, after=request.after_sequence, until=request.until
         )
-        async with aclosing(following) as messages:
+        async with aclosing(stream) as messages:
             async for message in messages:
                 yield message
 
@@ -139,7 +137,7 @@ class AgentService(agent_service_pb2_grpc.AgentServiceServicer):
     ) -> AsyncGenerator[bytes, None]:
         # Sent before the first event, so that a client that loses the stream can find its run again.
         await context.send_initial_metadata(((RUN_ID_KEY, run.run_id),))
-        following = Following(
+        position = StreamPosition(
             stamp=stamp(run.run_id, run.session_id),
             selection=Selection(options.view, options.event_names),
             after=after,
@@ -149,18 +147,18 @@ class AgentService(agent_service_pb2_grpc.AgentServiceServicer):
         )
         pages = self._runs.follow(principal, run.run_id, after=after, until=until, past=past)
         try:
-            async with aclosing(responses(pages, following, clock=self._clock, heartbeat=heartbeat)) as messages:
+            async with aclosing(responses(pages, position, clock=self._clock, heartbeat=heartbeat)) as messages:
                 async for message in messages:
                     yield message
         except SequenceOutOfRange:
             raise  # a client could not resume from a sequence that does not exist
         except BaseException:  # also when cancelled: a client that reconnects continues after this sequence
-            self._set_last_sequence(context, following)
+            self._set_last_sequence(context, position)
             raise
-        self._set_last_sequence(context, following)
+        self._set_last_sequence(context, position)
 
-    def _set_last_sequence(self, context: aio.ServicerContext[Any, Any], following: Following) -> None:
-        context.set_trailing_metadata(((LAST_SEQUENCE_KEY, str(following.sent_through)),))
+    def _set_last_sequence(self, context: aio.ServicerContext[Any, Any], position: StreamPosition) -> None:
+        context.set_trailing_metadata(((LAST_SEQUENCE_KEY, str(position.sent_through)),))
 
     def _deadline(self, remaining: float | None) -> int | None:
         return None if remaining is None else self._clock.now_ns() + int(remaining * 1e9)

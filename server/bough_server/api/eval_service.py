@@ -32,7 +32,7 @@ MAX_BYTES: Final = 256 * 1024 * 1024
 """The most events and bytes that one call aggregates: everything that the record may need stays in memory meanwhile."""
 
 
-class Folding:
+class TreeBuilder:
     """A tree built from batches of events."""
 
     def __init__(self, tree: Tree) -> None:
@@ -41,14 +41,16 @@ class Folding:
         """Events added so far, and their bytes."""
         self._items = 0
 
-    async def take(self, events: Sequence[event_pb2.AgentEvent], *, size: int) -> None:
+    async def add(self, events: Sequence[event_pb2.AgentEvent], *, size: int) -> None:
         """Add events sent by a caller, which have `size` bytes together. Raises InvalidRequest beyond MAX_ITEMS."""
         add = self._add_counted if size >= _LONG_SIZE else self._tree.add
-        await self._take(add, events, count=len(events), size=size)
+        await self._add_batch(add, events, count=len(events), size=size)
 
-    async def take_stored(self, page: Sequence[StoredEvent]) -> None:
+    async def add_stored(self, page: Sequence[StoredEvent]) -> None:
         """Add a page of a stored log."""
-        await self._take(self._tree.add_stored, page, count=len(page), size=sum(len(stored.data) for stored in page))
+        await self._add_batch(
+            self._tree.add_stored, page, count=len(page), size=sum(len(stored.data) for stored in page)
+        )
 
     async def invocation(self) -> invocation_pb2.Invocation:
         """Return the record of the events added so far."""
@@ -63,7 +65,7 @@ class Folding:
             raise InvalidRequest([FieldViolation(field="events", description=description)])
         self._tree.add(event)
 
-    async def _take(self, add: Callable[[T], None], items: Iterable[T], *, count: int, size: int) -> None:
+    async def _add_batch(self, add: Callable[[T], None], items: Iterable[T], *, count: int, size: int) -> None:
         self.count, self.size = self.count + count, self.size + size
         if _is_long(count, size):
             await asyncio.to_thread(_add_all, add, items)
@@ -134,26 +136,26 @@ class EvalService(eval_service_pb2_grpc.EvalServiceServicer):
 
         Deltas are not read: a tree does not use them.
         """
-        folding = Folding(Tree(options, run_id=run.run_id, session_id=run.session_id))
+        builder = TreeBuilder(Tree(options, run_id=run.run_id, session_id=run.session_id))
         after = 0
         while page := await self._log.read(run.run_id, after=after, through=through, deltas=False):
-            await folding.take_stored(page)
+            await builder.add_stored(page)
             after = page[-1].sequence
         # A log that is deleted meanwhile reads as one that ends early. This raises NotFound then.
         await self._runs.get(self._principal(), run.run_id)
-        invocation = await folding.invocation()
+        invocation = await builder.invocation()
         invocation.as_of_sequence = through
         return invocation
 
 
-async def _folded(requests: AsyncIterator[pb.AggregateEventsRequest]) -> Folding:
+async def _folded(requests: AsyncIterator[pb.AggregateEventsRequest]) -> TreeBuilder:
     """Fold a stream of events, one request at a time. Raises InvalidRequest if there are too many."""
-    folding: Folding | None = None
+    builder: TreeBuilder | None = None
     async for request in requests:
-        folding = folding or Folding(Tree(request.options))
+        builder = builder or TreeBuilder(Tree(request.options))
         size = request.ByteSize()
-        if folding.count + len(request.events) > MAX_EVENTS or folding.size + size > MAX_BYTES:
+        if builder.count + len(request.events) > MAX_EVENTS or builder.size + size > MAX_BYTES:
             description = f"are more than {MAX_EVENTS:,} or {MAX_BYTES >> 20} MiB. Aggregate each run separately."
             raise InvalidRequest([FieldViolation(field="events", description=description)])
-        await folding.take(request.events, size=size)
-    return folding or Folding(Tree())
+        await builder.add(request.events, size=size)
+    return builder or TreeBuilder(Tree())

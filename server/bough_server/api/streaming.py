@@ -31,7 +31,7 @@ _THROUGH_TAG: Final = b"\x10"
 Pages = AsyncGenerator[Sequence[StoredEvent], None]
 
 
-class _Heads(dict[int, bytes]):
+class _EventPrefixes(dict[int, bytes]):
     """Bytes that precede an event's stored bytes in a batch, by the length of those: tag, length, stamp."""
 
     def __init__(self, stamp: bytes) -> None:
@@ -39,16 +39,16 @@ class _Heads(dict[int, bytes]):
         self._stamp = stamp
 
     def __missing__(self, length: int) -> bytes:
-        head = self[length] = _EVENTS_TAG + _varint(len(self._stamp) + length) + self._stamp
-        return head
+        prefix = self[length] = _EVENTS_TAG + _varint(len(self._stamp) + length) + self._stamp
+        return prefix
 
 
-class Following:
+class StreamPosition:
     """Position of one stream in a log: the last event considered for its view, and the last sequence sent."""
 
     def __init__(self, *, stamp: bytes, selection: Selection, after: int) -> None:
         self._stamp, self._selection = stamp, selection
-        self._heads = _Heads(stamp)
+        self._prefixes = _EventPrefixes(stamp)
         self._considered = after
         self.sent_through = after
         """The through_sequence of the last response."""
@@ -58,7 +58,7 @@ class Following:
         """True if events were considered that no response has covered."""
         return self.sent_through < self._considered
 
-    def take(self, page: Sequence[StoredEvent]) -> Iterator[bytes]:
+    def advance(self, page: Sequence[StoredEvent]) -> Iterator[bytes]:
         """Yield the responses for a page; none if the view shows none of it."""
         if self._selection.takes_all and page:
             data = data_of(page)
@@ -84,7 +84,7 @@ class Following:
         """Return the response for a whole page in the FULL view, without touching its events one by one in Python."""
         fields: list[bytes] = [b""] * (2 * len(data))
         # Slice assignment and map() keep the loop in C: this is the hot path of catching up.
-        fields[::2] = map(self._heads.__getitem__, map(len, data))
+        fields[::2] = map(self._prefixes.__getitem__, map(len, data))
         fields[1::2] = data
         self._considered = self.sent_through = last
         return _batched(fields, last)
@@ -109,7 +109,7 @@ class Following:
 
 
 async def responses(
-    pages: Pages, following: Following, *, clock: Clock, heartbeat: float | None = None
+    pages: Pages, position: StreamPosition, *, clock: Clock, heartbeat: float | None = None
 ) -> AsyncGenerator[bytes, None]:
     """Yield the serialized responses of a stream until the pages end; close the pages.
 
@@ -120,18 +120,18 @@ async def responses(
     async with aclosing(source):
         async for page in source:
             has_sent = False
-            for response in following.take(page):
+            for response in position.advance(page):
                 yield response
                 has_sent = True
             if heartbeat is None:
                 continue
             if not has_sent and clock.monotonic() >= due:
-                yield following.empty()
+                yield position.empty()
                 has_sent = True
             if has_sent:
                 due = clock.monotonic() + heartbeat
-    if following.is_behind:
-        yield following.empty()
+    if position.is_behind:
+        yield position.empty()
 
 
 async def _ticking(pages: Pages, time_left: Callable[[], float]) -> Pages:

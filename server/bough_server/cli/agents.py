@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from bough_server.cli.exit_codes import ExitCode, finish, say
+from bough_server.cli.exit_codes import ExitCode, finish, print_stderr
 from bough_server.cli.options import JsonOption, Target, target_of
 
 agents = typer.Typer(help="List, show and check agents.", no_args_is_help=True)
@@ -48,16 +48,12 @@ def validate(
 
 async def _list_agents(target: Target, *, json: bool) -> ExitCode:
     from bough_server.cli.connection import connected
-    from bough_server.cli.output import json_line, print_line, print_lines, terminal
+    from bough_server.cli.output import print_table
     from bough_server.cli.render.tables import agents_table
 
     async with connected(target, is_reading=True) as connection:
         found = [agent async for agent in connection.client.catalog.agents()]
-    if json:
-        for agent in found:
-            print_line(json_line(agent))
-    else:
-        print_lines(agents_table(found, width=terminal().width))
+    print_table(found, agents_table, json=json)
     return ExitCode.YES
 
 
@@ -97,9 +93,9 @@ async def _validate(target: Target, paths: list[Path]) -> ExitCode:
     for problem in found:
         print_line(problem)
     if found:
-        say(f"{counted(len(found), 'problem')} in {counted(len(files), 'file')}.")
+        print_stderr(f"{counted(len(found), 'problem')} in {counted(len(files), 'file')}.")
         return ExitCode.FAILED
-    say(f"{counted(len(sources), 'agent')} in {counted(len(files), 'file')}: no problems found.")
+    print_stderr(f"{counted(len(sources), 'agent')} in {counted(len(files), 'file')}: no problems found.")
     return ExitCode.YES
 
 
@@ -117,14 +113,10 @@ def list_models(context: typer.Context, json: JsonOption = False) -> None:
 
 async def _list_models(target: Target, *, json: bool) -> ExitCode:
     from bough_server.cli.connection import connected
-    from bough_server.cli.output import json_line, print_line, print_lines, terminal
+    from bough_server.cli.output import print_table
     from bough_server.cli.render.tables import models_table
 
     async with connected(target, is_reading=True) as connection:
         found = [model async for model in connection.client.catalog.models()]
-    if json:
-        for model in found:
-            print_line(json_line(model))
-    else:
-        print_lines(models_table(found, width=terminal().width))
+    print_table(found, models_table, json=json)
     return ExitCode.YES

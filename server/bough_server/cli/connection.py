@@ -12,7 +12,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from bough import AsyncClient
 from bough.channel import DEFAULT_ADDRESS
-from bough_server.cli.exit_codes import say
+from bough_server.cli.exit_codes import print_stderr
 from bough_server.cli.options import Target
 from bough_server.errors import ConfigurationError
 from bough_server.settings import Settings
@@ -54,7 +54,7 @@ async def connected(
     if address is None:
         async with _embedded(target, default_model, recover=not is_reading) as connection:
             if connection.note and not is_silent:
-                say(connection.note)
+                print_stderr(connection.note)
             yield connection
         return
     if default_model is not None:

@@ -26,7 +26,7 @@ class ExitCode(IntEnum):
     INTERRUPTED = 130
 
 
-def say(text: str) -> None:
+def print_stderr(text: str) -> None:
     """Write a line to standard error."""
     print(text, file=sys.stderr, flush=True)
 
@@ -43,7 +43,7 @@ def finish(work: Coroutine[None, None, ExitCode], *, is_server: bool = False) ->
             code = runner.run(work)
     except (ClientError, BoughError) as error:
         for line in sentences(error):
-            say(line)
+            print_stderr(line)
         code = ExitCode.IMPOSSIBLE
     except BrokenPipeError:
         # The reader closed the pipe. Without this, flushing at exit would raise the error once more.
@@ -51,7 +51,7 @@ def finish(work: Coroutine[None, None, ExitCode], *, is_server: bool = False) ->
         # Normal for a command, as in `bough events last | head`; but a server could not announce itself.
         code = ExitCode.IMPOSSIBLE if is_server else ExitCode.YES
     except OSError as error:
-        say(f"{error.filename or 'The operating system'}: {error.strerror or error}.")
+        print_stderr(f"{error.filename or 'The operating system'}: {error.strerror or error}.")
         code = ExitCode.IMPOSSIBLE
     except KeyboardInterrupt:
         code = ExitCode.INTERRUPTED

@@ -13,7 +13,7 @@ from rich.text import Text
 from bough import AsyncClient, CallFailed, CollectedRun, DeadlineExceeded, RunStream, collected, text_of
 from bough.v1 import event_pb2, execution_pb2, follow_pb2, invocation_pb2
 from bough_server.cli.connection import Connection
-from bough_server.cli.exit_codes import ExitCode, say
+from bough_server.cli.exit_codes import ExitCode, print_stderr
 from bough_server.cli.options import Display, Output, View, view_of
 from bough_server.cli.output import Screen, forgive_encoding, json_line, print_line, print_lines, terminal
 from bough_server.cli.render.format import error_text, printable
@@ -58,7 +58,7 @@ class JsonLines:
         print_line(json_line(event))
 
 
-class Nothing:
+class NoEvents:
     """No events, for output of the answer only."""
 
     def show(self, event: event_pb2.AgentEvent) -> None:
@@ -76,7 +76,7 @@ def sink_of(output: Output) -> AbstractAsyncContextManager[Sink]:
         case Output.JSON:
             return nullcontext(JsonLines())
         case Output.ANSWER:
-            return nullcontext(Nothing())
+            return nullcontext(NoEvents())
 
 
 async def follow(stream: RunStream, sink: Sink) -> CollectedRun:
@@ -105,29 +105,31 @@ async def follow_to_the_end(client: AsyncClient, stream: RunStream, sink: Sink, 
             return await follow(rest, sink)
 
 
-async def see_through(connection: Connection, stream: RunStream, display: Display) -> ExitCode:
+async def follow_and_report(connection: Connection, stream: RunStream, display: Display) -> ExitCode:
     """Follow a run that this command started or resumed, and print its outcome; Ctrl-C cancels the run."""
     async with stream, interruptible(stream) as interrupted:
-        say(f"run {await stream.started()}")
+        print_stderr(f"run {await stream.started()}")
         if connection.note:
-            say(connection.note)
+            print_stderr(connection.note)
         async with sink_of(display.output) as sink:
             ended = await follow_to_the_end(connection.client, stream, sink, display.view)
-        code = await conclude(connection, stream.run_id, ended, display.output, tree=display.tree)
+        code = await print_outcome(connection, stream.run_id, ended, display.output, tree=display.tree)
     return ExitCode.INTERRUPTED if interrupted.is_set() else code
 
 
-async def conclude(connection: Connection, run_id: str, run: CollectedRun, output: Output, *, tree: bool) -> ExitCode:
+async def print_outcome(
+    connection: Connection, run_id: str, run: CollectedRun, output: Output, *, tree: bool
+) -> ExitCode:
     """Print the answer, or on standard error why there is none yet, then the tree; return the exit code."""
     if run.message is not None and output in (Output.LIVE, Output.ANSWER):
         _print_answer(text_of(run.message), apart=output is Output.LIVE)
     if run.state == execution_pb2.EXECUTION_STATE_FAILED and run.error is not None:
-        say(f"The run failed: {error_text(run.error)}")
+        print_stderr(f"The run failed: {error_text(run.error)}")
     if run.state == execution_pb2.EXECUTION_STATE_CANCELLED:
-        say(f"The run was {cancelled_text(run.cancel_reason)}.")
+        print_stderr(f"The run was {cancelled_text(run.cancel_reason)}.")
     if run.state == execution_pb2.EXECUTION_STATE_INPUT_REQUIRED:
         for line in waiting_lines(run_id, run.open_requests, connection.command):
-            say(line)
+            print_stderr(line)
     if tree and output is Output.LIVE:
         if run.message is None:
             print_line("")
@@ -154,9 +156,9 @@ def _print_answer(text: str, *, apart: bool) -> None:
 
 async def _print_tree(client: AsyncClient, run_id: str) -> None:
     try:
-        invocation = await in_own_time(client, await client.tree(run_id, options=TREE_OPTIONS))
+        invocation = await without_origin_time(client, await client.tree(run_id, options=TREE_OPTIONS))
     except CallFailed as error:
-        say(f"The tree could not be read: {error.message}")
+        print_stderr(f"The tree could not be read: {error.message}")
         return
     print_lines(tree_lines(invocation, width=terminal().width))
 
@@ -176,7 +178,7 @@ async def interruptible(stream: RunStream) -> AsyncIterator[asyncio.Event]:
             main.cancel()
             return
         interrupted.set()
-        say("Cancelling the run; Ctrl-C again to leave at once.")
+        print_stderr("Cancelling the run; Ctrl-C again to leave at once.")
         cancelling.append(asyncio.create_task(_cancel(stream)))
 
     loop.add_signal_handler(signal.SIGINT, on_interrupt)
@@ -199,10 +201,10 @@ async def _cancel(stream: RunStream) -> None:
     try:
         await stream.cancel()
     except CallFailed as error:
-        say(f"The run could not be cancelled: {error.message}")
+        print_stderr(f"The run could not be cancelled: {error.message}")
 
 
-async def in_own_time(client: AsyncClient, invocation: invocation_pb2.Invocation) -> invocation_pb2.Invocation:
+async def without_origin_time(client: AsyncClient, invocation: invocation_pb2.Invocation) -> invocation_pb2.Invocation:
     """Return a record whose times exclude those of a fork's origin; see counted_from(). Raises CallFailed."""
     if not invocation.HasField("forked_from"):
         return invocation

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 import typer
 
 from bough.v1 import fork_pb2
-from bough_server.cli.exit_codes import ExitCode, finish, say
+from bough_server.cli.exit_codes import ExitCode, finish, print_stderr
 from bough_server.cli.options import (
     DefaultModelOption,
     Display,
@@ -61,7 +61,7 @@ _CALL_OF_INVOCATION: Final = re.compile(r"([0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Fork:
+class ForkArguments:
     """The arguments of `bough fork`; `timeout` is in seconds."""
 
     run: str
@@ -96,7 +96,7 @@ def fork(
     Work recorded up to that event is not done again. Afterwards both trees are shown, side by side if they fit. The
     exit code is that of `bough run`.
     """
-    arguments = Fork(
+    arguments = ForkArguments(
         run=run,
         after=after,
         models=model or [],
@@ -111,9 +111,9 @@ def fork(
     finish(_fork(target_of(context), arguments, display, default_model=default_model))
 
 
-async def _fork(target: Target, arguments: Fork, display: Display, *, default_model: str | None) -> ExitCode:
+async def _fork(target: Target, arguments: ForkArguments, display: Display, *, default_model: str | None) -> ExitCode:
     from bough_server.cli.connection import connected, resolve_run
-    from bough_server.cli.follow import see_through
+    from bough_server.cli.follow import follow_and_report
     from bough_server.cli.options import view_of
 
     changes = changes_of(
@@ -135,7 +135,7 @@ async def _fork(target: Target, arguments: Fork, display: Display, *, default_mo
             timeout=arguments.timeout,
         )
         # The tree is shown below, beside the origin's.
-        code = await see_through(connection, stream, replace(display, tree=False))
+        code = await follow_and_report(connection, stream, replace(display, tree=False))
         if display.tree and display.output is Output.LIVE:
             await _print_both(client, origin_id, stream.run_id)
         return code
@@ -143,16 +143,17 @@ async def _fork(target: Target, arguments: Fork, display: Display, *, default_mo
 
 async def _print_both(client: "AsyncClient", origin_id: str, fork_id: str) -> None:
     from bough import CallFailed
-    from bough_server.cli.follow import TREE_OPTIONS, in_own_time
+    from bough_server.cli.follow import TREE_OPTIONS, without_origin_time
     from bough_server.cli.output import print_lines, terminal
     from bough_server.cli.render.tree import trees_beside
 
     try:
         origin, forked = [
-            await in_own_time(client, await client.tree(each, options=TREE_OPTIONS)) for each in (origin_id, fork_id)
+            await without_origin_time(client, await client.tree(each, options=TREE_OPTIONS))
+            for each in (origin_id, fork_id)
         ]
     except CallFailed as error:
-        say(f"The trees could not be read: {error.message}")
+        print_stderr(f"The trees could not be read: {error.message}")
         return
     titled = (f"origin {origin_id}", origin), (f"fork {fork_id}", forked)
     print_lines(trees_beside(*titled, width=terminal().width))

@@ -3,9 +3,9 @@
 import asyncio
 import sys
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from types import TracebackType
-from typing import Self
+from typing import Self, TypeVar
 
 from google.protobuf import json_format
 from google.protobuf.message import Message
@@ -17,6 +17,8 @@ from bough.v1 import event_pb2
 from bough_server.cli.render.live import LiveView
 
 _REDRAW_SECONDS = 0.1
+
+M = TypeVar("M", bound=Message)
 
 
 class Terminal(Console):
@@ -59,6 +61,15 @@ def json_line(message: Message) -> str:
 def json_text(message: Message) -> str:
     """Return a message as indented protobuf JSON."""
     return json_format.MessageToJson(message, indent=2, ensure_ascii=False)
+
+
+def print_table(found: Sequence[M], table: Callable[[Sequence[M], int], Iterable[Text]], *, json: bool) -> None:
+    """Print messages as lines of JSON, or as the table that `table` makes of them for the terminal's width."""
+    if json:
+        for message in found:
+            print_line(json_line(message))
+    else:
+        print_lines(table(found, terminal().width))
 
 
 class Screen:

@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from bough_server.cli.exit_codes import ExitCode, finish, say
+from bough_server.cli.exit_codes import ExitCode, finish, print_stderr
 from bough_server.cli.options import (
     DefaultModelOption,
     Display,
@@ -80,7 +80,7 @@ async def _resume(
     default_model: str | None,
 ) -> ExitCode:
     from bough_server.cli.connection import connected, resolve_run
-    from bough_server.cli.follow import see_through
+    from bough_server.cli.follow import follow_and_report
     from bough_server.cli.options import view_of
 
     async with connected(target, default_model=default_model, is_silent=True) as connection:
@@ -90,7 +90,7 @@ async def _resume(
         if not answers:
             return ExitCode.INPUT_REQUIRED
         stream = client.resume(run.run_id, answers, request_id=request_id, view=view_of(display.view), timeout=timeout)
-        return await see_through(connection, stream, display)
+        return await follow_and_report(connection, stream, display)
 
 
 async def _answers(
@@ -113,7 +113,7 @@ async def _answers(
         return []
     answers = await ask_all(run.open_requests, TerminalDialog())
     if not answers:
-        say("No request was answered: the run still waits.")
+        print_stderr("No request was answered: the run still waits.")
     return answers
 
 

@@ -133,7 +133,7 @@ def _read_input() -> str:
 
 async def _run(target: Target, arguments: RunArguments, display: Display, *, default_model: str | None) -> ExitCode:
     from bough_server.cli.connection import connected
-    from bough_server.cli.follow import see_through
+    from bough_server.cli.follow import follow_and_report
     from bough_server.cli.options import policy_of, view_of
 
     text = _read_input() if arguments.text == "-" else arguments.text
@@ -151,7 +151,7 @@ async def _run(target: Target, arguments: RunArguments, display: Display, *, def
             timeout=arguments.timeout,
         )
         with _located_in(sources):
-            return await see_through(connection, stream, display)
+            return await follow_and_report(connection, stream, display)
 
 
 def _on_missing_session(arguments: RunArguments) -> "MissingSession":

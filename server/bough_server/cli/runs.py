@@ -48,7 +48,7 @@ def cancel(context: typer.Context, run: RunArgument) -> None:
 async def _runs(target: Target, *, session: str, state: str, limit: int, json: bool) -> ExitCode:
     from bough_server.cli.connection import connected
     from bough_server.cli.options import state_of
-    from bough_server.cli.output import json_line, print_line, print_lines, terminal
+    from bough_server.cli.output import print_table
     from bough_server.cli.render.tables import runs_table
 
     states = [state_of(state)] if state else []
@@ -58,21 +58,17 @@ async def _runs(target: Target, *, session: str, state: str, limit: int, json: b
             found.append(run)
             if len(found) == limit:
                 break
-    if json:
-        for run in found:
-            print_line(json_line(run))
-    else:
-        print_lines(runs_table(found, width=terminal().width))
+    print_table(found, runs_table, json=json)
     return ExitCode.YES
 
 
 async def _tree(target: Target, text: str, *, json: bool, max_agents: int | None) -> ExitCode:
     from bough.v1 import invocation_pb2
     from bough_server.cli.connection import connected, resolve_run
-    from bough_server.cli.follow import in_own_time
+    from bough_server.cli.follow import without_origin_time
     from bough_server.cli.output import json_text, print_line, print_lines, terminal
     from bough_server.cli.render.format import clip
-    from bough_server.cli.render.questions import standing_lines
+    from bough_server.cli.render.questions import open_request_lines
     from bough_server.cli.render.tree import tree_lines
 
     async with connected(target, is_reading=True) as connection:
@@ -82,13 +78,13 @@ async def _tree(target: Target, text: str, *, json: bool, max_agents: int | None
         invocation = await connection.client.tree(run_id, options=options)
         # Open requests and the parked reason are fields of the run, not of its record.
         run = None if invocation.complete else await connection.client.get_run(run_id)
-        shown = invocation if json else await in_own_time(connection.client, invocation)
+        shown = invocation if json else await without_origin_time(connection.client, invocation)
     if json:
         print_line(json_text(invocation))
         return ExitCode.YES
     width = terminal().width
     print_lines(tree_lines(shown, width=width))
-    for line in standing_lines(run) if run is not None else ():
+    for line in open_request_lines(run) if run is not None else ():
         print_line(clip(line, width))
     return ExitCode.YES
 

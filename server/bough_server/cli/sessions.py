@@ -65,7 +65,7 @@ def set_state(
 
 async def _list(target: Target, *, limit: int, json: bool) -> ExitCode:
     from bough_server.cli.connection import connected
-    from bough_server.cli.output import json_line, print_line, print_lines, terminal
+    from bough_server.cli.output import print_table
     from bough_server.cli.render.tables import sessions_table
 
     found = []
@@ -74,11 +74,7 @@ async def _list(target: Target, *, limit: int, json: bool) -> ExitCode:
             found.append(session)
             if len(found) == limit:
                 break
-    if json:
-        for session in found:
-            print_line(json_line(session))
-    else:
-        print_lines(sessions_table(found, width=terminal().width))
+    print_table(found, sessions_table, json=json)
     return ExitCode.YES
 
 

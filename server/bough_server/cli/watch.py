@@ -59,7 +59,7 @@ def events(
 
 async def _watch(target: Target, text: str, *, after: int, view: View, output: Output, is_following: bool) -> ExitCode:
     from bough_server.cli.connection import connected, resolve_run
-    from bough_server.cli.follow import conclude, sink_of
+    from bough_server.cli.follow import print_outcome, sink_of
 
     async with connected(target, is_reading=not is_following) as connection:
         client = connection.client
@@ -71,7 +71,7 @@ async def _watch(target: Target, text: str, *, after: int, view: View, output: O
             run = await client.get_run(run_id)
             error = run.error if run.HasField("error") else None
             ended = replace(ended, state=run.state, error=error, open_requests=tuple(run.open_requests))
-        return await conclude(connection, run_id, ended, output, tree=True)
+        return await print_outcome(connection, run_id, ended, output, tree=True)
 
 
 async def _show(

@@ -28,7 +28,7 @@ def interceptors(provider: TracerProvider) -> Sequence[aio.ServerInterceptor]:
         StreamWriter(),
         call_tracing(provider),
         StreamOwner(),
-        CallContext(),
+        LogContext(),
         Errors(),
         Authentication(),
         Validation(),
@@ -46,7 +46,7 @@ def call_tracing(provider: TracerProvider) -> aio.ServerInterceptor:
     return interceptor
 
 
-class CallContext(aio.ServerInterceptor):
+class LogContext(aio.ServerInterceptor):
     """Binds `method`, `x-request-id` and every textual `bough-*` metadata of a call to the context of log lines.
 
     Tasks that the call starts inherit the context.

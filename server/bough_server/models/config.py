@@ -22,7 +22,7 @@ def _variable(name: str) -> str:
     return name
 
 
-class Timeouts(Section):
+class TimeoutSection(Section):
     """How long an `openai` model may be silent."""
 
     start: Annotated[Seconds, Field(gt=0)] = 60.0
@@ -76,7 +76,7 @@ class ModelSection(Section):
     """The file that a `scripted` model answers from, relative to this file; required for `scripted`."""
     keep_raw: Flag = False
     """Whether the answers of an `openai` model carry the provider's events as they came, 256 KiB at most."""
-    timeouts: Timeouts = Timeouts()
+    timeouts: TimeoutSection = TimeoutSection()
     """How long the model may be silent."""
     retries: Annotated[Count, Field(le=10)] = 2
     """The number of attempts after the first one."""

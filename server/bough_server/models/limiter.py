@@ -43,7 +43,7 @@ class BreakerPolicy:
     cooldown: float = 15.0
 
 
-class Ended(Enum):
+class AttemptEnd(Enum):
     """How an attempt ended, as evidence of whether the model can be reached."""
 
     ANSWERED = "the provider answered, if only to refuse"
@@ -59,7 +59,7 @@ class CircuitOpen(Exception):
         self.seconds = seconds
 
 
-class Breaker:
+class CircuitBreaker:
     """Circuit breaker: opens after consecutive failures, admits one trial after its cooldown, closes on an answer."""
 
     def __init__(self, policy: BreakerPolicy, clock: Clock) -> None:
@@ -83,13 +83,13 @@ class Breaker:
         self._is_trying = self._open_until is not None
         return self._is_trying
 
-    def leave(self, ended: Ended, *, is_trial: bool) -> None:
+    def leave(self, ended: AttemptEnd, *, is_trial: bool) -> None:
         """Record the end of an attempt. One that began before the breaker opened may close it, but not prolong it."""
         if is_trial:
             self._is_trying = False
-        if ended is Ended.ANSWERED:
+        if ended is AttemptEnd.ANSWERED:
             self._failures, self._open_until = 0, None
-        elif ended is Ended.FAILED and (is_trial or self._open_until is None):
+        elif ended is AttemptEnd.FAILED and (is_trial or self._open_until is None):
             self._failures += 1
             if is_trial or (self._policy.failures and self._failures >= self._policy.failures):
                 self._open_until = self._clock.monotonic() + self._policy.cooldown
@@ -105,8 +105,8 @@ class RatePolicy:
 
 
 @dataclass(slots=True, eq=False)
-class Turn:
-    """An attempt's place in the rates: its time, planned or actual, and its tokens. `moved`: the time has changed."""
+class Reservation:
+    """An attempt's share of the rates: its time, planned or actual, and its tokens. `moved`: the time has changed."""
 
     tokens: int
     time: float = 0.0
@@ -121,70 +121,70 @@ class RateQueueFull(Exception):
         self.seconds = seconds
 
 
-class Rates:
-    """Sliding-window rate limiter of one model: the turns of the last minute, and those that wait."""
+class RateLimiter:
+    """Sliding-window rate limiter of one model: the reservations of the last minute, and those that wait."""
 
     def __init__(self, policy: RatePolicy, clock: Clock) -> None:
         self._policy = policy
         self._clock = clock
-        self._recent: deque[Turn] = deque()
-        self._waiting: deque[Turn] = deque()
+        self._recent: deque[Reservation] = deque()
+        self._waiting: deque[Reservation] = deque()
         self._tokens = 0
 
-    async def take(self, tokens: int) -> Turn:
+    async def reserve(self, tokens: int) -> Reservation:
         """Wait until an attempt of an estimated number of tokens may start. Raises RateQueueFull before it waits."""
-        turn = Turn(tokens)
+        reservation = Reservation(tokens)
         if self._policy.requests is None and self._policy.tokens is None:
-            return turn
+            return reservation
         self._expire()
-        if self._waiting or not self._fits(turn, len(self._recent), self._tokens):
-            await self._wait(turn)
-        turn.time = self._clock.monotonic()
-        self._recent.append(turn)
-        self._tokens += turn.tokens
+        if self._waiting or not self._fits(reservation, len(self._recent), self._tokens):
+            await self._wait(reservation)
+        reservation.time = self._clock.monotonic()
+        self._recent.append(reservation)
+        self._tokens += reservation.tokens
         self._plan()
-        return turn
+        return reservation
 
-    def settle(self, turn: Turn, tokens: int) -> None:
+    def settle(self, reservation: Reservation, tokens: int) -> None:
         """Replace an attempt's estimated tokens by those it used."""
-        if turn in self._recent:
-            self._tokens += tokens - turn.tokens
-            turn.tokens = tokens
+        if reservation in self._recent:
+            self._tokens += tokens - reservation.tokens
+            reservation.tokens = tokens
             self._expire()
             self._plan()
 
-    def give_back(self, turn: Turn) -> None:
+    def cancel(self, reservation: Reservation) -> None:
         """Withdraw an attempt that was not made."""
-        if turn in self._recent:
-            self._recent.remove(turn)
-            self._tokens -= turn.tokens
+        if reservation in self._recent:
+            self._recent.remove(reservation)
+            self._tokens -= reservation.tokens
             self._plan()
 
-    async def _wait(self, turn: Turn) -> None:
-        self._waiting.append(turn)
+    async def _wait(self, reservation: Reservation) -> None:
+        self._waiting.append(reservation)
         self._plan()
-        wait = turn.time - self._clock.monotonic()
+        wait = reservation.time - self._clock.monotonic()
         if wait > self._policy.max_wait:
-            self._waiting.remove(turn)
+            self._waiting.remove(reservation)
             raise RateQueueFull(wait)
         try:
             # The planned time moves both ways while it waits: other attempts settle, are withdrawn or are cancelled.
-            while (wait := turn.time - self._clock.monotonic()) > _MOMENT or self._waiting[0] is not turn:
-                turn.moved.clear()
-                await self._until_moved(turn, wait)
+            while (wait := reservation.time - self._clock.monotonic()) > _MOMENT or self._waiting[0] is not reservation:
+                reservation.moved.clear()
+                await self._until_moved(reservation, wait)
         except BaseException:
-            # Also when cancelled: a turn that stays in the queue would block all behind it.
-            self._waiting.remove(turn)
+            # Also when cancelled: a reservation that stays in the queue would block all behind it.
+            self._waiting.remove(reservation)
             self._plan()
             raise
         self._waiting.popleft()
         self._expire()
 
-    async def _until_moved(self, turn: Turn, seconds: float) -> None:
-        if seconds <= _MOMENT:  # due, but the turn before it has not left the queue yet; its _plan() sets `moved`
-            await turn.moved.wait()
+    async def _until_moved(self, reservation: Reservation, seconds: float) -> None:
+        if seconds <= _MOMENT:  # due, but the one before it has not left the queue yet; its _plan() sets `moved`
+            await reservation.moved.wait()
             return
-        waits: list[Awaitable[object]] = [self._clock.sleep(seconds), turn.moved.wait()]
+        waits: list[Awaitable[object]] = [self._clock.sleep(seconds), reservation.moved.wait()]
         tasks = [asyncio.ensure_future(each) for each in waits]
         try:
             await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
@@ -193,34 +193,34 @@ class Rates:
                 task.cancel()
             await asyncio.wait(tasks)
 
-    def _fits(self, turn: Turn, requests: int, tokens: int) -> bool:
-        """Return whether a turn fits beside others. One with more tokens than the limit may be taken alone."""
+    def _fits(self, reservation: Reservation, requests: int, tokens: int) -> bool:
+        """Return whether a reservation fits beside others. One with more tokens than the limit may pass alone."""
         policy = self._policy
         has_request = policy.requests is None or requests < policy.requests
-        return has_request and (not requests or policy.tokens is None or tokens + turn.tokens <= policy.tokens)
+        return has_request and (not requests or policy.tokens is None or tokens + reservation.tokens <= policy.tokens)
 
     def _expire(self) -> None:
-        """Drop the turns that are more than a minute old."""
+        """Drop the reservations that are more than a minute old."""
         now = self._clock.monotonic()
         while self._recent and self._recent[0].time + _MINUTE <= now:
             self._tokens -= self._recent.popleft().tokens
 
     def _plan(self) -> None:
-        """Assign each waiting turn the earliest time that keeps the rates and the order."""
+        """Assign each waiting reservation the earliest time that keeps the rates and the order."""
         if not self._waiting:
             return
         beside, tokens, earliest = deque(self._recent), self._tokens, self._clock.monotonic()
-        for turn in self._waiting:
+        for reservation in self._waiting:
             time = earliest
-            while beside and (beside[0].time + _MINUTE <= time or not self._fits(turn, len(beside), tokens)):
+            while beside and (beside[0].time + _MINUTE <= time or not self._fits(reservation, len(beside), tokens)):
                 expired = beside.popleft()
                 time, tokens = max(time, expired.time + _MINUTE), tokens - expired.tokens
             # The first one is notified even if its time stays the same: it may wait only for the one before it.
-            if time != turn.time or turn is self._waiting[0]:
-                turn.moved.set()
-            turn.time = earliest = time
-            beside.append(turn)
-            tokens += turn.tokens
+            if time != reservation.time or reservation is self._waiting[0]:
+                reservation.moved.set()
+            reservation.time = earliest = time
+            beside.append(reservation)
+            tokens += reservation.tokens
 
 
 class ModelLimiter:
@@ -238,14 +238,14 @@ class ModelLimiter:
         """`max_concurrency` 0: unlimited. Without `breaker` no failure keeps later attempts from the model."""
         clock = clock or SystemClock()
         self._name = name
-        self._breaker = Breaker(breaker or BreakerPolicy(failures=0), clock)
-        self._rates = Rates(rates or RatePolicy(), clock)
+        self._breaker = CircuitBreaker(breaker or BreakerPolicy(failures=0), clock)
+        self._rates = RateLimiter(rates or RatePolicy(), clock)
         self._slots: AbstractAsyncContextManager[None] = (
             asyncio.Semaphore(max_concurrency) if max_concurrency else nullcontext()
         )
 
     @asynccontextmanager
-    async def turn(self, request: ModelRequest, meter: AttemptMeter) -> AsyncGenerator[None, None]:
+    async def admit(self, request: ModelRequest, meter: AttemptMeter) -> AsyncGenerator[None, None]:
         """Admit one attempt, first come, first served. Raises ModelError if it may not be made.
 
         Sets `meter.is_sent` once the attempt is admitted. Usage that `meter` has at the end replaces the estimate.
@@ -255,12 +255,12 @@ class ModelLimiter:
             self._breaker.check()
             async with self._slots:
                 answer = request.settings.max_output_tokens or _ANSWER_TOKENS
-                taken = await self._rates.take(request_tokens(request) + answer)
+                reservation = await self._rates.reserve(request_tokens(request) + answer)
                 try:
                     async with self._attempt(meter):
                         yield
                 finally:
-                    self._settle(taken, meter)
+                    self._settle(reservation, meter)
         except CircuitOpen as error:
             raise self._refusal(
                 f"failed repeatedly, so its circuit breaker is open: for {error.seconds:.0f} more seconds, and until "
@@ -278,23 +278,23 @@ class ModelLimiter:
     async def _attempt(self, meter: AttemptMeter) -> AsyncGenerator[None, None]:
         is_trial = self._breaker.enter()
         meter.is_sent = True
-        ended = Ended.LEFT
+        ended = AttemptEnd.LEFT
         try:
             yield
-            ended = Ended.ANSWERED
+            ended = AttemptEnd.ANSWERED
         except ModelError as error:
-            ended = Ended.FAILED if error.retry in _FAILURES else Ended.ANSWERED
+            ended = AttemptEnd.FAILED if error.retry in _FAILURES else AttemptEnd.ANSWERED
             raise
         finally:
             self._breaker.leave(ended, is_trial=is_trial)
 
-    def _settle(self, taken: Turn, meter: AttemptMeter) -> None:
+    def _settle(self, reservation: Reservation, meter: AttemptMeter) -> None:
         if not meter.is_sent:
-            self._rates.give_back(taken)
+            self._rates.cancel(reservation)
         elif meter.usage is not None:
             used = meter.usage
             total = used.total_tokens or used.input_tokens + used.output_tokens
-            self._rates.settle(taken, total or taken.tokens)  # a usage without any count keeps the estimate
+            self._rates.settle(reservation, total or reservation.tokens)  # a usage without any count keeps the estimate
 
     def _refusal(self, what: str, retry: event_pb2.RetryReason.ValueType) -> ModelError:
         return ModelError(

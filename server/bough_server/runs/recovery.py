@@ -86,14 +86,14 @@ class Recovery:
 
     async def _later(self, record: RunRecord, seconds: float) -> None:
         await self._clock.sleep(seconds)
-        await self._try(record)
+        await self.try_now(record)
 
     async def _revive_all(self, found: list[RunRecord]) -> None:
         slots = asyncio.Semaphore(AT_ONCE)
 
         async def revive(record: RunRecord) -> None:
             try:
-                await self._try(record)
+                await self.try_now(record)
             finally:
                 slots.release()
 
@@ -102,7 +102,8 @@ class Recovery:
                 await slots.acquire()  # before the task is created, so that the runs start oldest first
                 group.create_task(revive(record))
 
-    async def _try(self, record: RunRecord) -> None:
+    async def try_now(self, record: RunRecord) -> None:
+        """Continue a run, and log an error that keeps it from being continued."""
         try:
             await self._revive(record)
         except Exception as error:

@@ -43,6 +43,11 @@ class Runs:
         self._resumer = RunResumer(dependencies, self._supervisor, self._remote_commands)
         self._follower = LogFollower(dependencies, self._supervisor.live_runs)
 
+    @property
+    def supervisor(self) -> RunSupervisor:
+        """The supervisor of this process's runs: it knows those that are live here and those that are parked."""
+        return self._supervisor
+
     # Starting
 
     async def start(

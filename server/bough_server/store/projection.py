@@ -90,7 +90,7 @@ class RunFold:
         is_quiet = True
         for record in records:
             if record.kind in COUNTED:
-                self._used.take(record.event, record.kind)
+                self._used.apply(record.event, record.kind)
                 is_quiet = False
             fold = _FOLDS.get(record.kind)
             if fold is not None:
@@ -123,7 +123,7 @@ class RunFold:
         started = event.run_started
         self._message_root = started.key_root
         self._position = self._session_cut = started.session_cut
-        self._state.take(event)
+        self._state.apply(event)
         self._chains[event.invocation_id] = (started.agent, agent_chain("", started.agent))
         self._run_state.begin(event)
         self._start = self._begun = RunStart(
@@ -140,22 +140,22 @@ class RunFold:
 
     def _run_queued(self, event: event_pb2.AgentEvent) -> None:
         """Hold the user's message back: it has no position until the run leaves the queue."""
-        self._run_state.take(event)
+        self._run_state.apply(event)
         self._waiting = self._messages.pop() if self._messages else None
         self._position = self._session_cut = 0
 
     def _run_dequeued(self, event: event_pb2.AgentEvent) -> None:
-        self._run_state.take(event)
+        self._run_state.apply(event)
         self._position = self._session_cut = event.run_dequeued.session_cut
         self._begin_time_ns = event.record_time.ToNanoseconds()
-        self._state.take(event)
+        self._state.apply(event)
         self._store_waiting()
 
     def _run_forked(self, event: event_pb2.AgentEvent) -> None:
         """Drop the usage of the shared events, which the origin is charged for; share the run's messages so far."""
         forked = event.run_forked
         assert self._begun is not None, "a log begins with run_started"
-        self._run_state.take(event)
+        self._run_state.apply(event)
         is_fork_of_a_fork = bool(self._begun.origin_run_id)
         self._start = self._begun = _fork_start(self._begun, forked)
         # Tool messages since the earlier fork have ids derived from that fork's run id, which only this event names.
@@ -174,7 +174,7 @@ class RunFold:
         self._store_waiting()
 
     def _apply_run_state(self, event: event_pb2.AgentEvent) -> None:
-        self._run_state.take(event)
+        self._run_state.apply(event)
 
     def _sub_agent_started(self, event: event_pb2.AgentEvent) -> None:
         _, above = self._chains.get(event.parent_invocation_id, ("", ""))
@@ -188,7 +188,7 @@ class RunFold:
     def _close_requests(self, event: event_pb2.AgentEvent) -> None:
         """Close the open requests of an invocation or a call that has ended."""
         if self._run_state.asks:  # most runs have no open request: skip the fold
-            self._run_state.take(event)
+            self._run_state.apply(event)
 
     def _llm_started(self, event: event_pb2.AgentEvent) -> None:
         self._models[event.effect_key] = event.llm_started.model
@@ -223,7 +223,7 @@ class RunFold:
             self._change_state(event)
 
     def _change_state(self, event: event_pb2.AgentEvent) -> None:
-        self._is_state_new = self._state.take(event) or self._is_state_new
+        self._is_state_new = self._state.apply(event) or self._is_state_new
 
     def _tool_failed(self, event: event_pb2.AgentEvent) -> None:
         self._answer(event, event.tool_failed.result)

@@ -19,7 +19,7 @@ class UsageSoFar:
         """Tool calls that have started and not ended."""
         self._is_changed = False
 
-    def take(self, event: event_pb2.AgentEvent, kind: int) -> None:
+    def apply(self, event: event_pb2.AgentEvent, kind: int) -> None:
         """Apply an event; its kind must be in COUNTED."""
         COUNTED[kind](self, event)
 

@@ -92,7 +92,7 @@ class RecentEvents:
         """True if it is known here that no event is committed after a sequence."""
         return 0 < self.head <= after  # a head of 0 means that the log has not been looked up
 
-    def learn(self, last_sequence: int, *, is_ended: bool) -> None:
+    def update_head(self, last_sequence: int, *, is_ended: bool) -> None:
         """Update the head from a read of the log; an append may have overtaken that read, which is then ignored."""
         if last_sequence >= self.head:
             self.head, self.is_ended = last_sequence, self.is_ended or is_ended
@@ -127,7 +127,7 @@ class RecentEvents:
         assert self.size > before, "an append has at least one event"
         self.head = records[-1].sequence
         self.is_ended = records[-1].kind in events.TERMINAL_KINDS
-        self.wake()
+        self.notify()
 
     def clear(self) -> None:
         """Drop all events."""
@@ -143,7 +143,7 @@ class RecentEvents:
         while len(self._chunks) > 1:
             self.drop_oldest()
 
-    def wake(self) -> None:
+    def notify(self) -> None:
         """Wake every waiting reader to look again."""
         # A new event for the next change: a reader that took this one and has yet to await it must find it set.
         if self._changed is not None:
@@ -202,7 +202,7 @@ class RecentEventsOfRuns:
         if window is not None:
             window.failure = error
             self._release(run_id)
-            window.wake()
+            window.notify()
 
     def resume(self, run_id: str) -> None:
         """Clear a run's failure: it has a new owner."""
@@ -213,7 +213,7 @@ class RecentEventsOfRuns:
         """End every reader, present and future, once it has read all committed events; appends are still accepted."""
         self.closing_error = error
         for window in list(self._known.values()):
-            window.wake()
+            window.notify()
 
     def _release(self, run_id: str) -> None:
         window = self._live.pop(run_id, None)

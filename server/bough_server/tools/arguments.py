@@ -54,14 +54,17 @@ def schema_mistakes(value: Any, schema_json: str) -> list[str]:
     return list(dict.fromkeys(mistake for error in errors for mistake in _mistakes(error)))
 
 
-def schema_problem(schema_json: str) -> str:
-    """Return what is wrong with a schema of arguments, as a sentence; empty if nothing is."""
+def schema_problem(schema_json: str, *, why_object: str = "") -> str:
+    """Return what is wrong with a schema of JSON objects, as a sentence; empty if nothing is.
+
+    `why_object` is the reason, for the sentence, why only objects are accepted.
+    """
     try:
         schema = json.loads(schema_json, parse_constant=_refuse)
     except (ValueError, RecursionError) as error:
         return f"must be JSON text: {error}."
     if not isinstance(schema, dict) or schema.get("type") != "object":
-        return 'must be a JSON Schema of "type": "object": arguments have names.'
+        return f'must be a JSON Schema of "type": "object"{f": {why_object}" if why_object else ""}.'
     return value_schema_problem(schema)
 
 

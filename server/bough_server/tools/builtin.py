@@ -116,7 +116,7 @@ def transfer_spec(targets: Mapping[str, str]) -> ToolSpec:
     )
 
 
-class Values(Protocol):
+class WritableState(Protocol):
     """Session state, as JSON text by name."""
 
     def texts(self) -> Mapping[str, str]:
@@ -132,7 +132,7 @@ class Values(Protocol):
         ...
 
 
-def answer(call: message_pb2.ToolCall, state: Values) -> message_pb2.Part:
+def answer(call: message_pb2.ToolCall, state: WritableState) -> message_pb2.Part:
     """Return the result of a call whose arguments match the tool's schema. Raises RunError BAD_ARGUMENTS."""
     arguments = json.loads(call.arguments_json or "{}")
     if call.name == GET_STATE:
@@ -152,7 +152,7 @@ def _read(texts: Mapping[str, str], key: str | None) -> str:
     raise RunError(f"There is no value {key!r}. {known}", reason=error_pb2.ERROR_REASON_BAD_ARGUMENTS)
 
 
-def _write(state: Values, key: str, text: str) -> None:
+def _write(state: WritableState, key: str, text: str) -> None:
     """Set a value to the JSON text exactly as the model wrote it; null deletes it."""
     if text != "null":
         state.keep_text(key, text)

@@ -23,8 +23,8 @@ _AHEAD: Final = 16
 
 
 @dataclass(frozen=True, slots=True)
-class Ended(Generic[T]):
-    """How a function ended in its thread, as a value: a future refuses some exceptions, such as StopIteration."""
+class ThreadResult(Generic[T]):
+    """The end of a function in its thread, as a value: a future refuses some exceptions, such as StopIteration."""
 
     value: T | None = None
     error: BaseException | None = None
@@ -40,24 +40,24 @@ class Ended(Generic[T]):
 class _Job(Generic[T]):
     function: Callable[[], T]
     loop: asyncio.AbstractEventLoop
-    future: "asyncio.Future[Ended[T]]"
+    future: "asyncio.Future[ThreadResult[T]]"
 
     def work(self) -> None:
         """Run the function, unless its caller was cancelled before it started."""
         if self.future.cancelled():
             return
         try:
-            ended = Ended(value=self.function())
+            result = ThreadResult(value=self.function())
         except BaseException as error:  # also SystemExit: the caller handles what a tool raises, not the thread
-            ended = Ended(error=error)
+            result = ThreadResult(error=error)
         try:
-            self.loop.call_soon_threadsafe(self._settle, ended)
+            self.loop.call_soon_threadsafe(self._settle, result)
         except RuntimeError:
             return  # the loop was closed while the tool ran: its late result is dropped
 
-    def _settle(self, ended: Ended[T]) -> None:
+    def _settle(self, result: ThreadResult[T]) -> None:
         if not self.future.done():
-            self.future.set_result(ended)
+            self.future.set_result(result)
 
 
 class ThreadLimit:
@@ -74,7 +74,7 @@ class ThreadLimit:
         """Run a function in a thread and return its result. Cancellation ends the wait at once; see `submit`."""
         return (await self.submit(function)).result()
 
-    def submit(self, function: Callable[[], T]) -> "asyncio.Future[Ended[T]]":
+    def submit(self, function: Callable[[], T]) -> "asyncio.Future[ThreadResult[T]]":
         """Call a function in a thread, with a copy of the caller's context variables.
 
         Cancelling the future keeps a function that waits from starting; one that has started continues, and its result

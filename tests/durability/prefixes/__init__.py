@@ -2,4 +2,4 @@
 
 import pytest
 
-pytest.register_assert_rewrite("tests.durability.prefixes.judging")
+pytest.register_assert_rewrite("tests.durability.prefixes.checks")

@@ -17,7 +17,7 @@ Answer = Callable[[input_pb2.InputRequest], input_pb2.InputAnswer]
 
 
 class World:
-    """What the agents of one house touch: who was called how often, and who waits for whom."""
+    """What the agents of one harness touch: who was called how often, and who waits for whom."""
 
     def __init__(self, clock: HeldClock, *, is_patient: bool) -> None:
         self.clock = clock

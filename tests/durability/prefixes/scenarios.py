@@ -2,7 +2,12 @@
 
 from typing import Final
 
-from tests.durability.prefixes.asking import (
+from tests.durability.prefixes.calls import BOUNDED, DEEP, PLAIN, RETRYING, SUB_AGENTS, TOOLS
+from tests.durability.prefixes.cancellation import ABORTING, CANCELLED, OVERTIME
+from tests.durability.prefixes.code_agents import CALLING, CODED
+from tests.durability.prefixes.histories import REMEMBERING
+from tests.durability.prefixes.limits import ONE_AT_A_TIME, SPENT, UNSAID
+from tests.durability.prefixes.questions import (
     APPROVING,
     ASKING,
     CLIENT_SIDE,
@@ -11,12 +16,7 @@ from tests.durability.prefixes.asking import (
     PAYING_BY_CODE,
     RECOVERING,
 )
-from tests.durability.prefixes.bounding import ONE_AT_A_TIME, SPENT, UNSAID
-from tests.durability.prefixes.calling import BOUNDED, DEEP, PLAIN, RETRYING, SUB_AGENTS, TOOLS
-from tests.durability.prefixes.coding import CALLING, CODED
-from tests.durability.prefixes.ending import ABORTING, CANCELLED, OVERTIME
-from tests.durability.prefixes.keeping import KEEPING
-from tests.durability.prefixes.remembering import REMEMBERING
+from tests.durability.prefixes.state import KEEPING
 
 SCENARIOS: Final = (
     PLAIN,

@@ -196,7 +196,7 @@ class AgentBlocks:
         self._current = lane.parent if self._current == lane.invocation_id else ""
         lane.has_ended = True
 
-    def say(self, lane: AgentLane, text: str, style: str = "") -> None:
+    def write_line(self, lane: AgentLane, text: str, style: str = "") -> None:
         """Write a line into a lane's block, below a label with its branch if another lane wrote last."""
         if self._current != lane.invocation_id:
             label = bars(lane.depth).append(f"▸ {lane.branch}", style=f"dim {depth_style(lane.depth)}")
@@ -237,14 +237,14 @@ class AgentBlocks:
 
     def _print(self, lane: AgentLane, lines: list[str]) -> None:
         for line in lines:
-            self.say(lane, line, STYLES[lane.mode])
+            self.write_line(lane, line, STYLES[lane.mode])
         lane.has_shown = lane.has_shown or (bool(lines) and lane.mode == "text")
 
     def _discard(self, lane: AgentLane) -> None:
         """Discard the text of a lost attempt; lines that are already on the screen get a note."""
         lane.text.finish()
         if lane.has_shown:
-            self.say(lane, "  the text of this step so far is discarded", "dim yellow")
+            self.write_line(lane, "  the text of this step so far is discarded", "dim yellow")
 
 
 Handler: TypeAlias = Callable[[AgentBlocks, AgentEvent, AgentLane, float], None]

@@ -33,29 +33,29 @@ _MAX_STEPS: Final = 8
 def _requested(blocks: AgentBlocks, event: AgentEvent, lane: AgentLane, now: float) -> None:
     request = event.input_requested.request
     blocks.flush(lane)
-    blocks.say(lane, f"? {request_text(request)}", "magenta")
+    blocks.write_line(lane, f"? {request_text(request)}", "magenta")
     if expiry := expiry_text(request):
-        blocks.say(lane, f"  {expiry}", "dim")
+        blocks.write_line(lane, f"  {expiry}", "dim")
     lane.wait_for("waiting for an answer", now)
 
 
 def _received(blocks: AgentBlocks, event: AgentEvent, lane: AgentLane, now: float) -> None:
-    blocks.say(lane, f"! {one_line(received_text(event.input_received.answer))}", "magenta")
+    blocks.write_line(lane, f"! {one_line(received_text(event.input_received.answer))}", "magenta")
     lane.activity = ""
 
 
 def _queued(blocks: AgentBlocks, event: AgentEvent, lane: AgentLane, now: float) -> None:
-    blocks.say(lane, f"… {queued_text(event.run_queued)}", "dim")
+    blocks.write_line(lane, f"… {queued_text(event.run_queued)}", "dim")
     lane.wait_for("waiting for its session", now)
 
 
 def _dequeued(blocks: AgentBlocks, event: AgentEvent, lane: AgentLane, now: float) -> None:
-    blocks.say(lane, "… its session is free", "dim")
+    blocks.write_line(lane, "… its session is free", "dim")
     lane.wait_for(STARTING, now)
 
 
 def _forked(blocks: AgentBlocks, event: AgentEvent, lane: AgentLane, now: float) -> None:
-    blocks.say(lane, f"⑂ {one_line(forked_text(event.run_forked))}", "yellow")
+    blocks.write_line(lane, f"⑂ {one_line(forked_text(event.run_forked))}", "yellow")
     lane.forked_ns = event.record_time.ToNanoseconds()
 
 
@@ -65,17 +65,17 @@ def _resumed(blocks: AgentBlocks, event: AgentEvent, lane: AgentLane, now: float
         known.text.finish()
         known.tools.clear()
         known.activity = ""
-    blocks.say(lane, f"↻ {resumed_text(event.run_resumed)}", "yellow")
+    blocks.write_line(lane, f"↻ {resumed_text(event.run_resumed)}", "yellow")
 
 
 def _interrupted(blocks: AgentBlocks, event: AgentEvent, lane: AgentLane, now: float) -> None:
-    blocks.say(lane, f"‖ {interrupted_text(event.run_interrupted)}", "magenta")
+    blocks.write_line(lane, f"‖ {interrupted_text(event.run_interrupted)}", "magenta")
     for known in blocks.lanes:
         known.activity = ""
 
 
 def _cancelling(blocks: AgentBlocks, event: AgentEvent, lane: AgentLane, now: float) -> None:
-    blocks.say(lane, f"■ stopping: {cancelling_text(event.cancel_requested)}", "yellow")
+    blocks.write_line(lane, f"■ stopping: {cancelling_text(event.cancel_requested)}", "yellow")
 
 
 def _transferred(blocks: AgentBlocks, event: AgentEvent, lane: AgentLane, now: float) -> None:
@@ -83,11 +83,11 @@ def _transferred(blocks: AgentBlocks, event: AgentEvent, lane: AgentLane, now: f
     # A swarm records the transfers of its members: name the member.
     who = "" if transfer.from_agent in ("", event.agent) else f"{transfer.from_agent} "
     blocks.flush(lane)
-    blocks.say(lane, f"⇢ {who}transfers to {transfer.to_agent}", "cyan")
+    blocks.write_line(lane, f"⇢ {who}transfers to {transfer.to_agent}", "cyan")
 
 
 def _iteration(blocks: AgentBlocks, event: AgentEvent, lane: AgentLane, now: float) -> None:
-    blocks.say(lane, f"○ {iteration_text(event.loop_iteration_started)}", "dim")
+    blocks.write_line(lane, f"○ {iteration_text(event.loop_iteration_started)}", "dim")
 
 
 def _planned(blocks: AgentBlocks, event: AgentEvent, lane: AgentLane, now: float) -> None:
@@ -99,22 +99,22 @@ def _revised(blocks: AgentBlocks, event: AgentEvent, lane: AgentLane, now: float
 
 
 def _plan(blocks: AgentBlocks, lane: AgentLane, items: Sequence[event_pb2.PlanItem], what: str) -> None:
-    blocks.say(lane, f"≡ {what}: {counted(len(items), 'step')}", "cyan")
+    blocks.write_line(lane, f"≡ {what}: {counted(len(items), 'step')}", "cyan")
     for number, item in enumerate(items[:_MAX_STEPS], start=1):
-        blocks.say(lane, f"  {number}. {one_line(item.text)}")
+        blocks.write_line(lane, f"  {number}. {one_line(item.text)}")
     if len(items) > _MAX_STEPS:
-        blocks.say(lane, f"  … and {len(items) - _MAX_STEPS} more", "dim")
+        blocks.write_line(lane, f"  … and {len(items) - _MAX_STEPS} more", "dim")
 
 
 def _changed(blocks: AgentBlocks, event: AgentEvent, lane: AgentLane, now: float) -> None:
     # A plan_execute agent stores its plan in the session state; it is shown as the plan already.
     hidden = _PLAN_KEYS if lane.kind == execution_pb2.AGENT_KIND_PLAN_EXECUTE else ()
     if changes := [change for change in event.session_state_changed.state_changes if change.key not in hidden]:
-        blocks.say(lane, f"≔ {changes_text(changes)}", "dim")
+        blocks.write_line(lane, f"≔ {changes_text(changes)}", "dim")
 
 
 def _compacted(blocks: AgentBlocks, event: AgentEvent, lane: AgentLane, now: float) -> None:
-    blocks.say(lane, f"≈ {compacted_text(event.history_compacted)}", "dim")
+    blocks.write_line(lane, f"≈ {compacted_text(event.history_compacted)}", "dim")
 
 
 CONTROL_EVENTS: Final[Handlers] = {
@@ -168,7 +168,7 @@ def _retrying(blocks: AgentBlocks, event: AgentEvent, lane: AgentLane, now: floa
     lane.model = retrying.next_model or lane.model
     what = f"continuing with {retrying.next_model}" if is_another else "trying again"
     text = f"↻ {what}, attempt {event.attempt}: {retry_text(retrying.reason)}: {one_line(retrying.error.message)}"
-    blocks.say(lane, text.rstrip(": "), "yellow")
+    blocks.write_line(lane, text.rstrip(": "), "yellow")
     if event.step_id:  # otherwise it is the call of a summary, whose text is not shown
         blocks.begin_again(event, lane)
     lane.wait_for(f"waiting for {retrying.next_model}" if is_another else "waiting to try again", now)
@@ -182,13 +182,13 @@ def _model_completed(blocks: AgentBlocks, event: AgentEvent, lane: AgentLane, no
         blocks.add_text(event, lane, "text", text)
     blocks.flush(lane)
     if finished := finish_text(event.llm_completed.response):
-        blocks.say(lane, f"! finish reason {finished}", "yellow")
+        blocks.write_line(lane, f"! finish reason {finished}", "yellow")
     lane.activity = ""
 
 
 def _model_failed(blocks: AgentBlocks, event: AgentEvent, lane: AgentLane, now: float) -> None:
     blocks.flush(lane)
-    blocks.say(lane, f"✗ model: {error_text(event.llm_failed.error)}", "red")
+    blocks.write_line(lane, f"✗ model: {error_text(event.llm_failed.error)}", "red")
     lane.activity = ""
 
 
@@ -196,7 +196,7 @@ def _tool_started(blocks: AgentBlocks, event: AgentEvent, lane: AgentLane, now: 
     blocks.flush(lane)
     call = event.tool_started.call
     arguments = one_line(call.arguments_json)
-    blocks.say(lane, f"→ {call.name} {'' if arguments == '{}' else arguments}".rstrip(), "blue")
+    blocks.write_line(lane, f"→ {call.name} {'' if arguments == '{}' else arguments}".rstrip(), "blue")
     output = TextWrapper(blocks.room(lane) - 2)
     lane.tools[call.call_id] = Running(name=call.name, since=now, output=output)
 
@@ -204,7 +204,7 @@ def _tool_started(blocks: AgentBlocks, event: AgentEvent, lane: AgentLane, now: 
 def _tool_output(blocks: AgentBlocks, event: AgentEvent, lane: AgentLane, now: float) -> None:
     running = lane.tools.get(event.tool_output.call_id)
     for line in running.output.add(event.tool_output.text) if running else ():
-        blocks.say(lane, f"┊ {line}", "dim")
+        blocks.write_line(lane, f"┊ {line}", "dim")
 
 
 def _tool_completed(blocks: AgentBlocks, event: AgentEvent, lane: AgentLane, now: float) -> None:
@@ -222,12 +222,12 @@ def _tool_failed(blocks: AgentBlocks, event: AgentEvent, lane: AgentLane, now: f
 def _tool_ended(blocks: AgentBlocks, lane: AgentLane, result: message_pb2.ToolResult, *, mark: str, style: str) -> None:
     running = lane.tools.pop(result.call.call_id, None)
     for line in running.output.finish() if running else ():
-        blocks.say(lane, f"┊ {line}", "dim")
+        blocks.write_line(lane, f"┊ {line}", "dim")
     took = f"  {duration_text(result.duration)}" if result.HasField("duration") else ""
     # The answer of a sub-agent is right above, in its own block.
     shown = "" if result.child_invocation_id and not result.HasField("error") else one_line(result_text(result))
     text = clip(f"{result.call.name}  {shown}".rstrip(), blocks.room(lane) - len(mark) - len(took) - 1)
-    blocks.say(lane, f"{mark} {text}{took}", style)
+    blocks.write_line(lane, f"{mark} {text}{took}", style)
 
 
 CALL_EVENTS: Final[Handlers] = {

@@ -77,7 +77,7 @@ def between(start: timestamp_pb2.Timestamp, end: timestamp_pb2.Timestamp) -> flo
     return (end.ToNanoseconds() - start.ToNanoseconds()) / 1e9
 
 
-def moment(time: timestamp_pb2.Timestamp) -> str:
+def time_text(time: timestamp_pb2.Timestamp) -> str:
     """Format a time in UTC, to the minute."""
     return time.ToDatetime().strftime("%Y-%m-%d %H:%M")
 

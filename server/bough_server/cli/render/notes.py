@@ -6,7 +6,7 @@ from typing import Final
 
 from bough import text_of
 from bough.v1 import event_pb2, execution_pb2, fork_pb2, input_pb2, message_pb2, session_pb2, step_pb2
-from bough_server.cli.render.format import counted, enum_text, error_text, moment, one_line
+from bough_server.cli.render.format import counted, enum_text, error_text, one_line, time_text
 
 _RESUMED: Final = {
     event_pb2.RESUME_CAUSE_RECOVERY: "continued after its server was lost",
@@ -74,7 +74,7 @@ def expiry_text(request: input_pb2.InputRequest) -> str:
     if not request.HasField("expire_time"):
         return ""
     then = answer_text(request.default_answer) if request.HasField("default_answer") else "it counts as not answered"
-    return f"until {moment(request.expire_time)} UTC; then {then}"
+    return f"until {time_text(request.expire_time)} UTC; then {then}"
 
 
 def received_text(answer: input_pb2.InputAnswer) -> str:

@@ -39,7 +39,7 @@ def waiting_lines(run_id: str, requests: Sequence[input_pb2.InputRequest], comma
     return [*lines, "Answer with:", f"  {answer_command(run_id, requests, command)}"]
 
 
-def standing_lines(run: run_pb2.Run) -> list[str]:
+def open_request_lines(run: run_pb2.Run) -> list[str]:
     """Return a line for each open request, and one for the reason if the run is parked."""
     lines = [f"? {headline(request)}" for request in run.open_requests]
     return lines + ([f"‖ parked: {one_line(run.parked_reason)}"] if run.parked_reason else [])

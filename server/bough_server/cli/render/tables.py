@@ -1,6 +1,6 @@
 """Tables of runs, sessions, agents, models and messages, in the order given."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Final
 
 from rich.text import Text
@@ -11,16 +11,16 @@ from bough_server.cli.render.format import (
     clip,
     cost_text,
     enum_text,
-    moment,
     one_line,
     printable,
     state_style,
     state_text,
+    time_text,
     tokens,
     tokens_text,
 )
 from bough_server.cli.render.notes import result_text
-from bough_server.cli.render.questions import origin_lines, standing_lines
+from bough_server.cli.render.questions import open_request_lines, origin_lines
 
 _BELOW: Final = "magenta"
 _STATE_WIDTH: Final = 9
@@ -28,7 +28,7 @@ REVISION_WIDTH: Final = 12
 """Number of characters of a revision that are printed."""
 
 
-def runs_table(runs: Sequence[run_pb2.Run], *, width: int) -> list[Text]:
+def runs_table(runs: Sequence[run_pb2.Run], width: int) -> list[Text]:
     """Return a row for each run: its id, state, creation time and agent.
 
     Lines below it have its usage so far and the beginning of its input, its origin, its open requests, and why it is
@@ -39,17 +39,17 @@ def runs_table(runs: Sequence[run_pb2.Run], *, width: int) -> list[Text]:
     for run in runs:
         line = Text(f"{run.run_id:36}  ")
         line.append(f"{state_text(run.state):{state_width}}", style=state_style(run.state))
-        line.append(f"  {moment(run.create_time)}  {run.agent}")
+        line.append(f"  {time_text(run.create_time)}  {run.agent}")
         lines.append(_fitted(line, width))
-        if gist := _gist(run):
-            lines.append(_fitted(Text(f"  {gist}", style="dim"), width))
+        if below := _usage_and_input(run):
+            lines.append(_fitted(Text(f"  {below}", style="dim"), width))
         lines += [
-            _fitted(Text(f"  {below}", style=_BELOW), width) for below in [*origin_lines(run), *standing_lines(run)]
+            _fitted(Text(f"  {below}", style=_BELOW), width) for below in [*origin_lines(run), *open_request_lines(run)]
         ]
     return lines
 
 
-def _gist(run: run_pb2.Run) -> str:
+def _usage_and_input(run: run_pb2.Run) -> str:
     """Return a run's usage so far, as far as it is known, and the beginning of its input."""
     return " · ".join(part for part in (*_used(run.tree_usage), one_line(run.input_excerpt)) if part)
 
@@ -59,7 +59,7 @@ def _used(usage: usage_pb2.Usage) -> list[str]:
     return used + ([cost_text(usage)] if usage.HasField("cost_nanos") else [])
 
 
-def sessions_table(sessions: Iterable[session_pb2.Session], *, width: int) -> list[Text]:
+def sessions_table(sessions: Sequence[session_pb2.Session], width: int) -> list[Text]:
     """Return a row for each session: its id, when a run last started or ended in it, and the run that holds it."""
     lines = [Text(f"{'session':36}  {'last run':16}  held by"[:width], style="dim")]
     for session in sessions:
@@ -69,7 +69,7 @@ def sessions_table(sessions: Iterable[session_pb2.Session], *, width: int) -> li
 
 
 def _last_run(session: session_pb2.Session) -> str:
-    return moment(session.last_run_time) if session.HasField("last_run_time") else "-"
+    return time_text(session.last_run_time) if session.HasField("last_run_time") else "-"
 
 
 def session_lines(session: session_pb2.Session, *, width: int) -> list[Text]:
@@ -77,7 +77,7 @@ def session_lines(session: session_pb2.Session, *, width: int) -> list[Text]:
     fields = [
         ("session", session.session_id),
         ("user", session.user_id),
-        ("created", moment(session.create_time)),
+        ("created", time_text(session.create_time)),
         ("last run", _last_run(session)),
         ("held by", session.current_run_id or "-"),
         *(("label", f"{key}={value}") for key, value in sorted(session.labels.items())),
@@ -85,7 +85,7 @@ def session_lines(session: session_pb2.Session, *, width: int) -> list[Text]:
     return [_fitted(Text(f"{name:8}  {one_line(value)}"), width) for name, value in fields]
 
 
-def agents_table(agents: Sequence[agent_pb2.Agent], *, width: int) -> list[Text]:
+def agents_table(agents: Sequence[agent_pb2.Agent], width: int) -> list[Text]:
     """Return a row for each agent: its name, model and description; if any is stored, also revision and time.
 
     The model of an agent that calls none is its kind in parentheses, and of an agent in code "(code)".
@@ -97,7 +97,7 @@ def agents_table(agents: Sequence[agent_pb2.Agent], *, width: int) -> list[Text]
     lines = [Text(f"{'agent':{name_width}}  {'model':{model_width}}{stored}  what it does"[:width], style="dim")]
     for agent in agents:
         line = Text(f"{agent.definition.name:{name_width}}", style="bold")
-        since = moment(agent.revision_create_time) if agent.HasField("revision_create_time") else "-"
+        since = time_text(agent.revision_create_time) if agent.HasField("revision_create_time") else "-"
         stored = f"  {agent.revision[:REVISION_WIDTH]:{REVISION_WIDTH}}  {since:16}" if has_stored else ""
         rest = f"  {_model(agent):{model_width}}{stored}  {one_line(agent.definition.description)}"
         line.append(clip(rest, max(8, width - name_width)), style="not bold")
@@ -118,7 +118,7 @@ def agent_lines(agent: agent_pb2.Agent) -> list[str]:
     return [f"{name}: {value}" for name, value in fields]
 
 
-def models_table(models: Sequence[model_pb2.ModelInfo], *, width: int) -> list[Text]:
+def models_table(models: Sequence[model_pb2.ModelInfo], width: int) -> list[Text]:
     """Return a row for each model: its name, provider, name at the provider, and fallbacks in order."""
     columns = [("model", 5), ("provider", 8), ("at the provider", 15)]
     rows = [(model.name, model.provider, model.model or "-") for model in models]

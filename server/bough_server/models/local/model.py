@@ -53,6 +53,7 @@ class LocalModel:
         price: Price | None = None,
         config_digest: str = "",
         limiter: ModelLimiter | None = None,
+        engine: LocalEngine | None = None,
     ) -> None:
         self.name = name
         self.provider = "local"
@@ -61,7 +62,7 @@ class LocalModel:
         self.fallbacks = tuple(fallbacks)
         self.price = price
         self.config_digest = config_digest
-        self._engine = LocalEngine(name=name)
+        self._engine = engine or LocalEngine(name=name)
         self._endpoint: Endpoint | None = None
         self._base_url = ""
         self._limiter = limiter or ModelLimiter(name=name, max_concurrency=SLOTS)
@@ -77,7 +78,7 @@ class LocalModel:
         """Make one attempt, as the Model protocol specifies."""
         offers = open_offers(request)
         meter = meter or AttemptMeter()
-        async with self._limiter.turn(request, meter):
+        async with self._limiter.admit(request, meter):
             if offers:
                 for call_item in await self._call(request, offers, meter):
                     yield call_item

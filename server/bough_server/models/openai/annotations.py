@@ -17,7 +17,7 @@ MAX_CITED_BYTES: Final = 32 * 1024
 MAX_EXTRA_BYTES: Final = 16 * 1024
 
 _PLACE_BYTES: Final = 16
-"""The most bytes that a citation's place adds to its offsets within the content."""
+"""The most bytes that a citation's position adds to its offsets within the content."""
 _LONGEST_LABEL: Final = 512
 _LONGEST_URL: Final = 2048
 _LONGEST_SNIPPET: Final = 2048
@@ -100,14 +100,14 @@ class AnnotationCollector:
         if value is not None:
             self._extra[name] = value
 
-    def message(self, places: "Mapping[Content, Place]") -> step_pb2.Annotations | None:
-        """Return the annotations; None if there are none. `places` maps each content to its place in the answer."""
+    def message(self, positions: "Mapping[Content, ContentPosition]") -> step_pb2.Annotations | None:
+        """Return the annotations; None if there are none. `positions` has that of each content."""
         safety = [
             step_pb2.SafetyNote(verdict=verdict, category=category, subject=subject)
             for (subject, category), verdict in self._safety.items()
         ]
         citations = [
-            _placed(citation, places.get(content) if content is not None else None)
+            _positioned(citation, positions.get(content) if content is not None else None)
             for (content, _), citation in self._citations.items()
         ]
         extra = self._extra_json()
@@ -145,24 +145,24 @@ class AnnotationCollector:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Place:
-    """Place of a content in the answer."""
+class ContentPosition:
+    """Position of a content in the answer."""
 
     part_index: int
     offset: int = 0
     """Characters of the part before the content."""
 
 
-def _placed(citation: step_pb2.CitationRef, place: Place | None) -> step_pb2.CitationRef:
+def _positioned(citation: step_pb2.CitationRef, position: ContentPosition | None) -> step_pb2.CitationRef:
     """Return a copy of a citation with the part that cites it, and with offsets from the start of that part."""
-    placed = step_pb2.CitationRef()
-    placed.CopyFrom(citation)
-    if place is not None:
-        placed.part_index = place.part_index
+    positioned = step_pb2.CitationRef()
+    positioned.CopyFrom(citation)
+    if position is not None:
+        positioned.part_index = position.part_index
     if citation.HasField("start"):
-        offset = place.offset if place is not None else 0
-        placed.start, placed.end = citation.start + offset, citation.end + offset
-    return placed
+        offset = position.offset if position is not None else 0
+        positioned.start, positioned.end = citation.start + offset, citation.end + offset
+    return positioned
 
 
 def _offset(value: object) -> int | None:
@@ -209,7 +209,7 @@ class Answer(Protocol):
         """Whether the answer is complete; a stream that ends before was cut off."""
         ...
 
-    def take(self, data: bytes) -> list[Delta]:
+    def apply(self, data: bytes) -> list[Delta]:
         """Apply the data of one event and return its deltas. Raises BadChunk or ReportedError."""
         ...
 
@@ -276,9 +276,9 @@ class RawAnswer:
         """Whether the answer is complete."""
         return self._answer.is_whole
 
-    def take(self, data: bytes) -> list[Delta]:
+    def apply(self, data: bytes) -> list[Delta]:
         """Apply the data of one event and return its deltas. Raises BadChunk or ReportedError."""
-        deltas = self._answer.take(data)
+        deltas = self._answer.apply(data)
         if data != DONE:
             self._keep(data)
         return deltas

@@ -26,7 +26,7 @@ from bough_server.models.openai.annotations import (
     AnnotationCollector,
     BadChunk,
     Content,
-    Place,
+    ContentPosition,
     ReportedError,
     count,
     is_object,
@@ -117,7 +117,7 @@ class Completion:
         # Some servers send no [DONE]: a finish reason is enough. Usage may still follow it, so it is not the end.
         return self._done or bool(self._finish_reason)
 
-    def take(self, data: bytes) -> list[Delta]:
+    def apply(self, data: bytes) -> list[Delta]:
         """Apply the data of one event and return its deltas. Raises BadChunk or ReportedError."""
         if data == DONE:
             self._done = True
@@ -145,9 +145,9 @@ class Completion:
         message = message_pb2.Message(role=message_pb2.ROLE_ASSISTANT)
         if self._reasoning:
             message.parts.add().reasoning.text = "".join(self._reasoning)
-        places: dict[Content, Place] = {}
+        positions: dict[Content, ContentPosition] = {}
         if self._text:
-            places[_ONLY_CONTENT] = Place(part_index=len(message.parts))
+            positions[_ONLY_CONTENT] = ContentPosition(part_index=len(message.parts))
             message.parts.add(text="".join(self._text))
         for call in self._calls:
             message.parts.add().tool_call.CopyFrom(
@@ -164,7 +164,7 @@ class Completion:
             provider_finish_reason=self._finish_reason,
             usage=self.usage,
             raw_json=self._raw(model),
-            annotations=self._annotations.message(places),
+            annotations=self._annotations.message(positions),
         )
 
     def _head(self, chunk: dict[str, object]) -> None:

@@ -128,7 +128,7 @@ class OpenAIModel:
         except BadSettings as error:
             raise self._failures.unusable(f"cannot be called: {error}") from error
         meter = meter or AttemptMeter()
-        async with self._limiter.turn(request, meter):
+        async with self._limiter.admit(request, meter):
             answer = self._api.answer(meter, name=self.name)
             if self._keep_raw:
                 answer = RawAnswer(answer)

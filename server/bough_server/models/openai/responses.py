@@ -14,7 +14,7 @@ from bough_server.models.openai.annotations import (
     DONE,
     AnnotationCollector,
     Content,
-    Place,
+    ContentPosition,
     ReportedError,
     count,
     is_object,
@@ -44,14 +44,14 @@ class _Item:
     is_streamed: bool = False
     """Whether any piece of it was emitted."""
 
-    def places(self, key: _Key, part_index: int) -> "dict[Content, Place]":
-        """Return the places of the item's contents in the answer, whose part `part_index` is this item."""
-        places: dict[Content, Place] = {}
+    def positions(self, key: _Key, part_index: int) -> "dict[Content, ContentPosition]":
+        """Return the positions of the item's contents in the answer, whose part `part_index` is this item."""
+        positions: dict[Content, ContentPosition] = {}
         offset = 0
         for index, length in sorted(self.lengths.items()):
-            places[key, index] = Place(part_index=part_index, offset=offset)
+            positions[key, index] = ContentPosition(part_index=part_index, offset=offset)
             offset += length
-        return places
+        return positions
 
     def part(self, model: str) -> message_pb2.Part | None:
         """Return the item as a message part; None if it is empty."""
@@ -95,7 +95,7 @@ class Response:
         """Whether the answer is complete."""
         return self._is_done
 
-    def take(self, data: bytes) -> list[Delta]:
+    def apply(self, data: bytes) -> list[Delta]:
         """Apply the data of one event and return its deltas. Raises BadChunk or ReportedError."""
         if data == DONE:
             return []
@@ -110,10 +110,10 @@ class Response:
     def response(self, *, provider: str, model: str) -> step_pb2.LlmResponse:
         """Return the whole answer, with its parts in the order of the output."""
         message = message_pb2.Message(role=message_pb2.ROLE_ASSISTANT)
-        places: dict[Content, Place] = {}
+        positions: dict[Content, ContentPosition] = {}
         for key, item in self._items.items():
             if (part := item.part(self._name)) is not None:
-                places |= item.places(key, len(message.parts))
+                positions |= item.positions(key, len(message.parts))
                 message.parts.append(part)
         incomplete = self._response.get("incomplete_details")
         reason = string(incomplete.get("reason")) if is_object(incomplete) else ""
@@ -126,7 +126,7 @@ class Response:
             provider_finish_reason=reason or string(self._response.get("status")),
             usage=self.usage,
             raw_json=json.dumps(self._response, ensure_ascii=False, separators=(",", ":")),
-            annotations=self._annotations.message(places),
+            annotations=self._annotations.message(positions),
         )
 
     def _finish_reason(self, incomplete: str) -> step_pb2.FinishReason.ValueType:

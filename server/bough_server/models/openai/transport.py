@@ -31,7 +31,8 @@ OPENAI_BASE_URL: Final = "https://api.openai.com/v1"
 _DRAIN_SECONDS: Final = 0.1
 _HEADERS: Final = {"Content-Type": "application/json", "Accept": "text/event-stream"}
 
-_MAX_EVENT_BYTES: Final = 16 * 1024 * 1024
+MAX_EVENT_BYTES: Final = 16 * 1024 * 1024
+"""The most bytes of one event of a stream."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,7 +96,7 @@ class Endpoint:
                 piece = await self._read(pieces, answer, timeout)
                 for data in decoder.feed(piece) if piece else decoder.finish():
                     timeout.renew()
-                    for delta in answer.take(data):
+                    for delta in answer.apply(data):
                         yield delta
                 if not piece:
                     break
@@ -128,7 +129,7 @@ class Endpoint:
     async def _open(self) -> "openai.AsyncOpenAI":
         async with self._opening:
             if self._client is None:
-                self._broken = await asyncio.to_thread(_transport_errors)
+                self._broken = await asyncio.to_thread(transport_errors)
                 try:
                     self._client = await asyncio.to_thread(self._connect)
                 except self._broken as error:
@@ -206,7 +207,7 @@ class Endpoint:
                     pass
 
 
-def _transport_errors() -> tuple[type[Exception], ...]:
+def transport_errors() -> tuple[type[Exception], ...]:
     """Load the client, its HTTP layer and its transport, and return what they raise if a connection fails."""
     is_new = "openai" not in sys.modules
     import aiohttp
@@ -249,7 +250,7 @@ class EventDecoder:
         events: list[bytes] = []
         for line in lines:
             self._line(line, events)
-        if len(self._rest) + self._size > _MAX_EVENT_BYTES:
+        if len(self._rest) + self._size > MAX_EVENT_BYTES:
             raise EventTooLarge("A server-sent event is larger than 16 MiB.")
         return events
 

@@ -78,7 +78,7 @@ class ScriptedModel:
         if turn is None:
             raise self._no_turn(request.agent, index)
         meter = meter or AttemptMeter()
-        async with self._limiter.turn(request, meter):
+        async with self._limiter.admit(request, meter):
             fault = self._fault(request, turn)
             deltas = _deltas(index, turn)
             # If `after_chunks` is beyond the last piece, the attempt still fails, after all its pieces.

@@ -74,7 +74,7 @@ class SqlEventLog:
             elif not window.is_known_through(after):
                 look = partial(read_range_and_end, run_id=run_id, after=after)
                 found, last_sequence, is_ended = await self._readers.run(look)
-                window.learn(last_sequence, is_ended=is_ended)
+                window.update_head(last_sequence, is_ended=is_ended)
                 for page in pages_of(found):
                     yield page
                     after = page[-1].sequence

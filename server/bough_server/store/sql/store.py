@@ -1,7 +1,7 @@
 """A SQLite file as the server's store: open, lock and migrate it, and close everything in order."""
 
-from collections.abc import Sequence
-from typing import Final, Self
+from collections.abc import Callable, Sequence
+from typing import Final, Self, TypeVar
 
 from sqlalchemy import Connection
 
@@ -22,7 +22,7 @@ from bough_server.store.sql.readers import Readers
 from bough_server.store.sql.runs import SqlRunIndex
 from bough_server.store.sql.sessions import SqlSessions
 from bough_server.store.sql.usage import SqlUsageLedger
-from bough_server.store.sql.write_queue import STALL_SECONDS, WriteQueue, Writing
+from bough_server.store.sql.write_queue import STALL_SECONDS, WriteHealth, WriteQueue
 from bough_server.store.sql.writer import CommitHooks
 from bough_server.store.window import RecentEventsOfRuns
 
@@ -37,6 +37,8 @@ BUSY_TIMEOUT: Final = 2.0
 RETRY_DELAYS: Final = (0.05, 0.2, 0.5)
 """Seconds before each retry of a failed commit."""
 
+T = TypeVar("T")
+
 
 class Store:
     """All ports of the store, on one file that only this process writes; an async context manager that closes it."""
@@ -48,7 +50,7 @@ class Store:
         readers: Readers,
         *,
         windows: RecentEventsOfRuns,
-        writing: Writing,
+        write_health: WriteHealth,
         crashed: frozenset[str],
     ) -> None:
         self.log = SqlEventLog(queue, readers, windows)
@@ -59,7 +61,7 @@ class Store:
         self.usage = SqlUsageLedger(readers)
         self.leases = SqlLease(queue, readers, crashed)
         self.mailbox = SqlMailbox(queue, readers)
-        self.writing = writing
+        self.write_health = write_health
         self._lock, self._queue, self._readers = lock, queue, readers
 
     async def __aenter__(self) -> Self:
@@ -68,9 +70,13 @@ class Store:
     async def __aexit__(self, *_: object) -> None:
         await self.close()
 
+    async def write(self, run: Callable[[Connection], T]) -> T:
+        """Run a transaction on the writing connection, in order with all other writes, and return its result."""
+        return await self._queue.execute(run)
+
     async def synchronous(self) -> int:
         """Return `PRAGMA synchronous` of the writing connection: 2 survives a power cut, 1 only a killed process."""
-        return await self._queue.execute(_synchronous)
+        return await self.write(_synchronous)
 
     async def close(self) -> None:
         """Write all queued jobs, end readers with ServerStopping, and release the file."""
@@ -113,10 +119,10 @@ def open_store(
         lock.release()
         raise
     windows = RecentEventsOfRuns(window_bytes)
-    writing = Writing(stall_seconds=stall_seconds)
-    queue = WriteQueue(engine, windows, writing, retry_delays=retry_delays, hooks=hooks or CommitHooks())
+    write_health = WriteHealth(stall_seconds=stall_seconds)
+    queue = WriteQueue(engine, windows, write_health, retry_delays=retry_delays, hooks=hooks or CommitHooks())
     readers = Readers(path, threads=READER_THREADS, busy_timeout=busy_timeout)
-    return Store(lock, queue, readers, windows=windows, writing=writing, crashed=crashed)
+    return Store(lock, queue, readers, windows=windows, write_health=write_health, crashed=crashed)
 
 
 def _synchronous(connection: Connection) -> int:

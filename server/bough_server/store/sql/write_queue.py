@@ -26,7 +26,7 @@ _GRACE: Final = 0.1
 T = TypeVar("T")
 
 
-class Writing:
+class WriteHealth:
     """The health of writes: whether they fail, and whether they stall."""
 
     def __init__(self, *, stall_seconds: float = STALL_SECONDS) -> None:
@@ -68,7 +68,7 @@ class Writing:
         """Set whether the last write failed."""
         self._set_health(is_failing=is_failing, is_stalled=self._is_stalled)
 
-    async def turns(self) -> AsyncIterator[bool]:
+    async def changes(self) -> AsyncIterator[bool]:
         """Yield whether writing is possible: now, and at every change."""
         was: bool | None = None
         while True:
@@ -115,13 +115,13 @@ class WriteQueue:
         self,
         engine: Engine,
         windows: RecentEventsOfRuns,
-        writing: Writing,
+        write_health: WriteHealth,
         *,
         retry_delays: Sequence[float],
         hooks: CommitHooks,
     ) -> None:
         self.heads = LogHeads()
-        self._engine, self._windows, self._writing = engine, windows, writing
+        self._engine, self._windows, self._health = engine, windows, write_health
         self._pending_bytes = 0
         self._is_closed = False
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -160,7 +160,7 @@ class WriteQueue:
         """
         if self._is_closed:
             raise _stopping()
-        self._writing.check()
+        self._health.check()
         future: asyncio.Future[T] = asyncio.get_running_loop().create_future()
         self._submit(Transaction(run, future, run_id=run_id, then=then))
         return await future
@@ -169,19 +169,19 @@ class WriteQueue:
         """Write all queued jobs, refuse later ones, and end every reader with ServerStopping."""
         self._is_closed = True
         await asyncio.to_thread(self._writer.close)
-        self._writing.close()
+        self._health.close()
         self._windows.close_readers(_stopping())
         self._engine.dispose()
 
     def _submit(self, job: Job) -> None:
         self._loop = job.future.get_loop()
-        self._writing.begin()
+        self._health.begin()
         self._writer.submit(job)
 
     def _report_health(self, is_failing: bool) -> None:
         assert self._loop is not None, "a job has failed, so one was submitted"
         with suppress(RuntimeError):  # the loop is closed
-            self._loop.call_soon_threadsafe(self._writing.report_health, is_failing)
+            self._loop.call_soon_threadsafe(self._health.report_health, is_failing)
 
     def _settle(self, settled: Sequence[Settled]) -> None:
         loop = settled[0].job.future.get_loop()
@@ -189,7 +189,7 @@ class WriteQueue:
             loop.call_soon_threadsafe(self._resolve, settled)
 
     def _resolve(self, settled: Sequence[Settled]) -> None:
-        self._writing.end(len(settled))
+        self._health.end(len(settled))
         for outcome in settled:
             job = outcome.job
             if isinstance(job, Append):

@@ -27,7 +27,8 @@ Job = Append | Transaction[Any]
 MAX_GROUP_JOBS: Final = 1024
 MAX_GROUP_BYTES: Final = 8 * 1024 * 1024
 
-_PROBE_SECONDS: Final = 1.0
+PROBE_SECONDS: Final = 1.0
+"""Seconds between two probes of the disk while writes fail."""
 _UNCHANGED: Final = text("UPDATE alembic_version SET version_num = version_num")
 
 _TRANSIENT: Final = frozenset(
@@ -115,7 +116,7 @@ class WriterThread:
         """Return the oldest job, waiting for one; None to end."""
         while self._is_failing:
             try:
-                return self._queue.get(timeout=_PROBE_SECONDS)
+                return self._queue.get(timeout=PROBE_SECONDS)
             except queue.Empty:
                 self._probe()
         return self._queue.get()
@@ -141,15 +142,15 @@ class WriterThread:
 
     def _commit(self, group: Sequence[Job]) -> list[Settled]:
         """Commit a group, with retries; if that fails, commit each job alone."""
-        settled = self._committed(group)
+        settled = self._commit_group(group)
         if any(one.error is None for one in settled):
             self._set_failing(is_failing=False)
         return settled
 
-    def _committed(self, group: Sequence[Job]) -> list[Settled]:
+    def _commit_group(self, group: Sequence[Job]) -> list[Settled]:
         error: Exception | None = None
-        is_patient = not self._is_failing or any(isinstance(job, Append) for job in group)
-        for delay in (0.0, *(self._retry_delays if is_patient else ())):
+        may_wait = not self._is_failing or any(isinstance(job, Append) for job in group)
+        for delay in (0.0, *(self._retry_delays if may_wait else ())):
             if delay:
                 self._closing.wait(delay)  # ends early, so that close() does not sit through the delays
             try:
@@ -163,9 +164,9 @@ class WriterThread:
         # One bad job must not fail the others. Under SQLITE_BUSY each would only wait for the lock once more.
         if len(group) == 1 or _is(error, {sqlite3.SQLITE_BUSY}):
             return [self._failed(job, error) for job in group]
-        return [self._alone(job) for job in group]
+        return [self._commit_alone(job) for job in group]
 
-    def _alone(self, job: Job) -> Settled:
+    def _commit_alone(self, job: Job) -> Settled:
         try:
             (settled,) = self._attempt([job])
         except Exception as error:

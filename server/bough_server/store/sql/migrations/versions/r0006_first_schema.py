@@ -9,13 +9,16 @@ down_revision = None
 
 def upgrade() -> None:
     """Create all tables."""
-    _make_log()
+    _make_events()
+    _make_runs()
+    _make_commands()
+    _make_workers()
     _make_sessions()
     _make_usage()
     _make_agents()
 
 
-def _make_log() -> None:
+def _make_events() -> None:
     op.create_table(
         "events",
         sa.Column("run_id", sa.String(), primary_key=True, nullable=False),
@@ -24,6 +27,9 @@ def _make_log() -> None:
         sa.Column("data", sa.LargeBinary(), nullable=False),
         sqlite_with_rowid=False,
     )
+
+
+def _make_runs() -> None:
     op.create_table(
         "runs",
         sa.Column("run_id", sa.String(), primary_key=True, nullable=False),
@@ -51,6 +57,10 @@ def _make_log() -> None:
         sa.Column("origin_run_id", sa.String(), nullable=False),
         sa.Column("origin_sequence", sa.Integer(), nullable=False),
     )
+    _index_runs()
+
+
+def _index_runs() -> None:
     op.create_index(
         "runs_by_expiry", "runs", ["next_expire_time_ns"], sqlite_where=sa.text("next_expire_time_ns IS NOT NULL")
     )
@@ -70,6 +80,9 @@ def _make_log() -> None:
         ["tenant_id", "session_id", "create_time_ns", "run_id"],
         sqlite_where=sa.text("state = 1"),
     )
+
+
+def _make_commands() -> None:
     op.create_table(
         "run_commands",
         sa.Column("command_id", sa.Integer(), primary_key=True, nullable=False),
@@ -82,6 +95,9 @@ def _make_log() -> None:
         sqlite_autoincrement=True,
     )
     op.create_index("commands_of_run", "run_commands", ["run_id", "command_id"])
+
+
+def _make_workers() -> None:
     op.create_table(
         "workers",
         sa.Column("worker", sa.String(), primary_key=True, nullable=False),

@@ -1,0 +1,162 @@
+"""Records a run, cuts its log, and lets a harness finish what is left; it judges nothing."""
+
+import json
+import shutil
+import sqlite3
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from bough.v1 import agent_service_pb2, event_pb2, execution_pb2, follow_pb2, invocation_pb2, run_pb2, usage_pb2
+from bough_server.models.model import RetryPolicy
+from bough_server.runs.replay import Replayed
+from bough_server.store.ports import StoredMessage
+from bough_server.store.sql.rebuild import rebuild_projections
+from tests.durability.prefixes.scenario import Answer, Scenario, World
+from tests.support.held_clock import HeldClock
+from tests.support.run_harness import ME, RunHarness
+from tests.support.teams import open_team
+
+PATIENT = RetryPolicy(retries=9, base=0.0, longest=0.0)
+_FILE = "bough.db"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finished:
+    """A run at its end: its log and what can be read from it, and what was called meanwhile."""
+
+    scenario: Scenario
+    folder: Path
+    world: World
+    log: Sequence[event_pb2.AgentEvent]
+    tree: invocation_pb2.Invocation
+    ledger: Sequence[usage_pb2.Usage]
+    messages: Sequence[StoredMessage]
+    """The session's."""
+    state_json: str
+    """The values that the session has at the end."""
+    replayed: Replayed
+
+
+async def record(scenario: Scenario, folder: Path, *, is_cancelled: bool) -> Finished:
+    """Executes a run from its beginning to its end, cancelled where its scenario says so and the caller wants it."""
+    world = World(HeldClock(), is_patient=not scenario.cancelled_at or is_cancelled)
+    async with _house(scenario, folder, world) as harness:
+        past = await harness.start(scenario.root) if scenario.has_past else run_pb2.Run()
+        if scenario.has_past:
+            await _follow(harness, past, scenario.answer)
+            world.forget()
+        run = await harness.start(scenario.root, session_id=past.session_id, policy=scenario.policy)
+        if scenario.cancelled_at and is_cancelled:
+            await _cancel(harness, run, world, scenario.cancelled_at)
+        await _follow(harness, run, scenario.answer)
+        return await _finished(scenario, folder, world, harness, run)
+
+
+async def recover(whole: Finished, through: int, folder: Path) -> Finished:
+    """Executes what is left of a run whose log is another's up to a sequence."""
+    scenario, prefix = whole.scenario, whole.log[:through]
+    cut(whole, through, folder)
+    clock = HeldClock(prefix[-1].record_time.ToNanoseconds() + 10**9)
+    world = World(clock, is_patient=not scenario.cancelled_at)
+    async with _house(scenario, folder, world, failed=_failed(prefix)) as harness:
+        run = run_pb2.Run(run_id=prefix[0].run_id, session_id=prefix[0].session_id)
+        await harness.runs.recover()
+        await _follow(harness, run, scenario.answer)
+        return await _finished(scenario, folder, world, harness, run)
+
+
+def cut(whole: Finished, through: int, folder: Path) -> None:
+    """A copy of a run's database as it was after one of its events, but for the epoch, which never goes back."""
+    cut_off(whole.folder, whole.log[:through], folder)
+
+
+def cut_off(whole: Path, prefix: Sequence[event_pb2.AgentEvent], folder: Path) -> None:
+    """The same of a database in a folder, where a run's log is to be this one."""
+    folder.mkdir()
+    path, run_id, last = folder / _FILE, prefix[0].run_id, prefix[-1].sequence
+    shutil.copyfile(whole / _FILE, path)
+    connection = sqlite3.connect(path)
+    with connection:
+        connection.execute("DELETE FROM events WHERE run_id = ? AND sequence > ?", (run_id, last))
+    connection.close()
+    rebuild_projections(f"sqlite:///{path}")
+
+
+def _failed(prefix: Sequence[event_pb2.AgentEvent]) -> int:
+    """How many attempts of models have failed so far."""
+    return sum(event.llm_retrying.HasField("error") for event in prefix)
+
+
+def _script(scenario: Scenario, failed: int) -> str:
+    """What models say after so many of their attempts have failed."""
+    agents = json.loads(json.dumps({"agents": scenario.turns or {"*": []}}))
+    for turns in agents["agents"].values():
+        for turn in turns:
+            if "times" in turn.get("error", {}):
+                turn["error"]["times"] -= failed
+                if turn["error"]["times"] <= 0:
+                    del turn["error"]
+    return json.dumps(agents)
+
+
+@asynccontextmanager
+async def _house(scenario: Scenario, folder: Path, world: World, *, failed: int = 0) -> AsyncIterator[RunHarness]:
+    team = scenario.team(world)
+    async with open_team(
+        folder,
+        _script(scenario, failed),
+        *team.definitions,
+        tools=team.tools,
+        code_agents=team.code_agents,
+        functions=team.functions,
+        heard=world.heard,
+        retry=PATIENT,
+        clock=world.clock,
+    ) as harness:
+        yield harness
+
+
+async def _cancel(harness: RunHarness, run: run_pb2.Run, world: World, place: str) -> None:
+    if place == "its questions":
+        async for _ in harness.runs.follow(ME, run.run_id, until=follow_pb2.WATCH_UNTIL_INTERRUPTED):
+            pass
+    else:
+        await world.until_arrived(place)
+    await harness.runs.cancel(ME, run.run_id)
+
+
+async def _follow(harness: RunHarness, run: run_pb2.Run, answer: Answer) -> None:
+    """Follows a run to its end and answers what it asks, one request at a time."""
+    after = 0
+    while True:
+        record = await harness.runs.get(ME, run.run_id)
+        if record.run.state == execution_pb2.EXECUTION_STATE_INPUT_REQUIRED:
+            asked = record.run.open_requests[0]
+            given = answer(asked)
+            given.input_id = asked.input_id
+            request = agent_service_pb2.ResumeRunRequest(run_id=run.run_id, answers=[given])
+            after = record.run.last_sequence
+            await harness.runs.resume(ME, request, deadline_time_ns=None)
+        elif record.run.HasField("end_time"):
+            return
+        pages = harness.runs.follow(ME, run.run_id, after=after, until=follow_pb2.WATCH_UNTIL_INTERRUPTED, past=after)
+        async for _ in pages:
+            pass
+
+
+async def _finished(scenario: Scenario, folder: Path, world: World, harness: RunHarness, run: run_pb2.Run) -> Finished:
+    await harness.until_over(run)
+    log = await harness.log(run)
+    return Finished(
+        scenario=scenario,
+        folder=folder,
+        world=world,
+        log=log,
+        tree=await harness.tree(log),
+        ledger=[entry.usage for entry in await harness.store.usage.of_run(run.run_id)],
+        messages=await harness.messages(run.session_id),
+        state_json=(await harness.store.sessions.cut(ME, run.session_id)).state_json,
+        replayed=await harness.replay(log),
+    )
