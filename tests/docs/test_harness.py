@@ -187,16 +187,12 @@ async def test_commands_that_are_shown_only_have_to_exist(command: str, said: st
 
 
 async def test_a_block_of_a_terminal_can_be_run_and_says_which_commands_fail(tmp_path: Path) -> None:
-    served = (
-        "```console run\n$ bough run guide Hello\n● guide\n$ bough run gone Hello   # exits with 2, and says why\n```\n"
-    )
+    commands = "```console run\n$ test -n guide\nThis is output.\n$ test -n ''   # exits with 1, and says why\n```\n"
 
-    assert await tried(tmp_path / "a", TEAM + served) == ""
-    report = await tried(tmp_path / "b", TEAM + served.replace("with 2", "with 3"))
-    assert "There is no agent 'gone'." in report
-    line = (TEAM + served).splitlines().index("$ bough run gone Hello   # exits with 2, and says why") + 1
-    assert report.endswith(f"page.md:{line}: exit code 1\n")
-    assert (await tried(tmp_path / "c", "```console now\n$ true\n```\n")).startswith("page.md:2: write ```console, or")
+    assert await tried(tmp_path, commands) == ""
+    assert await tried(tmp_path, commands.replace("with 1", "with 3")) == "page.md:4: exit code 1\n"
+    assert await tried(tmp_path, commands.replace("guide", "''")) == "page.md:2: exit code 1\n"
+    assert await tried(tmp_path, "```console now\n$ true\n```\n") == ("page.md:2: write ```console, or ```console run.")
 
 
 async def test_a_page_can_start_from_the_folder_that_holds_the_examples(tmp_path: Path) -> None:

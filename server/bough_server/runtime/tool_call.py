@@ -125,8 +125,7 @@ class ToolCallEffect:
         is_new = not frame.budget.is_counted(self._key)
         if is_new and offer.max_calls is not None and frame.budget.calls_made(frame.name, call.name) >= offer.max_calls:
             raise RunError(
-                f"The tool {call.name!r} may be called at most {offer.max_calls} times in a run by {frame.name!r}, and "
-                "that limit is reached.",
+                f"The limit of calls of {call.name!r} by {frame.name!r} in a run is reached: {offer.max_calls}.",
                 reason=error_pb2.ERROR_REASON_LIMIT_EXCEEDED,
             )
         if offer.tool is None or not offer.tool.is_client_side:  # a client-side tool takes no slot of the server
