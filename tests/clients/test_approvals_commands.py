@@ -8,6 +8,7 @@ from google.protobuf import json_format
 
 from bough.v1 import event_pb2, execution_pb2, input_pb2, run_pb2
 from tests.clients.cli_process import Finished, bough, server_of, started
+from tests.support.log_readings import failures, text_of
 
 SHOP = Path(__file__).parents[2] / "examples" / "approvals" / "bough.yaml"
 SAID = "Orders 1001 and 1002 come back."
@@ -95,6 +96,11 @@ async def test_a_run_is_answered_piece_by_piece_over_restarts_and_ends(embedded_
     assert (other.code, other.out) == (2, "")
     replayed = await shop("replay", "last")
     assert (replayed.code, "replays to its end: " in replayed.out) == (0, True), replayed.out
+    seen = await shop("events", "last", "--json")
+    log = [json_format.Parse(line, event_pb2.AgentEvent()) for line in seen.out.splitlines()]
+    assert failures(log) == []
+    results = [event.tool_completed.result for event in log if event.HasField("tool_completed")]
+    assert [text_of(result) for result in results if result.call.name == "read_card"] == ["4242"]
 
 
 async def test_a_run_that_waits_replays_to_where_it_waits(shop: Shop) -> None:

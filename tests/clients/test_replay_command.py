@@ -27,6 +27,7 @@ SCRIPT = {
     "writer": ["Owls fly."],
 }
 
+ABSENT = "is not in this configuration.\nName the configuration that the run started with by --config.\n"
 CODER = """
 from bough.v1 import message_pb2
 
@@ -160,12 +161,32 @@ async def test_an_agent_that_changed_is_named_with_both_revisions_and_tried_by_f
     assert (tried.code, tried.err) == (0, "")
 
 
+async def test_code_that_ends_where_the_log_holds_a_result_diverges(team: Team, tmp_path: Path) -> None:
+    await recorded(team, "coder")
+    idle = write_coder(tmp_path / "b", version="1", step="first")
+    idle.with_name("coder.py").write_text(
+        CODER.format(version="1", step="first").replace('await ctx.step("first", work)', '"done"'), encoding="utf-8"
+    )
+    replayed = await team("replay", "last", config=idle)
+    assert (replayed.code, replayed.err) == (1, "")
+    assert "of the effect e0 at sequence 2, but the agents asked for the run's end. " in replayed.out
+
+
+async def test_a_tool_that_is_not_configured_is_named(team: Team, tmp_path: Path) -> None:
+    log = await recorded(team, "lead")
+    other = tmp_path / "bough.yaml"
+    other.write_text("{}\n", encoding="utf-8")
+    for flags in ((), ("--force",)):
+        replayed = await team("replay", log[0].run_id, *flags, config=other)
+        assert replayed == Finished(code=2, out="", err=f"The tool 'look_up' {ABSENT}")
+
+
 async def test_an_agent_in_code_that_is_not_configured_is_named(team: Team, tmp_path: Path) -> None:
     log = await recorded(team, "coder")
     other = write_project(tmp_path, llm("lead"), script=SCRIPT)
     for flags in ((), ("--force",)):
         replayed = await team("replay", log[0].run_id, *flags, config=other)
-        assert replayed == Finished(code=2, out="", err="The agent 'coder' is not in this configuration.\n")
+        assert replayed == Finished(code=2, out="", err=f"The agent 'coder' {ABSENT}")
 
 
 async def test_a_run_that_goes_on_is_not_replayed() -> None:

@@ -14,9 +14,12 @@ _FENCE: Final = re.compile(r"^( *)```(.*)$")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Page:
-    """How a page is tried: in an empty folder, or in a copy of an example."""
+    """How a page is tried: in an empty folder, in a copy of an example, or in the folder that holds all examples."""
 
     example: str = ""
+    """The folder that is copied."""
+    into: str = ""
+    """The folder of the copy, below the page's; default: the page's."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,11 +45,13 @@ PAGES: Final[Mapping[str, Page]] = {
     "docs/README.md": Page(),
     "docs/how-to/answer-runs.md": Page(example="examples/approvals"),
     "docs/how-to/fork-and-replay.md": Page(example="examples/desk"),
+    "docs/tutorial/first-run.md": Page(example="examples/desk"),
     "docs/decisions/*.md": Page(),
     "docs/explanation/*.md": Page(),
     "docs/how-to/*.md": Page(),
     "docs/reference/*.md": Page(),
     "docs/tutorial/*.md": Page(),
+    "examples/*README.md": Page(example="examples", into="examples"),
 }
 """Pages by path or pattern; a path comes before patterns."""
 
@@ -55,8 +60,15 @@ UNTRIED: Final[tuple[str, ...]] = ()
 
 
 def paths() -> list[str]:
-    """Every page of the documentation."""
-    return ["README.md", *sorted(str(path.relative_to(ROOT)) for path in (ROOT / "docs").rglob("*.md"))]
+    """Every page of the documentation, those of the examples included."""
+    return [
+        "README.md",
+        *(str(path.relative_to(ROOT)) for part in ("docs", "examples") for path in _pages(ROOT / part)),
+    ]
+
+
+def _pages(folder: Path) -> list[Path]:
+    return sorted(folder.rglob("*.md"))
 
 
 def page_of(path: str) -> Page | None:

@@ -9,6 +9,7 @@ import sys
 from asyncio.subprocess import DEVNULL, PIPE, STDOUT
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
@@ -23,6 +24,7 @@ ADDRESS: Final = "127.0.0.1:50051"
 
 _NAME: Final = re.compile(r"# ([\w./-]+\.(?:yaml|py))$")
 _YAML: Final = re.compile(r"(bough|agents/[\w-]+|[\w-]*script[\w-]*)\.yaml")
+_EXITS: Final = re.compile(r"^(.+?) +# exits with (\d+)\b.*$", re.MULTILINE)
 _SERVED: Final = re.compile(
     r"\bbough (run|resume|fork|replay|watch|tree|events|runs|cancel|sessions|models|agents (list|show))\b"
 )
@@ -41,7 +43,8 @@ class Project:
         self._server = AsyncExitStack()
         self._address = ""
         if page.example:
-            shutil.copytree(pages.ROOT / page.example, folder, dirs_exist_ok=True)
+            ignored = shutil.ignore_patterns("var", "__pycache__")
+            shutil.copytree(pages.ROOT / page.example, folder / page.into, ignore=ignored, dirs_exist_ok=True)
 
     async def __aenter__(self) -> "Project":
         return self
@@ -101,6 +104,17 @@ class Project:
                 pytest.fail(f"{block.place}: write ```sh, or ```sh skip: REASON.", pytrace=False)
             commands.check(block, block.text)
             return
+        await self._run_commands(block)
+
+    async def _console(self, block: Block) -> None:
+        typed = commands.typed(block.text)
+        commands.check(block, typed)
+        if block.info == "run":
+            await self._run_commands(replace(block, text=_expecting(typed)))
+        elif block.info:
+            pytest.fail(f"{block.place}: write ```console, or ```console run.", pytrace=False)
+
+    async def _run_commands(self, block: Block) -> None:
         await self.judge()
         environment = {}
         if "--embedded" in block.text or not _SERVED.search(block.text):
@@ -110,9 +124,6 @@ class Project:
         code, out = await self._shell(block, environment)
         if code != 0:
             pytest.fail(self._placed(out), pytrace=False)
-
-    async def _console(self, block: Block) -> None:
-        commands.check(block, commands.typed(block.text))
 
     async def _proto(self, block: Block) -> None:
         files = sorted((pages.ROOT / "proto" / "bough").rglob("*.proto"))
@@ -199,6 +210,11 @@ def _named(block: Block) -> str:
     """The name of the file that a block is; empty if its first line has none."""
     match = _NAME.match(block.text.partition("\n")[0])
     return match[1] if match else ""
+
+
+def _expecting(typed: str) -> str:
+    """Commands, of which those that say so in a comment have to end with another exit code than 0."""
+    return _EXITS.sub(r"code=0; \1 || code=$?; test $code = \2", typed)
 
 
 def _is_of_the_server(text: str) -> bool:

@@ -1,4 +1,4 @@
-"""Every block of README.md and docs/ is run, imported, validated or compared."""
+"""Every block of README.md, docs/ and the READMEs of examples/ is run, imported, validated or compared."""
 
 from pathlib import Path
 

@@ -55,10 +55,10 @@ with Client("127.0.0.1:50051") as client, client.run("guide", "Hello") as stream
 """
 
 
-async def tried(folder: Path, text: str, *, example: str = "") -> str:
+async def tried(folder: Path, text: str, *, example: str = "", into: str = "") -> str:
     """The report about a page; empty if there is nothing to report."""
     try:
-        async with Project(folder, Page(example=example)) as project:
+        async with Project(folder, Page(example=example, into=into)) as project:
             for block in pages.blocks("page.md", text):
                 await project.take(block)
             await project.judge()
@@ -184,6 +184,21 @@ async def test_commands_that_are_shown_only_have_to_exist(command: str, said: st
 
     assert report.startswith("page.md:3: ")
     assert said in report
+
+
+async def test_a_block_of_a_terminal_can_be_run_and_says_which_commands_fail(tmp_path: Path) -> None:
+    commands = "```console run\n$ test -n guide\nThis is output.\n$ test -n ''   # exits with 1, and says why\n```\n"
+
+    assert await tried(tmp_path, commands) == ""
+    assert await tried(tmp_path, commands.replace("with 1", "with 3")) == "page.md:4: exit code 1\n"
+    assert await tried(tmp_path, commands.replace("guide", "''")) == "page.md:2: exit code 1\n"
+    assert await tried(tmp_path, "```console now\n$ true\n```\n") == ("page.md:2: write ```console, or ```console run.")
+
+
+async def test_a_page_can_start_from_the_folder_that_holds_the_examples(tmp_path: Path) -> None:
+    config = "```sh\ntest ! -e bough.yaml && test -e examples/desk/bough.yaml\n```\n"
+
+    assert await tried(tmp_path, config, example="examples", into="examples") == ""
 
 
 async def test_a_skipped_block_says_why(tmp_path: Path) -> None:

@@ -221,6 +221,20 @@ async def test_a_client_s_tool_may_fail_and_give_content_of_which_the_model_sees
     assert tree.tools[0].state == execution_pb2.EXECUTION_STATE_FAILED
 
 
+async def test_a_client_s_tool_that_is_answered_counts_once_against_its_limit(tmp_path: Path) -> None:
+    link = agent_pb2.ToolLink(name="scan", max_calls_per_run=1)
+    turns = script(p=[calls(call("scan", reader="counter")), calls(call("scan", reader="gate")), "Done."])
+    async with open_team(tmp_path, turns, llm("p", tools=[link]), tools=[scan]) as it:
+        run = await it.start("p")
+        request = (await waiting(it, run))["scan"]
+    async with open_team(tmp_path, turns, llm("p", tools=[link]), tools=[scan]) as it:
+        await it.resume(run, tool_result(request, "4711"))
+        log = await whole(it, run)
+    scanned, refused = results_of(log)
+    assert (result_text(scanned), scanned.HasField("error")) == ("4711", False)
+    assert refused.error.reason == error_pb2.ERROR_REASON_LIMIT_EXCEEDED
+
+
 async def test_a_huge_result_of_a_client_is_cut_for_the_model_and_kept_whole_in_the_log(tmp_path: Path) -> None:
     heard: list[ModelRequest] = []
     async with team(tmp_path, SCAN, scan, heard=heard) as it:

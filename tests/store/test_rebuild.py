@@ -16,7 +16,7 @@ from bough_server.errors import ConfigurationError
 from bough_server.store.ports import SessionCut
 from bough_server.store.sql.rebuild import rebuild_projections
 from bough_server.store.sql.store import Store, open_store
-from tests.store import question_events as question_events as questions
+from tests.store import question_events as questions
 from tests.store.fork_logs import Fork
 from tests.store.logs import ANNE, BERT, Made, completed, definition, delta, resumed, text
 from tests.support.examples import examples

@@ -91,13 +91,14 @@ def test_what_is_reserved_for_a_tool_is_given_back_until_the_tool_has_begun() ->
     for key in ("s0.t0", "s0.t0", "s0.t1"):
         child.reserve_tool_call(key, "a", look)
         child.release_tool_call(key, "a", look)
-    assert run.calls_made("a", "look") == 0
+    assert (run.calls_made("a", "look"), child.is_counted("s0.t1")) == (0, False)
     begun = event_pb2.AgentEvent(effect_key="s0.t2", agent="a", tool_started=event_pb2.ToolStarted(call=look))
     child.observe(begun)
     child.observe(begun)
     child.release_tool_call("s0.t2", "a", look)
     child.reserve_tool_call("s0.t2", "a", look)
     assert run.calls_made("a", "look") == child.calls_made("a", "look") == 1
+    assert child.is_counted("s0.t2")
     with pytest.raises(RunError, match="1 tool calls for the run"):
         run.reserve_tool_call("s0.t3", "r", look)
 

@@ -112,7 +112,8 @@ class ReplayBarrier:
                     waiter.open(None)
 
     def _diverge(self, event: event_pb2.AgentEvent) -> None:
-        asked = sorted({*self._waiters, *(key for key, _ in self._frontier)}) or ["nothing"]
+        keys = {*self._waiters, *(key for key, _ in self._frontier)}
+        asked = sorted(key or "the run's end" for key in keys) or ["nothing"]
         found = f"{events.name_of(event)} of the effect {event.effect_key}" if event.effect_key else "the run's end"
         self._on_divergence(
             NonDeterministic(

@@ -225,6 +225,10 @@ class Budget:
             del self._tools[key]
             self._count_tool(agent, call, -1)
 
+    def is_counted(self, key: str) -> bool:
+        """True if the tool call of this effect is already counted here."""
+        return key in self._tools
+
     def calls_made(self, agent: str, tool: str) -> int:
         """Return how often an agent has called a tool in this run."""
         return list(self.chain())[-1]._made[agent, tool]

@@ -1,7 +1,7 @@
 """Offline replay: run the agents of a recorded run from its log alone, with models and tools that raise if called."""
 
 import asyncio
-from collections.abc import Coroutine, Mapping, Sequence
+from collections.abc import Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final, NoReturn
 
@@ -16,11 +16,12 @@ from bough_server.engine.keys import RunInfo
 from bough_server.errors import ConfigurationError, NonDeterministic
 from bough_server.functions import Function
 from bough_server.runs.fork import changed_definitions
-from bough_server.runtime.agent import Agent, Resolver, VersionHashes
+from bough_server.runtime.agent import Agent, Resolver, VersionHashes, llm_of
 from bough_server.runtime.context import LaneContext
 from bough_server.runtime.dispatcher import dispatch_root
 from bough_server.store.ports import StoredMessage
 from bough_server.telemetry import Parent, Tracing
+from bough_server.tools.builtin import SPECS
 from bough_server.tools.tool import Tool
 
 PATIENCE: Final = 10.0
@@ -146,16 +147,14 @@ class OfflineResolver:
 def offline_resolver(log: Sequence[event_pb2.AgentEvent], resolver: Resolver, *, is_forced: bool) -> OfflineResolver:
     """Return the catalog to replay a log with: the agents of `resolver`, with the changes of the log's forks applied.
 
-    Raises ConfigurationError if an agent is missing and, unless `is_forced`, if an agent, a tool or the replay version
-    differs from the one that the run started with; for agents the message names both revisions.
+    Raises ConfigurationError if an agent or a tool is missing and, unless `is_forced`, if an agent, a tool or the
+    replay version differs from the one that the run started with; for agents the message names both revisions.
     """
     versions = log[0].run_started.versions
     named = {ref.name: ref.revision for ref in log[0].run_started.definition_refs} | dict(versions.agents)
-    missing = [
-        f"The agent {name!r} is not in this configuration." for name in sorted(named) if not _has(resolver, name)
-    ]
+    missing = [f"The agent {name!r}" for name in sorted(named) if not _has(resolver, name)]
     if missing:
-        raise ConfigurationError("\n".join(missing))
+        raise _not_configured(missing)
     definitions = {name: resolver.agent(name).definition for name in named}
     for event in log:
         if event.HasField("run_forked"):
@@ -163,6 +162,8 @@ def offline_resolver(log: Sequence[event_pb2.AgentEvent], resolver: Resolver, *,
             definitions |= {each.name: each for each in changed_definitions(event.run_forked.changes, current)}
             named |= {ref.name: ref.revision for ref in event.run_forked.definition_refs}
     changed = _with(definitions, resolver)
+    if absent := _absent_tools(changed, definitions):
+        raise _not_configured([f"The tool {name!r}" for name in absent])
     if not is_forced:
         _check(versions, named, {name: changed.agent(name).revision for name in definitions}, resolver)
     return OfflineResolver(changed)
@@ -191,6 +192,17 @@ def _check(
         raise ConfigurationError(
             "\n".join([*others, "Restore the configuration that the run started with, or try --force."])
         )
+
+
+def _not_configured(missing: Sequence[str]) -> ConfigurationError:
+    lines = [f"{each} is not in this configuration." for each in missing]
+    return ConfigurationError("\n".join([*lines, "Name the configuration that the run started with by --config."]))
+
+
+def _absent_tools(resolver: Resolver, agents: Iterable[str]) -> Sequence[str]:
+    """Return the tools that agents name and that are missing: agents of a server's catalog come without their tools."""
+    links = [link for name in agents for link in llm_of(resolver.agent(name).definition).tools]
+    return sorted({link.name for link in links if link.name not in SPECS and not _digest(resolver, link.name)})
 
 
 def _digest(resolver: Resolver, name: str) -> str:

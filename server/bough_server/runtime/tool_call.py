@@ -121,11 +121,11 @@ class ToolCallEffect:
         if call.name == builtin.TRANSFER and (problem := builtin.target_problem(call, frame.toolset.targets)):
             raise RunError(problem, reason=error_pb2.ERROR_REASON_UNKNOWN_AGENT)
         parse_arguments(call.arguments_json, offer.spec.input_schema_json)
-        made = frame.budget.calls_made(frame.name, call.name)
-        if offer.max_calls is not None and made >= offer.max_calls:
+        # A client-side tool's call has been counted since its request, and is admitted again when it is answered.
+        is_new = not frame.budget.is_counted(self._key)
+        if is_new and offer.max_calls is not None and frame.budget.calls_made(frame.name, call.name) >= offer.max_calls:
             raise RunError(
-                f"The tool {call.name!r} may be called at most {offer.max_calls} times in a run by {frame.name!r}, and "
-                "that limit is reached.",
+                f"The limit of calls of {call.name!r} by {frame.name!r} in a run is reached: {offer.max_calls}.",
                 reason=error_pb2.ERROR_REASON_LIMIT_EXCEEDED,
             )
         if offer.tool is None or not offer.tool.is_client_side:  # a client-side tool takes no slot of the server
