@@ -5,6 +5,7 @@ from typing import Final
 
 from bough.v1 import event_pb2, execution_pb2, input_pb2
 from bough_server import events
+from bough_server.messages import copy_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -123,8 +124,7 @@ class RunStateFold:
         self._ask(event.input_requested.request)
 
     def _ask(self, request: input_pb2.InputRequest) -> None:
-        kept = input_pb2.InputRequest()
-        kept.CopyFrom(request)
+        kept = copy_of(request)
         self._open[kept.input_id] = kept
         self._is_changed = True
 

@@ -12,6 +12,7 @@ from bough.v1 import agent_pb2, agent_service_pb2, event_pb2, execution_pb2, mes
 from bough_server import events, ids
 from bough_server.agents.pinned import REPLAY_VERSION
 from bough_server.errors import FieldViolation, InvalidRequest, RequestIdReused
+from bough_server.messages import copy_of
 from bough_server.runtime.agent import Agent, Resolver
 from bough_server.store.ports import Principal, RunRecord
 
@@ -112,8 +113,7 @@ _NUMBERS: Final[Sequence[_Number]] = (
 
 def effective_policy(asked: policy_pb2.RunPolicy, defaults: RunDefaults) -> policy_pb2.RunPolicy:
     """Return the request's policy, with the server's defaults for unset fields, capped at the server's maxima."""
-    policy = policy_pb2.RunPolicy()
-    policy.CopyFrom(asked)
+    policy = copy_of(asked)
     for name in _NUMBERS:
         if not policy.limits.HasField(name) and defaults.limits.HasField(name):
             setattr(policy.limits, name, getattr(defaults.limits, name))
@@ -219,8 +219,7 @@ def run_started(admission: Admission, *, session_cut: int, trace_id: str, span_i
 
 def spoken_by_user(content: message_pb2.Message, *, root_id: str, message_root: str) -> message_pb2.Message:
     """Return a user's message in the form that the session stores; `message_root` is the root of ids.message_id."""
-    message = message_pb2.Message()
-    message.CopyFrom(content)
+    message = copy_of(content)
     message.role, message.kind = message_pb2.ROLE_USER, message_pb2.MESSAGE_KIND_USER
     message.author = "user"
     message.invocation_id = root_id

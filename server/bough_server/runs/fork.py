@@ -11,6 +11,7 @@ from bough_server.agents.pinned import MissingVersion
 from bough_server.engine import keys
 from bough_server.engine.journal import Journal
 from bough_server.errors import FieldViolation, ForkRefused, InvalidRequest, SequenceOutOfRange
+from bough_server.messages import copy_of
 from bough_server.runs.admission import check_input, effective_policy, spoken_by_user
 from bough_server.runs.close import as_records, policy_of, read_log
 from bough_server.runs.dependencies import RunDependencies
@@ -123,8 +124,7 @@ def _override_violations(override: fork_pb2.AgentOverride, field: str, resolver:
 
 
 def _overridden(definition: agent_pb2.AgentDefinition, override: fork_pb2.AgentOverride) -> agent_pb2.AgentDefinition:
-    changed = agent_pb2.AgentDefinition()
-    changed.CopyFrom(definition)
+    changed = copy_of(definition)
     if override.HasField("model"):
         llm_of(changed).model = override.model
     if override.HasField("instruction"):

@@ -19,6 +19,7 @@ from bough_server.errors import (
     SequenceOutOfRange,
     SessionBusy,
 )
+from bough_server.messages import copy_of
 from bough_server.runs.admission import request_digest
 from bough_server.runs.close import policy_of, read_log
 from bough_server.runs.commands import RemoteCommands
@@ -130,8 +131,7 @@ def _check_answers(
 
 
 def _from_caller(answer: input_pb2.InputAnswer, user_id: str) -> input_pb2.InputAnswer:
-    attributed = input_pb2.InputAnswer()
-    attributed.CopyFrom(answer)
+    attributed = copy_of(answer)
     attributed.source, attributed.answered_by = input_pb2.ANSWER_SOURCE_CALLER, user_id
     return attributed
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 
-from bough.v1 import agent_pb2, error_pb2, event_pb2, execution_pb2, run_pb2
+from bough.v1 import agent_pb2, error_pb2, event_pb2, execution_pb2
 from bough_server import events
 from bough_server.agents.pinned import MissingVersion, pinned
 from bough_server.engine.execution import Execution
@@ -10,6 +10,7 @@ from bough_server.engine.journal import Journal
 from bough_server.engine.keys import RunInfo
 from bough_server.engine.recorder import Recorder
 from bough_server.errors import RunError
+from bough_server.messages import copy_of
 from bough_server.run_state import deadline_after
 from bough_server.runs.close import (
     Bound,
@@ -275,8 +276,7 @@ def _resumed_in_vain(log: Sequence[event_pb2.AgentEvent]) -> int:
 
 def _taken(record: RunRecord, worker: str, *, is_queued: bool) -> RunRecord:
     """Return a run's row as it is after this worker has taken it over."""
-    run = run_pb2.Run()
-    run.CopyFrom(record.run)
+    run = copy_of(record.run)
     run.state = execution_pb2.EXECUTION_STATE_PENDING if is_queued else execution_pb2.EXECUTION_STATE_RUNNING
     run.ClearField("open_requests")
     return RunRecord(

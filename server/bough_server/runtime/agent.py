@@ -9,6 +9,7 @@ from typing import Any, Final, Protocol, TypeAlias, TypeVar
 from bough.v1 import action_pb2, agent_pb2, execution_pb2, message_pb2, step_pb2
 from bough_server.functions import Function
 from bough_server.history.transcript import Transcript
+from bough_server.messages import text_of
 from bough_server.models.model import Model, ModelRequest, ToolSpec
 from bough_server.session_state import json_text
 from bough_server.tools.tool import Tool
@@ -95,7 +96,7 @@ def value_of(output: message_pb2.Message) -> str:
     if output.parts and all(part.HasField("data_json") for part in output.parts):
         pieces = [part.data_json for part in output.parts]
         return pieces[0] if len(pieces) == 1 else f"[{','.join(pieces)}]"
-    return json_text("".join(part.text or part.data_json for part in output.parts))
+    return json_text(text_of(output))
 
 
 def llm_of(definition: agent_pb2.AgentDefinition) -> agent_pb2.LlmAgent:

@@ -10,9 +10,10 @@ from google.protobuf import timestamp_pb2
 
 from bough.v1 import event_pb2, invocation_pb2, message_pb2, step_pb2
 from bough_server import events
+from bough_server.messages import copy_of
 from bough_server.session_state_fold import CONCERNED, Conflicts
 from bough_server.tree.bounds import Bounds
-from bough_server.tree.nodes import End, Node, copied, time_of
+from bough_server.tree.nodes import End, Node, time_of
 from bough_server.tree.run import Requests, Run
 from bough_server.tree.tools import ToolCalls
 from bough_server.usage import ONE_TOOL_CALL, Sums
@@ -121,7 +122,7 @@ class TreeState:
             # A later attempt of an open call belongs to the same step.
             node.step_count += event.attempt <= 1 or call not in node.open_calls
             started = event.llm_started
-            node.settings = copied(started.settings) if started.HasField("settings") else None
+            node.settings = copy_of(started.settings) if started.HasField("settings") else None
         node.open_calls.add(call)
         node.error = None
 
@@ -144,7 +145,7 @@ class TreeState:
             node.open_calls.discard(call)
             if not failed.not_sent:
                 self._charge(node, Sums.of_attempt(failed.lost_usage))
-        node.error = copied(failed.error)
+        node.error = copy_of(failed.error)
 
     def _charge(self, node: Node, used: Sums) -> None:
         node.running.add(used)
@@ -173,10 +174,10 @@ class TreeState:
     def _apply_step_end(self, node: Node, event: event_pb2.AgentEvent, kind: int, sequence: int) -> None:
         is_completed = kind == events.STEP_COMPLETED
         if not is_completed:
-            node.error = copied(event.step_failed.error)
+            node.error = copy_of(event.step_failed.error)
         if self._include_steps:
             step = event.step_completed.step if is_completed else event.step_failed.step
-            self.steps.append((node.invocation_id, copied(step)))
+            self.steps.append((node.invocation_id, copy_of(step)))
 
     def _apply_request(self, node: Node, event: event_pb2.AgentEvent, kind: int, sequence: int) -> None:
         request = event.input_requested.request

@@ -10,6 +10,7 @@ from typing import Final
 from bough.v1 import execution_pb2, invocation_pb2, step_pb2
 from bough.v1.invocation_pb2 import ANOMALY_KIND_MISSING_PARENT as MISSING_PARENT
 from bough.v1.invocation_pb2 import ANOMALY_KIND_PARENT_CYCLE as PARENT_CYCLE
+from bough_server.messages import copy_of
 from bough_server.tree.bounds import Bounds, fit
 from bough_server.tree.facts import TreeState
 from bough_server.tree.nodes import anomaly
@@ -209,8 +210,7 @@ def _add_tools(built: invocation_pb2.Invocation, tree: TreeState) -> None:
 def _steps(tree: TreeState) -> Iterator[step_pb2.AgentStep]:
     """Yield copies of the steps, with the tools' own results if a step has only truncated ones."""
     for invocation_id, recorded in tree.steps:
-        step = step_pb2.AgentStep()
-        step.CopyFrom(recorded)
+        step = copy_of(recorded)
         step.invocation_id = step.invocation_id or invocation_id
         if step.llm_response.raw_json:
             step.llm_response.ClearField("raw_json")

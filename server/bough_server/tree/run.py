@@ -9,7 +9,8 @@ from google.protobuf import timestamp_pb2
 
 from bough.v1 import event_pb2, execution_pb2, fork_pb2, input_pb2, invocation_pb2, message_pb2
 from bough_server import events
-from bough_server.tree.nodes import End, Node, anomaly, copied, time_of
+from bough_server.messages import copy_of
+from bough_server.tree.nodes import End, Node, anomaly, time_of
 from bough_server.usage import Sums
 
 _STATES: Final[Mapping[int, execution_pb2.ExecutionState.ValueType]] = {
@@ -73,7 +74,7 @@ class Run:
         if not self.was_queued:
             self.start_time = time_of(event)
         self.labels = dict(started.labels)
-        self.input = copied(started.input) if started.HasField("input") else None
+        self.input = copy_of(started.input) if started.HasField("input") else None
         self._define(started.definition_refs)
 
     def apply_progress(self, event: event_pb2.AgentEvent, kind: int) -> None:
@@ -96,7 +97,7 @@ class Run:
         if forked.labels:
             self.labels = dict(forked.labels)
         if forked.changes.HasField("input"):
-            self.input = copied(forked.changes.input)
+            self.input = copy_of(forked.changes.input)
         self._define(forked.definition_refs)
 
     def apply_end(self, end: End, invocation_id: str) -> None:
