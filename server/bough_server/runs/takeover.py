@@ -11,7 +11,7 @@ from bough_server.engine.keys import RunInfo
 from bough_server.engine.recorder import Recorder
 from bough_server.errors import RunError
 from bough_server.messages import copy_of
-from bough_server.run_state import deadline_after
+from bough_server.run_state import folded
 from bough_server.runs.close import (
     Bound,
     CloseReason,
@@ -101,7 +101,7 @@ class Launcher:
             record, execution, resolver, is_queued=is_queued, on_end=self._on_end, metrics=dependencies.metrics
         )
         self._live_runs.add(live)
-        deadline = deadline_ns(log)
+        deadline = folded(log).deadline_ns
         bounds = [deadline_bound(deadline, dependencies.clock.now_ns())] if deadline is not None else []
         live.launch(bounds, self._wall(log, journal, resolver, is_queued=is_queued))
         return live
@@ -129,14 +129,6 @@ class Launcher:
             depth=0,
             parent=parent.for_run(run_id=run.run_id, session_id=run.session_id, user_id=record.principal.user_id),
         )
-
-
-def deadline_ns(log: Sequence[event_pb2.AgentEvent]) -> int | None:
-    """Return the caller's deadline in force at the end of a log, or None."""
-    deadline: int | None = None
-    for event in log:
-        deadline = deadline_after(event, deadline)
-    return deadline
 
 
 def overrun() -> RunError:
@@ -206,7 +198,7 @@ class Takeover:
         """Return why a run must be ended rather than continued, or None."""
         if (requested := cancel_of(log)) is not None:
             return close_reason(requested)
-        deadline = deadline_ns(log)
+        deadline = folded(log).deadline_ns
         if deadline is not None and deadline <= self._dependencies.clock.now_ns():
             return close_reason(event_pb2.CancelRequested(reason=execution_pb2.CANCEL_REASON_DEADLINE))
         if _resumed_in_vain(log) >= MOST_RESUMED:

@@ -15,7 +15,7 @@ from google.protobuf.timestamp_pb2 import Timestamp
 from bough.v1 import event_pb2, execution_pb2, message_pb2, usage_pb2
 from bough_server import events, ids
 from bough_server.messages import calls_of, copy_of
-from bough_server.run_state import RunStateFold, deadline_after
+from bough_server.run_state import RunStateFold
 from bough_server.session_state import json_of
 from bough_server.session_state_fold import StateFold
 from bough_server.store.ports import Record, StoredMessage, UsageEntry
@@ -126,13 +126,13 @@ class RunFold:
         self._position = self._session_cut = started.session_cut
         self._state.take(event)
         self._chains[event.invocation_id] = (started.agent, agent_chain("", started.agent))
-        self._run_state.begin(event)
+        self._run_state.take(event)
         self._start = self._begun = RunStart(
             agent=started.agent,
             labels=dict(started.labels),
             input_excerpt=excerpt_of(started.input),
             start_time_ns=event.record_time.ToNanoseconds(),
-            deadline_time_ns=deadline_after(event, None),
+            deadline_time_ns=self._run_state.deadline_ns,
             request_id=started.request_id,
             request_digest=started.request_digest,
             revisions=tuple(dict.fromkeys(named.revision for named in started.definition_refs)),
@@ -188,7 +188,7 @@ class RunFold:
 
     def _close_requests(self, event: event_pb2.AgentEvent) -> None:
         """Close the open requests of an invocation or a call that has ended."""
-        if self._run_state.asks:  # most runs have no open request: skip the fold
+        if self._run_state.requests:  # most runs have no open request: skip the fold
             self._run_state.take(event)
 
     def _llm_started(self, event: event_pb2.AgentEvent) -> None:

@@ -26,11 +26,6 @@ _STATES: Final = {
 }
 
 
-def time_of(event: event_pb2.AgentEvent) -> timestamp_pb2.Timestamp | None:
-    """Return a copy of the time at which an event was recorded; None if it has none."""
-    return copy_of(event.record_time) if event.HasField("record_time") else None
-
-
 def anomaly(
     kind: invocation_pb2.AnomalyKind.ValueType, message: str, invocation_id: str = ""
 ) -> invocation_pb2.Anomaly:
@@ -73,7 +68,7 @@ class End:
             state=state,
             reason=payload.end_reason,
             usage=Sums.of(payload.usage) if payload.HasField("usage") else None,
-            time=time_of(event),
+            time=events.time_of(event),
             generation=generation,
             output=output,
             error=error,
@@ -144,7 +139,7 @@ class Node:
         if not self.author and event.agent not in _NOT_AGENTS:
             self.author = event.agent
         if self.first_time is None:
-            self.first_time = time_of(event)
+            self.first_time = events.time_of(event)
         if not self.trace[0] and event.trace_id:
             self.trace = (event.trace_id, event.span_id)
         self.is_known = self.start is not None and bool(self.branch) and (is_root or bool(self.parent))
