@@ -7,6 +7,7 @@ from typing import Final
 from google.protobuf import timestamp_pb2
 
 from bough.v1 import event_pb2, message_pb2, options_pb2
+from bough_server.messages import copy_of
 
 AgentEvent = event_pb2.AgentEvent
 
@@ -88,8 +89,7 @@ def tool_result_of(event: AgentEvent) -> message_pb2.ToolResult:
 
 def time_of(event: AgentEvent) -> timestamp_pb2.Timestamp | None:
     """Return a copy of the time at which an event was recorded; None if it has none."""
-    time = event.record_time
-    return timestamp_pb2.Timestamp(seconds=time.seconds, nanos=time.nanos) if event.HasField("record_time") else None
+    return copy_of(event.record_time) if event.HasField("record_time") else None
 
 
 def in_place_of(event: AgentEvent) -> AgentEvent:
