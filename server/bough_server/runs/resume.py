@@ -197,9 +197,9 @@ class RunResumer:
             live = await self._supervisor.live_runs.find(request.run_id)
             if live is not None and await self._is_leaving(live):
                 continue
-            record = await self._dependencies.index.get(principal, request.run_id)
+            record = await self._dependencies.store.runs.get(principal, request.run_id)
             await self._check_place(request)
-            log = await read_log(self._dependencies.log, request.run_id)
+            log = await read_log(self._dependencies.store.log, request.run_id)
             checked = check_answers(request, log, digest=digest, user_id=principal.user_id)
             if not checked.fresh:
                 return Resumed(record=record, since=checked.since)
@@ -222,7 +222,7 @@ class RunResumer:
         """Raise SequenceOutOfRange for a stream that could not start, before any answer is recorded."""
         if not request.after_sequence:
             return
-        last = await self._dependencies.log.last_sequence(request.run_id)
+        last = await self._dependencies.store.log.last_sequence(request.run_id)
         if request.after_sequence > last:
             raise SequenceOutOfRange(
                 f"The log of this run ends at sequence {last}; there is nothing after {request.after_sequence}.",

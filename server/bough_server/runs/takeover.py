@@ -81,7 +81,7 @@ class Launcher:
             session=session,
         )
         recorder = Recorder(
-            dependencies.log,
+            dependencies.store.log,
             record.run.run_id,
             epoch=record.epoch,
             last_sequence=record.run.last_sequence,
@@ -113,7 +113,7 @@ class Launcher:
         began, started = journal.dequeued or log[0], log[0].run_started
         now = self._dependencies.clock.now_ns()
         spent = 0 if is_queued else journal.running_ns(began.record_time.ToNanoseconds(), now)
-        definition = resolver.agent(started.agent).definition
+        definition = resolver.agents[started.agent].definition
         return wall_bounds([policy_of(log).limits, definition.limits], spent)
 
     def span(self, record: RunRecord, definition: agent_pb2.AgentDefinition, root_id: str, parent: Parent) -> Traced:
@@ -160,18 +160,18 @@ class Takeover:
 
         Raises MissingVersion before it writes anything, RunMoved, Fenced and StorageFailed.
         """
-        log = await read_log(self._dependencies.log, record.run.run_id)
+        log = await read_log(self._dependencies.store.log, record.run.run_id)
         reason = self._close_reason(log)
         if reason is not None:
             await close_run(self._dependencies, record, reason)
             return None
         resolver = await self.resolver(log)
-        if cause == event_pb2.RESUME_CAUSE_RECOVERY and not self._dependencies.leases.crashed(record.owner):
+        if cause == event_pb2.RESUME_CAUSE_RECOVERY and not self._dependencies.store.leases.crashed(record.owner):
             cause = event_pb2.RESUME_CAUSE_TAKEOVER  # the former owner released its lease in order
         resumed = self._resumed(record, log[0], cause, deadline_time_ns)
         now = self._dependencies.clock.now_ns()
         records = as_records([resumed, *answers], after=record.run.last_sequence, now_ns=now)
-        await self._dependencies.log.take_over(
+        await self._dependencies.store.log.take_over(
             record.run.run_id, epoch=record.epoch + 1, owner=self._dependencies.worker, records=records
         )
         taken = _taken(record, self._dependencies.worker, is_queued=is_queued)
@@ -186,7 +186,7 @@ class Takeover:
             if event.HasField("run_forked"):
                 named.extend(event.run_forked.definition_refs)
         for ref in named:
-            definition = await self._dependencies.catalog.get(ref.revision)
+            definition = await self._dependencies.store.catalog.get(ref.revision)
             if definition is None:
                 raise MissingVersion(
                     f"The definition of {ref.name!r} with revision {ref.revision!r} is not stored here."
@@ -230,7 +230,7 @@ class Takeover:
         """Launch a run that this worker already owns, from its log without deltas. Raises MissingVersion."""
         started, resolver = log[0], resolver or await self.resolver(log)
         session = () if is_queued else await self._session(record, log)
-        definition = resolver.agent(started.run_started.agent).definition
+        definition = resolver.agents[started.run_started.agent].definition
         parent = Parent.recorded(started.trace_id, started.span_id)
         traced = self._launcher.span(record, definition, started.invocation_id, parent)
         return self._launcher.launch(
@@ -241,7 +241,7 @@ class Takeover:
         cut = session_cut(log)
         if not cut:
             return ()
-        return await self._dependencies.sessions.messages(record.principal, record.run.session_id, through=cut)
+        return await self._dependencies.store.sessions.messages(record.principal, record.run.session_id, through=cut)
 
 
 def session_cut(log: Sequence[event_pb2.AgentEvent]) -> int:

@@ -78,7 +78,7 @@ def _built(lane: Lane, work: Dispatch) -> message_pb2.Message:
     )
     builder = work.link.input
     if builder.HasField("function"):
-        function = lane.frame.resolver.function(builder.function)
+        function = lane.frame.resolver.functions[builder.function]
         assert isinstance(function, InputBuilder)  # validated when the run started
         return function.built(snapshot)
     return _filled(builder.template, snapshot, what=f"The `input` of the link to {work.agent!r}")

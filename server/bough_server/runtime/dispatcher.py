@@ -104,7 +104,7 @@ def _admit(lane: Lane, work: Dispatch) -> tuple[Agent, message_pb2.Message]:
     if work.handover is not None:
         check_hops((*work.handover.path, work.agent))
         caller.budget.reserve_transfer(is_admitted=is_admitted)
-    return caller.resolver.agent(work.agent), message
+    return caller.resolver.agents[work.agent], message
 
 
 async def _run(
@@ -175,7 +175,7 @@ async def dispatch_root(execution: Execution, resolver: Resolver, context: Calla
     """Run the root of a run, whose start is recorded, and record its end; `context` makes the context of a lane."""
     facts = execution.facts
     begun = facts.started.run_started
-    agent = resolver.agent(begun.agent)
+    agent = resolver.agents[begun.agent]
     if execution.cancellation.is_closed(""):
         return  # cancelled before it started
     traced = execution.spans[""]

@@ -94,7 +94,7 @@ class VisibleHistory:
         """Return the function that rewrites other agents' messages for this one."""
         llm, rewrite = llm_of(self._frame.agent.definition), as_context
         if llm.history_rewriter:
-            function = self._frame.resolver.function(llm.history_rewriter)
+            function = self._frame.resolver.functions[llm.history_rewriter]
             assert isinstance(function, Rewriter)  # validated when the run started
             rewrite = function.rewritten
         return partial(skip_transfers, rewrite=rewrite) if llm.skip_transfer_messages else rewrite
