@@ -11,7 +11,8 @@ if TYPE_CHECKING:
     from bough_server.agents.function import agent
     from bough_server.app import serve
     from bough_server.errors import RunError
-    from bough_server.functions import Snapshot, condition, input_builder, rewriter, text_of
+    from bough_server.functions import Snapshot, condition, input_builder, rewriter
+    from bough_server.messages import text_of
     from bough_server.models.model import ModelRequest
     from bough_server.runtime.agent import Context, Outcome
     from bough_server.tools.tool import ToolContext, tool
@@ -48,7 +49,7 @@ _HOMES = {
     "input_builder": "bough_server.functions",
     "rewriter": "bough_server.functions",
     "serve": "bough_server.app",
-    "text_of": "bough_server.functions",
+    "text_of": "bough_server.messages",
     "tool": "bough_server.tools.tool",
 }
 

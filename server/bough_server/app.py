@@ -239,13 +239,8 @@ def _run_dependencies(
     settings: Settings, *, store: Store, registry: Registry, tracing: Tracing, metrics: Metrics | None, clock: Clock
 ) -> RunDependencies:
     return RunDependencies(
-        log=store.log,
-        index=store.runs,
-        sessions=store.sessions,
-        catalog=store.catalog,
-        leases=store.leases,
-        mailbox=store.mailbox,
-        resolver=registry,
+        store=store,
+        resolver=registry.resolver,
         agents=AgentCatalog(registry, store.agents),
         tracing=tracing,
         metrics=metrics,
@@ -280,7 +275,7 @@ def _add_services(server: aio.Server, *, runs: Runs, store: Store, dependencies:
     )
     catalog_service_pb2_grpc.add_CatalogServiceServicer_to_server(catalog, server)
     sessions = SessionService(
-        sessions=store.sessions, changing=dependencies.changing, principal=current_principal, clock=clock
+        sessions=store.sessions, changing=dependencies.session_locks, principal=current_principal, clock=clock
     )
     session_service_pb2_grpc.add_SessionServiceServicer_to_server(sessions, server)
 

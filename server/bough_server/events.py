@@ -4,7 +4,10 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Final
 
+from google.protobuf import timestamp_pb2
+
 from bough.v1 import event_pb2, message_pb2, options_pb2
+from bough_server.messages import copy_of
 
 AgentEvent = event_pb2.AgentEvent
 
@@ -82,6 +85,11 @@ def name_of(event: AgentEvent) -> str:
 def tool_result_of(event: AgentEvent) -> message_pb2.ToolResult:
     """Return the result that the end event of a tool call holds."""
     return event.tool_completed.result if event.HasField("tool_completed") else event.tool_failed.result
+
+
+def time_of(event: AgentEvent) -> timestamp_pb2.Timestamp | None:
+    """Return a copy of the time at which an event was recorded; None if it has none."""
+    return copy_of(event.record_time) if event.HasField("record_time") else None
 
 
 def in_place_of(event: AgentEvent) -> AgentEvent:

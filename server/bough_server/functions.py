@@ -14,6 +14,7 @@ from typing import Any, ClassVar, Final, TypeAlias, TypeVar, overload
 
 from bough.v1 import error_pb2, message_pb2
 from bough_server.errors import RunError
+from bough_server.messages import copy_of
 
 NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_-]{0,63}")
 """Names that a function may have in a definition."""
@@ -72,22 +73,7 @@ class Snapshot:
     @cached_property
     def history(self) -> list[message_pb2.Message]:
         """The session and the run so far as the agent sees them, in the form in which its model would be shown them."""
-        return [copied(message) for message in self.read_history()]
-
-
-def copied(message: message_pb2.Message) -> message_pb2.Message:
-    """Return a copy that may be changed."""
-    copy = message_pb2.Message()
-    copy.CopyFrom(message)
-    return copy
-
-
-def text_of(message: message_pb2.Message) -> str:
-    """Return the text of a message: its parts of text joined, and its parts of JSON among them as JSON text.
-
-    Files, reasoning, calls and results are left out.
-    """
-    return "".join(part.text or part.data_json for part in message.parts)
+        return [copy_of(message) for message in self.read_history()]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -154,7 +140,7 @@ class Rewriter:
 
         Raises RunError: INTERNAL, or with the reason of a RunError that the function raises.
         """
-        given = copied(message)
+        given = copy_of(message)
         del given.parts[:]
         given.parts.extend(part for part in message.parts if not part.HasField("reasoning"))
         answer = _call(self, self.function, given) if given.parts else []
@@ -167,7 +153,7 @@ class Rewriter:
             raise _refused(self, "returned a tool call or result; write it as text, or omit it")
         if made.role not in _ROLES:
             raise _refused(self, "returned a message whose role is neither user nor assistant")
-        shown = copied(made)
+        shown = copy_of(made)
         shown.role = made.role or message_pb2.ROLE_USER
         shown.author = made.author or message.author
         shown.invocation_id = message.invocation_id

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from bough.v1 import message_pb2, step_pb2
+from bough_server.messages import copy_of
 
 MAX_TEXT_BYTES: Final = 512 * 1024
 """The most bytes of one text in an event."""
@@ -35,8 +36,7 @@ def fits(message: message_pb2.Message) -> bool:
 
 def without_raw(response: step_pb2.LlmResponse) -> step_pb2.LlmResponse:
     """Return a copy of a model's response without the provider's raw data, which only the call's end event holds."""
-    plain = step_pb2.LlmResponse()
-    plain.CopyFrom(response)
+    plain = copy_of(response)
     plain.ClearField("raw_json")
     plain.ClearField("raw_events_json")
     return plain
@@ -75,8 +75,7 @@ def cut_result(result: message_pb2.ToolResult, limit: int = MAX_STEP_RESULT_BYTE
     size = result.ByteSize()
     if size <= limit:
         return result
-    cut = message_pb2.ToolResult()
-    cut.CopyFrom(result)
+    cut = copy_of(result)
     share = limit // max(1, len(cut.parts))
     for part in cut.parts:
         _cut_part(part, share)

@@ -48,7 +48,7 @@ async def judge(evidence: Evidence, faults: Faults) -> int:
         if run_id not in by_run:
             faults.add("duplicates", f"{run_id}: nobody asked for this run")
     lines = _lines(evidence.effects)
-    registry, tracing = registry_of(settings), Tracing(make_provider(export=False))
+    resolver_here, tracing = registry_of(settings).resolver, Tracing(make_provider(export=False))
     async with open_store(str(database)) as store:
         for run_id, session_id in rows:
             log = await _log(store, run_id, session_id)
@@ -57,7 +57,7 @@ async def judge(evidence: Evidence, faults: Faults) -> int:
             _check(log, lines, evidence.asked, faults)
             cut = log[0].run_started.session_cut
             session = await store.sessions.messages(LOCAL, session_id, through=cut) if cut else ()
-            resolver = offline_resolver(log, registry, is_forced=False)
+            resolver = offline_resolver(log, resolver_here, is_forced=False)
             replayed = await replay(log, resolver=resolver, tracing=tracing, clock=SystemClock(), session=session)
             if replayed.divergence:
                 faults.add("lost", f"{run_id}: it does not re-execute: {replayed.divergence}")

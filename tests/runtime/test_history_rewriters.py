@@ -5,7 +5,8 @@ from pathlib import Path
 import pytest
 
 from bough.v1 import agent_pb2, error_pb2, message_pb2
-from bough_server.functions import rewriter, text_of
+from bough_server.functions import rewriter
+from bough_server.messages import text_of
 from bough_server.models.model import ModelRequest
 from bough_server.tools.tool import tool
 from tests.runtime.test_flows import heard_by, paths

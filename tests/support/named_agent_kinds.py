@@ -4,7 +4,8 @@ from typing import Final
 
 from bough.v1 import agent_pb2, message_pb2
 from bough_server.agents.function import agent
-from bough_server.functions import Function, Snapshot, condition, input_builder, rewriter, text_of
+from bough_server.functions import Function, Snapshot, condition, input_builder, rewriter
+from bough_server.messages import text_of
 from bough_server.models.model import ModelRequest
 from bough_server.runtime.agent import Agent, Context
 from tests.durability.prefixes.scenario import Scenario, Team, World

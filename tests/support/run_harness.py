@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Mapping, Sequence
 from contextlib import aclosing, asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import NoReturn
 
@@ -21,7 +21,7 @@ from bough.v1 import (
 )
 from bough_server import events
 from bough_server.agents.catalog import AgentCatalog
-from bough_server.agents.registry import Models, Registry
+from bough_server.agents.registry import ListedModels, Registry
 from bough_server.clock import Clock, SystemClock
 from bough_server.functions import Function
 from bough_server.metrics import Metrics
@@ -182,48 +182,43 @@ class RunHarness:
         """Re-executes a run from its log with models and tools that raise when touched."""
         cut = session_cut(log)
         session = await self.store.sessions.messages(ME, log[0].session_id, through=cut) if cut else ()
-        untouchable = Untouchable(self.registry)
+        ours = self.registry.resolver
+        tools = {name: untouchable(tool) for name, tool in ours.tools.items()}
+        resolver = replace(ours, tools=tools, models=UntouchableModels())
         return await replay(
-            log, resolver=untouchable, tracing=self.tracing, clock=self.clock, session=session, patience=patience
+            log, resolver=resolver, tracing=self.tracing, clock=self.clock, session=session, patience=patience
         )
 
 
-class Untouchable:
-    """A registry whose models and tools must not be used."""
+class UntouchableModels:
+    """Models that must not be used."""
 
-    def __init__(self, registry: Registry) -> None:
-        self._registry = registry
-        self.agent = registry.agent
-        self.reachable = registry.reachable
-        self.versions = registry.versions
-        self.function = registry.function
-
-    def model(self, name: str) -> NoReturn:
+    def get(self, name: str) -> NoReturn:
         """Raises: a replay asked for a model."""
         raise AssertionError(f"a replay touched the model {name!r}")
 
-    def tool(self, name: str) -> Tool:
-        """The tool with a function that raises: a replay knows its schema and never runs it."""
-        real = self._registry.tool(name)
 
-        def touched(*_: object, **__: object) -> None:
-            raise AssertionError(f"a replay touched the tool {name!r}")
+def untouchable(tool: Tool) -> Tool:
+    """The tool with a function that raises: a replay knows its schema and never runs it."""
 
-        return Tool(
-            name=real.name,
-            description=real.description,
-            input_schema_json=real.input_schema_json,
-            function=touched,
-            timeout=real.timeout,
-            digest=real.digest,
-        )
+    def touched(*_: object, **__: object) -> None:
+        raise AssertionError(f"a replay touched the tool {tool.name!r}")
+
+    return Tool(
+        name=tool.name,
+        description=tool.description,
+        input_schema_json=tool.input_schema_json,
+        function=touched,
+        timeout=tool.timeout,
+        digest=tool.digest,
+    )
 
 
 @asynccontextmanager
 async def open_harness(
     folder: Path,
     *,
-    models: Models,
+    models: ListedModels,
     definitions: Iterable[agent_pb2.AgentDefinition] = (),
     code_agents: Iterable[Agent] = (),
     tools: Iterable[Tool] = (),
@@ -240,13 +235,8 @@ async def open_harness(
     tracing = Tracing(make_provider(export=False))
     registry = Registry(definitions, models=models, code_agents=code_agents, tools=tools, functions=functions)
     dependencies = RunDependencies(
-        log=store.log,
-        index=store.runs,
-        sessions=store.sessions,
-        catalog=store.catalog,
-        leases=store.leases,
-        mailbox=store.mailbox,
-        resolver=registry,
+        store=store,
+        resolver=registry.resolver,
         agents=AgentCatalog(registry, store.agents),
         tracing=tracing,
         clock=clock,

@@ -49,7 +49,7 @@ def test_authors_find_what_they_need_and_nothing_else() -> None:
         "input_builder": "bough_server.functions",
         "rewriter": "bough_server.functions",
         "serve": "bough_server.app",
-        "text_of": "bough_server.functions",
+        "text_of": "bough_server.messages",
         "tool": "bough_server.tools.tool",
     }
     with pytest.raises(AttributeError, match="has no attribute 'metric'"):

@@ -11,11 +11,11 @@ from bough.v1 import agent_pb2, error_pb2, execution_pb2, message_pb2, model_pb2
 from bough_server.agents.definition import Source, kind_of, revision
 from bough_server.agents.function import FunctionAgent, agent
 from bough_server.agents.llm import LlmAgent
-from bough_server.agents.registry import Registry, agent_of
+from bough_server.agents.registry import Registry, agent_of, reachable, versions_of
 from bough_server.agents.validation import violations
 from bough_server.errors import ConfigurationError
 from bough_server.models.model import Model, Price
-from bough_server.runtime.agent import Context, Resolver
+from bough_server.runtime.agent import Context
 from bough_server.tools.tool import Tool, tool
 
 
@@ -89,22 +89,24 @@ def registry() -> Registry:
 
 
 def test_names_lead_to_agents_tools_and_models(registry: Registry) -> None:
-    resolver: Resolver = registry
-    assert isinstance(resolver.agent("lead"), LlmAgent)
-    assert isinstance(resolver.agent("coder"), FunctionAgent)
-    assert resolver.tool("search") is search
-    assert [resolver.model(name).name for name in ("", "default", "large")] == ["small", "small", "large"]
+    resolver = registry.resolver
+    assert isinstance(resolver.agents["lead"], LlmAgent)
+    assert isinstance(resolver.agents["coder"], FunctionAgent)
+    assert resolver.tools["search"] is search
+    assert [resolver.models.get(name).name for name in ("", "default", "large")] == ["small", "small", "large"]
 
 
-@pytest.mark.parametrize("find", ["agent", "tool", "model"])
-def test_an_unknown_name_is_a_key_error(registry: Registry, find: str) -> None:
+def test_an_unknown_name_stands_for_nothing(registry: Registry) -> None:
+    resolver = registry.resolver
+    assert "nobody" not in {*resolver.agents, *resolver.tools, *resolver.functions}
+    assert resolver.model("nobody") is None
     with pytest.raises(KeyError):
-        getattr(registry, find)("nobody")
+        resolver.models.get("nobody")
 
 
 def test_agents_have_the_revisions_of_their_definitions_and_those_in_code_their_versions(registry: Registry) -> None:
-    assert registry.agent("writer").revision == revision(TEAM[2])
-    assert registry.agent("coder").revision == "7"
+    assert registry.resolver.agents["writer"].revision == revision(TEAM[2])
+    assert registry.resolver.agents["coder"].revision == "7"
 
 
 @pytest.mark.parametrize(
@@ -113,35 +115,35 @@ def test_agents_have_the_revisions_of_their_definitions_and_those_in_code_their_
 def test_the_kind_of_a_definition_is_that_of_its_agent(registry: Registry, kind: str) -> None:
     definition = agent_pb2.AgentDefinition(name="a", description="Is one.")
     getattr(definition, kind).SetInParent()
-    made = agent_of(definition, registry.agent)
+    made = agent_of(definition, registry.resolver.agents)
     assert (kind_of(definition), made.revision) == (made.kind, revision(definition))
 
 
 def test_the_kind_of_an_agent_in_code_is_function(registry: Registry) -> None:
-    coder = registry.agent("coder")
+    coder = registry.resolver.agents["coder"]
     assert kind_of(coder.definition) == coder.kind == execution_pb2.AGENT_KIND_FUNCTION
 
 
 def test_what_a_run_can_reach_is_sorted_and_survives_circles(registry: Registry) -> None:
-    assert [each.name for each in registry.reachable("lead")] == ["coder", "lead", "researcher", "writer"]
-    assert [each.name for each in registry.reachable("alone")] == ["alone"]
+    assert [each.name for each in reachable(registry.resolver, "lead")] == ["coder", "lead", "researcher", "writer"]
+    assert [each.name for each in reachable(registry.resolver, "alone")] == ["alone"]
 
 
 def test_versions_are_of_what_a_run_can_reach(registry: Registry) -> None:
-    versions = registry.versions("lead")
+    versions = versions_of(registry.resolver, "lead")
     assert versions.tools == {"forget": forget.digest, "search": search.digest}
     assert versions.models == {"large": "d2", "small": "d1"}
     assert versions.agents == {"coder": "7"}
-    assert registry.versions("alone").tools == {"search": search.digest}
+    assert versions_of(registry.resolver, "alone").tools == {"search": search.digest}
     no_prices = hashlib.sha256(b"[]").hexdigest()
-    assert (registry.versions("alone").prices, versions.prices == no_prices) == (no_prices, False)
+    assert (versions_of(registry.resolver, "alone").prices, versions.prices == no_prices) == (no_prices, False)
 
 
 def test_the_hash_of_prices_is_of_their_currency_too() -> None:
     def prices(currency: str) -> str:
         price = Price(input=1, output=2, currency_code=currency)
         models = Models(Configured("small", "d1", price), default="small")
-        return Registry([define("alone")], models=models).versions("alone").prices
+        return versions_of(Registry([define("alone")], models=models).resolver, "alone").prices
 
     assert prices("USD") == prices("USD") != prices("EUR")
 
@@ -255,7 +257,7 @@ def test_a_tool_that_runs_in_the_client_is_known_to_do_so() -> None:
         """Reads the card."""
 
     reader = define("reader", model="large", tools=["read_card"])
-    assert Registry([reader], models=MODELS, tools=[read_card]).versions("reader").tools == {
+    assert versions_of(Registry([reader], models=MODELS, tools=[read_card]).resolver, "reader").tools == {
         "read_card": read_card.digest
     }
     reader.llm.tools[0].timeout.seconds = 1

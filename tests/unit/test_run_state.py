@@ -1,7 +1,7 @@
 """The deadline in force of a run, as it follows from its log."""
 
 from bough.v1 import event_pb2
-from bough_server.run_state import RunStateFold, deadline_after
+from bough_server.run_state import RunStateFold, folded
 from tests.support.logs import AgentEvent, at
 
 STARTED = AgentEvent(run_started=event_pb2.RunStarted(deadline_time=at(10)))
@@ -18,9 +18,7 @@ def forked(second: int | None = None) -> AgentEvent:
 
 def in_force(*log: AgentEvent) -> int | None:
     """The deadline after a log, in seconds."""
-    deadline: int | None = None
-    for event in log:
-        deadline = deadline_after(event, deadline)
+    deadline = folded(log).deadline_ns
     return None if deadline is None else deadline // 10**9
 
 
@@ -47,7 +45,7 @@ def test_a_fork_has_its_callers_deadline_and_never_its_origins() -> None:
 
 def test_a_row_says_the_deadline_with_every_change() -> None:
     fold = RunStateFold()
-    fold.begin(STARTED)
+    fold.apply(STARTED)
     assert fold.change() is None
     told = []
     for event in (INTERRUPTED, resumed(20), INTERRUPTED, resumed()):

@@ -9,7 +9,7 @@ import pytest
 from bough.v1 import agent_pb2, execution_pb2
 from bough_server.agents.catalog import AgentCatalog
 from bough_server.agents.definition import kind_of, received, revision
-from bough_server.agents.registry import Registry
+from bough_server.agents.registry import Registry, reachable, versions_of
 from bough_server.errors import AgentUnusable, NotFound
 from bough_server.models.registry import ConfiguredModels
 from bough_server.models.scripted.model import ScriptedModel
@@ -115,21 +115,22 @@ async def test_a_catalog_that_is_larger_than_the_bound_is_kept_while_it_is_used(
 async def test_a_resolver_stays_as_it_was(shelf: Shelf) -> None:
     await keep(shelf, "a", define("poet", "writer"), version=0)
     catalog = catalog_of(shelf)
-    resolver = await catalog.resolver("a", "poet")
+    resolver, versions = await catalog.for_run("a", "poet")
     await shelf.remove("a", "poet", version=1)
     with pytest.raises(NotFound):
-        await catalog.resolver("a", "poet")
-    assert [each.name for each in resolver.reachable("poet")] == ["poet", "writer"]
-    assert resolver.versions("poet").models == {"m": ""}
+        await catalog.for_run("a", "poet")
+    assert [each.name for each in reachable(resolver, "poet")] == ["poet", "writer"]
+    assert versions == versions_of(resolver, "poet")
+    assert versions.models == {"m": ""}
 
 
 async def test_definitions_of_a_request_touch_no_other_resolver(shelf: Shelf) -> None:
     catalog = catalog_of(shelf)
     mine = define("writer", instruction="Mine.")
-    tried = await catalog.resolver("a", "writer", [mine])
-    plain = await catalog.resolver("a", "writer")
-    assert tried.agent("writer").definition == mine
-    assert plain.agent("writer").definition == define("writer")
+    tried, _ = await catalog.for_run("a", "writer", [mine])
+    plain, _ = await catalog.for_run("a", "writer")
+    assert tried.agents["writer"].definition == mine
+    assert plain.agents["writer"].definition == define("writer")
 
 
 async def test_what_is_gone_is_named_all_at_once(shelf: Shelf) -> None:
@@ -138,13 +139,13 @@ async def test_what_is_gone_is_named_all_at_once(shelf: Shelf) -> None:
     await keep(shelf, "a", poet, version=0)
     catalog = catalog_of(shelf)
     with pytest.raises(AgentUnusable) as refused:
-        await catalog.resolver("a", "poet")
+        await catalog.for_run("a", "poet")
     gone = [
         f"The agent 'poet' {each}, which no longer exists."
         for each in ("links to the agent 'ghost'", "names the tool 'look_up'", "names the model 'huge'")
     ]
     assert refused.value.message == " ".join([*gone, "Change the agents that name it, or restore it."])
-    assert [each.name for each in (await catalog.of("a")).agents.reachable("poet")] == ["poet", "writer"]
+    assert [each.name for each in reachable((await catalog.of("a")).resolver, "poet")] == ["poet", "writer"]
 
 
 async def test_a_stored_agent_whose_key_no_state_can_hold_is_refused_before_it_runs_and_hides_no_other(
@@ -158,11 +159,12 @@ async def test_a_stored_agent_whose_key_no_state_can_hold_is_refused_before_it_r
     assert (await catalog.of("a")).names() == ["poet", "reader", "writer"]
     for name in ("poet", "reader"):
         with pytest.raises(AgentUnusable) as refused:
-            await catalog.resolver("a", name)
+            await catalog.for_run("a", name)
         assert refused.value.message.startswith(
             "The agent 'poet' has the output_key '9 lives', which is no valid key of session state"
         )
-    assert (await catalog.resolver("a", "writer")).versions("writer").models == {"m": ""}
+    _, versions = await catalog.for_run("a", "writer")
+    assert versions.models == {"m": ""}
 
 
 async def test_an_agent_that_is_not_there_is_answered_with_the_nearest_that_the_caller_can_list(shelf: Shelf) -> None:
@@ -172,7 +174,7 @@ async def test_an_agent_that_is_not_there_is_answered_with_the_nearest_that_the_
     said = []
     for tenant, name in (("a", "guid"), ("b", "guid"), ("c", "guid"), ("a", "zzz")):
         with pytest.raises(NotFound) as missing:
-            await catalog.resolver(tenant, name, [define("mine")])
+            await catalog.for_run(tenant, name, [define("mine")])
         said.append(missing.value.message)
         with pytest.raises(NotFound) as missing:
             (await catalog.of(tenant)).agent(name)
@@ -200,7 +202,7 @@ async def test_code_and_functions_that_are_gone_are_named_too(shelf: Shelf) -> N
         "poet": ["the rewriter 'bare'", "the input builder 'build'"],
     }.items():
         with pytest.raises(AgentUnusable) as refused:
-            await catalog.resolver("a", name)
+            await catalog.for_run("a", name)
         told = [f"The agent {name!r} names {each}, which no longer exists." for each in gone]
         assert refused.value.message == " ".join([*told, "Change the agents that name it, or restore it."])
     assert (await catalog.of("a")).agent("coder").definition == coder

@@ -195,6 +195,7 @@ def test_times_that_json_cannot_say_are_left_out_and_named() -> None:
     started = event_pb2.AgentEvent(run_id="r", sequence=1, invocation_id="R", agent="a")
     started.record_time.seconds = 2**60
     started.run_started.invocation_id = "R"
+    started.run_started.deadline_time.seconds = 2**60
     record = fold([started])
     assert not record.HasField("start_time")
     assert not record.agents[0].HasField("start_time")

@@ -13,11 +13,11 @@ import structlog
 
 from bough.v1 import agent_pb2, catalog_service_pb2, error_pb2
 from bough_server.agents.definition import received
-from bough_server.agents.registry import Overlay, Registry, shown
+from bough_server.agents.registry import Registry, VersionHashes, checked_versions, overlaid, shown
 from bough_server.agents.validation import Known, validate, validate_reached, violations
 from bough_server.documents import nearest
 from bough_server.errors import FieldViolation, InvalidRequest, NotFound
-from bough_server.runtime.agent import Agent
+from bough_server.runtime.agent import Agent, Resolver
 from bough_server.store.worker_ports import AgentStore, StoredAgents
 
 HELD_BYTES: Final = 64 * 1024 * 1024
@@ -40,7 +40,8 @@ class TenantCatalog:
         self.stored: Mapping[str, agent_pb2.Agent] = {
             each.definition.name: each for each in read.agents if not registry.source(each.definition.name)
         }
-        self.agents = Overlay(registry, [each.definition for each in self.stored.values()])
+        self.resolver = overlaid(registry.resolver, [each.definition for each in self.stored.values()])
+        self._versions: dict[str, VersionHashes] = {}
         self.bytes_held = _OVERHEAD + sum(each.ByteSize() for each in self.stored.values())
         names = [each.definition.name for each in read.agents]
         if hidden := [name for name in names if name not in self.stored]:
@@ -48,7 +49,13 @@ class TenantCatalog:
 
     def agent(self, name: str) -> Agent:
         """Return the agent with this name. Raises NotFound."""
-        return _found(self.agents, name, self.names)
+        return _found(self.resolver, name, self.names)
+
+    def versions(self, root: str) -> VersionHashes:
+        """Return the versions of what a run of `root` can reach, computed once. Raises AgentUnusable."""
+        if root not in self._versions:
+            self._versions[root] = checked_versions(self.resolver, root)
+        return self._versions[root]
 
     def current(self, name: str) -> agent_pb2.Agent:
         """Return the agent with this name, as the catalog shows it. Raises NotFound."""
@@ -98,34 +105,32 @@ class AgentCatalog:
             self._held.move_to_end(tenant_id)
         return held
 
-    async def resolver(
+    async def for_run(
         self, tenant_id: str, root: str, definitions: Sequence[agent_pb2.AgentDefinition] = ()
-    ) -> Overlay:
-        """Return the resolver that a run of `root` uses from start to end.
+    ) -> tuple[Resolver, VersionHashes]:
+        """Return the resolver that a run of `root` uses from start to end, and the versions of what it can reach.
 
         `definitions` are those of the request and take precedence. Raises NotFound, InvalidRequest with every problem
         of the definitions, AgentUnusable if an agent the run can reach names something that no longer exists, and
         StorageFailed.
         """
         catalog = await self.of(tenant_id)
-        resolver = catalog.agents
+        resolver = catalog.resolver
         if definitions:
             own = [received(each) for each in definitions]
             known = catalog.known(own)
             # In a thread: checking schemas takes seconds per MiB and would block the event loop.
             await asyncio.to_thread(refuse, own, known, lambda index: f"definitions[{index}]")
-            resolver = Overlay(resolver, own)
+            resolver = overlaid(resolver, own)
         _found(resolver, root, lambda: [*catalog.names(), *(each.name for each in definitions)])
-        # For its AgentUnusable: the run is refused before anything is recorded.
-        resolver.versions(root)
-        return resolver
+        return resolver, checked_versions(resolver, root) if definitions else catalog.versions(root)
 
     async def validate(
         self, tenant_id: str, definitions: Sequence[agent_pb2.AgentDefinition]
     ) -> list[catalog_service_pb2.DefinitionViolation]:
         """Return the problems of definitions in a tenant's catalog, in which they replace agents of the same names."""
         catalog = await self.of(tenant_id)
-        # In a thread for the same reason as in resolver().
+        # In a thread for the same reason as in for_run().
         return await asyncio.to_thread(violations, definitions, catalog.known(definitions))
 
     def _evict(self) -> None:
@@ -163,13 +168,13 @@ def refuse(definitions: Sequence[agent_pb2.AgentDefinition], known: Known, path:
         raise InvalidRequest(found)
 
 
-def _found(agents: Overlay, name: str, names: Callable[[], Iterable[str]]) -> Agent:
+def _found(resolver: Resolver, name: str, names: Callable[[], Iterable[str]]) -> Agent:
     """Return the agent with this name.
 
     Raises NotFound, which suggests the closest of `names`, those that the caller can list.
     """
     try:
-        return agents.agent(name)
+        return resolver.agents[name]
     except KeyError:
         near = nearest(name, names())
         hint = f"{near} CatalogService.ListAgents lists all agents.".lstrip()

@@ -11,7 +11,7 @@ from bough_server import ids
 from bough_server.agents.definition import revision
 from bough_server.agents.llm import answer_mistakes, json_value
 from bough_server.errors import RunError
-from bough_server.functions import text_of
+from bough_server.messages import text_of
 from bough_server.runtime.agent import Agent, Context, Outcome
 
 Answer: TypeAlias = Outcome | message_pb2.Message | str
@@ -128,7 +128,7 @@ def _check_said(name: str, output: message_pb2.Message) -> None:
 
 def _fitting(name: str, output: message_pb2.Message, schema_json: str) -> message_pb2.Message:
     """Return an answer as a single JSON part. Raises RunError INVALID_OUTPUT if it does not match the schema."""
-    text = "".join(part.text or part.data_json for part in output.parts)
+    text = text_of(output)
     if mistakes := answer_mistakes(text, schema_json):
         raise RunError(
             f"The answer of the agent {name!r} does not fit its output schema: {mistakes}.",

@@ -9,6 +9,7 @@ from typing import Final, NoReturn
 from bough.v1 import action_pb2, agent_pb2, error_pb2, execution_pb2, message_pb2
 from bough_server.agents.definition import revision
 from bough_server.errors import RunError
+from bough_server.messages import calls_of, text_of, user
 from bough_server.models.model import ModelRequest
 from bough_server.runtime.agent import Context, Outcome, llm_of
 from bough_server.runtime.children import hand_over
@@ -59,7 +60,7 @@ class OutputRepair:
         """
         if not self._was_empty:
             return list(self._refused)
-        return [*self._refused, _asked(_EMPTY_FORM if self._schema_json else _EMPTY)]
+        return [*self._refused, user(_EMPTY_FORM if self._schema_json else _EMPTY)]
 
     def called(self) -> None:
         """Note that the model called tools instead of answering."""
@@ -84,7 +85,7 @@ class OutputRepair:
         return answer if not self._schema_json else self._fitting(response, answer)
 
     def _fitting(self, response: message_pb2.Message, answer: message_pb2.Message) -> message_pb2.Message | None:
-        text = "".join(part.text or part.data_json for part in answer.parts)
+        text = text_of(answer)
         fenced = _FENCED.fullmatch(text)
         value_json = (fenced.group(1) if fenced else text).strip()
         mistakes = answer_mistakes(value_json, self._schema_json)
@@ -94,14 +95,14 @@ class OutputRepair:
             self._give_up(f"returned {REPAIRS + 1} answers that do not fit its output schema: {mistakes}.")
         self._repairs += 1
         again = f"Your answer does not fit: {mistakes}. Answer again, with one JSON object and nothing around it."
-        self._refused += [response, _asked(again)]
+        self._refused += [response, user(again)]
         return None
 
     def _ask_for_call(self, response: message_pb2.Message | None) -> None:
         if self._repairs == REPAIRS:
             self._give_up(f"answered {REPAIRS + 1} times without calling {self._must_call}.")
         self._repairs += 1
-        again = _asked(f"Answer with a call of {self._must_call}, not in words.")
+        again = user(f"Answer with a call of {self._must_call}, not in words.")
         self._refused += [again] if response is None else [response, again]
 
     def _give_up(self, what: str) -> NoReturn:
@@ -136,10 +137,6 @@ def json_value(text: str) -> object:
     return value
 
 
-def _asked(text: str) -> message_pb2.Message:
-    return message_pb2.Message(role=message_pb2.ROLE_USER, parts=[message_pb2.Part(text=text)])
-
-
 class LlmAgent:
     """An agent that its definition describes completely."""
 
@@ -172,7 +169,7 @@ class LlmAgent:
         )
         for _ in range(max_steps):
             response = await ctx.model(partial(self._request, ctx, toolset, repair))
-            calls = [part.tool_call for part in response.message.parts if part.HasField("tool_call")]
+            calls = calls_of(response.message)
             if calls:
                 repair.called()
                 answers = await ctx.tools(calls, parallel=not llm.HasField("parallel_tools") or llm.parallel_tools)
@@ -193,7 +190,7 @@ class LlmAgent:
         messages = [*ctx.history(), *repair.repair_messages()]
         if not messages or messages[-1].role == message_pb2.ROLE_ASSISTANT:
             # For example in the next iteration of a loop; many providers require a user message at the end.
-            messages.append(message_pb2.Message(role=message_pb2.ROLE_USER, parts=[message_pb2.Part(text=_CONTINUE)]))
+            messages.append(user(_CONTINUE))
         return ModelRequest(
             messages=messages,
             instruction=render(llm.instruction, {}, ctx.state, what=f"The instruction of {self.definition.name!r}"),

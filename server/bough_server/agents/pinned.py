@@ -3,17 +3,15 @@
 A run is parked, not executed, until this server has every version that the run started with.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
+from dataclasses import replace
 from typing import Final
 
 from bough.v1 import agent_pb2, event_pb2
 from bough_server.agents.registry import agent_of
 from bough_server.agents.validation_bounds import models_of
 from bough_server.agents.validation_links import functions_gone
-from bough_server.functions import Function
-from bough_server.models.model import Model
-from bough_server.runtime.agent import Agent, Resolver, VersionHashes
-from bough_server.tools.tool import Tool
+from bough_server.runtime.agent import Agent, Resolver
 
 REPLAY_VERSION: Final = 1
 """The version of the replay rules that new runs are recorded with."""
@@ -25,41 +23,9 @@ class MissingVersion(Exception):
     """Something that a run started with is missing or has another version; the message says what, and what to do."""
 
 
-class PinnedResolver:
-    """The catalog as it was when a run started; implements runtime.agent.Resolver."""
-
-    def __init__(self, resolver: Resolver, agents: Mapping[str, Agent]) -> None:
-        self._resolver = resolver
-        self._agents = agents
-
-    def agent(self, name: str) -> Agent:
-        """Return the run's agent with this name. Raises KeyError."""
-        return self._agents[name]
-
-    def tool(self, name: str) -> Tool:
-        """Return the tool with this name. Raises KeyError."""
-        return self._resolver.tool(name)
-
-    def function(self, name: str) -> Function:
-        """Return the operator's function with this name, as configured now. Raises KeyError."""
-        return self._resolver.function(name)
-
-    def model(self, name: str) -> Model:
-        """Return the model with this name, as configured now. Raises KeyError."""
-        return self._resolver.model(name)
-
-    def reachable(self, root: str) -> Sequence[agent_pb2.AgentDefinition]:
-        """Return every definition of the run, sorted by name."""
-        return [self._agents[name].definition for name in sorted(self._agents)]
-
-    def versions(self, root: str) -> VersionHashes:
-        """Return the versions of the current catalog, not those of the run."""
-        return self._resolver.versions(root)
-
-
 def pinned(
     started: event_pb2.RunStarted, definitions: Mapping[str, agent_pb2.AgentDefinition], resolver: Resolver
-) -> PinnedResolver:
+) -> Resolver:
     """Return the catalog that a run started with; `definitions` are those it names, by name. Raises MissingVersion."""
     versions = started.versions
     if versions.replay not in _READ_VERSIONS:
@@ -82,25 +48,21 @@ def pinned(
     named = {name for each in definitions.values() for name in models_of(each)} - {""}
     for name in sorted({*versions.models, *named}):
         _check_model(name, resolver)
-    return PinnedResolver(resolver, agents)
+    return replace(resolver, agents=agents)
 
 
 def _agent(name: str, definition: agent_pb2.AgentDefinition, resolver: Resolver, code: Mapping[str, Agent]) -> Agent:
-    try:
-        current = resolver.agent(name)
-    except KeyError:
-        return agent_of(definition, code.__getitem__)
-    return current if current.definition == definition else agent_of(definition, code.__getitem__)
+    current = resolver.agents.get(name)
+    return current if current is not None and current.definition == definition else agent_of(definition, code)
 
 
 def _code_agent(name: str, version: str, resolver: Resolver) -> Agent:
-    try:
-        agent = resolver.agent(name)
-    except KeyError:
+    agent = resolver.agents.get(name)
+    if agent is None:
         raise MissingVersion(
             f"The agent {name!r} in Python, version {version!r}, is not configured here. Restore it until the run "
             "has ended, or cancel the run."
-        ) from None
+        )
     found = agent.revision
     if agent.definition.WhichOneof("kind") or found != version:
         raise MissingVersion(
@@ -111,7 +73,7 @@ def _code_agent(name: str, version: str, resolver: Resolver) -> Agent:
 
 
 def _check_functions(definition: agent_pb2.AgentDefinition, resolver: Resolver) -> None:
-    for function in functions_gone(definition, resolver):
+    for function in functions_gone(definition, resolver.functions):
         raise MissingVersion(
             f"The agent {definition.name!r} names {function}, which is not configured here. Restore it until the "
             "run has ended, or cancel the run."
@@ -119,12 +81,11 @@ def _check_functions(definition: agent_pb2.AgentDefinition, resolver: Resolver) 
 
 
 def _check_tool(name: str, digest: str, resolver: Resolver) -> None:
-    try:
-        tool = resolver.tool(name)
-    except KeyError:
+    tool = resolver.tools.get(name)
+    if tool is None:
         raise MissingVersion(
             f"The tool {name!r} is not configured here. Restore it until the run has ended, or cancel the run."
-        ) from None
+        )
     if tool.digest != digest:
         raise MissingVersion(
             f"The tool {name!r} has another description or schema than when the run started. Restore the original "
@@ -133,9 +94,7 @@ def _check_tool(name: str, digest: str, resolver: Resolver) -> None:
 
 
 def _check_model(name: str, resolver: Resolver) -> None:
-    try:
-        resolver.model(name)
-    except KeyError:
+    if resolver.model(name) is None:
         raise MissingVersion(
             f"The model {name!r} is not configured here. Restore it until the run has ended, or cancel the run."
-        ) from None
+        )

@@ -1,12 +1,12 @@
 """The catalog of one request as a value: agents, tools, models and functions by name.
 
-An overlay adds definitions on top of another catalog; reachability finds the agents that a run can call.
+Definitions can be laid over another catalog; reachability finds the agents that a run can call.
 """
 
 import hashlib
 import json
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Final, Protocol, TypeVar
 
@@ -25,7 +25,7 @@ from bough_server.documents import raise_problems
 from bough_server.errors import AgentUnusable, ConfigurationError, Problem
 from bough_server.functions import Function
 from bough_server.models.model import Model, ToolSpec
-from bough_server.runtime.agent import Agent, Resolver, VersionHashes
+from bough_server.runtime.agent import Agent, Models, Resolver
 from bough_server.session_state import is_key
 from bough_server.tools.builtin import RESERVED, SPECS
 from bough_server.tools.tool import Tool, spec
@@ -43,26 +43,32 @@ _KINDS: Final[Mapping[str, Callable[[agent_pb2.AgentDefinition], Agent]]] = {
 }
 
 
-class Models(Protocol):
+class ListedModels(Models, Protocol):
     """The configured models."""
-
-    def get(self, name: str) -> Model:
-        """Return the model with this name: aliases are followed, empty means the default model. Raises KeyError."""
-        ...
 
     def list(self) -> Sequence[model_pb2.ModelInfo]:
         """Return every name that a definition may use, including aliases."""
         ...
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VersionHashes:
+    """Content hashes of tools and models by name, declared versions of agents in code, and the price list's hash."""
+
+    tools: Mapping[str, str]
+    models: Mapping[str, str]
+    agents: Mapping[str, str]
+    prices: str
+
+
 class Registry:
-    """The server's own catalog; implements runtime.agent.Resolver, and lists everything for the CatalogService."""
+    """The server's own catalog: its resolver, and lists of everything for the CatalogService."""
 
     def __init__(
         self,
         definitions: Iterable[agent_pb2.AgentDefinition | Source],
         *,
-        models: Models,
+        models: ListedModels,
         code_agents: Iterable[Agent] = (),
         tools: Iterable[Tool] = (),
         functions: Iterable[Function] = (),
@@ -70,49 +76,25 @@ class Registry:
         """Check everything together. Raises ConfigurationError with every problem, by file, line and field."""
         sources = [each if isinstance(each, Source) else Source(definition=each, path="agents") for each in definitions]
         self._models = models
-        self._agents: dict[str, Agent] = {}  # known() reads it before the agents can be built
         self._tools = _unique("tools", ((each.name, each) for each in tools))
         if taken := sorted(RESERVED & self._tools.keys()):
             raise ConfigurationError(f"{taken[0]!r} is a built-in tool; choose another name for yours.")
         self._functions = _unique("functions", ((each.name, each) for each in functions))
         self._code_agents = _unique("agents", ((each.definition.name, each) for each in code_agents))
+        self.resolver = Resolver(  # known() reads it before the agents can be built
+            agents={}, tools=self._tools, functions=self._functions, models=models
+        )
         bare = [source.definition for source in sources]
         known = self.known(bare)
         raise_problems([*source_problems(sources, known), *self._code_problems(bare, known)])
         self._files = {source.definition.name: Path(source.path).name for source in sources}
-        made = {each.name: agent_of(each, self._code_agents.__getitem__) for each in bare}
-        self._agents = dict(sorted([*made.items(), *self._code_agents.items()]))
-        self._versions: dict[str, VersionHashes] = {}
-
-    def agent(self, name: str) -> Agent:
-        """Return the agent with this name. Raises KeyError."""
-        return self._agents[name]
-
-    def tool(self, name: str) -> Tool:
-        """Return the tool with this name. Raises KeyError."""
-        return self._tools[name]
-
-    def function(self, name: str) -> Function:
-        """Return the operator's function with this name. Raises KeyError."""
-        return self._functions[name]
-
-    def model(self, name: str) -> Model:
-        """Return the model with this name; aliases are followed, empty means the default. Raises KeyError."""
-        return self._models.get(name)
-
-    def reachable(self, root: str) -> Sequence[agent_pb2.AgentDefinition]:
-        """Return the definitions that a run of `root` can reach by links, including the root's, sorted by name."""
-        return reachable(self, root)
-
-    def versions(self, root: str) -> VersionHashes:
-        """Return the versions of everything that the definitions reachable from `root` name; see versions_of."""
-        if root not in self._versions:
-            self._versions[root] = versions_of(self, root)
-        return self._versions[root]
+        made = {each.name: agent_of(each, self._code_agents) for each in bare}
+        agents = dict(sorted([*made.items(), *self._code_agents.items()]))
+        self.resolver = replace(self.resolver, agents=agents)
 
     def list_agents(self) -> Sequence[agent_pb2.Agent]:
         """Return every agent, sorted by name."""
-        return [shown(agent, self.source(name)) for name, agent in self._agents.items()]
+        return [shown(agent, self.source(name)) for name, agent in self.resolver.agents.items()]
 
     def list_tools(self) -> Sequence[tool_pb2.ToolInfo]:
         """Return every tool that a definition may name, including the built-in ones, sorted by name."""
@@ -146,9 +128,9 @@ class Registry:
         return Known(
             tools=self._tools.keys(),
             client_tools={name for name, tool in self._tools.items() if tool.is_client_side},
-            models=listed | {name for name in named if self._has_model(name)},
-            has_default_model=self._has_model(""),
-            definitions=[*(agent.definition for agent in self._agents.values()), *stored],
+            models=listed | {name for name in named if self.resolver.model(name) is not None},
+            has_default_model=self.resolver.model("") is not None,
+            definitions=[*(agent.definition for agent in self.resolver.agents.values()), *stored],
             code_agents=[agent.definition for agent in self._code_agents.values()],
             functions={name: function.kind for name, function in self._functions.items()},
         )
@@ -159,13 +141,6 @@ class Registry:
             for name, agent in self._code_agents.items()
             for problem in validate_code_agent(agent.definition, agent.tool_links, definitions, known)
         ]
-
-    def _has_model(self, name: str) -> bool:
-        try:
-            self._models.get(name)
-        except KeyError:
-            return False
-        return True
 
 
 def shown(agent: Agent, source: agent_pb2.AgentSource.ValueType) -> agent_pb2.Agent:
@@ -201,44 +176,10 @@ def _unique(kind: str, items: Iterable[tuple[str, T]]) -> dict[str, T]:
     return found
 
 
-class Overlay:
-    """An immutable catalog that adds definitions on top of another one; implements runtime.agent.Resolver."""
-
-    def __init__(self, below: Resolver, definitions: Iterable[agent_pb2.AgentDefinition]) -> None:
-        self._below = below
-        self._agents: Mapping[str, Agent] = {each.name: agent_of(each, below.agent) for each in definitions}
-        self._versions: dict[str, VersionHashes] = {}
-
-    def agent(self, name: str) -> Agent:
-        """Return the agent with this name. Raises KeyError."""
-        return self._agents[name] if name in self._agents else self._below.agent(name)
-
-    def tool(self, name: str) -> Tool:
-        """Return the tool with this name. Raises KeyError."""
-        return self._below.tool(name)
-
-    def function(self, name: str) -> Function:
-        """Return the operator's function with this name. Raises KeyError."""
-        return self._below.function(name)
-
-    def model(self, name: str) -> Model:
-        """Return the model with this name; aliases are followed, empty means the default. Raises KeyError."""
-        return self._below.model(name)
-
-    def reachable(self, root: str) -> Sequence[agent_pb2.AgentDefinition]:
-        """Return the definitions that a run of `root` can reach by links, including the root's, sorted by name."""
-        return reachable(self, root)
-
-    def versions(self, root: str) -> VersionHashes:
-        """Return the versions of everything that the definitions reachable from `root` name; see versions_of.
-
-        Raises AgentUnusable if something that they name no longer exists.
-        """
-        if root not in self._versions:
-            if missing := list(gone(self, root)):
-                raise AgentUnusable(" ".join([*missing, "Change the agents that name it, or restore it."]))
-            self._versions[root] = versions_of(self, root)
-        return self._versions[root]
+def overlaid(below: Resolver, definitions: Iterable[agent_pb2.AgentDefinition]) -> Resolver:
+    """Return a resolver that adds the agents of definitions on top of another one."""
+    made = {each.name: agent_of(each, below.agents) for each in definitions}
+    return replace(below, agents={**below.agents, **made})
 
 
 def reachable(resolver: Resolver, root: str) -> Sequence[agent_pb2.AgentDefinition]:
@@ -246,12 +187,12 @@ def reachable(resolver: Resolver, root: str) -> Sequence[agent_pb2.AgentDefiniti
 
     Links to missing agents are skipped. Raises KeyError if there is no `root`.
     """
-    found = {root: resolver.agent(root).definition}
+    found = {root: resolver.agents[root].definition}
     pending = [root]
     while pending:
         for link in found[pending.pop()].sub_agents:
-            if link.agent not in found and _has(resolver.agent, link.agent):
-                found[link.agent] = resolver.agent(link.agent).definition
+            if link.agent not in found and link.agent in resolver.agents:
+                found[link.agent] = resolver.agents[link.agent].definition
                 pending.append(link.agent)
     return [found[name] for name in sorted(found)]
 
@@ -263,9 +204,9 @@ def versions_of(resolver: Resolver, root: str) -> VersionHashes:
     Raises KeyError if there is no `root`, or a tool is missing.
     """
     definitions = reachable(resolver, root)
-    agents = [resolver.agent(definition.name) for definition in definitions]
+    agents = [resolver.agents[definition.name] for definition in definitions]
     names = {link.name for agent in agents for link in agent.tool_links} - SPECS.keys()
-    tools = {name: resolver.tool(name).digest for name in names}
+    tools = {name: resolver.tools[name].digest for name in names}
     models = _models(resolver, {name for definition in definitions for name in models_of(definition)})
     code = {each.name for each in definitions if each.WhichOneof("kind") is None}
     code |= {each.function.function for each in definitions if each.HasField("function")}
@@ -273,7 +214,7 @@ def versions_of(resolver: Resolver, root: str) -> VersionHashes:
     return VersionHashes(
         tools=dict(sorted(tools.items())),
         models={name: model.config_digest for name, model in sorted(models.items())},
-        agents={name: resolver.agent(name).revision for name in sorted(code)},
+        agents={name: resolver.agents[name].revision for name in sorted(code)},
         prices=hashlib.sha256(json.dumps(prices).encode()).hexdigest(),
     )
 
@@ -282,11 +223,17 @@ def _models(resolver: Resolver, names: Collection[str]) -> dict[str, Model]:
     """Return the models with these names and their fallbacks, by canonical name; missing ones are left out."""
     found: dict[str, Model] = {}
     for name in names:
-        if _has(resolver.model, name):
-            model = resolver.model(name)
+        if (model := resolver.model(name)) is not None:
             found[model.name] = model
-            found |= {each: resolver.model(each) for each in model.fallbacks if _has(resolver.model, each)}
+            found |= {each: other for each in model.fallbacks if (other := resolver.model(each)) is not None}
     return found
+
+
+def checked_versions(resolver: Resolver, root: str) -> VersionHashes:
+    """Return versions_of. Raises AgentUnusable if something that the reachable definitions name no longer exists."""
+    if missing := list(gone(resolver, root)):
+        raise AgentUnusable(" ".join([*missing, "Change the agents that name it, or restore it."]))
+    return versions_of(resolver, root)
 
 
 def gone(resolver: Resolver, root: str) -> Iterator[str]:
@@ -303,36 +250,27 @@ def gone(resolver: Resolver, root: str) -> Iterator[str]:
             code = definition.function.function
             yield f"The agent {definition.name!r} names the code {code!r}, which no longer exists."
             continue
-        for function in functions_gone(definition, resolver):
+        for function in functions_gone(definition, resolver.functions):
             yield f"The agent {definition.name!r} names {function}, which no longer exists."
-        agent = resolver.agent(definition.name)
+        agent = resolver.agents[definition.name]
         for link in definition.sub_agents:
-            if not _has(resolver.agent, link.agent):
+            if link.agent not in resolver.agents:
                 yield f"The agent {definition.name!r} links to the agent {link.agent!r}, which no longer exists."
         for tool in agent.tool_links:
-            if tool.name not in SPECS and not _has(resolver.tool, tool.name):
+            if tool.name not in SPECS and tool.name not in resolver.tools:
                 yield f"The agent {definition.name!r} names the tool {tool.name!r}, which no longer exists."
         for model in sorted(models_of(definition) - {""}):
-            if _has(resolver.model, model):
-                continue
-            yield f"The agent {definition.name!r} names the model {model!r}, which no longer exists."
+            if resolver.model(model) is None:
+                yield f"The agent {definition.name!r} names the model {model!r}, which no longer exists."
 
 
 def is_code(resolver: Resolver, name: str) -> bool:
     """Return whether an agent with this name exists and is code."""
-    return _has(resolver.agent, name) and resolver.agent(name).definition.WhichOneof("kind") is None
+    return name in resolver.agents and resolver.agents[name].definition.WhichOneof("kind") is None
 
 
-def _has(find: Callable[[str], object], name: str) -> bool:
-    try:
-        find(name)
-    except KeyError:
-        return False
-    return True
-
-
-def agent_of(definition: agent_pb2.AgentDefinition, code: Callable[[str], Agent]) -> Agent:
-    """Return the agent of a validated definition; `code` finds agents in code and raises KeyError."""
+def agent_of(definition: agent_pb2.AgentDefinition, code: Mapping[str, Agent]) -> Agent:
+    """Return the agent of a validated definition; `code` has the agents in code."""
     if definition.HasField("function"):
-        return DefinedFunctionAgent(definition, code)
+        return DefinedFunctionAgent(definition, code.__getitem__)
     return _KINDS[definition.WhichOneof("kind") or "llm"](definition)

@@ -9,7 +9,7 @@ from bough_server.agents.validation_bounds import FieldProblem
 from bough_server.documents import suggestion
 from bough_server.errors import Reason
 from bough_server.functions import Condition, Function, InputBuilder, Rewriter
-from bough_server.runtime.agent import Resolver, llm_of
+from bough_server.runtime.agent import llm_of
 from bough_server.session_state import is_key, is_path
 from bough_server.templates import template_mistake
 
@@ -207,10 +207,10 @@ def functions_named(definition: agent_pb2.AgentDefinition) -> Iterator[Named]:
             yield Named(f"sub_agents[{index}].input.function", link.input.function, InputBuilder.kind)
 
 
-def functions_gone(definition: agent_pb2.AgentDefinition, resolver: Resolver) -> Iterator[str]:
+def functions_gone(definition: agent_pb2.AgentDefinition, functions: Mapping[str, Function]) -> Iterator[str]:
     """Yield a description of each function that a definition names and that is missing or of another kind."""
     for named in functions_named(definition):
-        found = _function(resolver, named.name)
+        found = functions.get(named.name)
         if found is None or found.kind != named.kind:
             yield f"the {named.kind} {named.name!r}"
 
@@ -275,10 +275,3 @@ def _until_problems(loop: agent_pb2.LoopAgent) -> Iterator[NamingProblem]:
         yield "loop.until", "needs a `predicate` or a `state_path`.", _INVALID
     elif loop.until.HasField("state_path") and not is_path(loop.until.state_path):
         yield "loop.until.state_path", "must be a path such as `approved` or `review.approved`.", _INVALID
-
-
-def _function(resolver: Resolver, name: str) -> Function | None:
-    try:
-        return resolver.function(name)
-    except KeyError:
-        return None

@@ -77,7 +77,7 @@ async def _log(client: "AsyncClient", run_id: str) -> "Sequence[event_pb2.AgentE
 async def _agents(client: "AsyncClient", log: "Sequence[event_pb2.AgentEvent]", registry: "Registry") -> "Resolver":
     """Return the agents configured here, and the run's other agents: stored on the server or sent with the run."""
     from bough import NotFound
-    from bough_server.agents.registry import Overlay
+    from bough_server.agents.registry import overlaid
 
     fetched: list[agent_pb2.AgentDefinition] = []
     for ref in log[0].run_started.definition_refs:
@@ -85,7 +85,7 @@ async def _agents(client: "AsyncClient", log: "Sequence[event_pb2.AgentEvent]", 
             # An agent in code exists only in configurations; offline_resolver() names it if it is missing here.
             with suppress(NotFound):
                 fetched.append((await client.catalog.agent(ref.name, revision=ref.revision)).definition)
-    return Overlay(registry, fetched)
+    return overlaid(registry.resolver, fetched)
 
 
 async def _session(client: "AsyncClient", log: "Sequence[event_pb2.AgentEvent]") -> "Sequence[StoredMessage]":

@@ -19,6 +19,7 @@ from bough_server.engine.open_invocations import Invocations, OpenStep
 from bough_server.engine.recorder import DeltaChunk, DeltaCoalescing, Recorder
 from bough_server.engine.run_metrics import RunMetrics
 from bough_server.errors import NonDeterministic
+from bough_server.messages import copy_of
 from bough_server.metrics import Metrics
 
 _ENVELOPE: Final[Sequence[Literal["run_id", "session_id", "sequence", "record_time", "trace_id", "span_id"]]] = (
@@ -38,8 +39,7 @@ def same_event(made: event_pb2.AgentEvent, recorded: event_pb2.AgentEvent) -> bo
 
 
 def _without_measures(event: event_pb2.AgentEvent) -> event_pb2.AgentEvent:
-    plain = event_pb2.AgentEvent()
-    plain.CopyFrom(event)
+    plain = copy_of(event)
     for name in _ENVELOPE:
         plain.ClearField(name)
     payload = plain.WhichOneof("payload")

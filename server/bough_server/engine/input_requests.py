@@ -8,6 +8,7 @@ from bough.v1 import error_pb2, event_pb2, input_pb2, message_pb2
 from bough_server import events
 from bough_server.engine.scheduler import Scheduler, Waiter
 from bough_server.errors import RunError
+from bough_server.messages import copy_of
 from bough_server.tools.arguments import parse_arguments, schema_mistakes
 
 _ALLOWED: Final = {
@@ -98,8 +99,7 @@ def same_answer(one: input_pb2.InputAnswer, other: input_pb2.InputAnswer) -> boo
 
 
 def _bare(answer: input_pb2.InputAnswer) -> input_pb2.InputAnswer:
-    bare = input_pb2.InputAnswer()
-    bare.CopyFrom(answer)
+    bare = copy_of(answer)
     bare.ClearField("source")
     bare.ClearField("answered_by")
     if bare.HasField("value_json"):
@@ -119,8 +119,7 @@ def _plain(text: str) -> str:
 
 def expired(request: input_pb2.InputRequest) -> input_pb2.InputAnswer:
     """Return the answer to a request that expired: its default, or an empty answer."""
-    answer = input_pb2.InputAnswer()
-    answer.CopyFrom(request.default_answer)
+    answer = copy_of(request.default_answer)
     answer.input_id = request.input_id
     answer.source = input_pb2.ANSWER_SOURCE_EXPIRY
     return answer

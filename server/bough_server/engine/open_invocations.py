@@ -12,6 +12,7 @@ from bough.v1 import action_pb2, error_pb2, event_pb2, execution_pb2, message_pb
 from bough_server import events, ids
 from bough_server.engine import keys
 from bough_server.engine.limits import Budget
+from bough_server.messages import copy_of
 from bough_server.truncation import cut_results, without_raw
 from bough_server.usage import ONE_TOOL_CALL, Sums
 
@@ -59,8 +60,7 @@ class OpenInvocation:
 
     def event(self, key: str, *, traced: event_pb2.AgentEvent | None = None) -> event_pb2.AgentEvent:
         """Return a new event of this invocation, with the trace ids of `traced`, default: of the invocation's start."""
-        event = event_pb2.AgentEvent()
-        event.CopyFrom(self.template)
+        event = copy_of(self.template)
         event.effect_key = key
         if traced is not None:
             event.trace_id, event.span_id = traced.trace_id, traced.span_id

@@ -15,6 +15,7 @@ from typing import Final
 from bough.v1 import message_pb2
 from bough_server.history.rewrite import result_text
 from bough_server.history.visible import Call, VisibleMessage, is_summary
+from bough_server.messages import text_of, user
 from bough_server.models.model import ModelRequest
 from bough_server.truncation import cut_text, fit_texts
 
@@ -130,11 +131,8 @@ def in_its_place(shown: Sequence[VisibleMessage], compaction: Compaction) -> lis
 
 def as_context(summary: message_pb2.Message) -> message_pb2.Message:
     """Return a summary as the message that its author's model sees."""
-    shown = message_pb2.Message(
-        role=message_pb2.ROLE_USER, kind=message_pb2.MESSAGE_KIND_SUMMARY, author=summary.author
-    )
-    text = "".join(part.text for part in summary.parts)
-    shown.parts.add(text=f"{SUMMARY} {text}")
+    shown = user(f"{SUMMARY} {text_of(summary)}")
+    shown.kind, shown.author = message_pb2.MESSAGE_KIND_SUMMARY, summary.author
     return shown
 
 
@@ -187,8 +185,7 @@ def summary_request(messages: Sequence[message_pb2.Message], *, room: int, words
     """
     lines = _newest([line for message in messages if (line := _line(message))], room)
     text = "\n\n".join(fit_texts(lines, max(_LEAST_BYTES, room - 2 * len(lines))))
-    request = message_pb2.Message(role=message_pb2.ROLE_USER)
-    request.parts.add(text=f"The conversation:\n\n{text}\n\nSummarize it in at most {words} words.")
+    request = user(f"The conversation:\n\n{text}\n\nSummarize it in at most {words} words.")
     return ModelRequest(messages=[request], instruction=_INSTRUCTION)
 
 

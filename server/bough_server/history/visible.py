@@ -13,6 +13,7 @@ from bough.v1 import message_pb2
 from bough.v1.agent_pb2 import AgentDefinition, AgentLink, HistoryPolicy
 from bough_server.history.rewrite import Rewriter, as_context
 from bough_server.history.transcript import HistoryEntry, Transcript
+from bough_server.messages import calls_of, copy_of
 from bough_server.truncation import cut_result
 
 Call = tuple[str, str]
@@ -101,8 +102,8 @@ def _is_users(line: HistoryEntry) -> bool:
     return line.message.kind == message_pb2.MESSAGE_KIND_USER
 
 
-def _calls_of(message: message_pb2.Message) -> list[str]:
-    return [part.tool_call.call_id for part in message.parts if part.HasField("tool_call")]
+def _call_ids(message: message_pb2.Message) -> list[str]:
+    return [call.call_id for call in calls_of(message)]
 
 
 def _result_of(message: message_pb2.Message) -> message_pb2.ToolResult | None:
@@ -126,7 +127,7 @@ def _settled(lines: Iterable[HistoryEntry], *, others: bool) -> list[HistoryEntr
         if result is not None:
             if (line.message.invocation_id, result.call.call_id) in answered:
                 settled.append(line)
-        elif calls := _calls_of(line.message):
+        elif calls := _call_ids(line.message):
             open_calls = {call for call in calls if (line.message.invocation_id, call) not in answered}
             message = _without_calls(line.message, open_calls) if open_calls else line.message
             if message.parts:
@@ -137,8 +138,7 @@ def _settled(lines: Iterable[HistoryEntry], *, others: bool) -> list[HistoryEntr
 
 
 def _without_calls(message: message_pb2.Message, dropped: set[str]) -> message_pb2.Message:
-    shortened = message_pb2.Message()
-    shortened.CopyFrom(message)
+    shortened = copy_of(message)
     del shortened.parts[:]
     shortened.parts.extend(
         part for part in message.parts if not part.HasField("tool_call") or part.tool_call.call_id not in dropped
@@ -171,7 +171,7 @@ def _shown(line: HistoryEntry, rewrite: Rewriter, *, is_native: bool) -> list[Vi
             message=one,
             position=line.position,
             starts_exchange=is_native and _starts_exchange(message),
-            asks=frozenset((message.invocation_id, call) for call in _calls_of(message)),
+            asks=frozenset((message.invocation_id, call) for call in _call_ids(message)),
             answers=(message.invocation_id, result.call.call_id) if result is not None else None,
         )
         for one in ([message] if is_native else rewrite(message))
@@ -196,7 +196,7 @@ def _results_after_calls(shown: Sequence[VisibleMessage]) -> list[VisibleMessage
         if _result_of(one.message) is not None:
             continue
         ordered.append(one)
-        calls = ((one.message.invocation_id, call) for call in _calls_of(one.message))
+        calls = ((one.message.invocation_id, call) for call in _call_ids(one.message))
         ordered.extend(results[call] for call in calls if call in results)
     return ordered
 
@@ -206,8 +206,7 @@ def _small(message: message_pb2.Message) -> message_pb2.Message:
     result = _result_of(message)
     if result is None or cut_result(result) is result:
         return message
-    cut = message_pb2.Message()
-    cut.CopyFrom(message)
+    cut = copy_of(message)
     for part in cut.parts:
         if part.HasField("tool_result"):
             part.tool_result.CopyFrom(cut_result(part.tool_result))

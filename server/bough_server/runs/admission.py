@@ -11,7 +11,9 @@ from google.protobuf.message import Message
 from bough.v1 import agent_pb2, agent_service_pb2, event_pb2, execution_pb2, message_pb2, policy_pb2, run_pb2
 from bough_server import events, ids
 from bough_server.agents.pinned import REPLAY_VERSION
+from bough_server.agents.registry import VersionHashes, reachable
 from bough_server.errors import FieldViolation, InvalidRequest, RequestIdReused
+from bough_server.messages import copy_of
 from bough_server.runtime.agent import Agent, Resolver
 from bough_server.store.ports import Principal, RunRecord
 
@@ -35,7 +37,7 @@ def stored_definitions(resolver: Resolver, root: str) -> Mapping[str, agent_pb2.
 
     Agents in code are left out: they have a declared version instead of a stored definition.
     """
-    return {resolver.agent(one.name).revision: one for one in resolver.reachable(root) if one.WhichOneof("kind")}
+    return {resolver.agents[one.name].revision: one for one in reachable(resolver, root) if one.WhichOneof("kind")}
 
 
 def check_input(message: message_pb2.Message, *, field: str = "input") -> None:
@@ -112,8 +114,7 @@ _NUMBERS: Final[Sequence[_Number]] = (
 
 def effective_policy(asked: policy_pb2.RunPolicy, defaults: RunDefaults) -> policy_pb2.RunPolicy:
     """Return the request's policy, with the server's defaults for unset fields, capped at the server's maxima."""
-    policy = policy_pb2.RunPolicy()
-    policy.CopyFrom(asked)
+    policy = copy_of(asked)
     for name in _NUMBERS:
         if not policy.limits.HasField(name) and defaults.limits.HasField(name):
             setattr(policy.limits, name, getattr(defaults.limits, name))
@@ -149,6 +150,7 @@ class Admission:
     agent: Agent
     resolver: Resolver
     """The catalog that the run uses from start to end."""
+    versions: VersionHashes
     policy: policy_pb2.RunPolicy
     deadline_time_ns: int | None
     now_ns: int
@@ -206,7 +208,7 @@ def run_started(admission: Admission, *, session_cut: int, trace_id: str, span_i
     for revision, reached in stored_definitions(resolver, definition.name).items():
         begun.definition_refs.add(name=reached.name, revision=revision)
     begun.session_cut = session_cut
-    versions = resolver.versions(definition.name)
+    versions = admission.versions
     begun.versions.replay, begun.versions.prices = REPLAY_VERSION, versions.prices
     begun.versions.tools.update(versions.tools)
     begun.versions.models.update(versions.models)
@@ -219,8 +221,7 @@ def run_started(admission: Admission, *, session_cut: int, trace_id: str, span_i
 
 def spoken_by_user(content: message_pb2.Message, *, root_id: str, message_root: str) -> message_pb2.Message:
     """Return a user's message in the form that the session stores; `message_root` is the root of ids.message_id."""
-    message = message_pb2.Message()
-    message.CopyFrom(content)
+    message = copy_of(content)
     message.role, message.kind = message_pb2.ROLE_USER, message_pb2.MESSAGE_KIND_USER
     message.author = "user"
     message.invocation_id = root_id

@@ -107,13 +107,13 @@ async def close_run(dependencies: RunDependencies, record: RunRecord, reason: Cl
     If the log already holds a cancel request for the whole run, its reason is used instead. Raises RunMoved if
     another worker acted meanwhile, Fenced if the run has ended, and StorageFailed.
     """
-    log = await read_log(dependencies.log, record.run.run_id)
+    log = await read_log(dependencies.store.log, record.run.run_id)
     invocations = Invocations()
     for event in log:
         invocations.observe(event)
     made: list[event_pb2.AgentEvent] = []
     if (requested := cancel_of(log)) is not None:
-        reason = close_reason(requested, await _wall_owner(dependencies.catalog, log))
+        reason = close_reason(requested, await _wall_owner(dependencies.store.catalog, log))
     else:
         cancel = invocations.root().event("")
         cancel.cancel_requested.CopyFrom(reason.request)
@@ -123,7 +123,7 @@ async def close_run(dependencies: RunDependencies, record: RunRecord, reason: Cl
     made.extend(closing(invocations, "", reason.error, below=reason.below, now_ns=now))
     records = as_records(made, after=record.run.last_sequence, now_ns=now)
     # The new epoch fences a former owner that may still execute the run.
-    await dependencies.log.take_over(
+    await dependencies.store.log.take_over(
         record.run.run_id, epoch=record.epoch + 1, owner=dependencies.worker, records=records
     )
     if dependencies.metrics is not None:

@@ -34,7 +34,7 @@ class RemoteCommands:
         command = RunCommand(
             command_id=0, run_id=run_id, cancel=request.reason, user_id=request.requested_by, note=request.note
         )
-        await self._dependencies.mailbox.post(command)
+        await self._dependencies.store.mailbox.post(command)
         await self._until(run_id, after=record.run.last_sequence, kinds={events.CANCEL_REQUESTED})
 
     async def answer(
@@ -50,13 +50,13 @@ class RemoteCommands:
         command = RunCommand(
             command_id=0, run_id=run_id, answers=request, user_id=user_id, deadline_time_ns=deadline_time_ns
         )
-        await self._dependencies.mailbox.post(command)
+        await self._dependencies.store.mailbox.post(command)
         await self._until(run_id, after=record.run.last_sequence, kinds={events.INPUT_RECEIVED})
 
     async def read(self, act: Act, is_elsewhere: Callable[[RunRecord], Awaitable[bool]]) -> None:
         """Carry out commands to runs that no other live worker executes, until the store closes."""
         with suppress(ServerStopping):
-            async for run_id in self._dependencies.mailbox.arrivals():
+            async for run_id in self._dependencies.store.mailbox.arrivals():
                 await retry_until_stored(self._dependencies.clock, partial(self._carry_out, run_id, act, is_elsewhere))
 
     async def _carry_out(self, run_id: str, act: Act, is_elsewhere: Callable[[RunRecord], Awaitable[bool]]) -> None:
@@ -64,22 +64,22 @@ class RemoteCommands:
 
         Raises ServerStopping and StorageFailed, after which the commands are still pending.
         """
-        record = await self._dependencies.index.find(run_id)
+        record = await self._dependencies.store.runs.find(run_id)
         if record is None or await is_elsewhere(record):
             return
-        for command in await self._dependencies.mailbox.take(run_id):
+        for command in await self._dependencies.store.mailbox.take(run_id):
             try:
                 await act(record, command)
             except (ServerStopping, StorageFailed):  # both are CallErrors, but temporary: keep the command
                 raise
             except (CallError, Fenced) as error:
                 _log.warning("command dropped", run_id=run_id, error=str(error))
-            await self._dependencies.mailbox.done(command.command_id)
+            await self._dependencies.store.mailbox.done(command.command_id)
 
     async def _until(self, run_id: str, *, after: int, kinds: Iterable[int]) -> None:
         """Wait for an event of these kinds after a sequence, or for the end of the run."""
         wanted = {*kinds, *events.TERMINAL_KINDS}
-        tail = cast(Pages, self._dependencies.log.tail(run_id, after=after))
+        tail = cast(Pages, self._dependencies.store.log.tail(run_id, after=after))
         async with aclosing(tail):
             async for page in tail:
                 if any(stored.kind in wanted for stored in page):

@@ -16,8 +16,8 @@ from bough_server.clock import Clock
 from bough_server.metrics import Metrics
 from bough_server.runs.admission import RunDefaults
 from bough_server.runtime.agent import Resolver
-from bough_server.store.ports import Catalog, EventLog, Principal, RunIndex, Sessions
-from bough_server.store.worker_ports import Lease, Mailbox
+from bough_server.store.ports import Principal
+from bough_server.store.worker_ports import RunStore
 from bough_server.telemetry import Tracing
 
 
@@ -39,16 +39,11 @@ class SessionLocks:
 class RunDependencies:
     """The collaborators of everything in this package; `worker` is the name under which this process owns runs.
 
-    New runs look up their agents in `agents`; continued runs read the definitions they name from `catalog`. Both find
+    New runs look up their agents in `agents`; continued runs read the definitions they name from the store. Both find
     tools, models and agents in code through `resolver`.
     """
 
-    log: EventLog
-    index: RunIndex
-    sessions: Sessions
-    catalog: Catalog
-    leases: Lease
-    mailbox: Mailbox
+    store: RunStore
     resolver: Resolver
     agents: AgentCatalog
     tracing: Tracing
@@ -57,5 +52,5 @@ class RunDependencies:
     worker: str
     metrics: Metrics | None = None
     """The process's metrics; None if they are disabled."""
-    changing: SessionLocks = field(default_factory=SessionLocks)
+    session_locks: SessionLocks = field(default_factory=SessionLocks)
     """Shared by starting runs and calls that change session state."""

@@ -43,7 +43,7 @@ class LogFollower:
             return
         self._live_runs.joined(run_id)
         try:
-            tail = cast(Pages, self._dependencies.log.tail(run_id, after=after))
+            tail = cast(Pages, self._dependencies.store.log.tail(run_id, after=after))
             async with aclosing(tail):
                 async for page in tail:
                     end = _interruption(page, past) if until == follow_pb2.WATCH_UNTIL_INTERRUPTED else None
@@ -56,15 +56,15 @@ class LogFollower:
 
     async def _up_to(self, run_id: str, after: int, last: int) -> Pages:
         while after < last:
-            page = await self._dependencies.log.read(run_id, after=after, through=last)
+            page = await self._dependencies.store.log.read(run_id, after=after, through=last)
             if not page:
                 return  # its session was deleted meanwhile
             yield page
             after = page[-1].sequence
 
     async def _last_sequence(self, principal: Principal, run_id: str, after: int) -> int:
-        await self._dependencies.index.get(principal, run_id)
-        last = await self._dependencies.log.last_sequence(run_id)
+        await self._dependencies.store.runs.get(principal, run_id)
+        last = await self._dependencies.store.log.last_sequence(run_id)
         if after > last:
             raise SequenceOutOfRange(
                 f"The log of this run ends at sequence {last}; there is nothing after {after}.",

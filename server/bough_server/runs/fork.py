@@ -11,6 +11,7 @@ from bough_server.agents.pinned import MissingVersion
 from bough_server.engine import keys
 from bough_server.engine.journal import Journal
 from bough_server.errors import FieldViolation, ForkRefused, InvalidRequest, SequenceOutOfRange
+from bough_server.messages import copy_of
 from bough_server.runs.admission import check_input, effective_policy, spoken_by_user
 from bough_server.runs.close import as_records, policy_of, read_log
 from bough_server.runs.dependencies import RunDependencies
@@ -100,9 +101,8 @@ def changed_definitions(changes: fork_pb2.ForkChanges, resolver: Resolver) -> li
     for name, override in sorted(changes.agents.items()):
         field = f"changes.agents[{json.dumps(name)}]"
         wrong.extend(_override_violations(override, field, resolver))
-        try:
-            agent = resolver.agent(name)
-        except KeyError:
+        agent = resolver.agents.get(name)
+        if agent is None:
             description, reason = "The run has no such agent.", error_pb2.ERROR_REASON_UNKNOWN_AGENT
             wrong.append(FieldViolation(field=field, description=description, reason=reason))
             continue
@@ -116,28 +116,19 @@ def changed_definitions(changes: fork_pb2.ForkChanges, resolver: Resolver) -> li
 
 
 def _override_violations(override: fork_pb2.AgentOverride, field: str, resolver: Resolver) -> Iterator[FieldViolation]:
-    if override.HasField("model") and not _has_model(resolver, override.model):
+    if override.HasField("model") and resolver.model(override.model) is None:
         yield FieldViolation(field=f"{field}.model", description=f"There is no model {override.model!r}.")
     if override.HasField("instruction") and (problem := template_mistake(override.instruction, ())):
         yield FieldViolation(field=f"{field}.instruction", description=problem)
 
 
 def _overridden(definition: agent_pb2.AgentDefinition, override: fork_pb2.AgentOverride) -> agent_pb2.AgentDefinition:
-    changed = agent_pb2.AgentDefinition()
-    changed.CopyFrom(definition)
+    changed = copy_of(definition)
     if override.HasField("model"):
         llm_of(changed).model = override.model
     if override.HasField("instruction"):
         llm_of(changed).instruction = override.instruction
     return changed
-
-
-def _has_model(resolver: Resolver, name: str) -> bool:
-    try:
-        resolver.model(name)
-    except KeyError:
-        return False
-    return True
 
 
 def _check_place(log: Sequence[event_pb2.AgentEvent], sequence: int, last_sequence: int) -> None:
@@ -177,18 +168,11 @@ def _check_open_tools(shared: Sequence[event_pb2.AgentEvent], edited: set[str], 
         is_open = event.HasField("tool_started") and key not in {*journal.results, *journal.dispatched, *edited}
         if is_open and not any(keys.covers(scope, key) for scope in journal.cancelled):
             name = event.tool_started.call.name
-            if _on_recovery(resolver, name) != "retry":
+            if name in resolver.tools and resolver.tools[name].on_recovery != "retry":
                 raise ForkRefused(
                     f"The tool {name!r} was running at this point, and may not simply be run again. Fork before "
                     f"sequence {event.sequence}, edit its result, or set allow_open_effects."
                 )
-
-
-def _on_recovery(resolver: Resolver, name: str) -> str:
-    try:
-        return resolver.tool(name).on_recovery
-    except KeyError:
-        return "retry"
 
 
 def _forked(request: agent_service_pb2.ForkRunRequest, point: ForkPoint, address: ForkAddress) -> event_pb2.AgentEvent:
@@ -227,10 +211,10 @@ class RunForker:
         Raises NotFound, SequenceOutOfRange, ForkRefused, InvalidRequest, RequestIdTaken and StorageFailed.
         """
         dependencies = self._dependencies
-        origin = await dependencies.index.get(principal, request.run_id)
+        origin = await dependencies.store.runs.get(principal, request.run_id)
         # Before the log: events that a live origin appends in between must not move the end that is checked.
-        last_sequence = await dependencies.log.last_sequence(request.run_id)
-        log = await read_log(dependencies.log, request.run_id)
+        last_sequence = await dependencies.store.log.last_sequence(request.run_id)
+        log = await read_log(dependencies.store.log, request.run_id)
         point = fork_point_of(request, log, last_sequence=last_sequence)
         address = ForkAddress(run_id=run_id, principal=principal, digest=digest)
         try:
@@ -259,7 +243,7 @@ class RunForker:
 
     async def _create(self, fork: Fork, record: RunRecord) -> None:
         forked, created = fork.events[0].run_forked, record.run.create_time.ToNanoseconds()
-        await self._dependencies.log.fork(
+        await self._dependencies.store.log.fork(
             NewFork(
                 run_id=record.run.run_id,
                 principal=record.principal,

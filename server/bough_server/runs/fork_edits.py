@@ -8,6 +8,7 @@ from bough_server import events
 from bough_server.engine import keys
 from bough_server.engine.input_requests import outcome_mistakes, result_of
 from bough_server.errors import FieldViolation, InvalidRequest
+from bough_server.messages import copy_of
 from bough_server.truncation import MAX_RESULT_BYTES, MAX_TEXT_BYTES, size_of
 
 
@@ -50,8 +51,7 @@ def _is_called(end: event_pb2.AgentEvent, answered: set[str], begun: set[str], l
 
 def with_result(end: event_pb2.AgentEvent, edited: fork_pb2.EditedResult) -> event_pb2.AgentEvent:
     """Return a copy of a call's end with the edited result; everything about the call itself is kept."""
-    event = event_pb2.AgentEvent()
-    event.CopyFrom(end)
+    event = copy_of(end)
     event.ClearField("payload")
     before, given = events.tool_result_of(end), edited.outcome
     result = (event.tool_failed if given.HasField("failure") else event.tool_completed).result

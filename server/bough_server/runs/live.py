@@ -179,7 +179,7 @@ class LiveRun:
             is_recorded = self._request_cancel(request)
         if is_recorded:
             started = self.execution.facts.started.run_started
-            owner = wall_owner(self._policy.limits, self._resolver.agent(started.agent).definition)
+            owner = wall_owner(self._policy.limits, self._resolver.agents[started.agent].definition)
             await self.execution.cancellation.end("", *why_ended(request.reason, owner))
             self.execution.ended()
 

@@ -7,16 +7,15 @@ from typing import Any, Final, NoReturn
 
 from bough.v1 import agent_pb2, event_pb2
 from bough_server import events
-from bough_server.agents.pinned import REPLAY_VERSION, PinnedResolver
+from bough_server.agents.pinned import REPLAY_VERSION
 from bough_server.agents.registry import agent_of
 from bough_server.clock import Clock
 from bough_server.engine.execution import Execution
 from bough_server.engine.journal import Journal
 from bough_server.engine.keys import RunInfo
 from bough_server.errors import ConfigurationError, NonDeterministic
-from bough_server.functions import Function
 from bough_server.runs.fork import changed_definitions
-from bough_server.runtime.agent import Agent, Resolver, VersionHashes, llm_of
+from bough_server.runtime.agent import Agent, Resolver, llm_of
 from bough_server.runtime.context import LaneContext
 from bough_server.runtime.dispatcher import dispatch_root
 from bough_server.store.ports import StoredMessage
@@ -61,7 +60,7 @@ async def replay(
     journal = Journal(log)
     results = len(journal.results.keys() - journal.dispatched)  # ends of children are computed, not replayed
     execution = Execution(facts, tracing=tracing, clock=clock, journal=journal, recorder=None)
-    definition = resolver.agent(log[0].run_started.agent).definition
+    definition = resolver.agents[log[0].run_started.agent].definition
     execution.spans[""] = tracing.invoke_agent(
         agent=definition.name,
         description=definition.description,
@@ -109,42 +108,28 @@ async def _finished(execution: Execution, root: Coroutine[Any, Any, None], patie
     finishing.result()
 
 
-class OfflineResolver:
-    """A catalog whose models and tools raise NonDeterministic if used; implements runtime.agent.Resolver."""
+class _OfflineModels:
+    """Models of a replay, which calls none: the log holds the results of all calls."""
 
-    def __init__(self, resolver: Resolver) -> None:
-        self._resolver = resolver
-
-    def agent(self, name: str) -> Agent:
-        """Return the agent with a name. Raises KeyError."""
-        return self._resolver.agent(name)
-
-    def reachable(self, root: str) -> Sequence[agent_pb2.AgentDefinition]:
-        """Return the definitions that a run of `root` can reach."""
-        return self._resolver.reachable(root)
-
-    def versions(self, root: str) -> VersionHashes:
-        """Return the hashes of everything that those definitions name."""
-        return self._resolver.versions(root)
-
-    def function(self, name: str) -> Function:
-        """Return the function with a name; functions are pure, so they may run. Raises KeyError."""
-        return self._resolver.function(name)
-
-    def model(self, name: str) -> NoReturn:
-        """Raise NonDeterministic: the log holds no result for the call."""
+    def get(self, name: str) -> NoReturn:
+        """Raise NonDeterministic."""
         raise NonDeterministic(f"The replay called the model {name!r}, which a replay never does.")
 
-    def tool(self, name: str) -> Tool:
-        """Return the tool with a function that raises NonDeterministic. Raises KeyError."""
 
-        def refuse(**_: object) -> NoReturn:
-            raise NonDeterministic(f"The replay ran the tool {name!r}, which a replay never does.")
-
-        return replace(self._resolver.tool(name), function=refuse, context_parameter="", arguments=None)
+def offline(resolver: Resolver) -> Resolver:
+    """Return a catalog whose models and tools raise NonDeterministic if used. Functions are pure, so they may run."""
+    tools = {name: _offline_tool(tool) for name, tool in resolver.tools.items()}
+    return replace(resolver, tools=tools, models=_OfflineModels())
 
 
-def offline_resolver(log: Sequence[event_pb2.AgentEvent], resolver: Resolver, *, is_forced: bool) -> OfflineResolver:
+def _offline_tool(tool: Tool) -> Tool:
+    def refuse(**_: object) -> NoReturn:
+        raise NonDeterministic(f"The replay ran the tool {tool.name!r}, which a replay never does.")
+
+    return replace(tool, function=refuse, context_parameter="", arguments=None)
+
+
+def offline_resolver(log: Sequence[event_pb2.AgentEvent], resolver: Resolver, *, is_forced: bool) -> Resolver:
     """Return the catalog to replay a log with: the agents of `resolver`, with the changes of the log's forks applied.
 
     Raises ConfigurationError if an agent or a tool is missing and, unless `is_forced`, if an agent, a tool or the
@@ -152,10 +137,10 @@ def offline_resolver(log: Sequence[event_pb2.AgentEvent], resolver: Resolver, *,
     """
     versions = log[0].run_started.versions
     named = {ref.name: ref.revision for ref in log[0].run_started.definition_refs} | dict(versions.agents)
-    missing = [f"The agent {name!r}" for name in sorted(named) if not _has(resolver, name)]
+    missing = [f"The agent {name!r}" for name in sorted(named) if name not in resolver.agents]
     if missing:
         raise _not_configured(missing)
-    definitions = {name: resolver.agent(name).definition for name in named}
+    definitions = {name: resolver.agents[name].definition for name in named}
     for event in log:
         if event.HasField("run_forked"):
             current = _with(definitions, resolver)
@@ -165,8 +150,8 @@ def offline_resolver(log: Sequence[event_pb2.AgentEvent], resolver: Resolver, *,
     if absent := _absent_tools(changed, definitions):
         raise _not_configured([f"The tool {name!r}" for name in absent])
     if not is_forced:
-        _check(versions, named, {name: changed.agent(name).revision for name in definitions}, resolver)
-    return OfflineResolver(changed)
+        _check(versions, named, {name: changed.agents[name].revision for name in definitions}, resolver)
+    return offline(changed)
 
 
 def _check(
@@ -184,7 +169,7 @@ def _check(
     others += [
         f"The tool {name!r} has another description or schema here than when the run started."
         for name, digest in sorted(versions.tools.items())
-        if _digest(resolver, name) != digest
+        if name not in resolver.tools or resolver.tools[name].digest != digest
     ]
     if versions.replay != REPLAY_VERSION:
         others.append(f"The replay version is {REPLAY_VERSION} here; the run has version {versions.replay}.")
@@ -201,29 +186,14 @@ def _not_configured(missing: Sequence[str]) -> ConfigurationError:
 
 def _absent_tools(resolver: Resolver, agents: Iterable[str]) -> Sequence[str]:
     """Return the tools that agents name and that are missing: agents of a server's catalog come without their tools."""
-    links = [link for name in agents for link in llm_of(resolver.agent(name).definition).tools]
-    return sorted({link.name for link in links if link.name not in SPECS and not _digest(resolver, link.name)})
+    links = [link for name in agents for link in llm_of(resolver.agents[name].definition).tools]
+    return sorted({link.name for link in links if link.name not in SPECS and link.name not in resolver.tools})
 
 
-def _digest(resolver: Resolver, name: str) -> str:
-    try:
-        return resolver.tool(name).digest
-    except KeyError:
-        return ""
-
-
-def _has(resolver: Resolver, name: str) -> bool:
-    try:
-        resolver.agent(name)
-    except KeyError:
-        return False
-    return True
-
-
-def _with(definitions: Mapping[str, agent_pb2.AgentDefinition], resolver: Resolver) -> PinnedResolver:
-    return PinnedResolver(resolver, {name: _agent(each, resolver) for name, each in definitions.items()})
+def _with(definitions: Mapping[str, agent_pb2.AgentDefinition], resolver: Resolver) -> Resolver:
+    return replace(resolver, agents={name: _agent(each, resolver) for name, each in definitions.items()})
 
 
 def _agent(definition: agent_pb2.AgentDefinition, resolver: Resolver) -> Agent:
-    current = resolver.agent(definition.name)
-    return current if current.definition == definition else agent_of(definition, resolver.agent)
+    current = resolver.agents[definition.name]
+    return current if current.definition == definition else agent_of(definition, resolver.agents)

@@ -19,6 +19,7 @@ from bough_server.errors import (
     SequenceOutOfRange,
     SessionBusy,
 )
+from bough_server.messages import copy_of
 from bough_server.runs.admission import request_digest
 from bough_server.runs.close import policy_of, read_log
 from bough_server.runs.commands import RemoteCommands
@@ -130,8 +131,7 @@ def _check_answers(
 
 
 def _from_caller(answer: input_pb2.InputAnswer, user_id: str) -> input_pb2.InputAnswer:
-    attributed = input_pb2.InputAnswer()
-    attributed.CopyFrom(answer)
+    attributed = copy_of(answer)
     attributed.source, attributed.answered_by = input_pb2.ANSWER_SOURCE_CALLER, user_id
     return attributed
 
@@ -197,9 +197,9 @@ class RunResumer:
             live = await self._supervisor.live_runs.find(request.run_id)
             if live is not None and await self._is_leaving(live):
                 continue
-            record = await self._dependencies.index.get(principal, request.run_id)
+            record = await self._dependencies.store.runs.get(principal, request.run_id)
             await self._check_place(request)
-            log = await read_log(self._dependencies.log, request.run_id)
+            log = await read_log(self._dependencies.store.log, request.run_id)
             checked = check_answers(request, log, digest=digest, user_id=principal.user_id)
             if not checked.fresh:
                 return Resumed(record=record, since=checked.since)
@@ -222,7 +222,7 @@ class RunResumer:
         """Raise SequenceOutOfRange for a stream that could not start, before any answer is recorded."""
         if not request.after_sequence:
             return
-        last = await self._dependencies.log.last_sequence(request.run_id)
+        last = await self._dependencies.store.log.last_sequence(request.run_id)
         if request.after_sequence > last:
             raise SequenceOutOfRange(
                 f"The log of this run ends at sequence {last}; there is nothing after {request.after_sequence}.",

@@ -69,7 +69,9 @@ class Runs:
         digest = request_digest(request)
         if (earlier := await self._earlier(principal, request.request_id, digest)) is not None:
             return earlier
-        resolver = await self._dependencies.agents.resolver(principal.tenant_id, request.agent, request.definitions)
+        resolver, versions = await self._dependencies.agents.for_run(
+            principal.tenant_id, request.agent, request.definitions
+        )
         self._refuse_while_draining()  # again, because draining may have begun during the awaits
         now, policy = self._dependencies.clock.now_ns(), effective_policy(request.policy, self._dependencies.defaults)
         admission = Admission(
@@ -77,8 +79,9 @@ class Runs:
             digest=digest,
             run_id=ids.new_uuid7(now),
             user_id=principal.user_id,
-            agent=resolver.agent(request.agent),
+            agent=resolver.agents[request.agent],
             resolver=resolver,
+            versions=versions,
             policy=policy,
             deadline_time_ns=None if policy.background else deadline_time_ns,
             now_ns=now,
@@ -88,7 +91,9 @@ class Runs:
         try:
             live = await starting
         except RequestIdTaken as taken:
-            return same_request(await self._dependencies.index.get(principal, taken.run_id), digest, request.request_id)
+            return same_request(
+                await self._dependencies.store.runs.get(principal, taken.run_id), digest, request.request_id
+            )
         if live.is_waiting:
             # The holder may have ended before this run was registered; then its end found no live run to start.
             await self._supervisor.call_next(principal, live.record.run.session_id)
@@ -114,7 +119,7 @@ class Runs:
             try:
                 record = (await self._supervisor.settled(run_id, forking)).record
             except RequestIdTaken as taken:
-                record = await self._dependencies.index.get(principal, taken.run_id)
+                record = await self._dependencies.store.runs.get(principal, taken.run_id)
                 same_request(record, digest, request.request_id)
         return record, record.run.forked_from.sequence
 
@@ -129,7 +134,7 @@ class Runs:
     async def _earlier(self, principal: Principal, request_id: str, digest: str) -> RunRecord | None:
         if not request_id:
             return None
-        earlier = await self._dependencies.index.find_request(principal, request_id)
+        earlier = await self._dependencies.store.runs.find_request(principal, request_id)
         if earlier is not None:
             return same_request(earlier, digest, request_id)
         self._refuse_while_draining()
@@ -155,7 +160,7 @@ class Runs:
 
     async def get(self, principal: Principal, run_id: str) -> RunRecord:
         """Return a run of the principal's tenant. Raises NotFound."""
-        record = await self._dependencies.index.get(principal, run_id)
+        record = await self._dependencies.store.runs.get(principal, run_id)
         record.run.parked_reason = self._supervisor.parked.get(run_id, "")
         return record
 
@@ -163,12 +168,14 @@ class Runs:
         """Return the answer of a run that has succeeded, else None. Raises NotFound if the run has been deleted."""
         if run.state != execution_pb2.EXECUTION_STATE_SUCCEEDED:
             return None
-        end = await self._dependencies.log.read(run.run_id, after=run.last_sequence - 1, through=run.last_sequence)
+        end = await self._dependencies.store.log.read(
+            run.run_id, after=run.last_sequence - 1, through=run.last_sequence
+        )
         return events.parse(end[0].data).run_completed.final_answer
 
     async def list(self, principal: Principal, run_filter: RunFilter, page: Page) -> tuple[Sequence[run_pb2.Run], str]:
         """Return a page of runs, newest first, and the next page's token."""
-        runs, token = await self._dependencies.index.list(principal, run_filter, page)
+        runs, token = await self._dependencies.store.runs.list(principal, run_filter, page)
         for run in runs:
             run.parked_reason = self._supervisor.parked.get(run.run_id, "")
         return runs, token
@@ -180,7 +187,7 @@ class Runs:
 
         A run that no worker executes has ended when this returns. Raises NotFound, ServerStopping, StorageFailed.
         """
-        record = await self._dependencies.index.get(principal, run_id)
+        record = await self._dependencies.store.runs.get(principal, run_id)
         request = event_pb2.CancelRequested(
             reason=execution_pb2.CANCEL_REASON_CALLER, requested_by=principal.user_id, note=note
         )
@@ -189,7 +196,7 @@ class Runs:
 
     async def _cancel(self, record: RunRecord, request: event_pb2.CancelRequested) -> None:
         while not await self._request_cancel(record, request):
-            record = await self._dependencies.index.get(record.principal, record.run.run_id)
+            record = await self._dependencies.store.runs.get(record.principal, record.run.run_id)
 
     async def _request_cancel(self, record: RunRecord, request: event_pb2.CancelRequested) -> bool:
         """Request the end of a run; return False if it was taken over meanwhile and the caller must try again.
@@ -203,7 +210,7 @@ class Runs:
                 if await live.end(request):
                     return True
             await live.over()
-            record = await self._dependencies.index.get(record.principal, run_id)
+            record = await self._dependencies.store.runs.get(record.principal, run_id)
         if await self._supervisor.is_elsewhere(record):
             with suppress(Fenced):  # it has ended meanwhile
                 await self._remote_commands.cancel(record, request)
@@ -225,7 +232,7 @@ class Runs:
 
         Return the number of runs to continue.
         """
-        await self._dependencies.leases.renew(self._dependencies.worker)
+        await self._dependencies.store.leases.renew(self._dependencies.worker)
         self._supervisor.recovery.spawn(self._remote_commands.read(self._act, self._supervisor.is_elsewhere))
         return await self._supervisor.recovery.start()
 
@@ -242,7 +249,7 @@ class Runs:
         for live in self._supervisor.live_runs:
             live.execution.stop(ServerStopping("The server is stopping; another one will continue the run."))
         await self._wait_for_ends(None)
-        self._dependencies.log.close_readers()
+        self._dependencies.store.log.close_readers()
 
     async def _wait_for_ends(self, seconds: float | None) -> None:
         tasks = self._supervisor.live_runs.tasks()
@@ -254,4 +261,4 @@ class Runs:
         await self.drain(0)
         await self._supervisor.recovery.close()
         with suppress(StorageFailed, ServerStopping):  # a lease that remains is handled as that of a crashed worker
-            await self._dependencies.leases.release(self._dependencies.worker)
+            await self._dependencies.store.leases.release(self._dependencies.worker)

@@ -79,7 +79,7 @@ class RunStarter:
                 continue
             except SessionBusy as error:
                 busy = error
-            holder = await self._dependencies.index.holder(principal, session_id)
+            holder = await self._dependencies.store.runs.holder(principal, session_id)
             if holder is None:  # the holder has ended since
                 continue
             if policy == policy_pb2.BUSY_SESSION_POLICY_QUEUE:
@@ -98,13 +98,13 @@ class RunStarter:
         if holder.run.state != execution_pb2.EXECUTION_STATE_INPUT_REQUIRED:
             return False
         waiting = RunFilter(session_id=holder.run.session_id, states=[execution_pb2.EXECUTION_STATE_PENDING])
-        runs, _ = await self._dependencies.index.list(holder.principal, waiting, Page(size=1))
+        runs, _ = await self._dependencies.store.runs.list(holder.principal, waiting, Page(size=1))
         return not runs
 
     async def _hold(self, principal: Principal, admission: Admission, session_id: str, traced: Traced) -> _Accepted:
         if not admission.request.session_id:
             return await self._hold_at(SessionCut(0, ""), principal, admission, session_id, traced=traced)
-        async with self._dependencies.changing.hold(principal, session_id):
+        async with self._dependencies.session_locks.hold(principal, session_id):
             cut = await self._cut(principal, admission)
             return await self._hold_at(cut, principal, admission, session_id, traced=traced)
 
@@ -114,7 +114,7 @@ class RunStarter:
         Raises NotFound.
         """
         try:
-            return await self._dependencies.sessions.cut(principal, admission.request.session_id)
+            return await self._dependencies.store.sessions.cut(principal, admission.request.session_id)
         except NotFound:
             if not _creates_session(admission):
                 raise
@@ -124,7 +124,7 @@ class RunStarter:
         self, cut: SessionCut, principal: Principal, admission: Admission, session_id: str, *, traced: Traced
     ) -> _Accepted:
         # Read the messages before the run is created: once it exists, no failure may keep it from being launched.
-        stored = self._dependencies.sessions
+        stored = self._dependencies.store.sessions
         session = await stored.messages(principal, session_id, through=cut.position) if cut.position else ()
         started = self._started(admission, cut, traced)
         await self._create(principal, admission, session_id, started, cut=cut)
@@ -154,7 +154,7 @@ class RunStarter:
         cut: SessionCut,
         queued: event_pb2.AgentEvent | None = None,
     ) -> None:
-        await self._dependencies.log.create(
+        await self._dependencies.store.log.create(
             NewRun(
                 run_id=admission.run_id,
                 principal=principal,

@@ -37,7 +37,7 @@ class RunSupervisor:
         self.live_runs = RunRegistry()
         self.launcher = Launcher(dependencies, self.live_runs, on_end=self._ended)
         self.takeover = Takeover(dependencies, self.launcher)
-        self.recovery = Recovery(dependencies.index, dependencies.clock, revive=self._revive, expire=self._expire)
+        self.recovery = Recovery(dependencies.store.runs, dependencies.clock, revive=self._revive, expire=self._expire)
         self._holders = SessionWatcher(dependencies, spawn=self.recovery.spawn, on_end=self.call_next)
         self.parked: dict[str, str] = {}
         """Runs that cannot be executed here, with a message on what is missing."""
@@ -74,7 +74,7 @@ class RunSupervisor:
     async def close(self, principal: Principal, run_id: str, reason: CloseReason) -> bool:
         """End a run that no worker executes. Return False if another worker resumed it first."""
         for _ in range(_TRIES):
-            record = await self._dependencies.index.get(principal, run_id)
+            record = await self._dependencies.store.runs.get(principal, run_id)
             if record.run.HasField("end_time"):
                 return True
             try:
@@ -102,7 +102,7 @@ class RunSupervisor:
             )
 
     async def _call_next(self, principal: Principal, session_id: str) -> None:
-        holder = await self._dependencies.index.holder(principal, session_id)
+        holder = await self._dependencies.store.runs.holder(principal, session_id)
         if holder is None or self.is_draining:
             return
         live = self.live_runs.at_hand(holder.run.run_id)
@@ -114,7 +114,7 @@ class RunSupervisor:
             self._holders.watch(holder)
         if live is None or not live.is_waiting:
             return
-        stored = self._dependencies.sessions
+        stored = self._dependencies.store.sessions
         cut = await stored.cut(principal, session_id)
         session = await stored.messages(principal, session_id, through=cut.position) if cut.position else ()
         live.begin(cut, session)
@@ -123,13 +123,13 @@ class RunSupervisor:
         """Return True if another live worker owns a run."""
         if record.owner in ("", self._dependencies.worker):
             return False
-        return record.owner in await self._dependencies.leases.counters()
+        return record.owner in await self._dependencies.store.leases.counters()
 
     async def _revive(self, found: RunRecord) -> None:
         """Continue a run that no worker executes, and wait until its replay is over."""
         run_id = found.run.run_id
         try:
-            record = await self._dependencies.index.get(found.principal, run_id)
+            record = await self._dependencies.store.runs.get(found.principal, run_id)
         except NotFound:
             return
         is_over = record.run.HasField("end_time") or record.run.state == execution_pb2.EXECUTION_STATE_INPUT_REQUIRED
@@ -150,21 +150,21 @@ class RunSupervisor:
     async def park(self, record: RunRecord, missing: str) -> None:
         """Park a run that cannot be executed here, and end its readers, unless it was taken over meanwhile."""
         run_id = record.run.run_id
-        now = await self._dependencies.index.find(run_id)
+        now = await self._dependencies.store.runs.find(run_id)
         if now is None or now.epoch != record.epoch or now.run.HasField("end_time"):
             return
         self.parked[run_id] = missing
-        self._dependencies.log.fail_readers(
+        self._dependencies.store.log.fail_readers(
             run_id, RunParked(f"The run is parked until a server has everything it started with: {missing}")
         )
         _log.warning("run parked", run_id=run_id, reason=missing)
 
     async def _expire(self, run_id: str) -> None:
         """Answer the overdue requests of a run that waits for input as expired, and continue the run."""
-        record = await self._dependencies.index.find(run_id)
+        record = await self._dependencies.store.runs.find(run_id)
         if record is None or record.run.state != execution_pb2.EXECUTION_STATE_INPUT_REQUIRED:
             return
-        log = await read_log(self._dependencies.log, run_id)
+        log = await read_log(self._dependencies.store.log, run_id)
         now = self._dependencies.clock.now_ns()
         asked = {event.effect_key: event for event in log if event.HasField("input_requested")}
         due = [
@@ -242,7 +242,7 @@ class SessionWatcher:
 
     async def _is_over(self, holder: RunRecord) -> bool:
         """Wait for the end of a run; return False if its log failed, was fenced or parked before that."""
-        tail = cast(Pages, self._dependencies.log.tail(holder.run.run_id, after=holder.run.last_sequence))
+        tail = cast(Pages, self._dependencies.store.log.tail(holder.run.run_id, after=holder.run.last_sequence))
         try:
             async with aclosing(tail):
                 async for _ in tail:

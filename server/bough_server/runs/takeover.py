@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 
-from bough.v1 import agent_pb2, error_pb2, event_pb2, execution_pb2, run_pb2
+from bough.v1 import agent_pb2, error_pb2, event_pb2, execution_pb2
 from bough_server import events
 from bough_server.agents.pinned import MissingVersion, pinned
 from bough_server.engine.execution import Execution
@@ -10,7 +10,8 @@ from bough_server.engine.journal import Journal
 from bough_server.engine.keys import RunInfo
 from bough_server.engine.recorder import Recorder
 from bough_server.errors import RunError
-from bough_server.run_state import deadline_after
+from bough_server.messages import copy_of
+from bough_server.run_state import folded
 from bough_server.runs.close import (
     Bound,
     CloseReason,
@@ -80,7 +81,7 @@ class Launcher:
             session=session,
         )
         recorder = Recorder(
-            dependencies.log,
+            dependencies.store.log,
             record.run.run_id,
             epoch=record.epoch,
             last_sequence=record.run.last_sequence,
@@ -100,7 +101,7 @@ class Launcher:
             record, execution, resolver, is_queued=is_queued, on_end=self._on_end, metrics=dependencies.metrics
         )
         self._live_runs.add(live)
-        deadline = deadline_ns(log)
+        deadline = folded(log).deadline_ns
         bounds = [deadline_bound(deadline, dependencies.clock.now_ns())] if deadline is not None else []
         live.launch(bounds, self._wall(log, journal, resolver, is_queued=is_queued))
         return live
@@ -112,7 +113,7 @@ class Launcher:
         began, started = journal.dequeued or log[0], log[0].run_started
         now = self._dependencies.clock.now_ns()
         spent = 0 if is_queued else journal.running_ns(began.record_time.ToNanoseconds(), now)
-        definition = resolver.agent(started.agent).definition
+        definition = resolver.agents[started.agent].definition
         return wall_bounds([policy_of(log).limits, definition.limits], spent)
 
     def span(self, record: RunRecord, definition: agent_pb2.AgentDefinition, root_id: str, parent: Parent) -> Traced:
@@ -128,14 +129,6 @@ class Launcher:
             depth=0,
             parent=parent.for_run(run_id=run.run_id, session_id=run.session_id, user_id=record.principal.user_id),
         )
-
-
-def deadline_ns(log: Sequence[event_pb2.AgentEvent]) -> int | None:
-    """Return the caller's deadline in force at the end of a log, or None."""
-    deadline: int | None = None
-    for event in log:
-        deadline = deadline_after(event, deadline)
-    return deadline
 
 
 def overrun() -> RunError:
@@ -167,18 +160,18 @@ class Takeover:
 
         Raises MissingVersion before it writes anything, RunMoved, Fenced and StorageFailed.
         """
-        log = await read_log(self._dependencies.log, record.run.run_id)
+        log = await read_log(self._dependencies.store.log, record.run.run_id)
         reason = self._close_reason(log)
         if reason is not None:
             await close_run(self._dependencies, record, reason)
             return None
         resolver = await self.resolver(log)
-        if cause == event_pb2.RESUME_CAUSE_RECOVERY and not self._dependencies.leases.crashed(record.owner):
+        if cause == event_pb2.RESUME_CAUSE_RECOVERY and not self._dependencies.store.leases.crashed(record.owner):
             cause = event_pb2.RESUME_CAUSE_TAKEOVER  # the former owner released its lease in order
         resumed = self._resumed(record, log[0], cause, deadline_time_ns)
         now = self._dependencies.clock.now_ns()
         records = as_records([resumed, *answers], after=record.run.last_sequence, now_ns=now)
-        await self._dependencies.log.take_over(
+        await self._dependencies.store.log.take_over(
             record.run.run_id, epoch=record.epoch + 1, owner=self._dependencies.worker, records=records
         )
         taken = _taken(record, self._dependencies.worker, is_queued=is_queued)
@@ -193,7 +186,7 @@ class Takeover:
             if event.HasField("run_forked"):
                 named.extend(event.run_forked.definition_refs)
         for ref in named:
-            definition = await self._dependencies.catalog.get(ref.revision)
+            definition = await self._dependencies.store.catalog.get(ref.revision)
             if definition is None:
                 raise MissingVersion(
                     f"The definition of {ref.name!r} with revision {ref.revision!r} is not stored here."
@@ -205,7 +198,7 @@ class Takeover:
         """Return why a run must be ended rather than continued, or None."""
         if (requested := cancel_of(log)) is not None:
             return close_reason(requested)
-        deadline = deadline_ns(log)
+        deadline = folded(log).deadline_ns
         if deadline is not None and deadline <= self._dependencies.clock.now_ns():
             return close_reason(event_pb2.CancelRequested(reason=execution_pb2.CANCEL_REASON_DEADLINE))
         if _resumed_in_vain(log) >= MOST_RESUMED:
@@ -237,7 +230,7 @@ class Takeover:
         """Launch a run that this worker already owns, from its log without deltas. Raises MissingVersion."""
         started, resolver = log[0], resolver or await self.resolver(log)
         session = () if is_queued else await self._session(record, log)
-        definition = resolver.agent(started.run_started.agent).definition
+        definition = resolver.agents[started.run_started.agent].definition
         parent = Parent.recorded(started.trace_id, started.span_id)
         traced = self._launcher.span(record, definition, started.invocation_id, parent)
         return self._launcher.launch(
@@ -248,7 +241,7 @@ class Takeover:
         cut = session_cut(log)
         if not cut:
             return ()
-        return await self._dependencies.sessions.messages(record.principal, record.run.session_id, through=cut)
+        return await self._dependencies.store.sessions.messages(record.principal, record.run.session_id, through=cut)
 
 
 def session_cut(log: Sequence[event_pb2.AgentEvent]) -> int:
@@ -275,8 +268,7 @@ def _resumed_in_vain(log: Sequence[event_pb2.AgentEvent]) -> int:
 
 def _taken(record: RunRecord, worker: str, *, is_queued: bool) -> RunRecord:
     """Return a run's row as it is after this worker has taken it over."""
-    run = run_pb2.Run()
-    run.CopyFrom(record.run)
+    run = copy_of(record.run)
     run.state = execution_pb2.EXECUTION_STATE_PENDING if is_queued else execution_pb2.EXECUTION_STATE_RUNNING
     run.ClearField("open_requests")
     return RunRecord(

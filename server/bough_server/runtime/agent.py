@@ -9,6 +9,7 @@ from typing import Any, Final, Protocol, TypeAlias, TypeVar
 from bough.v1 import action_pb2, agent_pb2, execution_pb2, message_pb2, step_pb2
 from bough_server.functions import Function
 from bough_server.history.transcript import Transcript
+from bough_server.messages import text_of
 from bough_server.models.model import Model, ModelRequest, ToolSpec
 from bough_server.session_state import json_text
 from bough_server.tools.tool import Tool
@@ -95,7 +96,7 @@ def value_of(output: message_pb2.Message) -> str:
     if output.parts and all(part.HasField("data_json") for part in output.parts):
         pieces = [part.data_json for part in output.parts]
         return pieces[0] if len(pieces) == 1 else f"[{','.join(pieces)}]"
-    return json_text("".join(part.text or part.data_json for part in output.parts))
+    return json_text(text_of(output))
 
 
 def llm_of(definition: agent_pb2.AgentDefinition) -> agent_pb2.LlmAgent:
@@ -289,39 +290,27 @@ class Agent(Protocol):
         ...
 
 
-class Resolver(Protocol):
-    """Resolves names in definitions as of the start of a run, which keeps its resolver to its end."""
+class Models(Protocol):
+    """Models by name."""
 
-    def agent(self, name: str) -> Agent:
-        """Return an agent. Raises KeyError if there is none."""
-        ...
-
-    def tool(self, name: str) -> Tool:
-        """Return a tool. Raises KeyError if there is none."""
-        ...
-
-    def function(self, name: str) -> Function:
-        """Return one of the operator's pure functions. Raises KeyError if there is none."""
-        ...
-
-    def model(self, name: str) -> Model:
-        """Return a model, following aliases; default: the server's default model. Raises KeyError if there is none."""
-        ...
-
-    def reachable(self, root: str) -> Sequence[agent_pb2.AgentDefinition]:
-        """Return the definitions that a run of `root` can reach by links, the root's included, sorted by name."""
-        ...
-
-    def versions(self, root: str) -> "VersionHashes":
-        """Return the hashes of the tools, models, agents in code and prices that those definitions name."""
+    def get(self, name: str) -> Model:
+        """Return the model with this name: aliases are followed, empty means the default model. Raises KeyError."""
         ...
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class VersionHashes:
-    """Content hashes of tools and models by name, declared versions of agents in code, and the price list's hash."""
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Resolver:
+    """What names in definitions stand for, as of the start of a run, which keeps its resolver to its end."""
 
-    tools: Mapping[str, str]
-    models: Mapping[str, str]
-    agents: Mapping[str, str]
-    prices: str
+    agents: Mapping[str, Agent]
+    tools: Mapping[str, Tool]
+    functions: Mapping[str, Function]
+    """The operator's pure functions."""
+    models: Models
+
+    def model(self, name: str) -> Model | None:
+        """Return a model, following aliases, or None; default: the server's default model."""
+        try:
+            return self.models.get(name)
+        except KeyError:
+            return None

@@ -10,6 +10,7 @@ from bough_server.engine.execution import Execution, as_run_error
 from bough_server.engine.open_invocations import OpenInvocation, duration
 from bough_server.engine.scheduler import STOP_SECONDS
 from bough_server.errors import RunError
+from bough_server.messages import copy_of
 from bough_server.runtime.agent import Agent, Outcome
 from bough_server.runtime.dispatch import Dispatch, Handover
 from bough_server.runtime.lane import Lane
@@ -43,8 +44,7 @@ def finish(
         _last_step(opened, steps)
         return [*steps, execution.invocations.failed(opened, failure, now)]
     assert outcome is not None, "an invocation without an error has an answer"
-    output = message_pb2.Message()
-    output.CopyFrom(outcome.output)
+    output = copy_of(outcome.output)
     steps = list(execution.invocations.completing_steps(opened, now))
     _last_step(opened, steps)
     is_root = frame.parent is None

@@ -9,8 +9,9 @@ from typing import Any, Final
 from bough.v1 import error_pb2, message_pb2
 from bough_server import events
 from bough_server.errors import RunError
-from bough_server.functions import InputBuilder, Snapshot, Values, copied, text_of
+from bough_server.functions import InputBuilder, Snapshot, Values
 from bough_server.history.rewrite import as_context
+from bough_server.messages import copy_of, text_of
 from bough_server.runtime.dispatch import Dispatch, said_by
 from bough_server.runtime.lane import Lane
 from bough_server.runtime.state import LaneState
@@ -32,9 +33,9 @@ def snapshot_of(
         agent=lane.frame.name,
         state=Values((state or lane.lane_state).values),
         # Copies: operators' functions are meant to be pure, but may change what they are given.
-        input=copied(lane.frame.input),
-        user=copied(lane.execution.input),
-        message=copied(message) if message is not None else None,
+        input=copy_of(lane.frame.input),
+        user=copy_of(lane.execution.input),
+        message=copy_of(message) if message is not None else None,
         arguments=arguments or {},
         iteration=iteration,
         plan=plan.get("plan", ""),
@@ -77,7 +78,7 @@ def _built(lane: Lane, work: Dispatch) -> message_pb2.Message:
     )
     builder = work.link.input
     if builder.HasField("function"):
-        function = lane.frame.resolver.function(builder.function)
+        function = lane.frame.resolver.functions[builder.function]
         assert isinstance(function, InputBuilder)  # validated when the run started
         return function.built(snapshot)
     return _filled(builder.template, snapshot, what=f"The `input` of the link to {work.agent!r}")

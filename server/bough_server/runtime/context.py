@@ -11,7 +11,7 @@ from bough_server import events, ids
 from bough_server.engine import keys
 from bough_server.engine.execution import as_run_error
 from bough_server.errors import RunError
-from bough_server.functions import text_of
+from bough_server.messages import calls_of, copy_of, text_of
 from bough_server.models.model import ModelRequest, ToolSpec
 from bough_server.runtime.agent import NO_DEFAULT, Answered, Context, Work, value_of
 from bough_server.runtime.child_events import end_effect, end_others
@@ -64,9 +64,7 @@ class LaneContext:
     def definition(self) -> agent_pb2.AgentDefinition:
         """A copy of the definition that the agent runs under."""
         # The definition itself is shared by all runs: what code changes must not reach them.
-        copy = agent_pb2.AgentDefinition()
-        copy.CopyFrom(self._lane.definition)
-        return copy
+        return copy_of(self._lane.definition)
 
     @property
     def state(self) -> MutableMapping[str, Any]:
@@ -110,7 +108,7 @@ class LaneContext:
             if callable(request):
                 request = await fitted(lane, index, request, name=model or lane.frame.model_name)
             response = await ask(lane, ModelCallSpec(key=key, index=index), request, model or lane.frame.model_name)
-        calls = [part.tool_call for part in response.message.parts if part.HasField("tool_call")]
+        calls = calls_of(response.message)
         lane.frame.call_ids.update(call.call_id for call in calls)
         if calls:
             lane.waiting = PendingCalls(calls)

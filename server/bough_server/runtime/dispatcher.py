@@ -12,6 +12,7 @@ from bough_server.engine import keys
 from bough_server.engine.execution import Execution, as_run_error
 from bough_server.engine.limits import check_hops
 from bough_server.errors import RunError
+from bough_server.messages import text_of
 from bough_server.runtime.agent import Agent, Context, Outcome, Resolver, value_of
 from bough_server.runtime.child_events import (
     cancel_remaining,
@@ -63,7 +64,7 @@ async def dispatch(lane: Lane, work: Dispatch, *, on_failure: OnFailure) -> Disp
     `on_failure` is awaited with the child's error, or with that Abort, before the child's end is recorded.
     """
     execution, caller = lane.execution, lane.frame
-    request = work.call.arguments_json if work.call else _text_of(work.input)
+    request = work.call.arguments_json if work.call else text_of(work.input) if work.input is not None else ""
     digest = keys.digest("dispatch", work.agent, request)
     # A child that the log shows as started is run again at once, also during a replay: its effects are replayed.
     if work.key in execution.journal.dispatched:
@@ -103,7 +104,7 @@ def _admit(lane: Lane, work: Dispatch) -> tuple[Agent, message_pb2.Message]:
     if work.handover is not None:
         check_hops((*work.handover.path, work.agent))
         caller.budget.reserve_transfer(is_admitted=is_admitted)
-    return caller.resolver.agent(work.agent), message
+    return caller.resolver.agents[work.agent], message
 
 
 async def _run(
@@ -174,7 +175,7 @@ async def dispatch_root(execution: Execution, resolver: Resolver, context: Calla
     """Run the root of a run, whose start is recorded, and record its end; `context` makes the context of a lane."""
     facts = execution.facts
     begun = facts.started.run_started
-    agent = resolver.agent(begun.agent)
+    agent = resolver.agents[begun.agent]
     if execution.cancellation.is_closed(""):
         return  # cancelled before it started
     traced = execution.spans[""]
@@ -249,7 +250,3 @@ def _abort_of(execution: Execution, work: Dispatch, caller: RunningAgent, error:
         reason=error_pb2.ERROR_REASON_SUB_AGENT_FAILED,
         details_json=error.details_json,
     )
-
-
-def _text_of(message: message_pb2.Message | None) -> str:
-    return "".join(part.text or part.data_json for part in message.parts) if message is not None else ""

@@ -12,6 +12,7 @@ from bough_server.engine.scheduler import Waiter
 from bough_server.errors import NonDeterministic, RunError
 from bough_server.history.overflow import Compaction
 from bough_server.history.transcript import Transcript
+from bough_server.messages import copy_of
 from bough_server.runtime.agent import Context, Outcome
 from bough_server.runtime.running_agent import RunningAgent
 from bough_server.runtime.state import LaneState, StateView
@@ -49,7 +50,7 @@ class PendingCalls:
     """
 
     def __init__(self, calls: Sequence[message_pb2.ToolCall]) -> None:
-        self._waiting = {call.call_id: (position, _copied(call)) for position, call in enumerate(calls)}
+        self._waiting = {call.call_id: (position, copy_of(call)) for position, call in enumerate(calls)}
 
     def __bool__(self) -> bool:
         return bool(self._waiting)
@@ -73,12 +74,6 @@ class PendingCalls:
         for call in calls:
             del self._waiting[call.call_id]
         return taken
-
-
-def _copied(call: message_pb2.ToolCall) -> message_pb2.ToolCall:
-    copy = message_pb2.ToolCall()
-    copy.CopyFrom(call)
-    return copy
 
 
 class Lane:

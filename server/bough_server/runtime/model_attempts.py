@@ -57,7 +57,7 @@ def fallback_chain(resolver: Resolver, name: str, recorded: Sequence[event_pb2.A
     Raises RunError MODEL_UNAVAILABLE if that model is not configured; fallbacks that are not configured are skipped.
     """
     attempted = list(_attempted(recorded))
-    model = _found(resolver, attempted[-1] if attempted else name)
+    model = resolver.model(attempted[-1] if attempted else name)
     if model is None:
         raise RunError(
             f"There is no model {name!r} in the server's configuration.",
@@ -65,7 +65,7 @@ def fallback_chain(resolver: Resolver, name: str, recorded: Sequence[event_pb2.A
         )
     after = _after(resolver, attempted[0], attempted[-1]) if attempted else None
     names = model.fallbacks if after is None else after
-    others = [found for other in names if (found := _found(resolver, other)) is not None]
+    others = [found for other in names if (found := resolver.model(other)) is not None]
     # Recorded attempts of the last model count against its retries, those of a lost server included: an answer that
     # crashes the server must not be requested forever.
     lost = sum(1 for _ in takewhile(lambda one: one == attempted[-1], reversed(attempted)))
@@ -80,16 +80,9 @@ def _attempted(recorded: Sequence[event_pb2.AgentEvent]) -> Sequence[str]:
 
 def _after(resolver: Resolver, first: str, last: str) -> Sequence[str] | None:
     """Return the first model's fallbacks after the last attempted model; None if that is not among them."""
-    model = _found(resolver, first)
+    model = resolver.model(first)
     order = [first, *model.fallbacks] if model is not None else []
     return order[order.index(last) + 1 :] if last in order else None
-
-
-def _found(resolver: Resolver, name: str) -> Model | None:
-    try:
-        return resolver.model(name)
-    except KeyError:
-        return None
 
 
 _MAX_RAW_BYTES: Final = 512 * 1024

@@ -10,6 +10,7 @@ from bough_server.engine import keys
 from bough_server.engine.execution import Execution, as_run_error
 from bough_server.engine.limits import Amount, estimated
 from bough_server.errors import RunError
+from bough_server.messages import calls_of, copy_of
 from bough_server.models.model import Model, ModelRequest
 from bough_server.runtime.lane import Lane
 from bough_server.runtime.model_attempts import FallbackChain, ModelAttempts, fallback_chain
@@ -144,7 +145,7 @@ def _begun(request: ModelRequest, model: Model, amount: Amount) -> event_pb2.Llm
 
 def _complete_step(lane: Lane, effect: ModelCallSpec, response: step_pb2.LlmResponse) -> None:
     """End the step of an answer without calls."""
-    if effect.index is not None and not any(part.HasField("tool_call") for part in response.message.parts):
+    if effect.index is not None and not calls_of(response.message):
         lane.complete_steps()
 
 
@@ -162,9 +163,7 @@ def _attribute(execution: Execution, frame: RunningAgent, effect: ModelCallSpec,
 def _answered(recorded: event_pb2.AgentEvent) -> step_pb2.LlmResponse:
     if recorded.HasField("llm_failed"):
         raise RunError.of(recorded.llm_failed.error)
-    response = step_pb2.LlmResponse()
-    response.CopyFrom(recorded.llm_completed.response)
-    return response
+    return copy_of(recorded.llm_completed.response)
 
 
 def _error(frame: RunningAgent, error: RunError) -> error_pb2.AgentError:
@@ -173,7 +172,7 @@ def _error(frame: RunningAgent, error: RunError) -> error_pb2.AgentError:
 
 def _is_for_the_session(message: message_pb2.Message, frame: RunningAgent) -> bool:
     """True if a message with calls has content that its children's messages do not repeat: text, or tool calls."""
-    calls = [part.tool_call for part in message.parts if part.HasField("tool_call")]
+    calls = calls_of(message)
     if not calls:
         return False
     linked = {name for name, offer in frame.toolset.offers.items() if offer.link is not None}

@@ -13,6 +13,7 @@ from bough_server import ids
 from bough_server.engine import keys
 from bough_server.engine.input_requests import result_of
 from bough_server.errors import RunError
+from bough_server.messages import copy_of
 from bough_server.runtime.agent import NO_DEFAULT
 from bough_server.runtime.lane import Lane
 from bough_server.runtime.running_agent import RunningAgent
@@ -219,8 +220,7 @@ def _as_approved(call: message_pb2.ToolCall, answer: input_pb2.InputAnswer) -> m
         raise RunError(f"The call of {call.name!r} was refused{why}", reason=error_pb2.ERROR_REASON_NOT_APPROVED)
     if not approval.arguments_json:
         return call
-    edited = message_pb2.ToolCall()
-    edited.CopyFrom(call)
+    edited = copy_of(call)
     edited.arguments_json = approval.arguments_json
     return edited
 

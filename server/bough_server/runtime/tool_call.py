@@ -17,6 +17,7 @@ from bough_server.engine.open_invocations import duration
 from bough_server.engine.recorder import DeltaChunk
 from bough_server.engine.scheduler import Waiter
 from bough_server.errors import RunError
+from bough_server.messages import text_of
 from bough_server.runtime.lane import Lane
 from bough_server.runtime.questions import ToolQuestions
 from bough_server.runtime.state import LaneState, StateView
@@ -226,7 +227,7 @@ class ToolCallEffect:
             result.error.CopyFrom(as_run_error(raised).to_agent_error())
         result.duration.CopyFrom(duration(execution.clock.now_ns() - result.start_time.ToNanoseconds()))
         result = self._end(result, traced, state.taken())
-        output = "".join(part.text or part.data_json for part in result.parts)
+        output = text_of(result)
         error = result.error if result.HasField("error") else None
         execution.spans.pop(key).end(error=error, input=call.arguments_json, output=output)
         await execution.writer.committed()

@@ -75,7 +75,7 @@ def toolset(
     `parent` is the agent that transferred to it; `peers` are the other members of its swarm, over which its own links
     take precedence; `closing` are the tools of which it must call one to end, if any.
     """
-    offers = [_tool_offer(link, None if link.name in builtin.SPECS else resolver.tool(link.name)) for link in links]
+    offers = [_tool_offer(link, None if link.name in builtin.SPECS else resolver.tools[link.name]) for link in links]
     if inherited is not None and (llm_of(definition).inherit_tools or _passes_tools_on(definition)):
         own = {offer.spec.name for offer in offers}
         offers.extend(offer for offer in inherited.tool_offers() if offer.spec.name not in own)
@@ -87,7 +87,7 @@ def toolset(
     if targets:
         offers.append(
             ToolOffer(
-                spec=builtin.transfer_spec({name: resolver.agent(name).definition.description for name in targets})
+                spec=builtin.transfer_spec({name: resolver.agents[name].definition.description for name in targets})
             )
         )
     ending = closing or ([builtin.FINAL_ANSWER_SPEC] if llm_of(definition).final_answer_tool else [])
@@ -126,7 +126,7 @@ def _tool_offer(link: agent_pb2.ToolLink, tool: Tool | None) -> ToolOffer:
 
 
 def _agent_offer(link: agent_pb2.AgentLink, resolver: Resolver) -> ToolOffer:
-    child = resolver.agent(link.agent).definition
+    child = resolver.agents[link.agent].definition
     schema = child.input_schema_json or _MESSAGE_SCHEMA
     return ToolOffer(
         spec=ToolSpec(name=f"call_{link.agent}", description=child.description, input_schema_json=schema), link=link

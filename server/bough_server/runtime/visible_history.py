@@ -16,6 +16,7 @@ from bough_server.history.rewrite import Rewriter as Rewrite
 from bough_server.history.rewrite import as_context
 from bough_server.history.transcript import HistoryEntry, Transcript
 from bough_server.history.visible import VisibleMessage, summaries, view
+from bough_server.messages import copy_of
 from bough_server.runtime.agent import llm_of
 from bough_server.runtime.running_agent import RunningAgent
 from bough_server.store.ports import StoredMessage
@@ -40,8 +41,7 @@ def without_transfers(messages: Iterable[message_pb2.Message]) -> list[message_p
         if len(parts) == len(message.parts):
             remaining.append(message)
         elif parts:
-            shortened = message_pb2.Message()
-            shortened.CopyFrom(message)
+            shortened = copy_of(message)
             shortened.ClearField("parts")
             shortened.parts.extend(parts)
             remaining.append(shortened)
@@ -94,7 +94,7 @@ class VisibleHistory:
         """Return the function that rewrites other agents' messages for this one."""
         llm, rewrite = llm_of(self._frame.agent.definition), as_context
         if llm.history_rewriter:
-            function = self._frame.resolver.function(llm.history_rewriter)
+            function = self._frame.resolver.functions[llm.history_rewriter]
             assert isinstance(function, Rewriter)  # validated when the run started
             rewrite = function.rewritten
         return partial(skip_transfers, rewrite=rewrite) if llm.skip_transfer_messages else rewrite

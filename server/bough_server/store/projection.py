@@ -14,7 +14,8 @@ from google.protobuf.timestamp_pb2 import Timestamp
 
 from bough.v1 import event_pb2, execution_pb2, message_pb2, usage_pb2
 from bough_server import events, ids
-from bough_server.run_state import RunStateFold, deadline_after
+from bough_server.messages import calls_of, copy_of
+from bough_server.run_state import RunStateFold
 from bough_server.session_state import json_of
 from bough_server.session_state_fold import StateFold
 from bough_server.store.ports import Record, StoredMessage, UsageEntry
@@ -125,13 +126,13 @@ class RunFold:
         self._position = self._session_cut = started.session_cut
         self._state.apply(event)
         self._chains[event.invocation_id] = (started.agent, agent_chain("", started.agent))
-        self._run_state.begin(event)
+        self._run_state.apply(event)
         self._start = self._begun = RunStart(
             agent=started.agent,
             labels=dict(started.labels),
             input_excerpt=excerpt_of(started.input),
             start_time_ns=event.record_time.ToNanoseconds(),
-            deadline_time_ns=deadline_after(event, None),
+            deadline_time_ns=self._run_state.deadline_ns,
             request_id=started.request_id,
             request_digest=started.request_digest,
             revisions=tuple(dict.fromkeys(named.revision for named in started.definition_refs)),
@@ -187,7 +188,7 @@ class RunFold:
 
     def _close_requests(self, event: event_pb2.AgentEvent) -> None:
         """Close the open requests of an invocation or a call that has ended."""
-        if self._run_state.asks:  # most runs have no open request: skip the fold
+        if self._run_state.requests:  # most runs have no open request: skip the fold
             self._run_state.apply(event)
 
     def _llm_started(self, event: event_pb2.AgentEvent) -> None:
@@ -203,11 +204,7 @@ class RunFold:
         self._charge(event, response.usage)
         self._models.pop(event.effect_key, None)
         if self._store(event, response.message):
-            self._stored_calls.update(
-                (event.invocation_id, part.tool_call.call_id)
-                for part in response.message.parts
-                if part.HasField("tool_call")
-            )
+            self._stored_calls.update((event.invocation_id, call.call_id) for call in calls_of(response.message))
 
     def _llm_failed(self, event: event_pb2.AgentEvent) -> None:
         self._charge(event, event.llm_failed.lost_usage)
@@ -276,8 +273,7 @@ class RunFold:
         if message.kind == message_pb2.MESSAGE_KIND_UNSPECIFIED:
             return False
         self._position += 1
-        stored = message_pb2.Message()
-        stored.CopyFrom(message)
+        stored = copy_of(message)
         stored.position = self._position
         if not stored.HasField("create_time"):
             stored.create_time.CopyFrom(event.record_time)
@@ -289,8 +285,7 @@ class RunFold:
         """Store the message that was held back, at the next position."""
         if self._waiting is not None:
             self._position += 1
-            message = message_pb2.Message()
-            message.CopyFrom(self._waiting.message)
+            message = copy_of(self._waiting.message)
             message.position = self._position
             self._messages.append(replace(self._waiting, message=message))
             self._waiting = None
@@ -364,8 +359,7 @@ def _fork_start(origin: RunStart, forked: event_pb2.RunForked) -> RunStart:
 
 def _with_content(said: StoredMessage, instead: message_pb2.Message, time: Timestamp) -> StoredMessage:
     """Return a copy of the user's message with other content, id and time; run, agent and position stay."""
-    message = message_pb2.Message()
-    message.CopyFrom(said.message)
+    message = copy_of(said.message)
     message.ClearField("parts")
     message.parts.extend(instead.parts)
     message.message_id, message.metadata_json = instead.message_id, instead.metadata_json

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from bough.v1 import agent_pb2, agent_service_pb2, execution_pb2
+from bough_server.store.ports import Catalog, EventLog, RunIndex, Sessions
 
 
 class Lease(Protocol):
@@ -115,4 +116,38 @@ class AgentStore(Protocol):
 
         Raises CatalogMoved and StorageFailed.
         """
+        ...
+
+
+class RunStore(Protocol):
+    """The ports of one store that runs are executed with."""
+
+    @property
+    def log(self) -> EventLog:
+        """The logs of runs."""
+        ...
+
+    @property
+    def runs(self) -> RunIndex:
+        """The rows of runs."""
+        ...
+
+    @property
+    def sessions(self) -> Sessions:
+        """Sessions and their messages."""
+        ...
+
+    @property
+    def catalog(self) -> Catalog:
+        """Definitions by revision."""
+        ...
+
+    @property
+    def leases(self) -> Lease:
+        """The leases of workers."""
+        ...
+
+    @property
+    def mailbox(self) -> Mailbox:
+        """Commands to runs of other workers."""
         ...

@@ -10,10 +10,11 @@ from google.protobuf import timestamp_pb2
 
 from bough.v1 import event_pb2, invocation_pb2, message_pb2, step_pb2
 from bough_server import events
+from bough_server.messages import copy_of
 from bough_server.session_state_fold import CONCERNED, Conflicts
 from bough_server.tree.bounds import Bounds
-from bough_server.tree.nodes import End, Node, copied, time_of
-from bough_server.tree.run import Requests, Run
+from bough_server.tree.nodes import End, Node
+from bough_server.tree.run import Run
 from bough_server.tree.tools import ToolCalls
 from bough_server.usage import ONE_TOOL_CALL, Sums
 
@@ -28,7 +29,6 @@ class TreeState:
         self.nodes: dict[str, Node] = {}
         """In order of first appearance."""
         self.tools = ToolCalls(bounds)
-        self.requests = Requests()
         self.conflicts = Conflicts()
         self.steps: list[tuple[str, step_pb2.AgentStep]] = []
         """Each with its invocation's id; empty unless the bounds include steps."""
@@ -59,7 +59,7 @@ class TreeState:
     def apply(self, kind: int, event: event_pb2.AgentEvent, sequence: int) -> None:
         """Apply an event; an unknown kind still shows that its invocation exists."""
         if self.first_time is None:
-            self.first_time = time_of(event)
+            self.first_time = events.time_of(event)
         invocation_id = event.invocation_id or event.run_started.invocation_id
         if not invocation_id:
             self._apply_without_invocation(event, kind)
@@ -96,10 +96,7 @@ class TreeState:
     def _apply_progress(self, event: event_pb2.AgentEvent, kind: int) -> None:
         if kind == events.RUN_FORKED:
             self.run.apply_fork(event, self._charged)
-            return
-        self.run.apply_progress(event, kind)
-        if kind == events.RUN_INTERRUPTED:
-            self.requests.replace(event.run_interrupted.requests)
+        self.run.progress.apply(event)
 
     def _apply_start(self, node: Node, event: event_pb2.AgentEvent, kind: int, sequence: int) -> None:
         node.apply_start(event, generation=self.run.generation)
@@ -121,7 +118,7 @@ class TreeState:
             # A later attempt of an open call belongs to the same step.
             node.step_count += event.attempt <= 1 or call not in node.open_calls
             started = event.llm_started
-            node.settings = copied(started.settings) if started.HasField("settings") else None
+            node.settings = copy_of(started.settings) if started.HasField("settings") else None
         node.open_calls.add(call)
         node.error = None
 
@@ -144,7 +141,7 @@ class TreeState:
             node.open_calls.discard(call)
             if not failed.not_sent:
                 self._charge(node, Sums.of_attempt(failed.lost_usage))
-        node.error = copied(failed.error)
+        node.error = copy_of(failed.error)
 
     def _charge(self, node: Node, used: Sums) -> None:
         node.running.add(used)
@@ -168,24 +165,25 @@ class TreeState:
     def _apply_tool_end(self, node: Node, event: event_pb2.AgentEvent, kind: int, sequence: int) -> None:
         call_id = self.tools.end(event, sequence)
         node.open_tools.discard(call_id)
-        self.requests.end((node.invocation_id, call_id))
+        if self.run.progress.requests:  # most runs have no open request
+            self.run.progress.apply(event)
 
     def _apply_step_end(self, node: Node, event: event_pb2.AgentEvent, kind: int, sequence: int) -> None:
         is_completed = kind == events.STEP_COMPLETED
         if not is_completed:
-            node.error = copied(event.step_failed.error)
+            node.error = copy_of(event.step_failed.error)
         if self._include_steps:
             step = event.step_completed.step if is_completed else event.step_failed.step
-            self.steps.append((node.invocation_id, copied(step)))
+            self.steps.append((node.invocation_id, copy_of(step)))
 
     def _apply_request(self, node: Node, event: event_pb2.AgentEvent, kind: int, sequence: int) -> None:
         request = event.input_requested.request
         if request.call_id:
             self._apply_call(node, is_new=self.tools.ask(event, sequence))
-        self.requests.ask(request, node.invocation_id)
+        self.run.progress.apply(event)
 
     def _apply_answer(self, node: Node, event: event_pb2.AgentEvent, kind: int, sequence: int) -> None:
-        self.requests.answer(event.input_received.answer.input_id)
+        self.run.progress.apply(event)
 
 
 _Reader: TypeAlias = Callable[[TreeState, Node, event_pb2.AgentEvent, int, int], None]

@@ -5,13 +5,13 @@ request of 8 MiB.
 """
 
 from dataclasses import dataclass, field
-from typing import Final, TypeAlias, TypeVar
+from typing import Final, TypeAlias
 
 from google.protobuf import timestamp_pb2
-from google.protobuf.message import Message
 
 from bough.v1 import error_pb2, event_pb2, execution_pb2, invocation_pb2, message_pb2, model_pb2
 from bough_server import events
+from bough_server.messages import copy_of
 from bough_server.usage import Sums
 
 _NOT_AGENTS: Final = frozenset({"", "user", "graph-node", "graph-pregel", "graph-executor"})
@@ -24,20 +24,6 @@ _STATES: Final = {
     events.SUB_AGENT_COMPLETED: execution_pb2.EXECUTION_STATE_SUCCEEDED,
     events.SUB_AGENT_FAILED: execution_pb2.EXECUTION_STATE_FAILED,
 }
-
-M = TypeVar("M", bound=Message)
-
-
-def copied(message: M) -> M:
-    """Return a copy that keeps no other message in memory."""
-    copy = type(message)()
-    copy.CopyFrom(message)
-    return copy
-
-
-def time_of(event: event_pb2.AgentEvent) -> timestamp_pb2.Timestamp | None:
-    """Return a copy of the time at which an event was recorded; None if it has none."""
-    return copied(event.record_time) if event.HasField("record_time") else None
 
 
 def anomaly(
@@ -69,20 +55,20 @@ class End:
         payload: _Payload
         if kind == events.RUN_COMPLETED:
             payload = event.run_completed
-            output = copied(payload.final_answer) if payload.HasField("final_answer") else None
+            output = copy_of(payload.final_answer) if payload.HasField("final_answer") else None
         elif kind == events.SUB_AGENT_COMPLETED:
             payload = event.sub_agent_completed
-            output = copied(payload.output) if payload.HasField("output") else None
+            output = copy_of(payload.output) if payload.HasField("output") else None
         else:
             payload = _failure(event, kind)
-            error = copied(payload.error) if payload.HasField("error") else None
+            error = copy_of(payload.error) if payload.HasField("error") else None
             if kind == events.SUB_AGENT_FAILED and _is_cancel(payload.error):
                 state = execution_pb2.EXECUTION_STATE_CANCELLED
         return cls(
             state=state,
             reason=payload.end_reason,
             usage=Sums.of(payload.usage) if payload.HasField("usage") else None,
-            time=time_of(event),
+            time=events.time_of(event),
             generation=generation,
             output=output,
             error=error,
@@ -153,7 +139,7 @@ class Node:
         if not self.author and event.agent not in _NOT_AGENTS:
             self.author = event.agent
         if self.first_time is None:
-            self.first_time = time_of(event)
+            self.first_time = events.time_of(event)
         if not self.trace[0] and event.trace_id:
             self.trace = (event.trace_id, event.span_id)
         self.is_known = self.start is not None and bool(self.branch) and (is_root or bool(self.parent))
@@ -163,7 +149,7 @@ class Node:
         if self.start is not None:
             self.note(invocation_pb2.ANOMALY_KIND_REPEATED, "It began more than once.")
             return
-        self.start, self.start_generation = copied(event), generation
+        self.start, self.start_generation = copy_of(event), generation
         if event.HasField("run_started") or event.parent_invocation_id:
             self.parent = event.parent_invocation_id
         if event.HasField("sub_agent_started"):

@@ -10,6 +10,7 @@ from typing import Final
 from bough.v1 import execution_pb2, invocation_pb2, step_pb2
 from bough.v1.invocation_pb2 import ANOMALY_KIND_MISSING_PARENT as MISSING_PARENT
 from bough.v1.invocation_pb2 import ANOMALY_KIND_PARENT_CYCLE as PARENT_CYCLE
+from bough_server.messages import copy_of
 from bough_server.tree.bounds import Bounds, fit
 from bough_server.tree.facts import TreeState
 from bough_server.tree.nodes import anomaly
@@ -108,7 +109,7 @@ def record(tree: TreeState, bounds: Bounds) -> invocation_pb2.Invocation:
 
 
 def _described_run(tree: TreeState, main: str) -> invocation_pb2.Invocation:
-    run = tree.run
+    run, progress = tree.run, tree.run.progress
     root = tree.nodes.get(main)
     built = invocation_pb2.Invocation(
         invocation_id=main,
@@ -118,7 +119,7 @@ def _described_run(tree: TreeState, main: str) -> invocation_pb2.Invocation:
         labels=run.labels,
         user_content=run.input,
         intermediate_responses=root.intermediate_responses if root is not None else (),
-        start_time=run.start_time if run.was_queued else run.start_time or tree.first_time,
+        start_time=progress.start_time if progress.was_queued else progress.start_time or tree.first_time,
         as_of_sequence=tree.sequence,
         complete=run.end is not None,
         forked_from=run.forked_from,
@@ -129,8 +130,8 @@ def _described_run(tree: TreeState, main: str) -> invocation_pb2.Invocation:
         built.MergeFrom(
             invocation_pb2.Invocation(state=end.state, error=end.error, final_response=end.output, end_time=end.time)
         )
-    elif run.state or tree.sequence or tree.nodes:
-        built.state = run.state or execution_pb2.EXECUTION_STATE_RUNNING
+    elif progress.state or tree.sequence or tree.nodes:
+        built.state = progress.state or execution_pb2.EXECUTION_STATE_RUNNING
     return built
 
 
@@ -148,7 +149,7 @@ def _agents(
     tree: TreeState, forest: Forest, sums: Mapping[str, Sums], limit: int
 ) -> Iterator[invocation_pb2.AgentInvocation]:
     run = tree.run
-    counts, waiting = forest.child_counts(), tree.requests.invocations()
+    counts, waiting = forest.child_counts(), run.progress.requests.invocations()
     for one in forest.order[:limit]:
         node = tree.nodes[one]
         agent = node.describe(_open_state(run, is_waiting=one in waiting))
@@ -169,10 +170,11 @@ def _open_state(run: Run, *, is_waiting: bool) -> execution_pb2.ExecutionState.V
     """Return the state of an invocation without an end; None if the run has ended."""
     if run.end is not None:
         return None
-    if run.state == execution_pb2.EXECUTION_STATE_PENDING or (
-        run.state == execution_pb2.EXECUTION_STATE_INPUT_REQUIRED and is_waiting
+    state = run.progress.state
+    if state == execution_pb2.EXECUTION_STATE_PENDING or (
+        state == execution_pb2.EXECUTION_STATE_INPUT_REQUIRED and is_waiting
     ):
-        return run.state
+        return state
     return execution_pb2.EXECUTION_STATE_RUNNING
 
 
@@ -181,10 +183,9 @@ def _describe_root(agent: invocation_pb2.AgentInvocation, run: Run) -> None:
     agent.trigger = agent.trigger or execution_pb2.INVOCATION_TRIGGER_ROOT
     if run.forked_from is not None and run.input is not None:
         agent.input.CopyFrom(run.input)
-    if run.was_queued:
+    if run.progress.was_queued:
         agent.ClearField("start_time")
-        if run.start_time is not None:
-            agent.start_time.CopyFrom(run.start_time)
+        agent.MergeFrom(invocation_pb2.AgentInvocation(start_time=run.progress.start_time))
 
 
 def _add_tools(built: invocation_pb2.Invocation, tree: TreeState) -> None:
@@ -202,15 +203,14 @@ def _add_tools(built: invocation_pb2.Invocation, tree: TreeState) -> None:
             continue
         if tree.run.end is not None:
             tool.state = execution_pb2.EXECUTION_STATE_UNSPECIFIED
-        elif call in tree.requests.calls:
+        elif call in tree.run.progress.requests.calls:
             tool.state = execution_pb2.EXECUTION_STATE_INPUT_REQUIRED
 
 
 def _steps(tree: TreeState) -> Iterator[step_pb2.AgentStep]:
     """Yield copies of the steps, with the tools' own results if a step has only truncated ones."""
     for invocation_id, recorded in tree.steps:
-        step = step_pb2.AgentStep()
-        step.CopyFrom(recorded)
+        step = copy_of(recorded)
         step.invocation_id = step.invocation_id or invocation_id
         if step.llm_response.raw_json:
             step.llm_response.ClearField("raw_json")

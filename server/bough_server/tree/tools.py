@@ -6,9 +6,9 @@ from typing import Final
 
 from bough.v1 import error_pb2, event_pb2, execution_pb2, invocation_pb2, message_pb2
 from bough_server import events
+from bough_server.messages import copy_of
+from bough_server.run_state import CallKey
 from bough_server.tree.bounds import Bounds, head
-from bough_server.tree.nodes import copied
-from bough_server.tree.run import CallKey
 
 _CUT_IN_STEPS: Final = 64 * 1024
 """Results up to this size are whole in the step's end; larger ones are truncated there."""
@@ -59,7 +59,7 @@ class ToolCalls:
         if key not in self._calls:
             self._open(key, result.call, event, sequence)
         if self._bounds.include_steps and key not in self._results and result.ByteSize() > _CUT_IN_STEPS:
-            self._results[key] = copied(result)
+            self._results[key] = copy_of(result)
         known = self._calls[key]
         if known is not None and key not in self._ended:
             self._finish(known, event, result)

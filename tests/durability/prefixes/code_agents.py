@@ -6,7 +6,7 @@ from typing import Final
 from bough.v1 import agent_pb2, message_pb2
 from bough_server.agents.function import agent
 from bough_server.errors import RunError
-from bough_server.functions import text_of
+from bough_server.messages import text_of
 from bough_server.models.model import ModelRequest
 from bough_server.runtime.agent import Agent, Context
 from bough_server.tools.tool import Tool, ToolContext, tool

@@ -1,0 +1,34 @@
+"""Read, make and copy messages: their text, their tool calls, and messages of one text."""
+
+from typing import TypeVar
+
+from google.protobuf.message import Message
+
+from bough.v1 import message_pb2
+
+M = TypeVar("M", bound=Message)
+
+
+def text_of(message: message_pb2.Message | message_pb2.ToolResult) -> str:
+    """Return the text of a message: its parts of text joined, and its parts of JSON among them as JSON text.
+
+    Files, reasoning, calls and results are left out.
+    """
+    return "".join(part.text or part.data_json for part in message.parts)
+
+
+def calls_of(message: message_pb2.Message) -> list[message_pb2.ToolCall]:
+    """Return the tool calls of a model's message, in their order."""
+    return [part.tool_call for part in message.parts if part.HasField("tool_call")]
+
+
+def user(text: str) -> message_pb2.Message:
+    """Return a message of one text in the user's role."""
+    return message_pb2.Message(role=message_pb2.ROLE_USER, parts=[message_pb2.Part(text=text)])
+
+
+def copy_of(message: M) -> M:
+    """Return a copy that may be changed, and that keeps no other message in memory."""
+    copy = type(message)()
+    copy.CopyFrom(message)
+    return copy
