@@ -149,7 +149,8 @@ async def _print_both(client: "AsyncClient", origin_id: str, fork_id: str) -> No
 
     try:
         origin, forked = [
-            await in_own_time(client, await client.tree(each, options=TREE_OPTIONS)) for each in (origin_id, fork_id)
+            await in_own_time(client, await client.get_tree(each, options=TREE_OPTIONS))
+            for each in (origin_id, fork_id)
         ]
     except CallFailed as error:
         say(f"The trees could not be read: {error.message}")
