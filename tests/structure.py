@@ -17,6 +17,9 @@ ROOT: Final = Path(__file__).parents[1]
 SERVER: Final = ROOT / "server" / "bough_server"
 TESTS: Final = ROOT / "tests"
 
+OWN: Final = ("bough_server", "bough")
+"""The project's packages."""
+
 MAX_LINES: Final = 500
 
 _LAZY: Final = ("cli/", "__init__.py")
@@ -27,7 +30,7 @@ def problems(name: str, source: str) -> Iterator[str]:
     """Return what is wrong with a module; `name` is its path below the server's package."""
     count = len(source.splitlines())
     if count > MAX_LINES:
-        yield f"{name}:1: has {count} lines, more than {MAX_LINES}: which second subject is in it?"
+        yield f"{name}:1: has {count} lines; the limit is {MAX_LINES}. Split it by subject."
     tree = ast.parse(source)
     if not name.startswith(_LAZY):
         yield from (
@@ -97,14 +100,41 @@ def _private_names(node: ast.Attribute | ast.ImportFrom | ast.Call) -> Iterator[
 def _delayed_imports(tree: ast.Module) -> Iterator[tuple[int, str]]:
     """Return the imports of the own package that are not at the top level, with their lines."""
     for node in ast.walk(tree):
-        if (
-            isinstance(node, ast.ImportFrom)
-            and node not in tree.body
-            and (node.module or "").startswith("bough_server")
-        ):
-            yield node.lineno, node.module or ""
-        elif isinstance(node, ast.Import) and node not in tree.body:
-            yield from ((node.lineno, each.name) for each in node.names if each.name.startswith("bough_server"))
+        match node:
+            case _ if node in tree.body:
+                continue
+            case ast.ImportFrom(level=level, module=module) if level or _is_of_project(module):
+                yield node.lineno, "." * level + (module or "")
+            case ast.Import(names=names):
+                yield from ((node.lineno, each.name) for each in names if _is_of_project(each.name))
+    yield from _computed_imports(tree)
+
+
+def _computed_imports(tree: ast.Module) -> Iterator[tuple[int, str]]:
+    """Return the calls of import_module and __import__ that load the own package, with their lines.
+
+    The name may be computed, as in `f"bough_server.{name}"`; a variable alone is the name of an operator's module.
+    """
+    for node in ast.walk(tree):
+        match node:
+            case ast.Call(
+                func=ast.Name(id="import_module" | "__import__") | ast.Attribute(attr="import_module"), args=[name, *_]
+            ):
+                if any(_names_own(part) for part in ast.walk(name)):
+                    yield node.lineno, ast.unparse(name)
+
+
+def _names_own(part: ast.AST) -> bool:
+    match part:
+        case ast.Constant(value=str() as text):
+            return text.startswith(".") or _is_of_project(text)
+        case ast.Name(id="__name__" | "__package__"):
+            return True
+    return False
+
+
+def _is_of_project(module: str | None) -> bool:
+    return (module or "").partition(".")[0] in OWN
 
 
 def main() -> int:

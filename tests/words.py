@@ -15,13 +15,16 @@ from typing import Final, TypeAlias
 
 ROOT: Final = Path(__file__).parents[1]
 
+_ONE: Final = r"(?:[\w-]+ )"
+"""A word between a verb and its particle: the object."""
+
 UNUSED: Final[Mapping[str, str]] = {
     r"whoever|nobody|somebody|anybody": "name the actor: caller, client, worker, server, operator or user",
     r"theirs": "name whose it is",
     r"wish(es|ed|ing)?": "request, intent or option",
-    r"(let|lets|letting) go": "release, close or drop",
-    r"(hand|hands|handed|handing) back": "return",
-    r"of its own": "separate, or leave it out",
+    rf"(let|lets|letting) {_ONE}?go": "release, close or drop",
+    rf"(hand|hands|handed|handing) {_ONE}?back": "return",
+    r"of (its|their) own": "separate, or leave it out",
 }
 """The words as patterns, and what is written instead. Between two words there can be a line break."""
 
@@ -29,6 +32,9 @@ _PATTERN: Final = re.compile(
     "|".join(rf"(?P<w{index}>\b(?:{words})\b)" for index, words in enumerate(UNUSED)).replace(" ", r"\s+"),
     re.IGNORECASE,
 )
+
+_RULE_MESSAGE: Final = re.compile(r"\bmessage:\s*(?P<text>\"(?:[^\"\\]|\\.)*\"(?:\s*\"(?:[^\"\\]|\\.)*\")*)")
+"""The text of a rule's `message:` in a schema file, which can go over several strings."""
 
 Text: TypeAlias = tuple[int, str]
 """A text of a file, and the line of the file where it begins."""
@@ -58,12 +64,14 @@ def python_texts(source: str, *, has_messages: bool) -> Iterator[Text]:
 
 
 def proto_texts(source: str) -> Iterator[Text]:
-    """The comments of a schema file."""
+    """The comments of a schema file, and the messages of its rules, which callers read."""
     yield from _joined([(number, line.partition("//")[2]) for number, line in _lines(source) if "//" in line])
+    for message in _RULE_MESSAGE.finditer(source):
+        yield source.count("\n", 0, message.start("text")) + 1, message["text"]
 
 
 def yaml_texts(source: str) -> Iterator[Text]:
-    """The comments of a YAML file, and its other texts too: examples are read as pages are."""
+    """The comments of a YAML file or one like it, and its other texts too: examples are read as pages are."""
     yield 1, re.sub(r"^( *)#", r"\1 ", source, flags=re.MULTILINE)
 
 
@@ -86,6 +94,9 @@ FILES: Final[Mapping[str, Callable[[str], Iterator[Text]]]] = {
     "docs/**/*.md": page_texts,
     "README.md": page_texts,
     "CHANGELOG.md": page_texts,
+    # `make help` and the package index print what these say.
+    "Makefile": yaml_texts,
+    "pyproject.toml": yaml_texts,
 }
 """The files that are read, and how their texts are found. What is generated from them is left out."""
 

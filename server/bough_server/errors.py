@@ -29,6 +29,7 @@ BoughError
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from difflib import get_close_matches
 from typing import ClassVar, Final, TypeAlias
 
 from google.rpc import code_pb2
@@ -47,6 +48,12 @@ MAX_NAMED: Final = 20
 
 Reason: TypeAlias = error_pb2.ErrorReason.ValueType
 
+_REASON: Final = "ERROR_REASON_"
+_REASONS: Final[Mapping[str, Reason]] = {
+    name.removeprefix(_REASON): value for name, value in error_pb2.ErrorReason.items() if value
+}
+"""The reasons by their names without the prefix; UNSPECIFIED is not one."""
+
 
 class BoughError(Exception):
     """Every error that the project raises on purpose. `message` is a sentence for its reader."""
@@ -54,6 +61,15 @@ class BoughError(Exception):
     def __init__(self, message: str) -> None:
         super().__init__(message)
         self.message = message
+
+    # The default calls the class with the message alone, which most classes of the tree cannot be made from.
+    def __reduce__(self) -> tuple[object, ...]:
+        return _unpickled, (type(self), *self.args), self.__dict__
+
+
+def _unpickled(kind: type[BaseException], *args: object) -> BaseException:
+    """Return an exception whose attributes are set afterwards."""
+    return kind.__new__(kind, *args)
 
 
 class CallError(BoughError):
@@ -229,17 +245,33 @@ class StorageFailed(CallError):
 
 
 class RunError(BoughError):
-    """A failure inside a run.
+    """A failure inside a run: raised by tools and agents to fail, and by a context whose effect failed.
 
-    It becomes the AgentError of an event, so its size is bounded and its text is valid Unicode.
+    `reason` is an ErrorReason or its name without the prefix, such as "BAD_ARGUMENTS"; default: TOOL_FAILED, which
+    stands for a failure of a tool or of an agent's code. A caller reads it as `reason` or `reason_name`. The error
+    becomes the AgentError of an event, so its size is bounded and its text is valid Unicode.
+
+    Raises ValueError for an unknown name.
     """
 
-    def __init__(self, message: str, *, reason: Reason, retryable: bool = False, details_json: str = "") -> None:
+    def __init__(
+        self,
+        message: str,
+        *,
+        reason: Reason | str = error_pb2.ERROR_REASON_TOOL_FAILED,
+        retryable: bool = False,
+        details_json: str = "",
+    ) -> None:
         super().__init__(cut_text(_unicode(message), MAX_MESSAGE_BYTES))
         details_json = _unicode(details_json)
-        self.reason = reason
+        self.reason = _reason_of(reason) if isinstance(reason, str) else reason
         self.retryable = retryable
         self.details_json = details_json if size_of(details_json) <= MAX_DETAILS_BYTES else ""
+
+    @property
+    def reason_name(self) -> str:
+        """The reason's name without the prefix, such as "TOOL_FAILED"; its number if this version does not know it."""
+        return next((name for name, value in _REASONS.items() if value == self.reason), str(self.reason))
 
     @classmethod
     def of(cls, error: error_pb2.AgentError) -> "RunError":
@@ -256,6 +288,15 @@ class RunError(BoughError):
             retryable=self.retryable,
             details_json=self.details_json,
         )
+
+
+def _reason_of(name: str) -> Reason:
+    """Return the reason of a name. Raises ValueError with the nearest names."""
+    if name.removeprefix(_REASON) not in _REASONS:
+        near = get_close_matches(name.removeprefix(_REASON).upper(), _REASONS)
+        hint = f"Did you mean {' or '.join(near)}?" if near else f"The names are {', '.join(_REASONS)}."
+        raise ValueError(f"There is no error reason {name!r}. {hint}")
+    return _REASONS[name.removeprefix(_REASON)]
 
 
 def _unicode(text: str) -> str:

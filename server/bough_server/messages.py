@@ -12,7 +12,7 @@ M = TypeVar("M", bound=Message)
 def text_of(message: message_pb2.Message | message_pb2.ToolResult) -> str:
     """Return the text of a message: its parts of text joined, and its parts of JSON among them as JSON text.
 
-    Files, reasoning, calls and results are left out.
+    Files, reasoning, calls and results are left out. The client's `bough.text_of` returns the same.
     """
     return "".join(part.text or part.data_json for part in message.parts)
 

@@ -40,7 +40,7 @@ def _port(client: AsyncClient) -> int:
 
 
 async def test_stored_agents_are_listed_and_shown_with_revision_and_time(client: AsyncClient) -> None:
-    stored = await client.catalog.create(define("coach", links=["writer"]))
+    stored = await client.catalog.create_agent(define("coach", links=["writer"]))
     listed = await bough("agents", "list", port=_port(client))
     shown = await bough("agents", "show", "coach", port=_port(client))
     as_json = json.loads((await bough("agents", "show", "coach", "--json", port=_port(client))).out)
@@ -69,7 +69,7 @@ async def test_a_run_tries_agents_of_files(client: AsyncClient, tmp_path: Path) 
     (folder / "writer.yaml").write_text("name: writer\ndescription: Writes.\nllm: {}\n", encoding="utf-8")
     ran = await bough(*("run", "coach", "Go.", "--definitions", str(folder), "--output", "answer"), port=_port(client))
     assert (ran.code, ran.out) == (0, "The coach's word.\n")
-    assert "coach" not in [agent.definition.name async for agent in client.catalog.agents()]
+    assert "coach" not in [agent.definition.name async for agent in client.catalog.list_agents()]
 
 
 async def test_what_is_wrong_with_them_is_told_by_file_line_and_field(client: AsyncClient, tmp_path: Path) -> None:
@@ -98,9 +98,9 @@ async def test_runs_of_agents_that_stand_in_no_file_replay_with_their_revisions(
     tried = await _embedded(config, "run", "coach", "Go.", "--definitions", str(coach), "--output", "answer")
     replayed = await _embedded(config, "replay", "last")
     async with App.open(Settings.load(config, port=0)) as app, AsyncClient(app.address) as client:
-        stored = await client.catalog.create(define("coach", links=["writer"]))
-        answer = await client.answer("coach", "Go.")
-        changed = await client.catalog.update(define("coach"), revision=stored.revision)
+        stored = await client.catalog.create_agent(define("coach", links=["writer"]))
+        answer = await client.ask("coach", "Go.")
+        changed = await client.catalog.update_agent(define("coach"), revision=stored.revision)
     again = await _embedded(config, "replay", "last")
     shown = await _embedded(config, "agents", "show", "coach", "--revision", stored.revision, "--json")
     expected = (0, "replays to its end: 3 recorded results replayed, nothing diverged")

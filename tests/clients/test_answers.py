@@ -2,7 +2,7 @@
 
 import pytest
 
-from bough import approve, refuse, reply, tool_result
+from bough import approve, refuse, reply, tool_outcome
 from bough.requests import fork_request, resume_request
 from bough.v1 import agent_service_pb2, fork_pb2, input_pb2, message_pb2, policy_pb2
 
@@ -40,7 +40,7 @@ def test_a_client_s_tool_gives_a_text_parts_or_a_failure() -> None:
         message_pb2.ToolOutcome(failure=raised),
         message_pb2.ToolOutcome(failure=unnamed),
     ]
-    assert [tool_result(REQUEST, value) for value in values] == [
+    assert [tool_outcome(REQUEST, value) for value in values] == [
         Answer(input_id="ask-1", tool_outcome=outcome) for outcome in outcomes
     ]
 
@@ -49,8 +49,8 @@ def test_a_failure_may_have_a_text_or_parts_beside_it() -> None:
     parts = [message_pb2.Part(text="half of it")]
     outcome = message_pb2.ToolOutcome(parts=parts, failure=message_pb2.ToolFailure(message="torn"))
     expected = Answer(input_id="ask-1", tool_outcome=outcome)
-    assert tool_result("ask-1", "half of it", failure=OSError("torn")) == expected
-    assert tool_result("ask-1", parts, failure=message_pb2.ToolFailure(message="torn")) == expected
+    assert tool_outcome("ask-1", "half of it", failure=OSError("torn")) == expected
+    assert tool_outcome("ask-1", parts, failure=message_pb2.ToolFailure(message="torn")) == expected
 
 
 def test_a_question_is_answered_with_anything_that_json_can_write() -> None:
@@ -66,7 +66,7 @@ def test_a_question_is_answered_with_anything_that_json_can_write() -> None:
 
 def test_answers_and_forks_get_a_request_id_of_their_own_unless_they_have_one() -> None:
     answers = [reply("ask-1", 1)]
-    assert resume_request("r1", answers, request_id="mine", after=0) == agent_service_pb2.ResumeRunRequest(
+    assert resume_request("r1", answers, request_id="mine", after_sequence=0) == agent_service_pb2.ResumeRunRequest(
         run_id="r1", answers=answers, request_id="mine", after_sequence=0
     )
     changes = fork_pb2.ForkChanges(agents={"lead": fork_pb2.AgentOverride(model="other")})

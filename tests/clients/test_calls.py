@@ -37,9 +37,9 @@ async def test_a_run_is_given_and_cancelled_by_its_id() -> None:
     assert service.cancelled_runs == [RUN_ID]
 
 
-async def test_answer_gives_the_final_text() -> None:
+async def test_ask_returns_the_text_of_the_final_answer() -> None:
     async with connected(LoopbackService(desk())) as client:
-        assert await client.answer("lead", "Write about owls.") == "Owls hunt at night."
+        assert await client.ask("lead", "Write about owls.") == "Owls hunt at night."
 
 
 async def test_a_list_of_runs_has_its_filters_on_every_page() -> None:
@@ -72,9 +72,9 @@ async def test_a_list_of_runs_has_its_filters_on_every_page() -> None:
 async def test_the_final_answer_is_there_once_the_run_has_succeeded() -> None:
     service = LoopbackService(desk()[:5])
     async with connected(service) as client:
-        assert await client.final_answer(RUN_ID) is None
+        assert await client.get_final_answer(RUN_ID) is None
         service.events = list(desk())
-        answer = await client.final_answer(RUN_ID)
+        answer = await client.get_final_answer(RUN_ID)
     assert answer is not None
     assert text_of(answer) == "Owls hunt at night."
 
@@ -156,7 +156,7 @@ async def test_events_are_aggregated_in_messages_of_a_bounded_size() -> None:
     ]
     async with AsyncClient(f"127.0.0.1:{port}") as client:
         assert (await client.aggregate([*events, *large], options=options)).agents_total == 603
-        assert (await client.tree("r1")).run_id == "r1"
+        assert (await client.get_tree("r1")).run_id == "r1"
     await server.stop(0)
     assert [len(message.events) for message in service.messages] == [256, 256, 89, 1, 1]
     assert [message.options for message in service.messages if message.HasField("options")] == [options]
@@ -170,16 +170,16 @@ async def test_the_catalog_shows_checks_and_changes() -> None:
     await server.start()
     async with AsyncClient(f"127.0.0.1:{port}") as client:
         catalog = client.catalog
-        assert [agent async for agent in catalog.agents()] == [stored("lead", "r1"), stored("writer", "r2")]
-        assert await catalog.agent("lead") == stored("lead", "now")
-        assert await catalog.agent("lead", revision="r0") == stored("lead", "r0")
-        assert [tool.name async for tool in catalog.tools()] == ["search"]
-        assert [model.name async for model in catalog.models()] == ["default"]
-        violations = await catalog.validate([agent_pb2.AgentDefinition(name="typo")])
+        assert [agent async for agent in catalog.list_agents()] == [stored("lead", "r1"), stored("writer", "r2")]
+        assert await catalog.get_agent("lead") == stored("lead", "now")
+        assert await catalog.get_agent("lead", revision="r0") == stored("lead", "r0")
+        assert [tool.name async for tool in catalog.list_tools()] == ["search"]
+        assert [model.name async for model in catalog.list_models()] == ["default"]
+        violations = await catalog.validate_agents([agent_pb2.AgentDefinition(name="typo")])
         assert violations == (catalog_service_pb2.DefinitionViolation(agent="typo", field="llm"),)
-        read = await catalog.agent("lead")
+        read = await catalog.get_agent("lead")
         read.definition.description = "Leads."
-        changed = await catalog.update(read.definition, revision=read.revision, fields=["description"])
+        changed = await catalog.update_agent(read.definition, revision=read.revision, fields=["description"])
         assert changed.definition == read.definition
     await server.stop(0)
     assert shelf.updates == [

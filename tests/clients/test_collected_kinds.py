@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from bough import CollectedRun, collected, text_of
+from bough import CollectedRun, collect_sync, text_of
 from bough.v1 import event_pb2, execution_pb2, follow_pb2, step_pb2
 from bough_server.views import Selection
 from tests.durability.prefixes.recovery import record
@@ -35,7 +35,7 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Scenario], L
 
 @every_kind
 def test_every_step_has_the_text_that_its_model_said(scenario: Scenario, recorded: Callable[[Scenario], Log]) -> None:
-    run = collected(recorded(scenario))
+    run = collect_sync(recorded(scenario))
     said = {(step.invocation_id, step.index): text_of(step.llm_response.message) for step in _answered(run)}
     streamed = {(text.invocation_id, text.step_index): text.text for text in run.texts}
     assert {key: streamed.get(key, "") for key in said} == said
@@ -46,7 +46,7 @@ def test_every_step_has_the_text_that_its_model_said(scenario: Scenario, recorde
 def test_what_an_agent_answered_itself_is_its_last_text(
     scenario: Scenario, recorded: Callable[[Scenario], Log]
 ) -> None:
-    run = collected(recorded(scenario))
+    run = collect_sync(recorded(scenario))
     started = {event.invocation_id: event.sub_agent_started for event in run.events if _has(event, "sub_agent_started")}
     last_step = {step.invocation_id: step for step in run.steps}
     last_text = {text.invocation_id: text.text for text in run.texts}
@@ -64,16 +64,16 @@ def test_what_an_agent_answered_itself_is_its_last_text(
 @every_kind
 def test_a_summary_is_collected_to_the_same_run(scenario: Scenario, recorded: Callable[[Scenario], Log]) -> None:
     log = recorded(scenario)
-    whole = collected(log)
-    summary = collected(shown for event in log if (shown := SUMMARY.apply(event)) is not None)
+    whole = collect_sync(log)
+    summary = collect_sync(shown for event in log if (shown := SUMMARY.apply(event)) is not None)
     assert _told(summary) == _told(whole)
-    assert summary.turns == whole.turns
+    assert summary.root_steps == whole.root_steps
 
 
 @every_kind
 def test_the_end_of_the_log_is_the_end_of_the_run(scenario: Scenario, recorded: Callable[[Scenario], Log]) -> None:
     log = recorded(scenario)
-    run = collected(log)
+    run = collect_sync(log)
     if log[-1].HasField("run_completed"):
         end = log[-1].run_completed
         assert (run.state, run.message, run.usage) == (

@@ -8,14 +8,14 @@ from hypothesis import strategies as st
 
 from bough import (
     CollectedRun,
-    RunCancelled,
-    RunFailed,
-    RunInterrupted,
+    RunCancelledError,
+    RunFailedError,
+    RunInterruptedError,
     RunNotAnswered,
     StepText,
     answer_of,
     collect,
-    collected,
+    collect_sync,
 )
 from bough.v1 import error_pb2, event_pb2, execution_pb2
 from tests.clients.question_events import ask, asking, forked, hear, question, wait_for
@@ -50,16 +50,16 @@ async def test_a_collected_run_equals_its_stream() -> None:
 
 
 def test_the_answer_is_the_text_of_the_final_message() -> None:
-    run = collected(desk())
+    run = collect_sync(desk())
     assert (run.answer, answer_of(run)) == ("Owls hunt at night.", "Owls hunt at night.")
 
 
 def test_turns_are_the_roots_steps() -> None:
-    assert [step.step_id for step in collected(desk()).turns] == ["step-0-of-lead", "step-1-of-lead"]
+    assert [step.step_id for step in collect_sync(desk()).root_steps] == ["step-0-of-lead", "step-1-of-lead"]
 
 
 def test_a_run_that_goes_on_has_no_answer_yet() -> None:
-    run = collected(desk()[:5])
+    run = collect_sync(desk()[:5])
     assert (run.state, run.message, run.answer, run.last_sequence) == (
         execution_pb2.EXECUTION_STATE_RUNNING,
         None,
@@ -69,7 +69,7 @@ def test_a_run_that_goes_on_has_no_answer_yet() -> None:
 
 
 def test_nothing_collected_is_no_run() -> None:
-    run = collected([])
+    run = collect_sync([])
     assert (run.run_id, run.state, run.last_sequence) == ("", execution_pb2.EXECUTION_STATE_UNSPECIFIED, 0)
 
 
@@ -78,9 +78,9 @@ def test_a_failed_run_raises_its_error() -> None:
     turn.start()
     error = error_pb2.AgentError(reason=error_pb2.ERROR_REASON_MODEL_UNAVAILABLE, message="The model is away.")
     turn.add("lead", run_failed=event_pb2.RunFailed(error=error))
-    run = collected(turn.events)
+    run = collect_sync(turn.events)
     assert (run.state, run.error) == (execution_pb2.EXECUTION_STATE_FAILED, error)
-    with pytest.raises(RunFailed, match="The model is away") as raised:
+    with pytest.raises(RunFailedError, match="The model is away") as raised:
         answer_of(run)
     assert (raised.value.run_id, raised.value.error) == (RUN_ID, error)
 
@@ -88,27 +88,27 @@ def test_a_failed_run_raises_its_error() -> None:
 def test_a_cancelled_run_raises_that() -> None:
     turn = Turn()
     turn.start()
-    assert collected(turn.events).cancel_reason == execution_pb2.CANCEL_REASON_UNSPECIFIED
+    assert collect_sync(turn.events).cancel_reason == execution_pb2.CANCEL_REASON_UNSPECIFIED
     error, caller = error_pb2.AgentError(message="It was cancelled."), execution_pb2.CANCEL_REASON_CALLER
     turn.add("lead", run_cancelled=event_pb2.RunCancelled(error=error, cancel_reason=caller))
-    assert collected(turn.events).cancel_reason == caller
-    with pytest.raises(RunCancelled, match="It was cancelled"):
-        answer_of(collected(turn.events))
+    assert collect_sync(turn.events).cancel_reason == caller
+    with pytest.raises(RunCancelledError, match="It was cancelled"):
+        answer_of(collect_sync(turn.events))
 
 
 def test_a_run_that_goes_on_is_neither_failed_nor_answered() -> None:
     with pytest.raises(RunNotAnswered, match="has not ended") as raised:
-        answer_of(collected(desk()[:5]))
+        answer_of(collect_sync(desk()[:5]))
     assert type(raised.value) is RunNotAnswered
 
 
 def test_an_interrupted_run_says_what_it_asks() -> None:
-    run = collected(asking()[0])
+    run = collect_sync(asking()[0])
     assert (run.state, run.open_requests) == (
         execution_pb2.EXECUTION_STATE_INPUT_REQUIRED,
         (question("a"), question("b")),
     )
-    with pytest.raises(RunInterrupted, match=r"What is a\?; What is b\?") as raised:
+    with pytest.raises(RunInterruptedError, match=r"What is a\?; What is b\?") as raised:
         answer_of(run)
     assert (raised.value.run_id, raised.value.requests) == (RUN_ID, (question("a"), question("b")))
 
@@ -117,20 +117,20 @@ def test_a_question_is_open_as_soon_as_it_is_asked_and_until_it_is_answered() ->
     turn = Turn()
     turn.start()
     ask(turn, "a", "b")
-    asked = collected(turn.events)
+    asked = collect_sync(turn.events)
     assert (asked.state, asked.open_requests) == (execution_pb2.EXECUTION_STATE_RUNNING, (question("a"), question("b")))
     wait_for(turn, "a", "b")
     hear(turn, "a")
-    heard = collected(turn.events)
+    heard = collect_sync(turn.events)
     assert (heard.state, heard.open_requests) == (execution_pb2.EXECUTION_STATE_RUNNING, (question("b"),))
     turn.add("lead", run_cancelled=event_pb2.RunCancelled())
-    assert collected(turn.events).open_requests == ()
+    assert collect_sync(turn.events).open_requests == ()
 
 
 def test_the_streams_of_a_run_and_its_answers_make_the_whole_run() -> None:
     streams = asking()
     whole = [event for stream in streams for event in stream]
-    run = collected(whole)
+    run = collect_sync(whole)
     assert (run.state, run.answer, run.events) == (
         execution_pb2.EXECUTION_STATE_SUCCEEDED,
         "That is all.",
@@ -141,7 +141,7 @@ def test_the_streams_of_a_run_and_its_answers_make_the_whole_run() -> None:
 
 async def test_what_a_later_stream_gives_again_counts_once() -> None:
     streams = asking()
-    whole = collected(event for stream in streams for event in stream)
+    whole = collect_sync(event for stream in streams for event in stream)
     first = await collect(streamed(streams[0]))
     second = await collect(streamed([*streams[0][2:], *streams[1]]), earlier=first.events)
     assert (second.state, second.open_requests) == (execution_pb2.EXECUTION_STATE_INPUT_REQUIRED, (question("b"),))
@@ -152,17 +152,17 @@ def test_a_queued_run_is_pending_until_it_begins() -> None:
     turn = Turn()
     turn.start()
     turn.add("lead", run_queued=event_pb2.RunQueued(behind_run_id="another"))
-    assert collected(turn.events).state == execution_pb2.EXECUTION_STATE_PENDING
+    assert collect_sync(turn.events).state == execution_pb2.EXECUTION_STATE_PENDING
     turn.add("lead", run_dequeued=event_pb2.RunDequeued())
-    assert collected(turn.events).state == execution_pb2.EXECUTION_STATE_RUNNING
+    assert collect_sync(turn.events).state == execution_pb2.EXECUTION_STATE_RUNNING
     turn.end("At last.")
-    assert answer_of(collected(turn.events)) == "At last."
+    assert answer_of(collect_sync(turn.events)) == "At last."
 
 
 def test_a_fork_of_a_run_that_waited_goes_on() -> None:
     log = forked("fork", asking()[0], len(asking()[0]))
-    assert collected(log[: len(asking()[0]) + 1]).state == execution_pb2.EXECUTION_STATE_RUNNING
-    assert collected(log).answer == "Otherwise."
+    assert collect_sync(log[: len(asking()[0]) + 1]).state == execution_pb2.EXECUTION_STATE_RUNNING
+    assert collect_sync(log).answer == "Otherwise."
 
 
 def test_what_was_said_before_a_crash_is_void_once_the_model_is_asked_again() -> None:
@@ -174,10 +174,10 @@ def test_what_was_said_before_a_crash_is_void_once_the_model_is_asked_again() ->
     turn.add("lead", run_resumed=event_pb2.RunResumed(cause=event_pb2.RESUME_CAUSE_RECOVERY, epoch=2))
     again = event_pb2.LlmRetrying(reason=event_pb2.RETRY_REASON_RECOVERED)
     turn.add("lead", step=1, attempt=2, llm_retrying=again)
-    assert [text.text for text in collected(turn.events).texts] == ["This stays."]
+    assert [text.text for text in collect_sync(turn.events).texts] == ["This stays."]
     turn.add("lead", step=1, attempt=2, llm_output_text_delta=event_pb2.LlmOutputTextDelta(text="This "))
     turn.add("lead", step=1, attempt=2, llm_output_text_delta=event_pb2.LlmOutputTextDelta(text="counts."))
-    run = collected(turn.events)
+    run = collect_sync(turn.events)
     assert (run.state, [text.text for text in run.texts]) == (
         execution_pb2.EXECUTION_STATE_RUNNING,
         ["This stays.", "This counts."],
@@ -190,7 +190,7 @@ def test_a_call_that_summarizes_voids_nothing_of_its_agents_steps() -> None:
     turn.model("lead", "This stays.")
     again = turn.add("lead", attempt=2, llm_retrying=event_pb2.LlmRetrying(reason=event_pb2.RETRY_REASON_TIMEOUT))
     again.step_id, again.step_index = "", 0
-    assert [text.text for text in collected(turn.events).texts] == ["This stays."]
+    assert [text.text for text in collect_sync(turn.events).texts] == ["This stays."]
 
 
 def test_partials_of_a_summary_are_text_as_well() -> None:
@@ -198,7 +198,7 @@ def test_partials_of_a_summary_are_text_as_well() -> None:
     turn.start()
     for piece in ("Owls ", "fly."):
         turn.add("lead/writer", sub_agent_partial=event_pb2.SubAgentPartial(text=piece))
-    assert [text.text for text in collected(turn.events).texts] == ["Owls fly."]
+    assert [text.text for text in collect_sync(turn.events).texts] == ["Owls fly."]
 
 
 PIECES = st.lists(
@@ -216,14 +216,14 @@ def test_only_the_last_attempt_of_a_step_counts(pieces: list[tuple[str, int, int
         (f"id-of-{chain}", step): "".join(t for c, s, a, t in pieces if (c, s, a) == (chain, step, attempt))
         for (chain, step), attempt in last.items()
     }
-    assert {(t.invocation_id, t.step_index): t.text for t in collected(turn.events).texts} == expected
+    assert {(t.invocation_id, t.step_index): t.text for t in collect_sync(turn.events).texts} == expected
 
 
 def test_agents_in_one_place_of_the_tree_are_told_apart_by_their_invocations() -> None:
     turn = Turn()
     for chain, text in (("lead/poet", "Leaves."), ("lead/poet#2", "Red leaves."), ("lead/poet", " More.")):
         turn.add(chain, sub_agent_partial=event_pb2.SubAgentPartial(text=text))
-    assert [(text.invocation_id, text.agent, text.text) for text in collected(turn.events).texts] == [
+    assert [(text.invocation_id, text.agent, text.text) for text in collect_sync(turn.events).texts] == [
         ("id-of-lead/poet", "poet", "Leaves. More."),
         ("id-of-lead/poet#2", "poet", "Red leaves."),
     ]
@@ -233,4 +233,4 @@ def test_a_retry_voids_what_was_said_even_if_the_next_attempt_says_nothing() -> 
     turn = Turn()
     turn.add("lead", attempt=1, llm_output_text_delta=event_pb2.LlmOutputTextDelta(text="Ow"))
     turn.add("lead", attempt=2, llm_retrying=event_pb2.LlmRetrying(reason=event_pb2.RETRY_REASON_TRANSPORT))
-    assert collected(turn.events).texts == ()
+    assert collect_sync(turn.events).texts == ()

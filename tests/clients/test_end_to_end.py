@@ -66,7 +66,7 @@ async def test_a_stream_goes_on_over_connections_that_are_cut_and_the_run_does_n
         collected = await collect(stream)
         log = await collect(client.watch(stream.run_id))
         again = await collect(client.run("lead", user_message("hi")))
-        tree = await client.tree(again.run_id)
+        tree = await client.get_tree(again.run_id)
     assert proxy.connections >= 4
     assert seen + list(collected.events) == list(log.events)
     assert [event.sequence for event in log.events] == [1, 2, 3]
@@ -80,8 +80,8 @@ async def test_what_is_collected_of_a_run_is_its_log(tmp_path: Path) -> None:
     async with served(settings(tmp_path)) as server, _client(server.app.address) as client:
         run = await collect(client.run("lead", "hi"))
         log = await collect(client.watch(run.run_id))
-        half = await collect(client.watch(run.run_id, after=run.last_sequence // 2))
-        session = [message async for message in client.sessions.messages(run.session_id)]
+        half = await collect(client.watch(run.run_id, after_sequence=run.last_sequence // 2))
+        session = [message async for message in client.sessions.list_messages(run.session_id)]
     assert run == log
     assert half.events == run.events[run.last_sequence // 2 :]
     assert (half.state, half.message) == (run.state, run.message)

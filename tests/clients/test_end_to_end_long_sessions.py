@@ -85,7 +85,7 @@ async def _talk(
             check_laws(run.events)
             logs.append(run.events)
             answers.append(run.answer)
-        listed = [message async for message in client.sessions.messages(logs[0][0].session_id)]
+        listed = [message async for message in client.sessions.list_messages(logs[0][0].session_id)]
         messages = sorted(listed, key=lambda message: message.position)
     return logs, answers, messages
 

@@ -12,7 +12,7 @@ from bough import (
     InvalidRequest,
     Rejoining,
     RunEnded,
-    RunInterrupted,
+    RunInterruptedError,
     collect,
     reply,
 )
@@ -44,7 +44,9 @@ async def test_a_run_is_answered_over_restarts_and_its_streams_make_its_log(tmp_
     while run.state == execution_pb2.EXECUTION_STATE_INPUT_REQUIRED:
         async with served(_settings(tmp_path)) as server, _client(server.app.address) as client:
             request = run.open_requests[0]
-            answers = client.resume(run.run_id, [reply(request, f"to {request.prompt}")], after=run.last_sequence)
+            answers = client.resume(
+                run.run_id, [reply(request, f"to {request.prompt}")], after_sequence=run.last_sequence
+            )
             run = await collect(answers, earlier=run.events)
             prompts.append([request.prompt for request in run.open_requests])
             log = await collect(client.watch(run.run_id, until=follow_pb2.WATCH_UNTIL_CURRENT))
@@ -63,7 +65,7 @@ async def test_answers_over_connections_that_are_cut_are_taken_once(tmp_path: Pa
         run = await collect(client.run("chief", "Ask."))
         for _ in range(2):
             answers = [reply(request, request.prompt) for request in run.open_requests]
-            stream = client.resume(run.run_id, answers, after=run.last_sequence)
+            stream = client.resume(run.run_id, answers, after_sequence=run.last_sequence)
             first = await anext(stream)
             proxy.cut()
             run = await collect(stream, earlier=[*run.events, first])
@@ -88,8 +90,8 @@ async def test_a_resume_that_is_repeated_follows_from_the_same_place_even_when_t
 
 async def test_what_cannot_be_answered_says_why(tmp_path: Path) -> None:
     async with served(_settings(tmp_path)) as server, _client(server.app.address) as client:
-        with pytest.raises(RunInterrupted, match=r"what\?") as raised:
-            await client.answer("asker", "what?")
+        with pytest.raises(RunInterruptedError, match=r"what\?") as raised:
+            await client.ask("asker", "what?")
         run_id, request = raised.value.run_id, raised.value.requests[0]
         with pytest.raises(InvalidRequest, match="has no request with this id"):
             await collect(client.resume(run_id, [reply("nobody", "this")]))
@@ -127,6 +129,6 @@ async def test_a_resume_after_an_earlier_sequence_tells_older_interruptions_agai
     async with served(_settings(tmp_path)) as server, _client(server.app.address) as client:
         run = await collect(client.run("chief", "Ask."))
         answers = [reply(request, request.prompt) for request in run.open_requests]
-        run = await collect(client.resume(run.run_id, answers, after=run.last_sequence), earlier=run.events)
-        whole = await collect(client.resume(run.run_id, [reply(run.open_requests[0], "third")], after=0))
+        run = await collect(client.resume(run.run_id, answers, after_sequence=run.last_sequence), earlier=run.events)
+        whole = await collect(client.resume(run.run_id, [reply(run.open_requests[0], "third")], after_sequence=0))
     assert (whole.state, whole.events[: len(run.events)]) == (execution_pb2.EXECUTION_STATE_SUCCEEDED, run.events)

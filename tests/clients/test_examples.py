@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from google.protobuf import json_format
 
-from bough import collected, text_of
+from bough import collect_sync, text_of
 from bough.v1 import event_pb2, execution_pb2, invocation_pb2
 from bough_server.cli.render.live import LiveView
 from bough_server.models.local.engine import available
@@ -181,7 +181,7 @@ async def test_a_team_of_each_kind_answers_and_has_its_tree(agent: str, turn: Ca
     answer, nodes = EXPECTED[agent]
     log = await turn(agent)
     record = fold(log)
-    assert collected(log).answer == text_of(record.final_response) == answer
+    assert collect_sync(log).answer == text_of(record.final_response) == answer
     assert [(node.depth, node.name, _reason(node)) for node in record.agents] == nodes
     assert failures(log) == []
     assert not [*record.anomalies, *(text for node in record.agents for text in node.anomalies)]

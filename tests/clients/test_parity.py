@@ -9,12 +9,29 @@ from typing import Any
 import pytest
 from google.protobuf.message import Message
 
-from bough import AsyncClient, Client, NotFound, Unavailable, answer_of, collect, collected
+from bough import (
+    AsyncClient,
+    Client,
+    DeadlineExceeded,
+    NotFound,
+    Unavailable,
+    answer_of,
+    collect,
+    collect_sync,
+    user_message,
+)
 from bough.catalog import Catalog, SyncCatalog
 from bough.sessions import Sessions, SyncSessions
 from bough.stream import RunStream
 from bough.sync_stream import SyncRunStream
-from bough.v1 import AgentEvent, InvocationOptions
+from bough.v1 import (
+    MISSING_SESSION_POLICY_CREATE,
+    AgentEvent,
+    FollowOptions,
+    InvocationOptions,
+    RunPolicy,
+    RunRequest,
+)
 from tests.clients.run_events import RUN_ID, desk
 from tests.clients.stream_server import LoopbackService, listening
 from tests.rpc.catalog_server import define, team_settings
@@ -101,33 +118,33 @@ async def listed(items: AsyncIterator[Message]) -> list[Message]:
 async def test_what_the_synchronous_client_reads_is_what_the_asynchronous_one_reads(address: str) -> None:
     def turn() -> tuple[str, list[Any]]:
         with Client(address) as client:
-            assert client.answer("coach", "Go.") == "The coach's word."
+            assert client.ask("coach", "Go.") == "The coach's word."
             (run,) = client.list_runs(agent="coach")
             log = list(client.watch(run.run_id))
-            lists = [client.list_runs(page_size=1), client.sessions.all()]
-            more = [client.catalog.agents(page_size=1), client.catalog.tools(), client.catalog.models()]
-            messages = client.sessions.messages(run.session_id, page_size=1)
-            read = [client.get_run(run.run_id), client.tree(run.run_id), client.sessions.get(run.session_id)]
-            records = [client.final_answer(run.run_id), client.aggregate(log)]
+            lists = [client.list_runs(page_size=1), client.sessions.list()]
+            more = [client.catalog.list_agents(page_size=1), client.catalog.list_tools(), client.catalog.list_models()]
+            messages = client.sessions.list_messages(run.session_id, page_size=1)
+            read = [client.get_run(run.run_id), client.get_tree(run.run_id), client.sessions.get(run.session_id)]
+            records = [client.get_final_answer(run.run_id), client.aggregate(log)]
             return run.run_id, [*map(list, [*lists, *more, messages]), *read, log, *records]
 
     async with AsyncClient(address) as client:
-        await client.catalog.create(define("coach"))
+        await client.catalog.create_agent(define("coach"))
         run_id, seen = await asyncio.to_thread(turn)
         run = await client.get_run(run_id)
         log = await collect(client.watch(run_id))
         assert seen == [
             await listed(client.list_runs()),
-            await listed(client.sessions.all()),
-            await listed(client.catalog.agents()),
-            await listed(client.catalog.tools()),
-            await listed(client.catalog.models()),
-            await listed(client.sessions.messages(run.session_id)),
+            await listed(client.sessions.list()),
+            await listed(client.catalog.list_agents()),
+            await listed(client.catalog.list_tools()),
+            await listed(client.catalog.list_models()),
+            await listed(client.sessions.list_messages(run.session_id)),
             run,
-            await client.tree(run_id),
+            await client.get_tree(run_id),
             await client.sessions.get(run.session_id),
             list(log.events),
-            await client.final_answer(run_id),
+            await client.get_final_answer(run_id),
             await client.aggregate(log.events),
         ]
     assert all(seen)
@@ -136,21 +153,21 @@ async def test_what_the_synchronous_client_reads_is_what_the_asynchronous_one_re
 async def test_the_synchronous_client_changes_agents_and_sessions(address: str) -> None:
     def change() -> None:
         with Client(address) as client:
-            created = client.catalog.create(define("coach"))
+            created = client.catalog.create_agent(define("coach"))
             definition = define("coach", description="Trains.")
-            changed = client.catalog.update(definition, revision=created.revision, fields=["description"])
-            assert client.catalog.agent("coach") == changed != created
-            assert [each.field for each in client.catalog.validate([define("coach", tools=["nothing"])])] == [
+            changed = client.catalog.update_agent(definition, revision=created.revision, fields=["description"])
+            assert client.catalog.get_agent("coach") == changed != created
+            assert [each.field for each in client.catalog.validate_agents([define("coach", tools=["nothing"])])] == [
                 "llm.tools[0].name"
             ]
-            client.catalog.delete("coach", revision=changed.revision)
+            client.catalog.delete_agent("coach", revision=changed.revision)
             with pytest.raises(NotFound):
-                client.catalog.agent("coach")
+                client.catalog.get_agent("coach")
             session = client.sessions.create(labels={"of": "parity"})
-            assert list(client.sessions.all(labels={"of": "parity"})) == [session]
+            assert list(client.sessions.list(labels={"of": "parity"})) == [session]
             assert client.sessions.update(session.session_id, labels={"of": "both"}).labels == {"of": "both"}
             assert client.sessions.update_state(session.session_id, {"mood": '"good"'}) == '{"mood":"good"}'
-            assert client.sessions.state(session.session_id) == '{"mood":"good"}'
+            assert client.sessions.get_state(session.session_id) == '{"mood":"good"}'
             client.sessions.delete(session.session_id)
             with pytest.raises(NotFound):
                 client.sessions.get(session.session_id)
@@ -171,13 +188,71 @@ async def test_events_are_sent_for_aggregation_in_as_many_messages(address: str)
     assert record.as_of_sequence == 600
 
 
+async def test_a_timeout_of_zero_is_none_left(address: str) -> None:
+    def aggregate() -> None:
+        with Client(address) as client, pytest.raises(DeadlineExceeded):
+            client.aggregate([AgentEvent(sequence=1)], timeout=0)
+
+    await asyncio.to_thread(aggregate)
+    async with AsyncClient(address) as client:
+        with pytest.raises(DeadlineExceeded):
+            await client.aggregate([AgentEvent(sequence=1)], timeout=0)
+
+
+async def test_ask_starts_the_run_that_run_starts() -> None:
+    service = LoopbackService(desk())
+    policy, own = RunPolicy(background=True), define("lead")
+
+    def ask(port: int) -> str:
+        with Client(f"127.0.0.1:{port}") as client:
+            return client.ask(
+                "lead",
+                "hi",
+                session_id="s1",
+                on_missing_session=MISSING_SESSION_POLICY_CREATE,
+                request_id="mine",
+                definitions=[own],
+                policy=policy,
+                labels={"pr": "7"},
+                timeout=30,
+            )
+
+    async with listening(service) as port:
+        assert await asyncio.to_thread(ask, port) == "Owls hunt at night."
+        async with AsyncClient(f"127.0.0.1:{port}") as client:
+            answer = await client.ask(
+                "lead",
+                "hi",
+                session_id="s1",
+                on_missing_session=MISSING_SESSION_POLICY_CREATE,
+                request_id="mine",
+                definitions=[own],
+                policy=policy,
+                labels={"pr": "7"},
+                timeout=30,
+            )
+    assert answer == "Owls hunt at night."
+    wanted = RunRequest(
+        agent="lead",
+        session_id="s1",
+        on_missing_session=MISSING_SESSION_POLICY_CREATE,
+        request_id="mine",
+        definitions=[own],
+        policy=policy,
+        labels={"pr": "7"},
+        input=user_message("hi"),
+        follow=FollowOptions(),
+    )
+    assert service.asked == [wanted] * 2
+
+
 async def test_a_synchronous_stream_cancels_its_run() -> None:
     service = LoopbackService(desk())
 
     def cancel(port: int) -> str:
         with Client(f"127.0.0.1:{port}") as client, client.run("lead", "hi") as stream:
             assert stream.cancel().run_id == RUN_ID
-            return answer_of(collected(stream))
+            return answer_of(collect_sync(stream))
 
     async with listening(service) as port:
         assert await asyncio.to_thread(cancel, port) == "Owls hunt at night."

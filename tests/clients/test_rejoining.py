@@ -11,7 +11,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from bough import AsyncClient, Client, Unavailable, collect, collected, rejoining, reply
+from bough import AsyncClient, Client, Unavailable, collect, collect_sync, rejoining, reply
 from bough.errors import Status, from_status
 from bough.v1 import agent_service_pb2 as pb
 from bough.v1 import follow_pb2
@@ -54,14 +54,14 @@ async def test_a_run_and_its_answers_give_every_sequence_once_and_end_where_they
         streams = [await collect(client.run("lead", "hi", event_names=mask))]
         for name, after in zip("abc", afters, strict=True):
             answers = [reply(question(name), name)]
-            streams.append(await collect(client.resume(RUN_ID, answers, after=after, event_names=mask)))
+            streams.append(await collect(client.resume(RUN_ID, answers, after_sequence=after, event_names=mask)))
     begins = [0, *(end if after is None else after for end, after in zip(ENDS[:-1], afters, strict=True))]
     assert [stream.events for stream in streams] == [
         tuple(event for event in WHOLE[begin:end] if not masked or str(event.WhichOneof("payload")).startswith("run_"))
         for begin, end in zip(begins, ENDS, strict=True)
     ]
     assert (list(logs.by_run), len(logs.known)) == ([RUN_ID], 4)
-    assert collected([event for stream in streams for event in stream.events]).last_sequence == len(WHOLE)
+    assert collect_sync([event for stream in streams for event in stream.events]).last_sequence == len(WHOLE)
 
 
 @pytest.mark.parametrize("masked", [False, True])
@@ -72,7 +72,7 @@ async def test_an_interruption_before_a_drop_ends_the_stream_unless_it_is_older_
     async with durable_server(logs, drops) as address, client_of(address) as client:
         first = await collect(client.run("lead", "hi", event_names=mask))
         await collect(client.resume(RUN_ID, [reply("ask-a", "a")]))
-        again = await collect(client.resume(RUN_ID, [reply("ask-b", "b")], after=0, event_names=mask))
+        again = await collect(client.resume(RUN_ID, [reply("ask-b", "b")], after_sequence=0, event_names=mask))
     assert (first.last_sequence, again.last_sequence) == (ENDS[0], ENDS[2])
     assert len(logs.asked) == len(drops)
 
@@ -123,7 +123,7 @@ async def test_a_watch_until_an_interruption_stops_at_the_next_one_and_a_watch_t
         for name in "abc":
             await collect(client.resume(RUN_ID, [reply(question(name), name)]))
         until = follow_pb2.WATCH_UNTIL_INTERRUPTED
-        assert (await collect(client.watch(RUN_ID, after=ENDS[0], until=until))).events == tuple(asking()[1])
+        assert (await collect(client.watch(RUN_ID, after_sequence=ENDS[0], until=until))).events == tuple(asking()[1])
         assert (await collect(client.watch(RUN_ID))).events == tuple(WHOLE)
 
 
@@ -137,7 +137,7 @@ async def test_the_synchronous_client_keeps_the_same_promise(drops: list[Drop | 
             yield tuple(client.run("lead", "hi"))
             for name in "abc":
                 yield tuple(client.resume(RUN_ID, [reply(question(name), name)]))
-            yield tuple(client.watch(RUN_ID, after=ENDS[0], until=follow_pb2.WATCH_UNTIL_INTERRUPTED))
+            yield tuple(client.watch(RUN_ID, after_sequence=ENDS[0], until=follow_pb2.WATCH_UNTIL_INTERRUPTED))
             yield tuple(client.fork(RUN_ID, ENDS[1]))
 
     async with durable_server(logs, [*restarts, *drops]) as address:

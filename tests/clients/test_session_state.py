@@ -31,14 +31,14 @@ async def _command(server: Served, *arguments: str) -> Finished:
 async def test_the_client_reads_and_changes_values(server: Served) -> None:
     session_id = await _session(server)
     async with AsyncClient(server.app.address) as client:
-        assert await client.sessions.state(session_id) == "{}"
+        assert await client.sessions.get_state(session_id) == "{}"
         assert await client.sessions.update_state(session_id, {"a": "1.0", "b": '"x"'}) == '{"a":1.0,"b":"x"}'
         assert await client.sessions.update_state(session_id, {"a": None}) == '{"b":"x"}'
-        assert await client.sessions.state(session_id) == '{"b":"x"}'
+        assert await client.sessions.get_state(session_id) == '{"b":"x"}'
         with pytest.raises(InvalidRequest):
             await client.sessions.update_state(session_id, {"b": "x"})
         with pytest.raises(NotFound):
-            await client.sessions.state("nobody")
+            await client.sessions.get_state("nobody")
 
 
 async def test_values_are_printed_by_name_and_as_json(server: Served) -> None:

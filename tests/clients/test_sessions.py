@@ -44,7 +44,7 @@ async def test_labels_of_a_session_are_replaced(client: AsyncClient) -> None:
     changed = await client.sessions.update(created.session_id, labels={"pr": "8"})
     assert dict(changed.labels) == {"pr": "8"}
     assert await client.sessions.get(created.session_id) == changed
-    assert [session async for session in client.sessions.all(labels={"pr": "8"})] == [changed]
+    assert [session async for session in client.sessions.list(labels={"pr": "8"})] == [changed]
     with pytest.raises(NotFound):
         await client.sessions.update("none", labels={})
 
@@ -58,7 +58,7 @@ async def test_a_turn_creates_its_session_only_if_that_is_asked_for(client: Asyn
     session = await client.sessions.get("chat-7")
     assert session.HasField("last_run_time")
     assert len([run async for run in client.list_runs(session_id="chat-7")]) == 2
-    assert len([message async for message in client.sessions.messages("chat-7")]) == 4
+    assert len([message async for message in client.sessions.list_messages("chat-7")]) == 4
 
 
 async def test_a_run_in_the_background_is_asked_for_its_answer_later(client: AsyncClient) -> None:
@@ -66,7 +66,7 @@ async def test_a_run_in_the_background_is_asked_for_its_answer_later(client: Asy
     async with client.run("writer", "Go.", policy=background) as stream:
         run_id = await stream.started()
         await collect(stream)
-    answer = await client.final_answer(run_id)
+    answer = await client.get_final_answer(run_id)
     assert answer is not None
     assert text_of(answer) == "A word."
     changes = fork_pb2.ForkChanges(agents={"writer": fork_pb2.AgentOverride(instruction="Be brief.")})

@@ -143,7 +143,9 @@ async def test_an_answer_is_not_asked_for_again() -> None:
 async def test_watching_goes_on_with_what_was_asked_for() -> None:
     service = LoopbackService(desk(), [Call(events=2)])
     async with connected(service) as client:
-        stream = client.watch(RUN_ID, after=4, until=follow_pb2.WATCH_UNTIL_CURRENT, event_names=["agent.llm.*"])
+        stream = client.watch(
+            RUN_ID, after_sequence=4, until=follow_pb2.WATCH_UNTIL_CURRENT, event_names=["agent.llm.*"]
+        )
         assert [event async for event in stream] == desk()[4:]
     follow = follow_pb2.FollowOptions(event_names=["agent.llm.*"])
     expected = [

@@ -114,7 +114,7 @@ def test_a_drop_says_where_to_go_on_to_who_comes_back_by_himself(channel: grpc_t
     rpc.terminate((), grpc.StatusCode.UNAVAILABLE, "gone")
     with pytest.raises(Unavailable, match="gone"):
         next(stream)
-    again = client.watch(stream.run_id, after=stream.through_sequence)
+    again = client.watch(stream.run_id, after_sequence=stream.through_sequence)
     _, request, rpc = channel.take_unary_stream(method("WatchRun"))
     assert (request.run_id, request.after_sequence) == (RUN_ID, 3)
     rpc.send_initial_metadata(())
@@ -132,7 +132,7 @@ def test_closing_ends_the_call(channel: grpc_testing.Channel, client: Client) ->
 def test_unary_calls_give_the_resource(
     channel: grpc_testing.Channel, client: Client, other_thread: ThreadPoolExecutor
 ) -> None:
-    tree: Future[invocation_pb2.Invocation] = other_thread.submit(client.tree, RUN_ID, as_of_sequence=4)
+    tree: Future[invocation_pb2.Invocation] = other_thread.submit(client.get_tree, RUN_ID, as_of_sequence=4)
     _, request, rpc = channel.take_unary_unary(EVAL.methods_by_name["GetInvocation"])
     assert request == eval_service_pb2.GetInvocationRequest(run_id=RUN_ID, as_of_sequence=4)
     record = invocation_pb2.Invocation(run_id=RUN_ID, agent="lead")
@@ -155,7 +155,7 @@ def test_the_note_of_a_cancellation_and_the_final_answer(
     rpc.terminate(agent_service_pb2.CancelRunResponse(), (), grpc.StatusCode.OK, "")
     assert cancelled.result() == run_pb2.Run()
     for response in (agent_service_pb2.GetRunResponse(), agent_service_pb2.GetRunResponse(final_answer=words("Owls."))):
-        given = other_thread.submit(client.final_answer, RUN_ID)
+        given = other_thread.submit(client.get_final_answer, RUN_ID)
         _, _, rpc = channel.take_unary_unary(method("GetRun"))
         rpc.terminate(response, (), grpc.StatusCode.OK, "")
         assert given.result() == (response.final_answer if response.HasField("final_answer") else None)

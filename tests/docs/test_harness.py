@@ -47,10 +47,10 @@ agents:
 ASK = """
 ```python
 # ask.py
-from bough import Client, collected
+from bough import Client, collect_sync
 
 with Client("127.0.0.1:50051") as client, client.run("guide", "Hello") as stream:
-    assert collected(stream).answer == "A swim."
+    assert collect_sync(stream).answer == "A swim."
 ```
 """
 
@@ -164,7 +164,7 @@ async def test_a_command_that_fails_is_reported_with_its_line_and_its_output(tmp
 async def test_a_script_that_fails_is_reported_with_its_line(tmp_path: Path) -> None:
     report = await tried(tmp_path, TEAM + ASK.replace("A swim.", "A walk."))
 
-    line = (TEAM + ASK).splitlines().index('    assert collected(stream).answer == "A swim."') + 1
+    line = (TEAM + ASK).splitlines().index('    assert collect_sync(stream).answer == "A swim."') + 1
     assert f"page.md:{line}" in report
     assert report.endswith("AssertionError\n")
 

@@ -1,4 +1,4 @@
-"""python -m tests.durability.torture --kills 50 --turns 16: a server that is killed while its clients take turns.
+"""python -m tests.durability.torture --kills 50 --clients 16: a server that is killed while its clients take turns.
 
 It is killed at random moments, also while it starts, now and then told to stop in between, and started again on the
 same port and file. Every client has to see every sequence of its runs exactly once and in order, and the right answers;
@@ -134,7 +134,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Tortures as the command line says; gives the exit code."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--kills", type=int, default=50)
-    parser.add_argument("--turns", type=int, default=16, help="how many at once")
+    parser.add_argument("--clients", type=int, default=16, help="how many at once")
     parser.add_argument("--seed", type=int, default=None, help="of the moments; any where none is given")
     parser.add_argument("--folder", type=Path, default=None, help="where everything stays that is left behind")
     arguments = parser.parse_args(argv)
@@ -143,7 +143,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     with tempfile.TemporaryDirectory(prefix="torture-") as temporary:
         folder = arguments.folder or Path(temporary)
         folder.mkdir(parents=True, exist_ok=True)
-        report = asyncio.run(torture(folder, kills=arguments.kills, turns=arguments.turns, seed=seed))
+        report = asyncio.run(torture(folder, kills=arguments.kills, turns=arguments.clients, seed=seed))
     for fault in report.faults.said:
         print(fault)
     print(report)

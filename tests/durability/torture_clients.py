@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from bough import AsyncClient, Rejoining
-from bough.collection import collected
+from bough.collection import collect_sync
 from bough.v1 import event_pb2, execution_pb2
 from tests.durability.torture_team import KINDS, answer_to, expected
 
@@ -76,9 +76,9 @@ class Client:
             if is_watched:
                 group.create_task(_read(client.watch(run_id), watched))
             await _read(stream, turn.events)
-            while (run := collected(turn.events)).state == execution_pb2.EXECUTION_STATE_INPUT_REQUIRED:
+            while (run := collect_sync(turn.events)).state == execution_pb2.EXECUTION_STATE_INPUT_REQUIRED:
                 answers = [answer_to(request) for request in run.open_requests]
-                await _read(client.resume(run_id, answers, after=turn.events[-1].sequence), turn.events)
+                await _read(client.resume(run_id, answers, after_sequence=turn.events[-1].sequence), turn.events)
         self._session_id = run.session_id
         if is_watched and watched != turn.events:
             self._faults.add("lost", f"{kind} {turn.told} {run_id}: a watcher saw another run than its caller")

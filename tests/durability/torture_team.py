@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
-from bough import approve, reply, tool_result
+from bough import approve, reply, tool_outcome
 from bough.v1 import input_pb2
 from tests.support.model_scenarios import Reply, Request, calling, chunk, ending
 from tests.support.projects import llm, openai_model, write_project
@@ -78,7 +78,7 @@ def answer_to(request: input_pb2.InputRequest) -> input_pb2.InputAnswer:
     if request.kind == input_pb2.INPUT_KIND_APPROVAL:
         return approve(request)
     if request.kind == input_pb2.INPUT_KIND_CLIENT_TOOL:
-        return tool_result(request, f"card of {json.loads(request.call.arguments_json)['label']}")
+        return tool_outcome(request, f"card of {json.loads(request.call.arguments_json)['label']}")
     return reply(request, f"word for {request.prompt}")
 
 

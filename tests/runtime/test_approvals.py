@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from bough import approve, refuse, tool_result
+from bough import approve, refuse, tool_outcome
 from bough.v1 import agent_pb2, error_pb2, execution_pb2, input_pb2, message_pb2, policy_pb2, run_pb2
 from bough_server.errors import AlreadyAnswered, InvalidRequest
 from bough_server.models.model import ModelRequest
@@ -133,12 +133,12 @@ async def test_calls_beside_those_that_wait_end_first_and_results_are_in_call_or
             "guarded": input_pb2.INPUT_KIND_APPROVAL,
         }
         assert [text_of(one) for one in results_of(await it.until_interrupted(run))] == ["leaf is red"]
-        await it.resume(run, tool_result(requests["scan"], "4242"), approve(requests["guarded"]))
+        await it.resume(run, tool_outcome(requests["scan"], "4242"), approve(requests["guarded"]))
         requests = await waiting(it, run, 2)
         assert requests.keys() == {"pay", "guarded"}
         assert requests["guarded"].kind == input_pb2.INPUT_KIND_CLIENT_TOOL
         failed = message_pb2.ToolFailure(message="no reader")
-        await it.resume(run, tool_result(requests["guarded"], failed), refuse(requests["pay"]))
+        await it.resume(run, tool_outcome(requests["guarded"], failed), refuse(requests["pay"]))
         log = await whole(it, run)
     assert len(heard) == 2
     assert having(log, "tool_started")[0].tool_started.call.name == "look"
@@ -228,7 +228,7 @@ async def test_a_client_s_tool_that_is_answered_counts_once_against_its_limit(tm
         run = await it.start("p")
         request = (await waiting(it, run))["scan"]
     async with open_team(tmp_path, turns, llm("p", tools=[link]), tools=[scan]) as it:
-        await it.resume(run, tool_result(request, "4711"))
+        await it.resume(run, tool_outcome(request, "4711"))
         log = await whole(it, run)
     scanned, refused = results_of(log)
     assert (result_text(scanned), scanned.HasField("error")) == ("4711", False)
@@ -240,7 +240,7 @@ async def test_a_huge_result_of_a_client_is_cut_for_the_model_and_kept_whole_in_
     async with team(tmp_path, SCAN, scan, heard=heard) as it:
         run = await it.start("p")
         request = (await waiting(it, run))["scan"]
-        await it.resume(run, tool_result(request, "x" * 500_000))
+        await it.resume(run, tool_outcome(request, "x" * 500_000))
         log = await whole(it, run)
     assert len(text_of(results_of(log)[0])) == 500_000
     assert len(text_of(heard[1].messages[-1].parts[0].tool_result)) < 65_536
@@ -329,7 +329,7 @@ async def test_an_abort_beside_a_call_that_waits_closes_its_request(tmp_path: Pa
         assert list(request.agent_path) == ["boss"]
         closed = having(log, "input_requested")[0].input_requested.request
         with pytest.raises(InvalidRequest, match="has ended"):
-            await it.resume(run, tool_result(closed, "x"))
-        await it.resume(run, tool_result(request, "4242"))
+            await it.resume(run, tool_outcome(closed, "x"))
+        await it.resume(run, tool_outcome(request, "4242"))
         log = await whole(it, run)
     assert answer_of(log) == "Boss."

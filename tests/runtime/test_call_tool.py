@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from bough import approve, refuse, tool_result
+from bough import approve, refuse, tool_outcome
 from bough.v1 import agent_pb2, error_pb2, execution_pb2, input_pb2, message_pb2, policy_pb2
 from bough_server import Context, ModelRequest, RunError, ToolContext, agent, text_of, tool
 from bough_server.agents.function import FunctionAgent
@@ -201,7 +201,7 @@ async def test_a_call_waits_for_its_approval_and_for_the_client_as_a_models_call
     async with open_team(tmp_path, script(), tools=TOOLS, code_agents=[clerk]) as harness:
         run = await harness.start("clerk")
         await harness.resume(run, answer((await waiting(harness, run))["pay"]))
-        await harness.resume(run, tool_result((await waiting(harness, run, 2))["scan"], "page 1 is red"))
+        await harness.resume(run, tool_outcome((await waiting(harness, run, 2))["scan"], "page 1 is red"))
         log = await whole(harness, run)
         tree = await harness.tree(log)
         await check_replay(harness, log)

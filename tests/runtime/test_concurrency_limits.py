@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from bough import approve, tool_result
+from bough import approve, tool_outcome
 from bough.v1 import agent_pb2, error_pb2, message_pb2, policy_pb2
 from bough_server.agents.function import agent
 from bough_server.runtime.agent import Context
@@ -145,7 +145,7 @@ async def test_what_waits_for_an_approval_or_a_client_holds_no_place_and_the_run
         assert sorted(request.call.name for request in requests) == ["pay", "pay", "show"]
         assert [text_of(result) for result in results_of(log)] == ["seen"]
         answers = [
-            tool_result(request, "shown") if request.call.name == "show" else approve(request) for request in requests
+            tool_outcome(request, "shown") if request.call.name == "show" else approve(request) for request in requests
         ]
         await harness.resume(run, *answers)
         log = await harness.log(run)

@@ -153,7 +153,7 @@ async def test_a_definition_whose_code_answers_with_nothing_that_can_be_said_is_
 
     async with open_team(tmp_path, script(), named("coded", code="odd"), code_agents=[odd]) as harness:
         said = [(await harness.turn(name))[-1].run_failed.error.message for name in ("coded", "odd")]
-    end = "answered with dict; give a text, a Message or an Outcome."
+    end = "returned dict; return a str, a Message or an Outcome."
     assert said == [f"The agent 'coded', whose code is 'odd', {end}", f"The agent 'odd' {end}"]
 
 
@@ -220,10 +220,16 @@ async def crashed(folder: Path) -> Run:
 @pytest.mark.parametrize(
     ("lacks", "said"),
     [
-        ({"version": "8"}, "The run started with version '7' of the agent 'worker', but '8' is configured here."),
-        ({"functions": (BUILD, BARE)}, "The agent 'lead' names the condition 'enough', which is not configured here."),
+        ({"version": "8"}, "The run started with version '7' of the agent 'worker', but this server has '8'."),
+        (
+            {"functions": (BUILD, BARE)},
+            "The agent 'lead' names the condition 'enough', which is not configured on this server.",
+        ),
         ({"functions": (ENOUGH, BARE)}, "The agent 'lead' names the input builder 'build', which is not configured"),
-        ({"functions": (ENOUGH, BUILD)}, "The agent 'a' names the rewriter 'bare', which is not configured here."),
+        (
+            {"functions": (ENOUGH, BUILD)},
+            "The agent 'a' names the rewriter 'bare', which is not configured on this server.",
+        ),
     ],
 )
 async def test_a_run_whose_code_or_function_is_gone_is_parked_until_it_is_back(

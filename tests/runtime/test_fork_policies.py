@@ -1,4 +1,4 @@
-"""Forks with a policy of their own: it holds from there on, and what they share is not judged by it."""
+"""Forks that replace the policy: it holds from there on, and what they share is not judged by it."""
 
 import asyncio
 from pathlib import Path

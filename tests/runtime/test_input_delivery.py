@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from bough import approve, reply, tool_result
+from bough import approve, reply, tool_outcome
 from bough.v1 import agent_service_pb2, execution_pb2, input_pb2, message_pb2, policy_pb2, run_pb2
 from bough_server.agents.function import FunctionAgent, agent
 from bough_server.engine.input_requests import received as as_received
@@ -30,7 +30,7 @@ Request = input_pb2.InputRequest
 WRONG: dict[str, Callable[[dict[str, Request]], input_pb2.InputAnswer]] = {
     "has no request with this id": lambda _: reply("nobody", 1),
     "value_json, not with approval": lambda asked: approve(asked["c?"]),
-    "value_json, not with tool_outcome": lambda asked: tool_result(asked["c?"], "3"),
+    "value_json, not with tool_outcome": lambda asked: tool_outcome(asked["c?"], "3"),
     "is not of type 'integer'": lambda asked: reply(asked["c?"], "three"),
     "is not JSON": lambda asked: input_pb2.InputAnswer(input_id=asked["c?"].input_id, value_json="{"),
     "NaN is not JSON": lambda asked: input_pb2.InputAnswer(input_id=asked["b?"].input_id, value_json="NaN"),

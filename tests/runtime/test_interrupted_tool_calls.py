@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from bough import approve, refuse, tool_result
+from bough import approve, refuse, tool_outcome
 from bough.v1 import error_pb2, input_pb2, message_pb2, run_pb2
 from bough_server.models.model import ModelRequest
 from bough_server.tools.tool import Tool
@@ -67,8 +67,8 @@ async def test_somebody_says_what_becomes_of_a_call_that_was_running(tmp_path: P
             "again": approve(request),
             "edited": approve(request, arguments_json='{"amount": 3}'),
             "no": refuse(request, note="twice is too much"),
-            "result": tool_result(request, "paid before"),
-            "error": tool_result(request, failed),
+            "result": tool_outcome(request, "paid before"),
+            "error": tool_outcome(request, failed),
         }
         await it.resume(run, answers[said])
         log = await whole(it, run)

@@ -1,4 +1,4 @@
-"""A place on loopback where a tool of another process waits until the test lets it go on."""
+"""A place on loopback where a tool of another process waits until the test opens the gate."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -17,7 +17,7 @@ class Gate:
         self._is_open = asyncio.Event()
 
     def open(self) -> None:
-        """Lets everybody go on, now and later."""
+        """Admits all visitors, now and later."""
         self._is_open.set()
 
     async def admit(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

@@ -1,4 +1,4 @@
-"""Events as lines of their own, and the amounts in them."""
+"""Events as separate lines, and the amounts in them."""
 
 import pytest
 from google.protobuf import duration_pb2

@@ -1,4 +1,4 @@
-"""What definitions name in words of their own: functions, code, placeholders and paths, judged all at once."""
+"""What definitions name in free text: functions, code, placeholders and paths, judged all at once."""
 
 import pytest
 

@@ -110,7 +110,7 @@ def value_of(field: FieldDescriptor, number: int) -> object:
         FieldDescriptor.TYPE_INT64: 2**53 + number,
     }
     if field.containing_type is not None and field.containing_type.full_name.startswith("google.protobuf."):
-        return number  # seconds and nanos have bounds of their own
+        return number  # seconds and nanos have other bounds
     return values.get(field.type, 1_000 + number)
 
 

@@ -35,7 +35,7 @@ def test_the_table_gives_the_code_of_every_failed_call() -> None:
     errors: list[type[CallError]] = [CallError, *CallError.__subclasses__()]
     raised = {_name(error): code_pb2.Code.Name(error.code) for error in errors}
 
-    # Two more are raised with a reason of their own: an unknown agent and a page token of another listing.
+    # Two more are raised with another reason: an unknown agent and a page token of another listing.
     assert codes == {**raised, "UNKNOWN_AGENT": "NOT_FOUND", "INVALID_PAGE_TOKEN": "INVALID_ARGUMENT"}
 
 

@@ -26,10 +26,47 @@ def test_imports_of_the_own_package_below_the_top_level_are_reported_but_where_t
     assert list(problems("cli/run.py", NESTED)) == list(problems("__init__.py", NESTED)) == []
 
 
+RELATIVE = """from importlib import import_module
+import importlib
+
+NAME = "json"
+import_module("bough_server.clock")
+
+
+def late(name: str) -> None:
+    from . import live
+    from .queue import Queue
+    import bough.v1
+    importlib.import_module("bough_server.events")
+    import_module(f"bough_server.runs.{name}")
+    import_module(".live", __package__)
+    import_module(__name__ + ".live")
+    __import__("bough.errors")
+    import_module(name)
+    import_module("json")
+    import boughs
+"""
+
+
+def test_relative_and_computed_imports_are_reported_and_modules_of_operators_are_not() -> None:
+    reported = [line.split(" inside ")[0] for line in problems("runs/live.py", RELATIVE)]
+    assert sorted(reported) == [
+        "runs/live.py:10: imports .queue",
+        "runs/live.py:11: imports bough.v1",
+        "runs/live.py:12: imports 'bough_server.events'",
+        "runs/live.py:13: imports f'bough_server.runs.{name}'",
+        "runs/live.py:14: imports '.live'",
+        "runs/live.py:15: imports __name__ + '.live'",
+        "runs/live.py:16: imports 'bough.errors'",
+        "runs/live.py:5: imports 'bough_server.clock'",
+        "runs/live.py:9: imports .",
+    ]
+
+
 def test_a_module_may_have_so_many_lines_and_no_more() -> None:
     assert list(problems("a.py", "x = 1\n" * MAX_LINES)) == []
     assert list(problems("a.py", "x = 1\n" * (MAX_LINES + 1))) == [
-        f"a.py:1: has {MAX_LINES + 1} lines, more than {MAX_LINES}: which second subject is in it?"
+        f"a.py:1: has {MAX_LINES + 1} lines; the limit is {MAX_LINES}. Split it by subject."
     ]
 
 

@@ -58,6 +58,34 @@ def test_only_comments_of_the_schema_are_read() -> None:
     assert found(proto_texts(schema)) == [(1, "Of its own"), (4, "wish")]
 
 
+def test_messages_of_rules_are_read_and_their_expressions_are_not() -> None:
+    rule = (
+        "string a = 1 [(buf.validate.field).cel = {\n"
+        '  id: "nobody"\n'
+        "  message:\n"
+        '    "must be a name that \\"somebody\\" "\n'
+        '    "has"\n'
+        "  expression: \"this != 'anybody'\"\n"
+        "}];\n"
+    )
+
+    assert found(proto_texts(rule)) == [(4, "somebody")]
+
+
+@pytest.mark.parametrize(
+    ("text", "word"),
+    [
+        ("Pages of their own.", "of their own"),
+        ("It hands it back.", "hands it back"),
+        ("It lets it go.", "lets it go"),
+        ("Letting\neffects\ngo.", "Letting effects go"),
+        ("Handed results back.", "Handed results back"),
+    ],
+)
+def test_a_phrase_is_found_with_its_object_between_its_words(text: str, word: str) -> None:
+    assert [found_word for _, found_word in found(page_texts(text))] == [word]
+
+
 def test_examples_and_pages_are_read_whole() -> None:
     assert found(yaml_texts("# Let\n# go.\nname: lead\ndescription: For anybody.\n")) == [(1, "Let go"), (4, "anybody")]
     assert found(page_texts("# Title\n\nWhat it hands\nback.\n")) == [(3, "hands back")]
@@ -79,6 +107,15 @@ def test_files_are_found_by_their_folders_and_generated_ones_are_left_out(tmp_pa
         (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / path).write_text('"""For nobody."""\n', encoding="utf-8")
     (tmp_path / "README.md").write_text("For nobody.\n", encoding="utf-8")
+    (tmp_path / "Makefile").write_text("run: ## serves\n\ntest: ## for nobody\n", encoding="utf-8")
+    (tmp_path / "pyproject.toml").write_text('[project]\ndescription = "For nobody."\n', encoding="utf-8")
 
     places = [f"{finding.path}:{finding.line}" for finding in words.all_findings(tmp_path)]
-    assert places == ["README.md:1", "clients/python/bough/c.py:1", "server/a/b.py:1", "tests/t.py:1"]
+    assert places == [
+        "Makefile:3",
+        "README.md:1",
+        "clients/python/bough/c.py:1",
+        "pyproject.toml:2",
+        "server/a/b.py:1",
+        "tests/t.py:1",
+    ]

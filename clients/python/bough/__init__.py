@@ -1,8 +1,8 @@
 """Python client of Bough: runs, their events and their agent trees. The generated messages are in `bough.v1`."""
 
-from bough.answers import approve, refuse, reply, tool_result
+from bough.answers import approve, refuse, reply, tool_outcome
 from bough.client import AsyncClient
-from bough.collection import CollectedRun, answer_of, collect, collected
+from bough.collection import CollectedRun, answer_of, collect, collect_sync
 from bough.errors import (
     AgentFixed,
     AgentLinked,
@@ -19,10 +19,10 @@ from bough.errors import (
     NotFound,
     OutOfRange,
     RevisionMoved,
-    RunCancelled,
+    RunCancelledError,
     RunEnded,
-    RunFailed,
-    RunInterrupted,
+    RunFailedError,
+    RunInterruptedError,
     RunNotAnswered,
     SessionBusy,
     Unavailable,
@@ -55,10 +55,10 @@ __all__ = [
     "OutOfRange",
     "Rejoining",
     "RevisionMoved",
-    "RunCancelled",
+    "RunCancelledError",
     "RunEnded",
-    "RunFailed",
-    "RunInterrupted",
+    "RunFailedError",
+    "RunInterruptedError",
     "RunNotAnswered",
     "RunStream",
     "SessionBusy",
@@ -68,10 +68,10 @@ __all__ = [
     "answer_of",
     "approve",
     "collect",
-    "collected",
+    "collect_sync",
     "refuse",
     "reply",
     "text_of",
-    "tool_result",
+    "tool_outcome",
     "user_message",
 ]

@@ -20,7 +20,7 @@ def refuse(request: input_pb2.InputRequest | str, *, note: str = "") -> input_pb
     return input_pb2.InputAnswer(input_id=_id_of(request), approval=approval)
 
 
-def tool_result(
+def tool_outcome(
     request: input_pb2.InputRequest | str,
     value: str | Iterable[message_pb2.Part] | message_pb2.ToolFailure | Exception,
     *,

@@ -18,27 +18,27 @@ class Catalog:
     def __init__(self, stub: "CatalogServiceAsyncStub", calls: Calls) -> None:
         self._stub, self._calls = stub, calls
 
-    def agents(self, *, page_size: int = PAGE_SIZE) -> AsyncIterator[agent_pb2.Agent]:
+    def list_agents(self, *, page_size: int = PAGE_SIZE) -> AsyncIterator[agent_pb2.Agent]:
         """List the agents in their current revisions, sorted by name."""
         request = catalog_service_pb2.ListAgentsRequest(page_size=page_size)
         return self._calls.pages(self._stub.ListAgents, request, lambda response: response.agents)
 
-    async def agent(self, name: str, *, revision: str = "") -> agent_pb2.Agent:
+    async def get_agent(self, name: str, *, revision: str = "") -> agent_pb2.Agent:
         """Return an agent in its current revision, or in one that a run uses. Raises NotFound."""
         request = catalog_service_pb2.GetAgentRequest(name=name, revision=revision)
         return (await self._calls.call(self._stub.GetAgent, request)).agent
 
-    def tools(self, *, page_size: int = PAGE_SIZE) -> AsyncIterator[tool_pb2.ToolInfo]:
+    def list_tools(self, *, page_size: int = PAGE_SIZE) -> AsyncIterator[tool_pb2.ToolInfo]:
         """List the tools that definitions may name, sorted by name."""
         request = catalog_service_pb2.ListToolsRequest(page_size=page_size)
         return self._calls.pages(self._stub.ListTools, request, lambda response: response.tools)
 
-    def models(self, *, page_size: int = PAGE_SIZE) -> AsyncIterator[model_pb2.ModelInfo]:
+    def list_models(self, *, page_size: int = PAGE_SIZE) -> AsyncIterator[model_pb2.ModelInfo]:
         """List the models that definitions may name, sorted by name."""
         request = catalog_service_pb2.ListModelsRequest(page_size=page_size)
         return self._calls.pages(self._stub.ListModels, request, lambda response: response.models)
 
-    async def create(self, definition: agent_pb2.AgentDefinition) -> agent_pb2.Agent:
+    async def create_agent(self, definition: agent_pb2.AgentDefinition) -> agent_pb2.Agent:
         """Store a new agent and return it with its revision and its times.
 
         Raises AlreadyExists, or InvalidRequest with every violation.
@@ -46,7 +46,7 @@ class Catalog:
         request = catalog_service_pb2.CreateAgentRequest(definition=definition)
         return (await self._calls.call(self._stub.CreateAgent, request)).agent
 
-    async def update(
+    async def update_agent(
         self, definition: agent_pb2.AgentDefinition, *, revision: str, fields: Iterable[str] = ()
     ) -> agent_pb2.Agent:
         """Change the stored agent that the definition names and return the changed agent.
@@ -57,7 +57,7 @@ class Catalog:
         request = requests.update_agent_request(definition, revision=revision, fields=fields)
         return (await self._calls.call(self._stub.UpdateAgent, request)).agent
 
-    async def delete(self, name: str, *, revision: str = "") -> None:
+    async def delete_agent(self, name: str, *, revision: str = "") -> None:
         """Delete a stored agent; if a revision is given, only at that revision.
 
         Raises NotFound, AgentLinked, AgentFixed or RevisionMoved.
@@ -65,7 +65,7 @@ class Catalog:
         request = catalog_service_pb2.DeleteAgentRequest(name=name, revision=revision)
         await self._calls.call(self._stub.DeleteAgent, request)
 
-    async def validate(
+    async def validate_agents(
         self, definitions: Iterable[agent_pb2.AgentDefinition]
     ) -> Sequence[catalog_service_pb2.DefinitionViolation]:
         """Check definitions against each other and the catalog; return every violation, none if they are valid."""
@@ -79,27 +79,27 @@ class SyncCatalog:
     def __init__(self, stub: catalog_service_pb2_grpc.CatalogServiceStub, calls: SyncCalls) -> None:
         self._stub, self._calls = stub, calls
 
-    def agents(self, *, page_size: int = PAGE_SIZE) -> Iterator[agent_pb2.Agent]:
+    def list_agents(self, *, page_size: int = PAGE_SIZE) -> Iterator[agent_pb2.Agent]:
         """List the agents in their current revisions, sorted by name."""
         request = catalog_service_pb2.ListAgentsRequest(page_size=page_size)
         return self._calls.pages(self._stub.ListAgents, request, lambda response: response.agents)
 
-    def agent(self, name: str, *, revision: str = "") -> agent_pb2.Agent:
+    def get_agent(self, name: str, *, revision: str = "") -> agent_pb2.Agent:
         """Return an agent in its current revision, or in one that a run uses. Raises NotFound."""
         request = catalog_service_pb2.GetAgentRequest(name=name, revision=revision)
         return self._calls.call(self._stub.GetAgent, request).agent
 
-    def tools(self, *, page_size: int = PAGE_SIZE) -> Iterator[tool_pb2.ToolInfo]:
+    def list_tools(self, *, page_size: int = PAGE_SIZE) -> Iterator[tool_pb2.ToolInfo]:
         """List the tools that definitions may name, sorted by name."""
         request = catalog_service_pb2.ListToolsRequest(page_size=page_size)
         return self._calls.pages(self._stub.ListTools, request, lambda response: response.tools)
 
-    def models(self, *, page_size: int = PAGE_SIZE) -> Iterator[model_pb2.ModelInfo]:
+    def list_models(self, *, page_size: int = PAGE_SIZE) -> Iterator[model_pb2.ModelInfo]:
         """List the models that definitions may name, sorted by name."""
         request = catalog_service_pb2.ListModelsRequest(page_size=page_size)
         return self._calls.pages(self._stub.ListModels, request, lambda response: response.models)
 
-    def create(self, definition: agent_pb2.AgentDefinition) -> agent_pb2.Agent:
+    def create_agent(self, definition: agent_pb2.AgentDefinition) -> agent_pb2.Agent:
         """Store a new agent and return it with its revision and its times.
 
         Raises AlreadyExists, or InvalidRequest with every violation.
@@ -107,7 +107,7 @@ class SyncCatalog:
         request = catalog_service_pb2.CreateAgentRequest(definition=definition)
         return self._calls.call(self._stub.CreateAgent, request).agent
 
-    def update(
+    def update_agent(
         self, definition: agent_pb2.AgentDefinition, *, revision: str, fields: Iterable[str] = ()
     ) -> agent_pb2.Agent:
         """Change the stored agent that the definition names and return the changed agent.
@@ -118,7 +118,7 @@ class SyncCatalog:
         request = requests.update_agent_request(definition, revision=revision, fields=fields)
         return self._calls.call(self._stub.UpdateAgent, request).agent
 
-    def delete(self, name: str, *, revision: str = "") -> None:
+    def delete_agent(self, name: str, *, revision: str = "") -> None:
         """Delete a stored agent; if a revision is given, only at that revision.
 
         Raises NotFound, AgentLinked, AgentFixed or RevisionMoved.
@@ -126,7 +126,7 @@ class SyncCatalog:
         request = catalog_service_pb2.DeleteAgentRequest(name=name, revision=revision)
         self._calls.call(self._stub.DeleteAgent, request)
 
-    def validate(
+    def validate_agents(
         self, definitions: Iterable[agent_pb2.AgentDefinition]
     ) -> Sequence[catalog_service_pb2.DefinitionViolation]:
         """Check definitions against each other and the catalog; return every violation, none if they are valid."""

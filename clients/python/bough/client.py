@@ -8,7 +8,7 @@ from typing import Self
 from grpc import aio
 
 from bough import requests
-from bough.aggregation import aggregate_messages
+from bough.aggregation import aggregate_messages, checked_timeout
 from bough.calls import PAGE_SIZE, Calls
 from bough.catalog import Catalog
 from bough.channel import CALL_TIMEOUT, DEFAULT_ADDRESS, RUN_TIMEOUT, ChannelOption, channel_options
@@ -84,7 +84,7 @@ class AsyncClient:
     def run(
         self,
         agent: str,
-        content: str | message_pb2.Message,
+        input: str | message_pb2.Message,
         *,
         session_id: str = "",
         on_missing_session: MissingSession = agent_service_pb2.MISSING_SESSION_POLICY_UNSPECIFIED,
@@ -107,7 +107,7 @@ class AsyncClient:
         follow = requests.follow_options(view=view, event_names=event_names, heartbeat=heartbeat)
         request = requests.run_request(
             agent,
-            content,
+            input,
             session_id=session_id,
             on_missing_session=on_missing_session,
             request_id=request_id,
@@ -124,7 +124,7 @@ class AsyncClient:
         answers: Iterable[input_pb2.InputAnswer],
         *,
         request_id: str = "",
-        after: int | None = None,
+        after_sequence: int | None = None,
         view: View = follow_pb2.EVENT_VIEW_UNSPECIFIED,
         event_names: Iterable[str] = (),
         timeout: float | None = None,
@@ -132,13 +132,15 @@ class AsyncClient:
     ) -> RunStream:
         """Answer input requests of a run and follow it to its end or to its next interruption.
 
-        The events begin `after` a sequence; default: with the first event that the answers caused. Default: a new
+        The events begin after `after_sequence`; default: with the first event that the answers caused. Default: a new
         request id, so that a dropped connection never sends the answers twice. `timeout` (seconds; default: the
         client's) is the run's deadline from now on. The stream raises AlreadyAnswered, RunEnded, InvalidRequest or
         NotFound.
         """
         follow = requests.follow_options(view=view, event_names=event_names, heartbeat=heartbeat)
-        request = requests.resume_request(run_id, answers, request_id=request_id, after=after, follow=follow)
+        request = requests.resume_request(
+            run_id, answers, request_id=request_id, after_sequence=after_sequence, follow=follow
+        )
         return self._stream(request, timeout)
 
     def fork(
@@ -178,7 +180,7 @@ class AsyncClient:
         self,
         run_id: str,
         *,
-        after: int = 0,
+        after_sequence: int = 0,
         until: WatchUntil = follow_pb2.WATCH_UNTIL_UNSPECIFIED,
         view: View = follow_pb2.EVENT_VIEW_UNSPECIFIED,
         event_names: Iterable[str] = (),
@@ -190,16 +192,39 @@ class AsyncClient:
         `until` says how far: to the run's end, to its next interruption, or to the current end of its log.
         """
         follow = requests.follow_options(view=view, event_names=event_names, heartbeat=heartbeat)
-        return self._stream(requests.watch_request(run_id, after=after, until=until, follow=follow), timeout)
+        return self._stream(
+            requests.watch_request(run_id, after_sequence=after_sequence, until=until, follow=follow), timeout
+        )
 
-    async def answer(
-        self, agent: str, content: str | message_pb2.Message, *, session_id: str = "", timeout: float | None = None
+    async def ask(
+        self,
+        agent: str,
+        input: str | message_pb2.Message,
+        *,
+        session_id: str = "",
+        on_missing_session: MissingSession = agent_service_pb2.MISSING_SESSION_POLICY_UNSPECIFIED,
+        request_id: str = "",
+        definitions: Iterable[agent_pb2.AgentDefinition] = (),
+        policy: policy_pb2.RunPolicy | None = None,
+        labels: Mapping[str, str] | None = None,
+        timeout: float | None = None,
     ) -> str:
-        """Start a run, follow it to its end and return its final answer as text.
+        """Start a run, follow it to its end and return its final answer as text; the arguments are those of `run`.
 
-        Raises RunFailed, RunCancelled or RunInterrupted if there is none.
+        Raises RunFailedError, RunCancelledError or RunInterruptedError if there is none.
         """
-        async with self.run(agent, content, session_id=session_id, timeout=timeout) as stream:
+        stream = self.run(
+            agent,
+            input,
+            session_id=session_id,
+            on_missing_session=on_missing_session,
+            request_id=request_id,
+            definitions=definitions,
+            policy=policy,
+            labels=labels,
+            timeout=timeout,
+        )
+        async with stream:
             return answer_of(await collect(stream))
 
     async def cancel(self, run_id: str, *, note: str = "") -> run_pb2.Run:
@@ -214,7 +239,7 @@ class AsyncClient:
         """Return a run. Raises NotFound."""
         return (await self._calls.call(self._agents.GetRun, agent_service_pb2.GetRunRequest(run_id=run_id))).run
 
-    async def final_answer(self, run_id: str) -> message_pb2.Message | None:
+    async def get_final_answer(self, run_id: str) -> message_pb2.Message | None:
         """Return the final answer of a run, None unless the run has succeeded."""
         response = await self._calls.call(self._agents.GetRun, agent_service_pb2.GetRunRequest(run_id=run_id))
         return response.final_answer if response.HasField("final_answer") else None
@@ -245,7 +270,7 @@ class AsyncClient:
         request = agent_service_pb2.ListRunsRequest(page_size=page_size, filter=wanted)
         return self._calls.pages(self._agents.ListRuns, request, lambda response: response.runs)
 
-    async def tree(
+    async def get_tree(
         self, run_id: str, *, options: invocation_pb2.InvocationOptions | None = None, as_of_sequence: int = 0
     ) -> invocation_pb2.Invocation:
         """Return the invocation of a run with its agent tree, of the log up to a sequence if one is given."""
@@ -260,10 +285,9 @@ class AsyncClient:
         timeout: float | None = None,
     ) -> invocation_pb2.Invocation:
         """Return the invocation that events from any source make, in their order; `timeout` in seconds."""
+        seconds = checked_timeout(timeout, self._timeout)
         messages = aggregate_messages(events, options)
-        call = self._eval.AggregateEvents(
-            messages, timeout=timeout or self._timeout, wait_for_ready=self._calls.wait_for_ready
-        )
+        call = self._eval.AggregateEvents(messages, timeout=seconds, wait_for_ready=self._calls.wait_for_ready)
         try:
             return (await call).invocation
         except aio.AioRpcError as error:

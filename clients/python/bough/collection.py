@@ -3,7 +3,7 @@
 from collections.abc import AsyncIterable, Iterable
 from dataclasses import dataclass
 
-from bough.errors import RunCancelled, RunFailed, RunInterrupted, RunNotAnswered
+from bough.errors import RunCancelledError, RunFailedError, RunInterruptedError, RunNotAnswered
 from bough.messages import text_of
 from bough.outcome import Outcome
 from bough.transcript import StepText, Transcript
@@ -15,8 +15,8 @@ class CollectedRun:
     """A run as far as its events show it; `events` are those that were streamed.
 
     `message` is the final answer and `answer` its text; both are empty unless the run has succeeded. `steps` are those
-    of all agents in the view, in the order in which they ended, `turns` those of the root. `texts` are in the order of
-    their first deltas. `open_requests` are the input requests without an answer; an ended run has none.
+    of all agents in the view, in the order in which they ended, `root_steps` those of the root. `texts` are in the
+    order of their first deltas. `open_requests` are the input requests without an answer; an ended run has none.
     `cancel_reason` is unspecified unless the run was cancelled.
     """
 
@@ -39,13 +39,13 @@ class CollectedRun:
         return text_of(self.message) if self.message is not None else ""
 
     @property
-    def turns(self) -> tuple[step_pb2.AgentStep, ...]:
+    def root_steps(self) -> tuple[step_pb2.AgentStep, ...]:
         """Steps of the root agent."""
         roots = {event.invocation_id for event in self.events if event.depth == 0}
         return tuple(step for step in self.steps if step.invocation_id in roots)
 
 
-def collected(events: Iterable[event_pb2.AgentEvent]) -> CollectedRun:
+def collect_sync(events: Iterable[event_pb2.AgentEvent]) -> CollectedRun:
     """Return the run that these events describe, in any view and any state.
 
     They may come from several streams, one after the other, such as those of a Run and of the ResumeRuns after it:
@@ -82,23 +82,24 @@ async def collect(
     stream: AsyncIterable[event_pb2.AgentEvent], *, earlier: Iterable[event_pb2.AgentEvent] = ()
 ) -> CollectedRun:
     """Follow a stream to its end and return its run; `earlier` are events of the run from streams before it."""
-    return collected([*earlier, *[event async for event in stream]])
+    return collect_sync([*earlier, *[event async for event in stream]])
 
 
 def answer_of(run: CollectedRun) -> str:
     """Return a run's final answer as text.
 
-    Raises RunFailed, RunCancelled or RunInterrupted if there is none, or RunNotAnswered if the run has not ended.
+    Raises RunFailedError, RunCancelledError or RunInterruptedError if there is none, or RunNotAnswered if the run has
+    not ended.
     """
     match run.state:
         case execution_pb2.EXECUTION_STATE_SUCCEEDED:
             return run.answer
         case execution_pb2.EXECUTION_STATE_INPUT_REQUIRED:
-            raise RunInterrupted(run.run_id, run.open_requests)
+            raise RunInterruptedError(run.run_id, run.open_requests)
         case execution_pb2.EXECUTION_STATE_CANCELLED:
-            raise RunCancelled(run.run_id, run.error or error_pb2.AgentError())
+            raise RunCancelledError(run.run_id, run.error or error_pb2.AgentError())
         case execution_pb2.EXECUTION_STATE_FAILED:
-            raise RunFailed(run.run_id, run.error or error_pb2.AgentError())
+            raise RunFailedError(run.run_id, run.error or error_pb2.AgentError())
     raise RunNotAnswered(run.run_id, error_pb2.AgentError(message="The run has not ended yet."))
 
 

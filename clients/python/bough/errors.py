@@ -18,9 +18,9 @@ BoughError
 │   ├── DeadlineExceeded   DEADLINE_EXCEEDED: the caller's timeout has passed
 │   └── CallCancelled      CANCELLED
 └── RunNotAnswered         the call succeeded and its run has no answer
-    ├── RunFailed          with its AgentError
-    ├── RunCancelled       with its AgentError
-    └── RunInterrupted     with its open input requests
+    ├── RunFailedError      with its AgentError
+    ├── RunCancelledError   with its AgentError
+    └── RunInterruptedErrorwith its open input requests
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -44,6 +44,15 @@ class BoughError(Exception):
     def __init__(self, message: str) -> None:
         super().__init__(message)
         self.message = message
+
+    # The default calls the class with the message alone, but the classes below are made from other values.
+    def __reduce__(self) -> tuple[object, ...]:
+        return _unpickled, (type(self), *self.args), self.__dict__
+
+
+def _unpickled(kind: type[BaseException], *args: object) -> BaseException:
+    """Return an exception whose attributes are set afterwards."""
+    return kind.__new__(kind, *args)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -180,15 +189,15 @@ class RunNotAnswered(BoughError):
         self.error = error
 
 
-class RunFailed(RunNotAnswered):
+class RunFailedError(RunNotAnswered):
     """The run ended with an error."""
 
 
-class RunCancelled(RunNotAnswered):
+class RunCancelledError(RunNotAnswered):
     """The run was cancelled."""
 
 
-class RunInterrupted(RunNotAnswered):
+class RunInterruptedError(RunNotAnswered):
     """The run waits for input: resume it with an answer to each of `requests`."""
 
     def __init__(self, run_id: str, requests: Sequence[input_pb2.InputRequest]) -> None:

@@ -64,7 +64,7 @@ def follow_options(
 
 def run_request(
     agent: str,
-    content: str | message_pb2.Message,
+    input: str | message_pb2.Message,
     *,
     session_id: str = "",
     on_missing_session: MissingSession = agent_service_pb2.MISSING_SESSION_POLICY_UNSPECIFIED,
@@ -81,7 +81,7 @@ def run_request(
         definitions=definitions,
         session_id=session_id,
         on_missing_session=on_missing_session,
-        input=user_message(content),
+        input=user_message(input),
         policy=policy,
         follow=follow,
         labels=labels,
@@ -93,7 +93,7 @@ def resume_request(
     answers: Iterable[input_pb2.InputAnswer],
     *,
     request_id: str = "",
-    after: int | None = None,
+    after_sequence: int | None = None,
     follow: follow_pb2.FollowOptions | None = None,
 ) -> agent_service_pb2.ResumeRunRequest:
     """Build a ResumeRun; it always has a request id, so that a repeated call follows from the same event."""
@@ -102,7 +102,7 @@ def resume_request(
         answers=answers,
         request_id=request_id or _new_request_id(),
         follow=follow,
-        after_sequence=after,
+        after_sequence=after_sequence,
     )
 
 
@@ -131,10 +131,10 @@ def fork_request(
 
 
 def watch_request(
-    run_id: str, *, after: int = 0, until: WatchUntil, follow: follow_pb2.FollowOptions | None = None
+    run_id: str, *, after_sequence: int = 0, until: WatchUntil, follow: follow_pb2.FollowOptions | None = None
 ) -> agent_service_pb2.WatchRunRequest:
     """Build a WatchRun that begins after a sequence."""
-    return agent_service_pb2.WatchRunRequest(run_id=run_id, after_sequence=after, until=until, follow=follow)
+    return agent_service_pb2.WatchRunRequest(run_id=run_id, after_sequence=after_sequence, until=until, follow=follow)
 
 
 def run_filter(

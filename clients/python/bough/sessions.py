@@ -34,7 +34,7 @@ class Sessions:
         request = session_service_pb2.GetSessionRequest(session_id=session_id)
         return (await self._calls.call(self._stub.GetSession, request)).session
 
-    def all(
+    def list(
         self, *, labels: Mapping[str, str] | None = None, page_size: int = PAGE_SIZE
     ) -> AsyncIterator[session_pb2.Session]:
         """List the sessions that have all these labels, newest first."""
@@ -51,12 +51,12 @@ class Sessions:
         request = session_service_pb2.DeleteSessionRequest(session_id=session_id)
         await self._calls.call(self._stub.DeleteSession, request)
 
-    def messages(self, session_id: str, *, page_size: int = PAGE_SIZE) -> AsyncIterator[message_pb2.Message]:
+    def list_messages(self, session_id: str, *, page_size: int = PAGE_SIZE) -> AsyncIterator[message_pb2.Message]:
         """List the messages of a session, those of sub-agents included, newest first."""
         request = session_service_pb2.ListMessagesRequest(session_id=session_id, page_size=page_size)
         return self._calls.pages(self._stub.ListMessages, request, lambda response: response.messages)
 
-    async def state(self, session_id: str) -> str:
+    async def get_state(self, session_id: str) -> str:
         """Return the session state as one JSON object. Raises NotFound."""
         request = session_service_pb2.GetSessionStateRequest(session_id=session_id)
         return (await self._calls.call(self._stub.GetSessionState, request)).state_json
@@ -93,7 +93,7 @@ class SyncSessions:
         request = session_service_pb2.GetSessionRequest(session_id=session_id)
         return self._calls.call(self._stub.GetSession, request).session
 
-    def all(
+    def list(
         self, *, labels: Mapping[str, str] | None = None, page_size: int = PAGE_SIZE
     ) -> Iterator[session_pb2.Session]:
         """List the sessions that have all these labels, newest first."""
@@ -110,12 +110,12 @@ class SyncSessions:
         request = session_service_pb2.DeleteSessionRequest(session_id=session_id)
         self._calls.call(self._stub.DeleteSession, request)
 
-    def messages(self, session_id: str, *, page_size: int = PAGE_SIZE) -> Iterator[message_pb2.Message]:
+    def list_messages(self, session_id: str, *, page_size: int = PAGE_SIZE) -> Iterator[message_pb2.Message]:
         """List the messages of a session, those of sub-agents included, newest first."""
         request = session_service_pb2.ListMessagesRequest(session_id=session_id, page_size=page_size)
         return self._calls.pages(self._stub.ListMessages, request, lambda response: response.messages)
 
-    def state(self, session_id: str) -> str:
+    def get_state(self, session_id: str) -> str:
         """Return the session state as one JSON object. Raises NotFound."""
         request = session_service_pb2.GetSessionStateRequest(session_id=session_id)
         return self._calls.call(self._stub.GetSessionState, request).state_json

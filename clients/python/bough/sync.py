@@ -8,11 +8,11 @@ from typing import Self
 import grpc
 
 from bough import requests
-from bough.aggregation import sync_aggregate_messages
+from bough.aggregation import checked_timeout, sync_aggregate_messages
 from bough.calls import PAGE_SIZE, SyncCalls
 from bough.catalog import SyncCatalog
 from bough.channel import CALL_TIMEOUT, DEFAULT_ADDRESS, RUN_TIMEOUT, ChannelOption, channel_options
-from bough.collection import answer_of, collected
+from bough.collection import answer_of, collect_sync
 from bough.errors import from_rpc_error
 from bough.position import Request
 from bough.rejoining import Rejoining
@@ -84,7 +84,7 @@ class Client:
     def run(
         self,
         agent: str,
-        content: str | message_pb2.Message,
+        input: str | message_pb2.Message,
         *,
         session_id: str = "",
         on_missing_session: MissingSession = agent_service_pb2.MISSING_SESSION_POLICY_UNSPECIFIED,
@@ -100,7 +100,7 @@ class Client:
         """Start a run and follow it to its end or to its first interruption, as AsyncClient.run does."""
         request = requests.run_request(
             agent,
-            content,
+            input,
             session_id=session_id,
             on_missing_session=on_missing_session,
             request_id=request_id,
@@ -117,7 +117,7 @@ class Client:
         answers: Iterable[input_pb2.InputAnswer],
         *,
         request_id: str = "",
-        after: int | None = None,
+        after_sequence: int | None = None,
         view: View = follow_pb2.EVENT_VIEW_UNSPECIFIED,
         event_names: Iterable[str] = (),
         timeout: float | None = None,
@@ -125,7 +125,9 @@ class Client:
     ) -> SyncRunStream:
         """Answer input requests of a run and follow it, as AsyncClient.resume does."""
         follow = requests.follow_options(view=view, event_names=event_names, heartbeat=heartbeat)
-        request = requests.resume_request(run_id, answers, request_id=request_id, after=after, follow=follow)
+        request = requests.resume_request(
+            run_id, answers, request_id=request_id, after_sequence=after_sequence, follow=follow
+        )
         return self._stream(request, timeout)
 
     def fork(
@@ -160,7 +162,7 @@ class Client:
         self,
         run_id: str,
         *,
-        after: int = 0,
+        after_sequence: int = 0,
         until: WatchUntil = follow_pb2.WATCH_UNTIL_UNSPECIFIED,
         view: View = follow_pb2.EVENT_VIEW_UNSPECIFIED,
         event_names: Iterable[str] = (),
@@ -169,17 +171,40 @@ class Client:
     ) -> SyncRunStream:
         """Follow a run, live or ended, after a sequence, as AsyncClient.watch does."""
         follow = requests.follow_options(view=view, event_names=event_names, heartbeat=heartbeat)
-        return self._stream(requests.watch_request(run_id, after=after, until=until, follow=follow), timeout)
+        return self._stream(
+            requests.watch_request(run_id, after_sequence=after_sequence, until=until, follow=follow), timeout
+        )
 
-    def answer(
-        self, agent: str, content: str | message_pb2.Message, *, session_id: str = "", timeout: float | None = None
+    def ask(
+        self,
+        agent: str,
+        input: str | message_pb2.Message,
+        *,
+        session_id: str = "",
+        on_missing_session: MissingSession = agent_service_pb2.MISSING_SESSION_POLICY_UNSPECIFIED,
+        request_id: str = "",
+        definitions: Iterable[agent_pb2.AgentDefinition] = (),
+        policy: policy_pb2.RunPolicy | None = None,
+        labels: Mapping[str, str] | None = None,
+        timeout: float | None = None,
     ) -> str:
-        """Start a run, follow it to its end and return its final answer as text.
+        """Start a run, follow it to its end and return its final answer as text; the arguments are those of `run`.
 
-        Raises RunFailed, RunCancelled or RunInterrupted if there is none.
+        Raises RunFailedError, RunCancelledError or RunInterruptedError if there is none.
         """
-        with self.run(agent, content, session_id=session_id, timeout=timeout) as stream:
-            return answer_of(collected(stream))
+        stream = self.run(
+            agent,
+            input,
+            session_id=session_id,
+            on_missing_session=on_missing_session,
+            request_id=request_id,
+            definitions=definitions,
+            policy=policy,
+            labels=labels,
+            timeout=timeout,
+        )
+        with stream:
+            return answer_of(collect_sync(stream))
 
     def cancel(self, run_id: str, *, note: str = "") -> run_pb2.Run:
         """Request cancellation of a run, with a note for the record; its end follows as events.
@@ -193,7 +218,7 @@ class Client:
         """Return a run. Raises NotFound."""
         return self._calls.call(self._agents.GetRun, agent_service_pb2.GetRunRequest(run_id=run_id)).run
 
-    def final_answer(self, run_id: str) -> message_pb2.Message | None:
+    def get_final_answer(self, run_id: str) -> message_pb2.Message | None:
         """Return the final answer of a run, None unless the run has succeeded."""
         response = self._calls.call(self._agents.GetRun, agent_service_pb2.GetRunRequest(run_id=run_id))
         return response.final_answer if response.HasField("final_answer") else None
@@ -224,7 +249,7 @@ class Client:
         request = agent_service_pb2.ListRunsRequest(page_size=page_size, filter=wanted)
         return self._calls.pages(self._agents.ListRuns, request, lambda response: response.runs)
 
-    def tree(
+    def get_tree(
         self, run_id: str, *, options: invocation_pb2.InvocationOptions | None = None, as_of_sequence: int = 0
     ) -> invocation_pb2.Invocation:
         """Return the invocation of a run with its agent tree, of the log up to a sequence if one is given."""
@@ -239,10 +264,13 @@ class Client:
         timeout: float | None = None,
     ) -> invocation_pb2.Invocation:
         """Return the invocation that events from any source make, in their order; `timeout` in seconds."""
+        seconds = checked_timeout(timeout, self._timeout)
         messages = sync_aggregate_messages(events, options)
         try:
             return self._eval.AggregateEvents(
-                messages, timeout=timeout or self._timeout, wait_for_ready=self._calls.wait_for_ready
+                messages,
+                timeout=seconds,
+                wait_for_ready=self._calls.wait_for_ready,
             ).invocation
         except grpc.RpcError as error:
             raise from_rpc_error(error) from None

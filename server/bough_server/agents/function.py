@@ -45,8 +45,8 @@ class FunctionAgent:
             _check_said(_called(self.definition.name, ctx), answer.output)
             return answer
         raise RunError(
-            f"The agent {_called(self.definition.name, ctx)} answered with {type(answer).__name__}; "
-            "give a text, a Message or an Outcome.",
+            f"The agent {_called(self.definition.name, ctx)} returned {type(answer).__name__}; "
+            "return a str, a Message or an Outcome.",
             reason=error_pb2.ERROR_REASON_INVALID_OUTPUT,
         )
 
@@ -82,7 +82,7 @@ class DefinedFunctionAgent:
 
 
 def _of_message(code: Code) -> MessageCode:
-    """The same code with a Message as its input, whatever it takes itself."""
+    """Wrap code that takes str so that it accepts a Message."""
     annotation = [*inspect.signature(code).parameters.values()][1].annotation
     if annotation not in (str, "str"):  # a text: postponed evaluation
         return cast(MessageCode, code)
@@ -177,7 +177,10 @@ def agent(
         if not is_coroutine or len(inspect.signature(code).parameters) != 2:
             raise TypeError(f"The agent {own_name!r} must be `async def {own_name}(ctx, input)`.")
         if not re.fullmatch(ids.AGENT_NAME, own_name):
-            raise TypeError(f"{own_name!r} is no agent's name: a letter, then up to 58 letters, digits, '_' or '-'.")
+            raise TypeError(
+                f"{own_name!r} is not a valid agent name: use a letter followed by up to 58 letters, digits, '_' or "
+                "'-'."
+            )
         if not summary:
             raise TypeError(f"The agent {own_name!r} needs a description or a docstring: models choose by it.")
         definition = agent_pb2.AgentDefinition(name=own_name, description=summary)

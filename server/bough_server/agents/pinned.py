@@ -60,14 +60,14 @@ def _code_agent(name: str, version: str, resolver: Resolver) -> Agent:
     agent = resolver.agents.get(name)
     if agent is None:
         raise MissingVersion(
-            f"The agent {name!r} in Python, version {version!r}, is not configured here. Restore it until the run "
-            "has ended, or cancel the run."
+            f"The agent {name!r} in Python, version {version!r}, is not configured on this server. "
+            "Restore it and keep it until the run ends, or cancel the run."
         )
     found = agent.revision
     if agent.definition.WhichOneof("kind") or found != version:
         raise MissingVersion(
-            f"The run started with version {version!r} of the agent {name!r}, but {found!r} is configured here. "
-            "Restore the code of that version until the run has ended, or cancel the run."
+            f"The run started with version {version!r} of the agent {name!r}, but this server has {found!r}. "
+            "Restore the code of that version and keep it until the run ends, or cancel the run."
         )
     return agent
 
@@ -75,8 +75,8 @@ def _code_agent(name: str, version: str, resolver: Resolver) -> Agent:
 def _check_functions(definition: agent_pb2.AgentDefinition, resolver: Resolver) -> None:
     for function in functions_gone(definition, resolver.functions):
         raise MissingVersion(
-            f"The agent {definition.name!r} names {function}, which is not configured here. Restore it until the "
-            "run has ended, or cancel the run."
+            f"The agent {definition.name!r} names {function}, which is not configured on this server. Restore "
+            "it and keep it until the run ends, or cancel the run."
         )
 
 
@@ -84,17 +84,19 @@ def _check_tool(name: str, digest: str, resolver: Resolver) -> None:
     tool = resolver.tools.get(name)
     if tool is None:
         raise MissingVersion(
-            f"The tool {name!r} is not configured here. Restore it until the run has ended, or cancel the run."
+            f"The tool {name!r} is not configured on this server. Restore it and keep it until the run ends, or "
+            "cancel the run."
         )
     if tool.digest != digest:
         raise MissingVersion(
             f"The tool {name!r} has another description or schema than when the run started. Restore the original "
-            "until the run has ended, or cancel the run."
+            "and keep it until the run ends, or cancel the run."
         )
 
 
 def _check_model(name: str, resolver: Resolver) -> None:
     if resolver.model(name) is None:
         raise MissingVersion(
-            f"The model {name!r} is not configured here. Restore it until the run has ended, or cancel the run."
+            f"The model {name!r} is not configured on this server. Restore it and keep it until the run ends, or "
+            "cancel the run."
         )

@@ -52,7 +52,7 @@ async def _list_agents(target: Target, *, json: bool) -> ExitCode:
     from bough_server.cli.render.tables import agents_table
 
     async with connected(target, is_reading=True) as connection:
-        found = [agent async for agent in connection.client.catalog.agents()]
+        found = [agent async for agent in connection.client.catalog.list_agents()]
     print_table(found, agents_table, json=json)
     return ExitCode.YES
 
@@ -64,7 +64,7 @@ async def _show(target: Target, name: str, *, revision: str, json: bool) -> Exit
     from bough_server.cli.render.tables import agent_lines
 
     async with connected(target, is_reading=True) as connection:
-        agent = await connection.client.catalog.agent(name, revision=revision)
+        agent = await connection.client.catalog.get_agent(name, revision=revision)
     if json:
         print_line(json_text(agent))
     else:
@@ -117,6 +117,6 @@ async def _list_models(target: Target, *, json: bool) -> ExitCode:
     from bough_server.cli.render.tables import models_table
 
     async with connected(target, is_reading=True) as connection:
-        found = [model async for model in connection.client.catalog.models()]
+        found = [model async for model in connection.client.catalog.list_models()]
     print_table(found, models_table, json=json)
     return ExitCode.YES

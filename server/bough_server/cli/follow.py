@@ -10,7 +10,7 @@ from typing import Final, Protocol
 from google.protobuf import timestamp_pb2
 from rich.text import Text
 
-from bough import AsyncClient, CallFailed, CollectedRun, DeadlineExceeded, RunStream, collected, text_of
+from bough import AsyncClient, CallFailed, CollectedRun, DeadlineExceeded, RunStream, collect_sync, text_of
 from bough.v1 import event_pb2, execution_pb2, follow_pb2, invocation_pb2
 from bough_server.cli.connection import Connection
 from bough_server.cli.exit_codes import ExitCode, print_stderr
@@ -86,7 +86,7 @@ async def follow(stream: RunStream, sink: Sink) -> CollectedRun:
         sink.show(event)
         # An interruption that another event follows is over.
         last = [event] if event.WhichOneof("payload") in _ENDS else []
-    return collected(last)
+    return collect_sync(last)
 
 
 async def follow_to_the_end(client: AsyncClient, stream: RunStream, sink: Sink, view: View) -> CollectedRun:
@@ -96,7 +96,7 @@ async def follow_to_the_end(client: AsyncClient, stream: RunStream, sink: Sink, 
     except DeadlineExceeded:
         rest = client.watch(
             stream.run_id,
-            after=stream.through_sequence,
+            after_sequence=stream.through_sequence,
             until=follow_pb2.WATCH_UNTIL_INTERRUPTED,
             view=view_of(view),
             timeout=_FINAL_EVENTS_SECONDS,
@@ -156,7 +156,7 @@ def _print_answer(text: str, *, apart: bool) -> None:
 
 async def _print_tree(client: AsyncClient, run_id: str) -> None:
     try:
-        invocation = await without_origin_time(client, await client.tree(run_id, options=TREE_OPTIONS))
+        invocation = await without_origin_time(client, await client.get_tree(run_id, options=TREE_OPTIONS))
     except CallFailed as error:
         print_stderr(f"The tree could not be read: {error.message}")
         return

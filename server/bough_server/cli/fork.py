@@ -149,7 +149,7 @@ async def _print_both(client: "AsyncClient", origin_id: str, fork_id: str) -> No
 
     try:
         origin, forked = [
-            await without_origin_time(client, await client.tree(each, options=TREE_OPTIONS))
+            await without_origin_time(client, await client.get_tree(each, options=TREE_OPTIONS))
             for each in (origin_id, fork_id)
         ]
     except CallFailed as error:

@@ -84,7 +84,7 @@ async def _agents(client: "AsyncClient", log: "Sequence[event_pb2.AgentEvent]", 
         if not registry.place(ref.name):
             # An agent in code exists only in configurations; offline_resolver() names it if it is missing here.
             with suppress(NotFound):
-                fetched.append((await client.catalog.agent(ref.name, revision=ref.revision)).definition)
+                fetched.append((await client.catalog.get_agent(ref.name, revision=ref.revision)).definition)
     return overlaid(registry.resolver, fetched)
 
 
@@ -95,6 +95,6 @@ async def _session(client: "AsyncClient", log: "Sequence[event_pb2.AgentEvent]")
     cut = max(event.run_started.session_cut or event.run_dequeued.session_cut for event in log)
     if not cut:
         return []
-    messages = client.sessions.messages(log[0].session_id, page_size=_PAGE_SIZE)
+    messages = client.sessions.list_messages(log[0].session_id, page_size=_PAGE_SIZE)
     seen = [message async for message in messages if message.position <= cut]
     return [StoredMessage(message=each, run_id=each.run_id, agent=each.author, chain="") for each in reversed(seen)]

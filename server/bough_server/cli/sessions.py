@@ -70,7 +70,7 @@ async def _list(target: Target, *, limit: int, json: bool) -> ExitCode:
 
     found = []
     async with connected(target, is_reading=True) as connection:
-        async for session in connection.client.sessions.all(page_size=min(limit, 1000)):
+        async for session in connection.client.sessions.list(page_size=min(limit, 1000)):
             found.append(session)
             if len(found) == limit:
                 break
@@ -101,7 +101,7 @@ async def _messages(target: Target, session_id: str, *, limit: int, json: bool) 
 
     found = []
     async with connected(target, is_reading=True) as connection:
-        async for message in connection.client.sessions.messages(session_id):
+        async for message in connection.client.sessions.list_messages(session_id):
             found.append(message)
             if len(found) == limit:
                 break
@@ -119,7 +119,7 @@ async def _state(target: Target, session_id: str, *, json: bool) -> ExitCode:
     from bough_server.cli.connection import connected
 
     async with connected(target, is_reading=True) as connection:
-        state_json = await connection.client.sessions.state(session_id)
+        state_json = await connection.client.sessions.get_state(session_id)
     _print_state(state_json, json=json)
     return ExitCode.YES
 

@@ -84,7 +84,7 @@ async def _show(
 
     until = follow_pb2.WATCH_UNTIL_INTERRUPTED if is_following else follow_pb2.WATCH_UNTIL_CURRENT
     while True:
-        async with client.watch(run_id, after=after, until=until, view=view_of(view)) as stream:
+        async with client.watch(run_id, after_sequence=after, until=until, view=view_of(view)) as stream:
             ended = await follow(stream, sink)
         if not is_following or ended.state != execution_pb2.EXECUTION_STATE_INPUT_REQUIRED:
             return ended
@@ -108,7 +108,7 @@ async def _events(target: Target, text: str, *, json: bool, after: int, view: Vi
     async with connected(target, is_reading=True) as connection:
         stream = connection.client.watch(
             await resolve_run(connection.client, text),
-            after=after,
+            after_sequence=after,
             until=follow_pb2.WATCH_UNTIL_CURRENT,
             view=view_of(view),
             event_names=names,

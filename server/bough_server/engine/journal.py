@@ -66,7 +66,7 @@ class Forks:
                 self._roots[key, kind] = "" if is_first else following.run_forked.origin.run_id
 
     def message_root(self, key: str, kind: int, *, key_root: str, run_id: str) -> str:
-        """What the id of a message is derived from, of the event of an effect that records it.
+        """Return the root from which the id of an effect's message is derived.
 
         A message keeps the id that it has in the log that it was recorded in: the key root is that of the first log,
         and each fork derives the ids of what it records itself from its own run id.
@@ -112,7 +112,7 @@ class Journal:
         self.shared_through = 0
         """The last sequence that a fork shares with its origin's log; 0 if the run is no fork."""
         self.changed_input: message_pb2.Message | None = None
-        """What a fork is told instead of what its origin was told."""
+        """The input that replaces the origin's in a fork; None if unchanged."""
         self.forks = Forks()
         self.last_sequence = 0
         self.todo: deque[event_pb2.AgentEvent] = deque()

@@ -181,7 +181,8 @@ class RateLimiter:
         self._expire()
 
     async def _until_moved(self, reservation: Reservation, seconds: float) -> None:
-        if seconds <= _MOMENT:  # due, but the one before it has not left the queue yet; its _plan() sets `moved`
+        if seconds <= _MOMENT:
+            # Due, but the attempt ahead is still queued; wait until its _plan() sets `moved`.
             await reservation.moved.wait()
             return
         waits: list[Awaitable[object]] = [self._clock.sleep(seconds), reservation.moved.wait()]

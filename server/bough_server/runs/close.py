@@ -35,7 +35,7 @@ def wall_bounds(limits: Iterable[policy_pb2.Limits], spent_ns: int) -> list[Boun
 
 
 def wall_owner(policy: policy_pb2.Limits, root: agent_pb2.AgentDefinition) -> str:
-    """Name the owner of the shorter wall_duration, for an error: the run, or the root agent if it allows less."""
+    """Return whose wall_duration is shorter, the run's or the root agent's, for an error message."""
     if not root.limits.HasField("wall_duration"):
         return RUN
     own = root.limits.wall_duration.ToNanoseconds()

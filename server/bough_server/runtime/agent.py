@@ -208,12 +208,16 @@ class Context(Protocol):
         """Run `fn(ctx, *args)` of each `(fn, *args)` at once, and return the results in the order given.
 
         Each has a context for itself. A bare callable is called with its context alone. Raises what the first in order
-        raised, after all have ended.
+        raised, after all have ended. All start at once, however many there are: a `concurrency` limit bounds the model
+        calls and tools that run at a time, not the coroutines, so bound their number in the code.
         """
         ...
 
     async def map(self, fn: "Callable[[Context, Item], Awaitable[T]]", items: Iterable[Item]) -> list[T]:
-        """Run `fn(ctx, item)` of every item at once, as `gather` does; results in the order of the items."""
+        """Run `fn(ctx, item)` of every item at once, as `gather` does; results in the order of the items.
+
+        All items start at once, so bound their number in the code; see `gather`.
+        """
         ...
 
     async def ask(

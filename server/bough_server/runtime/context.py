@@ -1,4 +1,4 @@
-"""The context that an agent's code is given: the effects of one lane. What each promises is said in agent.Context."""
+"""Implementation of the Context protocol for one lane."""
 
 import json
 import random
@@ -253,7 +253,7 @@ class LaneContext:
 def lane_of(ctx: Context) -> Lane:
     """Return the lane behind a context, for agents that the runtime knows. Raises TypeError if there is none."""
     if not isinstance(ctx, LaneContext):
-        raise TypeError(f"{type(ctx).__name__} is no context of this runtime.")
+        raise TypeError(f"Expected a context created by this server, got {type(ctx).__name__}.")
     return ctx._lane
 
 

@@ -66,7 +66,7 @@ class PendingCalls:
             if made is None or made != call or position in taken:
                 raise RunError(
                     f"The call {call.call_id!r} of {call.name!r} is not one that waits for its result. Pass ctx.tools "
-                    "calls of the last answer of ctx.model in the same lane, each once and as the model made it. "
+                    "calls of the last answer of ctx.model in the same context, each once and as the model made it. "
                     "What code decides by itself goes through ctx.call_tool, ctx.dispatch or ctx.step.",
                     reason=error_pb2.ERROR_REASON_BAD_ARGUMENTS,
                 )
@@ -280,9 +280,9 @@ class Lane:
             self.frame.invocation_id, self.scope
         ):
             raise RunError(
-                f"An effect of {self.frame.name!r} began in a task or a thread that its code created. Await effects in "
-                "the agent's own coroutine; run them in parallel with ctx.gather(lambda lane: lane.dispatch(...), ...)."
-                " Instead of asyncio.wait_for, pass `expires` to ctx.ask, and set limits on links and tools.",
+                f"An effect of {self.frame.name!r} was started in a task or thread that its code created. Await "
+                "effects in the agent's own coroutine; to run several at once use `await ctx.gather((fn, arg), ...)`. "
+                "Instead of asyncio.wait_for, pass `expires` to ctx.ask, and set limits on links and tools.",
                 reason=error_pb2.ERROR_REASON_CONCURRENT_EFFECTS,
             )
 
@@ -302,8 +302,9 @@ class EffectGuard:
             await self._refuse()
         if lane.in_flight:
             raise RunError(
-                f"The effect {self._key} began while {lane.in_flight} was in flight. Run effects one after another, or "
-                "in parallel with ctx.gather(lambda lane: lane.dispatch(...), ...), using each lane's own context.",
+                f"The effect {self._key} was started while {lane.in_flight} of the same context was in flight. Await "
+                "effects one after another; to run several at once use `await ctx.gather((fn, arg), ...)`, which "
+                "passes each `fn` a context for itself.",
                 reason=error_pb2.ERROR_REASON_CONCURRENT_EFFECTS,
             )
         lane.in_flight = self._key

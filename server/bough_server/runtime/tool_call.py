@@ -308,7 +308,7 @@ def _arguments_json(name: str, arguments: Mapping[str, object]) -> str:
     try:
         text = json.dumps(arguments, allow_nan=False)
     except (TypeError, ValueError, RecursionError) as error:
-        raise _bad(f"The arguments of {name!r} are nothing that JSON can hold: {error}.") from None
+        raise _bad(f"The arguments of {name!r} cannot be serialized as JSON: {error}.") from None
     if len(text) > MAX_TEXT_BYTES:
         raise _bad(f"The arguments of {name!r} are longer than {MAX_TEXT_BYTES // 1024} KiB. Pass a reference instead.")
     return text
@@ -320,7 +320,8 @@ def _refusal_to_code(name: str, offer: ToolOffer | None) -> RunError | None:
         return None
     if offer.link is not None:
         return _bad(f"{name!r} is an agent: run it by ctx.dispatch({offer.link.agent!r}, ...).")
-    return _bad(f"{name!r} ends a model's work. Code ends its own by what it returns, an Outcome for example.")
+    instead = "return Outcome.exit(...) instead" if name == builtin.EXIT else "return an Outcome instead"
+    return _bad(f"The tool {name!r} is for models. In Python, {instead}.")
 
 
 def _bad(message: str) -> RunError:

@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 from bough.v1 import message_pb2
 from bough_server.models.local.schema import Schema, example
 from bough_server.models.model import ModelRequest
-from bough_server.models.scripted.script import current_turn, text_of
+from bough_server.models.scripted.script import current_turn, joined_lines
 from bough_server.models.structured_output import result_text
 from bough_server.models.tokens import FILE_TOKENS, FRAME_TOKENS
 from bough_server.truncation import cut_text, fit_texts
@@ -58,7 +58,7 @@ def call_prompt(request: ModelRequest, tools: Sequence[tuple[str, str, Schema]])
 def question_of(request: ModelRequest) -> str:
     """Return the turn's question as one line of at most 160 bytes."""
     turn = current_turn(request.messages)
-    text = " ".join(text_of(turn[0]).split()) if turn else ""
+    text = " ".join(joined_lines(turn[0]).split()) if turn else ""
     return text.encode()[:ANSWER_TOKENS].decode(errors="ignore")
 
 
@@ -80,7 +80,7 @@ def _turn_texts(turn: Sequence[message_pb2.Message]) -> list[str]:
         if results:
             texts.extend(f"{result.call.name}: {result_text(result)}" for result in results)
         elif message.role != message_pb2.ROLE_ASSISTANT:
-            texts.append(text_of(message))
+            texts.append(joined_lines(message))
     return texts
 
 
@@ -88,7 +88,7 @@ def _older(messages: Sequence[message_pb2.Message], room: int) -> Prompt:
     """Return the last few messages before the turn that have text and fit as a whole."""
     older: Prompt = []
     for message in reversed(messages):
-        text = text_of(message)
+        text = joined_lines(message)
         if message.role == message_pb2.ROLE_TOOL or not text:
             continue
         role = "assistant" if message.role == message_pb2.ROLE_ASSISTANT else "user"

@@ -155,7 +155,7 @@ class Script:
     def turn(self, request: ModelRequest) -> tuple[int, Turn | None]:
         """Return the index of the turn that answers, and the turn; the step and None if the script has none for it."""
         messages = current_turn(request.messages)
-        question = text_of(messages[0]) if messages else ""
+        question = joined_lines(messages[0]) if messages else ""
         turns = self.agents.get(request.agent, self.agents.get(_ANY_AGENT, ()))
         matching = [index for index, turn in enumerate(turns) if turn.when in question]
         step = step_of(messages)
@@ -200,7 +200,7 @@ def _message_of(error: ErrorDetails) -> str:
     return error["msg"].removeprefix("Value error, ")
 
 
-def text_of(message: message_pb2.Message) -> str:
+def joined_lines(message: message_pb2.Message) -> str:
     """Return the text of a message, its parts joined by line feeds."""
     return "\n".join(part.text for part in message.parts if part.text)
 
@@ -238,7 +238,7 @@ def answered_tools(turn: Sequence[message_pb2.Message]) -> set[str]:
 def _is_plain(message: message_pb2.Message) -> bool:
     if message.role not in (message_pb2.ROLE_USER, message_pb2.ROLE_UNSPECIFIED):
         return False
-    return not text_of(message).startswith(_REWRITTEN) and not _has_foreign_author(message)
+    return not joined_lines(message).startswith(_REWRITTEN) and not _has_foreign_author(message)
 
 
 def _has_foreign_author(message: message_pb2.Message) -> bool:
