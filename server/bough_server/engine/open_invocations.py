@@ -85,7 +85,7 @@ class OpenInvocation:
         step = step_pb2.AgentStep(
             step_id=opened.step_id,
             invocation_id=self.template.invocation_id,
-            index=opened.index,
+            step_index=opened.index,
             attempt=opened.attempt,
             duration=duration(now_ns - opened.start_ns),
         )
