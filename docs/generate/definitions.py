@@ -179,5 +179,5 @@ def _joined(comment: str) -> str:
 
 
 def _without_tags(comment: str) -> str:
-    """A message's comment without the paragraph that sets tags aside, which is for authors of the schema."""
-    return "\n\n".join(each for each in comment.split("\n\n") if not each.startswith("Set aside:"))
+    """A message's comment without the paragraph about reserved tags, which is for authors of the schema."""
+    return "\n\n".join(each for each in comment.split("\n\n") if "reserved for a later version" not in each)

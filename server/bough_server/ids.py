@@ -38,9 +38,9 @@ def invocation_id(key_root: str, scope: str) -> str:
 
 
 @lru_cache(maxsize=4096)
-def step_id(invocation: str, index: int) -> str:
-    """Return the id of an invocation's step."""
-    return derived_id(invocation, str(index))
+def step_id(invocation: str, step_key: str) -> str:
+    """Return the id of an invocation's step, derived from the key that its effects begin with (keys.step)."""
+    return derived_id(invocation, step_key)
 
 
 def message_id(root: str, effect_key: str, kind: str) -> str:

@@ -26,8 +26,9 @@ _OF_ANY_DEPTH: Final = _SUB_AGENT_KINDS | _INPUT_KINDS | _RUN_KINDS | _MOVES
 class Selection:
     """A view and an event mask, both pure functions of one event.
 
-    `event_names` are dotted names, or groups such as "agent.llm.*"; empty means all. They are names as the view shows
-    them, so in SUMMARY a sub-agent's text is "agent.sub_agent.partial". Run events are always shown.
+    `event_names` are dotted names, names of payload fields, or groups such as "agent.llm.*"; empty means all. They are
+    names as the view shows them, so in SUMMARY a sub-agent's text is "agent.sub_agent.partial". Run events are always
+    shown.
     """
 
     view: follow_pb2.EventView.ValueType = follow_pb2.EVENT_VIEW_UNSPECIFIED
@@ -70,7 +71,7 @@ class Selection:
 
 def unknown_name(name: str) -> str | None:
     """Return a sentence with the closest name if no event matches a name or group, else None."""
-    known = _GROUPS if name.endswith(".*") else _NAMES
+    known = _GROUPS if name.endswith(".*") else _NAMES | events.KIND_OF_FIELD.keys()
     return None if name in known else f"There is no event {name!r}. {nearest(name, known)}".rstrip()
 
 
@@ -86,4 +87,5 @@ def _kinds(event_names: Sequence[str]) -> frozenset[int]:
     exact = frozenset(event_names)
     groups = tuple(name.removesuffix("*") for name in event_names if name.endswith(".*"))
     matching = {kind for kind, name in events.NAME_OF_KIND.items() if name in exact or name.startswith(groups)}
+    matching |= {kind for field, kind in events.KIND_OF_FIELD.items() if field in exact}
     return frozenset(matching | _RUN_KINDS)

@@ -50,7 +50,7 @@ def deltas(run_id: str, count: int, *, first: int = 2) -> Iterator[Record]:
             agent="botanist",
             branch="lead/botanist",
             depth=1,
-            step_id=ids.step_id(invocation_id, 1),
+            step_id=ids.step_id(invocation_id, "s1"),
             step_index=1,
             attempt=1,
             llm_output_text_delta=event_pb2.LlmOutputTextDelta(text=f"word{sequence} "),

@@ -117,7 +117,7 @@ class Turn:
         done = step_pb2.AgentStep(
             step_id=f"step-{step}-of-{chain}",
             invocation_id=f"id-of-{chain}",
-            index=step,
+            step_index=step,
             attempt=attempt,
             llm_response=step_pb2.LlmResponse(message=words(text)),
         )

@@ -36,7 +36,7 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Scenario], L
 @every_kind
 def test_every_step_has_the_text_that_its_model_said(scenario: Scenario, recorded: Callable[[Scenario], Log]) -> None:
     run = collect_sync(recorded(scenario))
-    said = {(step.invocation_id, step.index): text_of(step.llm_response.message) for step in _answered(run)}
+    said = {(step.invocation_id, step.step_index): text_of(step.llm_response.message) for step in _answered(run)}
     streamed = {(text.invocation_id, text.step_index): text.text for text in run.texts}
     assert {key: streamed.get(key, "") for key in said} == said
     assert len(streamed) == len(run.texts)

@@ -29,7 +29,6 @@ async def streamed(events: Iterable[event_pb2.AgentEvent]) -> AsyncIterator[even
 
 async def test_a_collected_run_equals_its_stream() -> None:
     events = tuple(desk())
-    lead, researcher = "id-of-lead", "id-of-lead/researcher"
     assert await collect(streamed(events)) == CollectedRun(
         run_id=RUN_ID,
         session_id=SESSION_ID,
@@ -38,11 +37,21 @@ async def test_a_collected_run_equals_its_stream() -> None:
         message=words("Owls hunt at night."),
         error=None,
         steps=tuple(e.step_completed.step for e in events if e.HasField("step_completed")),
-        texts=(
-            StepText(invocation_id=lead, agent="lead", step_index=0, attempt=1, text="Let me ask."),
-            StepText(invocation_id=researcher, agent="researcher", step_index=0, attempt=1, text="Searching."),
-            StepText(invocation_id=researcher, agent="researcher", step_index=1, attempt=1, text="Owls are birds."),
-            StepText(invocation_id=lead, agent="lead", step_index=1, attempt=1, text="Owls hunt at night."),
+        texts=tuple(
+            StepText(
+                invocation_id=f"id-of-{chain}",
+                agent=chain.rpartition("/")[2],
+                step_id=f"step-{index}-of-{chain}",
+                step_index=index,
+                attempt=1,
+                text=text,
+            )
+            for chain, index, text in (
+                ("lead", 0, "Let me ask."),
+                ("lead/researcher", 0, "Searching."),
+                ("lead/researcher", 1, "Owls are birds."),
+                ("lead", 1, "Owls hunt at night."),
+            )
         ),
         usage=USED,
         last_sequence=len(events),

@@ -61,7 +61,10 @@ async def test_the_answer_is_the_second_models_and_nothing_of_the_first_ones(tmp
     check_laws(run.events)
     (root,) = tree.agents
     assert _spoken(run.events, "talker") == {1: BROKEN_OFF, 2: TEXT}
-    whole = StepText(invocation_id=root.invocation_id, agent="talker", step_index=0, attempt=2, text=TEXT)
+    (step,) = tree.steps
+    whole = StepText(
+        invocation_id=root.invocation_id, agent="talker", step_id=step.step_id, step_index=0, attempt=2, text=TEXT
+    )
     assert (run.state, run.answer, run.texts) == (execution_pb2.EXECUTION_STATE_SUCCEEDED, TEXT, (whole,))
     (retrying,) = [event.llm_retrying for event in run.events if event.HasField("llm_retrying")]
     assert (retrying.next_model, retrying.delay.ToNanoseconds()) == ("second", 0)

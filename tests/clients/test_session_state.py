@@ -66,7 +66,7 @@ async def test_a_value_is_one_line_and_steers_no_terminal(server: Served) -> Non
         (["a=x"], "The value of 'a' is not JSON"),
         (["a=1", "--delete", "a"], "The value 'a' is changed twice"),
         ([], "There is nothing to change"),
-        (["1a=1"], "changes[0].key"),
+        (["1a=1"], "state_changes[0].key"),
     ],
 )
 async def test_what_is_no_change_is_a_sentence(server: Served, arguments: list[str], said: str) -> None:

@@ -77,7 +77,7 @@ async def test_another_tenants_runs_and_sessions_do_not_exist(tmp_path: Path, ca
             server.sessions.GetSessionState(session.GetSessionStateRequest(session_id=session_id)),
             server.sessions.UpdateSessionState(
                 session.UpdateSessionStateRequest(
-                    session_id=session_id, changes=[session_pb2.SessionStateChange(key="a")]
+                    session_id=session_id, state_changes=[session_pb2.SessionStateChange(key="a")]
                 )
             ),
             server.sessions.UpdateSession(session.UpdateSessionRequest(session_id=session_id, labels={"a": "b"})),

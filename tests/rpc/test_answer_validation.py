@@ -10,8 +10,9 @@ from google.protobuf.timestamp_pb2 import Timestamp
 from google.rpc.error_details_pb2 import ErrorInfo
 
 from bough.v1 import agent_service_pb2 as pb
-from bough.v1 import follow_pb2, fork_pb2, input_pb2, message_pb2, policy_pb2
+from bough.v1 import event_pb2, follow_pb2, fork_pb2, input_pb2, message_pb2, policy_pb2
 from bough.v1.agent_service_pb2_grpc import AgentServiceStub, add_AgentServiceServicer_to_server
+from bough_server.engine.input_requests import outcome_mistakes, received, result_of, same_answer
 from bough_server.interceptors.validation import violations
 from tests.rpc.interceptor_server import behaving, outcome, status_details
 
@@ -60,12 +61,12 @@ def broken(request: Message) -> list[tuple[str, str]]:
             "answers[1].answer",
             "exactly one field is required in oneof",
         ),
-        (resuming(request_id="x" * 129), "request_id", "must be at most 128 characters"),
+        (resuming(request_id="x" * 129), "request_id", "does not match regex pattern `^[!-~]{1,128}$`"),
         (resuming(after_sequence=-1), "after_sequence", "must be greater than or equal to 0"),
         (
             resuming(follow=follow_pb2.FollowOptions(event_names=["all"])),
             "follow.event_names[0]",
-            "does not match regex pattern `^agent(\\.[a-z_]+)*(\\.\\*)?$`",
+            "There is no event 'all'.",
         ),
         (
             resuming(follow=follow_pb2.FollowOptions(heartbeat_interval=Duration(nanos=1))),
@@ -86,7 +87,7 @@ def test_a_request_to_resume_that_breaks_a_rule_is_refused_by_its_field(
         (forking(run_id=""), "run_id", "must be at least 1 characters"),
         (forking(run_id="r" * 65), "run_id", "must be at most 64 characters"),
         (forking(after_sequence=0), "after_sequence", "must be greater than or equal to 1"),
-        (forking(request_id="x" * 129), "request_id", "must be at most 128 characters"),
+        (forking(request_id="x" * 129), "request_id", "does not match regex pattern `^[!-~]{1,128}$`"),
         (forking(labels={"bough/x": "x"}), 'labels["bough/x"]', "must not begin with bough/, which is reserved"),
         (forking(labels={"a": "x" * 257}), 'labels["a"]', "must be at most 256 characters"),
         (forking(labels={f"n{number}": "" for number in range(65)}), "labels", "map must be at most 64 entries"),
@@ -188,3 +189,22 @@ async def test_they_are_refused_before_their_handlers_with_every_field_that_is_w
     info, bad_request = status_details(error)
     assert info == ErrorInfo(reason="INVALID_REQUEST", domain="bough.dev")
     assert [violation.field for violation in bad_request.field_violations] == fields
+
+
+@pytest.mark.parametrize("text", ["nope", "[]", '{"a": Infinity}'])
+def test_metadata_of_an_outcome_is_a_json_object(text: str) -> None:
+    parts = [message_pb2.Part(text="42", metadata_json=metadata) for metadata in ('{"a": 1}', text)]
+    assert outcome_mistakes(message_pb2.ToolOutcome(parts=parts[:1])) == []
+    assert outcome_mistakes(message_pb2.ToolOutcome(parts=parts)) == [
+        "The metadata_json of a part is not a JSON object."
+    ]
+
+
+def test_of_an_outcome_only_content_and_metadata_are_kept() -> None:
+    part = message_pb2.Part(text="42", metadata_json="{}", truncated=True, original_bytes=9)
+    kept = [message_pb2.Part(text="42", metadata_json="{}")]
+    answer = input_pb2.InputAnswer(input_id="q", tool_outcome=message_pb2.ToolOutcome(parts=[part]))
+    event = received(event_pb2.AgentEvent(), answer)
+    assert event.input_received.answer.tool_outcome == message_pb2.ToolOutcome(parts=kept)
+    assert result_of(answer.tool_outcome, message_pb2.ToolCall()).parts == kept
+    assert same_answer(event.input_received.answer, answer)

@@ -76,8 +76,14 @@ MESSAGES: Mapping[str, Callable[[Any], None]] = {
 """How to break a CEL rule, which has no bound to derive a value from."""
 
 
-KEYS: Mapping[str, str] = {"labels.reserved": "bough/key"}
-"""A key of a map that breaks a CEL rule."""
+TEXTS: Mapping[str, str] = {
+    "labels.reserved": "bough/key",
+    "labels.no_control": "a\0b",
+    "note.no_control": "\x1b[2J",
+    "session_id.no_control": "\x7f",
+    "agent.no_control": "a\n",
+}
+"""A text that breaks a CEL rule."""
 
 
 def typed(rules: Any) -> Iterator[tuple[str, Any]]:
@@ -92,13 +98,14 @@ def rules_of(field: FieldDescriptor, rules: Any) -> Iterator[tuple[str, Callable
     if rules.required:
         yield "required", named(field.name)
     for rule in rules.cel:
-        yield rule.id, breach_of_message(field, rule.id)
+        is_of_text = rule.id in TEXTS
+        yield rule.id, breach_of_value(field, TEXTS[rule.id]) if is_of_text else breach_of_message(field, rule.id)
     for name, said in typed(rules):
         if name in ("repeated.items", "map.keys", "map.values"):
             for inner, bound in typed(said):
                 yield f"{name}.{inner}", breach_of_item(field, name, VALUES[inner](bound))
             for rule in said.cel:
-                yield f"{name}.{rule.id}", breach_of_item(field, name, KEYS[rule.id])
+                yield f"{name}.{rule.id}", breach_of_item(field, name, TEXTS[rule.id])
         elif name in LISTS:
             yield name, breach_of_list(field, LISTS[name](said))
         else:

@@ -38,7 +38,7 @@ async def _state(server: Served, session_id: str) -> str:
 
 
 async def _update(server: Served, session_id: str, *changes: SessionStateChange) -> str:
-    request = pb.UpdateSessionStateRequest(session_id=session_id, changes=changes)
+    request = pb.UpdateSessionStateRequest(session_id=session_id, state_changes=changes)
     return str((await server.sessions.UpdateSessionState(request)).state_json)
 
 
@@ -145,7 +145,7 @@ async def test_all_that_is_wrong_with_a_change_is_said_at_once_and_nothing_is_ch
     assert error.code() == grpc.StatusCode.INVALID_ARGUMENT
     (bad,) = [one for one in status_details(error) if isinstance(one, BadRequest)]
     fields = [violation.field for violation in bad.field_violations]
-    assert fields == ["changes[1].key", "changes[2].value_json", "changes[3].key", "changes[3].value_json"]
+    assert fields == [f"state_changes[{field}" for field in ("1].key", "2].value_json", "3].key", "3].value_json")]
     assert await _state(server, session_id) == "{}"
 
 
@@ -171,7 +171,7 @@ async def test_a_session_that_is_not_there_has_no_state(server: Served) -> None:
     for call in (
         server.sessions.GetSessionState(pb.GetSessionStateRequest(session_id=gone)),
         server.sessions.UpdateSessionState(
-            pb.UpdateSessionStateRequest(session_id=gone, changes=[SessionStateChange(key="a")])
+            pb.UpdateSessionStateRequest(session_id=gone, state_changes=[SessionStateChange(key="a")])
         ),
     ):
         with pytest.raises(aio.AioRpcError) as caught:

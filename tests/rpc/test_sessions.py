@@ -20,7 +20,7 @@ async def test_a_session_is_made_listed_and_deleted(server: Served) -> None:
     await server.sessions.CreateSession(pb.CreateSessionRequest())
     assert (made.user_id, dict(made.labels), made.current_run_id) == ("local", {"k": "v"}, "")
     assert (await server.sessions.GetSession(pb.GetSessionRequest(session_id=made.session_id))).session == made
-    labelled = await server.sessions.ListSessions(pb.ListSessionsRequest(labels={"k": "v"}))
+    labelled = await server.sessions.ListSessions(pb.ListSessionsRequest(filter={"labels": {"k": "v"}}))
     assert list(labelled.sessions) == [made]
     await server.sessions.DeleteSession(pb.DeleteSessionRequest(session_id=made.session_id))
     with pytest.raises(aio.AioRpcError) as caught:
@@ -88,7 +88,7 @@ async def test_a_session_says_when_a_run_last_began_or_ended_in_it(server: Serve
     request = pb.GetSessionRequest(session_id=made.session_id)
     after = (await server.sessions.GetSession(request)).session
     update = pb.UpdateSessionStateRequest(session_id=made.session_id)
-    update.changes.add(key="a", value_json="1")
+    update.state_changes.add(key="a", value_json="1")
     await server.sessions.UpdateSessionState(update)
     assert not made.HasField("last_run_time")
     assert after.last_run_time == turn.events[-1].record_time

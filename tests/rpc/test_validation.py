@@ -1,5 +1,6 @@
 """Errors of requests that break the schema's rules."""
 
+import json
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
@@ -22,17 +23,20 @@ from bough.v1 import (
     message_pb2,
     policy_pb2,
     run_pb2,
+    session_pb2,
     session_service_pb2,
 )
 from bough.v1 import agent_service_pb2 as pb
 from bough.v1.agent_service_pb2_grpc import AgentServiceStub, add_AgentServiceServicer_to_server
 from bough.v1.eval_service_pb2_grpc import EvalServiceStub, add_EvalServiceServicer_to_server
+from bough_server import ids
 from bough_server.errors import InvalidRequest
 from bough_server.events import NAME_OF_KIND
 from bough_server.interceptors.validation import violations
-from bough_server.runs.admission import check_input
+from bough_server.runs.admission import check_input, spoken_by_user
 from tests.rpc.interceptor_server import behaving, outcome, status_details
 
+ROOT = "01890a5d-ac96-774b-bcce-b302099a8057"
 LABEL_KEY = "^[a-zA-Z][a-zA-Z0-9._/-]{0,62}$"
 
 
@@ -53,8 +57,8 @@ async def test_a_stream_is_refused_before_its_handler_with_every_field_that_is_w
     assert [(violation.field, violation.description) for violation in bad_request.field_violations] == [
         ("agent", "must be at least 1 characters"),
         ("input", "must have the role USER, or none"),
-        ("follow.event_names[1]", r"does not match regex pattern `^agent(\.[a-z_]+)*(\.\*)?$`"),
         ('labels[""]', f"does not match regex pattern `{LABEL_KEY}`"),
+        ("follow.event_names[1]", "There is no event 'everything'."),
     ]
     assert {violation.reason for violation in bad_request.field_violations} == {"INVALID_REQUEST"}
 
@@ -168,31 +172,72 @@ def test_recorded_events_and_definitions_may_hold_what_the_rules_refuse_in_reque
     assert broken(request) == []
 
 
-LABELED: list[Callable[[dict[str, str]], Message]] = [
+Labels = dict[str, str]
+LABELED: list[Callable[[Labels], Message]] = [
     lambda labels: pb.RunRequest(agent="echo", input=user_message("hi"), labels=labels),
     lambda labels: pb.ForkRunRequest(run_id="r", after_sequence=1, labels=labels),
     lambda labels: session_service_pb2.CreateSessionRequest(labels=labels),
-    lambda labels: session_service_pb2.ListSessionsRequest(labels=labels),
     lambda labels: session_service_pb2.UpdateSessionRequest(session_id="s", labels=labels),
 ]
+FILTERED: list[Callable[[Labels], Message]] = [
+    lambda labels: pb.ListRunsRequest(filter=run_pb2.RunFilter(labels=labels)),
+    lambda labels: session_service_pb2.ListSessionsRequest(filter=session_pb2.SessionFilter(labels=labels)),
+]
+KINDS_OF_LABELS = [*((each, "labels") for each in LABELED), *((each, "filter.labels") for each in FILTERED)]
 
 
-@pytest.mark.parametrize(
-    ("labeled", "path"),
-    [
-        *((labeled, "labels") for labeled in LABELED),
-        (lambda labels: pb.ListRunsRequest(filter=run_pb2.RunFilter(labels=labels)), "filter.labels"),
-    ],
-)
-def test_keys_of_labels_are_names_and_those_of_the_server_are_reserved(
-    labeled: Callable[[dict[str, str]], Message], path: str
-) -> None:
+@pytest.mark.parametrize(("labeled", "path"), KINDS_OF_LABELS)
+def test_keys_of_labels_are_names(labeled: Callable[[Labels], Message], path: str) -> None:
     good = ["a", "Z9", "team.example/eval-set_1", "bough", "boughs/x", "a" * 63]
     assert broken(labeled(dict.fromkeys(good, ""))) == []
     for key in ("", "a b\u0001", "1a", "/a", "ä", "a\n", "a" * 64):
         assert [field for field, _ in broken(labeled({key: ""}))] == [f'{path}["{key}"]']
+
+
+@pytest.mark.parametrize("control", ["\0", "a\tb", "\n", "\x1b[2J", "\x7f", "a\x85"])
+@pytest.mark.parametrize(("labeled", "path"), KINDS_OF_LABELS)
+def test_values_of_labels_have_no_control_characters(
+    labeled: Callable[[Labels], Message], path: str, control: str
+) -> None:
+    assert broken(labeled({"a": "«It's 5 €»\u2028 ok"})) == []
+    assert broken(labeled({"a": control})) == [(f'{path}["a"]', "must not have control characters")]
+
+
+@pytest.mark.parametrize("labeled", LABELED)
+def test_labels_of_the_server_cannot_be_set(labeled: Callable[[Labels], Message]) -> None:
     reserved = "must not begin with bough/, which is reserved"
-    assert broken(labeled({"bough/evaluation": "1"})) == [(f'{path}["bough/evaluation"]', reserved)]
+    assert broken(labeled({"bough/evaluation": "1"})) == [('labels["bough/evaluation"]', reserved)]
+
+
+@pytest.mark.parametrize("filtered", FILTERED)
+def test_labels_of_the_server_can_be_filtered_by(filtered: Callable[[Labels], Message]) -> None:
+    assert broken(filtered({"bough/evaluation": "1"})) == []
+
+
+@pytest.mark.parametrize(
+    "identified",
+    [
+        lambda name: pb.RunRequest(agent="echo", input=user_message("hi"), request_id=name),
+        lambda name: pb.ResumeRunRequest(run_id="r", answers=[reply("q", 1)], request_id=name),
+        lambda name: pb.ForkRunRequest(run_id="r", after_sequence=1, request_id=name),
+        lambda name: session_service_pb2.CreateSessionRequest(request_id=name),
+    ],
+)
+def test_request_ids_are_visible_ascii_characters(identified: Callable[[str], Message]) -> None:
+    for good in ("", "order-7/2026#1", "~" * 128):
+        assert broken(identified(good)) == []
+    for bad in ("\0", "a b", "a\n", "ä", "x" * 129):
+        assert broken(identified(bad)) == [("request_id", "does not match regex pattern `^[!-~]{1,128}$`")]
+
+
+def test_what_a_store_looks_up_or_keeps_as_text_has_no_control_characters() -> None:
+    said = "must not have control characters"
+    assert broken(pb.ListRunsRequest(filter=run_pb2.RunFilter(session_id="a\0", agent="\x1f"))) == [
+        ("filter.session_id", said),
+        ("filter.agent", said),
+    ]
+    assert broken(pb.CancelRunRequest(run_id="r", note="Enough.\0")) == [("note", said)]
+    assert broken(pb.CancelRunRequest(run_id="r", note="Genug, für heute…")) == []
 
 
 FOLLOWING: list[Callable[[follow_pb2.FollowOptions], Message]] = [
@@ -208,16 +253,27 @@ def test_names_of_events_that_there_are_not_are_told_the_nearest(
     following: Callable[[follow_pb2.FollowOptions], Message],
 ) -> None:
     assert (
-        broken(following(follow_pb2.FollowOptions(event_names=[*NAME_OF_KIND.values(), "agent.*", "agent.llm.*"])))
+        broken(
+            following(
+                follow_pb2.FollowOptions(event_names=[*NAME_OF_KIND.values(), "agent.*", "agent.llm.*", "run_started"])
+            )
+        )
         == []
     )
-    wrong = ["agent.llm.completed", "agent.llm.complete", "agent.lm.*", "agent.qqqqqqqqqqqqqqqqq", "agent", "Agent.llm"]
+    wrong = [
+        "agent.llm.completed",
+        "agent.llm.complete",
+        "agent.lm.*",
+        "agent.qqqqqqqqqqqqqqqqq",
+        "agent",
+        "run_startd",
+    ]
     assert broken(following(follow_pb2.FollowOptions(event_names=wrong))) == [
-        ("follow.event_names[5]", r"does not match regex pattern `^agent(\.[a-z_]+)*(\.\*)?$`"),
         ("follow.event_names[1]", "There is no event 'agent.llm.complete'. Did you mean 'agent.llm.completed'?"),
         ("follow.event_names[2]", "There is no event 'agent.lm.*'. Did you mean 'agent.llm.*'?"),
         ("follow.event_names[3]", "There is no event 'agent.qqqqqqqqqqqqqqqqq'."),
         ("follow.event_names[4]", "There is no event 'agent'."),
+        ("follow.event_names[5]", "There is no event 'run_startd'. Did you mean 'run_started'?"),
     ]
 
 
@@ -274,6 +330,54 @@ def test_a_part_that_nobody_can_say_is_named(field: str) -> None:
         f"{field}.parts[2].tool_call",
         f"{field}.parts[3].tool_result",
     ]
+
+
+@pytest.mark.parametrize("text", ["nope", "n" * 100_000, "[]", '"a"', '{"a": NaN}', '{"a":' * 20_000])
+def test_metadata_of_an_input_is_a_json_object(text: str) -> None:
+    good = message_pb2.Part(text="hi", metadata_json=' {"a": [1]} ')
+    bad = message_pb2.Part(text="hi", metadata_json=text)
+    check_input(message_pb2.Message(parts=[good], metadata_json="{}"))
+    with pytest.raises(InvalidRequest) as caught:
+        check_input(message_pb2.Message(parts=[good, bad], metadata_json=text), field="changes.input")
+    assert [violation.field for violation in caught.value.violations] == [
+        "changes.input.metadata_json",
+        "changes.input.parts[1].metadata_json",
+    ]
+
+
+def test_of_an_input_only_content_and_metadata_are_kept() -> None:
+    part = message_pb2.Part(text="hi", metadata_json='{"a": 1}', truncated=True, original_bytes=-5)
+    said = message_pb2.Message(
+        message_id="m",
+        role=message_pb2.ROLE_USER,
+        kind=message_pb2.MESSAGE_KIND_SUMMARY,
+        author="root",
+        parts=[part],
+        invocation_id="i",
+        create_time=Timestamp(seconds=1),
+        position=7,
+        summary_range=message_pb2.SummaryRange(from_position=1, to_position=99),
+        metadata_json='{"b": 2}',
+        run_id="r",
+    )
+    stored = spoken_by_user(said, root_id=ROOT, message_root=ROOT)
+    assert stored == message_pb2.Message(
+        message_id=ids.message_id(ROOT, "", "USER"),
+        role=message_pb2.ROLE_USER,
+        kind=message_pb2.MESSAGE_KIND_USER,
+        author="user",
+        parts=[message_pb2.Part(text="hi", metadata_json='{"a": 1}')],
+        invocation_id=ROOT,
+        metadata_json='{"b": 2}',
+    )
+
+
+def test_metadata_counts_into_the_size_of_an_input() -> None:
+    large = json.dumps({"a": "x" * 200_000})
+    check_input(message_pb2.Message(parts=[message_pb2.Part(text="hi", metadata_json=large)]))
+    check_input(message_pb2.Message(parts=[message_pb2.Part(text="hi")], metadata_json=large))
+    with pytest.raises(InvalidRequest, match="is 4000"):
+        check_input(message_pb2.Message(parts=[message_pb2.Part(text="hi", metadata_json=large)], metadata_json=large))
 
 
 def test_data_of_an_input_that_is_no_json_is_refused_by_its_part() -> None:

@@ -126,7 +126,7 @@ async def test_calls_beside_final_answer_are_run_and_the_first_final_answer_coun
     assert answer_of(log) == "One."
 
 
-@pytest.mark.parametrize("action", [call("exit", final_result="Bye."), call("transfer_to_agent", agent_name="a")])
+@pytest.mark.parametrize("action", [call("exit", final_answer="Bye."), call("transfer_to_agent", agent_name="a")])
 async def test_an_action_behind_a_final_answer_is_not_carried_out(tmp_path: Path, action: dict[str, object]) -> None:
     to_a = agent_pb2.AgentLink(agent="a", link_mode=agent_pb2.LINK_MODE_TRANSFER)
     lead = llm("p", links=[to_a], tools=["exit"], final_answer_tool=True)
@@ -176,7 +176,7 @@ async def test_every_step_holds_its_own_response_and_results(tmp_path: Path) -> 
         tree = await harness.tree(log, include_steps=True)
     steps = [event.step_completed.step for event in having(log, "step_completed")]
     responses = [event.llm_completed.response for event in having(log, "llm_completed")]
-    assert [step.index for step in steps] == list(range(6))
+    assert [step.step_index for step in steps] == list(range(6))
     assert [step.llm_response.message for step in steps] == [response.message for response in responses]
     assert [len(step.tool_results) for step in steps] == [1, 1, 1, 1, 1, 0]
     assert list(tree.steps) == steps

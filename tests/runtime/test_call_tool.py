@@ -142,7 +142,7 @@ async def test_a_failed_or_refused_call_raises_with_the_reason_of_its_result(tmp
             lambda ctx: ctx.call_tool("look", which="leaf"),
             lambda ctx: ctx.call_tool("wash"),
             lambda ctx: ctx.call_tool("call_c", message="go"),
-            lambda ctx: ctx.call_tool("exit", final_result="now"),
+            lambda ctx: ctx.call_tool("exit", final_answer="now"),
             lambda ctx: ctx.call_tool("weigh", what="b"),
             lambda ctx: ctx.call_tool("look", what=object()),
             lambda ctx: ctx.call_tool("look", what=float("nan")),

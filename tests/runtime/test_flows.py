@@ -15,7 +15,7 @@ from tests.support.teams import call, calls, llm, open_team, script
 
 CONTINUE = policy_pb2.SUB_AGENT_FAILURE_POLICY_CONTINUE
 FAILS = {"text": "Half", "error": {"reason": "UNAVAILABLE", "after_chunks": 1}}
-EXIT = calls(call("exit", final_result="It is over."))
+EXIT = calls(call("exit", final_answer="It is over."))
 BREAK = calls(call("break_loop"))
 
 

@@ -6,9 +6,17 @@ from pathlib import Path
 import pytest
 
 from bough.v1 import event_pb2
-from bough_server import Context, RunError, agent, text_of
+from bough_server import Context, ModelRequest, RunError, agent, text_of, tool
+from tests.support.log_laws import check_laws
 from tests.support.log_readings import answer_of, check_replay, having
-from tests.support.teams import llm, open_team, script
+from tests.support.teams import call, calls, llm, open_team, script
+
+
+@tool
+async def look(what: str) -> str:
+    """Looks at something."""
+    return f"{what} is red"
+
 
 PLACES = ["Oslo", "Bergen"]
 
@@ -89,3 +97,67 @@ async def test_the_context_outside_is_held_meanwhile(tmp_path: Path) -> None:
         return await forecast(ctx, "Oslo")
 
     assert answer_of(await run_of(tmp_path, code)) == "Oslo: It is dry. in C"
+
+
+async def steps_of(tmp_path: Path, code: Callable[[Context], Awaitable[object]]) -> list[event_pb2.AgentEvent]:
+    """Run code whose models answer at once, and check that each step of the log has an id for itself."""
+
+    @agent(tools=["look"])
+    async def lead(ctx: Context, input: str) -> str:
+        """Asks models in branches."""
+        return str(await code(ctx))
+
+    turns = script(lead=[calls(call("look", what="leaf"))] * 20)
+    async with open_team(tmp_path, turns, tools=[look], code_agents=[lead]) as harness:
+        log = await harness.turn("lead")
+        await check_replay(harness, log)
+    check_laws(log)
+    started = having(log, "llm_started")
+    assert len({event.step_id for event in started}) == len(started) == len(having(log, "step_completed"))
+    made = [(event.invocation_id, event.tool_started.call.call_id) for event in having(log, "tool_started")]
+    assert len(set(made)) == len(made)
+    return log
+
+
+async def ask(ctx: Context) -> int:
+    response = await ctx.model(ModelRequest(messages=ctx.history(), tools=ctx.offers()))
+    await ctx.tools([part.tool_call for part in response.message.parts])
+    return ctx.step_index
+
+
+async def test_each_branch_counts_its_steps_and_so_does_the_context_outside(tmp_path: Path) -> None:
+    async def twice(ctx: Context, _: int) -> list[int]:
+        return [await ask(ctx), await ask(ctx)]
+
+    async def code(ctx: Context) -> object:
+        return [ctx.step_index, await ask(ctx), await ctx.map(twice, range(3)), ctx.step_index, await ask(ctx)]
+
+    log = await steps_of(tmp_path, code)
+    assert answer_of(log) == "[-1, 0, [[0, 1], [0, 1], [0, 1]], 0, 1]"
+    assert {event.effect_key for event in having(log, "step_completed")} == {
+        *("s0.m", "s1.m"),
+        *(f"e0.{branch}/s{index}.m" for branch in range(3) for index in range(2)),
+    }
+
+
+async def test_a_loop_over_the_steps_ends_in_a_branch_as_it_does_outside(tmp_path: Path) -> None:
+    async def loop(ctx: Context, _: int) -> int:
+        asked = 0
+        while ctx.step_index < 3:
+            asked += 1
+            await ask(ctx)
+        return asked
+
+    assert answer_of(await steps_of(tmp_path, lambda ctx: ctx.map(loop, range(5)))) == "[4, 4, 4, 4, 4]"
+
+
+async def test_steps_stay_few_however_deep_and_wide_branches_are_nested(tmp_path: Path) -> None:
+    """Sixteen branches at each of nine depths are more paths than a step_index has numbers."""
+
+    async def dive(ctx: Context, depth: int) -> int:
+        own = await ask(ctx)
+        return max([own, *await ctx.map(dive, [0] * 15 + [depth - 1])] if depth else [own])
+
+    log = await steps_of(tmp_path, lambda ctx: dive(ctx, 9))
+    assert answer_of(log) == "0"
+    assert len(having(log, "step_completed")) == 1 + 9 * 16

@@ -184,7 +184,7 @@ async def test_lanes_that_ask_models_and_wait_for_approvals_are_answered_in_any_
     check_laws(log)
     assert answer_of(log) == "paid 1, paid 2"
     assert names(log).count("lanes: llm.started") == 2
-    assert [event.step_index for event in having(log, "step_completed")] == [1, 0]
+    assert [event.effect_key for event in having(log, "step_completed")] == ["e0.1/s0.m", "e0.0/s0.m"]
 
 
 async def test_steps_of_lanes_that_end_in_another_order_than_they_began_are_replayed(tmp_path: Path) -> None:

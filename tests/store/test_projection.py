@@ -245,6 +245,8 @@ def test_folding_event_by_event_is_folding_at_once() -> None:
         (["x" * 500], "x" * 200),
         (["x" * 199 + " yz"], "x" * 199),
         (["a " * 500], ("a " * 100).rstrip()),
+        (["nul\0s and\x07 \0 bells", "\x1b[2Jcleared\x9b"], "nuls and bells [2Jcleared"),
+        (["\0" * 300 + "x" * 300], "x" * 200),
         (["ä" * 150, "ö" * 150], "ä" * 150 + " " + "ö" * 49),
     ],
 )

@@ -44,7 +44,7 @@ EXIT: Final = Scenario(
     turns={
         "top": [asks(call("call_lead", message="go")), said("It came back.")],
         "a": [said("Not yet.")],
-        "b": [asks(call("look", what="leaf"), call("exit", final_result="Enough."), text="I stop here.")],
+        "b": [asks(call("look", what="leaf"), call("exit", final_answer="Enough."), text="I stop here.")],
     },
     team=lambda world: Team(
         definitions=[
@@ -155,7 +155,7 @@ SUPERVISOR: Final = Scenario(
         ],
         "a": [asks(call("look", what="bark")), said("The bark is red.")],
         "b": [failing()],
-        "c": [asks(call("exit", final_result="All is red."))],
+        "c": [asks(call("exit", final_answer="All is red."))],
     },
     team=lambda world: Team(
         definitions=[
@@ -192,7 +192,7 @@ SWARM: Final = Scenario(
         "top": [asks(call("call_lead", message="go")), said("It came back.")],
         "a": [asks(call("look", what="leaf"), call("transfer_to_agent", agent_name="b"), text="First b.")],
         "b": [asks(call("look", what="bark")), asks(call("transfer_to_agent", agent_name="c"), text="Then c.")],
-        "d": [asks(call("exit", final_result="All is red."))],
+        "d": [asks(call("exit", final_answer="All is red."))],
     },
     team=lambda world: Team(
         definitions=[

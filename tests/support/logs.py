@@ -126,7 +126,7 @@ def _recorded(step_id: str, index: int, text: str, *results: message_pb2.ToolRes
         step=step_pb2.AgentStep(
             step_id=step_id,
             invocation_id=step_id[0],
-            index=index,
+            step_index=index,
             attempt=1,
             llm_response=response,
             tool_results=results,

@@ -117,6 +117,33 @@ def test_a_retry_says_that_lines_on_the_screen_do_not_count() -> None:
     ]
 
 
+def test_branches_of_one_agent_with_the_same_step_numbers_lose_no_text() -> None:
+    turn = Turn()
+    turn.start()
+
+    def said(branch: str, attempt: int = 1, **payload: object) -> None:
+        turn.add("lead", attempt=attempt, **payload).step_id = f"step-of-{branch}"
+
+    said("one", llm_output_text_delta=delta("Owls are fish.\n"))
+    said("two", llm_output_text_delta=delta("Bats are"))
+    said("one", 2, llm_retrying=event_pb2.LlmRetrying(reason=event_pb2.RETRY_REASON_TIMEOUT))
+    said("one", llm_output_text_delta=delta("late"))
+    said("one", 2, llm_output_text_delta=delta("Owls are birds."))
+    said("two", llm_output_text_delta=delta(" mammals."))
+    for branch, attempt, text in (("one", 2, "Owls are birds."), ("two", 1, "Bats are mammals."), ("three", 1, "Yes.")):
+        response = step_pb2.LlmResponse(message=words(text))
+        said(branch, attempt, llm_completed=event_pb2.LlmCompleted(response=response))
+    assert shown(turn.events)[1:] == [
+        "│ Owls are fish.",
+        "│ ↻ trying again, attempt 2: timeout",
+        "│   the text of this step so far is discarded",
+        "│ Bats are",
+        "│ Owls are birds.",
+        "│  mammals.",
+        "│ Yes.",
+    ]
+
+
 def test_an_answer_without_deltas_is_shown_when_it_is_whole() -> None:
     turn = Turn()
     turn.start()

@@ -90,9 +90,9 @@ def test_a_source_is_told_with_its_span_and_its_words_once_for_each_place_that_c
     assert annotations is not None
     words, page = "Oaks are trees.", "https://a.example"
     assert list(annotations.citations) == [
-        step_pb2.CitationRef(url=page, part_index=1, start=10, end=14, snippet=words),
-        step_pb2.CitationRef(url=page, part_index=1, start=12, end=14, snippet=words),
-        step_pb2.CitationRef(provider_ref="f", start=7, end=9, snippet="q"),
+        step_pb2.CitationRef(url=page, part_index=1, start_offset=10, end_offset=14, snippet=words),
+        step_pb2.CitationRef(url=page, part_index=1, start_offset=12, end_offset=14, snippet=words),
+        step_pb2.CitationRef(provider_ref="f", start_offset=7, end_offset=9, snippet="q"),
     ]
 
 

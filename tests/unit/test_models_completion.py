@@ -206,11 +206,13 @@ def test_a_citation_names_the_part_that_has_the_text() -> None:
     cited = {"annotations": [{"type": "url_citation", "url_citation": url}]}
     completion, _ = taken(saying({"reasoning": "hm"}), saying({"content": "Oaks grow."}), saying(cited))
     (citation,) = completion.response(provider="p", model="m").annotations.citations
-    assert citation == step_pb2.CitationRef(label="Oaks", url="https://oak.example", part_index=1, start=0, end=4)
+    assert citation == step_pb2.CitationRef(
+        label="Oaks", url="https://oak.example", part_index=1, start_offset=0, end_offset=4
+    )
 
 
 def test_a_citation_of_an_answer_without_text_names_no_part() -> None:
     url = {"url": "https://oak.example", "start_index": 0, "end_index": 4}
     completion, _ = taken(saying({"annotations": [{"type": "url_citation", "url_citation": url}]}))
     (citation,) = completion.response(provider="p", model="m").annotations.citations
-    assert citation == step_pb2.CitationRef(url="https://oak.example", start=0, end=4)
+    assert citation == step_pb2.CitationRef(url="https://oak.example", start_offset=0, end_offset=4)

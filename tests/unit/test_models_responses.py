@@ -171,6 +171,6 @@ def test_a_citation_names_its_part_and_counts_from_the_beginning_of_that(is_stre
         response.apply(data(type=kind, output_index=3, content_index=1, annotation=cited(0, 5)))
     response.apply(data(type="response.completed", response={"status": "completed", "output": output}))
     whole = response.response(provider="openai", model="m")
-    places = [(one.part_index, one.start, one.end) for one in whole.annotations.citations]
+    places = [(one.part_index, one.start_offset, one.end_offset) for one in whole.annotations.citations]
     assert places == [(0, 0, 4), (2, 3, 8)]
     assert [whole.message.parts[part].text[start:end] for part, start, end in places] == ["Oaks", "burns"]

@@ -177,7 +177,7 @@ def test_everything_is_listed_by_name(registry: Registry) -> None:
         )
         for each in (forget, search)
     ]
-    assert json.loads(listed[1].input_schema_json)["required"] == ["final_result"]
+    assert json.loads(listed[1].input_schema_json)["required"] == ["final_answer"]
     assert "No agent after you runs" in listed[1].description
     assert [each.name for each in registry.list_models()] == ["large", "small"]
 

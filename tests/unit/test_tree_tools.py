@@ -168,7 +168,7 @@ def test_calls_beyond_the_bound_are_counted() -> None:
 def test_steps_come_only_where_they_are_asked_for() -> None:
     assert list(fold(desk()).steps) == []
     steps = fold(desk(), invocation_pb2.InvocationOptions(include_steps=True)).steps
-    assert [(step.invocation_id, step.index) for step in steps] == [("C", 0), ("C", 1), ("L", 0), ("L", 1)]
+    assert [(step.invocation_id, step.step_index) for step in steps] == [("C", 0), ("C", 1), ("L", 0), ("L", 1)]
     assert steps[2] == desk()[18].step_completed.step
 
 

@@ -148,6 +148,7 @@ def test_summary_shows_an_unknown_payload_of_the_root_alone() -> None:
 
 def test_a_mask_shows_the_events_it_names_and_run_events_always() -> None:
     mask = masked("agent.tool.started", "agent.step.*")
+    assert names(mask, desk()) == names(masked("tool_started", "step_completed", "step_failed"), desk())
     assert not mask.takes_all
     assert names(mask, desk()) == [
         "lead agent.run.started",

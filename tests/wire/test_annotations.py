@@ -26,7 +26,7 @@ ALLOW, REVIEW, BLOCK = (
     step_pb2.SAFETY_VERDICT_BLOCK,
 )
 PROMPT, ANSWER = step_pb2.SAFETY_SUBJECT_PROMPT, step_pb2.SAFETY_SUBJECT_ANSWER
-CITED = step_pb2.CitationRef(label="Oaks", url="https://oak.example", part_index=0, start=0, end=4)
+CITED = step_pb2.CitationRef(label="Oaks", url="https://oak.example", part_index=0, start_offset=0, end_offset=4)
 URL = {"type": "url_citation", "url": "https://oak.example", "title": "Oaks", "start_index": 0, "end_index": 4}
 
 

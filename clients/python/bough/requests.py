@@ -173,12 +173,21 @@ def create_session_request(
     )
 
 
+def list_sessions_request(
+    *, labels: Mapping[str, str] | None = None, page_size: int
+) -> session_service_pb2.ListSessionsRequest:
+    """Build a ListSessions of the sessions that have all these labels."""
+    return session_service_pb2.ListSessionsRequest(
+        page_size=page_size, filter=session_pb2.SessionFilter(labels=labels) if labels else None
+    )
+
+
 def update_state_request(
     session_id: str, changes: Mapping[str, str | None]
 ) -> session_service_pb2.UpdateSessionStateRequest:
     """Build an UpdateSessionState from JSON texts by key, None to delete a value."""
     made = [session_pb2.SessionStateChange(key=name, value_json=text) for name, text in changes.items()]
-    return session_service_pb2.UpdateSessionStateRequest(session_id=session_id, changes=made)
+    return session_service_pb2.UpdateSessionStateRequest(session_id=session_id, state_changes=made)
 
 
 def update_agent_request(

@@ -38,7 +38,7 @@ class Sessions:
         self, *, labels: Mapping[str, str] | None = None, page_size: int = PAGE_SIZE
     ) -> AsyncIterator[session_pb2.Session]:
         """List the sessions that have all these labels, newest first."""
-        request = session_service_pb2.ListSessionsRequest(labels=labels, page_size=page_size)
+        request = requests.list_sessions_request(labels=labels, page_size=page_size)
         return self._calls.pages(self._stub.ListSessions, request, lambda response: response.sessions)
 
     async def update(self, session_id: str, *, labels: Mapping[str, str]) -> session_pb2.Session:
@@ -97,7 +97,7 @@ class SyncSessions:
         self, *, labels: Mapping[str, str] | None = None, page_size: int = PAGE_SIZE
     ) -> Iterator[session_pb2.Session]:
         """List the sessions that have all these labels, newest first."""
-        request = session_service_pb2.ListSessionsRequest(labels=labels, page_size=page_size)
+        request = requests.list_sessions_request(labels=labels, page_size=page_size)
         return self._calls.pages(self._stub.ListSessions, request, lambda response: response.sessions)
 
     def update(self, session_id: str, *, labels: Mapping[str, str]) -> session_pb2.Session:

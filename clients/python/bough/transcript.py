@@ -14,6 +14,8 @@ class StepText:
 
     invocation_id: str
     agent: str
+    step_id: str
+    """Unique in the run. Parallel branches of an agent's code may have steps with the same `step_index`."""
     step_index: int
     attempt: int
     text: str
@@ -47,7 +49,14 @@ class Transcript:
     def texts(self) -> tuple[StepText, ...]:
         """Return the texts by step, in order of first appearance."""
         return tuple(
-            StepText(invocation_id=invocation, agent=agent, step_index=index, attempt=attempt, text="".join(pieces))
-            for (invocation, _, index), (agent, attempt, pieces) in self._attempts.items()
+            StepText(
+                invocation_id=invocation,
+                agent=agent,
+                step_id=step_id,
+                step_index=index,
+                attempt=attempt,
+                text="".join(pieces),
+            )
+            for (invocation, step_id, index), (agent, attempt, pieces) in self._attempts.items()
             if pieces
         )

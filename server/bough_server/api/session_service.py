@@ -53,7 +53,7 @@ class SessionService(session_service_pb2_grpc.SessionServiceServicer):
         context: aio.ServicerContext[pb.ListSessionsRequest, pb.ListSessionsResponse],
     ) -> pb.ListSessionsResponse:
         """List sessions, newest first."""
-        principal, labels = self._principal(), dict(request.labels)
+        principal, labels = self._principal(), dict(request.filter.labels)
         sessions, token = await read_within(
             lambda page: self._sessions.list(principal, labels=labels, page=page),
             page_of(request.page_size, request.page_token),
@@ -103,12 +103,12 @@ class SessionService(session_service_pb2_grpc.SessionServiceServicer):
         context: aio.ServicerContext[pb.UpdateSessionStateRequest, pb.UpdateSessionStateResponse],
     ) -> pb.UpdateSessionStateResponse:
         """Apply all of the changes to a session's state, or none."""
-        if wrong := list(_mistakes(request.changes)):
+        if wrong := list(_mistakes(request.state_changes)):
             raise InvalidRequest(wrong)
         principal = self._principal()
         # With the lock that starting a run takes, so that the change does not slip between a run's read and its start.
         async with self._changing.hold(principal, request.session_id):
-            state_json = await self._sessions.update_state(principal, request.session_id, request.changes)
+            state_json = await self._sessions.update_state(principal, request.session_id, request.state_changes)
         return pb.UpdateSessionStateResponse(state_json=state_json or "{}")
 
 
@@ -124,10 +124,10 @@ def _mistakes(changes: Sequence[session_pb2.SessionStateChange]) -> Iterator[Fie
     for index, change in enumerate(changes):
         if not is_key(change.key):
             description = f"A key must match {KEY}."
-            yield FieldViolation(field=f"changes[{index}].key", description=description)
+            yield FieldViolation(field=f"state_changes[{index}].key", description=description)
         if change.HasField("value_json") and not is_value(change.value_json):
             description = (
                 f"A value must be JSON text, nested at most {MAX_DEPTH} deep, with numbers that a double can hold."
             )
             description += " Omit it to delete the value."
-            yield FieldViolation(field=f"changes[{index}].value_json", description=description)
+            yield FieldViolation(field=f"state_changes[{index}].value_json", description=description)

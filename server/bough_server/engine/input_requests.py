@@ -42,14 +42,16 @@ def outcome_mistakes(outcome: message_pb2.ToolOutcome) -> list[str]:
         return ["Each part of an outcome must have content; send an empty text if there is none."]
     if not outcome.HasField("failure") and not parts:
         return ["An outcome must have parts, a failure or both; send an empty text if the tool returned nothing."]
-    if failure.details_json and not _is_object(failure.details_json):
+    if failure.details_json and not is_json_object(failure.details_json):
         return ["details_json is not a JSON object."]
+    if any(part.metadata_json and not is_json_object(part.metadata_json) for part in parts):
+        return ["The metadata_json of a part is not a JSON object."]
     return [wrong for part in parts if part.HasField("data_json") for wrong in _value(part.data_json, "", "data_json")]
 
 
 def result_of(outcome: message_pb2.ToolOutcome, call: message_pb2.ToolCall) -> message_pb2.ToolResult:
     """Return the result of a call with this outcome; its error does not name the agent and invocation yet."""
-    result = message_pb2.ToolResult(call=call, parts=outcome.parts)
+    result = message_pb2.ToolResult(call=call, parts=map(part_of_caller, outcome.parts))
     if outcome.HasField("failure"):
         failure = outcome.failure
         error = RunError(
@@ -62,7 +64,23 @@ def result_of(outcome: message_pb2.ToolOutcome, call: message_pb2.ToolCall) -> m
     return result
 
 
-def _is_object(text: str) -> bool:
+def part_of_caller(part: message_pb2.Part) -> message_pb2.Part:
+    """Return a copy of a part with what a caller determines, its content and metadata: the server cut nothing of it."""
+    made = message_pb2.Part()
+    made.CopyFrom(part)
+    made.ClearField("truncated")
+    made.ClearField("original_bytes")
+    return made
+
+
+def outcome_of_caller(outcome: message_pb2.ToolOutcome) -> message_pb2.ToolOutcome:
+    """Return a copy of an outcome with what a caller determines."""
+    failure = outcome.failure if outcome.HasField("failure") else None
+    return message_pb2.ToolOutcome(parts=map(part_of_caller, outcome.parts), failure=failure)
+
+
+def is_json_object(text: str) -> bool:
+    """Return whether a text is one JSON object."""
     try:
         return isinstance(json.loads(text, parse_constant=_no_constant), dict)
     except (ValueError, RecursionError):
@@ -102,6 +120,8 @@ def _bare(answer: input_pb2.InputAnswer) -> input_pb2.InputAnswer:
     bare = copy_of(answer)
     bare.ClearField("source")
     bare.ClearField("answered_by")
+    if bare.HasField("tool_outcome"):
+        bare.tool_outcome.CopyFrom(outcome_of_caller(answer.tool_outcome))
     if bare.HasField("value_json"):
         bare.value_json = _plain(bare.value_json)
     elif bare.approval.arguments_json:
@@ -135,6 +155,8 @@ def received(
     """Return the input_received of an answer, with the invocation, step and effect key of its input_requested."""
     event = events.in_place_of(asked)
     event.input_received.answer.CopyFrom(answer)
+    if answer.HasField("tool_outcome"):
+        event.input_received.answer.tool_outcome.CopyFrom(outcome_of_caller(answer.tool_outcome))
     event.input_received.request_id = request_id
     event.input_received.request_digest = request_digest
     return event

@@ -18,6 +18,12 @@ def below(scope: str, name: str) -> str:
     return f"{scope}/{name}" if scope else name
 
 
+def step(key: str) -> str:
+    """Return the key that all effects of a step begin with: for "e0.1/s4.t2.ok" it is "e0.1/s4"."""
+    scope, slash, name = key.rpartition("/")
+    return scope + slash + name.partition(".")[0]
+
+
 def is_free(name: str) -> bool:
     """True if code may give an effect this name: it cannot be read as a path, a lane or a generated number."""
     return _FREE.fullmatch(name) is not None

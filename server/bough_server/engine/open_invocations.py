@@ -67,10 +67,10 @@ class OpenInvocation:
         return event
 
     def in_step(self, event: event_pb2.AgentEvent, index: int | None) -> event_pb2.AgentEvent:
-        """Set the step of an event and return it; no step if `index` is None."""
+        """Set the step of an event, by its effect key, and return it; no step if `index` is None."""
         if index is None:
             return event
-        event.step_id = ids.step_id(event.invocation_id, index)
+        event.step_id = ids.step_id(event.invocation_id, keys.step(event.effect_key))
         event.step_index = index
         return event
 
@@ -85,7 +85,7 @@ class OpenInvocation:
         step = step_pb2.AgentStep(
             step_id=opened.step_id,
             invocation_id=self.template.invocation_id,
-            index=opened.index,
+            step_index=opened.index,
             attempt=opened.attempt,
             duration=duration(now_ns - opened.start_ns),
         )

@@ -12,13 +12,14 @@ from bough.v1 import agent_pb2, agent_service_pb2, event_pb2, execution_pb2, mes
 from bough_server import events, ids
 from bough_server.agents.pinned import REPLAY_VERSION
 from bough_server.agents.registry import VersionHashes, reachable
+from bough_server.engine.input_requests import is_json_object, part_of_caller
 from bough_server.errors import FieldViolation, InvalidRequest, RequestIdReused
 from bough_server.messages import copy_of
 from bough_server.runtime.agent import Agent, Resolver
 from bough_server.store.ports import Principal, RunRecord
 
 MAX_INPUT_BYTES: Final = 256 * 1024
-"""The most bytes of all parts of an input together."""
+"""The most bytes of an input: all parts, and the metadata of the message."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,13 +43,14 @@ def stored_definitions(resolver: Resolver, root: str) -> Mapping[str, agent_pb2.
 
 def check_input(message: message_pb2.Message, *, field: str = "input") -> None:
     """Raise InvalidRequest for an input that is too large or has invalid parts; `field` is its path in the request."""
-    size = sum(part.ByteSize() for part in message.parts)
+    size = sum(part.ByteSize() for part in message.parts) + len(message.metadata_json.encode())
     if size > MAX_INPUT_BYTES:
         description = (
             f"is {size} bytes; an input may have {MAX_INPUT_BYTES}. Pass large content by reference (a blob's uri)."
         )
         raise InvalidRequest([FieldViolation(field=f"{field}.parts", description=description)])
-    if wrong := list(_part_violations(message, field)):
+    wrong = [*_part_violations(message, field), *_metadata_violations(message, field)]
+    if wrong:
         raise InvalidRequest(wrong)
 
 
@@ -61,6 +63,14 @@ def _part_violations(message: message_pb2.Message, field: str) -> Iterator[Field
         elif content == "data_json" and not _is_json(part.data_json):
             description = "must be JSON text"
             yield FieldViolation(field=f"{field}.parts[{index}].data_json", description=description)
+
+
+def _metadata_violations(message: message_pb2.Message, field: str) -> Iterator[FieldViolation]:
+    metadata = {field: message.metadata_json}
+    metadata |= {f"{field}.parts[{index}]": part.metadata_json for index, part in enumerate(message.parts)}
+    for path, text in metadata.items():
+        if text and not is_json_object(text):
+            yield FieldViolation(field=f"{path}.metadata_json", description="must be a JSON object")
 
 
 def _is_json(text: str) -> bool:
@@ -220,12 +230,16 @@ def run_started(admission: Admission, *, session_cut: int, trace_id: str, span_i
 
 
 def spoken_by_user(content: message_pb2.Message, *, root_id: str, message_root: str) -> message_pb2.Message:
-    """Return a user's message in the form that the session stores; `message_root` is the root of ids.message_id."""
-    message = copy_of(content)
-    message.role, message.kind = message_pb2.ROLE_USER, message_pb2.MESSAGE_KIND_USER
-    message.author = "user"
-    message.invocation_id = root_id
-    message.message_id = ids.message_id(message_root, "", "USER")
-    message.ClearField("position")
-    message.ClearField("run_id")
-    return message
+    """Return a user's message in the form that the session stores; `message_root` is the root of ids.message_id.
+
+    Of the request's message it has the parts and the metadata. Everything else is for the server to say.
+    """
+    return message_pb2.Message(
+        message_id=ids.message_id(message_root, "", "USER"),
+        role=message_pb2.ROLE_USER,
+        kind=message_pb2.MESSAGE_KIND_USER,
+        author="user",
+        parts=map(part_of_caller, content.parts),
+        invocation_id=root_id,
+        metadata_json=content.metadata_json,
+    )

@@ -9,6 +9,7 @@ from bough_server import events, ids
 from bough_server.agents.definition import revision
 from bough_server.agents.pinned import MissingVersion
 from bough_server.engine import keys
+from bough_server.engine.input_requests import outcome_of_caller
 from bough_server.engine.journal import Journal
 from bough_server.errors import FieldViolation, ForkRefused, InvalidRequest, SequenceOutOfRange
 from bough_server.messages import copy_of
@@ -184,6 +185,8 @@ def _forked(request: agent_service_pb2.ForkRunRequest, point: ForkPoint, address
     if request.changes.HasField("input"):
         message = spoken_by_user(request.changes.input, root_id=started.invocation_id, message_root=address.run_id)
         forked.changes.input.CopyFrom(message)
+    for edited in forked.changes.tool_results:
+        edited.outcome.CopyFrom(outcome_of_caller(edited.outcome))
     forked.request_id = request.request_id
     forked.request_digest = address.digest if request.request_id else ""
     forked.user_id = address.principal.user_id

@@ -154,7 +154,7 @@ class Context(Protocol):
 
     @property
     def step_index(self) -> int:
-        """The number of the last step; -1 before the first."""
+        """The number of this context's last step, from 0; -1 before the first. Each parallel branch counts its own."""
         ...
 
     def history(self) -> list[message_pb2.Message]:

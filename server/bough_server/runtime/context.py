@@ -73,7 +73,7 @@ class LaneContext:
 
     @property
     def step_index(self) -> int:
-        """The number of the last step; -1 before the first."""
+        """The number of this context's last step, from 0; -1 before the first."""
         return self._lane.step_index
 
     def history(self) -> list[message_pb2.Message]:
@@ -98,7 +98,7 @@ class LaneContext:
         """Ask a model, after ending what the step before left open."""
         lane = self._lane
         lane.check_task()
-        index = lane.steps.take()
+        index = lane.step_index + 1
         key = keys.below(lane.scope, f"s{index}.m")
         async with lane.effect(key):
             await _end_open_calls(lane)
@@ -286,8 +286,7 @@ async def _in_lanes(lane: Lane, group: str, codes: Sequence[Callable[[Context], 
     """Run code in lanes of one group, and return the results when all have ended."""
     execution, frame = lane.execution, lane.frame
     lanes = [
-        lane.beside(lane.lane_state.fork(f"{group}.", place), scope=f"{group}.{place}", steps=own)
-        for place, own in enumerate(lane.steps.split(len(codes)))
+        lane.beside(lane.lane_state.fork(f"{group}.", place), scope=f"{group}.{place}") for place in range(len(codes))
     ]
     pairs = zip(lanes, codes, strict=True)
     tasks = [execution.scheduler.spawn(below.scope, _in_lane(below, code)) for below, code in pairs]
@@ -316,7 +315,6 @@ async def _in_lane(lane: Lane, code: Callable[[Context], Awaitable[T]]) -> T:
 
 def _join(lane: Lane, lanes: Sequence[Lane]) -> None:
     """Take in what lanes of an agent's code saw, said and wrote, after their ends."""
-    lane.steps.pass_over([below.steps for below in lanes])
     lane.wake_ns = max([lane.wake_ns, *(below.wake_ns for below in lanes)])
     for below in lanes:
         lane.transcript.entries.extend(below.transcript.entries)

@@ -22,27 +22,6 @@ MOST_REFUSALS: Final = 100
 """How often code that was cancelled may try to start an effect and get CancelledError; after that it never returns."""
 
 
-class StepNumbers:
-    """Step numbers of a lane, `stride` apart, so that parallel lanes never share one, in whatever order they run."""
-
-    def __init__(self, first: int = 0, stride: int = 1) -> None:
-        self._next = first
-        self._stride = stride
-
-    def take(self) -> int:
-        """Return the next number."""
-        taken, self._next = self._next, self._next + self._stride
-        return taken
-
-    def split(self, lanes: int) -> "list[StepNumbers]":
-        """Return the numbers of lanes that run in parallel."""
-        return [StepNumbers(self._next + lane * self._stride, self._stride * lanes) for lane in range(lanes)]
-
-    def pass_over(self, lanes: "Sequence[StepNumbers]") -> None:
-        """Continue after lanes that have ended, beyond every number that one of them took."""
-        self._next = max((lane._next for lane in lanes), default=self._next)
-
-
 class PendingCalls:
     """The calls of a model's answer that were not run yet; each may be taken once.
 
@@ -86,7 +65,6 @@ class Lane:
         context: "Callable[[Lane], Context]",
         *,
         scope: str | None = None,
-        steps: StepNumbers | None = None,
         transcript: Transcript | None = None,
         state: LaneState | None = None,
         compaction: Compaction | None = None,
@@ -101,9 +79,8 @@ class Lane:
         """The session state; writes are recorded with the next effect, or at the agent's end."""
         self.visible_history = VisibleHistory(execution, frame, self.transcript, compaction)
         """The history that its model calls see."""
-        self.steps = steps or StepNumbers()
         self.step_index = -1
-        """The number of the lane's last step; -1 before the first."""
+        """The number of the lane's last step, counted in this lane from 0; -1 before the first."""
         self.waiting = PendingCalls(())
         """The calls of that step that were not run yet."""
         self._effects = 0
@@ -150,14 +127,13 @@ class Lane:
         """Return the first lane of another invocation."""
         return Lane(self.execution, frame, self._context)
 
-    def beside(self, state: LaneState, *, scope: str | None = None, steps: StepNumbers | None = None) -> "Lane":
+    def beside(self, state: LaneState, *, scope: str | None = None) -> "Lane":
         """Return a lane of the same invocation that begins now and runs beside others."""
         lane = Lane(
             self.execution,
             self.frame,
             self._context,
             scope=scope,
-            steps=steps,
             transcript=self.transcript.lane(),
             state=state,
             compaction=self.visible_history.compaction,

@@ -11,6 +11,7 @@ from google.protobuf import duration_pb2
 
 from bough.v1 import error_pb2, event_pb2, step_pb2, usage_pb2
 from bough_server import events, ids, usage
+from bough_server.engine import keys
 from bough_server.engine.execution import Execution
 from bough_server.engine.recorder import DeltaChunk
 from bough_server.errors import ModelError, RunError
@@ -242,15 +243,21 @@ class ModelAttempts:
         return self._writer.delta(DeltaChunk(self._key, kind, subject, text), self._frame.delta_coalescing, make)
 
     def _call_id(self, position: int, provider_call_id: str) -> str:
-        """Return the provider's call id if this invocation has not used it, else one made of step and position.
+        """Return the provider's call id if this invocation has not used it, else one made of branch, step and position.
 
         It is reserved at once: a model in another lane may use the same id before this answer is complete.
         """
         if position not in self._call_ids:
             is_new = provider_call_id and provider_call_id not in self._frame.call_ids
-            self._call_ids[position] = provider_call_id if is_new else f"{self._index}.{position}"
+            self._call_ids[position] = provider_call_id if is_new else self._own_call_id(position)
             self._frame.call_ids.add(self._call_ids[position])
         return self._call_ids[position]
+
+    def _own_call_id(self, position: int) -> str:
+        own = f"{self._index}.{position}"
+        # Parallel branches count their steps alike. The digest keeps ids as short as providers demand.
+        branch = self._key.removeprefix(f"{self._frame.scope}/").rpartition("/")[0]
+        return f"{keys.digest(branch)[:12]}.{own}" if branch else own
 
     def _release_call_ids(self) -> None:
         """Release the call ids of a failed attempt: the next attempt may use the same ones."""

@@ -34,6 +34,7 @@ MAX_EXCERPT: Final = 200
 """The most characters of an excerpt."""
 
 _WORD: Final = re.compile(r"\S+")
+_CONTROL: Final = re.compile(r"[\x00-\x1f\x7f-\x9f]")
 
 
 def agent_chain(parent: str, name: str) -> str:
@@ -337,8 +338,13 @@ _FOLDS: Final = {
 
 
 def excerpt_of(message: message_pb2.Message) -> str:
-    """Return the first MAX_EXCERPT characters of a message's text, with whitespace collapsed to single spaces."""
-    words = (found.group()[:MAX_EXCERPT] for part in message.parts for found in _WORD.finditer(part.text))
+    """Return the first MAX_EXCERPT characters of a message's text.
+
+    Whitespace is collapsed to single spaces. Control characters are dropped: not every store can hold U+0000, and a
+    terminal obeys the others.
+    """
+    found = (word.group() for part in message.parts for word in _WORD.finditer(part.text))
+    words = filter(None, (_CONTROL.sub("", word)[:MAX_EXCERPT] for word in found))
     return " ".join(islice(words, MAX_EXCERPT))[:MAX_EXCERPT].rstrip()
 
 

@@ -65,9 +65,9 @@ RESPOND_SPEC: Final = ToolSpec(
 SPECS: Final[Mapping[str, ToolSpec]] = {
     EXIT: ToolSpec(
         name=EXIT,
-        description="Ends everything with a final result. No agent after you runs.",
+        description="Ends everything with a final answer. No agent after you runs.",
         input_schema_json=_schema(
-            final_result={"type": "string", "minLength": 1, "description": "The whole final result."}
+            final_answer={"type": "string", "minLength": 1, "description": "The whole final answer."}
         ),
     ),
     BREAK_LOOP: ToolSpec(
@@ -166,7 +166,7 @@ def _result_text(call: message_pb2.ToolCall, arguments: Mapping[str, Any]) -> st
     if call.name == PLAN:
         return "Planned."
     if call.name == EXIT:
-        return str(arguments["final_result"])
+        return str(arguments["final_answer"])
     if call.name == TRANSFER:
         return f"Transferred to {arguments['agent_name']}."
     return "The loop ends here."

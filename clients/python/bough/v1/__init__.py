@@ -359,6 +359,7 @@ from bough.v1.run_pb2 import (
 )
 from bough.v1.session_pb2 import (
     Session,
+    SessionFilter,
     SessionStateChange,
 )
 from bough.v1.session_service_pb2 import (
@@ -733,6 +734,7 @@ __all__ = [
     "SafetyVerdict",
     "SequenceAgent",
     "Session",
+    "SessionFilter",
     "SessionStateChange",
     "SessionStateChanged",
     "SlidingWindow",

@@ -66,7 +66,7 @@ class ExitAction(_message.Message):
     FINAL_ANSWER_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def final_answer(self) -> _message_pb2.Message:
-        """The final answer."""
+        """The answer of every agent that the exit ends."""
 
     def __init__(
         self,

@@ -32,7 +32,7 @@ class _AgentSource:
 class _AgentSourceEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_AgentSource.ValueType], _builtins.type):
     DESCRIPTOR: _descriptor.EnumDescriptor
     AGENT_SOURCE_UNSPECIFIED: _AgentSource.ValueType  # 0
-    """Unknown: the revision is not the current one, and runs keep its content only."""
+    """Set on a past revision: only its content is stored, for the runs that use it."""
     AGENT_SOURCE_FILE: _AgentSource.ValueType  # 1
     """In a file of the operator's. Visible to every tenant; calls cannot change it (AGENT_FIXED)."""
     AGENT_SOURCE_CODE: _AgentSource.ValueType  # 2
@@ -44,7 +44,7 @@ class AgentSource(_AgentSource, metaclass=_AgentSourceEnumTypeWrapper):
     """Where an agent is defined."""
 
 AGENT_SOURCE_UNSPECIFIED: AgentSource.ValueType  # 0
-"""Unknown: the revision is not the current one, and runs keep its content only."""
+"""Set on a past revision: only its content is stored, for the runs that use it."""
 AGENT_SOURCE_FILE: AgentSource.ValueType  # 1
 """In a file of the operator's. Visible to every tenant; calls cannot change it (AGENT_FIXED)."""
 AGENT_SOURCE_CODE: AgentSource.ValueType  # 2
@@ -106,7 +106,7 @@ class AgentDefinition(_message.Message):
     """An agent's definition: what a file holds, what a call stores, what a request brings along. It names models, tools, agents and
     functions that the operator has declared; it cannot bring an address, a key or code.
 
-    Set aside: 10 graph, 12 remote.
+    Fields 10 (graph) and 12 (remote) are reserved for a later version.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -153,7 +153,7 @@ class AgentDefinition(_message.Message):
 
     @_builtins.property
     def sequence(self) -> Global___SequenceAgent:
-        """Its sub-agents in order."""
+        """Its sub-agents in order, each of which sees what was said before it."""
 
     @_builtins.property
     def parallel(self) -> Global___ParallelAgent:
@@ -244,7 +244,7 @@ class Agent(_message.Message):
     that it declares.
     """
     source: Global___AgentSource.ValueType
-    """Where it is defined."""
+    """Where it is defined, which determines who sees it and whether calls can change it."""
     kind: _execution_pb2.AgentKind.ValueType
     """How it works; FUNCTION for an agent in code."""
     @_builtins.property
@@ -281,7 +281,7 @@ Global___Agent: _TypeAlias = Agent  # noqa: Y015
 class LlmAgent(_message.Message):
     """A model in a loop with tools.
 
-    Set aside: 7 tool_choice.
+    Field 7 (tool_choice) is reserved for a later version.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -586,7 +586,7 @@ class ToolLink(_message.Message):
     TIMEOUT_FIELD_NUMBER: _builtins.int
     REQUIRES_APPROVAL_FIELD_NUMBER: _builtins.int
     name: _builtins.str
-    """The tool's name."""
+    """The tool's name: a built-in tool or one that the operator registered."""
     max_calls_per_run: _builtins.int
     """How many times this agent may call it in one run; after that it is no longer offered. Default: no limit."""
     requires_approval: _builtins.bool
@@ -626,7 +626,7 @@ class AgentLink(_message.Message):
     INPUT_FIELD_NUMBER: _builtins.int
     LIMITS_FIELD_NUMBER: _builtins.int
     agent: _builtins.str
-    """The agent's name."""
+    """The agent's name: one defined together with this agent, else one of the catalog."""
     link_mode: Global___LinkMode.ValueType
     """How a model calls it; ignored if a composite kind or code does."""
     on_failure: _policy_pb2.SubAgentFailurePolicy.ValueType
@@ -702,7 +702,7 @@ class HistoryPolicy(_message.Message):
     SLIDING_WINDOW_FIELD_NUMBER: _builtins.int
     SUMMARIZE_FIELD_NUMBER: _builtins.int
     scope: _message_pb2.HistoryScope.ValueType
-    """How much it sees."""
+    """How much it sees, before anything is cut. Default: inherited."""
     @_builtins.property
     def sliding_window(self) -> Global___SlidingWindow:
         """The oldest messages are left out."""

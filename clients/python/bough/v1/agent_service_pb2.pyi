@@ -54,7 +54,7 @@ Global___MissingSessionPolicy: _TypeAlias = MissingSessionPolicy  # noqa: Y015
 class RunRequest(_message.Message):
     """Starts a run.
 
-    Set aside: 8 parent.
+    Field 8 (parent) is reserved for a later version.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -89,8 +89,9 @@ class RunRequest(_message.Message):
     LABELS_FIELD_NUMBER: _builtins.int
     ON_MISSING_SESSION_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
-    """The caller's name for this request, unique to its tenant and user and kept as long as the run: the same name with the same
-    content follows the run that it started; with different content it is ALREADY_EXISTS (REQUEST_ID_REUSED). Empty for none.
+    """The caller's name for this request, in visible ASCII characters, unique to its tenant and user and kept as long as the run: the
+    same name with the same content follows the run that it started; with different content it is ALREADY_EXISTS
+    (REQUEST_ID_REUSED). Empty for none.
     """
     agent: _builtins.str
     """The name of the agent to run. Unknown: NOT_FOUND (UNKNOWN_AGENT)."""
@@ -107,7 +108,9 @@ class RunRequest(_message.Message):
 
     @_builtins.property
     def input(self) -> _message_pb2.Message:
-        """What the user says: at least one part that is not empty, no tool calls, tool results or reasoning, and 256 KiB in all."""
+        """What the user says: at least one part that is not empty, no tool calls, tool results or reasoning, and 256 KiB in all, metadata
+        included. Of the message only the role, the parts' content, and the metadata of the message and its parts are read.
+        """
 
     @_builtins.property
     def policy(self) -> _policy_pb2.RunPolicy:
@@ -151,7 +154,7 @@ class RunResponse(_message.Message):
     BATCH_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def batch(self) -> _follow_pb2.EventBatch:
-        """The events."""
+        """The next events in order; without events in a heartbeat."""
 
     def __init__(
         self,
@@ -181,10 +184,10 @@ class WatchRunRequest(_message.Message):
     after_sequence: _builtins.int
     """The last sequence that the caller has; 0 for none. Beyond the end of the log: OUT_OF_RANGE."""
     until: _follow_pb2.WatchUntil.ValueType
-    """When to end."""
+    """When the stream ends. Default: after the run's last event."""
     @_builtins.property
     def follow(self) -> _follow_pb2.FollowOptions:
-        """How to follow."""
+        """How this stream follows the run; unset for every event, without heartbeats."""
 
     def __init__(
         self,
@@ -211,7 +214,7 @@ class WatchRunResponse(_message.Message):
     BATCH_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def batch(self) -> _follow_pb2.EventBatch:
-        """The events."""
+        """The next events in order; without events in a heartbeat."""
 
     def __init__(
         self,
@@ -240,8 +243,8 @@ class ResumeRunRequest(_message.Message):
     run_id: _builtins.str
     """The run. Unknown, or another tenant's: NOT_FOUND."""
     request_id: _builtins.str
-    """The caller's name for this request, unique to the run: the same name with the same content changes nothing and follows from the
-    same place; with different content it is ALREADY_EXISTS (REQUEST_ID_REUSED). Empty for none.
+    """The caller's name for this request, in visible ASCII characters, unique to the run: the same name with the same content changes
+    nothing and follows from the same place; with different content it is ALREADY_EXISTS (REQUEST_ID_REUSED). Empty for none.
     """
     after_sequence: _builtins.int
     """The last sequence that the caller has. If absent, the stream begins with the run_resumed that these answers caused, or with
@@ -253,7 +256,7 @@ class ResumeRunRequest(_message.Message):
 
     @_builtins.property
     def follow(self) -> _follow_pb2.FollowOptions:
-        """How to follow."""
+        """How this stream follows the run; unset for every event, without heartbeats."""
 
     def __init__(
         self,
@@ -283,7 +286,7 @@ class ResumeRunResponse(_message.Message):
     BATCH_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def batch(self) -> _follow_pb2.EventBatch:
-        """The events."""
+        """The next events in order; without events in a heartbeat."""
 
     def __init__(
         self,
@@ -385,7 +388,7 @@ class ForkRunResponse(_message.Message):
     BATCH_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def batch(self) -> _follow_pb2.EventBatch:
-        """The events."""
+        """The next events in order; without events in a heartbeat."""
 
     def __init__(
         self,
@@ -482,7 +485,7 @@ class GetRunResponse(_message.Message):
     FINAL_ANSWER_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def run(self) -> _run_pb2.Run:
-        """The run."""
+        """The run as of its last committed event."""
 
     @_builtins.property
     def final_answer(self) -> _message_pb2.Message:
@@ -546,7 +549,7 @@ class ListRunsResponse(_message.Message):
     """The token of the next page; empty on the last one."""
     @_builtins.property
     def runs(self) -> _containers.RepeatedCompositeFieldContainer[_run_pb2.Run]:
-        """The runs, newest first."""
+        """The runs, in descending order of create_time."""
 
     def __init__(
         self,

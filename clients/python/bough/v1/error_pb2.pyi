@@ -56,7 +56,7 @@ class _ErrorReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorReas
     ERROR_REASON_CANCELLED: _ErrorReason.ValueType  # 15
     """It was cancelled."""
     ERROR_REASON_CONCURRENT_EFFECTS: _ErrorReason.ValueType  # 17
-    """An agent's code started an effect while another one of the same lane was in flight, or in a task that it created. Use
+    """An agent's code started an effect while another one of the same context was in flight, or in a task that it created. Use
     ctx.gather.
     """
     ERROR_REASON_NON_DETERMINISTIC: _ErrorReason.ValueType  # 18
@@ -88,7 +88,7 @@ class _ErrorReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorReas
     ERROR_REASON_INVALID_PAGE_TOKEN: _ErrorReason.ValueType  # 30
     """The page token is not one that this server returned for the same request."""
     ERROR_REASON_NOT_APPROVED: _ErrorReason.ValueType  # 31
-    """The tool call was refused by whom it waited for. The tool did not run."""
+    """The approval was refused. The tool did not run."""
     ERROR_REASON_INPUT_EXPIRED: _ErrorReason.ValueType  # 32
     """No answer came in time, and the request had no default answer."""
     ERROR_REASON_RUN_ENDED: _ErrorReason.ValueType  # 33
@@ -124,7 +124,7 @@ class ErrorReason(_ErrorReason, metaclass=_ErrorReasonEnumTypeWrapper):
     The comments name the keys of ErrorInfo.metadata; a reason without a note has none. With any reason, `violations` is the number of
     violations in BadRequest or PreconditionFailure if some did not fit.
 
-    Values 1 to 25 were assigned by the design. Set aside: 16 INSUFFICIENT_BALANCE, 23 REMOTE_UNAVAILABLE.
+    Values 16 (INSUFFICIENT_BALANCE) and 23 (REMOTE_UNAVAILABLE) are reserved for a later version.
     """
 
 ERROR_REASON_UNSPECIFIED: ErrorReason.ValueType  # 0
@@ -160,7 +160,7 @@ ERROR_REASON_DEADLINE_EXCEEDED: ErrorReason.ValueType  # 14
 ERROR_REASON_CANCELLED: ErrorReason.ValueType  # 15
 """It was cancelled."""
 ERROR_REASON_CONCURRENT_EFFECTS: ErrorReason.ValueType  # 17
-"""An agent's code started an effect while another one of the same lane was in flight, or in a task that it created. Use
+"""An agent's code started an effect while another one of the same context was in flight, or in a task that it created. Use
 ctx.gather.
 """
 ERROR_REASON_NON_DETERMINISTIC: ErrorReason.ValueType  # 18
@@ -192,7 +192,7 @@ ERROR_REASON_SEQUENCE_OUT_OF_RANGE: ErrorReason.ValueType  # 29
 ERROR_REASON_INVALID_PAGE_TOKEN: ErrorReason.ValueType  # 30
 """The page token is not one that this server returned for the same request."""
 ERROR_REASON_NOT_APPROVED: ErrorReason.ValueType  # 31
-"""The tool call was refused by whom it waited for. The tool did not run."""
+"""The approval was refused. The tool did not run."""
 ERROR_REASON_INPUT_EXPIRED: ErrorReason.ValueType  # 32
 """No answer came in time, and the request had no default answer."""
 ERROR_REASON_RUN_ENDED: ErrorReason.ValueType  # 33
@@ -236,7 +236,7 @@ class AgentError(_message.Message):
     RETRYABLE_FIELD_NUMBER: _builtins.int
     DETAILS_JSON_FIELD_NUMBER: _builtins.int
     reason: Global___ErrorReason.ValueType
-    """The kind of failure."""
+    """The kind of failure. Programs decide by it: wordings of `message` may change."""
     message: _builtins.str
     """A sentence for people. It contains no secret and no stack trace."""
     agent: _builtins.str

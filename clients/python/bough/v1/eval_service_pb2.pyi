@@ -35,7 +35,7 @@ class GetInvocationRequest(_message.Message):
     """Only the events up to this sequence; 0 for all. Beyond the end of the log: OUT_OF_RANGE."""
     @_builtins.property
     def options(self) -> _invocation_pb2.InvocationOptions:
-        """How much to return."""
+        """How much to return; unset for the defaults of every option."""
 
     def __init__(
         self,
@@ -61,7 +61,7 @@ class GetInvocationResponse(_message.Message):
     INVOCATION_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def invocation(self) -> _invocation_pb2.Invocation:
-        """The record."""
+        """The record of the log up to as_of_sequence, by default of all that is committed."""
 
     def __init__(
         self,
@@ -115,7 +115,7 @@ class AggregateEventsResponse(_message.Message):
     INVOCATION_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def invocation(self) -> _invocation_pb2.Invocation:
-        """The record."""
+        """The record of all events that were sent."""
 
     def __init__(
         self,

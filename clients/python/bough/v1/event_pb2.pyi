@@ -142,7 +142,7 @@ class AgentEvent(_message.Message):
 
     A reader that does not know an event's payload skips the event and keeps its sequence.
 
-    Set aside: 17 origin.
+    Field 17 (origin) is reserved for a later version.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -220,7 +220,9 @@ class AgentEvent(_message.Message):
     steps is made by an agent's code.
     """
     step_index: _builtins.int
-    """The number of the step in its invocation, from 0. Valid if step_id is set."""
+    """The number of the step in its agent invocation, from 0. Branches of an agent's code that run in parallel count each their own,
+    so `step_id` tells steps apart. Valid if step_id is set.
+    """
     attempt: _builtins.int
     """Which attempt of its effect the event belongs to, from 1; 0 if the effect has no attempts. A higher attempt voids the deltas
     and outputs of a lower one.
@@ -275,7 +277,7 @@ class AgentEvent(_message.Message):
 
     @_builtins.property
     def sub_agent_started(self) -> Global___SubAgentStarted:
-        """A sub-agent started."""
+        """A sub-agent started. The first event of its invocation."""
 
     @_builtins.property
     def sub_agent_partial(self) -> Global___SubAgentPartial:
@@ -291,7 +293,7 @@ class AgentEvent(_message.Message):
 
     @_builtins.property
     def llm_started(self) -> Global___LlmStarted:
-        """A model call started."""
+        """A model call started. Recorded once for each call; further attempts begin with llm_retrying."""
 
     @_builtins.property
     def llm_output_text_delta(self) -> Global___LlmOutputTextDelta:
@@ -319,7 +321,7 @@ class AgentEvent(_message.Message):
 
     @_builtins.property
     def tool_started(self) -> Global___ToolStarted:
-        """A tool call started."""
+        """A tool call started, or is repeated after a crash as its next attempt. Not recorded for a tool that the client runs."""
 
     @_builtins.property
     def tool_output(self) -> Global___ToolOutput:
@@ -375,7 +377,7 @@ class AgentEvent(_message.Message):
 
     @_builtins.property
     def plan_made(self) -> Global___PlanMade:
-        """A plan was made."""
+        """A plan_execute agent made its first plan."""
 
     @_builtins.property
     def plan_revised(self) -> Global___PlanRevised:
@@ -456,9 +458,9 @@ class DefinitionRef(_message.Message):
     NAME_FIELD_NUMBER: _builtins.int
     REVISION_FIELD_NUMBER: _builtins.int
     name: _builtins.str
-    """The agent's name."""
+    """The agent's name, unique among those that a run uses."""
     revision: _builtins.str
-    """The revision, as Agent.revision."""
+    """The revision, as Agent.revision; GetAgent returns its definition as long as the run is stored."""
     def __init__(
         self,
         *,
@@ -581,7 +583,7 @@ Global___RunVersions: _TypeAlias = RunVersions  # noqa: Y015
 class RunStarted(_message.Message):
     """The run is accepted and durable.
 
-    Set aside: 17 parent.
+    Field 17 (parent) is reserved for a later version.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -623,7 +625,7 @@ class RunStarted(_message.Message):
     REQUEST_DIGEST_FIELD_NUMBER: _builtins.int
     USER_ID_FIELD_NUMBER: _builtins.int
     invocation_id: _builtins.str
-    """The root's invocation id."""
+    """The root's invocation id, which is also this event's."""
     key_root: _builtins.str
     """What the ids of the run are derived from. Opaque."""
     agent: _builtins.str
@@ -650,7 +652,7 @@ class RunStarted(_message.Message):
 
     @_builtins.property
     def input(self) -> _message_pb2.Message:
-        """What the user said."""
+        """What the user said, as the session stores it."""
 
     @_builtins.property
     def policy(self) -> _policy_pb2.RunPolicy:
@@ -718,10 +720,10 @@ class RunCompleted(_message.Message):
     step_id: _builtins.str
     """The root's last step; empty if it made none."""
     end_reason: _execution_pb2.EndReason.ValueType
-    """How the root ended."""
+    """How the root ended: any reason but FAILED, CANCELLED and LIMIT."""
     @_builtins.property
     def final_answer(self) -> _message_pb2.Message:
-        """The final answer."""
+        """The answer of the root, which is the run's."""
 
     @_builtins.property
     def usage(self) -> _usage_pb2.Usage:
@@ -776,7 +778,7 @@ class RunFailed(_message.Message):
     """How the root ended: FAILED or LIMIT."""
     @_builtins.property
     def error(self) -> _error_pb2.AgentError:
-        """Why."""
+        """Why the run failed. If a sub-agent's failure caused it, the reason is SUB_AGENT_FAILED."""
 
     @_builtins.property
     def usage(self) -> _usage_pb2.Usage:
@@ -824,7 +826,7 @@ class RunCancelled(_message.Message):
     step_id: _builtins.str
     """The root's last step; empty if it made none."""
     end_reason: _execution_pb2.EndReason.ValueType
-    """Always CANCELLED."""
+    """Always CANCELLED; set so that the three ends of a run can be read alike."""
     cancel_reason: _execution_pb2.CancelReason.ValueType
     """Why it was cancelled: the reason of the run's first cancel_requested. Unspecified if the root's own code raised it."""
     @_builtins.property
@@ -878,13 +880,13 @@ class SubAgentStarted(_message.Message):
     FROM_INVOCATION_ID_FIELD_NUMBER: _builtins.int
     ITERATION_FIELD_NUMBER: _builtins.int
     kind: _execution_pb2.AgentKind.ValueType
-    """Its kind."""
+    """The kind of the sub-agent; FUNCTION for one in code."""
     trigger: _execution_pb2.InvocationTrigger.ValueType
-    """What started it."""
+    """What started it: a model's call, a composite agent or code, a transfer, or a plan."""
     call_id: _builtins.str
     """The tool call that started it; empty if none did. Unique in the calling invocation."""
     description: _builtins.str
-    """Its definition's description."""
+    """The description of its definition when it started."""
     revision: _builtins.str
     """The revision of its definition, as Agent.revision; empty for an agent in code."""
     from_invocation_id: _builtins.str
@@ -897,7 +899,7 @@ class SubAgentStarted(_message.Message):
 
     @_builtins.property
     def input(self) -> _message_pb2.Message:
-        """Its input."""
+        """The input that it starts with, as its link's input builder made it."""
 
     def __init__(
         self,
@@ -932,7 +934,7 @@ class SubAgentPartial(_message.Message):
 
     TEXT_FIELD_NUMBER: _builtins.int
     text: _builtins.str
-    """The piece."""
+    """The piece, which follows the one before without a gap."""
     def __init__(
         self,
         *,
@@ -962,10 +964,10 @@ class SubAgentCompleted(_message.Message):
     step_id: _builtins.str
     """Its last step; empty if it made none."""
     end_reason: _execution_pb2.EndReason.ValueType
-    """How it ended."""
+    """How it ended: any reason but FAILED, CANCELLED and LIMIT."""
     @_builtins.property
     def output(self) -> _message_pb2.Message:
-        """The answer."""
+        """The answer, as its caller gets it."""
 
     @_builtins.property
     def usage(self) -> _usage_pb2.Usage:
@@ -1025,7 +1027,7 @@ class SubAgentFailed(_message.Message):
     """
     @_builtins.property
     def error(self) -> _error_pb2.AgentError:
-        """Why."""
+        """Why it did not answer. If an agent that it called caused it, the reason is SUB_AGENT_FAILED."""
 
     @_builtins.property
     def usage(self) -> _usage_pb2.Usage:
@@ -1074,7 +1076,7 @@ class LlmStarted(_message.Message):
     model: _builtins.str
     """The model, by its name in the server's configuration; aliases are resolved."""
     provider: _builtins.str
-    """The provider, as configured."""
+    """The provider of that model, as ModelInfo.provider."""
     message_count: _builtins.int
     """How many messages are sent, the instruction included."""
     reserved_tokens: _builtins.int
@@ -1119,7 +1121,7 @@ class LlmOutputTextDelta(_message.Message):
 
     TEXT_FIELD_NUMBER: _builtins.int
     text: _builtins.str
-    """The piece."""
+    """The piece. All pieces of the last attempt together are the text of llm_completed."""
     def __init__(
         self,
         *,
@@ -1141,7 +1143,7 @@ class LlmReasoningDelta(_message.Message):
 
     TEXT_FIELD_NUMBER: _builtins.int
     text: _builtins.str
-    """The piece."""
+    """The piece, which follows the one before without a gap."""
     def __init__(
         self,
         *,
@@ -1165,7 +1167,7 @@ class LlmToolCallDelta(_message.Message):
     NAME_FIELD_NUMBER: _builtins.int
     ARGUMENTS_DELTA_FIELD_NUMBER: _builtins.int
     call_id: _builtins.str
-    """The call."""
+    """The call, by the id that it has in llm_completed."""
     name: _builtins.str
     """The tool's name; set on the first piece of a call."""
     arguments_delta: _builtins.str
@@ -1207,7 +1209,7 @@ class LlmRetrying(_message.Message):
     """Whether the failed attempt was never sent to a provider. If so it does not count as a model call."""
     @_builtins.property
     def error(self) -> _error_pb2.AgentError:
-        """What went wrong."""
+        """What went wrong in the attempt that failed."""
 
     @_builtins.property
     def delay(self) -> _duration_pb2.Duration:
@@ -1244,7 +1246,7 @@ class LlmCompleted(_message.Message):
     RESPONSE_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def response(self) -> _step_pb2.LlmResponse:
-        """The answer."""
+        """The answer, with raw_json and raw_events_json if they are kept."""
 
     def __init__(
         self,
@@ -1272,7 +1274,7 @@ class LlmFailed(_message.Message):
     """Whether the last attempt was never sent to a provider. If so it does not count as a model call."""
     @_builtins.property
     def error(self) -> _error_pb2.AgentError:
-        """Why."""
+        """Why the last attempt failed, or why the call was refused."""
 
     @_builtins.property
     def lost_usage(self) -> _usage_pb2.Usage:
@@ -1302,10 +1304,10 @@ class ToolStarted(_message.Message):
     CALL_FIELD_NUMBER: _builtins.int
     IDEMPOTENCY_KEY_FIELD_NUMBER: _builtins.int
     idempotency_key: _builtins.str
-    """The same for every attempt of this call: a tool can pass it on, so that a repetition does no harm."""
+    """Identical for every attempt of this call. Pass it to external APIs to make retries idempotent."""
     @_builtins.property
     def call(self) -> _message_pb2.ToolCall:
-        """The call."""
+        """The call, with the arguments that the tool gets."""
 
     def __init__(
         self,
@@ -1330,9 +1332,9 @@ class ToolOutput(_message.Message):
     CALL_ID_FIELD_NUMBER: _builtins.int
     TEXT_FIELD_NUMBER: _builtins.int
     call_id: _builtins.str
-    """The call."""
+    """The call, by the id in its tool_started."""
     text: _builtins.str
-    """The piece."""
+    """The piece, for people who follow the run; models see the result only."""
     def __init__(
         self,
         *,
@@ -1358,7 +1360,7 @@ class ToolCompleted(_message.Message):
     STATE_CHANGES_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def result(self) -> _message_pb2.ToolResult:
-        """The result."""
+        """The result, which has no error. Its middle is cut if it is over 1 MiB."""
 
     @_builtins.property
     def action(self) -> _action_pb2.AgentAction:
@@ -1388,7 +1390,7 @@ class ToolFailed(_message.Message):
     """A tool call ended with an error, or was refused and never started. What the tool had changed of the session's values is
     dropped.
 
-    Set aside: 2 action, 3 state_changes.
+    Fields 2 (action) and 3 (state_changes) are reserved for a later version.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -1449,7 +1451,7 @@ class StepFailed(_message.Message):
 
     @_builtins.property
     def error(self) -> _error_pb2.AgentError:
-        """Why."""
+        """The error that ended the step."""
 
     def __init__(
         self,
@@ -1475,7 +1477,7 @@ class ValueRecorded(_message.Message):
     VALUE_JSON_FIELD_NUMBER: _builtins.int
     ERROR_FIELD_NUMBER: _builtins.int
     kind: Global___ValueKind.ValueType
-    """What it is."""
+    """What the value is, and how to read value_json."""
     value_json: _builtins.str
     """The value, as JSON text."""
     @_builtins.property
@@ -1558,7 +1560,7 @@ class RunResumed(_message.Message):
     OWNER_FIELD_NUMBER: _builtins.int
     DEADLINE_TIME_FIELD_NUMBER: _builtins.int
     cause: Global___ResumeCause.ValueType
-    """Why."""
+    """Why the run is continued: after a crash, by an answer, or from another server."""
     epoch: _builtins.int
     """The number of this ownership of the run; a server that owned it under a lower number can write no more events."""
     owner: _builtins.str
@@ -1678,7 +1680,7 @@ class RunInterrupted(_message.Message):
     REQUESTS_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def requests(self) -> _containers.RepeatedCompositeFieldContainer[_input_pb2.InputRequest]:
-        """Every open request."""
+        """Every request that is open now. ResumeRun may answer any of them."""
 
     def __init__(
         self,
@@ -1702,7 +1704,7 @@ class InputRequested(_message.Message):
     REQUEST_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def request(self) -> _input_pb2.InputRequest:
-        """What is asked for."""
+        """What is asked for; an answer names its input_id."""
 
     def __init__(
         self,
@@ -1732,7 +1734,7 @@ class InputReceived(_message.Message):
     """A digest of that request without its `follow`; empty without a request id. Opaque."""
     @_builtins.property
     def answer(self) -> _input_pb2.InputAnswer:
-        """The answer."""
+        """The answer, which remains in force: a request is answered once."""
 
     def __init__(
         self,
@@ -1763,11 +1765,11 @@ class CancelRequested(_message.Message):
     effect_scope: _builtins.str
     """The key of the effect below which everything stops; empty for the whole run. Opaque."""
     reason: _execution_pb2.CancelReason.ValueType
-    """Why."""
+    """Why. The ends of the agents in the scope repeat it as cancel_reason."""
     requested_by: _builtins.str
     """The user whose token requested it; empty if no call did."""
     note: _builtins.str
-    """CancelRunRequest.note; empty for none."""
+    """CancelRunRequest.note; empty for none, and if no call requested it."""
     by_run_id: _builtins.str
     """The run that takes over the session; set if the reason is SUPERSEDED."""
     def __init__(
@@ -1795,7 +1797,7 @@ class LoopIterationStarted(_message.Message):
 
     ITERATION_FIELD_NUMBER: _builtins.int
     iteration: _builtins.int
-    """Its number, from 0."""
+    """Its number, from 0; SubAgentStarted.iteration of the agents that it calls."""
     def __init__(
         self,
         *,
@@ -1826,7 +1828,7 @@ class AgentTransferred(_message.Message):
     call_id: _builtins.str
     """The tool call that asked for it; empty if code did."""
     to_invocation_id: _builtins.str
-    """The invocation that starts."""
+    """The invocation of the target, which starts right after this event."""
     def __init__(
         self,
         *,
@@ -1903,7 +1905,7 @@ class PlanItem(_message.Message):
 
     TEXT_FIELD_NUMBER: _builtins.int
     text: _builtins.str
-    """What to do."""
+    """What to do, in the planner's words."""
     def __init__(
         self,
         *,

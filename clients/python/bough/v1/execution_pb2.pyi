@@ -93,9 +93,9 @@ class _ExecutionStateEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Execut
     EXECUTION_STATE_INPUT_REQUIRED: _ExecutionState.ValueType  # 6
     """Waiting for input from outside: an approval, an answer or a client's tool result."""
     EXECUTION_STATE_REJECTED: _ExecutionState.ValueType  # 7
-    """Set aside for refused executions. No event leads to it yet."""
+    """Refused. Reserved for a later version: no event leads to it yet."""
     EXECUTION_STATE_AUTH_REQUIRED: _ExecutionState.ValueType  # 8
-    """Waiting for an authorization. No event leads to it yet."""
+    """Waiting for an authorization. Reserved for a later version: no event leads to it yet."""
 
 class ExecutionState(_ExecutionState, metaclass=_ExecutionStateEnumTypeWrapper):
     """The state of a run, an agent invocation or a tool call. SUCCEEDED, FAILED and CANCELLED are terminal: nothing follows them."""
@@ -115,9 +115,9 @@ EXECUTION_STATE_CANCELLED: ExecutionState.ValueType  # 5
 EXECUTION_STATE_INPUT_REQUIRED: ExecutionState.ValueType  # 6
 """Waiting for input from outside: an approval, an answer or a client's tool result."""
 EXECUTION_STATE_REJECTED: ExecutionState.ValueType  # 7
-"""Set aside for refused executions. No event leads to it yet."""
+"""Refused. Reserved for a later version: no event leads to it yet."""
 EXECUTION_STATE_AUTH_REQUIRED: ExecutionState.ValueType  # 8
-"""Waiting for an authorization. No event leads to it yet."""
+"""Waiting for an authorization. Reserved for a later version: no event leads to it yet."""
 Global___ExecutionState: _TypeAlias = ExecutionState  # noqa: Y015
 
 class _InvocationTrigger:
@@ -227,7 +227,7 @@ class _CancelReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_CancelRe
     CANCEL_REASON_DEADLINE: _CancelReason.ValueType  # 3
     """The caller's deadline passed."""
     CANCEL_REASON_LIMIT: _CancelReason.ValueType  # 4
-    """A limit on time was reached."""
+    """The wall_duration of the run, agent or link was exceeded."""
     CANCEL_REASON_ABORT: _CancelReason.ValueType  # 5
     """Its caller ended first: a sibling's failure aborted the caller, or the caller's code returned without waiting for it."""
     CANCEL_REASON_FAIL_FAST: _CancelReason.ValueType  # 6
@@ -249,7 +249,7 @@ CANCEL_REASON_DISCONNECTED: CancelReason.ValueType  # 2
 CANCEL_REASON_DEADLINE: CancelReason.ValueType  # 3
 """The caller's deadline passed."""
 CANCEL_REASON_LIMIT: CancelReason.ValueType  # 4
-"""A limit on time was reached."""
+"""The wall_duration of the run, agent or link was exceeded."""
 CANCEL_REASON_ABORT: CancelReason.ValueType  # 5
 """Its caller ended first: a sibling's failure aborted the caller, or the caller's code returned without waiting for it."""
 CANCEL_REASON_FAIL_FAST: CancelReason.ValueType  # 6

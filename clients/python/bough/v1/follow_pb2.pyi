@@ -33,7 +33,7 @@ class _EventViewEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_EventView.V
     """Every event."""
     EVENT_VIEW_SUMMARY: _EventView.ValueType  # 2
     """The root's events, and of each sub-agent its start, its text as sub_agent_partial events, its input requests with their
-    answers, and its end.
+    answers, its transfers, and its end.
     """
 
 class EventView(_EventView, metaclass=_EventViewEnumTypeWrapper):
@@ -45,7 +45,7 @@ EVENT_VIEW_FULL: EventView.ValueType  # 1
 """Every event."""
 EVENT_VIEW_SUMMARY: EventView.ValueType  # 2
 """The root's events, and of each sub-agent its start, its text as sub_agent_partial events, its input requests with their
-answers, and its end.
+answers, its transfers, and its end.
 """
 Global___EventView: _TypeAlias = EventView  # noqa: Y015
 
@@ -87,11 +87,12 @@ class FollowOptions(_message.Message):
     EVENT_NAMES_FIELD_NUMBER: _builtins.int
     HEARTBEAT_INTERVAL_FIELD_NUMBER: _builtins.int
     view: Global___EventView.ValueType
-    """What the stream shows."""
+    """What the stream shows. Default: every event."""
     @_builtins.property
     def event_names(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """Dotted names of the events wanted, or of groups as "agent.llm.*"; empty for all. Events of the group "agent.run" are always
-        sent. A name or a group that does not exist is INVALID_ARGUMENT.
+        """The events wanted: by dotted name as "agent.llm.completed", by payload field as "llm_completed", or by group as "agent.llm.*";
+        empty for all. Events of the group "agent.run" are always sent. A name that does not exist is INVALID_ARGUMENT, with the
+        nearest one.
         """
 
     @_builtins.property

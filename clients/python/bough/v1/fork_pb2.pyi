@@ -81,7 +81,7 @@ class ForkChanges(_message.Message):
 
     @_builtins.property
     def input(self) -> _message_pb2.Message:
-        """What the user says instead; only in a fork after sequence 1."""
+        """What the user says instead, as RunRequest.input; only in a fork after sequence 1."""
 
     @_builtins.property
     def tool_results(self) -> _containers.RepeatedCompositeFieldContainer[Global___EditedResult]:
@@ -145,7 +145,7 @@ class EditedResult(_message.Message):
     INVOCATION_ID_FIELD_NUMBER: _builtins.int
     OUTCOME_FIELD_NUMBER: _builtins.int
     call_id: _builtins.str
-    """The call."""
+    """The call, by ToolCall.call_id. It has a result in the origin's log, and did not call an agent."""
     invocation_id: _builtins.str
     """The invocation that called; may be empty if no other invocation of the run has a call of that id."""
     @_builtins.property

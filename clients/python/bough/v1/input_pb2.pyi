@@ -43,7 +43,7 @@ class _InputKindEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_InputKind.V
 class InputKind(_InputKind, metaclass=_InputKindEnumTypeWrapper):
     """What kind of input a run asks for, which determines how to answer.
 
-    Set aside: 5 AUTH.
+    Value 5 (AUTH) is reserved for a later version.
     """
 
 INPUT_KIND_UNSPECIFIED: InputKind.ValueType  # 0
@@ -76,7 +76,7 @@ class _AnswerSourceEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_AnswerSo
 class AnswerSource(_AnswerSource, metaclass=_AnswerSourceEnumTypeWrapper):
     """Where an answer came from.
 
-    Set aside: 3 POLICY.
+    Value 3 (POLICY) is reserved for a later version.
     """
 
 ANSWER_SOURCE_UNSPECIFIED: AnswerSource.ValueType  # 0
@@ -211,7 +211,7 @@ class ApprovalDecision(_message.Message):
     ARGUMENTS_JSON_FIELD_NUMBER: _builtins.int
     NOTE_FIELD_NUMBER: _builtins.int
     approved: _builtins.bool
-    """Whether it may."""
+    """Whether the call may run. If not, it fails with NOT_APPROVED, and its agent continues."""
     arguments_json: _builtins.str
     """Other arguments to run it with, as JSON text; empty for those that the model wrote."""
     note: _builtins.str

@@ -93,9 +93,9 @@ class Anomaly(_message.Message):
     MESSAGE_FIELD_NUMBER: _builtins.int
     INVOCATION_ID_FIELD_NUMBER: _builtins.int
     kind: Global___AnomalyKind.ValueType
-    """Its kind."""
+    """The kind of inconsistency, for programs."""
     message: _builtins.str
-    """A sentence for people."""
+    """What is inconsistent, in a sentence for people."""
     invocation_id: _builtins.str
     """The agent invocation it is about; empty if it is about the run."""
     def __init__(
@@ -163,7 +163,7 @@ class Invocation(_message.Message):
     TOOLS_TOTAL_FIELD_NUMBER: _builtins.int
     ANOMALIES_FIELD_NUMBER: _builtins.int
     invocation_id: _builtins.str
-    """The root's invocation id."""
+    """The root's invocation id, as in `agents`."""
     run_id: _builtins.str
     """The run; empty if the events name none."""
     session_id: _builtins.str
@@ -186,7 +186,7 @@ class Invocation(_message.Message):
 
     @_builtins.property
     def user_content(self) -> _message_pb2.Message:
-        """What the user said."""
+        """What the user said to the root agent."""
 
     @_builtins.property
     def final_response(self) -> _message_pb2.Message:
@@ -222,7 +222,7 @@ class Invocation(_message.Message):
 
     @_builtins.property
     def start_time(self) -> _timestamp_pb2.Timestamp:
-        """When the run started."""
+        """When the run started; unset if the events do not say."""
 
     @_builtins.property
     def end_time(self) -> _timestamp_pb2.Timestamp:
@@ -306,11 +306,13 @@ class ToolInvocation(_message.Message):
     agent: _builtins.str
     """The name of the agent that called."""
     invocation_id: _builtins.str
-    """The invocation that called."""
+    """The agent invocation that made the call."""
     child_invocation_id: _builtins.str
     """The invocation of the agent that was called; empty for an ordinary tool."""
     step_index: _builtins.int
-    """The number of the step that called, from 0; absent if code called outside of steps."""
+    """The number of the step that called, in its agent invocation, from 0; absent if code called outside of steps. Branches of an
+    agent's code that run in parallel count each their own, so `step_id` tells steps apart.
+    """
     sequence: _builtins.int
     """The sequence of the call's first event."""
     arguments_truncated: _builtins.bool
@@ -318,7 +320,7 @@ class ToolInvocation(_message.Message):
     result_truncated: _builtins.bool
     """Whether the result was cut to fit a limit."""
     step_id: _builtins.str
-    """The step that called; empty if code called outside of steps."""
+    """The step that called, unique in the run; empty if code called outside of steps."""
     @_builtins.property
     def error(self) -> _error_pb2.AgentError:
         """Why it failed; unset in any other state."""
@@ -365,7 +367,7 @@ Global___ToolInvocation: _TypeAlias = ToolInvocation  # noqa: Y015
 class AgentInvocation(_message.Message):
     """One agent's execution in a run: a node of the tree.
 
-    Set aside: 24 origin.
+    Field 24 (origin) is reserved for a later version.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -460,7 +462,7 @@ class AgentInvocation(_message.Message):
 
     @_builtins.property
     def input(self) -> _message_pb2.Message:
-        """Its input."""
+        """The input that it started with."""
 
     @_builtins.property
     def output(self) -> _message_pb2.Message:

@@ -144,7 +144,7 @@ class Message(_message.Message):
     a fork, messages of the shared prefix keep their ids, and every message recorded after the fork has another one.
     """
     role: Global___Role.ValueType
-    """The role."""
+    """The role; in a request USER or none."""
     kind: Global___MessageKind.ValueType
     """What the message is in its session; unspecified if it is not stored there."""
     author: _builtins.str
@@ -156,14 +156,16 @@ class Message(_message.Message):
     position: _builtins.int
     """The number of the message in its session, from 1 and gapless; 0 if it is not stored there."""
     metadata_json: _builtins.str
-    """Metadata of the caller's, as one JSON object; empty for none. The server stores it and reads nothing of it."""
+    """Metadata of the caller's, as one JSON object; empty for none. The server checks that it is an object, stores it, and does not
+    use it.
+    """
     run_id: _builtins.str
     """The run that recorded it. Set in lists of a session's messages only. In the session of a fork, messages of the shared prefix
     have the fork's run id, and messages of earlier runs keep their run id.
     """
     @_builtins.property
     def parts(self) -> _containers.RepeatedCompositeFieldContainer[Global___Part]:
-        """The content, in order."""
+        """The content, in the order in which it was said."""
 
     @_builtins.property
     def create_time(self) -> _timestamp_pb2.Timestamp:
@@ -171,7 +173,7 @@ class Message(_message.Message):
 
     @_builtins.property
     def summary_range(self) -> Global___SummaryRange:
-        """What a summary replaces; unset on every other message."""
+        """What a summary replaces; unset on every other message, and ignored in a request."""
 
     def __init__(
         self,
@@ -246,15 +248,17 @@ class Part(_message.Message):
     TRUNCATED_FIELD_NUMBER: _builtins.int
     ORIGINAL_BYTES_FIELD_NUMBER: _builtins.int
     text: _builtins.str
-    """Plain text."""
+    """Text. Every character is kept as it was sent, control characters included."""
     data_json: _builtins.str
     """A JSON value, as text."""
     metadata_json: _builtins.str
-    """Metadata of the caller's, as one JSON object; empty for none. The server stores it and reads nothing of it."""
+    """Metadata of the caller's, as one JSON object; empty for none. The server checks that it is an object, stores it, and does not
+    use it.
+    """
     truncated: _builtins.bool
-    """Whether the content was cut to fit a limit."""
+    """Whether the content was cut to fit a limit. Ignored in a request."""
     original_bytes: _builtins.int
-    """The size of the content in bytes before it was cut; 0 if it was not."""
+    """The size of the content in bytes before it was cut; 0 if it was not. Ignored in a request."""
     @_builtins.property
     def reasoning(self) -> Global___Reasoning:
         """What the model thought before it answered."""
@@ -346,7 +350,7 @@ class Blob(_message.Message):
     FILENAME_FIELD_NUMBER: _builtins.int
     SIZE_BYTES_FIELD_NUMBER: _builtins.int
     data: _builtins.bytes
-    """The bytes."""
+    """The bytes. They count into every bound of their message."""
     uri: _builtins.str
     """The address. The server passes it to the provider and does not fetch it."""
     media_type: _builtins.str
@@ -432,7 +436,7 @@ class ToolResult(_message.Message):
     agent: _builtins.str
     """The name of the agent that called."""
     invocation_id: _builtins.str
-    """The invocation that called."""
+    """The agent invocation that made the call."""
     child_invocation_id: _builtins.str
     """The invocation of the agent that was called; empty for an ordinary tool."""
     truncated: _builtins.bool
@@ -441,7 +445,7 @@ class ToolResult(_message.Message):
     """Their size in bytes before they were cut; 0 if they were not."""
     @_builtins.property
     def call(self) -> Global___ToolCall:
-        """The call."""
+        """The call that this is the result of."""
 
     @_builtins.property
     def parts(self) -> _containers.RepeatedCompositeFieldContainer[Global___Part]:
@@ -491,7 +495,7 @@ class ToolOutcome(_message.Message):
     FAILURE_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def parts(self) -> _containers.RepeatedCompositeFieldContainer[Global___Part]:
-        """What the tool returned. None of them may be a tool call or a tool result."""
+        """What the tool returned. None of them may be a tool call or a tool result. Only their content and metadata_json are read."""
 
     @_builtins.property
     def failure(self) -> Global___ToolFailure:

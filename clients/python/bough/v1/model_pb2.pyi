@@ -29,7 +29,7 @@ class ModelSettings(_message.Message):
     MAX_OUTPUT_TOKENS_FIELD_NUMBER: _builtins.int
     EXTRA_JSON_FIELD_NUMBER: _builtins.int
     temperature: _builtins.float
-    """The sampling temperature."""
+    """The sampling temperature, in the range that the provider accepts."""
     top_p: _builtins.float
     """The probability mass of nucleus sampling."""
     max_output_tokens: _builtins.int

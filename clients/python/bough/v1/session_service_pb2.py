@@ -26,7 +26,7 @@ from bough.v1 import message_pb2 as bough_dot_v1_dot_message__pb2
 from bough.v1 import session_pb2 as bough_dot_v1_dot_session__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1e\x62ough/v1/session_service.proto\x12\x08\x62ough.v1\x1a\x16\x62ough/v1/message.proto\x1a\x16\x62ough/v1/session.proto\"\xd3\x01\n\x14\x43reateSessionRequest\x12\x42\n\x06labels\x18\x01 \x03(\x0b\x32*.bough.v1.CreateSessionRequest.LabelsEntryR\x06labels\x12\x1d\n\nsession_id\x18\x02 \x01(\tR\tsessionId\x12\x1d\n\nrequest_id\x18\x03 \x01(\tR\trequestId\x1a\x39\n\x0bLabelsEntry\x12\x10\n\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n\x05value\x18\x02 \x01(\tR\x05value:\x02\x38\x01\"D\n\x15\x43reateSessionResponse\x12+\n\x07session\x18\x01 \x01(\x0b\x32\x11.bough.v1.SessionR\x07session\"2\n\x11GetSessionRequest\x12\x1d\n\nsession_id\x18\x01 \x01(\tR\tsessionId\"A\n\x12GetSessionResponse\x12+\n\x07session\x18\x01 \x01(\x0b\x32\x11.bough.v1.SessionR\x07session\"\xcf\x01\n\x13ListSessionsRequest\x12\x1b\n\tpage_size\x18\x01 \x01(\x05R\x08pageSize\x12\x1d\n\npage_token\x18\x02 \x01(\tR\tpageToken\x12\x41\n\x06labels\x18\x03 \x03(\x0b\x32).bough.v1.ListSessionsRequest.LabelsEntryR\x06labels\x1a\x39\n\x0bLabelsEntry\x12\x10\n\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n\x05value\x18\x02 \x01(\tR\x05value:\x02\x38\x01\"m\n\x14ListSessionsResponse\x12-\n\x08sessions\x18\x01 \x03(\x0b\x32\x11.bough.v1.SessionR\x08sessions\x12&\n\x0fnext_page_token\x18\x02 \x01(\tR\rnextPageToken\"\xb4\x01\n\x14UpdateSessionRequest\x12\x1d\n\nsession_id\x18\x01 \x01(\tR\tsessionId\x12\x42\n\x06labels\x18\x02 \x03(\x0b\x32*.bough.v1.UpdateSessionRequest.LabelsEntryR\x06labels\x1a\x39\n\x0bLabelsEntry\x12\x10\n\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n\x05value\x18\x02 \x01(\tR\x05value:\x02\x38\x01\"D\n\x15UpdateSessionResponse\x12+\n\x07session\x18\x01 \x01(\x0b\x32\x11.bough.v1.SessionR\x07session\"5\n\x14\x44\x65leteSessionRequest\x12\x1d\n\nsession_id\x18\x01 \x01(\tR\tsessionId\"\x17\n\x15\x44\x65leteSessionResponse\"p\n\x13ListMessagesRequest\x12\x1b\n\tpage_size\x18\x01 \x01(\x05R\x08pageSize\x12\x1d\n\npage_token\x18\x02 \x01(\tR\tpageToken\x12\x1d\n\nsession_id\x18\x03 \x01(\tR\tsessionId\"m\n\x14ListMessagesResponse\x12-\n\x08messages\x18\x01 \x03(\x0b\x32\x11.bough.v1.MessageR\x08messages\x12&\n\x0fnext_page_token\x18\x02 \x01(\tR\rnextPageToken\"7\n\x16GetSessionStateRequest\x12\x1d\n\nsession_id\x18\x01 \x01(\tR\tsessionId\"8\n\x17GetSessionStateResponse\x12\x1d\n\nstate_json\x18\x01 \x01(\tR\tstateJson\"r\n\x19UpdateSessionStateRequest\x12\x1d\n\nsession_id\x18\x01 \x01(\tR\tsessionId\x12\x36\n\x07\x63hanges\x18\x02 \x03(\x0b\x32\x1c.bough.v1.SessionStateChangeR\x07\x63hanges\";\n\x1aUpdateSessionStateResponse\x12\x1d\n\nstate_json\x18\x01 \x01(\tR\tstateJson2\xa6\x05\n\x0eSessionService\x12P\n\rCreateSession\x12\x1e.bough.v1.CreateSessionRequest\x1a\x1f.bough.v1.CreateSessionResponse\x12G\n\nGetSession\x12\x1b.bough.v1.GetSessionRequest\x1a\x1c.bough.v1.GetSessionResponse\x12M\n\x0cListSessions\x12\x1d.bough.v1.ListSessionsRequest\x1a\x1e.bough.v1.ListSessionsResponse\x12P\n\rUpdateSession\x12\x1e.bough.v1.UpdateSessionRequest\x1a\x1f.bough.v1.UpdateSessionResponse\x12P\n\rDeleteSession\x12\x1e.bough.v1.DeleteSessionRequest\x1a\x1f.bough.v1.DeleteSessionResponse\x12M\n\x0cListMessages\x12\x1d.bough.v1.ListMessagesRequest\x1a\x1e.bough.v1.ListMessagesResponse\x12V\n\x0fGetSessionState\x12 .bough.v1.GetSessionStateRequest\x1a!.bough.v1.GetSessionStateResponse\x12_\n\x12UpdateSessionState\x12#.bough.v1.UpdateSessionStateRequest\x1a$.bough.v1.UpdateSessionStateResponseB]\n\x0c\x64\x65v.bough.v1B\x13SessionServiceProtoP\x01Z6github.com/bough-dev/bough/clients/go/bough/v1;boughv1b\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1e\x62ough/v1/session_service.proto\x12\x08\x62ough.v1\x1a\x16\x62ough/v1/message.proto\x1a\x16\x62ough/v1/session.proto\"\xd3\x01\n\x14\x43reateSessionRequest\x12\x42\n\x06labels\x18\x01 \x03(\x0b\x32*.bough.v1.CreateSessionRequest.LabelsEntryR\x06labels\x12\x1d\n\nsession_id\x18\x02 \x01(\tR\tsessionId\x12\x1d\n\nrequest_id\x18\x03 \x01(\tR\trequestId\x1a\x39\n\x0bLabelsEntry\x12\x10\n\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n\x05value\x18\x02 \x01(\tR\x05value:\x02\x38\x01\"D\n\x15\x43reateSessionResponse\x12+\n\x07session\x18\x01 \x01(\x0b\x32\x11.bough.v1.SessionR\x07session\"2\n\x11GetSessionRequest\x12\x1d\n\nsession_id\x18\x01 \x01(\tR\tsessionId\"A\n\x12GetSessionResponse\x12+\n\x07session\x18\x01 \x01(\x0b\x32\x11.bough.v1.SessionR\x07session\"\x82\x01\n\x13ListSessionsRequest\x12\x1b\n\tpage_size\x18\x01 \x01(\x05R\x08pageSize\x12\x1d\n\npage_token\x18\x02 \x01(\tR\tpageToken\x12/\n\x06\x66ilter\x18\x03 \x01(\x0b\x32\x17.bough.v1.SessionFilterR\x06\x66ilter\"m\n\x14ListSessionsResponse\x12-\n\x08sessions\x18\x01 \x03(\x0b\x32\x11.bough.v1.SessionR\x08sessions\x12&\n\x0fnext_page_token\x18\x02 \x01(\tR\rnextPageToken\"\xb4\x01\n\x14UpdateSessionRequest\x12\x1d\n\nsession_id\x18\x01 \x01(\tR\tsessionId\x12\x42\n\x06labels\x18\x02 \x03(\x0b\x32*.bough.v1.UpdateSessionRequest.LabelsEntryR\x06labels\x1a\x39\n\x0bLabelsEntry\x12\x10\n\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n\x05value\x18\x02 \x01(\tR\x05value:\x02\x38\x01\"D\n\x15UpdateSessionResponse\x12+\n\x07session\x18\x01 \x01(\x0b\x32\x11.bough.v1.SessionR\x07session\"5\n\x14\x44\x65leteSessionRequest\x12\x1d\n\nsession_id\x18\x01 \x01(\tR\tsessionId\"\x17\n\x15\x44\x65leteSessionResponse\"p\n\x13ListMessagesRequest\x12\x1b\n\tpage_size\x18\x01 \x01(\x05R\x08pageSize\x12\x1d\n\npage_token\x18\x02 \x01(\tR\tpageToken\x12\x1d\n\nsession_id\x18\x03 \x01(\tR\tsessionId\"m\n\x14ListMessagesResponse\x12-\n\x08messages\x18\x01 \x03(\x0b\x32\x11.bough.v1.MessageR\x08messages\x12&\n\x0fnext_page_token\x18\x02 \x01(\tR\rnextPageToken\"7\n\x16GetSessionStateRequest\x12\x1d\n\nsession_id\x18\x01 \x01(\tR\tsessionId\"8\n\x17GetSessionStateResponse\x12\x1d\n\nstate_json\x18\x01 \x01(\tR\tstateJson\"}\n\x19UpdateSessionStateRequest\x12\x1d\n\nsession_id\x18\x01 \x01(\tR\tsessionId\x12\x41\n\rstate_changes\x18\x02 \x03(\x0b\x32\x1c.bough.v1.SessionStateChangeR\x0cstateChanges\";\n\x1aUpdateSessionStateResponse\x12\x1d\n\nstate_json\x18\x01 \x01(\tR\tstateJson2\xa6\x05\n\x0eSessionService\x12P\n\rCreateSession\x12\x1e.bough.v1.CreateSessionRequest\x1a\x1f.bough.v1.CreateSessionResponse\x12G\n\nGetSession\x12\x1b.bough.v1.GetSessionRequest\x1a\x1c.bough.v1.GetSessionResponse\x12M\n\x0cListSessions\x12\x1d.bough.v1.ListSessionsRequest\x1a\x1e.bough.v1.ListSessionsResponse\x12P\n\rUpdateSession\x12\x1e.bough.v1.UpdateSessionRequest\x1a\x1f.bough.v1.UpdateSessionResponse\x12P\n\rDeleteSession\x12\x1e.bough.v1.DeleteSessionRequest\x1a\x1f.bough.v1.DeleteSessionResponse\x12M\n\x0cListMessages\x12\x1d.bough.v1.ListMessagesRequest\x1a\x1e.bough.v1.ListMessagesResponse\x12V\n\x0fGetSessionState\x12 .bough.v1.GetSessionStateRequest\x1a!.bough.v1.GetSessionStateResponse\x12_\n\x12UpdateSessionState\x12#.bough.v1.UpdateSessionStateRequest\x1a$.bough.v1.UpdateSessionStateResponseB]\n\x0c\x64\x65v.bough.v1B\x13SessionServiceProtoP\x01Z6github.com/bough-dev/bough/clients/go/bough/v1;boughv1b\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -36,8 +36,6 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['DESCRIPTOR']._serialized_options = b'\n\014dev.bough.v1B\023SessionServiceProtoP\001Z6github.com/bough-dev/bough/clients/go/bough/v1;boughv1'
   _globals['_CREATESESSIONREQUEST_LABELSENTRY']._loaded_options = None
   _globals['_CREATESESSIONREQUEST_LABELSENTRY']._serialized_options = b'8\001'
-  _globals['_LISTSESSIONSREQUEST_LABELSENTRY']._loaded_options = None
-  _globals['_LISTSESSIONSREQUEST_LABELSENTRY']._serialized_options = b'8\001'
   _globals['_UPDATESESSIONREQUEST_LABELSENTRY']._loaded_options = None
   _globals['_UPDATESESSIONREQUEST_LABELSENTRY']._serialized_options = b'8\001'
   _globals['_CREATESESSIONREQUEST']._serialized_start=93
@@ -51,33 +49,31 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_GETSESSIONRESPONSE']._serialized_start=428
   _globals['_GETSESSIONRESPONSE']._serialized_end=493
   _globals['_LISTSESSIONSREQUEST']._serialized_start=496
-  _globals['_LISTSESSIONSREQUEST']._serialized_end=703
-  _globals['_LISTSESSIONSREQUEST_LABELSENTRY']._serialized_start=247
-  _globals['_LISTSESSIONSREQUEST_LABELSENTRY']._serialized_end=304
-  _globals['_LISTSESSIONSRESPONSE']._serialized_start=705
-  _globals['_LISTSESSIONSRESPONSE']._serialized_end=814
-  _globals['_UPDATESESSIONREQUEST']._serialized_start=817
-  _globals['_UPDATESESSIONREQUEST']._serialized_end=997
+  _globals['_LISTSESSIONSREQUEST']._serialized_end=626
+  _globals['_LISTSESSIONSRESPONSE']._serialized_start=628
+  _globals['_LISTSESSIONSRESPONSE']._serialized_end=737
+  _globals['_UPDATESESSIONREQUEST']._serialized_start=740
+  _globals['_UPDATESESSIONREQUEST']._serialized_end=920
   _globals['_UPDATESESSIONREQUEST_LABELSENTRY']._serialized_start=247
   _globals['_UPDATESESSIONREQUEST_LABELSENTRY']._serialized_end=304
-  _globals['_UPDATESESSIONRESPONSE']._serialized_start=999
-  _globals['_UPDATESESSIONRESPONSE']._serialized_end=1067
-  _globals['_DELETESESSIONREQUEST']._serialized_start=1069
-  _globals['_DELETESESSIONREQUEST']._serialized_end=1122
-  _globals['_DELETESESSIONRESPONSE']._serialized_start=1124
-  _globals['_DELETESESSIONRESPONSE']._serialized_end=1147
-  _globals['_LISTMESSAGESREQUEST']._serialized_start=1149
-  _globals['_LISTMESSAGESREQUEST']._serialized_end=1261
-  _globals['_LISTMESSAGESRESPONSE']._serialized_start=1263
-  _globals['_LISTMESSAGESRESPONSE']._serialized_end=1372
-  _globals['_GETSESSIONSTATEREQUEST']._serialized_start=1374
-  _globals['_GETSESSIONSTATEREQUEST']._serialized_end=1429
-  _globals['_GETSESSIONSTATERESPONSE']._serialized_start=1431
-  _globals['_GETSESSIONSTATERESPONSE']._serialized_end=1487
-  _globals['_UPDATESESSIONSTATEREQUEST']._serialized_start=1489
-  _globals['_UPDATESESSIONSTATEREQUEST']._serialized_end=1603
-  _globals['_UPDATESESSIONSTATERESPONSE']._serialized_start=1605
-  _globals['_UPDATESESSIONSTATERESPONSE']._serialized_end=1664
-  _globals['_SESSIONSERVICE']._serialized_start=1667
-  _globals['_SESSIONSERVICE']._serialized_end=2345
+  _globals['_UPDATESESSIONRESPONSE']._serialized_start=922
+  _globals['_UPDATESESSIONRESPONSE']._serialized_end=990
+  _globals['_DELETESESSIONREQUEST']._serialized_start=992
+  _globals['_DELETESESSIONREQUEST']._serialized_end=1045
+  _globals['_DELETESESSIONRESPONSE']._serialized_start=1047
+  _globals['_DELETESESSIONRESPONSE']._serialized_end=1070
+  _globals['_LISTMESSAGESREQUEST']._serialized_start=1072
+  _globals['_LISTMESSAGESREQUEST']._serialized_end=1184
+  _globals['_LISTMESSAGESRESPONSE']._serialized_start=1186
+  _globals['_LISTMESSAGESRESPONSE']._serialized_end=1295
+  _globals['_GETSESSIONSTATEREQUEST']._serialized_start=1297
+  _globals['_GETSESSIONSTATEREQUEST']._serialized_end=1352
+  _globals['_GETSESSIONSTATERESPONSE']._serialized_start=1354
+  _globals['_GETSESSIONSTATERESPONSE']._serialized_end=1410
+  _globals['_UPDATESESSIONSTATEREQUEST']._serialized_start=1412
+  _globals['_UPDATESESSIONSTATEREQUEST']._serialized_end=1537
+  _globals['_UPDATESESSIONSTATERESPONSE']._serialized_start=1539
+  _globals['_UPDATESESSIONSTATERESPONSE']._serialized_end=1598
+  _globals['_SESSIONSERVICE']._serialized_start=1601
+  _globals['_SESSIONSERVICE']._serialized_end=2279
 # @@protoc_insertion_point(module_scope)

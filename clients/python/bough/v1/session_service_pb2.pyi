@@ -54,8 +54,9 @@ class CreateSessionRequest(_message.Message):
     ALREADY_EXISTS (SESSION_EXISTS).
     """
     request_id: _builtins.str
-    """The caller's name for this request, unique to its tenant and user and kept as long as the session: the same name with the same
-    content returns the session that it created; with different content it is ALREADY_EXISTS (REQUEST_ID_REUSED). Empty for none.
+    """The caller's name for this request, in visible ASCII characters, unique to its tenant and user and kept as long as the session:
+    the same name with the same content returns the session that it created; with different content it is ALREADY_EXISTS
+    (REQUEST_ID_REUSED). Empty for none.
     """
     @_builtins.property
     def labels(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
@@ -85,7 +86,7 @@ class CreateSessionResponse(_message.Message):
     SESSION_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def session(self) -> _session_pb2.Session:
-        """The session."""
+        """The session; of a repeated request_id, the one that exists already."""
 
     def __init__(
         self,
@@ -131,7 +132,7 @@ class GetSessionResponse(_message.Message):
     SESSION_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def session(self) -> _session_pb2.Session:
-        """The session."""
+        """The session as it is now."""
 
     def __init__(
         self,
@@ -152,47 +153,27 @@ class ListSessionsRequest(_message.Message):
 
     DESCRIPTOR: _descriptor.Descriptor
 
-    @_typing.final
-    class LabelsEntry(_message.Message):
-        DESCRIPTOR: _descriptor.Descriptor
-
-        KEY_FIELD_NUMBER: _builtins.int
-        VALUE_FIELD_NUMBER: _builtins.int
-        key: _builtins.str
-        value: _builtins.str
-        def __init__(
-            self,
-            *,
-            key: _builtins.str = ...,
-            value: _builtins.str = ...,
-        ) -> None: ...
-        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
-        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
-        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-        def WhichOneof(self, oneof_group: _Never) -> None: ...
-
     PAGE_SIZE_FIELD_NUMBER: _builtins.int
     PAGE_TOKEN_FIELD_NUMBER: _builtins.int
-    LABELS_FIELD_NUMBER: _builtins.int
+    FILTER_FIELD_NUMBER: _builtins.int
     page_size: _builtins.int
     """The most sessions of a page; 0 for 50, and more than 1,000 is lowered to 1,000. A page also ends at about 1 MiB."""
     page_token: _builtins.str
-    """next_page_token of the page before with the same labels; empty for the first page."""
+    """next_page_token of the page before of the same filter; empty for the first page."""
     @_builtins.property
-    def labels(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
-        """Only sessions that have all of these labels."""
+    def filter(self) -> _session_pb2.SessionFilter:
+        """Which sessions; unset for all."""
 
     def __init__(
         self,
         *,
         page_size: _builtins.int = ...,
         page_token: _builtins.str = ...,
-        labels: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
+        filter: _session_pb2.SessionFilter | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["filter", b"filter"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["labels", b"labels", "page_size", b"page_size", "page_token", b"page_token"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["filter", b"filter", "page_size", b"page_size", "page_token", b"page_token"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -210,7 +191,7 @@ class ListSessionsResponse(_message.Message):
     """The token of the next page; empty on the last one."""
     @_builtins.property
     def sessions(self) -> _containers.RepeatedCompositeFieldContainer[_session_pb2.Session]:
-        """The sessions, newest first."""
+        """The sessions, in descending order of create_time."""
 
     def __init__(
         self,
@@ -283,7 +264,7 @@ class UpdateSessionResponse(_message.Message):
     SESSION_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def session(self) -> _session_pb2.Session:
-        """The session."""
+        """The session with its new labels."""
 
     def __init__(
         self,
@@ -446,22 +427,22 @@ class UpdateSessionStateRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     SESSION_ID_FIELD_NUMBER: _builtins.int
-    CHANGES_FIELD_NUMBER: _builtins.int
+    STATE_CHANGES_FIELD_NUMBER: _builtins.int
     session_id: _builtins.str
     """The session. Unknown, or another tenant's: NOT_FOUND."""
     @_builtins.property
-    def changes(self) -> _containers.RepeatedCompositeFieldContainer[_session_pb2.SessionStateChange]:
-        """The changes, in order."""
+    def state_changes(self) -> _containers.RepeatedCompositeFieldContainer[_session_pb2.SessionStateChange]:
+        """The changes, applied in order: all of them, or none."""
 
     def __init__(
         self,
         *,
         session_id: _builtins.str = ...,
-        changes: _abc.Iterable[_session_pb2.SessionStateChange] | None = ...,
+        state_changes: _abc.Iterable[_session_pb2.SessionStateChange] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["changes", b"changes", "session_id", b"session_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["session_id", b"session_id", "state_changes", b"state_changes"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -157,8 +157,8 @@ class CitationRef(_message.Message):
     URL_FIELD_NUMBER: _builtins.int
     PROVIDER_REF_FIELD_NUMBER: _builtins.int
     PART_INDEX_FIELD_NUMBER: _builtins.int
-    START_FIELD_NUMBER: _builtins.int
-    END_FIELD_NUMBER: _builtins.int
+    START_OFFSET_FIELD_NUMBER: _builtins.int
+    END_OFFSET_FIELD_NUMBER: _builtins.int
     SNIPPET_FIELD_NUMBER: _builtins.int
     label: _builtins.str
     """A name for people, such as a page's title; may be empty."""
@@ -168,9 +168,9 @@ class CitationRef(_message.Message):
     """The provider's id of the source; empty for an address."""
     part_index: _builtins.int
     """The part of the answer that cites it, from 0; absent if the provider did not say."""
-    start: _builtins.int
+    start_offset: _builtins.int
     """The first character of the part's text that cites it, from 0, in Unicode code points; absent if the provider did not say."""
-    end: _builtins.int
+    end_offset: _builtins.int
     """The character after the last one that cites it; absent if the provider did not say."""
     snippet: _builtins.str
     """The cited text of the source; empty if the provider did not send it."""
@@ -181,26 +181,26 @@ class CitationRef(_message.Message):
         url: _builtins.str = ...,
         provider_ref: _builtins.str = ...,
         part_index: _builtins.int | None = ...,
-        start: _builtins.int | None = ...,
-        end: _builtins.int | None = ...,
+        start_offset: _builtins.int | None = ...,
+        end_offset: _builtins.int | None = ...,
         snippet: _builtins.str = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_end", b"_end", "_part_index", b"_part_index", "_start", b"_start", "end", b"end", "part_index", b"part_index", "start", b"start"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_end_offset", b"_end_offset", "_part_index", b"_part_index", "_start_offset", b"_start_offset", "end_offset", b"end_offset", "part_index", b"part_index", "start_offset", b"start_offset"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_end", b"_end", "_part_index", b"_part_index", "_start", b"_start", "end", b"end", "label", b"label", "part_index", b"part_index", "provider_ref", b"provider_ref", "snippet", b"snippet", "start", b"start", "url", b"url"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_end_offset", b"_end_offset", "_part_index", b"_part_index", "_start_offset", b"_start_offset", "end_offset", b"end_offset", "label", b"label", "part_index", b"part_index", "provider_ref", b"provider_ref", "snippet", b"snippet", "start_offset", b"start_offset", "url", b"url"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType__end: _TypeAlias = _typing.Literal["end"]  # noqa: Y015
-    _WhichOneofArgType__end: _TypeAlias = _typing.Literal["_end", b"_end"]  # noqa: Y015
+    _WhichOneofReturnType__end_offset: _TypeAlias = _typing.Literal["end_offset"]  # noqa: Y015
+    _WhichOneofArgType__end_offset: _TypeAlias = _typing.Literal["_end_offset", b"_end_offset"]  # noqa: Y015
     _WhichOneofReturnType__part_index: _TypeAlias = _typing.Literal["part_index"]  # noqa: Y015
     _WhichOneofArgType__part_index: _TypeAlias = _typing.Literal["_part_index", b"_part_index"]  # noqa: Y015
-    _WhichOneofReturnType__start: _TypeAlias = _typing.Literal["start"]  # noqa: Y015
-    _WhichOneofArgType__start: _TypeAlias = _typing.Literal["_start", b"_start"]  # noqa: Y015
+    _WhichOneofReturnType__start_offset: _TypeAlias = _typing.Literal["start_offset"]  # noqa: Y015
+    _WhichOneofArgType__start_offset: _TypeAlias = _typing.Literal["_start_offset", b"_start_offset"]  # noqa: Y015
     @_typing.overload
-    def WhichOneof(self, oneof_group: _WhichOneofArgType__end) -> _WhichOneofReturnType__end | None: ...
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__end_offset) -> _WhichOneofReturnType__end_offset | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__part_index) -> _WhichOneofReturnType__part_index | None: ...
     @_typing.overload
-    def WhichOneof(self, oneof_group: _WhichOneofArgType__start) -> _WhichOneofReturnType__start | None: ...
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__start_offset) -> _WhichOneofReturnType__start_offset | None: ...
 
 Global___CitationRef: _TypeAlias = CitationRef  # noqa: Y015
 
@@ -261,7 +261,7 @@ class LlmResponse(_message.Message):
     model: _builtins.str
     """The model that answered, by the provider's name of it."""
     finish_reason: Global___FinishReason.ValueType
-    """Why the model stopped."""
+    """Why the model stopped; OTHER for a reason that has no value here."""
     provider_finish_reason: _builtins.str
     """The same in the provider's own word; empty if it gave none."""
     raw_json: _builtins.str
@@ -314,7 +314,7 @@ class AgentStep(_message.Message):
 
     STEP_ID_FIELD_NUMBER: _builtins.int
     INVOCATION_ID_FIELD_NUMBER: _builtins.int
-    INDEX_FIELD_NUMBER: _builtins.int
+    STEP_INDEX_FIELD_NUMBER: _builtins.int
     ATTEMPT_FIELD_NUMBER: _builtins.int
     START_TIME_FIELD_NUMBER: _builtins.int
     DURATION_FIELD_NUMBER: _builtins.int
@@ -322,11 +322,13 @@ class AgentStep(_message.Message):
     TOOL_RESULTS_FIELD_NUMBER: _builtins.int
     ANNOTATIONS_FIELD_NUMBER: _builtins.int
     step_id: _builtins.str
-    """The id, derived from the invocation id and the index. Unique in its run."""
+    """The id. Unique in its run, and the same if the run is replayed."""
     invocation_id: _builtins.str
     """The agent invocation that made the step."""
-    index: _builtins.int
-    """The number of the step in its invocation, from 0."""
+    step_index: _builtins.int
+    """The number of the step in its agent invocation, from 0. Branches of an agent's code that run in parallel count each their own,
+    so `step_id` tells steps apart.
+    """
     attempt: _builtins.int
     """Which attempt of the model call answered, from 1."""
     @_builtins.property
@@ -354,7 +356,7 @@ class AgentStep(_message.Message):
         *,
         step_id: _builtins.str = ...,
         invocation_id: _builtins.str = ...,
-        index: _builtins.int = ...,
+        step_index: _builtins.int = ...,
         attempt: _builtins.int = ...,
         start_time: _timestamp_pb2.Timestamp | None = ...,
         duration: _duration_pb2.Duration | None = ...,
@@ -364,7 +366,7 @@ class AgentStep(_message.Message):
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["annotations", b"annotations", "duration", b"duration", "llm_response", b"llm_response", "start_time", b"start_time"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["annotations", b"annotations", "attempt", b"attempt", "duration", b"duration", "index", b"index", "invocation_id", b"invocation_id", "llm_response", b"llm_response", "start_time", b"start_time", "step_id", b"step_id", "tool_results", b"tool_results"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["annotations", b"annotations", "attempt", b"attempt", "duration", b"duration", "invocation_id", b"invocation_id", "llm_response", b"llm_response", "start_time", b"start_time", "step_id", b"step_id", "step_index", b"step_index", "tool_results", b"tool_results"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

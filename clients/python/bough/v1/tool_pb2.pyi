@@ -35,7 +35,7 @@ class _ToolSourceEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ToolSource
 class ToolSource(_ToolSource, metaclass=_ToolSourceEnumTypeWrapper):
     """Where the code of a tool is.
 
-    Set aside: 4 MCP, 5 REMOTE.
+    Values 4 (MCP) and 5 (REMOTE) are reserved for a later version.
     """
 
 TOOL_SOURCE_UNSPECIFIED: ToolSource.ValueType  # 0
@@ -66,7 +66,7 @@ class ToolInfo(_message.Message):
     input_schema_json: _builtins.str
     """JSON Schema of the arguments, as text. Always an object's."""
     source: Global___ToolSource.ValueType
-    """Where its code is."""
+    """Where its code is, which determines who runs it."""
     requires_approval: _builtins.bool
     """Whether every call waits for an approval. False if only some do, or if only an agent's ToolLink asks for it."""
     def __init__(

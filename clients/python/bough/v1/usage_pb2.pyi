@@ -47,7 +47,7 @@ class Usage(_message.Message):
     model_calls_without_usage: _builtins.int
     """Of model_calls, those for which the provider reported no usage."""
     tool_calls: _builtins.int
-    """Tool calls that started."""
+    """Tool calls that started, calls of linked agents included; each counts once, however many attempts it had."""
     cost_nanos: _builtins.int
     """The cost in billionths of currency_code; absent if no model that was called has a price."""
     currency_code: _builtins.str

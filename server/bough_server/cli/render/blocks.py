@@ -86,11 +86,10 @@ class AgentLane:
     mode: Mode = "text"
     activity: str = ""
     since: float = 0.0
-    attempt: tuple[int, int] = (0, 0)
-    has_text: bool = False
-    """Whether text has arrived in this attempt."""
-    has_shown: bool = False
-    """Whether lines of this attempt's text are on the screen."""
+    step_id: str = ""
+    """The step whose text arrived last; branches of an agent that run in parallel take turns."""
+    attempts: "dict[str, Attempt]" = field(default_factory=dict)
+    """The last attempt of each step."""
     has_ended: bool = False
     forked_ns: int = 0
     """When its run was forked, in nanoseconds since the Unix epoch; 0 if it is not a fork, as far as known."""
@@ -99,6 +98,15 @@ class AgentLane:
     def wait_for(self, what: str, now: float) -> None:
         """Set the activity that the agent waits for from now on."""
         self.activity, self.since = what, now
+
+
+@dataclass(slots=True, kw_only=True)
+class Attempt:
+    """Text of a step's last attempt: whether any has arrived, and whether lines of it are on the screen."""
+
+    number: int
+    has_text: bool = False
+    has_shown: bool = False
 
 
 @dataclass(slots=True, kw_only=True)
@@ -213,37 +221,35 @@ class AgentBlocks:
 
     def add_text(self, event: AgentEvent, lane: AgentLane, mode: Mode, text: str) -> None:
         """Add a piece of streamed text; a late piece of an earlier attempt is dropped."""
-        attempt = (event.step_index, event.attempt)
-        if attempt < lane.attempt:
+        known = lane.attempts.get(event.step_id)
+        if known is not None and event.attempt < known.number:
             return
-        if attempt > lane.attempt:
-            if event.step_index == lane.attempt[0]:
-                self._discard(lane)
-            else:
-                self.flush(lane)
-            lane.attempt, lane.has_text, lane.has_shown = attempt, False, False
-        if mode != lane.mode:
+        if known is None or event.attempt > known.number:
+            known = self.begin_again(event, lane)
+        if mode != lane.mode or event.step_id != lane.step_id:
             self.flush(lane)
-            lane.mode = mode
+            lane.mode, lane.step_id = mode, event.step_id
         lane.activity = ""
-        lane.has_text = lane.has_text or mode == "text"
+        known.has_text = known.has_text or mode == "text"
         self._print(lane, lane.text.add(text))
 
-    def begin_again(self, event: AgentEvent, lane: AgentLane) -> None:
-        """Start the attempt of an event; the text of the one before is discarded."""
-        self._discard(lane)
-        lane.attempt = (event.step_index, event.attempt)
-        lane.has_text = lane.has_shown = False
+    def begin_again(self, event: AgentEvent, lane: AgentLane) -> Attempt:
+        """Start the attempt of an event and return it; the text of the step's attempt before is discarded."""
+        self._discard(lane, event.step_id)
+        lane.attempts[event.step_id] = begun = Attempt(number=event.attempt)
+        return begun
 
     def _print(self, lane: AgentLane, lines: list[str]) -> None:
         for line in lines:
             self.write_line(lane, line, STYLES[lane.mode])
-        lane.has_shown = lane.has_shown or (bool(lines) and lane.mode == "text")
+        if lines and lane.mode == "text" and (known := lane.attempts.get(lane.step_id)) is not None:
+            known.has_shown = True
 
-    def _discard(self, lane: AgentLane) -> None:
-        """Discard the text of a lost attempt; lines that are already on the screen get a note."""
-        lane.text.finish()
-        if lane.has_shown:
+    def _discard(self, lane: AgentLane, step_id: str) -> None:
+        """Discard the text of a step's lost attempt; lines that are already on the screen get a note."""
+        if step_id == lane.step_id:
+            lane.text.finish()
+        if (lost := lane.attempts.get(step_id)) is not None and lost.has_shown:
             self.write_line(lane, "  the text of this step so far is discarded", "dim yellow")
 
 

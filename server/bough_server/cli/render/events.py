@@ -176,9 +176,10 @@ def _retrying(blocks: AgentBlocks, event: AgentEvent, lane: AgentLane, now: floa
 
 def _model_completed(blocks: AgentBlocks, event: AgentEvent, lane: AgentLane, now: float) -> None:
     text = text_of(event.llm_completed.response.message)
-    attempt = (event.step_index, event.attempt)
+    shown = lane.attempts.get(event.step_id)
+    is_shown = shown is not None and shown.has_text and shown.number == event.attempt
     # An answer outside of a step is a summary, not text of the agent. Streamed text is on the screen already.
-    if text and event.step_id and not (lane.has_text and lane.attempt == attempt):
+    if text and event.step_id and not is_shown:
         blocks.add_text(event, lane, "text", text)
     blocks.flush(lane)
     if finished := finish_text(event.llm_completed.response):

@@ -86,7 +86,7 @@ class AnnotationCollector:
         span = details if "start_index" in details else annotation
         start, end = _offset(span.get("start_index")), _offset(span.get("end_index"))
         if start is not None and end is not None and start <= end:
-            citation.start, citation.end = start, end
+            citation.start_offset, citation.end_offset = start, end
         self._cite(citation, content)
 
     def cite_addresses(self, addresses: object) -> None:
@@ -159,9 +159,9 @@ def _positioned(citation: step_pb2.CitationRef, position: ContentPosition | None
     positioned.CopyFrom(citation)
     if position is not None:
         positioned.part_index = position.part_index
-    if citation.HasField("start"):
+    if citation.HasField("start_offset"):
         offset = position.offset if position is not None else 0
-        positioned.start, positioned.end = citation.start + offset, citation.end + offset
+        positioned.start_offset, positioned.end_offset = citation.start_offset + offset, citation.end_offset + offset
     return positioned
 
 
