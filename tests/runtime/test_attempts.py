@@ -148,7 +148,7 @@ async def test_usage_that_is_unknown_is_absent_and_what_is_zero_is_zero(tmp_path
             log = await harness.turn("p")
             ends.append((log[-1].run_completed.usage, len(await harness.store.usage.of_run(log[0].run_id))))
     assert ends == [
-        (usage_pb2.Usage(model_calls=1, model_calls_without_usage=1), 0),
+        (usage_pb2.Usage(model_calls=1, model_calls_without_usage=1), 1),
         (_costing(0, input_tokens=0, output_tokens=0, model_calls=1), 1),
     ]
 

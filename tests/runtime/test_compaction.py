@@ -109,7 +109,7 @@ async def test_the_oldest_exchanges_are_summarized_once_and_the_summary_goes_on(
     assert (messages[5].author, text_of(messages[5]), messages[5].position) == ("p", "It was about words.", 6)
     assert tree.agents[0].step_count == 1
     assert tree.agents[0].usage.model_calls == 2
-    assert len(ledger) == 1
+    assert sorted(entry.usage.model_calls_without_usage for entry in ledger) == [0, 1]
     assert len(tree.steps) == 1
 
 
@@ -119,7 +119,8 @@ async def test_a_summary_is_charged_to_whom_it_is_made_for_and_at_its_own_model_
         logs = await talk(harness, "p", f"1 {LONG}", f"2 {LONG}")
         ledger = await harness.store.usage.of_run(logs[1][0].run_id)
     assert [(entry.agent, entry.model, entry.usage.cost_nanos, entry.sequence) for entry in ledger] == [
-        ("p", "cheap", 9_000, 3)
+        ("p", "cheap", 9_000, 3),
+        ("p", "default", 0, 8),
     ]
     assert having(logs[1], "llm_started")[0].llm_started.model == "cheap"
     assert logs[1][-1].run_completed.usage.model_calls == 2
@@ -155,7 +156,8 @@ async def test_a_failing_summary_fails_nobody(tmp_path: Path) -> None:
         "s0.compact",
         error_pb2.ERROR_REASON_MODEL_UNAVAILABLE,
     )
-    assert [entry.sequence for entry in ledger] == [failed.sequence]
+    answered = having(logs[2], "llm_completed")[0]
+    assert [entry.sequence for entry in ledger] == [failed.sequence, answered.sequence]
 
 
 async def test_a_request_that_cannot_be_made_is_the_failure_of_its_call(tmp_path: Path) -> None:

@@ -174,9 +174,10 @@ async def test_a_letter_that_its_dead_owner_never_read_is_carried_out_by_who_com
     ) as harness:
         run = await harness.start("slow")
         await slow.began.wait()
-        caller = execution_pb2.CANCEL_REASON_CALLER
-        letter = RunCommand(command_id=0, run_id=run.run_id, cancel=caller, user_id="anne", note="Enough.")
-        await harness.store.mailbox.post(letter)
+        cancel = event_pb2.CancelRequested(
+            reason=execution_pb2.CANCEL_REASON_CALLER, requested_by="anne", note="Enough.", by_run_id="the-next"
+        )
+        await harness.store.mailbox.post(RunCommand(command_id=0, run_id=run.run_id, cancel=cancel))
         await harness.crash()
     async with open_harness(tmp_path, models=Scripts("agents: {}"), code_agents=[slow.agent()]) as harness:
         await harness.runs.recover()
@@ -184,5 +185,5 @@ async def test_a_letter_that_its_dead_owner_never_read_is_carried_out_by_who_com
         check_laws(log)
         assert await harness.store.mailbox.take(run.run_id) == []
     request = having(log, "cancel_requested")[0].cancel_requested
-    assert (request.requested_by, request.note) == ("anne", "Enough.")
+    assert request == cancel
     assert log[-1].HasField("run_cancelled")

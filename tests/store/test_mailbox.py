@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from bough.v1 import agent_service_pb2, execution_pb2, input_pb2
+from bough.v1 import agent_service_pb2, event_pb2, execution_pb2, input_pb2
 from bough_server.errors import Fenced, NotFound, ServerStopping
 from bough_server.store.sql.store import Store, open_store
 from bough_server.store.worker_ports import RunCommand
@@ -15,9 +15,9 @@ def _cancel(run: Made, letter_id: int = 0) -> RunCommand:
     return RunCommand(
         command_id=letter_id,
         run_id=run.run_id,
-        cancel=execution_pb2.CANCEL_REASON_CALLER,
-        user_id="anne",
-        note="It takes too long.",
+        cancel=event_pb2.CancelRequested(
+            reason=execution_pb2.CANCEL_REASON_CALLER, requested_by="anne", note="It takes too long.", by_run_id="next"
+        ),
     )
 
 
@@ -105,7 +105,7 @@ async def test_a_letter_says_one_thing(store: Store) -> None:
         RunCommand(
             command_id=0,
             run_id=run.run_id,
-            cancel=execution_pb2.CANCEL_REASON_CALLER,
+            cancel=event_pb2.CancelRequested(),
             answers=agent_service_pb2.ResumeRunRequest(),
         ),
     ):

@@ -18,7 +18,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule, run_state_machine_as_test
 
-from bough.v1 import event_pb2, execution_pb2, input_pb2
+from bough.v1 import event_pb2, input_pb2
 from bough_server import events
 from bough_server.errors import Fenced
 from bough_server.store.ports import Record, RunMoved, StoredEvent
@@ -200,7 +200,7 @@ class Ownership(RuleBasedStateMachine):
 
     @rule(run=st.sampled_from(RUNS))
     def post(self, run: int) -> None:
-        letter = RunCommand(command_id=0, run_id=self._runs[run].run_id, cancel=execution_pb2.CANCEL_REASON_CALLER)
+        letter = RunCommand(command_id=0, run_id=self._runs[run].run_id, cancel=event_pb2.CancelRequested())
         self._submit("post", "", run, self._store.mailbox.post(letter))
 
     @rule(worker=st.sampled_from(WORKERS), run=st.sampled_from(RUNS))
@@ -315,6 +315,17 @@ async def everything_now(store: Store, run: Made) -> list[StoredEvent]:
     while page := await store.log.read(run.run_id, after=len(stored)):
         stored += page
     return stored
+
+
+def test_a_command_that_was_committed_with_the_end_of_its_run_is_posted() -> None:
+    machine = Ownership()
+    try:
+        machine.begin()
+        machine.post(run=0)
+        machine.end(run=0, worker="a")
+        machine.settle(trouble="after")
+    finally:
+        machine.teardown()
 
 
 @pytest.mark.grid

@@ -126,7 +126,7 @@ def test_a_linked_agents_result_and_one_of_an_unstored_call_are_not_stored() -> 
     assert [kind for _, kind, _, _ in _said(projected)] == ["ASSISTANT"]
 
 
-def test_every_attempt_that_reports_usage_is_charged_to_its_own_model() -> None:
+def test_every_attempt_that_was_sent_is_charged_to_its_own_model() -> None:
     run = Made()
     used = usage_pb2.Usage(input_tokens=7, output_tokens=0)
     none = usage_pb2.Usage(model_calls_without_usage=1)
@@ -149,7 +149,8 @@ def test_every_attempt_that_reports_usage_is_charged_to_its_own_model() -> None:
         failed,
         silent,
     )
-    charged = [(3, "first"), (4, "second"), (5, "second"), (7, "third")]
+    unknown = usage_pb2.Usage(model_calls=1, model_calls_without_usage=1)
+    charged = [(3, "first", counted), (4, "second", counted), (5, "second", counted), (7, "third", counted)]
     assert projected.usage == [
         UsageEntry(
             run_id=run.run_id,
@@ -161,9 +162,9 @@ def test_every_attempt_that_reports_usage_is_charged_to_its_own_model() -> None:
             invocation_id=run.run_id,
             model=model,
             time_ns=START_NS + sequence * SECOND,
-            usage=counted,
+            usage=usage,
         )
-        for sequence, model in charged
+        for sequence, model, usage in [*charged, (8, "", unknown)]
     ]
 
 

@@ -273,6 +273,11 @@ async def test_a_runs_deadline_is_the_one_in_force(store: Store) -> None:
     assert await deadline() == START_NS + 99 * SECOND
 
 
+def _is_looked_up(statement: str) -> bool:
+    is_by_request = "request_id" in statement.partition("WHERE")[2]
+    return is_by_request or "count" in statement or "ORDER BY runs.create_time_ns DESC" in statement
+
+
 async def test_what_is_looked_up_by_request_or_waits_is_found_by_an_index(url: str) -> None:
     seen: list[tuple[str, tuple[object, ...]]] = []
 
@@ -290,15 +295,17 @@ async def test_what_is_looked_up_by_request_or_waits_is_found_by_an_index(url: s
             await store.log.create(Made(number=2, request_id="ask").new())
             await store.log.create(_run(3, is_queued=True).new())
             await store.runs.find_request(ANNE, "ask")
+            await store.runs.list(ANNE, RunFilter(session_id=_run(1).session_id), _ALL)
         finally:
             event.remove(Engine, "before_cursor_execute", note)
     connection = sqlite3.connect(database_path(url))
     plans = [
         " ".join(row[3] for row in connection.execute(f"EXPLAIN QUERY PLAN {statement}", parameters))
         for statement, parameters in seen
-        if statement.startswith("SELECT") and ("request_id" in statement.partition("WHERE")[2] or "count" in statement)
+        if statement.startswith("SELECT") and _is_looked_up(statement)
     ]
     connection.close()
-    used = ["sessions_by_request", "runs_by_request", "runs_waiting", "runs_by_request"]
+    used = ["sessions_by_request", "runs_by_request", "runs_waiting", "runs_by_request", "runs_of_session"]
     for plan, index in zip(plans, used, strict=True):
-        assert f"USING INDEX {index} " in plan
+        assert f"INDEX {index} " in plan
+        assert "TEMP B-TREE" not in plan

@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 
 import pytest
 
-from bough.v1 import execution_pb2
+from bough.v1 import event_pb2
 from bough_server.errors import Fenced, StorageFailed
 from bough_server.store.ports import RunMoved
 from bough_server.store.sql.store import Store, open_store
@@ -146,7 +146,7 @@ async def test_a_run_that_waits_is_accepted_once_in_doubt(store: Store, doubt: D
 async def test_a_letter_in_doubt_is_posted_once(store: Store, doubt: Doubt) -> None:
     run = Made()
     await store.log.create(run.new())
-    letter = RunCommand(command_id=0, run_id=run.run_id, cancel=execution_pb2.CANCEL_REASON_CALLER)
+    letter = RunCommand(command_id=0, run_id=run.run_id, cancel=event_pb2.CancelRequested())
     await _in_doubt(lambda: store.mailbox.post(letter), doubt)
     (taken,) = await store.mailbox.take(run.run_id)
     await _in_doubt(lambda: store.mailbox.done(taken.command_id), doubt)

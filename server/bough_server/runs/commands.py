@@ -1,6 +1,6 @@
 """Commands between workers: send them to the owner of a run, and carry out those sent to this worker's runs."""
 
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable
 from contextlib import aclosing, suppress
 from functools import partial
 from typing import cast
@@ -13,7 +13,7 @@ from bough_server.errors import CallError, Fenced, ServerStopping, StorageFailed
 from bough_server.runs.dependencies import RunDependencies
 from bough_server.runs.follow import Pages
 from bough_server.runs.recovery import retry_until_stored
-from bough_server.store.ports import RunRecord
+from bough_server.store.ports import RunRecord, StoredEvent
 from bough_server.store.worker_ports import RunCommand
 
 _log = structlog.get_logger(__name__)
@@ -31,11 +31,8 @@ class RemoteCommands:
     async def cancel(self, record: RunRecord, request: event_pb2.CancelRequested) -> None:
         """Ask the owner to end a run, and wait until the request is in its log."""
         run_id = record.run.run_id
-        command = RunCommand(
-            command_id=0, run_id=run_id, cancel=request.reason, user_id=request.requested_by, note=request.note
-        )
-        await self._dependencies.store.mailbox.post(command)
-        await self._until(run_id, after=record.run.last_sequence, kinds={events.CANCEL_REQUESTED})
+        await self._dependencies.store.mailbox.post(RunCommand(command_id=0, run_id=run_id, cancel=request))
+        await self._until(run_id, after=record.run.last_sequence, is_done=_cancels_run)
 
     async def answer(
         self,
@@ -51,7 +48,7 @@ class RemoteCommands:
             command_id=0, run_id=run_id, answers=request, user_id=user_id, deadline_time_ns=deadline_time_ns
         )
         await self._dependencies.store.mailbox.post(command)
-        await self._until(run_id, after=record.run.last_sequence, kinds={events.INPUT_RECEIVED})
+        await self._until(run_id, after=record.run.last_sequence, is_done=_answers_run)
 
     async def read(self, act: Act, is_elsewhere: Callable[[RunRecord], Awaitable[bool]]) -> None:
         """Carry out commands to runs that no other live worker executes, until the store closes."""
@@ -76,11 +73,19 @@ class RemoteCommands:
                 _log.warning("command dropped", run_id=run_id, error=str(error))
             await self._dependencies.store.mailbox.done(command.command_id)
 
-    async def _until(self, run_id: str, *, after: int, kinds: Iterable[int]) -> None:
-        """Wait for an event of these kinds after a sequence, or for the end of the run."""
-        wanted = {*kinds, *events.TERMINAL_KINDS}
+    async def _until(self, run_id: str, *, after: int, is_done: Callable[[StoredEvent], bool]) -> None:
+        """Wait for such an event after a sequence, or for the end of the run."""
         tail = cast(Pages, self._dependencies.store.log.tail(run_id, after=after))
         async with aclosing(tail):
             async for page in tail:
-                if any(stored.kind in wanted for stored in page):
+                if any(stored.kind in events.TERMINAL_KINDS or is_done(stored) for stored in page):
                     return
+
+
+def _answers_run(stored: StoredEvent) -> bool:
+    return stored.kind == events.INPUT_RECEIVED
+
+
+def _cancels_run(stored: StoredEvent) -> bool:
+    """Return whether an event cancels its run, and not only a part of it."""
+    return stored.kind == events.CANCEL_REQUESTED and not events.parse(stored.data).cancel_requested.effect_scope

@@ -194,6 +194,8 @@ class RunResumer:
         """
         digest = request_digest(request)
         for _ in range(_TRIES):
+            # Before anything of the run is waited for: another tenant's caller must not notice that it exists.
+            await self._dependencies.store.runs.get(principal, request.run_id)
             live = await self._supervisor.live_runs.find(request.run_id)
             if live is not None and await self._is_leaving(live):
                 continue

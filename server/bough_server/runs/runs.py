@@ -161,7 +161,7 @@ class Runs:
     async def get(self, principal: Principal, run_id: str) -> RunRecord:
         """Return a run of the principal's tenant. Raises NotFound."""
         record = await self._dependencies.store.runs.get(principal, run_id)
-        record.run.parked_reason = self._supervisor.parked.get(run_id, "")
+        self._fill_in(record.run)
         return record
 
     async def final_answer(self, run: run_pb2.Run) -> message_pb2.Message | None:
@@ -177,8 +177,15 @@ class Runs:
         """Return a page of runs, newest first, and the next page's token."""
         runs, token = await self._dependencies.store.runs.list(principal, run_filter, page)
         for run in runs:
-            run.parked_reason = self._supervisor.parked.get(run.run_id, "")
+            self._fill_in(run)
         return runs, token
+
+    def _fill_in(self, run: run_pb2.Run) -> None:
+        """Add what no row holds: why the run cannot go on here."""
+        if run.HasField("end_time"):
+            self._supervisor.parked.pop(run.run_id, None)  # another worker has continued and ended it
+        else:
+            run.parked_reason = self._supervisor.parked.get(run.run_id, "")
 
     # Ending
 
@@ -221,9 +228,8 @@ class Runs:
         if command.answers is not None:
             principal = Principal(tenant_id=record.principal.tenant_id, user_id=command.user_id)
             await self._resumer.resume(principal, command.answers, deadline_time_ns=command.deadline_time_ns)
-        else:
-            request = event_pb2.CancelRequested(reason=command.cancel, requested_by=command.user_id, note=command.note)
-            await self._cancel(record, request)
+        elif command.cancel is not None:
+            await self._cancel(record, command.cancel)
 
     # The worker
 

@@ -291,6 +291,8 @@ async def call_from_code(lane: Lane, key: str, name: str, arguments: Mapping[str
     offer = frame.toolset.offers.get(name)
     # The number of the effect; in lanes of the code, whose effects have the same numbers, after that of the lane.
     call_id = key.removeprefix(f"{frame.scope}/")
+    if call_id in frame.call_ids:  # a provider has chosen the same id
+        call_id = ids.derived_id(lane.run_id, key)
     call = message_pb2.ToolCall(call_id=call_id, name=name, arguments_json=_arguments_json(name, arguments))
     frame.call_ids.add(call_id)  # a model's call gets another one
     effect = ToolCallEffect(

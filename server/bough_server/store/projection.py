@@ -12,7 +12,7 @@ from typing import Final
 
 from google.protobuf.timestamp_pb2 import Timestamp
 
-from bough.v1 import event_pb2, execution_pb2, message_pb2, usage_pb2
+from bough.v1 import event_pb2, execution_pb2, message_pb2
 from bough_server import events, ids
 from bough_server.messages import calls_of, copy_of
 from bough_server.run_state import RunStateFold
@@ -21,7 +21,7 @@ from bough_server.session_state_fold import StateFold
 from bough_server.store.ports import Record, StoredMessage, UsageEntry
 from bough_server.store.projected import NOTHING, LogAddress, Projected, RunEnd, RunStart
 from bough_server.store.usage_so_far import COUNTED, UsageSoFar
-from bough_server.usage import Sums, is_reported
+from bough_server.usage import Sums
 
 _STATES: Final = {
     events.RUN_COMPLETED: execution_pb2.EXECUTION_STATE_SUCCEEDED,
@@ -92,7 +92,9 @@ class RunFold:
         is_quiet = True
         for record in records:
             if record.kind in COUNTED:
-                self._used.apply(record.event, record.kind)
+                attempt = self._used.apply(record.event, record.kind)
+                if attempt is not None:  # before the fold below forgets the call's model
+                    self._charge(record.event, attempt)
                 is_quiet = False
             fold = _FOLDS.get(record.kind)
             if fold is not None:
@@ -196,19 +198,16 @@ class RunFold:
         self._models[event.effect_key] = event.llm_started.model
 
     def _llm_retrying(self, event: event_pb2.AgentEvent) -> None:
-        self._charge(event, event.llm_retrying.lost_usage)
         if event.llm_retrying.next_model:
             self._models[event.effect_key] = event.llm_retrying.next_model
 
     def _llm_completed(self, event: event_pb2.AgentEvent) -> None:
         response = event.llm_completed.response
-        self._charge(event, response.usage)
         self._models.pop(event.effect_key, None)
         if self._store(event, response.message):
             self._stored_calls.update((event.invocation_id, call.call_id) for call in calls_of(response.message))
 
     def _llm_failed(self, event: event_pb2.AgentEvent) -> None:
-        self._charge(event, event.llm_failed.lost_usage)
         self._models.pop(event.effect_key, None)
 
     def _history_compacted(self, event: event_pb2.AgentEvent) -> None:
@@ -291,9 +290,7 @@ class RunFold:
             self._messages.append(replace(self._waiting, message=message))
             self._waiting = None
 
-    def _charge(self, event: event_pb2.AgentEvent, usage: usage_pb2.Usage) -> None:
-        if not is_reported(usage):
-            return
+    def _charge(self, event: event_pb2.AgentEvent, attempt: Sums) -> None:
         self._usage.append(
             UsageEntry(
                 run_id=self._address.run_id,
@@ -305,7 +302,7 @@ class RunFold:
                 invocation_id=event.invocation_id,
                 model=self._models.get(event.effect_key, ""),
                 time_ns=event.record_time.ToNanoseconds(),
-                usage=Sums.of_attempt(usage).usage(),
+                usage=attempt.usage(),
             )
         )
 

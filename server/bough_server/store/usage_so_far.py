@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping
 from typing import Final
 
-from bough.v1 import event_pb2
+from bough.v1 import event_pb2, usage_pb2
 from bough_server import events
 from bough_server.usage import ONE_TOOL_CALL, Sums
 
@@ -19,9 +19,9 @@ class UsageSoFar:
         """Tool calls that have started and not ended."""
         self._is_changed = False
 
-    def apply(self, event: event_pb2.AgentEvent, kind: int) -> None:
-        """Apply an event; its kind must be in COUNTED."""
-        COUNTED[kind](self, event)
+    def apply(self, event: event_pb2.AgentEvent, kind: int) -> Sums | None:
+        """Apply an event, and return what a model's attempt used if the event ends one; its kind must be in COUNTED."""
+        return COUNTED[kind](self, event)
 
     def change(self) -> bytes | None:
         """Return the serialized sum if it has changed since the last call, else None."""
@@ -34,6 +34,11 @@ class UsageSoFar:
         """Return the sum as a serialized Usage."""
         return self._sums.usage().SerializeToString(deterministic=True)
 
+    def _attempt(self, usage: usage_pb2.Usage) -> Sums:
+        used = Sums.of_attempt(usage)
+        self._add(used)
+        return used
+
     def _add(self, used: Sums) -> None:
         self._sums.add(used)
         self._is_changed = True
@@ -41,21 +46,19 @@ class UsageSoFar:
     def _llm_started(self, event: event_pb2.AgentEvent) -> None:
         self._models.add(_model_call(event))
 
-    def _llm_retrying(self, event: event_pb2.AgentEvent) -> None:
-        if not event.llm_retrying.not_sent:
-            self._add(Sums.of_attempt(event.llm_retrying.lost_usage))
+    def _llm_retrying(self, event: event_pb2.AgentEvent) -> Sums | None:
+        return None if event.llm_retrying.not_sent else self._attempt(event.llm_retrying.lost_usage)
 
-    def _llm_completed(self, event: event_pb2.AgentEvent) -> None:
+    def _llm_completed(self, event: event_pb2.AgentEvent) -> Sums:
         self._models.discard(_model_call(event))
-        self._add(Sums.of_attempt(event.llm_completed.response.usage))
+        return self._attempt(event.llm_completed.response.usage)
 
-    def _llm_failed(self, event: event_pb2.AgentEvent) -> None:
+    def _llm_failed(self, event: event_pb2.AgentEvent) -> Sums | None:
         failed, call = event.llm_failed, _model_call(event)
         # A call that was refused before llm_started never reached a provider, so it is not counted.
-        if call in self._models or failed.HasField("lost_usage"):
-            self._models.discard(call)
-            if not failed.not_sent:
-                self._add(Sums.of_attempt(failed.lost_usage))
+        was_started = call in self._models or failed.HasField("lost_usage")
+        self._models.discard(call)
+        return self._attempt(failed.lost_usage) if was_started and not failed.not_sent else None
 
     def _tool_started(self, event: event_pb2.AgentEvent) -> None:
         call = (event.invocation_id, event.tool_started.call.call_id)
@@ -72,7 +75,7 @@ def _model_call(event: event_pb2.AgentEvent) -> tuple[str, str]:
     return event.invocation_id, event.effect_key or event.step_id
 
 
-COUNTED: Final[Mapping[int, Callable[[UsageSoFar, event_pb2.AgentEvent], None]]] = {
+COUNTED: Final[Mapping[int, Callable[[UsageSoFar, event_pb2.AgentEvent], Sums | None]]] = {
     events.LLM_STARTED: UsageSoFar._llm_started,
     events.LLM_RETRYING: UsageSoFar._llm_retrying,
     events.LLM_COMPLETED: UsageSoFar._llm_completed,

@@ -187,7 +187,8 @@ class RecentEventsOfRuns:
         before = window.size
         window.add(records)
         self._size += window.size - before
-        if window.is_ended:
+        # A run that waits for input may wait for months.
+        if window.is_ended or records[-1].kind == events.RUN_INTERRUPTED:
             self._release(run_id)
         while self._size > self._max_bytes:
             largest = max(self._live.values(), key=lambda live: live.size)

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from bough.v1 import agent_pb2, agent_service_pb2, execution_pb2
+from bough.v1 import agent_pb2, agent_service_pb2, event_pb2
 from bough_server.store.ports import Catalog, EventLog, RunIndex, Sessions
 
 
@@ -41,12 +41,10 @@ class RunCommand:
 
     command_id: int
     run_id: str
-    cancel: execution_pb2.CancelReason.ValueType = execution_pb2.CANCEL_REASON_UNSPECIFIED
+    cancel: event_pb2.CancelRequested | None = None
     answers: agent_service_pb2.ResumeRunRequest | None = None
     user_id: str = ""
-    """The user who sent it."""
-    note: str = ""
-    """For a cancellation: the caller's remark; may be empty."""
+    """For answers: the user who sent them."""
     deadline_time_ns: int | None = None
     """For answers: their caller's deadline for the run, in nanoseconds since the Unix epoch."""
 

@@ -11,6 +11,7 @@ from bough_server.engine import keys
 from bough_server.session_state import json_of
 from bough_server.session_state_fold import StateFold
 from bough_server.tools.builtin import RESERVED
+from bough_server.usage import Sums
 from tests.durability.prefixes.recovery import Finished
 from tests.durability.prefixes.scenario import name_of
 from tests.support.log_laws import check_laws
@@ -45,7 +46,7 @@ def check_kept(finished: Finished, prefix: Sequence[event_pb2.AgentEvent], whole
     assert finished.state_json == _folded_state(finished.log)
     wished = [event.cancel_requested.reason for event in finished.log if event.HasField("cancel_requested")]
     assert execution_pb2.CANCEL_REASON_SERVER not in wished, "no log is refused that was written by the same agents"
-    assert usage.summed(finished.ledger) == _reported(_tree_usage(finished))
+    assert usage.summed(finished.ledger) == _of_models(_tree_usage(finished))
 
 
 def _folded_state(log: Sequence[event_pb2.AgentEvent]) -> str:
@@ -188,7 +189,7 @@ def _check_usage(finished: Finished, whole: Finished) -> None:
     used = _tree_usage(finished)
     assert finished.tree.tree_usage == used
     assert usage.summed(one.usage for one in finished.tree.agents) == used
-    assert usage.summed(finished.ledger) == _reported(used)
+    assert usage.summed(finished.ledger) == _of_models(used)
     assert list(finished.ledger) == list(_charged(finished.log))
     lost = _lost(finished.log)
     expected = usage_pb2.Usage()
@@ -209,20 +210,21 @@ def _tree_usage(finished: Finished) -> usage_pb2.Usage:
     return end.tree_usage
 
 
-def _reported(used: usage_pb2.Usage) -> usage_pb2.Usage:
-    """What the ledger has of it: model calls whose usage was reported."""
-    reported = usage_pb2.Usage()
-    reported.CopyFrom(used)
-    reported.model_calls -= used.model_calls_without_usage
-    reported.ClearField("model_calls_without_usage")
-    reported.ClearField("tool_calls")
-    return reported
+def _of_models(used: usage_pb2.Usage) -> usage_pb2.Usage:
+    """What the ledger has of it: everything but the calls of tools."""
+    charged = usage_pb2.Usage()
+    charged.CopyFrom(used)
+    charged.ClearField("tool_calls")
+    return charged
 
 
 def _charged(log: Sequence[event_pb2.AgentEvent]) -> Iterator[usage_pb2.Usage]:
+    """Yield what each attempt used that was sent to a model."""
     for event in log:
-        for used in (event.llm_completed.response.usage, event.llm_retrying.lost_usage, event.llm_failed.lost_usage):
-            if usage.is_reported(used):
-                charged = usage_pb2.Usage(model_calls=1)
-                charged.MergeFrom(used)
-                yield charged
+        payload = getattr(event, event.WhichOneof("payload") or "")
+        if event.HasField("llm_completed"):
+            yield Sums.of_attempt(payload.response.usage).usage()
+        elif (
+            event.HasField("llm_retrying") or (event.HasField("llm_failed") and event.attempt)
+        ) and not payload.not_sent:
+            yield Sums.of_attempt(payload.lost_usage).usage()

@@ -86,9 +86,10 @@ class LogHeads:
         append.projected = projected
 
     def committed(self, append: Append) -> None:
-        """Drop the head of a log that has ended."""
-        if append.projected is not None and append.projected.end is not None:
-            self._heads.pop(append.run_id, None)
+        """Drop the head of a log that has ended, or whose run may wait for input for months."""
+        is_ended = append.projected is not None and append.projected.end is not None
+        if is_ended or append.records[-1].kind == events.RUN_INTERRUPTED:
+            self.forget(append.run_id)
 
     def fence(self, append: Append, error: Exception) -> Exception:
         """Refuse every later append of a run under this one's epoch with `error`; return `error`."""

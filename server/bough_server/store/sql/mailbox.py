@@ -8,7 +8,7 @@ from weakref import WeakSet
 
 from sqlalchemy import Connection, Row, bindparam, delete, insert, select
 
-from bough.v1 import agent_service_pb2, execution_pb2
+from bough.v1 import agent_service_pb2, event_pb2
 from bough_server.errors import Fenced, NotFound, ServerStopping
 from bough_server.store.sql import tables
 from bough_server.store.sql.readers import Readers
@@ -89,24 +89,25 @@ class _Posting:
     """The transaction that stores one command. If it is run again, it finds out whether it was committed before."""
 
     def __init__(self, command: RunCommand) -> None:
-        if (command.answers is None) == (command.cancel == execution_pb2.CANCEL_REASON_UNSPECIFIED):
+        if (command.answers is None) == (command.cancel is None):
             raise ValueError("a command must either cancel a run or bring answers")
         self._row: dict[str, object] = {
             "run_id": command.run_id,
-            "cancel_reason": command.cancel,
+            "cancel": None if command.cancel is None else command.cancel.SerializeToString(deterministic=True),
             "answers": None if command.answers is None else command.answers.SerializeToString(deterministic=True),
             "user_id": command.user_id,
-            "note": command.note,
             "deadline_time_ns": command.deadline_time_ns,
         }
         self._command_id = 0
 
     def __call__(self, connection: Connection) -> int:
         """Store the command and return its id. Raises NotFound, Fenced."""
-        if self._command_id and self._is_stored(connection):
-            return self._command_id
         run_id = str(self._row["run_id"])
         is_ended = connection.execute(_IS_ENDED, {"run": run_id}).scalar_one_or_none()
+        # A run that has ended since the earlier attempt ended in its transaction, which was committed then, and which
+        # removed the commands of the run, this one too.
+        if self._command_id and (is_ended is not False or self._is_stored(connection)):
+            return self._command_id
         if is_ended is None:
             raise NotFound("run", run_id)
         if is_ended:
@@ -128,9 +129,8 @@ def _command_of(row: Row[Any]) -> RunCommand:
     return RunCommand(
         command_id=row.command_id,
         run_id=row.run_id,
-        cancel=row.cancel_reason,
+        cancel=None if row.cancel is None else event_pb2.CancelRequested.FromString(row.cancel),
         answers=None if row.answers is None else agent_service_pb2.ResumeRunRequest.FromString(row.answers),
         user_id=row.user_id,
-        note=row.note,
         deadline_time_ns=row.deadline_time_ns,
     )

@@ -46,10 +46,11 @@ class RunRow(_Row, table=True):
     __tablename__ = "runs"
     __table_args__ = (
         Index("runs_newest_first", "tenant_id", "create_time_ns", "run_id"),
-        Index("runs_of_session", *_SESSION, "create_time_ns"),
+        Index("runs_of_session", *_SESSION, "create_time_ns", "run_id"),
         Index("runs_open", "create_time_ns", sqlite_where=text("NOT ended")),
         Index("runs_by_request", *_REQUEST, unique=True, sqlite_where=text("request_id != ''")),
-        Index("runs_waiting", *_SESSION, "create_time_ns", "run_id", sqlite_where=text(f"state = {PENDING}")),
+        # `state` is a column too, or the query planner would read all runs of the session by the index above.
+        Index("runs_waiting", *_SESSION, "state", "create_time_ns", "run_id", sqlite_where=text(f"state = {PENDING}")),
         Index("runs_by_expiry", "next_expire_time_ns", sqlite_where=text("next_expire_time_ns IS NOT NULL")),
     )
 
@@ -127,10 +128,13 @@ class MessageRow(_Row, table=True):
 
 
 class UsageRow(_Row, table=True):
-    """A line of the usage ledger; it outlives its run. NULL is an unknown number, as in Usage."""
+    """A line of the usage ledger, one for each attempt that was sent to a model; it outlives its run.
+
+    NULL is an unknown number, as in Usage.
+    """
 
     __tablename__ = "usage_entries"
-    __table_args__ = ({"sqlite_with_rowid": False},)
+    __table_args__ = (Index("usage_of_tenant", "tenant_id", "time_ns"), {"sqlite_with_rowid": False})
 
     run_id: str = Field(primary_key=True)
     sequence: int = Field(primary_key=True)
@@ -148,7 +152,6 @@ class UsageRow(_Row, table=True):
     total_tokens: int | None
     model_calls: int
     model_calls_without_usage: int
-    tool_calls: int
     cost_nanos: int | None
     currency_code: str
 
@@ -206,7 +209,7 @@ class WorkerRow(_Row, table=True):
 class RunCommandRow(_Row, table=True):
     """A command that a run's owner has not acted on yet; ids are never reused.
 
-    `cancel_reason` is 0 if it brings answers; `user_id` is the sender.
+    Exactly one of `cancel` and `answers` is set; `user_id` is the sender of answers.
     """
 
     __tablename__ = "run_commands"
@@ -214,10 +217,9 @@ class RunCommandRow(_Row, table=True):
 
     command_id: int = Field(primary_key=True)
     run_id: str
-    cancel_reason: int
+    cancel: bytes | None = Field(sa_column=Column(LargeBinary, nullable=True))
     answers: bytes | None = Field(sa_column=Column(LargeBinary, nullable=True))
     user_id: str
-    note: str
     deadline_time_ns: int | None
 
 

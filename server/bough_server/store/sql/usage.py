@@ -21,7 +21,7 @@ _KNOWN: Final = (
     "cost_nanos",
 )
 """Numbers that may be unknown: NULL, which SQL sums leave out, as the sums in usage.Sums do."""
-_COUNTED: Final = ("model_calls", "model_calls_without_usage", "tool_calls", "currency_code")
+_COUNTED: Final = ("model_calls", "model_calls_without_usage", "currency_code")
 
 _OF_RUN: Final = select(tables.usage_entries).where(_usage.run_id == bindparam("run")).order_by(_usage.sequence)
 

@@ -72,12 +72,12 @@ def _index_runs() -> None:
         sqlite_where=sa.text("request_id != ''"),
     )
     op.create_index("runs_newest_first", "runs", ["tenant_id", "create_time_ns", "run_id"])
-    op.create_index("runs_of_session", "runs", ["tenant_id", "session_id", "create_time_ns"])
+    op.create_index("runs_of_session", "runs", ["tenant_id", "session_id", "create_time_ns", "run_id"])
     op.create_index("runs_open", "runs", ["create_time_ns"], sqlite_where=sa.text("NOT ended"))
     op.create_index(
         "runs_waiting",
         "runs",
-        ["tenant_id", "session_id", "create_time_ns", "run_id"],
+        ["tenant_id", "session_id", "state", "create_time_ns", "run_id"],
         sqlite_where=sa.text("state = 1"),
     )
 
@@ -87,10 +87,9 @@ def _make_commands() -> None:
         "run_commands",
         sa.Column("command_id", sa.Integer(), primary_key=True, nullable=False),
         sa.Column("run_id", sa.String(), nullable=False),
-        sa.Column("cancel_reason", sa.Integer(), nullable=False),
+        sa.Column("cancel", sa.LargeBinary(), nullable=True),
         sa.Column("answers", sa.LargeBinary(), nullable=True),
         sa.Column("user_id", sa.String(), nullable=False),
-        sa.Column("note", sa.String(), nullable=False),
         sa.Column("deadline_time_ns", sa.Integer(), nullable=True),
         sqlite_autoincrement=True,
     )
@@ -162,11 +161,11 @@ def _make_usage() -> None:
         sa.Column("total_tokens", sa.Integer(), nullable=True),
         sa.Column("model_calls", sa.Integer(), nullable=False),
         sa.Column("model_calls_without_usage", sa.Integer(), nullable=False),
-        sa.Column("tool_calls", sa.Integer(), nullable=False),
         sa.Column("cost_nanos", sa.Integer(), nullable=True),
         sa.Column("currency_code", sa.String(), nullable=False),
         sqlite_with_rowid=False,
     )
+    op.create_index("usage_of_tenant", "usage_entries", ["tenant_id", "time_ns"])
 
 
 def _make_agents() -> None:
