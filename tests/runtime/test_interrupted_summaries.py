@@ -152,7 +152,7 @@ async def test_lanes_of_code_each_have_a_summary_of_what_they_see(tmp_path: Path
         await check_replay(harness, log)
     assert answer_of(log) == "Yes. Yes. Yes."
     made = sorted(event.effect_key for event in having(log, "history_compacted"))
-    assert made == ["e0.0/s0.compact", "e0.1/s1.compact"], "what lanes have summarized serves who joined them"
+    assert made == ["e0.0/s0.compact", "e0.1/s0.compact"], "what lanes have summarized serves who joined them"
     assert [request.agent for request in heard if request.agent.startswith("code")].count("code.summary") == 2
 
 

@@ -934,7 +934,7 @@ class SubAgentPartial(_message.Message):
 
     TEXT_FIELD_NUMBER: _builtins.int
     text: _builtins.str
-    """The piece, which follows the one before without a gap."""
+    """The piece, which continues the one before it of the same step and attempt."""
     def __init__(
         self,
         *,
@@ -1143,7 +1143,7 @@ class LlmReasoningDelta(_message.Message):
 
     TEXT_FIELD_NUMBER: _builtins.int
     text: _builtins.str
-    """The piece, which follows the one before without a gap."""
+    """The piece, which continues the one before it of the same step and attempt."""
     def __init__(
         self,
         *,
