@@ -202,6 +202,6 @@ def is_done(lane: Lane, until: agent_pb2.LoopUntil, iteration: int) -> bool:
             return False
     if not until.HasField("predicate"):
         return False
-    function = lane.frame.resolver.functions[until.predicate]
+    function = lane.running.resolver.functions[until.predicate]
     assert isinstance(function, Condition)  # checked when the run started
     return function.holds(snapshot_of(lane, iteration=iteration))

@@ -12,7 +12,7 @@ from bough_server.errors import RunError
 from bough_server.messages import calls_of, text_of, user
 from bough_server.models.model import ModelRequest
 from bough_server.runtime.agent import Context, Outcome, llm_of
-from bough_server.runtime.children import hand_over
+from bough_server.runtime.children import run_transfer
 from bough_server.runtime.context import lane_of
 from bough_server.runtime.lane import Lane
 from bough_server.runtime.toolset import Toolset
@@ -161,7 +161,7 @@ class LlmAgent:
         llm = llm_of(self.definition)
         max_steps = llm.max_steps if llm.HasField("max_steps") else MAX_STEPS
         lane = lane_of(ctx)
-        toolset = lane.frame.toolset
+        toolset = lane.running.toolset
         repair = OutputRepair(
             self.definition.name,
             "" if toolset.must_close else self.definition.output_schema_json,
@@ -213,7 +213,7 @@ async def _ending(
     """
     for result in results:
         name = result.call.name
-        if name in lane.frame.toolset.closing and not result.HasField("error"):
+        if name in lane.running.toolset.closing and not result.HasField("error"):
             return Outcome(output=closing_output(result), closed_by=name, is_said=name == PLAN)
         action = action_of(result)
         if action is not None and action.HasField("exit"):
@@ -236,7 +236,7 @@ async def _transfer(
     on_transfer: OnTransfer,
 ) -> Outcome | None:
     """Leave a transfer to a fellow member to the swarm; run an agent that this one links itself."""
-    if transfer.agent not in lane.frame.toolset.peers:
+    if transfer.agent not in lane.running.toolset.peers:
         return await on_transfer(lane, transfer, call_id)
     message = transfer.message if transfer.HasField("message") else None
     return Outcome.transfer(transfer.agent, message, output=spoken(response), call_id=call_id)
@@ -247,7 +247,7 @@ async def outcome_of_transfer(lane: Lane, transfer: action_pb2.TransferAction, c
 
     Raises RunError with its error.
     """
-    ended = await hand_over(lane, transfer, call_id)
+    ended = await run_transfer(lane, transfer, call_id)
     if ended.outcome is None:
         raise ended.error or RunError(
             f"The agent {transfer.agent!r} failed.", reason=error_pb2.ERROR_REASON_SUB_AGENT_FAILED

@@ -12,9 +12,9 @@ from bough_server.agents.llm import LlmAgent
 from bough_server.engine.limits import TRANSFER_WINDOW
 from bough_server.history.transcript import HistoryEntry, Transcript
 from bough_server.runtime.agent import Context, Outcome, llm_of
-from bough_server.runtime.children import Child, hand_over, run_child
+from bough_server.runtime.children import Child, run_child, run_transfer
 from bough_server.runtime.context import lane_of
-from bough_server.runtime.dispatch import DispatchResult, Handover
+from bough_server.runtime.dispatch import DispatchResult, Transfer
 from bough_server.runtime.lane import Lane
 from bough_server.runtime.visible_history import is_transfer
 
@@ -48,7 +48,7 @@ class SupervisorAgent:
 
 async def _run_member(lane: Lane, transfer: action_pb2.TransferAction, call_id: str, member: int) -> Outcome | None:
     """Run a member until it ends; return the supervisor's outcome if the member ends it, else None."""
-    ended = await hand_over(lane, transfer, call_id, member=member)
+    ended = await run_transfer(lane, transfer, call_id, member=member)
     if ended.outcome is None:
         if ended.error is not None and ended.transcript is None:
             raise ended.error  # it never started: no transfers are left, or the tree is too deep
@@ -88,7 +88,7 @@ class SwarmAgent:
                 name=f"h{len(path)}",
                 trigger=execution_pb2.INVOCATION_TRIGGER_TRANSFER,
                 input=transfer.message if transfer.HasField("message") else None,
-                handover=Handover(
+                transfer=Transfer(
                     by=path[-1],
                     from_invocation_id=ended.result.child_invocation_id,
                     call_id=outcome.transfer_id,

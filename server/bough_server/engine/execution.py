@@ -7,7 +7,7 @@ import asyncio
 from collections.abc import Coroutine, Sequence
 from typing import Any
 
-from bough.v1 import error_pb2, event_pb2, input_pb2, policy_pb2
+from bough.v1 import error_pb2, event_pb2, input_pb2, message_pb2, policy_pb2
 from bough_server import ids
 from bough_server.clock import Clock
 from bough_server.engine import keys
@@ -45,10 +45,6 @@ class Execution:
         begun = journal.dequeued.run_dequeued if journal.dequeued is not None else facts.started.run_started
         self.state_json = begun.state_json
         """The session's state as the run found it; of a queued run not known before it begins."""
-        self.input = journal.changed_input or facts.started.run_started.input
-        """What the user says."""
-        self.policy = journal.forks.policy_at(journal.last_sequence + 1, facts.started.run_started.policy)
-        """The policy in force; a fork may have its own."""
         self.default_deltas = default_deltas or policy_pb2.DeltaPolicy()
         self.tracing = tracing
         self.clock = clock
@@ -62,14 +58,7 @@ class Execution:
         self.invocations = self.writer.invocations
         self.spans: dict[str, Traced] = {}
         self.cancellation = Cancellation(self.writer, self.scheduler, clock, self.spans)
-        self.barrier = ReplayBarrier(
-            journal,
-            self.scheduler,
-            on_divergence=self.stop,
-            on_cut=self.cancellation.replay_cut,
-            on_cut_end=self.cancellation.replay_cut_end,
-            on_live=self._replayed,
-        )
+        self.barrier = self._replay_barrier()
         self.inputs = PendingInputs(self.scheduler, self._asked)
         self.is_interrupted = False
         """True if the run waits for input: nothing more is recorded until a worker takes it over."""
@@ -80,7 +69,27 @@ class Execution:
         # Recorded when the run was accepted; applied at once, because a run may be ended before its root starts.
         self.writer.observe(facts.started)
 
-    # What a fork takes from its origin
+    def _replay_barrier(self) -> ReplayBarrier:
+        return ReplayBarrier(
+            self.journal,
+            self.scheduler,
+            on_divergence=self.stop,
+            on_cut=self.cancellation.replay_cut,
+            on_cut_end=self.cancellation.replay_cut_end,
+            on_live=self._replayed,
+        )
+
+    # What a fork takes from its origin, or changes
+
+    @property
+    def input(self) -> message_pb2.Message:
+        """What the user says."""
+        return self.journal.changed_input or self.facts.started.run_started.input
+
+    @property
+    def policy(self) -> policy_pb2.RunPolicy:
+        """The policy in force at the end of the log that the run was launched from."""
+        return self.journal.forks.policy_at(self.journal.last_sequence + 1, self.facts.started.run_started.policy)
 
     def message_id(self, key: str, kind: int, name: str) -> str:
         """Return the id of the message that an event of an effect records; `name` is its kind, such as "USER".

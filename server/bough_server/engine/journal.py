@@ -123,11 +123,14 @@ class Journal:
         for event in log:
             self._read(event)
         self.forks.share(self.recorded)
+        self.todo.extend(self._delivered())
+
+    def _delivered(self) -> list[event_pb2.AgentEvent]:
         results = [event for event in self.results.values() if event.effect_key not in self.dispatched]
         # Ends are delivered too: only their place in the log says which of two ends, or an end and a cancellation,
         # came first.
         delivered = [*results, *self.cut_short.values(), *self.ends.values()]
-        self.todo.extend(sorted(delivered, key=lambda event: event.sequence))
+        return sorted(delivered, key=lambda event: event.sequence)
 
     @property
     def is_empty(self) -> bool:

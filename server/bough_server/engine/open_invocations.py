@@ -339,12 +339,16 @@ def _apply_effect(opened: OpenInvocation, event: event_pb2.AgentEvent, kind: int
             opened.own.add(ONE_TOOL_CALL)
         opened.effects[key] = event
     elif kind in events.TOOL_END_KINDS:
-        opened.effects.pop(key, None)
-        opened.called.pop(key, None)
-        opened.ended.add(key)
-        step_key = key.rpartition(".t")[0] + ".m"
-        if step_key in opened.steps:
-            opened.steps[step_key].results[key] = events.tool_result_of(event)
+        _end_call(opened, event, key)
+
+
+def _end_call(opened: OpenInvocation, event: event_pb2.AgentEvent, key: str) -> None:
+    opened.effects.pop(key, None)
+    opened.called.pop(key, None)
+    opened.ended.add(key)
+    step_key = key.rpartition(".t")[0] + ".m"
+    if step_key in opened.steps:
+        opened.steps[step_key].results[key] = events.tool_result_of(event)
 
 
 def _count_attempt(opened: OpenInvocation, used: usage_pb2.Usage) -> None:

@@ -47,7 +47,7 @@ class ForkAddress:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Fork:
+class ForkStart:
     """The first events of a fork after the shared ones, and the definitions that it changes."""
 
     events: Sequence[event_pb2.AgentEvent]
@@ -78,7 +78,7 @@ def fork_of(
     origin: RunRecord,
     resolver: Resolver,
     address: ForkAddress,
-) -> Fork:
+) -> ForkStart:
     """Build the fork of a request; `resolver` is the catalog of the shared events.
 
     Raises ForkRefused and InvalidRequest.
@@ -92,7 +92,7 @@ def fork_of(
         event_pb2.DefinitionRef(name=each.name, revision=revision(each)) for each in definitions
     )
     results = [with_result(end, each) for end, each in zip(point.edited, request.changes.tool_results, strict=True)]
-    return Fork(events=[forked, *results], definitions=definitions)
+    return ForkStart(events=[forked, *results], definitions=definitions)
 
 
 def changed_definitions(changes: fork_pb2.ForkChanges, resolver: Resolver) -> list[agent_pb2.AgentDefinition]:
@@ -244,7 +244,7 @@ class RunForker:
         if deadline_time_ns is not None and not policy.background:
             forked.deadline_time.FromNanoseconds(deadline_time_ns)
 
-    async def _create(self, fork: Fork, record: RunRecord) -> None:
+    async def _create(self, fork: ForkStart, record: RunRecord) -> None:
         forked, created = fork.events[0].run_forked, record.run.create_time.ToNanoseconds()
         await self._dependencies.store.log.fork(
             NewFork(
@@ -262,7 +262,7 @@ class RunForker:
             )
         )
 
-    def _record(self, address: ForkAddress, point: ForkPoint, fork: Fork) -> RunRecord:
+    def _record(self, address: ForkAddress, point: ForkPoint, fork: ForkStart) -> RunRecord:
         """Return the row of a fork as it is right after it was created; it has the start time of the shared events."""
         now, started, forked = self._dependencies.clock.now_ns(), point.shared[0], fork.events[0].run_forked
         begins = next((event for event in point.shared if event.HasField("run_dequeued")), started)

@@ -50,24 +50,17 @@ async def replay(
     the log does not hold is a divergence: nothing is appended, and no model or tool is called. So is code that waits
     for anything but its effects, if the replay makes no progress for `patience` seconds.
     """
-    facts = RunInfo(
-        run_id=log[0].run_id or log[0].invocation_id,
-        session_id=log[0].session_id,
-        user_id=_user_of(log),
-        started=log[0],
-        session=session,
-    )
     journal = Journal(log)
     results = len(journal.results.keys() - journal.dispatched)  # ends of children are computed, not replayed
+    facts = _facts_of(log, session)
     execution = Execution(facts, tracing=tracing, clock=clock, journal=journal, recorder=None)
-    definition = resolver.agents[log[0].run_started.agent].definition
     execution.spans[""] = tracing.invoke_agent(
-        agent=definition.name,
-        description=definition.description,
+        agent=facts.started.agent,
+        description=resolver.agents[facts.started.agent].definition.description,
         invocation_id=facts.started.invocation_id,
         run_id=facts.run_id,
         session_id=facts.session_id,
-        branch=definition.name,
+        branch=facts.started.agent,
         depth=0,
         parent=Parent.current(),
     )
@@ -83,9 +76,16 @@ async def replay(
     return Replayed(results=results, divergence=divergence)
 
 
-def _user_of(log: Sequence[event_pb2.AgentEvent]) -> str:
-    forks = [event.run_forked.user_id for event in log if event.HasField("run_forked")]
-    return forks[-1] if forks else log[0].run_started.user_id
+def _facts_of(log: Sequence[event_pb2.AgentEvent], session: Sequence[StoredMessage]) -> RunInfo:
+    started = log[0]
+    users = [event.run_forked.user_id for event in log if event.HasField("run_forked")]
+    return RunInfo(
+        run_id=started.run_id or started.invocation_id,
+        session_id=started.session_id,
+        user_id=users[-1] if users else started.run_started.user_id,
+        started=started,
+        session=session,
+    )
 
 
 async def _finished(execution: Execution, root: Coroutine[Any, Any, None], patience: float) -> None:

@@ -69,23 +69,8 @@ class Runs:
         digest = request_digest(request)
         if (earlier := await self._earlier(principal, request.request_id, digest)) is not None:
             return earlier
-        resolver, versions = await self._dependencies.agents.for_run(
-            principal.tenant_id, request.agent, request.definitions
-        )
+        admission = await self._admit(principal, request, digest, deadline_time_ns=deadline_time_ns)
         self._refuse_while_draining()  # again, because draining may have begun during the awaits
-        now, policy = self._dependencies.clock.now_ns(), effective_policy(request.policy, self._dependencies.defaults)
-        admission = Admission(
-            request=request,
-            digest=digest,
-            run_id=ids.new_uuid7(now),
-            user_id=principal.user_id,
-            agent=resolver.agents[request.agent],
-            resolver=resolver,
-            versions=versions,
-            policy=policy,
-            deadline_time_ns=None if policy.background else deadline_time_ns,
-            now_ns=now,
-        )
         # Shielded: a caller that disconnects meanwhile must not leave a run on disk that no worker executes.
         starting = self._supervisor.settled(admission.run_id, self._starter.start(principal, admission, trace))
         try:
@@ -98,6 +83,25 @@ class Runs:
             # The holder may have ended before this run was registered; then its end found no live run to start.
             await self._supervisor.call_next(principal, live.record.run.session_id)
         return live.record
+
+    async def _admit(
+        self, principal: Principal, request: agent_service_pb2.RunRequest, digest: str, *, deadline_time_ns: int | None
+    ) -> Admission:
+        dependencies = self._dependencies
+        resolver, versions = await dependencies.agents.for_run(principal.tenant_id, request.agent, request.definitions)
+        now, policy = dependencies.clock.now_ns(), effective_policy(request.policy, dependencies.defaults)
+        return Admission(
+            request=request,
+            digest=digest,
+            run_id=ids.new_uuid7(now),
+            user_id=principal.user_id,
+            agent=resolver.agents[request.agent],
+            resolver=resolver,
+            versions=versions,
+            policy=policy,
+            deadline_time_ns=None if policy.background else deadline_time_ns,
+            now_ns=now,
+        )
 
     async def fork(
         self, principal: Principal, request: agent_service_pb2.ForkRunRequest, *, deadline_time_ns: int | None

@@ -21,7 +21,6 @@ from bough_server.runs.close import (
     close_run,
     deadline_bound,
     failed,
-    policy_of,
     read_log,
     wall_bounds,
 )
@@ -71,23 +70,39 @@ class Launcher:
         is_queued: bool = False,
     ) -> LiveRun:
         """Start or continue a run: `log` is its log without deltas, and `record` its row at the end of that log."""
-        dependencies, started = self._dependencies, log[0]
-        journal = Journal(log)
         facts = RunInfo(
             run_id=record.run.run_id,
             session_id=record.run.session_id,
             user_id=record.principal.user_id,
-            started=started,
+            started=log[0],
             session=session,
         )
+        execution = self._execution(record, facts, Journal(log))
+        execution.spans[""] = traced
+        live = LiveRun(
+            record,
+            execution,
+            resolver,
+            is_queued=is_queued,
+            on_end=self._on_end,
+            metrics=self._dependencies.metrics,
+        )
+        self._live_runs.add(live)
+        deadline = folded(log).deadline_ns
+        bounds = [deadline_bound(deadline, self._dependencies.clock.now_ns())] if deadline is not None else []
+        live.launch(bounds, self._wall(execution, resolver, is_queued=is_queued))
+        return live
+
+    def _execution(self, record: RunRecord, facts: RunInfo, journal: Journal) -> Execution:
+        dependencies = self._dependencies
         recorder = Recorder(
             dependencies.store.log,
-            record.run.run_id,
+            facts.run_id,
             epoch=record.epoch,
             last_sequence=record.run.last_sequence,
             clock=dependencies.clock,
         )
-        execution = Execution(
+        return Execution(
             facts,
             tracing=dependencies.tracing,
             clock=dependencies.clock,
@@ -96,25 +111,14 @@ class Launcher:
             default_deltas=dependencies.defaults.deltas,
             metrics=dependencies.metrics,
         )
-        execution.spans[""] = traced
-        live = LiveRun(
-            record, execution, resolver, is_queued=is_queued, on_end=self._on_end, metrics=dependencies.metrics
-        )
-        self._live_runs.add(live)
-        deadline = folded(log).deadline_ns
-        bounds = [deadline_bound(deadline, dependencies.clock.now_ns())] if deadline is not None else []
-        live.launch(bounds, self._wall(log, journal, resolver, is_queued=is_queued))
-        return live
 
-    def _wall(
-        self, log: Sequence[event_pb2.AgentEvent], journal: Journal, resolver: Resolver, *, is_queued: bool
-    ) -> list[Bound]:
+    def _wall(self, execution: Execution, resolver: Resolver, *, is_queued: bool) -> list[Bound]:
         """Return the bounds of the run's wall_duration, which counts only the time in which it is executed."""
-        began, started = journal.dequeued or log[0], log[0].run_started
-        now = self._dependencies.clock.now_ns()
+        journal, started = execution.journal, execution.facts.started
+        began, now = journal.dequeued or started, self._dependencies.clock.now_ns()
         spent = 0 if is_queued else journal.running_ns(began.record_time.ToNanoseconds(), now)
-        definition = resolver.agents[started.agent].definition
-        return wall_bounds([policy_of(log).limits, definition.limits], spent)
+        definition = resolver.agents[started.run_started.agent].definition
+        return wall_bounds([execution.policy.limits, definition.limits], spent)
 
     def span(self, record: RunRecord, definition: agent_pb2.AgentDefinition, root_id: str, parent: Parent) -> Traced:
         """Start a span for a run's root agent, or for the part of it that this worker executes."""

@@ -12,17 +12,17 @@ from bough_server.engine.scheduler import STOP_SECONDS
 from bough_server.errors import RunError
 from bough_server.messages import copy_of
 from bough_server.runtime.agent import Agent, Outcome
-from bough_server.runtime.dispatch import Dispatch, Handover
+from bough_server.runtime.dispatch import Dispatch, Transfer
 from bough_server.runtime.lane import Lane
 from bough_server.runtime.running_agent import CallSite, RunningAgent, branch_below, run_path_below
 from bough_server.telemetry import Traced
 
 
-def outcome_of(task: "asyncio.Task[Outcome]", frame: RunningAgent) -> tuple[Outcome | None, RunError | None]:
+def outcome_of(task: "asyncio.Task[Outcome]", running: RunningAgent) -> tuple[Outcome | None, RunError | None]:
     """Return an agent's outcome or its error."""
     raised = None if task.cancelled() else task.exception()
-    if frame.abort is not None:  # its code may have caught the Abort, but cannot undo it
-        return None, frame.abort
+    if running.abort is not None:  # its code may have caught the Abort, but cannot undo it
+        return None, running.abort
     if task.cancelled():
         return None, RunError("The agent's code cancelled itself.", reason=error_pb2.ERROR_REASON_CANCELLED)
     if raised is not None:
@@ -31,15 +31,15 @@ def outcome_of(task: "asyncio.Task[Outcome]", frame: RunningAgent) -> tuple[Outc
 
 
 def finish(
-    execution: Execution, frame: RunningAgent, outcome: Outcome | None, error: RunError | None
+    execution: Execution, running: RunningAgent, outcome: Outcome | None, error: RunError | None
 ) -> list[event_pb2.AgentEvent]:
     """Return the end events of an invocation: of its open steps, then its own.
 
     A new answer is added to its transcript and gets a message id, which gives it a place in the session.
     """
-    now, opened = execution.clock.now_ns(), frame.record
+    now, opened = execution.clock.now_ns(), running.record
     if error is not None:
-        failure = error.to_agent_error(agent=frame.name, invocation_id=frame.invocation_id)
+        failure = error.to_agent_error(agent=running.name, invocation_id=running.invocation_id)
         steps = list(execution.invocations.failing_step(opened, failure, now))
         _last_step(opened, steps)
         return [*steps, execution.invocations.failed(opened, failure, now)]
@@ -47,17 +47,17 @@ def finish(
     output = copy_of(outcome.output)
     steps = list(execution.invocations.completing_steps(opened, now))
     _last_step(opened, steps)
-    is_root = frame.parent is None
+    is_root = running.parent is None
     kind = "ASSISTANT" if is_root else "SUB_AGENT_ASSISTANT"
-    output.role, output.invocation_id = message_pb2.ROLE_ASSISTANT, frame.invocation_id
-    output.author = outcome.author or frame.name
+    output.role, output.invocation_id = message_pb2.ROLE_ASSISTANT, running.invocation_id
+    output.author = outcome.author or running.name
     is_new = not outcome.author and not outcome.is_said
     if is_root or is_new:  # the session must hold the answer to its user, whichever agent wrote it
         output.kind = message_pb2.MessageKind.Value(f"MESSAGE_KIND_{kind}")
         recorded_by = events.RUN_COMPLETED if is_root else events.SUB_AGENT_COMPLETED
-        output.message_id = execution.message_id(frame.scope, recorded_by, kind)
+        output.message_id = execution.message_id(running.scope, recorded_by, kind)
     if is_new:
-        frame.transcript.say(output)
+        running.transcript.say(output)
     end = execution.invocations.succeeded(opened, output, outcome.end_reason, now, action=outcome.action)
     return [*steps, end]
 
@@ -67,34 +67,34 @@ def _last_step(opened: OpenInvocation, steps: list[event_pb2.AgentEvent]) -> Non
         opened.last_step_id = steps[-1].step_id
 
 
-def close_span(execution: Execution, frame: RunningAgent, outcome: Outcome | None, error: RunError | None) -> None:
+def close_span(execution: Execution, running: RunningAgent, outcome: Outcome | None, error: RunError | None) -> None:
     """End an invocation's span."""
-    traced = execution.spans.pop(frame.scope, None)
+    traced = execution.spans.pop(running.scope, None)
     if traced is not None:
         traced.end(
             error=error.to_agent_error() if error else None,
-            input=[frame.input],
+            input=[running.input],
             output=[outcome.output] if outcome is not None else None,
         )
 
 
-async def cancel_remaining(execution: Execution, frame: RunningAgent) -> None:
+async def cancel_remaining(execution: Execution, running: RunningAgent) -> None:
     """Cancel what an agent's code left running when it returned, so that no child outlives its caller."""
-    for lane in frame.lanes:
+    for lane in running.lanes:
         execution.scheduler.cancel(lane)
-    if frame.lanes:
-        await asyncio.wait(frame.lanes, timeout=STOP_SECONDS)
-    left = [*execution.invocations.children_of(frame.invocation_id), *frame.record.effects]
+    if running.lanes:
+        await asyncio.wait(running.lanes, timeout=STOP_SECONDS)
+    left = [*execution.invocations.children_of(running.invocation_id), *running.record.effects]
     for key in dict.fromkeys(left):
-        await end_effect(execution, frame, key)
+        await end_effect(execution, running, key)
 
 
-async def end_others(execution: Execution, frame: RunningAgent, key: str, error: RunError) -> None:
+async def end_others(execution: Execution, running: RunningAgent, key: str, error: RunError) -> None:
     """Cancel all other effects of an invocation if `error` is the abort that the failure of effect `key` caused."""
-    if error is not frame.abort:
+    if error is not running.abort:
         return
-    lanes = {scope: lane for lane, scope in frame.lanes.items() if not keys.covers(scope, key)}
-    others = [*lanes, *execution.invocations.children_of(frame.invocation_id), *frame.record.effects]
+    lanes = {scope: lane for lane, scope in running.lanes.items() if not keys.covers(scope, key)}
+    others = [*lanes, *execution.invocations.children_of(running.invocation_id), *running.record.effects]
     doomed = [other for other in dict.fromkeys(others) if other != key]
     cancellation = execution.cancellation
     # Close all before awaiting the first: one that fails meanwhile would cancel this coroutine halfway.
@@ -103,7 +103,7 @@ async def end_others(execution: Execution, frame: RunningAgent, key: str, error:
         for other in doomed
         if cancellation.request_cancel(
             event_pb2.CancelRequested(effect_scope=other, reason=execution_pb2.CANCEL_REASON_ABORT),
-            caller=frame.invocation_id,
+            caller=running.invocation_id,
         )
         or cancellation.is_ending(other)
     ]
@@ -114,11 +114,11 @@ async def end_others(execution: Execution, frame: RunningAgent, key: str, error:
         await cancellation.end(other, abandoned, abandoned)
 
 
-async def end_effect(execution: Execution, frame: RunningAgent, key: str) -> None:
+async def end_effect(execution: Execution, running: RunningAgent, key: str) -> None:
     """Cancel an effect of an invocation that its code no longer waits for."""
     error = _abandoned()
     await execution.cancellation.cancel(
-        key, caller=frame.invocation_id, reason=execution_pb2.CANCEL_REASON_ABORT, error=error, below=error
+        key, caller=running.invocation_id, reason=execution_pb2.CANCEL_REASON_ABORT, error=error, below=error
     )
 
 
@@ -130,7 +130,7 @@ def record_child_start(
     lane: Lane, work: Dispatch, agent: Agent, *, input: message_pb2.Message, digest: str
 ) -> RunningAgent:
     """Record the start of a child, in one append with the call that dispatched it, and return the child."""
-    execution, caller = lane.execution, lane.frame
+    execution, caller = lane.execution, lane.running
     started = _started(lane, work, agent, input)
     started.effect_digest = digest
     traced = _traced(lane, work, agent, started)
@@ -139,8 +139,8 @@ def record_child_start(
     if work.call is not None:
         batch.append(_called(lane, work, work.call, traced))
         batch[-1].effect_digest = digest
-    if work.handover is not None:
-        batch.append(_transferred(caller, work.handover, started, traced))
+    if work.transfer is not None:
+        batch.append(_transferred(caller, work.transfer, started, traced))
     execution.emit(*batch, started)
     call_site = _call_site(lane, work, agent, input)
     record = execution.invocations[started.invocation_id]
@@ -148,7 +148,7 @@ def record_child_start(
 
 
 def _started(lane: Lane, work: Dispatch, agent: Agent, input: message_pb2.Message) -> event_pb2.AgentEvent:
-    caller = lane.frame
+    caller = lane.running
     started = event_pb2.AgentEvent(
         invocation_id=ids.invocation_id(lane.execution.facts.key_root, work.key),
         parent_invocation_id=caller.invocation_id,
@@ -162,13 +162,13 @@ def _started(lane: Lane, work: Dispatch, agent: Agent, input: message_pb2.Messag
     begun.trigger = execution_pb2.INVOCATION_TRIGGER_TOOL if work.call is not None else work.trigger
     if work.call is not None:
         begun.call_id = work.call.call_id
-    elif work.handover is not None:
-        begun.call_id = work.handover.call_id
+    elif work.transfer is not None:
+        begun.call_id = work.transfer.call_id
     begun.run_path.extend(run_path_below(_path(caller, work), work.agent))
     begun.input.CopyFrom(input)
     begun.revision = _revision(lane, work, agent)
-    if work.handover is not None:
-        begun.from_invocation_id = work.handover.from_invocation_id
+    if work.transfer is not None:
+        begun.from_invocation_id = work.transfer.from_invocation_id
     if work.iteration is not None:
         begun.iteration = work.iteration
     return started
@@ -192,7 +192,7 @@ def _traced(lane: Lane, work: Dispatch, agent: Agent, started: event_pb2.AgentEv
         session_id=facts.session_id,
         branch=started.branch,
         depth=started.depth,
-        parent=lane.frame.traced.below,
+        parent=lane.running.traced.below,
         is_over=work.key in execution.journal.ends,
     )
     execution.spans[work.key] = traced
@@ -200,7 +200,7 @@ def _traced(lane: Lane, work: Dispatch, agent: Agent, started: event_pb2.AgentEv
 
 
 def _called(lane: Lane, work: Dispatch, call: message_pb2.ToolCall, traced: Traced) -> event_pb2.AgentEvent:
-    execution, caller = lane.execution, lane.frame
+    execution, caller = lane.execution, lane.running
     called = caller.record.in_step(caller.event(work.key, traced=traced), work.step_index)
     called.attempt = 1
     called.tool_started.call.CopyFrom(call)
@@ -217,7 +217,7 @@ def _path(caller: RunningAgent, work: Dispatch) -> tuple[str, ...]:
 
 
 def _call_site(lane: Lane, work: Dispatch, agent: Agent, input: message_pb2.Message) -> CallSite:
-    caller, handover = lane.frame, work.handover
+    caller, transfer = lane.running, work.transfer
     return CallSite(
         agent=agent,
         link=work.link,
@@ -225,43 +225,43 @@ def _call_site(lane: Lane, work: Dispatch, agent: Agent, input: message_pb2.Mess
         state=work.state or lane.lane_state,
         input=input,
         path=_path(caller, work),
-        is_handed_over=handover is not None and handover.by == caller.name,
-        comes_back=handover is not None and handover.comes_back,
+        is_transferred=transfer is not None and transfer.by == caller.name,
+        comes_back=transfer is not None and transfer.comes_back,
         closing=work.closing,
     )
 
 
 def _transferred(
-    caller: RunningAgent, handover: Handover, started: event_pb2.AgentEvent, traced: Traced
+    caller: RunningAgent, transfer: Transfer, started: event_pb2.AgentEvent, traced: Traced
 ) -> event_pb2.AgentEvent:
     event = caller.event(started.effect_key, traced=traced)
     transferred = event.agent_transferred
-    transferred.from_agent, transferred.to_agent = handover.by, started.agent
-    transferred.call_id, transferred.to_invocation_id = handover.call_id, started.invocation_id
+    transferred.from_agent, transferred.to_agent = transfer.by, started.agent
+    transferred.call_id, transferred.to_invocation_id = transfer.call_id, started.invocation_id
     return event
 
 
 def result_of(
-    work: Dispatch, caller: RunningAgent, frame: RunningAgent, *, outcome: Outcome | None, error: RunError | None
+    work: Dispatch, caller: RunningAgent, running: RunningAgent, *, outcome: Outcome | None, error: RunError | None
 ) -> message_pb2.ToolResult:
     """Return the result of the call that dispatched a child; if code dispatched it, its end in the form of a result."""
     result = message_pb2.ToolResult(
-        agent=caller.name, invocation_id=caller.invocation_id, child_invocation_id=frame.invocation_id
+        agent=caller.name, invocation_id=caller.invocation_id, child_invocation_id=running.invocation_id
     )
     if work.call is not None:
         result.call.CopyFrom(work.call)
-    result.start_time.FromNanoseconds(frame.record.start_ns)
+    result.start_time.FromNanoseconds(running.record.start_ns)
     if outcome is not None:
         result.parts.extend(outcome.output.parts)
     if error is not None:
-        result.error.CopyFrom(failure_of_child(work.agent, frame.invocation_id, error.message))
+        result.error.CopyFrom(failure_of_child(work.agent, running.invocation_id, error.message))
     return result
 
 
 def record_child_end(
     execution: Execution,
     caller: RunningAgent,
-    frame: RunningAgent,
+    running: RunningAgent,
     work: Dispatch,
     *,
     outcome: Outcome | None,
@@ -269,12 +269,12 @@ def record_child_end(
     result: message_pb2.ToolResult,
 ) -> None:
     """Record the end of a child, in one append with the end of the call that dispatched it."""
-    batch = finish(execution, frame, outcome, error)
+    batch = finish(execution, running, outcome, error)
     if work.call is not None:
-        result.duration.CopyFrom(duration(execution.clock.now_ns() - frame.record.start_ns))
-        ended = caller.record.in_step(caller.event(work.key, traced=frame.traced), work.step_index)
+        result.duration.CopyFrom(duration(execution.clock.now_ns() - running.record.start_ns))
+        ended = caller.record.in_step(caller.event(work.key, traced=running.traced), work.step_index)
         ended.attempt = 1
         (ended.tool_failed if error else ended.tool_completed).result.CopyFrom(result)
         batch.append(ended)
     execution.emit(*batch)
-    close_span(execution, frame, outcome, error)
+    close_span(execution, running, outcome, error)

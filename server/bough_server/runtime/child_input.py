@@ -30,10 +30,10 @@ def snapshot_of(
     """Return the snapshot of a lane for a function; default of `state`: the lane's."""
     plan = facts or {}
     return Snapshot(
-        agent=lane.frame.name,
+        agent=lane.running.name,
         state=Values((state or lane.lane_state).values),
         # Copies: operators' functions are meant to be pure, but may change what they are given.
-        input=copy_of(lane.frame.input),
+        input=copy_of(lane.running.input),
         user=copy_of(lane.execution.input),
         message=copy_of(message) if message is not None else None,
         arguments=arguments or {},
@@ -78,7 +78,7 @@ def _built(lane: Lane, work: Dispatch) -> message_pb2.Message:
     )
     builder = work.link.input
     if builder.HasField("function"):
-        function = lane.frame.resolver.functions[builder.function]
+        function = lane.running.resolver.functions[builder.function]
         assert isinstance(function, InputBuilder)  # validated when the run started
         return function.built(snapshot)
     return _filled(builder.template, snapshot, what=f"The `input` of the link to {work.agent!r}")
@@ -88,7 +88,7 @@ def _message(lane: Lane, work: Dispatch) -> message_pb2.Message | None:
     """Return the message of the call or dispatch; arguments are validated even if the builder does not use them."""
     if work.call is None:
         return work.input
-    return message_pb2.Message(parts=[message_pb2.Part(text=said_by(work.call, lane.frame))])
+    return message_pb2.Message(parts=[message_pb2.Part(text=said_by(work.call, lane.running))])
 
 
 def _filled(template: str, snapshot: Snapshot, *, what: str) -> message_pb2.Message:

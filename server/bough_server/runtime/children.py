@@ -10,7 +10,7 @@ from bough_server.engine import keys
 from bough_server.errors import RunError
 from bough_server.models.model import ToolSpec
 from bough_server.runtime.child_events import end_others
-from bough_server.runtime.dispatch import Dispatch, DispatchResult, Handover
+from bough_server.runtime.dispatch import Dispatch, DispatchResult, Transfer
 from bough_server.runtime.dispatcher import OnFailure, dispatch
 from bough_server.runtime.lane import Lane
 
@@ -28,7 +28,7 @@ class Child:
     """Tools of which it must call one to end; empty if it may end with any answer."""
     trigger: execution_pb2.InvocationTrigger.ValueType = execution_pb2.INVOCATION_TRIGGER_WORKFLOW
     input: message_pb2.Message | None = None
-    handover: Handover | None = None
+    transfer: Transfer | None = None
     """The transfer that it results from, if any."""
     facts: Mapping[str, str] = field(default_factory=dict)
     """Further values for an input builder: `plan`, `step`, `executed_steps`."""
@@ -55,13 +55,13 @@ async def run_child(lane: Lane, child: Child, *, on_failure: OnFailure = _nothin
             trigger=child.trigger,
             closing=child.closing,
             path=lane.path,
-            handover=child.handover,
+            transfer=child.transfer,
             facts=child.facts,
             iteration=child.iteration,
         )
 
         async def fail(error: RunError) -> None:
-            await end_others(lane.execution, lane.frame, key, error)
+            await end_others(lane.execution, lane.running, key, error)
             await on_failure(error)
 
         ended = await dispatch(lane, work, on_failure=fail)
@@ -71,21 +71,21 @@ async def run_child(lane: Lane, child: Child, *, on_failure: OnFailure = _nothin
     return ended
 
 
-async def hand_over(
+async def run_transfer(
     lane: Lane, transfer: action_pb2.TransferAction, call_id: str, *, member: int | None = None
 ) -> DispatchResult:
     """Run the agent to which a call of the last step transfers; `member` is its number if it runs as a member."""
-    link = lane.frame.toolset.targets[transfer.agent]
+    link = lane.running.toolset.targets[transfer.agent]
     child = Child(
         link=link,
         name=f"s{lane.step_index}.x" if member is None else f"h{member}",
         trigger=execution_pb2.INVOCATION_TRIGGER_TRANSFER,
         input=transfer.message if transfer.HasField("message") else None,
-        handover=Handover(
-            by=lane.frame.name,
-            from_invocation_id=lane.frame.invocation_id,
+        transfer=Transfer(
+            by=lane.running.name,
+            from_invocation_id=lane.running.invocation_id,
             call_id=call_id,
-            path=lane.frame.hops if member is None else (),
+            path=lane.running.hops if member is None else (),
             comes_back=member is not None,
         ),
     )
@@ -96,7 +96,7 @@ async def begin_iteration(lane: Lane, number: int) -> None:
     """Record the start of an iteration of a loop, counted from 0."""
     key = keys.below(lane.scope, f"l{number}")
     async with lane.effect(key):
-        event = lane.frame.event(key)
+        event = lane.running.event(key)
         event.loop_iteration_started.iteration = number
         await _record(lane, event)
 
@@ -105,7 +105,7 @@ async def begin_plan(lane: Lane, number: int, steps: Iterable[str]) -> None:
     """Record the plan of an iteration: plan_made in the first, number 0, plan_revised in any other."""
     key = keys.below(lane.scope, f"p{number}")
     async with lane.effect(key):
-        event = lane.frame.event(key)
+        event = lane.running.event(key)
         items = event.plan_revised.items if number else event.plan_made.items
         items.extend(event_pb2.PlanItem(text=step) for step in steps)
         await _record(lane, event)
@@ -136,11 +136,11 @@ class _Lanes:
     """Parallel children of one caller, a lane for each."""
 
     def __init__(self, lane: Lane, children: Sequence[Child], *, fails_fast: bool) -> None:
-        self._caller, self._execution, self._frame = lane, lane.execution, lane.frame
+        self._caller, self._execution, self._running = lane, lane.execution, lane.running
         self._children, self._fails_fast = children, fails_fast
         group = keys.below(lane.scope, "g")
         self._lanes = [lane.beside(lane.lane_state.fork(group, place)) for place in range(len(children))]
-        self._running: dict[int, asyncio.Task[DispatchResult]] = {}
+        self._tasks: dict[int, asyncio.Task[DispatchResult]] = {}
         self._is_over = False
 
     async def run(self, at_once: int) -> list[DispatchResult | None]:
@@ -148,20 +148,20 @@ class _Lanes:
         results: list[DispatchResult | None] = [None] * len(self._children)
         for place in [next(waiting) for _ in range(min(at_once, len(self._children)))]:
             self._start(place)
-        while self._running:
-            await self._execution.scheduler.join(*self._running.values(), first=True)
-            for place, task in [(each, task) for each, task in self._running.items() if task.done()]:
-                del self._running[place]
-                self._frame.lanes.pop(task, None)
+        while self._tasks:
+            await self._execution.scheduler.join(*self._tasks.values(), first=True)
+            for place, task in [(each, task) for each, task in self._tasks.items() if task.done()]:
+                del self._tasks[place]
+                self._running.lanes.pop(task, None)
                 if not task.cancelled() and task.exception() is None:
                     results[place] = task.result()
-                is_over = self._is_over or self._frame.abort is not None
+                is_over = self._is_over or self._running.abort is not None
                 following = None if is_over else next(waiting, None)
                 if following is not None:
                     self._start(following)
         self._caller.lane_state.join()
-        if self._frame.abort is not None:
-            raise self._frame.abort
+        if self._running.abort is not None:
+            raise self._running.abort
         self._join()
         return results
 
@@ -170,8 +170,8 @@ class _Lanes:
 
     def _start(self, place: int) -> None:
         task = self._execution.scheduler.spawn(self._key(place), self._run(place))
-        self._running[place] = task
-        self._frame.lanes[task] = self._key(place)
+        self._tasks[place] = task
+        self._running.lanes[task] = self._key(place)
 
     async def _run(self, place: int) -> DispatchResult:
         return await run_child(self._lanes[place], self._children[place], on_failure=lambda _: self._fail(place))
@@ -179,13 +179,13 @@ class _Lanes:
     async def _fail(self, place: int) -> None:
         """Cancel the other lanes if the failure of this one is to end them."""
         is_tolerated = self._children[place].link.on_failure == policy_pb2.SUB_AGENT_FAILURE_POLICY_CONTINUE
-        if self._is_over or self._frame.abort is not None or not self._fails_fast or is_tolerated:
+        if self._is_over or self._running.abort is not None or not self._fails_fast or is_tolerated:
             return
         self._is_over = True
         error = RunError("A parallel child failed.", reason=error_pb2.ERROR_REASON_CANCELLED).to_agent_error()
         await self._execution.cancellation.cancel_siblings(
-            [self._key(other) for other in sorted(self._running.keys() - {place})],
-            caller=self._frame.invocation_id,
+            [self._key(other) for other in sorted(self._tasks.keys() - {place})],
+            caller=self._running.invocation_id,
             reason=execution_pb2.CANCEL_REASON_FAIL_FAST,
             error=error,
         )

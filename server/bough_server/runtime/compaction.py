@@ -32,7 +32,7 @@ async def fitted(lane: Lane, index: int, make: Callable[[], ModelRequest], *, na
 
     `name` is the model to be called. During a replay no request is built.
     """
-    if lane.frame.history.WhichOneof("overflow") is None:
+    if lane.running.history.WhichOneof("overflow") is None:
         return make
     return await _Fitting(lane, index, make, name).run()
 
@@ -44,7 +44,7 @@ class _Fitting:
         self._lane, self._make, self._name = lane, make, name
         self._key = keys.below(lane.scope, f"s{index}.m")
         self._effect = keys.below(lane.scope, f"s{index}.compact")
-        policy = lane.frame.history
+        policy = lane.running.history
         self._summarize = policy.summarize if policy.HasField("summarize") else None
         window = policy.sliding_window
         self._limit = self._summarize.max_tokens if self._summarize else window.max_tokens - window.reserve_tokens
@@ -176,16 +176,16 @@ class _Fitting:
         return summary_of(response.message, most=max(1, self._limit // _SHARE) * BYTES_PER_TOKEN)
 
     def _event(self, text: str, plan: Plan) -> event_pb2.AgentEvent:
-        frame = self._lane.frame
-        event = frame.event(self._effect)
+        running = self._lane.running
+        event = running.event(self._effect)
         compacted, summary = event.history_compacted, event.history_compacted.summary
         compacted.run_message_count = plan.run_message_count
         summary.message_id = self._lane.execution.message_id(self._effect, events.HISTORY_COMPACTED, "SUMMARY")
         summary.role, summary.kind = message_pb2.ROLE_USER, message_pb2.MESSAGE_KIND_SUMMARY
-        summary.author, summary.invocation_id = frame.name, frame.invocation_id
+        summary.author, summary.invocation_id = running.name, running.invocation_id
         summary.parts.add(text=text)
         summary.summary_range.from_position, summary.summary_range.to_position = plan.from_position, plan.to_position
-        is_of_branch = frame.history.scope == message_pb2.HISTORY_SCOPE_BRANCH
+        is_of_branch = running.history.scope == message_pb2.HISTORY_SCOPE_BRANCH
         summary.summary_range.scope = (
             message_pb2.HISTORY_SCOPE_BRANCH if is_of_branch else message_pb2.HISTORY_SCOPE_SESSION
         )
@@ -196,7 +196,7 @@ class _Fitting:
 
     def _model(self, name: str) -> Model | None:
         try:
-            return self._lane.frame.resolver.model(name)
+            return self._lane.running.resolver.model(name)
         except KeyError:
             return None  # the call itself fails with MODEL_UNAVAILABLE
 

@@ -82,11 +82,11 @@ class LaneContext:
 
     def offers(self) -> list[ToolSpec]:
         """Return the tools and linked agents that may still be called."""
-        frame = self._lane.frame
-        budget, name = frame.budget, frame.name
+        running = self._lane.running
+        budget, name = running.budget, running.name
         return [
             offer.spec
-            for offer in frame.toolset.offers.values()
+            for offer in running.toolset.offers.values()
             if offer.max_calls is None or budget.calls_made(name, offer.spec.name) < offer.max_calls
         ]
 
@@ -106,10 +106,10 @@ class LaneContext:
             lane.complete_steps()
             lane.step_index, lane.waiting = index, PendingCalls(())
             if callable(request):
-                request = await fitted(lane, index, request, name=model or lane.frame.model_name)
-            response = await ask(lane, ModelCallSpec(key=key, index=index), request, model or lane.frame.model_name)
+                request = await fitted(lane, index, request, name=model or lane.running.model_name)
+            response = await ask(lane, ModelCallSpec(key=key, index=index), request, model or lane.running.model_name)
         calls = calls_of(response.message)
-        lane.frame.call_ids.update(call.call_id for call in calls)
+        lane.running.call_ids.update(call.call_id for call in calls)
         if calls:
             lane.waiting = PendingCalls(calls)
             lane.transcript.say(response.message)
@@ -147,7 +147,7 @@ class LaneContext:
         async with lane.effect(effect):
             work = Dispatch(key=effect, agent=agent, link=link, input=told)
             ended = await dispatch(
-                lane, work, on_failure=lambda error: end_others(lane.execution, lane.frame, effect, error)
+                lane, work, on_failure=lambda error: end_others(lane.execution, lane.running, effect, error)
             )
         if ended.transcript is not None:
             lane.transcript.join(ended.transcript, by_call=False)
@@ -260,8 +260,8 @@ def lane_of(ctx: Context) -> Lane:
 async def _end_open_calls(lane: Lane) -> None:
     """End the calls of the step before that its code no longer waits for."""
     calls = lane.step_key("t")
-    for key in [key for key in lane.frame.record.effects if key.startswith(calls)]:
-        await end_effect(lane.execution, lane.frame, key)
+    for key in [key for key in lane.running.record.effects if key.startswith(calls)]:
+        await end_effect(lane.execution, lane.running, key)
 
 
 def _tool_message(lane: Lane, position: int, result: message_pb2.ToolResult) -> message_pb2.Message:
@@ -271,8 +271,8 @@ def _tool_message(lane: Lane, position: int, result: message_pb2.ToolResult) -> 
         message_id=lane.execution.message_id(key, recorded_by, "TOOL"),
         role=message_pb2.ROLE_TOOL,
         kind=message_pb2.MESSAGE_KIND_TOOL,
-        author=lane.frame.name,
-        invocation_id=lane.frame.invocation_id,
+        author=lane.running.name,
+        invocation_id=lane.running.invocation_id,
         parts=[message_pb2.Part(tool_result=result)],
     )
 
@@ -284,20 +284,20 @@ def _bound(fn: Callable[..., Awaitable[T]], *arguments: object) -> Callable[[Con
 
 async def _in_lanes(lane: Lane, group: str, codes: Sequence[Callable[[Context], Awaitable[T]]]) -> list[T]:
     """Run code in lanes of one group, and return the results when all have ended."""
-    execution, frame = lane.execution, lane.frame
+    execution, running = lane.execution, lane.running
     lanes = [
         lane.beside(lane.lane_state.fork(f"{group}.", place), scope=f"{group}.{place}") for place in range(len(codes))
     ]
     pairs = zip(lanes, codes, strict=True)
     tasks = [execution.scheduler.spawn(below.scope, _in_lane(below, code)) for below, code in pairs]
-    frame.lanes.update({task: below.scope for task, below in zip(tasks, lanes, strict=True)})
+    running.lanes.update({task: below.scope for task, below in zip(tasks, lanes, strict=True)})
     await execution.scheduler.join(*tasks)
     for task in tasks:
-        frame.lanes.pop(task, None)
+        running.lanes.pop(task, None)
     _join(lane, lanes)
     failures = [task.exception() for task in tasks if not task.cancelled()]
-    if frame.abort is not None:
-        raise frame.abort
+    if running.abort is not None:
+        raise running.abort
     if first := next(filter(None, failures), None):
         raise first
     return [task.result() for task in tasks]

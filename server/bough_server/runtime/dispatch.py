@@ -24,7 +24,7 @@ class Abort(RunError):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Handover:
+class Transfer:
     """The transfer to an agent: by its caller, or by another member of its caller's swarm."""
 
     by: str
@@ -56,7 +56,7 @@ class Dispatch:
     """What makes it run; TOOL if a model called it."""
     path: tuple[str, ...] | None = None
     """The agents that have spoken before it; None for its caller's path."""
-    handover: Handover | None = None
+    transfer: Transfer | None = None
     """The transfer that it results from, if any."""
     state: LaneState | None = None
     """The session state that it sees; None for that of its caller's lane."""
@@ -107,7 +107,7 @@ def child_input(execution: Execution, work: Dispatch, caller: RunningAgent) -> m
             reason=error_pb2.ERROR_REASON_BAD_ARGUMENTS,
         )
     message.role, message.kind = message_pb2.ROLE_USER, message_pb2.MESSAGE_KIND_SUB_AGENT_USER
-    message.author = work.handover.by if work.handover is not None else caller.name
+    message.author = work.transfer.by if work.transfer is not None else caller.name
     message.invocation_id = ids.invocation_id(key_root, work.key)
     message.message_id = execution.message_id(work.key, events.SUB_AGENT_STARTED, "SUB_AGENT_USER")
     return message
@@ -130,7 +130,7 @@ def said_by(call: message_pb2.ToolCall, caller: RunningAgent) -> str:
 
 async def wait_for_child(
     execution: Execution,
-    frame: RunningAgent,
+    running: RunningAgent,
     work: Dispatch,
     *,
     task: "asyncio.Task[Outcome]",
@@ -140,7 +140,7 @@ async def wait_for_child(
 
     `fail` applies the consequences of its failure to others, before its end is recorded.
     """
-    bounds = [work.link.limits, frame.agent.definition.limits]
+    bounds = [work.link.limits, running.agent.definition.limits]
     seconds = [bound.wall_duration.ToTimedelta().total_seconds() for bound in bounds if bound.HasField("wall_duration")]
     if not seconds:
         await execution.scheduler.join(task)
@@ -150,7 +150,7 @@ async def wait_for_child(
     # Offline, the log alone says whether it timed out.
     if not execution.writer.is_offline:
         cutting = _cut_after(
-            execution, frame, work, seconds=min(seconds), cut=partial(_cut, asyncio.current_task(), fail)
+            execution, running, work, seconds=min(seconds), cut=partial(_cut, asyncio.current_task(), fail)
         )
         # Within the child's scope, so that whatever ends the child ends its timer.
         timer = execution.scheduler.spawn(f"{work.key}.timer", cutting)
@@ -170,7 +170,7 @@ async def wait_for_child(
 
 async def _cut_after(
     execution: Execution,
-    frame: RunningAgent,
+    running: RunningAgent,
     work: Dispatch,
     *,
     seconds: float,
@@ -182,9 +182,9 @@ async def _cut_after(
     if work.key in execution.journal.ends:
         return  # something else ended it, and will end its caller too
     if not cancellation.is_closed(work.key):
-        spent = execution.journal.running_ns(frame.record.start_ns, execution.clock.now_ns()) / 1e9
+        spent = execution.journal.running_ns(running.record.start_ns, execution.clock.now_ns()) / 1e9
         await execution.scheduler.aside(execution.clock.sleep(max(0.0, seconds - spent)))
-    caller = frame.parent.invocation_id if frame.parent else frame.invocation_id
+    caller = running.parent.invocation_id if running.parent else running.invocation_id
     request = event_pb2.CancelRequested(effect_scope=work.key, reason=execution_pb2.CANCEL_REASON_LIMIT)
     is_requested = cancellation.request_cancel(request, caller=caller)
     if is_requested or cancellation.is_ending(work.key):

@@ -4,6 +4,7 @@ It checks the caller's links and limits, derives ids, opens the span, records th
 and records exactly one end, whatever happened.
 """
 
+import asyncio
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 
@@ -63,7 +64,7 @@ async def dispatch(lane: Lane, work: Dispatch, *, on_failure: OnFailure) -> Disp
 
     `on_failure` is awaited with the child's error, or with that Abort, before the child's end is recorded.
     """
-    execution, caller = lane.execution, lane.frame
+    execution, caller = lane.execution, lane.running
     request = work.call.arguments_json if work.call else text_of(work.input) if work.input is not None else ""
     digest = keys.digest("dispatch", work.agent, request)
     # A child that the log shows as started is run again at once, also during a replay: its effects are replayed.
@@ -89,9 +90,9 @@ async def _refused(result: DispatchResult, on_failure: OnFailure) -> DispatchRes
 
 
 def _admit(lane: Lane, work: Dispatch) -> tuple[Agent, message_pb2.Message]:
-    execution, caller = lane.execution, lane.frame
+    execution, caller = lane.execution, lane.running
     is_linked = any(link.agent == work.agent for link in caller.agent.definition.sub_agents)
-    if not is_linked and not (work.handover and work.agent in caller.toolset.targets):
+    if not is_linked and not (work.transfer and work.agent in caller.toolset.targets):
         raise RunError(
             f"The agent {work.agent!r} is not linked to {caller.name!r}.", reason=error_pb2.ERROR_REASON_NOT_LINKED
         )
@@ -101,8 +102,8 @@ def _admit(lane: Lane, work: Dispatch) -> tuple[Agent, message_pb2.Message]:
         caller.budget.check_depth(caller.depth + 1)
     if work.call is not None:
         caller.budget.reserve_tool_call(work.key, caller.name, work.call, is_admitted=is_admitted)
-    if work.handover is not None:
-        check_hops((*work.handover.path, work.agent))
+    if work.transfer is not None:
+        check_hops((*work.transfer.path, work.agent))
         caller.budget.reserve_transfer(is_admitted=is_admitted)
     return caller.resolver.agents[work.agent], message
 
@@ -116,45 +117,53 @@ async def _run(
     digest: str,
     on_failure: OnFailure,
 ) -> DispatchResult:
-    execution, caller = lane.execution, lane.frame
-    frame = record_child_start(lane, work, agent, input=message, digest=digest)
+    execution, caller = lane.execution, lane.running
+    running = record_child_start(lane, work, agent, input=message, digest=digest)
     # A message without a kind is its caller's own input, which it sees in the history, unless it sees no history.
-    if message.kind or frame.history.scope == message_pb2.HISTORY_SCOPE_NONE:
-        frame.transcript.say(message)
-    own = lane.child(frame)
-    task = execution.scheduler.spawn(frame.scope, _body(own, message))
+    if message.kind or running.history.scope == message_pb2.HISTORY_SCOPE_NONE:
+        running.transcript.say(message)
+    own = lane.child(running)
+    task = execution.scheduler.spawn(running.scope, _body(own, message))
     late = child_timeout(work.agent)
 
     async def cut_off() -> None:
         with suppress(Abort):  # raised below, in the caller's own task
             await _fail(execution, work, caller, late, on_failure=on_failure)
 
-    is_cut = await wait_for_child(execution, frame, work, task=task, fail=cut_off)
-    frame.state.join()  # if it was cancelled, its own code did not join its lanes
+    is_cut = await wait_for_child(execution, running, work, task=task, fail=cut_off)
+    running.state.join()  # if it was cancelled, its own code did not join its lanes
     if is_cut:
         if (abort := _abort_of(execution, work, caller, late)) is not None:
             raise abort
-        result = result_of(work, caller, frame, outcome=None, error=late)
-        return DispatchResult(result=result, path=own.path, error=late, transcript=frame.transcript)
+        result = result_of(work, caller, running, outcome=None, error=late)
+        return DispatchResult(result=result, path=own.path, error=late, transcript=running.transcript)
+    return await _end_child(lane, work, own, task, on_failure=on_failure)
+
+
+async def _end_child(
+    lane: Lane, work: Dispatch, own: Lane, task: asyncio.Task[Outcome], *, on_failure: OnFailure
+) -> DispatchResult:
+    """Record the end of a child whose code has ended; `own` is its lane, `task` its code."""
+    execution, caller, running = lane.execution, lane.running, own.running
     await execution.reach_end(work.key)
     # Checked after each await: a cancellation of this scope from outside records the end, and there must be only one.
     execution.cancellation.raise_if_cancelled(work.key)
-    await cancel_remaining(execution, frame)
+    await cancel_remaining(execution, running)
     execution.cancellation.raise_if_cancelled(work.key)
-    outcome, error = outcome_of(task, frame)
+    outcome, error = outcome_of(task, running)
     abort = None
     if error is not None:
         try:
             await _fail(execution, work, caller, error, on_failure=on_failure)
         except Abort as raised:
             abort = raised
-    result = result_of(work, caller, frame, outcome=outcome, error=error)
-    record_child_end(execution, caller, frame, work, outcome=outcome, error=error, result=result)
+    result = result_of(work, caller, running, outcome=outcome, error=error)
+    record_child_end(execution, caller, running, work, outcome=outcome, error=error, result=result)
     if abort is not None:
         raise abort
-    author = (outcome.author if outcome is not None else "") or frame.name
+    author = (outcome.author if outcome is not None else "") or running.name
     return DispatchResult(
-        result=result, outcome=outcome, author=author, path=own.path, error=error, transcript=frame.transcript
+        result=result, outcome=outcome, author=author, path=own.path, error=error, transcript=running.transcript
     )
 
 
@@ -179,29 +188,29 @@ async def dispatch_root(execution: Execution, resolver: Resolver, context: Calla
     if execution.cancellation.is_closed(""):
         return  # cancelled before it started
     traced = execution.spans[""]
-    frame = RunningAgent.root(execution, resolver, agent, traced)
-    frame.transcript.say(execution.input)
-    task = execution.scheduler.spawn("", _body(Lane(execution, frame, context), execution.input))
+    running = RunningAgent.root(execution, resolver, agent, traced)
+    running.transcript.say(execution.input)
+    task = execution.scheduler.spawn("", _body(Lane(execution, running, context), execution.input))
     await execution.scheduler.join(task)
     if not execution.cancellation.is_closed(""):
         await execution.reach_end("")
     if execution.cancellation.is_closed(""):
         return  # the cancellation that closed the run records its end
-    await cancel_remaining(execution, frame)
+    await cancel_remaining(execution, running)
     if execution.cancellation.is_closed(""):
         return
-    outcome, error = outcome_of(task, frame)
-    execution.emit(*finish(execution, frame, outcome, error))
-    close_span(execution, frame, outcome, error)
+    outcome, error = outcome_of(task, running)
+    execution.emit(*finish(execution, running, outcome, error))
+    close_span(execution, running, outcome, error)
     await execution.writer.committed()
 
 
 async def _body(lane: Lane, message: message_pb2.Message) -> Outcome:
-    frame = lane.frame
-    with frame.traced.attached():
+    running = lane.running
+    with running.traced.attached():
         try:
             outcome = await lane.run_agent(message)
-            output_key = frame.agent.definition.output_key
+            output_key = running.agent.definition.output_key
             if output_key and isinstance(outcome, Outcome) and fits(outcome.output) and not _is_transfer(outcome):
                 lane.state.keep_text(output_key, value_of(outcome.output))
             await lane.settle()
@@ -209,14 +218,14 @@ async def _body(lane: Lane, message: message_pb2.Message) -> Outcome:
             raise as_run_error(error) from error
     if not isinstance(outcome, Outcome):
         raise RunError(
-            f"The agent {frame.name!r} returned {type(outcome).__name__}; it must return an Outcome.",
+            f"The agent {running.name!r} returned {type(outcome).__name__}; it must return an Outcome.",
             reason=error_pb2.ERROR_REASON_INTERNAL,
         )
     if outcome.action is not None and _is_transfer(outcome):
-        _check_peer(frame, outcome.action.transfer.agent)
+        _check_peer(running, outcome.action.transfer.agent)
     if not fits(outcome.output):
         raise RunError(
-            f"The answer of {frame.name!r} is too large: a text may have {MAX_TEXT_BYTES // 1024} KiB. "
+            f"The answer of {running.name!r} is too large: a text may have {MAX_TEXT_BYTES // 1024} KiB. "
             "Return large content by reference (a blob's uri).",
             reason=error_pb2.ERROR_REASON_OUTPUT_TOO_LARGE,
         )
@@ -228,11 +237,13 @@ def _is_transfer(outcome: Outcome) -> bool:
     return outcome.action is not None and outcome.action.HasField("transfer")
 
 
-def _check_peer(frame: RunningAgent, agent: str) -> None:
-    if agent not in frame.toolset.peers:
-        members = f"There are: {', '.join(sorted(frame.toolset.peers))}." if frame.toolset.peers else "There are none."
+def _check_peer(running: RunningAgent, agent: str) -> None:
+    if agent not in running.toolset.peers:
+        members = (
+            f"There are: {', '.join(sorted(running.toolset.peers))}." if running.toolset.peers else "There are none."
+        )
         raise RunError(
-            f"The agent {frame.name!r} transferred to {agent!r}, which is no other member of its swarm. {members}",
+            f"The agent {running.name!r} transferred to {agent!r}, which is no other member of its swarm. {members}",
             reason=error_pb2.ERROR_REASON_UNKNOWN_AGENT,
         )
 

@@ -30,18 +30,18 @@ async def record_value(lane: Lane, value: Value, work: Callable[[], Awaitable[st
 
 
 async def _recorded(lane: Lane, value: Value, work: Callable[[], Awaitable[str]]) -> event_pb2.AgentEvent:
-    execution, frame = lane.execution, lane.frame
+    execution, running = lane.execution, lane.running
     digest = keys.digest("value", str(value.kind), value.name)
     if (replayed := await lane.replayed(value.key, digest)) is not None:
         return replayed
     await lane.go_live(value.key)
     # A step has no start event: all that led to it must be on disk before it touches the world.
     await execution.writer.committed()
-    recorded = frame.event(value.key)
+    recorded = running.event(value.key)
     recorded.effect_digest, recorded.value_recorded.kind = digest, value.kind
     made = await _made(value, work)
     if isinstance(made, RunError):
-        error = made.to_agent_error(agent=frame.name, invocation_id=frame.invocation_id)
+        error = made.to_agent_error(agent=running.name, invocation_id=running.invocation_id)
         recorded.value_recorded.error.CopyFrom(error)
     else:
         recorded.value_recorded.value_json = made

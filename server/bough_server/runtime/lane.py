@@ -61,7 +61,7 @@ class Lane:
     def __init__(
         self,
         execution: Execution,
-        frame: RunningAgent,
+        running: RunningAgent,
         context: "Callable[[Lane], Context]",
         *,
         scope: str | None = None,
@@ -70,14 +70,14 @@ class Lane:
         compaction: Compaction | None = None,
     ) -> None:
         self.execution = execution
-        self.frame = frame
+        self.running = running
         self._context = context
-        self.scope = frame.scope if scope is None else scope
-        self.transcript = transcript or frame.transcript
-        self.lane_state = state or frame.state
+        self.scope = running.scope if scope is None else scope
+        self.transcript = transcript or running.transcript
+        self.lane_state = state or running.state
         self.state = StateView(self.lane_state)
         """The session state; writes are recorded with the next effect, or at the agent's end."""
-        self.visible_history = VisibleHistory(execution, frame, self.transcript, compaction)
+        self.visible_history = VisibleHistory(execution, running, self.transcript, compaction)
         """The history that its model calls see."""
         self.step_index = -1
         """The number of the lane's last step, counted in this lane from 0; -1 before the first."""
@@ -91,7 +91,7 @@ class Lane:
         """How often an effect was refused because its code had been cancelled."""
         self.wake_ns = 0
         """End of the last sleep that was replayed, in nanoseconds since the Unix epoch; 0 if there is none."""
-        self.path = frame.run_path
+        self.path = running.run_path
         """The agents that have spoken in this lane so far."""
 
     @property
@@ -112,26 +112,26 @@ class Lane:
     @property
     def invocation_id(self) -> str:
         """The id of this agent invocation."""
-        return self.frame.invocation_id
+        return self.running.invocation_id
 
     @property
     def definition(self) -> agent_pb2.AgentDefinition:
         """The agent's definition."""
-        return self.frame.agent.definition
+        return self.running.agent.definition
 
     async def run_agent(self, input: message_pb2.Message) -> Outcome:
         """Run the code of this lane's agent. Raises what that raises."""
-        return await self.frame.agent.run(self._context(self), input)
+        return await self.running.agent.run(self._context(self), input)
 
-    def child(self, frame: RunningAgent) -> "Lane":
+    def child(self, running: RunningAgent) -> "Lane":
         """Return the first lane of another invocation."""
-        return Lane(self.execution, frame, self._context)
+        return Lane(self.execution, running, self._context)
 
     def beside(self, state: LaneState, *, scope: str | None = None) -> "Lane":
         """Return a lane of the same invocation that begins now and runs beside others."""
         lane = Lane(
             self.execution,
-            self.frame,
+            self.running,
             self._context,
             scope=scope,
             transcript=self.transcript.lane(),
@@ -224,7 +224,7 @@ class Lane:
         if await self.replayed(key, digest) is not None:
             return
         await self.go_live(key)
-        changed = self.frame.event(key)
+        changed = self.running.event(key)
         changed.effect_digest = digest
         changed.session_state_changed.state_changes.extend(changes)
         self.execution.emit(changed)
@@ -235,10 +235,10 @@ class Lane:
 
     def complete_steps(self) -> None:
         """End the step of the lane's last model call, if it is open; it has all the results that its code asked for."""
-        opened, execution = self.frame.record, self.execution
+        opened, execution = self.running.record, self.execution
         step = opened.steps.get(self.step_key("m"))
         if step is not None:
-            execution.refuse(self.frame.invocation_id, step.key)
+            execution.refuse(self.running.invocation_id, step.key)
             if not execution.writer.ends_again(step):
                 execution.emit(execution.invocations.completed(opened, step, execution.clock.now_ns()))
 
@@ -253,10 +253,10 @@ class Lane:
         """Raise RunError CONCURRENT_EFFECTS if an effect starts in a task or thread that agent code created."""
         # Such a task is not counted by the scheduler: the run could look quiet, and be interrupted, while it runs.
         if not self.execution.scheduler.is_own() and not self.execution.is_refused(
-            self.frame.invocation_id, self.scope
+            self.running.invocation_id, self.scope
         ):
             raise RunError(
-                f"An effect of {self.frame.name!r} was started in a task or thread that its code created. Await "
+                f"An effect of {self.running.name!r} was started in a task or thread that its code created. Await "
                 "effects in the agent's own coroutine; to run several at once use `await ctx.gather((fn, arg), ...)`. "
                 "Instead of asyncio.wait_for, pass `expires` to ctx.ask, and set limits on links and tools.",
                 reason=error_pb2.ERROR_REASON_CONCURRENT_EFFECTS,
@@ -274,7 +274,7 @@ class EffectGuard:
 
     async def __aenter__(self) -> None:
         lane, execution = self._lane, self._lane.execution
-        if execution.is_refused(lane.frame.invocation_id, self._key):
+        if execution.is_refused(lane.running.invocation_id, self._key):
             await self._refuse()
         if lane.in_flight:
             raise RunError(
@@ -298,7 +298,7 @@ class EffectGuard:
         if kind is asyncio.CancelledError and self._lane.execution.scheduler.is_cancelled_by_code():
             self._lane.execution.stop(
                 NonDeterministic(
-                    f"The code of {self._lane.frame.name!r} cancelled its effect {self._key} while it was in flight, "
+                    f"The code of {self._lane.running.name!r} cancelled its effect {self._key} while it was in flight, "
                     "as asyncio.timeout does; a replay could not repeat that. Pass `expires` to ctx.ask, and set "
                     "limits on links and tools; a step may use a timeout within its own work."
                 )

@@ -98,7 +98,7 @@ class ModelAttempts:
     def __init__(
         self,
         execution: Execution,
-        frame: RunningAgent,
+        running: RunningAgent,
         *,
         key: str,
         index: int | None,
@@ -108,7 +108,7 @@ class ModelAttempts:
     ) -> None:
         self._execution = execution
         self._writer = execution.writer
-        self._frame = frame
+        self._running = running
         self._key = key
         self._index = index
         self._chain = chain
@@ -168,7 +168,8 @@ class ModelAttempts:
         event = self._event()
         retrying = event.llm_retrying
         retrying.reason = error.retry or event_pb2.RETRY_REASON_REFUSED
-        retrying.error.CopyFrom(error.to_agent_error(agent=self._frame.name, invocation_id=self._frame.invocation_id))
+        name, invocation_id = self._running.name, self._running.invocation_id
+        retrying.error.CopyFrom(error.to_agent_error(agent=name, invocation_id=invocation_id))
         wait = duration_pb2.Duration()
         wait.FromNanoseconds(int(delay * 1e9))
         retrying.delay.CopyFrom(wait)
@@ -185,7 +186,7 @@ class ModelAttempts:
 
     def _note_loss(self) -> None:
         """Note how far the last attempt of a cancelled call got, for the llm_failed that the cancellation records."""
-        opened, meter = self._frame.record, self._meter
+        opened, meter = self._running.record, self._meter
         if not meter.is_sent:
             opened.unsent.add(self._key)
         if meter.usage is not None:
@@ -240,7 +241,7 @@ class ModelAttempts:
                 event.llm_tool_call_delta.name = name
             return event
 
-        return self._writer.delta(DeltaChunk(self._key, kind, subject, text), self._frame.delta_coalescing, make)
+        return self._writer.delta(DeltaChunk(self._key, kind, subject, text), self._running.delta_coalescing, make)
 
     def _call_id(self, position: int, provider_call_id: str) -> str:
         """Return the provider's call id if this invocation has not used it, else one made of branch, step and position.
@@ -248,24 +249,24 @@ class ModelAttempts:
         It is reserved at once: a model in another lane may use the same id before this answer is complete.
         """
         if position not in self._call_ids:
-            is_new = provider_call_id and provider_call_id not in self._frame.call_ids
+            is_new = provider_call_id and provider_call_id not in self._running.call_ids
             self._call_ids[position] = provider_call_id if is_new else self._own_call_id(position)
-            self._frame.call_ids.add(self._call_ids[position])
+            self._running.call_ids.add(self._call_ids[position])
         return self._call_ids[position]
 
     def _own_call_id(self, position: int) -> str:
         own = f"{self._index}.{position}"
         # Parallel branches count their steps alike. The digest keeps ids as short as providers demand.
-        branch = self._key.removeprefix(f"{self._frame.scope}/").rpartition("/")[0]
+        branch = self._key.removeprefix(f"{self._running.scope}/").rpartition("/")[0]
         return f"{keys.digest(branch)[:12]}.{own}" if branch else own
 
     def _release_call_ids(self) -> None:
         """Release the call ids of a failed attempt: the next attempt may use the same ones."""
-        self._frame.call_ids.difference_update(self._call_ids.values())
+        self._running.call_ids.difference_update(self._call_ids.values())
         self._call_ids = {}
 
     def _event(self) -> event_pb2.AgentEvent:
-        event = self._frame.record.in_step(self._frame.event(self._key, traced=self._traced), self._index)
+        event = self._running.record.in_step(self._running.event(self._key, traced=self._traced), self._index)
         event.attempt = self._attempt
         return event
 

@@ -43,28 +43,28 @@ def check_asked(execution: Execution, key: str) -> None:
 
 async def ask(lane: Lane, effect: ModelCallSpec, request: Asked, name: str) -> step_pb2.LlmResponse:
     """Call a model and return its answer, or return the recorded one. Raises RunError if it is refused or fails."""
-    execution, frame, key, index = lane.execution, lane.frame, effect.key, effect.index
+    execution, running, key, index = lane.execution, lane.running, effect.key, effect.index
     if (replayed := await lane.replayed(key, _DIGEST)) is not None:
         response = _answered(replayed)
         _complete_step(lane, effect, response)
         return response
     await lane.go_live(key)
-    async with execution.concurrency.place(key, frame.budget):
+    async with execution.concurrency.place(key, running.budget):
         try:
-            made = _made(frame, effect, request)
+            made = _made(running, effect, request)
             models, amount = _admitted(lane, key, name, made)
         except RunError as refusal:
-            event = frame.record.in_step(frame.event(key), index)
+            event = running.record.in_step(running.event(key), index)
             event.effect_digest = _DIGEST
-            event.llm_failed.error.CopyFrom(_error(frame, refusal))
+            event.llm_failed.error.CopyFrom(_error(running, refusal))
             execution.emit(event)
             raise
         return await _ask(lane, effect, made, models=models, amount=amount)
 
 
-def _made(frame: RunningAgent, effect: ModelCallSpec, request: Asked) -> ModelRequest:
+def _made(running: RunningAgent, effect: ModelCallSpec, request: Asked) -> ModelRequest:
     """Return the request as it is sent. Raises RunError if building it fails."""
-    agent = frame.name if effect.index is not None else f"{frame.name}.summary"
+    agent = running.name if effect.index is not None else f"{running.name}.summary"
     try:
         return replace(request() if callable(request) else request, agent=agent)
     except Exception as error:
@@ -76,10 +76,10 @@ def _admitted(lane: Lane, key: str, name: str, request: ModelRequest) -> tuple[F
 
     Raises RunError LIMIT_EXCEEDED or MODEL_UNAVAILABLE.
     """
-    journal, budget = lane.execution.journal, lane.frame.budget
+    journal, budget = lane.execution.journal, lane.running.budget
     is_new = key not in journal.started
     # A started call was admitted and holds its reservation: it is not checked again, against its own reservation too.
-    models = fallback_chain(lane.frame.resolver, name, () if is_new else journal.of_effect[key])
+    models = fallback_chain(lane.running.resolver, name, () if is_new else journal.of_effect[key])
     amount = Amount()
     if is_new:
         budget.check_concurrency()
@@ -93,26 +93,28 @@ def _admitted(lane: Lane, key: str, name: str, request: ModelRequest) -> tuple[F
 async def _ask(
     lane: Lane, effect: ModelCallSpec, request: ModelRequest, *, models: FallbackChain, amount: Amount
 ) -> step_pb2.LlmResponse:
-    execution, frame, model, key, index = lane.execution, lane.frame, models.model, effect.key, effect.index
-    traced = execution.tracing.chat(model=model.model or model.name, provider=model.provider, parent=frame.traced.below)
+    execution, running, model, key, index = lane.execution, lane.running, models.model, effect.key, effect.index
+    traced = execution.tracing.chat(
+        model=model.model or model.name, provider=model.provider, parent=running.traced.below
+    )
     execution.spans[key] = traced
     lost = execution.journal.attempts.get(key, 0)
-    call = ModelAttempts(execution, frame, key=key, index=index, chain=models, traced=traced, attempt=lost + 1)
+    call = ModelAttempts(execution, running, key=key, index=index, chain=models, traced=traced, attempt=lost + 1)
     if lost:
         call.recover()
     else:
-        started = frame.record.in_step(frame.event(key, traced=traced), index)
+        started = running.record.in_step(running.event(key, traced=traced), index)
         started.effect_digest, started.attempt = _DIGEST, 1
         started.llm_started.CopyFrom(_begun(request, model, amount))
         execution.emit(started)
     await execution.writer.committed()
-    ended = frame.record.in_step(frame.event(key, traced=traced), index)
+    ended = running.record.in_step(running.event(key, traced=traced), index)
     try:
         response = await call.answer(request)
     except Exception as raised:  # not CancelledError: the cancellation records the end, from what the call noted
         error = as_run_error(raised)
         ended.attempt = call.attempt
-        ended.llm_failed.error.CopyFrom(_error(frame, error))
+        ended.llm_failed.error.CopyFrom(_error(running, error))
         ended.llm_failed.not_sent = not call.is_sent
         used = getattr(raised, "lost_usage", None)
         if used is not None:
@@ -121,7 +123,7 @@ async def _ask(
         execution.spans.pop(key).end(error=ended.llm_failed.error, input=request.messages)
         await execution.writer.committed()
         raise error from raised
-    _attribute(execution, frame, effect, response.message)
+    _attribute(execution, running, effect, response.message)
     ended.attempt = call.attempt
     ended.llm_completed.response.CopyFrom(response)
     execution.emit(ended, *(effect.beside(response) if effect.beside is not None else ()))
@@ -149,13 +151,15 @@ def _complete_step(lane: Lane, effect: ModelCallSpec, response: step_pb2.LlmResp
         lane.complete_steps()
 
 
-def _attribute(execution: Execution, frame: RunningAgent, effect: ModelCallSpec, message: message_pb2.Message) -> None:
+def _attribute(
+    execution: Execution, running: RunningAgent, effect: ModelCallSpec, message: message_pb2.Message
+) -> None:
     """Set the author of a model's message and, if it belongs in the session, its kind and message id."""
-    message.role, message.author = message_pb2.ROLE_ASSISTANT, frame.name
-    message.invocation_id = frame.invocation_id
-    if effect.index is None or not _is_for_the_session(message, frame):
+    message.role, message.author = message_pb2.ROLE_ASSISTANT, running.name
+    message.invocation_id = running.invocation_id
+    if effect.index is None or not _is_for_the_session(message, running):
         return
-    kind = "ASSISTANT" if frame.parent is None else "SUB_AGENT_ASSISTANT"
+    kind = "ASSISTANT" if running.parent is None else "SUB_AGENT_ASSISTANT"
     message.kind = message_pb2.MessageKind.Value(f"MESSAGE_KIND_{kind}")
     message.message_id = execution.message_id(effect.key, events.LLM_COMPLETED, kind)
 
@@ -166,15 +170,15 @@ def _answered(recorded: event_pb2.AgentEvent) -> step_pb2.LlmResponse:
     return copy_of(recorded.llm_completed.response)
 
 
-def _error(frame: RunningAgent, error: RunError) -> error_pb2.AgentError:
-    return error.to_agent_error(agent=frame.name, invocation_id=frame.invocation_id)
+def _error(running: RunningAgent, error: RunError) -> error_pb2.AgentError:
+    return error.to_agent_error(agent=running.name, invocation_id=running.invocation_id)
 
 
-def _is_for_the_session(message: message_pb2.Message, frame: RunningAgent) -> bool:
+def _is_for_the_session(message: message_pb2.Message, running: RunningAgent) -> bool:
     """True if a message with calls has content that its children's messages do not repeat: text, or tool calls."""
     calls = calls_of(message)
     if not calls:
         return False
-    linked = {name for name, offer in frame.toolset.offers.items() if offer.link is not None}
+    linked = {name for name, offer in running.toolset.offers.items() if offer.link is not None}
     has_text = any(part.text.strip() for part in message.parts)
     return has_text or any(call.name not in linked for call in calls)

@@ -40,7 +40,7 @@ class InputRequestSpec:
 
 async def ask_outside(lane: Lane, spec: InputRequestSpec) -> input_pb2.InputAnswer:
     """Request input and wait for the answer; a recorded request or answer is used."""
-    execution, frame = lane.execution, lane.frame
+    execution, running = lane.execution, lane.running
     # A recorded request is not built again: its expiry is the time that was set when it was first made.
     requested = next(
         (event for event in execution.journal.of_effect.get(spec.key, ()) if event.HasField("input_requested")), None
@@ -48,21 +48,21 @@ async def ask_outside(lane: Lane, spec: InputRequestSpec) -> input_pb2.InputAnsw
     if requested is None:
         requested = _requested(lane, spec)
     answer = await execution.ask_outside(requested)
-    execution.refuse(frame.invocation_id, spec.key)
+    execution.refuse(running.invocation_id, spec.key)
     return answer
 
 
 def _requested(lane: Lane, spec: InputRequestSpec) -> event_pb2.AgentEvent:
-    execution, frame = lane.execution, lane.frame
-    event = frame.event(spec.key)
+    execution, running = lane.execution, lane.running
+    event = running.event(spec.key)
     if spec.step_index is not None:
-        frame.record.in_step(event, spec.step_index)
+        running.record.in_step(event, spec.step_index)
     event.effect_digest = spec.digest
     request = event.input_requested.request
     request.input_id = ids.derived_id(execution.facts.key_root, spec.key)
-    request.invocation_id, request.kind, request.prompt = frame.invocation_id, spec.kind, spec.prompt
+    request.invocation_id, request.kind, request.prompt = running.invocation_id, spec.kind, spec.prompt
     request.answer_schema_json = spec.schema_json
-    request.agent_path.extend(_agent_path(frame))
+    request.agent_path.extend(_agent_path(running))
     if spec.call is not None:
         request.call_id = spec.call.call_id
         request.call.CopyFrom(spec.call)
@@ -73,9 +73,9 @@ def _requested(lane: Lane, spec: InputRequestSpec) -> event_pb2.AgentEvent:
     return event
 
 
-def _agent_path(frame: RunningAgent) -> list[str]:
+def _agent_path(running: RunningAgent) -> list[str]:
     names: list[str] = []
-    above: RunningAgent | None = frame
+    above: RunningAgent | None = running
     while above is not None:
         names.append(above.name)
         above = above.parent
@@ -147,7 +147,7 @@ class ToolQuestions:
             InputRequestSpec(
                 key=f"{self._key}.ok",
                 kind=input_pb2.INPUT_KIND_APPROVAL,
-                prompt=f"May {self._lane.frame.name} call {call.name}?",
+                prompt=f"May {self._lane.running.name} call {call.name}?",
                 schema_json=offer.spec.input_schema_json,
                 call=call,
                 step_index=self._index,

@@ -74,7 +74,7 @@ class CallSite:
     input: message_pb2.Message
     path: tuple[str, ...]
     """The agents that have spoken before it."""
-    is_handed_over: bool = False
+    is_transferred: bool = False
     """True if its caller transferred to it: it does not see the transfer call."""
     comes_back: bool = False
     """True if its caller continues after its end: it cannot transfer back to it."""
@@ -84,7 +84,7 @@ class CallSite:
     @property
     def is_for_good(self) -> bool:
         """True if its caller transferred to it and does not continue."""
-        return self.is_handed_over and not self.comes_back
+        return self.is_transferred and not self.comes_back
 
 
 @dataclass(slots=True, kw_only=True)
@@ -225,7 +225,7 @@ class RunningAgent:
     def _transcript_of(self, call_site: CallSite) -> Transcript:
         name = call_site.agent.definition.name
         transcript = Transcript(agent=name, chain=agent_chain(self.transcript.chain, name), above=call_site.above)
-        if call_site.is_handed_over:
+        if call_site.is_transferred:
             # Without the transfer's result, the caller's last entry: its call is then open, and left out as well.
             transcript.cut -= 1
         return transcript

@@ -33,7 +33,7 @@ _CHUNK_CHARACTERS: Final = 64 * 1024
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CallContext:
+class ToolCallContext:
     """The context of a call that is passed to its tool."""
 
     run_id: str
@@ -66,7 +66,7 @@ class ToolCallEffect:
         self._lane = lane
         self._execution = lane.execution
         self._writer = lane.execution.writer
-        self._frame = lane.frame
+        self._running = lane.running
         self._key = key
         self._index = index
         self._call = call
@@ -100,7 +100,7 @@ class ToolCallEffect:
 
     def _release(self) -> None:
         """Release the call's reservation if it has not started."""
-        self._frame.budget.release_tool_call(self._key, self._frame.name, self._call)
+        self._running.budget.release_tool_call(self._key, self._running.name, self._call)
 
     def expected(self) -> Waiter[event_pb2.AgentEvent] | None:
         """Return the waiter of its recorded result; None if the log holds none."""
@@ -114,24 +114,28 @@ class ToolCallEffect:
 
     def _admitted(self, offer: ToolOffer | None) -> ToolOffer:
         """Check a call before it starts and reserve its part of the limits. Raises RunError to refuse it."""
-        frame, call = self._frame, self._call
+        running, call = self._running, self._call
         if offer is None:
-            raise unknown_tool(call.name, list(frame.toolset.offers))
+            raise unknown_tool(call.name, list(running.toolset.offers))
         if self._refusal is not None:
             raise self._refusal
-        if call.name == builtin.TRANSFER and (problem := builtin.target_problem(call, frame.toolset.targets)):
+        if call.name == builtin.TRANSFER and (problem := builtin.target_problem(call, running.toolset.targets)):
             raise RunError(problem, reason=error_pb2.ERROR_REASON_UNKNOWN_AGENT)
         parse_arguments(call.arguments_json, offer.spec.input_schema_json)
         # A client-side tool's call has been counted since its request, and is admitted again when it is answered.
-        is_new = not frame.budget.is_counted(self._key)
-        if is_new and offer.max_calls is not None and frame.budget.calls_made(frame.name, call.name) >= offer.max_calls:
+        is_new = not running.budget.is_counted(self._key)
+        if (
+            is_new
+            and offer.max_calls is not None
+            and running.budget.calls_made(running.name, call.name) >= offer.max_calls
+        ):
             raise RunError(
-                f"The limit of calls of {call.name!r} by {frame.name!r} in a run is reached: {offer.max_calls}.",
+                f"The limit of calls of {call.name!r} by {running.name!r} in a run is reached: {offer.max_calls}.",
                 reason=error_pb2.ERROR_REASON_LIMIT_EXCEEDED,
             )
         if offer.tool is None or not offer.tool.is_client_side:  # a client-side tool takes no slot of the server
-            frame.budget.check_concurrency()
-        frame.budget.reserve_tool_call(self._key, frame.name, call)
+            running.budget.check_concurrency()
+        running.budget.reserve_tool_call(self._key, running.name, call)
         return offer
 
     async def _again(self, started: event_pb2.AgentEvent, offer: ToolOffer | None) -> message_pb2.ToolResult:
@@ -139,7 +143,7 @@ class ToolCallEffect:
         execution, key = self._execution, self._key
         self._attempt = execution.journal.attempts[key]
         if offer is None:
-            raise unknown_tool(self._call.name, list(self._frame.toolset.offers))
+            raise unknown_tool(self._call.name, list(self._running.toolset.offers))
         # The last start, not the model's call: an approver may have edited the arguments.
         starts = [event for event in execution.journal.of_effect[key] if event.HasField("tool_started")]
         call = starts[-1].tool_started.call
@@ -185,7 +189,7 @@ class ToolCallEffect:
         result = cut_result(result, MAX_RESULT_BYTES)
         error = RunError.of(result.error) if result.HasField("error") else None
         self._fill(result, error)
-        ended = self._frame.record.in_step(self._frame.event(self._key, traced=traced), self._index)
+        ended = self._running.record.in_step(self._running.event(self._key, traced=traced), self._index)
         ended.attempt = self._attempt
         # A call that ran here has its digest in tool_started; a client's has no other event to carry it.
         if self._key not in self._execution.journal.started and traced is None:
@@ -201,18 +205,18 @@ class ToolCallEffect:
         return result
 
     async def _run(self, call: message_pb2.ToolCall, offer: ToolOffer, idempotency_key: str) -> message_pb2.ToolResult:
-        async with self._execution.concurrency.place(self._key, self._frame.budget):
+        async with self._execution.concurrency.place(self._key, self._running.budget):
             return await self._run_now(call, offer, idempotency_key)
 
     async def _run_now(
         self, call: message_pb2.ToolCall, offer: ToolOffer, idempotency_key: str
     ) -> message_pb2.ToolResult:
-        execution, frame, key = self._execution, self._frame, self._key
+        execution, running, key = self._execution, self._running, self._key
         traced = execution.tracing.execute_tool(
-            tool=call.name, call_id=call.call_id, description=offer.spec.description, parent=frame.traced.below
+            tool=call.name, call_id=call.call_id, description=offer.spec.description, parent=running.traced.below
         )
         execution.spans[key] = traced
-        started = frame.record.in_step(frame.event(key, traced=traced), self._index)
+        started = running.record.in_step(running.event(key, traced=traced), self._index)
         started.effect_digest, started.attempt = self._digest, self._attempt
         started.tool_started.call.CopyFrom(call)
         started.tool_started.idempotency_key = idempotency_key
@@ -240,11 +244,11 @@ class ToolCallEffect:
         if offer.tool is None:
             return [builtin.answer(call, state)]
         facts = self._execution.facts
-        context = CallContext(
+        context = ToolCallContext(
             run_id=facts.run_id,
             session_id=facts.session_id,
-            invocation_id=self._frame.invocation_id,
-            agent=self._frame.name,
+            invocation_id=self._running.invocation_id,
+            agent=self._running.name,
             call_id=call.call_id,
             idempotency_key=started.tool_started.idempotency_key,
             state=state,
@@ -269,15 +273,15 @@ class ToolCallEffect:
 
         self._execution.cancellation.raise_if_cancelled(self._key)
         if self._writer.delta(
-            DeltaChunk(self._key, events.TOOL_OUTPUT, call_id, text), self._frame.delta_coalescing, make
+            DeltaChunk(self._key, events.TOOL_OUTPUT, call_id, text), self._running.delta_coalescing, make
         ):
             await self._writer.room()
 
     def _event(self) -> event_pb2.AgentEvent:
-        return self._frame.record.in_step(self._frame.event(self._key), self._index)
+        return self._running.record.in_step(self._running.event(self._key), self._index)
 
     def _fill(self, result: message_pb2.ToolResult, error: RunError | None) -> None:
-        result.agent, result.invocation_id = self._frame.name, self._frame.invocation_id
+        result.agent, result.invocation_id = self._running.name, self._running.invocation_id
         if error is not None:
             result.error.CopyFrom(error.to_agent_error(agent=result.agent, invocation_id=result.invocation_id))
 
@@ -287,14 +291,14 @@ async def call_from_code(lane: Lane, key: str, name: str, arguments: Mapping[str
 
     Raises RunError BAD_ARGUMENTS for arguments that no call can hold; any other refusal is a failed result.
     """
-    frame, tasks = lane.frame, lane.execution.scheduler
-    offer = frame.toolset.offers.get(name)
+    running, tasks = lane.running, lane.execution.scheduler
+    offer = running.toolset.offers.get(name)
     # The number of the effect; in lanes of the code, whose effects have the same numbers, after that of the lane.
-    call_id = key.removeprefix(f"{frame.scope}/")
-    if call_id in frame.call_ids:  # a provider has chosen the same id
+    call_id = key.removeprefix(f"{running.scope}/")
+    if call_id in running.call_ids:  # a provider has chosen the same id
         call_id = ids.derived_id(lane.run_id, key)
     call = message_pb2.ToolCall(call_id=call_id, name=name, arguments_json=_arguments_json(name, arguments))
-    frame.call_ids.add(call_id)  # a model's call gets another one
+    running.call_ids.add(call_id)  # a model's call gets another one
     effect = ToolCallEffect(
         lane, key=key, index=None, call=call, state=lane.lane_state, refusal=_refusal_to_code(name, offer)
     )

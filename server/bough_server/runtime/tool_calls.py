@@ -28,11 +28,11 @@ class ParallelToolCalls:
     def __init__(self, lane: Lane, *, index: int, calls: Mapping[int, message_pb2.ToolCall]) -> None:
         self._lane = lane
         self._execution = lane.execution
-        self._frame = lane.frame
+        self._running = lane.running
         self._index = index
         self._calls = calls
         self._answers: dict[int, Answered] = {}
-        self._running: dict[int, asyncio.Task[Answered]] = {}
+        self._tasks: dict[int, asyncio.Task[Answered]] = {}
         self._is_parallel = True
 
     def key(self, position: int) -> str:
@@ -49,10 +49,10 @@ class ParallelToolCalls:
         lanes = min(len(self._calls), MAX_LANES) if parallel else 1
         for position in [next(waiting) for _ in range(lanes)]:
             self._start(position)
-        while self._running:
-            await self._execution.scheduler.join(*self._running.values(), first=True)
-            for position, task in [(each, task) for each, task in self._running.items() if task.done()]:
-                del self._running[position]
+        while self._tasks:
+            await self._execution.scheduler.join(*self._tasks.values(), first=True)
+            for position, task in [(each, task) for each, task in self._tasks.items() if task.done()]:
+                del self._tasks[position]
                 if task.cancelled():
                     continue
                 self._answers[position] = task.result()
@@ -71,7 +71,7 @@ class ParallelToolCalls:
         return is_delivered and key not in journal.dispatched and not self._is_of_an_agent(position)
 
     def _is_of_an_agent(self, position: int) -> bool:
-        offer = self._frame.toolset.offers.get(self._calls[position].name)
+        offer = self._running.toolset.offers.get(self._calls[position].name)
         return offer is not None and offer.link is not None
 
     async def _replayed(self) -> list[Answered]:
@@ -97,10 +97,10 @@ class ParallelToolCalls:
 
     def _start(self, position: int) -> None:
         task = self._execution.scheduler.spawn(self.key(position), self._answer(position))
-        self._running[position] = task
+        self._tasks[position] = task
 
     async def _answer(self, position: int) -> Answered:
-        call, offer = self._calls[position], self._frame.toolset.offers.get(self._calls[position].name)
+        call, offer = self._calls[position], self._running.toolset.offers.get(self._calls[position].name)
         if offer is not None and offer.link is not None:
             work = Dispatch(
                 key=self.key(position),
@@ -123,12 +123,12 @@ class ParallelToolCalls:
 
     def _refusal(self, position: int) -> RunError | None:
         """Return the error of an action that follows another in the same answer; only the first valid one is taken."""
-        offers, targets = self._frame.toolset.offers, self._frame.toolset.targets
+        offers, targets = self._running.toolset.offers, self._running.toolset.targets
         if self._calls[position].name not in ACTIONS:
             return None
         for earlier in sorted(self._calls):
             call = self._calls[earlier]
-            is_ending = call.name in ACTIONS or call.name in self._frame.toolset.closing
+            is_ending = call.name in ACTIONS or call.name in self._running.toolset.closing
             if earlier >= position or not is_ending or call.name not in offers:
                 continue
             if not target_problem(call, targets) and _is_in_order(call, offers[call.name]):
@@ -139,12 +139,12 @@ class ParallelToolCalls:
 
     async def _fail(self, position: int, failure: RunError) -> None:
         """Cancel the siblings of a call whose failure aborts the caller."""
-        if failure is not self._frame.abort:
+        if failure is not self._running.abort:
             return
         error = RunError("A sibling failed and aborted the caller.", reason=error_pb2.ERROR_REASON_CANCELLED)
         await self._execution.cancellation.cancel_siblings(
-            [self.key(sibling) for sibling in sorted(self._running.keys() - {position})],
-            caller=self._frame.invocation_id,
+            [self.key(sibling) for sibling in sorted(self._tasks.keys() - {position})],
+            caller=self._running.invocation_id,
             reason=execution_pb2.CANCEL_REASON_ABORT,
             error=error.to_agent_error(),
         )

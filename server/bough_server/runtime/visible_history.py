@@ -56,10 +56,10 @@ class VisibleHistory:
     """The history of one lane; `compaction` is the newest of its invocation, from this lane or before its fork."""
 
     def __init__(
-        self, execution: Execution, frame: RunningAgent, transcript: Transcript, compaction: Compaction | None = None
+        self, execution: Execution, running: RunningAgent, transcript: Transcript, compaction: Compaction | None = None
     ) -> None:
         self._execution = execution
-        self._frame = frame
+        self._running = running
         self._transcript = transcript
         self.compaction = compaction
         self._narrowed: Sequence[Unit] | None = None
@@ -67,7 +67,7 @@ class VisibleHistory:
 
     def frozen(self) -> "VisibleHistory":
         """Return a copy that does not see messages added from now on."""
-        return VisibleHistory(self._execution, self._frame, self._transcript.lane(), self.compaction)
+        return VisibleHistory(self._execution, self._running, self._transcript.lane(), self.compaction)
 
     def messages(self) -> list[message_pb2.Message]:
         """Return the messages that the agent sees now."""
@@ -85,23 +85,23 @@ class VisibleHistory:
         if active is not None:
             through = active.summary.summary_range.to_position
             session = [one for one in session if one.position > through]
-        shown = view(self._transcript, session, scope=self._frame.history.scope, rewrite=self._rewrite())
-        if llm_of(self._frame.agent.definition).skip_transfer_messages:
+        shown = view(self._transcript, session, scope=self._running.history.scope, rewrite=self._rewrite())
+        if llm_of(self._running.agent.definition).skip_transfer_messages:
             shown = [replace(one, message=rest) for one in shown for rest in without_transfers([one.message])]
         return shown if active is None else in_its_place(shown, active)
 
     def _rewrite(self) -> Rewrite:
         """Return the function that rewrites other agents' messages for this one."""
-        llm, rewrite = llm_of(self._frame.agent.definition), as_context
+        llm, rewrite = llm_of(self._running.agent.definition), as_context
         if llm.history_rewriter:
-            function = self._frame.resolver.functions[llm.history_rewriter]
+            function = self._running.resolver.functions[llm.history_rewriter]
             assert isinstance(function, Rewriter)  # validated when the run started
             rewrite = function.rewritten
         return partial(skip_transfers, rewrite=rewrite) if llm.skip_transfer_messages else rewrite
 
     def active_summary(self, session: Sequence[HistoryEntry] | None = None) -> Compaction | None:
         """Return the summary that replaces a part of the history, or None."""
-        history = self._frame.history
+        history = self._running.history
         if self.compaction is not None or not history.HasField("summarize"):
             return self.compaction
         if session is None:
