@@ -111,7 +111,7 @@ class RunStateFold:
         self.state: execution_pb2.ExecutionState.ValueType = execution_pb2.EXECUTION_STATE_UNSPECIFIED
         """State after the last event, as long as the run has no end; unspecified if no event implies one."""
         self.start_time: timestamp_pb2.Timestamp | None = None
-        """When the run began, if its events say so; for a queued run, when it was dequeued."""
+        """When the run began, if its events say so: when a queued run was dequeued, when a fork was forked."""
         self.was_queued = False
         self._deadline: timestamp_pb2.Timestamp | None = None
         """It lapses at an interruption, and the call that answers sets its own."""
@@ -165,9 +165,10 @@ class RunStateFold:
         self._move(execution_pb2.EXECUTION_STATE_RUNNING)
 
     def _run_forked(self, event: event_pb2.AgentEvent) -> None:
-        """Begin with the deadline of the fork's caller, never its origin's."""
+        """Begin at the fork, with the deadline of its caller; those of its origin are not the fork's."""
         self._deadline = _deadline_of(event.run_forked)
-        self._run_begins(event)
+        self.start_time = events.time_of(event)
+        self._move(execution_pb2.EXECUTION_STATE_RUNNING)
 
     def _run_resumed(self, event: event_pb2.AgentEvent) -> None:
         if event.run_resumed.HasField("deadline_time"):

@@ -63,7 +63,7 @@ async def test_both_trees_come_after_the_answer_side_by_side_on_a_wide_terminal(
         f"origin {RUN_ID}",
         "succeeded · 2 agents · 4 model calls · 2 tool calls · 27.0 s",
         f"fork {FORK_ID}",
-        "succeeded · 1 agent · 2 model calls · 0 tool calls · 4.0 s",
+        "succeeded · 1 agent · 2 model calls · 0 tool calls · 0 ms",
     ]
     assert (wide.code, narrow.code, alone.code) == (0, 0, 0)
 

@@ -164,7 +164,7 @@ async def test_a_run_that_is_cancelled_while_another_model_answers_is_charged_to
         log = await harness.log(run)
         entries = await harness.store.usage.of_run(run.run_id)
         await check_replay(harness, log)
-    assert [(entry.model, entry.usage.input_tokens) for entry in entries] == [("b", 10)]
+    assert [(entry.model, entry.usage.input_tokens) for entry in entries] == [("a", 0), ("b", 10)]
     assert names(log)[-1] == "p: run.cancelled"
     assert log[-1].run_cancelled.usage == usage_pb2.Usage(
         input_tokens=10,

@@ -15,6 +15,7 @@ from bough_server.store.ports import Principal
 from bough_server.store.sql.rebuild import rebuild_projections
 from bough_server.tools.tool import OnRecovery, ToolContext, tool
 from tests.support.fork_agents import TEAM, TURNS, Log, World, edited, open_forked, place, run_of
+from tests.support.held_clock import HeldClock
 from tests.support.log_laws import check_laws
 from tests.support.log_readings import answer_of, check_replay, having, results_of, text_of
 from tests.support.run_harness import ME, names
@@ -66,7 +67,9 @@ async def test_a_fork_from_every_sequence_gives_the_same_answer_and_does_nothing
             assert world.looked.total() - looked == len(ran)
             assert len(world.heard) - asked == remaining(origin, after, ["llm_completed"])
             assert [entry.sequence for entry in entries] == [
-                event.sequence for event in having(log[after:], "llm_completed")
+                event.sequence
+                for event in log[after:]
+                if event.HasField("llm_completed") or event.HasField("llm_retrying")
             ]
             answered = having(origin[:after], "llm_completed")
             assert tree.inherited_usage.input_tokens == 10 * len(answered)
@@ -260,3 +263,30 @@ async def test_a_fork_that_is_killed_goes_on_as_a_fork(tmp_path: Path, world: Wo
     assert [event.llm_retrying.next_model for event in having(log, "llm_retrying")] == ["other"]
     assert world.looked.total() == looked
     assert names(log)[-1] == "p: run.completed"
+
+
+async def test_a_fork_begins_when_it_was_forked_and_counts_its_own_time_only(tmp_path: Path) -> None:
+    clock = HeldClock()
+
+    async def later(agent: str, turn: int, chunk: int) -> None:
+        if turn:
+            clock.advance(2)
+
+    turns = script(lead=[calls(call("call_child", message="go")), "Done."], child=["I am here."])
+    team = [llm("lead", links=["child"]), llm("child")]
+    async with open_team(tmp_path, turns, *team, gate=later, clock=clock) as harness:
+        origin = await harness.log(await harness.start("lead"))
+        clock.advance(1_000)
+        after = having(origin, "sub_agent_completed")[0].sequence
+        forked = await harness.fork(run_of(origin), after)
+        log = await harness.log(forked)
+        run = (await harness.runs.get(ME, forked.run_id)).run
+        tree = await harness.tree(log)
+    start = having(log, "run_forked")[0].record_time
+    assert forked.start_time == run.start_time == tree.start_time == start
+    lead, child = tree.agents
+    assert (lead.start_time, lead.end_time) == (start, run.end_time)
+    assert child.start_time == having(origin, "sub_agent_started")[0].record_time
+    assert log[-1].run_completed.duration.ToSeconds() == 2
+    step = having(log, "step_completed")
+    assert [each.step_completed.step.duration.ToSeconds() for each in step] == [0, 0, 2]

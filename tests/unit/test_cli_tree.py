@@ -7,7 +7,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bough.v1 import error_pb2, execution_pb2, fork_pb2, invocation_pb2, step_pb2, usage_pb2
-from bough_server.cli.follow import counted_from
 from bough_server.cli.render.tree import narrowest_tree, tree_lines, trees_beside
 from bough_server.tree.fold import fold
 from tests.clients.run_events import desk
@@ -43,23 +42,6 @@ def test_a_folded_turn_is_a_tree() -> None:
 
 def at(second: int) -> timestamp_pb2.Timestamp:
     return timestamp_pb2.Timestamp(seconds=second)
-
-
-def test_a_fork_shows_the_time_that_it_took_itself_and_of_what_it_shares_the_origins() -> None:
-    fork = record(
-        agent("root", 0, start_time=at(0), end_time=at(101)),
-        agent("shared", 1, start_time=at(1), end_time=at(9)),
-        agent("open", 1, start_time=at(9), end_time=at(101)),
-        agent("own", 1, start_time=at(100), end_time=at(101)),
-        agent("going", 1, start_time=at(9)),
-        start_time=at(0),
-        end_time=at(101),
-    )
-    shown = lines(counted_from(fork, at(99)))
-    assert [line.split()[-4] for line in shown[1:-1]] == ["s", "s", "s", "s", "-"]
-    assert [line.split()[-5] for line in shown[1:-2]] == ["2.0", "8.0", "2.0", "1.0"]
-    assert shown[-1].endswith(" · 2.0 s")
-    assert fork.start_time == at(0)
 
 
 def test_branches_are_drawn_to_their_last_child() -> None:

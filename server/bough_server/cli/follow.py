@@ -1,4 +1,4 @@
-"""Follow a run to its end, print its outcome, and separate a fork's own time from its origin's."""
+"""Follow a run to its end and print its outcome."""
 
 import asyncio
 import signal
@@ -7,7 +7,6 @@ from collections.abc import AsyncIterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
 from typing import Final, Protocol
 
-from google.protobuf import timestamp_pb2
 from rich.text import Text
 
 from bough import AsyncClient, CallFailed, CollectedRun, DeadlineExceeded, RunStream, collect_sync, text_of
@@ -156,7 +155,7 @@ def _print_answer(text: str, *, apart: bool) -> None:
 
 async def _print_tree(client: AsyncClient, run_id: str) -> None:
     try:
-        invocation = await without_origin_time(client, await client.get_tree(run_id, options=TREE_OPTIONS))
+        invocation = await client.get_tree(run_id, options=TREE_OPTIONS)
     except CallFailed as error:
         print_stderr(f"The tree could not be read: {error.message}")
         return
@@ -202,21 +201,3 @@ async def _cancel(stream: RunStream) -> None:
         await stream.cancel()
     except CallFailed as error:
         print_stderr(f"The run could not be cancelled: {error.message}")
-
-
-async def without_origin_time(client: AsyncClient, invocation: invocation_pb2.Invocation) -> invocation_pb2.Invocation:
-    """Return a record whose times exclude those of a fork's origin; see counted_from(). Raises CallFailed."""
-    if not invocation.HasField("forked_from"):
-        return invocation
-    return counted_from(invocation, (await client.get_run(invocation.run_id)).create_time)
-
-
-def counted_from(invocation: invocation_pb2.Invocation, forked: timestamp_pb2.Timestamp) -> invocation_pb2.Invocation:
-    """Return a copy in which what was open at the time of the fork starts then; what had ended by then is unchanged."""
-    counted = invocation_pb2.Invocation()
-    counted.CopyFrom(invocation)
-    times = [(counted.start_time, counted.end_time), *((each.start_time, each.end_time) for each in counted.agents)]
-    for start, end in times:
-        if start.ToNanoseconds() < forked.ToNanoseconds() < end.ToNanoseconds():
-            start.CopyFrom(forked)
-    return counted

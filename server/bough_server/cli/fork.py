@@ -143,15 +143,12 @@ async def _fork(target: Target, arguments: ForkArguments, display: Display, *, d
 
 async def _print_both(client: "AsyncClient", origin_id: str, fork_id: str) -> None:
     from bough import CallFailed
-    from bough_server.cli.follow import TREE_OPTIONS, without_origin_time
+    from bough_server.cli.follow import TREE_OPTIONS
     from bough_server.cli.output import print_lines, terminal
     from bough_server.cli.render.tree import trees_beside
 
     try:
-        origin, forked = [
-            await without_origin_time(client, await client.get_tree(each, options=TREE_OPTIONS))
-            for each in (origin_id, fork_id)
-        ]
+        origin, forked = [await client.get_tree(each, options=TREE_OPTIONS) for each in (origin_id, fork_id)]
     except CallFailed as error:
         print_stderr(f"The trees could not be read: {error.message}")
         return

@@ -65,7 +65,6 @@ async def _runs(target: Target, *, session: str, state: str, limit: int, json: b
 async def _tree(target: Target, text: str, *, json: bool, max_agents: int | None) -> ExitCode:
     from bough.v1 import invocation_pb2
     from bough_server.cli.connection import connected, resolve_run
-    from bough_server.cli.follow import without_origin_time
     from bough_server.cli.output import json_text, print_line, print_lines, terminal
     from bough_server.cli.render.format import clip
     from bough_server.cli.render.questions import open_request_lines
@@ -78,12 +77,11 @@ async def _tree(target: Target, text: str, *, json: bool, max_agents: int | None
         invocation = await connection.client.get_tree(run_id, options=options)
         # Open requests and the parked reason are fields of the run, not of its record.
         run = None if invocation.complete else await connection.client.get_run(run_id)
-        shown = invocation if json else await without_origin_time(connection.client, invocation)
     if json:
         print_line(json_text(invocation))
         return ExitCode.YES
     width = terminal().width
-    print_lines(tree_lines(shown, width=width))
+    print_lines(tree_lines(invocation, width=width))
     for line in open_request_lines(run) if run is not None else ():
         print_line(clip(line, width))
     return ExitCode.YES

@@ -107,7 +107,7 @@ class EventWriter:
         self.journal = journal
         self._on_divergence = on_divergence
         self._on_emitted = on_emitted
-        self.invocations = Invocations()
+        self.invocations = Invocations(fork_ns=journal.fork_ns)
         self._run_metrics = RunMetrics(metrics, self.invocations, journal) if metrics is not None else None
         self.is_live = journal.is_empty
         self._recorder = recorder

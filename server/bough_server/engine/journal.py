@@ -106,6 +106,8 @@ class Journal:
         self.cut_short: dict[int, event_pb2.AgentEvent] = {}
         """Sequence to cancel_requested, of sub-agents that were cancelled by a timeout: their callers continued."""
         self.gaps: list[Downtime] = []
+        self.fork_ns = 0
+        """Time of the last fork in nanoseconds since the Unix epoch; 0 if the run is none."""
         self.dequeued: event_pb2.AgentEvent | None = None
         self.is_interrupted = False
         """True if the log ends with the run waiting for input."""
@@ -182,6 +184,7 @@ class Journal:
         elif kind == events.RUN_FORKED:
             self.forks.take(event)
             self.shared_through = event.run_forked.origin.sequence
+            self.fork_ns = event.record_time.ToNanoseconds()
             if event.run_forked.changes.HasField("input"):
                 self.changed_input = event.run_forked.changes.input
         # Keyed by sequence, as a run may have many. They keep `is_empty` False: a run that was queued, or taken over

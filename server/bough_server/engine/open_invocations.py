@@ -39,6 +39,8 @@ class OpenInvocation:
     """The fields that all events of the invocation have in common."""
     start_ns: int
     is_root: bool
+    own_start_ns: int
+    """Where its duration begins: its start, or the fork if it was open then, as the time before is the origin's."""
     own: Sums = field(default_factory=Sums)
     below: Sums = field(default_factory=Sums)
     """Usage of the invocations below it that have ended."""
@@ -137,9 +139,13 @@ _BOUNDED = {
 
 
 class Invocations:
-    """Every open invocation of a run, in the order of their starts."""
+    """Every open invocation of a run, in the order of their starts.
 
-    def __init__(self) -> None:
+    `fork_ns` is the time of the last fork, in nanoseconds since the Unix epoch; 0 if the run is none.
+    """
+
+    def __init__(self, *, fork_ns: int = 0) -> None:
+        self._fork_ns = fork_ns
         self._open: dict[str, OpenInvocation] = {}
         self.kinds: dict[str, execution_pb2.AgentKind.ValueType] = {}
         """The agent kind of every invocation, open or ended."""
@@ -195,11 +201,13 @@ class Invocations:
             span_id=event.span_id,
         )
         self.kinds[event.invocation_id] = event.run_started.kind or event.sub_agent_started.kind
-        start_ns = event.record_time.ToNanoseconds()
         caller = self._open.get(event.parent_invocation_id)
         if caller is not None and event.sub_agent_started.call_id:
             caller.called[event.effect_key] = template
-        self._open[event.invocation_id] = OpenInvocation(event.effect_key, template, start_ns, is_root)
+        start_ns = event.record_time.ToNanoseconds()
+        self._open[event.invocation_id] = OpenInvocation(
+            event.effect_key, template, start_ns, is_root, own_start_ns=max(start_ns, self._fork_ns)
+        )
 
     def _end(self, opened: OpenInvocation) -> None:
         del self._open[opened.template.invocation_id]
@@ -213,7 +221,7 @@ class Invocations:
 
     def copy(self) -> "Invocations":
         """Return a copy on which ends can be applied without changing this one."""
-        made = Invocations()
+        made = Invocations(fork_ns=self._fork_ns)
         made._open = {key: copied(one) for key, one in self._open.items()}
         made._cancelled = dict(self._cancelled)
         return made
@@ -298,7 +306,7 @@ _END_REASONS = {
 def _fill(end: _End, opened: OpenInvocation, end_reason: execution_pb2.EndReason.ValueType, now_ns: int) -> None:
     end.usage.CopyFrom(opened.own.usage())
     end.tree_usage.CopyFrom(opened.tree_usage().usage())
-    end.duration.CopyFrom(duration(now_ns - opened.start_ns))
+    end.duration.CopyFrom(duration(now_ns - opened.own_start_ns))
     end.step_id = opened.last_step_id
     end.end_reason = end_reason
 
@@ -310,7 +318,8 @@ def _apply_effect(opened: OpenInvocation, event: event_pb2.AgentEvent, kind: int
     if kind == events.LLM_STARTED:
         opened.effects[key] = event
         if not events.is_summarizing(event):
-            opened.steps[key] = OpenStep(key, event.step_id, event.step_index, event.record_time.ToNanoseconds())
+            start_ns = max(event.record_time.ToNanoseconds(), opened.own_start_ns)
+            opened.steps[key] = OpenStep(key, event.step_id, event.step_index, start_ns)
     elif kind == events.LLM_RETRYING:
         if not event.llm_retrying.not_sent:
             # This event begins the next attempt and carries the usage of the one that it replaces.

@@ -108,7 +108,8 @@ async def close_run(dependencies: RunDependencies, record: RunRecord, reason: Cl
     another worker acted meanwhile, Fenced if the run has ended, and StorageFailed.
     """
     log = await read_log(dependencies.store.log, record.run.run_id)
-    invocations = Invocations()
+    journal = Journal(log)
+    invocations = Invocations(fork_ns=journal.fork_ns)
     for event in log:
         invocations.observe(event)
     made: list[event_pb2.AgentEvent] = []
@@ -127,7 +128,7 @@ async def close_run(dependencies: RunDependencies, record: RunRecord, reason: Cl
         record.run.run_id, epoch=record.epoch + 1, owner=dependencies.worker, records=records
     )
     if dependencies.metrics is not None:
-        measuring = RunMetrics(dependencies.metrics, invocations, Journal(log))
+        measuring = RunMetrics(dependencies.metrics, invocations, journal)
         for event in made:
             measuring.take(event)
 

@@ -263,9 +263,8 @@ class RunForker:
         )
 
     def _record(self, address: ForkAddress, point: ForkPoint, fork: ForkStart) -> RunRecord:
-        """Return the row of a fork as it is right after it was created; it has the start time of the shared events."""
+        """Return the row of a fork as it is right after it was created."""
         now, started, forked = self._dependencies.clock.now_ns(), point.shared[0], fork.events[0].run_forked
-        begins = next((event for event in point.shared if event.HasField("run_dequeued")), started)
         run = run_pb2.Run(
             run_id=address.run_id,
             session_id=ids.new_uuid7(now),
@@ -273,12 +272,12 @@ class RunForker:
             agent=started.run_started.agent,
             state=execution_pb2.EXECUTION_STATE_RUNNING,
             labels=forked.labels,
-            start_time=begins.record_time,
             last_sequence=point.sequence + len(fork.events),
             forked_from=forked.origin,
             deadline_time=forked.deadline_time if forked.HasField("deadline_time") else None,
         )
         run.create_time.FromNanoseconds(now)
+        run.start_time.CopyFrom(run.create_time)
         return RunRecord(
             run=run,
             principal=address.principal,

@@ -250,7 +250,7 @@ def result_of(
     )
     if work.call is not None:
         result.call.CopyFrom(work.call)
-    result.start_time.FromNanoseconds(running.record.start_ns)
+    result.start_time.FromNanoseconds(running.record.own_start_ns)
     if outcome is not None:
         result.parts.extend(outcome.output.parts)
     if error is not None:
@@ -271,7 +271,7 @@ def record_child_end(
     """Record the end of a child, in one append with the end of the call that dispatched it."""
     batch = finish(execution, running, outcome, error)
     if work.call is not None:
-        result.duration.CopyFrom(duration(execution.clock.now_ns() - running.record.start_ns))
+        result.duration.CopyFrom(duration(execution.clock.now_ns() - running.record.own_start_ns))
         ended = caller.record.in_step(caller.event(work.key, traced=running.traced), work.step_index)
         ended.attempt = 1
         (ended.tool_failed if error else ended.tool_completed).result.CopyFrom(result)

@@ -161,7 +161,7 @@ class RunFold:
         assert self._begun is not None, "a log begins with run_started"
         self._run_state.apply(event)
         is_fork_of_a_fork = bool(self._begun.origin_run_id)
-        self._start = self._begun = _fork_start(self._begun, forked)
+        self._start = self._begun = _fork_start(self._begun, event)
         # Tool messages since the earlier fork have ids derived from that fork's run id, which only this event names.
         if is_fork_of_a_fork:
             for stored, effect_key in self._results:
@@ -345,12 +345,14 @@ def excerpt_of(message: message_pb2.Message) -> str:
     return " ".join(islice(words, MAX_EXCERPT))[:MAX_EXCERPT].rstrip()
 
 
-def _fork_start(origin: RunStart, forked: event_pb2.RunForked) -> RunStart:
-    """Return a fork's row values: those of its origin, except for what run_forked changes."""
+def _fork_start(origin: RunStart, event: event_pb2.AgentEvent) -> RunStart:
+    """Return a fork's row values: those of its origin, except for what its run_forked changes."""
+    forked = event.run_forked
     revisions = (*origin.revisions, *(named.revision for named in forked.definition_refs))
     return replace(
         origin,
         labels=dict(forked.labels) or origin.labels,
+        start_time_ns=event.record_time.ToNanoseconds(),
         input_excerpt=excerpt_of(forked.changes.input) if forked.changes.HasField("input") else origin.input_excerpt,
         request_id=forked.request_id,
         request_digest=forked.request_digest,

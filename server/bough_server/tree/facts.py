@@ -96,6 +96,9 @@ class TreeState:
     def _apply_progress(self, event: event_pb2.AgentEvent, kind: int) -> None:
         if kind == events.RUN_FORKED:
             self.run.apply_fork(event, self._charged)
+            for node in self.nodes.values():
+                if node.end is None:
+                    node.fork_time = events.time_of(event)
         self.run.progress.apply(event)
 
     def _apply_start(self, node: Node, event: event_pb2.AgentEvent, kind: int, sequence: int) -> None:

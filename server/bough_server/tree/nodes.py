@@ -107,6 +107,8 @@ class Node:
     author: str = ""
     call_id: str = ""
     start: event_pb2.AgentEvent | None = None
+    fork_time: timestamp_pb2.Timestamp | None = None
+    """Time of the last fork while it was open: there the fork's own execution of it begins."""
     start_generation: int = 0
     """Number of forks before its start."""
     is_known: bool = False
@@ -200,6 +202,11 @@ class Node:
             execution_pb2.EXECUTION_STATE_CANCELLED if _is_cancel(self.error) else execution_pb2.EXECUTION_STATE_FAILED
         )
 
+    def _start_time(self) -> timestamp_pb2.Timestamp | None:
+        if self.fork_time is not None or self.start is None:
+            return self.fork_time or self.first_time
+        return events.time_of(self.start) or self.first_time
+
     def describe(self, open_state: execution_pb2.ExecutionState.ValueType | None) -> invocation_pb2.AgentInvocation:
         """Return the node without its place in the tree, tree usage and revision; `open_state` is as in state()."""
         described = invocation_pb2.AgentInvocation(
@@ -209,9 +216,7 @@ class Node:
             branch=self.branch,
             call_id=self.call_id,
             state=self.state(open_state),
-            start_time=self.start.record_time
-            if self.start is not None and self.start.HasField("record_time")
-            else self.first_time,
+            start_time=self._start_time(),
             usage=self.usage.usage(),
             step_count=self.step_count,
             trace_id=self.trace[0],

@@ -735,7 +735,7 @@ class RunCompleted(_message.Message):
 
     @_builtins.property
     def duration(self) -> _duration_pb2.Duration:
-        """From the start to the end, time in which the run waited for input included."""
+        """From the start to the end, time in which the run waited for input included; of a fork from where it was forked."""
 
     @_builtins.property
     def action(self) -> _action_pb2.AgentAction:
@@ -790,7 +790,7 @@ class RunFailed(_message.Message):
 
     @_builtins.property
     def duration(self) -> _duration_pb2.Duration:
-        """From the start to the end, time in which the run waited for input included."""
+        """From the start to the end, time in which the run waited for input included; of a fork from where it was forked."""
 
     def __init__(
         self,
@@ -843,7 +843,7 @@ class RunCancelled(_message.Message):
 
     @_builtins.property
     def duration(self) -> _duration_pb2.Duration:
-        """From the start to the end, time in which the run waited for input included."""
+        """From the start to the end, time in which the run waited for input included; of a fork from where it was forked."""
 
     def __init__(
         self,
@@ -979,7 +979,7 @@ class SubAgentCompleted(_message.Message):
 
     @_builtins.property
     def duration(self) -> _duration_pb2.Duration:
-        """From the start to the end, time in which the run waited for input included."""
+        """From the start to the end, time in which the run waited for input included; of a fork from where it was forked."""
 
     @_builtins.property
     def action(self) -> _action_pb2.AgentAction:
@@ -1039,7 +1039,7 @@ class SubAgentFailed(_message.Message):
 
     @_builtins.property
     def duration(self) -> _duration_pb2.Duration:
-        """From the start to the end, time in which the run waited for input included."""
+        """From the start to the end, time in which the run waited for input included; of a fork from where it was forked."""
 
     def __init__(
         self,

@@ -222,7 +222,7 @@ class Invocation(_message.Message):
 
     @_builtins.property
     def start_time(self) -> _timestamp_pb2.Timestamp:
-        """When the run started; unset if the events do not say."""
+        """When the run started; of a fork, when it was forked. Unset if the events do not say."""
 
     @_builtins.property
     def end_time(self) -> _timestamp_pb2.Timestamp:
@@ -446,7 +446,7 @@ class AgentInvocation(_message.Message):
 
     @_builtins.property
     def start_time(self) -> _timestamp_pb2.Timestamp:
-        """When it started; unset if the events do not say."""
+        """When it started; of one that was open at a fork, the time of the fork. Unset if the events do not say."""
 
     @_builtins.property
     def end_time(self) -> _timestamp_pb2.Timestamp:

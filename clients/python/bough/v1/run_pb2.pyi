@@ -104,7 +104,7 @@ class Run(_message.Message):
 
     @_builtins.property
     def start_time(self) -> _timestamp_pb2.Timestamp:
-        """When it started; unset while it is queued."""
+        """When it started; of a fork, when it was forked. Unset while it is queued."""
 
     @_builtins.property
     def end_time(self) -> _timestamp_pb2.Timestamp:

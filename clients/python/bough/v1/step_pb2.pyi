@@ -337,7 +337,7 @@ class AgentStep(_message.Message):
 
     @_builtins.property
     def duration(self) -> _duration_pb2.Duration:
-        """From the start of the model call to the end of the last tool."""
+        """From the start of the model call to the end of the last tool; of a step that was open at a fork, from there."""
 
     @_builtins.property
     def llm_response(self) -> Global___LlmResponse:

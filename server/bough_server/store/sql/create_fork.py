@@ -154,7 +154,7 @@ def _write_rows(connection: Connection, folded: FoldedFork) -> None:
     now, position = new_fork.create_time_ns, folded.fold.shared_position
     cursor = connection.connection.cursor()
     try:
-        insert_session(cursor, folded.address, create_time_ns=now, run_time_ns=now, position=position)
+        insert_session(cursor, folded.address, create_time_ns=now, run_time_ns=start.start_time_ns, position=position)
         insert_run(
             cursor,
             folded.address,

@@ -2,7 +2,7 @@
 
 from typing import Final
 
-from sqlalchemy import Connection, Row, and_, bindparam, case, delete, exists, func, insert, select, update
+from sqlalchemy import Connection, Row, and_, bindparam, delete, exists, func, insert, select, update
 
 from bough_server.errors import ConfigurationError
 from bough_server.store.projected import LogAddress, Projected
@@ -52,9 +52,9 @@ _HOLDER: Final = (
     .limit(1)
     .scalar_subquery()
 )
-_STARTED: Final = case((_runs.origin_run_id != "", _runs.create_time_ns), else_=_runs.start_time_ns)
-"""When a run started in its session; for a fork, when it was created, because its start time is the origin's."""
-_LAST_MOVE: Final = func.max(func.coalesce(_STARTED, _runs.end_time_ns), func.coalesce(_runs.end_time_ns, _STARTED))
+_LAST_MOVE: Final = func.max(
+    func.coalesce(_runs.start_time_ns, _runs.end_time_ns), func.coalesce(_runs.end_time_ns, _runs.start_time_ns)
+)
 _LAST_RUN: Final = select(func.max(_LAST_MOVE)).where(*_ITS_RUNS).scalar_subquery()
 _REFRESH_SESSIONS: Final = update(tables.sessions).values(
     last_position=_NEWEST_MESSAGE, current_run_id=func.coalesce(_HOLDER, ""), last_run_time_ns=_LAST_RUN
