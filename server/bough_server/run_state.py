@@ -161,13 +161,13 @@ class RunStateFold:
 
     def _run_begins(self, event: event_pb2.AgentEvent) -> None:
         if self.was_queued and self.start_time is None:
-            self.start_time = events.time_of(event)
+            self.start_time = events.time_of(event) or self.start_time
         self._move(execution_pb2.EXECUTION_STATE_RUNNING)
 
     def _run_forked(self, event: event_pb2.AgentEvent) -> None:
         """Begin at the fork, with the deadline of its caller; those of its origin are not the fork's."""
         self._deadline = _deadline_of(event.run_forked)
-        self.start_time = events.time_of(event)
+        self.start_time = events.time_of(event) or self.start_time
         self._move(execution_pb2.EXECUTION_STATE_RUNNING)
 
     def _run_resumed(self, event: event_pb2.AgentEvent) -> None:

@@ -171,10 +171,12 @@ def test_a_fork_of_a_run_that_waits_goes_on_and_waits_again() -> None:
     assert (again.state, [agent.state for agent in again.agents]) == (waiting, [waiting, waiting])
 
 
-def test_a_fork_of_a_run_that_was_queued_begins_when_it_is_forked_or_when_its_origin_did() -> None:
+def test_a_fork_begins_when_it_is_forked_with_all_that_was_open_then() -> None:
     assert fork_of(asking_desk(), 2).start_time == at(3)
-    assert fork_of(asking_desk(), 7).start_time == at(3)
-    assert fork_of(desk(), 7).start_time == at(1)
+    assert fork_of(asking_desk(), 7).start_time == at(8)
+    fork = fork_of(desk(), 7)
+    assert fork.start_time == at(8)
+    assert [agent.start_time for agent in fork.agents if not agent.HasField("end_time")] == [at(8)] * 2
 
 
 def test_a_fork_has_the_ids_that_its_events_are_read_with() -> None:
