@@ -87,7 +87,7 @@ async def test_reasoning_streams_and_is_no_part_of_the_answer(tmp_path: Path) ->
     async with open_team(tmp_path, turns, llm("p")) as harness:
         log = await harness.turn("p")
         await check_replay(harness, log)
-    assert [event.llm_reasoning_delta.text for event in having(log, "llm_reasoning_delta")] == ["Hm hm."]
+    assert [event.llm_reasoning_delta.text for event in having(log, "llm_reasoning_delta")] == ["Hm ", "hm."]
     assert [part.WhichOneof("content") for part in log[-1].run_completed.final_answer.parts] == ["text"]
     response = having(log, "llm_completed")[0].llm_completed.response
     assert response.message.parts[0].reasoning.text == "Hm hm."

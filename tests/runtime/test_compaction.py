@@ -120,7 +120,7 @@ async def test_a_summary_is_charged_to_whom_it_is_made_for_and_at_its_own_model_
         ledger = await harness.store.usage.of_run(logs[1][0].run_id)
     assert [(entry.agent, entry.model, entry.usage.cost_nanos, entry.sequence) for entry in ledger] == [
         ("p", "cheap", 9_000, 3),
-        ("p", "default", 0, 8),
+        ("p", "default", 0, 9),
     ]
     assert having(logs[1], "llm_started")[0].llm_started.model == "cheap"
     assert logs[1][-1].run_completed.usage.model_calls == 2

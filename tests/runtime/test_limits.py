@@ -184,7 +184,7 @@ async def test_a_child_whose_time_is_up_is_a_failed_result_and_its_caller_goes_o
         "p: tool.failed",
         "p: step.completed",
         "p: llm.started",
-        "p: llm.output_text.delta",
+        *["p: llm.output_text.delta"] * 2,
         "p: llm.completed",
         "p: step.completed",
         "p: run.completed",

@@ -140,8 +140,8 @@ async def test_a_tool_streams_text_that_is_recorded_before_its_end(tmp_path: Pat
         one_by_one = await harness.turn("p", policy=PASSTHROUGH)
         await check_replay(harness, joined)
         await check_replay(harness, one_by_one)
-    assert names(joined)[4:7] == ["p: tool.started", "p: tool.output", "p: tool.completed"]
-    assert [event.tool_output.text for event in having(joined, "tool_output")] == ["One two three."]
+    assert names(joined)[4:8] == ["p: tool.started", "p: tool.output", "p: tool.output", "p: tool.completed"]
+    assert [event.tool_output.text for event in having(joined, "tool_output")] == ["One ", "two three."]
     assert [event.tool_output.text for event in having(one_by_one, "tool_output")] == ["One ", "two ", "three."]
     assert text_of(results_of(joined)[0]) == text_of(results_of(one_by_one)[0]) == "One two three."
 

@@ -23,11 +23,11 @@ SPEECH = script(p=[calls(call("call_c", message="Count.")), "Done."], c=[{"chunk
 @pytest.mark.parametrize(
     ("request_says", "agent_says", "server_says", "pieces"),
     [
-        (None, None, JOINED, 1),
+        (None, None, JOINED, 2),
         (None, None, ONE_BY_ONE, 4),
         (None, ONE_BY_ONE, JOINED, 4),
-        (None, JOINED, ONE_BY_ONE, 1),
-        (JOINED, ONE_BY_ONE, ONE_BY_ONE, 1),
+        (None, JOINED, ONE_BY_ONE, 2),
+        (JOINED, ONE_BY_ONE, ONE_BY_ONE, 2),
         (ONE_BY_ONE, JOINED, JOINED, 4),
     ],
 )

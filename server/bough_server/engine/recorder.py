@@ -63,6 +63,8 @@ class Recorder:
         self._sequence = last_sequence
         self._clock = clock
         self._pending: dict[str, _Pending] = {}
+        self._begun: dict[str, tuple[int, str]] = {}
+        """Kind and subject of the text that each effect is streaming."""
         self._batch: list[Record] = []
         self._batch_bytes = 0
         self._last: asyncio.Future[None] | None = None
@@ -81,32 +83,37 @@ class Recorder:
 
     def record(self, batch: Sequence[event_pb2.AgentEvent]) -> None:
         """Append events atomically and set their sequences and times, after the buffered deltas of their effects."""
-        if self._pending:
+        if self._begun:
             for event in batch:
                 self.flush(event.effect_key)
+                self._begun.pop(event.effect_key, None)
         self._append(batch)
 
     def delta(self, chunk: DeltaChunk, coalescing: DeltaCoalescing, make: Callable[[], event_pb2.AgentEvent]) -> bool:
         """Buffer a chunk of streamed text; return True if the producer has to await `room` before the next.
 
-        Consecutive chunks of one effect, kind and subject (the call, for tools) are coalesced; `make` builds their
-        event, without the text, from the first of them.
+        Consecutive chunks of one effect, kind and subject (the call, for tools) are coalesced, but for the first, which
+        is recorded at once: its reader has waited for the model. `make` builds their event, without the text.
         """
-        effect = chunk.effect
-        pending = self._pending.get(effect)
-        # One buffer per effect, so that text, reasoning and calls keep the order in which the model streamed them.
-        if pending is not None and (pending.kind != chunk.kind or pending.subject != chunk.subject):
+        effect, begun = chunk.effect, (chunk.kind, chunk.subject)
+        is_first = self._begun.get(effect) != begun
+        if is_first:
+            # One buffer per effect, so that text, reasoning and calls keep the order in which the model streamed them.
             self.flush(effect)
-            pending = None
+            self._begun[effect] = begun
+        pending = self._pending.get(effect)
         if pending is None:
             pending = self._pending[effect] = _Pending(make(), chunk.kind, chunk.subject)
-            if coalescing.max_chars:
-                loop = asyncio.get_running_loop()
-                pending.timer = loop.call_later(coalescing.max_interval, self.flush, effect)
         pending.chunks.append(chunk.text)
         pending.size += len(chunk.text)
-        if pending.size >= coalescing.max_chars:
+        # The arguments of a call are of no use before they are complete.
+        if pending.size >= coalescing.max_chars or (is_first and chunk.kind != events.LLM_TOOL_CALL_DELTA):
             self.flush(effect)
+            if is_first:
+                self._submit_soon()
+        elif pending.timer is None:
+            loop = asyncio.get_running_loop()
+            pending.timer = loop.call_later(coalescing.max_interval, self.flush, effect)
         return self._waiting_bytes > MAX_PENDING_BYTES
 
     def flush(self, effect: str) -> None:
@@ -138,16 +145,13 @@ class Recorder:
             if pending.timer is not None:
                 pending.timer.cancel()
         self._pending.clear()
+        self._begun.clear()
 
     async def committed(self) -> None:
         """Wait until everything recorded so far is committed. Raises what the append raised."""
         if self.failure is not None:
             raise self.failure
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
-            # Not at once: other coroutines of the run that are ready now may still add to the batch.
-            asyncio.get_running_loop().call_soon(self._submit)
+        self._submit_soon()
         if self._last is not None and not self._last.done():
             # Shielded because all waiters share the future: a cancelled one must not cancel it for the others.
             await asyncio.shield(self._last)
@@ -155,6 +159,14 @@ class Recorder:
     async def room(self) -> None:
         """Wait until producers of deltas may continue. Raises what the append raised."""
         await self.committed()
+
+    def _submit_soon(self) -> None:
+        """Submit the open batch without waiting for MAX_DELAY."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+            # Not at once: other coroutines of the run that are ready now may still add to the batch.
+            asyncio.get_running_loop().call_soon(self._submit)
 
     def _append(self, batch: Sequence[event_pb2.AgentEvent]) -> None:
         """Add events to the open batch, which is submitted when a caller waits for it, or after MAX_DELAY."""

@@ -549,7 +549,9 @@ class ListRunsResponse(_message.Message):
     """The token of the next page; empty on the last one."""
     @_builtins.property
     def runs(self) -> _containers.RepeatedCompositeFieldContainer[_run_pb2.Run]:
-        """The runs, in descending order of create_time."""
+        """The runs, in descending order of create_time. A page of a filter by labels can be shorter than asked for, even empty, and have a
+        token nevertheless: at most 10,000 runs are searched for it.
+        """
 
     def __init__(
         self,

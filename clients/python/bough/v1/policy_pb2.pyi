@@ -197,7 +197,7 @@ class DeltaPolicy(_message.Message):
     PASSTHROUGH_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def aggregated(self) -> Global___AggregatedDeltas:
-        """Fragments are joined before they are recorded."""
+        """Fragments are joined before they are recorded, but for the first of a text, which is recorded at once."""
 
     @_builtins.property
     def passthrough(self) -> Global___PassthroughDeltas:

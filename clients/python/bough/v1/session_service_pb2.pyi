@@ -191,7 +191,9 @@ class ListSessionsResponse(_message.Message):
     """The token of the next page; empty on the last one."""
     @_builtins.property
     def sessions(self) -> _containers.RepeatedCompositeFieldContainer[_session_pb2.Session]:
-        """The sessions, in descending order of create_time."""
+        """The sessions, in descending order of create_time. A page of a filter by labels can be shorter than asked for, even empty, and have a
+        token nevertheless: at most 10,000 sessions are searched for it.
+        """
 
     def __init__(
         self,

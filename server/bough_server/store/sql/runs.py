@@ -1,25 +1,19 @@
-"""The run index, and the page tokens of its listings."""
+"""The run index."""
 
-import base64
-import binascii
-import hashlib
 import json
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 from functools import partial
 from typing import Any, Final
 
-from sqlalchemy import ColumnElement, Connection, Row, bindparam, exists, func, literal, literal_column, select, tuple_
+from sqlalchemy import ColumnElement, Connection, Row, bindparam, literal_column, select
 from sqlalchemy.sql.selectable import Select
 
 from bough.v1 import error_pb2, event_pb2, run_pb2, usage_pb2
-from bough_server.errors import FieldViolation, InvalidRequest, NotFound
+from bough_server.errors import NotFound
 from bough_server.store.ports import Page, Principal, RunFilter, RunRecord
 from bough_server.store.sql import tables
+from bough_server.store.sql.pages import Listing, key_of, token_of
 from bough_server.store.sql.readers import Readers
-from bough_server.store.window import PAGE_BYTES
-
-Key = tuple[int, str]
-"""The sort key of a list: a number, such as a time, and an id."""
 
 _runs = tables.runs.c
 
@@ -43,57 +37,6 @@ _NEXT_EXPIRY: Final = (
     .order_by(_runs.next_expire_time_ns, _runs.run_id)
     .limit(1)
 )
-
-
-def read_page(
-    connection: Connection, statement: Select[Any], *, count: int, size: Callable[[Row[Any]], int]
-) -> tuple[list[Row[Any]], bool]:
-    """Return the first rows of a query as a page, and whether there are more.
-
-    A page has at most `count` rows and PAGE_BYTES, with the bytes of a row as `size` estimates them, and at least one
-    row if there is one.
-    """
-    page: list[Row[Any]] = []
-    total = 0
-    with connection.execute(statement.limit(count + 1)) as rows:  # one more, to see whether there is a next page
-        for row in rows:
-            total += size(row)
-            if page and (len(page) == count or total > PAGE_BYTES):
-                return page, True
-            page.append(row)
-    return page, False
-
-
-def token_of(key: Key, filters: Sequence[object]) -> str:
-    """Return the token of the page that follows a key."""
-    return base64.urlsafe_b64encode(json.dumps([*key, _digest(filters)]).encode()).decode()
-
-
-def key_of(token: str, filters: Sequence[object]) -> Key | None:
-    """Return the key that a token's page follows; None for the first page.
-
-    Raises InvalidRequest for a token that is not from this list with these filters.
-    """
-    if not token:
-        return None
-    try:
-        number, name, digest = json.loads(base64.b64decode(token, altchars=b"-_", validate=True))
-    except (binascii.Error, ValueError, TypeError):
-        raise _foreign() from None
-    # Clients can forge tokens: `type` rejects booleans, and SQLite takes no integer of more than 64 bits.
-    if type(number) is not int or number.bit_length() > 63 or not isinstance(name, str) or digest != _digest(filters):
-        raise _foreign()
-    return number, name
-
-
-def _digest(filters: Sequence[object]) -> str:
-    return hashlib.sha256(json.dumps(filters, sort_keys=True).encode()).hexdigest()[:16]
-
-
-def _foreign() -> InvalidRequest:
-    description = "is not a token of this list with these filters: start again without one"
-    reason = error_pb2.ERROR_REASON_INVALID_PAGE_TOKEN
-    return InvalidRequest([FieldViolation(field="page_token", description=description, reason=reason)], reason=reason)
 
 
 class SqlRunIndex:
@@ -123,14 +66,16 @@ class SqlRunIndex:
     async def list(self, principal: Principal, run_filter: RunFilter, page: Page) -> tuple[Sequence[run_pb2.Run], str]:
         """See RunIndex."""
         filters = ["runs", principal.tenant_id, *_filter_values(run_filter)]
-        statement = select(tables.runs).where(_runs.tenant_id == principal.tenant_id, *_conditions(run_filter))
-        if (after := key_of(page.token, filters)) is not None:
-            statement = statement.where(is_before(_runs.create_time_ns, _runs.run_id, after))
-        statement = statement.order_by(_runs.create_time_ns.desc(), _runs.run_id.desc())
-        read = partial(read_page, statement=statement, count=page.size, size=_size)
-        shown, more = await self._readers.run(read)
-        token = token_of((shown[-1].create_time_ns, shown[-1].run_id), filters) if more else ""
-        return [_run(row) for row in shown], token
+        listing = Listing(
+            table=tables.runs,
+            name=_runs.run_id,
+            common=[_runs.tenant_id == principal.tenant_id, *_conditions(run_filter)],
+            branches=[_is(_runs.state, state, narrowed=_is_narrow(run_filter)) for state in sorted(run_filter.states)],
+            labels=run_filter.labels,
+            after=key_of(page.token, filters),
+        )
+        shown, following = await self._readers.run(partial(listing.read, count=page.size, size=_size))
+        return [_run(row) for row in shown], token_of(following, filters) if following is not None else ""
 
     async def open_runs(self) -> Sequence[RunRecord]:
         """See RunIndex."""
@@ -148,21 +93,6 @@ class SqlRunIndex:
 
     async def _rows(self, statement: Select[Any], parameters: dict[str, object]) -> Sequence[Row[Any]]:
         return await self._readers.run(partial(_all, statement=statement, parameters=parameters))
-
-
-def is_before(number: ColumnElement[int], name: ColumnElement[str], key: Key) -> ColumnElement[bool]:
-    """Return the condition that a row comes after a key in a list that is sorted newest first."""
-    return tuple_(number, name) < tuple_(literal(key[0]), literal(key[1]))
-
-
-def has_labels(column: ColumnElement[str], labels: dict[str, str]) -> list[ColumnElement[bool]]:
-    """Return conditions that a column's JSON object has these members."""
-    # json_each rather than a JSON path: a label may be any text, also one that a path cannot name.
-    conditions: list[ColumnElement[bool]] = []
-    for key, value in labels.items():
-        member = func.json_each(column).table_valued("key", "value", name=f"member_{len(conditions)}")
-        conditions.append(exists(select(member.c.key).where(member.c.key == key, member.c.value == value)))
-    return conditions
 
 
 def _all(connection: Connection, *, statement: Select[Any], parameters: dict[str, object]) -> Sequence[Row[Any]]:
@@ -187,18 +117,29 @@ def _filter_values(run_filter: RunFilter) -> list[object]:
 
 
 def _conditions(run_filter: RunFilter) -> list[ColumnElement[bool]]:
-    conditions = has_labels(_runs.labels, dict(run_filter.labels))
+    conditions: list[ColumnElement[bool]] = []
     if run_filter.session_id:
         conditions.append(_runs.session_id == run_filter.session_id)
     if run_filter.agent:
-        conditions.append(_runs.agent == run_filter.agent)
-    if run_filter.states:
-        conditions.append(_runs.state.in_(run_filter.states))
+        conditions.append(_is(_runs.agent, run_filter.agent, narrowed=bool(run_filter.session_id)))
     if run_filter.create_time_from_ns is not None:
         conditions.append(_runs.create_time_ns >= _storable(run_filter.create_time_from_ns))
     if run_filter.create_time_before_ns is not None:
         conditions.append(_runs.create_time_ns < _storable(run_filter.create_time_before_ns))
     return conditions
+
+
+def _is_narrow(run_filter: RunFilter) -> bool:
+    return bool(run_filter.session_id or run_filter.agent)
+
+
+def _is(column: ColumnElement[Any], value: object, *, narrowed: bool) -> ColumnElement[bool]:
+    """Return the condition that a column has a value.
+
+    If the list is `narrowed` by another column's index already, this column's is not used: without statistics, the
+    query planner takes any of them, and the runs of a session are far fewer than those of an agent or a state.
+    """
+    return (literal_column(f"+runs.{column.name}") if narrowed else column) == value
 
 
 def _storable(time_ns: int) -> int:

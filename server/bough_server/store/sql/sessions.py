@@ -14,9 +14,9 @@ from bough_server.store.ports import Page, Principal, SessionCut, StoredMessage
 from bough_server.store.sql import tables
 from bough_server.store.sql.append import SET_STATE
 from bough_server.store.sql.create_run import labels_text, session_busy
+from bough_server.store.sql.pages import Listing, key_of, read_page, token_of
 from bough_server.store.sql.readers import Readers
 from bough_server.store.sql.rows import state_row
-from bough_server.store.sql.runs import has_labels, is_before, key_of, read_page, token_of
 from bough_server.store.sql.write_queue import WriteQueue
 
 _sessions, _messages, _runs = tables.sessions.c, tables.messages.c, tables.runs.c
@@ -96,15 +96,16 @@ class SqlSessions:
     ) -> tuple[Sequence[session_pb2.Session], str]:
         """See Sessions."""
         filters = ["sessions", principal.tenant_id, dict(labels)]
-        statement = select(*_SHOWN).where(
-            _sessions.tenant_id == principal.tenant_id, *has_labels(_sessions.labels, dict(labels))
+        listing = Listing(
+            table=tables.sessions,
+            name=_sessions.session_id,
+            scope=[_sessions.tenant_id == principal.tenant_id],
+            labels=labels,
+            after=key_of(page.token, filters),
+            columns=_SHOWN,
         )
-        if (after := key_of(page.token, filters)) is not None:
-            statement = statement.where(is_before(_sessions.create_time_ns, _sessions.session_id, after))
-        statement = statement.order_by(_sessions.create_time_ns.desc(), _sessions.session_id.desc())
-        read = partial(read_page, statement=statement, count=page.size, size=_size_of_session)
-        shown, more = await self._readers.run(read)
-        token = token_of((shown[-1].create_time_ns, shown[-1].session_id), filters) if more else ""
+        shown, following = await self._readers.run(partial(listing.read, count=page.size, size=_size_of_session))
+        token = token_of(following, filters) if following is not None else ""
         return [_session(row) for row in shown], token
 
     async def set_labels(self, principal: Principal, session_id: str, labels: Mapping[str, str]) -> session_pb2.Session:

@@ -47,6 +47,8 @@ class RunRow(_Row, table=True):
     __table_args__ = (
         Index("runs_newest_first", "tenant_id", "create_time_ns", "run_id"),
         Index("runs_of_session", *_SESSION, "create_time_ns", "run_id"),
+        Index("runs_of_agent", "tenant_id", "agent", "create_time_ns", "run_id"),
+        Index("runs_by_state", "tenant_id", "state", "create_time_ns", "run_id"),
         Index("runs_open", "create_time_ns", sqlite_where=text("NOT ended")),
         Index("runs_by_request", *_REQUEST, unique=True, sqlite_where=text("request_id != ''")),
         # `state` is a column too, or the query planner would read all runs of the session by the index above.

@@ -73,6 +73,8 @@ def _index_runs() -> None:
     )
     op.create_index("runs_newest_first", "runs", ["tenant_id", "create_time_ns", "run_id"])
     op.create_index("runs_of_session", "runs", ["tenant_id", "session_id", "create_time_ns", "run_id"])
+    op.create_index("runs_of_agent", "runs", ["tenant_id", "agent", "create_time_ns", "run_id"])
+    op.create_index("runs_by_state", "runs", ["tenant_id", "state", "create_time_ns", "run_id"])
     op.create_index("runs_open", "runs", ["create_time_ns"], sqlite_where=sa.text("NOT ended"))
     op.create_index(
         "runs_waiting",

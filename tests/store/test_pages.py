@@ -1,0 +1,105 @@
+"""Pages of runs and sessions: every filter is read through an index, and labels search a bounded number of rows."""
+
+import sqlite3
+from collections.abc import Callable
+
+import pytest
+from sqlalchemy import Engine, event
+
+from bough.v1 import execution_pb2
+from bough_server.store.ports import Page, RunFilter
+from bough_server.store.sql import pages
+from bough_server.store.sql.database import database_path
+from bough_server.store.sql.store import Store, open_store
+from tests.store.logs import ANNE, START_NS, Made, completed
+
+RUNNING, SUCCEEDED = execution_pb2.EXECUTION_STATE_RUNNING, execution_pb2.EXECUTION_STATE_SUCCEEDED
+
+
+async def _all_pages(store: Store, run_filter: RunFilter, *, size: int) -> tuple[list[str], list[int]]:
+    """The ids of all runs of a list, and how many each of its pages had."""
+    found: list[str] = []
+    counts: list[int] = []
+    token = ""
+    while token or not counts:
+        shown, token = await store.runs.list(ANNE, run_filter, Page(size=size, token=token))
+        counts.append(len(shown))
+        found += [run.run_id for run in shown]
+    return found, counts
+
+
+async def _made(store: Store, count: int, labels: Callable[[int], dict[str, str]] = lambda _: {}) -> list[Made]:
+    """Runs, oldest first; each second one has ended."""
+    runs = [Made(number=number, labels=labels(number)) for number in range(1, count + 1)]
+    for run in runs:
+        await store.log.create(run.new())
+        if run.number % 2:
+            await store.log.append(run.run_id, epoch=1, records=run.next(completed()))
+    return runs
+
+
+async def test_a_page_of_labels_searches_a_bounded_number_of_rows_and_none_is_left_out(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pages, "MAX_SCANNED", 4)
+    runs = await _made(store, 11, lambda number: {"rare": "yes"} if number in (2, 3, 11) else {})
+    newest = [runs[10].run_id, runs[2].run_id, runs[1].run_id]
+    assert await _all_pages(store, RunFilter(labels={"rare": "yes"}), size=2) == (newest, [1, 0, 2])
+    assert await _all_pages(store, RunFilter(labels={"rare": "no"}), size=2) == ([], [0, 0, 0])
+    assert await _all_pages(store, RunFilter(labels={"rare": "yes"}, states=frozenset({RUNNING})), size=2) == (
+        [runs[1].run_id],
+        [0, 1],
+    )
+
+
+async def test_runs_of_several_states_come_in_one_order_over_pages_of_any_size(store: Store) -> None:
+    runs = await _made(store, 7)
+    newest = [run.run_id for run in reversed(runs)]
+    for size in (1, 2, 3, 7, 8):
+        found, _ = await _all_pages(store, RunFilter(states=frozenset({RUNNING, SUCCEEDED})), size=size)
+        assert found == newest
+
+
+async def test_sessions_with_labels_are_found_over_pages(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pages, "MAX_SCANNED", 2)
+    for number in range(5):
+        labels = {"odd": "yes"} if number % 2 else {}
+        await store.sessions.create(ANNE, session_id=f"s{number}", labels=labels, now_ns=START_NS + number)
+    found, token, count = [], "", 0
+    while token or not count:
+        shown, token = await store.sessions.list(ANNE, labels={"odd": "yes"}, page=Page(size=9, token=token))
+        found += [session.session_id for session in shown]
+        count += 1
+    assert (found, count) == (["s3", "s1"], 3)
+
+
+async def test_every_filter_is_read_through_an_index(url: str) -> None:
+    seen: list[tuple[str, tuple[object, ...]]] = []
+
+    def note(*said: object) -> None:
+        _, _, statement, parameters, *_ = said
+        assert isinstance(statement, str)
+        assert isinstance(parameters, tuple)
+        seen.append((statement, parameters))
+
+    one, several = frozenset({RUNNING}), frozenset({RUNNING, SUCCEEDED})
+    used = {
+        "runs_newest_first": RunFilter(),
+        "runs_of_session": RunFilter(session_id="s1", agent="lead", states=several),
+        "runs_of_agent": RunFilter(agent="lead", states=one),
+        "runs_by_state": RunFilter(states=several),
+    }
+    async with open_store(url, durability="process") as store:
+        event.listen(Engine, "before_cursor_execute", note)
+        try:
+            for run_filter in used.values():
+                await store.runs.list(ANNE, run_filter, Page(size=10))
+        finally:
+            event.remove(Engine, "before_cursor_execute", note)
+    connection = sqlite3.connect(database_path(url))
+    lists = [each for each in seen if each[0].startswith("SELECT")]
+    plans = [[row[3] for row in connection.execute(f"EXPLAIN QUERY PLAN {query}", values)] for query, values in lists]
+    connection.close()
+    for index, plan in zip(used, plans, strict=True):
+        searched = {step for step in plan if step.startswith(("SEARCH runs", "SCAN runs"))}
+        assert all("USING" in step and (f"INDEX {index} " in step or "run_id=?" in step) for step in searched), plan
